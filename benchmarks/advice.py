@@ -33,7 +33,7 @@ from xsp import advise
 from xsp.advise import Advice, advisor, experiment, records, rerun
 from xsp.comparison import commands, comparable, compare
 from xsp.comparison import turns as alternation
-from xsp.comparison.revisions import Place as Checkout
+from xsp.comparison.revisions import WorkTree as Checkout
 from xsp.errors import XspError
 from xsp.ingest.load import load
 
@@ -234,7 +234,7 @@ def _tried(
     plan = experiment.Plan(
         program, place / "trials", trains, options.turns or (3 if options.quick else 8), options.seed
     )
-    (found,) = experiment.each(plan, [piece], lambda *_: None)
+    (found,) = experiment.run_trials(plan, [piece], lambda *_: None)
     return records.plain(found)
 
 

@@ -87,7 +87,7 @@ def measured(
             out = place / f"{name}-{turn}"
             subprocess.run(commands.program(typed).command(out, "M/L", seed), check=True, stdin=subprocess.DEVNULL)
             of_round[name] = series.steps(xsp.load(out))
-        alike, _ = series.alike(list(of_round.values()))
+        alike, _ = series.best_common_steps(list(of_round.values()))
         found.append({name: each[0] for name, each in zip(of_round, alike, strict=True)})
         turns.say(f"  round {turn + 1} of {rounds}, {len(found)} in total")
         yield found
@@ -101,7 +101,7 @@ def course(how: Repeats, rounds: Sequence[Round], names: Sequence[str], most: in
         of_turn = rounds[(begin + turn) % len(rounds)]
         for side, name in zip(sides, names if SLOWER in names else draw.sample(names, k=2), strict=True):
             side.append(series.figure(of_turn[name]))
-        if turn >= evidence.FIRST and (evidence.look(how, *sides).enough or turn == most):
+        if turn >= evidence.FIRST and (evidence.compare_turn(how, *sides).enough or turn == most):
             return Course(said(how, *sides), turn)
     raise AssertionError("a course ends with its last turn")
 

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _saved(options)
         return
     sizes = options.sizes or (SIZES[:2] if options.quick else SIZES)
-    how = construct.How(CacheState.CHAIN, options.threads)
+    how = construct.Conditions(CacheState.CHAIN, options.threads)
     with tempfile.TemporaryDirectory() as folder:
         kept = steps.Kept(options.out or Path(folder))
         timings = bench.Timings.open(kept.folder / "timings")
@@ -116,7 +116,7 @@ def _report(
     kept: steps.Kept,
     timings: bench.Timings,
     sizes: Sequence[int],
-    how: construct.How,
+    how: construct.Conditions,
     batch: int,
 ) -> turns.Report:
     report = turns.Report(
@@ -191,13 +191,13 @@ def _from_others(
     timings: bench.Timings,
     measured: Mapping[str, float],
     size: int,
-    how: construct.How,
+    how: construct.Conditions,
 ) -> dict[str, tuple[float, float]]:
     """Return the error of each model when constructed from other models' timings, and the share of its time covered.
 
     The missing part is assumed to have the same error as the covered part: the sum is divided by the share.
     """
-    keys = {text: construct.elsewhere([found], size, how=how) for text, found in graphs.items()}
+    keys = {text: construct.keys_of_other_models([found], size, how=how) for text, found in graphs.items()}
     found: dict[str, tuple[float, float]] = {}
     for text, own in graphs.items():
         others = frozenset().union(*(each for name, each in keys.items() if name != text))

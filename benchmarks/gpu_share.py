@@ -22,7 +22,7 @@ from parts import gpu_workloads, share_worker, turns
 
 from xsp import models, processes
 from xsp.share import devices, measuring
-from xsp.share.measured import ATTACH, MMAP, assign
+from xsp.share.loadworker import ATTACH, MMAP, assign
 
 MODELS = ("resnet50", "densenet121", "vit_b_16", "convnext_base", "vgg16")
 TOGETHER = 4
@@ -83,7 +83,7 @@ def _wait(device: str) -> None:
 def asked(way: str, spec: str, file: Path, store: Path, device: str) -> Any:
     """Run a worker process; yield its answer while it holds the weights."""
     path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
-    process = processes.Asked(_CODE, str(os.getpid()), env={**processes.environment(), "PYTHONPATH": path})
+    process = processes.WorkerProcess(_CODE, str(os.getpid()), env={**processes.environment(), "PYTHONPATH": path})
     try:
         process.ask({"way": way, "spec": spec, "file": str(file), "store": str(store), "device": device})
         yield share_worker.answer_of(process)

@@ -121,7 +121,7 @@ def _row(source: str, make: Made, spec: str) -> Row:
         return {"error": f"{type(error).__name__}: {_first_line(error)}"}
     told = captured
     if source == "execution trace":
-        nodes = [replace(node, key=keys.key(observed.as_told(node.call))) for node in captured.nodes]
+        nodes = [replace(node, key=keys.key(observed.as_trace_reports(node.call))) for node in captured.nodes]
         told = replace(captured, nodes=tuple(nodes))
     if source == "program" and not _alike(other, captured):
         import torch

@@ -91,7 +91,7 @@ def look(session: xsp.profile, step: int) -> Look:
         step,
         resident_mb("self"),
         resident_mb(session._writer.process),
-        sum(rung.around_ns for rung in rungs),
+        sum(rung.between_ns for rung in rungs),
         sum(rung.taken for rung in rungs),
     )
 

@@ -1,8 +1,8 @@
 """How long does bulk placement of five million spans (more with --sizes) take, and does it grow linearly?
 
 The spans are fabricated: steps on four threads in turn, layers in the steps, operators in the layers, launches in the
-operators, and a kernel for each launch. `xsp.correlate.columns.place` is measured, which assigns identities, parents,
-steps, layers and keys. Up to 200 thousand spans, `xsp.correlate` is measured on the same spans as well.
+operators, and a kernel for each launch. `xsp.correlate.columns.correlate_table` is measured, which assigns identities,
+parents, steps, layers and keys. Up to 200 thousand spans, `xsp.correlate` is measured on the same spans as well.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def placed(spans: int) -> tuple[float, int, int]:
         con = tables.connect(Path(folder))
         seen = fabricate(con, spans)
         begin = time.perf_counter()
-        placing.place(con, seen, "fabricated")
+        placing.correlate_table(con, seen, "fabricated")
         seconds = time.perf_counter() - begin
         ((orphans,),) = con.execute("SELECT count(*) FROM placed WHERE parent_id IS NULL AND kind <> 'step'").fetchall()
     return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, orphans

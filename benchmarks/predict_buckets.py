@@ -55,7 +55,7 @@ def measure(options: Any, out: Path) -> None:
     """Measure what is missing, and report the results so far."""
     until = time.monotonic() + options.seconds
     timings = Timings.open(out / "timings")
-    asked = links.asked(timings, transfers.COLLECTIVES, ddp_cases.FAMILIES, (2,))
+    asked = links.request(timings, transfers.COLLECTIVES, ddp_cases.FAMILIES, (2,))
     links.fill(asked, timings, max(10.0, options.seconds / 3), lambda *told: None)
     rows, failed, left = [], [], 0
     cases = QUICK if options.quick else CASES
@@ -84,7 +84,8 @@ def of(timings: Timings, name: str, batch: int, found: dict[str, Any], run: Path
     step = recorded.of(xsp.load(run))
     job = Job(2, measured.of(timings, 1))
     sizes = {
-        size: scaling.of(step, replace(job, bucket=int(size * (1 << 20))), (2,)).points[-1].found.step for size in SIZES
+        size: scaling.of(step, replace(job, bucket=int(size * (1 << 20))), (2,)).points[-1].predicted.step
+        for size in SIZES
     }
     agree, known = 0, 0
     for one, other in itertools.combinations(SIZES, 2):

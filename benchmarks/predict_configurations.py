@@ -286,7 +286,7 @@ def judge(
 ) -> turns.Report:
     """Report the errors of the model and its baselines on groups of configurations left out."""
     from xsp.errors import UsageError
-    from xsp.predict import configurations, judged
+    from xsp.predict import configurations, crossvalidation
 
     table = []
     for each in wanted:
@@ -300,8 +300,8 @@ def judge(
         try:
             chosen = (*intrinsic, *extrinsic, *((by,) if by else ()))
             held = configurations.of_rows(table, "step_s", factors=chosen)
-            split = judged.split_of(held, intrinsic, extrinsic, by)
-            found = judged.judge(held, split, options.seed, 20, beyond=False)
+            split = crossvalidation.split_of(held, intrinsic, extrinsic, by)
+            found = crossvalidation.judge(held, split, options.seed, 20, beyond=False)
             further = beyond(table, chosen, split, options.seed)
         except UsageError as error:
             report.notes.append(f"{name}: {error}")
@@ -310,17 +310,17 @@ def judge(
             ends = f"{100 * further[error.model]:.1f}" if error.model in further else "–"
             report.rows.append((name, error.model, f"{100 * error.mean:.1f}", f"{100 * error.median:.1f}", ends))
         report.data[name] = {"errors": [each._asdict() for each in found.errors], "beyond": further}
-        own = next((each.mean for each in found.errors if each.model == judged.GENERIC), None)
+        own = next((each.mean for each in found.errors if each.model == crossvalidation.GENERIC), None)
         text = (
             "no figure" if own is None else f"{100 * own:.1f} %, goal at most 10 %: {'met' if own <= 0.1 else 'missed'}"
         )
         report.notes.append(f"{name}: generic {text}; offered: {found.offered}.")
         for what, errors in (("held out", {each.model: each.mean for each in found.errors}), ("beyond", further)):
-            others = {model: error for model, error in errors.items() if model != judged.GENERIC}
-            if judged.GENERIC in errors and others:
+            others = {model: error for model, error in errors.items() if model != crossvalidation.GENERIC}
+            if crossvalidation.GENERIC in errors and others:
                 best = min(others, key=others.__getitem__)
                 report.notes.append(
-                    f"{name}, {what}: generic {100 * errors[judged.GENERIC]:.1f} %, best baseline ({best}) "
+                    f"{name}, {what}: generic {100 * errors[crossvalidation.GENERIC]:.1f} %, best baseline ({best}) "
                     f"{100 * others[best]:.1f} %."
                 )
     report.data["table"] = table
@@ -331,7 +331,7 @@ def beyond(table: Sequence[dict[str, Any]], chosen: Sequence[str], split: Any, s
     """Return the mean errors at the largest batch of each kind, learned from the smaller batches."""
     import numpy as np
 
-    from xsp.predict import configurations, judged
+    from xsp.predict import configurations, crossvalidation
 
     largest = {kind: max(values["batch"]) for kind, values in GRID.items()}
     held = configurations.of_rows(table, "step_s", factors=chosen)
@@ -339,7 +339,7 @@ def beyond(table: Sequence[dict[str, Any]], chosen: Sequence[str], split: Any, s
     inside, out = held.take(np.flatnonzero(~is_out)), held.take(np.flatnonzero(is_out))
     if not len(out):
         return {}
-    trained = judged.trained_on(inside, split, seed)
+    trained = crossvalidation.trained_on(inside, split, seed)
     found = {name: float(np.abs(model(out.values) / out.seconds - 1).mean()) for name, model in trained.items()}
     return {name: each for name, each in found.items() if np.isfinite(each)}
 

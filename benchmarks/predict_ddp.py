@@ -63,7 +63,7 @@ def main() -> None:
 def measure(options: Any, out: Path) -> None:
     until = time.monotonic() + options.seconds
     timings = Timings.open(out / "timings")
-    asked = links.asked(timings, transfers.COLLECTIVES, ddp_cases.FAMILIES, (options.ranks,))
+    asked = links.request(timings, transfers.COLLECTIVES, ddp_cases.FAMILIES, (options.ranks,))
     links.fill(asked, timings, max(10.0, (until - time.monotonic()) / 3), lambda *told: None)
     names = options.only.split(",") if options.only else [name for name in MODELS if name != "mlp-deep"]
     cases = QUICK if options.quick else [(name, batch) for name in names for batch in BATCHES]
@@ -95,7 +95,7 @@ def predicted(timings: Timings, ranks: int, name: str, batch: int, found: dict[s
     step = recorded.of(xsp.load(run))
     link = measured.of(timings, 1)
     answer = scaling.of(step, Job(1, link), (1, ranks))
-    many = answer.points[-1].found
+    many = answer.points[-1].predicted
     assert link.measured is not None
     parts = many.parts
     backward = sum(parts[each] for each in (str(Cause.BACKWARD), str(Cause.SERVING), EXPOSED))

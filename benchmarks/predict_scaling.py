@@ -22,7 +22,7 @@ from typing import Any
 
 from parts import turns
 
-from xsp.predict import configurations, judged, prediction
+from xsp.predict import configurations, crossvalidation, prediction
 from xsp.predict.collectives import Algorithm, Link
 from xsp.predict.training import Job, Layer, Work
 
@@ -91,10 +91,10 @@ def of_job(chance: random.Random) -> dict[str, dict[str, float]]:
 def errors(rows: list[dict[str, Any]], factors: Sequence[str]) -> dict[str, float]:
     """Return the mean error of each model at many ranks after learning from few."""
     table = configurations.of_rows([each for each in rows if each["ranks"] in LEARNED], "step_s", None, factors)
-    split = judged.split_of(table, (), factors, None)
+    split = crossvalidation.split_of(table, (), factors, None)
     asked = [each for each in rows if each["ranks"] in ASKED]
     values = configurations.of_rows(asked, "step_s", None, factors).values
-    models = judged.trained_on(table, split, 0)
+    models = crossvalidation.trained_on(table, split, 0)
     return {
         name: statistics.fmean(
             abs(float(one) / each["step_s"] - 1) for one, each in zip(model(values), asked, strict=True)

@@ -23,7 +23,7 @@ from typing import Any
 
 from parts import turns
 
-from xsp.evaluate import agents, onray, reading, results, standings, transports
+from xsp.evaluate import agents, rayagents, reading, results, standings, transports
 from xsp.evaluate.agents import Agent
 from xsp.evaluate.load import loadgen
 from xsp.evaluate.manifest import Manifest
@@ -98,12 +98,12 @@ def ways() -> Iterator[dict[str, tuple[Agent, str]]]:
         yield found
         return
     ray.init(
-        num_cpus=2, namespace=onray.NAMESPACE, include_dashboard=False, log_to_driver=False,
+        num_cpus=2, namespace=rayagents.NAMESPACE, include_dashboard=False, log_to_driver=False,
         object_store_memory=100 << 20,
     )  # fmt: skip
     try:
-        onray.start("bench", {}, Path(), trusted=True)
-        found["by Ray"] = (onray.found()[0][0], "xsp")
+        rayagents.start("bench", {}, Path(), trusted=True)
+        found["by Ray"] = (rayagents.connected_agents()[0][0], "xsp")
         yield found
     finally:
         ray.shutdown()

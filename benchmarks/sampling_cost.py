@@ -53,9 +53,9 @@ def storing(folder: Path, sampling: bool, said: list[dict[str, Any]]) -> Iterato
         time.sleep(OPENING_S)
         own = Host(writer.process)
         own.open()
-        list(own.read(seldom=False))
+        list(own.read(include_slow=False))
         yield
-        used = {each.name: each.value for each in own.read(seldom=False)}
+        used = {each.name: each.value for each in own.read(include_slow=False)}
         writer.finish({})
         if sampling:
             said.append({**rundir.read_run(run)["samples"], "cores": used["process.cpu.use"]})

@@ -24,7 +24,7 @@ from parts import share_worker, steps, turns
 
 from xsp import processes
 from xsp.share import client, measuring
-from xsp.share.measured import ATTACH, MMAP
+from xsp.share.loadworker import ATTACH, MMAP
 
 CLIENTS, ACTIVE = (1, 2, 4, 6, 8, 10), (0.2, 0.4, 0.6, 0.8, 1.0)
 """Numbers of concurrent clients, and shares of the models that are active."""
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     counts, shares = (QUICK_CLIENTS, QUICK_ACTIVE) if options.quick else (CLIENTS, ACTIVE)
     cells = [(share, count) for share in shares for count in counts]
     with tempfile.TemporaryDirectory(prefix="xsp-") as folder, contextlib.ExitStack() as stack:
-        place, started = Path(folder), list[processes.Asked]()
+        place, started = Path(folder), list[processes.WorkerProcess]()
         sizes: list[int] = []
         names = {cell: f"{len(wanted)} {cell[0]:g} {cell[1]} {options.rounds} {options.seed}" for cell in cells}
         failed = False
@@ -107,7 +107,7 @@ def _measured(
     wanted: Sequence[str],
     sizes: Sequence[int],
     cell: tuple[float, int],
-    workers: Sequence[processes.Asked],
+    workers: Sequence[processes.WorkerProcess],
     place: Path,
     options: argparse.Namespace,
 ) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def _measured(
 
 
 def _round(
-    workers: Sequence[processes.Asked], asked: Sequence[Sequence[int]], way: str, place: Path
+    workers: Sequence[processes.WorkerProcess], asked: Sequence[Sequence[int]], way: str, place: Path
 ) -> list[tuple[dict[str, Any], int]]:
     """Have all clients concurrently answer their requests, one after the other; return answers with their models."""
     for worker, numbers in zip(workers, asked, strict=True):

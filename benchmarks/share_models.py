@@ -26,8 +26,8 @@ from parts.share_worker import FORK
 from xsp import processes
 from xsp.bench.timings import Timings
 from xsp.errors import ShareError
-from xsp.share import client, estimate, measuring, paying
-from xsp.share.measured import ATTACH, MMAP, PICKLE
+from xsp.share import client, estimate, measuring, savings
+from xsp.share.loadworker import ATTACH, MMAP, PICKLE
 
 PROCESSES = 8
 EACH = 7
@@ -124,7 +124,7 @@ def _against_children(text: str, options: argparse.Namespace) -> dict[str, list[
 
 
 @contextlib.contextmanager
-def _worker() -> Iterator[processes.Asked]:
+def _worker() -> Iterator[processes.WorkerProcess]:
     worker = share_worker.started()
     try:
         yield worker
@@ -250,18 +250,18 @@ def _deciding(rows: Sequence[dict[str, Any]]) -> list[str]:
     right = decided = asked = 0
     wrong: dict[str, int] = {}
     for row in rows:
-        for each in estimate.foretell(row["bytes"], row["tensors"], known):
+        for each in estimate.estimate_savings(row["bytes"], row["tensors"], known):
             taken = row["total_ms"] if each.state == measuring.WARM else row["cold_ms"]
             if not taken:
                 continue
             asked += 1
             ratio = _times({"total_ms": taken}, "total_ms", each.way)
-            gains, loses = ratio.lo > 1 + paying.MATTERS, ratio.hi < 1 + paying.MATTERS
+            gains, loses = ratio.lo > 1 + savings.MATTERS, ratio.hi < 1 + savings.MATTERS
             if not gains and not loses:
                 continue
             decided += 1
             unshared = statistics.median(taken[each.way]) * 1e6
-            is_right = (each.saved_ns >= paying.MATTERS * unshared) == gains
+            is_right = (each.saved_ns >= savings.MATTERS * unshared) == gains
             right += is_right
             if not is_right:
                 wrong[f"{each.way}, {each.state}"] = wrong.get(f"{each.way}, {each.state}", 0) + 1

@@ -120,7 +120,7 @@ def _blocks(report: turns.Report, found: sharing.Corpus, sizes: Sequence[int], m
     for size in sizes:
         count, work_all, seen = 0, 0, {}
         for member in chosen:
-            graph = files.load(corpus.place(found.path, member.spec))
+            graph = files.load(corpus.graph_path(found.path, member.spec))
             for start, stop in windows(graph, size):
                 flops = sum(work.flops_of(node) or 0 for node in graph.nodes[start:stop])
                 count, work_all = count + 1, work_all + flops

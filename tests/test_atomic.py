@@ -40,7 +40,7 @@ def test_what_a_killed_process_left_half_written_goes_with_the_next_write_beside
     }
     recent = tmp_path / f".b.json.{pid}-5.part"  # perhaps of a process of another machine
     recent.write_text("half")
-    with atomic.written(tmp_path / "c.json") as beside:
+    with atomic.replacing(tmp_path / "c.json") as beside:
         beside.write_text("{}")
     assert {each.name for each in tmp_path.iterdir()} == {*kept, recent.name, "c.json"}
 

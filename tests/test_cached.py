@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_entry_is_found_by_all_that_it_depends_on(folder: Path) -> None:
     assert cached.read("graph", OF) is None
-    cached.keep("graph", OF, '{"a": 1}\n')
+    cached.store("graph", OF, '{"a": 1}\n')
     assert cached.read("graph", OF) == '{"a": 1}\n'
     assert cached.read("graph", {**OF, "software": ["torch 3"]}) is None
     assert cached.read("environment", OF) is None
@@ -32,7 +32,7 @@ def test_an_entry_is_found_by_all_that_it_depends_on(folder: Path) -> None:
 
 
 def _of_another(path: Path) -> bytes:
-    cached.keep("graph", {"spec": "another"}, "of another")
+    cached.store("graph", {"spec": "another"}, "of another")
     other = next(each for each in path.parent.iterdir() if each != path)
     return other.read_bytes()
 
@@ -50,22 +50,22 @@ def _of_another(path: Path) -> bytes:
     ids=["cut", "edited", "empty", "binary", "another form", "of another"],
 )
 def test_a_damaged_or_foreign_entry_counts_as_none_and_is_replaced(folder: Path, damage: object) -> None:
-    cached.keep("graph", OF, "a text")
+    cached.store("graph", OF, "a text")
     path = next(folder.iterdir())
     path.write_bytes(damage(path))  # type: ignore[operator]
     assert cached.read("graph", OF) is None
-    cached.keep("graph", OF, "a text")
+    cached.store("graph", OF, "a text")
     assert cached.read("graph", OF) == "a text"
 
 
 def test_nothing_is_kept_where_that_is_not_wanted_or_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(cached.VARIABLE, "")
-    cached.keep("graph", OF, "a text")
+    cached.store("graph", OF, "a text")
     assert cached.read("graph", OF) is None
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv(cached.VARIABLE, str(tmp_path / "file" / "below"))
-    cached.keep("graph", OF, "a text")
+    cached.store("graph", OF, "a text")
     assert cached.read("graph", OF) is None
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
@@ -73,11 +73,11 @@ def test_nothing_is_kept_where_that_is_not_wanted_or_cannot_be(tmp_path: Path, m
 def test_entries_that_were_not_used_for_longest_make_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cached, "MOST_BYTES", 2500)
     for number in range(2):
-        cached.keep("graph", {"number": number}, "x" * 1000)
+        cached.store("graph", {"number": number}, "x" * 1000)
     for place, path in enumerate(sorted(folder.iterdir())):
         os.utime(path, (place, place))
     assert cached.read("graph", {"number": 0}) is not None  # used now
-    cached.keep("graph", {"number": 2}, "x" * 1000)
+    cached.store("graph", {"number": 2}, "x" * 1000)
     assert [cached.read("graph", {"number": number}) is not None for number in range(3)] == [True, False, True]
 
 
@@ -138,7 +138,7 @@ def test_of_a_damaged_graph_that_is_kept_with_its_hash_another_is_made(
     graph = captured.named("micro:path-3", Settings())
     conditions = captured._conditions("micro:path-3", Settings())
     for text in ("[]", "{", "null", '{"calls": 3}'):
-        cached.keep(captured.KIND, conditions, text)
+        cached.store(captured.KIND, conditions, text)
         assert captured.named("micro:path-3", Settings()) == graph
         assert cached.read(captured.KIND, conditions) != text
 

@@ -42,7 +42,7 @@ def test_a_process_starts_while_a_thread_sets_variables() -> None:
 def test_answers_are_lines_in_whatever_pieces_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = iter([b"on", b"e\ntwo\nth", b"ree\n", b"cut off", b""])
     monkeypatch.setattr(processes, "start_python", lambda *_, **__: None)
-    asked = processes.Asked("")
+    asked = processes.WorkerProcess("")
     monkeypatch.setattr("select.select", lambda *given: (given[0], [], []))
     monkeypatch.setattr("os.read", lambda *_: next(pieces))
     found = [asked.answer(0.0) for _ in range(4)]
@@ -54,7 +54,7 @@ def test_answers_are_lines_in_whatever_pieces_they_arrive(monkeypatch: pytest.Mo
 def test_a_long_answer_takes_time_in_proportion_to_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
     def took_s(length: int) -> float:
         pieces = iter([b"." * 64] * (length // 64) + [b"\n"])
-        asked = processes.Asked("")
+        asked = processes.WorkerProcess("")
         with monkeypatch.context() as patched:
             patched.setattr("select.select", lambda *given: (given[0], [], []))
             patched.setattr("os.read", lambda *_: next(pieces))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from xsp.run import Run
-from xsp.scrub import HIDDEN, KEEP, command, plain, stated
+from xsp.scrub import HIDDEN, KEEP, command, plain, scrub_settings
 
 
 @pytest.mark.parametrize(
@@ -114,4 +114,4 @@ def test_no_secret_is_no_secret() -> None:
     ],
 )
 def test_a_text_of_settings_is_kept_without_secrets_and_directories(given: str, kept: str) -> None:
-    assert stated(given) == kept
+    assert scrub_settings(given) == kept

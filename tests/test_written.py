@@ -48,7 +48,7 @@ os.uname, socket.gethostname, platform.node = lambda: named, lambda: host, lambd
 """
 
 
-class _Collector(loopback.Prompt):
+class _Collector(loopback.DeadlineHandler):
     """Takes what is sent."""
 
     bodies: ClassVar[list[str]] = []
@@ -61,7 +61,7 @@ class _Collector(loopback.Prompt):
 
 @pytest.fixture
 def collector() -> Iterator[int]:
-    with loopback.Door(("127.0.0.1", 0), _Collector, connections=8) as door:
+    with loopback.LimitedHTTPServer(("127.0.0.1", 0), _Collector, connections=8) as door:
         threading.Thread(target=door.serve_forever, args=(0.05,), daemon=True).start()
         yield door.server_port
         door.shutdown()

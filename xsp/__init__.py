@@ -64,9 +64,9 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'xsp' has no attribute {name!r}")
     module = import_module(_LAZY[name])
-    found = module if name in {"analyses", "bound", "graph", "runs"} else getattr(module, name)
-    globals()[name] = found
-    return found
+    attribute = module if name in {"analyses", "bound", "graph", "runs"} else getattr(module, name)
+    globals()[name] = attribute
+    return attribute
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,6 @@
 """Atomic writing of files: new content is written beside a path, then renamed into place, or discarded.
 
-A process that is killed leaves what it had half written. The next process that writes to the same folder removes it.
+A killed process leaves half-written files. The next process that writes to the same folder removes them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ HALF = re.compile(r"\..+\.(\d+)-\d+\.part")
 """Name of a half-written file or folder; the first number is the id of the process that writes it."""
 
 STALE_S = 3600
-"""Seconds without a change after which something half-written is removed, if no process has that id. On a shared disk
-it may belong to a process of another machine, which is unknown here."""
+"""Seconds without a change after which a half-written file is removed, if no process has its id. On a shared disk it
+may belong to a process of another machine, which is unknown here."""
 
-_looked_through: set[Path] = set()
+_cleaned_folders: set[Path] = set()
 
 
-def place(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """Return a hidden path beside `path` for its new content; each thread gets a path of its own.
 
-    What earlier processes left half written there is removed, see `remove_stale`.
+    Half-written files of earlier processes are removed, see `remove_stale`.
 
     Raises:
         OSError: `path` is a folder without a name: `.`, `/`.
@@ -58,9 +58,9 @@ def put(beside: Path, path: Path, flush: bool = True) -> None:
 
 
 @contextlib.contextmanager
-def written(path: Path, flush: bool = True) -> Iterator[Path]:
+def replacing(path: Path, flush: bool = True) -> Iterator[Path]:
     """Yield a path to write to, and rename the file to `path` on exit (see `put`). An error removes the file."""
-    beside = place(path)
+    beside = temporary_path(path)
     try:
         yield beside
         put(beside, path, flush)
@@ -70,14 +70,14 @@ def written(path: Path, flush: bool = True) -> Iterator[Path]:
 
 
 def remove_stale(folder: Path) -> None:
-    """Remove what processes that were killed left half written in a folder; a process looks through a folder once."""
-    if folder in _looked_through:
+    """Remove the half-written files of killed processes from a folder; each process checks a folder only once."""
+    if folder in _cleaned_folders:
         return
-    _looked_through.add(folder)
+    _cleaned_folders.add(folder)
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            found = HALF.fullmatch(entry.name)
-            if found is None or _runs(int(found[1])):
+            match = HALF.fullmatch(entry.name)
+            if match is None or _is_running(int(match[1])):
                 continue
             with contextlib.suppress(OSError):  # another process removes it as well
                 if time.time() - entry.stat(follow_symlinks=False).st_mtime < STALE_S:
@@ -88,8 +88,8 @@ def remove_stale(folder: Path) -> None:
                     os.unlink(entry.path)
 
 
-def _runs(process: int) -> bool:
-    """Return whether a process has this id, as far as this can be told."""
+def _is_running(process: int) -> bool:
+    """Return whether a process has this id; True if unknown."""
     if os.name != "posix":  # elsewhere the call below would end it
         return True
     try:

@@ -49,12 +49,12 @@ def user_folder() -> Path:
 
 def default_folder() -> Path | None:
     """Return the folder of the entries; None if nothing is cached."""
-    named = os.environ.get(VARIABLE)
-    if named is None:
+    setting = os.environ.get(VARIABLE)
+    if setting is None:
         with contextlib.suppress(RuntimeError):  # the user has no home directory
             return user_folder() / "cached"
         return None
-    return Path(named).expanduser() if named else None
+    return Path(setting).expanduser() if setting else None
 
 
 def software(*packages: str) -> dict[str, Any] | None:
@@ -72,7 +72,7 @@ def software(*packages: str) -> dict[str, Any] | None:
     global _before_torch
     try:
         origins = {name: _origin(name) for name in ("torch", "xsp", *packages)}
-        found: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "python": [sys.version, platform.machine(), platform.system(), platform.release()],
             "processor": _processor(),
             "installed": sorted(_installed()),
@@ -83,8 +83,8 @@ def software(*packages: str) -> dict[str, Any] | None:
         }
     except (OSError, ValueError, ImportError):
         return None
-    _before_torch = {**found, "packages": {name: found["packages"][name] for name in ("torch", "xsp")}}
-    return found
+    _before_torch = {**facts, "packages": {name: facts["packages"][name] for name in ("torch", "xsp")}}
+    return facts
 
 
 def software_before_torch() -> dict[str, Any] | None:
@@ -112,29 +112,29 @@ def read(kind: str, of: Mapping[str, Any] | None) -> str | None:
         kind: kind of the entry, such as "graph".
         of: everything that the text depends on, as plain values; None has no entry.
     """
-    place = _place(kind, of)
-    if place is None:
+    path = _place(kind, of)
+    if path is None:
         return None
     try:
-        head, _, text = place.read_text(encoding="ascii").partition("\n")
-        if head != _head(place, text):
+        head, _, text = path.read_text(encoding="ascii").partition("\n")
+        if head != _head(path, text):
             return None
-        os.utime(place)
+        os.utime(path)
     except (OSError, ValueError):
         return None
     return text
 
 
-def keep(kind: str, of: Mapping[str, Any] | None, text: str) -> None:
+def store(kind: str, of: Mapping[str, Any] | None, text: str) -> None:
     """Store an ASCII text for `read`; do nothing if the folder cannot be written."""
-    place = _place(kind, of)
-    if place is None:
+    path = _place(kind, of)
+    if path is None:
         return
     with contextlib.suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with atomic.written(place, flush=False) as beside:
-            beside.write_text(f"{_head(place, text)}\n{text}", encoding="ascii")
-        _prune(place.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic.replacing(path, flush=False) as beside:
+            beside.write_text(f"{_head(path, text)}\n{text}", encoding="ascii")
+        _prune(path.parent)
 
 
 def _place(kind: str, of: Mapping[str, Any] | None) -> Path | None:
@@ -144,8 +144,8 @@ def _place(kind: str, of: Mapping[str, Any] | None) -> Path | None:
     return folder / f"{kind}-{_hash(json.dumps([kind, of], sort_keys=True))}.json"
 
 
-def _head(place: Path, text: str) -> str:
-    return json.dumps({"xsp_cached": place.stem, "hash": _hash(text)})
+def _head(path: Path, text: str) -> str:
+    return json.dumps({"xsp_cached": path.stem, "hash": _hash(text)})
 
 
 def _hash(text: str) -> str:
@@ -154,42 +154,42 @@ def _hash(text: str) -> str:
 
 def _prune(folder: Path) -> None:
     """Remove the least recently used entries until the others fit into `MOST_BYTES`."""
-    found = sorted(((each.stat(), each) for each in folder.glob("*-*.json")), key=lambda each: -each[0].st_mtime)
+    entries = sorted(((entry.stat(), entry) for entry in folder.glob("*-*.json")), key=lambda entry: -entry[0].st_mtime)
     total = 0
-    for status, each in found:
+    for status, path in entries:
         total += status.st_size
         if total > MOST_BYTES:
-            each.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
 
 def _variables() -> list[tuple[str, str]]:
-    return sorted(each for each in os.environ.items() if VARIABLES.fullmatch(each[0]))
+    return sorted(variable for variable in os.environ.items() if VARIABLES.fullmatch(variable[0]))
 
 
 def _origin(package: str) -> Path:
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
         raise ImportError(package)
-    return Path(found.origin).parent
+    return Path(spec.origin).parent
 
 
 def _installed() -> Iterator[str]:
     """Yield the distributions, with their versions, and other files that change the module search path."""
-    for place in dict.fromkeys(sys.path):
+    for folder in dict.fromkeys(sys.path):
         with contextlib.suppress(OSError):
-            for name in os.listdir(place or "."):
+            for name in os.listdir(folder or "."):
                 if name.endswith(_INSTALLED):
-                    yield f"{place}/{name}"
+                    yield f"{folder}/{name}"
 
 
 def _files(folder: Path, whole: bool) -> str:
     """Return a hash of names, sizes and change times of a package's source files; if not `whole`, of its version."""
     paths = sorted(_sources(str(folder))) if whole else [str(folder / "version.py"), str(folder / "__init__.py")]
-    told = []
+    lines = []
     for path in paths:
         status = os.stat(path)
-        told.append(f"{path} {status.st_size} {status.st_mtime_ns}")
-    return _hash("\n".join(told))
+        lines.append(f"{path} {status.st_size} {status.st_mtime_ns}")
+    return _hash("\n".join(lines))
 
 
 def _sources(folder: str) -> Iterator[str]:
@@ -204,10 +204,10 @@ def _sources(folder: str) -> Iterator[str]:
 def _processor() -> list[Any]:
     """Return the processor's name and instruction sets, and the number of cores that this process may use."""
     try:
-        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
     except OSError:
         return [platform.processor(), processes.cores()]
     return [
-        *(line for line in first if line.startswith(("model name", "flags", "Features", "CPU part"))),
+        *(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))),
         processes.cores(),
     ]

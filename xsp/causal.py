@@ -25,7 +25,7 @@ MOST_SPARE = 8
 """Most rows that a table of positions may have beyond `max_position_embeddings`."""
 
 
-def config_of(transformers: Any, name: str, config: Any) -> None:
+def check_config(transformers: Any, name: str, config: Any) -> None:
     """Raise if transformers has no causal language model for a configuration.
 
     Raises:
@@ -57,12 +57,12 @@ def arguments(spec: str, model: Any, batch: int, prefill: int | None, decode: in
     assert tokens is not None
     _check(spec, model, tokens, decode is not None)
     torch = sys.modules["torch"]
-    words = getattr(model.config, "vocab_size", None) or model.config.get_text_config().vocab_size
-    ids = torch.randint(0, words, (batch, tokens))
-    given = {"input_ids": ids if decode is None else ids[:, -1:].clone(), "use_cache": True}
+    vocabulary = getattr(model.config, "vocab_size", None) or model.config.get_text_config().vocab_size
+    ids = torch.randint(0, vocabulary, (batch, tokens))
+    kwargs = {"input_ids": ids if decode is None else ids[:, -1:].clone(), "use_cache": True}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
-        given["logits_to_keep"] = 1  # as `generate` does
-    return given, None if decode is None else ids[:, :-1].clone()
+        kwargs["logits_to_keep"] = 1  # as `generate` does
+    return kwargs, None if decode is None else ids[:, :-1].clone()
 
 
 def _check(spec: str, model: Any, tokens: int, decodes: bool) -> None:
@@ -105,10 +105,10 @@ def _most_tokens(model: Any) -> int | None:
     longest = getattr(model.config, "max_position_embeddings", None)
     if not isinstance(longest, int) or longest <= 0:
         return None
-    words = model.get_input_embeddings()
+    embedding = model.get_input_embeddings()
     for module in model.modules():
         rows = getattr(module, "num_embeddings", None)
-        if module is not words and isinstance(rows, int) and longest <= rows <= longest + MOST_SPARE:
+        if module is not embedding and isinstance(rows, int) and longest <= rows <= longest + MOST_SPARE:
             return longest
     return None
 
@@ -128,11 +128,11 @@ def state(spec: str, model: Any, before: Any) -> Callable[[], dict[str, Any]]:
     try:
         with torch.inference_mode():
             several = before.shape[1] > 1
-            name, cache = _left(model, model(input_ids=before[:, :-1] if several else before, use_cache=True))
+            name, cache = _cache_in(model, model(input_ids=before[:, :-1] if several else before, use_cache=True))
             if name and several:
-                name, cache = _left(model, model(input_ids=before[:, -1:], use_cache=True, **{name: cache}))
+                name, cache = _cache_in(model, model(input_ids=before[:, -1:], use_cache=True, **{name: cache}))
     except Exception as error:
-        raise ModelError(f"{spec} cannot read {before.shape[-1]:,} tokens ({_first(error)})") from error
+        raise ModelError(f"{spec} cannot read {before.shape[-1]:,} tokens ({_first_sentence(error)})") from error
     if not name:
         raise ModelError(
             f"{spec} keeps no cache between calls, so it has no decoding step: omit --decode and --prefill"
@@ -140,32 +140,32 @@ def state(spec: str, model: Any, before: Any) -> Callable[[], dict[str, Any]]:
     return lambda: {name: _fresh(cache)}
 
 
-def _left(model: Any, made: Any) -> tuple[str, Any]:
+def _cache_in(model: Any, output: Any) -> tuple[str, Any]:
     """Return the cache in a call's output, after its argument name in the next call; `("", None)` if there is none."""
-    taken = inspect.signature(model.forward).parameters
-    found = made.items() if isinstance(made, Mapping) else ()
-    kept = ((name, each) for name, each in found if name in taken and (name in CACHES or _is_a_cache(each)))
-    return next(((name, cache) for name, cache in kept if any(True for _ in tensors(cache))), ("", None))
+    parameters = inspect.signature(model.forward).parameters
+    outputs = output.items() if isinstance(output, Mapping) else ()
+    caches = ((name, value) for name, value in outputs if name in parameters and (name in CACHES or _is_a_cache(value)))
+    return next(((name, cache) for name, cache in caches if any(True for _ in tensors(cache))), ("", None))
 
 
 def tensors(value: Any) -> Iterator[Any]:
     """Yield the tensors in a cache, each once."""
     torch = sys.modules["torch"]
     seen: set[int] = set()
-    left = [value]
-    while left:
-        each = left.pop()
-        if id(each) in seen:
+    stack = [value]
+    while stack:
+        part = stack.pop()
+        if id(part) in seen:
             continue
-        seen.add(id(each))
-        if isinstance(each, torch.Tensor):
-            yield each
-        elif isinstance(each, (list, tuple)):
-            left += each
-        elif isinstance(each, dict):
-            left += each.values()
-        elif _is_a_cache(each):
-            left += vars(each).values()
+        seen.add(id(part))
+        if isinstance(part, torch.Tensor):
+            yield part
+        elif isinstance(part, (list, tuple)):
+            stack += part
+        elif isinstance(part, dict):
+            stack += part.values()
+        elif _is_a_cache(part):
+            stack += vars(part).values()
 
 
 def _is_a_cache(value: Any) -> bool:
@@ -177,15 +177,15 @@ def _fresh(cache: Any) -> Any:
     if isinstance(cache, (list, tuple)):
         return type(cache)(map(_fresh, cache))
     if isinstance(cache, dict):
-        return {name: _fresh(each) for name, each in cache.items()}
+        return {name: _fresh(value) for name, value in cache.items()}
     if not _is_a_cache(cache) or type(cache).__name__.endswith("Config"):
         return cache
-    made = copy.copy(cache)
-    for name, each in vars(cache).items():
-        if isinstance(each, (list, dict)) or _is_a_cache(each):
-            setattr(made, name, _fresh(each))
-    return made
+    result = copy.copy(cache)
+    for name, value in vars(cache).items():
+        if isinstance(value, (list, dict)) or _is_a_cache(value):
+            setattr(result, name, _fresh(value))
+    return result
 
 
-def _first(error: Exception) -> str:
+def _first_sentence(error: Exception) -> str:
     return (str(error).strip().split("\n")[0].split(". ")[0] or type(error).__name__).rstrip(".")

@@ -63,12 +63,12 @@ class Steady:
 
     def anchor(self) -> Anchor:
         """Return the offset as the module's `anchor` does, without the amounts by which the clock was set."""
-        found, now_ns = anchor(), monotonic_ns()
-        moved_ns = found.offset_ns - self._offset_ns
+        reading, now_ns = anchor(), monotonic_ns()
+        moved_ns = reading.offset_ns - self._offset_ns
         if abs(moved_ns) > SET_NS + DRIFT * (now_ns - self._read_ns):
             self.set_ns += moved_ns
-        self._offset_ns, self._read_ns = found.offset_ns, now_ns
-        return Anchor(found.offset_ns - self.set_ns, found.error_ns, self.set_ns)
+        self._offset_ns, self._read_ns = reading.offset_ns, now_ns
+        return Anchor(reading.offset_ns - self.set_ns, reading.error_ns, self.set_ns)
 
     def now_ns(self) -> int:
         """Return the time since the epoch, in nanoseconds."""

@@ -214,7 +214,7 @@ class Collector:
     def drop_before(self, time: int) -> None:
         """Forget the spans that ended before a time; the collector may be on meanwhile. Only with `by_thread`."""
 
-    def hush(self, quiet: bool, but: Signal | None = None) -> None:
+    def mute(self, quiet: bool, but: Signal | None = None) -> None:
         """Stop noting and signalling, also between steps, until the next call; called between steps.
 
         Args:

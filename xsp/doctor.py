@@ -35,11 +35,11 @@ class Finding(NamedTuple):
 def machine() -> Iterator[tuple[str, str]]:
     """Yield the properties of this machine as pairs of a name and a value."""
     _a_device_is_in_use()  # `describe` finds only devices that torch has initialised
-    found = device.describe()
-    yield "cpu", f"{found['cpu']}, {found['cores']} cores"
-    yield "devices", ", ".join(found.get("devices") or []) or "no GPU that torch can use"
-    yield "python", str(found["python"])
-    yield from found["packages"].items()
+    description = device.describe()
+    yield "cpu", f"{description['cpu']}, {description['cores']} cores"
+    yield "devices", ", ".join(description.get("devices") or []) or "no GPU that torch can use"
+    yield "python", str(description["python"])
+    yield from description["packages"].items()
 
 
 def collectors() -> Iterator[Finding]:
@@ -78,12 +78,12 @@ def device_work() -> Iterator[tuple[str, str]]:
             continue
         if not _a_device_is_in_use():
             return
-        tried = {} if reason is not None else {"trial": collector.trial() or "passed"}
+        trial = {} if reason is not None else {"trial": collector.trial() or "passed"}
         # after the trial, which measures the error of the clock
-        told = {**{key.replace("_", " "): value for key, value in collector.details().items()}, **tried}
-        if told:
-            said = (f"{key}: {value if value is not None else 'unknown'}" for key, value in told.items())
-            yield str(collector.device_work), ", ".join(said)
+        details = {**{key.replace("_", " "): value for key, value in collector.details().items()}, **trial}
+        if details:
+            parts = (f"{key}: {value if value is not None else 'unknown'}" for key, value in details.items())
+            yield str(collector.device_work), ", ".join(parts)
 
 
 def _a_device_is_in_use() -> bool:
@@ -132,24 +132,24 @@ def measure(runs: Sequence[str]) -> Iterator[str]:
         TraceError: a directory is not a run.
         OutputError: its `run.json` cannot be written.
     """
-    places = [Path(run) for run in runs]
-    contents = {place: rundir.read_run(place) for place in places}
+    paths = [Path(run) for run in runs]
+    contents = {path: rundir.read_run(path) for path in paths}
     processor = device.cpu_model()
-    for place, content in contents.items():
+    for path, content in contents.items():
         if content.machine.cpu != processor:
-            raise UsageError(f"{place}: the run is not of this machine; measure where it was recorded")
+            raise UsageError(f"{path}: the run is not of this machine; measure where it was recorded")
     measured: dict[str, ceilings.Ceiling] = {}
-    for each in ceilings.measure(processor):
-        measured[each.name] = each
-        peaks = ", ".join(f"{kind} {peak / 1e12:.3g}" for kind, peak in each.vector.items())
-        sizes = {rate: size for size, rate in each.levels}  # the largest size of each rate
+    for ceiling in ceilings.measure(processor):
+        measured[ceiling.name] = ceiling
+        peaks = ", ".join(f"{kind} {peak / 1e12:.3g}" for kind, peak in ceiling.vector.items())
+        sizes = {rate: size for size, rate in ceiling.levels}  # the largest size of each rate
         caches = ", ".join(f"{rate / 1e9:,.0f} GB/s within {size >> 10:,} KiB" for rate, size in sizes.items())
         within = f"; {caches}" if caches else ""
-        yield f"{each.name}: {peaks} TFLOP/s, {each.bytes_per_s / 1e9:.4g} GB/s{within}"
-    place_kept = ceilings.keep(measured)
-    if place_kept is not None and not contents:
-        yield f"{place_kept}: kept, for bounds on this machine"
-    found = {name: each.content() for name, each in measured.items()}
-    for place, content in contents.items():
-        rundir.write_run(place, content | {"machine": content.machine | {"ceilings": found}})
-        yield f"{place}: kept"
+        yield f"{ceiling.name}: {peaks} TFLOP/s, {ceiling.bytes_per_s / 1e9:.4g} GB/s{within}"
+    store_path = ceilings.keep(measured)
+    if store_path is not None and not contents:
+        yield f"{store_path}: kept, for bounds on this machine"
+    ceilings_by_name = {name: ceiling.content() for name, ceiling in measured.items()}
+    for path, content in contents.items():
+        rundir.write_run(path, content | {"machine": content.machine | {"ceilings": ceilings_by_name}})
+        yield f"{path}: kept"

@@ -37,9 +37,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: a suggestion of similar known names, or an empty text."""
     from difflib import get_close_matches  # not loaded in the measured program, where all names are valid
 
-    small = {each.lower(): each for each in known}
-    close = [small[each] for each in get_close_matches(name.lower(), small, n=3, cutoff=0.5)]
-    return f"; did you mean {' or '.join(close)}?" if close else ""
+    by_lowercase = {candidate.lower(): candidate for candidate in known}
+    matches = [by_lowercase[match] for match in get_close_matches(name.lower(), by_lowercase, n=3, cutoff=0.5)]
+    return f"; did you mean {' or '.join(matches)}?" if matches else ""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; the name of its type if it has no message: `AssertionError`."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 class XspError(Exception):

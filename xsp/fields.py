@@ -1,4 +1,4 @@
-"""JSON objects with typed fields. Any program may have written them, so they are read as far as they fit.
+"""JSON objects with typed fields, read leniently, because any program may have written them.
 
 A field that is not of its type has its default, and is named in `misfits`; an unknown field is kept. Control characters
 in texts are replaced, because texts are shown in terminals.
@@ -52,20 +52,20 @@ class Fields(Mapping[str, Any]):
         """
         if isinstance(content, cls):
             return content
-        held = _plain(content)
+        plain_content = _plain(content)
         values: dict[str, Any] = {}
-        wrong = []
-        for name, (hint, needed) in _known(cls).items():
-            value = held.get(name)
-            if value is None and not needed:
+        misfits = []
+        for name, (hint, required) in _known(cls).items():
+            value = plain_content.get(name)
+            if value is None and not required:
                 continue
             try:
                 values[name] = _taken(hint, value)
             except Misfit:
-                if needed or not cls._LENIENT:
+                if required or not cls._LENIENT:
                     raise Misfit(name) from None
-                wrong.append(name)
-        return cls(content=held, misfits=tuple(wrong), **values)
+                misfits.append(name)
+        return cls(content=plain_content, misfits=tuple(misfits), **values)
 
     _LENIENT = False
     """Whether a field that does not fit is left out, instead of rejecting the whole object."""
@@ -101,9 +101,9 @@ def _known(kind: type[Fields]) -> dict[str, tuple[Any, bool]]:
     """Return the type of each known field and whether it is required, by its name in the file."""
     hints = get_type_hints(kind, include_extras=True)
     return {
-        each.name: (hints[each.name], each.default is MISSING and each.default_factory is MISSING)
-        for each in fields(kind)
-        if each.name not in ("content", "misfits")
+        attribute.name: (hints[attribute.name], attribute.default is MISSING and attribute.default_factory is MISSING)
+        for attribute in fields(kind)
+        if attribute.name not in ("content", "misfits")
     }
 
 
@@ -113,23 +113,23 @@ def _taken(hint: Any, value: Any) -> Any:
     Raises:
         Misfit: it is not of that type.
     """
-    origin, inner = get_origin(hint), get_args(hint)
+    origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return value
     if origin in (Union, types.UnionType):
-        return _of_several(inner, value)
+        return _converted_union(args, value)
     if origin is tuple and isinstance(value, list):
-        return tuple(_taken(inner[0], each) for each in value)
+        return tuple(_taken(args[0], element) for element in value)
     if origin is Mapping and isinstance(value, dict):
-        return {name: _taken(inner[1], each) for name, each in value.items()}
+        return {name: _taken(args[1], element) for name, element in value.items()}
     if origin is None and issubclass(hint, Fields) and isinstance(value, dict):
         return hint.of(value)
-    if _is_single(hint, value):
+    if _is_scalar(hint, value):
         return value
     raise Misfit
 
 
-def _of_several(hints: Iterable[Any], value: Any) -> Any:
+def _converted_union(hints: Iterable[Any], value: Any) -> Any:
     for hint in hints:
         if hint is not type(None):
             try:
@@ -141,7 +141,7 @@ def _of_several(hints: Iterable[Any], value: Any) -> Any:
     raise Misfit
 
 
-def _is_single(hint: Any, value: Any) -> bool:
+def _is_scalar(hint: Any, value: Any) -> bool:
     """Return whether a value is of a scalar type: text, flag, count, number or id."""
     if hint == Count:
         return is_count(value)
@@ -159,5 +159,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Fields):
         return value.content
     if isinstance(value, Mapping):
-        return {plain(str(name)): _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {plain(str(name)): _plain(element) for name, element in value.items()}
+    return [_plain(element) for element in value] if isinstance(value, (list, tuple)) else value

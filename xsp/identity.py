@@ -71,8 +71,8 @@ def of_this_process(environment: Mapping[str, str] = os.environ) -> Identity:
 
 def caller_in(environment: Mapping[str, str]) -> Caller | None:
     """Return the span that `TRACEPARENT` names; None where it is missing or not in the W3C's format."""
-    found = _TRACEPARENT.fullmatch(environment.get("TRACEPARENT", "").strip().lower())
-    return Caller(*found.groups()) if found else None
+    match = _TRACEPARENT.fullmatch(environment.get("TRACEPARENT", "").strip().lower())
+    return Caller(*match.groups()) if match else None
 
 
 def caller_here() -> Caller | None:
@@ -110,12 +110,12 @@ def _trace_of_ranks(environment: Mapping[str, str]) -> str | None:
         return None
     launcher = os.getppid()
     try:
-        began = (
+        start_time = (
             Path(f"/proc/{launcher}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19]
         )
     except (OSError, IndexError):
         return None
-    return hashlib.blake2b(f"{host()}/{launcher}/{began}".encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(f"{host()}/{launcher}/{start_time}".encode(), digest_size=16).hexdigest()
 
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:

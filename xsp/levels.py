@@ -72,11 +72,11 @@ def parse_levels(text: str) -> tuple[Level, ...]:
     if not isinstance(text, str):
         raise LevelError(f"levels {text!r}: write them as one text, levels={_as_text(text)!r}")
     rungs: list[Level] = []
-    before = ""
+    letter = ""
     for part in map(str.strip, text.split("/")):
         added = _levels_of(part, text)
-        before, above = part.upper(), before
-        if above == "L" and added == (Level.OP,):
+        letter, previous = part.upper(), letter
+        if previous == "L" and added == (Level.OP,):
             continue  # L includes it
         if rungs and added[0] <= rungs[-1]:
             raise LevelError(f"levels {text!r}: {part!r} does not come below what stands before it; {_HOWTO}")
@@ -88,8 +88,8 @@ def parse_levels(text: str) -> tuple[Level, ...]:
 
 def _as_text(levels: object) -> str:
     """Return the text for levels that were given as a list; `M/L/G` if the list is not valid."""
-    each = levels if isinstance(levels, (list, tuple)) else ()
-    text = "/".join(level.name.lower() if isinstance(level, Level) else str(level) for level in each)
+    parts = levels if isinstance(levels, (list, tuple)) else ()
+    text = "/".join(level.name.lower() if isinstance(level, Level) else str(level) for level in parts)
     try:
         parse_levels(text)
     except LevelError:

@@ -94,32 +94,32 @@ def build(name: str, batch: int) -> tuple[Any, Any]:
     """
     import torch
 
-    made = plan(name)
+    spec = plan(name)
 
     class Micro(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.branches = torch.nn.ModuleList(
-                torch.nn.ModuleList(_convolution(torch, made.channels) for _ in range(made.depth))
-                for _ in range(made.branches)
+                torch.nn.ModuleList(_convolution(torch, spec.channels) for _ in range(spec.depth))
+                for _ in range(spec.branches)
             )
-            self.table = torch.nn.Embedding(made.rows, _WIDTH)
-            self.register_buffer("read", torch.arange(_READ) * (made.rows // _READ))
+            self.table = torch.nn.Embedding(spec.rows, _WIDTH)
+            self.register_buffer("read", torch.arange(_READ) * (spec.rows // _READ))
 
         def forward(self, x: Any) -> Any:
-            x = torch.nn.functional.adaptive_avg_pool2d(x, made.size)
-            x = x.repeat(1, made.channels // _CHANNELS, 1, 1)
+            x = torch.nn.functional.adaptive_avg_pool2d(x, spec.size)
+            x = x.repeat(1, spec.channels // _CHANNELS, 1, 1)
             summed = []
             for branch in self.branches:
-                at = x
-                for place, layer in enumerate(branch):  # type: ignore[arg-type, var-annotated]
-                    at = layer(at)
-                    if made.sums_all or place == made.depth - 1:
-                        summed.append(at)
-            found = torch.stack(summed).sum(0) + self.table(self.read).mean()
-            return found.mean((2, 3))
+                output = x
+                for index, layer in enumerate(branch):  # type: ignore[arg-type, var-annotated]
+                    output = layer(output)
+                    if spec.sums_all or index == spec.depth - 1:
+                        summed.append(output)
+            total = torch.stack(summed).sum(0) + self.table(self.read).mean()
+            return total.mean((2, 3))
 
-    return Micro(), torch.randn(batch, _CHANNELS, made.side, made.side)
+    return Micro(), torch.randn(batch, _CHANNELS, spec.side, spec.side)
 
 
 def _convolution(torch: Any, channels: int) -> Any:

@@ -2,8 +2,8 @@
 
 There is no list of model types. The name of an argument determines its kind (tokens, pixels, sound features, a time
 series), and names in the configuration determine its sizes. If a name has several usual shapes, the first one that the
-model accepts is its input: see `xsp.models.placed`. If tokens stand for an image or for sound, the input has as many of
-them as the model makes features.
+model accepts is its input: see `xsp.models.on_device`. If tokens stand for an image or for sound, the input has as many
+of them as the model makes features.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Sizes:
     def __init__(self, config: Any) -> None:
         """Collect a configuration and the configurations inside it."""
         self.configs = [config]
-        for each in self.configs:
-            inner = [_of(each, part) for part in _PARTS]
-            self.configs += [part for part in inner if hasattr(part, "to_dict") and part not in self.configs]
+        for owner in self.configs:
+            parts = [_of(owner, part) for part in _PARTS]
+            self.configs += [part for part in parts if hasattr(part, "to_dict") and part not in self.configs]
         self.top = config
 
     def all(self, *names: str) -> Iterator[Any]:
@@ -68,12 +68,12 @@ class Sizes:
 
     def number(self, default: int, *names: str) -> int:
         """Return the first positive number under these names; `default` if there is none."""
-        return next((each for each in self.all(*names) if isinstance(each, int) and each > 0), default)
+        return next((value for value in self.all(*names) if isinstance(value, int) and value > 0), default)
 
     def images(self) -> list[tuple[int, int]]:
         """Return heights and widths of images, the configuration's own first."""
-        own = [_pair(each) for each in self.all("image_size", "input_size", "img_size", "crop_size")]
-        return list(dict.fromkeys([*filter(None, own), *((each, each) for each in IMAGE_SIZES)]))
+        configured = [_pair(size) for size in self.all("image_size", "input_size", "img_size", "crop_size")]
+        return list(dict.fromkeys([*filter(None, configured), *((size, size) for size in IMAGE_SIZES)]))
 
 
 def _of(config: Any, name: str, default: Any = None) -> Any:
@@ -86,40 +86,44 @@ def _of(config: Any, name: str, default: Any = None) -> Any:
 
 def complete(config: Any) -> Any:
     """Set the head size in a configuration, if it is open, to hidden size / heads; return the configuration."""
-    for each in Sizes(config).configs:
-        hidden, heads = (_of(each, name) for name in ("hidden_size", "num_attention_heads"))
-        if _of(each, "head_dim", 0) is None and isinstance(hidden, int) and isinstance(heads, int) and heads:
-            each.head_dim = hidden // heads
+    for part in Sizes(config).configs:
+        hidden, heads = (_of(part, name) for name in ("hidden_size", "num_attention_heads"))
+        if _of(part, "head_dim", 0) is None and isinstance(hidden, int) and isinstance(heads, int) and heads:
+            part.head_dim = hidden // heads
     return config
 
 
 def _pair(value: Any) -> tuple[int, int] | None:
     if isinstance(value, int):
         return value, value
-    found = tuple(value)[-2:]
-    return (int(found[0]), int(found[1])) if len(found) == 2 and all(isinstance(each, int) for each in found) else None
+    size = tuple(value)[-2:]
+    return (int(size[0]), int(size[1])) if len(size) == 2 and all(isinstance(side, int) for side in size) else None
 
 
-def wanted(model: Any) -> tuple[list[str], list[str]]:
+def argument_names(model: Any) -> tuple[list[str], list[str]]:
     """Return the arguments that a model requires, and the arguments for other kinds of input that it accepts."""
     parameters = inspect.signature(type(model).forward).parameters
-    named = [name for name, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-    needed = [name for name in named if name != "self" and parameters[name].default is inspect.Parameter.empty]
+    names = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    required = [name for name in names if name != "self" and parameters[name].default is inspect.Parameter.empty]
     main = model.main_input_name
     for name in [main] if isinstance(main, str) else main:
-        if name in named and name not in needed:
-            needed.append(name)
-    if not needed and len(named) > 1:
-        needed = named[1:2]
-    if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in named:
-        needed.append("decoder_input_ids")
-    others = [name for name in (*_MODALITIES, "bbox", _GRID) if name in named and name not in needed]
-    if {"pixel_values", "pixel_values_videos"} <= {*needed, *others}:  # an image or a video, not both
-        others = [name for name in others if name != "pixel_values_videos"]
-    return needed, others
+        if name in names and name not in required:
+            required.append(name)
+    if not required and len(names) > 1:
+        required = names[1:2]
+    if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in names:
+        required.append("decoder_input_ids")
+    optional = [name for name in (*_MODALITIES, "bbox", _GRID) if name in names and name not in required]
+    if {"pixel_values", "pixel_values_videos"} <= {*required, *optional}:  # an image or a video, not both
+        optional = [name for name in optional if name != "pixel_values_videos"]
+    return required, optional
 
 
-def tries(model: Any, batch: int, sequence: int, cut: bool = True) -> Iterator[Callable[[], Arguments]]:
+def candidate_arguments(model: Any, batch: int, sequence: int, cut: bool = True) -> Iterator[Callable[[], Arguments]]:
     """Yield functions that make the arguments of a call, the most likely first; they may raise like the model itself.
 
     Args:
@@ -128,20 +132,20 @@ def tries(model: Any, batch: int, sequence: int, cut: bool = True) -> Iterator[C
         sequence: tokens of a sample.
         cut: whether to use fewer tokens if the model has fewer positions.
     """
-    needed, others = wanted(model)
+    required, optional = argument_names(model)
     sizes = Sizes(model.config)
     make = _Makers(model, sizes, batch, sequence, cut)
-    sets = [[*needed, *others], needed, [*needed, *(each for each in others if each in _PIXELS)]]
-    sets += [[*needed, each] for each in others]
-    sets = [list(dict.fromkeys(each)) for each in sets]
+    sets = [[*required, *optional], required, [*required, *(name for name in optional if name in _PIXELS)]]
+    sets += [[*required, name] for name in optional]
+    sets = [list(dict.fromkeys(names)) for names in sets]
     yield from itertools.islice(_calls(make, sets), MOST_TRIED)
 
 
 def likely(model: Any, batch: int, sequence: int, cut: bool = True) -> Arguments:
     """Return the required arguments in their most likely shapes, untested; empty if one of them is unknown."""
     make = _Makers(model, Sizes(model.config), batch, sequence, cut)
-    shapes = {name: make.shapes(name) for name in wanted(model)[0]}
-    return make.arguments({name: each[0] for name, each in shapes.items()}) if all(shapes.values()) else {}
+    shapes = {name: make.shapes(name) for name in argument_names(model)[0]}
+    return make.arguments({name: candidates[0] for name, candidates in shapes.items()}) if all(shapes.values()) else {}
 
 
 def _calls(make: _Makers, sets: Sequence[Sequence[str]]) -> Iterator[Callable[[], Arguments]]:
@@ -152,13 +156,15 @@ def _calls(make: _Makers, sets: Sequence[Sequence[str]]) -> Iterator[Callable[[]
             continue
         seen.add(tuple(names))
         several = len([name for name in names if len(make.shapes(name)) > 1]) > 1
-        for way in itertools.islice(itertools.product(*(make.shapes(name) for name in names)), 4 if several else 16):
-            given = dict(zip(names, way, strict=True))
+        for combination in itertools.islice(
+            itertools.product(*(make.shapes(name) for name in names)), 4 if several else 16
+        ):
+            shapes = dict(zip(names, combination, strict=True))
             if make.stands_for(names):
-                yield functools.partial(make.with_tokens_for, given)
-            yield functools.partial(make.arguments, given)
-            if "use_cache" in make.takes and "input_ids" in given:
-                yield functools.partial(make.without_cache, given)
+                yield functools.partial(make.with_tokens_for, shapes)
+            yield functools.partial(make.arguments, shapes)
+            if "use_cache" in make.takes and "input_ids" in shapes:
+                yield functools.partial(make.without_cache, shapes)
 
 
 def of_shape(name: str, model: Any, batch: int, shape: tuple[int, ...]) -> tuple[Arguments, str]:
@@ -168,15 +174,15 @@ def of_shape(name: str, model: Any, batch: int, shape: tuple[int, ...]) -> tuple
         ModelError: the model takes tokens.
     """
     torch = sys.modules["torch"]
-    wants = next(iter(wanted(model)[0]), "")
-    if wants.endswith(_TOKENS) or not wants:
+    argument = next(iter(argument_names(model)[0]), "")
+    if argument.endswith(_TOKENS) or not argument:
         raise ModelError(f"transformers:{name} takes tokens: omit --input, and give their number with --sequence 128")
-    made = {wants: torch.randn(batch, *shape)}
-    if wants != "pixel_values":
-        return made, f"give the shape of one sample of {wants}, --input"
+    arguments = {argument: torch.randn(batch, *shape)}
+    if argument != "pixel_values":
+        return arguments, f"give the shape of one sample of {argument}, --input"
     sizes = Sizes(model.config)
     height, width = sizes.images()[0]
-    return made, f"it is designed for --input {sizes.number(3, 'num_channels')}x{height}x{width}"
+    return arguments, f"it is designed for --input {sizes.number(3, 'num_channels')}x{height}x{width}"
 
 
 class _Makers:
@@ -197,7 +203,7 @@ class _Makers:
             return self._pixels()
         if name in _SOUND:
             return self._sound(name)
-        known: dict[str, Callable[[], list[Any]]] = {
+        makers: dict[str, Callable[[], list[Any]]] = {
             "bbox": lambda: [(self.batch, self.sequence, 4)],
             "attention_mask": lambda: [(self.batch, self.sequence)],
             "inputs_embeds": lambda: [(self.batch, self.sequence, self._hidden())],
@@ -209,7 +215,7 @@ class _Makers:
         }
         if name.endswith("grid_thw"):
             return [self._grid()]
-        return known[name]() if name in known else []
+        return makers[name]() if name in makers else []
 
     def _hidden(self) -> int:
         return self.sizes.number(64, "hidden_size", "d_model", "embed_dim")
@@ -232,20 +238,20 @@ class _Makers:
             frames = self.sizes.number(1, "temporal_patch_size")
             time, height, width = self._grid()
             count = time * height * width
-            rows = dict.fromkeys(channels * each * patch * patch for each in (frames, 1, 2))
-            found: list[Any] = [(count, each) for each in rows]
-            found.append((count, channels, patch, patch))
-            return found
+            row_sizes = dict.fromkeys(channels * depth * patch * patch for depth in (frames, 1, 2))
+            shapes: list[Any] = [(count, row_size) for row_size in row_sizes]
+            shapes.append((count, channels, patch, patch))
+            return shapes
         images = self.sizes.images()
         frames = self.sizes.number(FRAMES, "num_frames", "frames_per_clip", "tubelet_size")
-        flat: list[Any] = [(self.batch, channels, *image) for image in images[:2]]
-        films: list[Any] = [(self.batch, count, channels, *images[0]) for count in dict.fromkeys((frames, 2, 1))]
-        return [*flat, *films, *((self.batch, channels, *image) for image in images[2:])]
+        stills: list[Any] = [(self.batch, channels, *image) for image in images[:2]]
+        videos: list[Any] = [(self.batch, count, channels, *images[0]) for count in dict.fromkeys((frames, 2, 1))]
+        return [*stills, *videos, *((self.batch, channels, *image) for image in images[2:])]
 
     def _sound(self, name: str) -> list[Any]:
         bins = [*self.sizes.all("num_mel_bins", "input_feat_per_channel", "feature_size", "n_mels", "mel_bins",
                                 "num_mel_channels", "feature_projection_input_dim", "input_dim")]  # fmt: skip
-        mels = [each for each in dict.fromkeys([*bins, 80, 128]) if isinstance(each, int)]
+        mels = [number for number in dict.fromkeys([*bins, 80, 128]) if isinstance(number, int)]
         long = 2 * self.sizes.number(750, "max_source_positions", "max_length") if name == "input_features" else 1024
         length = self.sizes.number(1024, "max_length")
         raw: list[Any] = [(self.batch, SAMPLES), (self.batch, 1, SAMPLES)]
@@ -290,23 +296,23 @@ class _Makers:
         ]  # fmt: skip
 
     def _token(self, name: str) -> int | None:
-        found = (getattr(self.model.config, each, None) for each in _STAND_FOR[name][1])
-        return next((each for each in found if isinstance(each, int)), None)
+        candidates = (getattr(self.model.config, key, None) for key in _STAND_FOR[name][1])
+        return next((token for token in candidates if isinstance(token, int)), None)
 
     def with_tokens_for(self, shapes: dict[str, Any]) -> Arguments:
         """Return arguments with as many tokens for an image or sound as the model makes features of it."""
         torch = sys.modules["torch"]
-        given = self.arguments({name: shape for name, shape in shapes.items() if name != "input_ids"})
+        arguments = self.arguments({name: shape for name, shape in shapes.items() if name != "input_ids"})
         tokens = torch.randint(0, self.words, (self.batch, TEXT_BESIDE), device="cpu")
         for name in self.stands_for(list(shapes)):
             device = next(self.model.parameters()).device
             with torch.inference_mode():
-                beside = {_GRID: given[_GRID].to(device)} if name == "pixel_values" and _GRID in given else {}
-                features = getattr(self.model, _STAND_FOR[name][0])(given[name].to(device), **beside)
-            count = sum(each.shape[:-1].numel() for each in _tensors(features)) // self.batch
-            stand = torch.full((self.batch, count), self._token(name), device="cpu")
-            tokens = torch.cat([stand, tokens], 1)
-        return {"input_ids": tokens, **given}
+                grid = {_GRID: arguments[_GRID].to(device)} if name == "pixel_values" and _GRID in arguments else {}
+                features = getattr(self.model, _STAND_FOR[name][0])(arguments[name].to(device), **grid)
+            count = sum(tensor.shape[:-1].numel() for tensor in _tensors(features)) // self.batch
+            placeholders = torch.full((self.batch, count), self._token(name), device="cpu")
+            tokens = torch.cat([placeholders, tokens], 1)
+        return {"input_ids": tokens, **arguments}
 
 
 def _tensors(features: Any) -> list[Any]:
@@ -318,4 +324,4 @@ def _tensors(features: Any) -> list[Any]:
     if isinstance(features, torch.Tensor):
         return [features]
     values = features.values() if hasattr(features, "values") else features
-    return [each for each in values if isinstance(each, torch.Tensor)]
+    return [value for value in values if isinstance(value, torch.Tensor)]

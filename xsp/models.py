@@ -105,7 +105,7 @@ def load(spec: str, settings: Settings) -> Workload:
     torch = _library("torch", "xsp[torch]")
     _check_device(torch, settings.device)
     built = build(spec, settings)
-    step = step_of(placed(spec, built, settings), settings) if isinstance(built, Built) else built
+    step = step_of(on_device(spec, built, settings), settings) if isinstance(built, Built) else built
     return Workload(spec, step, settings.batch)
 
 
@@ -133,8 +133,8 @@ def build(spec: str, settings: Settings, device: str = "cpu") -> Built | Callabl
     try:
         torch.manual_seed(settings.seed)
         with torch.device(device) if device != "cpu" else contextlib.nullcontext():
-            made = _SOURCES[source](name, settings) if source in _SOURCES else from_file(Path(source), name, settings)
-            return made if settings.prefill is None and settings.decode is None else of_phase(spec, made, settings)
+            built = _SOURCES[source](name, settings) if source in _SOURCES else from_file(Path(source), name, settings)
+            return built if settings.prefill is None and settings.decode is None else of_phase(spec, built, settings)
     except Exception as error:  # of a library, such as a size of 0 in a configuration, or a seed that is too large
         if isinstance(error, ModelError) or device != "cpu":  # on "meta" the caller tries again, with memory
             raise
@@ -171,19 +171,19 @@ def from_file(path: Path, name: str, settings: Settings) -> Built | Callable[[],
         except TypeError:
             raise ModelError(f"{path}:{name} must take the batch size: def {name}(batch_size)") from None
     try:
-        made = function(settings.batch)
+        result = function(settings.batch)
     except (Exception, SystemExit) as error:
         raise ModelError(f"{path}:{name} raised {type(error).__name__}: {error}") from error
-    if callable(made) and not hasattr(made, "parameters"):
-        return made  # type: ignore[no-any-return]
-    if isinstance(made, tuple) and len(made) > 1 and hasattr(made[0], "parameters"):
-        model, *values = made
+    if callable(result) and not hasattr(result, "parameters"):
+        return result  # type: ignore[no-any-return]
+    if isinstance(result, tuple) and len(result) > 1 and hasattr(result[0], "parameters"):
+        model, *values = result
         kwargs = dict(values.pop()) if len(values) < 3 and isinstance(values[-1], Mapping) else {}
         if len(values) == 1 and type(values[0]) is tuple:  # a named tuple, such as a packed sequence, is one input
             values = list(values[0])
         return Built(model, tuple(values), kwargs)
-    wanted = "(module, input), (module, input, input, ...), or a function that runs one step"
-    raise ModelError(f"{path}:{name} returned {type(made).__name__}; it must return {wanted}")
+    expected = "(module, input), (module, input, input, ...), or a function that runs one step"
+    raise ModelError(f"{path}:{name} returned {type(result).__name__}; it must return {expected}")
 
 
 def function_of(path: Path, name: str) -> Callable[..., Any]:
@@ -204,7 +204,9 @@ def function_of(path: Path, name: str) -> Callable[..., Any]:
         raise ModelError(f"{path} raised {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
-        known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
+        known = [
+            attribute for attribute, value in vars(module).items() if callable(value) and not attribute.startswith("_")
+        ]
         raise ModelError(f"{path} has no function {name!r}{nearest(name, known)}")
     return function  # type: ignore[no-any-return]
 
@@ -274,7 +276,7 @@ def _transformers(name: str, settings: Settings) -> Built:
     remedy = f"it takes up to --sequence {longest}" if isinstance(longest, int) and longest > 0 else ""
     sizes = settings.batch, settings.sequence, settings.sequence == Settings.sequence
     kwargs = modelinputs.likely(model, *sizes)
-    return Built(model, (), kwargs, remedy, tries=lambda placed: modelinputs.tries(placed, *sizes))
+    return Built(model, (), kwargs, remedy, tries=lambda placed: modelinputs.candidate_arguments(placed, *sizes))
 
 
 def _transformers_config(transformers: Any, name: str, generates: bool) -> tuple[Any, Callable[[Any], Any]]:
@@ -287,7 +289,7 @@ def _transformers_config(transformers: Any, name: str, generates: bool) -> tuple
             config = transformers.AutoConfig.for_model(name)
         if not generates:
             return config, transformers.AutoModel.from_config
-        causal.config_of(transformers, name, config)
+        causal.check_config(transformers, name, config)
         return config, transformers.AutoModelForCausalLM.from_config
     kind = getattr(transformers, name, None)
     if kind is None or getattr(kind, "config_class", None) is None:
@@ -321,9 +323,9 @@ def _check_device(torch: Any, name: str) -> None:
         torch.empty(1, device=name).add_(1)
     except (RuntimeError, AssertionError, ImportError, NotImplementedError) as error:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        there = ["cpu", *(f"cuda:{number}" for number in range(count))]
+        devices = ["cpu", *(f"cuda:{number}" for number in range(count))]
         raise ModelError(
-            f"--device {name}: cannot be used here ({_reason(error)}); type --device {' or --device '.join(there)}"
+            f"--device {name}: cannot be used here ({_reason(error)}); type --device {' or --device '.join(devices)}"
         ) from error
 
 
@@ -333,14 +335,16 @@ def _check_input(torch: Any, spec: str, built: Built) -> None:
     Raises:
         ModelError: the call raised.
     """
-    shapes = [tuple(each.shape) for each in (*built.args, *built.kwargs.values()) if isinstance(each, torch.Tensor)]
-    shown = ", ".join("x".join(map(str, shape)) for shape in shapes)
+    shapes = [
+        tuple(tensor.shape) for tensor in (*built.args, *built.kwargs.values()) if isinstance(tensor, torch.Tensor)
+    ]
+    sizes = ", ".join("x".join(map(str, shape)) for shape in shapes)
     try:
         with torch.no_grad() if built.state is None else torch.inference_mode():  # the mode in which the cache was made
             built()
     except Exception as error:
         raise ModelError(
-            f"{spec} fails on its input{f' of {shown}' if shown else ''} ({_reason(error)})"
+            f"{spec} fails on its input{f' of {sizes}' if sizes else ''} ({_reason(error)})"
             f"{f'; {built.remedy}' if built.remedy else ''}"
         ) from error
 
@@ -356,15 +360,15 @@ def names(source: str) -> list[str]:
     Raises:
         ModelError: there is no such source, or its library is missing.
     """
-    listed: dict[str, Callable[[], Iterable[str]]] = {
+    sources: dict[str, Callable[[], Iterable[str]]] = {
         "torchvision": lambda: _library("torchvision.models", "xsp[models]").list_models(),
         "timm": lambda: _library("timm", "xsp[models]").list_models(),
         "transformers": lambda: _with_model(_library("transformers.models.auto.modeling_auto", "xsp[models]")),
         "micro": micromodels.names,
     }
-    if source not in listed:
-        raise ModelError(f"there is no source {source!r}{nearest(source, listed)}; there are {', '.join(listed)}")
-    return [f"{source}:{name}" for name in sorted(listed[source]())]
+    if source not in sources:
+        raise ModelError(f"there is no source {source!r}{nearest(source, sources)}; there are {', '.join(sources)}")
+    return [f"{source}:{name}" for name in sorted(sources[source]())]
 
 
 def _with_model(auto: Any) -> Iterable[str]:
@@ -372,7 +376,7 @@ def _with_model(auto: Any) -> Iterable[str]:
     return auto.MODEL_MAPPING_NAMES.keys()  # type: ignore[no-any-return]
 
 
-def placed(spec: str, built: Built, settings: Settings) -> Built:
+def on_device(spec: str, built: Built, settings: Settings) -> Built:
     """Move a module and its arguments to the device of the settings, and test them with one call.
 
     Raises:
@@ -386,9 +390,9 @@ def placed(spec: str, built: Built, settings: Settings) -> Built:
         state = causal.state(spec, model, _move(torch, built.before, settings.device))
     if built.tries is not None:
         return _taken(torch, spec, replace(built, model=model), settings)
-    made = Built(model, args, kwargs, built.remedy, built.before, state=state)
-    _check_input(torch, spec, made)
-    return made
+    result = Built(model, args, kwargs, built.remedy, built.before, state=state)
+    _check_input(torch, spec, result)
+    return result
 
 
 def _taken(torch: Any, spec: str, built: Built, settings: Settings) -> Built:
@@ -398,20 +402,22 @@ def _taken(torch: Any, spec: str, built: Built, settings: Settings) -> Built:
         ModelError: it accepts none; the message is about the first ones.
     """
     assert built.tries is not None
-    first: Exception | None = None
+    first_error: Exception | None = None
     for make in built.tries(built.model):
         try:
-            made = Built(built.model, (), _move(torch, make(), settings.device), built.remedy)
-            _check_input(torch, spec, made)
+            candidate = Built(built.model, (), _move(torch, make(), settings.device), built.remedy)
+            _check_input(torch, spec, candidate)
         except Exception as error:
-            first = first or error
+            first_error = first_error or error
         else:
-            return made
-    if isinstance(first, ModelError):
-        raise first
-    if first is not None:
-        raise ModelError(f"{spec}: no input can be made for it ({_reason(first)}); use file.py:function") from first
-    takes = ", ".join(modelinputs.wanted(built.model)[0]) or "nothing"
+            return candidate
+    if isinstance(first_error, ModelError):
+        raise first_error
+    if first_error is not None:
+        raise ModelError(
+            f"{spec}: no input can be made for it ({_reason(first_error)}); use file.py:function"
+        ) from first_error
+    takes = ", ".join(modelinputs.argument_names(built.model)[0]) or "nothing"
     raise ModelError(f"{spec} takes {takes}: give the shape of one sample, --input 80x3000, or use file.py:function")
 
 
@@ -425,7 +431,7 @@ def step_of(built: Built, settings: Settings) -> Callable[[], object]:
                 return built()
 
         return predict
-    if not any(each.requires_grad for each in built.model.parameters()):
+    if not any(parameter.requires_grad for parameter in built.model.parameters()):
         raise ModelError(f"{type(built.model).__name__} has no trainable parameter; omit --train")
     optimizer = torch.optim.SGD(built.model.parameters(), lr=1e-3, momentum=0.9)
 
@@ -443,10 +449,10 @@ def _move(torch: Any, value: Any, device: str) -> Any:
     if isinstance(value, (torch.Tensor, torch.nn.utils.rnn.PackedSequence)):
         return value.to(device)
     if isinstance(value, dict):
-        return {key: _move(torch, item, device) for key, item in value.items()}
+        return {key: _move(torch, element, device) for key, element in value.items()}
     if isinstance(value, (list, tuple)):
-        items = [_move(torch, item, device) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        elements = [_move(torch, element, device) for element in value]
+        return type(value)(*elements) if hasattr(value, "_fields") else type(value)(elements)
     return value
 
 

@@ -85,8 +85,8 @@ def sender() -> type[Sender]:
     Raises:
         PluginError: it cannot be imported.
     """
-    found: type[Sender] = load("xsp.senders", "otlp")
-    return found
+    sender_class: type[Sender] = load("xsp.senders", "otlp")
+    return sender_class
 
 
 def collector(item: str | Collector) -> tuple[Collector, str | None]:
@@ -98,23 +98,23 @@ def collector(item: str | Collector) -> tuple[Collector, str | None]:
     Raises:
         PluginError: it cannot be loaded or made, its methods raise, or it is not a collector; the message says why.
     """
-    made: Any = load("xsp.collectors", item) if isinstance(item, str) else lambda: item
+    factory: Any = load("xsp.collectors", item) if isinstance(item, str) else lambda: item
     try:
-        found: Collector = made()
-        lacks = [name for name in vars(Collector) if not name.startswith("_") and not hasattr(found, name)]
-        lacks += [name for name in ("name", "levels") if not getattr(found, name, None)]
-        if isinstance(found, DeviceCollector) and not hasattr(found, "device_work"):
-            lacks.append("device_work")
-        if lacks:
+        instance: Collector = factory()
+        missing = [name for name in vars(Collector) if not name.startswith("_") and not hasattr(instance, name)]
+        missing += [name for name in ("name", "levels") if not getattr(instance, name, None)]
+        if isinstance(instance, DeviceCollector) and not hasattr(instance, "device_work"):
+            missing.append("device_work")
+        if missing:
             raise TypeError(
-                f"has no {', '.join(dict.fromkeys(lacks))}; a collector is a subclass of {Collector.__name__}"
+                f"has no {', '.join(dict.fromkeys(missing))}; a collector is a subclass of {Collector.__name__}"
             )
-        min(found.levels), str(found.name)
-        reason = found.available()
+        min(instance.levels), str(instance.name)
+        reason = instance.available()
     except MAY_BREAK as error:
-        what = item if isinstance(item, str) else getattr(item, "name", type(item).__name__)
-        raise PluginError(f"collector {what!r} cannot be used: {type(error).__name__}: {error}") from error
-    return found, None if reason is None else str(reason)
+        label = item if isinstance(item, str) else getattr(item, "name", type(item).__name__)
+        raise PluginError(f"collector {label!r} cannot be used: {type(error).__name__}: {error}") from error
+    return instance, None if reason is None else str(reason)
 
 
 class Command(Protocol):
@@ -138,30 +138,30 @@ def command(name: str) -> Command:
     """
     from argparse import ArgumentParser  # not loaded in the measured program
 
-    found: Command = load(COMMANDS, name)
+    module: Command = load(COMMANDS, name)
     try:
-        lacks = [each for each in ("SUMMARY", "arguments", "run") if not hasattr(found, each)]
-        if lacks:
-            raise TypeError(f"has no {', '.join(lacks)}; docs/extend/plugins.md says what a command has")
-        found.arguments(ArgumentParser())
+        missing = [member for member in ("SUMMARY", "arguments", "run") if not hasattr(module, member)]
+        if missing:
+            raise TypeError(f"has no {', '.join(missing)}; docs/extend/plugins.md says what a command has")
+        module.arguments(ArgumentParser())
     except MAY_BREAK as error:
         raise PluginError(f"command {name!r} cannot be used: {type(error).__name__}: {error}") from error
-    return found
+    return module
 
 
 def remarks(trace: object) -> list[str]:
     """Return the remarks of plugins on the trace of a run that has just ended; a plugin that fails adds none."""
-    said = []
+    texts = []
     for name in names(REMARKS):
         try:
-            said.append(load(REMARKS, name)(trace))
+            texts.append(load(REMARKS, name)(trace))
         except MAY_BREAK:
             continue  # `xsp doctor` reports why a plugin cannot be imported
-    return [text for text in said if isinstance(text, str) and text]
+    return [text for text in texts if isinstance(text, str) and text]
 
 
 def _entry_points(group: str) -> Sequence[EntryPoint]:
-    return _installed(group, tuple((place, _changed(place)) for place in sys.path))
+    return _installed(group, tuple((folder, _changed(folder)) for folder in sys.path))
 
 
 @lru_cache(maxsize=8)
@@ -175,10 +175,10 @@ def _installed(group: str, _: tuple[tuple[str, int], ...]) -> Sequence[EntryPoin
     return tuple(entry_points(group=group))
 
 
-def _changed(place: str) -> int:
+def _changed(folder: str) -> int:
     """Return the time of the last change of a directory, in nanoseconds; 0 if it does not exist."""
     try:
-        return os.stat(place or os.curdir).st_mtime_ns
+        return os.stat(folder or os.curdir).st_mtime_ns
     except (OSError, ValueError):
         return 0
 

@@ -74,9 +74,9 @@ def start_python(code: str, *arguments: str, **options: Any) -> subprocess.Popen
     """
     options.setdefault("env", environment())
     debugger = sys.modules.get("_pydev_bundle.pydev_monkey")
-    unfollowed: Callable[[], contextlib.AbstractContextManager[object]]
-    unfollowed = getattr(debugger, "skip_subprocess_arg_patch", contextlib.nullcontext)
-    with unfollowed():
+    without_debugger: Callable[[], contextlib.AbstractContextManager[object]]
+    without_debugger = getattr(debugger, "skip_subprocess_arg_patch", contextlib.nullcontext)
+    with without_debugger():
         return subprocess.Popen(
             [sys.executable, "-c", code, str(Path(__file__).resolve().parents[1]), *arguments],
             stdout=subprocess.DEVNULL,
@@ -122,15 +122,15 @@ def _handlers() -> Iterator[CodeType]:
         handler: Any = signal.getsignal(number)
         while isinstance(handler, partial):
             handler = handler.func
-        if not callable(handler):  # it is left to the system, or to C
+        if not callable(handler):  # the default action, or a handler in C
             continue
-        for each in (handler, type(handler).__call__):
-            code = getattr(getattr(each, "__func__", each), "__code__", None)
+        for function in (handler, type(handler).__call__):
+            code = getattr(getattr(function, "__func__", function), "__code__", None)
             if isinstance(code, CodeType):
                 yield code
 
 
-class Asked:
+class WorkerProcess:
     """A Python process that reads questions as lines of JSON, and writes answers as lines to a separate pipe."""
 
     def __init__(self, code: str, *arguments: str, **options: Any) -> None:
@@ -144,23 +144,23 @@ class Asked:
         Raises:
             OSError: the process cannot be started.
         """
-        self._answers, theirs = os.pipe()
+        self._answers, child_end = os.pipe()
         self._read = bytearray()
         self._searched = 0  # bytes of it that hold no end of a line
         try:
             self._process = start_python(
                 code,
                 *arguments,
-                str(theirs),
+                str(child_end),
                 stdin=subprocess.PIPE,
-                pass_fds=(theirs, *options.pop("pass_fds", ())),
+                pass_fds=(child_end, *options.pop("pass_fds", ())),
                 **{"stderr": subprocess.DEVNULL, **options},
             )
         except BaseException:
             os.close(self._answers)
             raise
         finally:
-            os.close(theirs)
+            os.close(child_end)
 
     @property
     def pid(self) -> int:
@@ -183,10 +183,10 @@ class Asked:
         while (end := self._read.find(b"\n", self._searched)) < 0:
             self._searched = len(self._read)
             ready, _, _ = select.select([self._answers], [], [], max(0.0, until - time.monotonic()))
-            read = os.read(self._answers, 1 << 16) if ready else b""
-            if not read:
+            chunk = os.read(self._answers, 1 << 16) if ready else b""
+            if not chunk:
                 return b""
-            self._read += read
+            self._read += chunk
         line = bytes(self._read[:end])
         del self._read[: end + 1]
         self._searched = 0

@@ -17,7 +17,7 @@ RUN/
   serialised/          a re-run with one thing at a time, where parents were ambiguous (`xsp run --resolve`)
 ```
 
-Each file is written beside its place, flushed to disk and renamed; so an existing file is complete. `run.json`
+Each file is written to a temporary path, flushed to disk and renamed, so an existing file is complete. `run.json`
 has `"finished": false` until the end. A directory without steps whose `run.json` names `parts` is a set of runs
 (a sweep, or a program that was run once per level).
 """
@@ -98,7 +98,7 @@ def _make_room(run: Path, overwrite: bool) -> None:
     """Clear a directory that holds a run, if `overwrite` is set and no process writes there; else raise."""
     directory = _free(run) if overwrite else lock(run)
     if directory is None:
-        raise _held_by_another(run)
+        raise _locked_error(run)
     try:
         if not overwrite:
             raise OutputError(
@@ -119,13 +119,13 @@ def created_for_several(path: str | os.PathLike[str], overwrite: bool = False) -
         OutputError: as `create` and `hold`.
     """
     out = create(path, overwrite)
-    with several(out, hold(out)):
+    with unlock_after_runs(out, hold(out)):
         yield out
 
 
 @contextlib.contextmanager
-def several(out: Path, directory: int) -> Iterator[Path]:
-    """Let runs be written into a directory of `create`, locked by `hold`; after an error, remove it if it has none."""
+def unlock_after_runs(out: Path, directory: int) -> Iterator[Path]:
+    """Unlock a directory of `create` after several runs were written to it; after an error, remove it if none was."""
     try:
         (out / STEPS).rmdir()
         yield out
@@ -149,14 +149,14 @@ def hold(run: Path) -> int:
     """
     directory = lock(run)
     if directory is None:
-        raise _held_by_another(run)
+        raise _locked_error(run)
     if (run / RUN_FILE).exists() or segments(run):
         os.close(directory)
         raise UnwritableError(f"{run}: another process has just written a run there; choose another directory")
     return directory
 
 
-def _held_by_another(run: Path) -> UnwritableError:
+def _locked_error(run: Path) -> UnwritableError:
     return UnwritableError(
         f"{run}: another process is writing a run there; wait until it has ended, or choose another directory"
     )
@@ -171,7 +171,7 @@ def _free(run: Path) -> int:
     deadline = time.monotonic() + PATIENCE_S
     while (directory := lock(run)) is None:
         if time.monotonic() > deadline:
-            raise _held_by_another(run)
+            raise _locked_error(run)
         time.sleep(0.05)
     return directory
 
@@ -195,7 +195,7 @@ def _clear(run: Path) -> None:
     for part in dict.fromkeys([*read_run(run).parts, *ranks, SERIALISED]):
         child = (run / part).resolve()
         if child.parent == run.resolve() and (child / RUN_FILE).is_file():
-            with contextlib.suppress(TraceError):  # a part that cannot be read stays
+            with contextlib.suppress(TraceError):  # keep a part that cannot be read
                 _clear(child)
                 _remove_empty(child)
     for folder in (run / STEPS, run / SAMPLES, run / WAITING):
@@ -225,13 +225,13 @@ def write_run(run: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file beside its place, flush it to disk and rename it into place.
+    """Write a file to a temporary path, flush it to disk and rename it.
 
     Raises:
         UnwritableError: it cannot be written; an existing file is unchanged.
     """
     try:
-        with atomic.written(path) as beside:
+        with atomic.replacing(path) as beside:
             beside.write_bytes(content)
     except OSError as error:
         raise UnwritableError(f"{path}: cannot be written ({error.strerror})") from error
@@ -249,7 +249,7 @@ def read_run(run: Path) -> Run:
     if not path.is_file():
         raise TraceError(f"{run}: not a run directory, {RUN_FILE} is missing; give the directory that --out named")
     try:
-        return parsed(_text(path), str(path))
+        return parse_run(_text(path), str(path))
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
@@ -258,7 +258,7 @@ def read_run(run: Path) -> Run:
         ) from error
 
 
-def parsed(text: str, place: str) -> Run:
+def parse_run(text: str, place: str) -> Run:
     """Return the run that the text of a `run.json` describes.
 
     Args:
@@ -271,19 +271,19 @@ def parsed(text: str, place: str) -> Run:
     """
     try:
         content = json.loads(text)
-        found = content["format"]
-        described = Run.of(content)
+        version = content["format"]
+        run = Run.of(content)
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(str(error)) from error
-    if type(found) is not int or found > FORMAT:
-        raise TraceError(f"{place}: written in format {found}, this xsp reads up to {FORMAT}; install a newer xsp")
-    wrong = [name for name in _RELIED_ON if name in described.misfits]
-    if wrong or any("\0" in name for name in described.parts):
-        raise TraceError(f"{place}: damaged ({', '.join(wrong) or 'parts'}: not what xsp writes there)")
-    return described
+    if type(version) is not int or version > FORMAT:
+        raise TraceError(f"{place}: written in format {version}, this xsp reads up to {FORMAT}; install a newer xsp")
+    damaged = [name for name in _LAYOUT_FIELDS if name in run.misfits]
+    if damaged or any("\0" in name for name in run.parts):
+        raise TraceError(f"{place}: damaged ({', '.join(damaged) or 'parts'}: not what xsp writes there)")
+    return run
 
 
-_RELIED_ON = ("parts", "ranks", "checksums")
+_LAYOUT_FIELDS = ("parts", "ranks", "checksums")
 """Fields that list the content of the directory, and tell whether it is intact."""
 
 
@@ -303,12 +303,12 @@ def check_inside(run: Path, files: Iterable[Path]) -> None:
     Raises:
         TraceError: a file is a link, or lies behind a link, that leads out of the directory.
     """
-    inside = run.resolve()
-    behind: dict[Path, bool] = {}
+    root = run.resolve()
+    escapes: dict[Path, bool] = {}
     for file in files:
-        if file.parent not in behind:
-            behind[file.parent] = not file.parent.resolve().is_relative_to(inside)
-        if behind[file.parent] or (file.is_symlink() and not file.resolve().is_relative_to(inside)):
+        if file.parent not in escapes:
+            escapes[file.parent] = not file.parent.resolve().is_relative_to(root)
+        if escapes[file.parent] or (file.is_symlink() and not file.resolve().is_relative_to(root)):
             raise TraceError(f"{file}: a link that leads out of the run directory; put a copy in its place")
 
 
@@ -324,11 +324,11 @@ def read_job(job: Path) -> Run:
         TraceError: as `read_run`.
     """
     parts = rank_parts(job)
-    own = read_run(job) if (job / RUN_FILE).is_file() or not parts else Run.of({"kind": RANKS})
-    if not own.is_job:
-        return own
+    run = read_run(job) if (job / RUN_FILE).is_file() or not parts else Run.of({"kind": RANKS})
+    if not run.is_job:
+        return run
     ranks = [read_run(part) for part in parts]
-    return of_ranks(own, ranks) | {"parts": [part.name for part in parts]}
+    return of_ranks(run, ranks) | {"parts": [part.name for part in parts]}
 
 
 def of_ranks(own: Run, ranks: Sequence[Run]) -> Run:
@@ -347,11 +347,11 @@ def of_ranks(own: Run, ranks: Sequence[Run]) -> Run:
 
 def different(items: Iterable[Any]) -> list[Any]:
     """Return the items in order, without repetitions."""
-    found: list[Any] = []
+    unique: list[Any] = []
     for item in items:
-        if item not in found:
-            found.append(item)
-    return found
+        if item not in unique:
+            unique.append(item)
+    return unique
 
 
 def segment(run: Path, step: int) -> Path:
@@ -379,22 +379,22 @@ def numbered(folder: Path) -> list[Path]:
 
     Copies that a file manager made beside them (`000004 2.parquet`) are left out: their rows would count twice.
     """
-    found = [file for file in folder.glob("[0-9]*.parquet") if file.stem.isascii() and file.stem.isdecimal()]
-    return sorted(found, key=lambda file: (len(file.name), file.name))
+    files = [file for file in folder.glob("[0-9]*.parquet") if file.stem.isascii() and file.stem.isdecimal()]
+    return sorted(files, key=lambda file: (len(file.name), file.name))
 
 
-def is_one(folder: Path) -> bool:
+def is_run_directory(folder: Path) -> bool:
     """Return whether a folder is a run directory, complete or not, or that of a distributed program."""
     return any((folder / name).exists() for name in (RUN_FILE, STEPS, MERGED_FILE)) or bool(rank_parts(folder))
 
 
 def checksum(file: Path) -> str:
     """Return the CRC-32 of a file, in hexadecimal: it detects damage in much less time than reading the tables."""
-    value = 0
+    crc = 0
     with open(file, "rb") as content:
-        while piece := content.read(1 << 22):
-            value = zlib.crc32(piece, value)
-    return f"{value:08x}"
+        while chunk := content.read(1 << 22):
+            crc = zlib.crc32(chunk, crc)
+    return f"{crc:08x}"
 
 
 def checksums(run: Path) -> dict[str, str]:
@@ -410,8 +410,8 @@ def rank_part(rank: int) -> str:
 
 def rank_parts(run: Path) -> list[Path]:
     """Return the directories of the ranks' runs in a job's directory, in the order of their ranks."""
-    found = [part for part in run.glob("rank-*") if (part / RUN_FILE).is_file()]
-    return sorted(found, key=lambda part: (len(part.name), part.name))
+    parts = [part for part in run.glob("rank-*") if (part / RUN_FILE).is_file()]
+    return sorted(parts, key=lambda part: (len(part.name), part.name))
 
 
 def remove_ranks(job: Path, ranks: int) -> list[str]:

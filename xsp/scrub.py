@@ -67,14 +67,14 @@ def command(argv: Sequence[str], keep: bool | None = None) -> list[str]:
     return [PurePath(argv[0]).name or argv[0], *map(_allowed, argv[1:], argv)]
 
 
-def _allowed(part: str, before: str) -> str:
-    """Return an argument without anything that may be a secret; `before` is the preceding argument."""
+def _allowed(part: str, previous: str) -> str:
+    """Return an argument without anything that may be a secret; `previous` is the preceding argument."""
     name, equals, value = part.partition("=")
     is_option = _OPTION.fullmatch(name) is not None
     if equals:
-        kept = name if is_option or _NAME.fullmatch(name.lstrip("+")) else HIDDEN
-        return f"{kept}={value if not value or _is_named(name, value) or _is_plain(value) else HIDDEN}"
-    if _is_named(before, part):
+        shown_name = name if is_option or _NAME.fullmatch(name.lstrip("+")) else HIDDEN
+        return f"{shown_name}={value if not value or _is_named(name, value) or _is_plain(value) else HIDDEN}"
+    if _is_named(previous, part):
         return part
     if is_option or part in ("", "-", "--", HIDDEN) or _is_plain(part) or _is_program(part):
         return part if not _is_program(part) else PurePath(part).name
@@ -104,24 +104,24 @@ def _without_suspects(argv: Sequence[str]) -> list[str]:
     `Authorization: X`), credentials in URLs, tokens of well-known forms, the query of `--otlp`, and the directories of
     absolute paths, which often name a person.
     """
-    shown: list[str] = []
+    cleaned: list[str] = []
     hide_next = False
-    for part, before in zip(argv, ["", *argv], strict=False):
-        if before == "--otlp" or part.startswith("--otlp="):
+    for part, previous in zip(argv, ["", *argv], strict=False):
+        if previous == "--otlp" or part.startswith("--otlp="):
             part = part.partition("?")[0]
         if hide_next:
-            shown.append(HIDDEN)
+            cleaned.append(HIDDEN)
             hide_next = False
             continue
         name, equals, _ = part.partition("=")
         if _SECRET.search(name) and (name.startswith("-") or equals):
-            shown.append(f"{name}={HIDDEN}" if equals else part)
+            cleaned.append(f"{name}={HIDDEN}" if equals else part)
             hide_next = not equals and name.startswith("-")
             continue
         part = _IN_JSON.sub(rf'\g<1>"{HIDDEN}"', _KNOWN.sub(HIDDEN, part))
         part = _HEADER.sub(rf"\g<1>{HIDDEN}", _IN_URL.sub(rf"\g<1>{HIDDEN}@", part))
-        shown.append(_without_directories(_QUERY.sub(rf"\g<1>{HIDDEN}", part)))
-    return shown
+        cleaned.append(_without_directories(_QUERY.sub(rf"\g<1>{HIDDEN}", part)))
+    return cleaned
 
 
 def _without_directories(part: str) -> str:
@@ -131,15 +131,15 @@ def _without_directories(part: str) -> str:
 _STATED = re.compile(rf"(?i)([\w.-]*(?:{_WORDS})[\w.-]*[\"']?\s*[=:]\s*)(\"[^\"]*\"?|'[^']*'?|[^\s,;)\]}}]+)")
 
 
-def stated(text: str) -> str:
+def scrub_settings(text: str) -> str:
     """Return a text of settings, `in_features=8, api_key='x'`, without secrets and directories.
 
     It hides values whose name suggests a secret, unless they are plainly numbers or switches (`num_tokens=197`),
     credentials in URLs, and tokens of well-known forms.
     """
-    shown = _STATED.sub(lambda found: found[0] if _PLAIN.fullmatch(found[2]) else found[1] + HIDDEN, text)
-    shown = _QUERY.sub(rf"\g<1>{HIDDEN}", _IN_URL.sub(rf"\g<1>{HIDDEN}@", _KNOWN.sub(HIDDEN, shown)))
-    return _without_directories(shown)
+    cleaned = _STATED.sub(lambda match: match[0] if _PLAIN.fullmatch(match[2]) else match[1] + HIDDEN, text)
+    cleaned = _QUERY.sub(rf"\g<1>{HIDDEN}", _IN_URL.sub(rf"\g<1>{HIDDEN}@", _KNOWN.sub(HIDDEN, cleaned)))
+    return _without_directories(cleaned)
 
 
 # --- in a terminal ----------------------------------------------------------------------------------------------

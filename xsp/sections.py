@@ -160,7 +160,7 @@ def check(run: Path) -> None:
     Raises:
         OutputError: it is not.
     """
-    if not rundir.is_one(run):
+    if not rundir.is_run_directory(run):
         raise OutputError(f"{run}: not a run directory; sections belong to a run")
 
 
@@ -203,14 +203,14 @@ def write(run: Path, name: str, section: Section) -> Path:
 def kept(place: Path, name: str, section: Section) -> Path | None:
     """Write a section into a run directory, and return its file; None if it is no run directory or not writable."""
     try:
-        return write(place, name, section) if rundir.is_one(place) else None
+        return write(place, name, section) if rundir.is_run_directory(place) else None
     except (OutputError, OSError):  # the name of a model may be too long for a path
         return None
 
 
 def read(run: Path) -> Found:
     """Return the sections of a run directory; unreadable ones are listed, and do not affect the others."""
-    found: dict[str, Section] = {}
+    sections: dict[str, Section] = {}
     damaged: list[str] = []
     files = sorted((run / rundir.SECTIONS).glob("*.json"))
     for file in files[:MOST_SECTIONS]:
@@ -220,7 +220,7 @@ def read(run: Path) -> Found:
                 raise ValueError("its name is not a name of a section")
             if not file.is_file() or file.stat().st_size > MOST_BYTES:
                 raise ValueError(f"not a file, or larger than {MOST_BYTES >> 20} MB")
-            found[file.stem] = of(json.loads(file.read_text(encoding="utf-8")))
+            sections[file.stem] = of(json.loads(file.read_text(encoding="utf-8")))
         except TraceError:
             damaged.append(f"{file.name}: a link that leads out of the run directory")
         except OSError as error:
@@ -229,15 +229,15 @@ def read(run: Path) -> Found:
             damaged.append(f"{file.name}: {error}")
     if len(files) > MOST_SECTIONS:
         damaged.append(f"{len(files) - MOST_SECTIONS} more files: a page has up to {MOST_SECTIONS} sections")
-    return Found(found, tuple(damaged))
+    return Found(sections, tuple(damaged))
 
 
 def plain(section: Section) -> dict[str, Any]:
     """Return title and parts of a section in a form for JSON: numbers that are not finite become None."""
     parts = []
     for part in section.parts:
-        held = _finite(asdict(part))
-        parts.append({type(part).__name__.lower(): held["text"] if isinstance(part, Text) else held})
+        content = _finite(asdict(part))
+        parts.append({type(part).__name__.lower(): content["text"] if isinstance(part, Text) else content})
     return {"title": section.title, "parts": parts}
 
 
@@ -247,62 +247,62 @@ def of(content: Any) -> Section:
     Raises:
         ValueError: it does not describe a section; the message says where.
     """
-    whole = _object(content, "a section")
-    version = whole.get("xsp_section")
+    fields = _object(content, "a section")
+    version = fields.get("xsp_section")
     if type(version) is not int or not 1 <= version <= VERSION:
         raise ValueError(f"xsp_section is {version!r}; this xsp reads version {VERSION}")
-    return Section(_text(whole, "title"), tuple(_part(each) for each in _list(whole, "parts")))
+    return Section(_text(fields, "title"), tuple(_part(part) for part in _list(fields, "parts")))
 
 
 # --- reading ------------------------------------------------------------------------------------------------
 
 
-def _part(found: Any) -> Part:
-    part = _object(found, "a part")
+def _part(value: Any) -> Part:
+    part = _object(value, "a part")
     if len(part) != 1 or next(iter(part)) not in _PARTS:
         raise ValueError(f"a part has one key of {', '.join(_PARTS)}, not {', '.join(map(repr, part)) or 'none'}"[:200])
-    ((kind, held),) = part.items()
-    return _PARTS[kind](held)
+    ((kind, content),) = part.items()
+    return _PARTS[kind](content)
 
 
-def _table(held: Any) -> Table:
-    table = _object(held, "a table")
+def _table(content: Any) -> Table:
+    table = _object(content, "a table")
     columns = _texts(table, "columns")
     rows = tuple(_cells(row, "a row", len(columns)) for row in _list(table, "rows"))
     return Table(columns, rows, _text(table, "title", ""))
 
 
-def _chart(held: Any) -> Chart:
-    chart = _object(held, "a chart")
+def _chart(content: Any) -> Chart:
+    chart = _object(content, "a chart")
     kind, at = _text(chart, "kind"), _cells(chart.get("at"), "at")
     if kind not in KINDS:
         raise ValueError(f"there is no chart {kind[:40]!r}; there are {', '.join(KINDS)}")
-    if kind in ("lines", "points") and any(isinstance(each, (str, bool)) for each in at):
+    if kind in ("lines", "points") and any(isinstance(position, (str, bool)) for position in at):
         raise ValueError(f"a chart of {kind} needs numbers as at")
     log, labels = _texts(chart, "log", ()), _texts(chart, "labels", ())
     if set(log) - {"at", "values"} or len(labels) not in (0, len(at)):
         raise ValueError("log must name axes (at, values), and labels must be as many as at")
-    series = tuple(_series(each, len(at)) for each in _list(chart, "series"))
+    series = tuple(_series(element, len(at)) for element in _list(chart, "series"))
     return Chart(kind, _text(chart, "title"), _text(chart, "unit"), at, series, _text(chart, "over", ""), log, labels)
 
 
-def _series(held: Any, length: int) -> Series:
-    series = _object(held, "a series")
+def _series(content: Any, length: int) -> Series:
+    series = _object(content, "a series")
     low, high = (_numbers(series.get(name) or [], name, length) for name in ("low", "high"))
     if len(low) != len(high):
         raise ValueError("low and high must be given together")
     return Series(_text(series, "name"), _numbers(series.get("values"), "values", length, needed=True), low, high)
 
 
-def _tree(held: Any) -> Tree:
-    tree = _object(held, "a tree")
+def _tree(content: Any) -> Tree:
+    tree = _object(content, "a tree")
     columns = _texts(tree, "columns")
-    branches = tuple(_branch(each, len(columns), 1) for each in _list(tree, "branches"))
+    branches = tuple(_branch(branch, len(columns), 1) for branch in _list(tree, "branches"))
     return Tree(columns, branches, _text(tree, "title", ""), _text(tree, "mark", ""))
 
 
-def _branch(held: Any, width: int, level: int) -> Branch:
-    branch = _object(held, "a branch")
+def _branch(content: Any, width: int, level: int) -> Branch:
+    branch = _object(content, "a branch")
     if level > MOST_LEVELS:
         raise ValueError(f"a tree can have up to {MOST_LEVELS} levels")
     if not isinstance(branch.get("marked", False), bool):
@@ -310,8 +310,8 @@ def _branch(held: Any, width: int, level: int) -> Branch:
     cells = _cells(branch.get("cells", []), "cells")
     if len(cells) not in (0, width):
         raise ValueError(f"a branch has {len(cells)} cells, and {width} columns")
-    inside = tuple(_branch(each, width, level + 1) for each in _list(branch, "inside", ()))
-    return Branch(_text(branch, "name"), cells, branch.get("marked", False), inside)
+    children = tuple(_branch(child, width, level + 1) for child in _list(branch, "inside", ()))
+    return Branch(_text(branch, "name"), cells, branch.get("marked", False), children)
 
 
 _PARTS: Mapping[str, Callable[[Any], Part]] = {
@@ -328,29 +328,29 @@ def _object(value: Any, what: str) -> dict[str, Any]:
     return value
 
 
-def _text(within: Mapping[str, Any], name: str, missing: str | None = None) -> str:
-    value = within.get(name, missing)
+def _text(fields: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    value = fields.get(name, default)
     if not isinstance(value, str):
         raise ValueError(f"{name} must be a text")
     return value
 
 
-def _list(within: Mapping[str, Any], name: str, missing: Any = None) -> list[Any]:
-    value = within.get(name, missing)
+def _list(fields: Mapping[str, Any], name: str, default: Any = None) -> list[Any]:
+    value = fields.get(name, default)
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"{name} must be a list")
     return list(value)
 
 
-def _texts(within: Mapping[str, Any], name: str, missing: Any = None) -> tuple[str, ...]:
-    found = _list(within, name, missing)
-    if not all(isinstance(each, str) for each in found):
+def _texts(fields: Mapping[str, Any], name: str, default: Any = None) -> tuple[str, ...]:
+    values = _list(fields, name, default)
+    if not all(isinstance(value, str) for value in values):
         raise ValueError(f"{name} must be a list of texts")
-    return tuple(found)
+    return tuple(values)
 
 
 def _cells(value: Any, what: str, length: int | None = None) -> tuple[Cell, ...]:
-    if not isinstance(value, (list, tuple)) or not all(each is None or isinstance(each, _SCALARS) for each in value):
+    if not isinstance(value, (list, tuple)) or not all(cell is None or isinstance(cell, _SCALARS) for cell in value):
         raise ValueError(f"{what} must be a list of texts, numbers and nulls")
     if length is not None and len(value) != length:
         raise ValueError(f"{what} has {len(value)} cells, and {length} columns")
@@ -361,18 +361,18 @@ _SCALARS = (str, int, float, bool)
 
 
 def _numbers(value: Any, what: str, length: int, *, needed: bool = False) -> tuple[float | None, ...]:
-    found = _cells(value, what)
-    if any(isinstance(each, (str, bool)) for each in found):
+    cells = _cells(value, what)
+    if any(isinstance(cell, (str, bool)) for cell in cells):
         raise ValueError(f"{what} must be a list of numbers and nulls")
-    if len(found) != length and (needed or found):
-        raise ValueError(f"{what} has {len(found)} figures, and the chart {length} places")
-    return found  # type: ignore[return-value]
+    if len(cells) != length and (needed or cells):
+        raise ValueError(f"{what} has {len(cells)} figures, and the chart {length} places")
+    return cells  # type: ignore[return-value]
 
 
 def _finite(value: Any) -> Any:
     """Return a value in a form for JSON: numbers that are not finite become None."""
     if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
+        return {name: _finite(element) for name, element in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
+        return [_finite(element) for element in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

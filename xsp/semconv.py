@@ -117,36 +117,36 @@ def resource(
         process: id of the process, if known.
         service: name of the program.
     """
-    own = next((part for part in run.ranks if part.rank == rank), run)
-    known: dict[str, Any] = {
+    rank_run = next((part for part in run.ranks if part.rank == rank), run)
+    attributes: dict[str, Any] = {
         "service.name": f"{service}.{level_name(level)}",
-        "service.version": own.xsp,
-        "service.instance.id": own.id,
+        "service.version": rank_run.xsp,
+        "service.instance.id": rank_run.id,
         "telemetry.sdk.name": "xsp",
         "telemetry.sdk.language": "python",
-        "telemetry.sdk.version": own.xsp or __version__,
-        "host.id": own.host,
-        "host.name": own.host,
-        "host.cpu.model.name": own.machine.cpu,
-        "process.runtime.version": own.machine.python,
-        PROCESS: process if process is not None else own.process,
-        RUN_ID: own.id,
-        RUN_NAME: own.name or None,
+        "telemetry.sdk.version": rank_run.xsp or __version__,
+        "host.id": rank_run.host,
+        "host.name": rank_run.host,
+        "host.cpu.model.name": rank_run.machine.cpu,
+        "process.runtime.version": rank_run.machine.python,
+        PROCESS: process if process is not None else rank_run.process,
+        RUN_ID: rank_run.id,
+        RUN_NAME: rank_run.name or None,
         RANK: rank,
-        LOCAL_RANK: own.local_rank,
-        WORLD_SIZE: own.world_size,
+        LOCAL_RANK: rank_run.local_rank,
+        WORLD_SIZE: rank_run.world_size,
     }
-    if level >= Level.KERNEL and own.machine.devices:
-        known |= {"hw.type": "gpu", "hw.name": ", ".join(sorted(set(own.machine.devices)))}
-    return {name: value for name, value in known.items() if value is not None}
+    if level >= Level.KERNEL and rank_run.machine.devices:
+        attributes |= {"hw.type": "gpu", "hw.name": ", ".join(sorted(set(rank_run.machine.devices)))}
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def flat(attributes: str | None) -> dict[str, Any]:
     """Return the JSON of the column `attributes` as single attributes; values keep their JSON types."""
     if attributes is None:
         return {}
-    known = json.loads(attributes)
-    return {key if "." in key else OWN + key: value for key, value in known.items()}
+    fields = json.loads(attributes)
+    return {key if "." in key else OWN + key: value for key, value in fields.items()}
 
 
 def nested(attributes: Mapping[str, Any]) -> str | None:

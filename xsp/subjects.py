@@ -114,60 +114,64 @@ class Subjects:
             outline: words of the open step so far; empty between steps. Its words are corrected if a replaced object
                 turns out to be used beside its successor.
         """
-        this = id(subject)
+        object_id = id(subject)
         with self._lock:
             form = self._form(subject)
             # an object met in training never takes the number of a copy that is not trained: an average, the best epoch
             roles = self._roles.setdefault((form, trains or form[1] is None), [])
-            role = self._role_of.get(this)
+            role = self._role_of.get(object_id)
             if role is not None:
-                self._comes_back(role, this, outline)
+                self._comes_back(role, object_id, outline)
             else:
                 role = self._role(roles, trains, outline, shared=form[1] is None)
                 self._watch(subject, role)
-            self.numbers[this] = role.number
+            self.numbers[object_id] = role.number
             if role.number not in self.layouts:
                 self.layouts[role.number] = layout_of(subject)
             return role.number
 
     def of(self, subject: object) -> int:
         """Return the number of a known module or optimizer; of an unknown one, an `id`."""
-        found = self.numbers.get(id(subject))
-        return found if found is not None else id(type(subject) if holds_nothing(subject) else subject)
+        number = self.numbers.get(id(subject))
+        return number if number is not None else id(type(subject) if holds_nothing(subject) else subject)
 
     def _role(self, roles: list[_Role], trains: bool, outline: MutableSequence[tuple[Any, ...]], shared: bool) -> _Role:
         """Return the role for a new object: a free one, one that it takes over, or a new one."""
         if roles and shared:
             return roles[0]
-        found = next((each for each in roles if not each.holders - each.retired), None)
-        if found is None and trains:
+        role = next((candidate for candidate in roles if not candidate.holders - candidate.retired), None)
+        if role is None and trains:
             busy = {word[1] for word in outline if len(word) > 2}
-            old = (each for each in roles if each.since + REPLACED <= self.step and each.number not in busy)
-            found = next(old, None)
-            if found is not None:
-                found.retired |= found.holders
-                for each in found.holders:
-                    self.numbers.pop(each, None)
-        if found is None:
-            found = _Role(next(self._next), roles)
-        found.since = self.step
-        return found
+            replaceable = (
+                candidate
+                for candidate in roles
+                if candidate.since + REPLACED <= self.step and candidate.number not in busy
+            )
+            role = next(replaceable, None)
+            if role is not None:
+                role.retired |= role.holders
+                for holder in role.holders:
+                    self.numbers.pop(holder, None)
+        if role is None:
+            role = _Role(next(self._next), roles)
+        role.since = self.step
+        return role
 
-    def _comes_back(self, role: _Role, this: int, outline: MutableSequence[tuple[Any, ...]]) -> None:
-        """Let a replaced object be used again; if its successor takes part in this step, that one gets a new number."""
-        role.retired.discard(this)
-        places = [place for place, word in enumerate(outline) if len(word) > 2 and word[1] == role.number]
-        if not places:
+    def _comes_back(self, role: _Role, object_id: int, outline: MutableSequence[tuple[Any, ...]]) -> None:
+        """Restore a replaced object that is used again; its successor gets a new number if this step uses it too."""
+        role.retired.discard(object_id)
+        positions = [position for position, word in enumerate(outline) if len(word) > 2 and word[1] == role.number]
+        if not positions:
             return
-        other = _Role(next(self._next), role.alike)
-        other.since = self.step
-        other.holders = {each for each in role.holders if self.numbers.get(each) == role.number}
-        role.holders -= other.holders
-        self._role_of.update(dict.fromkeys(other.holders, other))
-        self.numbers.update(dict.fromkeys(other.holders, other.number))
-        for place in places:
-            kind, _, *rest = outline[place]
-            outline[place] = (kind, other.number, *rest)
+        successor = _Role(next(self._next), role.alike)
+        successor.since = self.step
+        successor.holders = {holder for holder in role.holders if self.numbers.get(holder) == role.number}
+        role.holders -= successor.holders
+        self._role_of.update(dict.fromkeys(successor.holders, successor))
+        self.numbers.update(dict.fromkeys(successor.holders, successor.number))
+        for position in positions:
+            kind, _, *rest = outline[position]
+            outline[position] = (kind, successor.number, *rest)
 
     def _form(self, subject: Any) -> _Form:
         """Return the form of an object; objects of the same form may replace each other.
@@ -180,7 +184,12 @@ class Subjects:
             if groups is not None:
                 parameters = [parameter for group in groups for parameter in group["params"]]
                 owner = next(
-                    (self.numbers.get(self._owners[each]) for each in map(id, parameters) if each in self._owners), None
+                    (
+                        self.numbers.get(self._owners[parameter_id])
+                        for parameter_id in map(id, parameters)
+                        if parameter_id in self._owners
+                    ),
+                    None,
                 )
                 return type(subject), hash(
                     (owner, tuple(len(group["params"]) for group in groups), _shapes(parameters))
@@ -197,24 +206,24 @@ class Subjects:
 
     def _watch(self, subject: Any, role: _Role) -> None:
         """Add an object to the holders of a role, and free the role when the object is deleted."""
-        this = id(subject)
-        role.holders.add(this)
-        self._role_of[this] = role
+        object_id = id(subject)
+        role.holders.add(object_id)
+        self._role_of[object_id] = role
         try:
-            self._references[this] = weakref.ref(subject, partial(self._gone, this))
+            self._references[object_id] = weakref.ref(subject, partial(self._gone, object_id))
         except TypeError:  # without weak references, the object counts as alive for ever
             return
 
-    def _gone(self, this: int, _: object) -> None:
+    def _gone(self, object_id: int, _: object) -> None:
         """Forget a deleted object. The garbage collector may call this anywhere, so it takes no lock."""
-        self._references.pop(this, None)
-        self.numbers.pop(this, None)
-        for parameter in [each for each, owner in list(self._owners.items()) if owner == this]:
-            self._owners.pop(parameter, None)
-        role = self._role_of.pop(this, None)
+        self._references.pop(object_id, None)
+        self.numbers.pop(object_id, None)
+        for parameter_id in [key for key, owner in list(self._owners.items()) if owner == object_id]:
+            self._owners.pop(parameter_id, None)
+        role = self._role_of.pop(object_id, None)
         if role is not None:
-            role.holders.discard(this)
-            role.retired.discard(this)
+            role.holders.discard(object_id)
+            role.retired.discard(object_id)
 
 
 def holds_nothing(module: object) -> bool:
@@ -234,28 +243,28 @@ def layout_of(module: Any) -> Layout | None:
 
 
 def _layout(module: Any) -> Layout | None:
-    names = [each.__name__ for each in type(module).__mro__ if each.__module__.startswith("torch.")]
+    names = [base.__name__ for base in type(module).__mro__ if base.__module__.startswith("torch.")]
     inner = next((_WRAPPERS[name] for name in names if name in _WRAPPERS), None)
     if inner is not None:
         return _layout(getattr(module, inner))
-    own = _own_layout(module, names)
-    if own is not None:
-        return own
+    own_layout = _own_layout(module, names)
+    if own_layout is not None:
+        return own_layout
     children = list(module.children())
     if "Sequential" in names:
         for child in children:
-            found = _layout(child)
-            if found is not None or not type(child).__name__.startswith(_KEEP_LAYOUT):
-                return found
+            child_layout = _layout(child)
+            if child_layout is not None or not type(child).__name__.startswith(_KEEP_LAYOUT):
+                return child_layout
         return None
-    first = [_own_layout(child, [each.__name__ for each in type(child).__mro__]) for child in children]
-    by_time = [each for each in first if each is not None and each.axis == 1]
-    if by_time and not any(each is not None and each.dimensions == 3 and each.axis == 0 for each in first):
+    layouts = [_own_layout(child, [base.__name__ for base in type(child).__mro__]) for child in children]
+    time_first = [layout for layout in layouts if layout is not None and layout.axis == 1]
+    if time_first and not any(layout is not None and layout.dimensions == 3 and layout.axis == 0 for layout in layouts):
         embeds = any(type(child).__name__ == "Embedding" for child in children)
         return Layout(3 - embeds, 1, is_sure=False)
-    begins = next((each for each in module.modules() if each._parameters), None)
-    images = _own_layout(begins, [each.__name__ for each in type(begins).__mro__])
-    return images._replace(is_sure=False) if images is not None and images.dimensions > 3 else None
+    first_module = next((submodule for submodule in module.modules() if submodule._parameters), None)
+    image_layout = _own_layout(first_module, [base.__name__ for base in type(first_module).__mro__])
+    return image_layout._replace(is_sure=False) if image_layout is not None and image_layout.dimensions > 3 else None
 
 
 def _own_layout(module: Any, names: Sequence[str]) -> Layout | None:
@@ -288,4 +297,4 @@ def _settings(module: Any) -> tuple[Hashable, ...]:
 
 
 def _is_of_scalars(value: object) -> bool:
-    return isinstance(value, tuple) and all(isinstance(each, _SCALARS) for each in value)
+    return isinstance(value, tuple) and all(isinstance(element, _SCALARS) for element in value)

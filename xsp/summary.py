@@ -32,7 +32,7 @@ class Interval(NamedTuple):
     hi: float
 
 
-def kept(n: int, trim: float = TRIM) -> range:
+def kept_indices(n: int, trim: float = TRIM) -> range:
     """Return which order statistics of `n` sorted values the trimmed mean keeps.
 
     The definition drops ⌊trim·n⌋ values at each end. XSP's edge cases: the mean of one or two values, the
@@ -54,7 +54,7 @@ def trimmed_mean(values: Sequence[float], trim: float = TRIM) -> float:
     if not values:
         raise ValueError("the trimmed mean of no values is undefined")
     ordered = sorted(values)
-    inner = kept(len(ordered), trim)
+    inner = kept_indices(len(ordered), trim)
     return math.fsum(ordered[i] for i in inner) / len(inner)
 
 
@@ -71,20 +71,20 @@ def percentile(values: Sequence[float], share: float, weights: Sequence[int] | N
     if weights is not None and min(weights) < max(weights):
         return _weighted_percentile(values, share, weights)
     ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = math.floor(place)
+    position = share * (len(ordered) - 1)
+    below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
 def _weighted_percentile(values: Sequence[float], share: float, weights: Sequence[int]) -> float:
     """Return the percentile of values of which each is repeated as often as its weight says."""
     ordered = sorted(zip(values, weights, strict=True))
     ends = list(itertools.accumulate(weight for _, weight in ordered))
-    place = share * (ends[-1] - 1)
-    below = math.floor(place)
-    low, high = (ordered[bisect_right(ends, each)][0] for each in (below, min(below + 1, ends[-1] - 1)))
-    return low + (place - below) * (high - low)
+    position = share * (ends[-1] - 1)
+    below = math.floor(position)
+    low, high = (ordered[bisect_right(ends, rank)][0] for rank in (below, min(below + 1, ends[-1] - 1)))
+    return low + (position - below) * (high - low)
 
 
 def of_equal_weight(values: Sequence[float], weights: Sequence[int]) -> list[float]:
@@ -108,7 +108,7 @@ def of_equal_weight(values: Sequence[float], weights: Sequence[int]) -> list[flo
         for part in range(start // total, -(-end // total)):
             sums[part] += value * (min(end, (part + 1) * total) - max(start, part * total))
         start = end
-    return [each / total for each in sums]
+    return [part_sum / total for part_sum in sums]
 
 
 def interval(values: Sequence[float]) -> Interval | None:
@@ -166,30 +166,30 @@ def drifting_interval(values: Sequence[float]) -> Interval | None:
     Returns:
         None for fewer than three values.
     """
-    usual, cuts = interval(values), _cuts(len(values))
-    if usual is None or not cuts:
-        return usual
+    independent, cuts = interval(values), _cuts(len(values))
+    if independent is None or not cuts:
+        return independent
     variances = {batches: statistics.variance(_batch_means(values, batches)) for batches in cuts}
-    known = max(_student(batches - 1) ** 2 * variance / batches for batches, variance in variances.items())
+    of_mean = max(_student(batches - 1) ** 2 * variance / batches for batches, variance in variances.items())
     coarsest, normal = min(cuts), statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    of_independent = coarsest * ((usual.hi - usual.lo) / (2 * normal)) ** 2
-    wanders = normal**2 * max(0.0, variances[coarsest] - of_independent)
-    middle, width = trimmed_mean(values), math.sqrt(known + wanders)
-    return _within(values, Interval(min(usual.lo, middle - width), max(usual.hi, middle + width)))
+    of_independent = coarsest * ((independent.hi - independent.lo) / (2 * normal)) ** 2
+    of_level = normal**2 * max(0.0, variances[coarsest] - of_independent)
+    middle, width = trimmed_mean(values), math.sqrt(of_mean + of_level)
+    return _within(values, Interval(min(independent.lo, middle - width), max(independent.hi, middle + width)))
 
 
 def _cuts(count: int) -> set[int]:
     """Return the numbers of batches into which so many values are cut; empty for too few values."""
     most = min(BATCHES, count // OF_A_BATCH)
     if most >= LEAST_BATCHES:
-        return {most, *(each for each in COARSER if each < most)}
+        return {most, *(batches for batches in COARSER if batches < most)}
     few = min(LEAST_BATCHES, count // OF_FEW)
     return {few} if few >= LEAST_OF_FEW else set()
 
 
 def _batch_means(values: Sequence[float], batches: int) -> list[float]:
-    places = [len(values) * place // batches for place in range(batches + 1)]
-    return [trimmed_mean(values[low:high], TRIM_OF_BATCH) for low, high in itertools.pairwise(places)]
+    bounds = [len(values) * index // batches for index in range(batches + 1)]
+    return [trimmed_mean(values[low:high], TRIM_OF_BATCH) for low, high in itertools.pairwise(bounds)]
 
 
 def _within(values: Sequence[float], ends: Interval) -> Interval:
@@ -214,9 +214,9 @@ def mean_interval(values: Sequence[float], weights: Sequence[int] | None = None)
     """
     if len(values) < 3:
         return None
-    held = [1] * len(values) if weights is None else weights
-    total = sum(held)
-    parts = list(zip(values, held, strict=True))
+    all_weights = [1] * len(values) if weights is None else weights
+    total = sum(all_weights)
+    parts = list(zip(values, all_weights, strict=True))
     middle = math.fsum(value * weight for value, weight in parts) / total
     if len(values) >= 2 * BATCHES:
         parts = _batches(parts, total)
@@ -244,13 +244,13 @@ def product_interval(*factors: tuple[float, Interval]) -> Interval:
 
 def _batches(parts: Sequence[tuple[float, int]], total: int) -> list[tuple[float, int]]:
     """Return the means and weights of consecutive batches: `BATCHES`, or fewer if some values are heavier than one."""
-    found: dict[int, list[tuple[float, int]]] = {}
-    before = 0
+    batches: dict[int, list[tuple[float, int]]] = {}
+    cumulative = 0
     for value, weight in parts:
-        before += weight
-        found.setdefault((before * BATCHES - 1) // total, []).append((value, weight))
-    weights = [sum(weight for _, weight in batch) for batch in found.values()]
-    sums = [math.fsum(value * weight for value, weight in batch) for batch in found.values()]
+        cumulative += weight
+        batches.setdefault((cumulative * BATCHES - 1) // total, []).append((value, weight))
+    weights = [sum(weight for _, weight in batch) for batch in batches.values()]
+    sums = [math.fsum(value * weight for value, weight in batch) for batch in batches.values()]
     return [(sum_ / weight, weight) for sum_, weight in zip(sums, weights, strict=True)]
 
 
@@ -265,7 +265,7 @@ def _student(freedom: float) -> float:
 
 
 def _normal(ordered: Sequence[float]) -> Interval:
-    n, inner = len(ordered), kept(len(ordered))
+    n, inner = len(ordered), kept_indices(len(ordered))
     low, high = ordered[inner[0]], ordered[inner[-1]]
     winsorised = [min(max(value, low), high) for value in ordered]
     error = statistics.stdev(winsorised) / ((1 - 2 * TRIM) * math.sqrt(n))
@@ -288,7 +288,7 @@ def _resampling(n: int) -> NDArray[Any]:
     import numpy as np
 
     draw = random.Random(n)
-    inner = kept(n)
+    inner = kept_indices(n)
     picks = np.sort(np.array([draw.choices(range(n), k=n) for _ in range(RESAMPLES)]), axis=1)[:, inner]
     weights = np.zeros((n, RESAMPLES))
     np.add.at(weights, (picks, np.arange(RESAMPLES)[:, None]), 1 / len(inner))

@@ -42,20 +42,20 @@ def connect() -> duckdb.DuckDBPyConnection:
 def spilling(folder: Path, memory: str) -> duckdb.DuckDBPyConnection:
     """Return an engine as `connect` does, which spills to a folder beyond this much memory (`1GB`)."""
     con = connect()
-    con.execute(f"SET memory_limit = '{memory}'; SET temp_directory = {place(folder / 'spill')}")
+    con.execute(f"SET memory_limit = '{memory}'; SET temp_directory = {path_literal(folder / 'spill')}")
     return con
 
 
 def cursor(con: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
     """Return a second connection to an engine, with the search path of the first one."""
     ((path,),) = con.execute("SELECT current_setting('search_path')").fetchall()
-    own = con.cursor()
+    connection = con.cursor()
     if path:
-        own.execute(f"SET search_path = {literal(path)}")
-    return own
+        connection.execute(f"SET search_path = {literal(path)}")
+    return connection
 
 
-def holds(con: duckdb.DuckDBPyConnection, name: str) -> bool:
+def has_table(con: duckdb.DuckDBPyConnection, name: str) -> bool:
     """Return whether an engine has a table or a view of a name; a query of its catalogue takes ten times as long."""
     try:
         con.execute(f"SELECT 1 FROM {name} LIMIT 0")
@@ -83,13 +83,13 @@ def insert(
         arrays, expressions = _arrays(columns, values)
     except (KeyError, OverflowError, TypeError):  # a value that the engine has to convert or reject
         unnested = ", ".join(f"unnest(?::{column.type}[])" for column in columns)
-        con.execute(f"INSERT INTO {name} SELECT {unnested}", [list(each) for each in values])
+        con.execute(f"INSERT INTO {name} SELECT {unnested}", [list(column_values) for column_values in values])
         return
     con.register("rows_as_arrays", arrays)  # by name: through a session of Spark the engine does not see this variable
     try:
         with _objects_are_text(con):
-            held, chosen = ", ".join(expressions), ", ".join(expressions.values())
-            con.execute(f"INSERT INTO {name} ({held}) SELECT {chosen} FROM rows_as_arrays")
+            names, selected = ", ".join(expressions), ", ".join(expressions.values())
+            con.execute(f"INSERT INTO {name} ({names}) SELECT {selected} FROM rows_as_arrays")
     finally:
         con.unregister("rows_as_arrays")
 
@@ -117,10 +117,10 @@ def write_columns(columns: Sequence[Sequence[Any]], path: Path, con: duckdb.Duck
         insert(con, "rows_to_convert", zip(*columns, strict=True))
         write_parquet(con, "rows_to_convert", path)
         return
-    named = (f"{expressions.get(each.name, f'NULL::{each.type}')} AS {each.name}" for each in COLUMNS)
-    form = _FORMAT if len(columns[0]) > MANY_ROWS else _SHORT_FORMAT
-    with atomic.written(path) as beside:
-        con.execute(f"COPY (SELECT {', '.join(named)} FROM arrays) TO {place(beside)} {form}")
+    selected = (f"{expressions.get(column.name, f'NULL::{column.type}')} AS {column.name}" for column in COLUMNS)
+    options = _FORMAT if len(columns[0]) > MANY_ROWS else _SHORT_FORMAT
+    with atomic.replacing(path) as beside:
+        con.execute(f"COPY (SELECT {', '.join(selected)} FROM arrays) TO {path_literal(beside)} {options}")
 
 
 _CODES = {"BIGINT": "q", "BOOLEAN": "b", "DOUBLE": "d", "INTEGER": "i", "SMALLINT": "h"}
@@ -147,23 +147,23 @@ def _arrays(
 
     arrays: dict[str, NDArray[Any]] = {}
     expressions: dict[str, str] = {}
-    for number, (column, each) in enumerate(zip(columns, values, strict=True)):
-        if arrays and each[0] is None and each.count(None) == len(each):
+    for number, (column, column_values) in enumerate(zip(columns, values, strict=True)):
+        if arrays and column_values[0] is None and column_values.count(None) == len(column_values):
             continue
         value, missing = f"value{number}", f"missing{number}"
         expressions[column.name] = value
         if column.type == "VARCHAR":
-            "".join(filter(None, each)).encode()
-            text = np.empty(len(each), dtype=object)
-            text[:] = each
+            "".join(filter(None, column_values)).encode()
+            text = np.empty(len(column_values), dtype=object)
+            text[:] = column_values
             arrays[value] = text
             continue
-        holes = [one is None for one in each] if None in each else None
-        filled = each if holes is None else [0 if one is None else one for one in each]
+        is_null = [entry is None for entry in column_values] if None in column_values else None
+        filled = column_values if is_null is None else [0 if entry is None else entry for entry in column_values]
         array_ = np.asarray(array.array(_CODES[column.type], filled))
         arrays[value] = array_.astype(bool) if column.type == "BOOLEAN" else array_
-        if holes is not None:
-            arrays[missing] = np.array(holes)
+        if is_null is not None:
+            arrays[missing] = np.array(is_null)
             expressions[column.name] = f"CASE WHEN NOT {missing} THEN {value} END"
     return arrays, expressions
 
@@ -171,12 +171,12 @@ def _arrays(
 @contextlib.contextmanager
 def _objects_are_text(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
     """Make the engine read arrays of objects as text, without inspecting a sample, which may be all None."""
-    ((before,),) = con.execute("SELECT current_setting('pandas_analyze_sample')").fetchall()
+    ((previous,),) = con.execute("SELECT current_setting('pandas_analyze_sample')").fetchall()
     con.execute("SET pandas_analyze_sample = 0")
     try:
         yield
     finally:
-        con.execute(f"SET pandas_analyze_sample = {before}")
+        con.execute(f"SET pandas_analyze_sample = {previous}")
 
 
 def text(value: Any) -> Any:
@@ -186,8 +186,8 @@ def text(value: Any) -> Any:
 
 def write_parquet(con: duckdb.DuckDBPyConnection, name: str, path: Path) -> None:
     """Write a table atomically to a Parquet file."""
-    with atomic.written(path) as beside:
-        con.execute(f"COPY {name} TO {place(beside)} {_FORMAT}")
+    with atomic.replacing(path) as beside:
+        con.execute(f"COPY {name} TO {path_literal(beside)} {_FORMAT}")
 
 
 _FORMAT = "(FORMAT parquet, COMPRESSION zstd)"
@@ -196,7 +196,7 @@ MANY_ROWS = 4096
 """Number of rows below which zstd takes a third of the time of writing a file, most of it for its set-up."""
 
 
-def place(path: Path) -> str:
+def path_literal(path: Path) -> str:
     """Return a path as an SQL literal that the engine can open.
 
     The engine accepts only text. A file or a folder whose name is not UTF-8 is opened here, and the engine reaches it
@@ -220,26 +220,26 @@ _opened: dict[tuple[int, int], int] = {}
 def _by_descriptor(path: Path) -> str:
     try:
         path.name.encode()
-        opened, within = path.parent, path.name
+        target, name = path.parent, path.name
     except UnicodeEncodeError:
-        opened, within = path, ""
+        target, name = path, ""
     try:
-        found = os.stat(opened)
-        known = _opened.get((found.st_dev, found.st_ino))
-        if known is None or not _is_still(known, found):
-            known = _opened[found.st_dev, found.st_ino] = os.open(opened, os.O_RDONLY)
-        beside = _DESCRIPTORS / str(known)
-        beside.stat()
+        status = os.stat(target)
+        descriptor = _opened.get((status.st_dev, status.st_ino))
+        if descriptor is None or not _is_same_file(descriptor, status):
+            descriptor = _opened[status.st_dev, status.st_ino] = os.open(target, os.O_RDONLY)
+        link = _DESCRIPTORS / str(descriptor)
+        link.stat()
     except OSError as error:
-        shown = os.fsencode(path).decode("utf-8", "replace")
-        raise UnwritableError(f"{shown}: the path is no UTF-8; choose another one") from error
-    return str(beside / within)
+        printable = os.fsencode(path).decode("utf-8", "replace")
+        raise UnwritableError(f"{printable}: the path is no UTF-8; choose another one") from error
+    return str(link / name)
 
 
-def _is_still(descriptor: int, found: os.stat_result) -> bool:
+def _is_same_file(descriptor: int, status: os.stat_result) -> bool:
     """Return whether a descriptor still belongs to that file; a program may close descriptors that are not its own."""
     try:
-        return os.path.samestat(os.fstat(descriptor), found)
+        return os.path.samestat(os.fstat(descriptor), status)
     except OSError:
         return False
 
@@ -269,18 +269,18 @@ def check_parquet(
         TraceError: it is damaged, is not a span table, or has a column of ours with another type.
     """
     try:
-        found = {row[0]: row[1] for row in con.execute(f"DESCRIBE SELECT * FROM {parquet(path)}").fetchall()}
+        types = {row[0]: row[1] for row in con.execute(f"DESCRIBE SELECT * FROM {parquet(path)}").fetchall()}
         if not whole:
-            con.execute(f"SELECT count(*) FROM {parquet(path)} WHERE {_touch(found)}").fetchall()
+            con.execute(f"SELECT count(*) FROM {parquet(path)} WHERE {_touch(types)}").fetchall()
     except duckdb.Error as error:
         reason = str(error).splitlines()[0]
         raise TraceError(f"{path}: damaged or not a Parquet file ({reason})") from error
-    wrong = [c.name for c in columns if c.name in found and found[c.name] != c.type]
-    if wrong:
-        raise TraceError(f"{path}: not a span table, these columns have other types: {', '.join(wrong)}")
-    if not {"level", "name", "start_ns", "dur_ns"} <= set(found):
+    mismatched = [c.name for c in columns if c.name in types and types[c.name] != c.type]
+    if mismatched:
+        raise TraceError(f"{path}: not a span table, these columns have other types: {', '.join(mismatched)}")
+    if not {"level", "name", "start_ns", "dur_ns"} <= set(types):
         raise TraceError(f"{path}: not a span table, it has no level, name, start_ns and dur_ns")
-    return list(found)
+    return list(types)
 
 
 def _touch(columns: Iterable[str]) -> str:
@@ -298,17 +298,17 @@ def are_whole_and_alike(con: duckdb.DuckDBPyConnection, files: Sequence[Path], u
     """
     fields = "(name, type, converted_type, logical_type)"
     try:
-        ((kinds,),) = con.execute(
+        ((layouts,),) = con.execute(
             f"SELECT count(DISTINCT held) FROM (SELECT list({fields} ORDER BY name) AS held "
             f"FROM parquet_schema({_names(files)}) GROUP BY file_name)"
         ).fetchall()
-        if kinds == 1 and unread:
+        if layouts == 1 and unread:
             source = parquet(unread, alike=True)
-            found = [row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()]
-            con.execute(f"SELECT count(*) FROM {source} WHERE {_touch(found)}").fetchall()
+            names = [row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()]
+            con.execute(f"SELECT count(*) FROM {source} WHERE {_touch(names)}").fetchall()
     except duckdb.Error:
         return False
-    return bool(kinds == 1)
+    return bool(layouts == 1)
 
 
 def parquet(path: Path | Sequence[Path], alike: bool = False) -> str:
@@ -326,11 +326,11 @@ def parquet(path: Path | Sequence[Path], alike: bool = False) -> str:
 
 
 def _names(files: Sequence[Path]) -> str:
-    names = (_PATTERN.sub(r"[\g<0>]", place(each)) for each in files)
+    names = (_PATTERN.sub(r"[\g<0>]", path_literal(file)) for file in files)
     return f"[{', '.join(names)}]"
 
 
-def shown(columns: Sequence[Column], held: Collection[str]) -> str:
+def select_list(columns: Sequence[Column], held: Collection[str]) -> str:
     """Return the SQL of all columns of a file; columns that an older xsp did not write hold their default.
 
     Args:
@@ -365,17 +365,17 @@ def write(con: duckdb.DuckDBPyConnection, relation: duckdb.DuckDBPyRelation, pat
         options += ", COMPRESSION gzip"
     try:
         query = _without_formulas(relation) if form == "csv" else relation.sql_query()
-        with atomic.written(path, flush=False) as beside:
-            con.execute(f"COPY ({query}) TO {place(beside)} ({options})")
+        with atomic.replacing(path, flush=False) as beside:
+            con.execute(f"COPY ({query}) TO {path_literal(beside)} ({options})")
     except (duckdb.IOException, OSError) as error:
         raise OutputError(f"{path}: cannot be written ({str(error).splitlines()[0]})") from error
 
 
 def _without_formulas(relation: duckdb.DuckDBPyRelation) -> str:
     """Return the query for a relation in which a `'` precedes texts that a spreadsheet would evaluate."""
-    shown = []
+    expressions = []
     for name, kind in zip(map(quoted, relation.columns), relation.types, strict=True):
         is_formula = f"regexp_matches({name}, '{_FORMULA}') AND NOT regexp_full_match({name}, '{_NUMBER}')"
-        made = f"CASE WHEN {is_formula} THEN '''' || {name} ELSE {name} END AS {name}"
-        shown.append(made if str(kind) == "VARCHAR" else name)
-    return f"SELECT {', '.join(shown)} FROM ({relation.sql_query()})"
+        expression = f"CASE WHEN {is_formula} THEN '''' || {name} ELSE {name} END AS {name}"
+        expressions.append(expression if str(kind) == "VARCHAR" else name)
+    return f"SELECT {', '.join(expressions)} FROM ({relation.sql_query()})"

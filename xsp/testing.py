@@ -64,15 +64,15 @@ def spans(text: str, **columns: Any) -> list[Span]:
         text: the lines.
         columns: values for all spans that do not state them.
     """
-    found = []
+    rows = []
     for line in filter(str.strip, text.splitlines()):
         kind, name, times, *stated = line.split()
         start, end = (round(float(time) * 1000) for time in times.split("-"))
         level = LEVELS[Kind(kind)]
         values = {"level": level, "process": 1, "thread": 1, **_NO_THREAD.get(level, {}), **columns}
-        values |= {column: _value(value) for column, value in (each.split("=", 1) for each in stated)}
-        found.append(Span(kind=kind, name=name, start_ns=start, dur_ns=end - start)._replace(**values))
-    return found
+        values |= {column: _value(value) for column, value in (assignment.split("=", 1) for assignment in stated)}
+        rows.append(Span(kind=kind, name=name, start_ns=start, dur_ns=end - start)._replace(**values))
+    return rows
 
 
 def _value(text: str) -> Any:
@@ -84,12 +84,12 @@ def tree(step: Iterable[Span]) -> str:
     from xsp.correlate.evidence import correlate
 
     rows = correlate(step)
-    known = {row.span_id for row in rows}
+    ids = {row.span_id for row in rows}
     lines: list[str] = []
 
     def draw(parent: str | None, depth: int) -> None:
         for row in rows:
-            if row.parent_id == parent or (parent is None and row.parent_id not in known):
+            if row.parent_id == parent or (parent is None and row.parent_id not in ids):
                 lines.append(f"{'  ' * depth}{row.kind} {row.name}")
                 draw(row.span_id, depth + 1)
 
@@ -145,8 +145,8 @@ def with_loop(trace: Trace, rows: Iterable[dict[str, Any]], kind: int | None = N
     from xsp.store.merge import true_trace
 
     table.create(trace.con, "loop", LOOP_COLUMNS)
-    filled = [{**_IN_LOOP, **row} for row in rows]
-    values = [[row.get(column.name) for column in LOOP_COLUMNS] for row in filled]
+    full_rows = [{**_IN_LOOP, **row} for row in rows]
+    values = [[row.get(column.name) for column in LOOP_COLUMNS] for row in full_rows]
     table.insert(trace.con, "loop", values, LOOP_COLUMNS)
     trace.con.execute("DROP TABLE IF EXISTS merged")
     return true_trace(trace.con, trace.run, kind=kind)
@@ -187,7 +187,7 @@ def check_collector(
 def _cycle(
     collector: Collector, work: Callable[[], object], rung: Level, between_steps: bool, now: Callable[[], int]
 ) -> list[Span]:
-    seen: list[Span] = []
+    first: list[Span] = []
     begin = now()
     collector.open()
     try:
@@ -199,10 +199,10 @@ def _cycle(
             collector.settle()
             collector.stop()
             end = now()
-            found = list(collector.spans())
-            _check_spans(collector, found, begin - 1_000, end + 1_000)
+            recorded = list(collector.spans())
+            _check_spans(collector, recorded, begin - 1_000, end + 1_000)
             assert not list(collector.spans()), "spans() does not forget what it returned"
-            seen, begin = seen or found, end
+            first, begin = first or recorded, end
             if not between_steps:
                 work()
                 assert not list(collector.spans()), "spans of what ran between steps"
@@ -210,13 +210,13 @@ def _cycle(
         collector.close()
     work()
     assert not list(collector.spans()), "spans of what ran after close"
-    return seen
+    return first
 
 
-def _check_spans(collector: Collector, found: list[Span], start: int, end: int) -> None:
-    assert found, "the work made no spans"
+def _check_spans(collector: Collector, recorded: list[Span], start: int, end: int) -> None:
+    assert recorded, "the work made no spans"
     kinds = {kind.value for kind in Kind}
-    for span in found:
+    for span in recorded:
         assert start <= span.start_ns <= span.end_ns <= end, f"outside its step: {span}"
         assert span.level in collector.levels, f"not of its levels: {span}"
         assert span.kind in kinds, f"of no kind: {span}"

@@ -68,12 +68,12 @@ class SecondProcess:
         self._awaited: dict[int, tuple[Any, str | None] | None] = {0: None}
         """Answers that were not fetched yet, by message number; None if an answer has not arrived."""
 
-        self._socket, theirs = socket.socketpair()
+        self._socket, child_end = socket.socketpair()
         self._messages = _Messages(self._socket)
-        with theirs:
-            os.set_blocking(theirs.fileno(), True)  # the program may have set a default timeout
+        with child_end:
+            os.set_blocking(child_end.fileno(), True)  # the program may have set a default timeout
             try:
-                process = processes.start_python(_CODE, module, *arguments, stdin=theirs.fileno())
+                process = processes.start_python(_CODE, module, *arguments, stdin=child_end.fileno())
                 try:
                     process.wait(START_S)  # it forks the process that stays, and exits
                 except subprocess.TimeoutExpired:
@@ -180,19 +180,21 @@ class SecondProcess:
         """Store the next answer; return False if none came. Drop answers that nobody awaits because of an interrupt."""
         try:
             self._socket.settimeout(patience_s)
-            heard = self._messages.receive()
+            message = self._messages.receive()
         except BlockingIOError:
             return False
         except OSError as error:
             if processes.raised_by_handler(error):
                 raise
-            late = isinstance(error, TimeoutError)
-            self._give_up(f"did not answer within {patience_s} s" if late else f"is gone ({error.strerror or error})")
+            timed_out = isinstance(error, TimeoutError)
+            self._give_up(
+                f"did not answer within {patience_s} s" if timed_out else f"is gone ({error.strerror or error})"
+            )
         else:
-            if heard is None:
+            if message is None:
                 self._give_up("ended")
-            elif heard[0] in self._awaited:
-                self._awaited[heard[0]] = marshal.loads(heard[1])
+            elif message[0] in self._awaited:
+                self._awaited[message[0]] = marshal.loads(message[1])
         return not self.gone
 
     def _give_up(self, reason: str) -> None:
@@ -243,21 +245,21 @@ class _Messages:
 
     def _whole(self) -> tuple[int, bytes] | None:
         """Remove a complete message from the received bytes and return it; skip the rest of those that were cut off."""
-        heard = self._heard
-        while (begin := heard.find(_MARK)) >= 0:
-            del heard[:begin]
-            if len(heard) < _HEAD.size:
+        buffer = self._heard
+        while (start := buffer.find(_MARK)) >= 0:
+            del buffer[:start]
+            if len(buffer) < _HEAD.size:
                 return None
-            _, number, length, checksum = _HEAD.unpack_from(heard)
+            _, number, length, checksum = _HEAD.unpack_from(buffer)
             end = _HEAD.size + length
-            if len(heard) < end:
+            if len(buffer) < end:
                 return None
-            content = bytes(memoryview(heard)[_HEAD.size : end])
+            content = bytes(memoryview(buffer)[_HEAD.size : end])
             if zlib.crc32(content) == checksum:
-                del heard[:end]
+                del buffer[:end]
                 return number, content
-            del heard[: len(_MARK)]
-        del heard[: 1 - len(_MARK)]  # the last bytes may be the beginning of a mark
+            del buffer[: len(_MARK)]
+        del buffer[: 1 - len(_MARK)]  # the last bytes may be the beginning of a mark
         return None
 
 
@@ -288,8 +290,8 @@ def serve(work: contextlib.AbstractContextManager[Callable[[Any], Any]], home: P
                 try:
                     say(number, answer_to(marshal.loads(content)))
                 except Exception as error:  # whatever it is, the first process must hear of it and go on
-                    said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-                    say(number, None, said if home is None else said.replace(str(home), home.name))
+                    reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                    say(number, None, reason if home is None else reason.replace(str(home), home.name))
     except XspError as error:
         say(0, None, str(error))
         os._exit(1)

@@ -1,9 +1,9 @@
 """A worker process for requests: it loads weights, calls the model once, reports the time of both, and frees the model.
 
-Requests arrive as lines of JSON on stdin, answers leave on a file descriptor, as in `xsp.processes.Asked`. Modules
-without values are built once and copied before the timer starts, so that loading and the first call are compared. A
-request may be answered by a forked child. With the way `FORK` this is a pre-forked server: the weights are already in
-the module.
+Requests arrive as lines of JSON on stdin, answers leave on a file descriptor, as in `xsp.processes.WorkerProcess`.
+Modules without values are built once and copied before the timer starts, so that loading and the first call are
+compared. A request may be answered by a forked child. With the way `FORK` this is a pre-forked server: the weights are
+already in the module.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any
 
 from xsp import models, processes
 from xsp.errors import ShareError
-from xsp.share.measured import ATTACH, assign
+from xsp.share.loadworker import ATTACH, assign
 
 FORK = "pre-forked"
 ANSWER_S = 300.0
 _CODE = processes.calling("parts.share_worker", "work")
 
 
-def started() -> processes.Asked:
+def started() -> processes.WorkerProcess:
     """Start a worker process."""
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
-    return processes.Asked(_CODE, str(os.getpid()), env={**processes.environment(), "PYTHONPATH": path})
+    return processes.WorkerProcess(_CODE, str(os.getpid()), env={**processes.environment(), "PYTHONPATH": path})
 
 
-def answer_of(worker: processes.Asked) -> dict[str, Any]:
+def answer_of(worker: processes.WorkerProcess) -> dict[str, Any]:
     """Return the next answer of a worker.
 
     Raises:

@@ -21,7 +21,7 @@ SEQUENCE = "xsp.collective.seq"
 ID = "xsp.collective.id"
 GROUP_SIZE = "xsp.collective.group_size"
 
-_TOLD = {
+_ATTRIBUTES = {
     "Collective name": NAME,
     "Process Group Name": COMMUNICATOR,
     "Seq": SEQUENCE,
@@ -74,36 +74,36 @@ def label(spans: Sequence[Span], counts: Counts) -> Labelled:
     """
     names = set(filter(_is_collective, {span.name for span in spans}))
     issued = sorted((span for span in spans if span.name in names), key=lambda span: span.start_ns) if names else []
-    moved = {name: number for name, number in counts.after.items() if number > counts.before.get(name, number)}
+    advanced = {name: number for name, number in counts.after.items() if number > counts.before.get(name, number)}
     if not issued:
         return Labelled(list(spans), None)
-    if len(moved) != 1:
-        counted = f"{len(moved)} communicators counted" if moved else "no communicator counted"
-        return Labelled(list(spans), f"{counted} the collectives of a step: they cannot be matched")
-    (communicator,) = moved
-    first = counts.before[communicator]
-    if moved[communicator] - first != len(issued):
-        text = f"communicator {communicator} counted {moved[communicator] - first} collectives in a step of"
+    if len(advanced) != 1:
+        subject = f"{len(advanced)} communicators counted" if advanced else "no communicator counted"
+        return Labelled(list(spans), f"{subject} the collectives of a step: they cannot be matched")
+    (communicator,) = advanced
+    first_number = counts.before[communicator]
+    if advanced[communicator] - first_number != len(issued):
+        text = f"communicator {communicator} counted {advanced[communicator] - first_number} collectives in a step of"
         return Labelled(list(spans), f"{text} {len(issued)} operators: they cannot be matched")
-    stated = [span for span in spans if span.name == PARAMETERS and span.attributes]
+    parameter_spans = [span for span in spans if span.name == PARAMETERS and span.attributes]
     size = {GROUP_SIZE: counts.sizes[communicator]} if communicator in counts.sizes else {}
-    numbered = {
-        id(span): _numbered(span, communicator, number, {**_inside(span, stated), **size})
-        for number, span in enumerate(issued, start=first + 1)
+    numbered_spans = {
+        id(span): _with_number(span, communicator, number, {**_inner_parameters(span, parameter_spans), **size})
+        for number, span in enumerate(issued, start=first_number + 1)
     }
-    parts = _parts([numbered[id(span)] for span in issued], [span for span in spans if _is_part(span)])
-    return Labelled([numbered.get(id(span)) or parts.get(id(span)) or span for span in spans], None)
+    parts = _parts([numbered_spans[id(span)] for span in issued], [span for span in spans if _is_part(span)])
+    return Labelled([numbered_spans.get(id(span)) or parts.get(id(span)) or span for span in spans], None)
 
 
 def _counters() -> dict[str, int]:
     """Return the number of collectives that each communicator of this process has begun, by its name."""
-    found = {}
+    counts = {}
     for group in _communicators():
         try:
-            found[str(group.group_name)] = int(group._get_sequence_number_for_group())
+            counts[str(group.group_name)] = int(group._get_sequence_number_for_group())
         except (AttributeError, RuntimeError):  # a backend that does not count
             continue
-    return found
+    return counts
 
 
 def _sizes() -> dict[str, int]:
@@ -116,7 +116,7 @@ def _communicators() -> list[Any]:
     return list(distributed._world.pg_map) if distributed is not None and distributed.is_initialized() else []
 
 
-def told(event: Any, name: str) -> str | None:
+def parameters_json(event: Any, name: str) -> str | None:
     """Return the parameters of a collective from a torch.profiler event, as JSON; None if it has none.
 
     Older versions of torch give them in the file that they write, but not in the process.
@@ -125,25 +125,27 @@ def told(event: Any, name: str) -> str | None:
         event: event of the operator.
         name: name of the operator.
     """
-    ask = getattr(event, "metadata_json", None) if name == PARAMETERS else None
-    if ask is None:
+    read_metadata = getattr(event, "metadata_json", None) if name == PARAMETERS else None
+    if read_metadata is None:
         return None
     try:
-        stated = json.loads("{" + ask() + "}")
+        metadata = json.loads("{" + read_metadata() + "}")
     except ValueError:
         return None
-    found = {ours: stated[theirs] for theirs, ours in _TOLD.items() if stated.get(theirs) not in (None, "")}
-    return json.dumps(found) if found else None
+    parameters = {
+        attribute: metadata[key] for key, attribute in _ATTRIBUTES.items() if metadata.get(key) not in (None, "")
+    }
+    return json.dumps(parameters) if parameters else None
 
 
-def _inside(collective: Span, stated: Iterable[Span]) -> dict[str, Any]:
+def _inner_parameters(collective: Span, candidates: Iterable[Span]) -> dict[str, Any]:
     """Return the parameters that are stated once inside a collective's operator; several are coalesced calls."""
-    within = [
+    matches = [
         span
-        for span in stated
+        for span in candidates
         if span.thread == collective.thread and collective.start_ns <= span.start_ns < collective.end_ns
     ]
-    return json.loads(within[0].attributes or "{}") if len(within) == 1 else {}
+    return json.loads(matches[0].attributes or "{}") if len(matches) == 1 else {}
 
 
 def _is_collective(name: str) -> bool:
@@ -159,20 +161,20 @@ def as_call(span: Span) -> Span:
     return span._replace(level=Level.LIBRARY, kind=Kind.CALL.value) if _is_part(span) else span
 
 
-def _numbered(span: Span, communicator: str, number: int, stated: dict[str, Any]) -> Span:
-    known = {
-        **stated,
+def _with_number(span: Span, communicator: str, number: int, parameters: dict[str, Any]) -> Span:
+    attributes = {
+        **parameters,
         NAME: span.name.removeprefix("c10d::").strip("_"),
         COMMUNICATOR: communicator,
         SEQUENCE: number,
         ID: f"{communicator}:{number}",
     }
-    return span._replace(span_id=os.urandom(8).hex(), attributes=json.dumps(known))
+    return span._replace(span_id=os.urandom(8).hex(), attributes=json.dumps(attributes))
 
 
 def _parts(issued: Sequence[Span], parts: Iterable[Span]) -> dict[int, Span]:
     """Find the collective of each part: the only one that was issued and has no part yet."""
-    found: dict[int, Span] = {}
+    matched: dict[int, Span] = {}
     waiting: list[Span] = []
     pending = list(issued)
     for part in sorted(parts, key=lambda span: span.start_ns):
@@ -180,7 +182,7 @@ def _parts(issued: Sequence[Span], parts: Iterable[Span]) -> dict[int, Span]:
             waiting.append(pending.pop(0))
         if len(waiting) == 1:
             owner = waiting.pop()
-            found[id(part)] = part._replace(parent_id=owner.span_id, attributes=owner.attributes)
+            matched[id(part)] = part._replace(parent_id=owner.span_id, attributes=owner.attributes)
         else:  # several could match: from here on nothing is certain
             break
-    return found
+    return matched

@@ -28,7 +28,7 @@ SOURCES, LAYERS = "sources", "layers"
 """Attributes of an operator in compiled code: the nodes that it was made of, and their layers."""
 
 
-class Placed(NamedTuple):
+class Placement(NamedTuple):
     """Spans of a step, and sentences on compiled code without a known layer."""
 
     spans: list[Span]
@@ -62,7 +62,7 @@ class _Origin(NamedTuple):
     """Whether all of its nodes are known to belong to one layer."""
 
 
-def place(spans: Sequence[Span], graphs: CompiledGraphs) -> Placed:
+def place(spans: Sequence[Span], graphs: CompiledGraphs) -> Placement:
     """Make the operators of compiled graphs children of their layers, and add the calls of those layers.
 
     Args:
@@ -70,13 +70,13 @@ def place(spans: Sequence[Span], graphs: CompiledGraphs) -> Placed:
         graphs: graphs that were compiled so far.
     """
     if not any(map(_CALL.match, {span.name for span in spans})):
-        return Placed(list(spans), [])
+        return Placement(list(spans), [])
     placing = _Placing()
     runs = [run for thread in _threads(spans) for run in _runs(thread, graphs)]
     for run in sorted(runs, key=lambda run: (run.is_backward, run.call.start_ns)):
         placing.add(run)
     kept = [placing.changed.get(id(span), span) for span in spans]
-    return Placed([*kept, *placing.layers], placing.notes())
+    return Placement([*kept, *placing.layers], placing.notes())
 
 
 class _Placing:
@@ -91,20 +91,20 @@ class _Placing:
 
     def notes(self) -> list[str]:
         """Return sentences on operators without a layer."""
-        found = []
+        notes = []
         if self._strangers:
-            found.append(
+            notes.append(
                 f"{self._strangers} calls of compiled graphs in a step are of graphs that were not compiled while the "
                 "profile was open, or that share a key: what they run belongs to the compiled module as a whole"
             )
         if self._unknown:
             names = ", ".join(f"{name} ({count})" for name, count in self._unknown.most_common(3))
-            found.append(
+            notes.append(
                 f"{sum(self._unknown.values())} operators of compiled graphs in a step name no layer, {names} among "
                 "them: they belong to the compiled module as a whole. Less is known about code from inductor's "
                 "caches; with TORCHINDUCTOR_AUTOGRAD_CACHE=0 backward passes are traced again"
             )
-        return found
+        return notes
 
     def add(self, run: _Run) -> None:
         """Place the operators of one call."""
@@ -112,9 +112,9 @@ class _Placing:
             self._strangers += 1
             return
         origins = _origins(run.operators, run.graph)
-        called = {site.operator for site in run.graph.sites}
-        unknown = (_plain(each.name) for each in run.operators if id(each) not in origins)
-        self._unknown.update(name for name in unknown if name in called)
+        site_names = {site.operator for site in run.graph.sites}
+        unknown = (_plain(operator.name) for operator in run.operators if id(operator) not in origins)
+        self._unknown.update(name for name in unknown if name in site_names)
         if run.is_backward:
             self._place_backward(run, origins)
         else:
@@ -135,16 +135,16 @@ class _Placing:
     def _place_backward(self, run: _Run, origins: dict[int, _Origin]) -> None:
         """Assign each operator to its layer's call in the graph's forward pass; of several, to the one around them."""
         frame = run.frame
-        made = self._forward.get((frame.forward_thread, frame.sequence_nr), {}) if frame is not None else {}
+        calls = self._forward.get((frame.forward_thread, frame.sequence_nr), {}) if frame is not None else {}
         for operator in run.operators:
             origin = origins.get(id(operator))
             if origin is None:
                 continue
             path = origin.path
-            while path and len(made.get(path, ())) != 1:
+            while path and len(calls.get(path, ())) != 1:
                 path = path[:-1]
             # without a layer it stays in its frame, which is linked to the compiled module by its number
-            parent = made[path][0] if path else self._call(run)
+            parent = calls[path][0] if path else self._call(run)
             self._put(operator, origin, parent.span_id, origin.surely and path == origin.path, "backward")
 
     def _call(self, run: _Run) -> Span:
@@ -155,12 +155,12 @@ class _Placing:
         return call
 
     def _put(self, operator: Span, origin: _Origin, parent: str | None, surely: bool, phase: str | None = None) -> None:
-        known = json.loads(operator.attributes) if operator.attributes else {}
+        attributes = json.loads(operator.attributes) if operator.attributes else {}
         self.changed[id(operator)] = operator._replace(
             parent_id=parent,
             parent_rule=None if surely else Rule.PROVENANCE.value,
             phase=phase or operator.phase,
-            attributes=json.dumps({**known, SOURCES: list(origin.sources), LAYERS: list(origin.layers)}),
+            attributes=json.dumps({**attributes, SOURCES: list(origin.sources), LAYERS: list(origin.layers)}),
         )
 
 
@@ -169,29 +169,29 @@ class _Placing:
 
 def _threads(spans: Sequence[Span]) -> Iterator[list[Span]]:
     """Yield the operators of each thread, outer ones before inner ones."""
-    found: dict[int | None, list[Span]] = defaultdict(list)
+    by_thread: dict[int | None, list[Span]] = defaultdict(list)
     for span in spans:
         if span.device is None and span.level == Level.OP and span.kind != Kind.ALLOC:
-            found[span.thread].append(span)
-    for thread in found.values():
+            by_thread[span.thread].append(span)
+    for thread in by_thread.values():
         yield sorted(thread, key=lambda span: (span.start_ns, -span.dur_ns))
 
 
 def _runs(thread: Sequence[Span], graphs: CompiledGraphs) -> Iterator[_Run]:
     """Yield the calls of graphs on one thread, in one sweep with a stack of open spans."""
     stack: list[Span] = []
-    found: dict[int, _Run] = {}
+    runs: dict[int, _Run] = {}
     for span in thread:
         while stack and stack[-1].end_ns < span.end_ns:
             stack.pop()
         key = _CALL.match(span.name)
         if key:
             frame = next((outer for outer in reversed(stack) if outer.sequence_nr is not None), None)
-            found[id(span)] = _Run(span, frame, [], graphs.get(key[1]))
-        elif stack and id(stack[-1]) in found:
-            found[id(stack[-1])].operators.append(span)
+            runs[id(span)] = _Run(span, frame, [], graphs.get(key[1]))
+        elif stack and id(stack[-1]) in runs:
+            runs[id(stack[-1])].operators.append(span)
         stack.append(span)
-    yield from found.values()
+    yield from runs.values()
 
 
 def _origins(operators: Sequence[Span], graph: Graph) -> dict[int, _Origin]:
@@ -203,17 +203,17 @@ def _origins(operators: Sequence[Span], graph: Graph) -> dict[int, _Origin]:
     sites: dict[str, list[Site]] = defaultdict(list)
     for site in graph.sites:
         sites[site.operator].append(site)
-    named: dict[str, list[Span]] = defaultdict(list)
+    by_name: dict[str, list[Span]] = defaultdict(list)
     for operator in operators:
-        named[_plain(operator.name)].append(operator)
-    found = {}
-    for name, alike in named.items():
-        if len(alike) == len(sites[name]):
-            for operator, site in zip(alike, sites[name], strict=True):
+        by_name[_plain(operator.name)].append(operator)
+    origins = {}
+    for name, group in by_name.items():
+        if len(group) == len(sites[name]):
+            for operator, site in zip(group, sites[name], strict=True):
                 origin = _origin(site, graph)
                 if origin is not None:
-                    found[id(operator)] = origin
-    return found
+                    origins[id(operator)] = origin
+    return origins
 
 
 def _plain(name: str) -> str:
@@ -224,9 +224,9 @@ def _origin(site: Site, graph: Graph) -> _Origin | None:
     """Return the origin of a site in the code; None if the layer of any of its nodes is unknown."""
     if any(name not in graph.paths for name in site.sources):
         return None
-    stated = [graph.paths[name] for name in site.sources]
-    paths = list(dict.fromkeys(path for path in stated if path is not None))
+    node_paths = [graph.paths[name] for name in site.sources]
+    paths = list(dict.fromkeys(path for path in node_paths if path is not None))
     if not paths:
         return None
     layers = tuple(path[-1].name or path[-1].type if path else "" for path in paths)
-    return _Origin(common(paths), site.sources, layers, surely=len(paths) == 1 and None not in stated)
+    return _Origin(common(paths), site.sources, layers, surely=len(paths) == 1 and None not in node_paths)

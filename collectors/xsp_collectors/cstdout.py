@@ -51,13 +51,13 @@ class CapturedStdout:
         self._libc.setvbuf(self._file, None, _LINES, 0)  # line buffering: a forked child must not print a buffer again
         self._read_to, self._rest = 0, b""
         self._recording = self._watching = False
-        self._doubtful: dict[int, _Seen] = {}
+        self._doubtful: dict[int, _Position] = {}
         """Threads that may still be in a call from before the end, by `ident`."""
 
         self.late = 0
         """Number of lines that arrived after the end of the diversion that they belong to."""
 
-        _look_after_children()
+        _register_in_children()
 
     @staticmethod
     def unavailable() -> str | None:
@@ -101,17 +101,17 @@ class CapturedStdout:
 
     def close(self) -> bool:
         """Close the file once no thread can print to it; return False if that took too long and the file stays open."""
-        end = time.monotonic() + CLOSING_S
-        while _owner is self and time.monotonic() < end:
+        deadline = time.monotonic() + CLOSING_S
+        while _owner is self and time.monotonic() < deadline:
             time.sleep(LOOK_S / 4)
         with _changing:
-            clear = _owner is not self
+            is_free = _owner is not self
             self._restore()
             self._drop()
-        if clear:
+        if is_free:
             self._libc.fclose(self._file)
             os.close(self._descriptor)
-        return clear
+        return is_free
 
     def forget(self) -> None:
         """Restore `stdout` in a forked child, which has no watching thread and shares the file with the parent."""
@@ -129,11 +129,11 @@ class CapturedStdout:
                     self._watching = False
                     return
                 self._drop()
-                now = _others()
+                positions = _others()
                 self._doubtful = {
-                    ident: now[ident].after(seen)
+                    ident: positions[ident].after(seen)
                     for ident, seen in self._doubtful.items()
-                    if _may_be_at(seen, now, ident)
+                    if _may_be_at(seen, positions, ident)
                 }
                 if not self._doubtful:
                     self._restore()
@@ -160,18 +160,18 @@ class CapturedStdout:
         self._read_to = size
         # not truncated, because other threads write meanwhile; a hole frees the memory of what was read
         self._libc.fallocate(self._descriptor, _KEEP_SIZE | _PUNCH_HOLE, 0, size)
-        ours, foreign = [], []
+        lines, foreign = [], []
         self._rest = b""
         for line in text.splitlines(keepends=True):
             before, prefix, after = line.partition(self._prefix)
             foreign.append(before)
             if prefix and after.endswith(b"\n"):
-                ours.append(prefix + after)
+                lines.append(prefix + after)
             elif prefix:
                 self._rest = prefix + after
         if any(foreign):
             self._pass_on(b"".join(foreign))
-        return ours
+        return lines
 
     def _pass_on(self, text: bytes) -> None:
         """Write to the real stdout, after the data that C had buffered there."""
@@ -179,14 +179,14 @@ class CapturedStdout:
         self._libc.fflush(_real)
 
 
-_looked_after = False
+_is_registered = False
 
 
-def _look_after_children() -> None:
-    global _looked_after
-    if not _looked_after:
+def _register_in_children() -> None:
+    global _is_registered
+    if not _is_registered:
         os.register_at_fork(after_in_child=_forget)
-        _looked_after = True
+        _is_registered = True
 
 
 def _forget() -> None:
@@ -196,7 +196,7 @@ def _forget() -> None:
         _owner.forget()
 
 
-class _Seen:
+class _Position:
     """The position of a thread, and since when it has slept."""
 
     __slots__ = ("asleep_since", "at", "cpu_ns")
@@ -205,27 +205,27 @@ class _Seen:
         self.at, self.cpu_ns = at, cpu_ns
         self.asleep_since = time.monotonic()
 
-    def after(self, before: _Seen) -> _Seen:
-        """Return this, with the begin of its sleep taken from `before` if it used no processor time since."""
+    def after(self, before: _Position) -> _Position:
+        """Return this position, with the start of its sleep taken from `before` if it used no processor time since."""
         if self.cpu_ns is not None and self.cpu_ns == before.cpu_ns:
             self.asleep_since = before.asleep_since
         return self
 
 
-def _may_be_at(seen: _Seen, now: dict[int, _Seen], ident: int) -> bool:
+def _may_be_at(seen: _Position, positions: dict[int, _Position], ident: int) -> bool:
     """Return whether a thread may still be in the call in which it was seen."""
-    here = now.get(ident)
-    if here is None or here.at != seen.at:
+    current = positions.get(ident)
+    if current is None or current.at != seen.at:
         return False
-    asleep = here.cpu_ns is not None and here.cpu_ns == seen.cpu_ns
+    asleep = current.cpu_ns is not None and current.cpu_ns == seen.cpu_ns
     return not (asleep and time.monotonic() - seen.asleep_since > ASLEEP_S)
 
 
-def _others(hot: bool = False) -> dict[int, _Seen]:
+def _others(hot: bool = False) -> dict[int, _Position]:
     """Return the positions of the other threads that run Python, except xsp's; if `hot`, without processor times."""
-    threads = {each.ident: each for each in threading.enumerate()}
-    found: dict[int, _Seen] = {}
-    of_unnamed: tuple[int | None, ...] = ()
+    threads = {thread.ident: thread for thread in threading.enumerate()}
+    positions: dict[int, _Position] = {}
+    unnamed_cpu: tuple[int | None, ...] = ()
     frames = sys._current_frames()
     # own frame removed: a frame that refers to itself keeps all its callers alive until garbage collection
     del frames[threading.get_ident()]
@@ -238,21 +238,21 @@ def _others(hot: bool = False) -> dict[int, _Seen]:
         elif thread is not None:
             cpu_ns = _cpu_ns(thread.native_id)
         else:
-            of_unnamed = of_unnamed or (_cpu_ns_without(threads.values()),)
-            cpu_ns = of_unnamed[0]
-        found[ident] = _Seen((id(frame), frame.f_lasti), cpu_ns)
-    return found
+            unnamed_cpu = unnamed_cpu or (_cpu_ns_without(threads.values()),)
+            cpu_ns = unnamed_cpu[0]
+        positions[ident] = _Position((id(frame), frame.f_lasti), cpu_ns)
+    return positions
 
 
-def _cpu_ns_without(named: Iterable[threading.Thread]) -> int | None:
+def _cpu_ns_without(threads: Iterable[threading.Thread]) -> int | None:
     """Return the total processor time of the process's threads that `threading` does not know, in nanoseconds.
 
     The native id of a thread that was started through `_thread` is unknown, so it counts as asleep only while all these
     threads sleep; None if any of them does not.
     """
-    known = {str(each.native_id) for each in named}
+    known_ids = {str(thread.native_id) for thread in threads}
     try:
-        times = [_cpu_ns(int(number)) for number in os.listdir("/proc/self/task") if number not in known]
+        times = [_cpu_ns(int(number)) for number in os.listdir("/proc/self/task") if number not in known_ids]
     except OSError:
         return None
     return None if None in times else sum(filter(None, times))

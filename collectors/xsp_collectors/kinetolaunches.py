@@ -22,17 +22,17 @@ _WORDS = {
 
 def attributes(event: Any) -> str | None:
     """Return the attributes of device work in the form of the importer of Kineto's files; None without details."""
-    ask = getattr(event, "metadata_json", None)
-    told = _read(ask()) if ask is not None else {}
-    found = {ours: told[theirs] for theirs, ours in _WORDS.items() if theirs in told}
-    if told.get("graph node id"):
-        found |= {"graph": True, "graph_node": told["graph node id"]}
-    return json.dumps(found) if found else None
+    read_metadata = getattr(event, "metadata_json", None)
+    details = _read(read_metadata()) if read_metadata is not None else {}
+    fields = {name: details[key] for key, name in _WORDS.items() if key in details}
+    if details.get("graph node id"):
+        fields |= {"graph": True, "graph_node": details["graph node id"]}
+    return json.dumps(fields) if fields else None
 
 
 def _read(text: str) -> dict[str, Any]:
     try:
-        told = json.loads("{" + text + "}")
+        details = json.loads("{" + text + "}")
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return details if isinstance(details, dict) else {}

@@ -15,9 +15,9 @@ LOG_LEVEL = "KINETO_LOG_LEVEL"
 """Variable of Kineto's log level; by default Kineto logs two lines to stderr each time it is switched."""
 
 COMPLAINT = b"ERROR: External init callback must run in same thread as registerClient"
-"""Begin of the line that Kineto prints at any log level if its first use is not in the thread that loaded it."""
+"""Start of the line that Kineto prints at any log level if its first use is not in the thread that loaded it."""
 
-ours = False
+is_xsp_recording = False
 """Whether xsp's collector has switched Kineto on."""
 
 
@@ -55,7 +55,7 @@ def enabled() -> bool:
 
 def used_by_program() -> bool:
     """Return whether the program itself has switched Kineto on."""
-    return enabled() and not ours
+    return enabled() and not is_xsp_recording
 
 
 def use_once() -> bool:

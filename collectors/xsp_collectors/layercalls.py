@@ -46,7 +46,7 @@ class Rows:
         """Start without calls; `evidence` is put into the spans' attributes."""
         self.calls: list[Span] = []
         self.by_path: dict[Path, list[Span]] = defaultdict(list)
-        """Calls of each layer as at their begin; `calls` has their final durations."""
+        """Calls of each layer as they were when they began; `calls` has their final durations."""
 
         self._evidence = json.dumps({"evidence": evidence})
         self._open: list[int] = []  # indexes into self.calls, outermost first
@@ -54,17 +54,17 @@ class Rows:
 
     def add(self, work: Span, path: Path) -> Span | None:
         """Assign a piece of work to a layer, and return the call that it belongs to; None if it is of no layer."""
-        shared = len(common([self._path, path]))
-        del self._open[shared:]
-        for depth in range(shared, len(path)):
-            inside = self.calls[self._open[-1]].span_id if self._open else None
+        shared_depth = len(common([self._path, path]))
+        del self._open[shared_depth:]
+        for depth in range(shared_depth, len(path)):
+            parent_id = self.calls[self._open[-1]].span_id if self._open else None
             self._open.append(len(self.calls))
-            self.calls.append(self._begin(path[depth], work)._replace(parent_id=inside))
+            self.calls.append(self._begin(path[depth], work)._replace(parent_id=parent_id))
             self.by_path[path[: depth + 1]].append(self.calls[-1])
         self._path = path
-        for place in self._open:
-            call = self.calls[place]
-            self.calls[place] = call._replace(dur_ns=max(call.end_ns, work.end_ns) - call.start_ns)
+        for index in self._open:
+            call = self.calls[index]
+            self.calls[index] = call._replace(dur_ns=max(call.end_ns, work.end_ns) - call.start_ns)
         return self.calls[self._open[-1]] if self._open else None
 
     def _begin(self, layer: Layer, first: Span) -> Span:

@@ -71,8 +71,8 @@ None for most calls. A flat list needs fewer cache lines than a list of tuples, 
 
 def _decoded(flat: list[Any]) -> list[_Call]:
     """Return the calls in one of the wrapper's lists."""
-    each = iter(flat)
-    return [_Call(*call[:-1], *(call[-1] or ())) for call in zip(*[each] * _FIELDS, strict=True)]
+    values = iter(flat)
+    return [_Call(*call[:-1], *(call[-1] or ())) for call in zip(*[values] * _FIELDS, strict=True)]
 
 
 class _Threads(threading.local):
@@ -129,7 +129,7 @@ class ModuleCalls(Collector):
         """Stop recording; outermost calls are still signalled if a session listens."""
         self._set_mode(_OFF if self.notify is ignore and self.outline is None else _SIGNAL)
 
-    def hush(self, quiet: bool, but: Signal | None = None) -> None:
+    def mute(self, quiet: bool, but: Signal | None = None) -> None:
         """Ignore calls, or signal only their ends; a call that is not in `Outline.usual` is signalled first."""
         if quiet:
             self._set_mode(_ENDS if but is Signal.CALL_END else _OFF if self.outline is None else _WATCH)
@@ -148,16 +148,16 @@ class ModuleCalls(Collector):
 
     def spans_during(self, start: int, end: int, thread: int | None = None) -> Iterator[Span]:
         """Return the spans of calls that began and ended between two times, on one thread or on all."""
-        seen = _decoded(self._calls[:])
-        own = [call for call in seen if start <= call.start and call.end <= end and thread in (None, call.thread)]
-        return self._spans_of(own)
+        calls = _decoded(self._calls[:])
+        matching = [call for call in calls if start <= call.start and call.end <= end and thread in (None, call.thread)]
+        return self._spans_of(matching)
 
     def drop_before(self, time: int) -> None:
         """Discard the calls that ended before a time."""
         calls = self._calls[:]  # other threads append meanwhile
         ends = calls[4::_FIELDS]
-        kept = [calls[_FIELDS * place : _FIELDS * (place + 1)] for place, end in enumerate(ends) if end >= time]
-        self._calls[: len(calls)] = [value for call in kept for value in call]
+        remaining = [calls[_FIELDS * index : _FIELDS * (index + 1)] for index, end in enumerate(ends) if end >= time]
+        self._calls[: len(calls)] = [value for call in remaining for value in call]
 
     def _spans_of(self, calls: Sequence[_Call]) -> Iterator[Span]:
         subjects = self.outline.subjects if self.outline is not None else None
@@ -172,10 +172,12 @@ class ModuleCalls(Collector):
 
     def notes(self) -> Iterable[str]:
         """Return sentences on unseen calls inside compiled modules, and on other problems."""
-        found, self._notes = sorted(self._notes), set()
-        mute, self._mute = self._mute, {}
-        yield from found
-        yield from (f"extra_repr of {kind} raised {error}: its parameters are unknown" for kind, error in mute.items())
+        notes, self._notes = sorted(self._notes), set()
+        failures, self._mute = self._mute, {}
+        yield from notes
+        yield from (
+            f"extra_repr of {kind} raised {error}: its parameters are unknown" for kind, error in failures.items()
+        )
 
     def probe(self) -> Probe | None:
         """Return a probe of calls of an empty module in another one, the usual case; None if hooks would run too."""
@@ -229,25 +231,29 @@ class ModuleCalls(Collector):
             param_bytes=entry.param_bytes,
             activation_bytes=tensor_bytes(call.outputs or []),
             collector=self.name,
-            attributes=entry.told if call.outputs is None else self._described(call, call.outputs, entry),
+            attributes=entry.attributes if call.outputs is None else self._described(call, call.outputs, entry),
         )
 
     def _described(self, call: _Call, outputs: Sketch, entry: _Entry) -> str:
         """Return the attributes of a module call as JSON, including those that only describing steps have."""
-        found: dict[str, Any] = json.loads(entry.told)
+        attributes: dict[str, Any] = json.loads(entry.attributes)
         if outputs:
-            found[OUTPUTS] = [list(shape) for shape, _ in outputs]
-        found |= {name: list(numbers) for name, numbers in ((GIVEN, call.given), (RETURNED, call.returned)) if numbers}
+            attributes[OUTPUTS] = [list(shape) for shape, _ in outputs]
+        attributes |= {
+            name: list(numbers) for name, numbers in ((GIVEN, call.given), (RETURNED, call.returned)) if numbers
+        }
         if entry.param_bytes:  # a program may freeze parameters at any time, so this is determined in each step
-            found[TRAINABLE] = sum(bytes_of(each) for each in call.module.parameters() if each.requires_grad)
+            attributes[TRAINABLE] = sum(
+                bytes_of(parameter) for parameter in call.module.parameters() if parameter.requires_grad
+            )
         try:
-            told = call.module.extra_repr()
+            description = call.module.extra_repr()
         except Exception as error:  # it is the program's own code
             self._mute[type(call.module).__name__] = type(error).__name__
-            told = None
-        if isinstance(told, str) and told:
-            found[PARAMETERS] = shortened(told)
-        return json.dumps(found)
+            description = None
+        if isinstance(description, str) and description:
+            attributes[PARAMETERS] = shortened(description)
+        return json.dumps(attributes)
 
 
 def _wrap(
@@ -262,14 +268,14 @@ def _wrap(
     # keeps `mode` out of their guards, which would cause a recompilation for each mode.
     is_tracing = torch.compiler.is_dynamo_compiling
     # The body of the method may be inlined only if it is torch's own; else the method itself is called.
-    plain = original is getattr(nn.Module, "_wrapped_call_impl", None) and hasattr(nn.Module, "_call_impl")
+    is_plain = original is getattr(nn.Module, "_wrapped_call_impl", None) and hasattr(nn.Module, "_call_impl")
 
     def set_mode(new: int) -> None:
         nonlocal mode, records
         mode, records = new, new > _SIGNAL
 
     def begin(module: Any, thread: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sketch | None:
-        """Note and signal the begin of an outermost call; return a sketch of its inputs in modes that record."""
+        """Note and signal the start of an outermost call; return a sketch of its inputs in modes that record."""
         nonlocal mode, outside
         outline = collector.outline
         if outline is not None and (owner := outline.thread) in (None, thread):
@@ -294,11 +300,11 @@ def _wrap(
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal mode
-        call = self._call_impl if plain and self._compiled_call_impl is None else partial(original, self)
+        call = self._call_impl if is_plain and self._compiled_call_impl is None else partial(original, self)
         if is_tracing() or mode <= _INSIDE:
             return call(*args, **kwargs)
-        here = threads.here
-        depth, thread = here
+        state = threads.here
+        depth, thread = state
         inputs: Sketch | None = None
         given: tuple[int, ...] = ()
         if not depth:
@@ -307,7 +313,7 @@ def _wrap(
             return call(*args, **kwargs)
         elif mode == _DESCRIBE:
             inputs, given = sketch(args, kwargs), numbers.of((args, kwargs))
-        here[0] = depth + 1
+        state[0] = depth + 1
         result = None
         start = clock() if records or mode != _INSIDE else 0
         try:
@@ -319,11 +325,11 @@ def _wrap(
         else:
             if records:
                 end = clock()
-                more = (inputs, sketch_of(result), None, given, numbers.of(result)) if mode == _DESCRIBE else None
-                extend((self, thread, depth, start, end, more or (inputs and (inputs,))))
+                extras = (inputs, sketch_of(result), None, given, numbers.of(result)) if mode == _DESCRIBE else None
+                extend((self, thread, depth, start, end, extras or (inputs and (inputs,))))
             return result
         finally:
-            here[0] = depth
+            state[0] = depth
             if not depth:
                 if mode == _INSIDE:
                     mode = outside
@@ -351,7 +357,7 @@ class _Entry(NamedTuple):
     reference: weakref.ref[nn.Module]
     name: str
     type: str
-    told: str
+    attributes: str
     """Attributes of its calls, as JSON."""
 
     param_bytes: int
@@ -392,9 +398,11 @@ class _Catalog:
 
     def _label(self, root: nn.Module) -> str | None:
         """Return the numbered class of an outermost module; None for the first one, whose modules need no label."""
-        kind = type(root).__name__
-        numbered = itertools.chain((kind,), (f"{kind}({number})" for number in itertools.count(2)))
-        free = (each for each in numbered if each not in self._roots or self._roots[each]() is None)
+        class_name = type(root).__name__
+        candidates = itertools.chain((class_name,), (f"{class_name}({number})" for number in itertools.count(2)))
+        free = (
+            candidate for candidate in candidates if candidate not in self._roots or self._roots[candidate]() is None
+        )
         label = next(free)
         is_first = not self._roots or next(iter(self._roots)) == label
         self._roots[label] = weakref.ref(root)
@@ -402,12 +410,12 @@ class _Catalog:
 
     def entry(self, module: nn.Module) -> _Entry:
         """Return a module's entry; a module in no tree that was called is named by its class."""
-        known = self._known(module)
-        if known is None:
-            known = self._unnamed.get(id(module))
-            if known is None or known.reference() is not module:
-                known = self._unnamed[id(module)] = _entry(module, "")
-        return known
+        entry = self._known(module)
+        if entry is None:
+            entry = self._unnamed.get(id(module))
+            if entry is None or entry.reference() is not module:
+                entry = self._unnamed[id(module)] = _entry(module, "")
+        return entry
 
     def _known(self, module: nn.Module) -> _Entry | None:
         entry = self._entries.get(id(module))
@@ -415,15 +423,15 @@ class _Catalog:
 
 
 def _entry(module: nn.Module, name: str, root: str | None = None) -> _Entry:
-    kind, compiled = type(module).__name__, _is_compiled(module)
-    told = {"code.function.name": _text(f"{type(module).__module__}.{type(module).__qualname__}.forward")}
+    class_name, compiled = type(module).__name__, _is_compiled(module)
+    attributes = {"code.function.name": _text(f"{type(module).__module__}.{type(module).__qualname__}.forward")}
     if root is not None:
-        told[ROOT] = _text(root)
+        attributes[ROOT] = _text(root)
     return _Entry(
         weakref.ref(module),
-        name or kind,
-        kind,
-        json.dumps({**told, "opaque": "torch.compile"} if compiled else told),
+        name or class_name,
+        class_name,
+        json.dumps({**attributes, "opaque": "torch.compile"} if compiled else attributes),
         sum(map(bytes_of, module.parameters())),
         compiled,
         sum(1 for _ in module.modules()) - 1,
@@ -457,7 +465,7 @@ class _Repeat(nn.Module):
 def shortened(told: str) -> str:
     """Return a module's description on one line, without secrets, and cut if it is long."""
     told = told[: 4 * MOST_LETTERS].encode("utf-8", "replace").decode()
-    line = scrub.stated(" ".join(told.split()))
+    line = scrub.scrub_settings(" ".join(told.split()))
     return line if len(line) <= MOST_LETTERS else line[: MOST_LETTERS - 1] + "…"
 
 

@@ -1,6 +1,6 @@
 """Primitives of oneDNN, the library under PyTorch's CPU operators, through its own verbose output.
 
-oneDNN prints one line per primitive, with its begin and duration. The lines go to C's `stdout`, which is diverted
+oneDNN prints one line per primitive, with its start and duration. The lines go to C's `stdout`, which is diverted
 during a step, and afterwards for as long as a primitive of another thread that began in the step may still be running:
 see `cstdout`.
 
@@ -48,9 +48,9 @@ class OneDnnPrimitives(Collector):
 
     def available(self) -> str | None:
         """Return what is missing: oneDNN in this torch, glibc, or verbose output that the program does not use."""
-        asked = next((name for name in _VERBOSE if os.environ.get(name, "0") not in ("", "0", "none")), None)
-        if asked is not None:
-            return f"the program prints oneDNN's verbose output itself, because {asked} is set: unset it"
+        variable = next((name for name in _VERBOSE if os.environ.get(name, "0") not in ("", "0", "none")), None)
+        if variable is not None:
+            return f"the program prints oneDNN's verbose output itself, because {variable} is set: unset it"
         if not torch.backends.mkldnn.is_available():
             return "this torch was built without oneDNN"
         if not hasattr(torch._C, "_verbose"):
@@ -127,7 +127,7 @@ class OneDnnPrimitives(Collector):
     def _primitive(self, fields: list[str]) -> Span | None:
         """Parse one line: prefix, version, [timestamp,] component, operation, … , execution time in ms."""
         try:
-            begin = next(place for place, field in enumerate(fields) if field in ("primitive", "graph"))
+            begin = next(index for index, field in enumerate(fields) if field in ("primitive", "graph"))
             if fields[begin + 1] != "exec":
                 return None  # a header, or the creation of a primitive
             if begin < 3:
@@ -142,7 +142,7 @@ class OneDnnPrimitives(Collector):
             return None
         details = dict(zip(_FIELDS, fields[begin + 1 :], strict=False)) if fields[begin] == "primitive" else {}
         kind = details.get("primitive", "graph")
-        kept = {
+        attributes = {
             name: details[name]
             for name in ("implementation", "prop_kind", "memory_descriptors", "auxiliary", "problem_desc")
             if details.get(name)
@@ -154,7 +154,7 @@ class OneDnnPrimitives(Collector):
             type=kind,
             start_ns=start_ns,
             dur_ns=dur_ns,
-            attributes=json.dumps({"library": "oneDNN", **kept}),
+            attributes=json.dumps({"library": "oneDNN", **attributes}),
         )
 
 

@@ -33,52 +33,52 @@ class Lists:
         if self._found is None:
             self._found = dict(_with_lists(self._tree()))
         inputs = self._found.get((event.name(), event.start_ns()), [])
-        listed = inputs[place] if place < len(inputs) else None
-        if not isinstance(listed, list):
+        tensors = inputs[place] if place < len(inputs) else None
+        if not isinstance(tensors, list):
             return None
-        found = [_WORDS.get(each.dtype, "") if hasattr(each, "dtype") else "" for each in listed]
-        return found if all(found) else None
+        dtypes = [_WORDS.get(tensor.dtype, "") if hasattr(tensor, "dtype") else "" for tensor in tensors]
+        return dtypes if all(dtypes) else None
 
 
 def shapes(event: Any) -> list[Any]:
     """Return the shapes of the inputs, including those in lists, which an older torch does not report."""
     structured = getattr(event, "structured_input_shapes", None)
-    found = event.shapes()
+    flat = event.shapes()
     nested = structured() if structured is not None else []
-    return list(nested) if len(nested) == len(found) else list(found)
+    return list(nested) if len(nested) == len(flat) else list(flat)
 
 
 def attributes(known: str | None, event: Any, shapes: list[Any], lists: Lists) -> str:
     """Return the attributes of an operator's span as JSON: the known ones, and the details of its inputs."""
     dtypes = [
-        (lists.dtypes(event, place) or _LIST) if word == _LIST else word for place, word in enumerate(event.dtypes())
+        (lists.dtypes(event, index) or _LIST) if word == _LIST else word for index, word in enumerate(event.dtypes())
     ]
     overload = getattr(event, "overload_name", None)
     strides = _strides(shapes, getattr(event, "structured_input_strides", list)())
-    scalars = [_plain(each) for each in event.concrete_inputs()]
-    found: dict[str, Any] = json.loads(known) if known else {}
+    scalars = [_plain(argument) for argument in event.concrete_inputs()]
+    merged: dict[str, Any] = json.loads(known) if known else {}
     if overload is not None:
-        found[OVERLOAD] = overload()
-    found[DTYPES] = dtypes
-    if any(each is not None for each in strides):
-        found[STRIDES] = strides
-    if any(each is not None for each in scalars):
-        found[SCALARS] = scalars
-    return json.dumps(found, separators=(",", ":"))
+        merged[OVERLOAD] = overload()
+    merged[DTYPES] = dtypes
+    if any(stride is not None for stride in strides):
+        merged[STRIDES] = strides
+    if any(scalar is not None for scalar in scalars):
+        merged[SCALARS] = scalars
+    return json.dumps(merged, separators=(",", ":"))
 
 
 def _strides(shapes: list[Any], strides: list[Any]) -> list[Any]:
     """Return strides; None for a contiguous tensor (or a list of them), and for other inputs."""
     if len(strides) != len(shapes):
         return []
-    found: list[Any] = []
+    result: list[Any] = []
     for shape, stride in zip(shapes, strides, strict=True):
         if stride and isinstance(stride[0], list):
-            inside = _strides(list(shape), list(stride))
-            found.append(inside if any(each is not None for each in inside) else None)
+            nested = _strides(list(shape), list(stride))
+            result.append(nested if any(inner is not None for inner in nested) else None)
         else:
-            found.append(None if _is_contiguous(shape, stride) else list(stride))
-    return found
+            result.append(None if _is_contiguous(shape, stride) else list(stride))
+    return result
 
 
 def _is_contiguous(shape: list[int], stride: list[int]) -> bool:
@@ -101,7 +101,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_plain(element) for element in value]
     return str(value)[:MOST_LETTERS]
 
 
@@ -112,7 +112,7 @@ def _with_lists(tree: list[Any]) -> Iterator[tuple[tuple[str, int], list[Any]]]:
         event = pending.pop()
         pending += event.children
         inputs = getattr(event.extra_fields, "inputs", None)
-        if inputs and any(isinstance(each, list) for each in inputs):
+        if inputs and any(isinstance(argument, list) for argument in inputs):
             yield (event.name, event.start_time_ns), inputs
 
 

@@ -63,17 +63,17 @@ class CompiledGraphs:
 
     def close(self) -> None:
         """Remove the hooks, except those that other code has replaced since."""
-        for owner, name, ours, original in reversed(self._replaced):
-            if owner.__dict__.get(name) is ours:
+        for owner, name, wrapper, original in reversed(self._replaced):
+            if owner.__dict__.get(name) is wrapper:
                 setattr(owner, name, original)
         self._replaced.clear()
 
-    def _replace(self, owner: Any, name: str, around: Callable[[Any], Any]) -> None:
+    def _replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
         original = owner.__dict__.get(name)
         if original is not None:
-            ours = around(original)
-            setattr(owner, name, ours)
-            self._replaced.append((owner, name, ours, original))
+            wrapper = wrap(original)
+            setattr(owner, name, wrapper)
+            self._replaced.append((owner, name, wrapper, original))
 
     def _around_dynamo(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __call__(wrapper: Any, model: Any, inputs: Any, **options: Any) -> Any:
@@ -97,11 +97,11 @@ class CompiledGraphs:
 
     def _around_inductor(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _compile_fx_inner(gm: Any, *arguments: Any, **options: Any) -> Any:
-            outer, self._now.lowered = self._now.lowered, gm
+            previous, self._now.lowered = self._now.lowered, gm
             try:
                 return original(gm, *arguments, **options)
             finally:
-                self._now.lowered = outer
+                self._now.lowered = previous
 
         return _compile_fx_inner
 
@@ -156,18 +156,18 @@ def paths_of_lowered(graph: Any, traced: Mapping[str, Path]) -> dict[str, Path |
             from none, and has its own name.
         traced: the layers of Dynamo's nodes, as far as they are known.
     """
-    found: dict[str, set[Path | None]] = {}
+    paths_by_node: dict[str, set[Path | None]] = {}
     for node in graph.nodes:
         if not _computes(node):
             continue
         origin = node.meta.get("from_node")
         name = str(origin[0].name) if origin else node.name
-        stated = [node.meta[key] for key in ("nn_module_stack", "fwd_nn_module_stack") if key in node.meta]
+        stacks = [node.meta[key] for key in ("nn_module_stack", "fwd_nn_module_stack") if key in node.meta]
         path = traced.get(name) if origin else None
-        if path is None and stated:
-            path = _path(next(filter(None, stated), None))
-        found.setdefault(name, set()).add(path)
-    return {name: paths.pop() for name, paths in found.items() if len(paths) == 1}
+        if path is None and stacks:
+            path = _path(next(filter(None, stacks), None))
+        paths_by_node.setdefault(name, set()).add(path)
+    return {name: paths.pop() for name, paths in paths_by_node.items() if len(paths) == 1}
 
 
 def _computes(node: Any) -> bool:
@@ -177,17 +177,17 @@ def _computes(node: Any) -> bool:
 def _path(stack: Mapping[str, tuple[str, Any]] | None) -> Path:
     """Return the layers of a node, named relative to the compiled module or function."""
     return tuple(
-        Layer(str(key), _relative(place), kind.rsplit(".", 1)[-1] if isinstance(kind, str) else kind.__name__)
-        for key, (place, kind) in (stack or {}).items()
+        Layer(str(key), _relative(location), kind.rsplit(".", 1)[-1] if isinstance(kind, str) else kind.__name__)
+        for key, (location, kind) in (stack or {}).items()
     )
 
 
 _STEP = re.compile(r"\[['\"]?([^\]'\"]+)['\"]?\]")
 
 
-def _relative(place: str) -> str:
+def _relative(location: str) -> str:
     """Return `blocks.0.fc` for `L['self'].blocks[0].fc`, and for older notations."""
-    words = [word for word in _STEP.sub(r".\1", place).split(".") if word not in ("", "_modules", "_orig_mod")]
+    words = [word for word in _STEP.sub(r".\1", location).split(".") if word not in ("", "_modules", "_orig_mod")]
     return ".".join(words[2:] if words[:1] in (["L"], ["G"]) else words)
 
 
@@ -216,40 +216,40 @@ def sites_of(code: str) -> list[Site]:
 
 def _functions(code: str) -> dict[str, list[str]]:
     """Return the lines of the functions that call kernels, without the source of the kernels before them."""
-    found: dict[str, list[str]] = {}
+    functions: dict[str, list[str]] = {}
     lines: list[str] | None = None
     for line in code.splitlines():
-        begins = _FUNCTION.match(line)
-        if begins:
-            lines = found[begins[1]] = []
+        header = _FUNCTION.match(line)
+        if header:
+            lines = functions[header[1]] = []
         elif line and not line[0].isspace():
             lines = None
         elif lines is not None:
             lines.append(line)
-    return found
+    return functions
 
 
 def _sites_in(name: str, functions: Mapping[str, list[str]]) -> Iterator[Site]:
     sources: tuple[str, ...] = ()
     for line in functions.get(name, []):
-        comment = line.lstrip().startswith("#")
-        part = _PART.search(line)
-        if comment:
-            named = _SOURCES.search(line)
-            if named:
-                sources = tuple(filter(None, (word.strip() for word in named[1].split(","))))
-        elif part:
-            yield from _sites_in(f"partition_{part[1]}", functions)
+        is_comment = line.lstrip().startswith("#")
+        partition = _PART.search(line)
+        if is_comment:
+            match = _SOURCES.search(line)
+            if match:
+                sources = tuple(filter(None, (word.strip() for word in match[1].split(","))))
+        elif partition:
+            yield from _sites_in(f"partition_{partition[1]}", functions)
         else:
-            operator = _called(line)
+            operator = _operator_of(line)
             if operator is not None:
                 yield Site(operator, sources)
                 sources = ()
 
 
-def _called(line: str) -> str | None:
+def _operator_of(line: str) -> str | None:
     for pattern, form in _CALLS:
-        found = pattern.search(line)
-        if found:
-            return form.format(*found.groups())
+        match = pattern.search(line)
+        if match:
+            return form.format(*match.groups())
     return None

@@ -45,8 +45,8 @@ def sketch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sketch:
 def sketch_of(value: Any) -> Sketch:
     """Return shape and type of each tensor in a value; nothing if one has no shape, or raises on being asked."""
     try:
-        found = [(tensor.shape, tensor.dtype) for tensor in _tensors(value, _NESTING)]
-        return found if all(_has_sizes(shape) for shape, _ in found) else []
+        pairs = [(tensor.shape, tensor.dtype) for tensor in _tensors(value, _NESTING)]
+        return pairs if all(_has_sizes(shape) for shape, _ in pairs) else []
     except Exception:  # a tensor class of the program, or a nested one, may raise, which must not reach the program
         return []
 
@@ -68,19 +68,19 @@ class Numbers:
 
     def of(self, value: Any) -> tuple[int, ...]:
         """Return the number of each tensor in a value; nothing if one is of another class, with unknown behaviour."""
-        found = list(_tensors(value, _NESTING))
-        if not all(type(tensor) in (Tensor, Parameter) for tensor in found):
+        tensors = list(_tensors(value, _NESTING))
+        if not all(type(tensor) in (Tensor, Parameter) for tensor in tensors):
             return ()
         try:
-            return tuple(map(self._number, found))
+            return tuple(map(self._number, tensors))
         except Exception:  # as in `sketch_of`; for instance inside a functorch transform
             return ()
 
     def _number(self, tensor: Tensor) -> int:
         version = -1 if tensor.is_inference() else tensor._version
-        known = self._known.get(id(tensor))
-        if known is not None and known[0]() is tensor and known[1] == version:
-            return known[2]
+        entry = self._known.get(id(tensor))
+        if entry is not None and entry[0]() is tensor and entry[1] == version:
+            return entry[2]
         number = next(self._next)
         self._known[id(tensor)] = (weakref.ref(tensor), version, number)
         return number
@@ -125,8 +125,8 @@ def _tensors(value: Any, nesting: int) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif nesting and isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item, nesting - 1)
+        for element in value:
+            yield from _tensors(element, nesting - 1)
     elif nesting and isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item, nesting - 1)
+        for element in value.values():
+            yield from _tensors(element, nesting - 1)

@@ -14,7 +14,7 @@ import torch
 _ERROR = 2
 
 
-class WarningsHeldBack:
+class SuppressedWarnings:
     """A raised log level between `begin` and `end`; does nothing if this torch does not expose the level."""
 
     def __init__(self) -> None:

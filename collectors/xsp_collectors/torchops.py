@@ -30,7 +30,7 @@ from xsp_collectors import collectives, compiledlayers, kinetolaunches, kinetous
 from xsp_collectors.cuda import devices
 from xsp_collectors.cuda.calls import kind_of
 from xsp_collectors.provenance import CompiledGraphs
-from xsp_collectors.torchlog import WarningsHeldBack
+from xsp_collectors.torchlog import SuppressedWarnings
 
 
 class TorchOps(DeviceCollector):
@@ -53,7 +53,7 @@ class TorchOps(DeviceCollector):
         self._graphs = CompiledGraphs()
         self._notes: set[str] = set()
         self._busy = self._failed = 0
-        self._log = WarningsHeldBack()
+        self._log = SuppressedWarnings()
         self._log_level: str | None = None
 
     def trial(self) -> str | None:
@@ -98,7 +98,7 @@ class TorchOps(DeviceCollector):
             **({} if self._on_device else _HOST_ONLY),
         )
         self._profile.__enter__()
-        kinetouse.ours = True
+        kinetouse.is_xsp_recording = True
 
     def stop(self) -> None:
         """Switch the profiler off."""
@@ -112,7 +112,7 @@ class TorchOps(DeviceCollector):
                     self._failed += 1
                     profile.use_device = None  # else it waits again, and is left before it has stopped to record
             profile.__exit__(None, None, None)
-            kinetouse.ours = False
+            kinetouse.is_xsp_recording = False
             self._log.end()
             self._counts.end()
             self._finished.append(_Finished(profile, self._counts, self._on_device, *stopped))
@@ -120,18 +120,22 @@ class TorchOps(DeviceCollector):
     def spans(self) -> Iterator[Span]:
         """Return operators, runtime calls, device work, and (describing) allocations."""
         finished, self._finished = self._finished, []
-        for each in finished:
-            profile, counts = each.profile, each.counts
+        for recording in finished:
+            profile, counts = recording.profile, recording.counts
             if profile.kineto_results is not None:
                 results = profile.kineto_results
                 tree = getattr(results, "experimental_event_tree", list) if profile.record_shapes else None
-                seen = _spans_of(results.events(), self.name, tree)
+                spans = _spans_of(results.events(), self.name, tree)
                 # without a filter Kineto also records runtime calls along with the operators
-                kept = [span for span in seen if span.level < _RUNTIME or (each.on_device and not each.is_own(span))]
-                found = collectives.label(kept, counts)
-                if found.note is not None:
-                    self._notes.add(found.note)
-                placed = compiledlayers.place(found.spans, self._graphs)
+                kept = [
+                    span
+                    for span in spans
+                    if span.level < _RUNTIME or (recording.on_device and not recording.is_own(span))
+                ]
+                labelled = collectives.label(kept, counts)
+                if labelled.note is not None:
+                    self._notes.add(labelled.note)
+                placed = compiledlayers.place(labelled.spans, self._graphs)
                 self._notes.update(placed.notes)
                 yield from placed.spans
 
@@ -196,17 +200,17 @@ def _config(describe: bool) -> _ExperimentalConfig:
     If Kineto records all threads, it records no allocations. So a describing step leaves out the threads that do not
     inherit the profiler's state, whose operators stay undescribed. It has overloads instead.
     """
-    wanted: dict[str, Any] = {"profile_all_threads": not describe} if _ALL_THREADS else {}
+    options: dict[str, Any] = {"profile_all_threads": not describe} if _ALL_THREADS else {}
     if _OVERLOADS:
-        wanted["capture_overload_names"] = describe
-    return _ExperimentalConfig(**wanted)
+        options["capture_overload_names"] = describe
+    return _ExperimentalConfig(**options)
 
 
 def _knows(option: str) -> bool:
     """Return whether this torch has an option."""
     try:
-        wanted: dict[str, Any] = {option: True}
-        _ExperimentalConfig(**wanted)
+        options: dict[str, Any] = {option: True}
+        _ExperimentalConfig(**options)
     except TypeError:
         return False
     return True
@@ -232,14 +236,14 @@ def _spans_of(events: list[Any], collector: str, tree: Callable[[], list[Any]] |
         category = _category(event)
         if category == "cpu_op":
             ops.append(event)
-        elif (make := _MAKERS.get(category)) is not None and (made := make(event, threads, collector)) is not None:
-            yield made
+        elif (maker := _MAKERS.get(category)) is not None and (result := maker(event, threads, collector)) is not None:
+            yield result
     if tree is None:
         yield from _ops(ops, threads, collector)
         return
     lists = opinputs.Lists(tree)
     for span, event in zip(_ops(ops, threads, collector), ops, strict=True):
-        yield _described(span, event, lists) if event.shapes() else span
+        yield _with_inputs(span, event, lists) if event.shapes() else span
 
 
 class _Threads:
@@ -264,7 +268,7 @@ _CPU, _OP, _RUNTIME = torch._C._autograd.DeviceType.CPU, Level.OP, Level.RUNTIME
 
 
 _RUNTIME_CALL = re.compile(r"cu(?:da)?[A-Z]")
-"""The begin of the name of a call of CUDA's runtime (`cudaLaunchKernel`) or driver (`cuLaunchKernel`, Triton's)."""
+"""The start of the name of a call of CUDA's runtime (`cudaLaunchKernel`) or driver (`cuLaunchKernel`, Triton's)."""
 
 _OVERHEADS = frozenset({
     "Driver Compiler", "Buffer Flush", "Instrumentation", "Resource", "Runtime Triggered Module Loading",
@@ -297,8 +301,8 @@ def _ops(events: list[Any], threads: _Threads, collector: str, kind: str = Kind.
     names = [event.name() for event in events]
     forward = [event.fwd_thread_id() for event in events]
     sequence = [event.sequence_nr() for event in events]
-    told = Span(level=_OP, kind=kind, collector=collector)._asdict()
-    columns: dict[str, Iterable[Any]] = {name: repeat(value, len(events)) for name, value in told.items()}
+    constants = Span(level=_OP, kind=kind, collector=collector)._asdict()
+    columns: dict[str, Iterable[Any]] = {name: repeat(value, len(events)) for name, value in constants.items()}
     columns |= {
         "name": names,
         # RecordScope 1 is BACKWARD_FUNCTION; the engine's own frame around it has the default scope
@@ -313,21 +317,23 @@ def _ops(events: list[Any], threads: _Threads, collector: str, kind: str = Kind.
         "forward_thread": [threads.get(number) if number > 0 else None for number in forward],
     }
     if collectives.PARAMETERS in names:
-        columns["attributes"] = [collectives.told(event, name) for event, name in zip(events, names, strict=True)]
+        columns["attributes"] = [
+            collectives.parameters_json(event, name) for event, name in zip(events, names, strict=True)
+        ]
     return map(partial(tuple.__new__, Span), zip(*columns.values(), strict=True))
 
 
-def _described(span: Span, event: Any, lists: opinputs.Lists) -> Span:
+def _with_inputs(span: Span, event: Any, lists: opinputs.Lists) -> Span:
     shapes, dtypes, scalars = opinputs.shapes(event), event.dtypes(), event.concrete_inputs()
-    operations, moved = flops(span.name, shapes, scalars, dtypes), traffic(span.name, shapes, dtypes, scalars)
+    operations, transfer = flops(span.name, shapes, scalars, dtypes), traffic(span.name, shapes, dtypes, scalars)
     return span._replace(
         input_shapes=json.dumps(shapes),
         dtype=next((name for name in dtypes if name), None),
         flops=operations,
         flops_source="shapes" if operations is not None else None,
-        dram_read_bytes=moved.read_bytes if moved is not None else None,
-        dram_write_bytes=moved.write_bytes if moved is not None else None,
-        bytes_source="shapes" if moved is not None else None,
+        dram_read_bytes=transfer.read_bytes if transfer is not None else None,
+        dram_write_bytes=transfer.write_bytes if transfer is not None else None,
+        bytes_source="shapes" if transfer is not None else None,
         attributes=opinputs.attributes(span.attributes, event, shapes, lists),
     )
 
@@ -376,10 +382,10 @@ def _overhead(event: Any, threads: _Threads, collector: str) -> Span:
 
 
 def _device(event: Any, threads: _Threads, collector: str) -> Span:
-    kernel = _category(event) in ("kernel", "concurrent_kernel")
+    is_kernel = _category(event) in ("kernel", "concurrent_kernel")
     return Span(
         level=Level.KERNEL,
-        kind=Kind.KERNEL.value if kernel else Kind.COPY.value,
+        kind=Kind.KERNEL.value if is_kernel else Kind.COPY.value,
         name=event.name(),
         start_ns=event.start_ns(),
         dur_ns=event.duration_ns(),

@@ -66,9 +66,9 @@ class TrainingCalls(Collector):
 
     def open(self) -> None:
         """Wrap the entry to the autograd engine and register the optimizers' hooks."""
-        before = register_optimizer_step_pre_hook(self._optimizer_begins)
-        after = register_optimizer_step_post_hook(self._optimizer_ends)
-        self._undo = [before.remove, after.remove]
+        pre_hook = register_optimizer_step_pre_hook(self._optimizer_begins)
+        post_hook = register_optimizer_step_post_hook(self._optimizer_ends)
+        self._undo = [pre_hook.remove, post_hook.remove]
         original = getattr(torch.autograd, _ENGINE, None)
         if original is None:
             self._notes.append("xsp knows no entry to the autograd engine of this version of torch: no backward spans")
@@ -95,7 +95,7 @@ class TrainingCalls(Collector):
         """Stop recording."""
         self._on = False
 
-    def hush(self, quiet: bool, but: Signal | None = None) -> None:
+    def mute(self, quiet: bool, but: Signal | None = None) -> None:
         """Ignore backward passes and optimizer steps, or signal only their ends."""
         self._hushed, self._but = quiet, but
 
@@ -117,8 +117,8 @@ class TrainingCalls(Collector):
 
     def notes(self) -> list[str]:
         """Return sentences on what cannot be recorded with this torch."""
-        found, self._notes = self._notes, []
-        return found
+        notes, self._notes = self._notes, []
+        return notes
 
     def probe(self) -> Probe | None:
         """Return a probe of backward passes and optimizer steps that do next to nothing; None as for `outer_probe`."""
@@ -162,7 +162,7 @@ class TrainingCalls(Collector):
             return recorded(ends, *args, **kwargs)
 
         def recorded(ends: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
-            if not self._hushed:  # else the begin is noted already
+            if not self._hushed:  # else the start is noted already
                 self._note(_BACKWARD_BEGINS)
             self._seen_backward = True
             start, status = monotonic_ns(), "ok"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from xsp.advise import Advice, Interval, experiment, records, rerun, trialtext
-from xsp.advise.experiment import FAILED, NOT_APPLICABLE, TRIED, Plan, Tried
-from xsp.cli import main
+from xsp.advise.experiment import FAILED, NOT_APPLICABLE, TRIED, Plan, TrialResult
+from xsp.cli import advise, main
 from xsp.comparison import turns
 from xsp.comparison.commands import Program
 from xsp.device import machine
@@ -26,9 +28,9 @@ def piece(trial: str | None, gain: float = 2.0, **more: Any) -> Advice:
     return Advice(**{**given, "gain": Interval(gain / 2, gain, 2 * gain), "do": "d", "trial": trial, **more})
 
 
-def measured(gain: float, trial: str = "threads=2", **more: Any) -> Tried:
+def measured(gain: float, trial: str = "threads=2", **more: Any) -> TrialResult:
     real = Interval(gain - 1, gain, gain + 1)
-    return Tried(piece(trial, **more), TRIED, before_ms=10.0, after_ms=10.0 - gain, real=real, turns=4)
+    return TrialResult(piece(trial, **more), TRIED, before_ms=10.0, after_ms=10.0 - gain, real=real, turns=4)
 
 
 # --- the program of a run -------------------------------------------------------------------------------------------
@@ -76,6 +78,25 @@ def test_two_files_of_one_name_are_not_told_apart(tmp_path: Path, monkeypatch: p
         rerun.program(Run.of({"typed": ["run", "own.py"]}), "r")
 
 
+def test_a_file_is_searched_in_a_limited_number_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rerun, "MOST_FOLDERS", 3)  # the working directory is the first
+    for number in range(8):
+        (tmp_path / f"folder{number}").mkdir()
+        (tmp_path / f"folder{number}" / "own.py").touch()
+    with pytest.raises(UsageError, match="2 of them"):
+        rerun.program(Run.of({"typed": ["run", "own.py"]}), "r")
+
+
+@pytest.mark.parametrize("typed", [None, "xsp run --every 3 -q mytool"])
+def test_a_program_with_an_option_that_trials_set_is_refused(typed: str | None) -> None:
+    trace = SimpleNamespace(run=Run.of({"typed": ["profile", "torchvision:resnet18", "-q"]}))
+    given = Namespace(source="r", program=typed, turns=None)
+    with pytest.raises(UsageError, match="omit -q;") as raised:
+        advise._plan(given, SimpleNamespace(trace=trace))
+    assert ("name the program" in str(raised.value)) is (typed is None)
+
+
 def test_a_program_under_a_trial_has_its_variables_and_a_process_that_applies_it(tmp_path: Path) -> None:
     made = rerun.under(rerun.program(Run.of({}), "r", "python train.py"), "threads=2")
     words = made.command(tmp_path / "b-01", "M", 1)
@@ -121,8 +142,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, report: dict[str, Any], error: Excepti
     return ran
 
 
-def run(plan: Plan, *trials: str) -> list[Tried]:
-    return list(experiment.each(plan, [piece(trial) for trial in trials], lambda *_: None))
+def run(plan: Plan, *trials: str) -> list[TrialResult]:
+    return list(experiment.run_trials(plan, [piece(trial) for trial in trials], lambda *_: None))
 
 
 def test_what_changes_nothing_ends_after_the_first_turn_and_is_no_gain_of_zero(
@@ -157,7 +178,7 @@ def test_a_program_that_fails_under_a_trial_is_one_line_and_the_others_go_on(
 
 
 def test_an_interrupt_keeps_the_trials_that_are_finished(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    def one(plan: Plan, piece: Advice, progress: Any) -> Tried:
+    def one(plan: Plan, piece: Advice, progress: Any) -> TrialResult:
         if piece.trial == "sdpa":
             raise KeyboardInterrupt
         return measured(1.0)
@@ -178,7 +199,7 @@ def test_gains_are_held_against_promises_as_shares_of_the_step() -> None:
     assert measured(1.5, at_most=True).off_percent is None
     assert found.came_true is True
     assert measured(-1.5).came_true is False
-    assert Tried(piece("sdpa"), FAILED, "why").came_true is None
+    assert TrialResult(piece("sdpa"), FAILED, "why").came_true is None
 
 
 @pytest.fixture
@@ -190,8 +211,8 @@ def test_history_counts_what_was_measured_on_this_machine(folder: Path) -> None:
     assert records.history(HERE, folder).line is None
     for found in (measured(1.5), measured(3.0), measured(-1.0), measured(2.0, at_most=True)):
         records.keep(found, HERE, folder)
-    records.keep(Tried(piece("sdpa"), NOT_APPLICABLE, "no switch"), HERE, folder)
-    records.keep(Tried(piece("compile"), FAILED, "ended"), HERE, folder)
+    records.keep(TrialResult(piece("sdpa"), NOT_APPLICABLE, "no switch"), HERE, folder)
+    records.keep(TrialResult(piece("compile"), FAILED, "ended"), HERE, folder)
     records.keep(measured(9.0), Machine.of({"cpu": "another", "cores": 2}), folder)
     (folder / "1-damaged.json").write_text("{")
     (folder / "2-other.json").write_text("[]")
@@ -222,7 +243,7 @@ def test_what_was_tried_fits_a_terminal_and_says_what_became_of_results() -> Non
         trialtext.lines(measured(2.5)),
         trialtext.lines(replace(measured(0.5, at_most=True), results="the same results", applied=("x" * 90,))),
         trialtext.lines(measured(-3.0)),
-        trialtext.lines(Tried(piece("sdpa"), NOT_APPLICABLE, "its attention has no switch")),
+        trialtext.lines(TrialResult(piece("sdpa"), NOT_APPLICABLE, "its attention has no switch")),
     ]
     assert all(len(line) < 80 for row in rows for line in row.splitlines())
     assert "2.5 [1.5 … 3.5] ms 25 %" in rows[1]

@@ -518,7 +518,7 @@ def test_long_loops_take_time_in_proportion_to_their_length() -> None:
 
     reads = [call("aten::item", at, []) for at in range(9)]
     around = call("step", 0, [])
-    around.inside = reads
+    around.children = reads
     assert _with_indexing(around, _NotSearched(reads)) == (reads, pytest.approx(8 * 0.0001))
     made = [call("aten::mul", 1, [[64, 1], [1, 64]]), call("aten::sum", 2, [[64, 64]])]
     assert _summed(_NotSearched(made), 0) == made

@@ -15,7 +15,7 @@ import xsp
 from xsp import advise
 from xsp.advise import Advice, Interval, Needs, calls, registry
 from xsp.analyses import program_loop
-from xsp.bound import seen
+from xsp.bound import recordedcalls
 from xsp.comparison.comparable import differences
 from xsp.schema import Level
 from xsp.store.loop import BARE
@@ -111,9 +111,9 @@ def test_where_they_are_much_of_a_step_timings_of_calls_tell_no_gain() -> None:
 
 
 def test_a_bound_says_what_the_system_took_of_the_measured_step() -> None:
-    assert "4,000 in a step, 8 ms in the system" in (seen.page_faults(counted(4000, 8.0)) or "")
-    assert seen.page_faults(counted(4000, 0.5)) is None
-    assert seen.page_faults(counted(None, None)) is None
+    assert "4,000 in a step, 8 ms in the system" in (recordedcalls.page_faults(counted(4000, 8.0)) or "")
+    assert recordedcalls.page_faults(counted(4000, 0.5)) is None
+    assert recordedcalls.page_faults(counted(None, None)) is None
 
 
 def test_a_comparison_says_that_one_side_has_far_more() -> None:
@@ -129,7 +129,7 @@ def test_calls_without_a_true_time_take_their_share_of_the_step() -> None:
     trace = counted(0, 0.0)
     trace.con.execute("CREATE OR REPLACE TEMP TABLE merged AS SELECT * FROM merged")
     trace.con.execute("UPDATE merged SET true_ns = CASE WHEN kind = 'step' THEN raw_ns / 5 END")
-    every = list(calls.every(advise.Asked(trace)))
+    every = list(calls.walk(advise.Asked(trace)))
     times = {each.name: each.ns / MS for each in every if each.is_op or each.kind == "step"}
     assert times["s"] == pytest.approx(2.0)
     assert times["aten::linear"] == pytest.approx(0.99)
@@ -174,10 +174,10 @@ def test_calls_inside_another_one_take_no_longer_than_it() -> None:
     trace = counted(0, 0.0)
     trace.con.execute("CREATE OR REPLACE TEMP TABLE merged AS SELECT * FROM merged")
     trace.con.execute("UPDATE merged SET true_ns = CASE WHEN name = 'net.a' THEN raw_ns / 5 ELSE raw_ns END")
-    found = {each.name: each for each in calls.every(advise.Asked(trace))}
+    found = {each.name: each for each in calls.walk(advise.Asked(trace))}
     assert found["net.a"].ns / MS == pytest.approx(4.87 / 5)
-    assert found["net.a"].inside[0].ns / MS == pytest.approx(4.87 / 5), "it was recorded when all took longer"
-    assert found["net.b"].inside[0].ns / MS == pytest.approx(4.95)
+    assert found["net.a"].children[0].ns / MS == pytest.approx(4.87 / 5), "it was recorded when all took longer"
+    assert found["net.b"].children[0].ns / MS == pytest.approx(4.95)
 
 
 def test_what_another_rank_counted_is_not_taken_for_what_this_one_did_not() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from xsp.advise import Advice, Interval
 from xsp.advise.advisor import _of_one_trial
-from xsp.advise.together import plan
+from xsp.advise.combinedgain import plan
 
 
 def piece(what: str, once_ms: float = 0.0, trial: str | None = None, at_most: bool = False, **calls: float) -> Advice:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from test_fusing import FORWARD, kernels
 
-from xsp.advise.device import done, pieces
+from xsp.advise.device import features_in_use, pieces
 from xsp.advise.verdict import Verdict, verdict
 from xsp.analyses.answers import Answers
 from xsp.testing import spans, trace_of
@@ -90,7 +90,7 @@ def test_what_the_trace_does_already_is_not_advised() -> None:
     assert "(a larger batch)" in graphs.next[0]
     assert "graphs are replayed and code is compiled already" in graphs.next[0]
     trace = trace_of(spans("step s 0-10\ndata enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__ 1-5"))
-    assert done(trace) == (False, False, True)
+    assert features_in_use(trace) == (False, False, True)
 
 
 def test_a_call_that_makes_launches_late_is_what_the_advice_is_about() -> None:

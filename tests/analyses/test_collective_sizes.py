@@ -21,7 +21,7 @@ TOLD = (
 
 
 def stated(name: str = "record_param_comms", text: str = TOLD) -> str | None:
-    return collectives.told(SimpleNamespace(metadata_json=lambda: text), name)
+    return collectives.parameters_json(SimpleNamespace(metadata_json=lambda: text), name)
 
 
 def test_torch_states_what_a_collective_is_called_with():

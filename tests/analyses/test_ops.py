@@ -152,9 +152,9 @@ def assert_nothing_is_left_out(trace: Trace) -> None:
     ((whole, excess),) = trace.sql(
         f"""
         WITH inside AS (
-            SELECT around_id AS span_id, sum({NS}) AS ns FROM own_times JOIN merged USING (span_id) GROUP BY around_id
+            SELECT outer_id AS span_id, sum({NS}) AS ns FROM own_times JOIN merged USING (span_id) GROUP BY outer_id
         )
-        SELECT (SELECT sum({NS}) FROM own_times JOIN merged USING (span_id) WHERE around_id IS NULL),
+        SELECT (SELECT sum({NS}) FROM own_times JOIN merged USING (span_id) WHERE outer_id IS NULL),
                coalesce(sum(greatest(inside.ns - {NS}, 0)), 0) FROM merged JOIN inside USING (span_id)
         """
     ).fetchall()

@@ -10,7 +10,7 @@ import pytest
 
 import xsp
 from xsp import analyses
-from xsp.analyses.phases import Interval, each_once
+from xsp.analyses.phases import Interval, exclusive_times
 from xsp.report import text
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of, with_loop
@@ -74,7 +74,7 @@ def test_forward_passes_of_several_threads_at_once_count_each_instant_once() -> 
         Interval("forward", 3, 10, 110, 100.0),
         Interval("backward", 1, 130, 200, 70.0),
     ]
-    assert each_once(at_once) == pytest.approx({"forward": 120, "backward": 70})
+    assert exclusive_times(at_once) == pytest.approx({"forward": 120, "backward": 70})
 
 
 def test_true_times_of_what_is_inside_are_taken_off_and_calls_of_no_time_cost_nothing() -> None:
@@ -83,8 +83,8 @@ def test_true_times_of_what_is_inside_are_taken_off_and_calls_of_no_time_cost_no
         Interval("forward", 1, 10, 60, 30.0),
         Interval("backward", 1, 60, 60, 0.0),
     ]
-    assert each_once(inside) == {"optimizer": 50.0, "forward": 30.0, "backward": 0.0}
-    assert each_once([]) == {}
+    assert exclusive_times(inside) == {"optimizer": 50.0, "forward": 30.0, "backward": 0.0}
+    assert exclusive_times([]) == {}
 
 
 def test_without_calls_of_the_model_level_layers_and_operators_tell_and_the_table_says_so() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -41,6 +42,20 @@ def _runs(number: int) -> bool:
     except OSError:
         return False
     return state != "Z"
+
+
+def test_a_rank_that_cannot_start_says_so_without_a_message_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(torch.distributed, "FileStore", fail)
+    monkeypatch.setattr(ranks.processes, "end_with_parent", lambda parent: None)
+    answers, end = os.pipe()
+    ranks.be(os.getppid(), 0, 2, torch.get_num_threads(), -1, end)
+    with os.fdopen(answers) as stream:
+        assert json.loads(stream.read()) == {"error": "gloo cannot be used: AssertionError"}
 
 
 @pytest.mark.parametrize(("first_ns", "count", "many"), [(1_250_000, 4, 40), (200_000_000, 4, 1), (1_250_000, 2, 1)])

@@ -267,6 +267,9 @@ def test_a_foreign_or_damaged_file_is_one_error_and_changes_nothing(tmp_path: Pa
     for name in ("text", "half", "foreign", "part", "absent"):
         with pytest.raises(BenchError, match="not a file of timings"):
             there.take_in(tmp_path / name)
+    duckdb.sql(f"COPY (FROM '{tmp_path / 'all.parquet'}' LIMIT 0) TO '{tmp_path / 'empty'}' (FORMAT parquet)")
+    with pytest.raises(BenchError, match="empty: it holds no timings"):
+        there.take_in(tmp_path / "empty")
     edit(tmp_path / "all.parquet", "1.0 AS trimmed_ns")
     with pytest.raises(BenchError, match="none of its 1 timings is valid"):
         there.take_in(tmp_path / "all.parquet")

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from xsp.bench.inputs import NotTimeable  # noqa: E402
 from xsp.bench.spec import Spec  # noqa: E402
-from xsp.bench.torchcalls import Torch, Written  # noqa: E402
+from xsp.bench.torchcalls import BlockSource, Torch  # noqa: E402
 from xsp.graph.blocks import Block, Wires  # noqa: E402
 from xsp.graph.node import Call, Tensor  # noqa: E402
 
@@ -20,7 +20,7 @@ FOUR = Tensor("float32", (4,))
 def test_a_text_among_arguments_is_a_constant_and_no_source(tmp_path: Path) -> None:
     text = f"__import__('pathlib').Path({str(tmp_path / 'made')!r}).touch()"
     call = Call("aten::cat", (("tensors", (FOUR, text)), ("dim", 0)), (Tensor("float32", (8,)),))
-    function = Written(Block((call,), (Wires((0,), (1,), ()),))).function()
+    function = BlockSource(Block((call,), (Wires((0,), (1,), ()),))).function()
     with pytest.raises((TypeError, RuntimeError, ValueError)):
         function(torch.zeros(4))
     assert list(tmp_path.iterdir()) == []
@@ -40,4 +40,4 @@ def test_parts_of_one_storage_are_found_by_shape_and_strides() -> None:
     less = Call("aten::sub", (("self", row), ("other", row), ("alpha", 1)), (row,), "Tensor")
     block = Block((unbind, less), (Wires((0,), (0, 0), ()), Wires((0, 0), (1,), (1,))))
     given = torch.arange(8.0).reshape(2, 4)
-    assert Written(block).function()(given).tolist() == [-4.0] * 4
+    assert BlockSource(block).function()(given).tolist() == [-4.0] * 4

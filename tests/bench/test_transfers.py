@@ -163,8 +163,8 @@ def test_transfers_lie_in_the_table_of_timings_and_their_curves_are_fitted(
     assert copy.shape.beta.value == pytest.approx(FAR, rel=0.01)
     assert reduced.shape.beta.value == pytest.approx(3 * FAR, rel=0.01)
     assert reduced.bus_factor == pytest.approx(4 / 3)
-    assert transfers.together(found, "together-copy", 3, 1) == pytest.approx(3)
-    assert transfers.together(found, "together-copy", 4, 1) is None
+    assert transfers.crowding_factor(found, "together-copy", 3, 1) == pytest.approx(3)
+    assert transfers.crowding_factor(found, "together-copy", 4, 1) is None
     assert by_name["read-direct ext4"].shape is None
     ratios = {each.name: each for each in transfers.ratios(found)}
     assert ratios["duplex tcp-loopback"].value == pytest.approx(2 / 1.6, rel=0.02)
@@ -229,7 +229,7 @@ def test_ranks_of_other_threads_are_other_curves(filled: tuple[Timings, list[Cur
     timings.add(made)
     found = transfers.curves(timings)
     assert {"all_reduce 2 ranks", "all_reduce 2 ranks × 2"} <= {each.name for each in found}
-    assert [(each.threads, each.factor) for each in transfers.slower(found)] == [
+    assert [(each.threads, each.factor) for each in transfers.slowdowns(found)] == [
         (1, pytest.approx(2)), (2, pytest.approx(6)),
     ]  # fmt: skip
     text = curvetext.page(COLLECTIVES, timings, found, None, 0, 0)
@@ -276,22 +276,22 @@ def test_what_cannot_be_timed_is_refused_in_one_line(
 
 def test_without_a_device_its_transfers_are_refused_and_with_one_peers_are(tmp_path: Path) -> None:
     timings = Timings.open(tmp_path, HERE)
-    found = links.asked(timings, TRANSFERS, None, (2,), (1,), tmp_path)
+    found = links.request(timings, TRANSFERS, None, (2,), (1,), tmp_path)
     assert not any(FAMILIES[transfers.arguments(each)[0]].device for each in found.specs)
     count = sum(family.device for family in FAMILIES.values())
     assert found.refused[0] == f"no device here, so not timed: {count} families that need one"
-    few = links.asked(timings, TRANSFERS, "copy,kernel-launch,zero-copy", (2,), (1,), tmp_path)
+    few = links.request(timings, TRANSFERS, "copy,kernel-launch,zero-copy", (2,), (1,), tmp_path)
     assert few.refused == ("no device here, so not timed: kernel-launch, zero-copy",)
     with pytest.raises(UsageError, match="no device here, which is needed for managed-demand, kernel-launch"):
-        links.asked(timings, TRANSFERS, "managed-demand,kernel-launch", (2,))
+        links.request(timings, TRANSFERS, "managed-demand,kernel-launch", (2,))
     with pytest.raises(UsageError, match="there is no device here"):
-        links.asked(timings, TRANSFERS, "device", (2,))
+        links.request(timings, TRANSFERS, "device", (2,))
     one = Timings.open(tmp_path, Environment({"devices": [{"name": "X"}]}))
-    assert links.asked(one, TRANSFERS, "copy,device", (2,), (1,), tmp_path).refused == (
+    assert links.request(one, TRANSFERS, "copy,device", (2,), (1,), tmp_path).refused == (
         "only one device here, so not timed: peer-copy",
     )
     with pytest.raises(UsageError, match="two are needed for peer-copy"):
-        links.asked(one, TRANSFERS, "peer-copy", (2,))
+        links.request(one, TRANSFERS, "peer-copy", (2,))
 
 
 def test_a_folder_without_room_or_in_memory_is_said_before_anything_is_timed(
@@ -301,19 +301,19 @@ def test_a_folder_without_room_or_in_memory_is_said_before_anything_is_timed(
     mounts = tmp_path / "mounts"
     monkeypatch.setattr(links, "MOUNTS", mounts)
     mounts.write_text("tmpfs / tmpfs rw 0 0\n")
-    found = links.asked(timings, TRANSFERS, "storage", (2,), (1,), tmp_path)
+    found = links.request(timings, TRANSFERS, "storage", (2,), (1,), tmp_path)
     assert {transfers.arguments(each)[0] for each in found.specs} == {"write-buffered", "read-cached", "read-mapped"}
     assert "(tmpfs) are in memory, so not timed: write-fsync, read-cold, read-direct, write-direct" in found.refused[0]
     with pytest.raises(UsageError, match="a disk is needed for read-cold: name another one, --directory DIR"):
-        links.asked(timings, TRANSFERS, "read-cold", (2,), (1,), tmp_path)
+        links.request(timings, TRANSFERS, "read-cold", (2,), (1,), tmp_path)
     mounts.write_text("disk / ext4 rw 0 0\n")
     monkeypatch.setattr(links, "ROOM", 1 << 40)
-    found = links.asked(timings, TRANSFERS, "storage,pipe", (2,), (1,), tmp_path)
+    found = links.request(timings, TRANSFERS, "storage,pipe", (2,), (1,), tmp_path)
     assert {transfers.arguments(each)[0] for each in found.specs} == {"pipe"}
     assert "has too little room" in found.refused[0]
     with pytest.raises(UsageError, match="so mapped-file cannot be timed: name another folder"):
-        links.asked(timings, TRANSFERS, "mapped-file", (2,), (1,), tmp_path)
-    assert links.asked(timings, TRANSFERS, "storage", (2,), (1,), tmp_path, times=False).refused == ()
+        links.request(timings, TRANSFERS, "mapped-file", (2,), (1,), tmp_path)
+    assert links.request(timings, TRANSFERS, "storage", (2,), (1,), tmp_path, times=False).refused == ()
 
 
 def test_copies_between_numa_nodes_are_of_machines_with_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,14 +323,14 @@ def test_copies_between_numa_nodes_are_of_machines_with_two(tmp_path: Path, monk
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     assert numanodes.pair() is None
     with pytest.raises(UsageError, match="two are needed for copy-near-node, copy-far-node"):
-        links.asked(timings, TRANSFERS, "copy-near-node,copy-far-node", (2,), (1,), tmp_path)
-    said = links.asked(timings, TRANSFERS, "memory", (2,), (1,), tmp_path).refused
+        links.request(timings, TRANSFERS, "copy-near-node,copy-far-node", (2,), (1,), tmp_path)
+    said = links.request(timings, TRANSFERS, "memory", (2,), (1,), tmp_path).refused
     assert said == ("only one NUMA node here, so not timed: copy-near-node, copy-far-node",)
     machine(tmp_path / "four", {0: (), 1: (0, 1), 2: (2, 3), 3: (4, 5)}, "20 10 30 20")
     monkeypatch.setattr(numanodes, "NODES", tmp_path / "four")
     assert numanodes.pair() == (1, 2)  # a node without cores of this process is none to run on; 2 is furthest from 1
     assert numanodes.cores_of(1) == {0, 1}
-    found = links.asked(timings, TRANSFERS, "copy-near-node,copy-far-node", (2,), (1,), tmp_path)
+    found = links.request(timings, TRANSFERS, "copy-near-node,copy-far-node", (2,), (1,), tmp_path)
     assert (found.refused, {each.op for each in found.specs}) == (
         (), {"transfer::copy-near-node", "transfer::copy-far-node"}
     )  # fmt: skip
@@ -445,6 +445,29 @@ def test_a_folder_whose_room_has_ended_is_tried_again(tmp_path: Path, monkeypatc
         moves.Transfers().prepare(transfers.spec("mapped-file", TRANSFERS, 1 << 12, filesystem="ext4"), 0, 1 << 34)
 
 
+def test_files_of_transfers_are_closed_when_nothing_times_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from xsp.bench import moves
+
+    def count() -> int:
+        links = [f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd")]
+        return sum(os.readlink(each).startswith(str(tmp_path)) for each in links if os.path.islink(each))
+
+    monkeypatch.setenv(transfers.DIRECTORY, str(tmp_path))
+    monkeypatch.setattr(moves.os, "O_DIRECT", 0, raising=False)  # some file systems lack it
+    small = {name: dataclasses.replace(each, most=each.most >> 10) for name, each in FAMILIES.items()}
+    monkeypatch.setattr(moves, "FAMILIES", small)
+    moves._file.cache_clear()
+    names = ("read-cached", "read-direct", "read-mapped", "write-buffered", "write-fsync", "write-direct")
+    prepared = {name: moves._storage(name, 1 << 12) for name in names}
+    assert count() == 5  # a file for reading, one of each size for writing, and two for direct I/O
+    moves._file.cache_clear()
+    for each in prepared.values():
+        each.function(*each.sets[0])
+    del prepared, each
+    assert count() == 0
+
+
 def test_where_no_folder_takes_temporary_files_it_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object, **__: object) -> str:
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
@@ -452,8 +475,8 @@ def test_where_no_folder_takes_temporary_files_it_is_one_error(tmp_path: Path, m
     monkeypatch.setattr(links.tempfile, "gettempdir", none)
     timings = Timings.open(tmp_path / "timings", HERE)
     with pytest.raises(UsageError, match=r"No usable temporary directory .*: name one, --directory DIR"):
-        links.asked(timings, TRANSFERS, "copy", (2,), (1,))
-    assert links.asked(timings, TRANSFERS, "copy", (2,), (1,), tmp_path).specs
+        links.request(timings, TRANSFERS, "copy", (2,), (1,))
+    assert links.request(timings, TRANSFERS, "copy", (2,), (1,), tmp_path).specs
     monkeypatch.setattr(turns.tempfile, "TemporaryFile", none)
     with pytest.raises(BenchError, match="small temporary file"), turns.Turns(1):
         pass
@@ -498,7 +521,7 @@ def test_transfers_and_collectives_of_two_ranks_are_timed_and_leave_nothing(tmp_
     first = {each.op: each for each in reversed(asked)}
     before = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
     made = links.fill(
-        links.Asked(tuple(first.values()), directory=tmp_path / "storage"), timings, 240.0, lambda *told: None
+        links.Request(tuple(first.values()), directory=tmp_path / "storage"), timings, 240.0, lambda *told: None
     )
     left = {each.op: (each.status, each.reason) for each in timings if not each.is_timed}
     # what a file system or a kernel may refuse
@@ -516,7 +539,7 @@ def test_a_partner_that_stalls_in_the_middle_of_an_exchange_is_given_up_and_repl
     from xsp.bench import moves
 
     ends = partner.Ends.__new__(partner.Ends)
-    ends.held = memoryview(bytearray(64))
+    ends.buffer = memoryview(bytearray(64))
     here, there = socket.socketpair()
     with here, there:
         here.settimeout(0.05)

@@ -17,7 +17,7 @@ from xsp.bench.environment import Environment
 from xsp.bench.plan import overheads, specs
 from xsp.bench.spec import Spec, Status, Timing, untimed
 from xsp.bench.timings import Timings
-from xsp.bound import ladder, planned, section, seen, text
+from xsp.bound import ladder, planned, recordedcalls, section, text
 from xsp.bound.ladder import Rung
 from xsp.bound.totals import Figure, Total, coverage, half, total
 from xsp.cli import main
@@ -176,7 +176,7 @@ def test_rungs_differences_and_interval_of_a_timed_graph(filled: Fill) -> None:
     assert [(each.name, each.ns) for each in found.differences] == [
         ("kernel efficiency", 42_000), ("choice of algorithm", 60_000)
     ]  # fmt: skip
-    assert found.coverage.whole
+    assert found.coverage.is_complete
     assert found.layers[0].name in ("first", "second")
     assert dict(found.layers[0].differences) == {"kernel efficiency": 20_000, "choice of algorithm": 30_000}
     page = text.page(found, "chain.json")
@@ -268,7 +268,7 @@ def test_what_is_missing_is_timed_and_a_bound_of_it_is_whole(known: Timings, tmp
     own = Timings.open(tmp_path / "own")
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU())
     found = xsp.bound.of(model, torch.zeros(8, 64), timings=own, fill=60)
-    assert found.coverage.whole
+    assert found.coverage.is_complete
     best, as_run = found.rungs["best"].sequential, found.rungs["as_run"].sequential
     assert best is not None
     assert as_run is not None
@@ -467,7 +467,7 @@ def test_the_measured_step_has_the_batch_of_the_merged_one() -> None:
         for step, (end, batch) in enumerate([(9_000, 3), *[(20_000, 4)] * 5])
         for row in testing.spans(f"step s 0-{end} batch_size={batch}", step=step)
     ]
-    found = seen.measured(testing.trace_of(rows))
+    found = recordedcalls.measured(testing.trace_of(rows))
     assert found is not None
     assert found.ns == pytest.approx(20e6)
 

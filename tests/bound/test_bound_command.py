@@ -81,7 +81,7 @@ def test_a_place_without_a_name_is_an_error_of_the_file_system(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for place in (Path(), Path("/")):
-        with pytest.raises(IsADirectoryError), atomic.written(place):
+        with pytest.raises(IsADirectoryError), atomic.replacing(place):
             pass
     for option in ("--html", "--dot", "--save"):
         assert cli.main(["graph", "micro:path-3", option, "."]) == 2

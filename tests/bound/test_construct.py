@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from xsp import bench, sections, testing
 from xsp.bench.spec import CacheState, Status, Timing, untimed
-from xsp.bound import construct, curves, curvetext, seen
+from xsp.bound import construct, curves, curvetext, recordedcalls
 from xsp.cli import main
 from xsp.errors import GraphError
 from xsp.graph import keys
 from xsp.graph.node import Call, Graph, KnownBy, Node, NodeKind, Phase, Role, Source, Tensor, Value
 
-HOW = construct.How(CacheState.WARM, threads=2)
+HOW = construct.Conditions(CacheState.WARM, threads=2)
 
 
 def chain(layers: Sequence[int], name: str = "m:chain", phases: Mapping[int, Phase] | None = None) -> Graph:
@@ -118,8 +118,14 @@ def test_other_variants_and_failed_figures_never_enter() -> None:
     graph = chain([1, 2])
     known = {key: replace(each, status=Status.DIFFERENT) for key, each in timed(graph).items()}
     assert construct.construct(graph, known, 1, how=HOW, partial=True).ns is None
-    assert construct.construct(graph, timed(graph), 1, how=construct.How(CacheState.COLD, 2), partial=True).ns is None
-    assert construct.construct(graph, timed(graph), 1, how=construct.How(CacheState.WARM, 1), partial=True).ns is None
+    assert (
+        construct.construct(graph, timed(graph), 1, how=construct.Conditions(CacheState.COLD, 2), partial=True).ns
+        is None
+    )
+    assert (
+        construct.construct(graph, timed(graph), 1, how=construct.Conditions(CacheState.WARM, 1), partial=True).ns
+        is None
+    )
 
 
 def test_a_graph_without_calls_is_refused() -> None:
@@ -214,12 +220,14 @@ def test_paths_are_drawn_with_equal_probability() -> None:
 def test_a_model_is_constructed_from_timings_that_were_taken_for_others() -> None:
     own, others = chain([1, 2, 3], "m:own"), [chain([3, 1], "m:a"), chain([2, 9], "m:b")]
     known = timed(own, *others, sizes=[1, 2])
-    there = construct.elsewhere(others, 1, how=HOW)
+    there = construct.keys_of_other_models(others, 1, how=HOW)
     assert construct.construct(own, known, 1, how=HOW, only=there).ns == pytest.approx(600)
-    some = construct.construct(own, known, 1, how=HOW, only=construct.elsewhere(others[:1], 1, how=HOW), partial=True)
+    some = construct.construct(
+        own, known, 1, how=HOW, only=construct.keys_of_other_models(others[:1], 1, how=HOW), partial=True
+    )
     assert some.ns == pytest.approx(400)
     assert [each.op for each in some.holes] == ["aten::add"]
-    pairs = curves.curve(own, known, 600, [2], how=HOW, only={2: construct.elsewhere(others, 2, how=HOW)})
+    pairs = curves.curve(own, known, 600, [2], how=HOW, only={2: construct.keys_of_other_models(others, 2, how=HOW)})
     assert pairs[0].construction.coverage.nodes == 0
     assert pairs[0].error is None
 
@@ -276,7 +284,7 @@ def test_a_run_of_a_device_is_not_held_against_timings_of_this_processor(shared:
 
 
 def test_a_run_of_another_model_makes_no_error_of_a_curve(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(seen, "is_elsewhere", lambda trace: False)
+    monkeypatch.setattr(recordedcalls, "is_elsewhere", lambda trace: False)
     step = "step train 0-100\n  forward Net 1-90\n    op aten::conv2d 2-80 input_shapes=[[1,3,8,8]] dtype=float"
     trace = testing.trace_of(testing.spans(step))
     with pytest.raises(GraphError, match="is not a run of m:chain"):

@@ -92,6 +92,12 @@ def test_a_skew_needs_fewer_experts_and_one_token_always_as_many_as_it_chooses()
     assert experts.distinct(4, 4, 3) == 4
 
 
+@pytest.mark.parametrize("skew", [500.0, 2000.0, 1e308])
+@pytest.mark.parametrize(("chosen", "expected"), [(2, 2), (1, 1), (2.5, 2 + (1 - 0.5**10))])
+def test_with_a_large_skew_all_tokens_choose_the_same_experts(skew: float, chosen: float, expected: float) -> None:
+    assert experts.distinct(8, chosen, 10, skew) == pytest.approx(expected)
+
+
 def test_a_product_of_groups_reads_the_matrices_that_rows_are_routed_to() -> None:
     stack, rows = Tensor("float32", (8, 32, 64)), Tensor("float32", (1, 32))
     call = Call("aten::_grouped_mm", (("self", rows), ("mat2", stack)), (Tensor("float32", (1, 64)),))

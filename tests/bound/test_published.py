@@ -67,7 +67,7 @@ def published(shared: Path, model: str, batch: int) -> tuple[Graph, list[Figure 
 def test_complete_models_have_the_published_bounds(shared: Path, model: str, batch: int) -> None:
     graph, figures, counted, row = published(shared, model, batch)
     found = total(graph, figures, counted, [None] * len(figures), cores=1)
-    assert found.coverage.whole
+    assert found.coverage.is_complete
     assert found.coverage.nodes == int(row["benchmarkable"])
     assert found.sequential == pytest.approx(float(row["sequential_ms"]) * 1e6, rel=0.001)
     assert found.parallel == pytest.approx(float(row["parallel_ms"]) * 1e6, rel=0.007)

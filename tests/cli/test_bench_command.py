@@ -208,7 +208,7 @@ def test_holes_are_shown_with_their_reasons_and_as_null(copy: Path) -> None:
     pairs = bench.specs(graph.of(f"{copy}/net.py:net"), threads=1)
     spec = pairs[0][0]
     timings.add([dataclasses.replace(untimed(spec, Status.FAILED, "no \x1b[31mway"), taken_ns=2**62)])
-    shown = text.filled("net", pairs, timings, [], 1.0)
+    shown = text.fill_page("net", pairs, timings, [], 1.0)
     assert "failed 1×  conv2d: no " in shown
     assert "\x1b" not in shown
     assert text.filled_as_json("net", pairs, timings, [], 1.0)["timings"][0]["trimmed_ns"] is None
@@ -220,5 +220,5 @@ def test_a_check_says_how_far_timings_are_apart(copy: Path) -> None:
     found = repeatability.Check(pairs, [])
     assert found.median == pytest.approx(0.5)
     assert found.ninetieth == pytest.approx(0.5)
-    assert "+50.0%" in text.checked(found)
+    assert "+50.0%" in text.check_page(found)
     assert repeatability.Check([], kept).median is None

@@ -319,6 +319,29 @@ def test_parts_that_do_not_go_together_are_named(parts, said):
     assert said in (libcupti.reason_against(libcupti.Parts(*parts)) or "")
 
 
+def test_a_toolkit_whose_library_is_named_by_the_year_has_the_version_of_its_release(tmp_path):
+    folder = tmp_path / "extras" / "CUPTI" / "lib64"
+    folder.mkdir(parents=True)
+    library = folder / "libcupti.so.2025.1.1"
+    library.touch()
+    assert libcupti._library_version(library) is None
+    (folder / "libcupti.so.12").symlink_to(library.name)
+    assert libcupti._library_version(library) == libcupti._library_version(folder / "libcupti.so.12") == (12,)
+    parts = libcupti.Parts((13, 0), library, (12,), (12, 8, 0))
+    assert (libcupti.reason_against(parts), libcupti.mismatch(parts)) == (None, None)
+    (tmp_path / "version.json").write_text('{"cuda_cupti": {"version": "12.8.90"}}')
+    assert libcupti._library_version(library) == (12, 8, 90)
+    (tmp_path / "version.json").write_text("[")
+    assert libcupti._library_version(library) == (12,)
+
+
+def test_a_library_in_any_folder_named_nvidia_is_not_of_nvidias_wheel(tmp_path):
+    folder = tmp_path / "nvidia" / "lib"
+    folder.mkdir(parents=True)
+    (folder / "libcupti.so.12").touch()
+    assert libcupti._library_version(folder / "libcupti.so.12") == (12,)
+
+
 def test_a_minor_version_apart_is_said_and_left_to_the_trial():
     apart = libcupti.Parts((13, 2), Path("x"), (13, 2, 86), (13, 0, 1))
     assert libcupti.reason_against(apart) is None

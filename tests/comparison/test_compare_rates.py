@@ -50,7 +50,7 @@ def courses(many: int, most: int, change: float, noise: Noise, drift: float = 0.
             slow = 1 + drift * turn
             a.append(slow * told(draw, noise))
             b.append(slow * told(draw, noise, change))
-            if turn >= evidence.FIRST and (evidence.look(how, a, b).enough or turn == most):
+            if turn >= evidence.FIRST and (evidence.compare_turn(how, a, b).enough or turn == most):
                 found += verdict(how, a, b) != NO_EVIDENCE
                 turns += turn
                 break
@@ -207,7 +207,7 @@ def test_the_turns_that_are_recommended_find_five_percent_where_starts_differ_by
                 slow = 1 + draw.gauss(0, 0.025)
                 a.append(slow * (1 + quiet(draw)))
                 b.append(slow * (1 + quiet(draw)) * (1 + change))
-                if turn >= evidence.FIRST and (evidence.look(how, a, b).enough or turn == evidence.USUAL):
+                if turn >= evidence.FIRST and (evidence.compare_turn(how, a, b).enough or turn == evidence.USUAL):
                     said += verdict(how, a, b) != NO_EVIDENCE
                     found += verdict(how, a, b) == SLOWER
                     break
@@ -239,10 +239,10 @@ def test_with_a_threshold_it_stops_when_it_knows_the_side() -> None:
     how = evidence.repeats(20)
     a = [1.0, 1.01, 0.99, 1.0, 1.01, 0.99]
     clear = [each * 1.06 for each in a]
-    assert evidence.look(how, a, clear).enough
-    assert not evidence.look(how, a, clear, threshold=0.06).enough
-    assert evidence.look(how, a, clear, threshold=0.12).enough
-    assert evidence.look(how, a, clear, threshold=0.02).enough
+    assert evidence.compare_turn(how, a, clear).enough
+    assert not evidence.compare_turn(how, a, clear, threshold=0.06).enough
+    assert evidence.compare_turn(how, a, clear, threshold=0.12).enough
+    assert evidence.compare_turn(how, a, clear, threshold=0.02).enough
 
 
 def test_a_number_of_turns_that_can_tell_nothing_is_refused() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from realparts import until
 
-from xsp.cli import main
-from xsp.comparison import commands
+from xsp.cli import main, options
+from xsp.comparison import commands, turns
 from xsp.errors import UsageError
 
 STEPS = """
@@ -71,6 +71,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("xsp run -m pkg.train -o mine", "run", ("-m", "pkg.train", "-o", "mine")),
         ("xsp run train.py -omine", "run", ("train.py", "-omine")),
         ("xsp run python -Wignore train.py", "run", ("python", "-Wignore", "train.py")),
+        ("xsp run mytool -q data", "run", ("mytool", "-q", "data")),
+        ("xsp run --every 3 mytool --out x", "run", ("--every", "3", "mytool", "--out", "x")),
+        ("xsp run -- mytool --levels 3", "run", ("--", "mytool", "--levels", "3")),
+        ("mytool -o x", "run", ("mytool", "-o", "x")),
         ("torchvision:resnet18 --batch 8", "profile", ("torchvision:resnet18", "--batch", "8")),
         ("nets/mine.py:build", "profile", ("nets/mine.py:build",)),
         ("xsp profile timm:vit_tiny", "profile", ("timm:vit_tiny",)),
@@ -79,6 +83,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_command_or_a_model_is_read_as_it_is_typed(typed: str, verb: str, args: tuple[str, ...]) -> None:
     found = commands.program(typed)
     assert (found.verb, found.args, found.python) == (verb, args, (sys.executable,))
+    options.check_in_turns(found)
 
 
 def test_an_interpreter_with_its_place_its_options_and_variables_before_it_are_kept() -> None:
@@ -105,11 +110,14 @@ def test_an_interpreter_with_its_place_its_options_and_variables_before_it_are_k
         ("xsp run -o=runs/x train.py", "omit -o;"),
         ("torchvision:resnet18 -oruns/x", "omit -o;"),
         ("xsp profile -qoruns/x micro:mlp", "omit -q;"),
+        ("xsp run --every 3 -q mytool", "omit -q;"),
+        ("xsp run --lev M train.py", "omit --levels;"),
+        ("xsp run --every", "--every: expected one argument"),
     ],
 )
 def test_what_cannot_be_run_in_turns_is_said(typed: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        commands.program(typed)
+        options.check_in_turns(commands.program(typed))
 
 
 @pytest.mark.parametrize(
@@ -121,6 +129,7 @@ def test_what_cannot_be_run_in_turns_is_said(typed: str, said: str) -> None:
         (["--revisions", "a", "b", "x.py"], "needs --turns"),
         (["a", "b", "--levels", "M"], "needs --turns"),
         (["--turns", "2", "x.py", "y.py"], "at least 3"),
+        (["--turns", "5", "xsp run -q x.py", "y.py"], "omit -q"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(
@@ -202,6 +211,33 @@ def test_an_interrupt_ends_the_program_and_removes_the_trees_of_revisions(here: 
     assert list(here.glob("xsp-revisions-*")) == []
     assert len(git(here, "worktree", "list").splitlines()) == 1
     assert git(here, "status", "--porcelain", "--untracked-files=no") == ""
+
+
+SPAWNS = """
+import subprocess, sys, time
+
+child = '''
+import signal, time
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print("begun", flush=True)
+time.sleep(20)
+print("went on", flush=True)
+'''
+subprocess.Popen([sys.executable, "-c", child])
+time.sleep(60)
+"""
+
+
+def test_a_subprocess_that_ignores_interrupts_ends_with_the_program() -> None:
+    command = [sys.executable, "-c", SPAWNS]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        turns._end(process)
+        assert process.stdout.read() == b""  # until the subprocess has ended, too
 
 
 # --- revisions --------------------------------------------------------------------------------------------

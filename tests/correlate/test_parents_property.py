@@ -65,7 +65,7 @@ def in_bulk(spans: Sequence[Span]) -> Parents:
     for number, span in enumerate([*spans, step]):
         values = {**span._asdict(), "number": number}
         con.execute(f"INSERT INTO seen VALUES ({', '.join('?' * len(SEEN))})", [values.get(each.name) for each in SEEN])
-    columns.place(con, Seen({}, Losses(), brute_force.TOLERANCE_NS), "0")
+    columns.correlate_table(con, Seen({}, Losses(), brute_force.TOLERANCE_NS), "0")
     rows = con.execute(
         "SELECT own.name, up.name, own.parent_rule FROM placed own LEFT JOIN placed up ON up.span_id = own.parent_id"
     ).fetchall()

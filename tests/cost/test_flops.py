@@ -24,6 +24,8 @@ from xsp.testing import spans, trace_of
         ("aten::addmm", [[4], [2, 3], [3, 4]], 2 * 2 * 3 * 4),
         ("aten::bmm", [[5, 2, 3], [5, 3, 4]], 5 * 2 * 2 * 3 * 4),
         ("aten::linear", [[7, 2, 3], [4, 3], [4]], 7 * 2 * 2 * 3 * 4),
+        ("aten::linear", [[7, 2, 3], [3]], 7 * 2 * 2 * 3),  # one output: the result has a dimension less
+        ("aten::linear", [[7, 2, 3], []], None),
         ("aten::mm", [[2, 3]], None),  # not the inputs that it has
         ("aten::mm", [[], []], None),
         ("aten::relu", [[2, 3]], None),  # element by element: not counted

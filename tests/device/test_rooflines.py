@@ -162,12 +162,12 @@ def test_caches_are_measured_not_slower_than_what_is_larger(monkeypatch: pytest.
 
 
 def test_a_name_without_its_form_means_the_fastest() -> None:
-    assert ceilings.meant("H100").name == "H100 HBM3"
-    assert ceilings.meant("Tesla V100-SXM2-16GB") == ceiling("Tesla V100-SXM2-16GB")
-    assert ceilings.meant("mi300x").bytes_per_s == ceiling("AMD Instinct MI300X").bytes_per_s
+    assert ceilings.ceiling_by_user_name("H100").name == "H100 HBM3"
+    assert ceilings.ceiling_by_user_name("Tesla V100-SXM2-16GB") == ceiling("Tesla V100-SXM2-16GB")
+    assert ceilings.ceiling_by_user_name("mi300x").bytes_per_s == ceiling("AMD Instinct MI300X").bytes_per_s
     for unknown in ("", "no such device"):
         with pytest.raises(AnalysisError, match="no ceiling"):
-            ceilings.meant(unknown)
+            ceilings.ceiling_by_user_name(unknown)
 
 
 def test_what_fewer_cores_reached_is_no_ceiling_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -222,12 +222,12 @@ def test_what_was_measured_of_a_machine_is_kept_in_the_cache(tmp_path: Path, mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     measured = Ceiling("a cpu", {"fp32": 7e12}, {}, 250e9, "measured", ((1 << 16, 9e11),))
     assert ceilings.of_machine("a cpu") is None
-    assert ceilings.keep({"a cpu": measured}) == ceilings.kept_at()
+    assert ceilings.keep({"a cpu": measured}) == ceilings.cache_path()
     assert ceilings.of_machine("a cpu") == measured
-    ceilings.kept_at().write_text('{"a cpu": 3}')
+    ceilings.cache_path().write_text('{"a cpu": 3}')
     with pytest.raises(AnalysisError, match="measure again"):
         ceilings.of_machine("a cpu")
-    ceilings.kept_at().write_text("half a fi")
+    ceilings.cache_path().write_text("half a fi")
     assert ceilings.of_machine("a cpu") is None
 
 

@@ -7,6 +7,7 @@ import random
 import sys
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ class Mortal:
         return Path(self._facts.name) / manifest.title
 
 
-def asked(name: str, **of: Any) -> reading.Read:
+def asked(name: str, **of: Any) -> reading.LoadedManifest:
     return reading.of_plain({"name": name, "model": {"name": "m", "source": "micro:path-3"}, **of})
 
 
@@ -62,9 +63,9 @@ def test_of_agents_that_die_no_result_is_lost_and_none_is_there_twice(seed: int)
     work, _ = dispatch.pieces([asked(f"m{number}") for number in range(12)], there, each=False)
     dispatch.carry_out(work, there, HERE, silent)
     handed = sorted(title for agent in there for title in agent.handed)
-    twice = [piece.asked.manifest.title for piece in work if len(piece.lost) == 2]  # two died over it: that is enough
+    twice = [piece.request.manifest.title for piece in work if len(piece.lost) == 2]  # two died over it: that is enough
     assert handed == sorted({f"m{number}" for number in range(12)} - set(twice))
-    assert sorted(piece.asked.manifest.title for piece in work if piece.result is not None) == handed
+    assert sorted(piece.request.manifest.title for piece in work if piece.result is not None) == handed
     assert all("died while running it" in piece.why for piece in work if piece.result is None)
 
 
@@ -145,7 +146,7 @@ def test_work_in_hand_does_not_go_back_to_an_agent_that_died_meanwhile() -> None
     assert all("no remaining agent" in piece.why for piece in work)
 
 
-class Killed(processes.Asked):
+class Killed(processes.WorkerProcess):
     """A process that is killed: after a while, or when its result is complete and nobody has heard of it yet."""
 
     started: list[Killed]
@@ -178,11 +179,11 @@ def test_a_manifest_whose_process_is_killed_at_any_moment_has_one_result(
     })  # fmt: skip
     monkeypatch.setattr(Killed, "started", [], raising=False)
     monkeypatch.setattr(Killed, "after_s", None if seed is None else random.Random(seed).random() * 3, raising=False)
-    monkeypatch.setattr(processes, "Asked", Killed)
+    monkeypatch.setattr(processes, "WorkerProcess", Killed)
     agent, store = transports.OwnProcess(), tmp_path / "store"
     work = [dispatch.Piece(replace(wanted, folder=tmp_path), [agent.facts().name])]
     dispatch.carry_out(work, [agent], Options(store, trusted=True), silent)
-    found, damaged = results.every(store)
+    found, damaged = results.read_all(store)
     assert [each.path for each in found] == [work[0].result], work[0].why
     assert len(Killed.started) == 1 + len(work[0].lost)
     assert seed is not None or work[0].lost
@@ -191,6 +192,50 @@ def test_a_manifest_whose_process_is_killed_at_any_moment_has_one_result(
 
 
 # --- on Ray -----------------------------------------------------------------------------------------------------------
+
+
+class Held(Mortal):
+    """An agent that goes on with its work when it is let go."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.course: list[str] = []
+
+    def submit(self, manifest: Manifest, folder: Path, options: Options, progress: Any) -> Path:
+        self.course.append(f"{manifest.title} begins")
+        progress(manifest.title, 1, 2)
+        self.begun.set()
+        assert self.go.wait(30)
+        self.course.append(f"{manifest.title} ends")
+        return options.store
+
+
+def test_an_actor_carries_out_one_evaluation_at_a_time_and_tells_each_its_own_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from xsp.evaluate import rayagents
+
+    agent = Held("one")
+    monkeypatch.setattr(transports, "OwnProcess", lambda *_: agent)
+    actor = rayagents.Actor("one", {}, str(tmp_path), True)
+    with ThreadPoolExecutor(3) as pool:
+
+        def evaluate(name: str) -> Future[dict[str, Any]]:
+            return pool.submit(actor.evaluate, asked(name).manifest.plain(), "", False, name)
+
+        first = evaluate("m0")
+        assert agent.begun.wait(30)
+        others = [evaluate("m1"), evaluate("m2")]
+        time.sleep(0.2)  # in which they would begin
+        assert [actor.progress(name) for name in ("m0", "m1", "m2")] == [("m0", 1, 2), None, None]
+        assert actor.running() == ["m0"]
+        actor.cancel("m2")
+        agent.go.set()
+        assert first.result(30) == {"files": {}}
+        assert [each.result(30) for each in others] == [{"files": {}}, {"error": "it was cancelled"}]
+    assert agent.course == ["m0 begins", "m0 ends", "m1 begins", "m1 ends"]
+    assert actor.running() == []
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +253,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_nothing(
     cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from xsp.evaluate import onray
+    from xsp.evaluate import rayagents
 
     slow = PROGRAM.replace('elif "predict"', 'elif not __import__("time").sleep(0.1) and "predict"')
     (tmp_path / "board.py").write_text(slow, encoding="utf-8")
@@ -219,22 +264,22 @@ def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_not
     plain = {"model": {"name": "tiny", "source": "micro:depth-1"}, "scenario": {"requests": 10}}
     (tmp_path / "3.yaml").write_text(json.dumps(plain), encoding="utf-8")
     for name in ("one", "two"):
-        onray.start(name, {"rack": name}, tmp_path, trusted=True)
+        rayagents.start(name, {"rack": name}, tmp_path, trusted=True)
     assert main(["evaluate", "agents", "--ray", "auto"]) == 0
     assert "rack=two" in capsys.readouterr().out
 
     files = [str(tmp_path / f"{number}.yaml") for number in range(4)]
     where = ["--store", str(tmp_path / "local"), "-q"]
     assert main(["evaluate", "run", *files, *where]) == 0
-    there, silent_ones = onray.found()
+    there, silent_ones = rayagents.connected_agents()
     assert silent_ones == {}
     work, _ = dispatch.pieces([reading.read(Path(each)) for each in files], there, each=False)
-    handle = cluster.get_actor("two", namespace=onray.NAMESPACE)
+    handle = cluster.get_actor("two", namespace=rayagents.NAMESPACE)
 
     def kill() -> None:
-        while not cluster.get(handle.progress.remote())[0]:
+        while not cluster.get(handle.running.remote()):
             time.sleep(0.02)
-        onray.stop("two")  # in the middle of its work
+        rayagents.stop("two")  # in the middle of its work
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
@@ -242,16 +287,16 @@ def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_not
     killer.join(60)
     assert [piece.why for piece in work] == [""] * 4
 
-    local, _ = results.every(tmp_path / "local")
-    remote, _ = results.every(tmp_path / "ray")
+    local, _ = results.read_all(tmp_path / "local")
+    remote, _ = results.read_all(tmp_path / "ray")
     assert {each.content["transport"] for each in remote} == {"ray"}
     digests = [
         sorted((each.identity, each.content["outputs"]["digest"]) for each in those) for those in (local, remote)
     ]
     assert digests[0] == digests[1]  # so also: each once
-    assert [each.facts().name for each in onray.found()[0]] == ["one"]
-    with pytest.raises(onray.ManifestError, match="already"):
-        onray.start("one", {}, tmp_path)
+    assert [each.facts().name for each in rayagents.connected_agents()[0]] == ["one"]
+    with pytest.raises(rayagents.ManifestError, match="already"):
+        rayagents.start("one", {}, tmp_path)
 
     (board, *_) = (each for each in local if each.content["name"] == "m0")
     again = ["evaluate", "reproduce", board.name, "--store", str(tmp_path / "local"), "-q", "--ray", "auto"]
@@ -260,7 +305,7 @@ def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_not
     assert main([*again, "--agents", "two"]) == 2
     assert "there is no agent 'two'; there are one" in capsys.readouterr().err
 
-    agent = onray.found()[0][0]
+    agent = rayagents.connected_agents()[0][0]
     asked = reading.read(Path(files[0]))
 
     def cancel(what: str, done: int, of: int) -> None:
@@ -271,5 +316,32 @@ def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_not
     assert not (tmp_path / "cancelled").exists()
     begin = time.monotonic()  # the agent is free again at once, and carries the next one out
     agent.submit(asked.manifest, tmp_path, Options(tmp_path / "after", trusted=True), silent)
-    assert len(results.every(tmp_path / "after")[0]) == 1
+    assert len(results.read_all(tmp_path / "after")[0]) == 1
     assert time.monotonic() - begin < 120
+
+
+@pytest.mark.slow
+def test_clients_that_submit_to_one_agent_at_once_wait_for_each_other(cluster: Any, tmp_path: Path) -> None:
+    from xsp.evaluate import rayagents
+
+    slow = PROGRAM.replace('elif "predict"', 'elif not __import__("time").sleep(0.1) and "predict"')
+    (tmp_path / "board.py").write_text(slow, encoding="utf-8")
+    rayagents.start("shared", {}, tmp_path, trusted=True)
+    try:
+        stages: dict[str, list[str]] = {f"m{number}": [] for number in range(6)}  # more than an actor's other threads
+
+        def submit(name: str) -> Path:
+            model = {"name": "board", "command": [sys.executable, "board.py"]}
+            plain = {"name": name, "model": model, "dataset": {"samples": 2}, "scenario": {"requests": 5}}
+            (agent,) = rayagents.connected_agents(["shared"])[0]
+            options = Options(tmp_path / "store", trusted=True)
+            return agent.submit(
+                reading.of_plain(plain).manifest, tmp_path, options, lambda stage, *_: stages[name].append(stage)
+            )
+
+        with ThreadPoolExecutor(len(stages)) as pool:
+            list(pool.map(submit, stages))
+        assert sum(rayagents.WAITING[0] in told for told in stages.values()) >= 5
+        assert len(results.read_all(tmp_path / "store")[0]) == 6
+    finally:
+        rayagents.stop("shared")

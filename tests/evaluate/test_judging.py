@@ -6,11 +6,12 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from xsp.evaluate.quality.judging import Around, Judgement, Outcome, Verdict, judge, settle
+from xsp.evaluate.quality.judging import Judgement, Outcome, RunContext, Verdict, judge, settle
 
 DRAW = np.random.default_rng(0)
 IMAGES = DRAW.integers(0, 256, (6, 3, 12, 12)).astype(np.float32)
@@ -132,6 +133,13 @@ def test_outputs_of_other_shapes_types_and_holes_are_different() -> None:
     assert of_outputs(np.zeros(0), np.zeros(0)).verdict is Verdict.CANNOT_TELL
 
 
+@pytest.mark.parametrize("scalar", [np.float32, lambda value: np.array(value, np.float32)], ids=["scalar", "array"])
+def test_outputs_of_one_number_are_compared_as_others(scalar: Callable[[Any], Any]) -> None:
+    one = scalar(1)
+    assert of_outputs(one, scalar(np.nextafter(np.float32(1), np.float32(2)))).by("outputs") is Verdict.SAME
+    assert of_outputs(one, scalar(1.5)).by("outputs") is Verdict.DIFFERENT
+
+
 @pytest.mark.parametrize(
     "value",
     [np.zeros((4, 10)), np.full((4, 10), np.nan), np.tile(np.arange(10.0), (4, 1)), np.full((4, 1), 3)],
@@ -191,8 +199,10 @@ def at_a_time(
     for load in itertools.chain(loads, itertools.repeat(loads[-1])):
         alone = 3e6 * factor * period * draw.normal(1, 0.03) * draw.lognormal(0, 0.05, 60)
         waited = 1 + (load - 1) * draw.uniform(0.3, 1, 60)
-        around = Around(load if noted else 1.0, float(np.median(alone)) * draw.normal(1, 0.03) if computes else None)
-        yield Outcome(BEFORE.outputs, {"1": [alone * waited]}, ENVIRONMENT, around={"1": [around]})
+        around = RunContext(
+            load if noted else 1.0, float(np.median(alone)) * draw.normal(1, 0.03) if computes else None
+        )
+        yield Outcome(BEFORE.outputs, {"1": [alone * waited]}, ENVIRONMENT, contexts={"1": [around]})
 
 
 QUIET, LOADED, DISTURBED = (1.0,), (2.5,), (1.9, 1.0)
@@ -250,8 +260,8 @@ def test_repeats_of_now_do_not_tell_how_the_time_of_the_kept_run_was() -> None:
 def test_processor_time_says_nothing_of_what_waits_or_computes_on_several_cores() -> None:
     run = np.full(60, 3e6)
     for processor in (1e6, 6e6):
-        kept = replace(BEFORE, latencies_ns={"1": [run]}, around={"1": [Around(1.0, processor)]})
-        again = replace(BEFORE, latencies_ns={"1": [1.7 * run]}, around={"1": [Around(1.2, processor)]})
+        kept = replace(BEFORE, latencies_ns={"1": [run]}, contexts={"1": [RunContext(1.0, processor)]})
+        again = replace(BEFORE, latencies_ns={"1": [1.7 * run]}, contexts={"1": [RunContext(1.2, processor)]})
         assert judge(kept, again).by("latency") is Verdict.DIFFERENT
-        again = replace(again, around={"1": [Around(2.0, processor)]})
+        again = replace(again, contexts={"1": [RunContext(2.0, processor)]})
         assert judge(kept, again).by("latency") is Verdict.CANNOT_TELL

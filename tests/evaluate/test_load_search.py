@@ -10,7 +10,7 @@ from queues import SERVICE_MS, md1_rate, md1_waiting_within
 
 from xsp.errors import UsageError
 from xsp.evaluate.load import Requests, VirtualClock, latencies, schedules, search, simulate
-from xsp.evaluate.load.search import Found, Held
+from xsp.evaluate.load.search import LimitStatus, SearchResult
 
 MS = 1_000_000
 REQUESTS = 12_000
@@ -27,7 +27,7 @@ def mm1_rate(limit_ms: float, share: float) -> float:
     return 1000 * (1 / SERVICE_MS + math.log(1 - share) / limit_ms)
 
 
-def searched(exponential: bool, limit_ms: float, share: float, first: float, seed: int = 0) -> Found:
+def searched(exponential: bool, limit_ms: float, share: float, first: float, seed: int = 0) -> SearchResult:
     return search.highest_rate(
         lambda rate, each: one_server(rate, each, exponential), round(limit_ms * MS), share, first, seed=seed
     )
@@ -84,7 +84,7 @@ def test_near_the_rate_a_probe_is_undecided_and_the_interval_says_so() -> None:
     found = search.highest_rate(
         lambda rate, seed: one_server(rate, seed, True, 2000), 20 * MS, 0.99, truth, most_runs=2, most_probes=15
     )
-    undecided = [each for each in found.probes if each.held is Held.UNDECIDED]
+    undecided = [each for each in found.probes if each.held is LimitStatus.UNDECIDED]
     assert undecided
     assert all(each.runs == 2 for each in undecided)
     assert found.low is not None
@@ -103,7 +103,7 @@ def test_a_limit_that_no_rate_holds_has_no_lower_end_and_one_that_all_hold_no_up
 
 def test_too_few_requests_for_a_percentile_decide_nothing_by_its_upper_end() -> None:
     found = search.highest_rate(lambda rate, seed: one_server(10, seed, False, 50), 5 * MS, most_probes=1, most_runs=3)
-    assert found.probes[0].held is Held.UNDECIDED
+    assert found.probes[0].held is LimitStatus.UNDECIDED
     assert found.probes[0].high_ns is None
 
 

@@ -78,7 +78,7 @@ reference-log: {expected_outputs: [1, 2], hyper-parameters: {lr: 0.1}, remarks: 
 """
 
 
-def of(text: str, tmp_path: Path, name: str = "m.yaml") -> reading.Read:
+def of(text: str, tmp_path: Path, name: str = "m.yaml") -> reading.LoadedManifest:
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     return reading.read(path)
@@ -187,7 +187,7 @@ def test_a_model_of_mlmodelscope_has_its_pipeline_in_steps(tmp_path: Path) -> No
     assert model.framework is not None
     assert (model.framework.version, model.version) == ("^1.12", "1.0")
     assert model.files[0].checksum == "12345678901234567890123456789012"
-    reasons = [*pipeline.wrong(found.manifest), *agents.misses(found.manifest, FACTS)]
+    reasons = [*pipeline.problems(found.manifest), *agents.unmet_requirements(found.manifest, FACTS)]
     assert [each.split(" ")[0] for each in reasons] == ["model.source", "the", "a"]  # no predictor, and a container
 
 
@@ -207,7 +207,7 @@ def test_the_five_manifests_of_dlspec_are_one(tmp_path: Path) -> None:
     assert plain["dataset"]["sources"] == ["http://example.org/imagenet"]
     assert plain["model"]["files"][0]["checksum"] == "0123456789abcdef0123456789abcdef"
     assert plain["reference"] == {"outputs": [1, 2], "hyperparameters": {"lr": 0.1}, "remarks": "as published"}
-    assert any("never run" in each for each in pipeline.wrong(found.manifest))
+    assert any("never run" in each for each in pipeline.problems(found.manifest))
 
 
 def test_a_manifest_of_one_kind_is_that_section_also_with_a_field_of_its_name(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ FACTS = agents.Facts(
 )
 def test_each_requirement_that_is_not_met_is_a_reason(asked: dict[str, object], reasons: int) -> None:
     found = reading.of_plain({"model": {"name": "x"}, **asked}).manifest
-    assert len(agents.misses(found, FACTS)) == reasons, agents.misses(found, FACTS)
+    assert len(agents.unmet_requirements(found, FACTS)) == reasons, agents.unmet_requirements(found, FACTS)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from pathlib import Path
@@ -24,6 +25,23 @@ def test_an_image_has_the_sides_that_torchvision_gives_it(size: int, shape: tupl
     found = pipeline.resize(np.zeros((*shape, 3), np.uint8), size)
     expected = functional.resize(torch.zeros(3, *shape, dtype=torch.uint8), [size], antialias=True)
     assert found.shape[:2] == tuple(expected.shape[1:])
+
+
+@pytest.mark.parametrize("decoder", ["pillow", "pillow-half", "torchvision"])
+def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(
+    decoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = pytest.importorskip("PIL.Image")
+    if decoder == "torchvision":
+        pytest.importorskip("torchvision")
+    stream = io.BytesIO()
+    library.new("L", (40, 30)).save(stream, "PNG")
+    monkeypatch.setattr(pipeline, "MOST_PIXELS", 40 * 30)
+    assert pipeline.decode(stream.getvalue(), decoder=decoder).shape == (30, 40, 3)
+    monkeypatch.setattr(pipeline, "MOST_PIXELS", 40 * 30 - 1)
+    damaged = stream.getvalue()[:60]  # decoding would find it damaged
+    with pytest.raises(ManifestError, match="an image of 40 x 30 pixels is too large"):
+        pipeline.decode(damaged, decoder=decoder)
 
 
 @pytest.mark.parametrize(("size", "shape"), [(4, (4, 4)), ([4], (4, 4)), ([4, 6], (4, 6))])
@@ -80,9 +98,9 @@ def test_digits_of_several_manifests_name_no_result(monkeypatch: pytest.MonkeyPa
     names = [f"{first}{'0' * (results.DIGITS - 2)}-0001" for first in ("ab", "ac", "bb")]
     monkeypatch.setattr(results, "_places", lambda store: [store / name for name in names])
     with pytest.raises(ManifestError, match=r"'a' begins 2 manifests: ab0+, ac0+; give more digits"):
-        results.named("a", tmp_path)
+        results.find("a", tmp_path)
     with pytest.raises(ManifestError, match=r"bb0+-0001"):  # it is the one, and not there
-        results.named("b", tmp_path)
+        results.find("b", tmp_path)
 
 
 def test_pieces_are_carried_out_to_the_end_when_who_hears_of_them_fails() -> None:

@@ -22,7 +22,7 @@ from queues import md1_rate
 
 from xsp.cli import main
 from xsp.errors import ManifestError, XspError
-from xsp.evaluate import agents, besides, conformance, jsonlines, predictors, reading, results, running, transports
+from xsp.evaluate import agents, conformance, extras, jsonlines, predictors, reading, results, running, transports
 from xsp.evaluate.agents import Options
 from xsp.evaluate.manifest import Manifest
 
@@ -258,9 +258,9 @@ def test_who_does_not_trust_a_manifest_refuses_it_before_anything_starts(
         with pytest.raises(ManifestError, match=said):
             agent.submit(manifest, tmp_path, Options(tmp_path / "store"), silent)
     assert not list(tmp_path.rglob("*.json"))
-    facts = agents.here(devices=False)
-    assert any(said in each for each in agents.misses(manifest, replace(facts, trusts=False)))
-    assert not any(said in each for each in agents.misses(manifest, facts))
+    facts = agents.local_facts(devices=False)
+    assert any(said in each for each in agents.unmet_requirements(manifest, replace(facts, trusts=False)))
+    assert not any(said in each for each in agents.unmet_requirements(manifest, facts))
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def test_a_result_has_the_manifest_the_requests_and_the_outputs(board: Path) -> 
         "manifest.yaml", "result.json", "requests.parquet", "evaluation.parquet", "outputs.npz",
     }  # fmt: skip
     assert evaluated(asked, board).name == f"{asked.identity[:12]}-0002"
-    assert results.named(asked.identity[:6], board / "store").name.endswith("-0002")
+    assert results.find(asked.identity[:6], board / "store").name.endswith("-0002")
 
 
 def test_times_that_a_simulator_says_are_the_latencies(board: Path) -> None:
@@ -319,8 +319,8 @@ def test_requests_have_samples_of_their_own_as_far_as_there_are_some(
 ) -> None:
     monkeypatch.setattr(running, "MOST_PROBES", 1)
     found: list[Any] = []
-    inner = running.Served.batch
-    monkeypatch.setattr(running.Served, "batch", lambda *given: found.append(made := inner(*given)) or made)
+    inner = running.PreparedModel.batch
+    monkeypatch.setattr(running.PreparedModel, "batch", lambda *given: found.append(made := inner(*given)) or made)
     evaluated(manifest(scenario=scenario, dataset={"samples": samples}), board)
     batches = [each["x"] for each in found]
     assert len({row.tobytes() for batch in batches for row in batch}) == samples
@@ -431,7 +431,7 @@ def test_what_cannot_be_carried_out_says_why(of: dict[str, Any], said: str, boar
 def test_damaged_results_are_named_and_do_not_hide_others(board: Path) -> None:
     good, bad = evaluated(manifest(), board), evaluated(manifest(), board)
     (bad.path / "result.json").write_text('{"format": 1}', encoding="utf-8")
-    found, wrong = results.every(board / "store")
+    found, wrong = results.read_all(board / "store")
     assert [each.name for each in found] == [good.name]
     assert len(wrong) == 1
     assert "damaged" in wrong[0]
@@ -519,9 +519,9 @@ def test_the_next_command_is_one_that_works_where_names_have_blanks(
     assert f"next: xsp evaluate run '{place}/m.yaml'" in capsys.readouterr().out
     words = ["evaluate", "run", str(place / "m.yaml"), "--store", str(place / "r"), "-q", "--trace", "M"]
     assert main(words) == 0
-    (found,) = results.every(place / "r")[0]
+    (found,) = results.read_all(place / "r")[0]
     assert f"next: xsp evaluate list --store '{place}/r', or xsp report '{found.path}/run'" in capsys.readouterr().out
-    monkeypatch.setattr(besides, "_trace", fails)
+    monkeypatch.setattr(extras, "_trace", fails)
     assert main(words) == 0
     out = capsys.readouterr().out
     assert "no trace: not here" in out
@@ -649,6 +649,6 @@ def test_the_command_records_a_trace_and_says_why_there_is_no_bound(
     assert main(["evaluate", "run", str(board / "m.yaml"), *where, "--trace", "M", "--bound"]) == 0
     out = capsys.readouterr().out
     assert "no bound: a command has no graph" in out
-    (found,), _ = results.every(board / "store")
+    (found,), _ = results.read_all(board / "store")
     assert f"next: xsp evaluate list --store {board / 'store'}, or xsp report {found.path / 'run'}" in out
     assert (found.path / "run").is_dir()

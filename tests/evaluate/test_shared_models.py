@@ -18,7 +18,7 @@ from evaluations import FACTS, silent
 from sharing import running as store_at
 
 from xsp.errors import ManifestError
-from xsp.evaluate import reading, results, running
+from xsp.evaluate import reading, results, running, sharing
 from xsp.evaluate.agents import Options
 from xsp.evaluate.manifest import Manifest
 
@@ -60,11 +60,38 @@ def test_outputs_are_the_same_and_the_second_process_finds_the_weights_there(
     assert len({"initialised with zeros" in each for each in said}) == 1
 
 
+def test_the_key_of_weights_has_the_content_of_a_configuration_in_a_file(tmp_path: Path) -> None:
+    keys = []
+    for folder, content in (("a", "{}"), ("b", "{}"), ("b", '{"vocab_size": 9}')):
+        path = tmp_path / folder / "tiny.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+        keys.append(sharing._hash(asked(source="transformers:tiny.json?n_layer=1"), f"transformers:{path}?n_layer=1"))
+    assert keys[0] == keys[1] != keys[2]
+
+
+@pytest.mark.slow
+def test_weights_of_a_configuration_in_a_file_are_those_of_its_content(tmp_path: Path, place: Path) -> None:
+    pytest.importorskip("transformers")
+    config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 64, "n_positions": 128}
+
+    def digest(folder: str, spread: float, share: bool) -> str:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "tiny.json").write_text(json.dumps({**config, "initializer_range": spread}))
+        manifest = asked(share, source="transformers:tiny.json")
+        return str(evaluated(manifest, tmp_path / folder).content["outputs"]["digest"])
+
+    with store_at(place):
+        first, edited, other = (digest(*each, True) for each in (("a", 0.02), ("a", 0.5), ("b", 0.1)))
+    assert [first, edited, other] == [digest(*each, False) for each in (("a", 0.02), ("a", 0.5), ("b", 0.1))]
+    assert len({first, edited, other}) == 3
+
+
 def test_a_store_that_was_started_anew_gets_the_weights_again_and_none_is_an_error(tmp_path: Path, place: Path) -> None:
     manifest = asked()
     with pytest.raises(ManifestError, match=r"model\.share: .*xsp share serve"):
         evaluated(manifest, tmp_path)
-    assert not results.every(tmp_path / "store")[0]
+    assert not results.read_all(tmp_path / "store")[0]
     for damaged in (False, True):
         with store_at(place) as store:
             if damaged:

@@ -151,6 +151,7 @@ def laminar(trace: Trace) -> bool:
         ("step s 0-10\nop a 1-5\nmodule m 1.3-6", 1, 0),  # another clock lets the inner one begin too early
         ("step s 0-100\nkernel a 10-50\nkernel b 20-60\nkernel c 30-70", 0, 2),
         ("step s 0-100\nkernel a 10-50 stream=7\nkernel b 20-60 stream=8", 0, 0),
+        ("step s 0-300\nop a 0-100\nop b 50-150\nmodule m 51-200", 1, 2),  # m goes around b, on the additional track
     ],
 )
 def test_spans_of_a_track_nest(text: str, cut: int, beside: int) -> None:

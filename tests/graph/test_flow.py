@@ -294,7 +294,7 @@ def test_a_saved_graph_stays_a_source_after_it_was_laid_out_marked_or_compressed
 
 def test_the_name_of_a_model_may_be_longer_than_that_of_a_file() -> None:
     name = "transformers:gpt2?" + "&".join(f"n_layer={number}" for number in range(60))
-    assert sources.taken(name) == sources.taken("transformers:gpt2")
+    assert sources.supported_options(name) == sources.supported_options("transformers:gpt2")
     assert not sources.is_trace(name)
     assert sections.kept(Path(name), "graph", sections.Section("Graph", ())) is None
     with pytest.raises(GraphError, match="no such file"):

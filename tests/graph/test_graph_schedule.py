@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from xsp.graph import paths
-from xsp.graph.schedule import Times, Together, list_schedule, queued, together
+from xsp.graph.schedule import Times, Totals, list_schedule, queued, totals
 
 Drawn = tuple[list[list[int]], list[list[int]], list[Times], int]
 
@@ -36,7 +36,7 @@ def without(removed: int, earlier: list[list[int]]) -> list[list[int]]:
 
 @given(graphs())
 def test_each_figure_is_at_most_the_next_one(drawn: Drawn) -> None:
-    found = together(*drawn)
+    found = totals(*drawn)
     assert found.parallel <= found.machine <= found.schedule <= found.sequential
 
 
@@ -58,8 +58,8 @@ def test_without_a_node_no_bound_rises(drawn: Drawn, data: st.DataObject) -> Non
     if not times:
         return
     removed = data.draw(st.integers(0, len(times) - 1))
-    fewer = together(without(removed, links), without(removed, every), times[:removed] + times[removed + 1 :], cores)
-    whole = together(*drawn)
+    fewer = totals(without(removed, links), without(removed, every), times[:removed] + times[removed + 1 :], cores)
+    whole = totals(*drawn)
     assert fewer.sequential <= whole.sequential
     assert fewer.parallel <= whole.parallel
     assert fewer.machine <= whole.machine
@@ -70,8 +70,8 @@ def test_a_list_schedule_may_take_longer_without_a_node() -> None:
     """An anomaly that Graham found in all such schedules, and why they are no bound; his limit to it holds."""
     edges: list[list[int]] = [[], [], [0, 1], [], [0]]
     times: list[Times] = [{1: 1.0}, {1: 3.0}, {1: 1.0}, {1: 4.0}, {1: 3.0}]
-    whole = together(edges, edges, times, 2)
-    fewer = together(without(2, edges), without(2, edges), times[:2] + times[3:], 2)
+    whole = totals(edges, edges, times, 2)
+    fewer = totals(without(2, edges), without(2, edges), times[:2] + times[3:], 2)
     assert (whole.schedule, fewer.schedule) == (6, 7)
     assert fewer.machine <= whole.machine
     assert fewer.schedule <= (2 - 1 / 2) * whole.schedule
@@ -86,7 +86,7 @@ def test_other_numbers_for_the_nodes_change_no_bound(drawn: Drawn, random: objec
     def renamed(earlier: list[list[int]]) -> list[list[int]]:
         return [[new[each] for each in earlier[node]] for node in order]
 
-    one, other = together(*drawn), together(renamed(data), renamed(every), [times[node] for node in order], cores)
+    one, other = totals(*drawn), totals(renamed(data), renamed(every), [times[node] for node in order], cores)
     assert (one.sequential, one.parallel, one.machine) == (other.sequential, other.parallel, other.machine)
 
 
@@ -104,14 +104,14 @@ def _another_order(every: list[list[int]], random: object) -> list[int]:
 @example([3, 4], 2)
 def test_a_chain_takes_the_same_in_parallel(took: list[int], cores: int) -> None:
     edges = [[node - 1] if node else [] for node in range(len(took))]
-    found = together(edges, edges, [{1: each} for each in took], cores)
+    found = totals(edges, edges, [{1: each} for each in took], cores)
     assert found.sequential == found.parallel == found.machine == found.schedule == sum(took)
 
 
 def test_independent_nodes_fill_the_cores() -> None:
     edges: list[list[int]] = [[], [], [], []]
-    found = together(edges, edges, [{1: 4.0, 2: 3.0}] * 4, 2)
-    assert found == Together(12, 3, (0,), 8, 8, found.placed)
+    found = totals(edges, edges, [{1: 4.0, 2: 3.0}] * 4, 2)
+    assert found == Totals(12, 3, (0,), 8, 8, found.placed)
     assert {each.threads for each in found.placed} == {1}
 
 
@@ -122,12 +122,12 @@ def test_a_node_waits_for_the_second_core_if_it_ends_earlier_so() -> None:
 
 
 def test_what_reuses_memory_delays_the_schedule_and_not_the_path() -> None:
-    found = together([[], []], [[], [0]], [{1: 3.0}, {1: 2.0}], 2)
+    found = totals([[], []], [[], [0]], [{1: 3.0}, {1: 2.0}], 2)
     assert (found.parallel, found.schedule) == (3, 5)
 
 
 def test_nothing_takes_no_time() -> None:
-    assert together([], [], [], 2) == Together(0, 0, (), 0, 0, ())
+    assert totals([], [], [], 2) == Totals(0, 0, (), 0, 0, ())
 
 
 def test_the_heaviest_branch_of_the_published_inception_module_is_its_path() -> None:
@@ -141,7 +141,7 @@ def test_the_heaviest_branch_of_the_published_inception_module_is_its_path() -> 
         for place, took in enumerate(branch):
             edges.append([len(edges) - 1] if place else [])
             times.append({1: took})
-    found = together(edges, edges, times, 2)
+    found = totals(edges, edges, times, 2)
     assert found.parallel == pytest.approx(94.538, abs=1e-9)
     assert found.path == (2, 3, 4, 5)
     assert found.sequential == pytest.approx(sum(map(sum, branches)))

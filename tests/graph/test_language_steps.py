@@ -68,7 +68,7 @@ def test_a_recurrent_state_has_one_size_for_all_lengths() -> None:
 
 def test_what_is_decoded_with_a_cache_is_what_is_read_at_once() -> None:
     settings = models.Settings(decode=12, batch=2)
-    built = models.placed(GPT2, models.build(GPT2, settings), settings)
+    built = models.on_device(GPT2, models.build(GPT2, settings), settings)
     with torch.inference_mode():
         tokens = torch.cat([built.before, built.kwargs["input_ids"]], dim=1)
         whole = built.model(input_ids=tokens).logits[:, -1]
@@ -79,7 +79,7 @@ def test_what_is_decoded_with_a_cache_is_what_is_read_at_once() -> None:
 
 def test_a_step_leaves_the_cache_before_it_as_it_was() -> None:
     settings = models.Settings(decode=12)
-    built = models.placed(LLAMA, models.build(LLAMA, settings), settings)
+    built = models.on_device(LLAMA, models.build(LLAMA, settings), settings)
     before = [each.shape for each in causal.tensors(built.state())]
     models.step_of(built, settings)()
     assert [each.shape for each in causal.tensors(built.state())] == before

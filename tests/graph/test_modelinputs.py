@@ -15,7 +15,7 @@ from xsp.models import Settings
 def taken(spec: str) -> dict[str, list[int]]:
     """Return the shapes of what a model takes, without values."""
     with KnownValues():
-        built = models.placed(spec, models.build(spec, Settings(), device="meta"), Settings(device="meta"))
+        built = models.on_device(spec, models.build(spec, Settings(), device="meta"), Settings(device="meta"))
     return {name: list(each.shape) for name, each in built.kwargs.items() if isinstance(each, torch.Tensor)}
 
 

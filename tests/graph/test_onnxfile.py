@@ -65,6 +65,18 @@ def test_a_node_has_its_attributes_with_the_defaults_of_its_version(tmp_path: Pa
     assert [each.role for each in graph.values] == [Role.INPUT, Role.WEIGHT, Role.ACTIVATION, Role.ACTIVATION]
 
 
+def test_a_sparse_weight_has_the_shape_of_the_whole_tensor(tmp_path: Path) -> None:
+    path = saved(tmp_path / "m.onnx", [helper.make_node("MatMul", ["x", "s"], ["y"], "product")], weights=())
+    model = onnx.load(path)
+    values = onnx.numpy_helper.from_array(numpy.ones(3, numpy.float32), "s")
+    places = onnx.numpy_helper.from_array(numpy.arange(3, dtype=numpy.int64), "places")
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [8, 5]))
+    onnx.save(model, path)
+    (product,) = xsp.graph.of(path).nodes
+    assert product.call.inputs[1].shape == (8, 5)
+    assert xsp.graph.of(path).measures()["flops"] == 2 * 3 * 8 * 8 * 5
+
+
 def test_a_batch_with_a_name_is_one_unless_told_otherwise(tmp_path: Path) -> None:
     path = saved(tmp_path / "m.onnx", [CONV, RELU], batch="N")
     assert xsp.graph.of(path).settings["batch"] == 1

@@ -33,7 +33,7 @@ def written(out: Path, models: Mapping[str, Sequence[int]]) -> Path:
     out.mkdir(exist_ok=True)
     lines = []
     for spec, layers in models.items():
-        path = corpus.place(out, spec)
+        path = corpus.graph_path(out, spec)
         path.parent.mkdir(exist_ok=True)
         graph(spec, layers, views=1).save(path)
         lines.append(json.dumps({"spec": spec, "asked": ASKED, "nodes": len(layers) + 1}))
@@ -80,8 +80,8 @@ def test_the_order_of_the_clustering_undoes_a_shuffle() -> None:
 
 def test_what_is_missing_damaged_or_failed_is_a_named_hole(tmp_path: Path) -> None:
     out = written(tmp_path, MODELS)
-    corpus.place(out, "a:small").unlink()
-    corpus.place(out, "b:other").write_text('{"xsp_graph": 1, "nam')
+    corpus.graph_path(out, "a:small").unlink()
+    corpus.graph_path(out, "b:other").write_text('{"xsp_graph": 1, "nam')
     with (out / corpus.FILE).open("a") as file:
         file.write(json.dumps({"spec": "b:fails", "asked": ASKED, "error": "does not build"}) + '\n{"spec": "b:cut')
     found = sharing.read(out)

@@ -117,7 +117,9 @@ def test_an_execution_trace_tells_layouts_types_and_numbers_as_the_captured_step
 
     net, x = Net().eval(), torch.zeros(2, 8, 4, 4)
     seen, captured = seen_and_captured(net, x, tmp_path / "et.json")
-    assert [each.key for each in seen.nodes] == [keys.key(observed.as_told(each.call)) for each in captured.nodes]
+    assert [each.key for each in seen.nodes] == [
+        keys.key(observed.as_trace_reports(each.call)) for each in captured.nodes
+    ]
     assert seen.edges_of(Why.DATA) == captured.edges_of(Why.DATA)
     program = xsp.graph.of(torch.export.export(net, (x,)))
     attention = [

@@ -311,8 +311,8 @@ def test_an_archive_bomb_takes_no_memory(tmp_path: Path, small: Path) -> None:
 def test_absurd_nesting_ends_where_no_program_goes() -> None:
     count = 10_000
     place, zero = np.arange(count), np.zeros(count, np.int64)
-    nested = Spans(start=place, end=3 * count - place, level=zero + 10, deepest=zero + 10, line=zero, inside=zero,
-                   number=place, what=zero, phase=zero, process=zero, counted=zero)  # fmt: skip
+    nested = Spans(start=place, end=3 * count - place, level=zero + 10, deepest=zero + 10, thread_index=zero,
+                   number=place, nesting=zero, identity=zero, phase=zero, process=zero, counted=zero)  # fmt: skip
     found = parents.find(nested, 0).parent
     assert parents.depths(found).max() == DEEPEST
     assert found[:DEEPEST].tolist() == list(range(-1, DEEPEST - 1))

@@ -48,6 +48,11 @@ CONTENT: dict[str, list[tuple[Any, ...]]] = {
 }  # fmt: skip
 
 
+DISPATCH = """{"rocprofiler-sdk-tool": [{"buffer_records": {"kernel_dispatch": [
+    {"dispatch_info": {"agent_id": 1, "workgroup_size": {"x": SIZE}}, "start_timestamp": 1, "end_timestamp": 2}
+]}}]}"""
+
+
 def database(path: Path) -> Path:
     con = sqlite3.connect(path)
     for name, columns in SCHEMA.items():
@@ -136,7 +141,9 @@ def test_what_is_known_of_the_device_and_of_the_launch_comes_along(trace: Trace)
     ("text", "said"),
     [('{"rocprofiler-sdk-tool": [', "JSON|Expecting"),
      ('{"rocprofiler-sdk-tool": [{"agents": 3}]}', "not in rocprofv3's form"),
-     ('{"rocprofiler-sdk-tool": [{"buffer_records": {"kernel_dispatch": [{}]}}]}', "not in rocprofv3's form")],
+     ('{"rocprofiler-sdk-tool": [{"buffer_records": {"kernel_dispatch": [{}]}}]}', "not in rocprofv3's form"),
+     (DISPATCH.replace("SIZE", '"abc"'), "not in rocprofv3's form"),
+     (DISPATCH.replace("SIZE", "1e999"), "not in rocprofv3's form")],
 )  # fmt: skip
 def test_damaged_json_is_one_clear_error(text: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "results.json"

@@ -31,7 +31,7 @@ from torch import nn
 import xsp
 from xsp.errors import PluginError, UsageError
 from xsp.instrumentation.provider import Handover
-from xsp.instrumentation.worker import Called, Recorded, _Sending, spans_of
+from xsp.instrumentation.worker import CallRequest, Recorded, _Sending, spans_of
 from xsp.testing import spans
 
 HALF = 1 << 63
@@ -266,7 +266,7 @@ def test_device_work_belongs_to_the_call_that_launched_it() -> None:
         kernel tanh 60-80 correlation_id=8
         primitive matmul 28-29
     """)
-    call = Called(0, f"{5:032x}", f"{1:016x}", rung=70, collectors=[], otlp=None, resource={})
+    call = CallRequest(0, f"{5:032x}", f"{1:016x}", rung=70, collectors=[], otlp=None, resource={})
     ((own, strangers, ambiguous),) = spans_of(Recorded(1, [call], [tuple(row) for row in rows]))
     parents = {row.name: next((p.name for p in own if p.span_id == row.parent_id), row.parent_id) for row in own}
     assert parents == {"net": f"{1:016x}", "aten::relu": "net", "cudaLaunchKernel": "aten::relu", "relu": "aten::relu"}
@@ -278,7 +278,7 @@ def test_device_work_belongs_to_the_call_that_launched_it() -> None:
 def test_a_call_of_very_many_spans_is_sent_as_an_overview_and_details(tmp_path: Path) -> None:
     pytest.importorskip("grpc")
     rows = [*spans("forward Net 0-60000"), *spans("\n".join(f"op aten::relu {n}-{n + 1}" for n in range(12_000)))]
-    call = Called(0, f"{5:032x}", f"{1:016x}", rung=40, collectors=[], otlp=None, resource={})
+    call = CallRequest(0, f"{5:032x}", f"{1:016x}", rung=40, collectors=[], otlp=None, resource={})
     ((own, strangers, _),) = spans_of(Recorded(1, [call], [tuple(row) for row in rows]))
     sending = _Sending(str(tmp_path / "spans.jsonl"), {"service.name": "shop"})
     sent, problem = sending(own)

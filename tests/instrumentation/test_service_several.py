@@ -21,7 +21,7 @@ from torch import nn
 
 import xsp
 from xsp.instrumentation import instrument as service_module
-from xsp.instrumentation.worker import Called, Recorded, spans_of
+from xsp.instrumentation.worker import CallRequest, Recorded, spans_of
 from xsp.testing import spans
 
 
@@ -300,7 +300,7 @@ def test_work_that_tells_no_thread_is_of_a_call_only_if_it_cannot_be_anothers() 
         primitive certain 50-55
     """)
     calls = [
-        Called(row, f"{5 + row:032x}", f"{1 + row:016x}", rung=70, collectors=[], otlp=None, resource={})
+        CallRequest(row, f"{5 + row:032x}", f"{1 + row:016x}", rung=70, collectors=[], otlp=None, resource={})
         for row in (0, 3)
     ]
     first, second = spans_of(Recorded(1, calls, [tuple(row) for row in rows]))

@@ -18,7 +18,7 @@ from xsp.cli import main
 from xsp.errors import UsageError
 from xsp.launch import program, ranks
 from xsp.launch import run as launched
-from xsp.launch.program import Elsewhere, Program, read
+from xsp.launch.program import OtherInterpreter, Program, read
 from xsp.launch.run import Launch
 from xsp.record.settings import Settings
 
@@ -228,7 +228,7 @@ def test_an_interpreter_without_xsp_is_said_and_another_with_it_is_taken(
     assert read([sys.executable, "train.py"]) == Program("train.py")
     fake = tmp_path / "python3"
     monkeypatch.setenv("PATH", str(tmp_path))
-    for has, found in ((False, Program("train.py")), (True, Elsewhere(str(fake), (), Program("train.py")))):
+    for has, found in ((False, Program("train.py")), (True, OtherInterpreter(str(fake), (), Program("train.py")))):
         fake.write_text(f"#!/bin/sh\necho /other\necho {has}\n")
         fake.chmod(stat.S_IRWXU)
         assert read(["python3", "train.py"]) == found
@@ -239,9 +239,9 @@ def test_an_interpreter_without_xsp_is_said_and_another_with_it_is_taken(
 def test_a_long_option_of_python_takes_its_value(place: Path) -> None:
     option = ("--check-hash-based-pycs", "always")
     script = Program(str(place / "train.py"), ("--lr", "1"))
-    assert read([sys.executable, *option, *script.words]) == Elsewhere(sys.executable, option, script)
+    assert read([sys.executable, *option, *script.words]) == OtherInterpreter(sys.executable, option, script)
     joined = ("--check-hash-based-pycs=always",)
-    assert read([sys.executable, *joined, *script.words]) == Elsewhere(sys.executable, joined, script)
+    assert read([sys.executable, *joined, *script.words]) == OtherInterpreter(sys.executable, joined, script)
 
 
 def test_a_directory_that_is_named_by_dots_has_the_name_that_it_has(
@@ -268,7 +268,7 @@ def test_a_launcher_that_cannot_be_imported_is_refused_in_one_line(
     for name in [name for name in sys.modules if name.partition(".")[0] == "deepspeed"]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(UsageError, match=r"deepspeed: cannot be imported \(RuntimeError: no compiler\)"):
-        ranks.found_in(["deepspeed", "train.py"])
+        ranks.parse_job(["deepspeed", "train.py"])
 
 
 # --- launchers ----------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def test_a_launcher_that_cannot_be_imported_is_refused_in_one_line(
 )
 def test_a_launchers_options_end_where_its_own_parser_says(words: str, options: str, program: Program) -> None:
     pytest.importorskip("torch")
-    job = ranks.found_in(words.split())
+    job = ranks.parse_job(words.split())
     assert job is not None
     assert (list(job.options), job.program) == (options.split(), program)
 
@@ -308,7 +308,7 @@ def test_other_launchers_are_read_by_their_own_parsers_too(
     words: str, module: str, options: str, program: tuple[str, ...]
 ) -> None:
     pytest.importorskip(module.split(".")[0])
-    job = ranks.found_in(words.split())
+    job = ranks.parse_job(words.split())
     assert job is not None
     assert (job.module, list(job.options)) == (module, [*options.split(), "--module"])
     assert job.program == Program("train.py", program)
@@ -319,7 +319,7 @@ def test_a_launcher_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatc
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "accelerate", None)
     with pytest.raises(UsageError, match=r"accelerate launch: not installed in .*; pip install accelerate"):
-        ranks.found_in(["accelerate", "launch", "train.py"])
+        ranks.parse_job(["accelerate", "launch", "train.py"])
 
 
 @pytest.mark.slow

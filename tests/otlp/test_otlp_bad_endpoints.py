@@ -40,6 +40,8 @@ from xsp.otlp.export import Export, export
 from xsp.otlp.send import Counts
 
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
+NESTED_JSON = b"[" * 60_000
+"""Nested deeper than Python parses."""
 
 
 @pytest.fixture
@@ -185,9 +187,20 @@ def test_it_answers_with_garbage(run: Path, scheme: str, content: bytes) -> None
         (200, {"Content-Type": "application/json"}, b"[1"),
         (200, {"Content-Type": "application/json"}, b"[1]"),
         (200, {"Content-Type": "application/json"}, b'{"partialSuccess": {"rejectedSpans": [1]}}'),
+        (200, {"Content-Type": "application/json"}, b'{"partialSuccess": {"rejectedSpans": 1e999}}'),
+        (200, {"Content-Type": "application/json"}, NESTED_JSON),
         (200, {"Content-Encoding": "gzip", **PROTOBUF}, b"no gzip"),
     ],
-    ids=["a page", "a page as protobuf", "half JSON", "other JSON", "a list for a number", "no gzip"],
+    ids=[
+        "a page",
+        "a page as protobuf",
+        "half JSON",
+        "other JSON",
+        "a list for a number",
+        "infinity",
+        "nested JSON",
+        "no gzip",
+    ],
 )
 def test_it_takes_everything_but_is_no_receiver(run: Path, answer: Answer) -> None:
     with Receiver(answer) as receiver:
@@ -209,6 +222,11 @@ def test_the_path_or_the_credentials_are_wrong(run: Path, code: int) -> None:
         assert len(receiver.paths) == 1
     assert str(code) in said
     assert "(not [31m here)" in said
+
+
+def test_an_error_whose_json_is_nested_too_deep_is_shown_as_text(run: Path) -> None:
+    with Receiver((401, {"Content-Type": "application/json"}, NESTED_JSON)) as receiver:
+        assert "([[[" in refused(run, receiver.url)
 
 
 def test_it_is_elsewhere(run: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from xsp.errors import UsageError
-from xsp.predict import baselines, configurations, fitted, generic, identified, judged, nextrun
+from xsp.predict import baselines, configurations, crossvalidation, fitfile, generic, identifiability, nextrun
 from xsp.predict.configurations import Configurations
 from xsp.predict.generic import Penalty
 
@@ -47,9 +47,8 @@ def form(table: Configurations) -> generic.Form:
 def test_planted_exponents_are_found_within_five_hundredths(seed: int) -> None:
     table = planted(seed)
     found = generic.fit(table, form(table), seed)
-    apart = {
-        each.name: each.value - PLANTED[each.name] for each in identified.parameters(found, 60) if each.name in PLANTED
-    }
+    fitted = identifiability.parameters(found, 60)
+    apart = {each.name: each.value - PLANTED[each.name] for each in fitted if each.name in PLANTED}
     assert apart.keys() == PLANTED.keys()
     assert max(map(abs, apart.values())) < 0.05, (seed, apart)
 
@@ -68,7 +67,7 @@ def test_intervals_hold_the_truth_in_nine_trials_of_ten() -> None:
     for seed in range(200):
         table = planted(seed)
         found = generic.with_bootstrap(generic.fit(table, form(table), seed), table, 60, seed)
-        for each in identified.parameters(found, len(table)):
+        for each in identifiability.parameters(found, len(table)):
             if each.name in PLANTED and each.low is not None and each.high is not None:
                 held[each.name] += each.low <= PLANTED[each.name] <= each.high
     assert min(held.values()) >= 180, held
@@ -92,7 +91,7 @@ def test_categories_have_a_coefficient_or_a_multiplier_for_each_value() -> None:
     chance.shuffle(made)
     table = configurations.of_rows(made)
     found = generic.fit(table, generic.form(table, ["optimizer"], ["batch", "device"]), 0, [Penalty("none")])
-    named = {each.name: each.value for each in identified.parameters(found, len(table))}
+    named = {each.name: each.value for each in identifiability.parameters(found, len(table))}
     assert named["exponent of batch"] == pytest.approx(0.8, abs=1e-3)
     assert named["a of optimizer=adam"] / named["a of optimizer=sgd"] == pytest.approx(2.5, rel=1e-2)
     other = next(name for name in named if name.startswith("device="))
@@ -117,9 +116,9 @@ def test_a_term_that_hardly_matters_and_terms_that_trade_off_are_named() -> None
     table = configurations.of_rows(made)
     found = generic.fit(table, generic.form(table, [], ["batch", "layers"]), 0, [Penalty("none")])
     found = generic.with_bootstrap(found, table, 40, 0)
-    assert any(each.why_not for each in identified.parameters(found, 40))
-    assert ("exponent of batch", "exponent of layers") in [each[:2] for each in identified.ties(found)]
-    assert identified.condition(found, table) > 30
+    assert any(each.why_not for each in identifiability.parameters(found, 40))
+    assert ("exponent of batch", "exponent of layers") in [each[:2] for each in identifiability.ties(found)]
+    assert identifiability.condition(found, table) > 30
 
 
 def test_a_coefficient_of_zero_is_none_that_data_do_not_determine() -> None:
@@ -129,7 +128,7 @@ def test_a_coefficient_of_zero_is_none_that_data_do_not_determine() -> None:
     some = dataclasses.replace(
         found, coefficients=np.where(np.arange(len(found.coefficients)) == 0, found.coefficients, 0)
     )
-    assert identified.condition(some, table) < 1e6
+    assert identifiability.condition(some, table) < 1e6
 
 
 def test_a_penalty_draws_exponents_to_zero_and_l1_lets_some_be_zero() -> None:
@@ -147,24 +146,26 @@ def test_a_penalty_draws_exponents_to_zero_and_l1_lets_some_be_zero() -> None:
 # --- held out ----------------------------------------------------------------------------------------------------
 
 
-def judge(made: list[dict[str, Any]], intrinsic: Sequence[str] = (), **told: Any) -> judged.Judged:
+def judge(made: list[dict[str, Any]], intrinsic: Sequence[str] = (), **told: Any) -> crossvalidation.Evaluation:
     table = configurations.of_rows(made, **told)
-    split = judged.split_of(table, intrinsic, (), None)
-    return judged.judge(table, split, resamples=20, beyond=False)
+    split = crossvalidation.split_of(table, intrinsic, (), None)
+    return crossvalidation.judge(table, split, resamples=20, beyond=False)
 
 
 @pytest.fixture(scope="module")
-def of_sums() -> judged.Judged:
+def of_sums() -> crossvalidation.Evaluation:
     return judge(rows(0), ["filters", "kernel"])
 
 
-def test_the_model_is_offered_where_it_is_better_and_a_baseline_where_that_is(of_sums: judged.Judged) -> None:
+def test_the_model_is_offered_where_it_is_better_and_a_baseline_where_that_is(
+    of_sums: crossvalidation.Evaluation,
+) -> None:
     sums = of_sums
-    assert sums.offered == judged.GENERIC
+    assert sums.offered == crossvalidation.GENERIC
     assert [each.model for each in sums.errors] == sorted(
         [each.model for each in sums.errors], key=lambda name: next(e.mean for e in sums.errors if e.model == name)
     )
-    assert {each.model for each in sums.errors} | set(sums.missing) == {judged.GENERIC, *baselines.BASELINES}
+    assert {each.model for each in sums.errors} | set(sums.missing) == {crossvalidation.GENERIC, *baselines.BASELINES}
     chance = np.random.default_rng(0)
     lines = [
         {"batch": float(b), "width": float(w), "step_s": (1e-3 * b + 2e-3 * w) * np.exp(chance.normal(0, 0.01))}
@@ -194,10 +195,10 @@ def test_each_value_of_a_category_may_have_a_model_of_its_own() -> None:
         for kind, power in (("cnn", 1.0), ("mlp", 0.5)) for b in (1, 2, 4, 8, 16, 32)
     ]  # fmt: skip
     table = configurations.of_rows(made)
-    found = judged.judge(table, judged.split_of(table, (), (), "model"), resamples=20, beyond=False)
+    found = crossvalidation.judge(table, crossvalidation.split_of(table, (), (), "model"), resamples=20, beyond=False)
     powers = {value: float(fit.shapes[0]) for value, fit in found.fits.items()}
     assert powers == pytest.approx({"cnn": 1.0, "mlp": 0.5}, abs=0.02)
-    both = judged.predict(found, [{"model": kind, "batch": 64.0} for kind in ("cnn", "mlp")])
+    both = crossvalidation.predict(found, [{"model": kind, "batch": 64.0} for kind in ("cnn", "mlp")])
     assert [each.seconds for each in both] == pytest.approx([0.064, 0.008], rel=0.05)
 
 
@@ -242,22 +243,22 @@ def test_a_simulated_step_is_a_baseline_with_one_factor_and_a_forest_is_always_t
     assert one[0] < 11  # leaves do not extrapolate
 
 
-def test_a_baseline_that_a_table_does_not_have_is_left_out_with_its_reason(of_sums: judged.Judged) -> None:
+def test_a_baseline_that_a_table_does_not_have_is_left_out_with_its_reason(of_sums: crossvalidation.Evaluation) -> None:
     assert set(of_sums.missing) >= {"dag"}
     assert "xsp predict RUN" in of_sums.missing["dag"]
     assert not {each.model for each in of_sums.errors} & set(of_sums.missing)
 
 
-def test_an_interval_holds_what_was_measured_and_what_lies_outside_is_said(of_sums: judged.Judged) -> None:
+def test_an_interval_holds_what_was_measured_and_what_lies_outside_is_said(of_sums: crossvalidation.Evaluation) -> None:
     found = of_sums
     new = rows(99, 40)
-    points = judged.predict(found, [{name: each[name] for name in each if name != "step_s"} for each in new])
+    points = crossvalidation.predict(found, [{name: each[name] for name in each if name != "step_s"} for each in new])
     inside = sum(point.low <= each["step_s"] <= point.high for point, each in zip(points, new, strict=True))
     assert inside >= 34
     far = {"filters": 32.0, "kernel": 3.0, "batch": 4096.0, "ranks": 2.0}
-    assert judged.predict(found, [far])[0].outside[0].startswith("batch is 8.")
+    assert crossvalidation.predict(found, [far])[0].outside[0].startswith("batch is 8.")
     corner = {name: max(each[name] for each in rows(0)) for name in far}
-    assert judged.predict(found, [corner])[0].outside == ("it is outside the recorded combinations",)
+    assert crossvalidation.predict(found, [corner])[0].outside == ("it is outside the recorded combinations",)
 
 
 # --- what to record next -----------------------------------------------------------------------------------------
@@ -267,9 +268,9 @@ def test_what_is_recorded_next_lies_where_the_fits_disagree_and_costs_count() ->
     made = [each for each in rows(0, 120) if each["batch"] < 32 or each["ranks"] < 4]
     found = judge(made, ["filters", "kernel"])
     chosen = nextrun.choose(found, 3)
-    doubts = judged.spread(found, judged.asked_values(found, nextrun.candidates(found)))
+    doubts = crossvalidation.spread(found, crossvalidation.point_columns(found, nextrun.candidates(found)))
     assert chosen[0].doubt >= np.median(np.log(doubts).std(axis=0))
-    assert [each.left for each in chosen] == sorted((each.left for each in chosen), reverse=True)
+    assert [each.remaining_doubt for each in chosen] == sorted((each.remaining_doubt for each in chosen), reverse=True)
     assert len({tuple(each.configuration.values()) for each in chosen}) == 3
     dear = nextrun.choose(found, 3, steps=1_000_000, start=0.0)
     assert max(each.predicted for each in dear) <= max(each.predicted for each in chosen)
@@ -281,7 +282,7 @@ def test_doubt_after_a_measurement_is_that_of_normal_distributions() -> None:
     apart -= apart.mean(axis=1, keepdims=True)
     row, noise, size = apart[1].copy(), 0.3, 400
     before = apart @ apart.T / size
-    after = nextrun._told(apart, row, noise)
+    after = nextrun._updated(apart, row, noise)
     truth = before - np.outer(before[1], before[1]) / (before[1, 1] + noise)
     assert after @ after.T / size == pytest.approx(truth)
 
@@ -320,6 +321,18 @@ def test_what_is_no_table_is_refused_in_one_line(made: list[dict[str, Any]], tol
         configurations.of_rows(made, **told)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("unit", ["us", "\N{MICRO SIGN}s", "\N{GREEK SMALL LETTER MU}s"])
+def test_a_column_of_microseconds_has_their_unit(unit: str) -> None:
+    made = [{"batch": each["batch"], f"step_{unit}": 7.0} for each in GOOD]
+    assert configurations.of_rows(made, f"step_{unit}").seconds[0] == pytest.approx(7e-6)
+
+
+def test_a_letter_that_is_only_like_a_unit_is_none() -> None:
+    made = [{"batch": each["batch"], "step_\N{LATIN SMALL LETTER LONG S}": 7.0} for each in GOOD]
+    with pytest.raises(UsageError, match="--unit s, ms, us or ns"):
+        configurations.of_rows(made, list(made[0])[1])
 
 
 def test_rows_that_are_left_out_are_counted() -> None:
@@ -406,13 +419,13 @@ def test_values_of_a_category_are_in_the_order_of_their_own_rows_when_a_fit_is_r
         for batch in range(1, batches + 1)
     ]  # fmt: skip
     table = configurations.of_rows(made)
-    found = judged.judge(table, judged.split_of(table, (), (), "model"), resamples=20, beyond=False)
+    found = crossvalidation.judge(table, crossvalidation.split_of(table, (), (), "model"), resamples=20, beyond=False)
     assert [each.levels for each in found.fits["mlp"].form.extrinsic if each.levels] == [("l4", "h100")]
-    fitted.write(found, tmp_path / "fit.json")
-    again = fitted.read(tmp_path / "fit.json")
+    fitfile.write(found, tmp_path / "fit.json")
+    again = fitfile.read(tmp_path / "fit.json")
     asked = [{"model": "mlp", "device": name, "batch": 3.0} for name in ("h100", "l4")]
-    assert [each.seconds for each in judged.predict(again, asked)] == pytest.approx(
-        [each.seconds for each in judged.predict(found, asked)]
+    assert [each.seconds for each in crossvalidation.predict(again, asked)] == pytest.approx(
+        [each.seconds for each in crossvalidation.predict(found, asked)]
     )
 
 
@@ -423,7 +436,7 @@ def test_a_value_with_a_model_of_its_own_that_is_held_out_whole_is_refused() -> 
     ]  # fmt: skip
     table = configurations.of_rows(made, factors=["model", "batch"], group=["machine"])
     with pytest.raises(UsageError, match=r"--each model: all rows of \w+ are held out at once"):
-        judged.judge(table, judged.split_of(table, (), (), "model"), resamples=20, beyond=False)
+        crossvalidation.judge(table, crossvalidation.split_of(table, (), (), "model"), resamples=20, beyond=False)
 
 
 def test_a_value_that_no_resampled_table_has_keeps_its_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,13 +445,13 @@ def test_a_value_that_no_resampled_table_has_keeps_its_prediction(monkeypatch: p
         for kind, times in (("cnn", 1.0), ("mlp", 3.0)) for batch in (1, 2, 4, 8, 16)
     ]  # fmt: skip
     table = configurations.of_rows(made)
-    found = judged.judge(table, judged.split_of(table, (), (), "model"), resamples=20, beyond=False)
+    found = crossvalidation.judge(table, crossvalidation.split_of(table, (), (), "model"), resamples=20, beyond=False)
     errors = sorted(found.errors, key=lambda each: each.model != "power law")
     found = dataclasses.replace(found, errors=tuple(errors))
     monkeypatch.setattr(
-        generic, "drawn", lambda table, seed: table.take(np.flatnonzero(table.values["model"] == "cnn"))
+        generic, "sample_rows", lambda table, seed: table.take(np.flatnonzero(table.values["model"] == "cnn"))
     )
-    spread = judged.spread(found, judged.asked_values(found, [{"model": "mlp", "batch": 4.0}]))
+    spread = crossvalidation.spread(found, crossvalidation.point_columns(found, [{"model": "mlp", "batch": 4.0}]))
     assert spread == pytest.approx(np.full(spread.shape, 12e-3))
 
 

@@ -34,7 +34,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "t.json").write_text(json.dumps(ROWS))
     (made / "t.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
     con = table.connect()
-    con.execute(f"COPY (SELECT * FROM read_json({table.place(made / 't.json')})) TO {table.place(made / 't.parquet')}")
+    source, target = table.path_literal(made / "t.json"), table.path_literal(made / "t.parquet")
+    con.execute(f"COPY (SELECT * FROM read_json({source})) TO {target}")
     con.close()
     assert main(["predict", "fit", str(made / "t.csv"), "--resamples", "20", "-o", str(made / "fit.json")]) == 0
     return made

@@ -71,6 +71,8 @@ def test_a_link_of_several_ranks_gives_each_its_share() -> None:
         ("20us,1GiB/s", 20e-6, 1 / (1 << 30)),
         ("3.4us,1.8TB/s", 3.4e-6, 1 / 1.8e12),
         ("2us,1.6Tbit/s", 2e-6, 8 / 1.6e12),
+        ("5\N{MICRO SIGN}s,10GB/s", 5e-6, 1e-10),
+        ("5\N{GREEK SMALL LETTER MU}s,10GB/s", 5e-6, 1e-10),
         ("0,0", 0.0, 0.0),
         ("0us, 0", 0.0, 0.0),
     ],
@@ -115,8 +117,9 @@ def test_a_file_without_a_limit_of_bandwidth_is_refused_and_a_link_that_costs_no
 
 
 @pytest.mark.parametrize(
-    "text", ["nvlink", "", ",", "5us", "5us,0GB/s", "-1us,1GB/s", "nan,1", "5us,1GB/s,1,1", "1..2,1", "/tmp", "x" * 999]
-)
+    "text", ["nvlink", "", ",", "5us", "5us,0GB/s", "-1us,1GB/s", "nan,1", "5us,1GB/s,1,1", "1..2,1", "/tmp", "x" * 999,
+             "5\N{LATIN SMALL LETTER LONG S},10GB/s", "5us,10GB/\N{LATIN SMALL LETTER LONG S}"]
+)  # fmt: skip
 def test_what_names_no_link_is_refused_with_what_to_give(text: str) -> None:
     with pytest.raises(UsageError):
         link(text)

@@ -17,6 +17,7 @@ from depth import deep
 import xsp
 from xsp import sections
 from xsp.cli import main
+from xsp.cli.predict import loader
 from xsp.errors import AnalysisError, UsageError
 from xsp.predict import collectives, devicestep, fromruns, gradients, hoststep, prediction, recorded, scaling, text
 from xsp.predict.collectives import Algorithm
@@ -138,7 +139,7 @@ def test_on_64_ranks_it_takes_what_the_recurrence_says_and_the_straggler_is_what
         for at, took in zip(ready, takes, strict=True):
             end = max(end, at) + took
         truth = COPY_US * US + (FORWARD_US + GAP_US + UPDATE_US) * US * factor + end
-        point = scaling.of(found, job, [64]).points[0].found
+        point = scaling.of(found, job, [64]).points[0].predicted
         assert point.step == pytest.approx(truth + found.work.other * factor, rel=1e-6)
         assert point.step == pytest.approx(truth, rel=0.02)
         if factor == 1.0:
@@ -147,7 +148,7 @@ def test_on_64_ranks_it_takes_what_the_recurrence_says_and_the_straggler_is_what
 
     fast = Job(64, collectives.link("0,1e-14"), Algorithm.RING, plan=found.plan, straggler=Straggler(1.3))
     slower = 0.3 * ((FORWARD_US + GAP_US + UPDATE_US + sum(BACKWARD_US) + 4 * GAP_US) * US)
-    waited = scaling.of(found, fast, [64]).points[0].found.parts[prediction.WAITING]
+    waited = scaling.of(found, fast, [64]).points[0].predicted.parts[prediction.WAITING]
     assert waited == pytest.approx(slower * 63 / 64, rel=0.02)
 
 
@@ -162,7 +163,7 @@ def test_a_trace_that_does_not_tell_its_gradients_needs_them(tmp_path: Path) -> 
 
 def test_a_step_is_put_together_again_from_its_own_collectives(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = of_file(trace)
-    assert found.lasted == pytest.approx([300 * US] * 3 + [ALONE_US * US])
+    assert found.collective_seconds == pytest.approx([300 * US] * 3 + [ALONE_US * US])
     assert found.exposed == pytest.approx(ALONE_US * US)
     answer = scaling.of(found, Job(link=LINK, plan=found.plan), [1, 2])
     assert answer.rebuilt is not None
@@ -178,11 +179,11 @@ def test_a_step_is_put_together_again_from_its_own_collectives(trace: Path, caps
 
 def test_durations_of_collectives_belong_to_a_plan_of_buckets() -> None:
     with pytest.raises(UsageError, match="need a plan of buckets"):
-        Job(2, LINK, lasting=(0.1,))
+        Job(2, LINK, collective_seconds=(0.1,))
     with pytest.raises(UsageError, match="need a plan of buckets"):
-        Job(2, LINK, plan=((0,), (1,)), lasting=(0.1,))
+        Job(2, LINK, plan=((0,), (1,)), collective_seconds=(0.1,))
     with pytest.raises(UsageError, match="an all-reduce"):
-        Job(2, LINK, plan=((0,),), lasting=(-0.1,))
+        Job(2, LINK, plan=((0,),), collective_seconds=(-0.1,))
 
 
 def test_collectives_that_are_no_sums_stay_as_recorded(tmp_path: Path) -> None:
@@ -191,7 +192,7 @@ def test_collectives_that_are_no_sums_stay_as_recorded(tmp_path: Path) -> None:
     assert found.step == pytest.approx(plain.step + 400 * US, rel=1e-3)
     assert found.work.other == pytest.approx(plain.work.other + 400 * US, rel=0.02)
     assert any("3 of all_to_all): the 0.4 ms of a step" in each for each in found.unknown)
-    steps = [scaling.of(each, Job(8, LINK, plan=each.plan), [8]).points[0].found.step for each in (plain, found)]
+    steps = [scaling.of(each, Job(8, LINK, plan=each.plan), [8]).points[0].predicted.step for each in (plain, found)]
     assert steps[1] - steps[0] == pytest.approx(400 * US, rel=0.02)
 
 
@@ -279,6 +280,11 @@ def test_what_makes_no_sense_is_refused_in_one_line(
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("mu", ["\N{MICRO SIGN}", "\N{GREEK SMALL LETTER MU}"])
+def test_microseconds_of_a_loader_have_either_mu(mu: str) -> None:
+    assert loader(f"500{mu}s,40ms,8") == (pytest.approx(5e-4), pytest.approx(0.04), 8)
+
+
 # --- a run of ours ------------------------------------------------------------------------------------------------
 
 
@@ -309,9 +315,9 @@ def test_a_run_tells_the_gradients_of_its_modules_and_those_that_modules_share_o
     for each in alone.points:
         assert each.low is not None
         assert each.high is not None
-        assert each.low <= each.found.step <= each.high
+        assert each.low <= each.predicted.step <= each.high
     assert alone.check.step == pytest.approx(found.step, rel=1e-6)
-    assert alone.points[1].found.step >= alone.points[0].found.step
+    assert alone.points[1].predicted.step >= alone.points[0].predicted.step
     assert alone.points[0].samples_per_s == pytest.approx(4 / found.step)
 
 
@@ -331,7 +337,7 @@ def test_a_run_that_accumulates_gradients_sends_them_in_the_last_backward_pass(
     assert found.accumulated == 3
     assert found.samples == 4
     assert len(found.work.arrivals) == 2
-    assert any("no_sync" in each for each in found.told)
+    assert any("no_sync" in each for each in found.sources)
     assert main(["predict", str(tmp_path / "run"), "--ranks", "1,8", "--link", "ethernet-10g", "--format", "json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["ranks"][0]["step_s"] == pytest.approx(found.step, rel=1e-6)
@@ -349,7 +355,7 @@ def test_buckets_of_a_trace_keep_their_sizes_where_modules_are_known_too(
     assert found.plan is not None
     pieces = recorded.of(xsp.load(kineto(tmp_path / "none.pt.trace.json.gz", sizes=False)))
     assert sum(pieces.work.arrivals) == pytest.approx(4000, abs=devicestep.PIECES)
-    assert any("spread over the backward pass" in each for each in pieces.told)
+    assert any("spread over the backward pass" in each for each in pieces.sources)
 
 
 def test_an_optimizer_that_has_gradients_computed_again_accumulates_no_batches(tmp_path: Path) -> None:
@@ -373,7 +379,7 @@ def test_an_optimizer_that_has_gradients_computed_again_accumulates_no_batches(t
     assert found.samples == 256
     assert sum(found.work.arrivals) == 4 * (64 * 64 + 64 + 64 * 4 + 4)
     assert any("the optimizer computes them" in each for each in found.unknown)
-    assert not any("accumulates" in each for each in found.told)
+    assert not any("accumulates" in each for each in found.sources)
 
 
 def test_collectives_that_nobody_could_number_are_no_part_of_the_backward_pass_either() -> None:
@@ -466,7 +472,7 @@ def test_backward_work_of_a_module_around_others_is_where_it_was_recorded(tmp_pa
     assert places[0] < second < places[1] < first
     assert found.work.arrivals[-1] == 4 * (8 * 3 * 9 + 8)
     assert len([each for each in found.work.layers if each.gradients]) == 4
-    point = scaling.of(found, Job(link=collectives.link("100us,1GB/s")), [2]).points[0].found
+    point = scaling.of(found, Job(link=collectives.link("100us,1GB/s")), [2]).points[0].predicted
     assert point.parts[prediction.EXPOSED] > 100e-6  # the last bucket has nothing beside it
 
 
@@ -509,7 +515,7 @@ def test_parameters_that_are_frozen_have_no_gradients(tmp_path: Path) -> None:
     found = recorded.of(xsp.load(tmp_path / "run"))
     assert sum(found.work.arrivals) == 4 * (64 * 64 + 64 * 4 + 4)
     frozen, whole = 4 * (16 * 64 + 64 + 64) / 1e6, 4 * (16 * 64 + 64 + 64 * 64 + 64 + 64 * 4 + 4) / 1e6
-    assert any(f"{frozen:.4g} of {whole:.4g} MB of parameters are frozen" in each for each in found.told)
+    assert any(f"{frozen:.4g} of {whole:.4g} MB of parameters are frozen" in each for each in found.sources)
     assert not any("frozen" in each for each in found.unknown)
     for sharded in (False, True):
         answer = scaling.of(found, Job(link=LINK, sharded=sharded), [2])
@@ -542,7 +548,7 @@ def test_a_model_without_a_backward_pass_in_the_step_has_no_gradients(tmp_path: 
                 optimizer.step()
     found = recorded.of(xsp.load(tmp_path / "run"))
     assert sum(found.work.arrivals) == 4 * (8 * 8 + 8 + 8 * 2 + 2)
-    assert any("of models that have no backward pass in this step" in each for each in found.told)
+    assert any("of models that have no backward pass in this step" in each for each in found.sources)
 
 
 def test_of_a_program_that_evaluates_most_of_its_time_the_steps_that_train_are_predicted(
@@ -608,12 +614,13 @@ def test_gradients_that_are_compressed_travel_in_fewer_bytes_and_parameters_do_n
         scaling.of(found, Job(link=link, algorithm=Algorithm.RING, plan=found.plan, compress=each), [8]).points[0]
         for each in (1.0, 2.0)
     )
-    assert half.found.communication == pytest.approx(whole.found.communication / 2)
+    assert half.predicted.communication == pytest.approx(whole.predicted.communication / 2)
     whole, half = (
         scaling.of(found, Job(link=link, plan=found.plan, compress=each, sharded=True), [8]).points[0]
         for each in (1.0, 2.0)
     )
-    assert half.found.communication == pytest.approx(whole.found.communication * 5 / 6)  # gathered twice, reduced once
+    # gathered twice, reduced once
+    assert half.predicted.communication == pytest.approx(whole.predicted.communication * 5 / 6)
 
 
 def test_buckets_of_a_run_that_a_smaller_size_does_not_divide_are_said(trace: Path) -> None:
@@ -638,7 +645,7 @@ def test_a_loader_that_is_stated_is_no_longer_unknown(trace: Path) -> None:
     stated = waited.with_loader(0.001, 0.002, 4, "reading: as told")
     assert stated.unknown == ("another",)
     assert (stated.work.input.read, stated.work.input.decode, stated.work.input.workers) == (0.001, 0.002, 4)
-    assert "reading: as told" in stated.told
+    assert "reading: as told" in stated.sources
 
 
 def test_a_batch_of_another_size_is_not_said_to_be_the_recorded_one(
@@ -690,8 +697,8 @@ def test_real_traces_of_one_rank_are_predicted_and_add_up(shared: Path, name: st
     found = of_file(shared / "traces" / name)
     point = scaling.of(found, Job(link=LINK, plan=found.plan), [found.ranks]).points[0]
     assert found.plan is not None
-    assert sum(point.found.parts.values()) == pytest.approx(point.found.step, rel=1e-6)
-    assert point.found.step <= 1.05 * found.step  # over a fast link, without waiting for others
+    assert sum(point.predicted.parts.values()) == pytest.approx(point.predicted.step, rel=1e-6)
+    assert point.predicted.step <= 1.05 * found.step  # over a fast link, without waiting for others
 
 
 @pytest.mark.parametrize(

@@ -43,21 +43,21 @@ def check(healthy: recorded.Recorded, place: Path, ranks: int, steps: int) -> No
     """Hold the prediction from 8 healthy ranks against a job with a slow one, and who that job says is slow."""
     alike = made(place / "alike", ranks, {}, steps)
     job = Job(ranks, link(ranks), Algorithm.RING, plan=healthy.plan)
-    fast = scaling.of(healthy, job, [ranks]).points[0].found
+    fast = scaling.of(healthy, job, [ranks]).points[0].predicted
     assert fast.step == pytest.approx(step_of(alike), rel=0.02)
     assert fast.parts[prediction.EXPOSED] == pytest.approx(TAKES_S, rel=0.02)  # the last one, with nothing beside it
     trace = made(place / "slow", ranks, {SLOW: FACTOR}, steps)
     found = recorded.of(trace)
-    named = [each for each in found.told if each.startswith("slow rank: ")]
+    named = [each for each in found.sources if each.startswith("slow rank: ")]
     assert [each.split()[3] for each in named] == [str(SLOW)]
     factor = float(named[0].partition("--straggler ")[2].split()[0])
     assert factor == pytest.approx(FACTOR, rel=0.02)
     point = scaling.of(healthy, Job(ranks, link(ranks), Algorithm.RING, plan=healthy.plan,
-                                    straggler=Straggler(factor)), [ranks]).points[0].found  # fmt: skip
+                                    straggler=Straggler(factor)), [ranks]).points[0].predicted  # fmt: skip
     assert point.step == pytest.approx(step_of(trace), rel=0.02)
     truth = (step_of(trace) - step_of(alike)) * (ranks - 1) / ranks  # the slow rank itself waits for nobody
     assert point.parts[prediction.WAITING] == pytest.approx(truth, abs=0.02 * point.step)
-    without = scaling.of(found, job, [ranks]).points[0].found
+    without = scaling.of(found, job, [ranks]).points[0].predicted
     assert without.step == pytest.approx(fast.step, rel=0.03)
 
 
@@ -66,13 +66,13 @@ def check(healthy: recorded.Recorded, place: Path, ranks: int, steps: int) -> No
 def test_many_ranks_with_a_slow_one_take_what_is_predicted_from_eight_healthy_ones(
     healthy: recorded.Recorded, tmp_path: Path, ranks: int, steps: int
 ) -> None:
-    assert not [each for each in healthy.told if each.startswith("slow rank")]
+    assert not [each for each in healthy.sources if each.startswith("slow rank")]
     check(healthy, tmp_path, ranks, steps)
 
 
 def test_what_a_rank_waits_for_a_slow_one_is_none_of_its_own_work_to_the_last_step(tmp_path: Path) -> None:
     found = recorded.of(made(tmp_path, 2, {1: FACTOR}, 2))
-    assert [each.partition(" came")[0] for each in found.told if "slow" in each] == ["slow rank: rank 1"]
+    assert [each.partition(" came")[0] for each in found.sources if "slow" in each] == ["slow rank: rank 1"]
     own = sum(each.forward + each.backward for each in found.work.layers)
     assert own == pytest.approx(3 * 4 * 4 * rank_traces.Job.kernel_ns / 1e9, rel=0.05)
     assert found.work.other < 0.02 * found.step

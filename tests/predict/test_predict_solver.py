@@ -75,7 +75,9 @@ def test_without_overlap_a_step_is_the_sum_of_its_parts() -> None:
 def test_with_input_beside_it_a_step_is_the_longer_of_both() -> None:
     chance = random.Random(2)
     for _ in range(INSTANCES):
-        given = Input(chance.uniform(0, 9), chance.uniform(0, 9), chance.uniform(0, 3), 1, held=1, copy_ahead=True)
+        given = Input(
+            chance.uniform(0, 9), chance.uniform(0, 9), chance.uniform(0, 3), 1, prefetch_limit=1, copy_ahead=True
+        )
         work = some_work(chance, given)
         job = Job(chance.randint(2, 64), some_link(chance), Algorithm.RING, overlap=False, plan=each_alone(work))
         sent = sum(takes(job, size) for size in work.arrivals)
@@ -88,7 +90,9 @@ def test_with_input_beside_it_a_step_is_the_longer_of_both() -> None:
 def test_wait_free_back_propagation_is_the_recurrence_of_the_paper() -> None:
     chance = random.Random(3)
     for _ in range(INSTANCES):
-        given = Input(chance.uniform(0, 9), chance.uniform(0, 9), chance.uniform(0, 3), 1, held=1, copy_ahead=True)
+        given = Input(
+            chance.uniform(0, 9), chance.uniform(0, 9), chance.uniform(0, 3), 1, prefetch_limit=1, copy_ahead=True
+        )
         work = some_work(chance, given)
         job = Job(chance.randint(2, 64), some_link(chance), Algorithm.RING, plan=each_alone(work))
         own = computing(work) + exposed_by_recurrence(work, job) + work.update
@@ -136,7 +140,7 @@ def test_a_loader_with_workers_delivers_a_batch_in_the_share_of_one_or_at_the_sp
     chance = random.Random(6)
     for _ in range(200):
         read, decode, workers = chance.uniform(0, 4), chance.uniform(0, 20), chance.randint(1, 6)
-        work = some_work(chance, Input(read, decode, 0.0, workers, held=1000, copy_ahead=True), 3)
+        work = some_work(chance, Input(read, decode, 0.0, workers, prefetch_limit=1000, copy_ahead=True), 3)
         disk = chance.randint(1, 4)
         found = predict(work, Job(4, training.NO_LINK, on_disk=disk))
         expected = max(read * disk, (read * disk + decode) / workers, computing(work) + work.update)
@@ -276,7 +280,7 @@ REFUSED: list[Callable[[], object]] = [
     lambda: Work((Layer("a", 0.0, 0.0),), update=-1.0),
     lambda: Work((Layer("a", 0.0, 0.0),), input=Input(read=math.nan)),
     lambda: Work((Layer("a", 0.0, 0.0),), input=Input(workers=-1)),
-    lambda: Work((Layer("a", 0.0, 0.0),), input=Input(workers=1, held=0)),
+    lambda: Work((Layer("a", 0.0, 0.0),), input=Input(workers=1, prefetch_limit=0)),
     lambda: Job(0),
     lambda: Job(-2),
     lambda: Job(10**12),

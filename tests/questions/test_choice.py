@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 
 from xsp import graph as graphs  # noqa: E402
 from xsp.bench.spec import AS_RUN, Spec  # noqa: E402
-from xsp.bound.seen import Seen  # noqa: E402
+from xsp.bound.recordedcalls import RecordedCall  # noqa: E402
 from xsp.errors import AnalysisError  # noqa: E402
 from xsp.graph import Graph  # noqa: E402
 from xsp.graph.node import KnownBy  # noqa: E402
@@ -172,9 +172,9 @@ def test_layouts_together_are_the_cheapest_of_all_ways(seed: int, tmp_path: Path
 # --- oneDNN, attention, precision -------------------------------------------------------------------------------
 
 
-def seen(graph: Graph, inside: str) -> list[Seen]:
+def seen(graph: Graph, inside: str) -> list[RecordedCall]:
     return [
-        Seen(node.call.op, node.module, "forward", 500_000.0, span=f"s{number}", inside=frozenset([inside]))
+        RecordedCall(node.call.op, node.module, "forward", 500_000.0, span=f"s{number}", inside=frozenset([inside]))
         for number, node in enumerate(graph.nodes)
     ]
 

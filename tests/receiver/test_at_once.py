@@ -12,7 +12,7 @@ import pytest
 import xsp
 from xsp import rundir, table
 from xsp.importers.otlp_json import parts_of
-from xsp.receiver.journal import Receiving
+from xsp.receiver.journal import RunWriter
 
 PATIENCE_S = 60
 
@@ -49,7 +49,7 @@ def test_a_client_whose_files_are_synced_slowly_keeps_no_other_waiting(
         return plain(*arguments)
 
     monkeypatch.setattr(owner, slow, waits)
-    receiving = Receiving(tmp_path / "out", lambda line: None)
+    receiving = RunWriter(tmp_path / "out", lambda line: None)
     slowly = threading.Thread(target=receiving.take, args=(request(first),))
     slowly.start()
     try:
@@ -65,7 +65,7 @@ def test_a_client_whose_files_are_synced_slowly_keeps_no_other_waiting(
 
 
 def test_requests_of_one_run_at_once_lose_nothing(tmp_path: Path) -> None:
-    receiving = Receiving(tmp_path / "out", lambda line: None)
+    receiving = RunWriter(tmp_path / "out", lambda line: None)
     ids = [f"ab{number:014x}" for number in range(24)]
 
     def send(mine: list[str]) -> None:
@@ -88,7 +88,7 @@ def test_requests_of_one_run_at_once_lose_nothing(tmp_path: Path) -> None:
 
 def test_what_comes_again_is_counted_however_often_the_run_is_put_in_order_meanwhile(tmp_path: Path) -> None:
     for _ in range(3):  # begun again, as a receiver that goes on with what is there
-        receiving = Receiving(tmp_path, lambda line: None)
+        receiving = RunWriter(tmp_path, lambda line: None)
         for _ in range(2):
             receiving.take(request("ab" * 8))
             receiving.tidy(all_of_them=True)

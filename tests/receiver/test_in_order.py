@@ -15,9 +15,9 @@ import xsp
 from xsp import rundir, semconv, table
 from xsp.correlate.evidence import correlate
 from xsp.errors import TraceError, UsageError
-from xsp.importers.otlp import Part, Spoken
+from xsp.importers.otlp import OtlpSpan, Part
 from xsp.receiver import journal
-from xsp.receiver.journal import Receiving
+from xsp.receiver.journal import RunWriter
 from xsp.record.loop import Loop, Row, Status
 from xsp.run import Otel
 from xsp.schema import Level
@@ -35,7 +35,7 @@ def with_loop(run: Path, steps: int) -> Any:
     for step in range(steps):
         rows.add(Row(0, step, 1, 0, int(Level.APPLICATION), 1, 10_000 * (step + 1), 9_000, 100, 0, 5, 8, Status.OK))
     loop.append(run, rows.take(), 0)
-    loop.show(con, [run])
+    loop.create_table(con, [run])
     return con
 
 
@@ -68,20 +68,20 @@ def test_a_copy_that_a_file_manager_made_does_not_keep_a_receiver_from_starting(
     arrived = waiting(tmp_path / "out" / "net") / rundir.WAITING / "000000000.parquet"
     arrived.with_name("000000000 2.parquet").write_bytes(arrived.read_bytes())
     said = list[str]()
-    Receiving(tmp_path / "out", said.append).close()
+    RunWriter(tmp_path / "out", said.append).close()
     assert said == [f"{tmp_path / 'out' / 'net'}: 1 steps, 2 spans"]
 
 
 def _of_service(number: int) -> Iterator[Part]:
     trace, root, start = f"{number:032x}", f"{number:016x}", 1_000_000 * number
-    own = Spoken(trace, root, None, "GET /", start, start + 5_000, {})
+    own = OtlpSpan(trace, root, None, "GET /", start, start + 5_000, {})
     yield Part({"service.name": "shop"}, "http", [own, own._replace(span_id="ab" * 8, parent_id=root, name="query")])
 
 
 def test_traces_of_services_become_steps_after_a_restart_of_the_receiver_too(tmp_path: Path) -> None:
-    late = Spoken("1".zfill(32), "cd" * 8, "1".zfill(16), "query", 999_999, 1_000_000, {})  # the first of its name
+    late = OtlpSpan("1".zfill(32), "cd" * 8, "1".zfill(16), "query", 999_999, 1_000_000, {})  # the first of its name
     for session in ([*_of_service(1), *_of_service(2)], [*_of_service(3), *_of_service(4), Part({}, "http", [late])]):
-        receiving = Receiving(tmp_path / "out", lambda text: None)
+        receiving = RunWriter(tmp_path / "out", lambda text: None)
         receiving.take(session)
         receiving.close()
     found = xsp.load(tmp_path / "out" / "services")
@@ -100,7 +100,7 @@ def test_what_could_not_be_put_in_order_is_put_in_order_later(
         raise error
 
     said = list[str]()
-    receiving = Receiving(tmp_path / "out", said.append)
+    receiving = RunWriter(tmp_path / "out", said.append)
     receiving.take(_of_service(1))
     with monkeypatch.context() as patched:
         patched.setattr(journal, "put_in_order", fails)
@@ -113,9 +113,9 @@ def test_what_could_not_be_put_in_order_is_put_in_order_later(
 def _of_run(con: Any) -> Iterator[Part]:
     """Yield the run's own span and the spans of its loop, as a sender without steps sends them."""
     described = {"xsp.kind": "run", "xsp.level": "application", semconv.RUN: json.dumps(RUN)}
-    own = Spoken(OWN.trace_id, OWN.span_id, None, "run", 1, 2_000_000, described)
+    own = OtlpSpan(OWN.trace_id, OWN.span_id, None, "run", 1, 2_000_000, described)
     parts = [
-        Spoken(each.trace_id, each.span_id, each.parent_id, each.name, each.start_ns, each.start_ns + each.dur_ns,
+        OtlpSpan(each.trace_id, each.span_id, each.parent_id, each.name, each.start_ns, each.start_ns + each.dur_ns,
                {"xsp.kind": each.kind, "xsp.level": each.level, **json.loads(each.attributes or "")})
         for each in loop.spans(con, OWN)
     ]  # fmt: skip
@@ -125,7 +125,7 @@ def _of_run(con: Any) -> Iterator[Part]:
 def test_a_run_that_recorded_no_step_arrives_with_its_loop_alone(tmp_path: Path) -> None:
     sender, said = tmp_path / "sender", list[str]()
     sender.mkdir()
-    receiving = Receiving(tmp_path / "out", said.append)
+    receiving = RunWriter(tmp_path / "out", said.append)
     assert receiving.take(_of_run(with_loop(sender, 40))).rejected == 0
     receiving.close()
     (place,) = (tmp_path / "out").iterdir()

@@ -43,7 +43,7 @@ def answer(port: int, sent: bytes) -> bytes:
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-class _Patient(loopback.Prompt):
+class _Patient(loopback.DeadlineHandler):
     """Says yes."""
 
     def do_GET(self) -> None:
@@ -58,8 +58,8 @@ class _Hasty(_Patient):
 
 
 @contextlib.contextmanager
-def opened(handler: type[loopback.Prompt], connections: int = 9) -> Iterator[int]:
-    with loopback.Door(("127.0.0.1", 0), handler, connections) as door:
+def opened(handler: type[loopback.DeadlineHandler], connections: int = 9) -> Iterator[int]:
+    with loopback.LimitedHTTPServer(("127.0.0.1", 0), handler, connections) as door:
         threading.Thread(target=door.serve_forever, args=(0.05,), daemon=True).start()
         yield door.server_port
         door.shutdown()

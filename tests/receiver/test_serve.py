@@ -30,7 +30,7 @@ import xsp
 from xsp import cli, rundir
 from xsp.health import health
 from xsp.otlp.transport import as_json
-from xsp.receiver.journal import Receiving
+from xsp.receiver.journal import RunWriter
 
 JSON = {"Content-Type": "application/json"}
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
@@ -173,7 +173,7 @@ def test_what_a_kill_left_of_a_run_of_which_nothing_was_taken_goes_at_the_next_s
     (place / rundir.WAITING).mkdir()
     (place / rundir.WAITING / ".000000000-24.staged").write_bytes(b"PAR1")
     (place / ".run.json.1326.part").write_text("{")
-    Receiving(tmp_path, print).close()
+    RunWriter(tmp_path, print).close()
     assert list(tmp_path.iterdir()) == []
 
 

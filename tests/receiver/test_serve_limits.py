@@ -128,7 +128,7 @@ def test_a_directory_that_was_removed_is_made_again(receiver: ServeProcess) -> N
 
 def test_many_small_requests_become_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "TOGETHER", 10)
-    open_one = journal.Receiving(tmp_path, print)
+    open_one = journal.RunWriter(tmp_path, print)
     for number in range(1, 96):
         message = ExportTraceServiceRequest.FromString(body(span_id=number.to_bytes(8, "big")))
         assert open_one.take(otlp_proto.parts_of(message, "the request")).spans == 1

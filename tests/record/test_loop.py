@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import mmap
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from xsp.report import headline
 from xsp.run import Otel
 from xsp.schema import Level, Span
 from xsp.store import loop
-from xsp.store.iterations import BareStep, coldness, iterations, unsettled
+from xsp.store.iterations import BareStep, coldness, iterations, settling_ns
 from xsp.testing import spans, trace_of, with_loop
 
 MS = 1_000_000
@@ -45,7 +46,7 @@ def test_rows_go_to_the_disk_and_come_back_with_what_is_unknown_as_null(tmp_path
     rows.add(row(2, 9, steady=UNKNOWN))
     loop.append(tmp_path, rows.take(), offset_ns=10**18)
     con = table.connect()
-    assert loop.show(con, [tmp_path]) == []
+    assert loop.create_table(con, [tmp_path]) == []
     told = """
         SELECT step, rung, steady, start_ns, dur_ns, before_ns, samples, status, faults, system_ns
         FROM loop ORDER BY step
@@ -58,8 +59,18 @@ def test_rows_go_to_the_disk_and_come_back_with_what_is_unknown_as_null(tmp_path
     assert con.execute(told).fetchall() == expected
     loop.write(con, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["loop.parquet"]
-    loop.show(con, [tmp_path])
+    loop.create_table(con, [tmp_path])
     assert con.execute(told).fetchall() == expected
+
+
+def test_rows_have_the_same_byte_order_on_all_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Loop()
+    rows.add(row(7, 9))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "byteorder", "big")
+        loop.append(tmp_path, rows.take(), offset_ns=1000)
+        ((rank, step, *_),) = loop._rows(tmp_path / rundir.LOOP_ROWS)
+    assert (rank, step) == (0, 7)
 
 
 def test_a_row_that_a_kill_cut_off_costs_itself_alone(tmp_path: Path) -> None:
@@ -69,18 +80,18 @@ def test_a_row_that_a_kill_cut_off_costs_itself_alone(tmp_path: Path) -> None:
     file = tmp_path / rundir.LOOP_ROWS
     file.write_bytes(rows.take()[:-20])
     con = table.connect()
-    loop.show(con, [tmp_path])
+    loop.create_table(con, [tmp_path])
     assert con.execute("SELECT list(step ORDER BY step) FROM loop").fetchall() == [([0, 1],)]
     rows.add(row(3, 5))
     loop.append(tmp_path, rows.take(), 0)
-    loop.show(con, [tmp_path])
+    loop.create_table(con, [tmp_path])
     assert con.execute("SELECT list(step ORDER BY step) FROM loop").fetchall() == [([0, 1, 3],)]
 
 
 def test_a_damaged_file_is_left_out_and_said(tmp_path: Path) -> None:
     (tmp_path / "loop.parquet").write_bytes(b"PAR1 no more")
     con = table.connect()
-    [said] = loop.show(con, [tmp_path])
+    [said] = loop.create_table(con, [tmp_path])
     assert "loop.parquet" in said
     assert con.execute("SELECT count(*) FROM loop").fetchall() == [(0,)]
 
@@ -90,7 +101,7 @@ def test_a_loop_of_a_version_that_counted_no_page_faults_has_none_and_not_zero(t
     (tmp_path / "before").mkdir()
     con.execute("CREATE TABLE earlier AS SELECT * EXCLUDE (faults, system_ns) FROM loop")
     table.write_parquet(con, "earlier", tmp_path / "before" / "loop.parquet")
-    assert loop.show(con, [tmp_path / "before"]) == []
+    assert loop.create_table(con, [tmp_path / "before"]) == []
     assert con.execute("SELECT step, faults, system_ns FROM loop ORDER BY step").fetchall() == [
         (0, None, None),
         (1, None, None),
@@ -461,14 +472,14 @@ def stored(tmp_path: Path, *rows: Row) -> Any:
     tmp_path.mkdir(exist_ok=True)
     loop.append(tmp_path, kept.take(), 0)
     con = table.connect()
-    loop.show(con, [tmp_path])
+    loop.create_table(con, [tmp_path])
     return con
 
 
 def arrived(sent: list[Span]) -> Any:
     """Return an engine with an empty loop, and spans that arrived."""
     con = table.connect()
-    loop.show(con, [])
+    loop.create_table(con, [])
     table.create(con, "arrived")
     table.insert(con, "arrived", sent)
     return con
@@ -588,11 +599,11 @@ def test_values_that_no_row_of_the_loop_has_are_left_out(tmp_path: Path, name: s
 
 def test_steady_steps_near_recorded_ones_widen_the_interval_downwards() -> None:
     steps = [BareStep(step, 110.0 if step % 12 < 4 else 100.0, None, place=step % 12 + 1) for step in range(48)]
-    assert unsettled(steps) == pytest.approx(10 * 4 / 12)
-    assert unsettled([each._replace(place=0) for each in steps]) == 0  # nothing tells which are near
+    assert settling_ns(steps) == pytest.approx(10 * 4 / 12)
+    assert settling_ns([each._replace(place=0) for each in steps]) == 0  # nothing tells which are near
     rows = [BareStep(step, 110.0 if step % 12 < 4 else 100.0, None, place=step % 12 + 1) for step in range(24)]
     rows += [BareStep(1000 * step, 100.0, None, place=100, steps=40) for step in range(1, 7)]
-    assert unsettled(rows) == pytest.approx(10 * 8 / 264), "a row of many steps has as many that are far"
+    assert settling_ns(rows) == pytest.approx(10 * 8 / 264), "a row of many steps has as many that are far"
 
 
 def test_a_row_of_many_steps_weighs_as_much_as_these_in_all_figures_of_the_step() -> None:

@@ -164,6 +164,20 @@ def test_an_exception_passes_through_and_the_steps_before_it_are_kept(tmp_path):
     assert any("KeyError" in finding.text for finding in health(trace))
 
 
+def test_a_run_whose_only_step_raised_is_merged_without_times(tmp_path):
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    options = {"levels": "M", "warmup": 0, "settle": False, "samples": False}
+    with pytest.raises(KeyError), xsp.profile("x", out=tmp_path / "run", **options) as prof, prof.step():  # noqa: PT012
+        model(x)
+        raise KeyError("mine")
+    assert (tmp_path / "run" / rundir.MERGED_FILE).is_file()
+    trace = xsp.load(tmp_path / "run")
+    assert not any("was not written" in note["text"] for note in trace.run["notes"])
+    assert trace.rungs == []
+    merged = trace.sql("SELECT kind, status, raw_ns, true_ns FROM merged ORDER BY kind").fetchall()
+    assert merged == [("forward", "ok", None, None), ("step", "error:KeyError", None, None)]
+
+
 def test_a_step_that_is_never_closed_is_closed_with_the_block_and_does_not_count(tmp_path):
     model, x = nn.Linear(4, 4), torch.randn(2, 4)
     with xsp.profile("x", out=tmp_path / "run", warmup=0, settle=False, levels="M") as prof:
@@ -564,7 +578,7 @@ def test_an_interrupt_around_a_step_does_not_keep_the_next_ones_from_being_recor
         monkeypatch.undo()
         with prof.step():
             pass
-        assert not prof._steps.taken.locked()
+        assert not prof._steps.lock.locked()
     assert prof.steps_stored >= 1
 
 

@@ -112,7 +112,7 @@ def test_another_process_records_as_this_one_does(**chosen: Any) -> None:
     read.only = Level[read.only.upper()] if read.only else None
     read.budget, read.otlp = None, None
     assert read.quiet
-    found = options.recorded(read, "train")
+    found = options.recording_settings(read, "train")
     assert found == Settings("train", out=Path("runs/a b"), next_free=False, **chosen)
 
 
@@ -120,4 +120,4 @@ def test_the_samples_of_a_step_are_stated_on_the_command_line_too() -> None:
     parser = argparse.ArgumentParser()
     command.arguments(parser)
     read = parser.parse_args(["--batch-size", "24", "train.py"])
-    assert options.recorded(read, "train").batch_size == 24
+    assert options.recording_settings(read, "train").batch_size == 24

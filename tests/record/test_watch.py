@@ -23,7 +23,7 @@ import xsp
 from xsp import cli, rundir
 from xsp.clock import monotonic_ns
 from xsp.record import progress
-from xsp.report.watch import look
+from xsp.report.watch import read_figures
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,8 +40,8 @@ def looks(tmp_path_factory: pytest.TempPathFactory) -> list:
             with prof.step():
                 model(torch.ones(1, 8))
             if number in (0, 20):
-                found.append(look(out))
-    return [*found, look(out), out]
+                found.append(read_figures(out))
+    return [*found, read_figures(out), out]
 
 
 def test_before_the_first_stored_step_there_is_progress_only(looks: list) -> None:
@@ -89,7 +89,7 @@ def test_a_progress_file_that_is_damaged_is_no_progress(tmp_path: Path) -> None:
 
 
 def test_progress_is_written_once_a_second_and_goes_away(tmp_path: Path) -> None:
-    shown = progress.Underway()
+    shown = progress.ProgressDisplay()
     shown.begin(tmp_path)
     now_ns = monotonic_ns()
     assert shown.is_due(now_ns)
@@ -187,7 +187,7 @@ def test_xsp_watch_goes_on_in_a_terminal_until_it_is_interrupted(looks: list, tm
 
 
 def test_a_disk_that_is_full_stops_nobody(tmp_path: Path) -> None:
-    shown = progress.Underway()
+    shown = progress.ProgressDisplay()
     shown.begin(tmp_path / "gone")
     shown.show({"seen": 1})
     shown.end()

@@ -10,7 +10,7 @@ import pytest
 
 from xsp.cli import main
 from xsp.errors import UsageError
-from xsp.report.choosing import chosen, sorted_by
+from xsp.report.choosing import select_rows, sorted_by
 from xsp.testing import spans, trace_of
 
 ROWS = """
@@ -45,7 +45,7 @@ def con() -> duckdb.DuckDBPyConnection:
     ],
 )
 def test_a_condition_keeps_the_rows_that_meet_it(con: duckdb.DuckDBPyConnection, where: str, kept: list[str]) -> None:
-    assert [row[0] for row in chosen(con.sql(ROWS), "ops", [where]).fetchall()] == kept
+    assert [row[0] for row in select_rows(con.sql(ROWS), "ops", [where]).fetchall()] == kept
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,13 @@ def test_what_is_no_condition_is_one_error_that_says_what_to_type(
     con: duckdb.DuckDBPyConnection, where: str, said: str
 ) -> None:
     with pytest.raises(UsageError) as raised:
-        chosen(con.sql(ROWS), "ops", [where])
+        select_rows(con.sql(ROWS), "ops", [where])
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
 def test_several_conditions_must_all_be_met(con: duckdb.DuckDBPyConnection) -> None:
-    assert [row[0] for row in chosen(con.sql(ROWS), "ops", ["calls > 1", "calls < 9"]).fetchall()] == ["aten::mm"]
+    assert [row[0] for row in select_rows(con.sql(ROWS), "ops", ["calls > 1", "calls < 9"]).fetchall()] == ["aten::mm"]
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,14 @@ def test_several_conditions_must_all_be_met(con: duckdb.DuckDBPyConnection) -> N
 def test_numbers_begin_with_the_largest_text_with_a_and_what_is_missing_comes_last(
     con: duckdb.DuckDBPyConnection, sort: str, order: list[int]
 ) -> None:
-    assert [row[1] for row in chosen(con.sql(ROWS), "ops", sort=sort).fetchall()] == order
+    assert [row[1] for row in select_rows(con.sql(ROWS), "ops", sort=sort).fetchall()] == order
 
 
 def test_the_sorted_column_is_named_as_the_table_names_it(con: duckdb.DuckDBPyConnection) -> None:
     assert sorted_by(con.sql(ROWS), "ops", "Device ms:asc, calls") == ["device_ms", "calls"]
     for sort, said in (("calls:up", "stands :asc or :desc"), ("1", "ops has no column '1'"), ("calls,", "column ''")):
         with pytest.raises(UsageError, match=said):
-            chosen(con.sql(ROWS), "ops", sort=sort)
+            select_rows(con.sql(ROWS), "ops", sort=sort)
 
 
 @pytest.fixture

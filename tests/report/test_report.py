@@ -24,7 +24,7 @@ from xsp.analyses import ANALYSES
 from xsp.analyses.answers import Answer
 from xsp.errors import OutputError
 from xsp.report import charts, headline, html, lanes, loop, packed, text, timeline
-from xsp.report.fitting import shortened, told_apart
+from xsp.report.fitting import shorten_distinctly, shortened
 from xsp.schema import Level
 from xsp.testing import spans, trace_of, with_loop
 
@@ -520,7 +520,7 @@ LAYERS_OF_BERT = [
 
 @pytest.mark.parametrize("width", [14, 20, 24, 30, 60])
 def test_layers_that_differ_have_names_that_differ_however_narrow_the_column(width):
-    shown = told_apart(LAYERS_OF_BERT, width)
+    shown = shorten_distinctly(LAYERS_OF_BERT, width)
     assert max(map(len, shown)) <= width
     assert len(set(shown)) == len(LAYERS_OF_BERT)
     if width >= 20:
@@ -528,17 +528,17 @@ def test_layers_that_differ_have_names_that_differ_however_narrow_the_column(wid
 
 
 def test_what_is_no_modules_name_loses_its_middle():
-    assert told_apart(["aten::_scaled_dot_product_attention", "void kernel<float, 4>(int)"], 15) == [
+    assert shorten_distinctly(["aten::_scaled_dot_product_attention", "void kernel<float, 4>(int)"], 15) == [
         "aten::_…tention", "void ke…4>(int)",
     ]  # fmt: skip
 
 
 def test_words_that_all_names_begin_with_go_before_their_middle() -> None:
     kinds = ["training of Sequential(2) 32×4", "training of Sequential(2) 32×64", "training of Sequential(2) 4×64"]
-    assert told_apart(kinds, 14) == ["…32×4", "…32×64", "…4×64"]
-    assert told_apart(kinds, 40) == kinds
-    assert len(set(told_apart([*kinds, "inference 2"], 14))) == 4
-    assert told_apart(kinds[:1] * 2, 14) == [shortened(kinds[0], 14)] * 2
+    assert shorten_distinctly(kinds, 14) == ["…32×4", "…32×64", "…4×64"]
+    assert shorten_distinctly(kinds, 40) == kinds
+    assert len(set(shorten_distinctly([*kinds, "inference 2"], 14))) == 4
+    assert shorten_distinctly(kinds[:1] * 2, 14) == [shortened(kinds[0], 14)] * 2
 
 
 def test_a_narrow_table_keeps_what_it_is_sorted_by():
@@ -587,7 +587,7 @@ def test_the_first_tables_say_which_row_of_the_loop_is_of_a_rank_and_which_of_th
 
 
 def test_shapes_that_begin_alike_keep_their_first_sizes():
-    assert told_apart(["[[1, 128, 256]]", "[[1, 128, 64]]"], 14) == ["[[1, 1…, 256]]", "[[1, 128, 64]]"]
+    assert shorten_distinctly(["[[1, 128, 256]]", "[[1, 128, 64]]"], 14) == ["[[1, 1…, 256]]", "[[1, 128, 64]]"]
 
 
 def test_a_part_of_the_run_without_a_recorded_step_is_no_bar_of_waiting_alone():
@@ -597,7 +597,7 @@ def test_a_part_of_the_run_without_a_recorded_step_is_no_bar_of_waiting_alone():
     known = [3.0, *([1.0] * len(chosen.series))]
     waits = [None, *(9.0 if column == "data_ms" else None for column in chosen.series)]
     rows = [(0, *known), (10, *waits), (20, *known)]
-    data = charts.drawn(chosen, Answer(columns, rows))
+    data = charts.chart_data(chosen, Answer(columns, rows))
     assert data["data"]["name"] == ["first step 0", "first step 20"]
     assert all(None not in series["values"] for series in data["series"])
-    assert "missing" in charts.drawn(chosen, Answer(columns, rows[:2]))
+    assert "missing" in charts.chart_data(chosen, Answer(columns, rows[:2]))

@@ -15,7 +15,7 @@ from xsp.analyses import ANALYSES
 from xsp.analyses.answers import Answers
 from xsp.report import html, text, timeline
 from xsp.report.charts import CHARTS
-from xsp.report.words import devices
+from xsp.report.words import devices_text
 from xsp.testing import spans, trace_of
 
 
@@ -84,7 +84,7 @@ def test_a_chart_says_why_it_is_not_there(data):
 )
 def test_devices_are_those_that_worked_and_not_all_of_the_machine(held, used, said):
     step = ["step s 0-100", *(f"kernel gemm 10-20 device={device}" for device in used)]
-    assert devices(trace_of(spans("\n".join(step)), {"machine": {"devices": held}})) == said
+    assert devices_text(trace_of(spans("\n".join(step)), {"machine": {"devices": held}})) == said
 
 
 def test_a_figure_of_several_devices_says_so():

@@ -44,13 +44,13 @@ from xsp.testing import spans, trace_of
 def test_this_process_and_this_machine_are_read() -> None:
     host = Host(os.getpid())
     assert host.open() is None
-    first = {each.name: each for each in host.read(seldom=True)}
+    first = {each.name: each for each in host.read(include_slow=True)}
     assert 1 << 20 < first["process.memory.rss"].value < 1 << 40
     assert "process.cpu.use" not in first, "a rate needs two readings"
     end = time.process_time() + 0.1  # of this process: on a busy machine it may get little of a tenth of a second
     while time.process_time() < end:
         pass
-    second = {each.name: each.value for each in host.read(seldom=False)}
+    second = {each.name: each.value for each in host.read(include_slow=False)}
     assert 0 < second["process.cpu.use"] < 10 * (os.cpu_count() or 1)
     assert second["host.cpu.use"] > 0
 
@@ -76,7 +76,7 @@ def test_what_the_kernel_says_becomes_figures(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("xsp.samples.host.time.monotonic_ns", lambda: now)
     host = Host(7, proc(tmp_path))
     assert host.open() is None
-    first = {each.name: each.value for each in host.read(seldom=True)}
+    first = {each.name: each.value for each in host.read(include_slow=True)}
     assert first == {
         "process.memory.rss": 500 * os.sysconf("SC_PAGE_SIZE"),
         "host.memory.available": 2048 * 1024,
@@ -85,7 +85,7 @@ def test_what_the_kernel_says_becomes_figures(tmp_path: Path, monkeypatch: pytes
     }
     proc(tmp_path, ticks=os.sysconf("SC_CLK_TCK") // 2)  # half a second of each kind
     now = 10**9
-    second = {each.name: (each.value, each.unit) for each in host.read(seldom=False)}
+    second = {each.name: (each.value, each.unit) for each in host.read(include_slow=False)}
     assert second["process.cpu.use"] == (1.0, "cores")
     assert second["host.cpu.use"] == (2.0, "cores"), "user, system, irq and softirq"
 
@@ -96,7 +96,7 @@ def test_without_proc_the_reason_is_said_and_a_process_that_is_gone_is_no_error(
     assert host.open() is None
     for file in (tmp_path / "proc" / "7").iterdir():
         file.unlink()
-    assert [each.name for each in host.read(seldom=False)] == []
+    assert [each.name for each in host.read(include_slow=False)] == []
 
 
 # --- devices ----------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, *devices: dict[str, Any], **how: Any
 def test_a_device_is_read_with_units(monkeypatch: pytest.MonkeyPatch) -> None:
     device = h200(processes={100: 29 * GIB, 4711: GIB})
     source = opened(monkeypatch, device)
-    found = {each.name: (each.value, each.unit, each.device) for each in source.read(seldom=True)}
+    found = {each.name: (each.value, each.unit, each.device) for each in source.read(include_slow=True)}
     assert found == {
         "gpu.power": (412.5, "W", 0), "gpu.power.mean": (400.0, "W", 0), "gpu.power.limit": (700.0, "W", 0),
         "gpu.clock.sm": (1755, "MHz", 0), "gpu.clock.sm.highest": (1980, "MHz", 0),
@@ -124,7 +124,7 @@ def test_a_device_is_read_with_units(monkeypatch: pytest.MonkeyPatch) -> None:
         "gpu.processes": (2, "processes", 0), "gpu.processes.others": (1, "processes", 0), "gpu.energy": (0.0, "J", 0),
     }  # fmt: skip
     device["energy_mj"] += 2_500
-    assert {each.name: each.value for each in source.read(seldom=False)}["gpu.energy"] == 2.5
+    assert {each.name: each.value for each in source.read(include_slow=False)}["gpu.energy"] == 2.5
     assert list(source.notes()) == []
     nvml: Any = sys.modules["pynvml"]
     source.close()
@@ -137,7 +137,7 @@ def test_what_a_device_does_not_tell_is_left_out_and_said(monkeypatch: pytest.Mo
         del device[key]
     source = opened(monkeypatch, device)
     for _ in range(MOST_FAILURES + 1):
-        found = {each.name: each.value for each in source.read(seldom=True)}
+        found = {each.name: each.value for each in source.read(include_slow=True)}
     assert not {"gpu.power", "gpu.energy", "gpu.processes.others", "gpu.memory.process"} & set(found)
     assert found["gpu.clock.reasons"] == 0x40, "under the name that older drivers have for it"
     assert [note.split(":")[1].split()[0] for note in source.notes()] == ["gpu.power", "gpu.energy", "NVML"]
@@ -146,10 +146,10 @@ def test_what_a_device_does_not_tell_is_left_out_and_said(monkeypatch: pytest.Mo
 def test_a_process_that_comes_to_the_device_later_is_known_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
     device = h200(processes={999: GIB})
     source = opened(monkeypatch, device)
-    assert "gpu.processes.others" not in {each.name for each in source.read(seldom=True)}
+    assert "gpu.processes.others" not in {each.name for each in source.read(include_slow=True)}
     assert "never the measured one" in next(iter(source.notes()))
     device["processes"][100] = GIB
-    assert {each.name: each.value for each in source.read(seldom=True)}["gpu.processes.others"] == 1
+    assert {each.name: each.value for each in source.read(include_slow=True)}["gpu.processes.others"] == 1
     assert list(source.notes()) == []
 
 
@@ -216,7 +216,7 @@ class Scripted(Source):
     def __init__(self, fails_at: int = -1) -> None:
         self.reads, self.fails_at, self.enough = 0, fails_at, threading.Event()
 
-    def read(self, seldom: bool) -> Iterator[Reading]:
+    def read(self, include_slow: bool) -> Iterator[Reading]:
         self.reads += 1
         if self.reads == self.fails_at:
             raise OSError("gone")
@@ -357,7 +357,7 @@ def test_a_damaged_portion_is_left_out_and_said(tmp_path: Path) -> None:
 
 def test_samples_hold_no_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = opened(monkeypatch, h200(uuid="GPU-secret", processes={100: GIB, 4711: GIB}))
-    rows = list(source.read(seldom=True))
+    rows = list(source.read(include_slow=True))
     assert "secret" not in repr(rows)
     assert "4711" not in repr(rows)
 
@@ -538,8 +538,8 @@ def test_a_real_device_is_read() -> None:
     torch.zeros(1, device="cuda")
     source = sampler.of(os.getpid(), device.identities())[1]
     assert source.open() is None
-    list(source.read(seldom=True))
-    found = {each.name: each.value for each in source.read(seldom=True) if each.device == 0}
+    list(source.read(include_slow=True))
+    found = {each.name: each.value for each in source.read(include_slow=True) if each.device == 0}
     source.close()
     assert {"gpu.power.mean", "gpu.clock.sm", "gpu.memory.used", "gpu.temperature", "gpu.clock.reasons"} <= set(found)
     assert 0 < found["gpu.memory.used"] < found["gpu.memory.total"]

@@ -46,11 +46,11 @@ def there(standing: Standing, tmp_path: Path) -> Iterator[Running]:
         yield found
 
 
-def taken(path: Path | str, folder: Path) -> devices.DeviceHeld:
+def taken(path: Path | str, folder: Path) -> devices.DeviceWeights:
     return devices.attach(client.attach(path, folder), driver.device(0), "w", folder)
 
 
-def content(held: devices.DeviceHeld) -> bytes:
+def content(held: devices.DeviceWeights) -> bytes:
     first = held.tensors[0]
     return ctypes.string_at(held.mapping.address + first.offset, first.nbytes)
 

@@ -11,8 +11,8 @@ from test_share_weights import written
 
 from xsp import cli
 from xsp.bench.shapes import Known, Piece, Shape
-from xsp.share import estimate, paying
-from xsp.share.measured import ATTACH, MMAP, PICKLE
+from xsp.share import estimate, savings
+from xsp.share.loadworker import ATTACH, MMAP, PICKLE
 from xsp.share.measuring import COLD, WARM
 from xsp.share.weights import Tensor
 
@@ -33,12 +33,12 @@ def known(**costs: tuple[float, float]) -> estimate.Constants:
     return estimate.Constants({way: estimate.Cost(*cost) for way, cost in ways.items()}, shapes, 1.0)
 
 
-def of(rows: list[estimate.Foretold], way: str, state: str) -> estimate.Foretold:
+def of(rows: list[estimate.SavingEstimate], way: str, state: str) -> estimate.SavingEstimate:
     return next(each for each in rows if (each.way, each.state) == (way, state))
 
 
 def test_what_is_saved_is_counted_by_hand() -> None:
-    rows = estimate.foretell(100 * MB, 300, known())
+    rows = estimate.estimate_savings(100 * MB, 300, known())
     assert of(rows, MMAP, WARM).saved_ns == pytest.approx(300 * 5e3 - 1e6)
     assert of(rows, PICKLE, WARM).saved_ns == pytest.approx(30e6 + 300 * 45e3 - 1e6)
     assert of(rows, MMAP, COLD).saved_ns == pytest.approx(300 * 5e3 - 1e6 - 30e6 - 25e6 - 100e6)
@@ -48,22 +48,22 @@ def test_what_is_saved_is_counted_by_hand() -> None:
 @pytest.mark.parametrize(("tensors", "pays"), [(100, False), (199, False), (201, True), (1000, True)])
 def test_it_pays_over_a_mapped_file_from_so_many_tensors_on(tensors: int, pays: bool) -> None:
     for nbytes in (MB, 500 * MB):
-        assert of(estimate.foretell(nbytes, tensors, known()), MMAP, WARM).pays == pays
+        assert of(estimate.estimate_savings(nbytes, tensors, known()), MMAP, WARM).pays == pays
 
 
 def test_where_tensors_cost_more_in_the_store_it_pays_by_bytes_alone() -> None:
     dear = known(attach=(1e6, 90e3))
-    assert not of(estimate.foretell(500 * MB, 10, dear), MMAP, WARM).pays
-    assert of(estimate.foretell(500 * MB, 10, dear), PICKLE, WARM).pays
-    assert not of(estimate.foretell(MB, 1000, dear), PICKLE, WARM).pays
+    assert not of(estimate.estimate_savings(500 * MB, 10, dear), MMAP, WARM).pays
+    assert of(estimate.estimate_savings(500 * MB, 10, dear), PICKLE, WARM).pays
+    assert not of(estimate.estimate_savings(MB, 1000, dear), PICKLE, WARM).pays
     tensors = [
         Tensor("big.w", "U8", (500 * MB,), 0, 500 * MB),
         *(Tensor(f"s.{n}", "U8", (1,), 0, 1) for n in range(99)),
     ]
-    parts = {row["name"]: row["saved_ns"] for row in paying.estimate_plain("f", tensors, dear)["groups"]}
+    parts = {row["name"]: row["saved_ns"] for row in savings.estimate_plain("f", tensors, dear)["groups"]}
     assert list(parts) == ["big", "s"]
     assert parts["big"][PICKLE] > 0 > parts["s"][PICKLE]
-    text = paying.estimate_text("f", tensors, dear)
+    text = savings.estimate_text("f", tensors, dear)
     assert "torch.load, warm" in text
     assert "90.0 µs per tensor" in text
 

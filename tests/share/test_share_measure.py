@@ -10,8 +10,8 @@ import pytest
 
 from xsp import cli
 from xsp.errors import ShareError, UsageError
-from xsp.share import measured, measuring, paying
-from xsp.share.measured import ATTACH, MMAP, PICKLE, WAYS
+from xsp.share import loadworker, measuring, savings
+from xsp.share.loadworker import ATTACH, MMAP, PICKLE, WAYS
 from xsp.share.measuring import COLD, WARM, Measured, Memory, Taken
 
 MIB = 1 << 20
@@ -31,21 +31,21 @@ NOISE = (0.06, -0.04, 0.02, -0.08, 0.04, 0.0)
 @pytest.mark.parametrize(
     ("attach", "verdict", "says"),
     [
-        (10.0, paying.PAYS, "attach saves 10.0 ms"),
-        (19.7, paying.DOES_NOT, "less than 5 %"),
-        (20.0, paying.DOES_NOT, "as long as load_file or longer"),
-        (25.0, paying.DOES_NOT, "longer than load_file"),
+        (10.0, savings.PAYS, "attach saves 10.0 ms"),
+        (19.7, savings.DOES_NOT, "less than 5 %"),
+        (20.0, savings.DOES_NOT, "as long as load_file or longer"),
+        (25.0, savings.DOES_NOT, "longer than load_file"),
     ],
 )
 def test_the_verdict_is_against_load_file(attach: float, verdict: str, says: str) -> None:
-    said = paying.judged(made([20 + each for each in NOISE], [attach + each for each in reversed(NOISE)]))
+    said = savings.judged(made([20 + each for each in NOISE], [attach + each for each in reversed(NOISE)]))
     assert (said.verdict, said.sentence.startswith(verdict)) == (verdict, True)
     assert says in said.sentence
 
 
 def test_few_and_noisy_turns_cannot_tell() -> None:
-    said = paying.judged(made([20, 40, 25, 31], [18, 22, 35, 30]))
-    assert said.verdict == paying.CANNOT_TELL
+    said = savings.judged(made([20, 40, 25, 31], [18, 22, 35, 30]))
+    assert said.verdict == savings.CANNOT_TELL
     assert "cannot tell: 4 turns do not show" in said.sentence
 
 
@@ -53,40 +53,40 @@ def test_it_is_said_where_the_store_has_few_large_pages() -> None:
     found = made([20 + each for each in NOISE], [19 + each for each in NOISE])
     for large, said in ((0, True), (20 * MIB, True), (98 * MIB, False), (None, False)):
         found.large_bytes = large
-        assert ("pages of 4 KiB" in paying.text(found)) == said
-        assert paying.plain(found)["large_bytes"] == large
+        assert ("pages of 4 KiB" in savings.text(found)) == said
+        assert savings.plain(found)["large_bytes"] == large
 
 
 def test_memory_pays_from_the_first_count_at_which_it_is_less() -> None:
     found = made([20 + each for each in NOISE], [20 + each for each in reversed(NOISE)])
-    assert paying.pays_from(found, MMAP) is None  # nothing was measured
-    assert "not reported by the system" in paying.text(found)
+    assert savings.pays_from(found, MMAP) is None  # nothing was measured
+    assert "not reported by the system" in savings.text(found)
     found.memory = {
         MMAP: Memory(150 * MIB, 50.0 * MIB, 300 * MIB),
         PICKLE: Memory(150 * MIB, 150.0 * MIB, 400 * MIB),
         ATTACH: Memory(180 * MIB, 51.0 * MIB, 300 * MIB),
     }
-    assert paying.pays_from(found, MMAP) is None  # one more process takes as much
-    count = paying.pays_from(found, PICKLE)
+    assert savings.pays_from(found, MMAP) is None  # one more process takes as much
+    count = savings.pays_from(found, PICKLE)
     assert count == 2
     assert found.memory[ATTACH].of(count) < found.memory[PICKLE].of(count)
     assert found.memory[ATTACH].of(count - 1) >= found.memory[PICKLE].of(count - 1)
     found.memory[ATTACH] = Memory(150 * MIB + 198 * MIB, 51.0 * MIB, 300 * MIB)  # equal at 3
-    assert paying.pays_from(found, PICKLE) == 4
+    assert savings.pays_from(found, PICKLE) == 4
     found.memory[ATTACH] = Memory(100 * MIB, 51.0 * MIB, 300 * MIB)
-    assert paying.pays_from(found, PICKLE) == 1
-    text = paying.text(found)
+    assert savings.pays_from(found, PICKLE) == 1
+    text = savings.text(found)
     assert "less than load_file for no number of processes" in text
     assert "less than torch.load from 1 process on" in text
 
 
 def test_memory_of_this_process_is_told() -> None:
-    told = measured.memory_of("self")
+    told = loadworker.memory_of("self")
     if not told:
         pytest.skip("this system does not tell proportional set sizes")
     assert 0 < told["libraries"] < told["pss"]
     assert told["weights"] == 0
-    assert measured.memory_of(2**30) == {}
+    assert loadworker.memory_of(2**30) == {}
 
 
 def test_which_part_of_a_file_is_in_memory(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_real_processes_are_measured(
     words = ["share", "measure", "tied.py:build", "--turns", "3", "--quiet", "--format", "json"]
     assert cli.main(words) == 0
     found = json.loads(capfd.readouterr().out)
-    assert found["verdict"] in (paying.PAYS, paying.DOES_NOT, paying.CANNOT_TELL)
+    assert found["verdict"] in (savings.PAYS, savings.DOES_NOT, savings.CANNOT_TELL)
     assert found["tensors"] == 6  # one of the two that are tied
     states = [WARM] if found["not_cold"] else [WARM, COLD]
     assert {(each["way"], each["state"]) for each in found["times"]} == {

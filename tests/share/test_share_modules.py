@@ -402,6 +402,17 @@ def test_what_no_file_of_weights_can_hold_is_refused_by_name(there: Running, val
         share.put({"w": value()}, folder=there.folder)
 
 
+def test_weights_that_cannot_be_written_are_refused_without_a_message_too(
+    there: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(tensors: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr("safetensors.torch.save", fail)
+    with pytest.raises(ShareError, match="the state dict cannot be shared: RuntimeError"):
+        share.put({"w": torch.ones(2)}, folder=there.folder)
+
+
 def test_a_cold_start_is_in_the_trace(there: Running, tmp_path: Path) -> None:
     path = written(tmp_path, small(77).state_dict())
     with xsp.profile("cold", levels="M/L", warmup=0, settle=0, samples=False, out=tmp_path / "run") as prof:

@@ -35,7 +35,7 @@ def file_of(folder: Path, name: str, fill: int, size: int = 64 * KIB) -> Path:
     )
 
 
-def content(held: client.Held) -> bytes:
+def content(held: client.AttachedWeights) -> bytes:
     first = held.tensors[0]
     return bytes(memoryview(held.array)[first.offset : first.offset + first.nbytes])
 
@@ -206,7 +206,7 @@ def test_its_memory_is_sealed(there: Running, tmp_path: Path) -> None:
 def test_many_clients_of_one_file_at_a_time_have_it_copied_once(there: Running, tmp_path: Path) -> None:
     path = file_of(tmp_path, "a", 3, 500 * KIB)
     time.sleep(0.1)  # until its times tell its state
-    held: list[client.Held] = []
+    held: list[client.AttachedWeights] = []
     threads = [threading.Thread(target=lambda: held.append(client.attach(path, there.folder))) for _ in range(16)]
     for each in threads:
         each.start()

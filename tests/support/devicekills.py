@@ -24,11 +24,11 @@ from xsp.share import client, devices, driver
 MIB = 1 << 20
 
 
-def attached(path: Path, folder: Path) -> devices.DeviceHeld:
+def attached(path: Path, folder: Path) -> devices.DeviceWeights:
     return devices.attach(client.attach(path, folder), driver.device(0), "w", folder)
 
 
-def content(held: devices.DeviceHeld) -> bytes:
+def content(held: devices.DeviceWeights) -> bytes:
     first = held.tensors[0]
     return ctypes.string_at(held.mapping.address + first.offset, first.nbytes)
 

@@ -35,7 +35,7 @@ def recorded(model: Any, *args: Any, grad: bool = False, **kwargs: Any) -> tuple
     """Return the graph of a call of a module or function with real tensors, what came from outside, and its result."""
     recorder = Held()
     if isinstance(model, torch.nn.Module):
-        recorder.modules.know(model)
+        recorder.modules.register(model)
     recorder.take((args, kwargs), Role.INPUT)
     with torch.set_grad_enabled(grad), torch.inference_mode(not grad), recorder.recording():
         result = model(*args, **kwargs)

@@ -9,7 +9,7 @@ from pathlib import Path
 from xsp.bench.environment import Environment
 from xsp.bench.spec import Spec, Status, Timing, untimed
 from xsp.bench.timings import Timings
-from xsp.bound.seen import Seen
+from xsp.bound.recordedcalls import RecordedCall
 from xsp.graph import Graph
 from xsp.questions import budget
 from xsp.questions.timedcalls import Ground
@@ -44,7 +44,7 @@ def ground_of(
     cores: int = 2,
     half: float = 0.001,
     error: float | None = None,
-    seen: Sequence[Seen | None] = (),
+    seen: Sequence[RecordedCall | None] = (),
 ) -> Ground:
     """Return a graph with all timings that questions want of it and for which `ns` returns something."""
     known = Timings.open(folder, HERE)

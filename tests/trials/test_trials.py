@@ -19,7 +19,7 @@ from xsp.trials.calls import Autocast, ChannelsLast, Float32, InferenceMode, Sdp
 from xsp.trials.folding import FoldBatchNorm
 from xsp.trials.settings import Malloc, OneDnn, Threads, facts
 from xsp.trials.training import Foreach, FusedOptimizer, Workers
-from xsp.trials.trial import Trial, named, names
+from xsp.trials.trial import Trial, names, parse
 
 torch = pytest.importorskip("torch")
 
@@ -47,8 +47,8 @@ def tried(trial: Trial, module: Any, *args: Any) -> Any:
 def test_every_name_is_that_of_a_trial_and_other_names_and_values_are_refused() -> None:
     valued = {"threads": "2", "interop": "2", "num_workers": "1"}
     for name in names():
-        assert isinstance(named(f"{name}={valued[name]}" if name in valued else name)[0], Trial)
-    assert [type(each).__name__ for each in named("channels_last+threads=2")] == ["ChannelsLast", "Threads"]
+        assert isinstance(parse(f"{name}={valued[name]}" if name in valued else name)[0], Trial)
+    assert [type(each).__name__ for each in parse("channels_last+threads=2")] == ["ChannelsLast", "Threads"]
     for wrong in (
         "channel_last",
         "threads",
@@ -60,7 +60,7 @@ def test_every_name_is_that_of_a_trial_and_other_names_and_values_are_refused() 
         "",
     ):
         with pytest.raises(UsageError):
-            named(wrong)
+            parse(wrong)
 
 
 def test_channels_last_changes_convolutions_and_inputs_and_keeps_results() -> None:
@@ -175,7 +175,7 @@ def test_threads_stay_whatever_the_program_says(monkeypatch: pytest.MonkeyPatch)
         torch.set_num_threads(3)
         assert torch.get_num_threads() == 1
         assert "the program's set_num_threads(3) is ignored" in trial.applied
-        assert trial.was_so(facts())
+        assert trial.already_applied(facts())
     finally:
         whole(before)
 
@@ -186,13 +186,13 @@ def test_memory_is_kept_by_a_variable_that_the_process_has_from_its_start(monkey
     trial = Malloc()
     trial.start()
     assert "glibc" in " ".join([*trial.applied, *trial.reasons])
-    assert trial.was_so(facts()) is None
+    assert trial.already_applied(facts()) is None
     monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libjemalloc.so.2")
-    assert "jemalloc" in str(trial.was_so(facts()))
+    assert "jemalloc" in str(trial.already_applied(facts()))
     monkeypatch.delenv("LD_PRELOAD")
     for name, value in trial.environment().items():
         monkeypatch.setenv(name, value)
-    assert "MALLOC_TOP_PAD_" in str(trial.was_so(facts()))
+    assert "MALLOC_TOP_PAD_" in str(trial.already_applied(facts()))
 
 
 IN_A_THREAD = """
@@ -228,7 +228,7 @@ def test_onednn_is_switched_on_again_in_each_call() -> None:
         pytest.skip("this torch has no oneDNN")
     try:
         torch._C._set_mkldnn_enabled(False)
-        assert trial.was_so(facts()) is None
+        assert trial.already_applied(facts()) is None
         trial.before(module, (IMAGES,), {})
         torch._C._set_mkldnn_enabled(False)
         module(IMAGES)
@@ -295,7 +295,7 @@ with child.begun(sys.argv[1]):
 
 
 def in_a_process(trial: str, report: Path, fails: bool = False) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PROGRAM.replace("{fails}", str(fails)), child.told(trial, report)]
+    command = [sys.executable, "-c", PROGRAM.replace("{fails}", str(fails)), child.encode_options(trial, report)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
@@ -316,12 +316,23 @@ def test_a_process_says_what_was_changed_and_keeps_its_results_also_where_the_pr
 
 def test_a_result_that_cannot_be_read_stops_no_program() -> None:
     watch = child.Watch([])
-    call = watch.around(torch.nn.Module.__call__)
+    call = watch.wrap(torch.nn.Module.__call__)
     model = torch.nn.Linear(4, 4)
     found = torch.vmap(lambda x: call(model, x))(torch.rand(3, 4))
     assert found.shape == (3, 4)
     call(torch.nn.Identity(), torch.rand(2, device="meta"))
     assert watch.content()["modules"] == ["Linear", "Identity"]
+
+
+def test_modules_that_are_made_for_one_step_each_have_results_of_their_own() -> None:
+    watch = child.Watch([])
+    call = watch.wrap(torch.nn.Module.__call__)
+    for _ in range(outputs.MODULES):
+        call(torch.nn.Linear(4, 4), torch.rand(2, 4))  # CPython reuses the address of the one before
+    call(torch.nn.ReLU(), torch.rand(2, 4))
+    results = watch.content()["outputs"]
+    names = [f"Linear {number}" for number in range(1, outputs.MODULES + 1)]
+    assert {name: len(calls) for name, calls in results.items()} == dict.fromkeys(names, 1)
 
 
 def test_results_are_compared_by_their_largest_value(tmp_path: Path) -> None:

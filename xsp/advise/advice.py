@@ -21,7 +21,7 @@ MOST_SPANS = 20
 """Maximum number of span ids in a place; `calls` counts all calls."""
 
 
-class OfOthers(AnalysisError):
+class CoveredElsewhere(AnalysisError):
     """Another question covers this subject: the question is not listed as unanswered."""
 
 
@@ -149,7 +149,7 @@ class Asked:
     providers: Mapping[str, Callable[[Asked], Any]] = field(default_factory=dict)
     """Name of a part → the function that makes it; see `xsp.advise.registry.provides`."""
 
-    _made: dict[str, Any] = field(default_factory=dict)
+    _cached: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def answers(self) -> Answers:
@@ -189,12 +189,12 @@ class Asked:
         """The bound (`xsp.bound.Bound`), joined with the trace where there is one; raises the errors of `part`."""
         return self.part("bound")
 
-    def made(self, name: str, make: Callable[[], T]) -> T:
+    def cached(self, name: str, make: Callable[[], T]) -> T:
         """Return the cached result of `make` under `name`, so that questions which share it compute it once."""
-        if name not in self._made:
-            self._made[name] = make()
-        found: T = self._made[name]
-        return found
+        if name not in self._cached:
+            self._cached[name] = make()
+        result: T = self._cached[name]
+        return result
 
     def part(self, name: str) -> Any:
         """Return the part that a provider makes of this subject; the provider is called once, even if it fails.
@@ -203,15 +203,15 @@ class Asked:
             AnalysisError: no installed provider makes this part.
             XspError: the provider cannot make the part; the message gives the reason.
         """
-        if name not in self._made:
+        if name not in self._cached:
             make = self.providers.get(name)
             if make is None:
                 raise AnalysisError(f"no installed plugin makes its {name}; `xsp doctor` lists plugins")
             try:
-                self._made[name] = make(self)
+                self._cached[name] = make(self)
             except XspError as error:
-                self._made[name] = error
-        found = self._made[name]
-        if isinstance(found, XspError):
-            raise found
-        return found
+                self._cached[name] = error
+        result = self._cached[name]
+        if isinstance(result, XspError):
+            raise result
+        return result

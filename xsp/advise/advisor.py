@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from xsp.advise import faults, registry, together
-from xsp.advise.advice import Advice, Asked, Needs, OfOthers, Step
+from xsp.advise import combinedgain, faults, registry
+from xsp.advise.advice import Advice, Asked, CoveredElsewhere, Needs, Step
+from xsp.advise.combinedgain import CombinedGain
 from xsp.advise.registry import Question
-from xsp.advise.together import Together
 from xsp.errors import UsageError, XspError, nearest
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Advised:
     ideal: tuple[str, ...] = ()
     """Lines that state how far the step is from the fastest installed implementations (Q1); empty where unknown."""
 
-    together: Together | None = None
+    together: CombinedGain | None = None
     """Combined gain of the pieces without options, and their order; None if fewer than two pieces report which calls
     they change."""
 
@@ -68,20 +68,20 @@ def of(
         TraceError: there is no such run, or it cannot be read.
     """
     asked = what if isinstance(what, Asked) else asked_about(what, settings)
-    found: list[Advice] = []
+    advice: list[Advice] = []
     answered, unanswered = [], {}
-    for each in _chosen(only, most):
+    for question in _select_questions(only, most):
         try:
-            pieces = [replace(piece, number=each.number) for piece in each(asked)]
-            found += _without_gain(pieces, faults.doubt(asked)) if each.needs is Needs.BOUND and pieces else pieces
-            answered.append(each.name)
-        except OfOthers:
+            pieces = [replace(piece, number=question.number) for piece in question(asked)]
+            advice += _without_gain(pieces, faults.doubt(asked)) if question.needs is Needs.BOUND and pieces else pieces
+            answered.append(question.name)
+        except CoveredElsewhere:
             continue
         except XspError as error:
-            unanswered[each.name] = str(error)
-    kept, left_out = _kept(_of_one_trial(found), same_numbers)
+            unanswered[question.name] = str(error)
+    selected, left_out = _select_pieces(_of_one_trial(advice), same_numbers)
     name = asked.trace.name if asked.trace is not None else asked.source or "model"
-    ordered = tuple(sorted(kept, key=_place))
+    ordered = tuple(sorted(selected, key=_place))
     return Advised(
         name,
         asked.step,
@@ -90,13 +90,13 @@ def of(
         unanswered,
         left_out,
         _ideal(asked) if most >= Needs.BOUND and not only else (),
-        together.plan([piece for piece in ordered if not piece.option]),
+        combinedgain.plan([piece for piece in ordered if not piece.option]),
     )
 
 
 def _without_gain(pieces: Sequence[Advice], doubt: str | None) -> list[Advice]:
     """Return pieces based on timings, with `gain_known` False if `doubt` says that timings do not hold for the step."""
-    return [each if doubt is None else replace(each, gain_known=False, why=(*each.why, doubt)) for each in pieces]
+    return [piece if doubt is None else replace(piece, gain_known=False, why=(*piece.why, doubt)) for piece in pieces]
 
 
 def _ideal(asked: Asked) -> tuple[str, ...]:
@@ -114,31 +114,31 @@ def asked_about(what: Any, settings: Mapping[str, Any] | None = None) -> Asked:
         XspError: there is no such model.
     """
     registry.questions()
-    given = settings or {}
+    options = settings or {}
     if not isinstance(what, str):
-        return Asked(what, None, given, registry.PROVIDERS)
+        return Asked(what, None, options, registry.PROVIDERS)
     from xsp.ingest.load import load
 
     try:
-        return Asked(load(what), what, given, registry.PROVIDERS)
+        return Asked(load(what), what, options, registry.PROVIDERS)
     except XspError as error:
-        asked = Asked(None, what, given, registry.PROVIDERS)
-        if "graph" not in registry.PROVIDERS or (_is_there(what) and not _is_of_models(what)):
+        asked = Asked(None, what, options, registry.PROVIDERS)
+        if "graph" not in registry.PROVIDERS or (_exists(what) and not _is_model_file(what)):
             raise
         try:
             asked.part("graph")
-        except XspError as other:
-            raise other from error
+        except XspError as graph_error:
+            raise graph_error from error
         return asked
 
 
-def _is_there(what: str) -> bool:
+def _exists(what: str) -> bool:
     from pathlib import Path
 
     return Path(what).expanduser().exists()
 
 
-def _is_of_models(what: str) -> bool:
+def _is_model_file(what: str) -> bool:
     """Return whether a file may contain a model or a graph, judged by its suffix."""
     return what.endswith((".onnx", ".pt2", ".json", ".py"))
 
@@ -149,52 +149,54 @@ def check_names(only: Sequence[str]) -> None:
     Raises:
         UsageError: there is no such question.
     """
-    known = registry.questions()
+    questions = registry.questions()
     for name in only:
-        if name not in known:
-            hint = nearest(name, known) or f"; there are {', '.join(known)}"
+        if name not in questions:
+            hint = nearest(name, questions) or f"; there are {', '.join(questions)}"
             raise UsageError(f"there is no question {name!r}{hint}")
 
 
-def _chosen(only: Sequence[str], most: Needs) -> list[Question]:
+def _select_questions(only: Sequence[str], most: Needs) -> list[Question]:
     check_names(only)
-    known = registry.questions()
-    return [each for name, each in known.items() if (not only or name in only) and each.needs <= most]
+    questions = registry.questions()
+    return [question for name, question in questions.items() if (not only or name in only) and question.needs <= most]
 
 
-def _of_one_trial(found: Sequence[Advice]) -> list[Advice]:
+def _of_one_trial(pieces: Sequence[Advice]) -> list[Advice]:
     """Return the pieces with each trial advised only once: by an expectation, else by the smaller bound.
 
     A bound is not shown beside an expectation of another value of the same setting (`threads=1` and `threads=2`).
     """
     best: dict[str, Advice] = {}
-    for piece in found:
+    for piece in pieces:
         if piece.trial is not None:
-            known = best.get(piece.trial, piece)
+            current = best.get(piece.trial, piece)
             best[piece.trial] = min(
-                known, piece, key=lambda each: (each.at_most, each.gain.value if each.at_most else 0)
+                current,
+                piece,
+                key=lambda candidate: (candidate.at_most, candidate.gain.value if candidate.at_most else 0),
             )
-    expected = {_setting(piece) for piece in found if not piece.at_most}
+    expected = {_setting(piece) for piece in pieces if not piece.at_most}
     return [
         piece
-        for piece in found
+        for piece in pieces
         if piece.trial is None or (best[piece.trial] is piece and not (piece.at_most and _setting(piece) in expected))
     ]
 
 
-def _kept(found: Sequence[Advice], same_numbers: bool) -> tuple[list[Advice], dict[str, int]]:
-    kept, left_out = [], {"may gain nothing": 0, f"gain less than {LEAST_PERCENT:g} %": 0, "change results": 0}
-    why = list(left_out)
-    for piece in found:
+def _select_pieces(pieces: Sequence[Advice], same_numbers: bool) -> tuple[list[Advice], dict[str, int]]:
+    selected, left_out = [], {"may gain nothing": 0, f"gain less than {LEAST_PERCENT:g} %": 0, "change results": 0}
+    reasons = list(left_out)
+    for piece in pieces:
         if piece.gain.holds_zero:
-            left_out[why[0]] += 1
+            left_out[reasons[0]] += 1
         elif piece.of_step_percent * piece.gain.high < LEAST_PERCENT * piece.gain.value:
-            left_out[why[1]] += 1
+            left_out[reasons[1]] += 1
         elif same_numbers and piece.changes_numbers is not None:
-            left_out[why[2]] += 1
+            left_out[reasons[2]] += 1
         else:
-            kept.append(piece)
-    return kept, {name: count for name, count in left_out.items() if count}
+            selected.append(piece)
+    return selected, {name: count for name, count in left_out.items() if count}
 
 
 def _setting(piece: Advice) -> str | None:

@@ -35,19 +35,19 @@ def product_order(asked: Asked) -> Iterator[Advice]:
     Only shapes are known, not which tensors they belong to: the advice holds where the second product takes the result
     of the first. Layers (`aten::linear`) are left out, since their weights are given, and so are backward passes.
     """
-    whole = calls.step_ms(asked)
-    found: dict[tuple[str | None, _Sizes], list[tuple[Call, Call]]] = {}
-    for around in calls.every(asked):
-        if around.is_op or around.kind == Kind.BACKWARD or around.phase == "backward":
+    step_ms = calls.step_ms(asked)
+    pairs_by_sizes: dict[tuple[str | None, _Sizes], list[tuple[Call, Call]]] = {}
+    for parent in calls.walk(asked):
+        if parent.is_op or parent.kind == Kind.BACKWARD or parent.phase == "backward":
             continue
-        busy = [each for each in around.inside if each.computes]
-        for at, (first, second) in enumerate(pairwise(busy)):
+        children = [call for call in parent.children if call.computes]
+        for index, (first, second) in enumerate(pairwise(children)):
             sizes = _sizes(first, second)
-            if sizes is not None and not _is_used(sizes, busy[at + 2 :]):
-                found.setdefault((first.module, sizes), []).append((first, second))
-    for (_, (m, k, n, p)), pairs in found.items():
-        those = [each for pair in pairs for each in pair]
-        ms = sum(each.ns for each in those) / 1e6
+            if sizes is not None and not _is_used(sizes, children[index + 2 :]):
+                pairs_by_sizes.setdefault((first.module, sizes), []).append((first, second))
+    for (_, (m, k, n, p)), pairs in pairs_by_sizes.items():
+        matmuls = [call for pair in pairs for call in pair]
+        ms = sum(call.ns for call in matmuls) / 1e6
         now, then = m * k * n + m * n * p, k * n * p + m * k * p
         gain = ms * (1 - then / now)
         if gain < calls.LEAST_MS:
@@ -56,10 +56,10 @@ def product_order(asked: Asked) -> Iterator[Advice]:
             "product-order",
             f"({m:,}×{k:,} @ {k:,}×{n:,}) @ {n:,}×{p:,} takes {now / then:.3g} times the multiplications of the other "
             "order",
-            calls.places(those),
-            calls.interval(gain, calls.ends(asked, those)).within(min(ms, whole)),
+            calls.places(matmuls),
+            calls.interval(gain, calls.ends(asked, matmuls)).within(min(ms, step_ms)),
             True,
-            100 * gain / whole,
+            100 * gain / step_ms,
             (
                 f"{now:,} multiplications from the left, {then:,} from the right; both products take {ms:.3g} ms",
                 "inferred from shapes: valid if the left factor of the second product is the result of the first",
@@ -73,7 +73,7 @@ def _sizes(first: Call, second: Call) -> _Sizes | None:
     """Return m, k, n, p of (m×k @ k×n) @ n×p if the other order is worth it, else None."""
     if not (first.name in PRODUCTS and second.name in PRODUCTS and first.is_op and second.is_op):
         return None
-    a, b, ab, x = (_matrix(each.shapes, at) for each in (first, second) for at in (0, 1))
+    a, b, ab, x = (_matrix(call.shapes, index) for call in (first, second) for index in (0, 1))
     if a is None or b is None or ab is None or x is None or len(a) != 2 or len(b) != 2 or len(ab) != 2:
         return None
     m, k, n, p = a[0], a[1], b[1], x[1] if len(x) == 2 else 1
@@ -88,11 +88,11 @@ def _is_used(sizes: _Sizes, later: list[Call]) -> bool:
     This is possible only if both left factors have the same shape. Later products do not count.
     """
     m, k, n, _ = sizes
-    return k == n and any([m, n] in each.shapes for each in later if each.name not in PRODUCTS)
+    return k == n and any([m, n] in call.shapes for call in later if call.name not in PRODUCTS)
 
 
-def _matrix(shapes: list[object], at: int) -> tuple[int, ...] | None:
-    shape = shapes[at] if at < len(shapes) else None
+def _matrix(shapes: list[object], index: int) -> tuple[int, ...] | None:
+    shape = shapes[index] if index < len(shapes) else None
     if not isinstance(shape, list) or len(shape) not in (1, 2) or not all(type(size) is int for size in shape):
         return None
     return tuple(shape)
@@ -105,28 +105,28 @@ def dense_gradient(asked: Asked) -> Iterator[Advice]:
     The time is that of the operator that makes the gradient and of the optimizer's operators on all rows; of an
     operator over lists of tensors, the table's share of the elements counts.
     """
-    whole = calls.step_ms(asked)
-    tables = [each for each in calls.every(asked) if each.name == "aten::embedding" and each.first_shape]
-    made: dict[tuple[int, int], list[Call]] = {}
-    for each in calls.every(asked):
-        if each.name == "aten::embedding_dense_backward" and each.scalars[2:3] and type(each.scalars[2]) is int:
-            made.setdefault((each.scalars[2], _looked_up(each)), []).append(each)
-    for (rows, used), those in made.items():
-        of = [each for each in tables if each.first_shape and each.first_shape[0] == rows]
-        updated = sum(_updating(asked, {each.first_shape for each in of if each.first_shape})) / 1e6
-        ms = sum(each.ns for each in those) / 1e6 + updated
+    step_ms = calls.step_ms(asked)
+    lookups = [call for call in calls.walk(asked) if call.name == "aten::embedding" and call.first_shape]
+    ops_by_table: dict[tuple[int, int], list[Call]] = {}
+    for call in calls.walk(asked):
+        if call.name == "aten::embedding_dense_backward" and call.scalars[2:3] and type(call.scalars[2]) is int:
+            ops_by_table.setdefault((call.scalars[2], _index_count(call)), []).append(call)
+    for (rows, used), ops in ops_by_table.items():
+        table_lookups = [call for call in lookups if call.first_shape and call.first_shape[0] == rows]
+        updated = sum(_update_times(asked, {call.first_shape for call in table_lookups if call.first_shape})) / 1e6
+        ms = sum(call.ns for call in ops) / 1e6 + updated
         gain = ms * (1 - _PASSES * used / rows) if rows else 0.0
         if not used or used > MOST_ROWS * rows or gain < calls.LEAST_MS:
             continue
-        modules = tuple(dict.fromkeys(each.module for each in of))
-        spans = tuple(each.span_id for each in those)[:MOST_SPANS]
+        modules = tuple(dict.fromkeys(call.module for call in table_lookups))
+        spans = tuple(call.span_id for call in ops)[:MOST_SPANS]
         yield Advice(
             "dense-gradient",
             f"the gradient of an embedding of {rows:,} rows is dense, although at most {used:,} rows are used",
-            tuple(Place(module, those[0].name, spans, len(those)) for module in modules or (None,)),
-            Interval(gain, gain, gain).within(whole),
+            tuple(Place(module, ops[0].name, spans, len(ops)) for module in modules or (None,)),
+            Interval(gain, gain, gain).within(step_ms),
             True,
-            100 * gain / whole,
+            100 * gain / step_ms,
             (f"{ms:.3g} ms to write {rows:,} rows, most of them zeros, {updated:.3g} ms of it in the optimizer",),
             "Embedding(…, sparse=True), with plain torch.optim.SGD or SparseAdam for it; not if its weight is "
             "shared with another layer",
@@ -134,19 +134,19 @@ def dense_gradient(asked: Asked) -> Iterator[Advice]:
         )
 
 
-def _updating(asked: Asked, tables: set[tuple[int, ...]]) -> Iterator[float]:
+def _update_times(asked: Asked, tables: set[tuple[int, ...]]) -> Iterator[float]:
     """Yield the time in ns that each operator of the optimizer takes for tensors of the shapes in `tables`."""
-    for root in (each for each in calls.every(asked) if each.kind == Kind.OPTIMIZER):
-        for each in (inner for inner in root.every() if inner.is_outer_op and inner.shapes):
-            first = each.shapes[0]
-            if each.first_shape in tables:
-                yield each.ns
+    for root in (call for call in calls.walk(asked) if call.kind == Kind.OPTIMIZER):
+        for op in (inner for inner in root.every() if inner.is_outer_op and inner.shapes):
+            first = op.shapes[0]
+            if op.first_shape in tables:
+                yield op.ns
             elif isinstance(first, list) and first and all(isinstance(shape, list) for shape in first):
                 sizes = [(math.prod(shape), tuple(shape) in tables) for shape in first]
-                yield each.ns * sum(size for size, is_of in sizes if is_of) / max(1, sum(size for size, _ in sizes))
+                yield op.ns * sum(size for size, is_table in sizes if is_table) / max(1, sum(size for size, _ in sizes))
 
 
-def _looked_up(call: Call) -> int:
+def _index_count(call: Call) -> int:
     """Return the number of indices that a gradient is made for; 0 if the shapes do not give it."""
     shape = call.shapes[1] if len(call.shapes) > 1 else None
     if not isinstance(shape, list) or not shape or not all(type(size) is int for size in shape):
@@ -160,34 +160,34 @@ def one_hot(asked: Asked) -> Iterator[Advice]:
 
     Shapes identify the products that take the vectors. The gradient in the backward pass is a product as well.
     """
-    whole = calls.step_ms(asked)
-    outer = [each for each in calls.every(asked) if each.is_outer_op]
-    for made in (each for each in outer if each.name == "aten::one_hot" and each.first_shape):
-        rows = max((each.first_shape or (0,) for each in made.every()), key=math.prod)
-        if made.first_shape is None or rows[:-1] != made.first_shape:
+    step_ms = calls.step_ms(asked)
+    outer = [call for call in calls.walk(asked) if call.is_outer_op]
+    for encoding in (call for call in outer if call.name == "aten::one_hot" and call.first_shape):
+        rows = max((call.first_shape or (0,) for call in encoding.every()), key=math.prod)
+        if encoding.first_shape is None or rows[:-1] != encoding.first_shape:
             continue
-        later = [each for each in outer if each.start_ns >= made.end_ns]
-        products = [each for each in later if each.name in _OF_ROWS and each.first_shape in (rows, _flat(rows))]
-        casts = [each for each in later if each.first_shape == rows and each.name in ("aten::to", "aten::_to_copy")]
-        taken = {_flat(rows), _flat(rows)[::-1]}
+        later = [call for call in outer if call.start_ns >= encoding.end_ns]
+        products = [call for call in later if call.name in _ROW_PRODUCTS and call.first_shape in (rows, _flat(rows))]
+        casts = [call for call in later if call.first_shape == rows and call.name in ("aten::to", "aten::_to_copy")]
+        shapes = {_flat(rows), _flat(rows)[::-1]}
         gradients = [
-            each
-            for root in calls.every(asked)
+            call
+            for root in calls.walk(asked)
             if root.kind == Kind.BACKWARD
-            for each in root.every()
-            if each.name in ("aten::mm", "aten::bmm") and any(_matrix(each.shapes, at) in taken for at in (0, 1))
+            for call in root.every()
+            if call.name in ("aten::mm", "aten::bmm") and any(_matrix(call.shapes, index) in shapes for index in (0, 1))
         ]
-        every = [made, *casts, *products, *gradients]
-        ms = sum(each.ns for each in every) / 1e6
+        all_calls = [encoding, *casts, *products, *gradients]
+        ms = sum(call.ns for call in all_calls) / 1e6
         if not products or ms < calls.LEAST_MS:
             continue
         yield Advice(
             "one-hot",
             f"{math.prod(rows[:-1]):,} rows of {rows[-1]:,} are looked up by a product with one-hot vectors",
-            calls.places([*products, made]),
-            calls.interval(ms, calls.ends(asked, every)).within(whole),
+            calls.places([*products, encoding]),
+            calls.interval(ms, calls.ends(asked, all_calls)).within(step_ms),
             True,
-            100 * ms / whole,
+            100 * ms / step_ms,
             (
                 f"making the vectors, converting and multiplying them take {ms:.3g} ms, with "
                 f"{len(gradients)} products of their gradient",
@@ -198,7 +198,7 @@ def one_hot(asked: Asked) -> Iterator[Advice]:
         )
 
 
-_OF_ROWS = ("aten::linear", "aten::matmul", "aten::mm")
+_ROW_PRODUCTS = ("aten::linear", "aten::matmul", "aten::mm")
 
 
 def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -212,7 +212,7 @@ _ELEMENTWISE = {
     "aten::mul": ("products", "torch.einsum, `@` or torch.bmm multiply and add in one operator"),
     "aten::sub": ("differences", "torch.cdist computes the distances of all pairs"),
 }
-_ON_THE_WAY = ("aten::pow", "aten::square", "aten::abs", "aten::mul", "aten::sqrt", "aten::pow_", "aten::abs_")
+_PASS_THROUGH = ("aten::pow", "aten::square", "aten::abs", "aten::mul", "aten::sqrt", "aten::pow_", "aten::abs_")
 _SUMS = ("aten::sum", "aten::mean", "aten::norm", "aten::linalg_vector_norm")
 
 
@@ -222,51 +222,51 @@ def broadcast_product(asked: Asked) -> Iterator[Advice]:
 
     A matrix product multiplies and adds without writing such a tensor. Shapes and the order of the calls identify them.
     """
-    whole = calls.step_ms(asked)
-    found: dict[tuple[str, str], list[list[Call]]] = {}
-    for around in calls.every(asked):
-        if around.is_op or around.kind == Kind.BACKWARD or around.phase == "backward":
+    step_ms = calls.step_ms(asked)
+    chains_by_op: dict[tuple[str, str], list[list[Call]]] = {}
+    for parent in calls.walk(asked):
+        if parent.is_op or parent.kind == Kind.BACKWARD or parent.phase == "backward":
             continue
-        busy = [each for each in around.inside if each.computes]
-        for at, first in enumerate(busy):
-            those = _summed(busy, at)
-            if those:
-                shapes = (each for each in first.shapes[:2] if isinstance(each, list))
-                named = " and ".join("×".join(map(str, each)) for each in shapes)
-                found.setdefault((first.name, named), []).append(those)
-    for (name, of), chains in found.items():
-        forward = [each for those in chains for each in those]
-        every = [*forward, *calls.gradients(asked, forward)]
-        ms = sum(each.ns for each in every) / 1e6
+        children = [call for call in parent.children if call.computes]
+        for index, first in enumerate(children):
+            chain = _summed(children, index)
+            if chain:
+                shapes = (shape for shape in first.shapes[:2] if isinstance(shape, list))
+                label = " and ".join("×".join(map(str, shape)) for shape in shapes)
+                chains_by_op.setdefault((first.name, label), []).append(chain)
+    for (name, factors), chains in chains_by_op.items():
+        forward = [call for chain in chains for call in chain]
+        all_calls = [*forward, *calls.gradients(asked, forward)]
+        ms = sum(call.ns for call in all_calls) / 1e6
         if ms < calls.LEAST_MS:
             continue
         what, do = _ELEMENTWISE[name]
-        made = math.prod(_broadcast(chains[0][0]) or ())
+        count = math.prod(_broadcast(chains[0][0]) or ())
         yield Advice(
             "broadcast-product",
-            f"{made:,} {what} of {of} are written to memory, and then summed",
+            f"{count:,} {what} of {factors} are written to memory, and then summed",
             calls.places(forward),
-            calls.interval(ms, calls.ends(asked, every)).within(whole),
+            calls.interval(ms, calls.ends(asked, all_calls)).within(step_ms),
             True,
-            100 * ms / whole,
+            100 * ms / step_ms,
             (
-                f"{len(forward)} calls{' and their gradients' * (len(every) > len(forward))} take {ms:.3g} ms",
+                f"{len(forward)} calls{' and their gradients' * (len(all_calls) > len(forward))} take {ms:.3g} ms",
                 "inferred from shapes: valid if the sum is over the dimensions that both factors share",
             ),
             f"{do}; results differ by rounding",
         )
 
 
-def _summed(busy: Sequence[Call], at: int) -> list[Call]:
+def _summed(children: Sequence[Call], index: int) -> list[Call]:
     """Return a call that broadcasts and the calls up to the sum of its result; empty if its result is not summed."""
-    made = _broadcast(busy[at])
-    those = [busy[at]]
-    for each in (busy[place] for place in range(at + 1, len(busy) if made is not None else 0)):
-        if each.first_shape != made or each.name not in (*_ON_THE_WAY, *_SUMS):
+    shape = _broadcast(children[index])
+    chain = [children[index]]
+    for call in (children[position] for position in range(index + 1, len(children) if shape is not None else 0)):
+        if call.first_shape != shape or call.name not in (*_PASS_THROUGH, *_SUMS):
             return []
-        those.append(each)
-        if each.name in _SUMS:
-            return those
+        chain.append(call)
+        if call.name in _SUMS:
+            return chain
     return []
 
 
@@ -274,15 +274,17 @@ def _broadcast(call: Call) -> tuple[int, ...] | None:
     """Return the shape that an elementwise operator makes of two much smaller tensors; None for any other call."""
     if call.name not in _ELEMENTWISE or not call.is_op:
         return None
-    given = [each for each in call.shapes[:2] if isinstance(each, list) and each and all(type(n) is int for n in each)]
-    if len(given) != 2:
+    shapes = [
+        shape for shape in call.shapes[:2] if isinstance(shape, list) and shape and all(type(n) is int for n in shape)
+    ]
+    if len(shapes) != 2:
         return None
-    rank = max(map(len, given))
-    one, other = ([1] * (rank - len(each)) + each for each in given)
-    if any(a != b and 1 not in (a, b) for a, b in zip(one, other, strict=True)):
+    rank = max(map(len, shapes))
+    left, right = ([1] * (rank - len(shape)) + shape for shape in shapes)
+    if any(a != b and 1 not in (a, b) for a, b in zip(left, right, strict=True)):
         return None
-    made = tuple(max(a, b) for a, b in zip(one, other, strict=True))
-    return made if math.prod(made) >= BROADCAST_TIMES * max(math.prod(one), math.prod(other), 1) else None
+    result = tuple(max(a, b) for a, b in zip(left, right, strict=True))
+    return result if math.prod(result) >= BROADCAST_TIMES * max(math.prod(left), math.prod(right), 1) else None
 
 
 _INVERSES = ("aten::inverse", "aten::linalg_inv", "aten::linalg_pinv")
@@ -294,27 +296,31 @@ SOLVING = 1 / 3
 @question("inverse", "Is a matrix inverted only to be multiplied?", number="Q4")
 def inverse(asked: Asked) -> Iterator[Advice]:
     """Inverses of matrices that a product takes: solving only factorises, which is a third of the work."""
-    whole = calls.step_ms(asked)
-    outer = [each for each in calls.every(asked) if each.is_outer_op and each.phase != "backward"]
-    found: list[Call] = []
-    for at, each in enumerate(outer):
-        size = each.first_shape
-        if each.name not in _INVERSES or size is None or len(size) < 2 or size[-1] != size[-2]:
+    step_ms = calls.step_ms(asked)
+    outer = [op for op in calls.walk(asked) if op.is_outer_op and op.phase != "backward"]
+    ops: list[Call] = []
+    for index, op in enumerate(outer):
+        size = op.first_shape
+        if op.name not in _INVERSES or size is None or len(size) < 2 or size[-1] != size[-2]:
             continue
-        later = (one for one in outer[at + 1 :] if one.name in (*PRODUCTS, "aten::bmm", "aten::linear", "aten::einsum"))
-        if any(list(size) in one.shapes for one in later):
-            found.append(each)
-    ms = sum(each.ns for each in found) / 1e6
+        later = (
+            reader
+            for reader in outer[index + 1 :]
+            if reader.name in (*PRODUCTS, "aten::bmm", "aten::linear", "aten::einsum")
+        )
+        if any(list(size) in reader.shapes for reader in later):
+            ops.append(op)
+    ms = sum(op.ns for op in ops) / 1e6
     gain = ms * (1 - SOLVING)
     if gain < calls.LEAST_MS:
         return
     yield Advice(
         "inverse",
-        f"{len(found)} matri{'ces are' if len(found) > 1 else 'x is'} inverted, {ms:.3g} ms, only to be multiplied",
-        calls.places(found),
-        calls.interval(gain, calls.ends(asked, found)).within(whole),
+        f"{len(ops)} matri{'ces are' if len(ops) > 1 else 'x is'} inverted, {ms:.3g} ms, only to be multiplied",
+        calls.places(ops),
+        calls.interval(gain, calls.ends(asked, ops)).within(step_ms),
         False,
-        100 * gain / whole,
+        100 * gain / step_ms,
         ("a factorisation takes a third of the multiplications of an inverse, and rounds less",),
         "torch.linalg.solve(A, b) instead of torch.linalg.inv(A) @ b; torch.linalg.lu_factor or cholesky once before "
         "the loop, if the matrix does not change",

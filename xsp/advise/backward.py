@@ -26,31 +26,32 @@ def unused_gradients(asked: Asked) -> Iterator[Advice]:
     Parameters are identified by their shapes. The part of the last backward pass after the last gradient that the
     optimizer applies counts; without that part the optimizer still gets all the gradients that it applies.
     """
-    whole = calls.step_ms(asked)
-    for step in (each for each in calls.every(asked) if each.kind == Kind.STEP):
-        inside = list(step.every())
-        updated = _updated([each for each in inside if each.kind == Kind.OPTIMIZER])
-        passes = [each for each in inside if each.kind == Kind.BACKWARD]
+    step_ms = calls.step_ms(asked)
+    for step in (call for call in calls.walk(asked) if call.kind == Kind.STEP):
+        step_calls = list(step.every())
+        updated = _updates_by_shape([call for call in step_calls if call.kind == Kind.OPTIMIZER])
+        passes = [call for call in step_calls if call.kind == Kind.BACKWARD]
         if not updated or not passes:
             continue
         last = passes[-1]
-        inputs = {each.first_shape for each in inside if each.level == Level.LAYER}  # inputs may have gradients, too
-        leaves = [each for each in last.every() if each.name == ACCUMULATE and each.first_shape not in (None, *inputs)]
-        needed, unused, is_certain = _needed(leaves, updated)
+        # inputs may have gradients, too
+        inputs = {call.first_shape for call in step_calls if call.level == Level.LAYER}
+        leaves = [call for call in last.every() if call.name == ACCUMULATE and call.first_shape not in (None, *inputs)]
+        needed, unused, is_certain = _split_by_use(leaves, updated)
         if not needed or not unused:
             continue
-        end = max(each.end_ns for each in needed)
-        behind = [each for each in last.inside if each.start_ns >= end]
-        ms = sum(each.ns for each in behind) / 1e6
+        end = max(call.end_ns for call in needed)
+        tail = [call for call in last.children if call.start_ns >= end]
+        ms = sum(call.ns for call in tail) / 1e6
         if ms < calls.LEAST_MS:
             continue
         yield Advice(
             "unused-gradients",
             f"the backward pass computes gradients of {len(leaves)} parameters, the optimizer updates {len(needed)}",
-            (Place(None, "backward", tuple(each.span_id for each in unused[:MOST_SPANS]), len(unused)),),
-            calls.interval(ms, calls.ends(asked, behind)).within(min(whole, last.ns / 1e6)),
+            (Place(None, "backward", tuple(call.span_id for call in unused[:MOST_SPANS]), len(unused)),),
+            calls.interval(ms, calls.ends(asked, tail)).within(min(step_ms, last.ns / 1e6)),
             not is_certain,
-            100 * ms / whole,
+            100 * ms / step_ms,
             (
                 f"{ms:.3g} ms of the backward pass come after the last gradient that is used",
                 "parameters are identified by their shapes"
@@ -61,71 +62,71 @@ def unused_gradients(asked: Asked) -> Iterator[Advice]:
         )
 
 
-def _updated(optimizers: Sequence[Call]) -> Counter[Shape]:
+def _updates_by_shape(optimizers: Sequence[Call]) -> Counter[Shape]:
     """Return how many parameters of each shape the optimizers update.
 
     The in-place operator that writes to tensors of the most shapes is counted, and among several such operators the one
     that writes to the fewest tensors: others also write to state, or only to the parameters of one group.
     """
     by_op: dict[str, Counter[Shape]] = {}
-    for each in (inner for one in optimizers for inner in one.every() if inner.is_op):
-        if not each.name.endswith("_") or not each.shapes:
+    for op in (inner for optimizer in optimizers for inner in optimizer.every() if inner.is_op):
+        if not op.name.endswith("_") or not op.shapes:
             continue
-        first = each.shapes[0]
+        first = op.shapes[0]
         tensors = first if isinstance(first, list) and first and isinstance(first[0], list) else [first]
         for shape in tensors:
             if isinstance(shape, list) and shape and all(type(size) is int for size in shape):
-                by_op.setdefault(each.name, Counter())[tuple(shape)] += 1
-    return max(by_op.values(), key=lambda counted: (len(counted), -counted.total()), default=Counter())
+                by_op.setdefault(op.name, Counter())[tuple(shape)] += 1
+    return max(by_op.values(), key=lambda counts: (len(counts), -counts.total()), default=Counter())
 
 
-def _needed(leaves: Sequence[Call], updated: Counter[Shape]) -> tuple[list[Call], list[Call], bool]:
+def _split_by_use(leaves: Sequence[Call], updated: Counter[Shape]) -> tuple[list[Call], list[Call], bool]:
     """Return the gradients that are applied, the gradients that are not, and whether the two have no shape in common.
 
     Of several gradients of one shape the first ones are taken as applied: where only some layers are trained, they are
     the last ones, whose gradients come first.
     """
-    left = Counter(updated)
+    remaining = Counter(updated)
     needed: list[Call] = []
     unused: list[Call] = []
-    for each in leaves:
-        assert each.first_shape is not None
-        (needed if left[each.first_shape] > 0 else unused).append(each)
-        left[each.first_shape] -= 1
-    return needed, unused, {each.first_shape for each in needed}.isdisjoint(each.first_shape for each in unused)
+    for leaf in leaves:
+        assert leaf.first_shape is not None
+        (needed if remaining[leaf.first_shape] > 0 else unused).append(leaf)
+        remaining[leaf.first_shape] -= 1
+    return needed, unused, {leaf.first_shape for leaf in needed}.isdisjoint(leaf.first_shape for leaf in unused)
 
 
 @question("recomputation", "Are layers computed again in the backward pass?", number="Q4")
 def recomputation(asked: Asked) -> Iterator[Advice]:
     """Activation checkpointing: modules that run a second time in the backward pass to save memory."""
-    whole = calls.step_ms(asked)
-    again = [each for root in calls.of(asked) for each in _again(root, False)]
-    ms = sum(each.ns for each in again) / 1e6
+    step_ms = calls.step_ms(asked)
+    modules = [module for root in calls.of(asked) for module in _recomputed_modules(root, False)]
+    ms = sum(module.ns for module in modules) / 1e6
     if ms < calls.LEAST_MS:
         return
-    names = list(dict.fromkeys(each.name for each in again))
-    said = ", ".join(names[:3]) + ", …" * (len(names) > 3)
+    names = list(dict.fromkeys(module.name for module in modules))
+    listing = ", ".join(names[:3]) + ", …" * (len(names) > 3)
     yield Advice(
         "recomputation",
-        f"{len(again)} calls of modules run again in the backward pass ({said})",
-        calls.places(again),
-        calls.interval(ms, calls.ends(asked, again)).within(whole),
+        f"{len(modules)} calls of modules run again in the backward pass ({listing})",
+        calls.places(modules),
+        calls.interval(ms, calls.ends(asked, modules)).within(step_ms),
         False,
-        100 * ms / whole,
+        100 * ms / step_ms,
         (f"activation checkpointing computes them twice: {ms:.3g} ms of a step",),
         "do not use torch.utils.checkpoint (gradient_checkpointing in libraries) for as many layers as have room for "
         "their activations in memory; results stay the same",
     )
 
 
-def _again(call: Call, in_backward: bool) -> Iterator[Call]:
+def _recomputed_modules(call: Call, in_backward: bool) -> Iterator[Call]:
     """Yield the outermost modules that an operator of a backward pass calls."""
     if in_backward and call.level == Level.LAYER:
         yield call
         return
     in_backward = in_backward or (call.is_op and "Backward" in call.name)
-    for each in call.inside:
-        yield from _again(each, in_backward)
+    for child in call.children:
+        yield from _recomputed_modules(child, in_backward)
 
 
 STACK_US = (20.0, 60.0, 120.0)
@@ -139,26 +140,26 @@ def anomaly_detection(asked: Asked) -> Iterator[Advice]:
     The gain is the time of the checks, plus the time that each operator recorded for gradients takes to record the
     Python stack of its call.
     """
-    whole = calls.step_ms(asked)
-    passes = [each for each in calls.every(asked) if each.kind == Kind.BACKWARD]
-    checks = [each for one in passes for each in one.every() if each.name == "aten::isnan"]
-    answers = [each for one in passes for each in one.every() if each.name == "aten::_is_any_true"]
-    ms = sum(each.ns for each in (*checks, *answers)) / 1e6
+    step_ms = calls.step_ms(asked)
+    passes = [call for call in calls.walk(asked) if call.kind == Kind.BACKWARD]
+    checks = [call for backward in passes for call in backward.every() if call.name == "aten::isnan"]
+    answers = [call for backward in passes for call in backward.every() if call.name == "aten::_is_any_true"]
+    ms = sum(call.ns for call in (*checks, *answers)) / 1e6
     if len(checks) < LEAST_CHECKS or ms < calls.LEAST_MS:
         return
-    noted = {each.sequence_nr for each in calls.every(asked) if each.is_op and each.sequence_nr is not None}
-    low, value, high = (cost * len(noted) / 1e3 for cost in STACK_US)
-    checked = calls.interval(ms, calls.ends(asked, [*checks, *answers]))
+    sequence_numbers = {call.sequence_nr for call in calls.walk(asked) if call.is_op and call.sequence_nr is not None}
+    low, value, high = (cost * len(sequence_numbers) / 1e3 for cost in STACK_US)
+    check_time = calls.interval(ms, calls.ends(asked, [*checks, *answers]))
     yield Advice(
         "anomaly-detection",
         f"{len(checks)} gradients are checked for NaN in a backward pass: torch.autograd's anomaly detection, or hooks",
-        (Place(None, "aten::isnan", tuple(each.span_id for each in checks[:MOST_SPANS]), len(checks)),),
-        Interval(checked.low + low, ms + value, checked.high + high).within(whole),
+        (Place(None, "aten::isnan", tuple(call.span_id for call in checks[:MOST_SPANS]), len(checks)),),
+        Interval(check_time.low + low, ms + value, check_time.high + high).within(step_ms),
         False,
-        100 * min(whole, ms + value) / whole,
+        100 * min(step_ms, ms + value) / step_ms,
         (
             f"the checks take {ms:.3g} ms of a step",
-            f"{len(noted)} operators of the forward pass record where they were called: {STACK_US[0]:g} to "
+            f"{len(sequence_numbers)} operators of the forward pass record where they were called: {STACK_US[0]:g} to "
             f"{STACK_US[-1]:g} µs each, depending on the depth of the stack",
         ),
         "torch.autograd.set_detect_anomaly(False), or remove the hooks; switch them on when a loss is NaN",

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from xsp import summary
 from xsp.advise import steptime
-from xsp.advise.advice import MOST_SPANS, Asked, Interval, OfOthers, Place
+from xsp.advise.advice import MOST_SPANS, Asked, CoveredElsewhere, Interval, Place
 from xsp.errors import AnalysisError
 from xsp.schema import GIVEN, SCALARS, Kind, Level
 from xsp.store.selftimes import BOOKKEEPING, NS
@@ -30,7 +30,7 @@ DESCRIBED = ("aten::batch_norm", "aten::dropout", "aten::embedding_dense_backwar
 """Operators whose arguments are read from the trace."""
 
 _QUOTED = ", ".join(f"'{name}'" for name in DESCRIBED)
-_NEXT = "record again with --levels M/L/G, which has operators"
+_HINT = "record again with --levels M/L/G, which has operators"
 
 
 @dataclass(eq=False)
@@ -58,8 +58,8 @@ class Call:
     """JSON, for modules and `DESCRIBED` operators only."""
 
     shapes: list[object]
-    around: Call | None = None
-    inside: list[Call] = field(default_factory=list)
+    parent: Call | None = None
+    children: list[Call] = field(default_factory=list)
 
     @property
     def is_op(self) -> bool:
@@ -69,7 +69,7 @@ class Call:
     @property
     def is_outer_op(self) -> bool:
         """Whether this is an operator that the program calls, and not another operator."""
-        return self.is_op and (self.around is None or not self.around.is_op)
+        return self.is_op and (self.parent is None or not self.parent.is_op)
 
     @property
     def computes(self) -> bool:
@@ -79,10 +79,10 @@ class Call:
     @property
     def module(self) -> str | None:
         """The name of the innermost module around the call, or of the call itself if it is a module's."""
-        at: Call | None = self
-        while at is not None and at.level != Level.LAYER:
-            at = at.around
-        return at.name if at is not None else None
+        call: Call | None = self
+        while call is not None and call.level != Level.LAYER:
+            call = call.parent
+        return call.name if call is not None else None
 
     @property
     def first_shape(self) -> tuple[int, ...] | None:
@@ -94,39 +94,39 @@ class Call:
 
     def takes(self, size: Sequence[int]) -> bool:
         """Return whether an input is a tensor of that shape, or a list that contains one."""
-        wanted = [*size]
-        return any(isinstance(each, list) and (each == wanted or wanted in each) for each in self.shapes)
+        shape = [*size]
+        return any(isinstance(argument, list) and (argument == shape or shape in argument) for argument in self.shapes)
 
     @cached_property
-    def given(self) -> tuple[int, ...]:
+    def input_ids(self) -> tuple[int, ...]:
         """The numbers of a module's input tensors, see `xsp.schema.GIVEN`; empty if not recorded."""
-        found = self._told(GIVEN)
-        return tuple(each for each in found if type(each) is int)
+        numbers = self._attribute(GIVEN)
+        return tuple(number for number in numbers if type(number) is int)
 
     @cached_property
     def scalars(self) -> list[object]:
         """The arguments of an operator that are not tensors, at their positions; empty if not recorded."""
-        return self._told(SCALARS)
+        return self._attribute(SCALARS)
 
-    def _told(self, name: str) -> list[object]:
+    def _attribute(self, name: str) -> list[object]:
         try:
-            found = json.loads(self.attributes or "{}").get(name)
+            values = json.loads(self.attributes or "{}").get(name)
         except (ValueError, AttributeError):
             return []
-        return found if isinstance(found, list) else []
+        return values if isinstance(values, list) else []
 
     @property
     def tensors(self) -> int:
         """The number of inputs that are known to be tensors."""
-        return sum(isinstance(each, list) and bool(each) for each in self.shapes)
+        return sum(isinstance(shape, list) and bool(shape) for shape in self.shapes)
 
     def every(self) -> Iterator[Call]:
         """Yield this call and all calls inside it."""
         pending = [self]
         while pending:
-            at = pending.pop()
-            yield at
-            pending += reversed(at.inside)
+            call = pending.pop()
+            yield call
+            pending += reversed(call.children)
 
 
 def of(asked: Asked) -> list[Call]:
@@ -135,10 +135,10 @@ def of(asked: Asked) -> list[Call]:
     Raises:
         AnalysisError: the trace contains no operators, or contains device work, which other questions cover.
     """
-    return asked.made("calls", lambda: _trees(asked))
+    return asked.cached("calls", lambda: _trees(asked))
 
 
-def every(asked: Asked) -> Iterator[Call]:
+def walk(asked: Asked) -> Iterator[Call]:
     """Yield all calls of the merged step; raises the errors of `of`."""
     for root in of(asked):
         yield from root.every()
@@ -146,17 +146,17 @@ def every(asked: Asked) -> Iterator[Call]:
 
 def gradients(asked: Asked, those: Sequence[Call]) -> list[Call]:
     """Return the backward nodes that compute the gradients of calls, matched by autograd's sequence numbers."""
-    numbers = {each.sequence_nr for one in those for each in one.every()} - {None}
-    passes = (each for each in every(asked) if each.kind == Kind.BACKWARD)
-    return [each for one in passes for each in one.inside if numbers and each.sequence_nr in numbers]
+    numbers = {call.sequence_nr for root in those for call in root.every()} - {None}
+    passes = (call for call in walk(asked) if call.kind == Kind.BACKWARD)
+    return [node for backward in passes for node in backward.children if numbers and node.sequence_nr in numbers]
 
 
 def _trees(asked: Asked) -> list[Call]:
     trace = asked.traced
     if trace.has(Level.KERNEL):
-        raise OfOthers("the trace has device work: see `device-idle` for time on the host")
+        raise CoveredElsewhere("the trace has device work: see `device-idle` for time on the host")
     if not trace.has(Level.OP):
-        raise AnalysisError(f"{trace.name!r} has no operators: {_NEXT}")
+        raise AnalysisError(f"{trace.name!r} has no operators: {_HINT}")
     rows = trace.con.execute(
         f"""
         SELECT span_id, key, level, kind, name, type, phase, dtype, sequence_nr, start_ns,
@@ -171,48 +171,48 @@ def _trees(asked: Asked) -> list[Call]:
     if len(rows) > MOST_CALLS:
         raise AnalysisError(f"more than {MOST_CALLS:,} calls in a step: record fewer steps")
     roots: list[Call] = []
-    open_ones: list[Call] = []
+    stack: list[Call] = []
     thread: tuple[object, object] | None = None
     threads: dict[object, list[Call]] = {}
     for row in rows:
-        *values, shapes, process, number = row
+        *values, shapes, process, thread_id = row
         values.append(_shapes(shapes))
         call = Call(*values)
         middle = (call.start_ns + call.end_ns) // 2
-        while open_ones and (thread != (process, number) or open_ones[-1].end_ns <= middle):
-            open_ones.pop()
-        thread = (process, number)
-        if open_ones:
-            call.around = open_ones[-1]
-            open_ones[-1].inside.append(call)
+        while stack and (thread != (process, thread_id) or stack[-1].end_ns <= middle):
+            stack.pop()
+        thread = (process, thread_id)
+        if stack:
+            call.parent = stack[-1]
+            stack[-1].children.append(call)
         else:
             roots.append(call)
-            threads.setdefault(number, []).append(call)
-        open_ones.append(call)
-    found = _with_steps(roots, threads)
-    bare = steptime.latency(asked.answers)
-    for root in found:
+            threads.setdefault(thread_id, []).append(call)
+        stack.append(call)
+    trees = _with_steps(roots, threads)
+    bare_step = steptime.latency(asked.answers)
+    for root in trees:
         if root.kind == Kind.STEP:
-            _fit(root, root.ns if bare is None else min(root.ns, 1e6 * bare.ms.value))
-    return found
+            _fit(root, root.ns if bare_step is None else min(root.ns, 1e6 * bare_step.ms.value))
+    return trees
 
 
-def _fit(step: Call, whole_ns: float) -> None:
+def _fit(step: Call, step_ns: float) -> None:
     """Scale the times of a step's calls down to the bare step, and to the call around them, where they exceed these.
 
     Recorded steps are disturbed by more than the cost of spans: memory returned to the system after a recorded step was
     seen to make calls three times as long as in bare steps. The times of outer calls also come from shallower
     recordings, which are disturbed less.
     """
-    together = max(step.ns, sum(each.ns for each in step.inside))
-    pending = [(step, whole_ns / together if 0 < whole_ns < together else 1.0)]
+    total_ns = max(step.ns, sum(child.ns for child in step.children))
+    pending = [(step, step_ns / total_ns if 0 < step_ns < total_ns else 1.0)]
     while pending:
-        around, share = pending.pop()
-        around.ns *= share
-        inside_ns = share * sum(each.ns for each in around.inside)
-        if 0 < around.ns < inside_ns:
-            share *= around.ns / inside_ns
-        pending += [(each, share) for each in around.inside]
+        parent, share = pending.pop()
+        parent.ns *= share
+        inside_ns = share * sum(child.ns for child in parent.children)
+        if 0 < parent.ns < inside_ns:
+            share *= parent.ns / inside_ns
+        pending += [(child, share) for child in parent.children]
 
 
 def _share(trace: Trace) -> float:
@@ -229,24 +229,24 @@ def _share(trace: Trace) -> float:
 
 def _with_steps(roots: list[Call], threads: Mapping[object, list[Call]]) -> list[Call]:
     """Return the outermost calls, with the busiest thread's calls moved into the steps that belong to no thread."""
-    steps = [each for each in threads.get(None, ()) if each.kind == Kind.STEP and not each.inside]
-    named = [those for number, those in threads.items() if number is not None]
-    if not steps or not named:
+    steps = [root for root in threads.get(None, ()) if root.kind == Kind.STEP and not root.children]
+    by_thread = [calls for number, calls in threads.items() if number is not None]
+    if not steps or not by_thread:
         return roots
-    for each in max(named, key=lambda those: sum(call.ns for call in those)):
-        step = next((one for one in steps if one.start_ns <= each.start_ns and each.end_ns <= one.end_ns), None)
+    for root in max(by_thread, key=lambda calls: sum(call.ns for call in calls)):
+        step = next((outer for outer in steps if outer.start_ns <= root.start_ns and root.end_ns <= outer.end_ns), None)
         if step is not None:
-            each.around = step
-            step.inside.append(each)
-    return [each for each in roots if each.around is None]
+            root.parent = step
+            step.children.append(root)
+    return [root for root in roots if root.parent is None]
 
 
 def _shapes(text: str | None) -> list[object]:
     try:
-        found = json.loads(text or "null")
+        shapes = json.loads(text or "null")
     except ValueError:
         return []
-    return found if isinstance(found, list) else []
+    return shapes if isinstance(shapes, list) else []
 
 
 def per_step(asked: Asked, plus: Sequence[Call], minus: Sequence[Call] = ()) -> list[tuple[float, float]]:
@@ -254,7 +254,7 @@ def per_step(asked: Asked, plus: Sequence[Call], minus: Sequence[Call] = ()) -> 
 
     One OpenTelemetry trace may contain several steps, for example those of a job whose launcher started the trace.
     """
-    keys = [each.key for each in plus if each.key], [each.key for each in minus if each.key]
+    keys = [call.key for call in plus if call.key], [call.key for call in minus if call.key]
     return asked.traced.con.execute(
         f"""
         WITH wanted AS (
@@ -279,15 +279,15 @@ def ends(asked: Asked, those: Sequence[Call]) -> tuple[float, float] | None:
         None for fewer than three steps, or if a step has no time or no time in these calls.
     """
     rows = per_step(asked, those)
-    ratios = [ns / whole for ns, whole in rows if whole and ns > 0]
+    ratios = [ns / step_ns for ns, step_ns in rows if step_ns and ns > 0]
     if len(ratios) < 3 or len(ratios) < len(rows):
         return None
-    logs = [math.log(each) for each in ratios]
-    around = summary.mean_interval(logs)
-    if around is None:
+    logs = [math.log(ratio) for ratio in ratios]
+    mean_interval = summary.mean_interval(logs)
+    if mean_interval is None:
         return None
     mean = sum(logs) / len(logs)
-    return math.exp(max(-3.0, around.lo - mean)), math.exp(min(3.0, around.hi - mean))
+    return math.exp(max(-3.0, mean_interval.lo - mean)), math.exp(min(3.0, mean_interval.hi - mean))
 
 
 def interval(ms: float, factors: tuple[float, float] | None) -> Interval:
@@ -299,18 +299,18 @@ def interval(ms: float, factors: tuple[float, float] | None) -> Interval:
 def places(calls: Sequence[Call], op: str | None = None) -> tuple[Place, ...]:
     """Return the places of calls by module, the module with the most time first."""
     by_module: dict[str | None, list[Call]] = {}
-    for each in calls:
-        by_module.setdefault(each.module, []).append(each)
-    order = sorted(by_module.items(), key=lambda item: -sum(each.ns for each in item[1]))
+    for call in calls:
+        by_module.setdefault(call.module, []).append(call)
+    groups = sorted(by_module.items(), key=lambda item: -sum(call.ns for call in item[1]))
     return tuple(
-        Place(module or None, op or _name(those), tuple(each.span_id for each in those[:MOST_SPANS]), len(those))
-        for module, those in order
+        Place(module or None, op or _name(group), tuple(call.span_id for call in group[:MOST_SPANS]), len(group))
+        for module, group in groups
     )
 
 
-def _name(those: Sequence[Call]) -> str | None:
+def _name(calls: Sequence[Call]) -> str | None:
     """Return the name that all calls share; None if they have several names."""
-    return those[0].name if len({each.name for each in those}) == 1 else None
+    return calls[0].name if len({call.name for call in calls}) == 1 else None
 
 
 def step_ms(asked: Asked) -> float:

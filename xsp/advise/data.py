@@ -22,16 +22,16 @@ def data(asked: Asked) -> Iterator[Advice]:
     All of it can be gained if loading in the background keeps up with the steps.
     """
     trace = asked.traced
-    found = _iterations(asked)
-    if not found.steps:
+    iterations = _iterations(asked)
+    if not iterations.steps:
         if trace.has(Level.KERNEL):
             return  # `device-idle` covers the time that devices wait for data
         if trace.run.imported is not None:
             raise AnalysisError("the trace does not have waits between steps: a run of `xsp run` does")
         raise AnalysisError("no step ran without recording, so waiting between steps is unknown; run more steps")
-    ends = summary.mean_interval(found.data_ns, found.steps)
-    mean, whole = found.mean(found.data_ns), found.mean(found.whole_ns)
-    if ends is None or not mean:
+    interval = summary.mean_interval(iterations.data_ns, iterations.steps)
+    mean, iteration_ns = iterations.mean(iterations.data_ns), iterations.mean(iterations.whole_ns)
+    if interval is None or not mean:
         return
     workers = bool(
         trace.con.execute(
@@ -46,12 +46,15 @@ def data(asked: Asked) -> Iterator[Advice]:
     ]
     yield Advice(
         "data",
-        f"the loop waits for data: {mean / 1e6:.3g} ms of an iteration of {whole / 1e6:.3g} ms",
+        f"the loop waits for data: {mean / 1e6:.3g} ms of an iteration of {iteration_ns / 1e6:.3g} ms",
         (Place(None, spans[0][0] if spans else None, tuple(span for _, span in spans[:20]), len(spans) or None),),
-        Interval(ends.lo / 1e6, mean / 1e6, ends.hi / 1e6),
+        Interval(interval.lo / 1e6, mean / 1e6, interval.hi / 1e6),
         True,
-        100 * mean / whole,
-        (f"{sum(found.steps)} iterations that ran without recording", f"{100 * mean / whole:.0f} % of an iteration"),
+        100 * mean / iteration_ns,
+        (
+            f"{sum(iterations.steps)} iterations that ran without recording",
+            f"{100 * mean / iteration_ns:.0f} % of an iteration",
+        ),
         "give the loader more workers, or less work for each sample"
         if workers
         else "DataLoader(..., num_workers=2, persistent_workers=True): load in the background",
@@ -68,15 +71,16 @@ less."""
 @question("between", "What does the loop do between its steps?", number="Q4")
 def between(asked: Asked) -> Iterator[Advice]:
     """Time of an iteration that is neither in a step nor waiting for data: checkpoints, statistics, copies."""
-    found = _iterations(asked)
-    ends = summary.mean_interval(found.between_ns, found.steps)
-    if ends is None:
+    iterations = _iterations(asked)
+    interval = summary.mean_interval(iterations.between_ns, iterations.steps)
+    if interval is None:
         return
-    mean, whole = found.mean(found.between_ns), found.mean(found.whole_ns)
-    if mean < calls.LEAST_MS * 1e6 or 100 * mean < BETWEEN_PERCENT * whole:
+    mean, iteration_ns = iterations.mean(iterations.between_ns), iterations.mean(iterations.whole_ns)
+    if mean < calls.LEAST_MS * 1e6 or 100 * mean < BETWEEN_PERCENT * iteration_ns:
         return
     what = (
-        f"{mean / 1e6:.3g} ms of an iteration of {whole / 1e6:.3g} ms pass between steps, not counting waits for data"
+        f"{mean / 1e6:.3g} ms of an iteration of {iteration_ns / 1e6:.3g} ms pass between steps, "
+        "not counting waits for data"
     )
     do = (
         "do less often, or in another thread: checkpoints, statistics, copies of the state, printing, "
@@ -92,10 +96,10 @@ def between(asked: Asked) -> Iterator[Advice]:
         "between",
         what,
         (),
-        Interval(ends.lo / 1e6, mean / 1e6, ends.hi / 1e6),
+        Interval(interval.lo / 1e6, mean / 1e6, interval.hi / 1e6),
         True,
-        100 * mean / whole,
-        (f"{sum(found.steps)} iterations that ran without recording", *_lines(asked)),
+        100 * mean / iteration_ns,
+        (f"{sum(iterations.steps)} iterations that ran without recording", *_lines(asked)),
         do,
     )
 
@@ -109,8 +113,8 @@ def _lines(asked: Asked) -> Iterator[str]:
     """Yield the lines of code that take the time between steps, as seen after recorded steps."""
     for row in asked.answers["between"].dicts()[:MOST_LINES]:
         if (row["percent"] or 0.0) >= LEAST_PERCENT:
-            at = ", ".join(filter(None, (row["line"], row["calls"])))
-            yield f"{row['percent']:.0f} % at {at}: {row['ms']:.3g} ms after a recorded step, mean of {row['gaps']}"
+            place = ", ".join(filter(None, (row["line"], row["calls"])))
+            yield f"{row['percent']:.0f} % at {place}: {row['ms']:.3g} ms after a recorded step, mean of {row['gaps']}"
 
 
 def _updates_by_hand(asked: Asked) -> bool:

@@ -1,4 +1,4 @@
-"""What devices lose time to (idle time, communication, copies) and what helps, as far as a trace shows it.
+"""What devices lose time to (idle time, communication, copies) and what helps, where a trace shows it.
 
 Advice is given only if it is specific. What the program does already (graphs, compiled code, workers) is read from the
 trace and not advised again. The bound of the gain is all of the time concerned, in percent of the window of the device:
@@ -23,7 +23,7 @@ WORTH = 5.0
 RUNNING = 40.0
 """Minimum percentage of the window that the device is busy for advice on kernels."""
 
-HELD = 0.5
+DOMINANT_SHARE = 0.5
 """Minimum share of a cause's idle time for one call, or one gap, to be named."""
 
 AT_BEGIN = 0.01
@@ -48,7 +48,7 @@ class Loss(NamedTuple):
     ms: float
 
 
-class Done(NamedTuple):
+class Features(NamedTuple):
     """What the program does already, according to its trace."""
 
     graphs: bool
@@ -77,7 +77,7 @@ class Piece(NamedTuple):
         return Advice(self.question, self.what, self.where, gain, True, self.percent, (), self.do, self.changes)
 
 
-def done(trace: Trace) -> Done:
+def features_in_use(trace: Trace) -> Features:
     """Return whether a trace shows graphs, compiled code and workers of the data loader."""
     ((graphs, compiled, workers),) = trace.con.execute(
         f"""
@@ -89,7 +89,7 @@ def done(trace: Trace) -> Done:
         FROM spans
         """
     ).fetchall()
-    return Done(bool(graphs), bool(compiled), bool(workers))
+    return Features(bool(graphs), bool(compiled), bool(workers))
 
 
 def pieces(answers: Answers, whole: Row, losses: Sequence[Loss]) -> list[Piece]:
@@ -102,45 +102,47 @@ def pieces(answers: Answers, whole: Row, losses: Sequence[Loss]) -> list[Piece]:
     """
     from xsp.advise import kernels
 
-    already = done(answers.trace)
-    found = [piece for loss in losses if loss.percent >= WORTH for piece in _for_loss(answers, whole, loss, already)]
+    already = features_in_use(answers.trace)
+    candidates = [
+        piece for loss in losses if loss.percent >= WORTH for piece in _for_loss(answers, whole, loss, already)
+    ]
     if whole["busy_percent"] >= RUNNING:
-        found += kernels.pieces(answers, whole, already)
-    return sorted((piece for piece in found if piece.percent >= WORTH), key=lambda piece: -piece.percent)
+        candidates += kernels.pieces(answers, whole, already)
+    return sorted((piece for piece in candidates if piece.percent >= WORTH), key=lambda piece: -piece.percent)
 
 
-def _for_loss(answers: Answers, whole: Row, loss: Loss, already: Done) -> Iterator[Piece]:
+def _for_loss(answers: Answers, total: Row, loss: Loss, already: Features) -> Iterator[Piece]:
     if loss.name.startswith(IDLE):
         cause = loss.name.removeprefix(IDLE)
-        said = _IDLE[cause](answers, already, cause) if cause in _IDLE else None
+        suggestion = _IDLE[cause](answers, already, cause) if cause in _IDLE else None
         name, where = "device-idle", _gaps(answers, cause)
     else:
-        hidden = whole["computation_ms"] >= loss.ms  # computation that takes less time than the loss cannot hide it
+        hidden = total["computation_ms"] >= loss.ms  # computation that takes less time than the loss cannot hide it
         kind = "communication" if loss.name == COMMUNICATION else "copies"
-        said = (_communication if loss.name == COMMUNICATION else _copies)(answers, hidden)
+        suggestion = (_communication if loss.name == COMMUNICATION else _copies)(answers, hidden)
         name, where = f"device-{kind}", _work(answers, kind)
-    if said is not None:
-        what, do = said
+    if suggestion is not None:
+        what, do = suggestion
         yield Piece(name, f"{loss.name}: {what}", do, loss.percent, where)
 
 
 def _gaps(answers: Answers, cause: str) -> tuple[Place, ...]:
     """Return the layers and calls at which the longest gaps of a cause end, with the spans of the calls."""
-    longest = answers["idle-gaps"].dicts()
-    rows = [row for row in longest if row["cause"] == cause]
-    all_there = len(longest) < LONGEST
-    found: dict[tuple[str | None, str | None], list[Row]] = {}
+    gaps = answers["idle-gaps"].dicts()
+    rows = [row for row in gaps if row["cause"] == cause]
+    is_complete = len(gaps) < LONGEST
+    rows_by_place: dict[tuple[str | None, str | None], list[Row]] = {}
     for row in rows:
-        found.setdefault((row["next_layer"], row["call"] or row["next_op"]), []).append(row)
-    order = sorted(found.items(), key=lambda item: -sum(row["idle_us"] for row in item[1]))
+        rows_by_place.setdefault((row["next_layer"], row["call"] or row["next_op"]), []).append(row)
+    groups = sorted(rows_by_place.items(), key=lambda item: -sum(row["idle_us"] for row in item[1]))
     return tuple(
         Place(
             layer,
             call,
-            tuple(row["call_span_id"] for row in those if row["call_span_id"])[:MOST_SPANS],
-            len(those) if all_there else None,
+            tuple(row["call_span_id"] for row in group if row["call_span_id"])[:MOST_SPANS],
+            len(group) if is_complete else None,
         )
-        for (layer, call), those in order[:_PLACES]
+        for (layer, call), group in groups[:_PLACES]
         if layer or call
     )
 
@@ -150,12 +152,12 @@ _PLACES = 3
 
 def _work(answers: Answers, purpose: str) -> tuple[Place, ...]:
     """Return the places of the device work of a purpose, the longest first."""
-    which = f"w.kind = '{Kind.COPY}'" if purpose == "copies" else f"w.purpose = '{OF_COMMUNICATION}'"
-    return places(answers.trace, which)
+    condition = f"w.kind = '{Kind.COPY}'" if purpose == "copies" else f"w.purpose = '{OF_COMMUNICATION}'"
+    return places(answers.trace, condition)
 
 
 def places(trace: Trace, which: str) -> tuple[Place, ...]:
-    """Return the layers and operators of the device work that meets a condition on `device_work`, named w in it."""
+    """Return the layers and operators of the device work that meets a condition on `device_work` (alias w)."""
     rows = trace.con.execute(
         f"""
         SELECT layer.name, coalesce(op.name, w.name) AS op, count(*), list(w.span_id ORDER BY w.start_ns)[:{MOST_SPANS}]
@@ -169,7 +171,7 @@ def places(trace: Trace, which: str) -> tuple[Place, ...]:
     return tuple(Place(layer, op, tuple(spans), count) for layer, op, count, spans in rows)
 
 
-class Held(NamedTuple):
+class IdleTime(NamedTuple):
     """The composition of a cause's idle time."""
 
     gaps: int
@@ -177,10 +179,10 @@ class Held(NamedTuple):
     call: str | None
     call_ms: float
     longest: Row | None
-    """The row of `idle-gaps` of the longest gap; None if it is less than `HELD` of the idle time."""
+    """The row of `idle-gaps` of the longest gap; None if it is less than `DOMINANT_SHARE` of the idle time."""
 
 
-def held(answers: Answers, cause: str) -> Held:
+def idle_time(answers: Answers, cause: str) -> IdleTime:
     """Return the composition of a cause's idle time, over all devices."""
     rows = [row for row in answers["idle-causes"].dicts() if row["cause"] == cause]
     ms = sum(row["idle_ms"] for row in rows)
@@ -190,9 +192,9 @@ def held(answers: Answers, cause: str) -> Held:
             calls[row["call"]] = calls.get(row["call"], 0.0) + row["call_ms"]
     call = max(calls, key=lambda name: calls[name], default=None)
     longest = next((row for row in answers["idle-gaps"].dicts() if row["cause"] == cause), None)
-    if longest is not None and longest["idle_us"] < HELD * ms * 1e3:
+    if longest is not None and longest["idle_us"] < DOMINANT_SHARE * ms * 1e3:
         longest = None
-    return Held(sum(row["gaps"] for row in rows), ms, call, calls.get(call or "", 0.0), longest)
+    return IdleTime(sum(row["gaps"] for row in rows), ms, call, calls.get(call or "", 0.0), longest)
 
 
 def one_gap(gap: Row) -> str:
@@ -224,31 +226,31 @@ Said = tuple[str, str]
 """An observation, and what to do about it."""
 
 
-def _host(answers: Answers, already: Done, cause: str) -> Said | None:
-    """Return what helps where launches come late: advice on the one call that took the time, else fewer launches."""
-    what = held(answers, cause)
-    if what.longest is not None:
-        where = f"{one_gap(what.longest)} is {100 * what.longest['idle_us'] / 1e3 / what.ms:.0f} % of it"
-        call = what.longest["call"]
+def _host(answers: Answers, already: Features, cause: str) -> Said | None:
+    """Return what helps if launches come late: advice on the call that took most of the time, else fewer launches."""
+    idle = idle_time(answers, cause)
+    if idle.longest is not None:
+        where = f"{one_gap(idle.longest)} is {100 * idle.longest['idle_us'] / 1e3 / idle.ms:.0f} % of it"
+        call = idle.longest["call"]
         return where, _of_call(call) or (
-            f"see what the host did {'in ' + call if call else 'there'}; {short(what.longest['next_work'])} came next"
+            f"see what the host did {'in ' + call if call else 'there'}; {short(idle.longest['next_work'])} came next"
         )
-    if what.call is not None and what.call_ms >= HELD * what.ms and (text := _of_call(what.call)):
-        return f"{what.call} is {100 * what.call_ms / what.ms:.0f} % of it", text
+    if idle.call is not None and idle.call_ms >= DOMINANT_SHARE * idle.ms and (text := _of_call(idle.call)):
+        return f"{idle.call} is {100 * idle.call_ms / idle.ms:.0f} % of it", text
     launches = answers["launches"].dicts()
     count = sum(row["launches"] or 0 for row in launches)
-    ways = [
+    options = [
         *([] if already.graphs else ["CUDA graphs"]),
         *([] if already.compiled else ["torch.compile"]),
         "a larger batch",
     ]
     cost = sum(row["launch_ms"] or 0.0 for row in launches)
-    text = f"fewer launches ({', '.join(ways)}), or less Python between them; `launch-bound` names the layers"
-    here = [word for word, is_so in (("graphs are replayed", already.graphs), ("code is compiled", already.compiled))
+    text = f"fewer launches ({', '.join(options)}), or less Python between them; `launch-bound` names the layers"
+    present = [word for word, is_so in (("graphs are replayed", already.graphs), ("code is compiled", already.compiled))
             if is_so]  # fmt: skip
     return (
-        f"{what.gaps:,} gaps, {count:,} launches whose calls take {duration(cost)}",
-        text + (f" ({' and '.join(here)} already)" if here else ""),
+        f"{idle.gaps:,} gaps, {count:,} launches whose calls take {duration(cost)}",
+        text + (f" ({' and '.join(present)} already)" if present else ""),
     )
 
 
@@ -256,36 +258,36 @@ def _of_call(call: str | None) -> str | None:
     return next((text for words, text in _CALLS if call is not None and any(word in call for word in words)), None)
 
 
-def _sync(answers: Answers, already: Done, cause: str) -> Said:
-    what = held(answers, cause)
-    if what.longest is not None:
-        where = f"{one_gap(what.longest)} is {100 * what.longest['idle_us'] / 1e3 / what.ms:.0f} % of it"
-    elif what.call is not None:
-        where = f"{100 * what.call_ms / what.ms:.0f} % of it in {what.call}"
+def _sync(answers: Answers, already: Features, cause: str) -> Said:
+    idle = idle_time(answers, cause)
+    if idle.longest is not None:
+        where = f"{one_gap(idle.longest)} is {100 * idle.longest['idle_us'] / 1e3 / idle.ms:.0f} % of it"
+    elif idle.call is not None:
+        where = f"{100 * idle.call_ms / idle.ms:.0f} % of it in {idle.call}"
     else:
-        where = f"{what.gaps:,} gaps"
-    call = (what.longest or {}).get("call") or what.call or ""
+        where = f"{idle.gaps:,} gaps"
+    call = (idle.longest or {}).get("call") or idle.call or ""
     if "Memcpy" in call:
         return where, "read results later or less often (.item(), .cpu(), prints), and pin the copied memory"
     return where, "find what waits for the device (.item(), boolean masks, synchronize()); `idle-gaps` names it"
 
 
-def _data(answers: Answers, already: Done, cause: str) -> Said:
-    what = held(answers, cause)
-    where = one_gap(what.longest) if what.longest is not None else f"{what.gaps:,} waits"
-    if what.call is not None and what.longest is None:
-        where += f" in {what.call}"
+def _data(answers: Answers, already: Features, cause: str) -> Said:
+    idle = idle_time(answers, cause)
+    where = one_gap(idle.longest) if idle.longest is not None else f"{idle.gaps:,} waits"
+    if idle.call is not None and idle.longest is None:
+        where += f" in {idle.call}"
     if already.workers:
         return where, "it has workers; use more of them, or do less work per sample"
-    if what.call is not None and "DataLoader" in what.call:
+    if idle.call is not None and "DataLoader" in idle.call:
         return where, "it has no workers; num_workers and prefetching load in the background"
     return where, "load and prepare data in the background"
 
 
-def _wait(answers: Answers, already: Done, cause: str) -> Said:
-    what = held(answers, cause)
-    if what.longest is not None:
-        gap = what.longest
+def _wait(answers: Answers, already: Features, cause: str) -> Said:
+    idle = idle_time(answers, cause)
+    if idle.longest is not None:
+        gap = idle.longest
         begins = gap["begins_at_ms"] * 1e3 < AT_BEGIN * gap["idle_us"]
         return one_gap(gap), (
             f"{short(gap['next_work'])} was launched before it and waited, and nothing in the trace "
@@ -294,10 +296,10 @@ def _wait(answers: Answers, already: Done, cause: str) -> Said:
         )
     median = max((row["median_us"] for row in answers["idle-causes"].dicts() if row["cause"] == cause), default=0.0)
     fewer = "fewer and longer kernels" + ("" if already.compiled else " (torch.compile)")
-    return f"{what.gaps:,} gaps, {median:.3g} µs at the median", f"streams that wait for each other, or {fewer}"
+    return f"{idle.gaps:,} gaps, {median:.3g} µs at the median", f"streams that wait for each other, or {fewer}"
 
 
-_IDLE: dict[str, Callable[[Answers, Done, str], Said | None]] = {
+_IDLE: dict[str, Callable[[Answers, Features, str], Said | None]] = {
     "host-bound": _host, "sync": _sync, "data loading": _data, "kernel wait": _wait,
 }  # fmt: skip
 
@@ -334,9 +336,9 @@ def _copies(answers: Answers, can_hide: bool) -> Said | None:
     name, count, ms = rows[0]
     where = f"{count} × {name}, {duration(ms)}"
     if "ageable" in name:
-        way = "hide it behind computation" if can_hide else "make it faster; computation is too short to hide it"
-        return where, f"pinned memory and non_blocking=True {way}"
+        hint = "hide it behind computation" if can_hide else "make it faster; computation is too short to hide it"
+        return where, f"pinned memory and non_blocking=True {hint}"
     if "DtoD" in name:
         return where, "copies within the device, from .clone(), .contiguous() or slices that are written"
-    way = "a separate stream hides it behind computation; " if can_hide else _TOO_MUCH
-    return where, f"{way}keep data on the device where possible"
+    hint = "a separate stream hides it behind computation; " if can_hide else _TOO_MUCH
+    return where, f"{hint}keep data on the device where possible"

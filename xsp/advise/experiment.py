@@ -18,10 +18,10 @@ from xsp.advise import rerun
 from xsp.advise.advice import Advice, Interval
 from xsp.comparison import comparable, compare, turns
 from xsp.comparison.commands import Program
-from xsp.comparison.revisions import Place
+from xsp.comparison.revisions import WorkTree
 from xsp.errors import AnalysisError, ProgramError, UsageError, XspError
 from xsp.trials import outputs
-from xsp.trials.trial import Trial, named
+from xsp.trials.trial import Trial, parse
 
 Progress = Callable[[str, int, int], None]
 
@@ -32,7 +32,7 @@ TRIED, NOT_APPLICABLE, FAILED = "tried", "not applicable", "failed"
 
 
 @dataclass(frozen=True)
-class Tried:
+class TrialResult:
     """A piece of advice that was tried: the promised gain, and the outcome."""
 
     advice: Advice
@@ -94,7 +94,7 @@ class Plan:
     trains: bool = False
     turns: int = TURNS
     seed: int = 0
-    tried: list[Tried] = field(default_factory=list)
+    tried: list[TrialResult] = field(default_factory=list)
     """Finished trials; each is appended when it ends."""
 
 
@@ -106,14 +106,14 @@ def chosen(advice: Sequence[Advice], most: int) -> list[Advice]:
     """
     if most < 1:
         raise UsageError(f"--try {most}: give the number of pieces of advice to try, --try 3")
-    found: dict[str, Advice] = {}
+    by_trial: dict[str, Advice] = {}
     for piece in advice:
         if piece.trial:
-            found.setdefault(piece.trial, piece)
-    return list(found.values())[:most]
+            by_trial.setdefault(piece.trial, piece)
+    return list(by_trial.values())[:most]
 
 
-def each(plan: Plan, advice: Sequence[Advice], progress: Progress) -> Iterator[Tried]:
+def run_trials(plan: Plan, advice: Sequence[Advice], progress: Progress) -> Iterator[TrialResult]:
     """Try pieces of advice one after the other, and yield each result when it is finished.
 
     An interrupt ends the current run and propagates; the results yielded so far are in `plan.tried`.
@@ -127,88 +127,88 @@ def each(plan: Plan, advice: Sequence[Advice], progress: Progress) -> Iterator[T
         def shown(what: str, done: int, total: int, piece: Advice = piece, number: int = number) -> None:
             progress(f"{piece.trial} ({number} of {len(advice)}), {what}", done, total)
 
-        found = _tried(plan, piece, shown)
-        plan.tried.append(found)
-        yield found
+        result = _tried(plan, piece, shown)
+        plan.tried.append(result)
+        yield result
 
 
 class _NothingChanged(XspError):
     """The first turn shows that the trial changes nothing."""
 
 
-def _tried(plan: Plan, piece: Advice, progress: Progress) -> Tried:
+def _tried(plan: Plan, piece: Advice, progress: Progress) -> TrialResult:
     assert piece.trial
     try:
-        trials = named(piece.trial)
+        trials = parse(piece.trial)
     except UsageError as error:
-        return Tried(piece, NOT_APPLICABLE, str(error))
+        return TrialResult(piece, NOT_APPLICABLE, str(error))
     if plan.trains and any(trial.inference_only for trial in trials):
-        return Tried(piece, NOT_APPLICABLE, "the program trains, and this is only for inference")
-    taken = turns.Turns(plan.out / re.sub(r"[^\w.=+-]", "-", piece.trial), plan.turns)
+        return TrialResult(piece, NOT_APPLICABLE, "the program trains, and this is only for inference")
+    runs = turns.Turns(plan.out / re.sub(r"[^\w.=+-]", "-", piece.trial), plan.turns)
     before, after = (rerun.under(plan.program, name) for name in ("", piece.trial))
 
     def looking(what: str, done: int, total: int) -> None:
-        if done == 2 and taken.a:
-            _look(trials, *(_report(side[0]) for side in (taken.a, taken.b)))
+        if done == 2 and runs.a:
+            _check_applied(trials, *(_report(side[0]) for side in (runs.a, runs.b)))
         progress(what.replace(": A", ": without").replace(": B", ": with"), done, total)
 
-    place = Place(Path.cwd())
+    place = WorkTree(Path.cwd())
     try:
         sides = [turns.Side("a", before, place), turns.Side("b", after, place)]
-        turns.take(sides, taken, "M", looking, seed=plan.seed, overwrite=True)
-    except _NothingChanged as nothing:
-        return Tried(piece, NOT_APPLICABLE, str(nothing), turns=len(taken.a))
+        turns.take(sides, runs, "M", looking, seed=plan.seed, overwrite=True)
+    except _NothingChanged as unchanged:
+        return TrialResult(piece, NOT_APPLICABLE, str(unchanged), turns=len(runs.a))
     except (ProgramError, AnalysisError) as error:
         if repr(after.typed) not in str(error):
             raise  # the program itself failed, not the trial
-        return Tried(piece, FAILED, _last_line(str(error)), turns=len(taken.a))
-    return _measured(piece, taken, trials)
+        return TrialResult(piece, FAILED, _last_line(str(error)), turns=len(runs.a))
+    return _measured(piece, runs, trials)
 
 
-def _look(trials: Sequence[Trial], without: dict[str, Any], under: dict[str, Any]) -> None:
+def _check_applied(trials: Sequence[Trial], baseline: dict[str, Any], report: dict[str, Any]) -> None:
     """Raise `_NothingChanged` if the reports of the first turn show that the trial changed nothing."""
-    was_so = [trial.was_so(without.get("facts") or {}) for trial in trials]
-    if all(was_so):
-        raise _NothingChanged("; ".join(filter(None, was_so)))
-    if under.get("applied"):
+    reasons = [trial.already_applied(baseline.get("facts") or {}) for trial in trials]
+    if all(reasons):
+        raise _NothingChanged("; ".join(filter(None, reasons)))
+    if report.get("applied"):
         return
-    if not under:
+    if not report:
         raise _NothingChanged("it is not known what it changed: the program's process ended before it reported")
-    if not under.get("modules") and not under.get("reasons"):
+    if not report.get("modules") and not report.get("reasons"):
         raise _NothingChanged("no torch module was called")
-    raise _NothingChanged("; ".join((under.get("reasons") or ["nothing was changed"])[:2]))
+    raise _NothingChanged("; ".join((report.get("reasons") or ["nothing was changed"])[:2]))
 
 
-def _measured(piece: Advice, taken: turns.Turns, trials: Sequence[Trial]) -> Tried:
-    step = compare(*comparable.load(taken.a, taken.b), turns=taken.most).step
-    reports = [_report(path) for path in (taken.a[0], taken.b[0])]
+def _measured(piece: Advice, runs: turns.Turns, trials: Sequence[Trial]) -> TrialResult:
+    step = compare(*comparable.load(runs.a, runs.b), turns=runs.most).step
+    reports = [_report(path) for path in (runs.a[0], runs.b[0])]
     if step.a_ms is None or step.change_ms is None or step.low_ms is None or step.high_ms is None:
-        return Tried(piece, FAILED, f"its gain cannot be determined: {step.verdict}", turns=len(taken.a))
-    error, said = _results(taken, trials)
-    return Tried(
+        return TrialResult(piece, FAILED, f"its gain cannot be determined: {step.verdict}", turns=len(runs.a))
+    error, summary = _results(runs, trials)
+    return TrialResult(
         piece,
         TRIED,
         before_ms=step.a_ms,
         after_ms=step.b_ms,
         real=Interval(-step.high_ms, -step.change_ms, -step.low_ms),
-        turns=len(taken.a),
+        turns=len(runs.a),
         applied=tuple(map(str, reports[1].get("applied") or ())),
         error=error,
-        results=said,
+        results=summary,
     )
 
 
-def _results(taken: turns.Turns, trials: Sequence[Trial]) -> tuple[float | None, str]:
+def _results(runs: turns.Turns, trials: Sequence[Trial]) -> tuple[float | None, str]:
     """Return the error of the first results with the trial relative to those without, and a sentence on it."""
     try:
-        error, same, why = outputs.error(rerun.report(taken.a[0]), rerun.report(taken.b[0]))
+        error, same, why = outputs.error(rerun.report(runs.a[0]), rerun.report(runs.b[0]))
         if error is None:
             return None, f"results not compared: {why}"
-        again_error, repeats, _ = outputs.error(rerun.report(taken.a[0]), rerun.report(taken.a[1]))
-    except (OSError, ValueError, LookupError, TypeError) as wrong:
-        return None, f"results not compared: {type(wrong).__name__}"
-    if not repeats and again_error is not None:
-        return None, f"results not compared: two runs without it differ by {100 * again_error:.1g} %"
+        repeat_error, repeats, _ = outputs.error(rerun.report(runs.a[0]), rerun.report(runs.a[1]))
+    except (OSError, ValueError, LookupError, TypeError) as failure:
+        return None, f"results not compared: {type(failure).__name__}"
+    if not repeats and repeat_error is not None:
+        return None, f"results not compared: two runs without it differ by {100 * repeat_error:.1g} %"
     if error == 0:
         return error, "the same results"
     if same:
@@ -219,8 +219,8 @@ def _results(taken: turns.Turns, trials: Sequence[Trial]) -> tuple[float | None,
 
 def _report(run: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads(rerun.report(run).read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
+        report = json.loads(rerun.report(run).read_text(encoding="utf-8"))
+        return report if isinstance(report, dict) else {}
     return {}
 
 
@@ -228,5 +228,5 @@ def _last_line(text: str) -> str:
     """Return one line on how a program failed, with the last line that it printed."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     first = lines[0].partition(";")[0]
-    ended = re.search(r"ended with (.*)|left (.*)", first)
-    return f"the program {ended[0] if ended else 'failed'}: {lines[-1][:200]}" if len(lines) > 1 else lines[0][:200]
+    reason = re.search(r"ended with (.*)|left (.*)", first)
+    return f"the program {reason[0] if reason else 'failed'}: {lines[-1][:200]}" if len(lines) > 1 else lines[0][:200]

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from xsp.advise import calls
-from xsp.advise.advice import Advice, Asked, Interval, OfOthers
+from xsp.advise.advice import Advice, Asked, CoveredElsewhere, Interval
 from xsp.advise.registry import question
-from xsp.analyses.loop import own_scopes
+from xsp.analyses.loop import scope_names
 from xsp.errors import AnalysisError
 from xsp.schema import Level
 from xsp.store.trace import Trace
@@ -48,7 +48,7 @@ def of(asked: Asked) -> Usage | None:
     """Return page faults and system time of an iteration; None where the run did not count them."""
     trace = asked.traced
     for row in asked.answers["loop"].dicts():
-        if row["kind"] == trace.kind and row["scope"] in own_scopes(trace.rank) and row["page_faults"] is not None:
+        if row["kind"] == trace.kind and row["scope"] in scope_names(trace.rank) and row["page_faults"] is not None:
             return Usage(row["page_faults"], row["system_ms"])
     return None
 
@@ -89,15 +89,15 @@ def page_faults(asked: Asked) -> Iterator[Advice]:
     """
     trace = asked.traced
     if trace.has(Level.KERNEL):
-        raise OfOthers("the trace has device work: see `device-idle` for time on the host")
+        raise CoveredElsewhere("the trace has device work: see `device-idle` for time on the host")
     if trace.run.imported is not None:
-        raise OfOthers("other profilers do not count page faults")
+        raise CoveredElsewhere("other profilers do not count page faults")
     usage = of(asked)
     if usage is None:
         raise AnalysisError("the run did not count page faults: an older xsp made it, or fewer than two steps ran bare")
-    whole = calls.step_ms(asked)
+    step_ms = calls.step_ms(asked)
     gain, threads = _gain(asked, usage), _threads(trace)
-    percent = 100 * gain.value / whole
+    percent = 100 * gain.value / step_ms
     if usage.faults < LEAST_FAULTS or percent < LEAST_PERCENT:
         return
     on_linux = (trace.run.machine.system or "").startswith("Linux")
@@ -109,7 +109,7 @@ def page_faults(asked: Asked) -> Iterator[Advice]:
         False,
         percent,
         (
-            f"the system takes {usage.system_ms:.3g} ms for the program's threads in an iteration of {whole:.3g} ms",
+            f"the system takes {usage.system_ms:.3g} ms for the program's threads in an iteration of {step_ms:.3g} ms",
             f"{threads} thread{'s' * (threads > 1)} may have waited for it in turn or at the same time",
             "pages of files that are read are included: these remain",
         ),

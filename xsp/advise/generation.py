@@ -39,28 +39,29 @@ def prefix(asked: Asked) -> Iterator[Advice]:
     If the keys and values of the earlier tokens are cached, a call computes one token. It still reads all weights, so
     the gain is at most all of the time except the share of one token.
     """
-    whole = calls.step_ms(asked)
-    embeds = any(each.name == "aten::embedding" for each in calls.every(asked))
-    for each in calls.every(asked):
-        if each.kind != Kind.FORWARD or each.key is None or not embeds:
+    step_ms = calls.step_ms(asked)
+    has_embedding = any(call.name == "aten::embedding" for call in calls.walk(asked))
+    for model in calls.walk(asked):
+        if model.kind != Kind.FORWARD or model.key is None or not has_embedding:
             continue
-        found = _calls_of(asked, each.name)
-        if not _grows(found):
+        token_calls = _calls_of(asked, model.name)
+        if not _grows(token_calls):
             continue
-        mean = sum(call.length for call in found) / len(found)
-        gain = min(whole, each.ns / 1e6) * (1 - 1 / mean)
+        mean = sum(call.length for call in token_calls) / len(token_calls)
+        gain = min(step_ms, model.ns / 1e6) * (1 - 1 / mean)
         if mean < LEAST_TOKENS or gain < calls.LEAST_MS:
             continue
-        lengths = [call.length for call in found]
+        lengths = [call.length for call in token_calls]
         yield Advice(
             "prefix",
-            f"{each.name} computes the whole text again for each token",
-            (Place(each.name, None, (each.span_id,), 1),),
+            f"{model.name} computes the whole text again for each token",
+            (Place(model.name, None, (model.span_id,), 1),),
             Interval(gain, gain, gain),
             True,
-            100 * gain / whole,
+            100 * gain / step_ms,
             (
-                f"{len(found):,} recorded calls with {min(lengths):,} to {max(lengths):,} tokens, one more per call",
+                f"{len(token_calls):,} recorded calls with {min(lengths):,} to {max(lengths):,} tokens, "
+                "one more per call",
                 f"a call computes {mean:,.0f} tokens on average, only one of which is new",
             ),
             "keep keys and values of earlier tokens: generate(use_cache=True), or pass the cache of the last "
@@ -79,30 +80,30 @@ def _calls_of(asked: Asked, name: str) -> list[_Call]:
         """,
         [name],
     ).fetchall()
-    found = []
+    token_calls = []
     for step, shapes in rows:
         try:
             first = json.loads(shapes or "[]")[:1]
         except ValueError:
             continue
         if first and isinstance(first[0], list) and len(first[0]) == 2 and isinstance(first[0][1], int):
-            found.append(_Call(int(step), first[0][1]))
-    return found
+            token_calls.append(_Call(int(step), first[0][1]))
+    return token_calls
 
 
-def _grows(found: Sequence[_Call]) -> bool:
+def _grows(token_calls: Sequence[_Call]) -> bool:
     """Return whether consecutive calls grow by one token per call within a step, else by one token per step."""
-    if len(found) < LEAST_CALLS:
+    if len(token_calls) < LEAST_CALLS:
         return False
     by_step: dict[int, list[int]] = defaultdict(list)
-    for call in found:
+    for call in token_calls:
         by_step[call.step].append(call.length)
-    if any(len(each) > 1 for each in by_step.values()):
-        pairs = [(1, b - a) for each in by_step.values() for a, b in pairwise(each)]
+    if any(len(lengths) > 1 for lengths in by_step.values()):
+        pairs = [(1, b - a) for lengths in by_step.values() for a, b in pairwise(lengths)]
     else:
         steps = sorted(by_step.items())
-        pairs = [(b - a, other[0] - one[0]) for (a, one), (b, other) in pairwise(steps)]
-    return sum(between == more for between, more in pairs) >= max(LEAST_CALLS - 1, LEAST_SHARE * len(pairs))
+        pairs = [(b - a, second[0] - first[0]) for (a, first), (b, second) in pairwise(steps)]
+    return sum(gap == growth for gap, growth in pairs) >= max(LEAST_CALLS - 1, LEAST_SHARE * len(pairs))
 
 
 LEAST_SCORES = 1_000
@@ -117,26 +118,26 @@ def last_scores(asked: Asked) -> Iterator[Advice]:
 
     Shapes identify it: the result of the layer, batch × tokens × vocabulary, is only sliced.
     """
-    whole = calls.step_ms(asked)
-    outer = [each for each in calls.every(asked) if each.is_outer_op]
-    for layer in (each for each in outer if each.name == "aten::linear"):
+    step_ms = calls.step_ms(asked)
+    outer = [op for op in calls.walk(asked) if op.is_outer_op]
+    for layer in (op for op in outer if op.name == "aten::linear"):
         weight = layer.shapes[1] if len(layer.shapes) > 1 else None
         if layer.first_shape is None or len(layer.first_shape) != 3 or not isinstance(weight, list) or not weight:
             continue
         scores = (*layer.first_shape[:2], weight[0])
-        readers = [each for each in outer if each.start_ns >= layer.end_ns and each.first_shape == scores]
+        readers = [op for op in outer if op.start_ns >= layer.end_ns and op.first_shape == scores]
         gain = layer.ns / 1e6 * (1 - 1 / scores[1])
-        selects = any(each.name == "aten::select" for each in readers)
+        selects = any(op.name == "aten::select" for op in readers)
         is_scores = isinstance(weight[0], int) and weight[0] >= LEAST_SCORES
-        if not is_scores or not selects or any(each.name not in VIEWS for each in readers) or gain < calls.LEAST_MS:
+        if not is_scores or not selects or any(op.name not in VIEWS for op in readers) or gain < calls.LEAST_MS:
             continue
         yield Advice(
             "last-scores",
             f"scores of {scores[2]:,} words are computed for {scores[1]:,} tokens per text; only those of one are read",
             calls.places([layer]),
-            calls.interval(gain, calls.ends(asked, [layer])).within(whole),
+            calls.interval(gain, calls.ends(asked, [layer])).within(step_ms),
             True,
-            100 * gain / whole,
+            100 * gain / step_ms,
             (f"the last layer takes {layer.ns / 1e6:.3g} ms for all tokens; its result is only sliced",),
             "apply the last layer to hidden[:, -1]; in transformers: logits_to_keep=1",
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from xsp.advise.advice import Place
-from xsp.advise.device import NAMED, Done, Piece, Row, duration, places, short
+from xsp.advise.device import NAMED, Features, Piece, Row, duration, places, short
 from xsp.analyses.answers import Answers
 from xsp.analyses.fusing import BATCHED, BETWEEN, EAGER, SOFTMAX
 from xsp.device.kernelnames import MATRIX
@@ -22,7 +22,7 @@ CHANGES_LAYOUT = r"nchwToNhwc|nhwcToNchw|NCHW2|CNHW2|batched_transpose_[0-9]"
 """Pattern for kernels with which cuDNN and MIOpen change the layout of tensors."""
 
 
-def pieces(answers: Answers, whole: Row, already: Done) -> Iterator[Piece]:
+def pieces(answers: Answers, whole: Row, already: Features) -> Iterator[Piece]:
     """Yield the changes that help the kernels themselves.
 
     Args:
@@ -36,11 +36,11 @@ def pieces(answers: Answers, whole: Row, already: Done) -> Iterator[Piece]:
 
     attention = [row for row in answers["attention"].dicts() if row["form"] == EAGER]
     if attention:
-        of = sum(row["percent_of_device_time"] for row in attention)
+        percent = sum(row["percent_of_device_time"] for row in attention)
         saved = sum(row["device_ms"] for row in attention if row["part"] in (SOFTMAX, BETWEEN))
         yield Piece(
             "device-attention",
-            f"eager attention, {of:.0f} % of GPU time, {duration(saved)} of it softmax and the operators between "
+            f"eager attention, {percent:.0f} % of GPU time, {duration(saved)} of it softmax and the operators between "
             "the products",
             "scaled_dot_product_attention or FlashAttention does not write the scores",
             share(saved),
@@ -64,87 +64,87 @@ def pieces(answers: Answers, whole: Row, already: Done) -> Iterator[Piece]:
     yield from _below_the_roof(answers, share, BATCHED if attention else ())
 
 
-def _parts(answers: Answers, which: str) -> tuple[Place, ...]:
+def _parts(answers: Answers, condition: str) -> tuple[Place, ...]:
     """Return the operators that take most time in `kernel_parts`, a table that the analysis of attention creates."""
     rows = answers.trace.con.execute(
-        f"SELECT op, count(*) FROM kernel_parts WHERE {which} GROUP BY op ORDER BY sum(dur_ns) DESC, op LIMIT 3"
+        f"SELECT op, count(*) FROM kernel_parts WHERE {condition} GROUP BY op ORDER BY sum(dur_ns) DESC, op LIMIT 3"
     ).fetchall()
     return tuple(Place(None, op, (), count) for op, count in rows if op)
 
 
 def _layouts(answers: Answers, share: Callable[[float], float]) -> Iterator[Piece]:
     """Yield advice on the time that convolutions take to change the layout of their inputs and outputs."""
-    which = f"regexp_matches(w.name, {literal(CHANGES_LAYOUT)}) AND w.class = 'copy'"
-    found = answers.trace.con.execute(
-        f"SELECT coalesce(sum(w.dur_ns), 0) / 1e6, count(*) FROM device_work w WHERE {which}"
+    condition = f"regexp_matches(w.name, {literal(CHANGES_LAYOUT)}) AND w.class = 'copy'"
+    totals = answers.trace.con.execute(
+        f"SELECT coalesce(sum(w.dur_ns), 0) / 1e6, count(*) FROM device_work w WHERE {condition}"
     ).fetchone()
-    if not found or not found[1]:
+    if not totals or not totals[1]:
         return
-    ms, count = found
-    whole = sum(row["device_ms"] for row in answers.classes())
+    ms, count = totals
+    total_ms = sum(row["device_ms"] for row in answers.classes())
     yield Piece(
         "device-layout",
-        f"{count:,} changes of layout around convolutions, {100 * ms / whole:.0f} % of GPU time",
+        f"{count:,} changes of layout around convolutions, {100 * ms / total_ms:.0f} % of GPU time",
         "keep channels last: model and input .to(memory_format=torch.channels_last); with MIOpen, PyTorch may need "
         "PYTORCH_MIOPEN_SUGGEST_NHWC=1 as well",
         share(ms),
-        places(answers.trace, which),
+        places(answers.trace, condition),
     )
 
 
-def _fusible(answers: Answers, share: Callable[[float], float], already: Done) -> Iterator[Piece]:
+def _fusible(answers: Answers, share: Callable[[float], float], already: Features) -> Iterator[Piece]:
     fusible = [row for row in answers["fusible"].dicts() if not re.search(CONVOLUTION, row["op"] or "")]
     ms = sum(row["device_ms"] for row in fusible)
     if not ms:
         return
-    of = sum(row["percent_of_device_time"] for row in fusible)
-    named = _by_op(fusible)[:3]
-    most = ", ".join(
+    percent = sum(row["percent_of_device_time"] for row in fusible)
+    largest = _by_op(fusible)[:3]
+    listing = ", ".join(
         f"{short(row['op'] or row['class'], 30)} {row['percent_of_device_time']:.0f} %"
-        for row in named
+        for row in largest
         if row["percent_of_device_time"] >= NAMED
     )
-    way = "it is compiled already: look for what is not (graph breaks)" if already.compiled else "torch.compile"
+    hint = "it is compiled already: look for what is not (graph breaks)" if already.compiled else "torch.compile"
     yield Piece(
         "device-fusion",
-        f"elementwise kernels, copies and norms, {of:.0f} % of GPU time ({most})",
-        f"fuse them; {way}",
+        f"elementwise kernels, copies and norms, {percent:.0f} % of GPU time ({listing})",
+        f"fuse them; {hint}",
         share(ms),
-        tuple(Place(None, row["op"], (), row["kernels"]) for row in named if row["op"]),
+        tuple(Place(None, row["op"], (), row["kernels"]) for row in largest if row["op"]),
     )
 
 
-def _below_the_roof(answers: Answers, share: Callable[[float], float], without: Sequence[str] = ()) -> Iterator[Piece]:
+def _below_the_roof(answers: Answers, share: Callable[[float], float], excluded: Sequence[str] = ()) -> Iterator[Piece]:
     """Yield the operators with the largest gain if their kernels ran at the roof of the device for their intensity."""
     rows = [
         row
         for row in answers["ops"].dicts()
         if row["device_ms"] and row["tflop_per_s"] and row["percent_of_device_time"] is not None
-        if row["roof_percent"] is not None and row["roof_percent"] < 100 and row["name"] not in without
+        if row["roof_percent"] is not None and row["roof_percent"] < 100 and row["name"] not in excluded
         if row["device"] is None
     ]
-    whole = float(sum(row["device_ms"] for row in answers.classes()))
+    total_ms = float(sum(row["device_ms"] for row in answers.classes()))
 
     def lost(row: Row) -> float:
-        return float(row["percent_of_device_time"]) / 100 * whole * (1 - float(row["roof_percent"]) / 100)
+        return float(row["percent_of_device_time"]) / 100 * total_ms * (1 - float(row["roof_percent"]) / 100)
 
     by_name: dict[str, list[Row]] = {}
     for row in rows:
         by_name.setdefault(row["name"], []).append(row)
-    most = sorted(by_name.items(), key=lambda item: -sum(map(lost, item[1])))[:_ROOFS]
-    for name, those in most:
-        first = max(those, key=lost)
+    worst = sorted(by_name.items(), key=lambda item: -sum(map(lost, item[1])))[:_ROOFS]
+    for name, group in worst:
+        first = max(group, key=lost)
         shapes = f" {short(str(first['shapes']))}" if first["shapes"] else ""
-        more = f" and {len(those) - 1} more shapes" if len(those) > 1 else ""
-        percent = sum(row["percent_of_device_time"] for row in those)
-        ms = sum(map(lost, those))
-        reached = 100 * (1 - ms / (percent / 100 * whole)) if percent else 0.0
+        more = f" and {len(group) - 1} more shapes" if len(group) > 1 else ""
+        percent = sum(row["percent_of_device_time"] for row in group)
+        ms = sum(map(lost, group))
+        reached = 100 * (1 - ms / (percent / 100 * total_ms)) if percent else 0.0
         yield Piece(
             "device-roof",
             f"{name}{shapes}{more}, {percent:.0f} % of GPU time, runs at {reached:.0f} % of the device's roofline",
             "sizes, layout or another kernel; `ops` has the rates",
             share(ms),
-            (Place(None, name, (), sum(row["calls"] or 0 for row in those) or None),),
+            (Place(None, name, (), sum(row["calls"] or 0 for row in group) or None),),
         )
 
 
@@ -156,9 +156,9 @@ def _by_op(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of `fusible` summed by operator, the largest percentage first."""
     sums: dict[tuple[str | None, str | None], dict[str, Any]] = {}
     for row in rows:
-        kept = sums.setdefault(
+        total = sums.setdefault(
             (row["op"], None if row["op"] else row["class"]), {**row, "percent_of_device_time": 0.0, "kernels": 0}
         )
-        kept["percent_of_device_time"] += row["percent_of_device_time"]
-        kept["kernels"] += row["kernels"]
+        total["percent_of_device_time"] += row["percent_of_device_time"]
+        total["kernels"] += row["kernels"]
     return sorted(sums.values(), key=lambda row: -row["percent_of_device_time"])

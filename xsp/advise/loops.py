@@ -31,26 +31,26 @@ def synchronisations(asked: Asked) -> Iterator[Advice]:
 
     Reads by optimizers are left to the question `optimizer`.
     """
-    whole = calls.step_ms(asked)
-    found: list[tuple[list[Call], list[Call], float]] = []
-    for around in calls.every(asked):
-        reads = [each for each in around.inside if each.name in SYNC and each.phase != "optimizer"]
-        if not around.is_op and len(reads) >= LEAST_TURNS:
-            found.append((reads, *_with_indexing(around, reads)))
-    reads = [each for those, *_ in found for each in those]
-    parts = [each for _, those, _ in found for each in those]
-    ms = sum(each.ns for each in parts) / 1e6 + sum(gaps for *_, gaps in found)
-    if not reads or 100 * ms / whole < LEAST_PERCENT or ms < calls.LEAST_MS:
+    step_ms = calls.step_ms(asked)
+    loops: list[tuple[list[Call], list[Call], float]] = []
+    for parent in calls.walk(asked):
+        reads = [call for call in parent.children if call.name in SYNC and call.phase != "optimizer"]
+        if not parent.is_op and len(reads) >= LEAST_TURNS:
+            loops.append((reads, *_with_indexing(parent, reads)))
+    reads = [call for group, *_ in loops for call in group]
+    parts = [call for _, group, _ in loops for call in group]
+    ms = sum(call.ns for call in parts) / 1e6 + sum(gaps for *_, gaps in loops)
+    if not reads or 100 * ms / step_ms < LEAST_PERCENT or ms < calls.LEAST_MS:
         return
     ends = calls.ends(asked, parts)
-    once = ms * (1 - len(found) / len(reads))
+    gain = ms * (1 - len(loops) / len(reads))
     yield Advice(
         "synchronisations",
-        f"{len(reads):,} single values are read in loops, in {len(found)} place{'s' * (len(found) > 1)}",
+        f"{len(reads):,} single values are read in loops, in {len(loops)} place{'s' * (len(loops) > 1)}",
         calls.places(reads),
-        calls.interval(once, ends).within(whole),
+        calls.interval(gain, ends).within(step_ms),
         ends is None,
-        100 * once / whole,
+        100 * gain / step_ms,
         (
             f"reads, the indexing before them and the Python code in between take {ms:.3g} ms of a step",
             "on a device each read also waits for all work before it",
@@ -59,23 +59,23 @@ def synchronisations(asked: Asked) -> Iterator[Advice]:
     )
 
 
-def _with_indexing(around: Call, reads: Sequence[Call]) -> tuple[list[Call], float]:
+def _with_indexing(parent: Call, reads: Sequence[Call]) -> tuple[list[Call], float]:
     """Return the reads with the view calls before them, and the milliseconds of Python time between all these calls."""
-    kept: list[Call] = []
-    gaps, last_ns, pending, wanted = 0.0, None, [], set(reads)
-    for each in around.inside:
-        if each in wanted or not each.computes:
-            pending.append(each)
-            if each in wanted:
-                for one in pending:
+    loop_calls: list[Call] = []
+    gaps, last_ns, pending, read_set = 0.0, None, [], set(reads)
+    for call in parent.children:
+        if call in read_set or not call.computes:
+            pending.append(call)
+            if call in read_set:
+                for member in pending:
                     if last_ns is not None:
-                        gaps += min(BETWEEN_MS, max(0.0, (one.start_ns - last_ns) / 1e6))
-                    last_ns = one.end_ns
-                kept += pending
+                        gaps += min(BETWEEN_MS, max(0.0, (member.start_ns - last_ns) / 1e6))
+                    last_ns = member.end_ns
+                loop_calls += pending
                 pending = []
         else:
-            pending, last_ns = [], each.end_ns
-    return kept, gaps
+            pending, last_ns = [], call.end_ns
+    return loop_calls, gaps
 
 
 @question("samples", "Is a batch computed sample by sample?", number="Q4")
@@ -84,24 +84,27 @@ def samples(asked: Asked) -> Iterator[Advice]:
 
     The time of all calls but one can be gained if one call for the batch takes no longer than a call for one sample.
     """
-    whole = calls.step_ms(asked)
-    for around, those, count in _loops(asked):
-        ms = sum(each.ns for each in those) / 1e6
+    step_ms = calls.step_ms(asked)
+    for loop_name, loop_calls, count in _loops(asked):
+        ms = sum(call.ns for call in loop_calls) / 1e6
         gain = ms * (1 - 1 / count)
-        if 100 * gain / whole < LEAST_PERCENT or gain < calls.LEAST_MS:
+        if 100 * gain / step_ms < LEAST_PERCENT or gain < calls.LEAST_MS:
             continue
-        ends = calls.ends(asked, those)
-        names = list(dict.fromkeys(each.name for each in those))
-        shown = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
-        shape = "×".join(map(str, those[0].first_shape or ()))
+        ends = calls.ends(asked, loop_calls)
+        names = list(dict.fromkeys(call.name for call in loop_calls))
+        listing = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+        shape = "×".join(map(str, loop_calls[0].first_shape or ()))
         yield Advice(
             "samples",
-            f"{around} calls {shown} {count} times with one sample each ({shape})",
-            tuple(_place(name, [each for each in those if each.name == name]) for name in names),
-            Interval(gain * (ends[0] if ends else 1.0), gain, gain * (ends[1] if ends else 1.0)).within(whole),
+            f"{loop_name} calls {listing} {count} times with one sample each ({shape})",
+            tuple(_place(name, [call for call in loop_calls if call.name == name]) for name in names),
+            Interval(gain * (ends[0] if ends else 1.0), gain, gain * (ends[1] if ends else 1.0)).within(step_ms),
             True,
-            100 * gain / whole,
-            (f"{len(those):,} calls take {ms:.3g} ms; {count} samples in one call may take as long as one of them",),
+            100 * gain / step_ms,
+            (
+                f"{len(loop_calls):,} calls take {ms:.3g} ms; "
+                f"{count} samples in one call may take as long as one of them",
+            ),
             "pass the whole batch in one call, or use torch.vmap",
             None,
         )
@@ -110,47 +113,47 @@ def samples(asked: Asked) -> Iterator[Advice]:
 @question("growing", "Is a tensor copied again to append to it?", number="Q4")
 def growing(asked: Asked) -> Iterator[Advice]:
     """Concatenations in a loop that append to the result of the previous one, so that all of it is copied each time."""
-    whole = calls.step_ms(asked)
-    found = [those for around in calls.every(asked) if not around.is_op for those in _grown(around)]
-    again = [each for those in found for each in those[:-1]]
-    ms = sum(each.ns for each in again) / 1e6
-    if ms < calls.LEAST_MS or 100 * ms / whole < LEAST_PERCENT:
+    step_ms = calls.step_ms(asked)
+    chains = [chain for parent in calls.walk(asked) if not parent.is_op for chain in _growing_chains(parent)]
+    copies = [call for chain in chains for call in chain[:-1]]
+    ms = sum(call.ns for call in copies) / 1e6
+    if ms < calls.LEAST_MS or 100 * ms / step_ms < LEAST_PERCENT:
         return
     yield Advice(
         "growing",
-        _growth(found),
-        calls.places(again),
-        calls.interval(ms, calls.ends(asked, again)).within(whole),
+        _growth_text(chains),
+        calls.places(copies),
+        calls.interval(ms, calls.ends(asked, copies)).within(step_ms),
         False,
-        100 * ms / whole,
-        (f"all but the last{' of each' * (len(found) > 1)} take {ms:.3g} ms of a step",),
+        100 * ms / step_ms,
+        (f"all but the last{' of each' * (len(chains) > 1)} take {ms:.3g} ms of a step",),
         "keep the parts in a list and call torch.cat once, or write into a preallocated tensor",
     )
 
 
-def _growth(found: Sequence[Sequence[Call]]) -> str:
+def _growth_text(chains: Sequence[Sequence[Call]]) -> str:
     """Return what grows, and by how many concatenations, in words."""
-    fewest, most = min(map(len, found)), max(map(len, found))
+    fewest, most = min(map(len, chains)), max(map(len, chains))
     counts = str(most) if fewest == most else f"{fewest} to {most}"
-    if len(found) == 1:
+    if len(chains) == 1:
         return f"a tensor grows by {counts} concatenations, each of which copies all previous parts"
-    return f"{len(found)} tensors grow by {counts} concatenations each, and each of these copies all previous parts"
+    return f"{len(chains)} tensors grow by {counts} concatenations each, and each of these copies all previous parts"
 
 
-def _grown(around: Call) -> Iterator[list[Call]]:
+def _growing_chains(parent: Call) -> Iterator[list[Call]]:
     """Yield chains of concatenations in which the first or last input is as large as the previous one's result."""
     chain: list[Call] = []
-    held = 0
-    for each in around.inside:
-        sizes = _sizes(each) if each.name in ("aten::cat", "aten::concat") else []
+    size = 0
+    for call in parent.children:
+        sizes = _sizes(call) if call.name in ("aten::cat", "aten::concat") else []
         if len(sizes) < 2:
             continue
-        if not chain or held not in sizes[:1] + sizes[-1:]:
+        if not chain or size not in sizes[:1] + sizes[-1:]:
             if len(chain) >= LEAST_TURNS:
                 yield chain
             chain = []
-        chain.append(each)
-        held = sum(sizes)
+        chain.append(call)
+        size = sum(sizes)
     if len(chain) >= LEAST_TURNS:
         yield chain
 
@@ -158,8 +161,8 @@ def _grown(around: Call) -> Iterator[list[Call]]:
 def _sizes(call: Call) -> list[int]:
     """Return the number of elements of each tensor in a call's first argument, a list of tensors."""
     first = call.shapes[0] if call.shapes else None
-    known = isinstance(first, list) and all(isinstance(each, list) for each in first)
-    return [math.prod(each) for each in first if each] if known and isinstance(first, list) else []
+    is_tensor_list = isinstance(first, list) and all(isinstance(shape, list) for shape in first)
+    return [math.prod(shape) for shape in first if shape] if is_tensor_list and isinstance(first, list) else []
 
 
 NARROW_SHARE = 0.5
@@ -175,66 +178,68 @@ def narrow_layers(asked: Asked) -> Iterator[Advice]:
     Describing steps record which tensors are the same (`xsp.schema.GIVEN`). The expected time of the one layer is that
     of its multiplications or of its memory traffic, whichever is longer, at the best rates of the step's linear layers.
     """
-    whole = calls.step_ms(asked)
-    linear = [each for each in calls.every(asked) if each.type == "Linear" and each.level == Level.LAYER]
-    timed = [each for each in linear if each.ns > 0]
-    rates = [max((_work(each)[what] / each.ns for each in timed), default=0.0) for what in (0, 1)]
-    found: dict[str, list[list[Call]]] = {}
-    for those in _of_one_tensor(linear):
-        if 0 < _together_ns(those, rates) < NARROW_SHARE * sum(each.ns for each in those):
-            found.setdefault(those[0].around.type or "the step" if those[0].around else "the step", []).append(those)
-    for name, several in found.items():
-        every = [each for those in several for each in those]
-        nodes = calls.gradients(asked, every)
-        forward_ms, backward_ms = (sum(each.ns for each in those) / 1e6 for those in (every, nodes))
+    step_ms = calls.step_ms(asked)
+    linear = [layer for layer in calls.walk(asked) if layer.type == "Linear" and layer.level == Level.LAYER]
+    timed = [layer for layer in linear if layer.ns > 0]
+    rates = [max((_work(layer)[index] / layer.ns for layer in timed), default=0.0) for index in (0, 1)]
+    groups_by_parent: dict[str, list[list[Call]]] = {}
+    for layers in _same_input_groups(linear):
+        if 0 < _merged_ns(layers, rates) < NARROW_SHARE * sum(layer.ns for layer in layers):
+            groups_by_parent.setdefault(
+                layers[0].parent.type or "the step" if layers[0].parent else "the step", []
+            ).append(layers)
+    for name, groups in groups_by_parent.items():
+        all_layers = [layer for layers in groups for layer in layers]
+        nodes = calls.gradients(asked, all_layers)
+        forward_ms, backward_ms = (sum(layer.ns for layer in layers) / 1e6 for layers in (all_layers, nodes))
         ms = forward_ms + backward_ms
-        gain = ms * (1 - sum(_together_ns(those, rates) for those in several) / 1e6 / forward_ms)
-        if gain < calls.LEAST_MS or 100 * gain / whole < LEAST_PERCENT:
+        gain = ms * (1 - sum(_merged_ns(layers, rates) for layers in groups) / 1e6 / forward_ms)
+        if gain < calls.LEAST_MS or 100 * gain / step_ms < LEAST_PERCENT:
             continue
         yield Advice(
             "narrow-layers",
-            f"{len(several[0])} linear layers take the same tensor in {name}"
-            + (f", in {len(several)} places" if len(several) > 1 else ""),
-            calls.places(every),
-            calls.interval(gain, calls.ends(asked, [*every, *nodes])).within(whole),
+            f"{len(groups[0])} linear layers take the same tensor in {name}"
+            + (f", in {len(groups)} places" if len(groups) > 1 else ""),
+            calls.places(all_layers),
+            calls.interval(gain, calls.ends(asked, [*all_layers, *nodes])).within(step_ms),
             True,
-            100 * gain / whole,
+            100 * gain / step_ms,
             (
-                f"{len(every)} calls{' and their gradients' * bool(nodes)} take {ms:.3g} ms, {ms - gain:.3g} ms at the "
-                "best rates of linear layers in the step",
+                f"{len(all_layers)} calls{' and their gradients' * bool(nodes)} take {ms:.3g} ms, "
+                f"{ms - gain:.3g} ms at the best rates of linear layers in the step",
             ),
             "one Linear with the outputs of all, then .chunk or .view; its weight is their weights, concatenated",
         )
 
 
-def _of_one_tensor(linear: Sequence[Call]) -> Iterator[list[Call]]:
+def _same_input_groups(linear: Sequence[Call]) -> Iterator[list[Call]]:
     """Yield groups of layers that are given the same tensor inside the same call."""
     groups: dict[tuple[str | None, tuple[int, ...]], list[Call]] = {}
-    for each in linear:
-        if each.given and each.phase != "backward":
-            groups.setdefault((each.around.span_id if each.around else None, each.given), []).append(each)
-    for those in groups.values():
-        if len({each.name for each in those}) >= LEAST_LAYERS:
-            yield those
+    for layer in linear:
+        if layer.input_ids and layer.phase != "backward":
+            groups.setdefault((layer.parent.span_id if layer.parent else None, layer.input_ids), []).append(layer)
+    for group in groups.values():
+        if len({layer.name for layer in group}) >= LEAST_LAYERS:
+            yield group
 
 
-def _together_ns(those: Sequence[Call], rates: Sequence[float]) -> float:
+def _merged_ns(layers: Sequence[Call], rates: Sequence[float]) -> float:
     """Return the expected ns of one layer in place of several that take the same tensor; 0 if unknown."""
-    work = [_work(each) for each in those]
+    work = [_work(layer) for layer in layers]
     if not all(products for products, _ in work) or not all(rates):
         return 0.0
-    given = math.prod(those[0].first_shape or (0,)) * (len(those) - 1)  # reads of the input that one layer saves
-    return max(sum(products for products, _ in work) / rates[0], (sum(size for _, size in work) - given) / rates[1])
+    saved = math.prod(layers[0].first_shape or (0,)) * (len(layers) - 1)  # reads of the input that one layer saves
+    return max(sum(products for products, _ in work) / rates[0], (sum(size for _, size in work) - saved) / rates[1])
 
 
 def _work(layer: Call) -> tuple[int, int]:
     """Return a linear layer's number of multiplications and of elements read or written; zeros if unknown."""
-    for each in layer.inside:
-        if each.name == "aten::linear" and each.first_shape and len(each.shapes) > 1:
-            weight = each.shapes[1]
+    for op in layer.children:
+        if op.name == "aten::linear" and op.first_shape and len(op.shapes) > 1:
+            weight = op.shapes[1]
             if isinstance(weight, list) and len(weight) == 2 and all(type(size) is int for size in weight):
                 outputs, inputs = (int(str(size)) for size in weight)
-                rows = math.prod(each.first_shape[:-1])
+                rows = math.prod(op.first_shape[:-1])
                 return rows * inputs * outputs, rows * (inputs + outputs) + inputs * outputs
     return 0, 0
 
@@ -245,85 +250,87 @@ CELLS = ("LSTMCell", "GRUCell", "RNNCell")
 @question("recurrence", "Is a recurrent layer a loop over its cell?", number="Q5")
 def recurrence(asked: Asked) -> Iterator[Advice]:
     """PyTorch's recurrent cells called once for each time step, where one call of the layer processes all of them."""
-    whole = calls.step_ms(asked)
-    found: dict[tuple[str, str], list[Call]] = {}
-    for around in calls.every(asked):
-        cells = [each for each in around.inside if each.type in CELLS]
-        for each in cells:
-            found.setdefault((each.name, str(each.type)), []).append(each)
-    for (name, kind), those in found.items():
-        ms = sum(each.ns for each in those) / 1e6
-        if len(those) < LEAST_TURNS or ms < calls.LEAST_MS or 100 * ms / whole < LEAST_PERCENT:
+    step_ms = calls.step_ms(asked)
+    cells_by_name: dict[tuple[str, str], list[Call]] = {}
+    for parent in calls.walk(asked):
+        cells = [cell for cell in parent.children if cell.type in CELLS]
+        for cell in cells:
+            cells_by_name.setdefault((cell.name, str(cell.type)), []).append(cell)
+    for (name, kind), group in cells_by_name.items():
+        ms = sum(cell.ns for cell in group) / 1e6
+        if len(group) < LEAST_TURNS or ms < calls.LEAST_MS or 100 * ms / step_ms < LEAST_PERCENT:
             continue
         yield Advice(
             "recurrence",
-            f"{name} ({kind}) is called {len(those)} times in a loop, once for each time step",
-            (_place(name, those),),
-            calls.interval(ms, calls.ends(asked, those)).within(whole),
+            f"{name} ({kind}) is called {len(group)} times in a loop, once for each time step",
+            (_place(name, group),),
+            calls.interval(ms, calls.ends(asked, group)).within(step_ms),
             True,
-            100 * ms / whole,
+            100 * ms / step_ms,
             (f"the calls take {ms:.3g} ms; a single call of the layer computes all products with the input as one",),
             f"torch.nn.{kind.removesuffix('Cell')} over the whole sequence, unless steps need results of later layers",
         )
 
 
-def _place(name: str, those: Sequence[Call]) -> Place:
-    first = those[0]
+def _place(name: str, group: Sequence[Call]) -> Place:
+    first = group[0]
     op = name if first.is_op else None
-    (place,) = calls.places(those, op)[:1]
-    return Place(place.module if op else name, op, place.spans, len(those))
+    (place,) = calls.places(group, op)[:1]
+    return Place(place.module if op else name, op, place.spans, len(group))
 
 
 def _loops(asked: Asked) -> Iterator[tuple[str, list[Call], int]]:
     """Yield the name of a call that loops, the calls in its loop and the batch size; inner loops are not listed."""
-    found: dict[tuple[str, int], tuple[list[Call], int]] = {}
+    loops: dict[tuple[str, int], tuple[list[Call], int]] = {}
     pending = list(calls.of(asked))
     while pending:
-        around = pending.pop(0)
-        those, count = _looped(around)
-        if those:
-            name = around.type or around.name if around.level == Level.LAYER else "the step"
-            kept, several = found.get((name, count), ([], 0))
-            found[name, count] = ([*kept, *those], several + 1)
+        parent = pending.pop(0)
+        loop_calls, count = _sample_calls(parent)
+        if loop_calls:
+            name = parent.type or parent.name if parent.level == Level.LAYER else "the step"
+            previous, repeats = loops.get((name, count), ([], 0))
+            loops[name, count] = ([*previous, *loop_calls], repeats + 1)
         else:
-            pending += [each for each in around.inside if not each.is_op]
-    for (name, count), (those, several) in found.items():
-        yield f"{several} × {name}" if several > 1 else name, those, count
+            pending += [child for child in parent.children if not child.is_op]
+    for (name, count), (loop_calls, repeats) in loops.items():
+        yield f"{repeats} × {name}" if repeats > 1 else name, loop_calls, count
 
 
-def _looped(around: Call) -> tuple[list[Call], int]:
+def _sample_calls(parent: Call) -> tuple[list[Call], int]:
     """Return the calls directly inside that are made once for each sample of the batch, and the batch size."""
-    if around.is_op:
+    if parent.is_op:
         return [], 0
-    given = around.first_shape or ()
-    batches = set(given[:2])
+    parent_shape = parent.first_shape or ()
+    batches = set(parent_shape[:2])
     by_name: dict[tuple[str, str], list[Call]] = {}
-    for each in around.inside:
-        by_name.setdefault((each.name, str(each.shapes)), []).append(each)
-    kept: list[Call] = []
-    most = 0
-    for those in by_name.values():
-        first, count = those[0], len(those)
+    for child in parent.children:
+        by_name.setdefault((child.name, str(child.shapes)), []).append(child)
+    loop_calls: list[Call] = []
+    batch_size = 0
+    for group in by_name.values():
+        first, count = group[0], len(group)
         if count < LEAST_SAMPLES or first.first_shape is None or (first.is_op and _is_small(first)):
             continue
-        alone = first.first_shape[0] == 1 and (first.is_op or first.tensors == 1)
-        alone = alone or (not first.is_op and first.tensors == 1 and first.first_shape in _slices(given, count))
-        if alone and (count in batches or (not batches and _picks(around, count))):
-            kept += those
-            most = max(most, count)
-    return kept, most
+        is_sample = first.first_shape[0] == 1 and (first.is_op or first.tensors == 1)
+        is_sample = is_sample or (
+            not first.is_op and first.tensors == 1 and first.first_shape in _slices(parent_shape, count)
+        )
+        if is_sample and (count in batches or (not batches and _picks(parent, count))):
+            loop_calls += group
+            batch_size = max(batch_size, count)
+    return loop_calls, batch_size
 
 
 def _slices(shape: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
     """Return the possible shapes of one sample of a batch of `count`, in the first or the second dimension."""
-    return [(*shape[:at], *shape[at + 1 :]) for at, size in enumerate(shape[:2]) if size == count]
+    return [(*shape[:index], *shape[index + 1 :]) for index, size in enumerate(shape[:2]) if size == count]
 
 
 def _is_small(call: Call) -> bool:
     return not call.computes or call.name in SYNC
 
 
-def _picks(around: Call, count: int) -> bool:
+def _picks(parent: Call, count: int) -> bool:
     """Return whether single samples are sliced out at least `count` times."""
     picks = ("aten::slice", "aten::select", "aten::unsqueeze", "aten::narrow")
-    return sum(each.name in picks for each in around.inside) >= count
+    return sum(child.name in picks for child in parent.children) >= count

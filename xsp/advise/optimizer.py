@@ -33,26 +33,26 @@ CALL_MS = (0.002, 0.005, 0.01)
 @question("optimizer", "Does the optimizer update parameters one by one?", number="Q5")
 def optimizer(asked: Asked) -> Iterator[Advice]:
     """Updates of parameters by single operators in a Python loop, in an optimizer or written by hand."""
-    whole = calls.step_ms(asked)
-    stepped: list[_Update] = []
-    for around in calls.every(asked):
-        if around.kind == Kind.OPTIMIZER and around.name not in WITHOUT:
-            stepped += _updates(around, [each for each in around.inside if each.is_op])
-        elif around.kind == Kind.STEP:
-            yield from _advice(asked, whole, _updates(around, _after_backward(around)))
-    yield from _advice(asked, whole, stepped)
+    step_ms = calls.step_ms(asked)
+    updates: list[_Update] = []
+    for parent in calls.walk(asked):
+        if parent.kind == Kind.OPTIMIZER and parent.name not in WITHOUT:
+            updates += _updates(parent, [op for op in parent.children if op.is_op])
+        elif parent.kind == Kind.STEP:
+            yield from _advice(asked, step_ms, _updates(parent, _after_backward(parent)))
+    yield from _advice(asked, step_ms, updates)
 
 
 def _after_backward(step: Call) -> list[Call]:
     """Return the operators that the program calls itself after the last backward pass of a step."""
-    ended = [each.end_ns for each in step.inside if each.kind == Kind.BACKWARD]
-    return [each for each in step.inside if each.is_op and ended and each.start_ns >= max(ended)]
+    ends = [call.end_ns for call in step.children if call.kind == Kind.BACKWARD]
+    return [call for call in step.children if call.is_op and ends and call.start_ns >= max(ends)]
 
 
 class _Update(NamedTuple):
     """A call in which parameters are updated one by one."""
 
-    around: Call
+    call: Call
     busy: list[Call]
     """The operators that compute."""
 
@@ -62,43 +62,43 @@ class _Update(NamedTuple):
     """Milliseconds that one call for all parameters saves: low, expected, high."""
 
 
-def _updates(around: Call, ops: Sequence[Call]) -> list[_Update]:
+def _updates(parent: Call, ops: Sequence[Call]) -> list[_Update]:
     """Return the update of a call if it goes through parameters one by one, else an empty list."""
-    every = [inner for each in ops for inner in each.every()]
-    if any("_foreach_" in each.name or "_fused_" in each.name for each in every):
+    all_ops = [inner for op in ops for inner in op.every()]
+    if any("_foreach_" in op.name or "_fused_" in op.name for op in all_ops):
         return []
-    busy = [each for each in ops if _computes(each)]
-    writes = Counter(each.name for each in busy if each.name.endswith("_"))
+    busy = [op for op in ops if _computes(op)]
+    writes = Counter(op.name for op in busy if op.name.endswith("_"))
     parameters = Counter(writes.values()).most_common(1)[0][0] if writes else 0
     if parameters < LEAST_PARAMETERS:
         return []
-    ms = sum(each.ns for each in busy) / 1e6
-    if around.kind == Kind.OPTIMIZER:
-        ms = max(ms, around.ns / 1e6)
+    ms = sum(op.ns for op in busy) / 1e6
+    if parent.kind == Kind.OPTIMIZER:
+        ms = max(ms, parent.ns / 1e6)
     if len(busy) / parameters >= 2:
         saved = tuple(share * ms for share in PASSES)
     else:
         saved = tuple(min(ms / 2, cost * len(busy)) for cost in CALL_MS)
-    return [_Update(around, busy, parameters, ms, saved)]
+    return [_Update(parent, busy, parameters, ms, saved)]
 
 
-def _advice(asked: Asked, whole: float, found: Sequence[_Update]) -> Iterator[Advice]:
+def _advice(asked: Asked, step_ms: float, updates: Sequence[_Update]) -> Iterator[Advice]:
     """Yield the advice on updates in a step: of the program itself, or of its optimizers, which one change makes one
     call each."""
-    busy = [each for update in found for each in update.busy]
-    low, value, high = (sum(update.saved[at] for update in found) for at in range(3))
-    if 100 * value / whole < LEAST_PERCENT or value < calls.LEAST_MS:
+    busy = [op for update in updates for op in update.busy]
+    low, value, high = (sum(update.saved[index] for update in updates) for index in range(3))
+    if 100 * value / step_ms < LEAST_PERCENT or value < calls.LEAST_MS:
         return
-    ms, parameters = sum(update.ms for update in found), sum(update.parameters for update in found)
+    ms, parameters = sum(update.ms for update in updates), sum(update.parameters for update in updates)
     down, up = calls.ends(asked, busy) or (0.7, 1.3)
-    around = found[0].around
-    by_hand = around.kind != Kind.OPTIMIZER
-    beside = by_hand and any(each.kind == Kind.OPTIMIZER for each in around.inside)
-    names = dict.fromkeys(update.around.name for update in found)
-    who = "the program updates" if by_hand else f"{' and '.join(names)} update{'s' * (len(names) == 1)}"
-    times = f" in {len(found)} calls of optimizers" if len(found) > 1 else ""
+    parent = updates[0].call
+    by_hand = parent.kind != Kind.OPTIMIZER
+    has_optimizer = by_hand and any(child.kind == Kind.OPTIMIZER for child in parent.children)
+    names = dict.fromkeys(update.call.name for update in updates)
+    subject = "the program updates" if by_hand else f"{' and '.join(names)} update{'s' * (len(names) == 1)}"
+    times = f" in {len(updates)} calls of optimizers" if len(updates) > 1 else ""
     do = "torch.optim with fused=True (or foreach=True) updates all of them in one call"
-    if beside:
+    if has_optimizer:
         do = (
             "torch._foreach_mul_, _foreach_add_, _foreach_lerp_ and the like take a list in one call; gradients can be "
             "clipped in this way by torch.nn.utils.clip_grad_norm_(parameters, most, foreach=True)"
@@ -107,24 +107,24 @@ def _advice(asked: Asked, whole: float, found: Sequence[_Update]) -> Iterator[Ad
         do += "; by hand: torch._foreach_add_(parameters, gradients, alpha=-lr)"
     yield Advice(
         "optimizer",
-        f"{who} {parameters} parameters{' or gradients, beside the optimizer,' * beside} one by one{times}: "
+        f"{subject} {parameters} parameters{' or gradients, beside the optimizer,' * has_optimizer} one by one{times}: "
         f"{len(busy):,} operators, {ms:.3g} ms of a step",
-        _where(around if len(names) == 1 else None, busy),
+        _where(parent if len(names) == 1 else None, busy),
         Interval(low * down, value, high * up).within(ms),
         False,
-        100 * value / whole,
+        100 * value / step_ms,
         (f"{len(busy) / parameters:.1f} operators per parameter, each of which reads and writes memory once more",),
         do,
         None,
-        "fused_optimizer" if around.kind == Kind.OPTIMIZER else None,
+        "fused_optimizer" if parent.kind == Kind.OPTIMIZER else None,
     )
 
 
-def _where(around: Call | None, busy: Sequence[Call]) -> tuple[Place, ...]:
-    names = Counter(each.name for each in busy)
-    module = around.name if around is not None and around.kind == Kind.OPTIMIZER else None
+def _where(parent: Call | None, busy: Sequence[Call]) -> tuple[Place, ...]:
+    names = Counter(op.name for op in busy)
+    module = parent.name if parent is not None and parent.kind == Kind.OPTIMIZER else None
     return tuple(
-        Place(module, name, tuple(each.span_id for each in busy if each.name == name)[:MOST_SPANS], count)
+        Place(module, name, tuple(op.span_id for op in busy if op.name == name)[:MOST_SPANS], count)
         for name, count in names.most_common(3)
     )
 

@@ -20,22 +20,24 @@ def section(found: Advised) -> Section:
 
     A gain that only a trial can measure has no bar and no figure.
     """
-    shown = found.advice[:MOST]
-    if not shown:
-        said = f"{len(found.asked)} questions found nothing worth changing."
-        return Section("Advice", (Text(said), *_unanswered(found)))
-    at = tuple(f"{number}. {piece.question}" for number, piece in enumerate(shown, 1))
-    gains = [piece.gain if piece.gain_known else None for piece in shown]
-    likely = [None if piece.at_most else gain for piece, gain in zip(shown, gains, strict=True)]
+    pieces = found.advice[:MOST]
+    if not pieces:
+        summary = f"{len(found.asked)} questions found nothing worth changing."
+        return Section("Advice", (Text(summary), *_unanswered(found)))
+    labels = tuple(f"{number}. {piece.question}" for number, piece in enumerate(pieces, 1))
+    gains = [piece.gain if piece.gain_known else None for piece in pieces]
+    likely = [None if piece.at_most else gain for piece, gain in zip(pieces, gains, strict=True)]
     expected = Series(
         "expected",
         tuple(gain.value if gain else None for gain in likely),
         tuple(gain.low if gain else None for gain in likely),
         tuple(gain.high if gain else None for gain in likely),
     )
-    most = [gain if piece.at_most else None for piece, gain in zip(shown, gains, strict=True)]
-    bounds = Series("at most", tuple(gain.value if gain else None for gain in most))
-    series = tuple(each for each in (expected, bounds) if any(value is not None for value in each.values))
+    limits = [gain if piece.at_most else None for piece, gain in zip(pieces, gains, strict=True)]
+    bounds = Series("at most", tuple(gain.value if gain else None for gain in limits))
+    series = tuple(
+        candidate for candidate in (expected, bounds) if any(value is not None for value in candidate.values)
+    )
     rows = tuple(
         (
             number,
@@ -48,22 +50,22 @@ def section(found: Advised) -> Section:
             piece.of_step_percent if gain else None,
             plain(piece.do),
         )
-        for number, (piece, gain) in enumerate(zip(shown, gains, strict=True), 1)
+        for number, (piece, gain) in enumerate(zip(pieces, gains, strict=True), 1)
     )
     columns = ("piece", "what", "where", "gain_ms", "low_ms", "high_ms", "at most", "of_step_percent", "do")
-    left = len(found.advice) - len(shown)
-    more = (Text(f"{left} more: xsp advise RUN --limit {len(found.advice)}"),) if left else ()
-    said = 'Predicted gain of each change, per step; "at most" is the whole time of the calls concerned.'
-    chart = (Chart("bars", "Predicted gains", "ms", at, series),) if series else ()
-    return Section("Advice", (Text(said), *chart, Table(columns, rows), *more, *_unanswered(found)))
+    remaining = len(found.advice) - len(pieces)
+    more = (Text(f"{remaining} more: xsp advise RUN --limit {len(found.advice)}"),) if remaining else ()
+    summary = 'Predicted gain of each change, per step; "at most" is the whole time of the calls concerned.'
+    chart = (Chart("bars", "Predicted gains", "ms", labels, series),) if series else ()
+    return Section("Advice", (Text(summary), *chart, Table(columns, rows), *more, *_unanswered(found)))
 
 
 def _place(place: Place) -> str:
-    return ", ".join(each for each in (place.module, place.op) if each)
+    return ", ".join(part for part in (place.module, place.op) if part)
 
 
-def _unanswered(found: Advised) -> tuple[Table, ...]:
-    rows = tuple((name, plain(reason)) for name, reason in found.unanswered.items())
+def _unanswered(advised: Advised) -> tuple[Table, ...]:
+    rows = tuple((name, plain(reason)) for name, reason in advised.unanswered.items())
     return (Table(("question", "why it could not be answered"), rows),) if rows else ()
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from xsp import atomic, cached
-from xsp.advise.experiment import TRIED, Tried
+from xsp.advise.experiment import TRIED, TrialResult
 from xsp.errors import OutputError
 from xsp.run import Machine
 from xsp.version import __version__
@@ -31,8 +31,8 @@ NEEDED = ("cpu", "cores")
 
 def default_folder() -> Path:
     """Return the default folder for trials."""
-    named = os.environ.get(VARIABLE)
-    return Path(named).expanduser() if named else cached.user_folder() / "trials"
+    variable = os.environ.get(VARIABLE)
+    return Path(variable).expanduser() if variable else cached.user_folder() / "trials"
 
 
 @dataclass(frozen=True)
@@ -65,19 +65,19 @@ class History:
         """The history in one line; None where nothing was tried."""
         if not self.tried:
             return None
-        told = f"{self.tried} pieces of advice were tried on this machine, {self.came_true} made the step faster"
+        text = f"{self.tried} pieces of advice were tried on this machine, {self.came_true} made the step faster"
         if self.median_off_percent is None:
-            return told
-        return f"{told}; median error {self.median_off_percent:.0f} % of the prediction over {self.expected}"
+            return text
+        return f"{text}; median error {self.median_off_percent:.0f} % of the prediction over {self.expected}"
 
 
-def keep(found: Tried, machine: Machine, folder: Path | None = None) -> Path:
+def keep(found: TrialResult, machine: Machine, folder: Path | None = None) -> Path:
     """Save a trial, and return the path of its file.
 
     Raises:
         OutputError: the folder cannot be written.
     """
-    place = folder or default_folder()
+    directory = folder or default_folder()
     content = {
         "format": FORMAT,
         "xsp": __version__,
@@ -87,19 +87,19 @@ def keep(found: Tried, machine: Machine, folder: Path | None = None) -> Path:
         "python": machine.python,
         **plain(found),
     }
-    path = place / f"{time.time_ns()}-{secrets.token_hex(4)}.json"
+    path = directory / f"{time.time_ns()}-{secrets.token_hex(4)}.json"
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        with atomic.written(path) as beside:
-            beside.write_text(json.dumps(content), encoding="utf-8")
+        directory.mkdir(parents=True, exist_ok=True)
+        with atomic.replacing(path) as temporary:
+            temporary.write_text(json.dumps(content), encoding="utf-8")
     except OSError as error:
         raise OutputError(
-            f"{place}: trials cannot be kept there ({error.strerror}); {VARIABLE} names another folder"
+            f"{directory}: trials cannot be kept there ({error.strerror}); {VARIABLE} names another folder"
         ) from error
     return path
 
 
-def plain(found: Tried) -> dict[str, Any]:
+def plain(found: TrialResult) -> dict[str, Any]:
     """Return a trial as plain data, without its program."""
     return {
         "trial": found.trial,
@@ -124,36 +124,36 @@ def plain(found: Tried) -> dict[str, Any]:
 
 def history(machine: Machine, folder: Path | None = None) -> History:
     """Return how good advice has been on a machine."""
-    place = folder or default_folder()
+    directory = folder or default_folder()
     rows, damaged, elsewhere = [], 0, 0
-    own = _of(machine.content)
-    for path in sorted(place.glob("[0-9]*.json"), reverse=True):
+    key = _machine_key(machine.content)
+    for path in sorted(directory.glob("[0-9]*.json"), reverse=True):
         try:
             row = json.loads(path.read_text(encoding="utf-8"))
-            is_own = _of(row["machine"]) == own
-            rows += [row] if is_own and row["outcome"] and row["trial"] else []
-            elsewhere += not is_own
+            is_same = _machine_key(row["machine"]) == key
+            rows += [row] if is_same and row["outcome"] and row["trial"] else []
+            elsewhere += not is_same
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             damaged += 1
-    return _summed(rows, damaged, elsewhere)
+    return _summarise(rows, damaged, elsewhere)
 
 
-def _of(content: Any) -> list[Any]:
+def _machine_key(content: Any) -> list[Any]:
     """Return the properties that distinguish one machine from another."""
     return [content.get(name) for name in NEEDED]
 
 
-def _summed(rows: Sequence[dict[str, Any]], damaged: int, elsewhere: int) -> History:
+def _summarise(rows: Sequence[dict[str, Any]], damaged: int, elsewhere: int) -> History:
     measured = [row for row in rows if row.get("outcome") == TRIED]
-    off = [float(row["off_percent"]) for row in measured if isinstance(row.get("off_percent"), (int, float))]
-    ended = Counter(row.get("outcome") for row in rows)
+    errors = [float(row["off_percent"]) for row in measured if isinstance(row.get("off_percent"), (int, float))]
+    outcomes = Counter(row.get("outcome") for row in rows)
     return History(
         tried=len(measured),
         came_true=sum(row.get("came_true") is True for row in measured),
-        expected=len(off),
-        median_off_percent=statistics.median(off) if off else None,
-        not_applicable=ended["not applicable"],
-        failed=ended["failed"],
+        expected=len(errors),
+        median_off_percent=statistics.median(errors) if errors else None,
+        not_applicable=outcomes["not applicable"],
+        failed=outcomes["failed"],
         rows=tuple(rows),
         damaged=damaged,
         elsewhere=elsewhere,

@@ -64,16 +64,16 @@ def question(
     """
 
     def make(function: Answerer) -> Question:
-        known = QUESTIONS.get(name)
-        if known is not None and _named(known.function) != _named(function):
+        existing = QUESTIONS.get(name)
+        if existing is not None and _qualified_name(existing.function) != _qualified_name(function):
             raise UsageError(f"there already is a question {name!r}")
-        QUESTIONS[name] = made = Question(name, title, needs, function, number)
-        return made
+        QUESTIONS[name] = entry = Question(name, title, needs, function, number)
+        return entry
 
     return make
 
 
-def _named(function: Answerer) -> tuple[str, str]:
+def _qualified_name(function: Answerer) -> tuple[str, str]:
     """Return the module and qualified name of a function, so that a reloaded module may register its question again."""
     return function.__module__, function.__qualname__
 
@@ -91,8 +91,8 @@ def provides(name: str) -> Callable[[Callable[[Asked], Any]], Callable[[Asked], 
 def questions() -> dict[str, Question]:
     """Load the entry points, and return all questions by name, ordered by their needs, number and name."""
     _load(tuple(plugins.names(GROUP)))
-    order = sorted(QUESTIONS.values(), key=lambda each: (each.needs, each.number or "Q9", each.name))
-    return {each.name: each for each in order}
+    order = sorted(QUESTIONS.values(), key=lambda entry: (entry.needs, entry.number or "Q9", entry.name))
+    return {entry.name: entry for entry in order}
 
 
 @lru_cache(maxsize=8)

@@ -24,17 +24,17 @@ def remark(trace: Trace) -> str | None:
         None if the trace shows no flaw; a line that names the command if the run has too many spans to be searched.
     """
     where = shlex.quote(shown(trace.path) if trace.path is not None else trace.name)
-    ((spans,),) = trace.con.execute("SELECT count(*) FROM spans").fetchall()
-    if spans > MOST_SPANS:
-        return f"advice: not searched for among {spans:,} spans; xsp advise {where} does"
+    ((span_count,),) = trace.con.execute("SELECT count(*) FROM spans").fetchall()
+    if span_count > MOST_SPANS:
+        return f"advice: not searched for among {span_count:,} spans; xsp advise {where} does"
     try:
-        found = advisor.of(trace, most=Needs.TRACE)
+        result = advisor.of(trace, most=Needs.TRACE)
     except XspError:
         return None
-    faults = [piece for piece in found.advice if piece.gain_known and not piece.option]
+    faults = [piece for piece in result.advice if piece.gain_known and not piece.option]
     if not faults:
         return None
-    return _lines(faults[0], a_step(found.step), f"xsp advise {where}", len(found.advice) - 1)
+    return _lines(faults[0], a_step(result.step), f"xsp advise {where}", len(result.advice) - 1)
 
 
 def _lines(piece: Advice, whole: str, command: str, others: int) -> str:

@@ -22,51 +22,51 @@ def repeated(asked: Asked) -> Iterator[Advice]:
     Describing steps record which tensors are the same (`xsp.schema.GIVEN`). Modules that draw random numbers, modules
     whose inputs may have been written to in between, and recomputation in a backward pass do not count.
     """
-    whole = calls.step_ms(asked)
-    again = list(_again(asked))
-    for name in dict.fromkeys(each.name for each in again):
-        those = [each for each in again if each.name == name]
-        ms = sum(each.ns for each in those) / 1e6
+    step_ms = calls.step_ms(asked)
+    repeats = list(_repeats(asked))
+    for name in dict.fromkeys(call.name for call in repeats):
+        group = [call for call in repeats if call.name == name]
+        ms = sum(call.ns for call in group) / 1e6
         if ms < calls.LEAST_MS:
             continue
         yield Advice(
             "repeated",
-            f"{name} ({those[0].type}) is given the same tensors {len(those) + 1} times in a step",
-            (Place(name, None, tuple(each.span_id for each in those[:MOST_SPANS]), len(those)),),
-            calls.interval(ms, calls.ends(asked, those)).within(whole),
+            f"{name} ({group[0].type}) is given the same tensors {len(group) + 1} times in a step",
+            (Place(name, None, tuple(call.span_id for call in group[:MOST_SPANS]), len(group)),),
+            calls.interval(ms, calls.ends(asked, group)).within(step_ms),
             False,
-            100 * ms / whole,
+            100 * ms / step_ms,
             (f"all but the first call take {ms:.3g} ms; nothing wrote to the tensors between them",),
             "keep the result of the first call and use it again, if the module keeps no state",
         )
 
 
-def _again(asked: Asked) -> Iterator[Call]:
+def _repeats(asked: Asked) -> Iterator[Call]:
     """Yield the calls of modules that repeat an earlier call with the same tensors, none inside another one."""
-    order = sorted(calls.every(asked), key=lambda each: each.start_ns)
-    first: dict[tuple[object, ...], Call] = {}
+    order = sorted(calls.walk(asked), key=lambda call: call.start_ns)
+    first_calls: dict[tuple[object, ...], Call] = {}
     end = 0
-    for each in order:
-        if each.level != Level.LAYER or not each.given or each.start_ns < end or _is_backward(each):
+    for call in order:
+        if call.level != Level.LAYER or not call.input_ids or call.start_ns < end or _is_backward(call):
             continue
-        known = first.setdefault((each.name, each.type, each.given, str(each.shapes)), each)
-        if known is not each and known.end_ns <= each.start_ns and _is_repeatable(known, each, order):
-            end = each.end_ns
-            yield each
+        earlier = first_calls.setdefault((call.name, call.type, call.input_ids, str(call.shapes)), call)
+        if earlier is not call and earlier.end_ns <= call.start_ns and _is_repeatable(earlier, call, order):
+            end = call.end_ns
+            yield call
 
 
-def _is_repeatable(first: Call, again: Call, order: list[Call]) -> bool:
+def _is_repeatable(first: Call, second: Call, order: list[Call]) -> bool:
     """Return whether both calls would return the same result: no random operators, no writes to what they read.
 
     They read their inputs and their parameters, which the operators inside identify by shape: an optimizer's step
     between the calls, or a perturbation of the weights, changes the result.
     """
-    if any(part in one.name for one in again.every() if one.is_op for part in RANDOM):
+    if any(part in op.name for op in second.every() if op.is_op for part in RANDOM):
         return False
     read = {str(shape) for shape in first.shapes}
-    read |= {str(shape) for one in first.every() if one.is_op for shape in one.shapes[1:] if shape}
-    between = (one for one in order if one.is_outer_op and first.start_ns <= one.start_ns < again.start_ns)
-    return not any(one.name.endswith("_") and _written(one) & read for one in between)
+    read |= {str(shape) for op in first.every() if op.is_op for shape in op.shapes[1:] if shape}
+    between = (op for op in order if op.is_outer_op and first.start_ns <= op.start_ns < second.start_ns)
+    return not any(op.name.endswith("_") and _written(op) & read for op in between)
 
 
 def _written(call: Call) -> set[str]:
@@ -78,42 +78,43 @@ def _written(call: Call) -> set[str]:
 
 
 def _is_backward(call: Call) -> bool:
-    at: Call | None = call
-    while at is not None:
-        if at.kind == Kind.BACKWARD or at.phase == "backward":
+    ancestor: Call | None = call
+    while ancestor is not None:
+        if ancestor.kind == Kind.BACKWARD or ancestor.phase == "backward":
             return True
-        at = at.around
+        ancestor = ancestor.parent
     return False
 
 
 @question("masks", "Is the same mask made for each layer?", number="Q4")
 def masks(asked: Asked) -> Iterator[Advice]:
     """Triangular matrices of one size that a step makes several times: causal masks of attention."""
-    whole = calls.step_ms(asked)
-    found: dict[tuple[str, tuple[int, ...]], list[list[Call]]] = {}
-    for around in calls.every(asked):
-        if around.is_op or _is_backward(around):
+    step_ms = calls.step_ms(asked)
+    groups_by_shape: dict[tuple[str, tuple[int, ...]], list[list[Call]]] = {}
+    for parent in calls.walk(asked):
+        if parent.is_op or _is_backward(parent):
             continue
-        for before, each in pairwise([None, *(one for one in around.inside if one.is_op)]):
-            if each is None or each.name not in ("aten::triu", "aten::tril") or each.first_shape is None:
+        for before, op in pairwise([None, *(call for call in parent.children if call.is_op)]):
+            if op is None or op.name not in ("aten::triu", "aten::tril") or op.first_shape is None:
                 continue
-            made = [each]
+            group = [op]
             if before is not None and before.name in ("aten::full", "aten::ones"):
-                made.append(before)  # the operator that filled the matrix
-            found.setdefault((each.name, each.first_shape), []).append(made)
-    for (name, shape), several in found.items():
-        those = [made[0] for made in several]
-        every = [one for made in several for one in made]
-        ms = sum(each.ns for each in every) / 1e6
-        if len(those) < 2 or ms < calls.LEAST_MS:
+                group.append(before)  # the operator that filled the matrix
+            groups_by_shape.setdefault((op.name, op.first_shape), []).append(group)
+    for (name, shape), groups in groups_by_shape.items():
+        triangles = [group[0] for group in groups]
+        all_ops = [call for group in groups for call in group]
+        ms = sum(op.ns for op in all_ops) / 1e6
+        if len(triangles) < 2 or ms < calls.LEAST_MS:
             continue
         yield Advice(
             "masks",
-            f"a triangular matrix of {' × '.join(f'{size:,}' for size in shape)} is made {len(those)} times in a step",
-            calls.places(those),
-            calls.interval(ms, calls.ends(asked, every)).within(whole),
+            f"a triangular matrix of {' × '.join(f'{size:,}' for size in shape)} is made {len(triangles)} times "
+            "in a step",
+            calls.places(triangles),
+            calls.interval(ms, calls.ends(asked, all_ops)).within(step_ms),
             True,
-            100 * ms / whole,
+            100 * ms / step_ms,
             (f"making them takes {ms:.3g} ms; inferred from shapes: valid if {name} gets only constants",),
             "make it once (register_buffer) and pass it on; for attention use is_causal=True of "
             "scaled_dot_product_attention, which also skips the masked half",
@@ -143,28 +144,28 @@ def constants(asked: Asked) -> Iterator[Advice]:
     A step makes them several times, or spends much of its time on one. Which tensors an operator takes is not known: it
     counts if it follows the others in the same module, and all of its tensors have at most two axes.
     """
-    whole = calls.step_ms(asked)
-    found: dict[tuple[object, ...], list[list[Call]]] = {}
-    for around in calls.every(asked):
-        if around.is_op or _is_backward(around) or around.phase == "optimizer":
+    step_ms = calls.step_ms(asked)
+    chains_by_ops: dict[tuple[object, ...], list[list[Call]]] = {}
+    for parent in calls.walk(asked):
+        if parent.is_op or _is_backward(parent) or parent.phase == "optimizer":
             continue
-        for those in _tables(around):
-            found.setdefault(tuple((each.name, str(each.shapes)) for each in those), []).append(those)
-    for several in found.values():
-        every = [each for those in several for each in those]
-        ms = sum(each.ns for each in every) / 1e6
-        least = 0.0 if len(several) > 1 else ONCE_PERCENT
-        if ms < calls.LEAST_MS or 100 * ms / whole < least:
+        for chain in _tables(parent):
+            chains_by_ops.setdefault(tuple((op.name, str(op.shapes)) for op in chain), []).append(chain)
+    for chains in chains_by_ops.values():
+        all_ops = [op for chain in chains for op in chain]
+        ms = sum(op.ns for op in all_ops) / 1e6
+        least = 0.0 if len(chains) > 1 else ONCE_PERCENT
+        if ms < calls.LEAST_MS or 100 * ms / step_ms < least:
             continue
-        names = ", ".join(dict.fromkeys(each.name.removeprefix("aten::") for each in several[0]))
-        often = f"{len(several)} times in a step" if len(several) > 1 else "in each step"
+        names = ", ".join(dict.fromkeys(op.name.removeprefix("aten::") for op in chains[0]))
+        frequency = f"{len(chains)} times in a step" if len(chains) > 1 else "in each step"
         yield Advice(
             "constants",
-            f"a table of constants is computed {often}, by {len(several[0])} operators",
-            calls.places(every),
-            calls.interval(ms, calls.ends(asked, every)).within(whole),
+            f"a table of constants is computed {frequency}, by {len(chains[0])} operators",
+            calls.places(all_ops),
+            calls.interval(ms, calls.ends(asked, all_ops)).within(step_ms),
             True,
-            100 * ms / whole,
+            100 * ms / step_ms,
             (
                 f"{names} take {ms:.3g} ms",
                 "inferred from shapes and the order of calls: valid if the table depends only on positions",
@@ -173,23 +174,31 @@ def constants(asked: Asked) -> Iterator[Advice]:
         )
 
 
-def _tables(around: Call) -> Iterator[list[Call]]:
+def _tables(parent: Call) -> Iterator[list[Call]]:
     """Yield chains of operators that start at a range of numbers and include one more costly than a product."""
     chain: list[Call] = []
-    for each in (*(one for one in around.inside if one.computes), None):
-        if each is not None and (each.name in MADE_OF_NUMBERS or (chain and _is_of_a_table(each))):
-            chain.append(each)
+    for call in (*(child for child in parent.children if child.computes), None):
+        if call is not None and (call.name in MADE_OF_NUMBERS or (chain and _is_table_op(call))):
+            chain.append(call)
             continue
-        if any(_stem(one) in _COSTLY for one in chain):
+        if any(_stem(op) in _COSTLY for op in chain):
             yield chain
         chain = []
 
 
-def _is_of_a_table(call: Call) -> bool:
+def _is_table_op(call: Call) -> bool:
     """Return whether a call may compute with a table, which has at most two axes: inputs of models have more."""
-    tensors = [each for each in call.shapes if isinstance(each, list)]
-    flat = [one for each in tensors for one in (each if each and isinstance(each[0], list) else [each])]
-    return call.is_op and _stem(call) in _ON_TABLES and all(isinstance(one, list) and len(one) <= 2 for one in flat)
+    tensors = [argument for argument in call.shapes if isinstance(argument, list)]
+    shapes = [
+        shape
+        for argument in tensors
+        for shape in (argument if argument and isinstance(argument[0], list) else [argument])
+    ]
+    return (
+        call.is_op
+        and _stem(call) in _ON_TABLES
+        and all(isinstance(shape, list) and len(shape) <= 2 for shape in shapes)
+    )
 
 
 def _stem(call: Call) -> str:

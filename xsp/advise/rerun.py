@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from xsp.comparison import commands
@@ -32,8 +33,8 @@ class UnderTrial(Program):
     def command(self, out: Path, levels: str, seed: int) -> list[str]:
         """Return the command that records a run of the program into a directory."""
         words = super().command(out, levels, seed)
-        place = words.index("-c", len(self.python)) + 1
-        return [*words[:place], child.CODE, child.told(self.trial, report(out)), *words[place + 1 :]]
+        position = words.index("-c", len(self.python)) + 1
+        return [*words[:position], child.CODE, child.encode_options(self.trial, report(out)), *words[position + 1 :]]
 
 
 def report(out: Path) -> Path:
@@ -59,29 +60,36 @@ def program(run: Run, source: str, typed: str | None = None) -> Program:
     """
     if typed is not None:
         return commands.program(typed)
-    how = f"name the program: xsp advise {shlex.quote(source)} --try 3 --program 'python train.py'"
+    hint = hint_to_name(source)
     if run.is_job or run.ranks:
-        raise UsageError(f"{source}: programs of several ranks cannot be tried; {how}, for one of its ranks")
+        raise UsageError(f"{source}: programs of several ranks cannot be tried; {hint}, for one of its ranks")
     words = list(run.typed) or _of_command(run.command)
     if not words:
-        raise UsageError(f"{source}: it does not record its program; {how}")
+        raise UsageError(f"{source}: it does not record its program; {hint}")
     if HIDDEN in " ".join(words):
-        shown = " ".join(words[1:])
-        raise UsageError(f"{source}: it does not keep the arguments of its program ({shown}); {how}")
+        arguments = " ".join(words[1:])
+        raise UsageError(f"{source}: it does not keep the arguments of its program ({arguments}); {hint}")
     try:
-        return commands.program(shlex.join(["xsp", words[0], *_with_place(words[1:])]))
+        return commands.program(shlex.join(["xsp", words[0], *_with_path(words[1:])]))
     except UsageError as error:
-        raise UsageError(f"{error}; {how}") from None
+        raise UsageError(f"{error}; {hint}") from None
+
+
+def hint_to_name(source: str) -> str:
+    """Return the hint to name the program of a run, given its path as the user named it."""
+    return f"name the program: xsp advise {shlex.quote(source)} --try 3 --program 'python train.py'"
 
 
 def under(found: Program, trial: str) -> UnderTrial:
     """Return a program with a trial applied; an empty name applies none."""
-    from xsp.trials.trial import named
+    from xsp.trials.trial import parse
 
-    variables = {name: value for each in (named(trial) if trial else ()) for name, value in each.environment().items()}
+    variables = {
+        name: value for change in (parse(trial) if trial else ()) for name, value in change.environment().items()
+    }
     typed = f"{found.typed} ({trial})" if trial else found.typed
-    made = UnderTrial(typed, found.python, found.verb, found.args, found.settings, trial)
-    return replace(made, settings=(*found.settings, *variables.items()))
+    result = UnderTrial(typed, found.python, found.verb, found.args, found.settings, trial)
+    return replace(result, settings=(*found.settings, *variables.items()))
 
 
 def _of_command(command: Sequence[str]) -> list[str]:
@@ -90,16 +98,16 @@ def _of_command(command: Sequence[str]) -> list[str]:
     return ["run", *words] if words and words[0].endswith(".py") else []
 
 
-def _with_place(words: list[str]) -> list[str]:
+def _with_path(words: list[str]) -> list[str]:
     """Return the words with the name of the program's file, which a run records, replaced by its path."""
-    place = next((at for at, word in enumerate(words) if ".py" in word and word[:1] != "-"), None)
-    if place is None or words[max(0, place - 1)] in ("-m", "--step"):
+    index = next((position for position, word in enumerate(words) if ".py" in word and word[:1] != "-"), None)
+    if index is None or words[max(0, index - 1)] in ("-m", "--step"):
         return words
-    file, colon, function = words[place].partition(":")
-    return [*words[:place], f"{_found(file)}{colon}{function}", *words[place + 1 :]]
+    file, colon, function = words[index].partition(":")
+    return [*words[:index], f"{_locate(file)}{colon}{function}", *words[index + 1 :]]
 
 
-def _found(name: str) -> str:
+def _locate(name: str) -> str:
     """Return the path of a file of that name, in or below the working directory.
 
     Raises:
@@ -107,12 +115,14 @@ def _found(name: str) -> str:
     """
     if Path(name).is_file():
         return name
-    found: list[str] = []
-    for number, (folder, inner, files) in enumerate(os.walk(".")):
-        too_deep = folder.count(os.sep) >= DEEPEST or number > MOST_FOLDERS
-        inner[:] = [] if too_deep else [each for each in inner if each[:1] != "." and each not in NOT_SEARCHED]
-        found += [os.path.relpath(os.path.join(folder, name))] if name in files else []
-    if len(found) != 1:
-        where = f"{len(found)} of them: {', '.join(sorted(found)[:3])}" if found else "not found"
+    paths: list[str] = []
+    for folder, subfolders, files in islice(os.walk("."), MOST_FOLDERS):
+        too_deep = folder.count(os.sep) >= DEEPEST
+        subfolders[:] = (
+            [] if too_deep else [inner for inner in subfolders if inner[:1] != "." and inner not in NOT_SEARCHED]
+        )
+        paths += [os.path.relpath(os.path.join(folder, name))] if name in files else []
+    if len(paths) != 1:
+        where = f"{len(paths)} of them: {', '.join(sorted(paths)[:3])}" if paths else "not found"
         raise UsageError(f"{name}: {where} in and below {os.path.basename(os.getcwd()) or os.sep}")
-    return found[0]
+    return paths[0]

@@ -21,46 +21,46 @@ FEW = 0.1
 @question("sort-for-few", "Is a whole dimension sorted to use a few values?", number="Q4")
 def sort_for_few(asked: Asked) -> Iterator[Advice]:
     """Sorts whose results are only sliced, where the narrowest slice takes a tenth of the values or less."""
-    whole = calls.step_ms(asked)
-    found: list[Call] = []
-    most, of = 0, 0
-    for around in calls.every(asked):
-        for at, each in enumerate(around.inside if not around.is_op else ()):
-            size = each.first_shape
-            if each.name not in _SORTS or size is None:
+    step_ms = calls.step_ms(asked)
+    sorts: list[Call] = []
+    used, total = 0, 0
+    for parent in calls.walk(asked):
+        for index, op in enumerate(parent.children if not parent.is_op else ()):
+            size = op.first_shape
+            if op.name not in _SORTS or size is None:
                 continue
-            later = [one for one in around.inside[at + 1 :] if one.is_op and one.first_shape == size]
-            parts = [_taken(one) for one in later if one.name in _PARTS]
-            few = min((part for part in parts if part is not None), default=size[-1])
-            if later and all(one.name in _PARTS for one in later) and few <= FEW * size[-1]:
-                found.append(each)
-                most, of = max(most, few), max(of, size[-1])
-    ms = sum(each.ns for each in found) / 1e6
+            later = [reader for reader in parent.children[index + 1 :] if reader.is_op and reader.first_shape == size]
+            widths = [_slice_width(reader) for reader in later if reader.name in _PARTS]
+            narrowest = min((width for width in widths if width is not None), default=size[-1])
+            if later and all(reader.name in _PARTS for reader in later) and narrowest <= FEW * size[-1]:
+                sorts.append(op)
+                used, total = max(used, narrowest), max(total, size[-1])
+    ms = sum(op.ns for op in sorts) / 1e6
     if ms < calls.LEAST_MS:
         return
     yield Advice(
         "sort-for-few",
-        f"{of:,} values are sorted, and {most:,} of them are used",
-        calls.places(found),
-        calls.interval(ms, calls.ends(asked, found)).within(whole),
+        f"{total:,} values are sorted, and {used:,} of them are used",
+        calls.places(sorts),
+        calls.interval(ms, calls.ends(asked, sorts)).within(step_ms),
         True,
-        100 * ms / whole,
-        (f"{len(found)} sort{'s' * (len(found) > 1)} take{'s' * (len(found) == 1)} {ms:.3g} ms",),
+        100 * ms / step_ms,
+        (f"{len(sorts)} sort{'s' * (len(sorts) > 1)} take{'s' * (len(sorts) == 1)} {ms:.3g} ms",),
         "torch.topk(values, k) finds the largest (largest=False: the smallest) without sorting the others; "
         "torch.max or torch.kthvalue for one",
     )
 
 
-def _taken(call: Call) -> int | None:
+def _slice_width(call: Call) -> int | None:
     """Return how many values of the last dimension a slice takes; None if it slices another one, or is unknown."""
-    size, told = call.first_shape or (), call.scalars
-    if len(told) < 3 or type(told[1]) is not int or not size or told[1] % len(size) != len(size) - 1:
+    size, scalars = call.first_shape or (), call.scalars
+    if len(scalars) < 3 or type(scalars[1]) is not int or not size or scalars[1] % len(size) != len(size) - 1:
         return None
     if call.name == "aten::select":
         return 1
     first, last = (
-        min(size[-1], max(0, each + size[-1] * (each < 0))) if type(each) is int else default
-        for each, default in ((told[2], 0), (told[3] if len(told) > 3 else None, size[-1]))
+        min(size[-1], max(0, bound + size[-1] * (bound < 0))) if type(bound) is int else default
+        for bound, default in ((scalars[2], 0), (scalars[3] if len(scalars) > 3 else None, size[-1]))
     )
     return max(0, last - first)
 
@@ -74,26 +74,26 @@ def largest(asked: Asked) -> Iterator[Advice]:
 
     They keep the order of values, so that the largest score has the same index.
     """
-    whole = calls.step_ms(asked)
-    outer = _outer(asked)
-    found = [
-        each
-        for at, each in enumerate(outer)
-        if each.name in _PROBABILITIES
-        and (readers := _readers(each, outer[at + 1 :]))
-        and all(one.name == "aten::argmax" for one in readers)
+    step_ms = calls.step_ms(asked)
+    outer = _forward_ops(asked)
+    ops = [
+        op
+        for index, op in enumerate(outer)
+        if op.name in _PROBABILITIES
+        and (readers := _readers(op, outer[index + 1 :]))
+        and all(reader.name == "aten::argmax" for reader in readers)
     ]
-    ms = sum(each.ns for each in found) / 1e6
+    ms = sum(op.ns for op in ops) / 1e6
     if ms < calls.LEAST_MS:
         return
-    size = found[0].first_shape or ()
+    size = ops[0].first_shape or ()
     yield Advice(
         "largest",
-        f"{_short(found[0])} of {'×'.join(map(str, size))} scores; argmax reads only the largest one's position",
-        calls.places(found),
-        calls.interval(ms, calls.ends(asked, found)).within(whole),
+        f"{_short(ops[0])} of {'×'.join(map(str, size))} scores; argmax reads only the largest one's position",
+        calls.places(ops),
+        calls.interval(ms, calls.ends(asked, ops)).within(step_ms),
         True,
-        100 * ms / whole,
+        100 * ms / step_ms,
         (f"{ms:.3g} ms; inferred from shapes: valid if nothing else reads the probabilities",),
         "use argmax of the scores: it is at the same position",
     )
@@ -105,29 +105,29 @@ _REDUCED = ("aten::sum", "aten::mean", "aten::max", "aten::min", "aten::norm", "
 @question("mask-indexing", "Are values selected by a mask copied only to be summed?", number="Q4")
 def mask_indexing(asked: Asked) -> Iterator[Advice]:
     """Indexing by a mask (`x[mask]`) whose result one reduction takes: elements are counted, listed and gathered."""
-    whole = calls.step_ms(asked)
-    outer = [each for each in _outer(asked) if each.computes]
-    found = [
-        each
-        for each, after in pairwise(outer)
-        if each.name == "aten::index"
-        and any(inner.name in ("aten::nonzero", "aten::nonzero_numpy") for inner in each.every())
-        and after.name in _REDUCED
-        and len(after.first_shape or (0, 0)) == 1
+    step_ms = calls.step_ms(asked)
+    outer = [op for op in _forward_ops(asked) if op.computes]
+    ops = [
+        op
+        for op, next_op in pairwise(outer)
+        if op.name == "aten::index"
+        and any(inner.name in ("aten::nonzero", "aten::nonzero_numpy") for inner in op.every())
+        and next_op.name in _REDUCED
+        and len(next_op.first_shape or (0, 0)) == 1
     ]
-    every = [*found, *calls.gradients(asked, found)]
-    ms = sum(each.ns for each in every) / 1e6
+    all_ops = [*ops, *calls.gradients(asked, ops)]
+    ms = sum(op.ns for op in all_ops) / 1e6
     if ms < calls.LEAST_MS:
         return
     yield Advice(
         "mask-indexing",
-        f"values selected by a mask are copied {len(found)} time{'s' * (len(found) > 1)} in a step only to be reduced",
-        calls.places(found),
-        calls.interval(ms, calls.ends(asked, every)).within(whole),
+        f"values selected by a mask are copied {len(ops)} time{'s' * (len(ops) > 1)} in a step only to be reduced",
+        calls.places(ops),
+        calls.interval(ms, calls.ends(asked, all_ops)).within(step_ms),
         True,
-        100 * ms / whole,
+        100 * ms / step_ms,
         (
-            f"listing the positions and gathering the values{' and their gradients' * (len(every) > len(found))} take "
+            f"listing the positions and gathering the values{' and their gradients' * (len(all_ops) > len(ops))} take "
             f"{ms:.3g} ms; on a device this waits for their number",
             "inferred from shapes: valid if the reduction takes the selected values",
         ),
@@ -135,23 +135,23 @@ def mask_indexing(asked: Asked) -> Iterator[Advice]:
     )
 
 
-def _outer(asked: Asked) -> list[Call]:
+def _forward_ops(asked: Asked) -> list[Call]:
     """Return the operators that the program calls itself outside backward passes, in order of time."""
-    found = [each for each in calls.every(asked) if each.is_outer_op and each.phase != "backward"]
-    kept = (each for each in found if each.around is None or each.around.kind != Kind.BACKWARD)
-    return sorted(kept, key=lambda each: each.start_ns)
+    ops = [op for op in calls.walk(asked) if op.is_outer_op and op.phase != "backward"]
+    forward = (op for op in ops if op.parent is None or op.parent.kind != Kind.BACKWARD)
+    return sorted(forward, key=lambda op: op.start_ns)
 
 
-def _readers(made: Call, later: Sequence[Call]) -> list[Call]:
+def _readers(producer: Call, later: Sequence[Call]) -> list[Call]:
     """Return the calls that may read the result of a shape-preserving operator, up to the next call of it."""
-    size = made.first_shape
-    found: list[Call] = []
-    for each in later:
-        if size is None or (each.name == made.name and each.first_shape == size):
+    size = producer.first_shape
+    readers: list[Call] = []
+    for call in later:
+        if size is None or (call.name == producer.name and call.first_shape == size):
             break
-        if each.takes(size):
-            found.append(each)
-    return found
+        if call.takes(size):
+            readers.append(call)
+    return readers
 
 
 def _short(call: Call) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from xsp.advise import calls
-from xsp.advise.advice import Advice, Asked, Interval, OfOthers
+from xsp.advise.advice import Advice, Asked, CoveredElsewhere, Interval
 from xsp.advise.registry import question
 from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level
@@ -24,17 +24,17 @@ def gradients(asked: Asked) -> Iterator[Advice]:
 
     While gradients are recorded, each such operator has a new sequence number.
     """
-    whole = calls.step_ms(asked)
-    every = list(calls.every(asked))
-    if any(each.kind in (Kind.BACKWARD, Kind.OPTIMIZER) or each.phase == "backward" for each in every):
+    step_ms = calls.step_ms(asked)
+    all_calls = list(calls.walk(asked))
+    if any(call.kind in (Kind.BACKWARD, Kind.OPTIMIZER) or call.phase == "backward" for call in all_calls):
         return
     if _is_training(asked):
         return
     recorded, numbers = [], set()
-    for each in every:
-        if each.is_op and each.sequence_nr is not None and each.sequence_nr not in numbers:
-            numbers.add(each.sequence_nr)
-            recorded.append(each)
+    for call in all_calls:
+        if call.is_op and call.sequence_nr is not None and call.sequence_nr not in numbers:
+            numbers.add(call.sequence_nr)
+            recorded.append(call)
     if len(recorded) < LEAST_NODES:
         return
     low, value, high = (cost * len(recorded) / 1e3 for cost in RECORDING_US)
@@ -42,9 +42,9 @@ def gradients(asked: Asked) -> Iterator[Advice]:
         "gradients",
         f"{len(recorded):,} operators are recorded for gradients, and no backward pass follows",
         calls.places(recorded),
-        Interval(low, value, high).within(whole),
+        Interval(low, value, high).within(step_ms),
         False,
-        100 * value / whole,
+        100 * value / step_ms,
         (
             f"recording takes {RECORDING_US[0]:g} to {RECORDING_US[2]:g} µs per operator, and keeps intermediate "
             "results in memory",
@@ -66,26 +66,30 @@ def training_mode(asked: Asked) -> Iterator[Advice]:
     Batch norm takes about as long in both modes, but in training mode its results depend on the batch, and its
     statistics change.
     """
-    whole = calls.step_ms(asked)
-    every = list(calls.every(asked))
-    if _is_training(asked) or any(each.kind in (Kind.BACKWARD, Kind.OPTIMIZER) for each in every):
+    step_ms = calls.step_ms(asked)
+    all_calls = list(calls.walk(asked))
+    if _is_training(asked) or any(call.kind in (Kind.BACKWARD, Kind.OPTIMIZER) for call in all_calls):
         return
-    places = ((each, TRAINING.get(each.name)) for each in every)
-    found = [each for each, at in places if at is not None and each.scalars[at : at + 1] == [True]]
-    if not found:
+    candidates = ((call, TRAINING.get(call.name)) for call in all_calls)
+    training_calls = [
+        call
+        for call, position in candidates
+        if position is not None and call.scalars[position : position + 1] == [True]
+    ]
+    if not training_calls:
         return
-    dropouts = [each for each in found if each.name == "aten::dropout"]
-    ms = sum(each.ns for each in dropouts or found) / 1e6
-    norms = len(found) - len(dropouts)
+    dropouts = [call for call in training_calls if call.name == "aten::dropout"]
+    ms = sum(call.ns for call in dropouts or training_calls) / 1e6
+    norms = len(training_calls) - len(dropouts)
     counts = ((len(dropouts), "dropout"), (norms, "batch norm"))
-    named = [f"{count} call{'s' * (count > 1)} of {what}" for count, what in counts if count]
+    parts = [f"{count} call{'s' * (count > 1)} of {what}" for count, what in counts if count]
     yield Advice(
         "training-mode",
-        f"the model is in training mode, although nothing trains: {' and '.join(named)}",
-        calls.places(found),
-        calls.interval(ms, calls.ends(asked, dropouts or found)).within(whole),
+        f"the model is in training mode, although nothing trains: {' and '.join(parts)}",
+        calls.places(training_calls),
+        calls.interval(ms, calls.ends(asked, dropouts or training_calls)).within(step_ms),
         not dropouts,
-        100 * ms / whole,
+        100 * ms / step_ms,
         ("results are random" if dropouts else "results depend on the other samples of the batch",),
         "model.eval(); and F.dropout(..., training=self.training) where the function is called",
         "results are those of evaluation mode",
@@ -96,7 +100,7 @@ def training_mode(asked: Asked) -> Iterator[Advice]:
 def _is_training(asked: Asked) -> bool:
     """Return whether steps of this kind train, according to the run."""
     trace = asked.traced
-    kind = next((each for each in trace.run.kinds if each.kind == trace.kind), None)
+    kind = next((step_kind for step_kind in trace.run.kinds if step_kind.kind == trace.kind), None)
     return kind is not None and bool(kind.get("training"))
 
 
@@ -105,23 +109,25 @@ def oversubscription(asked: Asked) -> Iterator[Advice]:
     """More PyTorch threads than cores that the program may use: such threads wait for each other."""
     trace = asked.traced
     if trace.has(Level.KERNEL) or trace.run.imported is not None:
-        raise OfOthers("host threads do not explain the time of devices, and other profilers do not record threads")
-    count, cores = trace.run.machine.get("torch_threads"), trace.run.machine.cores
-    if not isinstance(count, int) or not cores:
+        raise CoveredElsewhere(
+            "host threads do not explain the time of devices, and other profilers do not record threads"
+        )
+    threads, cores = trace.run.machine.get("torch_threads"), trace.run.machine.cores
+    if not isinstance(threads, int) or not cores:
         raise AnalysisError("the trace does not have threads and cores: a run of xsp does")
-    if count <= cores:
+    if threads <= cores:
         return
-    whole = calls.step_ms(asked)
-    outer = [each for each in calls.every(asked) if each.is_outer_op]
-    ms = min(whole, sum(each.ns for each in outer) / 1e6)
+    step_ms = calls.step_ms(asked)
+    outer = [op for op in calls.walk(asked) if op.is_outer_op]
+    ms = min(step_ms, sum(op.ns for op in outer) / 1e6)
     ends = calls.ends(asked, outer)
     yield Advice(
         "oversubscription",
-        f"{count} threads share {cores} core{'s' * (cores > 1)}",
+        f"{threads} threads share {cores} core{'s' * (cores > 1)}",
         (),
-        calls.interval(ms, ends).within(whole),
+        calls.interval(ms, ends).within(step_ms),
         True,
-        100 * ms / whole,
+        100 * ms / step_ms,
         (
             f"operators take {ms:.3g} ms of a step; threads without a core wait for those that have one",
             "the cost, from nothing to several times the step, depends on how they wait: --try 1 tries it, "

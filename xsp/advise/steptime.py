@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xsp.advise.advice import Interval, Step
 from xsp.analyses.answers import Answers
-from xsp.analyses.loop import own_scopes
+from xsp.analyses.loop import scope_names
 
 ALIKE = 0.25
 """Maximum relative difference between the devices' window and the sum of the steps for both to be taken as equal."""
@@ -19,16 +19,16 @@ def of(answers: Answers) -> Step | None:
     Where devices worked, a loss is a share of their window. If the window is as long as the steps together, the loss is
     the same share of a step; else gains are shares of the window.
     """
-    found = _iteration(answers) or latency(answers)
+    step = _iteration(answers) or latency(answers)
     activity = answers["device-activity"].dicts()
     if not activity or not activity[-1]["window_ms"]:
-        return found
+        return step
     devices = {(row["rank"], row["device"]) for row in activity[:-1]} or {(0, 0)}
     window = float(activity[-1]["window_ms"]) / len(devices)
-    if found is not None and found.steps:
-        together = found.ms.value * found.steps
-        if abs(window - together) <= ALIKE * together:
-            return found
+    if step is not None and step.steps:
+        total_ms = step.ms.value * step.steps
+        if abs(window - total_ms) <= ALIKE * total_ms:
+            return step
     return Step(Interval(window, window, window), "window")
 
 
@@ -36,7 +36,7 @@ def _iteration(answers: Answers) -> Step | None:
     """Return the time of an iteration if the loop records it and enough of it is outside the step, else None."""
     trace = answers.trace
     for row in answers["loop"].dicts():
-        if row["kind"] == trace.kind and row["scope"] in own_scopes(trace.rank) and row["iteration_ms"] is not None:
+        if row["kind"] == trace.kind and row["scope"] in scope_names(trace.rank) and row["iteration_ms"] is not None:
             mean, low, high = (row[name] for name in ("iteration_ms", "low_ms", "high_ms"))
             if low is None or (row["data_ms"] or 0.0) + (row["between_ms"] or 0.0) < AROUND * mean:
                 return None

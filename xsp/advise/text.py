@@ -24,18 +24,18 @@ def page(found: Advised, limit: int | None = None, history: str | None = None) -
         limit: maximum number of pieces that are shown.
         history: a line on how good advice has been on this machine.
     """
-    shown = found.advice[: limit or MOST]
+    pieces = found.advice[: limit or MOST]
     lines = _wrapped(plain(found.name) + _of_step(found), "")
     lines += [line for text in found.ideal for line in _wrapped(text, "")]
     if all(piece.option for piece in found.advice):
         lines += ["", *_wrapped(_nothing(found), "")]
-    for number, piece in enumerate(shown, 1):
-        if piece.option and (number == 1 or not shown[number - 2].option):
+    for number, piece in enumerate(pieces, 1):
+        if piece.option and (number == 1 or not pieces[number - 2].option):
             lines += ["", "faster with less accurate results, if they are good enough:"]
         lines += ["", *_piece(number, piece, a_step(found.step))]
     lines += _together(found)
-    rest = len(found.advice) - len(shown)
-    notes = [f"{rest} more: --limit {len(found.advice)}"] if rest else []
+    remaining = len(found.advice) - len(pieces)
+    notes = [f"{remaining} more: --limit {len(found.advice)}"] if remaining else []
     notes += [f"left out, because they {why}: {count}" for why, count in found.left_out.items()]
     lines += ["", *notes] if notes else []
     if found.unanswered:
@@ -64,13 +64,13 @@ def duration(ms: float) -> str:
     return f"{value:.{digits}f} {unit}"
 
 
-def _of_step(found: Advised) -> str:
-    if found.step is None:
+def _of_step(advised: Advised) -> str:
+    if advised.step is None:
         return ""
-    if found.step.what == "window":
-        return f": {duration(found.step.ms.value)} from the first work of a device to the end of its last"
-    count = f", {found.step.steps} step{'s' * (found.step.steps > 1)}" if found.step.steps else ""
-    return f": {a_step(found.step)} of {milliseconds(found.step.ms)}{count}"
+    if advised.step.what == "window":
+        return f": {duration(advised.step.ms.value)} from the first work of a device to the end of its last"
+    count = f", {advised.step.steps} step{'s' * (advised.step.steps > 1)}" if advised.step.steps else ""
+    return f": {a_step(advised.step)} of {milliseconds(advised.step.ms)}{count}"
 
 
 def a_step(step: Step | None) -> str:
@@ -78,14 +78,14 @@ def a_step(step: Step | None) -> str:
     return {"iteration": "an iteration", "window": "the time"}.get(step.what if step else "", "a step")
 
 
-def _piece(number: int, piece: Advice, whole: str) -> list[str]:
-    of = "at most " if piece.at_most else ""
-    head = f"{number}. {of}{milliseconds(piece.gain)}, {piece.of_step_percent:.0f} % of {whole}"
+def _piece(number: int, piece: Advice, unit: str) -> list[str]:
+    prefix = "at most " if piece.at_most else ""
+    heading = f"{number}. {prefix}{milliseconds(piece.gain)}, {piece.of_step_percent:.0f} % of {unit}"
     if not piece.gain_known:
-        head = f"{number}. gain not known before it is tried"
+        heading = f"{number}. gain not known before it is tried"
     mark = f"({', '.join(filter(None, (piece.number, piece.question)))})"
-    fits = len(head) + 2 + len(mark) <= WIDTH
-    lines = [f"{head}  {mark}"] if fits else [head, f"   {mark}"]
+    fits = len(heading) + 2 + len(mark) <= WIDTH
+    lines = [f"{heading}  {mark}"] if fits else [heading, f"   {mark}"]
     lines += _wrapped(plain(piece.what), "   ")
     places = [text for text in map(_place, piece.where) if text]
     for text in places[:MOST_PLACES]:
@@ -102,8 +102,8 @@ def _piece(number: int, piece: Advice, whole: str) -> list[str]:
 
 def _place(place: Place) -> str:
     op = place.op and (readable(place.op) if is_cpp(place.op) else place.op)  # a kernel that no operator launched
-    named = [plain(each) for each in (place.module, op) if each]
-    text = ", ".join(named)
+    parts = [plain(part) for part in (place.module, op) if part]
+    text = ", ".join(parts)
     if place.calls is not None and place.calls > 1:
         text += f", {place.calls:,} calls" if text else f"{place.calls:,} calls"
     if place.spans:
@@ -119,27 +119,27 @@ def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=hang, break_on_hyphens=False)
 
 
-def _together(found: Advised) -> list[str]:
+def _together(advised: Advised) -> list[str]:
     """Return the lines on the order in which pieces are worth doing, and what each adds to the previous ones."""
-    if found.together is None:
+    if advised.together is None:
         return []
-    numbers = {id(piece): number for number, piece in enumerate(found.advice, 1)}
-    order = ", then ".join(f"{numbers[id(part.piece)]} (+{duration(part.adds_ms)})" for part in found.together.parts)
-    text = f"together: {duration(found.together.ms)}, in this order: {order}; calls that several change count once"
-    if found.together.unknown:
-        text += f"; {found.together.unknown} more are not included, because the calls that they change are unknown"
+    numbers = {id(piece): number for number, piece in enumerate(advised.advice, 1)}
+    order = ", then ".join(f"{numbers[id(part.piece)]} (+{duration(part.adds_ms)})" for part in advised.together.parts)
+    text = f"together: {duration(advised.together.ms)}, in this order: {order}; calls that several change count once"
+    if advised.together.unknown:
+        text += f"; {advised.together.unknown} more are not included, because the calls that they change are unknown"
     return ["", *_wrapped(text, "")]
 
 
-def _nothing(found: Advised) -> str:
-    count = len(found.asked)
+def _nothing(advised: Advised) -> str:
+    count = len(advised.asked)
     if not count:
         return "No advice: no question could be answered."
     return f"Nothing to advise: {count} question{'s' * (count > 1)} found nothing worth changing."
 
 
-def _by_reason(found: Advised) -> dict[str, list[str]]:
+def _by_reason(advised: Advised) -> dict[str, list[str]]:
     names: dict[str, list[str]] = {}
-    for name, reason in found.unanswered.items():
+    for name, reason in advised.unanswered.items():
         names.setdefault(reason, []).append(name)
     return names

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from xsp.advise.advice import Advice, Asked, OfOthers
+from xsp.advise.advice import Advice, Asked, CoveredElsewhere
 from xsp.advise.device import (
     COMMUNICATION,
     COPIES,
-    HELD,
+    DOMINANT_SHARE,
     IDLE,
     MOST,
     WORTH,
@@ -22,7 +22,7 @@ from xsp.advise.device import (
     Piece,
     Row,
     duration,
-    held,
+    idle_time,
     one_gap,
     pieces,
 )  # fmt: skip
@@ -54,26 +54,26 @@ def verdict(answers: Answers) -> Verdict | None:
     activity = answers["device-activity"].dicts()
     if not activity or not activity[-1]["window_ms"]:
         return None
-    whole = activity[-1]  # the sum over all devices
+    total = activity[-1]  # the sum over all devices
     exposed = [
-        _loss(COMMUNICATION, whole["exposed_communication_ms"], whole),
-        _loss(COPIES, whole["exposed_copy_ms"], whole),
+        _loss(COMMUNICATION, total["exposed_communication_ms"], total),
+        _loss(COPIES, total["exposed_copy_ms"], total),
     ]
-    losses = sorted([*_causes(answers, whole["window_ms"]), *exposed], key=lambda loss: -loss.ms)
+    losses = sorted([*_causes(answers, total["window_ms"]), *exposed], key=lambda loss: -loss.ms)
     work = _work(answers)
-    found = pieces(answers, whole, losses)
+    changes = pieces(answers, total, losses)
     return Verdict(
-        _sentence(whole, losses, work, len({(row["rank"], row["device"]) for row in activity[:-1]})),
-        [*_lost(answers, losses), *_classes(work)],
-        [piece.text for piece in found[:MOST]],
-        whole["busy_percent"],
+        _sentence(total, losses, work, len({(row["rank"], row["device"]) for row in activity[:-1]})),
+        [*_loss_lines(answers, losses), *_classes(work)],
+        [piece.text for piece in changes[:MOST]],
+        total["busy_percent"],
         losses,
-        found,
+        changes,
     )
 
 
-def _loss(name: str, ms: float, whole: Row) -> Loss:
-    return Loss(name, 100 * ms / whole["window_ms"], ms)
+def _loss(name: str, ms: float, total: Row) -> Loss:
+    return Loss(name, 100 * ms / total["window_ms"], ms)
 
 
 def _causes(answers: Answers, window_ms: float) -> list[Loss]:
@@ -97,13 +97,13 @@ def _work(answers: Answers) -> list[tuple[str, float]]:
 _EAGER_ATTENTION = "eager attention"
 
 
-def _sentence(whole: Row, losses: Sequence[Loss], work: Sequence[tuple[str, float]], devices: int) -> str:
+def _sentence(total: Row, losses: Sequence[Loss], work: Sequence[tuple[str, float]], devices: int) -> str:
     """Return a sentence on how busy the device is, and the shares of the largest losses, or of the classes of work."""
-    who = f"The {devices} devices are" if devices > 1 else "The device is"
-    busy = f"{who} busy {whole['busy_percent']:.0f} % of the time"
+    subject = f"The {devices} devices are" if devices > 1 else "The device is"
+    busy = f"{subject} busy {total['busy_percent']:.0f} % of the time"
     if losses and losses[0].percent >= LOST:
-        alike = [loss for loss in losses if loss.percent >= max(WORTH, ALIKE * losses[0].percent)]
-        return f"{busy}. {_joined([_said(loss) for loss in alike])}."
+        largest = [loss for loss in losses if loss.percent >= max(WORTH, ALIKE * losses[0].percent)]
+        return f"{busy}. {_joined([_loss_text(loss) for loss in largest])}."
     if not work:
         return f"{busy}."
     whose = "their" if devices > 1 else "its"
@@ -111,7 +111,7 @@ def _sentence(whole: Row, losses: Sequence[Loss], work: Sequence[tuple[str, floa
     return f"{busy}. Of {whose} work {_joined(large)}."
 
 
-def _said(loss: Loss) -> str:
+def _loss_text(loss: Loss) -> str:
     name = loss.name.removeprefix(IDLE)
     means = _MEANS.get(name)
     return f"{name} {loss.percent:.0f} %" + (f" ({means})" if means else "")
@@ -131,24 +131,24 @@ _MEANS = {
 }
 
 
-def _lost(answers: Answers, losses: Sequence[Loss]) -> Iterator[str]:
+def _loss_lines(answers: Answers, losses: Sequence[Loss]) -> Iterator[str]:
     """Yield a line for each loss above `WORTH`, with the one gap or call that makes up half of it if there is one."""
     for loss in losses:
         if loss.percent < WORTH:
             continue
         text = f"{loss.percent:.0f} % of the time: {loss.name} ({duration(loss.ms)})"
         if loss.name.startswith(IDLE):
-            what = held(answers, loss.name.removeprefix(IDLE))
-            if what.longest is not None:
-                text += f": {one_gap(what.longest)}"
-            elif what.call is not None and what.call_ms >= HELD * what.ms:
-                text += f": {100 * what.call_ms / what.ms:.0f} % of it in {what.call}"
+            idle = idle_time(answers, loss.name.removeprefix(IDLE))
+            if idle.longest is not None:
+                text += f": {one_gap(idle.longest)}"
+            elif idle.call is not None and idle.call_ms >= DOMINANT_SHARE * idle.ms:
+                text += f": {100 * idle.call_ms / idle.ms:.0f} % of it in {idle.call}"
         yield text
 
 
 def _classes(work: Sequence[tuple[str, float]]) -> list[str]:
-    named = [f"{name} {percent:.0f} %" for name, percent in work[:4]]
-    return [f"device work, of GPU time: {', '.join(named)}"] if named else []
+    shares = [f"{name} {percent:.0f} %" for name, percent in work[:4]]
+    return [f"device work, of GPU time: {', '.join(shares)}"] if shares else []
 
 
 # --- questions ---------------------------------------------------------------------------------------------------
@@ -158,12 +158,12 @@ def _classes(work: Sequence[tuple[str, float]]) -> list[str]:
 def _answer(name: str) -> Callable[[Asked], Iterator[Advice]]:
     def answer(asked: Asked) -> Iterator[Advice]:
         trace = asked.traced
-        said = asked.made("verdict", lambda: verdict(asked.answers))
-        if said is None:
-            raise OfOthers(f"{trace.name!r} has no device work")
+        result = asked.cached("verdict", lambda: verdict(asked.answers))
+        if result is None:
+            raise CoveredElsewhere(f"{trace.name!r} has no device work")
         step = asked.step
         if step is not None:
-            yield from (piece.advice(step) for piece in said.pieces if piece.question == name)
+            yield from (piece.advice(step) for piece in result.pieces if piece.question == name)
 
     answer.__qualname__ = name
     return answer

@@ -41,13 +41,13 @@ def _as_name(identity: str) -> str:
     return identity.replace("-", "_")
 
 
-def _place(each: Analysis) -> tuple[int, int]:
+def _place(entry: Analysis) -> tuple[int, int]:
     """Return the sort key of an analysis: the place of its subject; numbered analyses together, plugins' last."""
-    if _is_number(each.id):
-        return _SUBJECTS.index("model"), int(each.id[1:])
-    package, _, subject = each.function.__module__.rpartition(".")
-    ours = package == __name__ and subject in _SUBJECTS
-    return _SUBJECTS.index(subject) if ours else len(_SUBJECTS), 0
+    if _is_number(entry.id):
+        return _SUBJECTS.index("model"), int(entry.id[1:])
+    package, _, subject = entry.function.__module__.rpartition(".")
+    is_builtin = package == __name__ and subject in _SUBJECTS
+    return _SUBJECTS.index(subject) if is_builtin else len(_SUBJECTS), 0
 
 
 for _subject in _SUBJECTS:
@@ -72,9 +72,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Analysis:
-    for each in ANALYSES.values():  # an analysis that was registered after this module was imported
-        if name in (each.name, _as_name(each.id)):
-            return each
+    for entry in ANALYSES.values():  # an analysis that was registered after this module was imported
+        if name in (entry.name, _as_name(entry.id)):
+            return entry
     raise AttributeError(f"there is no analysis {name!r}")
 
 

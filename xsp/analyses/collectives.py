@@ -28,8 +28,10 @@ ELEMENT_BYTES = {
 
 def _known(name: str) -> str:
     """Return the SQL of a collective's property: the kernel's attribute, else its parent's, else its grandparent's."""
-    places = (f"json_extract_string(each.{side}, '$.\"xsp.collective.{name}\"')" for side in ("own", "above", "higher"))
-    return f"coalesce({', '.join(places)})"
+    candidates = (
+        f"json_extract_string(each.{side}, '$.\"xsp.collective.{name}\"')" for side in ("own", "above", "higher")
+    )
+    return f"coalesce({', '.join(candidates)})"
 
 
 def _json(side: str) -> str:

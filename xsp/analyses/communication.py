@@ -51,7 +51,7 @@ _EXPOSED = f"""
 """Time that a device computed while a collective ran: its computation time up to the end of the collective, minus that
 up to its start. `done_ns` counts kernels that have begun in full; the part of them after that moment is subtracted."""
 
-_MET = f"""
+_TRANSFERRED = f"""
     placed AS (
         SELECT rank, device, span_id, start_ns, end_ns, group_size, id, collective, communicator, full_name,
                count(*) OVER (PARTITION BY rank, device, id) AS alike,
@@ -99,7 +99,7 @@ def collectives_by_kind(trace: Trace) -> Table:
     prepare(trace)
     return trace.sql(
         f"""
-        WITH {_EXPOSED}, {_MET},
+        WITH {_EXPOSED}, {_TRANSFERRED},
         sized AS (
             SELECT collectives.*, hidden.hidden_ns, end_ns - start_ns AS ns, transfer_ns
             FROM collectives LEFT JOIN hidden USING (rank, span_id) LEFT JOIN transferred USING (rank, span_id)

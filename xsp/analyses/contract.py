@@ -60,11 +60,11 @@ class Analysis:
 
     def _holds(self, trace: Trace, level: Level) -> bool:
         """Return whether a trace holds a level; device kernels suffice where the op level is needed."""
-        asked = (level, Level.KERNEL) if level == Level.OP else (level,)
+        levels = (level, Level.KERNEL) if level == Level.OP else (level,)
         if not self.everywhere:
-            return any(map(trace.has, asked))
-        levels = ", ".join(str(int(each)) for each in asked)
-        return bool(trace.con.execute(f"SELECT 1 FROM spans WHERE level IN ({levels}) LIMIT 1").fetchall())
+            return any(map(trace.has, levels))
+        numbers = ", ".join(str(int(level)) for level in levels)
+        return bool(trace.con.execute(f"SELECT 1 FROM spans WHERE level IN ({numbers}) LIMIT 1").fetchall())
 
     @property
     def about(self) -> str:
@@ -105,13 +105,13 @@ def analysis(
     """
 
     def make(function: Callable[[Trace], Table]) -> Analysis:
-        made = Analysis(identity, title, needs, function, unless, everywhere)
-        for taken in ANALYSES.values():
-            same = (taken.function.__module__, taken.name) == (function.__module__, made.name)
-            if not same and {taken.id.lower(), taken.name} & {identity.lower(), made.name}:
-                raise UsageError(f"there already is an analysis {taken.id!r} ({taken.name}); rename {made.name}")
-        ANALYSES[identity] = made
-        return made
+        new = Analysis(identity, title, needs, function, unless, everywhere)
+        for existing in ANALYSES.values():
+            is_redefinition = (existing.function.__module__, existing.name) == (function.__module__, new.name)
+            if not is_redefinition and {existing.id.lower(), existing.name} & {identity.lower(), new.name}:
+                raise UsageError(f"there already is an analysis {existing.id!r} ({existing.name}); rename {new.name}")
+        ANALYSES[identity] = new
+        return new
 
     return make
 
@@ -129,7 +129,7 @@ def values(trace: Trace, name: str, columns: Mapping[str, str], rows: Sequence[S
         columns: name → type.
         rows: rows in the order of the table.
     """
-    made = [Column(each, kind, "") for each, kind in columns.items()]
-    table.create(trace.con, name, made)
-    table.insert(trace.con, name, rows, made)
+    schema = [Column(column, kind, "") for column, kind in columns.items()]
+    table.create(trace.con, name, schema)
+    table.insert(trace.con, name, rows, schema)
     return trace.sql(f"SELECT * FROM {name}")

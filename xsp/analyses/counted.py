@@ -18,7 +18,7 @@ from xsp.store.views import library_calls
 UNNAMED = "(unnamed)"
 """Name of a kernel for which the profiler had none."""
 
-_MADE = {
+_PLAIN_NAMES = {
     "flops": "FLOPs",
     "flops_without_tensor_cores": "non-tensor FLOPs",
     "sm__inst_executed_pipe_tensor.sum": "tensor instr.",
@@ -34,7 +34,7 @@ _MADE = {
 """Plain names of metrics, in the order in which they are shown; metrics without a plain name follow."""
 
 _INSTRUCTIONS = re.compile(r"smsp__sass_thread_inst_executed_op_([dfh])(add|mul|fma)_pred_on\.sum")
-_HALF_TO_DOUBLE = {"h": "fp16", "f": "fp32", "d": "fp64"}
+_PRECISIONS = {"h": "fp16", "f": "fp32", "d": "fp64"}
 
 _ADDITIVE = ("flops", "flops_without_tensor_cores", "dram_read_bytes", "dram_write_bytes")
 
@@ -74,7 +74,7 @@ def counters_by_kernel(trace: Trace) -> Table:
     a plain name if xsp has one, else the name of the counter, which is in `counter`. `FLOPs` requires counters of the
     tensor cores; `non-tensor FLOPs` are those of the other units alone. Metrics that are zero everywhere come last.
     """
-    return _table(trace, "counters", lambda each: each.kernel or UNNAMED)
+    return _table(trace, "counters", lambda count: count.kernel or UNNAMED)
 
 
 @analysis("op-counters", "Hardware counters by operator", unless=_why_none)
@@ -85,27 +85,27 @@ def counters_by_operator(trace: Trace) -> Table:
     launched, or that were not joined to their launch, are in the row `(no operator)`. `calls` is the number of calls of
     the operator that launched counted kernels.
     """
-    return _table(trace, "op_counters", lambda each: each.operator or NO_OPERATOR, by_call=True)
+    return _table(trace, "op_counters", lambda count: count.operator or NO_OPERATOR, by_call=True)
 
 
 def _table(trace: Trace, name: str, key: Callable[[_Count], str], by_call: bool = False) -> Table:
     """Return the table of counts grouped by `key` and by metric."""
     groups: dict[tuple[str, str], list[_Count]] = defaultdict(list)
-    wholes: dict[str, float] = defaultdict(float)
+    totals: dict[str, float] = defaultdict(float)
     highest: dict[str, float] = defaultdict(float)
-    for each in _counts(trace):
-        groups[key(each), each.metric].append(each)
-        wholes[each.metric] += each.total
-        highest[each.metric] = max(highest[each.metric], abs(each.most), abs(each.least))
-    known = list(_MADE)
+    for count in _counts(trace):
+        groups[key(count), count.metric].append(count)
+        totals[count.metric] += count.total
+        highest[count.metric] = max(highest[count.metric], abs(count.most), abs(count.least))
+    plain_metrics = list(_PLAIN_NAMES)
 
     def place(group: tuple[str, str]) -> tuple[object, ...]:
         metric = group[1]
-        rank = known.index(metric) if metric in known else len(known)
-        return highest[metric] == 0, rank, metric, -sum(each.total for each in groups[group]), group[0]
+        rank = plain_metrics.index(metric) if metric in plain_metrics else len(plain_metrics)
+        return highest[metric] == 0, rank, metric, -sum(count.total for count in groups[group]), group[0]
 
     rows = [
-        _row(title, metric, groups[title, metric], wholes[metric], by_call)
+        _row(title, metric, groups[title, metric], totals[metric], by_call)
         for title, metric in sorted(groups, key=place)
     ]
     columns = {
@@ -123,34 +123,34 @@ def _table(trace: Trace, name: str, key: Callable[[_Count], str], by_call: bool 
     return values(trace, name, columns, rows)
 
 
-def _row(title: str, metric: str, counts: Iterable[_Count], whole: float, by_call: bool) -> tuple[object, ...]:
+def _row(title: str, metric: str, counts: Iterable[_Count], metric_total: float, by_call: bool) -> tuple[object, ...]:
     counts = list(counts)
-    number, total = sum(each.kernels for each in counts), sum(each.total for each in counts)
-    adds_up = metric.endswith(".sum") or metric in _ADDITIVE
-    calls = {each.call for each in counts if each.call is not None}
+    kernels, total = sum(count.kernels for count in counts), sum(count.total for count in counts)
+    is_additive = metric.endswith(".sum") or metric in _ADDITIVE
+    calls = {count.call for count in counts if count.call is not None}
     return (
         title,
-        called(metric),
+        plain_name(metric),
         *((len(calls) or None,) if by_call else ()),
-        number,
-        total if adds_up else None,
-        100 * total / whole if adds_up and whole else None,
-        total / number,
-        min(each.least for each in counts),
-        max(each.most for each in counts),
+        kernels,
+        total if is_additive else None,
+        100 * total / metric_total if is_additive and metric_total else None,
+        total / kernels,
+        min(count.least for count in counts),
+        max(count.most for count in counts),
         metric,
     )
 
 
-def called(metric: str) -> str:
+def plain_name(metric: str) -> str:
     """Return the plain name of a metric, else its own name.
 
     >>> called("smsp__sass_thread_inst_executed_op_ffma_pred_on.sum")
     'fp32 fma instr.'
     """
-    if (found := _INSTRUCTIONS.fullmatch(metric)) is not None:
-        return f"{_HALF_TO_DOUBLE[found[1]]} {found[2]} instr."
-    return _MADE.get(metric, metric)
+    if (match := _INSTRUCTIONS.fullmatch(metric)) is not None:
+        return f"{_PRECISIONS[match[1]]} {match[2]} instr."
+    return _PLAIN_NAMES.get(metric, metric)
 
 
 def _counts(trace: Trace) -> Iterator[_Count]:
@@ -166,16 +166,16 @@ def _counts(trace: Trace) -> Iterator[_Count]:
         WHERE work.level IN ({int(Level.RUNTIME)}, {int(Level.KERNEL)}) AND work.attributes LIKE '%"counters"%'
         """
     ).fetchall()
-    for kernel, attributes, operator, call in rows:
-        told = json.loads(attributes)
-        counted = told.get("counted") if isinstance(told.get("counted"), dict) else {}
-        for metric, value in (told.get("counters") or {}).items():
+    for kernel, text, operator, call in rows:
+        attributes = json.loads(text)
+        counted = attributes.get("counted") if isinstance(attributes.get("counted"), dict) else {}
+        for metric, value in (attributes.get("counters") or {}).items():
             if isinstance(value, (int, float)):
                 yield _Count(kernel or counted.get("kernel"), operator, call, metric, 1, value, value, value)
-    for each in trace.run.counters.apart if trace.run.counters is not None else ():
-        if each.kernels:
-            kernel = each.kernel if each.kernel != NAMELESS else None
-            yield _Count(kernel, None, None, each.metric, each.kernels, each.sum, each.least, each.most)
+    for figure in trace.run.counters.apart if trace.run.counters is not None else ():
+        if figure.kernels:
+            kernel = figure.kernel if figure.kernel != NAMELESS else None
+            yield _Count(kernel, None, None, figure.metric, figure.kernels, figure.sum, figure.least, figure.most)
     yield from _of_ncu(trace)
 
 
@@ -199,7 +199,7 @@ def _of_ncu(trace: Trace) -> Iterator[_Count]:
           AND (work.attributes IS NULL OR work.attributes NOT LIKE '%"counters"%')
         """
     ).fetchall()
-    for kernel, operator, call, *found in rows:
-        for metric, value in zip(_FIGURES, found, strict=True):
+    for kernel, operator, call, *readings in rows:
+        for metric, value in zip(_FIGURES, readings, strict=True):
             if value is not None:
                 yield _Count(kernel, operator, call, metric, 1, value, value, value)

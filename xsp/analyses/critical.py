@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from xsp.analyses.contract import Table, analysis, values
-from xsp.analyses.waiting import Seen, Thread, Walk
+from xsp.analyses.waiting import StepSpan, Thread, Walk
 from xsp.device.kernelnames import COMMUNICATION, NAMES
 from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level
@@ -43,7 +43,7 @@ _PATH = f"""
 """
 """Query of the path from the tables of its segments and labels; many segments share a label."""
 
-_BY = {
+_SUMMARY_COLUMNS = {
     "grouped_by": "VARCHAR",
     "name": "VARCHAR",
     "segments": "BIGINT",
@@ -75,7 +75,7 @@ def critical_path(trace: Trace) -> Table:
     `after` is the rule for what had to end before the segment could begin. Times are as recorded, so they include the
     overhead of profiling.
     """
-    if not trace.has_made("path_segments"):
+    if not trace.has_temp_table("path_segments"):
         _walk(trace)
     return trace.sql(_PATH)
 
@@ -83,21 +83,21 @@ def critical_path(trace: Trace) -> Table:
 def _walk(trace: Trace) -> None:
     """Find the path, and make the tables of its segments and labels."""
     window = _window(trace)
-    rows = [Seen._make(row) for row in trace.con.execute(_seen(window)).fetchall()]
-    last = max((row for row in rows if row.device is not None and row.mine), key=lambda row: row.end, default=None)
+    rows = [StepSpan._make(row) for row in trace.con.execute(_seen(window)).fetchall()]
+    last = max((row for row in rows if row.device is not None and row.in_step), key=lambda row: row.end, default=None)
     if last is not None and last.end <= window.end:
         last = None
     end = last.end if last is not None else window.end
     walk = Walk(rows, window.main, window.start, window.end)
-    walk.back_from(end, last)
-    _keep(trace, walk, window, end)
+    walk.trace_back(end, last)
+    _store_path(trace, walk, window, end)
 
 
-def _keep(trace: Trace, walk: Walk, window: _Window, end: int) -> None:
+def _store_path(trace: Trace, walk: Walk, window: _Window, end: int) -> None:
     """Store the path in the engine, as text: a path can be long, and the engine is slow at reading Python lists."""
     values(trace, "path_labels", _LABELS, [(number, *label) for label, number in walk.labels.items()])
     path = walk.path[::-1]
-    trace.once(
+    trace.create_temp_table(
         "path_segments",
         f"""
         SELECT start_ns, lead(start_ns, 1, {end - window.start}) OVER (ORDER BY start_ns) AS end_ns, label,
@@ -128,7 +128,7 @@ def critical_path_summary(trace: Trace) -> Table:
         f"WITH path AS MATERIALIZED ({_PATH}) "
         f"SELECT grouped_by, name, segments, dur_ms, percent_of_path FROM ({parts}) ORDER BY place, dur_ms DESC, name"
     ).fetchall()
-    return values(trace, "critical_path_summary", _BY, rows)
+    return values(trace, "critical_path_summary", _SUMMARY_COLUMNS, rows)
 
 
 def _window(trace: Trace) -> _Window:
@@ -140,32 +140,32 @@ def _window(trace: Trace) -> _Window:
     if not steps:
         return _everything(trace)
     trace_id, step, rung, rank, start, end, process, thread = steps[0]
-    named = {"trace_id": trace_id, "step": step, "rung": rung, "rank": rank}
-    spans = " AND ".join(f"{name} IS NOT DISTINCT FROM {_sql(value)}" for name, value in named.items())
+    identity = {"trace_id": trace_id, "step": step, "rung": rung, "rank": rank}
+    spans = " AND ".join(f"{name} IS NOT DISTINCT FROM {_sql(value)}" for name, value in identity.items())
     main = (process, thread) if thread is not None else _busiest(trace, spans)
-    waits = f"SELECT min(start_ns) FROM spans WHERE {spans} AND kind = '{Kind.DATA}' AND start_ns < {start}"
-    ((waited,),) = trace.con.execute(waits).fetchall()
-    return _Window(spans, rank, start if waited is None else waited, end, main)
+    query = f"SELECT min(start_ns) FROM spans WHERE {spans} AND kind = '{Kind.DATA}' AND start_ns < {start}"
+    ((data_start,),) = trace.con.execute(query).fetchall()
+    return _Window(spans, rank, start if data_start is None else data_start, end, main)
 
 
 def _busiest(trace: Trace, spans: str) -> Thread:
     """Return the thread with the longest time from its first span to its last, for a step that names no thread."""
-    found = trace.con.execute(
+    rows = trace.con.execute(
         f"SELECT process, thread FROM spans WHERE {spans} AND device IS NULL AND thread IS NOT NULL AND dur_ns > 0 "
         "GROUP BY process, thread ORDER BY max(start_ns + dur_ns) - min(start_ns) DESC, count(*) DESC, 1, 2 LIMIT 1"
     ).fetchall()
-    return found[0] if found else (None, None)
+    return rows[0] if rows else (None, None)
 
 
 def _everything(trace: Trace) -> _Window:
     """Return the time of the first rank's spans, as if it were a step."""
-    found = trace.con.execute(
+    rows = trace.con.execute(
         "SELECT rank, min(start_ns), max(start_ns + dur_ns) FROM spans "
         "WHERE dur_ns > 0 GROUP BY rank ORDER BY rank LIMIT 1"
     ).fetchall()
-    if not found:
+    if not rows:
         raise AnalysisError(f"critical-path (Critical path) needs spans with durations, and {trace.name!r} holds none")
-    rank, start, end = found[0]
+    rank, start, end = rows[0]
     spans = f"rank IS NOT DISTINCT FROM {_sql(rank)}"
     return _Window(spans, rank, start, end, _busiest(trace, spans))
 
@@ -181,10 +181,10 @@ def _seen(window: _Window) -> str:
     """
     process, thread = (_sql(part) for part in window.main)
     return f"""
-        WITH {NAMES}, mine AS (SELECT * FROM spans WHERE {window.spans}), seen AS (
-            SELECT *, true AS mine FROM mine
+        WITH {NAMES}, step_spans AS (SELECT * FROM spans WHERE {window.spans}), seen AS (
+            SELECT *, true AS in_step FROM step_spans
             UNION ALL
-            SELECT *, false AS mine FROM spans
+            SELECT *, false AS in_step FROM spans
             WHERE rank IS NOT DISTINCT FROM {_sql(window.rank)} AND device IS NOT NULL
               AND NOT coalesce({window.spans}, false)
               AND start_ns < {window.end} AND start_ns + dur_ns > {window.start}
@@ -194,8 +194,8 @@ def _seen(window: _Window) -> str:
                     THEN coalesce(parent.process, {process}) ELSE seen.process END,
                CASE WHEN seen.device IS NULL THEN coalesce(seen.thread, parent.thread, {thread}) END,
                seen.device, seen.stream, seen.correlation_id, seen.layer_id,
-               CASE WHEN NOT seen.mine THEN '{_OTHER_STEP}' ELSE parent.op END,
-               seen.mine,
+               CASE WHEN NOT seen.in_step THEN '{_OTHER_STEP}' ELSE parent.op END,
+               seen.in_step,
                coalesce(class = '{COMMUNICATION}', false)
                    OR coalesce(contains(seen.attributes, '"xsp.collective.name"'), false),
                coalesce(seen.phase = 'backward', false) OR coalesce(seen.forward_thread <> seen.thread, false),
@@ -205,7 +205,7 @@ def _seen(window: _Window) -> str:
         FROM seen
         LEFT JOIN names ON seen.device IS NOT NULL AND names.name = seen.name
         LEFT JOIN (
-            SELECT span_id, process, thread, CASE WHEN kind = '{Kind.OP}' THEN name END AS op FROM mine
+            SELECT span_id, process, thread, CASE WHEN kind = '{Kind.OP}' THEN name END AS op FROM step_spans
         ) parent ON parent.span_id = seen.parent_id
         WHERE seen.kind NOT IN ('{Kind.RUN}', '{Kind.ALLOC}') AND seen.dur_ns > 0
         ORDER BY seen.start_ns, seen.dur_ns DESC, seen.level, seen.depth

@@ -34,10 +34,9 @@ _DEVICE_WORK = f"""
     processes AS (
         SELECT rank, any_value(process) AS process FROM spans WHERE level = {int(Level.RUNTIME)}
         GROUP BY rank HAVING min(process) = max(process)
-    ),
-    {NAMES}
-    SELECT s.rank, s.device, s.step, s.trace_id, s.span_id, s.parent_id, coalesce(within.op_id, s.parent_id) AS op_id,
-           s.layer_id, s.name, s.kind, s.start_ns,
+    )
+    SELECT s.rank, s.device, s.stream, s.step, s.trace_id, s.span_id, s.parent_id,
+           coalesce(within.op_id, s.parent_id) AS op_id, s.layer_id, s.name, s.kind, s.start_ns,
            s.dur_ns, s.start_ns + s.dur_ns AS end_ns, s.correlation_id,
            coalesce(s.process, processes.process, -1) AS on_process, coalesce(recorded.recording, 0) AS recording,
            names.class, names.tensor_cores, names.collective,
@@ -45,7 +44,7 @@ _DEVICE_WORK = f"""
                 THEN '{COMMUNICATION}' ELSE '{COMPUTATION}' END AS purpose
     FROM spans s LEFT JOIN recorded ON recorded.rank = s.rank AND recorded.step = s.step
     LEFT JOIN processes ON processes.rank = s.rank
-    LEFT JOIN names ON names.name = s.name AND s.kind = '{Kind.KERNEL}'
+    LEFT JOIN kernel_names names ON names.name = s.name AND s.kind = '{Kind.KERNEL}'
     LEFT JOIN library_calls_of_spans within
         ON within.rank = s.rank AND within.trace_id = s.trace_id AND within.span_id = s.parent_id
     WHERE s.level = {int(Level.KERNEL)} AND s.kind IN ('{Kind.KERNEL}', '{Kind.COPY}') AND s.timed IS NOT false
@@ -76,8 +75,30 @@ _RUNTIME_CALLS = f"""
 """
 
 
+_LAUNCHES = f"""
+    SELECT rank, on_process, correlation_id, min(start_ns) AS begin_ns, arg_min(on_thread, start_ns) AS on_thread,
+           arg_min(end_ns, start_ns) AS returned_ns, arg_min(waits, start_ns) AS blocks,
+           min(start_ns) FILTER (WHERE timed IS NOT false) AS launch_ns,
+           max(dur_ns) FILTER (WHERE timed IS NOT false) AS launch_dur_ns,
+           bool_or(waits) FILTER (WHERE timed IS NOT false) AS waits
+    FROM runtime_calls
+    SEMI JOIN (SELECT DISTINCT correlation_id FROM device_work) work USING (correlation_id)
+    WHERE kind <> '{Kind.SYNC}' GROUP BY rank, on_process, correlation_id
+"""
+
+
+def launches(trace: Trace) -> None:
+    """Make the table `launches`, once: the calls that launched device work, with those that have one number together.
+
+    `begin_ns`, `on_thread`, `returned_ns` and `blocks` are of the first of them; `launch_ns`, `launch_dur_ns` and
+    `waits` are of those in timed steps, and null if there are none.
+    """
+    prepare(trace)
+    trace.create_temp_table("launches", _LAUNCHES)
+
+
 def prepare(trace: Trace) -> None:
-    """Make the tables `device_work` and `runtime_calls`, once.
+    """Make the tables `device_work` and `runtime_calls`, once, and `kernel_names`, the table of `NAMES`.
 
     `device_work` has each kernel and copy with its end, its recording, the process that launched it, the properties
     that its name shows, and its purpose: computation, communication, copy. `class` is null for copies; `op_id` is the
@@ -88,8 +109,10 @@ def prepare(trace: Trace) -> None:
     name does not contain Async). A call that makes a stream wait does not block the host.
     """
     library_calls(trace, "spans")
-    trace.once("device_work", _DEVICE_WORK)
-    trace.once("runtime_calls", _RUNTIME_CALLS)
+    # a table has a known size: joins hash it, and not the work
+    trace.create_temp_table("kernel_names", f"WITH {NAMES} SELECT * FROM names")
+    trace.create_temp_table("device_work", _DEVICE_WORK)
+    trace.create_temp_table("runtime_calls", _RUNTIME_CALLS)
 
 
 NAMED = f"""
@@ -122,36 +145,38 @@ def shares(*place: str) -> str:
     Args:
         place: columns of `device_work` that distinguish windows, for example the device.
     """
-    where = ", ".join(place)
-    same = " AND ".join(f"windows.{name} IS NOT DISTINCT FROM work.{name}" for name in place)
-    until = ", ".join(f"max(CASE WHEN {of} THEN end_ns END) OVER sofar AS {name}_until" for name, of in _UNIONS.items())
-    added = ", ".join(
-        f"coalesce(sum(CASE WHEN {of} THEN greatest(0, end_ns - greatest(start_ns, coalesce({name}_until, start_ns))) "
-        f"END), 0)::BIGINT AS {name}_ns"
-        for name, of in _UNIONS.items()
+    columns = ", ".join(place)
+    join_condition = " AND ".join(f"windows.{name} IS NOT DISTINCT FROM work.{name}" for name in place)
+    until = ", ".join(
+        f"max(CASE WHEN {condition} THEN end_ns END) OVER sofar AS {name}_until" for name, condition in _UNIONS.items()
+    )
+    durations = ", ".join(
+        f"coalesce(sum(CASE WHEN {condition} THEN "
+        f"greatest(0, end_ns - greatest(start_ns, coalesce({name}_until, start_ns))) END), 0)::BIGINT AS {name}_ns"
+        for name, condition in _UNIONS.items()
     )
     return f"""
         windows AS (
-            SELECT *, (coalesce(sum(window_ns) OVER (ORDER BY {where} ROWS BETWEEN UNBOUNDED PRECEDING
+            SELECT *, (coalesce(sum(window_ns) OVER (ORDER BY {columns} ROWS BETWEEN UNBOUNDED PRECEDING
                                                      AND 1 PRECEDING), 0) - first_ns)::BIGINT AS shift_ns
             FROM (
-                SELECT {where}, min(start_ns) AS first_ns, max(end_ns) - min(start_ns) AS window_ns
-                FROM device_work GROUP BY {where}
+                SELECT {columns}, min(start_ns) AS first_ns, max(end_ns) - min(start_ns) AS window_ns
+                FROM device_work GROUP BY {columns}
             )
         ),
         laid AS (
             SELECT {", ".join(f"windows.{name}" for name in place)}, window_ns, purpose,
                    start_ns + shift_ns AS start_ns, end_ns + shift_ns AS end_ns
-            FROM device_work work JOIN windows ON {same}
+            FROM device_work work JOIN windows ON {join_condition}
         ),
         swept AS (
             SELECT *, {until} FROM laid
             WINDOW sofar AS (ORDER BY start_ns ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
         ),
         shares AS (
-            SELECT {where}, window_ns, busy_ns, computation_ns, communication_ns, copy_ns,
+            SELECT {columns}, window_ns, busy_ns, computation_ns, communication_ns, copy_ns,
                    kernels_ns - computation_ns AS exposed_communication_ns, busy_ns - kernels_ns AS exposed_copy_ns
-            FROM (SELECT {where}, any_value(window_ns) AS window_ns, {added} FROM swept GROUP BY {where})
+            FROM (SELECT {columns}, any_value(window_ns) AS window_ns, {durations} FROM swept GROUP BY {columns})
         )
     """
 

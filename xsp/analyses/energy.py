@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from xsp import summary
 from xsp.analyses.contract import Table, analysis, values
-from xsp.analyses.loop import FROM, kinds_of, own_scopes, unseen
+from xsp.analyses.loop import FROM, kinds_of, scope_names, why_no_loop
 from xsp.samples.nvml import INSTALL, WHILE
 from xsp.store.iterations import Iteration, iterations
 from xsp.store.loop import BARE
@@ -63,13 +63,13 @@ class Counter(NamedTuple):
     """Error of the period as a share of it; None if the counter is faster than the readings."""
 
     def in_stretch(self, stretch: Stretch) -> list[Change]:
-        """Return the changes that are certainly in a stretch, and at least a period after its begin.
+        """Return the changes that are certainly in a stretch, and at least a period after its start.
 
         The first period is left out because the device starts late in it and its power rises. None is left out at the
         end, where the device still works.
         """
-        first = bisect_left(self.changes, stretch.start_ns + self.period_ns, key=lambda each: each.after_ns)
-        return list(self.changes[first : bisect_right(self.changes, stretch.end_ns, key=lambda each: each.at_ns)])
+        first = bisect_left(self.changes, stretch.start_ns + self.period_ns, key=lambda change: change.after_ns)
+        return list(self.changes[first : bisect_right(self.changes, stretch.end_ns, key=lambda change: change.at_ns)])
 
     def between_ns(self, first: Change, last: Change) -> tuple[float, int]:
         """Return the time between two changes in nanoseconds, and the weight of a power that is measured over it.
@@ -92,7 +92,7 @@ class Stretch(NamedTuple):
     steps: int
     start_ns: int
     end_ns: int
-    """Begin of xsp's work before the next recorded step, which waits for the device; the device works until then, even
+    """Start of xsp's work before the next recorded step, which waits for the device; the device works until then, even
     if the host runs ahead of it. After the last recorded step: the end of the last step on the host."""
 
 
@@ -108,7 +108,7 @@ class Power(NamedTuple):
     """Number of times that the counter changed in these windows, after the change that begins each."""
 
 
-class Measured(NamedTuple):
+class DevicePower(NamedTuple):
     """The power of a device while steps of a kind ran; None if there are too few stretches."""
 
     of: Iteration
@@ -136,17 +136,17 @@ _COLUMNS = {
 
 def _why_none(trace: Trace) -> str | None:
     """Return why the energy of a step is unknown, or None if it is known."""
-    reason = unseen(trace) or _why_no_counter(trace)
+    reason = why_no_loop(trace) or _why_no_counter(trace)
     if reason is not None:
         return reason
-    if not any(each.is_known for each in iterations(trace.con)):
+    if not any(iteration.is_known for iteration in iterations(trace.con)):
         return "the time of an iteration is unknown, because too few steps ran undisturbed by recording: run more steps"
-    found = list(_measured(trace))
-    if not found:
+    measurements = list(_measured(trace))
+    if not measurements:
         return "the device's energy counter did not change while the program ran"
-    if any(each.power is not None for each in found):
+    if any(measured.power is not None for measured in measurements):
         return None
-    best = max(found, key=lambda each: each.stretches)
+    best = max(measurements, key=lambda measured: measured.stretches)
     period_ms = best.counter.period_ns / 1e6
     return (
         f"the energy counter of device {best.device} changes every {period_ms:.0f} ms; "
@@ -160,9 +160,9 @@ def _why_no_counter(trace: Trace) -> str | None:
     if trace.con.execute(f"SELECT 1 FROM samples WHERE name = '{ENERGY}' LIMIT 1").fetchall():
         return None
     samples = [run.samples for run in trace.run.each_rank if run.samples is not None]
-    told = [each.absent["nvml"] for each in samples if "nvml" in each.absent]
-    told += [note for each in samples for note in each.notes if ENERGY in note]
-    why = "; ".join(dict.fromkeys(told)) or f"it needs an NVIDIA GPU, nvidia-ml-py ({INSTALL}) and no --no-samples"
+    reasons = [record.absent["nvml"] for record in samples if "nvml" in record.absent]
+    reasons += [note for record in samples for note in record.notes if ENERGY in note]
+    why = "; ".join(dict.fromkeys(reasons)) or f"it needs an NVIDIA GPU, nvidia-ml-py ({INSTALL}) and no --no-samples"
     return f"the device's energy counter was not sampled while {trace.name!r} ran: {why}"
 
 
@@ -183,60 +183,66 @@ def energy_of_steps(trace: Trace) -> Table:
     Energy by layer is refused: an update of the counter (every 100 ms on an H200) covers many layers, and all steps
     have the same layers, so the counter cannot tell them apart. A share by time would be a guess.
     """
-    found = list(_measured(trace))
-    several = len({each.of.rank for each in found}) > 1
-    around = _Surroundings(trace)
+    measurements = list(_measured(trace))
+    several = len({measured.of.rank for measured in measurements}) > 1
+    surroundings = _Surroundings(trace)
     rows: list[tuple[Any, ...]] = []
-    for of, group in itertools.groupby(found, key=lambda each: each.of):
+    for iteration, group in itertools.groupby(measurements, key=lambda measured: measured.of):
         devices = list(group)
-        said = kinds_of(trace, of.rank).get(of.kind)
-        told = (own_scopes(of.rank)[several], of.kind, said.name if said is not None else None)
-        measured = [(each, each.power) for each in devices if each.power is not None]
-        if len(devices) > 1 and len(measured) == len(devices):
-            rows.append((*told, *_together(of, measured)))
-        rows += [(*told, *_row(of, each, around)) for each in devices]
+        step_kind = kinds_of(trace, iteration.rank).get(iteration.kind)
+        identity = (
+            scope_names(iteration.rank)[several],
+            iteration.kind,
+            step_kind.name if step_kind is not None else None,
+        )
+        with_power = [(measured, measured.power) for measured in devices if measured.power is not None]
+        if len(devices) > 1 and len(with_power) == len(devices):
+            rows.append((*identity, *_together(iteration, with_power)))
+        rows += [(*identity, *_row(iteration, measured, surroundings)) for measured in devices]
     return values(trace, "energy_of_steps", _COLUMNS, rows)
 
 
-def _row(of: Iteration, each: Measured, around: _Surroundings) -> tuple[Any, ...]:
-    key, power = (of.rank, each.device), each.power
-    watts, ends = (power.watts, power.ends) if power is not None else (None, None)
-    joules, width = _joules(of, watts, ends)
-    limit = around.limits.get(key)
+def _row(iteration: Iteration, measured: DevicePower, surroundings: _Surroundings) -> tuple[Any, ...]:
+    key, power = (iteration.rank, measured.device), measured.power
+    watts, watts_interval = (power.watts, power.ends) if power is not None else (None, None)
+    joules, joules_interval = _joules(iteration, watts, watts_interval)
+    limit = surroundings.limits.get(key)
     return (
-        each.device, joules, *_ends(width), watts, *_ends(ends), around.lowest.get(key),
-        100 * watts / limit if watts is not None and limit else None, _per(of.samples, joules), each.stretches,
-        power.updates if power is not None else 0, each.counter.period_ns / 1e6,
-        around.throttled(key, power.windows) if power is not None else None,
-        around.others(key, power.windows) if power is not None else None, FROM[of.disturbed],
+        measured.device, joules, *_ends(joules_interval), watts, *_ends(watts_interval), surroundings.lowest.get(key),
+        100 * watts / limit if watts is not None and limit else None, _per(iteration.samples, joules),
+        measured.stretches, power.updates if power is not None else 0, measured.counter.period_ns / 1e6,
+        surroundings.throttled(key, power.windows) if power is not None else None,
+        surroundings.others(key, power.windows) if power is not None else None, FROM[iteration.disturbed],
     )  # fmt: skip
 
 
-def _together(of: Iteration, devices: Sequence[tuple[Measured, Power]]) -> tuple[Any, ...]:
+def _together(iteration: Iteration, devices: Sequence[tuple[DevicePower, Power]]) -> tuple[Any, ...]:
     """Return the row of the sum of devices; ends are added as if the devices' errors were the same."""
     watts = sum(power.watts for _, power in devices)
-    each_end = [power.ends for _, power in devices if power.ends is not None]
-    ends = None
-    if len(each_end) == len(devices):
-        ends = summary.Interval(sum(each.lo for each in each_end), sum(each.hi for each in each_end))
-    joules, width = _joules(of, watts, ends)
-    stretches, updates = min(each.stretches for each, _ in devices), min(power.updates for _, power in devices)
+    intervals = [power.ends for _, power in devices if power.ends is not None]
+    watts_interval = None
+    if len(intervals) == len(devices):
+        watts_interval = summary.Interval(
+            sum(interval.lo for interval in intervals), sum(interval.hi for interval in intervals)
+        )
+    joules, joules_interval = _joules(iteration, watts, watts_interval)
+    stretches, updates = min(measured.stretches for measured, _ in devices), min(power.updates for _, power in devices)
     return (
-        None, joules, *_ends(width), watts, *_ends(ends), None, None, _per(of.samples, joules), stretches, updates,
-        None, None, None, FROM[of.disturbed],
+        None, joules, *_ends(joules_interval), watts, *_ends(watts_interval), None, None,
+        _per(iteration.samples, joules), stretches, updates, None, None, None, FROM[iteration.disturbed],
     )  # fmt: skip
 
 
 def _joules(
-    of: Iteration, watts: float | None, ends: summary.Interval | None
+    iteration: Iteration, watts: float | None, ends: summary.Interval | None
 ) -> tuple[float | None, summary.Interval | None]:
     """Return the energy of an iteration and its interval, in joules."""
-    if watts is None or of.mean_ns is None:
+    if watts is None or iteration.mean_ns is None:
         return None, None
-    joules = watts * of.mean_ns / 1e9
-    if ends is None or of.ends is None:
+    joules = watts * iteration.mean_ns / 1e9
+    if ends is None or iteration.ends is None:
         return joules, None
-    return joules, summary.product_interval((watts, ends), (of.mean_ns / 1e9, _in_seconds(of.ends)))
+    return joules, summary.product_interval((watts, ends), (iteration.mean_ns / 1e9, _in_seconds(iteration.ends)))
 
 
 def _in_seconds(ends: summary.Interval) -> summary.Interval:
@@ -254,18 +260,22 @@ def _per(samples: float | None, joules: float | None) -> float | None:
 # --- the counter, the stretches, and the power from both -------------------------------------------------------
 
 
-def _measured(trace: Trace) -> Iterator[Measured]:
+def _measured(trace: Trace) -> Iterator[DevicePower]:
     """Yield the devices of each kind of iteration whose time is known; the kind that takes most time first."""
     counters = _counters(trace)
-    found = _stretches(trace)
-    for of in iterations(trace.con):
-        if not of.is_known or of.mean_ns is None:
+    stretches_by_rank = _stretches(trace)
+    for iteration in iterations(trace.con):
+        if not iteration.is_known or iteration.mean_ns is None:
             continue
-        stretches = [each for each in found[of.rank] if each.kind == of.kind and _is_usual(each, of.mean_ns)]
+        stretches = [
+            stretch
+            for stretch in stretches_by_rank[iteration.rank]
+            if stretch.kind == iteration.kind and _is_usual(stretch, iteration.mean_ns)
+        ]
         for (rank, device), counter in counters.items():
-            if rank == of.rank:
+            if rank == iteration.rank:
                 usable, power = _power(counter, stretches)
-                yield Measured(of, device, counter, usable, power)
+                yield DevicePower(iteration, device, counter, usable, power)
 
 
 def _counters(trace: Trace) -> Mapping[tuple[int, int], Counter]:
@@ -277,8 +287,8 @@ def _counters(trace: Trace) -> Mapping[tuple[int, int], Counter]:
     """
     for rank, device, time_ns, value in trace.con.execute(query).fetchall():
         readings[rank, device].append((time_ns, value))
-    found = {key: _counter(each) for key, each in readings.items()}
-    return {key: counter for key, counter in found.items() if counter is not None}
+    counters = {key: _counter(points) for key, points in readings.items()}
+    return {key: counter for key, counter in counters.items() if counter is not None}
 
 
 def _counter(readings: Sequence[tuple[int, float]]) -> Counter | None:
@@ -289,17 +299,17 @@ def _counter(readings: Sequence[tuple[int, float]]) -> Counter | None:
     ]
     if len(changes) < 2:
         return None
-    reading_ns = statistics.median(at - before for (before, _), (at, _) in itertools.pairwise(readings))
-    usual_ns = statistics.median(after.at_ns - each.at_ns for each, after in itertools.pairwise(changes))
+    reading_ns = statistics.median(after - before for (before, _), (after, _) in itertools.pairwise(readings))
+    usual_ns = statistics.median(after.at_ns - before.at_ns for before, after in itertools.pairwise(changes))
     if usual_ns < SLOWER * reading_ns:
         return Counter(changes, usual_ns, None)
     periods, length_ns, error_ns = 0, 0.0, 0.0
     for part in _rising(changes):
-        middles = [_middle(each, usual_ns) for each in part]
-        periods += sum(round((after - each) / usual_ns) for each, after in itertools.pairwise(middles))
+        middles = [_middle(change, usual_ns) for change in part]
+        periods += sum(round((after - before) / usual_ns) for before, after in itertools.pairwise(middles))
         length_ns += middles[-1] - middles[0]
         # the first and the last change are known to half of the time between their readings
-        error_ns += sum(min(each.at_ns - each.after_ns, usual_ns) / 2 for each in (part[0], part[-1]))
+        error_ns += sum(min(change.at_ns - change.after_ns, usual_ns) / 2 for change in (part[0], part[-1]))
     if not periods:
         return Counter(changes, usual_ns, None)
     return Counter(changes, length_ns / periods, error_ns / length_ns)
@@ -310,8 +320,10 @@ def _rising(changes: Sequence[Change]) -> Iterator[Sequence[Change]]:
 
     It goes down when the driver is loaded anew, which happens at any time, not only at an update.
     """
-    downs = [at + 1 for at, (each, after) in enumerate(itertools.pairwise(changes)) if after.joules < each.joules]
-    for start, end in itertools.pairwise([-1, *downs, len(changes)]):
+    drops = [
+        index + 1 for index, (before, after) in enumerate(itertools.pairwise(changes)) if after.joules < before.joules
+    ]
+    for start, end in itertools.pairwise([-1, *drops, len(changes)]):
         if end - start > 2:
             yield changes[start + 1 : end]
 
@@ -323,24 +335,24 @@ def _middle(change: Change, period_ns: float) -> float:
 
 def _stretches(trace: Trace) -> Mapping[int, list[Stretch]]:
     """Return the stretches of each rank in their order, without those with failed steps or several kinds of steps."""
-    found: dict[int, list[Stretch]] = defaultdict(list)
+    stretches: dict[int, list[Stretch]] = defaultdict(list)
     query = """
         SELECT rank, kind, steps, rung, status, start_ns, dur_ns, coalesce(before_ns, 0), coalesce(own_ns, 0)
         FROM loop ORDER BY rank, step
     """
     for rank, rows in itertools.groupby(trace.con.execute(query).fetchall(), key=lambda row: row[0]):
         groups = [(bare, list(group)) for bare, group in itertools.groupby(rows, key=lambda row: row[3] == BARE)]
-        for place, (bare, group) in enumerate(groups):
+        for index, (bare, group) in enumerate(groups):
             kinds = {kind for _, kind, *_ in group}
-            if not bare or place == 0 or len(kinds) > 1 or any(row[4] != "ok" for row in group):
+            if not bare or index == 0 or len(kinds) > 1 or any(row[4] != "ok" for row in group):
                 continue
             _, _, steps, _, _, last_ns, dur_ns, before_ns, _ = group[-1]
             end_ns = last_ns + steps * dur_ns + (steps - 1) * before_ns
-            if place + 1 < len(groups):
-                *_, next_ns, _, _, own_ns = groups[place + 1][1][0]
+            if index + 1 < len(groups):
+                *_, next_ns, _, _, own_ns = groups[index + 1][1][0]
                 end_ns = next_ns - own_ns
-            found[rank].append(Stretch(kinds.pop(), sum(row[2] for row in group), group[0][5], round(end_ns)))
-    return found
+            stretches[rank].append(Stretch(kinds.pop(), sum(row[2] for row in group), group[0][5], round(end_ns)))
+    return stretches
 
 
 def _is_usual(stretch: Stretch, iteration_ns: float) -> bool:
@@ -369,7 +381,7 @@ def _power(counter: Counter, stretches: Sequence[Stretch]) -> tuple[int, Power |
     if len(windows) < LEAST_STRETCHES:
         return len(windows), None
     watts = sum(joules) / sum(seconds)
-    ends = summary.mean_interval([each / time for each, time in zip(joules, seconds, strict=True)], weights)
+    ends = summary.mean_interval([energy / time for energy, time in zip(joules, seconds, strict=True)], weights)
     if ends is not None and counter.doubt is not None:
         of_period = summary.Interval(1 - counter.doubt, 1 + counter.doubt)
         ends = summary.product_interval((watts, ends), (1.0, of_period))
@@ -429,5 +441,5 @@ def _by_device(trace: Trace, name: str, how: str) -> dict[tuple[int, int], float
 
 def _meets(windows: Sequence[tuple[int, int]], start_ns: int, end_ns: int) -> bool:
     """Return whether a time overlaps one of these windows, which are in their order and do not overlap."""
-    place = bisect_right(windows, start_ns, key=lambda each: each[1])
-    return place < len(windows) and windows[place][0] < end_ns
+    index = bisect_right(windows, start_ns, key=lambda window: window[1])
+    return index < len(windows) and windows[index][0] < end_ns

@@ -28,43 +28,49 @@ FUSIBLE = ("elementwise", "copy", "normalisation", "reduction")
 """Classes of kernels that compute little for what they read and write."""
 
 BATCHED = ("aten::bmm", "aten::baddbmm", "aten::baddbmm_")
-_BOTH_NAMES = "w.name || ' ' || coalesce(op.name, '')"
+_BOTH_NAMES = "name || ' ' || coalesce(op, '')"
 
-_LANE = "PARTITION BY rank, device, stream ORDER BY start_ns, span_id"
 _BLOCKS = "PARTITION BY rank, device, stream ORDER BY block"
 
 _ALIKE = "CASE WHEN product THEN CASE WHEN named THEN 0 ELSE batch END END"
 """For a block that begins with a product: the value that two blocks of one attention must share."""
 
 _PARTS = f"""
-    WITH named AS MATERIALIZED (
-        SELECT w.rank, w.device, w.trace_id, w.span_id, w.op_id, w.start_ns, w.dur_ns, w.class,
-               stream.stream, op.name AS op, coalesce(op.kind = '{Kind.OP}', false) AS named,
-               coalesce(stream.batch, 1) AS batch,
-               regexp_matches(w.name, 'softmax', 'i') AND class NOT IN ('attention', 'gemm')
-               AND NOT regexp_matches({_BOTH_NAMES}, 'log_?softmax', 'i') AS softmax,
-               regexp_matches({_BOTH_NAMES}, 'backward|bwd', 'i') AS backward,
-               class = 'gemm' AND CASE WHEN named THEN op.name IN {BATCHED} ELSE batch > 1 END AS product
-        FROM device_work w JOIN (
-            SELECT s.rank, s.trace_id, s.span_id, s.start_ns, s.stream,
-                   TRY_CAST(json_extract_string(s.attributes, '$.grid[2]') AS BIGINT) AS batch
-            FROM spans s WHERE s.level = {int(Level.KERNEL)}
-        ) stream ON stream.rank = w.rank AND stream.trace_id = w.trace_id AND stream.span_id = w.span_id
-                AND stream.start_ns = w.start_ns
+    WITH grids AS (  -- of products: no other kernel's grid counts
+        SELECT rank, trace_id, span_id, start_ns,
+               TRY_CAST(json_extract_string(attributes, '$.grid[2]') AS BIGINT) AS batch
+        FROM spans WHERE level = {int(Level.KERNEL)} AND name IN (SELECT name FROM kernel_names WHERE class = 'gemm')
+    ),
+    launched AS MATERIALIZED (
+        SELECT w.rank, w.device, w.stream, w.span_id, w.op_id, w.start_ns, w.dur_ns, w.class, w.name, op.name AS op,
+               coalesce(op.kind = '{Kind.OP}', false) AS named, coalesce(grids.batch, 1) AS batch
+        FROM device_work w
+        LEFT JOIN grids ON grids.rank = w.rank AND grids.trace_id = w.trace_id AND grids.span_id = w.span_id
+                       AND grids.start_ns = w.start_ns
         LEFT JOIN spans op ON op.rank = w.rank AND op.trace_id = w.trace_id AND op.span_id = w.op_id
                 AND op.level = {int(Level.OP)}
         WHERE w.kind = '{Kind.KERNEL}'
     ),
-    told AS (
-        SELECT *, class IN ('gemm', 'convolution', 'attention', 'communication')
-                  OR (class = 'normalisation' AND NOT softmax) AS ends,
-               lag(op_id) OVER ({_LANE}) AS before
-        FROM named
+    pairs AS MATERIALIZED (  -- patterns are matched once for each kernel's name and operator's name
+        SELECT name, op, class, regexp_matches(name, 'softmax', 'i') AND class NOT IN ('attention', 'gemm')
+                                AND NOT regexp_matches({_BOTH_NAMES}, 'log_?softmax', 'i') AS softmax,
+               regexp_matches({_BOTH_NAMES}, 'backward|bwd', 'i') AS backward
+        FROM (SELECT DISTINCT name, op, class FROM launched)
+    ),
+    placed AS (
+        SELECT launched.* EXCLUDE (name), softmax, backward,
+               launched.class = 'gemm' AND CASE WHEN named THEN launched.op IN {BATCHED} ELSE batch > 1 END AS product,
+               launched.class IN ('gemm', 'convolution', 'attention', 'communication')
+               OR (launched.class = 'normalisation' AND NOT softmax) AS ends,
+               lag(op_id) OVER lane AS before, row_number() OVER lane AS place
+        FROM launched JOIN pairs ON pairs.name = launched.name AND pairs.op IS NOT DISTINCT FROM launched.op
+                                AND pairs.class IS NOT DISTINCT FROM launched.class
+        WINDOW lane AS (PARTITION BY rank, device, stream ORDER BY start_ns, span_id)
     ),
     blocks AS MATERIALIZED (  -- a kernel that ends what may be fused, and all until the next one
         SELECT *, sum(CASE WHEN ends AND (NOT named OR before IS NULL OR before <> op_id) THEN 1 ELSE 0 END)
-                  OVER ({_LANE} ROWS UNBOUNDED PRECEDING) AS block
-        FROM told
+                  OVER (PARTITION BY rank, device, stream ORDER BY place ROWS UNBOUNDED PRECEDING) AS block
+        FROM placed
     ),
     kinds AS (
         SELECT rank, device, stream, block, bool_or(product) AS product, bool_or(softmax) AS softmax,
@@ -104,7 +110,7 @@ _PARTS = f"""
 
 def _prepare(trace: Trace) -> None:
     prepare(trace)
-    trace.once("kernel_parts", _PARTS)
+    trace.create_temp_table("kernel_parts", _PARTS)
 
 
 @analysis("attention", "Attention by form", Level.KERNEL, everywhere=True)

@@ -25,7 +25,7 @@ The call responsible for a part is the one that the launching thread was in for 
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.devicework import prepare
+from xsp.analyses.devicework import launches
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 
@@ -43,6 +43,26 @@ AROUND = 4
 LONGEST = 100
 """Number of parts of gaps that are listed individually."""
 
+_LOADED = f"""
+    data AS (
+        SELECT rank, coalesce(process, -1) AS on_process, name, start_ns, start_ns + dur_ns AS end_ns
+        FROM spans WHERE kind = '{Kind.DATA}'
+    ),
+    loaded AS (
+        SELECT waited.*, data.name AS data_name, data.start_ns AS data_from, data.end_ns AS data_to,
+               least(data.end_ns, launch_ns) - greatest(data.start_ns, idle_from) AS data_ns
+        FROM waited ASOF LEFT JOIN data
+        ON data.rank = waited.rank AND data.on_process = waited.on_process AND data.start_ns <= waited.launch_ns
+    )
+"""
+_NOT_LOADED = """
+    loaded AS (
+        SELECT *, NULL::VARCHAR AS data_name, NULL::BIGINT AS data_from, NULL::BIGINT AS data_to,
+               NULL::BIGINT AS data_ns FROM waited
+    )
+"""
+"""The last wait for data before a launch, as SQL after `waited`; the latter without waits, which saves a join."""
+
 _CAUSES = f"""
     WITH ordered AS (
         SELECT rank, device, on_process, correlation_id, span_id, start_ns,
@@ -50,16 +70,11 @@ _CAUSES = f"""
                                  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS idle_from
         FROM device_work
     ),
-    launches AS (
-        SELECT rank, on_process, correlation_id, min(start_ns) AS launch_ns, arg_min(on_thread, start_ns) AS on_thread,
-               arg_min(end_ns, start_ns) AS returned_ns, arg_min(waits, start_ns) AS blocks
-        FROM runtime_calls WHERE kind <> '{Kind.SYNC}' AND correlation_id IS NOT NULL GROUP BY ALL
-    ),
     launched AS (
-        SELECT gaps.*, launch_ns, on_thread, blocks, launch_ns - idle_from AS late_ns,
-               CASE WHEN launch_ns IS NULL OR launch_ns > start_ns THEN NULL
-                    WHEN launch_ns < idle_from - {LAUNCH_NS} THEN idle_from
-                    ELSE greatest(launch_ns + {LAUNCH_NS}, idle_from,
+        SELECT gaps.*, begin_ns AS launch_ns, on_thread, blocks, begin_ns - idle_from AS late_ns,
+               CASE WHEN begin_ns IS NULL OR begin_ns > start_ns THEN NULL
+                    WHEN begin_ns < idle_from - {LAUNCH_NS} THEN idle_from
+                    ELSE greatest(begin_ns + {LAUNCH_NS}, idle_from,
                                   CASE WHEN blocks THEN idle_from ELSE returned_ns END) END AS reached_ns
         FROM (SELECT * FROM ordered WHERE start_ns > idle_from) gaps
         LEFT JOIN launches USING (rank, on_process, correlation_id)
@@ -100,16 +115,7 @@ _CAUSES = f"""
         ON waiting.rank = called.rank AND waiting.on_process = called.on_process
            AND waiting.on_thread = called.on_thread AND waiting.start_ns <= called.idle_from
     ),
-    data AS (
-        SELECT rank, coalesce(process, -1) AS on_process, name, start_ns, start_ns + dur_ns AS end_ns
-        FROM spans WHERE kind = '{Kind.DATA}'
-    ),
-    loaded AS (
-        SELECT waited.*, data.name AS data_name, data.start_ns AS data_from, data.end_ns AS data_to,
-               least(data.end_ns, launch_ns) - greatest(data.start_ns, idle_from) AS data_ns
-        FROM waited ASOF LEFT JOIN data
-        ON data.rank = waited.rank AND data.on_process = waited.on_process AND data.start_ns <= waited.launch_ns
-    ),
+    {{loaded}},
     told AS (
         SELECT *, CASE WHEN part <> 'launching' THEN part
                        WHEN late_ns > 0 AND data_from IS NOT NULL AND data_ns >= {MOST} * late_ns THEN 'data loading'
@@ -132,8 +138,10 @@ _CAUSES = f"""
 
 
 def _prepare(trace: Trace) -> None:
-    prepare(trace)
-    trace.once("idle_causes", _CAUSES)
+    launches(trace)
+    query = f"SELECT 1 FROM spans WHERE kind = '{Kind.DATA}' LIMIT 1"
+    loaded = _LOADED if trace.con.execute(query).fetchall() else _NOT_LOADED
+    trace.create_temp_table("idle_causes", _CAUSES.format(loaded=loaded))
 
 
 @analysis("idle-causes", "Why devices were idle", Level.KERNEL, everywhere=True)
@@ -192,7 +200,7 @@ def idle_gaps(trace: Trace) -> Table:
             FROM longest JOIN device_work s ON s.rank = longest.rank AND s.span_id = longest.span_id
                                           AND s.start_ns = longest.idle_from + longest.gap_ns
         ),
-        around AS MATERIALIZED (
+        enclosing AS MATERIALIZED (
             SELECT rank, trace_id, span_id, name FROM spans
             WHERE span_id IN (SELECT op_id FROM next UNION SELECT layer_id FROM next)
         ),
@@ -236,9 +244,9 @@ def idle_gaps(trace: Trace) -> Table:
                coalesce(called.span_id, within.span_id) AS call_span_id,
                late_ns / 1e3 AS launched_after_us, next.name AS next_work, op.name AS next_op, layer.name AS next_layer
         FROM next CROSS JOIN (SELECT min(start_ns) AS first_ns FROM device_work)
-        LEFT JOIN around op
+        LEFT JOIN enclosing op
           ON op.rank = next.rank AND op.trace_id = next.trace_id AND op.span_id = next.op_id
-        LEFT JOIN around layer
+        LEFT JOIN enclosing layer
           ON layer.rank = next.rank AND layer.trace_id = next.trace_id AND layer.span_id = next.layer_id
         LEFT JOIN within
           ON within.rank = next.rank AND within.device = next.device AND within.begins_ns = next.begins_ns

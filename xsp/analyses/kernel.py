@@ -65,15 +65,15 @@ def share(part: str, whole: str) -> str:
 
 def roofs(ceiling: Ceiling | None) -> str:
     """Return the SQL of `roofs` for a WITH clause: peak and ideal intensity by precision; empty without a ceiling."""
-    kinds = sorted({*ceiling.precisions(), *PRECISIONS.values()}) if ceiling is not None else []
+    precisions = sorted({*ceiling.precisions(), *PRECISIONS.values()}) if ceiling is not None else []
     rows = [
         f"({literal(kind)}, {_or_null(ceiling.peak(kind))} / 1e9, {ceiling.bytes_per_s} / 1e9, "
         f"{_or_null(ceiling.ideal_intensity(kind))})"
-        for kind in kinds
+        for kind in precisions
         if ceiling is not None
     ]
-    made = f"VALUES {', '.join(rows)}" if rows else f"SELECT NULL::VARCHAR{', NULL::DOUBLE' * 3} WHERE false"
-    return f"roofs(precision, peak_gflop_per_s, bandwidth_gbyte_per_s, ideal) AS ({made})"
+    source = f"VALUES {', '.join(rows)}" if rows else f"SELECT NULL::VARCHAR{', NULL::DOUBLE' * 3} WHERE false"
+    return f"roofs(precision, peak_gflop_per_s, bandwidth_gbyte_per_s, ideal) AS ({source})"
 
 
 def _or_null(value: float | None) -> str:
@@ -110,22 +110,22 @@ def prepared(trace: Trace) -> str:
 def summed(kind: str = "whole") -> str:
     """Return the columns of a sum of kernels; `kind` selects the share of figures in `xsp.store.views.kernels`."""
     flops, read, write = (f"{kind}_{figure}" for figure in ("flops", "dram_read_bytes", "dram_write_bytes"))
-    together = intensity(f"sum({flops}) FILTER ({read} IS NOT NULL)", f"sum({read})", f"sum({write})")
-    moving = f"computes AND (NOT communication OR {read} IS NOT NULL)"
-    traffic = share(f"sum(ns) FILTER ({read} IS NOT NULL)", f"sum(ns) FILTER ({moving})")
-    known = share(f"sum(ns) FILTER ({flops} IS NOT NULL OR none_counted)", "sum(ns) FILTER (computes)")
-    known = f"coalesce({known}, 0)"
+    ratio = intensity(f"sum({flops}) FILTER ({read} IS NOT NULL)", f"sum({read})", f"sum({write})")
+    with_traffic = f"computes AND (NOT communication OR {read} IS NOT NULL)"
+    bytes_percent = share(f"sum(ns) FILTER ({read} IS NOT NULL)", f"sum(ns) FILTER ({with_traffic})")
+    flops_percent = share(f"sum(ns) FILTER ({flops} IS NOT NULL OR none_counted)", "sum(ns) FILTER (computes)")
+    flops_percent = f"coalesce({flops_percent}, 0)"
     precision = "coalesce(precision, 'unknown')"
-    largest = f"coalesce({of_most(precision, flops)}, {of_most(precision, 'ns')})"
+    main_precision = f"coalesce({of_most(precision, flops)}, {of_most(precision, 'ns')})"
     return f"""
         coalesce(sum(calls) FILTER (computes), sum(calls))::BIGINT AS calls, sum(ns) AS ns,
         round(sum({flops}))::BIGINT AS flops,
         round(sum({read}))::BIGINT AS dram_read_bytes, round(sum({write}))::BIGINT AS dram_write_bytes,
         {occupancy("occupancy", "ns")} AS occupancy,
-        CASE WHEN {traffic} >= {ENOUGH} THEN {together} END AS flop_per_byte,
-        nullif({largest}, 'unknown') AS precision,
-        {known} AS flops_known_percent,
-        {traffic} AS bytes_known_percent
+        CASE WHEN {bytes_percent} >= {ENOUGH} THEN {ratio} END AS flop_per_byte,
+        nullif({main_precision}, 'unknown') AS precision,
+        {flops_percent} AS flops_known_percent,
+        {bytes_percent} AS bytes_known_percent
     """
 
 
@@ -152,7 +152,7 @@ def kernel_information(trace: Trace) -> Table:
     Figures from shapes belong to an operator: if it has several kernels, they are in the sums (A10 to A15) and null
     here. `memory_bound` is null without a ceiling of the device (see docs/understand/rooflines.md).
     """
-    at = intensity("flops", "dram_read_bytes", "dram_write_bytes")
+    ratio = intensity("flops", "dram_read_bytes", "dram_write_bytes")
     return trace.sql(
         f"""
         WITH {prepared(trace)}
@@ -161,7 +161,7 @@ def kernel_information(trace: Trace) -> Table:
                flops, CASE WHEN flops IS NOT NULL THEN flops_source END AS flops_source,
                {throughput("flops", "ns")} AS gflop_per_s, dram_read_bytes, dram_write_bytes,
                CASE WHEN dram_read_bytes IS NOT NULL THEN bytes_source END AS bytes_source, occupancy,
-               occupancy_source, {at} AS flop_per_byte, {memory_bound(at, "ideal")} AS memory_bound
+               occupancy_source, {ratio} AS flop_per_byte, {memory_bound(ratio, "ideal")} AS memory_bound
         FROM kernels LEFT JOIN roofs USING (precision) ORDER BY start_ns
         """
     )
@@ -178,35 +178,35 @@ def kernels_by_name(trace: Trace) -> Table:
     of operators that only call others, `percent_of_host_time` is a percentage of the time of all rows, and
     `covered_percent` of A15 is the share of the operators' time that the rows hold.
     """
-    named = "any_value(library) AS library"
-    return _grouped(trace, "name", "name", named, "name", "latency_ms DESC, name", by_device=True, last="library, ")
+    columns = "any_value(library) AS library"
+    return _grouped(trace, "name", "name", columns, "name", "latency_ms DESC, name", by_device=True, last="library, ")
 
 
 @analysis("A11", "Kernels by layer", Level.LAYER, Level.OP)
 def kernels_by_layer(trace: Trace) -> Table:
     """Kernels of the same layer together; kernels without a layer are in a row without one. Shares are as in A10."""
-    named = "any_value(layer_index) AS layer_index, any_value(layer_name) AS layer_name"
-    return _grouped(trace, "whole", "layer_id", named, "layer_index, layer_name", "layer_index NULLS LAST")
+    columns = "any_value(layer_index) AS layer_index, any_value(layer_name) AS layer_name"
+    return _grouped(trace, "whole", "layer_id", columns, "layer_index, layer_name", "layer_index NULLS LAST")
 
 
 def _grouped(
-    trace: Trace, kind: str, group: str, made: str, shown: str, order: str, by_device: bool = False, last: str = ""
+    trace: Trace, kind: str, group: str, columns: str, shown: str, order: str, by_device: bool = False, last: str = ""
 ) -> Table:
     """Return figures of kernels by group; by device, rows of all devices together precede the rows of each."""
     on_device, several = trace.has(Level.KERNEL), devices(trace) > 1 and by_device
-    figures = f"{group}, {made}, {summed(kind)}, sum(apart_ns) AS apart_ns FROM spread"
+    figures = f"{group}, {columns}, {summed(kind)}, sum(apart_ns) AS apart_ns FROM spread"
     of_all = "NULL::INTEGER AS device, " if by_device else ""
-    each = f"UNION ALL SELECT device, {figures} GROUP BY device, {group}" if several else ""
-    line = "OVER (PARTITION BY device)" if by_device else "OVER ()"
-    had = f"CASE WHEN device IS NULL THEN {wall(trace)} ELSE {MODEL_NS} END" if several else wall(trace)
-    of_device, of_host = (share("ns", f"sum(ns) {line}"), "NULL::DOUBLE")[:: 1 if on_device else -1]
+    per_device = f"UNION ALL SELECT device, {figures} GROUP BY device, {group}" if several else ""
+    over = "OVER (PARTITION BY device)" if by_device else "OVER ()"
+    total_ns = f"CASE WHEN device IS NULL THEN {wall(trace)} ELSE {MODEL_NS} END" if several else wall(trace)
+    device_share, host_share = (share("ns", f"sum(ns) {over}"), "NULL::DOUBLE")[:: 1 if on_device else -1]
     return trace.sql(
         f"""
         WITH {prepared(trace)}, {spread(trace, group)},
-        groups AS (SELECT {of_all}{figures} GROUP BY {group} {each})
+        groups AS (SELECT {of_all}{figures} GROUP BY {group} {per_device})
         SELECT {shown}, {"device, " if by_device else ""}calls, ns / 1e6 AS latency_ms,
-               {of_device} AS percent_of_kernel_time, {of_host} AS percent_of_host_time,
-               {share("apart_ns", had)} AS percent_of_wall, {last}{FIGURES}
+               {device_share} AS percent_of_kernel_time, {host_share} AS percent_of_host_time,
+               {share("apart_ns", total_ns)} AS percent_of_wall, {last}{FIGURES}
         FROM groups LEFT JOIN roofs USING (precision) ORDER BY {"device NULLS FIRST, " if by_device else ""}{order}
         """
     )
@@ -242,10 +242,10 @@ def wall(trace: Trace) -> str:
 
 def devices(trace: Trace) -> int:
     """Return the number of devices on which the kernels of the merged step ran; 1 without a device."""
-    ((found,),) = trace.con.execute(
+    ((count,),) = trace.con.execute(
         f"SELECT count(DISTINCT device) FROM merged WHERE level = {int(Level.KERNEL)}"
     ).fetchall()
-    return max(1, int(found))
+    return max(1, int(count))
 
 
 @analysis("A12", "Metrics by layer", Level.LAYER, Level.OP)
@@ -266,7 +266,7 @@ def layer_metrics(trace: Trace) -> Table:
 
 
 _AT_WORK_ON_DEVICE = """
-    running AS (  -- a layer's kernels without what runs at the same time as another one of them
+    running AS (  -- a layer's kernels, and the end of its earlier ones, to count time in which they overlap once
         SELECT layer_id, start_ns AS from_ns, start_ns + dur_ns AS to_ns, ns::DOUBLE / nullif(dur_ns, 0) AS scale,
                max(start_ns + dur_ns) OVER (PARTITION BY layer_id ORDER BY start_ns, span_id
                    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before_ns
@@ -284,7 +284,7 @@ _AT_WORK_ON_DEVICE = """
         SELECT layer_id, from_ns, to_ns FROM nested
         UNION ALL SELECT span_id, start_ns + dur_ns, start_ns + dur_ns FROM layers
     ),
-    pieces AS (  -- of the host's time, those in which a layer was at it itself
+    pieces AS (  -- intervals of the host's time in a layer, without the layers inside it
         SELECT marks.layer_id, marks.from_ns AS to_ns, coalesce(
                    max(marks.to_ns) OVER (PARTITION BY marks.layer_id ORDER BY marks.from_ns, marks.to_ns
                        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), layers.start_ns) AS from_ns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.devicework import LEVEL_NAMES, NAMED, prepare
+from xsp.analyses.devicework import LEVEL_NAMES, NAMED, launches
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 
@@ -11,13 +11,7 @@ _COST = "coalesce(sum(launch_dur_ns) FILTER (WHERE place = 1 AND NOT waits), 0)"
 _WAITED = "coalesce(sum(launch_dur_ns) FILTER (WHERE place = 1 AND waits), 0)"
 """The time of calls that copy and return when the copy is done: for most of that time they wait, and do not launch."""
 
-_LAUNCHED = f"""
-    WITH launches AS (
-        SELECT rank, on_process, correlation_id, min(start_ns) AS launch_ns, max(dur_ns) AS launch_dur_ns,
-               bool_or(waits) AS waits
-        FROM runtime_calls WHERE kind <> '{Kind.SYNC}' AND correlation_id IS NOT NULL AND timed IS NOT false
-        GROUP BY ALL
-    )
+_LAUNCHED = """
     SELECT s.rank, s.device, s.recording, s.trace_id, coalesce(s.layer_id, s.op_id) AS span_id, s.kind, s.start_ns,
            s.dur_ns, launch_ns, launch_dur_ns, waits,
            row_number() OVER (PARTITION BY s.rank, on_process, correlation_id ORDER BY s.start_ns) AS place
@@ -28,8 +22,8 @@ counts with the first."""
 
 
 def _prepare(trace: Trace) -> None:
-    prepare(trace)
-    trace.once("launched", _LAUNCHED)
+    launches(trace)
+    trace.create_temp_table("launched", _LAUNCHED)
 
 
 @analysis("launches", "Launches and queues", Level.KERNEL, everywhere=True)

@@ -157,9 +157,9 @@ def stages(trace: Trace) -> Table:
     Latency is as in A13, operations and traffic are as in A12; the latter are null without the op level. `dominates`
     names the columns in which the stage has the largest value.
     """
-    most = ", ".join(f"CASE WHEN {name} > 0 AND {name} = max({name}) OVER () THEN '{name}' END" for name in METRICS)
+    dominant = ", ".join(f"CASE WHEN {name} > 0 AND {name} = max({name}) OVER () THEN '{name}' END" for name in METRICS)
     latency = "kernel_ns + other_ns" if trace.has(Level.KERNEL) or trace.has(Level.OP) else "self_ns"
-    names = " ".join(f"WHEN {place} THEN '{name}'" for place, name in enumerate(NAMES))
+    names = " ".join(f"WHEN {index} THEN '{name}'" for index, name in enumerate(NAMES))
     return trace.sql(
         f"""
         WITH {LAYERS}, {kernels(trace)}, {at_work(trace)}, work_of AS (
@@ -175,7 +175,7 @@ def stages(trace: Trace) -> Table:
                    round(sum(work))::BIGINT AS flops, round(sum(moved))::BIGINT AS dram_bytes
             FROM placed LEFT JOIN work_of ON of_layer = span_id GROUP BY third
         )
-        SELECT CASE third {names} END AS stage, thirds.* EXCLUDE (third), concat_ws(', ', {most}) AS dominates
+        SELECT CASE third {names} END AS stage, thirds.* EXCLUDE (third), concat_ws(', ', {dominant}) AS dominates
         FROM thirds ORDER BY third
         """
     )

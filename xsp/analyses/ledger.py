@@ -38,9 +38,9 @@ def ledger(trace: Trace) -> Table:
     """
     rows: list[tuple[Any, ...]] = []
     rungs = trace.rungs
-    before = int(Level.APPLICATION)
+    outer_level = int(Level.APPLICATION)
     for rung in rungs:
-        explained = _explained(trace, before, rung.level)
+        explained = _explained(trace, outer_level, rung.level)
         added, ends = rung.added_ns, rung.added
         why_null = _no_cost_per_span(rung)
         rows.append(
@@ -60,7 +60,7 @@ def ledger(trace: Trace) -> Table:
                 _ms(added - explained) if added is not None and explained is not None else None,
             )
         )
-        before = rung.level
+        outer_level = rung.level
     return values(trace, "ledger", _COLUMNS, rows)
 
 
@@ -75,11 +75,11 @@ def _no_cost_per_span(rung: Rung) -> str | None:
     return None if rung.added.lo > 0 else "cannot be distinguished from noise"
 
 
-def _explained(trace: Trace, before: int, level: int) -> float | None:
+def _explained(trace: Trace, outer_level: int, level: int) -> float | None:
     """Return spans times calibrated cost, in nanoseconds, over the levels that a rung adds."""
     total = None
     for cost in trace.run.costs.values():
-        if before < cost.level <= level:
+        if outer_level < cost.level <= level:
             spans = trace.con.execute("SELECT count(*) FROM merged WHERE level = ?", [cost.level]).fetchall()[0][0]
             total = (total or 0.0) + spans * cost.ns_per_span
     return total
@@ -135,5 +135,5 @@ def health_findings(trace: Trace) -> Table:
 
     `best_grade` is the best grade that a trace with this finding can have; the worst of them is the trace's grade.
     """
-    rows = [(str(each.severity), each.subject, each.text, each.best) for each in health(trace)]
+    rows = [(str(finding.severity), finding.subject, finding.text, finding.best) for finding in health(trace)]
     return values(trace, "findings", _FINDINGS, rows)

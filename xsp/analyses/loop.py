@@ -28,14 +28,14 @@ _COLUMNS = {
 }
 
 
-def unseen(trace: Trace) -> str | None:
+def why_no_loop(trace: Trace) -> str | None:
     """Return why a trace has no loop, or None if it has one."""
     if trace.con.execute("SELECT 1 FROM loop LIMIT 1").fetchall():
         return None
     return "only runs of `xsp run` and xsp.profile record which steps ran and the time between them"
 
 
-@analysis("loop", "The program's loop", unless=unseen)
+@analysis("loop", "The program's loop", unless=why_no_loop)
 def program_loop(trace: Trace) -> Table:
     """The time of an iteration as the program really ran, by kind of step, from steps that were not recorded.
 
@@ -49,13 +49,13 @@ def program_loop(trace: Trace) -> Table:
     access, mostly for memory that the allocator returned and allocates again; `system_ms` is the time of all threads in
     the operating system. Both are null if the run did not count them.
     """
-    found = iterations(trace.con)
-    several = len({each.rank for each in found}) > 1
-    rows = [_row(trace, each, own_scopes(each.rank)[several]) for each in found]
-    return values(trace, "the_loop", _COLUMNS, [*_jobs(trace, found), *rows] if several else rows)
+    measured = iterations(trace.con)
+    several = len({iteration.rank for iteration in measured}) > 1
+    rows = [_row(trace, iteration, scope_names(iteration.rank)[several]) for iteration in measured]
+    return values(trace, "the_loop", _COLUMNS, [*_jobs(trace, measured), *rows] if several else rows)
 
 
-def own_scopes(rank: int) -> tuple[str, str]:
+def scope_names(rank: int) -> tuple[str, str]:
     """Return the `scope` of the rows of one rank: if it is alone, and if there are several."""
     return "program", f"rank {rank}"
 
@@ -90,72 +90,81 @@ def lines_between_steps(trace: Trace) -> Table:
     `percent` its share of all lines. A line that begins or ends a step is listed with its time outside the step. `line`
     is the file, relative to the working directory or its package, and the line number.
     """
-    every = trace.run.each_rank
+    runs = trace.run.each_rank
     rows: list[tuple[Any, ...]] = []
-    for run in every:
-        found = run.between
-        if found is None or not found.gaps:
+    for run in runs:
+        between = run.between
+        if between is None or not between.gaps:
             continue
-        scope = f"rank {run.rank or 0}" if len(every) > 1 else "program"
-        whole = found.ns + found.unknown_ns
-        told: list[tuple[str, str | None, int, int | None, str | None]]
-        told = [(f"{each.file}:{each.line}", each.calls, each.ns, each.gaps, each.function) for each in found.lines]
-        told += [
-            (what, None, ns, None, None)
-            for what, ns in ((NOT_NAMED, found.rest_ns), (NOT_FOLLOWED, found.unknown_ns))
+        scope = f"rank {run.rank or 0}" if len(runs) > 1 else "program"
+        total_ns = between.ns + between.unknown_ns
+        lines: list[tuple[str, str | None, int, int | None, str | None]]
+        lines = [(f"{line.file}:{line.line}", line.calls, line.ns, line.gaps, line.function) for line in between.lines]
+        lines += [
+            (label, None, ns, None, None)
+            for label, ns in ((NOT_NAMED, between.rest_ns), (NOT_FOLLOWED, between.unknown_ns))
             if ns
         ]
         rows += [
-            (scope, at, calls, ns / found.gaps / 1e6, 100 * ns / whole if whole else None, seen, found.gaps, function)
-            for at, calls, ns, seen, function in sorted(told, key=lambda each: -each[2])
+            (
+                scope,
+                location,
+                calls,
+                ns / between.gaps / 1e6,
+                100 * ns / total_ns if total_ns else None,
+                seen,
+                between.gaps,
+                function,
+            )
+            for location, calls, ns, seen, function in sorted(lines, key=lambda row: -row[2])
         ]
     return values(trace, "between_steps", _LINE, rows)
 
 
-def _kind(trace: Trace, each: Iteration) -> StepKind | None:
-    return kinds_of(trace, each.rank).get(each.kind) if each.kind is not None else None
+def _kind(trace: Trace, iteration: Iteration) -> StepKind | None:
+    return kinds_of(trace, iteration.rank).get(iteration.kind) if iteration.kind is not None else None
 
 
-def _row(trace: Trace, each: Iteration, scope: str) -> tuple[Any, ...]:
-    said = _kind(trace, each)
-    name, batch_source = (said.name, said.batch_source) if said is not None else (None, None)
-    if not each.is_known:
-        each = each._replace(mean_ns=None, ends=None, step_ns=None, data_ns=None, between_ns=None)
-    ends = each.ends
+def _row(trace: Trace, iteration: Iteration, scope: str) -> tuple[Any, ...]:
+    kind = _kind(trace, iteration)
+    name, batch_source = (kind.name, kind.batch_source) if kind is not None else (None, None)
+    if not iteration.is_known:
+        iteration = iteration._replace(mean_ns=None, ends=None, step_ns=None, data_ns=None, between_ns=None)
+    ends = iteration.ends
     return (
-        scope, each.kind, name, each.steps, each.recorded, _ms(each.mean_ns), _ms(each.step_ns),
-        _ms(each.data_ns), _ms(each.between_ns), each.samples_per_s, 100 * each.share, _ms(ends.lo if ends else None),
-        _ms(ends.hi if ends else None), each.samples, batch_source, FROM[each.disturbed], each.faults,
-        _ms(each.system_ns),
+        scope, iteration.kind, name, iteration.steps, iteration.recorded, _ms(iteration.mean_ns),
+        _ms(iteration.step_ns), _ms(iteration.data_ns), _ms(iteration.between_ns), iteration.samples_per_s,
+        100 * iteration.share, _ms(ends.lo if ends else None), _ms(ends.hi if ends else None), iteration.samples,
+        batch_source, FROM[iteration.disturbed], iteration.faults, _ms(iteration.system_ns),
     )  # fmt: skip
 
 
-def _jobs(trace: Trace, found: list[Iteration]) -> Iterator[tuple[Any, ...]]:
+def _jobs(trace: Trace, measured: list[Iteration]) -> Iterator[tuple[Any, ...]]:
     """Yield the job's row of each kind on all ranks, with the slowest rank's times: ranks wait for each other."""
     by_name: dict[str, list[Iteration]] = defaultdict(list)
-    for each in found:
-        said = _kind(trace, each)
-        by_name[said.name if said is not None else ""].append(each)
-    ranks = len({each.rank for each in found})
-    for name, those in by_name.items():
+    for iteration in measured:
+        kind = _kind(trace, iteration)
+        by_name[kind.name if kind is not None else ""].append(iteration)
+    ranks = len({iteration.rank for iteration in measured})
+    for name, group in by_name.items():
         if (
-            len(those) != ranks
-            or len({each.rank for each in those}) != ranks
-            or not all(each.is_known for each in those)
+            len(group) != ranks
+            or len({iteration.rank for iteration in group}) != ranks
+            or not all(iteration.is_known for iteration in group)
         ):
             continue
-        slowest = max(those, key=lambda each: each.mean_ns or 0.0)
-        samples = [each.samples for each in those]
-        total = sum(each for each in samples if each is not None) if None not in samples else None
-        whole = slowest._replace(samples=total)
-        row = _row(trace, whole, f"job of {ranks} ranks")
-        yield (row[0], those[0].kind, name, *row[3:])  # ranks number kinds on their own: the lowest rank's number
+        slowest = max(group, key=lambda iteration: iteration.mean_ns or 0.0)
+        samples = [iteration.samples for iteration in group]
+        total = sum(count for count in samples if count is not None) if None not in samples else None
+        job = slowest._replace(samples=total)
+        row = _row(trace, job, f"job of {ranks} ranks")
+        yield (row[0], group[0].kind, name, *row[3:])  # ranks number kinds on their own: the lowest rank's number
 
 
 def kinds_of(trace: Trace, rank: int) -> Mapping[int, StepKind]:
     """Return the kinds of steps of a rank from `run.json`, by number."""
-    own = next((run for run in trace.run.each_rank if (run.rank or 0) == rank), trace.run)
-    return {each.kind: each for each in own.kinds}
+    rank_run = next((run for run in trace.run.each_rank if (run.rank or 0) == rank), trace.run)
+    return {kind.kind: kind for kind in rank_run.kinds}
 
 
 def _ms(nanoseconds: float | None) -> float | None:

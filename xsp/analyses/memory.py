@@ -103,8 +103,8 @@ class _Place(NamedTuple):
 
 
 def _no_changes(trace: Trace) -> str | None:
-    found = f"SELECT 1 FROM spans WHERE kind = '{Kind.ALLOC}' AND alloc_bytes IS NOT NULL AND step IS NOT NULL LIMIT 1"
-    if trace.con.execute(found).fetchall():
+    query = f"SELECT 1 FROM spans WHERE kind = '{Kind.ALLOC}' AND alloc_bytes IS NOT NULL AND step IS NOT NULL LIMIT 1"
+    if trace.con.execute(query).fetchall():
         return None
     return (
         f"needs each allocation and deallocation of steps, and {trace.name!r} holds none: xsp's own runs record only "
@@ -155,7 +155,7 @@ def memory_steps(trace: Trace) -> Table:
     `left_mib` is what the step allocated and did not free before its end. If every step leaves memory, it is a leak; if
     only the first does, it is often state (of an optimizer, a cache). A null device stands for host memory.
     """
-    trace.once("memory_levels", _MEMORY_LEVELS)
+    trace.create_temp_table("memory_levels", _MEMORY_LEVELS)
     rows = trace.con.execute(
         f"""
         WITH steps AS (
@@ -191,7 +191,7 @@ _PLACES = f"""
 
 def _changes(trace: Trace) -> dict[int | None, list[_Change]]:
     """Return the allocations and deallocations of the merged step in order of time, per pool."""
-    trace.once("memory_levels", _MEMORY_LEVELS)
+    trace.create_temp_table("memory_levels", _MEMORY_LEVELS)
     rows = trace.con.execute(
         f"""
         WITH chosen AS (
@@ -234,14 +234,14 @@ class _Pool:
         return [self._row(place) for place in self.places]
 
     def _row(self, place: _Place) -> tuple[Any, ...]:
-        first, beyond = bisect_left(self.times, place.start), bisect_right(self.times, place.end)
+        first, end = bisect_left(self.times, place.start), bisect_right(self.times, place.end)
         before = self.levels[first - 1] if first else self.levels[0] - self.changes[0].bytes
-        inside = self.levels[first:beyond]
-        top = max(inside, default=before)
-        peak = self.changes[first + inside.index(top)] if inside and top > before else None
-        after = inside[-1] if inside else before
-        own = self.by_layer.get(place.span_id, []) if place.layer_index is not None else self.changes[first:beyond]
-        taken = [change for change in own if change.bytes > 0]
+        levels = self.levels[first:end]
+        highest = max(levels, default=before)
+        peak = self.changes[first + levels.index(highest)] if levels and highest > before else None
+        after = levels[-1] if levels else before
+        changes = self.by_layer.get(place.span_id, []) if place.layer_index is not None else self.changes[first:end]
+        allocations = [change for change in changes if change.bytes > 0]
         return (
             self.device,
             place.kind,
@@ -249,23 +249,23 @@ class _Pool:
             place.name,
             place.type,
             before / MIB,
-            max(top, before) / MIB,
+            max(highest, before) / MIB,
             after / MIB,
             (after - before) / MIB,
-            sum(change.bytes for change in taken) / MIB,
-            self._held(taken, self.end),
-            self._held([change for change in taken if change.at <= self.peak_at], self.peak_at),
+            sum(change.bytes for change in allocations) / MIB,
+            self._held(allocations, self.end),
+            self._held([change for change in allocations if change.at <= self.peak_at], self.peak_at),
             (peak.at - self.start) / 1e6 if peak is not None else None,
             self.layers.get(peak.layer_id or "") if peak is not None else None,
             peak.op if peak is not None else None,
             self.basis,
         )
 
-    def _held(self, taken: Sequence[_Change], at: int) -> float | None:
-        """Return the MiB of `taken` that are still allocated at a moment; None without addresses in the trace."""
+    def _held(self, allocations: Sequence[_Change], moment: int) -> float | None:
+        """Return the MiB of `allocations` that are still allocated at a moment; None without addresses in the trace."""
         if not self.addressed:
             return None
-        return sum(change.bytes for change in taken if change.freed is None or change.freed > at) / MIB
+        return sum(change.bytes for change in allocations if change.freed is None or change.freed > moment) / MIB
 
 
 def _allocations_alone(trace: Trace) -> Table:

@@ -56,7 +56,7 @@ def model_information(trace: Trace) -> Table:
     rows = []
     for batch, steps, ends in _bare(trace) or _recorded(trace):
         mean = mean_ns(steps)
-        around = _around(trace, batch)
+        loop_figures = _around(trace, batch)
         rows.append(
             (
                 batch,
@@ -66,7 +66,7 @@ def model_information(trace: Trace) -> Table:
                 *(percentile_ns(steps, share) / 1e6 for share in (0.5, 0.9, 0.99)),
                 batch / mean * 1e9 if batch else None,
                 count_of(steps),
-                *around,
+                *loop_figures,
                 _source(trace) if batch else None,
             )
         )
@@ -92,7 +92,7 @@ def _bare(trace: Trace) -> list[_OfSize]:
 
 def _recorded(trace: Trace) -> list[_OfSize]:
     """Return the recorded steps of the lowest rung by batch size; only their times are filled in."""
-    found = trace.con.execute(
+    rows = trace.con.execute(
         f"""
         SELECT batch_size, list(dur_ns::DOUBLE ORDER BY step) FROM alike_spans
         WHERE kind = '{Kind.STEP}' AND status = 'ok' AND timed
@@ -101,29 +101,31 @@ def _recorded(trace: Trace) -> list[_OfSize]:
         """
     ).fetchall()
     return [
-        (size, [BareStep(place, dur_ns, size) for place, dur_ns in enumerate(durations)], summary.interval(durations))
-        for size, durations in found
+        (size, [BareStep(index, dur_ns, size) for index, dur_ns in enumerate(durations)], summary.interval(durations))
+        for size, durations in rows
     ]
 
 
 def _around(trace: Trace, batch: int | None) -> tuple[float | None, ...]:
     """Return the time of the loop's iteration and both ends of its interval in milliseconds, and samples per second."""
-    own = (trace.rank, trace.kind)
-    found = next((each for each in iterations(trace.con, batch) if (each.rank, each.kind) == own), None)
-    if found is None or found.mean_ns is None or not found.is_known:
+    key = (trace.rank, trace.kind)
+    iteration = next(
+        (candidate for candidate in iterations(trace.con, batch) if (candidate.rank, candidate.kind) == key), None
+    )
+    if iteration is None or iteration.mean_ns is None or not iteration.is_known:
         return (None, None, None, None)
-    ends = found.ends
+    ends = iteration.ends
     return (
-        found.mean_ns / 1e6,
+        iteration.mean_ns / 1e6,
         ends.lo / 1e6 if ends else None,
         ends.hi / 1e6 if ends else None,
-        found.samples_per_s,
+        iteration.samples_per_s,
     )
 
 
 def _source(trace: Trace) -> str | None:
-    found = kinds_of(trace, trace.rank).get(trace.kind) if trace.kind is not None else None
-    return found.batch_source if found is not None else None
+    kind = kinds_of(trace, trace.rank).get(trace.kind) if trace.kind is not None else None
+    return kind.batch_source if kind is not None else None
 
 
 class Optimum(NamedTuple):
@@ -162,10 +164,12 @@ def optimal_batch(sizes: Sequence[int], latencies_ms: Sequence[float], target_ms
     points = sorted(zip(sizes, latencies_ms, strict=True))
     rates = [size / latency for size, latency in points]
     gains = [after / before - 1 for before, after in pairwise(rates)]
-    first = next((points[place][0] for place, gain in enumerate(gains) if gain <= PLATEAU), points[-1][0])
+    first = next((points[index][0] for index, gain in enumerate(gains) if gain <= PLATEAU), points[-1][0])
     best = points[rates.index(max(rates))][0]
-    meeting = [(rate, size) for rate, (size, latency) in zip(rates, points, strict=True) if latency <= (target_ms or 0)]
-    return Optimum(first, best, max(meeting)[1] if target_ms is not None and meeting else None)
+    acceptable = [
+        (rate, size) for rate, (size, latency) in zip(rates, points, strict=True) if latency <= (target_ms or 0)
+    ]
+    return Optimum(first, best, max(acceptable)[1] if target_ms is not None and acceptable else None)
 
 
 # --- sweep -------------------------------------------------------------------------------------------------------
@@ -186,15 +190,15 @@ def model_sweep(traces: Sequence[Trace], target_ms: float | None = None) -> Tabl
     Raises:
         AnalysisError: there is no trace, or a trace has no timed step or no batch size.
     """
-    measured = "batch_size, latency_ms, low_ms, high_ms, samples_per_s"
-    found = (row for trace in traces for row in model_information(trace).select(measured).fetchall())
-    rows = sorted(found, key=lambda row: row[0] or 0)
+    selected = "batch_size, latency_ms, low_ms, high_ms, samples_per_s"
+    model_rows = (row for trace in traces for row in model_information(trace).select(selected).fetchall())
+    rows = sorted(model_rows, key=lambda row: row[0] or 0)
     if not rows or rows[0][0] is None:
         raise AnalysisError("a sweep needs traces whose batch size is known; set it with profile(batch_size=…)")
     best = optimal_batch([row[0] for row in rows], [row[1] for row in rows], target_ms)
     table: list[tuple[Any, ...]] = []
-    for place, row in enumerate(rows):
-        gain = 100 * (row[4] / rows[place - 1][4] - 1) if place else None
+    for index, row in enumerate(rows):
+        gain = 100 * (row[4] / rows[index - 1][4] - 1) if index else None
         table.append((*row, gain, *(row[0] == size for size in best)))
     columns = {
         "batch_size": "BIGINT",

@@ -20,7 +20,7 @@ from xsp.store.views import LAYERS, NS
 NO_MODULE = "(no module)"
 """Name of the row of device work outside modules: of the optimizer, of the loss, or where modules were not recorded."""
 
-_MADE = "module_chains"
+_TABLE = "module_chains"
 _CHAINS = [Column("layer_id", "VARCHAR", "a call of a module"), Column("chain", "BIGINT", "what is around it")]
 _MEMBERS = [
     Column("chain", "BIGINT", "a module's call and those around it, as one sees them"),
@@ -67,11 +67,11 @@ def modules_by_class(trace: Trace) -> Table:
     return _grouped(trace, _CLASS, {"class": "member"})
 
 
-def _grouped(trace: Trace, by: str, of: Mapping[str, str]) -> Table:
+def _grouped(trace: Trace, grouping: str, columns: Mapping[str, str]) -> Table:
     make_paths(trace)
-    named, group = ", ".join(f"{made} AS {name}" for name, made in of.items()), ", ".join(of)
-    first, *further = of
-    missing = ", ".join([f"'{NO_MODULE}'", *["NULL"] * (len(of) - 1)])
+    selected, group = ", ".join(f"{column} AS {name}" for name, column in columns.items()), ", ".join(columns)
+    first, *further = columns
+    missing = ", ".join([f"'{NO_MODULE}'", *["NULL"] * (len(columns) - 1)])
     return trace.sql(
         f"""
         WITH {LAYERS},
@@ -82,9 +82,9 @@ def _grouped(trace: Trace, by: str, of: Mapping[str, str]) -> Table:
             GROUP BY layer_id
         ),
         each_call AS (
-            SELECT {named}, own, layers.name, self_ns, work.ns, work.backward_ns, work.kernels
+            SELECT {selected}, own, layers.name, self_ns, work.ns, work.backward_ns, work.kernels
             FROM layers JOIN module_chains ON module_chains.layer_id = layers.span_id
-            JOIN chain_members ON chain_members.chain = module_chains.chain AND chain_members.grouped_by = '{by}'
+            JOIN chain_members ON chain_members.chain = module_chains.chain AND chain_members.grouped_by = '{grouping}'
             LEFT JOIN work ON work.layer_id = layers.span_id
         ),
         summed AS (
@@ -111,7 +111,7 @@ def _grouped(trace: Trace, by: str, of: Mapping[str, str]) -> Table:
 
 def make_paths(trace: Trace) -> None:
     """Create the tables `module_chains` and `chain_members`, unless this trace already has them."""
-    if trace.has_made(_MADE):
+    if trace.has_temp_table(_TABLE):
         return
     calls = trace.sql(
         f"""
@@ -123,29 +123,29 @@ def make_paths(trace: Trace) -> None:
     chains: dict[str, Chain] = {}
     names: dict[str, str] = {}
     numbers: dict[Chain, int] = {}
-    for span_id, around_id, name, kind in calls:
-        around = chains.get(around_id, ())
-        path = _path(name, kind, names.get(around_id), around[-1][0] if around else None)
-        chains[span_id], names[span_id] = (*around, (path, kind)), name
+    for span_id, outer_id, name, kind in calls:
+        outer = chains.get(outer_id, ())
+        path = _path(name, kind, names.get(outer_id), outer[-1][0] if outer else None)
+        chains[span_id], names[span_id] = (*outer, (path, kind)), name
         numbers.setdefault(chains[span_id], len(numbers))
     members = [row for chain, number in numbers.items() for row in _members(chain, number)]
-    for made, columns, rows in (
+    for table_name, columns, rows in (
         ("module_chains_found", _CHAINS, [(span_id, numbers[chain]) for span_id, chain in chains.items()]),
         ("chain_members", _MEMBERS, members),
     ):
-        table.create(trace.con, made, columns)
-        table.insert(trace.con, made, rows, columns)
-    trace.once(_MADE, "SELECT * FROM module_chains_found")
+        table.create(trace.con, table_name, columns)
+        table.insert(trace.con, table_name, rows, columns)
+    trace.create_temp_table(_TABLE, "SELECT * FROM module_chains_found")
 
 
 def _members(chain: Chain, number: int) -> list[tuple[int, str, str | None, str, bool]]:
     """Return the paths and classes that the call at the end of a chain counts for, each once."""
     path, kind = chain[-1]
     paths = dict.fromkeys(chain)
-    classes = dict.fromkeys(each or "" for _, each in chain)
+    classes = dict.fromkeys(class_name or "" for _, class_name in chain)
     return [
-        *((number, each, of, _PATH, (each, of) == (path, kind)) for each, of in paths),
-        *((number, each, each, _CLASS, each == (kind or "")) for each in classes),
+        *((number, member, member_type, _PATH, (member, member_type) == (path, kind)) for member, member_type in paths),
+        *((number, member, member, _CLASS, member == (kind or "")) for member in classes),
     ]
 
 
@@ -153,12 +153,12 @@ _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")
 _INSTANCE = re.compile(r"_\d+$")
 
 
-def _path(name: str, kind: str | None, around: str | None, around_path: str | None) -> str:
+def _path(name: str, kind: str | None, parent: str | None, parent_path: str | None) -> str:
     """Return a module's path: its own name if that is a path already, else its class after the path around it."""
     instance = _is_instance(name, kind)
-    own = _INSTANCE.sub("", name) if instance else _NUMBER.sub("*", name)
-    whole = around_path is None or around is None or (not instance and (name.startswith(f"{around}.") or "." in name))
-    return own if whole else f"{around_path}.{own}"
+    part = _INSTANCE.sub("", name) if instance else _NUMBER.sub("*", name)
+    is_path = parent_path is None or parent is None or (not instance and (name.startswith(f"{parent}.") or "." in name))
+    return part if is_path else f"{parent_path}.{part}"
 
 
 def _is_instance(name: str, kind: str | None) -> bool:

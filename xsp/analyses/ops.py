@@ -61,8 +61,8 @@ def _spent_on(device: str, groups: str) -> str:
 
 def _on_device(several: bool) -> str:
     """Return the SQL of `spent`: on all devices together, and, with several devices, also on each."""
-    each = f"UNION ALL {_spent_on('launched.device', 'launched.device, caller_id')}" if several else ""
-    return f"{_LAUNCHED}, spent AS ({_spent_on('NULL::INTEGER', 'caller_id')} {each})"
+    per_device = f"UNION ALL {_spent_on('launched.device', 'launched.device, caller_id')}" if several else ""
+    return f"{_LAUNCHED}, spent AS ({_spent_on('NULL::INTEGER', 'caller_id')} {per_device})"
 
 
 _ON_HOST = f"""
@@ -78,10 +78,10 @@ _ON_HOST = f"""
 
 def _rate(amount: str, name: str) -> str:
     """Return the columns of a rate in 10^12 per second: of all calls together, of the slowest and of the fastest."""
-    each = throughput(amount, "work_ns")
+    rate = throughput(amount, "work_ns")
     return f"""
         {throughput(f"sum({amount})", f"sum(work_ns) FILTER ({amount} IS NOT NULL)")} / 1e3 AS {name}_per_s,
-        min({each}) / 1e3 AS least_{name}_per_s, max({each}) / 1e3 AS most_{name}_per_s
+        min({rate}) / 1e3 AS least_{name}_per_s, max({rate}) / 1e3 AS most_{name}_per_s
     """
 
 

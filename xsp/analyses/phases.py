@@ -42,56 +42,56 @@ class Interval(NamedTuple):
     """Its true duration if known, else the recorded one."""
 
 
-def each_once(intervals: Iterable[Interval]) -> dict[str, float]:
+def exclusive_times(intervals: Iterable[Interval]) -> dict[str, float]:
     """Return the time of each phase in nanoseconds; each instant counts for the innermost call only.
 
     Calls on one thread nest, so the true durations of inner calls are subtracted from that of the outer call. Among
     calls that run at once on several threads, the time counts for the call that began last.
     """
-    ordered = sorted(intervals, key=lambda each: (each.start_ns, -each.end_ns))
-    own_ns = [each.ns for each in ordered]
-    own_span: list[int] = [0] * len(ordered)
+    ordered = sorted(intervals, key=lambda interval: (interval.start_ns, -interval.end_ns))
+    own_ns = [interval.ns for interval in ordered]
+    thread_ns: list[int] = [0] * len(ordered)
     threads: dict[int | None, list[int]] = defaultdict(list)
-    for place, each in enumerate(ordered):
-        threads[each.thread].append(place)
-    for places in threads.values():
-        open_ones: list[int] = []
-        for place in places:
-            while open_ones and ordered[open_ones[-1]].end_ns <= ordered[place].start_ns:
-                open_ones.pop()
-            if open_ones:
-                own_ns[open_ones[-1]] -= ordered[place].ns
-            open_ones.append(place)
-        for place, won in _won([ordered[place] for place in places]).items():
-            own_span[places[place]] = won
-    won_of_all = _won(ordered) if len(threads) > 1 else None
-    found: dict[str, float] = defaultdict(float)
-    for place, each in enumerate(ordered):
-        alone = 1.0
-        if won_of_all is not None and own_span[place]:
-            alone = won_of_all.get(place, 0) / own_span[place]
-        found[each.phase] += max(0.0, own_ns[place]) * alone
-    return dict(found)
+    for index, interval in enumerate(ordered):
+        threads[interval.thread].append(index)
+    for indices in threads.values():
+        stack: list[int] = []
+        for index in indices:
+            while stack and ordered[stack[-1]].end_ns <= ordered[index].start_ns:
+                stack.pop()
+            if stack:
+                own_ns[stack[-1]] -= ordered[index].ns
+            stack.append(index)
+        for index, ns in _won([ordered[index] for index in indices]).items():
+            thread_ns[indices[index]] = ns
+    won_overall = _won(ordered) if len(threads) > 1 else None
+    totals: dict[str, float] = defaultdict(float)
+    for index, interval in enumerate(ordered):
+        share = 1.0
+        if won_overall is not None and thread_ns[index]:
+            share = won_overall.get(index, 0) / thread_ns[index]
+        totals[interval.phase] += max(0.0, own_ns[index]) * share
+    return dict(totals)
 
 
 def _won(ordered: Sequence[Interval]) -> dict[int, int]:
     """Return, by place, the nanoseconds in which an interval is the running one that began last."""
     marks = sorted(
-        [(each.start_ns, 1, place) for place, each in enumerate(ordered)]
-        + [(each.end_ns, 0, place) for place, each in enumerate(ordered) if each.end_ns > each.start_ns]
+        [(interval.start_ns, 1, index) for index, interval in enumerate(ordered)]
+        + [(interval.end_ns, 0, index) for index, interval in enumerate(ordered) if interval.end_ns > interval.start_ns]
     )
-    won: dict[int, int] = defaultdict(int)
-    under_way: list[int] = []
-    before = 0
-    for at, begins, place in marks:
-        if under_way:
-            won[under_way[-1]] += at - before
-        before = at
-        if begins and ordered[place].end_ns > ordered[place].start_ns:
-            under_way.append(place)
+    won_ns: dict[int, int] = defaultdict(int)
+    running: list[int] = []
+    previous_ns = 0
+    for time_ns, begins, index in marks:
+        if running:
+            won_ns[running[-1]] += time_ns - previous_ns
+        previous_ns = time_ns
+        if begins and ordered[index].end_ns > ordered[index].start_ns:
+            running.append(index)
         elif not begins:
-            under_way.remove(place)
-    return won
+            running.remove(index)
+    return won_ns
 
 
 _COLUMNS = {
@@ -119,34 +119,34 @@ def phases(trace: Trace) -> Table:
     phase: calls of the model level, or, in traces of other profilers, the outermost layers or operators.
     """
     start_ns, end_ns, step_ns = _step(trace)
-    intervals, told = _of_merged(trace)
-    inside = [each for each in intervals if each.end_ns > start_ns and each.start_ns < end_ns]
-    took: dict[str, float | None] = {**each_once(inside)}
-    rest_ns = max(0.0, step_ns - sum(filter(None, took.values())))
-    before_ns = sum(each.ns for each in intervals) - sum(each.ns for each in inside)
-    if DATA in told:
-        took[DATA] = (took.get(DATA) or 0.0) + before_ns
-    took |= {REST: rest_ns, BETWEEN: None, ITERATION: step_ns + before_ns}
-    told[ITERATION] = RECORDED
-    loop = next((each for each in iterations(trace.con) if (each.rank, each.kind) == (trace.rank, trace.kind)), None)
+    intervals, sources = _of_merged(trace)
+    in_step = [interval for interval in intervals if interval.end_ns > start_ns and interval.start_ns < end_ns]
+    phase_ns: dict[str, float | None] = {**exclusive_times(in_step)}
+    rest_ns = max(0.0, step_ns - sum(filter(None, phase_ns.values())))
+    before_ns = sum(interval.ns for interval in intervals) - sum(interval.ns for interval in in_step)
+    if DATA in sources:
+        phase_ns[DATA] = (phase_ns.get(DATA) or 0.0) + before_ns
+    phase_ns |= {REST: rest_ns, BETWEEN: None, ITERATION: step_ns + before_ns}
+    sources[ITERATION] = RECORDED
+    loop = next((row for row in iterations(trace.con) if (row.rank, row.kind) == (trace.rank, trace.kind)), None)
     if loop is not None and loop.mean_ns is not None:
-        took |= {BETWEEN: loop.between_ns, ITERATION: loop.mean_ns}
+        phase_ns |= {BETWEEN: loop.between_ns, ITERATION: loop.mean_ns}
         recorded_ns = next((rung.step_ns for rung in trace.rungs if rung.level >= Level.MODEL), None)
-        computing = {phase: took.get(phase) or 0.0 for phase in (FORWARD, BACKWARD, OPTIMIZER) if phase in took}
+        computing = {phase: phase_ns.get(phase) or 0.0 for phase in (FORWARD, BACKWARD, OPTIMIZER) if phase in phase_ns}
         # the phases are true times of the merged step, which differ from the time of a step at one rung: ranks that
         # wait for each other wait in backward while the slowest one records
-        whole_ns = max(recorded_ns or step_ns, sum(computing.values()))
-        if whole_ns and loop.step_ns:  # the shares come from recorded steps, the duration of a step from bare ones
-            took |= {phase: ns * loop.step_ns / whole_ns for phase, ns in computing.items()}
-        if loop.data_ns or DATA in told:  # without a data loader, waits for data are unknown
-            took[DATA], told[DATA] = loop.data_ns, LOOP
-        left_ns = loop.mean_ns - sum(took.get(each) or 0.0 for each in (*_PHASES_MS, BETWEEN))
-        took[REST] = left_ns if left_ns >= 0.5 else 0.0  # drop rounding errors
-        told |= {BETWEEN: LOOP, ITERATION: LOOP}
-    calls, busy = Counter(each.phase for each in intervals), _busy_ns(trace, told)
+        total_ns = max(recorded_ns or step_ns, sum(computing.values()))
+        if total_ns and loop.step_ns:  # the shares come from recorded steps, the duration of a step from bare ones
+            phase_ns |= {phase: ns * loop.step_ns / total_ns for phase, ns in computing.items()}
+        if loop.data_ns or DATA in sources:  # without a data loader, waits for data are unknown
+            phase_ns[DATA], sources[DATA] = loop.data_ns, LOOP
+        remaining_ns = loop.mean_ns - sum(phase_ns.get(phase) or 0.0 for phase in (*_PHASES_MS, BETWEEN))
+        phase_ns[REST] = remaining_ns if remaining_ns >= 0.5 else 0.0  # drop rounding errors
+        sources |= {BETWEEN: LOOP, ITERATION: LOOP}
+    calls, busy = Counter(interval.phase for interval in intervals), _busy_ns(trace, sources)
     rows = [
-        (phase, calls.get(phase), _ms(ns), _percent(ns, took[ITERATION]), _ms(busy.get(phase)), told.get(phase))
-        for phase, ns in ((phase, took[phase]) for phase in ROWS if phase in took)
+        (phase, calls.get(phase), _ms(ns), _percent(ns, phase_ns[ITERATION]), _ms(busy.get(phase)), sources.get(phase))
+        for phase, ns in ((phase, phase_ns[phase]) for phase in ROWS if phase in phase_ns)
     ]
     return values(trace, "phases_of_step", _COLUMNS, rows)
 
@@ -167,60 +167,60 @@ def _step(trace: Trace) -> tuple[int, int, float]:
 
 def _of_merged(trace: Trace) -> tuple[list[Interval], dict[str, str]]:
     """Return the phases of the merged step, and the source of each phase."""
-    kinds = ", ".join(f"'{each}'" for each in (FORWARD, BACKWARD, OPTIMIZER, DATA))
-    found = _intervals(trace, f"SELECT kind, thread, {_TIMES} FROM merged WHERE kind IN ({kinds})")
-    told = {each.phase: CALLS for each in found}
+    kinds = ", ".join(f"'{kind}'" for kind in (FORWARD, BACKWARD, OPTIMIZER, DATA))
+    intervals = _intervals(trace, f"SELECT kind, thread, {_TIMES} FROM merged WHERE kind IN ({kinds})")
+    sources = {interval.phase: CALLS for interval in intervals}
     sides = {FORWARD: "phase IS NULL OR phase = 'forward'", BACKWARD: "phase = 'backward'"}
-    if FORWARD not in told:
-        found += _told(
+    if FORWARD not in sources:
+        intervals += _told(
             trace,
-            told,
+            sources,
             (FORWARD, LAYERS),
             f"SELECT '{FORWARD}', thread, {_TIMES} FROM merged WHERE level = {int(Level.LAYER)} AND "
             f"coalesce(depth, 0) = 0 AND ({sides[FORWARD]})",
         )
-    for phase, of_phase in sides.items():
-        if phase not in told:
+    for phase, condition in sides.items():
+        if phase not in sources:
             selftimes.make(trace)
-            found += _told(
+            intervals += _told(
                 trace,
-                told,
+                sources,
                 (phase, OPERATORS),
                 f"SELECT '{phase}', thread, {_TIMES} FROM own_times JOIN merged USING (span_id) "
-                f"WHERE around_id IS NULL AND ({of_phase})",
+                f"WHERE outer_id IS NULL AND ({condition})",
             )
-    return found, told
+    return intervals, sources
 
 
 _TIMES = f"start_ns, start_ns + dur_ns, {NS}::DOUBLE"
 
 
-def _told(trace: Trace, told: dict[str, str], what: tuple[str, str], query: str) -> list[Interval]:
-    """Return the intervals of a query, and note their source in `told` if there are any.
+def _told(trace: Trace, sources: dict[str, str], entry: tuple[str, str], query: str) -> list[Interval]:
+    """Return the intervals of a query, and note their source in `sources` if there are any.
 
     Intervals in a call of the data loader (operators that make a batch without workers) are `data`, and left out here.
     """
     data = f"FROM merged loader WHERE loader.kind = '{DATA}' AND loader.thread IS NOT DISTINCT FROM given.thread"
-    found = _intervals(
+    intervals = _intervals(
         trace,
         f"FROM ({query}) given(phase, thread, start_ns, end_ns, ns) WHERE NOT EXISTS (SELECT 1 {data} "
         "AND loader.start_ns <= given.start_ns AND given.end_ns <= loader.start_ns + loader.dur_ns)",
     )
-    if found:
-        phase, source = what
-        told[phase] = source
-    return found
+    if intervals:
+        phase, source = entry
+        sources[phase] = source
+    return intervals
 
 
 def _intervals(trace: Trace, query: str) -> list[Interval]:
     return [Interval._make(row) for row in trace.sql(query).fetchall()]
 
 
-def _busy_ns(trace: Trace, told: dict[str, str]) -> dict[str, float]:
+def _busy_ns(trace: Trace, sources: dict[str, str]) -> dict[str, float]:
     """Return, by phase, the time in which at least one kernel or copy of the phase ran; empty without a device."""
     if not trace.has(Level.KERNEL):
         return {}
-    other = FORWARD if told.get(FORWARD) not in (None, CALLS) else REST
+    other = FORWARD if sources.get(FORWARD) not in (None, CALLS) else REST
     rows = trace.sql(
         f"""
         WITH work AS (
@@ -267,13 +267,15 @@ def phases_over_time(trace: Trace) -> Table:
     of the part relative to the first step.
     """
     steps = _recorded(trace)
-    seen = {phase for each in steps for phase in each.phases}
+    seen = {phase for step in steps for phase in step.phases}
     parts = _parts_of_loop(trace) or _parts_of(steps)
     rows: list[tuple[Any, ...]] = []
     for part in parts:
-        those = [each for each in steps if part.first <= each.step <= part.last]
+        recorded = [step for step in steps if part.first <= step.step <= part.last]
         means = {
-            phase: _mean(each.took[phase] for each in those) for phase in (*_PHASES_MS, REST) if phase in seen | {REST}
+            phase: _mean(step.took[phase] for step in recorded)
+            for phase in (*_PHASES_MS, REST)
+            if phase in seen | {REST}
         }
         if part.data_ms is not None and (part.data_ms or DATA in seen):
             means[DATA] = part.data_ms
@@ -284,9 +286,9 @@ def phases_over_time(trace: Trace) -> Table:
                 part.last,
                 (part.start_ns - parts[0].start_ns) / 1e9,
                 part.steps,
-                len(those),
+                len(recorded),
                 part.iteration_ms,
-                _mean(each.ns for each in those),
+                _mean(step.ns for step in recorded),
                 *(means.get(phase) for phase in (*_PHASES_MS, REST)),
                 part.between_ms,
             )
@@ -336,13 +338,13 @@ def _parts_of(steps: Sequence[_Recorded]) -> list[_Part]:
     """Return the parts of a run without a loop, from its recorded steps alone."""
     count = min(PARTS, len(steps))
     cut = [steps[part * len(steps) // count : (part + 1) * len(steps) // count] for part in range(count)]
-    return [_Part(those[0].step, those[-1].step, those[0].start_ns, len(those)) for those in cut]
+    return [_Part(group[0].step, group[-1].step, group[0].start_ns, len(group)) for group in cut]
 
 
 def _mean(nanoseconds: Iterable[float]) -> float | None:
     """Return the trimmed mean in milliseconds; None without values."""
-    found = list(nanoseconds)
-    return summary.trimmed_mean(found) / 1e6 if found else None
+    durations = list(nanoseconds)
+    return summary.trimmed_mean(durations) / 1e6 if durations else None
 
 
 class _Recorded(NamedTuple):
@@ -357,24 +359,24 @@ class _Recorded(NamedTuple):
 
 def _recorded(trace: Trace) -> list[_Recorded]:
     """Return the timed steps that recorded nothing deeper than the model level, in order."""
-    own = own_rung(Level.MODEL, trace.rungs)
+    rung = own_rung(Level.MODEL, trace.rungs)
     rows = trace.sql(
         f"""
         SELECT trace_id, step, kind, thread, start_ns, start_ns + dur_ns, dur_ns::DOUBLE FROM alike_spans
-        WHERE level = {int(Level.MODEL)} AND timed AND status = 'ok' AND rung = {own.level if own else -1}
+        WHERE level = {int(Level.MODEL)} AND timed AND status = 'ok' AND rung = {rung.level if rung else -1}
         ORDER BY step, trace_id
         """
     ).fetchall()
-    found = []
-    for (_, number), those in itertools.groupby(rows, key=lambda row: row[:2]):
-        spans = [Interval._make(row[2:]) for row in those]
-        whole = next((each for each in spans if each.phase == Kind.STEP), None)
-        if whole is None:
+    recorded = []
+    for (_, number), group in itertools.groupby(rows, key=lambda row: row[:2]):
+        spans = [Interval._make(row[2:]) for row in group]
+        step = next((span for span in spans if span.phase == Kind.STEP), None)
+        if step is None:
             continue
-        parts = [each for each in spans if each.phase in _PHASES_MS]
-        inside = [each for each in parts if each.end_ns > whole.start_ns and each.start_ns < whole.end_ns]
-        took = defaultdict(float, each_once(inside))
-        took[REST] = max(0.0, whole.ns - sum(took.values()))
-        took[DATA] += sum(each.ns for each in parts) - sum(each.ns for each in inside)
-        found.append(_Recorded(number, whole.start_ns, whole.ns, took, {each.phase for each in parts}))
-    return found
+        parts = [span for span in spans if span.phase in _PHASES_MS]
+        in_step = [span for span in parts if span.end_ns > step.start_ns and span.start_ns < step.end_ns]
+        phase_ns = defaultdict(float, exclusive_times(in_step))
+        phase_ns[REST] = max(0.0, step.ns - sum(phase_ns.values()))
+        phase_ns[DATA] += sum(span.ns for span in parts) - sum(span.ns for span in in_step)
+        recorded.append(_Recorded(number, step.start_ns, step.ns, phase_ns, {span.phase for span in parts}))
+    return recorded

@@ -142,7 +142,7 @@ def _clocks(trace: Trace, identity: str) -> tuple[dict[int, Clock], bool]:
     differences, length_ns = _differences(trace, by_id)
     if not differences:
         raise AnalysisError(f"{identity}: the ranks of {trace.name!r} share no collective with an end on all of them")
-    widest = max(each.uncertainty_ns for each in differences)
+    widest = max(difference.uncertainty_ns for difference in differences)
     if not by_id and widest > length_ns:
         raise AnalysisError(
             f"{identity}: the source does not number the collectives, and matched in order their ends differ by "
@@ -195,8 +195,10 @@ def _differences(trace: Trace, by_id: bool) -> tuple[list[Difference], float]:
         FROM together WHERE rank <> reference GROUP BY reference, rank
         """
     ).fetchall()
-    found = [Difference(reference, rank, middle, (ends[1] - ends[0]) / 2) for reference, rank, middle, ends, _ in rows]
-    return found, max((row[-1] for row in rows), default=0.0)
+    differences = [
+        Difference(reference, rank, middle, (ends[1] - ends[0]) / 2) for reference, rank, middle, ends, _ in rows
+    ]
+    return differences, max((row[-1] for row in rows), default=0.0)
 
 
 # --- alignment ---------------------------------------------------------------------------------------------------
@@ -234,18 +236,22 @@ def align(ranks: Iterable[int], differences: Iterable[Difference]) -> dict[int, 
     Returns:
         Rank → clock. Uncertainties add up along the chain from the lowest rank.
     """
-    beside: dict[int, list[Difference]] = {rank: [] for rank in ranks}
-    for each in differences:
-        beside[each.reference].append(each)
-        beside[each.rank].append(Difference(each.rank, each.reference, -each.ahead_ns, each.uncertainty_ns))
-    found: dict[int, Clock] = {}
-    reached = [(0.0, min(beside), 0.0)] if beside else []
-    while reached:
-        uncertainty, rank, offset = heapq.heappop(reached)
-        if rank in found:
+    neighbours: dict[int, list[Difference]] = {rank: [] for rank in ranks}
+    for difference in differences:
+        neighbours[difference.reference].append(difference)
+        neighbours[difference.rank].append(
+            Difference(difference.rank, difference.reference, -difference.ahead_ns, difference.uncertainty_ns)
+        )
+    clocks: dict[int, Clock] = {}
+    queue = [(0.0, min(neighbours), 0.0)] if neighbours else []
+    while queue:
+        uncertainty, rank, offset = heapq.heappop(queue)
+        if rank in clocks:
             continue
-        found[rank] = Clock(offset, uncertainty)
-        for each in beside[rank]:
-            if each.rank not in found:
-                heapq.heappush(reached, (uncertainty + each.uncertainty_ns, each.rank, offset + each.ahead_ns))
-    return found
+        clocks[rank] = Clock(offset, uncertainty)
+        for difference in neighbours[rank]:
+            if difference.rank not in clocks:
+                heapq.heappush(
+                    queue, (uncertainty + difference.uncertainty_ns, difference.rank, offset + difference.ahead_ns)
+                )
+    return clocks

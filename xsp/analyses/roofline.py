@@ -37,11 +37,11 @@ def _without_a_point(trace: Trace) -> str | None:
         ceilings.of_run(trace.run, trace.has(Level.KERNEL))
     except AnalysisError as error:
         return str(error)
-    ((found,),) = trace.con.execute(
+    ((count,),) = trace.con.execute(
         f"WITH {kernels(trace)} "
         "SELECT count(*) FROM kernels WHERE whole_flops IS NOT NULL AND whole_dram_read_bytes IS NOT NULL"
     ).fetchall()
-    if found:
+    if count:
         return None
     return (
         "there is no kernel whose operations and memory traffic are both known: record shapes (torch.profiler's "
@@ -120,15 +120,15 @@ def kernels_by_model(trace: Trace) -> Table:
     Without a device, `operators_ms` is the time of the outermost operators, and `covered_percent` the kernels' sum in
     percent of it: 100, or more if primitives ran at the same time. The rest of the step is Python and waiting.
     """
-    whole = "NULL::DOUBLE" if trace.has(Level.KERNEL) else WHOLE_NS
+    operators_ns = "NULL::DOUBLE" if trace.has(Level.KERNEL) else WHOLE_NS
     return trace.sql(
         f"""
         WITH {prepared(trace)}, {spread(trace)},
         groups AS (SELECT {summed()}, sum(apart_ns) AS apart_ns FROM spread)
         SELECT (SELECT max(batch_size) FROM merged WHERE kind = '{Kind.STEP}') AS batch_size,
                {MODEL_NS} / 1e6 AS latency_ms, {HOST_NS} / 1e6 AS host_ms, ns / {devices(trace)} / 1e6 AS kernel_ms,
-               {share("apart_ns", wall(trace))} AS kernel_percent_of_wall, {whole} / 1e6 AS operators_ms,
-               {share("ns", whole)} AS covered_percent, calls,
+               {share("apart_ns", wall(trace))} AS kernel_percent_of_wall, {operators_ns} / 1e6 AS operators_ms,
+               {share("ns", operators_ns)} AS covered_percent, calls,
                {FIGURES}
         FROM groups LEFT JOIN roofs USING (precision)
         """

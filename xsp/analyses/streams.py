@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from xsp.analyses.contract import Table, analysis
-from xsp.analyses.devicework import COPY, prepare
-from xsp.schema import Kind, Level
+from xsp.analyses.contract import Table, analysis, values
+from xsp.analyses.devicework import COPY, launches, prepare
+from xsp.analyses.repeats import Lines, numbered, repeated
+from xsp.schema import Level
 from xsp.store.trace import Trace
 
 LENGTHS = range(2, 9)
@@ -12,17 +13,6 @@ LENGTHS = range(2, 9)
 
 MOST = 200
 """Number of sequences of each length that are compared with the longer ones."""
-
-_STREAMS = f"""
-    SELECT work.*, placed.stream FROM device_work work JOIN (
-        SELECT rank, trace_id, span_id, stream FROM spans WHERE level = {int(Level.KERNEL)}
-    ) placed USING (rank, trace_id, span_id)
-"""
-
-
-def _prepare(trace: Trace) -> None:
-    prepare(trace)
-    trace.once("stream_work", _STREAMS)
 
 
 @analysis("queues", "Queue length of each stream", Level.KERNEL, everywhere=True)
@@ -34,15 +24,12 @@ def stream_queues(trace: Trace) -> Table:
     stream waits for the next launch of the host, unless it is running work. Work without a launch in the trace, and
     work that begins before its launch, is left out; `without_launch` counts both.
     """
-    _prepare(trace)
+    launches(trace)
     return trace.sql(
-        f"""
-        WITH launches AS (
-            SELECT rank, on_process, correlation_id, min(start_ns) AS launch_ns FROM runtime_calls
-            WHERE kind <> '{Kind.SYNC}' AND correlation_id IS NOT NULL AND timed IS NOT false GROUP BY ALL
-        ), work AS (
+        """
+        WITH work AS (
             SELECT s.rank, device, stream, recording, start_ns, launch_ns, launch_ns <= start_ns AS sound
-            FROM stream_work s LEFT JOIN launches USING (rank, on_process, correlation_id)
+            FROM device_work s LEFT JOIN launches USING (rank, on_process, correlation_id)
         ), edges AS (
             SELECT rank, device, stream, recording, launch_ns AS time_ns, 1 AS change FROM work WHERE sound
             UNION ALL SELECT rank, device, stream, recording, start_ns, -1 FROM work WHERE sound
@@ -82,23 +69,17 @@ def stream_queues(trace: Trace) -> Table:
     )
 
 
-_LINE = "PARTITION BY rank, device, stream, recording ORDER BY place"
-
-
-def _windows(length: int) -> str:
-    """Return the SQL of all runs of `length` successive kernels."""
-    ids = ", ".join(["id", *(f"lead(id, {ahead}) OVER line" for ahead in range(1, length))])
-    return f"""
-        SELECT {length} AS length, rank, device, stream, recording, place, concat_ws(' ', {ids}) AS key,
-               sum(dur_ns) OVER ({_LINE} ROWS BETWEEN CURRENT ROW AND {length - 1} FOLLOWING) AS ns,
-               (lead(end_ns, {length - 1}) OVER line) - start_ns AS whole_ns
-        FROM ordered WINDOW line AS ({_LINE})
-    """
-
-
 _SHORT = r"""regexp_replace(regexp_replace(regexp_replace(
     name, '^void |\(anonymous namespace\)::|cutlass\w*::Kernel2?<', '', 'g'), '[<(].*$', ''), '^.*::', '')"""
 """A kernel's name without namespaces and template arguments; for CUTLASS, whose kernels share a name, the argument."""
+
+
+_SEQUENCES = {
+    "times": "BIGINT",
+    "kernels": "INTEGER",
+    **dict.fromkeys(("device_ms", "percent_of_device_time", "mean_us", "gap_us"), "DOUBLE"),
+    "sequence": "VARCHAR",
+}
 
 
 @analysis("kernel-sequences", "Repeated sequences of kernels", Level.KERNEL, everywhere=True)
@@ -112,58 +93,34 @@ def kernel_sequences(trace: Trace) -> Table:
     `percent_of_device_time` is a percentage of the time of all kernels; sequences share kernels, so it does not add up
     to 100. Names are cut at their template arguments.
     """
-    _prepare(trace)
-    places = range(1, max(LENGTHS) + 1)
-    names = ", ".join(f"kind_{place}.short" for place in places)
-    found = " ".join(
-        f"LEFT JOIN kinds kind_{place} ON kind_{place}.id::VARCHAR = split_part(key, ' ', {place})" for place in places
-    )
-    windows = " UNION ALL ".join(f"SELECT * FROM ({_windows(length)}) WHERE whole_ns IS NOT NULL" for length in LENGTHS)
-    return trace.sql(
+    prepare(trace)
+    kinds = f"""
+        SELECT row_number() OVER (ORDER BY name) AS id, name, coalesce(nullif({_SHORT}, ''), name) AS short
+        FROM (SELECT DISTINCT name FROM device_work WHERE purpose <> '{COPY}')
+    """
+    trace.create_temp_table("stream_kinds", kinds)
+    short_names = dict(trace.con.execute("SELECT id, short FROM stream_kinds").fetchall())
+    rows = []
+    lines = _lines(trace)
+    total_ns = int(lines.duration.sum())
+    for sequence in repeated(lines, LENGTHS, MOST):
+        names = " → ".join(short_names[name] for name in sequence.names)
+        times, ns = sequence.times, sequence.ns
+        share = 100.0 * ns / total_ns if total_ns else None
+        rows.append((times, len(sequence.names), ns / 1e6, share, ns / 1e3 / times, sequence.gap_ns / 1e3, names))
+    rows.sort(key=lambda row: (-row[2], -row[1], row[6]))
+    return values(trace, "kernel_sequences", _SEQUENCES, rows)
+
+
+def _lines(trace: Trace) -> Lines:
+    """Return the kernels of each stream, in the order in which they begin."""
+    columns = trace.con.execute(
         f"""
-        WITH kinds AS MATERIALIZED (
-            SELECT name, row_number() OVER (ORDER BY name) AS id, coalesce(nullif({_SHORT}, ''), name) AS short
-            FROM (SELECT DISTINCT name FROM stream_work WHERE purpose <> '{COPY}')
-        ), ordered AS (
-            SELECT rank, device, stream, recording, start_ns, end_ns, dur_ns, id, short, row_number() OVER (
-                       PARTITION BY rank, device, stream, recording ORDER BY start_ns, span_id) AS place
-            FROM stream_work JOIN kinds USING (name) WHERE purpose <> '{COPY}'
-        ), windows AS ({windows}
-        ), islands AS (
-            SELECT *, sum(apart) OVER (PARTITION BY key, rank, device, stream, recording ORDER BY place
-                                       ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS island
-            FROM (
-                SELECT *, CASE WHEN place - lag(place) OVER (PARTITION BY key, rank, device, stream, recording
-                                                             ORDER BY place) < length THEN 0 ELSE 1 END AS apart
-                FROM windows
-            )
-        ), places AS (
-            SELECT *, place - min(place) OVER held AS offset_, count(*) OVER held AS many,
-                   max(place) OVER held - min(place) OVER held AS width
-            FROM islands WINDOW held AS (PARTITION BY key, rank, device, stream, recording, island)
-        ), alone AS (  -- of occurrences that overlap, p apart, each ceil(length / p)-th
-            SELECT * FROM places
-            WHERE many = 1 OR offset_ % (ceil(length * (many - 1.0) / width) * width / (many - 1.0))::BIGINT = 0
-        ), counted AS (
-            SELECT length, key, count(*) AS times, sum(ns) AS ns, avg(greatest(whole_ns - ns, 0)) AS gap_ns
-            FROM alone GROUP BY length, key HAVING count(*) > 1
-        ), ranked AS (
-            SELECT *, regexp_replace(key, ' [0-9]+$', '') AS head, regexp_replace(key, '^[0-9]+ ', '') AS tail
-            FROM (
-                SELECT *, row_number() OVER (PARTITION BY length ORDER BY ns DESC, key) AS standing FROM counted
-            ) WHERE standing <= {MOST}
-        ), whole AS (
-            SELECT * FROM ranked inner_ WHERE NOT EXISTS (
-                SELECT 1 FROM ranked outer_ WHERE outer_.times >= inner_.times AND (
-                    outer_.length > inner_.length
-                    AND contains(concat(' ', outer_.key, ' '), concat(' ', inner_.key, ' '))
-                    OR outer_.length = inner_.length AND (outer_.head = inner_.tail OR outer_.tail = inner_.head)
-                    AND (outer_.ns > inner_.ns OR outer_.ns = inner_.ns AND outer_.key < inner_.key))
-            )
-        )
-        SELECT times, length AS kernels, ns / 1e6 AS device_ms,
-               100.0 * ns / nullif((SELECT sum(dur_ns) FROM ordered), 0) AS percent_of_device_time,
-               ns / 1e3 / times AS mean_us, gap_ns / 1e3 AS gap_us, concat_ws(' → ', {names}) AS sequence
-        FROM whole {found} ORDER BY device_ms DESC, kernels DESC, sequence
+        SELECT rank, device, stream, recording, start_ns, coalesce(dur_ns, 0) AS duration, dur_ns IS NOT NULL AS timed,
+               id
+        FROM device_work JOIN stream_kinds USING (name) WHERE purpose <> '{COPY}'
+        ORDER BY rank, device, stream, recording, start_ns, span_id
         """
-    )
+    ).fetchnumpy()
+    lines = numbered(columns[name] for name in ("rank", "device", "stream", "recording"))
+    return Lines(lines, columns["id"], columns["start_ns"], columns["duration"], columns["timed"])

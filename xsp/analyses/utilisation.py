@@ -67,23 +67,23 @@ def model_flops_utilisation(trace: Trace) -> Table:
     """
     on_device = trace.has(Level.KERNEL)
     make_paths(trace)
-    whole = next((found[1] for found in _work(trace, "1", "true")), Work(None, None, None, None, None))
-    rows = [_row(of, name, work, ns, time, devices, None)
-            for of, name, work, ns, time, devices in _steps(trace, whole)]  # fmt: skip
+    total = next((row[1] for row in _work(trace, "1", "true")), Work(None, None, None, None, None))
+    rows = [_row(scope, name, work, ns, time, devices, None)
+            for scope, name, work, ns, time, devices in _steps(trace, total)]  # fmt: skip
     time = DEVICE if on_device else OPERATORS
-    for of, group, where in ((PHASE, "coalesce(phase, 'forward')", "true"), (MODULE, "path", "path IS NOT NULL")):
-        rows += [_row(of, name, work, ns, time, 1, calls) for name, work, ns, calls in _work(trace, group, where)]
+    for scope, group, where in ((PHASE, "coalesce(phase, 'forward')", "true"), (MODULE, "path", "path IS NOT NULL")):
+        rows += [_row(scope, name, work, ns, time, 1, calls) for name, work, ns, calls in _work(trace, group, where)]
     return values(trace, "model_flops_utilisation", _COLUMNS, rows)
 
 
 def _work(trace: Trace, group: str, where: str) -> list[tuple[str, Work, float, int]]:
     """Return groups of kernels: name, work, the nanoseconds in which a device ran any of them, number of calls."""
-    last = "max(start_ns + dur_ns) OVER (PARTITION BY device, named ORDER BY start_ns, span_id "
-    last += "ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
-    ran = "ns"
+    previous_end = "max(start_ns + dur_ns) OVER (PARTITION BY device, named ORDER BY start_ns, span_id "
+    previous_end += "ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
+    running_ns = "ns"
     if trace.has(Level.KERNEL):
-        ran = "ns * greatest(start_ns + dur_ns - greatest(start_ns, coalesce(until_ns, start_ns)), 0)"
-        ran = f"{ran}::DOUBLE / nullif(dur_ns, 0)"
+        running_ns = "ns * greatest(start_ns + dur_ns - greatest(start_ns, coalesce(until_ns, start_ns)), 0)"
+        running_ns = f"{running_ns}::DOUBLE / nullif(dur_ns, 0)"
     rows = trace.sql(
         f"""
         WITH {prepared(trace)}, {PATHS}, named AS (
@@ -92,9 +92,9 @@ def _work(trace: Trace, group: str, where: str) -> list[tuple[str, Work, float, 
             LEFT JOIN paths ON paths.layer_id = kernels.layer_id
             WHERE computes AND {where}
         ), ran AS (
-            SELECT *, {last} AS until_ns FROM named
+            SELECT *, {previous_end} AS until_ns FROM named
         )
-        SELECT named, {_WORK}, sum({ran})::DOUBLE AS ran_ns, sum(calls)::BIGINT AS calls
+        SELECT named, {_WORK}, sum({running_ns})::DOUBLE AS ran_ns, sum(calls)::BIGINT AS calls
         FROM ran LEFT JOIN roofs USING (precision) GROUP BY named ORDER BY ran_ns DESC, named
         """
     ).fetchall()
@@ -125,46 +125,46 @@ _STEPS = f"""
 Step = tuple[str, str | None, Work, float, str, int]
 
 
-def _steps(trace: Trace, whole: Work) -> list[Step]:
+def _steps(trace: Trace, merged_work: Work) -> list[Step]:
     """Return steps with their work, their time in nanoseconds, the kind of this time, and the number of devices.
 
     The operations of the merged step are scaled by the ratio of the operations that the operators of both steps state.
     """
     rows = trace.sql(_STEPS).fetchall()
     devices = max((row[3] for row in rows), default=1)
-    loop = next((each for each in iterations(trace.con) if (each.rank, each.kind) == (trace.rank, trace.kind)), None)
+    loop = next((row for row in iterations(trace.con) if (row.rank, row.kind) == (trace.rank, trace.kind)), None)
     if loop is not None and loop.mean_ns is not None:
-        return [(STEP, None, whole, loop.mean_ns, LOOP, devices)]
-    found: list[Step] = []
+        return [(STEP, None, merged_work, loop.mean_ns, LOOP, devices)]
+    steps: list[Step] = []
     ranks = len({row[0] for row in rows})
-    for rank, name, ns, on, flops, merged in rows:
-        work = _scaled(whole, flops / merged if flops and merged else 1.0)
-        found.append((STEP, f"rank {rank} {name}" if ranks > 1 else name, work, ns, WALL, on))
-    if len(found) > 1:
-        total = _scaled(whole, sum((each[2].flops or 0.0) / (whole.flops or 1.0) for each in found))
-        found.insert(0, (ALL_STEPS, None, total, sum(each[3] for each in found), WALL, devices))
-    return found
+    for rank, name, ns, used_devices, flops, merged in rows:
+        work = _scaled(merged_work, flops / merged if flops and merged else 1.0)
+        steps.append((STEP, f"rank {rank} {name}" if ranks > 1 else name, work, ns, WALL, used_devices))
+    if len(steps) > 1:
+        total = _scaled(merged_work, sum((step[2].flops or 0.0) / (merged_work.flops or 1.0) for step in steps))
+        steps.insert(0, (ALL_STEPS, None, total, sum(step[3] for step in steps), WALL, devices))
+    return steps
 
 
-def _scaled(work: Work, by: float) -> Work:
-    flops, peaked, ideal = (None if each is None else each * by for each in work[:3])
+def _scaled(work: Work, factor: float) -> Work:
+    flops, peaked, ideal = (None if value is None else value * factor for value in work[:3])
     return work._replace(flops=flops, peaked_flops=peaked, ideal_ns=ideal)
 
 
 def _row(
-    of: str, name: str | None, work: Work, ns: float, time: str, devices: int, calls: int | None
+    scope: str, name: str | None, work: Work, ns: float, time: str, devices: int, calls: int | None
 ) -> tuple[Any, ...]:
-    why = _why_null(work, ns)
-    known = (work.known_percent or 0.0) >= ENOUGH and work.flops is not None and ns > 0
+    reason = _why_null(work, ns)
+    is_rate_known = (work.known_percent or 0.0) >= ENOUGH and work.flops is not None and ns > 0
     peak = work.peaked_flops / work.ideal_ns / 1e3 if work.peaked_flops and work.ideal_ns else None
     return (
-        of,
+        scope,
         name,
-        100 * (work.ideal_ns or 0.0) / (ns * devices) if why is None else None,
-        why,
+        100 * (work.ideal_ns or 0.0) / (ns * devices) if reason is None else None,
+        reason,
         ns / 1e6,
         time,
-        work.flops / ns / 1e3 if known and work.flops is not None else None,
+        work.flops / ns / 1e3 if is_rate_known and work.flops is not None else None,
         work.precision,
         None if peak is None else peak * devices,
         None if work.flops is None else work.flops / 1e12,

@@ -29,7 +29,7 @@ LATENCY_NS = 10_000
 SKEW_NS = 2_000
 """Accuracy of times: clocks of host and device agree to this, and some traces have whole microseconds."""
 
-HOLDERS = frozenset({Kind.STEP, Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMIZER, Kind.MODULE, Kind.USER, Kind.RUN})
+CONTAINERS = frozenset({Kind.STEP, Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMIZER, Kind.MODULE, Kind.USER, Kind.RUN})
 """Kinds of host spans that contain others; time that no other span covers is the program's own, or waiting."""
 
 OPS = frozenset({Kind.OP, Kind.PRIMITIVE})
@@ -44,7 +44,7 @@ _Call = tuple[int | None, int | None]
 """Process and correlation id; the process is None if the source does not record it for device work."""
 
 
-class Seen(NamedTuple):
+class StepSpan(NamedTuple):
     """A span of the step, of the host or of a device; times in nanoseconds."""
 
     start: int
@@ -58,7 +58,7 @@ class Seen(NamedTuple):
     correlation_id: int | None
     layer_id: str | None
     op: str | None
-    mine: bool
+    in_step: bool
     """Whether it belongs to the step; device work of another step can delay it."""
     communicates: bool
     backward: bool
@@ -85,7 +85,7 @@ class Label(NamedTuple):
 class _Timeline:
     """The activity of one thread: at each moment the innermost span, and the innermost operator."""
 
-    def __init__(self, rows: Sequence[Seen]) -> None:
+    def __init__(self, rows: Sequence[StepSpan]) -> None:
         """Divide the thread's time.
 
         Args:
@@ -93,27 +93,27 @@ class _Timeline:
         """
         self.starts: list[int] = []
         self.ends: list[int] = []
-        self.seen: list[Seen] = []
+        self.seen: list[StepSpan] = []
         self.ops: list[str | None] = []
         self._divide(rows)
-        self.work_ends = [end for end, seen in zip(self.ends, self.seen, strict=True) if seen.kind not in HOLDERS]
+        self.work_ends = [end for end, seen in zip(self.ends, self.seen, strict=True) if seen.kind not in CONTAINERS]
         self.backward = any(row.backward for row in rows)
 
-    def _divide(self, rows: Sequence[Seen]) -> None:
-        open_: list[tuple[int, Seen, str | None]] = []
+    def _divide(self, rows: Sequence[StepSpan]) -> None:
+        stack: list[tuple[int, StepSpan, str | None]] = []
         now = 0
         for row in rows:
-            while open_ and open_[-1][0] <= row.start:
-                now = self._until(open_[-1][0], now, open_.pop())
-            if open_:
-                now = self._until(row.start, now, open_[-1])
+            while stack and stack[-1][0] <= row.start:
+                now = self._until(stack[-1][0], now, stack.pop())
+            if stack:
+                now = self._until(row.start, now, stack[-1])
             now = max(now, row.start)
-            outer = open_[-1][2] if open_ else None
-            open_.append((row.end, row, row.name if row.kind == Kind.OP else outer))
-        while open_:
-            now = self._until(open_[-1][0], now, open_.pop())
+            outer = stack[-1][2] if stack else None
+            stack.append((row.end, row, row.name if row.kind == Kind.OP else outer))
+        while stack:
+            now = self._until(stack[-1][0], now, stack.pop())
 
-    def _until(self, end: int, now: int, inner: tuple[int, Seen, str | None]) -> int:
+    def _until(self, end: int, now: int, inner: tuple[int, StepSpan, str | None]) -> int:
         if end <= now:
             return now
         self.starts.append(now)
@@ -128,27 +128,27 @@ class _Timeline:
 
     def work_ended(self, after: int, until: int) -> int | None:
         """Return the last end in (after, until] of work in spans other than holders, or None."""
-        place = bisect_right(self.work_ends, until)
-        return self.work_ends[place - 1] if place and self.work_ends[place - 1] > after else None
+        index = bisect_right(self.work_ends, until)
+        return self.work_ends[index - 1] if index and self.work_ends[index - 1] > after else None
 
 
 class _Lane:
     """Device work in order of its end."""
 
-    def __init__(self, rows: Iterable[Seen]) -> None:
+    def __init__(self, rows: Iterable[StepSpan]) -> None:
         self.rows = sorted(rows, key=lambda row: (row.end, row.start))
         self.ends = [row.end for row in self.rows]
 
-    def ended(self, until: int) -> Seen | None:
+    def ended(self, until: int) -> StepSpan | None:
         """Return the work that ended last, at `until` or before."""
-        place = bisect_right(self.ends, until)
-        return self.rows[place - 1] if place else None
+        index = bisect_right(self.ends, until)
+        return self.rows[index - 1] if index else None
 
 
 class Walk:
     """The critical path of the spans of one step."""
 
-    def __init__(self, rows: Sequence[Seen], main: Thread, start: int, step_end: int) -> None:
+    def __init__(self, rows: Sequence[StepSpan], main: Thread, start: int, step_end: int) -> None:
         """Put the spans in order.
 
         Args:
@@ -157,27 +157,27 @@ class Walk:
             start: start of the step.
             step_end: end of the step, where a segment is cut in two.
         """
-        threads: dict[Thread, list[Seen]] = defaultdict(list)
-        streams: dict[tuple[int, int | None], list[Seen]] = defaultdict(list)
+        threads: dict[Thread, list[StepSpan]] = defaultdict(list)
+        streams: dict[tuple[int, int | None], list[StepSpan]] = defaultdict(list)
         for row in rows:
             if row.device is None:
                 threads[row.process, row.thread].append(row)
             else:
                 streams[row.device, row.stream].append(row)
         self.main, self.start, self.step_end = main, start, step_end
-        self.threads = {name: _Timeline(found) for name, found in threads.items()}
-        self.backward = [name for name, found in self.threads.items() if found.backward and name != main]
-        self.streams = {name: _Lane(found) for name, found in streams.items()}
+        self.threads = {name: _Timeline(spans) for name, spans in threads.items()}
+        self.backward = [name for name, timeline in self.threads.items() if timeline.backward and name != main]
+        self.streams = {name: _Lane(spans) for name, spans in streams.items()}
         self.devices = {
-            device: _Lane(row for (of, _), found in streams.items() if of == device for row in found)
+            device: _Lane(row for (owner, _), spans in streams.items() if owner == device for row in spans)
             for device in {device for device, _ in streams}
         }
-        self.copies: dict[_Call, Seen] = {
+        self.copies: dict[_Call, StepSpan] = {
             (row.process, row.correlation_id): row
             for row in rows
             if row.kind == Kind.COPY and row.correlation_id is not None
         }
-        self.launches: dict[_Call, Seen] = {
+        self.launches: dict[_Call, StepSpan] = {
             (process, row.correlation_id): row
             for row in rows
             if row.device is None and row.correlation_id is not None
@@ -188,41 +188,45 @@ class Walk:
         self.path: list[tuple[int, int]] = []
         """The segments, the last one first: start and label of each. A segment ends where the following one begins."""
 
-    def back_from(self, end: int, last: Seen | None) -> None:
+    def trace_back(self, end: int, last: StepSpan | None) -> None:
         """Find the path.
 
         Args:
             end: end of the path.
             last: the device work that ends at `end`; None if the path ends on the host.
         """
-        here: Thread | Seen = self.main if last is None else last
+        current: Thread | StepSpan = self.main if last is None else last
         now, stuck = end, 0
         while now > self.start:
-            if isinstance(here, Seen):
-                here, before = self._device(here, now)
+            if isinstance(current, StepSpan):
+                current, before = self._device(current, now)
             else:
-                here, before = self._host(here, now, stuck > _PATIENCE)
+                current, before = self._host(current, now, stuck > _PATIENCE)
             stuck = stuck + 1 if before >= now else 0
             now = before
 
-    def _add(self, start: int, end: int, seen: Seen, after: str, op: str | None) -> int:
+    def _add(self, start: int, end: int, seen: StepSpan, after: str, op: str | None) -> int:
         """Put a span's time in front of the path, and return the start of the segment."""
         return self._put(start, end, _what(seen), seen.name, op, seen, after)
 
-    def _put(self, start: int, end: int, what: str, name: str, op: str | None, seen: Seen | None, after: str) -> int:
+    def _put(
+        self, start: int, end: int, what: str, name: str, op: str | None, seen: StepSpan | None, after: str
+    ) -> int:
         start = max(start, self.start)
         if start >= end:
             return end
-        place = (seen.layer_id, seen.thread, seen.device, seen.stream) if seen is not None else (None, None, None, None)
-        label = self.labels.setdefault(Label(what, name, op, *place, after), len(self.labels))
+        location = (
+            (seen.layer_id, seen.thread, seen.device, seen.stream) if seen is not None else (None, None, None, None)
+        )
+        label = self.labels.setdefault(Label(what, name, op, *location, after), len(self.labels))
         if start < self.step_end < end:
             self.path.append((self.step_end, label))
-        elif self.path and self.path[-1][1] == label and place[2] is None and end != self.step_end:
+        elif self.path and self.path[-1][1] == label and location[2] is None and end != self.step_end:
             self.path.pop()  # merge adjacent segments of the host with the same label
         self.path.append((start, label))
         return start
 
-    def _device(self, work: Seen, now: int) -> tuple[Thread | Seen, int]:
+    def _device(self, work: StepSpan, now: int) -> tuple[Thread | StepSpan, int]:
         """Go from the end of device work to the span whose end let it begin."""
         launch = self.launches.get((work.process, work.correlation_id))
         ready, after, source = self._released(work, launch)
@@ -233,59 +237,61 @@ class Walk:
             self._put(ready, begin, "idle", "idle", work.op, work, after)
         return source, min(ready, begin)
 
-    def _released(self, work: Seen, launch: Seen | None) -> tuple[int, str, Thread | Seen]:
+    def _released(self, work: StepSpan, launch: StepSpan | None) -> tuple[int, str, Thread | StepSpan]:
         """Return when device work could have begun, by which rule, and where the path continues."""
         ready, after = self.start, UNKNOWN_LAUNCH
-        source: Thread | Seen = self.main
+        source: Thread | StepSpan = self.main
         previous = self.streams[work.device or 0, work.stream].ended(work.start)
         if previous is not None:
             ready, after, source = previous.end, "stream order", previous
-        if launch is not None and (called := min(launch.end, work.start)) > ready:
-            ready, after, source = called, "launch", (launch.process, launch.thread)
+        if launch is not None and (launched := min(launch.end, work.start)) > ready:
+            ready, after, source = launched, "launch", (launch.process, launch.thread)
         if work.start - ready > LATENCY_NS:
-            other = self.devices[work.device or 0].ended(work.start)
-            if other is not None and other.end > ready:
-                ready, after, source = other.end, "another stream", other
+            last_work = self.devices[work.device or 0].ended(work.start)
+            if last_work is not None and last_work.end > ready:
+                ready, after, source = last_work.end, "another stream", last_work
         return ready, after, source
 
-    def _host(self, thread: Thread, now: int, stuck: bool) -> tuple[Thread | Seen, int]:
+    def _host(self, thread: Thread, now: int, stuck: bool) -> tuple[Thread | StepSpan, int]:
         """Go from a moment of a thread to the work that it had waited for until then."""
         timeline = self.threads.get(thread)
-        place = timeline.before(now) if timeline is not None else None
-        if timeline is None or place is None:
+        index = timeline.before(now) if timeline is not None else None
+        if timeline is None or index is None:
             return self._gap(thread, self.start, now, stuck)
-        begin, end, seen, op = timeline.starts[place], timeline.ends[place], timeline.seen[place], timeline.ops[place]
+        begin, end, seen, op = timeline.starts[index], timeline.ends[index], timeline.seen[index], timeline.ops[index]
         if end < now:
             return self._gap(thread, end, now, stuck)
-        if seen.kind in HOLDERS:
-            ended, other = self._backward_ended(begin, now) if thread == self.main and not stuck else (begin, None)
-            if other is not None:
-                return other, self._add(ended, now, seen, "backward thread", op)
+        if seen.kind in CONTAINERS:
+            ended, backward_thread = (
+                self._backward_ended(begin, now) if thread == self.main and not stuck else (begin, None)
+            )
+            if backward_thread is not None:
+                return backward_thread, self._add(ended, now, seen, "backward thread", op)
         else:
             work = self._waited_for(seen, begin, now) if not stuck else None
             if work is not None:
                 return work, self._add(min(work.end, now), now, seen, "device work", op)
         return thread, self._add(begin, now, seen, "program order", op)
 
-    def _waited_for(self, call: Seen, begin: int, now: int) -> Seen | None:
+    def _waited_for(self, call: StepSpan, begin: int, now: int) -> StepSpan | None:
         """Return the device work whose end let a call return, or None if the call does not wait."""
         if call.waits:
             lanes = [lane for (_, stream), lane in self.streams.items() if call.waits_on in (None, stream)]
-            found = [work for lane in lanes if (work := lane.ended(now + SKEW_NS)) is not None]
+            candidates = [work for lane in lanes if (work := lane.ended(now + SKEW_NS)) is not None]
         elif call.kind == Kind.LAUNCH:
             copies = (self.copies.get((process, call.correlation_id)) for process in (call.process, None))
-            found = [copy for copy in copies if copy is not None and copy.end <= now + SKEW_NS]
+            candidates = [copy for copy in copies if copy is not None and copy.end <= now + SKEW_NS]
         else:
             return None
-        last = max(found, key=lambda work: work.end, default=None)
+        last = max(candidates, key=lambda work: work.end, default=None)
         return last if last is not None and last.end > begin else None
 
     def _backward_ended(self, after: int, until: int) -> tuple[int, Thread | None]:
         """Return when, and on which thread, a backward operator ended last in (after, until]."""
         ends = [(end, name) for name in self.backward if (end := self.threads[name].work_ended(after, until))]
-        return max(ends, key=lambda found: found[0]) if ends else (after, None)
+        return max(ends, key=lambda pair: pair[0]) if ends else (after, None)
 
-    def _gap(self, thread: Thread, begin: int, now: int, stuck: bool) -> tuple[Thread | Seen, int]:
+    def _gap(self, thread: Thread, begin: int, now: int, stuck: bool) -> tuple[Thread | StepSpan, int]:
         """Continue from a moment at which a thread has no span."""
         main = self.threads.get(self.main)
         if thread != self.main and main is not None and not stuck:
@@ -295,10 +301,10 @@ class Walk:
         return thread, self._put(begin, now, "idle", "no span", None, None, "program order")
 
 
-def _what(seen: Seen) -> str:
+def _what(seen: StepSpan) -> str:
     """Return the kind of a segment for the time of a span, in one word."""
     if seen.communicates:
         return "communication"
     if seen.kind in OPS:
         return "op"
-    return "host" if seen.kind in HOLDERS else seen.kind
+    return "host" if seen.kind in CONTAINERS else seen.kind

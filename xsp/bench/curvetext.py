@@ -10,7 +10,7 @@ from typing import Any
 from xsp.bench.shapes import Known, Shape
 from xsp.bench.spec import Timing, slowed
 from xsp.bench.timings import Timings
-from xsp.bench.transfers import COLLECTIVES, STORAGE, Curve, Ratio, ratios, slower
+from xsp.bench.transfers import COLLECTIVES, STORAGE, Curve, Ratio, ratios, slowdowns
 from xsp.scrub import plain
 from xsp.sections import Chart, Section, Series, Table, Text
 
@@ -36,36 +36,36 @@ def page(what: str, timings: Timings, found: Sequence[Curve], seconds: float | N
         left: number of specs without a timing.
         made: number of specs that this command timed.
     """
-    count = sum(len(each.timings) for each in found)
+    count = sum(len(curve.timings) for curve in found)
     spent = "" if seconds is None else f", {made:,} of them now, in {seconds:.1f} s"
     lines = [f"{what}: {count:,} timings{spent}", plain(timings.environment.name)]
-    again = "run it without --list" if seconds is None else "run it again"
-    lines += [f"{left:,} sizes have no timing yet: {again}"] if left else []
-    shaped = [each for each in found if each.shape is not None]
+    hint = "run it without --list" if seconds is None else "run it again"
+    lines += [f"{left:,} sizes have no timing yet: {hint}"] if left else []
+    shaped = [curve for curve in found if curve.shape is not None]
     if shaped:
         lines += ["", f"{'family':{NAME}} {'latency':>9} {'GB/s':>7} {'±%':>4} {'best':>7} {'at':>8}  knees"]
-        for each in shaped:
-            rows = textwrap.wrap(_row(each), WIDTH, subsequent_indent=" " * (NAME + 1))
+        for curve in shaped:
+            rows = textwrap.wrap(_row(curve), WIDTH, subsequent_indent=" " * (NAME + 1))
             lines += [row.replace(KEPT, " ") for row in rows]
         lines += ["", "latency: α of the first piece; GB/s: 1/β of the last one; best: highest rate"]
-        if any(each.ranks and each.threads > 1 for each in found):
+        if any(curve.ranks and curve.threads > 1 for curve in found):
             lines += ["ranks × N: N threads per rank"]
         low, high = _range(shaped)
         lines += ["", f"GB/s by size, {size(low)} to {size(high)}, each row up to its own best"]
-        lines += [f"{plain(each.name)[:NAME]:{NAME}} {_bars(each, low, high)}" for each in shaped]
+        lines += [f"{plain(curve.name)[:NAME]:{NAME}} {_bars(curve, low, high)}" for curve in shaped]
         lines += ["", *_wrapped(_fits(shaped))]
-    single = [each for each in found if each.shape is None and each.timings]
-    texts = [f"{plain(each.name):{NAME}} {_single(each)}" for each in single]
+    single = [curve for curve in found if curve.shape is None and curve.timings]
+    texts = [f"{plain(curve.name):{NAME}} {_single(curve)}" for curve in single]
     lines += ["", *_wrapped(texts)] if texts else []
     texts = [
-        f"{plain(each.name)}: {each.value:.2f} [{each.low:.2f} … {each.high:.2f}], {each.what}"
-        for each in ratios(found)
+        f"{plain(ratio.name)}: {ratio.value:.2f} [{ratio.low:.2f} … {ratio.high:.2f}], {ratio.what}"
+        for ratio in ratios(found)
     ]
     lines += ["", *_wrapped(texts)] if texts else []
     lines += _slower(found)
-    said = notes(found, timings.cores)
-    lines += [""] if said else []
-    lines += _wrapped(said)
+    caveats = notes(found, timings.cores)
+    lines += [""] if caveats else []
+    lines += _wrapped(caveats)
     return "\n".join(lines)
 
 
@@ -80,59 +80,63 @@ def _row(curve: Curve) -> str:
     beta = shape.beta
     half = 100 * (beta.high - beta.low) / 2 / beta.value if beta.value else math.inf
     rate = f"{1e-9 / beta.value:7.2f} {min(half, 999):4.0f}" if beta.value else f"{'–':>7} {'–':>4}"
-    knees = ", ".join(size(each.value).replace(" ", KEPT) for each in shape.knees) or "none"
+    knees = ", ".join(size(knee.value).replace(" ", KEPT) for knee in shape.knees) or "none"
     name = plain(curve.name)
     return f"{name[:NAME]:{NAME}} {_latency(shape.alpha):>9} {rate} {best[1] / 1e9:7.2f} {size(best[0]):>8}  {knees}"
 
 
 def _fits(shaped: Sequence[Curve]) -> list[str]:
     """Return lines on the quality of the fits: held-out error, sizes that leave the model, range of extrapolation."""
-    those = [(each, each.shape) for each in shaped if each.shape is not None]
-    worst = max(those, key=lambda each: each[1].worst)
-    held = [each.held_out for _, each in those if each.held_out is not None]
-    middle = sorted(held)[len(held) // 2] if held else None
+    pairs = [(curve, curve.shape) for curve in shaped if curve.shape is not None]
+    worst = max(pairs, key=lambda pair: pair[1].worst)
+    errors = [shape.held_out for _, shape in pairs if shape.held_out is not None]
+    median = sorted(errors)[len(errors) // 2] if errors else None
     lines = []
-    if middle is not None:
-        lines.append(f"every other size, predicted from the rest: {100 * middle:.1f}% error (median over the curves)")
+    if median is not None:
+        lines.append(f"every other size, predicted from the rest: {100 * median:.1f}% error (median over the curves)")
     if worst[1].leaves:
         where = f"{worst[0].name} at {size(worst[1].worst_at)}, {100 * worst[1].worst:.0f}%"
-        count = sum(each.leaves for _, each in those)
-        lines.append(f"{count} of {len(those)} differ from their fit by more than 10% somewhere; most: {plain(where)}")
-    far = sum(each.reach > each.pieces[-1].until for _, each in those)
-    lines.append(f"beyond the largest size: {far} of {len(those)} may be extrapolated 2× or 4×, the others not at all")
+        count = sum(shape.leaves for _, shape in pairs)
+        lines.append(f"{count} of {len(pairs)} differ from their fit by more than 10% somewhere; most: {plain(where)}")
+    extrapolated = sum(shape.reach > shape.pieces[-1].until for _, shape in pairs)
+    lines.append(
+        f"beyond the largest size: {extrapolated} of {len(pairs)} may be extrapolated 2× or 4×, the others not at all"
+    )
     return lines
 
 
 def _single(curve: Curve) -> str:
     texts = []
-    for bytes_, each in curve.timings:
-        of = f" {size(bytes_)}" if bytes_ else ""
-        texts.append(f"{_time((each.trimmed_ns or 0) / 1e9)}{of}")
+    for bytes_, timing in curve.timings:
+        suffix = f" {size(bytes_)}" if bytes_ else ""
+        texts.append(f"{_time((timing.trimmed_ns or 0) / 1e9)}{suffix}")
     return ", ".join(texts)
 
 
-def _slower(found: Sequence[Curve]) -> list[str]:
+def _slower(curves: Sequence[Curve]) -> list[str]:
     lines = []
-    for each in slower(found):
-        of = f" of {each.threads} threads" if each.threads > 1 else ""
-        what = {"product": "products", "copy": "copies"}[each.what]
-        lines.append(f"{each.ranks} ranks{of} at once: {what} take {each.factor:.2f} times as long as on one")
+    for slowdown in slowdowns(curves):
+        suffix = f" of {slowdown.threads} threads" if slowdown.threads > 1 else ""
+        what = {"product": "products", "copy": "copies"}[slowdown.what]
+        lines.append(
+            f"{slowdown.ranks} ranks{suffix} at once: {what} take {slowdown.factor:.2f} times as long as on one"
+        )
     return ["", *lines] if lines else []
 
 
 def _range(shaped: Sequence[Curve]) -> tuple[float, float]:
-    every = [bytes_ for each in shaped for bytes_, _ in each.timings]
-    return min(every), max(every)
+    sizes = [bytes_ for curve in shaped for bytes_, _ in curve.timings]
+    return min(sizes), max(sizes)
 
 
 def _bars(curve: Curve, low: float, high: float, width: int = WIDTH - NAME - 1) -> str:
     """Return a curve's rates over the logarithm of the size as bar characters; blank where there is no timing."""
     best = (curve.best or (0, 1.0))[1]
-    found = [" "] * width
-    for bytes_, each in curve.timings:
-        place = round((width - 1) * math.log(bytes_ / low) / (math.log(high / low) or 1.0))
-        found[place] = BARS[max(1, min(8, math.ceil(8 * curve.rate(bytes_, each) / best)))]
-    return "".join(found).rstrip()
+    cells = [" "] * width
+    for bytes_, timing in curve.timings:
+        column = round((width - 1) * math.log(bytes_ / low) / (math.log(high / low) or 1.0))
+        cells[column] = BARS[max(1, min(8, math.ceil(8 * curve.rate(bytes_, timing) / best)))]
+    return "".join(cells).rstrip()
 
 
 def notes(found: Sequence[Curve], cores: int | None) -> list[str]:
@@ -142,29 +146,31 @@ def notes(found: Sequence[Curve], cores: int | None) -> list[str]:
         found: curves to comment on.
         cores: number of cores of the machine on which the curves were timed; None if unknown.
     """
-    made = []
-    if any(each.ranks for each in found):
-        made.append("The ranks are processes on this machine: loopback is not a network.")
-        most = max(each.ranks * each.threads for each in found)
+    caveats = []
+    if any(curve.ranks for curve in found):
+        caveats.append("The ranks are processes on this machine: loopback is not a network.")
+        most = max(curve.ranks * curve.threads for curve in found)
         if cores is None or most >= cores:
-            made.append(
+            caveats.append(
                 f"Cores are shared: ranks, gloo's own threads and the system have {cores or 'an unknown number of'} "
                 "cores."
             )
-    if any(each.family.group == STORAGE for each in found):
-        made.append("Storage is shared with the system and, in a virtual machine, with others; the host may cache it.")
-    drift = max((each.canary for each in found if each.canary is not None), default=1.0)
+    if any(curve.family.group == STORAGE for curve in found):
+        caveats.append(
+            "Storage is shared with the system and, in a virtual machine, with others; the host may cache it."
+        )
+    drift = max((curve.canary for curve in found if curve.canary is not None), default=1.0)
     if drift >= DISTURBED:
-        made.append(f"disturbed: fixed work took {slowed(drift)} meanwhile; repeat with --again on a quiet machine")
+        caveats.append(f"disturbed: fixed work took {slowed(drift)} meanwhile; repeat with --again on a quiet machine")
     reasons: dict[str, int] = {}
     for curve in found:
-        for _, each in curve.holes:
-            reasons[f"{curve.name}: {each.status.value}, {each.reason}"] = 1 + reasons.get(
-                f"{curve.name}: {each.status.value}, {each.reason}", 0
+        for _, timing in curve.holes:
+            reasons[f"{curve.name}: {timing.status.value}, {timing.reason}"] = 1 + reasons.get(
+                f"{curve.name}: {timing.status.value}, {timing.reason}", 0
             )
-    made += [f"{plain(reason)} ({count} sizes)" for reason, count in list(reasons.items())[:5]]
-    made += [f"more reasons: {len(reasons) - 5}; --format json has all"] if len(reasons) > 5 else []
-    return made
+    caveats += [f"{plain(reason)} ({count} sizes)" for reason, count in list(reasons.items())[:5]]
+    caveats += [f"more reasons: {len(reasons) - 5}; --format json has all"] if len(reasons) > 5 else []
+    return caveats
 
 
 def size(value: float) -> str:
@@ -199,16 +205,16 @@ def as_json(what: str, timings: Timings, found: Sequence[Curve], seconds: float 
         "seconds": seconds,
         "timed_now": made,
         "missing": left,
-        "curves": [_curve(each) for each in found],
-        "ratios": [_ratio(each) for each in ratios(found)],
-        "slower_together": [each._asdict() for each in slower(found)],
+        "curves": [_curve(curve) for curve in found],
+        "ratios": [_ratio(ratio) for ratio in ratios(found)],
+        "slower_together": [slowdown._asdict() for slowdown in slowdowns(found)],
         "notes": notes(found, timings.cores),
         "problems": list(timings.problems),
     }
 
 
-def _ratio(each: Ratio) -> dict[str, Any]:
-    return {"name": each.name, "value": each.value, "low": each.low, "high": each.high, "what": each.what}
+def _ratio(ratio: Ratio) -> dict[str, Any]:
+    return {"name": ratio.name, "value": ratio.value, "low": ratio.low, "high": ratio.high, "what": ratio.what}
 
 
 def _curve(curve: Curve) -> dict[str, Any]:
@@ -216,15 +222,15 @@ def _curve(curve: Curve) -> dict[str, Any]:
         "family": curve.family.name, "group": curve.family.group, "threads": curve.threads,
         "ranks": curve.ranks or None, "filesystem": curve.how or None,
         "traffic_factor": curve.family.traffic, "bus_factor": curve.bus_factor,
-        "sizes": [_point(bytes_, each) for bytes_, each in (*curve.timings, *curve.holes)],
+        "sizes": [_point(bytes_, timing) for bytes_, timing in (*curve.timings, *curve.holes)],
         "shape": None if curve.shape is None else shape_as_json(curve.shape),
     }  # fmt: skip
 
 
-def _point(bytes_: int, each: Timing) -> dict[str, Any]:
+def _point(bytes_: int, timing: Timing) -> dict[str, Any]:
     return {
-        "bytes": bytes_, "status": each.status.value, "reason": each.reason, "trimmed_ns": each.trimmed_ns,
-        "low_ns": each.low_ns, "high_ns": each.high_ns, "canary_ratio": each.canary_ratio, "key": each.key,
+        "bytes": bytes_, "status": timing.status.value, "reason": timing.reason, "trimmed_ns": timing.trimmed_ns,
+        "low_ns": timing.low_ns, "high_ns": timing.high_ns, "canary_ratio": timing.canary_ratio, "key": timing.key,
     }  # fmt: skip
 
 
@@ -233,10 +239,10 @@ def shape_as_json(shape: Shape) -> dict[str, Any]:
     return {
         "alpha_s": shape.alpha._asdict(),
         "beta_s_per_byte": shape.beta._asdict(),
-        "knees_bytes": [each._asdict() for each in shape.knees],
+        "knees_bytes": [knee._asdict() for knee in shape.knees],
         "pieces": [
-            {"since_bytes": each.since, "until_bytes": each.until, "alpha_s": each.start._asdict(),
-             "beta_s_per_byte": each.per_byte._asdict()} for each in shape.pieces
+            {"since_bytes": piece.since, "until_bytes": piece.until, "alpha_s": piece.start._asdict(),
+             "beta_s_per_byte": piece.per_byte._asdict()} for piece in shape.pieces
         ],
         "residual_median_percent": 100 * shape.residual,
         "residual_worst_percent": 100 * shape.worst,
@@ -251,25 +257,27 @@ def shape_as_json(shape: Shape) -> dict[str, Any]:
 
 def section(what: str, timings: Timings, found: Sequence[Curve]) -> Section:
     """Return the section of a run's report: one chart of rates over sizes per group, and a table of shapes."""
-    said = notes(found, timings.cores)
-    parts: list[Any] = [Text(" ".join(map(plain, said)) or "Rates by size, and their fitted curves.")]
-    shaped = [each for each in found if each.shape is not None]
-    for group in dict.fromkeys(each.family.group for each in shaped):
-        those = [each for each in shaped if each.family.group == group]
-        at = tuple(sorted({bytes_ for each in those for bytes_, _ in each.timings}))
+    caveats = notes(found, timings.cores)
+    parts: list[Any] = [Text(" ".join(map(plain, caveats)) or "Rates by size, and their fitted curves.")]
+    shaped = [curve for curve in found if curve.shape is not None]
+    for group in dict.fromkeys(curve.family.group for curve in shaped):
+        curves = [curve for curve in shaped if curve.family.group == group]
+        sizes = tuple(sorted({bytes_ for curve in curves for bytes_, _ in curve.timings}))
         series = []
-        for each in those:
-            by_size = {bytes_: each.rate(bytes_, timing) / 1e9 for bytes_, timing in each.timings}
-            series.append(Series(plain(each.name), tuple(by_size.get(one) for one in at)))
-        parts.append(Chart("lines", f"Rates of {group}", "GB/s", at, tuple(series), over="bytes", log=("at", "values")))
+        for curve in curves:
+            by_size = {bytes_: curve.rate(bytes_, timing) / 1e9 for bytes_, timing in curve.timings}
+            series.append(Series(plain(curve.name), tuple(by_size.get(bytes_) for bytes_ in sizes)))
+        parts.append(
+            Chart("lines", f"Rates of {group}", "GB/s", sizes, tuple(series), over="bytes", log=("at", "values"))
+        )
     columns = ("family", "alpha_us", "low_us", "high_us", "GB/s", "knees", "held out_percent", "extrapolates to")
     rows = []
-    for each in shaped:
-        shape = each.shape
+    for curve in shaped:
+        shape = curve.shape
         assert shape is not None
         alpha = [1e6 * value for value in shape.alpha]
         rows.append(
-            (plain(each.name), *alpha, _rate(shape.beta), ", ".join(size(knee.value) for knee in shape.knees),
+            (plain(curve.name), *alpha, _rate(shape.beta), ", ".join(size(knee.value) for knee in shape.knees),
              None if shape.held_out is None else 100 * shape.held_out, size(shape.reach))
         )  # fmt: skip
     if rows:
@@ -277,7 +285,7 @@ def section(what: str, timings: Timings, found: Sequence[Curve]) -> Section:
     if known := ratios(found):
         parts.append(
             Table(("ratio", "value", "low", "high", "of"),
-                  tuple((plain(each.name), each.value, each.low, each.high, each.what) for each in known), "Ratios")
+                  tuple((plain(row.name), row.value, row.low, row.high, row.what) for row in known), "Ratios")
         )  # fmt: skip
     return Section(what.capitalize(), tuple(parts))
 

@@ -33,23 +33,23 @@ def prepared(name: str, size: int) -> Prepared:
     if name == "zero-copy" or name.startswith("managed-"):
         return timed_by_itself(_of_host_pages(name, size), most_calls=100)
     host = [torch.ones(size, dtype=torch.uint8, pin_memory="pinned" in name) for _ in range(2)]
-    there = [torch.ones(size, dtype=torch.uint8, device="cuda:0") for _ in range(2)]
+    device = [torch.ones(size, dtype=torch.uint8, device="cuda:0") for _ in range(2)]
     if name == "peer-copy":
-        there[1] = there[1].to("cuda:1")
+        device[1] = device[1].to("cuda:1")
     pairs: dict[str, tuple[Any, Any]] = {
-        "host-to-device": (there[0], host[0]), "device-to-host": (host[0], there[0]),
-        "device-copy": (there[0], there[1]), "peer-copy": (there[1], there[0]),
+        "host-to-device": (device[0], host[0]), "device-to-host": (host[0], device[0]),
+        "device-copy": (device[0], device[1]), "peer-copy": (device[1], device[0]),
     }  # fmt: skip
     if name == "both-ways-pinned":
-        ways = [(there[0], host[0]), (host[1], there[1])]
+        ways = [(device[0], host[0]), (host[1], device[1])]
         streams = [torch.cuda.Stream(), torch.cuda.Stream()]
         return timed_by_itself(lambda calls: _on_device(ways, streams, calls), most_calls=100)
     if name in ("device-read", "device-write", "device-strided"):
         return timed_by_itself(_within(name, size), most_calls=100)
-    into, source = pairs[name.removesuffix("-pageable").removesuffix("-pinned")]
+    target, source = pairs[name.removesuffix("-pageable").removesuffix("-pinned")]
     if name.endswith("pageable") or name == "peer-copy":
-        return timed_by_itself(lambda calls: _by_the_host(into, source, calls))
-    return timed_by_itself(lambda calls: _on_device([(into, source)], [torch.cuda.Stream()], calls), most_calls=100)
+        return timed_by_itself(lambda calls: _by_the_host(target, source, calls))
+    return timed_by_itself(lambda calls: _on_device([(target, source)], [torch.cuda.Stream()], calls), most_calls=100)
 
 
 def _within(name: str, size: int) -> Callable[[int], int]:
@@ -57,7 +57,7 @@ def _within(name: str, size: int) -> Callable[[int], int]:
     if name == "device-strided":
         rows = [torch.ones(2 * size // ROW, ROW // 4, device="cuda:0")[::2] for _ in range(2)]
         return lambda calls: _on_device([(rows[0], rows[1])], [torch.cuda.Stream()], calls)
-    whole = torch.ones(size // 4, device="cuda:0")
+    tensor = torch.ones(size // 4, device="cuda:0")
 
     def batch(calls: int) -> int:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -66,9 +66,9 @@ def _within(name: str, size: int) -> Callable[[int], int]:
         start.record()
         for _ in range(calls):
             if name == "device-read":
-                whole.sum()
+                tensor.sum()
             else:
-                whole.fill_(2.0)
+                tensor.fill_(2.0)
         end.record()
         torch.cuda.synchronize()
         return max(1, round(float(start.elapsed_time(end)) * 1e6))
@@ -82,22 +82,22 @@ def _of_no_bytes(name: str) -> Callable[[int], int]:
         torch.cuda.synchronize if name == "synchronize" else functools.partial(torch.cuda._sleep, 1)
     )
     if name == "graph-launch":
-        one, graph = torch.zeros(1, device="cuda:0"), torch.cuda.CUDAGraph()
-        one.add_(1)  # load the kernel, which is not allowed during a capture
+        tensor, graph = torch.zeros(1, device="cuda:0"), torch.cuda.CUDAGraph()
+        tensor.add_(1)  # load the kernel, which is not allowed during a capture
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
-            one.add_(1)
+            tensor.add_(1)
         call = graph.replay
 
     def batch(calls: int) -> int:
         call()
         torch.cuda.synchronize()
-        began = time.perf_counter_ns()
+        start = time.perf_counter_ns()
         for _ in range(calls):
             call()
-        took = time.perf_counter_ns() - began
+        elapsed_ns = time.perf_counter_ns() - start
         torch.cuda.synchronize()
-        return max(1, took)
+        return max(1, elapsed_ns)
 
     return batch
 
@@ -122,11 +122,11 @@ class _Pages:
     def prefetch(self) -> None:
         """Prefetch the pages to device 0, in the current stream."""
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        where, size = ctypes.c_void_p(self.address), ctypes.c_size_t(self.size)
+        address, size = ctypes.c_void_p(self.address), ctypes.c_size_t(self.size)
         if int((torch.version.cuda or "0").partition(".")[0]) >= 13:  # takes a location, not a number, and flags
-            status = self.runtime.cudaMemPrefetchAsync(where, size, _Location(1, 0), ctypes.c_uint(0), stream)
+            status = self.runtime.cudaMemPrefetchAsync(address, size, _Location(1, 0), ctypes.c_uint(0), stream)
         else:
-            status = self.runtime.cudaMemPrefetchAsync(where, size, ctypes.c_int(0), stream)
+            status = self.runtime.cudaMemPrefetchAsync(address, size, ctypes.c_int(0), stream)
         if status:
             raise NotTimeable(f"managed memory cannot be prefetched (CUDA error {status})")
 
@@ -156,12 +156,12 @@ def _of_host_pages(name: str, size: int) -> Callable[[int], int]:
     pages = None if name == "zero-copy" else _Pages(size, _runtime())
     if pages is None:
         pinned = torch.ones(size // 4, pin_memory=True)
-        seen = torch.as_tensor(_Pinned(pinned), device="cuda:0")
+        tensor = torch.as_tensor(_Pinned(pinned), device="cuda:0")
     else:
-        seen = torch.as_tensor(pages, device="cuda:0")
+        tensor = torch.as_tensor(pages, device="cuda:0")
 
     def batch(calls: int) -> int:
-        took = 0.0
+        elapsed_ms = 0.0
         for _ in range(calls):
             torch.cuda.synchronize()
             if pages is not None:
@@ -172,11 +172,11 @@ def _of_host_pages(name: str, size: int) -> Callable[[int], int]:
             if name == "managed-prefetch" and pages is not None:
                 pages.prefetch()
             else:
-                seen.sum()
+                tensor.sum()
             end.record()
             torch.cuda.synchronize()
-            took += float(start.elapsed_time(end))
-        return max(1, round(took * 1e6))
+            elapsed_ms += float(start.elapsed_time(end))
+        return max(1, round(elapsed_ms * 1e6))
 
     return batch
 
@@ -191,14 +191,14 @@ class _Pinned:
         }  # fmt: skip
 
 
-def _by_the_host(into: torch.Tensor, source: torch.Tensor, calls: int) -> int:
+def _by_the_host(target: torch.Tensor, source: torch.Tensor, calls: int) -> int:
     torch.cuda.synchronize()
-    began = time.perf_counter_ns()
+    start = time.perf_counter_ns()
     for _ in range(calls):
-        into.copy_(source)
-    for place in range(torch.cuda.device_count()):
-        torch.cuda.synchronize(place)
-    return time.perf_counter_ns() - began
+        target.copy_(source)
+    for device in range(torch.cuda.device_count()):
+        torch.cuda.synchronize(device)
+    return time.perf_counter_ns() - start
 
 
 def _on_device(ways: list[tuple[torch.Tensor, torch.Tensor]], streams: list[Any], calls: int) -> int:
@@ -207,12 +207,12 @@ def _on_device(ways: list[tuple[torch.Tensor, torch.Tensor]], streams: list[Any]
     torch.cuda.synchronize()
     torch.cuda._sleep(SPIN_CYCLES)
     start.record()
-    for (into, source), stream, end in zip(ways, streams, ends, strict=True):
+    for (target, source), stream, end in zip(ways, streams, ends, strict=True):
         stream.wait_event(start)
         with torch.cuda.stream(stream):
             for _ in range(calls):
-                into.copy_(source, non_blocking=True)
+                target.copy_(source, non_blocking=True)
             end.record()
     torch.cuda.synchronize()
-    took: float = max(start.elapsed_time(end) for end in ends)
-    return max(1, round(took * 1e6))
+    elapsed_ms: float = max(start.elapsed_time(end) for end in ends)
+    return max(1, round(elapsed_ms * 1e6))

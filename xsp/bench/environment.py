@@ -58,7 +58,7 @@ class Environment:
     def name(self) -> str:
         """One line for display: devices, or processor and cores; and the version of torch."""
         equal = self.equal
-        devices = [str(each.get("name")) for each in equal.get("devices") or () if isinstance(each, dict)]
+        devices = [str(device.get("name")) for device in equal.get("devices") or () if isinstance(device, dict)]
         what = ", ".join(devices) or f"{equal.get('cpu')}, {equal.get('cores')} cores"
         return f"{what}, torch {equal.get('torch') or 'none'}"
 
@@ -83,12 +83,12 @@ def here() -> Environment:
 
 def noted() -> dict[str, Any]:
     """Return the current circumstances."""
-    one = next(iter(os.getloadavg()), None) if hasattr(os, "getloadavg") else None
+    load = next(iter(os.getloadavg()), None) if hasattr(os, "getloadavg") else None
     governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     turbo = Path("/sys/devices/system/cpu/intel_pstate/no_turbo")
     siblings = Path("/sys/devices/system/cpu/smt/active")
     return {
-        "load": None if one is None else round(one, 2),
+        "load": None if load is None else round(load, 2),
         "governor": _read(governor),
         "no_turbo": _read(turbo),
         "hyper_threads": _read(siblings),
@@ -98,13 +98,13 @@ def noted() -> dict[str, Any]:
 
 def caches() -> list[tuple[int, int]]:
     """Return level and bytes of each data cache that a core sees, sorted; empty if the system does not report them."""
-    found = []
-    for place in sorted(CACHES.glob("index[0-9]*")):
-        level, size, kind = (_read(place / name) for name in ("level", "size", "type"))
+    sizes = []
+    for folder in sorted(CACHES.glob("index[0-9]*")):
+        level, size, kind = (_read(folder / name) for name in ("level", "size", "type"))
         if level and size and kind != "Instruction" and size.rstrip("KM").isdecimal():
             unit = {"K": 1 << 10, "M": 1 << 20}.get(size[-1], 1)
-            found.append((int(level), int(size.rstrip("KM")) * unit))
-    return sorted(found)
+            sizes.append((int(level), int(size.rstrip("KM")) * unit))
+    return sorted(sizes)
 
 
 def _instructions() -> list[str]:
@@ -113,7 +113,7 @@ def _instructions() -> list[str]:
     except OSError:
         return []
     flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
-    return [each for each in FLAGS if each in flags]
+    return [flag for flag in FLAGS if flag in flags]
 
 
 def _memory_gib() -> int | None:
@@ -124,26 +124,26 @@ def _memory_gib() -> int | None:
 
 
 def _variables(environment: Mapping[str, str]) -> dict[str, str]:
-    found = {
+    variables = {
         name: value
         for name, value in sorted(environment.items())
         if VARIABLES.fullmatch(name) and not NOT_OF_KERNELS.fullmatch(name)
     }
-    loaded = [Path(each).name for each in re.split(r"[:\s]+", environment.get("LD_PRELOAD", "")) if each]
-    return {**found, **({"LD_PRELOAD": " ".join(loaded)} if loaded else {})}
+    loaded = [Path(path).name for path in re.split(r"[:\s]+", environment.get("LD_PRELOAD", "")) if path]
+    return {**variables, **({"LD_PRELOAD": " ".join(loaded)} if loaded else {})}
 
 
 def _torch() -> dict[str, Any]:
     """Return versions of PyTorch and its libraries, and the devices; from the cache if the software is unchanged."""
     software = None if cached.has_devices() else cached.software_before_torch()
     with contextlib.suppress(ValueError):
-        found = json.loads(cached.read(KIND, software) or "null")
-        if isinstance(found, dict) and found.get("torch"):
-            return found
-    found = _of_torch()
-    if found["torch"] is not None:
-        cached.keep(KIND, software, json.dumps(found))
-    return found
+        versions = json.loads(cached.read(KIND, software) or "null")
+        if isinstance(versions, dict) and versions.get("torch"):
+            return versions
+    versions = _of_torch()
+    if versions["torch"] is not None:
+        cached.store(KIND, software, json.dumps(versions))
+    return versions
 
 
 def _of_torch() -> dict[str, Any]:
@@ -151,22 +151,28 @@ def _of_torch() -> dict[str, Any]:
         import torch
     except ImportError:
         return {"torch": None}
-    shown = torch.__config__.show()
+    config = torch.__config__.show()
     libraries = {
-        name: found.group(1)
-        for name, found in {
-            "onednn": re.search(r"(?:MKL-DNN|oneDNN) v(\S+)", shown),
-            "mkl": re.search(r"Math Kernel Library Version (\S+)", shown),
-            "blas": re.search(r"BLAS_INFO=(\w+)", shown),
-            "capability": re.search(r"CPU capability usage: (\S+)", shown),
+        name: match.group(1)
+        for name, match in {
+            "onednn": re.search(r"(?:MKL-DNN|oneDNN) v(\S+)", config),
+            "mkl": re.search(r"Math Kernel Library Version (\S+)", config),
+            "blas": re.search(r"BLAS_INFO=(\w+)", config),
+            "capability": re.search(r"CPU capability usage: (\S+)", config),
         }.items()
-        if found is not None
+        if match is not None
     }
     devices = []
     if torch.cuda.is_available():
-        for place in range(torch.cuda.device_count()):
-            each = torch.cuda.get_device_properties(place)
-            devices.append({"name": each.name, "memory_bytes": each.total_memory, "sms": each.multi_processor_count})
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            devices.append(
+                {
+                    "name": properties.name,
+                    "memory_bytes": properties.total_memory,
+                    "sms": properties.multi_processor_count,
+                }
+            )
     return {
         "torch": torch.__version__,
         "git": torch.version.git_version,
@@ -179,8 +185,8 @@ def _of_torch() -> dict[str, Any]:
 
 
 def _driver() -> str | None:
-    found = re.search(r"(\d+\.\d+(\.\d+)?)", _read(Path("/proc/driver/nvidia/version")) or "")
-    return None if found is None else found.group(1)
+    match = re.search(r"(\d+\.\d+(\.\d+)?)", _read(Path("/proc/driver/nvidia/version")) or "")
+    return None if match is None else match.group(1)
 
 
 def _version(package: str) -> str | None:

@@ -80,7 +80,7 @@ def rule(call: Call, name: str, place: int) -> Rule:
         found = special(dict(call.arguments), name, place)
         if found is not None:
             return found
-    if any(name.endswith(each) or f"{each}_" in name for each in POSITIVE):
+    if any(name.endswith(suffix) or f"{suffix}_" in name for suffix in POSITIVE):
         return Rule(positive=True)
     if op.startswith(SHARES):
         return Rule(share=True)
@@ -94,65 +94,65 @@ def _size(tensor: Any, dim: int) -> int:
 def _along(argument: str, source: str = "self") -> Callable[[Mapping[str, Any], str, int], Rule | None]:
     """Return a rule for positions along the dimension `dim` of another argument."""
 
-    def found(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
-        return Rule(high=_size(given[source], int(given["dim"]))) if name == argument else None
+    def found(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
+        return Rule(high=_size(arguments[source], int(arguments["dim"]))) if name == argument else None
 
     return found
 
 
-def _embedding(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
-    return Rule(high=_size(given["weight"], 0)) if name == "indices" else None
+def _embedding(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
+    return Rule(high=_size(arguments["weight"], 0)) if name == "indices" else None
 
 
-def _bag(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
+def _bag(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
     if name == "offsets":
-        return Rule(rising=_size(given["indices"], 0))
-    return _embedding(given, name, place)
+        return Rule(rising=_size(arguments["indices"], 0))
+    return _embedding(arguments, name, place)
 
 
-def _embedding_backward(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
-    return Rule(high=int(given["num_weights"])) if name == "indices" else None
+def _embedding_backward(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
+    return Rule(high=int(arguments["num_weights"])) if name == "indices" else None
 
 
-def _index(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
+def _index(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
     """Each tensor of the list holds positions along its own dimension; a mask covers as many dimensions as it has."""
     if name != "indices":
         return None
-    before = 0
-    for each in given["indices"][:place]:
-        before += len(each.shape or ()) if isinstance(each, Tensor) and each.dtype in ("bool", "uint8") else 1
-    return Rule(high=_size(given["self"], before))
+    dim = 0
+    for tensor in arguments["indices"][:place]:
+        dim += len(tensor.shape or ()) if isinstance(tensor, Tensor) and tensor.dtype in ("bool", "uint8") else 1
+    return Rule(high=_size(arguments["self"], dim))
 
 
-def _classes(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
-    scores = given["self"]
+def _classes(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
+    scores = arguments["self"]
     if name == "target":
         return Rule(high=_size(scores, 1 if len(scores.shape) > 1 else 0))
     return Rule(positive=True) if name in ("weight", "total_weight") else None
 
 
-def _pooled(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
+def _pooled(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
     """Return a rule for positions in the plane that was pooled."""
-    return Rule(high=_size(given["self"], -1) * _size(given["self"], -2)) if name == "indices" else None
+    return Rule(high=_size(arguments["self"], -1) * _size(arguments["self"], -2)) if name == "indices" else None
 
 
-def _one_hot(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
-    return Rule(high=max(1, int(given["num_classes"])))
+def _one_hot(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
+    return Rule(high=max(1, int(arguments["num_classes"])))
 
 
-def _repeated(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
+def _repeated(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
     return Rule(one=True) if name == "repeats" else None
 
 
-def _grouped(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
-    return Rule(rising=_size(given["self"], 0), ends=True) if name == "offs" else None
+def _grouped(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
+    return Rule(rising=_size(arguments["self"], 0), ends=True) if name == "offs" else None
 
 
-def _counted(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
-    return Rule(high=max(1, int(given.get("minlength") or 64)))
+def _counted(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
+    return Rule(high=max(1, int(arguments.get("minlength") or 64)))
 
 
-def _ordered(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
+def _ordered(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
     """Return an empty rule: any values will do, because the operator only compares them."""
     return Rule()
 
@@ -195,7 +195,7 @@ def size(tensors: list[Tensor]) -> int:
     Raises:
         NotTimeable: a type is unknown, or dense tensors do not have it.
     """
-    return max(_extent(each) * dtype(each).itemsize for each in tensors)
+    return max(_extent(tensor) * dtype(tensor).itemsize for tensor in tensors)
 
 
 def dtype(tensor: Tensor) -> torch.dtype:
@@ -204,10 +204,10 @@ def dtype(tensor: Tensor) -> torch.dtype:
     Raises:
         NotTimeable: the type is unknown, or dense tensors do not have it.
     """
-    found = getattr(torch, tensor.dtype or "", None)
-    if not isinstance(found, torch.dtype) or found.is_floating_point is None or str(found).startswith("torch.q"):
+    kind = getattr(torch, tensor.dtype or "", None)
+    if not isinstance(kind, torch.dtype) or kind.is_floating_point is None or str(kind).startswith("torch.q"):
         raise NotTimeable(f"no inputs can be generated of type {tensor.dtype or 'unknown'}")
-    return found
+    return kind
 
 
 def _extent(tensor: Tensor) -> int:
@@ -237,7 +237,7 @@ class Values:
         kind = dtype(tensors[0])
         length = -(-size(tensors) // kind.itemsize)
         flat = self._flat(length, kind, how)
-        return [_shaped(flat, each) for each in tensors]
+        return [_shaped(flat, tensor) for tensor in tensors]
 
     def _flat(self, length: int, kind: torch.dtype, how: Rule) -> torch.Tensor:
         if kind is torch.bool:
@@ -251,9 +251,9 @@ class Values:
             pool = pool.abs() + 0.5
         real = torch.empty(length * (2 if kind.is_complex else 1), dtype=kind.to_real() if kind.is_complex else kind)
         pool = pool.to(real.dtype)
-        whole = real.numel() // POOL
-        real[: whole * POOL].view(whole, POOL).copy_(pool.expand(whole, POOL))
-        real[whole * POOL :].copy_(pool[: real.numel() - whole * POOL])
+        repeats = real.numel() // POOL
+        real[: repeats * POOL].view(repeats, POOL).copy_(pool.expand(repeats, POOL))
+        real[repeats * POOL :].copy_(pool[: real.numel() - repeats * POOL])
         return torch.view_as_complex(real.view(-1, 2)) if kind.is_complex else real
 
     def _integers(self, length: int, kind: torch.dtype, how: Rule) -> torch.Tensor:

@@ -28,7 +28,7 @@ MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """A request: the specs to be timed."""
 
     specs: tuple[Spec, ...]
@@ -41,12 +41,12 @@ class Asked:
 
     def has(self, spec: Spec) -> bool:
         """Return whether a spec is of these families and, if it uses a file, of the directory's kind of file system."""
-        name, given = transfers.arguments(spec)
-        here = filesystem(self.directory) if self.directory is not None else ""
-        return name in self.names and given.get("filesystem", here) == here
+        name, arguments = transfers.arguments(spec)
+        default = filesystem(self.directory) if self.directory is not None else ""
+        return name in self.names and arguments.get("filesystem", default) == default
 
 
-def asked(
+def request(
     timings: Timings,
     what: str,
     families: str | None,
@@ -55,7 +55,7 @@ def asked(
     directory: Path | None = None,
     *,
     times: bool = True,
-) -> Asked:
+) -> Request:
     """Return the specs of transfers or of collectives.
 
     Args:
@@ -72,103 +72,103 @@ def asked(
             or a number of ranks is below 2 or too large.
     """
     if what == COLLECTIVES:
-        if not all(2 <= each <= MOST_RANKS for each in ranks):
+        if not all(2 <= count <= MOST_RANKS for count in ranks):
             raise UsageError(f"collectives need 2 to {MOST_RANKS} ranks on this machine: --ranks 2,4")
         names = transfers.named(families, OF_RANKS)
-        specs = [each for count in threads or (1,) for each in transfers.of_collectives(names, ranks, count)]
-        return Asked(tuple(specs), names=tuple(names))
+        specs = [spec for count in threads or (1,) for spec in transfers.of_collectives(names, ranks, count)]
+        return Request(tuple(specs), names=tuple(names))
     try:
-        place = directory or Path(tempfile.gettempdir())
+        folder = directory or Path(tempfile.gettempdir())
     except OSError as error:
         raise UsageError(f"no folder accepts temporary files ({error.strerror}): name one, --directory DIR") from error
-    if not place.is_dir():
-        raise UsageError(f"{place}: not a folder; name one in which to time storage: --directory DIR")
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: not a folder; name one in which to time storage: --directory DIR")
     names = transfers.named(families, FAMILIES)
     devices = len(timings.environment.equal.get("devices") or ())
-    names, refused = _here(names, devices, place, times)
+    names, refused = _here(names, devices, folder, times)
     counts = tuple(dict.fromkeys((1, cores()))) if threads is None else threads
-    found = transfers.of_transfers(names, counts, filesystem(place))
-    return Asked(tuple(found), tuple(refused), place, tuple(names))
+    transfer_specs = transfers.of_transfers(names, counts, filesystem(folder))
+    return Request(tuple(transfer_specs), tuple(refused), folder, tuple(names))
 
 
-def _here(names: Sequence[str], devices: int, place: Path, times: bool) -> tuple[list[str], list[str]]:
+def _here(names: Sequence[str], devices: int, folder: Path, times: bool) -> tuple[list[str], list[str]]:
     """Return the families for which this machine has the resources, and one line per missing resource for the others.
 
     Raises:
         UsageError: no family is left.
     """
-    every = FAMILIES.values()
-    own = [each for each in names if FAMILIES[each].in_folder]
-    why_not = _no_room(place, max(FAMILIES[each].most for each in own)) if own and times else None
-    kind = filesystem(place)
+    families = FAMILIES.values()
+    in_folder = [name for name in names if FAMILIES[name].in_folder]
+    why_not = _no_room(folder, max(FAMILIES[name].most for name in in_folder)) if in_folder and times else None
+    kind = filesystem(folder)
     lacking = (
         ("no device here", "there is no device here, which is needed for {}",
-         () if devices else [each.name for each in every if each.device]),
+         () if devices else [family.name for family in families if family.device]),
         ("only one device here", "there is only one device here, and two are needed for {}",
-         () if devices > 1 else [each.name for each in every if each.peers]),
+         () if devices > 1 else [family.name for family in families if family.peers]),
         ("only one NUMA node here", "there is only one NUMA node here, and two are needed for {}",
-         () if numanodes.pair() else [each.name for each in every if each.nodes]),
+         () if numanodes.pair() else [family.name for family in families if family.nodes]),
         (why_not or "", f"{why_not}, so {{}} cannot be timed: name another folder, --directory DIR",
-         own if why_not else ()),
-        (f"files in {place} ({kind}) are in memory",
-         f"files in {place} ({kind}) are in memory, and a disk is needed for {{}}: name another one, --directory DIR",
-         [each.name for each in every if each.disk] if kind in IN_MEMORY else ()),
+         in_folder if why_not else ()),
+        (f"files in {folder} ({kind}) are in memory",
+         f"files in {folder} ({kind}) are in memory, and a disk is needed for {{}}: name another one, --directory DIR",
+         [family.name for family in families if family.disk] if kind in IN_MEMORY else ()),
     )  # fmt: skip
-    found, refused = list(names), []
-    for there, what, those in lacking:
-        left = [name for name in found if name in those]
-        found = [name for name in found if name not in left]
-        if left and not found:
-            raise UsageError(what.format(", ".join(left)))
-        if left:
-            said = f"{len(left)} families that need one" if len(left) > MOST_NAMED else ", ".join(left)
-            refused.append(f"{there}, so not timed: {said}")
-    return found, refused
+    available, refused = list(names), []
+    for summary, message, affected in lacking:
+        excluded = [name for name in available if name in affected]
+        available = [name for name in available if name not in excluded]
+        if excluded and not available:
+            raise UsageError(message.format(", ".join(excluded)))
+        if excluded:
+            text = f"{len(excluded)} families that need one" if len(excluded) > MOST_NAMED else ", ".join(excluded)
+            refused.append(f"{summary}, so not timed: {text}")
+    return available, refused
 
 
-def _no_room(place: Path, size: int) -> str | None:
+def _no_room(folder: Path, size: int) -> str | None:
     """Return the reason why files of `size` bytes cannot be created in a folder; None if they can."""
     try:
-        with tempfile.TemporaryFile(dir=place):
-            free = os.statvfs(place)
+        with tempfile.TemporaryFile(dir=folder):
+            free = os.statvfs(folder)
     except OSError as error:
-        return f"no file can be created in {place} ({error.strerror or error})"
+        return f"no file can be created in {folder} ({error.strerror or error})"
     if free.f_bavail * free.f_frsize < ROOM * size:
-        return f"{place} has too little room ({ROOM * size >> 20} MiB are needed)"
+        return f"{folder} has too little room ({ROOM * size >> 20} MiB are needed)"
     return None
 
 
 @contextlib.contextmanager
 def timed_in(directory: Path | None) -> Iterator[None]:
-    """Have worker processes that are started meanwhile time storage in a folder; None leaves theirs."""
-    before = os.environ.get(DIRECTORY)
+    """Make worker processes that start within the block time storage in a folder; None keeps their default."""
+    previous = os.environ.get(DIRECTORY)
     try:
         if directory is not None:
             os.environ[DIRECTORY] = str(directory.absolute())
         yield
     finally:
-        if before is None:
+        if previous is None:
             os.environ.pop(DIRECTORY, None)
         else:
-            os.environ[DIRECTORY] = before
+            os.environ[DIRECTORY] = previous
 
 
-def fill(found: Asked, timings: Timings, seconds: float, progress: Progress, *, again: bool = False) -> int:
+def fill(found: Request, timings: Timings, seconds: float, progress: Progress, *, again: bool = False) -> int:
     """Time the specs that have no timing yet, in their order, and return how many of them got a figure.
 
     Raises:
         BenchError: see `xsp.bench.plan.fill`.
     """
     with timed_in(found.directory):
-        made = plan.fill(found.specs, timings, seconds, progress, again=again, limits=LIMITS, in_order=True)
-    return sum(each.is_timed for each in made)
+        results = plan.fill(found.specs, timings, seconds, progress, again=again, limits=LIMITS, in_order=True)
+    return sum(timing.is_timed for timing in results)
 
 
-def known(found: Asked, timings: Timings) -> tuple[list[Curve], int]:
+def curves_of(found: Request, timings: Timings) -> tuple[list[Curve], int]:
     """Return the curves of the requested specs, and how many of the specs have no timing."""
-    of = timings.of(found.specs)
-    there = [each for each in of.values() if each.taken_ns]
-    return transfers.curves(there), len(of) - len(there)
+    by_spec = timings.of(found.specs)
+    taken = [timing for timing in by_spec.values() if timing.taken_ns]
+    return transfers.curves(taken), len(by_spec) - len(taken)
 
 
 def filesystem(place: Path) -> str:
@@ -177,13 +177,13 @@ def filesystem(place: Path) -> str:
         lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return ""
-    whole = str(place.resolve())
+    path = str(place.resolve())
     best = ("", "")
     for line in lines:
         parts = line.split()
         if len(parts) > 2:
-            mounted = parts[1].replace("\\040", " ").rstrip("/") or "/"
-            inside = mounted == "/" or whole == mounted or whole.startswith(f"{mounted}/")
-            if inside and len(mounted) >= len(best[0]):
-                best = mounted, parts[2]
+            mount = parts[1].replace("\\040", " ").rstrip("/") or "/"
+            contains = mount == "/" or path == mount or path.startswith(f"{mount}/")
+            if contains and len(mount) >= len(best[0]):
+                best = mount, parts[2]
     return best[1]

@@ -13,6 +13,7 @@ import mmap
 import os
 import tempfile
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,8 +43,8 @@ class Transfers:
             NotTimeable: the transfer is not possible on this machine; the message is the reason.
             MemoryError: the buffers exceed the limit, or the folder has too little room.
         """
-        name, given = transfers.arguments(spec)
-        family, size = FAMILIES.get(name), int(given.get("bytes", 0))
+        name, arguments = transfers.arguments(spec)
+        family, size = FAMILIES.get(name), int(arguments.get("bytes", 0))
         if family is None or size < (4 * ROW if family.most else 0):
             raise NotTimeable(f"there is no transfer {name} of {size} bytes")
         if 4 * size > limit_bytes:
@@ -65,10 +66,11 @@ def _memory(name: str, size: int) -> Prepared:
             return timed_by_itself(numanodes.copying(size, far=name == "copy-far-node"))
         except OSError as error:
             raise NotTimeable(error.strerror or str(error)) from error
-    one, other, third = (torch.ones(size // 4) for _ in range(3))
+    first, second, third = (torch.ones(size // 4) for _ in range(3))
     if name == "memcpy":
-        move, there, here = ctypes.memmove, one.data_ptr(), other.data_ptr()
-        return Prepared(lambda a, b: move(there, here, size), [(one, other)])  # the arguments keep both tensors alive
+        move, target, source = ctypes.memmove, first.data_ptr(), second.data_ptr()
+        # the arguments keep both tensors alive
+        return Prepared(lambda a, b: move(target, source, size), [(first, second)])
     if name == "strided":
         rows = [torch.ones(2 * size // ROW, ROW // 4)[::2] for _ in range(2)]
         return Prepared(torch.Tensor.copy_, [(rows[0], rows[1])])
@@ -76,12 +78,12 @@ def _memory(name: str, size: int) -> Prepared:
         planes = [torch.ones(2 * size // (4 * ROW), 8, ROW // 4)[::2, ::2] for _ in range(2)]
         return Prepared(torch.Tensor.copy_, [(planes[0], planes[1])])
     if name == "triad":
-        return Prepared(lambda a, b, c: torch.add(b, c, alpha=3.0, out=a), [(one, other, third)])
+        return Prepared(lambda a, b, c: torch.add(b, c, alpha=3.0, out=a), [(first, second, third)])
     if name == "read":
-        return Prepared(torch.Tensor.sum, [(one,)])
+        return Prepared(torch.Tensor.sum, [(first,)])
     if name == "write":
-        return Prepared(lambda a: a.fill_(2.0), [(one,)])
-    return Prepared(torch.Tensor.copy_, [(one, other)])
+        return Prepared(lambda a: a.fill_(2.0), [(first,)])
+    return Prepared(torch.Tensor.copy_, [(first, second)])
 
 
 def _first_touch(size: int, huge: bool) -> Callable[[int], int]:
@@ -92,20 +94,20 @@ def _first_touch(size: int, huge: bool) -> Callable[[int], int]:
         raise NotTimeable("huge pages are switched off")
 
     def batch(calls: int) -> int:
-        took = 0
+        elapsed_ns = 0
         for _ in range(calls):
-            fresh = mmap.mmap(-1, size)
+            mapping = mmap.mmap(-1, size)
             try:
-                fresh.madvise(advice)
+                mapping.madvise(advice)
             except OSError as error:
                 raise NotTimeable(f"huge pages cannot be requested ({error.strerror})") from error
-            view = np.frombuffer(fresh, np.uint8)
-            began = time.perf_counter_ns()
+            view = np.frombuffer(mapping, np.uint8)
+            start = time.perf_counter_ns()
             view[::PAGE] = 1
-            took += time.perf_counter_ns() - began
+            elapsed_ns += time.perf_counter_ns() - start
             del view
-            fresh.close()
-        return took
+            mapping.close()
+        return elapsed_ns
 
     return batch
 
@@ -115,12 +117,12 @@ _partners: dict[Path | None, Partner] = {}
 
 def _partner(folder: Path | None) -> Partner:
     """Return the partner process that receives messages; with a folder, the memory that both map is a file in it."""
-    known = _partners.pop(folder, None)
-    if known is not None and known.failed:
-        known.end()
-        known = None
+    partner = _partners.pop(folder, None)
+    if partner is not None and partner.failed:
+        partner.end()
+        partner = None
     try:
-        return _partners.setdefault(folder, known or Partner(MESSAGE_BYTES, folder))
+        return _partners.setdefault(folder, partner or Partner(MESSAGE_BYTES, folder))
     except OSError as error:
         raise _refusal(error, f"the other process cannot be started ({error.strerror or error})") from error
 
@@ -132,9 +134,9 @@ def _setting(path: str) -> str:
         return "[never]"
 
 
-def _refusal(error: OSError, said: str) -> NotTimeable | MemoryError:
+def _refusal(error: OSError, message: str) -> NotTimeable | MemoryError:
     """Return an error for a lack of room, which may end, as for a lack of memory: such transfers are tried again."""
-    return MemoryError(said) if error.errno in (errno.ENOSPC, errno.EDQUOT) else NotTimeable(said)
+    return MemoryError(message) if error.errno in (errno.ENOSPC, errno.EDQUOT) else NotTimeable(message)
 
 
 # --- storage -----------------------------------------------------------------------------------------------------
@@ -145,77 +147,88 @@ def directory() -> Path:
     return Path(os.environ.get(DIRECTORY) or tempfile.gettempdir())
 
 
-@functools.lru_cache(maxsize=2)
-def _file(purpose: str, size: int) -> int:
-    """Return the descriptor of an unnamed file that is filled and synced to storage."""
-    place = directory()
+class _Opened:
+    """An open file, which is closed when neither the cache nor a prepared transfer refers to it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+
+
+@functools.lru_cache(maxsize=3)  # one for reading, and two sizes for writing: those of the families
+def _file(purpose: str, size: int) -> _Opened:
+    """Return an unnamed file that is filled and synced to storage."""
+    folder = directory()
     try:
-        free = os.statvfs(place)
+        free = os.statvfs(folder)
         if free.f_bavail * free.f_frsize < ROOM * size:
-            raise MemoryError(f"{place} has too little room: {ROOM * size >> 20} MiB are needed")
-        with tempfile.TemporaryFile(dir=place) as file:
+            raise MemoryError(f"{folder} has too little room: {ROOM * size >> 20} MiB are needed")
+        with tempfile.TemporaryFile(dir=folder) as file:
             noise = np.random.default_rng(0).bytes(min(size, 1 << 20))
             for _ in range(-(-size // len(noise))):
                 file.write(noise)
             file.flush()
             os.fsync(file.fileno())
-            return os.dup(file.fileno())
+            return _Opened(os.dup(file.fileno()))
     except OSError as error:
-        raise _refusal(error, f"{place}: no file can be created there ({error.strerror})") from error
+        raise _refusal(error, f"{folder}: no file can be created there ({error.strerror})") from error
 
 
 def _storage(name: str, size: int) -> Prepared:
     largest = FAMILIES[name].most
-    number = _file("written" if name.startswith("write") else "read", max(size, largest))
+    file = _file("written" if name.startswith("write") else "read", max(size, largest))
     buffer = mmap.mmap(-1, size)
     buffer[:] = np.random.default_rng(1).bytes(size)
     view = memoryview(buffer)
     if name.endswith("direct"):
-        number = _direct(number)
+        file = _direct(file)
     if name == "read-cold":
-        return timed_by_itself(_cold(number, view), most_calls=16)
+        return timed_by_itself(_cold(file, view), most_calls=16)
     if name == "read-mapped":
-        return Prepared(lambda: _mapped(number, size), [()])
+        return Prepared(lambda: _mapped(file.descriptor, size), [()])
+    descriptor = file.descriptor
 
-    def moved(a: memoryview) -> None:
-        done = os.preadv(number, [a], 0) if name.startswith("read") else os.pwritev(number, [a], 0)
-        if done != size:
-            raise OSError(f"only {done} of {size} bytes were transferred")
+    def moved(a: memoryview, opened: _Opened = file) -> None:  # the default keeps the file open
+        transferred = os.preadv(descriptor, [a], 0) if name.startswith("read") else os.pwritev(descriptor, [a], 0)
+        if transferred != size:
+            raise OSError(f"only {transferred} of {size} bytes were transferred")
         if name == "write-fsync":
-            os.fsync(number)
+            os.fsync(descriptor)
 
     return Prepared(moved, [(view,)])
 
 
-def _mapped(number: int, size: int) -> None:
+def _mapped(descriptor: int, size: int) -> None:
     """Map a file, touch each page, and unmap it again: mapped pages would not be dropped from the page cache."""
-    with mmap.mmap(number, size, prot=mmap.PROT_READ) as whole:
-        view = np.frombuffer(whole, np.uint8)
+    with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as mapping:
+        view = np.frombuffer(mapping, np.uint8)
         view[::PAGE].sum()
         del view
 
 
-def _direct(number: int) -> int:
+def _direct(file: _Opened) -> _Opened:
+    """Return the same file, opened for direct I/O."""
     try:
-        return os.open(f"/proc/self/fd/{number}", os.O_RDWR | os.O_DIRECT)
+        return _Opened(os.open(f"/proc/self/fd/{file.descriptor}", os.O_RDWR | os.O_DIRECT))
     except (OSError, AttributeError) as error:
         raise NotTimeable("this file system does not support direct I/O") from error
 
 
-def _cold(number: int, into: memoryview) -> Callable[[int], int]:
+def _cold(file: _Opened, buffer: memoryview) -> Callable[[int], int]:
     if not hasattr(os, "posix_fadvise"):
         raise NotTimeable("this system does not drop cached pages on request")
-    size = len(into)
+    size = len(buffer)
 
     def batch(calls: int) -> int:
-        took = 0
+        elapsed_ns = 0
+        descriptor = file.descriptor
         for _ in range(calls):
-            os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
-            began = time.perf_counter_ns()
-            done = os.preadv(number, [into], 0)
-            took += time.perf_counter_ns() - began
-            if done != size:
-                raise OSError(f"only {done} of {size} bytes were transferred")
-        return took
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            start = time.perf_counter_ns()
+            transferred = os.preadv(descriptor, [buffer], 0)
+            elapsed_ns += time.perf_counter_ns() - start
+            if transferred != size:
+                raise OSError(f"only {transferred} of {size} bytes were transferred")
+        return elapsed_ns
 
     return batch

@@ -38,24 +38,24 @@ def _numbers(name: str) -> list[int]:
     """Return the numbers in a list file of the system, such as `0-3,8`."""
     try:
         text = (NODES / name).read_text(encoding="ascii").strip()
-        ranges = [[int(end) for end in each.split("-")] for each in text.split(",") if each]
+        ranges = [[int(end) for end in part.split("-")] for part in text.split(",") if part]
     except (OSError, ValueError):
         return []
-    return [number for each in ranges for number in range(each[0], each[-1] + 1)]
+    return [number for ends in ranges for number in range(ends[0], ends[-1] + 1)]
 
 
 def pair() -> tuple[int, int] | None:
     """Return a node on which this process may run and the node furthest from it; None if there is no such pair."""
-    there = nodes()
-    own = next((node for node in there if cores_of(node)), None)
-    if own is None or len(there) < 2:
+    available = nodes()
+    local = next((node for node in available if cores_of(node)), None)
+    if local is None or len(available) < 2:
         return None
     try:
-        texts = (NODES / f"node{own}" / "distance").read_text(encoding="ascii").split()
+        texts = (NODES / f"node{local}" / "distance").read_text(encoding="ascii").split()
         distances = dict(zip(_numbers("online"), map(int, texts), strict=True))
     except (OSError, ValueError):
         distances = {}
-    return own, max((node for node in there if node != own), key=lambda node: distances.get(node, 0))
+    return local, max((node for node in available if node != local), key=lambda node: distances.get(node, 0))
 
 
 def memory(size: int, node: int) -> ctypes.Array[ctypes.c_char]:
@@ -67,19 +67,19 @@ def memory(size: int, node: int) -> ctypes.Array[ctypes.c_char]:
     number = _MBIND.get(platform.machine())
     if number is None:
         raise OSError(errno.ENOSYS, f"binding memory to a NUMA node is not supported on {platform.machine()}")
-    found = mmap.mmap(-1, size)
-    held = (ctypes.c_char * size).from_buffer(found)
+    mapping = mmap.mmap(-1, size)
+    buffer = (ctypes.c_char * size).from_buffer(mapping)
     bits = 8 * ctypes.sizeof(ctypes.c_ulong)
     mask = (ctypes.c_ulong * (node // bits + 1))()
     mask[node // bits] = 1 << node % bits
     library = ctypes.CDLL(None, use_errno=True)
-    begin = ctypes.c_ulong(ctypes.addressof(held))
-    most = ctypes.c_ulong(bits * len(mask) + 1)
-    if library.syscall(number, begin, ctypes.c_ulong(size), _BIND, mask, most, ctypes.c_uint(0)):
+    begin = ctypes.c_ulong(ctypes.addressof(buffer))
+    max_node = ctypes.c_ulong(bits * len(mask) + 1)
+    if library.syscall(number, begin, ctypes.c_ulong(size), _BIND, mask, max_node, ctypes.c_uint(0)):
         code = ctypes.get_errno()
         raise OSError(code, f"memory cannot be bound to NUMA node {node} ({os.strerror(code)})")
-    found[:] = bytes(size)
-    return held
+    mapping[:] = bytes(size)
+    return buffer
 
 
 def copying(size: int, far: bool) -> Callable[[int], int]:
@@ -91,18 +91,18 @@ def copying(size: int, far: bool) -> Callable[[int], int]:
     found = pair()
     if found is None:
         raise OSError(errno.ENODEV, "there is only one NUMA node here, and two are needed")
-    own, other = found
-    into, source = memory(size, own), memory(size, other if far else own)
+    local, remote = found
+    target, source = memory(size, local), memory(size, remote if far else local)
 
     def batch(calls: int) -> int:
-        before = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, cores_of(own) & before)
+        affinity = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, cores_of(local) & affinity)
         try:
-            began = time.perf_counter_ns()
+            start = time.perf_counter_ns()
             for _ in range(calls):
-                ctypes.memmove(into, source, size)
-            return time.perf_counter_ns() - began
+                ctypes.memmove(target, source, size)
+            return time.perf_counter_ns() - start
         finally:
-            os.sched_setaffinity(0, before)
+            os.sched_setaffinity(0, affinity)
 
     return batch

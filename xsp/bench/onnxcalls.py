@@ -50,21 +50,24 @@ class OnnxRuntime:
         from xsp.bench.torchcalls import Prepared, flushed
 
         model = _Model(spec.block)
-        weight_bytes = sum(_bytes(each) for each in model.weights.values())
-        held = sum(_bytes(each) for each in model.given.values()) + 2 * weight_bytes  # the library copies them
-        made = sum(each.bytes or 0 for each in model.made.values())
-        if held + made > limit_bytes:
-            raise MemoryError(f"its tensors take {(held + made) / 2**30:.1f} GiB")
+        weight_bytes = sum(_bytes(tensor) for tensor in model.weights.values())
+        # weights count twice, because the library copies them
+        input_bytes = sum(_bytes(tensor) for tensor in model.inputs.values()) + 2 * weight_bytes
+        output_bytes = sum(tensor.bytes or 0 for tensor in model.node_outputs.values())
+        if input_bytes + output_bytes > limit_bytes:
+            raise MemoryError(f"its tensors take {(input_bytes + output_bytes) / 2**30:.1f} GiB")
         copies, notes = 1, list(model.notes)
         if spec.state is CacheState.CHAIN and weight_bytes:
-            wanted = min(rotated_bytes // weight_bytes + 1, (limit_bytes - held - made) // (2 * weight_bytes) + 1)
-            copies = max(1, min(MOST_SESSIONS, wanted))
-            if copies < wanted:
+            full_rotation = min(
+                rotated_bytes // weight_bytes + 1, (limit_bytes - input_bytes - output_bytes) // (2 * weight_bytes) + 1
+            )
+            copies = max(1, min(MOST_SESSIONS, full_rotation))
+            if copies < full_rotation:
                 notes.append(f"weights rotate through only {copies * weight_bytes / 2**20:.3g} MiB")
         values = _Values()
         runs = [_Run(model, values, spec.threads) for _ in range(copies)]
         return Prepared(
-            lambda run: run(), [(each,) for each in runs], notes="; ".join(notes), flush=flushed(spec, rotated_bytes)
+            lambda run: run(), [(run,) for run in runs], notes="; ".join(notes), flush=flushed(spec, rotated_bytes)
         )
 
 
@@ -72,7 +75,7 @@ class _Model:
     """A block as nodes with named tensors: the model's inputs, weights, fixed values and outputs."""
 
     def __init__(self, block: Block) -> None:
-        self.given: dict[str, Tensor] = {}
+        self.inputs: dict[str, Tensor] = {}
         """Name → input of the model (activation)."""
 
         self.weights: dict[str, Tensor] = {}
@@ -82,7 +85,7 @@ class _Model:
         self.high: dict[str, int] = {}
         """Name of an input of positions → exclusive upper bound of its integers."""
 
-        self.made: dict[str, Tensor] = {}
+        self.node_outputs: dict[str, Tensor] = {}
         """Name → output of a node."""
 
         self.read: set[str] = set()
@@ -95,34 +98,34 @@ class _Model:
             raise NotTimeable(lacks)
         for call, wires in zip(block.calls, block.wiring, strict=True):
             self._add(call, wires)
-        if not self.given:
+        if not self.inputs:
             raise NotTimeable("all its inputs are constants, so ONNX Runtime computes it when it loads the file")
 
     @property
     def outputs(self) -> dict[str, Tensor]:
         """Outputs that no node of the block reads."""
-        return {name: each for name, each in self.made.items() if name not in self.read}
+        return {name: tensor for name, tensor in self.node_outputs.items() if name not in self.read}
 
     def _add(self, call: Call, wires: Wires) -> None:
-        for each in (*call.inputs, *call.outputs):
-            _type(each)
-        inputs, turn = [], iter(wires.reads)
+        for tensor in (*call.inputs, *call.outputs):
+            _type(tensor)
+        inputs, reads = [], iter(wires.reads)
         tensors = [value for name, value in call.arguments if _is_input(name)]
-        for place, value in enumerate(tensors):
-            inputs.append("" if value is None else self._input(call, place, value, next(turn)))
+        for index, value in enumerate(tensors):
+            inputs.append("" if value is None else self._input(call, index, value, next(reads)))
         outputs = []
         for number, tensor in zip(wires.returns, call.outputs, strict=True):
-            name = f"made{len(self.made)}"
-            self.made[name] = tensor
+            name = f"made{len(self.node_outputs)}"
+            self.node_outputs[name] = tensor
             self._names[number, tensor] = name
             outputs.append(name)
         self.nodes.append((call, inputs, outputs))
 
     def _input(self, call: Call, place: int, tensor: Tensor, number: int) -> str:
-        known = self._names.get((number, tensor))
-        if known is not None:
-            self.read.add(known)
-            return known
+        existing = self._names.get((number, tensor))
+        if existing is not None:
+            self.read.add(existing)
+            return existing
         name = f"given{len(self._names)}"
         self._names[number, tensor] = name
         fixed = _sizes(call, place, tensor)
@@ -134,7 +137,7 @@ class _Model:
             self.high[name] = high
         elif not (tensor.dtype or "").startswith(("float", "bool")):
             self.notes.append(f"inputs of {call.op} are ones: no rule for their values is known")
-        (self.weights if number in self._lasting else self.given)[name] = tensor
+        (self.weights if number in self._lasting else self.inputs)[name] = tensor
         return name
 
 
@@ -156,8 +159,8 @@ class _Values:
             return self.drawn.integers(0, max(1, high), shape).astype(kind)
         if kind.kind != "f":
             return np.ones(shape, kind)
-        found = np.resize(self._normal, prod(shape)).reshape(shape)
-        return (np.abs(found) + 0.5 if positive else found).astype(kind)
+        array = np.resize(self._normal, prod(shape)).reshape(shape)
+        return (np.abs(array) + 0.5 if positive else array).astype(kind)
 
 
 class _Run:
@@ -175,18 +178,18 @@ class _Run:
             self._session = onnxruntime.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
             self._bound = self._session.io_binding()
             positive = _positive(model)
-            for name, each in model.given.items():
-                array = values.of(each, model.high.get(name), name in positive)
+            for name, tensor in model.inputs.items():
+                array = values.of(tensor, model.high.get(name), name in positive)
                 self._bound.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
             for name in model.outputs:
                 self._bound.bind_output(name, "cpu")
             self()
-            shapes = [tuple(each.shape()) for each in self._bound.get_outputs()]
+            shapes = [tuple(output.shape()) for output in self._bound.get_outputs()]
         except NotTimeable:
             raise
         except Exception as error:  # ONNX Runtime's errors have no other common base class
             raise NotTimeable(f"ONNX Runtime does not run it ({_first(error)})") from error
-        if shapes != [each.shape for each in model.outputs.values()]:
+        if shapes != [tensor.shape for tensor in model.outputs.values()]:
             raise NotTimeable("its outputs have different shapes with generated input values")
 
     def __call__(self) -> None:
@@ -214,43 +217,43 @@ def _serialized(onnx: Any, model: _Model, values: _Values) -> bytes:
         version = int(call.overload) if call.overload.isdecimal() else 1
         versions[domain] = max(version, versions.get(domain, 1))
         unread = [
-            f"{outputs[0]}_{place}" for place in range(len(outputs), _made_at_least(onnx, call, op, domain, version))
+            f"{outputs[0]}_{index}" for index in range(len(outputs), _made_at_least(onnx, call, op, domain, version))
         ]
         node = helper.make_node(op, inputs, [*outputs, *unread], domain=domain)
         node.attribute.extend(_attributes(onnx, call, op, domain, version))
         nodes.append(node)
     arrays = {
-        **{name: values.of(each, model.high.get(name), name in positive) for name, each in model.weights.items()},
+        **{name: values.of(tensor, model.high.get(name), name in positive) for name, tensor in model.weights.items()},
         **model.fixed,
     }
 
     def told(tensors: Mapping[str, Tensor]) -> list[Any]:
         return [
-            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(_type(each)), each.shape)
-            for name, each in tensors.items()
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(_type(tensor)), tensor.shape)
+            for name, tensor in tensors.items()
         ]
 
     graph = helper.make_graph(
-        nodes, "block", told(model.given), told(model.outputs),
-        initializer=[onnx.numpy_helper.from_array(each, name) for name, each in arrays.items()],
+        nodes, "block", told(model.inputs), told(model.outputs),
+        initializer=[onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()],
     )  # fmt: skip
-    wanted = [helper.make_opsetid(domain, version) for domain, version in (versions or {"": 1}).items()]
-    made = helper.make_model(graph, opset_imports=wanted, ir_version=IR_VERSION)
-    found: bytes = made.SerializeToString()
-    return found
+    opsets = [helper.make_opsetid(domain, version) for domain, version in (versions or {"": 1}).items()]
+    proto = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+    serialized: bytes = proto.SerializeToString()
+    return serialized
 
 
 def _made_at_least(onnx: Any, call: Call, op: str, domain: str, version: int) -> int:
     """Return the least number of outputs that a node has: the graph omits outputs that no node reads."""
-    stated = dict(call.arguments)
-    least = [1]
+    arguments = dict(call.arguments)
+    counts = [1]
     if op == "Split":
-        parts, given = stated.get("split"), stated.get("input1")
-        least += [stated.get("num_outputs") or 1, len(parts) if isinstance(parts, tuple) else 1]
-        least += [prod(given.shape or ())] if isinstance(given, Tensor) else []
+        parts, lengths = arguments.get("split"), arguments.get("input1")
+        counts += [arguments.get("num_outputs") or 1, len(parts) if isinstance(parts, tuple) else 1]
+        counts += [prod(lengths.shape or ())] if isinstance(lengths, Tensor) else []
     if onnx.defs.has(op, domain):
-        least.append(onnx.defs.get_schema(op, version, domain).min_output)
-    return max(least)
+        counts.append(onnx.defs.get_schema(op, version, domain).min_output)
+    return max(counts)
 
 
 def _attributes(onnx: Any, call: Call, op: str, domain: str, version: int) -> list[Any]:
@@ -263,18 +266,18 @@ def _attributes(onnx: Any, call: Call, op: str, domain: str, version: int) -> li
         declared = onnx.defs.get_schema(op, version, domain).attributes
     except onnx.defs.SchemaError:
         declared = {}
-    held = ("TENSOR", "GRAPH", "SPARSE", "TYPE")
-    made = []
+    opaque = ("TENSOR", "GRAPH", "SPARSE", "TYPE")
+    attributes = []
     for name, value in call.arguments:
         if _is_input(name):
             continue
         kind = declared[name].type if name in declared else None
         text = str(value)
-        if (kind is not None and kind.name.startswith(held)) or text.startswith(("tensor ", "graph of ")):
+        if (kind is not None and kind.name.startswith(opaque)) or text.startswith(("tensor ", "graph of ")):
             raise NotTimeable(f"the attribute {name} of {call.op} is only in its file")
-        given = list(value) if isinstance(value, tuple) else value
-        made.append(onnx.helper.make_attribute(name, given, attr_type=None if kind is None else kind.value))
-    return made
+        plain = list(value) if isinstance(value, tuple) else value
+        attributes.append(onnx.helper.make_attribute(name, plain, attr_type=None if kind is None else kind.value))
+    return attributes
 
 
 # --- values -----------------------------------------------------------------------------------------------
@@ -297,16 +300,16 @@ def _bytes(tensor: Tensor) -> int:
 
 def _positive(model: _Model) -> set[str]:
     """Return the inputs whose values are above 0.5: variances, divisors, and operands of roots and logarithms."""
-    found = set()
+    names = set()
     for call, inputs, _ in model.nodes:
         op = call.op.partition("::")[2]
         if op == "BatchNormalization":
-            found.update(inputs[4:5])
+            names.update(inputs[4:5])
         elif op in ("Sqrt", "Log", "Pow", "Reciprocal"):
-            found.update(inputs[:1])
+            names.update(inputs[:1])
         elif op == "Div":
-            found.update(inputs[1:2])
-    return found
+            names.update(inputs[1:2])
+    return names
 
 
 def _axis(call: Call, usual: int = 0) -> int:
@@ -334,34 +337,34 @@ def _sizes(call: Call, place: int, tensor: Tensor) -> np.ndarray | None:
     solve = _SIZES.get((call.op.partition("::")[2], place))
     if solve is None or not call.outputs:
         return None
-    found = solve(call, call.inputs[0].shape or (), call.outputs[0].shape or (), tensor)
-    made = np.asarray(found)
-    if made.size != prod(tensor.shape or ()):
+    values = solve(call, call.inputs[0].shape or (), call.outputs[0].shape or (), tensor)
+    sizes = np.asarray(values)
+    if sizes.size != prod(tensor.shape or ()):
         raise NotTimeable(f"the sizes that {call.op} takes as values cannot be derived from its shapes")
-    return made
+    return sizes
 
 
 def _reduced(call: Call, before: tuple[int, ...], after: tuple[int, ...], tensor: Tensor) -> list[int]:
     """Return the dimensions that a reduction drops or sets to 1; if ambiguous, it drops the last ones."""
     if dict(call.arguments).get("keepdims", 1):
-        changed = [place for place, (was, size) in enumerate(zip(before, after, strict=True)) if was != size]
-        others = [place for place, size in enumerate(after) if size == 1 and place not in changed]
-        return sorted([*changed, *others[: max(0, prod(tensor.shape or ()) - len(changed))]])
-    left, at = [], 0
-    for place, size in enumerate(before):
-        if at < len(after) and size == after[at]:
-            at += 1
+        changed = [axis for axis, (was, size) in enumerate(zip(before, after, strict=True)) if was != size]
+        ones = [axis for axis, size in enumerate(after) if size == 1 and axis not in changed]
+        return sorted([*changed, *ones[: max(0, prod(tensor.shape or ()) - len(changed))]])
+    dropped, position = [], 0
+    for axis, size in enumerate(before):
+        if position < len(after) and size == after[position]:
+            position += 1
         else:
-            left.append(place)
-    return left
+            dropped.append(axis)
+    return dropped
 
 
 def _parts(call: Call, before: tuple[int, ...], after: tuple[int, ...], tensor: Tensor) -> list[int]:
     """Return the lengths of parts; parts that no node reads share the remaining length."""
-    found = [(each.shape or ())[_axis(call)] for each in call.outputs]
-    others = prod(tensor.shape or ()) - len(found)
-    left = before[_axis(call)] - sum(found)
-    return found + [left // others + (place < left % others) for place in range(others)]
+    lengths = [(output.shape or ())[_axis(call)] for output in call.outputs]
+    unread = prod(tensor.shape or ()) - len(lengths)
+    remaining = before[_axis(call)] - sum(lengths)
+    return lengths + [remaining // unread + (index < remaining % unread) for index in range(unread)]
 
 
 def _sliced(call: Call, before: tuple[int, ...], after: tuple[int, ...], tensor: Tensor) -> list[int]:
@@ -369,8 +372,8 @@ def _sliced(call: Call, before: tuple[int, ...], after: tuple[int, ...], tensor:
     count = prod(tensor.shape or ())
     if not any(name == "input3" and value is not None for name, value in call.arguments):
         return list(range(count))
-    changed = [place for place, (was, size) in enumerate(zip(before, after, strict=True)) if was != size]
-    return [*changed, *(place for place in range(len(before)) if place not in changed)][: max(count, len(changed))]
+    changed = [axis for axis, (was, size) in enumerate(zip(before, after, strict=True)) if was != size]
+    return [*changed, *(axis for axis in range(len(before)) if axis not in changed)][: max(count, len(changed))]
 
 
 def _added(call: Call, before: tuple[int, ...], after: tuple[int, ...], tensor: Tensor) -> list[int]:
@@ -405,5 +408,5 @@ _SIZES: Mapping[tuple[str, int], Solve] = {
 
 
 def _first(error: Exception) -> str:
-    said = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return said.replace("[ONNXRuntimeError] : ", "")[:160]
+    message = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return message.replace("[ONNXRuntimeError] : ", "")[:160]

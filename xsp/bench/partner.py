@@ -43,31 +43,31 @@ class Ends:
         self.sockets = {"unix-socket": socket.socket(fileno=local), "tcp-loopback": socket.socket(fileno=tcp)}
         self.memory = mmap.mmap(shared, size)
         self.size = size
-        self.held = memoryview(bytearray(size))
+        self.buffer = memoryview(bytearray(size))
 
     def close(self) -> None:
         """Close all channels."""
-        self.held.release()
+        self.buffer.release()
         self.memory.close()
-        for each in (self.control, *self.sockets.values()):
-            each.close()
-        for number in (self.pipe_in, self.pipe_out):
-            os.close(number)
+        for channel in (self.control, *self.sockets.values()):
+            channel.close()
+        for descriptor in (self.pipe_in, self.pipe_out):
+            os.close(descriptor)
 
     def send(self, how: str, size: int) -> None:
         """Send a message and wait for its answer."""
         if how.endswith("-duplex"):
             self._exchange(self.sockets[how.removesuffix("-duplex")], size)
         elif how in MAPPED:
-            self.memory[:size] = self.held[:size]
+            self.memory[:size] = self.buffer[:size]
             self.control.sendall(b"x")
             _byte(self.control)
         elif how == "pipe":
-            _write(self.pipe_out, self.held[:size])
+            _write(self.pipe_out, self.buffer[:size])
             if not os.read(self.pipe_in, 1):
                 raise Ended
         else:
-            self.sockets[how].sendall(self.held[:size])
+            self.sockets[how].sendall(self.buffer[:size])
             _byte(self.sockets[how])
 
     def receive(self, how: str, size: int) -> None:
@@ -76,58 +76,58 @@ class Ends:
             self._exchange(self.sockets[how.removesuffix("-duplex")], size)
         elif how in MAPPED:
             _byte(self.control)
-            self.held[:size] = self.memory[:size]
+            self.buffer[:size] = self.memory[:size]
             self.control.sendall(b"x")
         elif how == "pipe":
-            done = 0
-            while done < size:
-                read = os.readv(self.pipe_in, [self.held[done:size]])
-                if not read:
+            received = 0
+            while received < size:
+                count = os.readv(self.pipe_in, [self.buffer[received:size]])
+                if not count:
                     raise Ended
-                done += read
+                received += count
             os.write(self.pipe_out, b"x")
         else:
-            _fill(self.sockets[how], self.held[:size])
+            _fill(self.sockets[how], self.buffer[:size])
             self.sockets[how].sendall(b"x")
 
-    def _exchange(self, over: socket.socket, size: int) -> None:
+    def _exchange(self, connection: socket.socket, size: int) -> None:
         """Send and receive `size` bytes at the same time."""
-        sent = got = 0
-        patience = over.gettimeout()
-        over.setblocking(False)
+        sent = received = 0
+        patience = connection.gettimeout()
+        connection.setblocking(False)
         try:
-            while sent < size or got < size:
-                wanted = [over] if got < size else [], [over] if sent < size else []
-                readable, writable, _ = select.select(*wanted, [], patience)
+            while sent < size or received < size:
+                waiting = [connection] if received < size else [], [connection] if sent < size else []
+                readable, writable, _ = select.select(*waiting, [], patience)
                 if not readable and not writable:
                     raise TimeoutError(f"no byte within {patience} s")
                 if writable:
-                    sent += over.send(self.held[sent:size])
+                    sent += connection.send(self.buffer[sent:size])
                 if readable:
-                    read = over.recv_into(self.held[got:size])
-                    if not read:
+                    count = connection.recv_into(self.buffer[received:size])
+                    if not count:
                         raise Ended
-                    got += read
+                    received += count
         finally:
-            over.settimeout(patience)
+            connection.settimeout(patience)
 
 
-def _write(number: int, what: memoryview) -> None:
-    while what:
-        what = what[os.write(number, what) :]
+def _write(descriptor: int, view: memoryview) -> None:
+    while view:
+        view = view[os.write(descriptor, view) :]
 
 
-def _byte(over: socket.socket) -> None:
-    if not over.recv(1):
+def _byte(connection: socket.socket) -> None:
+    if not connection.recv(1):
         raise Ended
 
 
-def _fill(over: socket.socket, what: memoryview) -> None:
-    while what:
-        read = over.recv_into(what)
-        if not read:
+def _fill(connection: socket.socket, view: memoryview) -> None:
+    while view:
+        count = connection.recv_into(view)
+        if not count:
             raise Ended
-        what = what[read:]
+        view = view[count:]
 
 
 class Partner:
@@ -148,41 +148,41 @@ class Partner:
 
         control, local, tcp = socket.socketpair(), socket.socketpair(), _tcp_pair()
         shared = _shared(size, folder)
-        there, back = os.pipe(), os.pipe()
-        theirs = [each[1].detach() for each in (control, local, tcp)]
-        numbers = [theirs[0], there[0], back[1], theirs[1], theirs[2], shared]
+        outgoing, incoming = os.pipe(), os.pipe()
+        partner_ends = [pair[1].detach() for pair in (control, local, tcp)]
+        descriptors = [partner_ends[0], outgoing[0], incoming[1], partner_ends[1], partner_ends[2], shared]
         try:
             self._process = processes.start_python(
-                _CODE, str(os.getpid()), *map(str, numbers), str(size),
-                stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=numbers,
+                _CODE, str(os.getpid()), *map(str, descriptors), str(size),
+                stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=descriptors,
             )  # fmt: skip
             self.ends = Ends(
-                control[0].detach(), back[0], there[1], local[0].detach(), tcp[0].detach(), os.dup(shared), size
+                control[0].detach(), incoming[0], outgoing[1], local[0].detach(), tcp[0].detach(), os.dup(shared), size
             )
         except OSError:
-            os.close(back[0])
-            os.close(there[1])
+            os.close(incoming[0])
+            os.close(outgoing[1])
             raise
         finally:
-            for number in numbers:
-                os.close(number)
+            for descriptor in descriptors:
+                os.close(descriptor)
         self.ends.control.settimeout(PATIENCE_S)
-        for each in self.ends.sockets.values():
-            each.settimeout(PATIENCE_S)
+        for connection in self.ends.sockets.values():
+            connection.settimeout(PATIENCE_S)
 
     def timed(self, how: str, size: int) -> Callable[[int], int]:
         """Return a function that times a number of messages; one message before them is not timed."""
 
         def batch(calls: int) -> int:
             try:
-                question = json.dumps([how, size, calls + 1]).encode()
-                self.ends.control.sendall(question.ljust(128))
+                request = json.dumps([how, size, calls + 1]).encode()
+                self.ends.control.sendall(request.ljust(128))
                 _byte(self.ends.control)
                 self.ends.send(how, size)
-                began = time.perf_counter_ns()
+                start = time.perf_counter_ns()
                 for _ in range(calls):
                     self.ends.send(how, size)
-                return time.perf_counter_ns() - began
+                return time.perf_counter_ns() - start
             except (OSError, Ended) as error:
                 self.failed = True
                 raise RuntimeError(f"the other process does not answer ({error or 'it ended'})") from error
@@ -203,9 +203,9 @@ def _shared(size: int, folder: Path | None) -> int:
         OSError: there is no room.
     """
     if folder is None:
-        number = os.memfd_create("xsp-transfers")
-        os.ftruncate(number, size)
-        return number
+        descriptor = os.memfd_create("xsp-transfers")
+        os.ftruncate(descriptor, size)
+        return descriptor
     with tempfile.TemporaryFile(dir=folder) as file:
         os.posix_fallocate(file.fileno(), 0, size)
         return os.dup(file.fileno())
@@ -213,17 +213,17 @@ def _shared(size: int, folder: Path | None) -> int:
 
 def _tcp_pair() -> tuple[socket.socket, socket.socket]:
     """Return both ends of a connection on loopback; nothing is listening afterwards."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen(1)
-        one = socket.create_connection(listening.getsockname(), PATIENCE_S)
-        other, whose = listening.accept()
-        if whose != one.getsockname():  # another process connected first
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
+        client = socket.create_connection(listener.getsockname(), PATIENCE_S)
+        server, address = listener.accept()
+        if address != client.getsockname():  # another process connected first
             raise OSError("another process connected")
-    for each in (one, other):
-        each.settimeout(None)
-        each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return one, other
+    for connection in (client, server):
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return client, server
 
 
 def answer(parent: int, *numbers: int) -> None:
@@ -232,9 +232,9 @@ def answer(parent: int, *numbers: int) -> None:
     ends = Ends(*numbers)
     with contextlib.suppress(OSError, Ended):
         while True:
-            question = memoryview(bytearray(128))
-            _fill(ends.control, question)
-            how, size, calls = json.loads(bytes(question))
+            request = memoryview(bytearray(128))
+            _fill(ends.control, request)
+            how, size, calls = json.loads(bytes(request))
             ends.control.sendall(b"x")
             for _ in range(calls):
                 ends.receive(how, size)

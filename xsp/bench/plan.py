@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from xsp.bench.variants import Variant
 
 Progress = Callable[[str, int, int], None]
-"""Callback that is given the name of what is timed, the number of specs done, and the total."""
+"""Callback with the name of what is timed, the number of finished specs, and the total."""
 
 A_SITTING = 16
 """Most specs that take turns in one sitting."""
@@ -122,8 +122,8 @@ def _variant(name: str) -> Variant:
 
     variant = named(name)
     if variant is None:
-        known = (AS_RUN, *VARIANTS, *PRECISIONS)
-        raise BenchError(f"there is no variant {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+        names = (AS_RUN, *VARIANTS, *PRECISIONS)
+        raise BenchError(f"there is no variant {name!r}{nearest(name, names)}; there are {', '.join(names)}")
     return variant
 
 
@@ -135,9 +135,9 @@ def coverage(pairs: Iterable[tuple[Spec, int]], timings: Timings) -> tuple[float
         timings: the existing timings.
     """
     counted = [(count, worth(spec, count), timings.get(spec.key)) for spec, count in pairs]
-    timed = [(count, value) for count, value, found in counted if found is not None and found.is_timed]
-    calls, expected = sum(each[0] for each in counted), sum(each[1] for each in counted)
-    return sum(each[0] for each in timed) / (calls or 1), sum(each[1] for each in timed) / (expected or 1)
+    timed = [(count, value) for count, value, timing in counted if timing is not None and timing.is_timed]
+    calls, expected = sum(row[0] for row in counted), sum(row[1] for row in counted)
+    return sum(row[0] for row in timed) / (calls or 1), sum(row[1] for row in timed) / (expected or 1)
 
 
 def settled(graph: Graph, state: CacheState) -> CacheState:
@@ -145,18 +145,20 @@ def settled(graph: Graph, state: CacheState) -> CacheState:
     if state is not CacheState.CHAIN:
         return state
     if graph.values:
-        kept = sum({each.storage: each.bytes or 0 for each in graph.values if each.role in LASTING}.values())
+        lasting_bytes = sum(
+            {value.storage: value.bytes or 0 for value in graph.values if value.role in LASTING}.values()
+        )
     elif isinstance(weights := graph.settings.get(WEIGHT_BYTES), int):
-        kept = weights * (1 + MOST_STATE if graph.settings.get("train") else 1)
+        lasting_bytes = weights * (1 + MOST_STATE if graph.settings.get("train") else 1)
     else:
         return state
-    return state if kept > private_bytes() else CacheState.WARM
+    return state if lasting_bytes > private_bytes() else CacheState.WARM
 
 
 def private_bytes() -> int:
     """Return the bytes of the largest cache below the last level."""
-    found = caches()
-    below = [size for level, size in found if level < max(level for level, _ in found)]
+    levels = caches()
+    below = [size for level, size in levels if level < max(level for level, _ in levels)]
     return max(below, default=PRIVATE_BYTES)
 
 
@@ -197,47 +199,47 @@ def fill(
     if not 0 < seconds < math.inf:
         raise BenchError(f"a budget of {seconds:g} s is too short: give seconds above 0, --budget 60s")
     pairs: dict[str, tuple[Spec, int]] = {}
-    for each in wanted:
-        spec, count = each if isinstance(each, tuple) else (each, 1)
+    for request in wanted:
+        spec, count = request if isinstance(request, tuple) else (request, 1)
         pairs.setdefault(spec.key, (spec, count))
     _check_runtimes({spec.runtime for spec, _ in pairs.values()})
     ordered = missing(pairs.values(), timings if not again else None)
     if ordered:
         timings.check_writable()
     if in_order:
-        places = {key: place for place, key in enumerate(pairs)}
+        places = {key: position for position, key in enumerate(pairs)}
         ordered.sort(key=lambda spec: places[spec.key])
-    made: list[Timing] = []
+    results: list[Timing] = []
 
-    def keep(found: list[Timing]) -> None:
-        timings.add(found)
-        made.extend(replace(each, environment=timings.environment.hash) for each in found)
+    def keep(batch: list[Timing]) -> None:
+        timings.add(batch)
+        results.extend(replace(timing, environment=timings.environment.hash) for timing in batch)
 
-    keep([_refused(spec, said) for spec in ordered if (said := refusal(spec))])
-    refused = {each.key for each in made}
+    keep([_refused(spec, reason) for spec in ordered if (reason := refusal(spec))])
+    refused = {timing.key for timing in results}
     ordered = [spec for spec in ordered if spec.key not in refused]
-    called = {spec.threads for spec in ordered if spec.runtime != ONNX_RUNTIME}
-    empty = [each for threads in called for each in overheads(threads)]
-    empty = [each for each in empty if timings.get(each.key) is None and each.key not in pairs]
-    ordered = [*ordered[:1], *empty, *ordered[1:]]  # if there is time for only one, it is a requested one
+    thread_counts = {spec.threads for spec in ordered if spec.runtime != ONNX_RUNTIME}
+    overhead_specs = [spec for threads in thread_counts for spec in overheads(threads)]
+    overhead_specs = [spec for spec in overhead_specs if timings.get(spec.key) is None and spec.key not in pairs]
+    ordered = [*ordered[:1], *overhead_specs, *ordered[1:]]  # if there is time for only one, it is a requested one
     total = len(refused) + len(ordered)
-    until = time.monotonic() + seconds
-    progress("starting", len(made), total)
-    for place, threads in enumerate(dict.fromkeys(spec.threads for spec in ordered)):  # a process has one pool size
-        if place and time.monotonic() >= until:
+    deadline = time.monotonic() + seconds
+    progress("starting", len(results), total)
+    for index, threads in enumerate(dict.fromkeys(spec.threads for spec in ordered)):  # a process has one pool size
+        if index and time.monotonic() >= deadline:
             break
-        left = [spec for spec in ordered if spec.threads == threads]
+        pending = [spec for spec in ordered if spec.threads == threads]
         with Turns(threads, limits or Limits()) as turns:
-            took = turns.start()
-            if not place:
-                started(took)
-                until = max(until, time.monotonic() + LEAST_S)
-            while left and (remaining := until - time.monotonic()) > 0:
-                sitting = _sitting(left, turns.memory_bytes, remaining)
-                left = left[len(sitting) :]
-                keep(turns.sit(sitting, until, partial(_tell, progress, len(made), total), seed=len(made)))
-    progress("timed", len(made), total)
-    return [each for each in made if each.key in pairs]
+            startup = turns.start()
+            if not index:
+                started(startup)
+                deadline = max(deadline, time.monotonic() + LEAST_S)
+            while pending and (remaining := deadline - time.monotonic()) > 0:
+                sitting = _sitting(pending, turns.memory_bytes, remaining)
+                pending = pending[len(sitting) :]
+                keep(turns.sit(sitting, deadline, partial(_tell, progress, len(results), total), seed=len(results)))
+    progress("timed", len(results), total)
+    return [timing for timing in results if timing.key in pairs]
 
 
 def refusal(spec: Spec) -> str:
@@ -259,9 +261,9 @@ def runtime_of(graph: Graph) -> str:
     return ONNX_RUNTIME if graph.source is Source.ONNX else "torch"
 
 
-def _check_runtimes(asked: Iterable[str]) -> None:
+def _check_runtimes(names: Iterable[str]) -> None:
     known = plugins.names(RUNTIMES)
-    for name in asked:
+    for name in names:
         if name == ONNX_RUNTIME and not has_onnx_runtime():
             raise BenchError(
                 "ONNX nodes are timed by ONNX Runtime, which is not installed: pip install 'xsp[onnxruntime]'"
@@ -325,10 +327,10 @@ def _sitting(specs: Sequence[Spec], memory_bytes: int, seconds: float) -> list[S
     """Return the first specs that take turns: few enough to fit into memory together and into the given seconds."""
     most = min(A_SITTING, max(1, int(seconds / A_SPEC_S)))
     sitting: list[Spec] = []
-    taken = 0
+    total_bytes = 0
     for spec in specs[:most]:
-        taken += footprint(spec)
-        if sitting and taken > memory_bytes // 2:
+        total_bytes += footprint(spec)
+        if sitting and total_bytes > memory_bytes // 2:
             break
         sitting.append(spec)
     return sitting
@@ -336,11 +338,11 @@ def _sitting(specs: Sequence[Spec], memory_bytes: int, seconds: float) -> list[S
 
 def footprint(spec: Spec) -> int:
     """Return the approximate bytes that a spec takes while it is timed: inputs, copies of weights, and outputs."""
-    outside = sum(each.bytes or 0 for each in spec.block.external.values())
-    made = sum(each.bytes or 0 for call in spec.block.calls for each in call.outputs)
-    return 2 * outside + made + (0 if spec.state is CacheState.WARM else rotated_bytes())
+    inputs = sum(tensor.bytes or 0 for tensor in spec.block.external.values())
+    outputs = sum(tensor.bytes or 0 for call in spec.block.calls for tensor in call.outputs)
+    return 2 * inputs + outputs + (0 if spec.state is CacheState.WARM else rotated_bytes())
 
 
-def _tell(progress: Progress, before: int, total: int, spec: Spec, done: int) -> None:
+def _tell(progress: Progress, offset: int, total: int, spec: Spec, done: int) -> None:
     op = spec.op
-    progress(op if len(op) <= SHOWN else op[: SHOWN - 1] + "…", before + done, total)
+    progress(op if len(op) <= SHOWN else op[: SHOWN - 1] + "…", offset + done, total)

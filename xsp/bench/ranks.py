@@ -1,8 +1,8 @@
 """The runtime `collectives`: gloo ranks on this machine, each a process of its own that receives commands.
 
-The process that times is idle meanwhile: each rank reports, by the machine's clock, when it began, after a barrier, and
-when it ended. A timing spans the last beginning to the last end. The ranks find each other through an unnamed file in
-memory, and end with the process that started them.
+The process that times is idle while they run: after a barrier, each rank reports by the machine's clock when it started
+and when it ended. A timing lasts from the last start to the last end. The ranks find each other through an unnamed file
+in memory, and end with the process that started them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 from xsp import processes
 from xsp.bench import transfers
 from xsp.bench.spec import Spec
+from xsp.errors import first_line
 
 _CODE = processes.calling("xsp.bench.ranks", "be")
 
@@ -54,23 +55,23 @@ class Collectives:
         from xsp.bench.rounds import BATCH_NS
         from xsp.bench.torchcalls import Prepared
 
-        name, given = transfers.arguments(spec)
-        size, count = int(given.get("bytes", 0)), int(given.get("ranks", 0))
+        name, arguments = transfers.arguments(spec)
+        size, count = int(arguments.get("bytes", 0)), int(arguments.get("ranks", 0))
         if name not in transfers.OF_RANKS or not 1 <= count <= MOST_RANKS or size < 0:
             raise NotTimeable(f"there is no collective {name} of {count} ranks")
         if 2 * size * count > limit_bytes:
             raise MemoryError(f"its buffers take {2 * size * count / 2**30:.1f} GiB on all ranks")
-        asked = {"what": name, "bytes": size, "ranks": count, "products": int(given.get("products", 0))}
+        command = {"what": name, "bytes": size, "ranks": count, "products": int(arguments.get("products", 0))}
         try:
             ranks = _ranks(count, spec.threads)
-            first = ranks.timed(asked, 1)
+            first = ranks.timed(command, 1)
         except Refused as error:
             _ranks.end()
             raise NotTimeable(str(error)) from error
-        halved = 2 if name == "send" else 1  # there and back
-        many = max(1, CROWDED_NS // max(first, BATCH_NS)) if _is_crowded(asked) else 1
+        trips = 2 if name == "send" else 1  # there and back
+        repeats = max(1, CROWDED_NS // max(first, BATCH_NS)) if _is_crowded(command) else 1
         return Prepared(
-            lambda: None, [()], timed=lambda calls: round(ranks.timed(asked, calls * many) / (halved * many))
+            lambda: None, [()], timed=lambda calls: round(ranks.timed(command, calls * repeats) / (trips * repeats))
         )
 
 
@@ -85,15 +86,17 @@ class _Started:
         self._known: dict[tuple[int, int], Ranks] = {}
 
     def __call__(self, count: int, threads: int) -> Ranks:
-        fitting = [those for (size, of), those in self._known.items() if size >= count and of == threads]
-        if not fitting:
-            fitting = [self._known.setdefault((count, threads), Ranks(count, threads))]
-        return fitting[0]
+        groups = [
+            group for (size, group_threads), group in self._known.items() if size >= count and group_threads == threads
+        ]
+        if not groups:
+            groups = [self._known.setdefault((count, threads), Ranks(count, threads))]
+        return groups[0]
 
     def end(self) -> None:
         """End all ranks: the ranks of a failed collective may still wait for each other."""
-        for those in self._known.values():
-            those.end()
+        for group in self._known.values():
+            group.end()
         self._known.clear()
 
 
@@ -107,21 +110,21 @@ class Ranks:
             Refused: the processes do not start.
         """
         self.count = count
-        self._those: list[processes.Asked] = []
+        self._those: list[processes.WorkerProcess] = []
         store = os.memfd_create("xsp-ranks")
-        names = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         if Path("/sys/class/net/lo").exists():
-            names["GLOO_SOCKET_IFNAME"] = "lo"  # whatever the host name resolves to
+            variables["GLOO_SOCKET_IFNAME"] = "lo"  # whatever the host name resolves to
         try:
             for rank in range(count):
-                numbers = os.getpid(), rank, count, threads, store
+                arguments = os.getpid(), rank, count, threads, store
                 self._those.append(
-                    processes.Asked(
-                        _CODE, *map(str, numbers), env={**processes.environment(), **names}, pass_fds=(store,)
+                    processes.WorkerProcess(
+                        _CODE, *map(str, arguments), env={**processes.environment(), **variables}, pass_fds=(store,)
                     )
                 )
-            for each in self._those:
-                self._answer(each)
+            for process in self._those:
+                self._answer(process)
         except OSError as error:
             self.end()
             raise Refused(f"ranks cannot be started ({error.strerror})") from error
@@ -132,38 +135,39 @@ class Ranks:
             os.close(store)
 
     def timed(self, asked: dict[str, Any], calls: int) -> int:
-        """Return the nanoseconds of `calls` collectives, from the last beginning to the last end.
+        """Return the nanoseconds of `calls` collectives, from the last start to the last end.
 
-        If there are more ranks than cores, some begin after others have ended: computing ones count from the first.
+        If there are more ranks than cores, some start after others have ended; collectives in which ranks compute are
+        therefore timed from the first start.
 
         Raises:
             Refused: a rank cannot run the collective, or does not answer.
         """
-        those = self._those[: asked["ranks"]]
-        for each in those:
-            each.ask({**asked, "calls": calls})
-        found = [self._answer(each) for each in those]
-        begun = [each["began"] for each in found]
-        return max(1, max(each["ended"] for each in found) - (min(begun) if _is_crowded(asked) else max(begun)))
+        group = self._those[: asked["ranks"]]
+        for process in group:
+            process.ask({**asked, "calls": calls})
+        answers = [self._answer(process) for process in group]
+        starts = [answer["began"] for answer in answers]
+        return max(1, max(answer["ended"] for answer in answers) - (min(starts) if _is_crowded(asked) else max(starts)))
 
     def end(self) -> None:
         """End the processes."""
-        for each in self._those:
-            each.end()
+        for process in self._those:
+            process.end()
         self._those = []
 
     @staticmethod
-    def _answer(rank: processes.Asked) -> dict[str, int]:
+    def _answer(rank: processes.WorkerProcess) -> dict[str, int]:
         line = rank.answer(time.monotonic() + PATIENCE_S)
-        found: dict[str, Any] = json.loads(line) if line else {"error": "a rank ended, or does not answer"}
-        if "error" in found:
-            raise Refused(str(found["error"])[:200])
-        return found
+        answer: dict[str, Any] = json.loads(line) if line else {"error": "a rank ended, or does not answer"}
+        if "error" in answer:
+            raise Refused(str(answer["error"])[:200])
+        return answer
 
 
-def _is_crowded(asked: dict[str, Any]) -> bool:
+def _is_crowded(command: dict[str, Any]) -> bool:
     """Return whether more ranks compute than there are cores."""
-    return asked["what"] in COMPUTING and asked["ranks"] > processes.cores()
+    return command["what"] in COMPUTING and command["ranks"] > processes.cores()
 
 
 _ranks = _Started()
@@ -184,10 +188,10 @@ def be(parent: int, rank: int, count: int, threads: int, store: int, answers: in
         answers: descriptor to which answers are written.
     """
     processes.end_with_parent(parent)
-    with os.fdopen(answers, "wb", buffering=0) as out:
+    with os.fdopen(answers, "wb", buffering=0) as stream:
 
-        def say(what: dict[str, Any]) -> None:
-            out.write(json.dumps(what).encode() + b"\n")
+        def say(message: dict[str, Any]) -> None:
+            stream.write(json.dumps(message).encode() + b"\n")
 
         try:
             import torch
@@ -195,101 +199,101 @@ def be(parent: int, rank: int, count: int, threads: int, store: int, answers: in
 
             torch.set_num_threads(threads)
             patience = datetime.timedelta(seconds=PATIENCE_S)
-            found = dist.FileStore(f"/proc/self/fd/{store}", count)  # type: ignore[attr-defined]
-            dist.init_process_group("gloo", store=found, rank=rank, world_size=count, timeout=patience)
+            file_store = dist.FileStore(f"/proc/self/fd/{store}", count)  # type: ignore[attr-defined]
+            dist.init_process_group("gloo", store=file_store, rank=rank, world_size=count, timeout=patience)
             groups = {size: dist.new_group(list(range(size))) for size in range(1, count + 1)}
             say({"ready": rank})
         except Exception as error:
-            say({"error": f"gloo cannot be used: {str(error).splitlines()[0][:160]}"})
+            say({"error": f"gloo cannot be used: {first_line(error)[:160]}"})
             return
         buffers: dict[tuple[str, int], Any] = {}
         for line in sys.stdin:
             try:
-                say(_done(json.loads(line), rank, groups, buffers))
+                say(_execute(json.loads(line), rank, groups, buffers))
             except Exception as error:
                 first = next(iter(str(error).splitlines()), "")
                 say({"error": f"gloo rejects it: {type(error).__name__}: {first[:160]}"})
     os._exit(0)  # skips the cleanup of process groups, which would wait for other ranks
 
 
-def _done(asked: dict[str, Any], rank: int, groups: dict[int, Any], buffers: dict[tuple[str, int], Any]) -> Any:
+def _execute(command: dict[str, Any], rank: int, groups: dict[int, Any], buffers: dict[tuple[str, int], Any]) -> Any:
     import torch
     import torch.distributed as dist
 
-    count, calls = asked["ranks"], asked["calls"]
+    count, calls = command["ranks"], command["calls"]
     group = groups[count]
-    work = _work(asked, rank, group, buffers)
+    work = _work(command, rank, group, buffers)
     work()
     if count > 1:
         dist.barrier(group)
-    began = time.monotonic_ns()
+    start = time.monotonic_ns()
     with torch.inference_mode():
         for _ in range(calls):
             work()
-    return {"began": began, "ended": time.monotonic_ns()}
+    return {"began": start, "ended": time.monotonic_ns()}
 
 
-def _work(asked: dict[str, Any], rank: int, group: Any, buffers: dict[tuple[str, int], Any]) -> Callable[[], Any]:
+def _work(command: dict[str, Any], rank: int, group: Any, buffers: dict[tuple[str, int], Any]) -> Callable[[], Any]:
     """Return a function that runs one collective."""
     import torch
     import torch.distributed as dist
 
-    count, what = asked["ranks"], asked["what"]
-    elements = max(1, asked["bytes"] // 4 // count) * count
+    count, kind = command["ranks"], command["what"]
+    elements = max(1, command["bytes"] // 4 // count) * count
 
     def buffer(name: str, length: int) -> Any:
         """Return a slice of a buffer that grows on demand: ranks hold no more than the largest message."""
-        held = buffers.get((name, 0))
-        if held is None or len(held) < length:
-            held = buffers[name, 0] = torch.zeros(length)
-        return held[:length]
+        tensor = buffers.get((name, 0))
+        if tensor is None or len(tensor) < length:
+            tensor = buffers[name, 0] = torch.zeros(length)
+        return tensor[:length]
 
-    if what in ("together-product", "beside"):
-        one = buffer("product", 256 * 256).view(256, 256)
+    if kind in ("together-product", "beside"):
+        matrix = buffer("product", 256 * 256).view(256, 256)
 
         def product() -> Any:
-            return torch.mm(one, one)
+            return torch.mm(matrix, matrix)
 
-        if what == "together-product":
+        if kind == "together-product":
             return product
-        whole = buffer("in", elements)
+        full = buffer("in", elements)
 
         def beside() -> None:
-            on_its_way: Any = dist.all_reduce(whole, group=group, async_op=True)
-            for _ in range(asked["products"]):
+            pending: Any = dist.all_reduce(full, group=group, async_op=True)
+            for _ in range(command["products"]):
                 product()
-            on_its_way.wait()
+            pending.wait()
 
         return beside
-    if what == "together-copy":
-        given, made = buffer("in", transfers.COPIED // 4), buffer("out", transfers.COPIED // 4)
-        return lambda: made.copy_(given)
-    if what == "barrier":
+    if kind == "together-copy":
+        source, target = buffer("in", transfers.COPIED // 4), buffer("out", transfers.COPIED // 4)
+        return lambda: target.copy_(source)
+    if kind == "barrier":
         return lambda: dist.barrier(group)
-    whole, part = buffer("in", elements), buffer("out", elements)[: elements // count]
-    other = 1 - rank
+    full, part = buffer("in", elements), buffer("out", elements)[: elements // count]
+    peer = 1 - rank
 
     def there_and_back() -> None:
         if rank == 0:
-            dist.send(whole, other, group)
-            dist.recv(whole, other, group)
+            dist.send(full, peer, group)
+            dist.recv(full, peer, group)
         else:
-            dist.recv(whole, other, group)
-            dist.send(whole, other, group)
+            dist.recv(full, peer, group)
+            dist.send(full, peer, group)
 
     def both_send() -> None:
         received = buffer("out", elements)
-        both: list[Any] = [dist.isend(whole, other, group), dist.irecv(received, other, group)]
-        for each in both:
-            each.wait()
+        requests: list[Any] = [dist.isend(full, peer, group), dist.irecv(received, peer, group)]
+        for request in requests:
+            request.wait()
 
     return {
-        "all_reduce": lambda: dist.all_reduce(whole, group=group),
-        "broadcast": lambda: dist.broadcast(whole, 0, group),
-        "reduce": lambda: dist.reduce(whole, 0, group=group),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, part, group=group),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole, group=group),
-        "all_to_all": lambda: dist.all_to_all_single(buffer("out", elements), whole, group=group),
+        "all_reduce": lambda: dist.all_reduce(full, group=group),
+        "broadcast": lambda: dist.broadcast(full, 0, group),
+        "reduce": lambda: dist.reduce(full, 0, group=group),
+        "all_gather": lambda: dist.all_gather_into_tensor(full, part, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, full, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(buffer("out", elements), full, group=group),
         "send": there_and_back,
         "send-both": both_send,
-    }[what]
+    }[kind]

@@ -34,7 +34,9 @@ class Check:
     @property
     def differences(self) -> list[float]:
         """Relative difference of each pair: by how much the new timing exceeds the stored one."""
-        return [(now.trimmed_ns or 0) / kept.trimmed_ns - 1 for kept, now in self.pairs if kept.trimmed_ns]
+        return [
+            (repeated.trimmed_ns or 0) / stored.trimmed_ns - 1 for stored, repeated in self.pairs if stored.trimmed_ns
+        ]
 
     @property
     def median(self) -> float | None:
@@ -44,7 +46,7 @@ class Check:
     @property
     def ninetieth(self) -> float | None:
         """90th percentile of the absolute differences."""
-        return percentile([abs(each) for each in self.differences], 0.9) if self.differences else None
+        return percentile([abs(difference) for difference in self.differences], 0.9) if self.differences else None
 
 
 def check(
@@ -70,37 +72,41 @@ def check(
     Raises:
         BenchError: there are no timings of this environment.
     """
-    known = [
-        each
-        for each in timings
-        if each.status in (Status.OK, Status.UNSTABLE)
-        and each.trimmed_ns
-        and each.variant not in OVERHEADS
-        and (each.runtime == runtime if runtime else each.runtime not in (TRANSFERS, COLLECTIVES))
-        and keep(spec_of(each))
+    candidates = [
+        timing
+        for timing in timings
+        if timing.status in (Status.OK, Status.UNSTABLE)
+        and timing.trimmed_ns
+        and timing.variant not in OVERHEADS
+        and (timing.runtime == runtime if runtime else timing.runtime not in (TRANSFERS, COLLECTIVES))
+        and keep(spec_of(timing))
     ]
-    if not known:
+    if not candidates:
         raise BenchError(
             f"{timings.folder}: there are no timings of this machine to check; take some: xsp bench "
             f"{runtime or 'SOURCE'}"
         )
-    drawn = random.Random(seed).sample(sorted(known, key=lambda each: each.key), k=min(how_many, len(known)))
-    drawn.sort(key=lambda each: each.threads)
-    until = time.monotonic() + seconds
-    fresh: dict[str, Timing] = {}
+    drawn = random.Random(seed).sample(
+        sorted(candidates, key=lambda timing: timing.key), k=min(how_many, len(candidates))
+    )
+    drawn.sort(key=lambda timing: timing.threads)
+    deadline = time.monotonic() + seconds
+    repeated: dict[str, Timing] = {}
     progress("starting", 0, len(drawn))
-    for place, threads in enumerate(dict.fromkeys(each.threads for each in drawn)):
-        specs = [spec_of(each) for each in drawn if each.threads == threads]
+    for index, threads in enumerate(dict.fromkeys(timing.threads for timing in drawn)):
+        specs = [spec_of(timing) for timing in drawn if timing.threads == threads]
 
-        def told(spec: Spec, done: int, before: int = len(fresh)) -> None:
-            progress(spec.block.op[:40], before + done, len(drawn))
+        def told(spec: Spec, done: int, offset: int = len(repeated)) -> None:
+            progress(spec.block.op[:40], offset + done, len(drawn))
 
         with Turns(threads, LIMITS) as turns:
             turns.start()
-            if not place:
-                until = max(until, time.monotonic() + LEAST_S)
-            fresh |= {each.key: each for each in turns.sit(specs, until, told)}
-    progress("timed", len(fresh), len(drawn))
-    pairs = [(each, fresh[each.key]) for each in drawn if each.key in fresh and fresh[each.key].is_timed]
-    taken = {kept.key for kept, _ in pairs}
-    return Check(pairs, [each for each in drawn if each.key not in taken])
+            if not index:
+                deadline = max(deadline, time.monotonic() + LEAST_S)
+            repeated |= {timing.key: timing for timing in turns.sit(specs, deadline, told)}
+    progress("timed", len(repeated), len(drawn))
+    pairs = [
+        (timing, repeated[timing.key]) for timing in drawn if timing.key in repeated and repeated[timing.key].is_timed
+    ]
+    paired = {stored.key for stored, _ in pairs}
+    return Check(pairs, [timing for timing in drawn if timing.key not in paired])

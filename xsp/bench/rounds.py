@@ -45,10 +45,10 @@ LONG_NS = 50_000_000
 CANARIES_EVERY_NS = 2_000_000_000
 
 Tell = Callable[[int, Timing], None]
-"""Callback that is given the place of a spec and its timing as soon as the timing is known."""
+"""Callback with the index of a spec and its timing, as soon as the timing is known."""
 
 Mark = Callable[[int], None]
-"""Callback that is given the place of a spec before it runs, so that a crash can be attributed to it."""
+"""Callback with the index of a spec before it runs, so that a crash can be attributed to it."""
 
 
 @dataclass
@@ -68,14 +68,14 @@ class _Seat:
     def batch(self) -> None:
         """Run and time one batch."""
         prepared = self.prepared
-        began = time.perf_counter_ns()
-        with torch.inference_mode(), prepared.around():
+        start = time.perf_counter_ns()
+        with torch.inference_mode(), prepared.context():
             if prepared.flush is None and prepared.timed is None:
-                for given in prepared.arguments(1):
-                    prepared.function(*given)
-            took = _run(prepared, self.calls)
-        self.batches.append(took / self.calls)
-        self.spent_ns += time.perf_counter_ns() - began
+                for arguments in prepared.arguments(1):
+                    prepared.function(*arguments)
+            elapsed_ns = _run(prepared, self.calls)
+        self.batches.append(elapsed_ns / self.calls)
+        self.spent_ns += time.perf_counter_ns() - start
 
     def is_known(self) -> bool:
         """Return whether more batches would not improve the figure, or are not worth their time."""
@@ -87,8 +87,8 @@ class _Seat:
 
     def half(self) -> float:
         """Return half the confidence interval over the figure."""
-        ends = summary.interval(self.batches)
-        return math.inf if ends is None else (ends.hi - ends.lo) / 2 / summary.trimmed_mean(self.batches)
+        interval = summary.interval(self.batches)
+        return math.inf if interval is None else (interval.hi - interval.lo) / 2 / summary.trimmed_mean(self.batches)
 
 
 def sit(
@@ -101,7 +101,7 @@ def sit(
     limit_bytes: int,
     seed: int = 0,
 ) -> float:
-    """Time specs in rounds, report each as soon as it is known, and return how much fixed work drifted meanwhile.
+    """Time specs in rounds, report each as soon as it is known, and return how much fixed work drifted.
 
     Specs with too few batches when the time is over are not reported; at least one spec gets enough batches, however
     short the time.
@@ -115,44 +115,44 @@ def sit(
         limit_bytes: most bytes that the tensors of one spec may take.
         seed: seed of the order within a round.
     """
-    until = time.perf_counter_ns() + round(seconds * 1e9)
+    deadline = time.perf_counter_ns() + round(seconds * 1e9)
     canaries = Canaries()
     floor = _floor()
     seats: list[_Seat] = []
-    for place, spec in enumerate(specs):
-        if seats and time.perf_counter_ns() > until:
+    for index, spec in enumerate(specs):
+        if seats and time.perf_counter_ns() > deadline:
             break
-        mark(place)
-        found = _prepared(place, spec, rotated_bytes, limit_bytes)
-        if isinstance(found, Timing):
-            tell(place, found)
+        mark(index)
+        outcome = _prepared(index, spec, rotated_bytes, limit_bytes)
+        if isinstance(outcome, Timing):
+            tell(index, outcome)
         else:
-            seats.append(found)
+            seats.append(outcome)
     canaries.run()
-    draw, ran, known = random.Random(seed), time.perf_counter_ns(), 0
+    draw, last_canaries, reported = random.Random(seed), time.perf_counter_ns(), 0
     gc.collect()
     gc.disable()
     try:
-        while seats and time.perf_counter_ns() < until:
+        while seats and time.perf_counter_ns() < deadline:
             draw.shuffle(seats)
             for seat in tuple(seats):
                 mark(seat.place)
                 seat.batch()
                 if seat.is_known():
                     seats.remove(seat)
-                    known += 1
+                    reported += 1
                     tell(seat.place, _timing(seat, floor, canaries.ratio))
-                if time.perf_counter_ns() >= until:
+                if time.perf_counter_ns() >= deadline:
                     break
-            if time.perf_counter_ns() - ran > CANARIES_EVERY_NS:
+            if time.perf_counter_ns() - last_canaries > CANARIES_EVERY_NS:
                 canaries.run()
-                ran = time.perf_counter_ns()
+                last_canaries = time.perf_counter_ns()
         for seat in seats:  # the time is over
-            while not known and len(seat.batches) < FEWEST:
+            while not reported and len(seat.batches) < FEWEST:
                 mark(seat.place)
                 seat.batch()
             if len(seat.batches) >= FEWEST:
-                known += 1
+                reported += 1
                 tell(seat.place, _timing(seat, floor, canaries.ratio))
         canaries.run()
     finally:
@@ -172,52 +172,52 @@ def _prepared(place: int, spec: Spec, rotated_bytes: int, limit_bytes: int) -> _
         _warm_up(seat)
     except (NotTimeable, PluginError) as problem:
         return untimed(spec, Status.FAILED, str(problem))
-    except variants.Different as problem:
+    except variants.ResultMismatch as problem:
         return replace(untimed(spec, Status.DIFFERENT, str(problem)), error_max=problem.error)
     except MemoryError as problem:
         return untimed(spec, Status.TOO_LARGE, str(problem))
     except Exception as problem:
-        said = str(problem).strip().split("\n")[0][:200]
+        message = str(problem).strip().split("\n")[0][:200]
         if "can't allocate memory" in str(problem) or "not enough memory" in str(problem):
-            return untimed(spec, Status.TOO_LARGE, said)
-        return untimed(spec, Status.FAILED, f"{type(problem).__name__}: {said}")
+            return untimed(spec, Status.TOO_LARGE, message)
+        return untimed(spec, Status.FAILED, f"{type(problem).__name__}: {message}")
     return seat
 
 
 def _warm_up(seat: _Seat) -> None:
     """Run until two batches agree within a tenth, or for `WARM_UP_NS`, and set the number of calls per batch."""
     prepared = seat.prepared
-    began, last = time.perf_counter_ns(), 0.0
-    with torch.inference_mode(), prepared.around():
+    start, last = time.perf_counter_ns(), 0.0
+    with torch.inference_mode(), prepared.context():
         while True:
-            took = _run(prepared, seat.calls)
-            each = took / seat.calls
-            steady = last and abs(each - last) <= 0.1 * last
-            if (steady and took >= BATCH_NS / 2) or time.perf_counter_ns() - began > WARM_UP_NS:
+            elapsed_ns = _run(prepared, seat.calls)
+            per_call = elapsed_ns / seat.calls
+            steady = last and abs(per_call - last) <= 0.1 * last
+            if (steady and elapsed_ns >= BATCH_NS / 2) or time.perf_counter_ns() - start > WARM_UP_NS:
                 break
-            last = each
-            wanted = math.ceil(BATCH_NS / max(each, 1.0))
-            seat.calls = max(1, min(wanted, seat.calls * 10, prepared.most or wanted))
-    wanted = math.ceil(BATCH_NS / max(each, 1.0))
-    seat.calls = max(1, min(wanted, prepared.most or wanted))
+            last = per_call
+            calls = math.ceil(BATCH_NS / max(per_call, 1.0))
+            seat.calls = max(1, min(calls, seat.calls * 10, prepared.most or calls))
+    calls = math.ceil(BATCH_NS / max(per_call, 1.0))
+    seat.calls = max(1, min(calls, prepared.most or calls))
 
 
 def _run(prepared: Prepared, calls: int) -> int:
     """Return the nanoseconds of `calls` calls."""
     if prepared.timed is not None:
         return prepared.timed(calls)
-    function, given = prepared.function, prepared.arguments(calls)
+    function, argument_lists = prepared.function, prepared.arguments(calls)
     prepared.chill()
     clock = time.perf_counter_ns
     if calls == 1:
-        (arguments,) = given
-        began = clock()
+        (arguments,) = argument_lists
+        start = clock()
         function(*arguments)
-        return clock() - began
-    began = clock()
-    for arguments in given:
+        return clock() - start
+    start = clock()
+    for arguments in argument_lists:
         function(*arguments)
-    return clock() - began
+    return clock() - start
 
 
 def _floor() -> float:
@@ -228,24 +228,24 @@ def _floor() -> float:
 
 
 def _timing(seat: _Seat, floor: float, ratio: float) -> Timing:
-    ends = summary.interval(seat.batches)
-    assert ends is not None
-    middle = summary.trimmed_mean(seat.batches)
+    interval = summary.interval(seat.batches)
+    assert interval is not None
+    mean = summary.trimmed_mean(seat.batches)
     status, reasons = Status.OK, [seat.prepared.notes] if seat.prepared.notes else []
     if seat.half() > WIDE:
         status = Status.UNSTABLE
         reasons.append(f"half of its interval is {100 * seat.half():.0f} % of its mean")
-    if seat.spec.block.calls and middle <= floor:
+    if seat.spec.block.calls and mean <= floor:
         status = Status.QUICK
         reasons.append(f"not longer than an empty call, {floor / 1000:.1f} µs")
     return replace(
         untimed(seat.spec, status, "; ".join(reasons)),
         samples=len(seat.batches),
-        trimmed_ns=middle,
-        low_ns=ends.lo,
-        high_ns=ends.hi,
+        trimmed_ns=mean,
+        low_ns=interval.lo,
+        high_ns=interval.hi,
         least_ns=min(seat.batches),
-        host_ns=middle,
+        host_ns=mean,
         error_max=seat.error_max,
         canary_ratio=ratio,
         taken_ns=time.time_ns(),
@@ -257,12 +257,12 @@ class Canaries:
     """Fixed work whose time should not change: a matrix product, a copy, a convolution."""
 
     def __init__(self) -> None:
-        left, image = torch.ones(256, 256), torch.ones(1, 32, 56, 56)
+        matrix, image = torch.ones(256, 256), torch.ones(1, 32, 56, 56)
         kernel, source = torch.ones(32, 32, 3, 3), torch.ones(1 << 20)
-        there = torch.empty_like(source)
+        target = torch.empty_like(source)
         self._work: list[Callable[[], object]] = [
-            lambda: torch.mm(left, left),
-            lambda: there.copy_(source),
+            lambda: torch.mm(matrix, matrix),
+            lambda: target.copy_(source),
             lambda: torch.conv2d(image, kernel, padding=1),
         ]
         self._rounds: list[list[float]] = []
@@ -276,15 +276,15 @@ class Canaries:
     @property
     def ratio(self) -> float:
         """Slowest over fastest round of the canary that drifted most."""
-        drifts: list[float] = [max(each) / min(each) for each in zip(*self._rounds, strict=True)]
+        drifts: list[float] = [max(times) / min(times) for times in zip(*self._rounds, strict=True)]
         return max(drifts)
 
     @staticmethod
     def _once(work: Callable[[], object]) -> float:
         work()
-        took: list[int] = []
+        samples: list[int] = []
         for _ in itertools.repeat(None, 9):
-            began = time.perf_counter_ns()
+            start = time.perf_counter_ns()
             work()
-            took.append(time.perf_counter_ns() - began)
-        return float(statistics.median(took))
+            samples.append(time.perf_counter_ns() - start)
+        return float(statistics.median(samples))

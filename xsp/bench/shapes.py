@@ -133,7 +133,7 @@ def fit(sizes: Sequence[float], seconds: Sequence[float], noise: float = 0.0, mo
     """
     if len(sizes) != len(seconds) or len(set(sizes)) < FEWEST:
         raise UsageError(f"a curve needs {FEWEST} distinct sizes, each with a time; there are {len(set(sizes))}")
-    if len(set(sizes)) != len(sizes) or not all(math.isfinite(each) and each > 0 for each in (*sizes, *seconds)):
+    if len(set(sizes)) != len(sizes) or not all(math.isfinite(number) and number > 0 for number in (*sizes, *seconds)):
         raise UsageError("sizes and times of a curve must be above 0, and each size must occur once")
     order = np.argsort(sizes)
     x, t = np.asarray(sizes, float)[order], np.asarray(seconds, float)[order]
@@ -147,16 +147,16 @@ def _cuts(x: Numbers, t: Numbers, noise: float, most: int) -> list[tuple[int, in
     spans = [(i, j) for i in range(count) for j in range(i + FEWEST, count + 1)]
     start, slope = _lines(x, t, spans)
     cost = {}
-    for place, (i, j) in enumerate(spans):
-        ratio = np.maximum((start[place] + slope[place] * x[i:j]) / t[i:j], SMALLEST_RATIO)
+    for index, (i, j) in enumerate(spans):
+        ratio = np.maximum((start[index] + slope[index] * x[i:j]) / t[i:j], SMALLEST_RATIO)
         cost[i, j] = float(np.abs(np.log(ratio)).sum())  # a tenth is as far off as ten times
     best: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]  # pieces → end → cost, start of the last
     for _ in range(min(most, count // FEWEST)):
         ends: dict[int, tuple[float, int]] = {}
-        for until in range(FEWEST, count + 1):
-            found = [(best[-1][since][0] + cost[since, until], since) for since in best[-1] if (since, until) in cost]
-            if found:
-                ends[until] = min(found)
+        for end in range(FEWEST, count + 1):
+            candidates = [(best[-1][since][0] + cost[since, end], since) for since in best[-1] if (since, end) in cost]
+            if candidates:
+                ends[end] = min(candidates)
         best.append(ends)
     chosen, least = 1, math.inf
     for pieces in range(1, len(best)):
@@ -164,44 +164,44 @@ def _cuts(x: Numbers, t: Numbers, noise: float, most: int) -> list[tuple[int, in
             continue
         parameters = 3 * pieces - 1
         spread = max(best[pieces][count][0] / count, noise)
-        few = 2 * parameters * (parameters + 1) / max(count - parameters - 1, 0.5)
-        judged = 2 * count * math.log(spread) + parameters * math.log(count) + few
-        if judged < least - 1e-9:
-            chosen, least = pieces, judged
-    spans, until = [], count
+        correction = 2 * parameters * (parameters + 1) / max(count - parameters - 1, 0.5)
+        criterion = 2 * count * math.log(spread) + parameters * math.log(count) + correction
+        if criterion < least - 1e-9:
+            chosen, least = pieces, criterion
+    spans, end = [], count
     for pieces in range(chosen, 0, -1):
-        since = best[pieces][until][1]
-        spans.insert(0, (since, until))
-        until = since
+        since = best[pieces][end][1]
+        spans.insert(0, (since, end))
+        end = since
     return spans
 
 
 def _lines(x: Numbers, t: Numbers, spans: Sequence[tuple[int, int]]) -> tuple[Numbers, Numbers]:
     """Return α and β of each range of points, all at once, by iteratively reweighted least squares."""
-    inside = np.zeros((len(spans), x.shape[-1]))
-    for place, (i, j) in enumerate(spans):
-        inside[place, i:j] = 1
+    mask = np.zeros((len(spans), x.shape[-1]))
+    for row, (i, j) in enumerate(spans):
+        mask[row, i:j] = 1
     first = np.array([i == 0 for i, _ in spans])
-    return _weighted(np.broadcast_to(x, inside.shape), np.broadcast_to(t, inside.shape), inside, first)
+    return _weighted(np.broadcast_to(x, mask.shape), np.broadcast_to(t, mask.shape), mask, first)
 
 
-def _weighted(x: Numbers, t: Numbers, inside: Numbers, first: NDArray[np.bool_]) -> tuple[Numbers, Numbers]:
+def _weighted(x: Numbers, t: Numbers, mask: Numbers, first: NDArray[np.bool_]) -> tuple[Numbers, Numbers]:
     """Return α and β of each row from the points inside it; in a first piece α is a latency, never below 0."""
-    u, v = inside / t, inside * x / t
+    u, v = mask / t, mask * x / t
     scale_u, scale_v = u.max(1, keepdims=True), v.max(1, keepdims=True)
     u, v = u / scale_u, v / scale_v
-    weight = inside.copy()
+    weight = mask.copy()
     for _ in range(ROUNDS):
         uu, uv, vv = (weight * u * u).sum(1), (weight * u * v).sum(1), (weight * v * v).sum(1)
         su, sv = (weight * u).sum(1), (weight * v).sum(1)
-        whole = uu * vv - uv * uv
-        safe = np.where(whole > 1e-14 * uu * vv, whole, 1.0)
+        determinant = uu * vv - uv * uv
+        safe = np.where(determinant > 1e-14 * uu * vv, determinant, 1.0)
         alpha, beta = (su * vv - sv * uv) / safe, (sv * uu - su * uv) / safe
-        flat, steep = (beta < 0) | (whole <= 1e-14 * uu * vv), first & (alpha < 0)
+        flat, steep = (beta < 0) | (determinant <= 1e-14 * uu * vv), first & (alpha < 0)
         alpha = np.where(flat, su / uu, np.where(steep, 0.0, alpha))
         beta = np.where(flat, 0.0, np.where(steep, sv / vv, beta))
-        residual = np.abs(alpha[:, None] * u + beta[:, None] * v - inside)
-        weight = inside / np.maximum(residual, SMALLEST_RESIDUAL)
+        residual = np.abs(alpha[:, None] * u + beta[:, None] * v - mask)
+        weight = mask / np.maximum(residual, SMALLEST_RESIDUAL)
     return alpha / scale_u[:, 0], beta / scale_v[:, 0]
 
 
@@ -217,11 +217,11 @@ def _shape(x: Numbers, t: Numbers, cuts: Sequence[tuple[int, int]]) -> Shape:
     knees = []
     for k, ((_, j), _) in enumerate(itertools.pairwise(cuts)):
         gap = float(x[j - 1]), float(x[j])
-        middle = _knee(starts[k], slopes[k], starts[k + 1], slopes[k + 1], gap)
-        many = [_knee(a[k], b[k], a[k + 1], b[k + 1], gap) for a, b in zip(a_many, b_many, strict=True)]
-        jumps = middle == math.sqrt(gap[0] * gap[1])
-        low, high = gap if jumps else np.percentile(many, (2.5, 97.5))
-        knees.append(Known(middle, min(float(low), middle), max(float(high), middle)))
+        knee = _knee(starts[k], slopes[k], starts[k + 1], slopes[k + 1], gap)
+        samples = [_knee(a[k], b[k], a[k + 1], b[k + 1], gap) for a, b in zip(a_many, b_many, strict=True)]
+        jumps = knee == math.sqrt(gap[0] * gap[1])
+        low, high = gap if jumps else np.percentile(samples, (2.5, 97.5))
+        knees.append(Known(knee, min(float(low), knee), max(float(high), knee)))
     worst = int(np.argmax(np.abs(residual)))
     return Shape(
         pieces, tuple(knees), len(x), float(np.median(np.abs(residual))), float(abs(residual[worst])),
@@ -243,41 +243,44 @@ def _resampled(
     x: Numbers, fitted: Numbers, residual: Numbers, cuts: Sequence[tuple[int, int]]
 ) -> tuple[Numbers, Numbers]:
     """Return α and β of each piece in bootstrap samples of the residuals, with a fixed seed."""
-    draw = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     starts, slopes = [], []
     for i, j in cuts:
         count = j - i
-        own = residual[i:j] * math.sqrt(count / max(count - 2, 1))
-        times = fitted[i:j] * np.maximum(1 + draw.choice(own, (RESAMPLES, count)), 0.05)
+        residuals = residual[i:j] * math.sqrt(count / max(count - 2, 1))
+        times = fitted[i:j] * np.maximum(1 + rng.choice(residuals, (RESAMPLES, count)), 0.05)
         a, b = _weighted(np.broadcast_to(x[i:j], times.shape), times, np.ones_like(times), np.full(RESAMPLES, i == 0))
         starts.append(a)
         slopes.append(b)
     return np.stack(starts, 1), np.stack(slopes, 1)
 
 
-def _known(value: float, many: Numbers) -> Known:
-    low, high = np.percentile(many, (2.5, 97.5))
+def _known(value: float, samples: Numbers) -> Known:
+    low, high = np.percentile(samples, (2.5, 97.5))
     return Known(float(value), min(float(low), float(value)), max(float(high), float(value)))
 
 
 def _held_out(x: Numbers, t: Numbers, noise: float, most: int) -> float | None:
-    kept = np.arange(len(x)) % 2 == 0
-    kept[-1] = True  # predicts between sizes, not beyond them
-    if kept.sum() < FEWEST or kept.all():
+    mask = np.arange(len(x)) % 2 == 0
+    mask[-1] = True  # predicts between sizes, not beyond them
+    if mask.sum() < FEWEST or mask.all():
         return None
-    shape = _shape(x[kept], t[kept], _cuts(x[kept], t[kept], max(noise, LEAST_NOISE), most))
+    shape = _shape(x[mask], t[mask], _cuts(x[mask], t[mask], max(noise, LEAST_NOISE), most))
     return statistics.median(  # type: ignore[no-any-return]
-        abs(shape.seconds(size) / took - 1) for size, took in zip(x[~kept].tolist(), t[~kept].tolist(), strict=True)
+        abs(shape.seconds(size) / measured - 1)
+        for size, measured in zip(x[~mask].tolist(), t[~mask].tolist(), strict=True)
     )
 
 
 def _reach(x: Numbers, t: Numbers, noise: float, most: int) -> float:
     """Return the size up to which the curve may be extrapolated: a fit without the largest sizes predicts them."""
     for factor in REACHES:
-        kept = x <= x[-1] / factor
-        if kept.sum() < FEWEST:
+        mask = x <= x[-1] / factor
+        if mask.sum() < FEWEST:
             continue
-        shape = _shape(x[kept], t[kept], _cuts(x[kept], t[kept], max(noise, LEAST_NOISE), most))
-        if all(abs(shape.seconds(size) / took - 1) <= LEAVES for size, took in zip(x[~kept], t[~kept], strict=True)):
+        shape = _shape(x[mask], t[mask], _cuts(x[mask], t[mask], max(noise, LEAST_NOISE), most))
+        if all(
+            abs(shape.seconds(size) / measured - 1) <= LEAVES for size, measured in zip(x[~mask], t[~mask], strict=True)
+        ):
             return float(x[-1] * factor)
     return float(x[-1])

@@ -179,10 +179,10 @@ class Timing:
 
 def without_inputs(block: Block) -> str:
     """Return the reason why no tensors can be made for a block; empty if its shapes and types are known."""
-    unlike = [each for call in block.calls for each in (*call.inputs, *call.outputs) if each.bytes is None]
-    if not unlike:
+    tensors = [tensor for call in block.calls for tensor in (*call.inputs, *call.outputs) if tensor.bytes is None]
+    if not tensors:
         return ""
-    types = sorted({each.dtype for each in unlike if each.dtype is not None and each.shape is not None})
+    types = sorted({tensor.dtype for tensor in tensors if tensor.dtype is not None and tensor.shape is not None})
     return f"no inputs can be generated of type {types[0]}" if types else "shapes or types of its tensors are not known"
 
 
@@ -192,8 +192,8 @@ def slowed(ratio: float) -> str:
     On a contended machine a ratio may be in the hundreds and still be correct: a call of 40 µs on several threads waits
     milliseconds for the thread whose core is taken by another process.
     """
-    much = f"{ratio:,.0f} times as long" if ratio >= 10 else f"{100 * (ratio - 1):.0f} % longer"
-    return f"up to {much} in its slowest round"
+    amount = f"{ratio:,.0f} times as long" if ratio >= 10 else f"{100 * (ratio - 1):.0f} % longer"
+    return f"up to {amount} in its slowest round"
 
 
 def untimed(spec: Spec, status: Status = Status.MISSING, reason: str = "", environment: str = "") -> Timing:

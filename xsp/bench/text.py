@@ -24,7 +24,7 @@ FIGURES = (
 Pairs = Sequence[tuple[Spec, int]]
 
 
-def filled(
+def fill_page(
     name: str, pairs: Pairs, timings: Timings, made: Sequence[Timing], seconds: float, starting: float = 0.0
 ) -> str:
     """Return a page on a graph's blocks: coverage, the most expensive blocks, and missing timings with their reasons.
@@ -37,29 +37,31 @@ def filled(
         seconds: seconds that making them took.
         starting: part of `seconds` until the worker process was ready.
     """
-    found = [(timings.of([spec])[spec.key], count) for spec, count in pairs]
+    entries = [(timings.of([spec])[spec.key], count) for spec, count in pairs]
     calls, expected = coverage(pairs, timings)
-    states = Counter(each.status for each, _ in found)
-    holes = [(each, count) for each, count in found if not each.is_timed]
+    states = Counter(timing.status for timing, _ in entries)
+    holes = [(timing, count) for timing, count in entries if not timing.is_timed]
     lines = [
         plain(name),
         plain(timings.environment.name),
         "",
         f"blocks       {len(pairs):7,}  distinct blocks of {sum(count for _, count in pairs):,}",
-        f"timed        {len(found) - len(holes):7,}  {len(made):,} taken now, in {seconds:.1f} s"
+        f"timed        {len(entries) - len(holes):7,}  {len(made):,} taken now, in {seconds:.1f} s"
         + (f" ({starting:.1f} to start)" if starting else ""),
         f"coverage     {100 * expected:6.1f}%  of the expected time, {100 * calls:.1f}% of the blocks",
     ]
     lines += [f"{status.value:12} {states[status]:7,}  {_WHAT[status]}" for status in _WHAT if states[status]]
     lines += _overheads(timings, pairs)
-    timed = sorted((pair for pair in found if pair[0].is_timed), key=lambda pair: -(pair[0].trimmed_ns or 0) * pair[1])
+    timed = sorted(
+        (pair for pair in entries if pair[0].is_timed), key=lambda pair: -(pair[0].trimmed_ns or 0) * pair[1]
+    )
     if timed:
         lines += ["", _row("operators, shapes", "count", "µs", "±%", "all ms", "variant state threads")]
         lines += [_timed(*pair) for pair in timed[:MOST_ROWS]]
         lines += [f"{len(timed) - MOST_ROWS:,} more timed blocks"] if len(timed) > MOST_ROWS else []
     reasons = _reasons(holes)
     lines += ["", *reasons] if reasons else []
-    drift = max((each.canary_ratio or 1 for each in made), default=1)
+    drift = max((timing.canary_ratio or 1 for timing in made), default=1)
     if drift >= 1.05:
         lines += [
             "",
@@ -87,11 +89,13 @@ def _row(op: str, count: str, figure: str, half: str, total: str, how: str) -> s
 
 
 def _timed(timing: Timing, count: int) -> str:
-    middle = timing.trimmed_ns or 0.0
-    half = 100 * (timing.half_ns or 0.0) / middle if middle else 0.0
-    how = " ".join([*([] if timing.variant == AS_RUN else [timing.variant]), timing.state.value, f"{timing.threads}"])
-    figures = f"{middle / 1e3:.2f}", f"{half:.0f}", f"{middle * count / 1e6:.3f}"
-    return _row(_shown(timing), f"{count:,}", *figures, how)
+    mean = timing.trimmed_ns or 0.0
+    half = 100 * (timing.half_ns or 0.0) / mean if mean else 0.0
+    conditions = " ".join(
+        [*([] if timing.variant == AS_RUN else [timing.variant]), timing.state.value, f"{timing.threads}"]
+    )
+    figures = f"{mean / 1e3:.2f}", f"{half:.0f}", f"{mean * count / 1e6:.3f}"
+    return _row(_shown(timing), f"{count:,}", *figures, conditions)
 
 
 def _shown(timing: Timing) -> str:
@@ -99,7 +103,7 @@ def _shown(timing: Timing) -> str:
     block = spec_of(timing).block
     if len(block.calls) != 1 or not block.calls[0].inputs:
         return short(timing.op)
-    shapes = ["x".join(map(str, each.shape or ())) for each in block.calls[0].inputs]
+    shapes = ["x".join(map(str, tensor.shape or ())) for tensor in block.calls[0].inputs]
     text = " ".join([short(timing.op), *filter(None, shapes)])
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
 
@@ -113,47 +117,51 @@ def short(op: str, width: int = WIDTH) -> str:
 def _overheads(timings: Timings, pairs: Pairs) -> list[str]:
     lines = []
     for threads in sorted({spec.threads for spec, _ in pairs}):
-        found = timings.of(overheads(threads)).values()
-        said = [f"{each.trimmed_ns / 1e3:.2f} µs {_CALLS[each.variant]}" for each in found if each.trimmed_ns]
-        if said:
-            lines.append(f"overhead     {', '.join(said)}; threads {threads}")
+        measured = timings.of(overheads(threads)).values()
+        parts = [
+            f"{timing.trimmed_ns / 1e3:.2f} µs {_CALLS[timing.variant]}" for timing in measured if timing.trimmed_ns
+        ]
+        if parts:
+            lines.append(f"overhead     {', '.join(parts)}; threads {threads}")
     return lines
 
 
 def _reasons(holes: Iterable[tuple[Timing, int]]) -> list[str]:
-    counted: Counter[tuple[str, str]] = Counter()
-    for each, count in holes:
-        if each.status is not Status.MISSING:
-            counted[each.status.value, f"{short(each.op)}: {each.reason.removeprefix(f'{each.op} ')}"] += count
+    counts: Counter[tuple[str, str]] = Counter()
+    for timing, count in holes:
+        if timing.status is not Status.MISSING:
+            counts[timing.status.value, f"{short(timing.op)}: {timing.reason.removeprefix(f'{timing.op} ')}"] += count
     lines = [
-        plain(f"{status} {count}×  {reason}")[:158] for (status, reason), count in counted.most_common(MOST_REASONS)
+        plain(f"{status} {count}×  {reason}")[:158] for (status, reason), count in counts.most_common(MOST_REASONS)
     ]
-    left = len(counted) - MOST_REASONS
-    return [*lines, *([f"more reasons: {left}; --format json has all"] if left > 0 else [])]
+    hidden = len(counts) - MOST_REASONS
+    return [*lines, *([f"more reasons: {hidden}; --format json has all"] if hidden > 0 else [])]
 
 
-def listed(timings: Timings) -> str:
+def list_page(timings: Timings) -> str:
     """Return a list of the environments in a folder, with the number of timings of each by status."""
-    known = timings.environments()
-    if not known:
+    environments = timings.environments()
+    if not environments:
         return "\n".join([f"{timings.folder}: no timings yet; take some: xsp bench SOURCE", *problems(timings)])
     lines = [str(timings.folder), "", f"{'environment':18} {'timings':>8}  {'what'}"]
-    for hash_, environment in known.items():
+    for hash_, environment in environments.items():
         rows = timings.all_of(hash_)
-        here = " (here)" if hash_ == timings.environment.hash else ""
-        states = Counter(each.status.value for each in rows)
-        lines.append(f"{hash_:18} {len(rows):8,}  {plain(environment.name)}{here}")
+        marker = " (here)" if hash_ == timings.environment.hash else ""
+        states = Counter(timing.status.value for timing in rows)
+        lines.append(f"{hash_:18} {len(rows):8,}  {plain(environment.name)}{marker}")
         lines.append(f"{'':28} {', '.join(f'{count:,} {name}' for name, count in sorted(states.items()))}")
     return "\n".join([*lines, *problems(timings)])
 
 
-def checked(check: Check) -> str:
+def check_page(check: Check) -> str:
     """Return a table of repeated timings, largest difference first."""
-    ordered = sorted(zip(check.pairs, check.differences, strict=True), key=lambda each: -abs(each[1]))
+    ordered = sorted(zip(check.pairs, check.differences, strict=True), key=lambda pair: -abs(pair[1]))
     lines = [f"{'operators':{WIDTH}} {'kept µs':>10} {'now µs':>10} {'longer':>8}"]
-    for (kept, now), difference in ordered:
-        figures = f"{(kept.trimmed_ns or 0) / 1e3:10.2f} {(now.trimmed_ns or 0) / 1e3:10.2f} {100 * difference:+7.1f}%"
-        lines.append(f"{_shown(kept):{WIDTH}} {figures}")
+    for (stored, repeated), difference in ordered:
+        figures = (
+            f"{(stored.trimmed_ns or 0) / 1e3:10.2f} {(repeated.trimmed_ns or 0) / 1e3:10.2f} {100 * difference:+7.1f}%"
+        )
+        lines.append(f"{_shown(stored):{WIDTH}} {figures}")
     if check.median is not None and check.ninetieth is not None:
         median, ninetieth = 100 * check.median, 100 * check.ninetieth
         lines += [
@@ -167,11 +175,11 @@ def checked(check: Check) -> str:
 
 def problems(timings: Timings) -> list[str]:
     """Return the problems of a folder as lines."""
-    found = [plain(each) for each in timings.problems]
-    left = len(found) - MOST_REASONS
-    if not found:
+    lines = [plain(problem) for problem in timings.problems]
+    hidden = len(lines) - MOST_REASONS
+    if not lines:
         return []
-    return ["", f"{len(found)} left out:", *found[:MOST_REASONS], *([f"{left} more"] if left > 0 else [])]
+    return ["", f"{len(lines)} left out:", *lines[:MOST_REASONS], *([f"{hidden} more"] if hidden > 0 else [])]
 
 
 # --- plain values ---------------------------------------------------------------------------------------
@@ -180,40 +188,40 @@ def problems(timings: Timings) -> list[str]:
 def filled_as_json(
     name: str, pairs: Pairs, timings: Timings, made: Sequence[Timing], seconds: float, starting: float = 0.0
 ) -> dict[str, Any]:
-    """Return all data that `filled` summarizes, as plain values."""
+    """Return all data that `fill_page` summarizes, as plain values."""
     calls, expected = coverage(pairs, timings)
-    found = [(timings.of([spec])[spec.key], count) for spec, count in pairs]
+    entries = [(timings.of([spec])[spec.key], count) for spec, count in pairs]
     return {
         "source": name,
         "environment": timings.environment.hash,
         "folder": str(timings.folder),
         "blocks": sum(count for _, count in pairs),
         "unique": len(pairs),
-        "timed": sum(each.is_timed for each, _ in found),
-        "timed_now": sum(each.is_timed for each in made),
+        "timed": sum(timing.is_timed for timing, _ in entries),
+        "timed_now": sum(timing.is_timed for timing in made),
         "seconds": round(seconds, 3),
         "seconds_starting": round(starting, 3),
         "coverage_percent_of_blocks": round(100 * calls, 2),
         "coverage_percent_of_expected_time": round(100 * expected, 2),
-        "timings": [{**figures(each), "count": count} for each, count in found],
-        "overheads": [figures(each) for each in timings.of(_all_overheads(pairs)).values()],
+        "timings": [{**figures(timing), "count": count} for timing, count in entries],
+        "overheads": [figures(timing) for timing in timings.of(_all_overheads(pairs)).values()],
         "problems": list(timings.problems),
     }
 
 
 def _all_overheads(pairs: Pairs) -> list[Spec]:
-    return [each for threads in sorted({spec.threads for spec, _ in pairs}) for each in overheads(threads)]
+    return [overhead for threads in sorted({spec.threads for spec, _ in pairs}) for overhead in overheads(threads)]
 
 
 def figures(timing: Timing) -> dict[str, Any]:
     """Return the figures of a timing as plain values; None for a missing one."""
-    found = {name: getattr(timing, name) for name in FIGURES}
-    return {**found, "state": timing.state.value, "status": timing.status.value}
+    values = {name: getattr(timing, name) for name in FIGURES}
+    return {**values, "state": timing.state.value, "status": timing.status.value}
 
 
 def listed_as_json(timings: Timings) -> list[dict[str, Any]]:
     """Return the environments of a folder with all their timings, as plain values."""
-    return [_environment(timings, hash_, each) for hash_, each in timings.environments().items()]
+    return [_environment(timings, hash_, environment) for hash_, environment in timings.environments().items()]
 
 
 def _environment(timings: Timings, hash_: str, environment: Environment) -> dict[str, Any]:
@@ -222,15 +230,15 @@ def _environment(timings: Timings, hash_: str, environment: Environment) -> dict
         "here": hash_ == timings.environment.hash,
         "equal": dict(environment.equal),
         "noted": dict(environment.noted),
-        "timings": [figures(each) for each in timings.all_of(hash_)],
+        "timings": [figures(timing) for timing in timings.all_of(hash_)],
     }
 
 
 def checked_as_json(check: Check) -> dict[str, Any]:
-    """Return the data that `checked` shows, as plain values."""
+    """Return the data that `check_page` shows, as plain values."""
     return {
         "median_percent_of_kept": None if check.median is None else round(100 * check.median, 3),
         "ninetieth_percent_of_kept": None if check.ninetieth is None else round(100 * check.ninetieth, 3),
-        "timings": [{"kept": figures(kept), "now": figures(now)} for kept, now in check.pairs],
-        "not_timed_now": [figures(each) for each in check.lost],
+        "timings": [{"kept": figures(stored), "now": figures(repeated)} for stored, repeated in check.pairs],
+        "not_timed_now": [figures(timing) for timing in check.lost],
     }

@@ -26,7 +26,7 @@ import duckdb
 from xsp import atomic, cached, table
 from xsp.bench.environment import Environment, here
 from xsp.bench.spec import CacheState, Spec, Status, Timing, spec_of, untimed
-from xsp.errors import BenchError, OutputError
+from xsp.errors import BenchError, OutputError, first_line
 from xsp.schema import Column
 
 VARIABLE = "XSP_TIMINGS"
@@ -52,8 +52,8 @@ _HASH = re.compile(r"[0-9a-f]{16}")
 
 def default_folder() -> Path:
     """Return the default folder of timings: the one that `XSP_TIMINGS` names, or a folder in the user's cache."""
-    named = os.environ.get(VARIABLE)
-    return Path(named).expanduser() if named else cached.user_folder() / "timings"
+    folder = os.environ.get(VARIABLE)
+    return Path(folder).expanduser() if folder else cached.user_folder() / "timings"
 
 
 class Timings:
@@ -68,7 +68,7 @@ class Timings:
         self.problems: list[str] = []
         """Rows, parts and descriptions that were left out, with the reasons."""
 
-        self._held: dict[str, Timing] = {}
+        self._by_key: dict[str, Timing] = {}
         self._borrowed: dict[str, Timing] = {}
 
     @classmethod
@@ -86,44 +86,44 @@ class Timings:
         Raises:
             BenchError: the path is a file, or there is not exactly one environment `like`.
         """
-        place = default_folder() if folder is None else Path(folder)
-        if os.path.exists(place) and not os.path.isdir(place):  # `Path.exists` raises where a folder above is locked
-            raise BenchError(f"{place}: not a folder of timings; read a file of them with `xsp bench --import FILE`")
-        found = cls(place, environment or here())
-        found._held = found._read(found.environment.hash)
+        path = default_folder() if folder is None else Path(folder)
+        if os.path.exists(path) and not os.path.isdir(path):  # `Path.exists` raises where a folder above is locked
+            raise BenchError(f"{path}: not a folder of timings; read a file of them with `xsp bench --import FILE`")
+        timings = cls(path, environment or here())
+        timings._by_key = timings._read(timings.environment.hash)
         if like is not None:
-            known = found.environments()
-            fitting = [each for each in known if each.startswith(like)]
-            if len(fitting) != 1:
-                shown = ", ".join(known) or "none"
-                raise BenchError(f"{place}: {like!r} is not one environment; there are {shown}: see `xsp bench --list`")
-            found.like = fitting[0]
-            found._borrowed = found._read(fitting[0])
-        return found
+            available = timings.environments()
+            matches = [hash_ for hash_ in available if hash_.startswith(like)]
+            if len(matches) != 1:
+                names = ", ".join(available) or "none"
+                raise BenchError(f"{path}: {like!r} is not one environment; there are {names}: see `xsp bench --list`")
+            timings.like = matches[0]
+            timings._borrowed = timings._read(matches[0])
+        return timings
 
     @property
     def cores(self) -> int | None:
         """Number of cores of the machine; None if unknown."""
-        known = self.environment.equal.get("cores")
-        return known if isinstance(known, int) and known > 0 else None
+        count = self.environment.equal.get("cores")
+        return count if isinstance(count, int) and count > 0 else None
 
     def of(self, specs: Iterable[Spec]) -> dict[str, Timing]:
         """Return the timing of each spec by its key; its status is `missing` if there is none."""
-        found: dict[str, Timing] = {}
+        by_key: dict[str, Timing] = {}
         for spec in specs:
-            known = self.get(spec.key)
-            found[spec.key] = untimed(spec) if known is None else known
-        return found
+            timing = self.get(spec.key)
+            by_key[spec.key] = untimed(spec) if timing is None else timing
+        return by_key
 
     def get(self, key: str) -> Timing | None:
         """Return the timing of a spec by its key: of this environment, else of `like`, else None."""
-        return self._held.get(key) or self._borrowed.get(key)
+        return self._by_key.get(key) or self._borrowed.get(key)
 
     def __iter__(self) -> Iterator[Timing]:
-        return iter(self._held.values())
+        return iter(self._by_key.values())
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._by_key)
 
     def add(self, timings: Iterable[Timing]) -> None:
         """Add timings in memory and as one part on disk; if there are none, nothing is written.
@@ -133,16 +133,16 @@ class Timings:
         Raises:
             BenchError: a timing is of another environment, or the folder cannot be written.
         """
-        own = self.environment.hash
-        kept = [replace(each, environment=each.environment or own) for each in timings]
-        kept = [each for each in kept if each.status is not Status.MISSING]
-        other = next((each.environment for each in kept if each.environment != own), None)
-        if other is not None:
-            raise BenchError(f"a timing of environment {other} does not belong to {own}")
-        if not kept:
+        current = self.environment.hash
+        stored = [replace(timing, environment=timing.environment or current) for timing in timings]
+        stored = [timing for timing in stored if timing.status is not Status.MISSING]
+        foreign = next((timing.environment for timing in stored if timing.environment != current), None)
+        if foreign is not None:
+            raise BenchError(f"a timing of environment {foreign} does not belong to {current}")
+        if not stored:
             return
-        self._write(self.environment, kept)
-        self._held.update((each.key, each) for each in kept)
+        self._write(self.environment, stored)
+        self._by_key.update((timing.key, timing) for timing in stored)
 
     def check_writable(self) -> None:
         """Check that timings could be stored, without writing anything.
@@ -150,19 +150,19 @@ class Timings:
         Raises:
             BenchError: the folder, or the nearest one above it, is not writable.
         """
-        nearest = next(each for each in (self.folder, *self.folder.absolute().parents) if os.path.exists(each))
+        nearest = next(path for path in (self.folder, *self.folder.absolute().parents) if os.path.exists(path))
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
             raise BenchError(f"{self.folder}: timings cannot be written there; name another folder: --timings DIR")
 
     def environments(self) -> dict[str, Environment]:
         """Return the environments whose timings the folder has, by hash, if their descriptions match the hash."""
-        names = [place.name.partition("=")[2] for place in sorted(self.folder.glob("environment=*"))]
-        described = {hash_: self._described(hash_) for hash_ in names if _HASH.fullmatch(hash_)}
-        return {hash_: found for hash_, found in described.items() if found is not None}
+        names = [folder.name.partition("=")[2] for folder in sorted(self.folder.glob("environment=*"))]
+        by_hash = {hash_: self._described(hash_) for hash_ in names if _HASH.fullmatch(hash_)}
+        return {hash_: environment for hash_, environment in by_hash.items() if environment is not None}
 
     def all_of(self, environment: str) -> list[Timing]:
         """Return the timings of the environment with a hash."""
-        return list(self._held.values() if environment == self.environment.hash else self._read(environment).values())
+        return list(self._by_key.values() if environment == self.environment.hash else self._read(environment).values())
 
     def compact(self) -> int:
         """Merge the parts of this environment into one, and return how many parts there were.
@@ -173,10 +173,10 @@ class Timings:
             BenchError: the folder cannot be written.
         """
         parts = self._parts(self.environment.hash)
-        whole = [part for part in parts if self._timings(part, self.environment.hash)[1]]
-        if len(whole) > 1 and (rows := self._read(self.environment.hash)):
+        intact = [part for part in parts if self._timings(part, self.environment.hash)[1]]
+        if len(intact) > 1 and (rows := self._read(self.environment.hash)):
             self._write(self.environment, list(rows.values()))
-            for part in whole:
+            for part in intact:
                 part.unlink(missing_ok=True)
         return len(parts)
 
@@ -188,12 +188,12 @@ class Timings:
         Raises:
             BenchError: the file cannot be written, or there are no timings.
         """
-        known = self.environments()
-        rows = [(row, known[hash_]) for hash_ in known for row in self.all_of(hash_)]
+        environments = self.environments()
+        rows = [(row, environments[hash_]) for hash_ in environments for row in self.all_of(hash_)]
         if not rows:
             raise BenchError(f"{self.folder}: there are no timings to export; take some with `xsp bench SOURCE`")
         described = Column("described", "VARCHAR", "the environment, as JSON")
-        texts = {hash_: json.dumps(_plain(each), sort_keys=True) for hash_, each in known.items()}
+        texts = {hash_: json.dumps(_plain(environment), sort_keys=True) for hash_, environment in environments.items()}
         values = [(*_row(row), texts[environment.hash]) for row, environment in rows]
         _put(path, values, (*COLUMNS, described))
         return len(rows)
@@ -209,10 +209,10 @@ class Timings:
         Raises:
             BenchError: the file holds no timings, is damaged, or has no valid row.
         """
-        columns = ", ".join(each.name for each in COLUMNS)
+        columns = ", ".join(column.name for column in COLUMNS)
         con = table.connect()
         try:
-            found = con.execute(f"SELECT {columns}, described FROM {_parquet(path)}").fetchall()
+            records = con.execute(f"SELECT {columns}, described FROM {_parquet(path)}").fetchall()
         except duckdb.Error as error:
             reason = str(error).splitlines()[0][:160]
             raise BenchError(
@@ -222,7 +222,7 @@ class Timings:
             con.close()
         by_environment: dict[str, list[Timing]] = {}
         descriptions: dict[str, Environment] = {}
-        for *row, described in found:
+        for *row, described in records:
             try:
                 timing = _timing(row)
                 environment = descriptions.get(described) or _environment(json.loads(described))
@@ -233,16 +233,20 @@ class Timings:
                 continue
             descriptions[described] = environment
             by_environment.setdefault(timing.environment, []).append(timing)
-        if found and not by_environment:
-            raise BenchError(f"{path}: none of its {len(found)} timings is valid ({self.problems[-1]})")
+        if not records:
+            raise BenchError(f"{path}: it holds no timings; `xsp bench --export FILE` writes a file of them")
+        if not by_environment:
+            raise BenchError(f"{path}: none of its {len(records)} timings is valid ({self.problems[-1]})")
         added = 0
-        for environment in {each.hash: each for each in descriptions.values()}.values():
-            known = {each.key: each.taken_ns for each in self.all_of(environment.hash)}
-            fresh = [each for each in by_environment[environment.hash] if each.taken_ns > known.get(each.key, -1)]
-            if fresh:
-                self._write(environment, fresh)
-                added += len(fresh)
-        self._held = self._read(self.environment.hash)
+        for environment in {environment.hash: environment for environment in descriptions.values()}.values():
+            taken_at = {timing.key: timing.taken_ns for timing in self.all_of(environment.hash)}
+            newer = [
+                timing for timing in by_environment[environment.hash] if timing.taken_ns > taken_at.get(timing.key, -1)
+            ]
+            if newer:
+                self._write(environment, newer)
+                added += len(newer)
+        self._by_key = self._read(self.environment.hash)
         return added, len(by_environment)
 
     # --- on the disk ------------------------------------------------------------------------------------
@@ -251,25 +255,25 @@ class Timings:
         return sorted((self.folder / f"environment={environment}").glob("part-*.parquet"))
 
     def _read(self, environment: str) -> dict[str, Timing]:
-        found: dict[str, Timing] = {}
+        by_key: dict[str, Timing] = {}
         parts = self._parts(environment)
         if parts and self._described(environment) is None:
-            return found
+            return by_key
         seen: set[Path] = set()
         while parts:
             for part in parts:
                 for timing in self._timings(part, environment)[0]:
-                    known = found.get(timing.key)
-                    if known is None or known.taken_ns <= timing.taken_ns:
-                        found[timing.key] = timing
+                    previous = by_key.get(timing.key)
+                    if previous is None or previous.taken_ns <= timing.taken_ns:
+                        by_key[timing.key] = timing
             seen.update(parts)
             parts = [part for part in self._parts(environment) if part not in seen]  # merged by another process
-        return found
+        return by_key
 
     def _timings(self, part: Path, environment: str) -> tuple[list[Timing], bool]:
         """Return the valid timings of a part, and whether the part can be read and all its rows are valid."""
         rows = self._rows(part)
-        found = []
+        valid = []
         for row in rows or ():
             try:
                 timing = _timing(row)
@@ -278,26 +282,26 @@ class Timings:
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 self._problem(f"{part}: {row[2]} ({str(row[0])[:8]}): {error}")
                 continue
-            found.append(timing)
-        return found, rows is not None and len(found) == len(rows)
+            valid.append(timing)
+        return valid, rows is not None and len(valid) == len(rows)
 
     def _described(self, hash_: str) -> Environment | None:
         """Return the environment that the folder describes; None, and a problem, if its hash is not `hash_`."""
         path = self.folder / "environments" / f"{hash_}.json"
         try:
-            found = _environment(json.loads(path.read_text(encoding="utf-8")))
+            environment = _environment(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             self._problem(f"{path}: the description of an environment cannot be read ({error})")
             return None
-        if found.hash != hash_:
+        if environment.hash != hash_:
             self._problem(f"{path}: this description was changed: its hash does not match its name")
             return None
-        return found
+        return environment
 
     def _rows(self, part: Path) -> Sequence[Sequence[Any]] | None:
         con = table.connect()
         try:
-            columns = ", ".join(each.name for each in COLUMNS)
+            columns = ", ".join(column.name for column in COLUMNS)
             return con.execute(f"SELECT {columns} FROM {_parquet(part)}").fetchall()
         except (duckdb.Error, OutputError) as error:
             if not os.path.lexists(part):  # another process has merged it with others
@@ -309,27 +313,27 @@ class Timings:
 
     def _write(self, environment: Environment, timings: Sequence[Timing]) -> None:
         folder = self.folder / f"environment={environment.hash}"
-        described = self.folder / "environments" / f"{environment.hash}.json"
+        description = self.folder / "environments" / f"{environment.hash}.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            described.parent.mkdir(exist_ok=True)
-            if not described.exists() or self._described(environment.hash) is None:
-                with atomic.written(described) as beside:
-                    beside.write_text(json.dumps(_plain(environment), indent=2, sort_keys=True), encoding="ascii")
+            description.parent.mkdir(exist_ok=True)
+            if not description.exists() or self._described(environment.hash) is None:
+                with atomic.replacing(description) as file:
+                    file.write_text(json.dumps(_plain(environment), indent=2, sort_keys=True), encoding="ascii")
         except OSError as error:
             raise BenchError(
                 f"{self.folder}: timings cannot be written ({error.strerror}); name another folder: --timings DIR"
             ) from error
-        _put(folder / f"part-{secrets.token_hex(8)}.parquet", [_row(each) for each in timings], COLUMNS)
+        _put(folder / f"part-{secrets.token_hex(8)}.parquet", [_row(timing) for timing in timings], COLUMNS)
 
-    def _problem(self, said: str) -> None:
-        if said not in self.problems:
-            self.problems.append(said)
+    def _problem(self, message: str) -> None:
+        if message not in self.problems:
+            self.problems.append(message)
 
 
 def _parquet(path: Path) -> str:
     """Return the SQL that reads a file: all columns come from the file, none from the names of its folders."""
-    return f"read_parquet({table.place(path)}, hive_partitioning = false)"
+    return f"read_parquet({table.path_literal(path)}, hive_partitioning = false)"
 
 
 def _put(path: Path, rows: Sequence[Sequence[Any]], columns: Sequence[Column]) -> None:
@@ -346,12 +350,12 @@ def _put(path: Path, rows: Sequence[Sequence[Any]], columns: Sequence[Column]) -
 
 def _first(error: Exception) -> str:
     """Return the first line of an error's message; for a file that cannot be opened only the reason."""
-    said = (str(error).splitlines() or [type(error).__name__])[0]
-    return said.rpartition(": ")[2] if "Cannot open file" in said else said[:160]
+    message = first_line(error)
+    return message.rpartition(": ")[2] if "Cannot open file" in message else message[:160]
 
 
 def _row(timing: Timing) -> tuple[Any, ...]:
-    values = {each.name: getattr(timing, each.name) for each in fields(timing)}
+    values = {field.name: getattr(timing, field.name) for field in fields(timing)}
     values |= {
         "state": timing.state.value,
         "status": timing.status.value,
@@ -370,15 +374,15 @@ def _timing(row: Sequence[Any]) -> Timing:
     *values, seal = row
     if seal != _seal(values):
         raise ValueError("this timing was changed")
-    named = dict(zip((each.name for each in fields(Timing)), values, strict=True))
-    named |= {"state": CacheState(named["state"]), "status": Status(named["status"])}
-    found = Timing(**{**named, "kernels": tuple(map(str, json.loads(named["kernels"])))})
-    spec_of(found)
-    return found
+    arguments = dict(zip((field.name for field in fields(Timing)), values, strict=True))
+    arguments |= {"state": CacheState(arguments["state"]), "status": Status(arguments["status"])}
+    timing = Timing(**{**arguments, "kernels": tuple(map(str, json.loads(arguments["kernels"])))})
+    spec_of(timing)
+    return timing
 
 
 def _seal(values: Sequence[Any]) -> str:
-    text = json.dumps([repr(each) if isinstance(each, float) else each for each in values], separators=(",", ":"))
+    text = json.dumps([repr(value) if isinstance(value, float) else value for value in values], separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -386,7 +390,7 @@ def _plain(environment: Environment) -> dict[str, Any]:
     return {MARK: VERSION, "equal": dict(environment.equal), "noted": dict(environment.noted)}
 
 
-def _environment(found: Mapping[str, Any]) -> Environment:
-    if found.get(MARK) != VERSION:
+def _environment(description: Mapping[str, Any]) -> Environment:
+    if description.get(MARK) != VERSION:
         raise ValueError("not a description of an environment, or one of a newer xsp")
-    return Environment(dict(found["equal"]), dict(found["noted"]))
+    return Environment(dict(description["equal"]), dict(description["noted"]))

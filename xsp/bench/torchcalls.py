@@ -42,7 +42,7 @@ class Prepared:
     """Storages that the block changes, each with a copy of its original content."""
 
     notes: str = ""
-    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Context manager that applies the settings under which the block runs."""
 
     flush: torch.Tensor | None = None
@@ -75,8 +75,8 @@ class Prepared:
 
     def restore(self) -> None:
         """Restore the inputs that the block changed."""
-        for storage, held in self.written:
-            storage.copy_(held)
+        for storage, original in self.written:
+            storage.copy_(original)
 
     def chill(self) -> None:
         """Fill the caches with other data, in state `cold`."""
@@ -107,41 +107,41 @@ class Torch:
             NotTimeable: the block cannot be run on its own.
             MemoryError: the tensors exceed the limit.
         """
-        written = Written(spec.block)
+        written = BlockSource(spec.block)
         copies = 1
-        weight_bytes = sum(inputs.size(written.parameters[each]) for each in written.rotated)
+        weight_bytes = sum(inputs.size(written.parameters[number]) for number in written.rotated)
         if spec.state is CacheState.CHAIN and weight_bytes:
             copies = max(1, min(MOST_COPIES, rotated_bytes // weight_bytes + 1))
-        others = [each for each in written.parameters if each not in written.rotated]
-        held = sum(inputs.size(written.parameters[each]) for each in others) + weight_bytes
-        made = sum(tensor.bytes or 0 for call in spec.block.calls for tensor in call.outputs)
-        if held * (2 if written.changed else 1) + made > limit_bytes:
-            raise MemoryError(f"its tensors take {(held + made) / 2**30:.1f} GiB")
+        unrotated = [number for number in written.parameters if number not in written.rotated]
+        input_bytes = sum(inputs.size(written.parameters[number]) for number in unrotated) + weight_bytes
+        output_bytes = sum(tensor.bytes or 0 for call in spec.block.calls for tensor in call.outputs)
+        if input_bytes * (2 if written.changed else 1) + output_bytes > limit_bytes:
+            raise MemoryError(f"its tensors take {(input_bytes + output_bytes) / 2**30:.1f} GiB")
         if copies > 1:
-            copies = max(1, min(copies, (limit_bytes - held - made) // weight_bytes))
+            copies = max(1, min(copies, (limit_bytes - input_bytes - output_bytes) // weight_bytes))
         return self._made(spec, written, copies, rotated_bytes)
 
-    def _made(self, spec: Spec, written: Written, copies: int, rotated_bytes: int) -> Prepared:
+    def _made(self, spec: Spec, written: BlockSource, copies: int, rotated_bytes: int) -> Prepared:
         values = inputs.Values()
         shared: dict[int, list[torch.Tensor]] = {}
-        sets, kept = [], []
-        for turn in range(copies):
-            given: list[torch.Tensor] = []
+        sets, originals = [], []
+        for index in range(copies):
+            arguments: list[torch.Tensor] = []
             for number, tensors in written.parameters.items():
-                if turn and number in written.rotated:
-                    made = _copied(shared[number])
-                elif turn:
-                    made = shared[number]
+                if index and number in written.rotated:
+                    views = _copied(shared[number])
+                elif index:
+                    views = shared[number]
                 else:
-                    made = shared[number] = values.storage(tensors, written.rules[number])
-                if number in written.changed and (not turn or number in written.rotated):
-                    whole = _whole(made[0])
-                    kept.append((whole, whole.clone()))
-                given += made
-            sets.append(tuple(given))
+                    views = shared[number] = values.storage(tensors, written.rules[number])
+                if number in written.changed and (not index or number in written.rotated):
+                    storage = _whole(views[0])
+                    originals.append((storage, storage.clone()))
+                arguments += views
+            sets.append(tuple(arguments))
         guessed = sorted({call.op for call in spec.block.calls if call.op in written.guessed})
         notes = f"inputs of {', '.join(guessed)} are zeros: no rule for their values is known" if guessed else ""
-        return Prepared(written.function(), sets, kept, notes, flush=flushed(spec, rotated_bytes))
+        return Prepared(written.function(), sets, originals, notes, flush=flushed(spec, rotated_bytes))
 
 
 def flushed(spec: Spec, rotated_bytes: int) -> torch.Tensor | None:
@@ -155,15 +155,15 @@ def overhead(name: str) -> Prepared:
     Raises:
         NotTimeable: there is no overhead of this name.
     """
-    one = torch.zeros(1)
+    tensor = torch.zeros(1)
     if name == "overhead/module_call":
-        return Prepared(torch.nn.Identity(), [(one,)])
+        return Prepared(torch.nn.Identity(), [(tensor,)])
     if name == "overhead/op_call":
-        return Prepared(torch.ops.aten.alias.default, [(one,)])
+        return Prepared(torch.ops.aten.alias.default, [(tensor,)])
     raise NotTimeable(f"there is no {name}")
 
 
-class Written:
+class BlockSource:
     """A block as the source of a Python function, and the tensors that are passed to it.
 
     The storages that calls use are known; the view of a storage is identified by shape and strides: if several views
@@ -191,7 +191,7 @@ class Written:
         self._made: set[int] = set()
         for call, wires in zip(block.calls, block.wiring, strict=True):
             self._add(call, list(wires.reads), list(wires.returns), set(wires.writes))
-        self.rotated = {each for each in self.parameters if self._extra.get(each, each) in block.weights}
+        self.rotated = {number for number in self.parameters if self._extra.get(number, number) in block.weights}
 
     def function(self) -> Callable[..., Any]:
         """Return the function, which returns the result of the last call.
@@ -207,25 +207,29 @@ class Written:
 
     def _names(self, number: int) -> list[str]:
         label = f"x{number}" if number >= 0 else f"y{-number}"
-        return [f"{label}_{place}" for place in range(len(self.parameters[number]))]
+        return [f"{label}_{index}" for index in range(len(self.parameters[number]))]
 
     def _add(self, call: Call, reads: list[int], returns: list[int], writes: set[int]) -> None:
         operator, declared = _operator(call)
-        given = dict(call.arguments)
-        missing = [each.name for each in declared if each.name not in given and not each.has_default_value()]
+        arguments = dict(call.arguments)
+        missing = [
+            argument.name
+            for argument in declared
+            if argument.name not in arguments and not argument.has_default_value()
+        ]
         if missing:
             raise NotTimeable(f"the argument {missing[0]} of {call.op} is not known")
         self._in_call: dict[tuple[int, Tensor], int] = {}
-        turn = iter(reads)
+        remaining = iter(reads)
         words = []
         resizes = torch.Tag.inplace_view in operator.tags
-        for each in declared:
-            if each.name not in given:
+        for argument in declared:
+            if argument.name not in arguments:
                 continue
-            word = self._word(call, each, given[each.name], turn, writes)
-            if resizes and each.name == "self":
+            word = self._word(call, argument, arguments[argument.name], remaining, writes)
+            if resizes and argument.name == "self":
                 word = f"{word}.detach()"
-            words.append(f"{each.name}={word}" if each.kwarg_only else word)
+            words.append(f"{argument.name}={word}" if argument.kwarg_only else word)
         name = f"op{len(self._lines)}"
         self._constants[name] = operator
         self._lines.append(f"result = {name}({', '.join(words)})")
@@ -235,19 +239,19 @@ class Written:
         single = len(operator._schema.returns) == 1 and str(operator._schema.returns[0].type) == "Tensor"
         label = f"r{len(self._lines)}"
         self._lines[-1] += f"; {label} = {'result' if single else '_flat(result)'}"
-        for place, (number, tensor) in enumerate(zip(returns, call.outputs, strict=True)):
-            self._handles.setdefault(number, []).append((tensor, label if single else f"{label}[{place}]", False))
+        for index, (number, tensor) in enumerate(zip(returns, call.outputs, strict=True)):
+            self._handles.setdefault(number, []).append((tensor, label if single else f"{label}[{index}]", False))
 
-    def _word(self, call: Call, declared: Any, value: Any, turn: Iterator[int], writes: set[int]) -> str:
+    def _word(self, call: Call, declared: Any, value: Any, remaining: Iterator[int], writes: set[int]) -> str:
         """Return the source of an argument."""
         if isinstance(value, Tensor):
-            return self._tensor(call, declared.name, 0, value, next(turn), writes)
-        if isinstance(value, tuple) and any(isinstance(each, Tensor) for each in value):
+            return self._tensor(call, declared.name, 0, value, next(remaining), writes)
+        if isinstance(value, tuple) and any(isinstance(element, Tensor) for element in value):
             words = [
-                self._tensor(call, declared.name, place, each, next(turn), writes)
-                if isinstance(each, Tensor)
-                else self._constant(each)
-                for place, each in enumerate(value)
+                self._tensor(call, declared.name, index, element, next(remaining), writes)
+                if isinstance(element, Tensor)
+                else self._constant(element)
+                for index, element in enumerate(value)
             ]
             return f"[{', '.join(words)}]"
         return self._constant(_constant(declared, value))
@@ -262,13 +266,13 @@ class Written:
         if number in writes and number not in self._made:
             self.changed.add(number)
         handles = self._handles.get(number, [])
-        equal = [(at, each) for at, each in enumerate(handles) if each[0] == tensor]
+        equal = [(index, handle) for index, handle in enumerate(handles) if handle[0] == tensor]
         if equal:
-            at, (_, word, used) = next(((at, each) for at, each in equal if not each[2]), equal[-1])
-            handles[at] = (tensor, word, True)
-            again = self._in_call.get((number, tensor), 0)
-            self._in_call[number, tensor] = again + 1
-            if used and again and tensor.stride is not None and number in self.parameters:
+            index, (_, word, used) = next(((index, handle) for index, handle in equal if not handle[2]), equal[-1])
+            handles[index] = (tensor, word, True)
+            uses = self._in_call.get((number, tensor), 0)
+            self._in_call[number, tensor] = uses + 1
+            if used and uses and tensor.stride is not None and number in self.parameters:
                 # equal tensors in one call are different parts of a storage, interleaved: no two of them are the same
                 extra = -len(self._extra) - 1
                 self._extra[extra] = number
@@ -283,14 +287,14 @@ class Written:
 
     def _outside(self, call: Call, name: str, place: int, tensor: Tensor, number: int) -> str:
         """Return the name of a tensor from outside, and add the tensor to the parameters of the function."""
-        known = self.parameters.setdefault(number, [])
-        known.append(tensor)
-        how = inputs.rule(call, name, place)
-        first = self.rules.setdefault(number, how)
-        if how.guessed and not inputs.dtype(tensor).is_floating_point:
+        views = self.parameters.setdefault(number, [])
+        views.append(tensor)
+        rule = inputs.rule(call, name, place)
+        stored = self.rules.setdefault(number, rule)
+        if rule.guessed and not inputs.dtype(tensor).is_floating_point:
             self.guessed.add(call.op)
-        if first == Rule() and how != first:
-            self.rules[number] = how
+        if stored == Rule() and rule != stored:
+            self.rules[number] = rule
         word = self._names(number)[-1]
         self._handles.setdefault(number, []).append((tensor, word, True))
         return word
@@ -309,7 +313,12 @@ def _operator(call: Call) -> tuple[Any, list[Any]]:
         what = "an ONNX node, not an operator of torch" if namespace == "onnx" else "not an operator of this torch"
         raise NotTimeable(f"{call.op} is {what}")
     declared = list(operator._schema.arguments)
-    if any(word in each.name for each in declared for word in ("file", "path", "uri") if "str" in str(each.type)):
+    if any(
+        word in argument.name
+        for argument in declared
+        for word in ("file", "path", "uri")
+        if "str" in str(argument.type)
+    ):
         raise NotTimeable(f"{call.op} opens files")
     return operator, declared
 
@@ -317,20 +326,20 @@ def _operator(call: Call) -> tuple[Any, list[Any]]:
 def _constant(declared: Any, value: Any) -> Any:
     """Return a non-tensor argument as the operator takes it: a graph stores types and layouts by name."""
     if isinstance(value, tuple):
-        return [_constant(declared, each) for each in value]
+        return [_constant(declared, element) for element in value]
     if isinstance(value, str) and "str" not in str(declared.type):
         if value.startswith(OBJECT):
             raise NotTimeable(f"its argument {declared.name} is an {value}")
-        found = getattr(torch, value, None)
-        if found is None:
+        constant = getattr(torch, value, None)
+        if constant is None:
             raise NotTimeable(f"the argument {declared.name} is {value!r}, which torch does not have")
-        return found
+        return constant
     return value
 
 
 def _contiguous(tensor: Tensor) -> tuple[int, ...]:
     lengths = tensor.shape or ()
-    return tuple(prod(lengths[place + 1 :]) for place in range(len(lengths)))
+    return tuple(prod(lengths[dim + 1 :]) for dim in range(len(lengths)))
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -341,9 +350,9 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def _copied(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return copies of tensors in a new storage, with the same layout as in their own."""
-    whole = _whole(tensors[0]).clone()
-    found = []
-    for each in tensors:
-        flat_ = whole if whole.dtype is each.dtype else whole.view(each.dtype)
-        found.append(flat_.as_strided(each.shape, each.stride(), each.storage_offset()))
-    return found
+    storage = _whole(tensors[0]).clone()
+    copies = []
+    for tensor in tensors:
+        flat_ = storage if storage.dtype is tensor.dtype else storage.view(tensor.dtype)
+        copies.append(flat_.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))
+    return copies

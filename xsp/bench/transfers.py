@@ -157,9 +157,9 @@ def sizes(family: Family) -> list[int]:
     """Return the bytes at which a family is timed, 0 if it moves none: steps of 4 first, then those between."""
     if not family.most:
         return [0]
-    doubled = [family.least << place for place in range(64) if family.least << place <= family.most]
-    ends = doubled[::2] if len(doubled) % 2 else [*doubled[::2], doubled[-1]]
-    return [*ends, *(each for each in doubled if each not in ends)]
+    doubled = [family.least << power for power in range(64) if family.least << power <= family.most]
+    coarse = doubled[::2] if len(doubled) % 2 else [*doubled[::2], doubled[-1]]
+    return [*coarse, *(size for size in doubled if size not in coarse)]
 
 
 def spec(op: str, runtime: str, size: int, threads: int = 1, cold: bool = False, **how: Any) -> Spec:
@@ -190,42 +190,42 @@ def of_transfers(names: Sequence[str], threads: Sequence[int], storage: str = ""
         threads: numbers of threads for families whose work torch's threads do; the others have one.
         storage: type of the file system, which is a condition of transfers of files.
     """
-    found = []
+    by_family = []
     for name in names:
         family = FAMILIES[name]
-        how = {"filesystem": storage} if family.in_folder else {}
+        conditions = {"filesystem": storage} if family.in_folder else {}
         for count in threads if family.threaded else (1,):
-            found.append([spec(name, TRANSFERS, each, count, family.cold, **how) for each in sizes(family)])
-    return list(_in_turn(found))
+            by_family.append([spec(name, TRANSFERS, size, count, family.cold, **conditions) for size in sizes(family)])
+    return list(_in_turn(by_family))
 
 
 def of_collectives(names: Sequence[str], ranks: Sequence[int], threads: int = 1) -> list[Spec]:
     """Return the specs of collectives; collectives that take two ranks are included once, whatever `ranks` requests."""
-    found = []
+    by_family = []
     for count in ranks:
         for name in names:
             if name.startswith("together"):
-                for each in dict.fromkeys((1, count)):
-                    found.append([spec(name, COLLECTIVES, 0, threads, ranks=each)])
+                for number in dict.fromkeys((1, count)):
+                    by_family.append([spec(name, COLLECTIVES, 0, threads, ranks=number)])
             elif name == "beside":
-                found.append(
+                by_family.append(
                     [spec(name, COLLECTIVES, size, threads, ranks=count, products=PRODUCTS[size]) for size in PRODUCTS]
                 )
             elif name == "barrier":
-                found.append([spec(name, COLLECTIVES, 0, threads, ranks=count)])
+                by_family.append([spec(name, COLLECTIVES, 0, threads, ranks=count)])
             else:
-                own = 2 if name.startswith("send") else count
-                those = sizes(OF_RANKS[name])
-                found.append([spec(name, COLLECTIVES, each, threads, ranks=own) for each in those])
-    return list({each.key: each for each in _in_turn(found)}.values())
+                rank_count = 2 if name.startswith("send") else count
+                all_sizes = sizes(OF_RANKS[name])
+                by_family.append([spec(name, COLLECTIVES, size, threads, ranks=rank_count) for size in all_sizes])
+    return list({each.key: each for each in _in_turn(by_family)}.values())
 
 
 def _in_turn(families: Sequence[Sequence[Spec]]) -> Iterator[Spec]:
     """Yield the coarse sizes of all families, then the others."""
-    halves = [(those[: (len(those) + 2) // 2], those[(len(those) + 2) // 2 :]) for those in families]
+    halves = [(specs[: (len(specs) + 2) // 2], specs[(len(specs) + 2) // 2 :]) for specs in families]
     for half in (0, 1):
-        for those in halves:
-            yield from those[half]
+        for specs in halves:
+            yield from specs[half]
 
 
 def named(text: str | None, known: dict[str, Family]) -> list[str]:
@@ -236,14 +236,14 @@ def named(text: str | None, known: dict[str, Family]) -> list[str]:
     """
     if text is None:
         return list(known)
-    found: list[str] = []
-    groups = {each.group for each in known.values()}
-    for each in (part.strip() for part in text.split(",")):
-        if each not in known and each not in groups:
+    chosen: list[str] = []
+    groups = {family.group for family in known.values()}
+    for word in (part.strip() for part in text.split(",")):
+        if word not in known and word not in groups:
             names = (*sorted(groups - {COLLECTIVES}), *known)
-            raise UsageError(f"--families {each!r}: no such family{nearest(each, names)}; there are {', '.join(names)}")
-        found += [each] if each in known else [name for name, family in known.items() if family.group == each]
-    return list(dict.fromkeys(found))
+            raise UsageError(f"--families {word!r}: no such family{nearest(word, names)}; there are {', '.join(names)}")
+        chosen += [word] if word in known else [name for name, family in known.items() if family.group == word]
+    return list(dict.fromkeys(chosen))
 
 
 # --- curves ------------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ class Curve:
     @property
     def canary(self) -> float | None:
         """The largest `canary_ratio` of its timings."""
-        return max((each.canary_ratio for _, each in self.timings if each.canary_ratio), default=None)
+        return max((timing.canary_ratio for _, timing in self.timings if timing.canary_ratio), default=None)
 
     def rate(self, size: int, timing: Timing) -> float:
         """Return the rate in bytes per second."""
@@ -295,24 +295,24 @@ class Curve:
     @property
     def best(self) -> tuple[int, float] | None:
         """The size with the highest rate, and that rate in bytes per second."""
-        rates = [(self.rate(size, each), size) for size, each in self.timings if size]
+        rates = [(self.rate(size, timing), size) for size, timing in self.timings if size]
         return (max(rates)[1], max(rates)[0]) if rates else None
 
 
 def curves(timings: Iterable[Timing], keep: Callable[[Spec], bool] = lambda spec: True) -> list[Curve]:
     """Return the fitted curves of timings of transfers and collectives; other timings are left out."""
     grouped: dict[tuple[str, int, int, str], list[tuple[int, Timing]]] = {}
-    for each in timings:
-        if each.runtime not in (TRANSFERS, COLLECTIVES):
+    for timing in timings:
+        if timing.runtime not in (TRANSFERS, COLLECTIVES):
             continue
-        found = spec_of(each)
-        if not keep(found):
+        transfer = spec_of(timing)
+        if not keep(transfer):
             continue
-        name, given = arguments(found)
+        name, conditions = arguments(transfer)
         if name in FAMILIES or name in OF_RANKS:
-            key = name, each.threads, int(given.get("ranks", 0)), str(given.get("filesystem", ""))
-            grouped.setdefault(key, []).append((int(given["bytes"]), each))
-    order = {name: place for place, name in enumerate((*FAMILIES, *OF_RANKS))}
+            key = name, timing.threads, int(conditions.get("ranks", 0)), str(conditions.get("filesystem", ""))
+            grouped.setdefault(key, []).append((int(conditions["bytes"]), timing))
+    order = {name: position for position, name in enumerate((*FAMILIES, *OF_RANKS))}
     return [_curve(*key, grouped[key]) for key in sorted(grouped, key=lambda key: (order[key[0]], key[2], key[1]))]
 
 
@@ -328,16 +328,16 @@ def arguments(found: Spec) -> tuple[str, dict[str, Any]]:
     return call.op.partition("::")[2], dict(call.arguments)
 
 
-def _curve(name: str, threads: int, ranks: int, how: str, those: list[tuple[int, Timing]]) -> Curve:
+def _curve(name: str, threads: int, ranks: int, how: str, timings: list[tuple[int, Timing]]) -> Curve:
     family = FAMILIES.get(name) or OF_RANKS[name]
-    ordered = sorted(those, key=lambda each: each[0])
-    timed = tuple((size, each) for size, each in ordered if each.is_timed)
-    holes = tuple((size, each) for size, each in ordered if not each.is_timed)
+    ordered = sorted(timings, key=lambda pair: pair[0])
+    timed = tuple((size, timing) for size, timing in ordered if timing.is_timed)
+    holes = tuple((size, timing) for size, timing in ordered if not timing.is_timed)
     shape = None
     if len(timed) >= FEWEST and all(size for size, _ in timed) and name != "beside":
-        halves = [(each.half_ns or 0.0) / (each.trimmed_ns or 1.0) for _, each in timed]
+        halves = [(timing.half_ns or 0.0) / (timing.trimmed_ns or 1.0) for _, timing in timed]
         shape = fit(
-            [size for size, _ in timed], [(each.trimmed_ns or 0.0) / 1e9 for _, each in timed],
+            [size for size, _ in timed], [(timing.trimmed_ns or 0.0) / 1e9 for _, timing in timed],
             statistics.median(halves),
         )  # fmt: skip
     return Curve(family, threads, ranks, how, timed, holes, shape)
@@ -357,38 +357,40 @@ class Ratio:
 def ratios(found: Sequence[Curve]) -> list[Ratio]:
     """Return duplex ratios (of rates), and locality ratios (of seconds per byte).
 
-    Locality ratios compare the last piece of a curve with its first, and the furthest NUMA node with the own one.
+    Locality ratios compare the last piece of a curve with its first, and the furthest NUMA node with the local one.
     """
-    shaped = {(each.family.name, each.ranks, each.threads, each.how): each for each in found if each.shape is not None}
-    made = []
+    shaped = {
+        (curve.family.name, curve.ranks, curve.threads, curve.how): curve for curve in found if curve.shape is not None
+    }
+    results = []
     for (name, ranks, threads, how), curve in shaped.items():
         assert curve.shape is not None
-        one = shaped.get((DUPLEX.get(name, ""), ranks, threads, how))
-        if one is not None and one.shape is not None and curve.shape.beta.value:
-            way, both = one.shape.beta, curve.shape.beta
-            made.append(
-                Ratio(f"duplex {one.name}", 2 * way.value / both.value, 2 * way.low / both.high,
+        one_way = shaped.get((DUPLEX.get(name, ""), ranks, threads, how))
+        if one_way is not None and one_way.shape is not None and curve.shape.beta.value:
+            way, both = one_way.shape.beta, curve.shape.beta
+            results.append(
+                Ratio(f"duplex {one_way.name}", 2 * way.value / both.value, 2 * way.low / both.high,
                       2 * way.high / (both.low or both.value), "rate of both directions over that of one")
             )  # fmt: skip
         near_node = shaped.get(("copy-near-node", ranks, threads, how)) if name == "copy-far-node" else None
         if near_node is not None and near_node.shape is not None and near_node.shape.beta.value:
-            own, other = near_node.shape.beta, curve.shape.beta
-            made.append(
-                Ratio("locality of NUMA nodes", other.value / own.value, other.low / own.high,
-                      other.high / (own.low or own.value),
+            local, remote = near_node.shape.beta, curve.shape.beta
+            results.append(
+                Ratio("locality of NUMA nodes", remote.value / local.value, remote.low / local.high,
+                      remote.high / (local.low or local.value),
                       "seconds per byte from the furthest node over those from its own")
             )  # fmt: skip
         if curve.family.group == MEMORY and len(curve.shape.pieces) > 1:
             near, far = curve.shape.pieces[0].per_byte, curve.shape.beta
             if near.value:
-                made.append(
+                results.append(
                     Ratio(f"locality {curve.name}", far.value / near.value, far.low / near.high,
                           far.high / (near.low or near.value), "seconds per byte beyond the caches over those within")
                 )  # fmt: skip
-    return made
+    return results
 
 
-def together(found: Iterable[Curve], name: str, ranks: int, threads: int) -> float | None:
+def crowding_factor(found: Iterable[Curve], name: str, ranks: int, threads: int) -> float | None:
     """Return how much longer a rank computes if others do so too, by a family `together-…`; None if not timed.
 
     Args:
@@ -397,13 +399,13 @@ def together(found: Iterable[Curve], name: str, ranks: int, threads: int) -> flo
         ranks: number of ranks.
         threads: number of threads of each rank.
     """
-    those = [each for each in found if (each.family.name, each.threads) == (name, threads) and each.timings]
-    took = {each.ranks: each.timings[0][1].trimmed_ns for each in those}
-    one, many = took.get(1), took.get(ranks)
-    return None if not one or not many else many / one
+    matching = [curve for curve in found if (curve.family.name, curve.threads) == (name, threads) and curve.timings]
+    by_ranks = {curve.ranks: curve.timings[0][1].trimmed_ns for curve in matching}
+    alone, crowded = by_ranks.get(1), by_ranks.get(ranks)
+    return None if not alone or not crowded else crowded / alone
 
 
-class Slower(NamedTuple):
+class Slowdown(NamedTuple):
     """The factor by which work takes longer if all ranks do it at once."""
 
     ranks: int
@@ -412,13 +414,13 @@ class Slower(NamedTuple):
     factor: float
 
 
-def slower(found: Sequence[Curve]) -> list[Slower]:
+def slowdowns(found: Sequence[Curve]) -> list[Slowdown]:
     """Return the slowdown of ranks that compute at the same time, by threads, ranks and kind of work."""
-    made = []
+    results = []
     for name in ("together-product", "together-copy"):
-        those = {(each.threads, each.ranks) for each in found if each.family.name == name and each.ranks > 1}
-        for threads, ranks in sorted(those):
-            factor = together(found, name, ranks, threads)
+        keys = {(curve.threads, curve.ranks) for curve in found if curve.family.name == name and curve.ranks > 1}
+        for threads, ranks in sorted(keys):
+            factor = crowding_factor(found, name, ranks, threads)
             if factor is not None:
-                made.append(Slower(ranks, threads, name.removeprefix("together-"), factor))
-    return made
+                results.append(Slowdown(ranks, threads, name.removeprefix("together-"), factor))
+    return results

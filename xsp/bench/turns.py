@@ -39,8 +39,8 @@ DISTURBED = 1.05
 MOST_ROTATED_BYTES = 64 << 20
 LEAST_ROTATED_BYTES = 16 << 20
 
-Told = Callable[[Spec, int], None]
-"""Callback that is given a timed spec, and the number of timed specs in the sitting."""
+ProgressCallback = Callable[[Spec, int], None]
+"""Callback with a timed spec, and the number of timed specs in the sitting."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ class Turns:
         self.threads = threads
         self.limits = limits
         self.memory_bytes = limits.memory_bytes or (_free_bytes() or 4 << 30) // 2
-        self._process: processes.Asked | None = None
+        self._process: processes.WorkerProcess | None = None
 
     def __enter__(self) -> Turns:
-        # a mapped file records the running spec: a message per batch would wake this process beside the timed work
+        # a mapped file records the running spec: a message per batch would wake this process during the timed work
         try:
             self._file = tempfile.TemporaryFile(buffering=0)
             self._file.write(bytes(CELL.size))  # on a full disk, to write to a hole of a mapped file ends this process
@@ -93,108 +93,113 @@ class Turns:
         Raises:
             BenchError: torch is not installed, or the process cannot be started.
         """
-        began = time.monotonic()
+        start = time.monotonic()
         if self._process is None:
             self._started()
-        return time.monotonic() - began
+        return time.monotonic() - start
 
     def sit(
-        self, specs: Sequence[Spec], until: float, told: Told = lambda spec, done: None, seed: int = 0
+        self, specs: Sequence[Spec], until: float, told: ProgressCallback = lambda spec, done: None, seed: int = 0
     ) -> list[Timing]:
         """Return the timings of specs that take turns; specs for which the time was not enough are left out.
 
         Args:
             specs: specs, all with the number of threads of this object.
             until: deadline on the clock of `time.monotonic`.
-            told: see `Told`.
+            told: see `ProgressCallback`.
             seed: seed of the order within a round.
 
         Raises:
             BenchError: torch is not installed, or the process cannot be started.
         """
-        left = list(specs)
-        found: list[Timing] = []
-        while left and time.monotonic() < until:
+        pending = list(specs)
+        timings: list[Timing] = []
+        while pending and time.monotonic() < until:
             process = self._process or self._started()
-            asked = {
-                "specs": [each.to_plain() for each in left],
+            request = {
+                "specs": [spec.to_plain() for spec in pending],
                 "seconds": max(0.0, until - time.monotonic()),
                 "rotated_bytes": rotated_bytes(),
                 "seed": seed,
             }
             self._cell[:] = CELL.pack(-1, 0)
             self._asked_at = time.monotonic()
-            process.ask(asked)
-            answers, ratio = self._answers(process, left, until, told, len(found))
-            found += [_stamped(each, ratio) for each in answers.values()]
+            process.ask(request)
+            answers, ratio = self._answers(process, pending, until, told, len(timings))
+            timings += [_stamped(timing, ratio) for timing in answers.values()]
             if ratio is not None:
                 break
-            crashed = self._crashed(left, answers, until)
+            crashed = self._crashed(pending, answers, until)
             if crashed is not None:
-                found.append(_stamped(crashed, None))
-            done = {each.key for each in found}
-            left = [each for each in left if each.key not in done]
-        return found
+                timings.append(_stamped(crashed, None))
+            finished = {timing.key for timing in timings}
+            pending = [spec for spec in pending if spec.key not in finished]
+        return timings
 
     def _answers(
-        self, process: processes.Asked, specs: Sequence[Spec], until: float, told: Told, before: int
+        self,
+        process: processes.WorkerProcess,
+        specs: Sequence[Spec],
+        until: float,
+        report: ProgressCallback,
+        offset: int,
     ) -> tuple[dict[int, Timing], float | None]:
-        """Return the timings by place, and the drift of the canaries; None if the process did not end the sitting."""
-        found: dict[int, Timing] = {}
+        """Return the timings by index, and the drift of the canaries; None if the process did not end the sitting."""
+        by_place: dict[int, Timing] = {}
         while True:
             ended = process.has_ended()  # checked before reading, so that its last answers are read first
             line = process.answer(time.monotonic() + LOOK_S)
             if line:
                 answer = json.loads(line)
                 if "canary_ratio" in answer:
-                    return found, float(answer["canary_ratio"])
-                place = answer["place"]
-                found[place] = _timing(specs[place], answer["timing"])
-                told(specs[place], before + len(found))
+                    return by_place, float(answer["canary_ratio"])
+                index = answer["place"]
+                by_place[index] = _timing(specs[index], answer["timing"])
+                report(specs[index], offset + len(by_place))
             elif ended or self._is_late(until):
-                return found, None
+                return by_place, None
 
     def _is_late(self, until: float) -> bool:
-        place, since = CELL.unpack(self._cell[:])
+        index, since = CELL.unpack(self._cell[:])
         now = time.monotonic()
         if since == 0:  # it has not read the request
             return now > max(until, self._asked_at + START_S)
-        allowed = self.limits.seconds if place >= 0 else START_S
-        return now - since / 1e9 > allowed or now > until + max(GRACE_S, self.limits.seconds)
+        limit = self.limits.seconds if index >= 0 else START_S
+        return now - since / 1e9 > limit or now > until + max(GRACE_S, self.limits.seconds)
 
     def _crashed(self, specs: Sequence[Spec], answers: dict[int, Timing], until: float) -> Timing | None:
         """End a process that did not finish its sitting, and return a timing for the spec that it ran, if known."""
         assert self._process is not None
         late = not self._process.has_ended()
-        place, since = CELL.unpack(self._cell[:])
+        index, since = CELL.unpack(self._cell[:])
         code = self._end()
-        if since == 0 or not 0 <= place < len(specs) or place in answers:
+        if since == 0 or not 0 <= index < len(specs) or index in answers:
             if late or answers:  # the others are timed in another process
                 return None
             raise BenchError(f"the timing process ended unexpectedly ({processes.ending(code)})")
         if late and time.monotonic() - since / 1e9 <= self.limits.seconds:
             return None  # the budget is over
         if late:
-            said = f"one batch of calls takes more than {self.limits.seconds:g} s"
-            return untimed(specs[place], Status.TIMED_OUT, said)
+            message = f"one batch of calls takes more than {self.limits.seconds:g} s"
+            return untimed(specs[index], Status.TIMED_OUT, message)
         if code == -signal.SIGKILL:
-            said = "the process that ran it was killed, as the system does when memory runs out"
-            return untimed(specs[place], Status.TOO_LARGE, said)
-        return untimed(specs[place], Status.FAILED, f"it ended the process that ran it ({processes.ending(code)})")
+            message = "the process that ran it was killed, as the system does when memory runs out"
+            return untimed(specs[index], Status.TOO_LARGE, message)
+        return untimed(specs[index], Status.FAILED, f"it ended the process that ran it ({processes.ending(code)})")
 
-    def _started(self) -> processes.Asked:
+    def _started(self) -> processes.WorkerProcess:
         """Return a process that has imported torch."""
         process = self._start()
-        until = time.monotonic() + START_S
+        deadline = time.monotonic() + START_S
         while not process.answer(time.monotonic() + LOOK_S):
-            late = time.monotonic() > until
+            late = time.monotonic() > deadline
             if late or process.has_ended():
                 code = self._end()
-                why = f"it was not ready within {START_S:.0f} s" if late else processes.ending(code)
-                raise BenchError(f"the timing process did not start ({why}); `xsp doctor` says what is missing")
+                reason = f"it was not ready within {START_S:.0f} s" if late else processes.ending(code)
+                raise BenchError(f"the timing process did not start ({reason}); `xsp doctor` says what is missing")
         return process
 
-    def _start(self) -> processes.Asked:
+    def _start(self) -> processes.WorkerProcess:
         environment = {
             **processes.environment(),
             "OMP_NUM_THREADS": str(self.threads),
@@ -202,7 +207,7 @@ class Turns:
         }
         handle = self._file.fileno()
         try:
-            self._process = processes.Asked(
+            self._process = processes.WorkerProcess(
                 _CODE, str(os.getpid()), str(self.threads), str(handle), str(self.memory_bytes),
                 env=environment, pass_fds=(handle,),
             )  # fmt: skip
@@ -215,9 +220,9 @@ class Turns:
         return 0 if process is None else process.end()
 
 
-def _timing(spec: Spec, found: dict[str, Any]) -> Timing:
-    named = {**found, "status": Status(found["status"]), "kernels": tuple(found["kernels"])}
-    return replace(untimed(spec), **named)
+def _timing(spec: Spec, values: dict[str, Any]) -> Timing:
+    fields = {**values, "status": Status(values["status"]), "kernels": tuple(values["kernels"])}
+    return replace(untimed(spec), **fields)
 
 
 def _stamped(timing: Timing, ratio: float | None) -> Timing:

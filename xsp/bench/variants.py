@@ -1,4 +1,4 @@
-"""Other ways to compute the same, the least of which is `best` of a bound. Imports torch: import it where it is needed.
+"""Alternative ways to compute a block; the shortest is `best` of a bound. Imports torch: import it where it is needed.
 
 A variant is checked against float64 when it is first timed; it is `different` if its results are further off than those
 of the block as it runs, and than its type allows. Variants in another precision (`PRECISIONS`) are not refused for
@@ -27,7 +27,7 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torc
 """Largest difference from float64, relative to the largest result."""
 
 
-class Different(Exception):
+class ResultMismatch(Exception):
     """Raised if results differ from those of the block; the message reports by how much."""
 
     def __init__(self, said: str, error: float | None = None) -> None:
@@ -43,7 +43,7 @@ class Variant:
     applies: Callable[[Spec], bool]
     """Whether the variant may differ from the block as it runs."""
 
-    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
     arranged: Callable[[torch.Tensor], torch.Tensor] | None = None
     """Function that rearranges each input in memory."""
 
@@ -55,11 +55,13 @@ def _inputs(spec: Spec) -> Iterable[Tensor]:
 def _has_plane(spec: Spec) -> bool:
     """Return whether the block has convolutions, pooling, norms or resampling of images."""
     words = ("conv", "pool", "norm", "upsample", "interpolate", "pixel_shuffle")
-    return any(word in spec.block.op for word in words) and any(len(each.shape or ()) == 4 for each in _inputs(spec))
+    return any(word in spec.block.op for word in words) and any(
+        len(tensor.shape or ()) == 4 for tensor in _inputs(spec)
+    )
 
 
 def _has_strides(spec: Spec) -> bool:
-    return any(each.stride is not None for each in _inputs(spec))
+    return any(tensor.stride is not None for tensor in _inputs(spec))
 
 
 def _last(tensor: torch.Tensor) -> torch.Tensor:
@@ -84,9 +86,9 @@ VARIANTS: Mapping[str, Variant] = {
     for each in (
         Variant("channels-last", _has_plane, arranged=_last),
         Variant("contiguous", _has_strides, arranged=torch.Tensor.contiguous),
-        Variant("onednn-off", _of_onednn, around=lambda: torch.backends.mkldnn.flags(enabled=False)),
-        Variant("attention-math", _attends, around=_backend(SDPBackend.MATH)),
-        Variant("attention-flash", _attends, around=_backend(SDPBackend.FLASH_ATTENTION)),
+        Variant("onednn-off", _of_onednn, context=lambda: torch.backends.mkldnn.flags(enabled=False)),
+        Variant("attention-math", _attends, context=_backend(SDPBackend.MATH)),
+        Variant("attention-flash", _attends, context=_backend(SDPBackend.FLASH_ATTENTION)),
     )
 }
 
@@ -94,7 +96,7 @@ VARIANTS: Mapping[str, Variant] = {
 def _multiplies(spec: Spec) -> bool:
     """Return whether autocast would compute a call of the block in lower precision, from float32 inputs."""
     words = ("conv", "linear", "addmm", "matmul", "::mm", "bmm", "baddbmm", "scaled_dot_product_attention", "einsum")
-    return any(word in spec.block.op for word in words) and any(each.dtype == "float32" for each in _inputs(spec))
+    return any(word in spec.block.op for word in words) and any(tensor.dtype == "float32" for tensor in _inputs(spec))
 
 
 PRECISIONS: Mapping[str, Variant] = {
@@ -103,7 +105,7 @@ PRECISIONS: Mapping[str, Variant] = {
         Variant(
             "autocast-bfloat16",
             lambda spec: torch.amp.is_autocast_available("cpu") and _multiplies(spec),
-            around=lambda: torch.autocast("cpu", torch.bfloat16),
+            context=lambda: torch.autocast("cpu", torch.bfloat16),
         ),
     )
 }
@@ -139,26 +141,28 @@ def prepare(spec: Spec, rotated_bytes: int, limit_bytes: int) -> tuple[Prepared,
         plain = prepared.function(*prepared.sets[0])
         prepared.restore()
         if variant.arranged is not None:
-            different = {id(each): each for given in prepared.sets for each in given}
-            arranged = {number: variant.arranged(each) for number, each in different.items()}  # keeps sharing
-            prepared = replace(prepared, sets=[tuple(arranged[id(each)] for each in given) for given in prepared.sets])
-        prepared.around = variant.around
-        with variant.around():
-            other = prepared.function(*prepared.sets[0])
+            by_id = {id(tensor): tensor for arguments in prepared.sets for tensor in arguments}
+            arranged = {number: variant.arranged(tensor) for number, tensor in by_id.items()}  # keeps sharing
+            prepared = replace(
+                prepared, sets=[tuple(arranged[id(tensor)] for tensor in arguments) for arguments in prepared.sets]
+            )
+        prepared.context = variant.context
+        with variant.context():
+            results = prepared.function(*prepared.sets[0])
         prepared.restore()
         if variant.name in OTHER_NUMBERS:
-            return prepared, distance(plain, other)
+            return prepared, distance(plain, results)
         exact = _in_float64(prepared)
-    return prepared, check(plain, other, exact)
+    return prepared, check(plain, results, exact)
 
 
 def _writes_arranged(prepared: Prepared, arranged: Callable[[torch.Tensor], torch.Tensor]) -> bool:
     """Return whether the block changes an input that the variant would rearrange."""
     written = {storage.untyped_storage().data_ptr() for storage, _ in prepared.written}
     return any(
-        each.untyped_storage().data_ptr() in written and arranged(each) is not each
-        for given in prepared.sets
-        for each in given
+        tensor.untyped_storage().data_ptr() in written and arranged(tensor) is not tensor
+        for arguments in prepared.sets
+        for tensor in arguments
         if written
     )
 
@@ -169,18 +173,18 @@ def distance(plain: Any, other: Any) -> float:
     Raises:
         Different: the results have other shapes or other integers, or are not finite where those of the block are.
     """
-    usual, found = list(flat(plain)), list(flat(other))
-    if [each.shape for each in found] != [each.shape for each in usual]:
-        raise Different("its results have different shapes")
+    expected, actual = list(flat(plain)), list(flat(other))
+    if [tensor.shape for tensor in actual] != [tensor.shape for tensor in expected]:
+        raise ResultMismatch("its results have different shapes")
     worst = 0.0
-    for got, was in zip(found, usual, strict=True):
-        if not was.is_floating_point():
-            if not torch.equal(got, was):
-                raise Different("its integer results differ")
+    for result, reference in zip(actual, expected, strict=True):
+        if not reference.is_floating_point():
+            if not torch.equal(result, reference):
+                raise ResultMismatch("its integer results differ")
             continue
-        error = _off(got, was)
+        error = _off(result, reference)
         if not error < float("inf"):
-            raise Different("its results are not finite", error)
+            raise ResultMismatch("its results are not finite", error)
         worst = max(worst, error)
     return worst
 
@@ -196,34 +200,34 @@ def check(plain: Any, other: Any, exact: Any | None) -> float:
     Raises:
         Different: the results have other shapes or integers, or their error is too large.
     """
-    wanted = list(flat(plain if exact is None else exact))
-    found, usual = list(flat(other)), list(flat(plain))
-    if [each.shape for each in found] != [each.shape for each in usual]:
-        raise Different("its results have different shapes")
+    references = list(flat(plain if exact is None else exact))
+    actual, expected = list(flat(other)), list(flat(plain))
+    if [tensor.shape for tensor in actual] != [tensor.shape for tensor in expected]:
+        raise ResultMismatch("its results have different shapes")
     worst = 0.0
-    for got, was, right in zip(found, usual, wanted, strict=True):
-        if not got.is_floating_point():
-            if not torch.equal(got, was):
-                raise Different("its integer results differ")
+    for result, plain_result, reference in zip(actual, expected, references, strict=True):
+        if not result.is_floating_point():
+            if not torch.equal(result, plain_result):
+                raise ResultMismatch("its integer results differ")
             continue
-        error, usual_error = _off(got, right), _off(was, right)
+        error, usual_error = _off(result, reference), _off(plain_result, reference)
         worst = max(worst, error)
-        if not error <= max(TOLERANCE.get(got.dtype, 1e-2), 4 * usual_error):
-            raise Different(f"its results are off by {error:.2g} of the largest one", error)
+        if not error <= max(TOLERANCE.get(result.dtype, 1e-2), 4 * usual_error):
+            raise ResultMismatch(f"its results are off by {error:.2g} of the largest one", error)
     return worst
 
 
-def _off(got: torch.Tensor, right: torch.Tensor) -> float:
-    if not got.numel():
+def _off(result: torch.Tensor, reference: torch.Tensor) -> float:
+    if not result.numel():
         return 0.0
-    same = (got.double() == right.double()) | (got.isnan() & right.isnan())
-    difference = torch.where(same, 0.0, (got.double() - right.double()).abs())
-    return float(difference.max() / right.double().nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(min=1e-30))
+    same = (result.double() == reference.double()) | (result.isnan() & reference.isnan())
+    difference = torch.where(same, 0.0, (result.double() - reference.double()).abs())
+    return float(difference.max() / reference.double().nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(min=1e-30))
 
 
 def _in_float64(prepared: Prepared) -> Any | None:
     """Return the results in float64; None if an operator does not support it."""
-    wide = [each.double() if each.is_floating_point() else each.clone() for each in prepared.sets[0]]
+    wide = [tensor.double() if tensor.is_floating_point() else tensor.clone() for tensor in prepared.sets[0]]
     with contextlib.suppress(Exception):
         return prepared.function(*wide)
     return None

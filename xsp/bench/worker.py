@@ -21,7 +21,7 @@ CELL = struct.Struct("qq")
 """Place of the running spec, and the start of its run in nanoseconds of the monotonic clock."""
 
 BESIDE_BYTES = 1 << 30
-"""Bytes that libraries may take beside the tensors of a block: pools, kernel caches, work space."""
+"""Bytes that libraries may take in addition to the tensors of a block: pools, kernel caches, work space."""
 
 
 def work(parent: int, threads: int, cell: int, limit_bytes: int, answers: int) -> None:
@@ -37,38 +37,38 @@ def work(parent: int, threads: int, cell: int, limit_bytes: int, answers: int) -
     processes.end_with_parent(parent)
     import torch
 
-    from xsp.bench import rounds  # noqa: F401  what takes time to import is imported before it says that it is ready
+    from xsp.bench import rounds  # noqa: F401  slow to import, so done before the process reports that it is ready
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(threads)
     _limit(limit_bytes)
-    with os.fdopen(answers, "wb", buffering=0) as out, mmap.mmap(cell, CELL.size) as running:
+    with os.fdopen(answers, "wb", buffering=0) as stream, mmap.mmap(cell, CELL.size) as running:
 
         def mark(place: int) -> None:
             running[:] = CELL.pack(place, time.monotonic_ns())
 
         def say(answer: dict[str, Any]) -> None:
-            out.write(json.dumps(answer).encode() + b"\n")
+            stream.write(json.dumps(answer).encode() + b"\n")
 
         say({"ready": True})
         for line in sys.stdin:
-            asked = json.loads(line)
+            request = json.loads(line)
             mark(-1)
-            _sit(asked, mark, say, limit_bytes)
+            _sit(request, mark, say, limit_bytes)
 
 
-def _sit(asked: dict[str, Any], mark: Any, say: Any, limit_bytes: int) -> None:
+def _sit(request: dict[str, Any], mark: Any, say: Any, limit_bytes: int) -> None:
     from xsp.bench import rounds
 
-    specs = [Spec.from_plain(each) for each in asked["specs"]]
+    specs = [Spec.from_plain(spec) for spec in request["specs"]]
     ratio = rounds.sit(
         specs,
         lambda place, timing: say({"place": place, "timing": to_plain(timing)}),
         mark,
-        seconds=asked["seconds"],
-        rotated_bytes=asked["rotated_bytes"],
+        seconds=request["seconds"],
+        rotated_bytes=request["rotated_bytes"],
         limit_bytes=limit_bytes,
-        seed=asked["seed"],
+        seed=request["seed"],
     )
     say({"canary_ratio": ratio})
 
@@ -78,10 +78,10 @@ def _limit(limit_bytes: int) -> None:
     try:
         import resource
 
-        said = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-        from_now = int(next(line.split()[1] for line in said if line.startswith("VmData"))) * 1024
+        status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        current = int(next(line.split()[1] for line in status if line.startswith("VmData"))) * 1024
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (from_now + limit_bytes + BESIDE_BYTES, hard))
+        resource.setrlimit(resource.RLIMIT_DATA, (current + limit_bytes + BESIDE_BYTES, hard))
     except (ImportError, OSError, ValueError, StopIteration):  # not on Linux: only the footprint is checked
         return
 
@@ -89,5 +89,5 @@ def _limit(limit_bytes: int) -> None:
 def to_plain(timing: Timing) -> dict[str, Any]:
     """Return a timing as plain values for JSON, without the fields that its spec determines."""
     left_out = {"calls", "key", "work_key", "op", "variant", "state", "threads", "runtime", "environment"}
-    held = dataclasses.asdict(timing)
-    return {name: value for name, value in held.items() if name not in left_out}
+    values = dataclasses.asdict(timing)
+    return {name: value for name, value in values.items() if name not in left_out}

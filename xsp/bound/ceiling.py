@@ -31,12 +31,12 @@ NO_SHAPES = "no shapes"
 def of_machine(may_measure: bool) -> Ceiling | str:
     """Return the ceilings of this machine, measured now if allowed and never done before; a reason if unknown."""
     name = machine.cpu_model() or "cpu"
-    found = ceilings.of_machine(name)
-    if found is None and may_measure:
-        measured = {each.name: each for each in ceilings.measure(name)}
+    result = ceilings.of_machine(name)
+    if result is None and may_measure:
+        measured = {ceiling.name: ceiling for ceiling in ceilings.measure(name)}
         ceilings.keep(measured)
-        found = measured.get(name)
-    return found or "the peak rates of this machine were not measured: xsp doctor --measure"
+        result = measured.get(name)
+    return result or "the peak rates of this machine were not measured: xsp doctor --measure"
 
 
 def figures(
@@ -49,13 +49,13 @@ def figures(
         ceiling: ceilings of the device.
         precisions: precision of each node, or None, where its kernels show another one than its types (`tf32`).
     """
-    found: list[Figure | None] = []
-    why = []
-    for place, node in enumerate(graph.nodes):
-        ns = least_ns(node, ceiling, precisions[place] if precisions is not None else None)
-        found.append(None if isinstance(ns, str) else Figure(ns, key=node.key))
-        why.append(ns if isinstance(ns, str) else "")
-    return found, why
+    results: list[Figure | None] = []
+    reasons = []
+    for index, node in enumerate(graph.nodes):
+        ns = least_ns(node, ceiling, precisions[index] if precisions is not None else None)
+        results.append(None if isinstance(ns, str) else Figure(ns, key=node.key))
+        reasons.append(ns if isinstance(ns, str) else "")
+    return results, reasons
 
 
 def least_ns(node: Node, ceiling: Ceiling, precision: str | None = None) -> float | str:
@@ -85,4 +85,4 @@ def least_ns(node: Node, ceiling: Ceiling, precision: str | None = None) -> floa
 
 def precision_of(node: Node) -> str | None:
     """Return the precision of the first input of a node that has one; None if no input has one."""
-    return next((PRECISIONS[each.dtype] for each in node.call.inputs if each.dtype in PRECISIONS), None)
+    return next((PRECISIONS[tensor.dtype] for tensor in node.call.inputs if tensor.dtype in PRECISIONS), None)

@@ -56,10 +56,10 @@ def each_pearson(x: Array, y: Array) -> Array:
     constant = (np.ptp(x, axis=1) == 0) | (np.ptp(y, axis=1) == 0)
     x, y = x - x.mean(axis=1, keepdims=True), y - y.mean(axis=1, keepdims=True)
     size = np.sqrt((x * x).sum(axis=1) * (y * y).sum(axis=1))
-    found: Array = np.full(len(x), np.nan)
-    np.divide((x * y).sum(axis=1), size, out=found, where=~constant & (size > 0))
-    np.clip(found, -1, 1, out=found)
-    return found
+    correlation: Array = np.full(len(x), np.nan)
+    np.divide((x * y).sum(axis=1), size, out=correlation, where=~constant & (size > 0))
+    np.clip(correlation, -1, 1, out=correlation)
+    return correlation
 
 
 def each_spearman(x: Array, y: Array, draws: Array) -> Array:
@@ -85,11 +85,11 @@ def figure(value: float, resampled: Array) -> Figure:
     """Return a figure with the interval of its resamples; without an interval if too many are undefined."""
     import numpy as np
 
-    kept = resampled[np.isfinite(resampled)]
-    if len(kept) < (1 - MOST_UNDEFINED) * len(resampled):
+    finite = resampled[np.isfinite(resampled)]
+    if len(finite) < (1 - MOST_UNDEFINED) * len(resampled):
         return Figure(value, None, None)
     tail = 100 * (1 - CONFIDENCE) / 2
-    low, high = np.percentile(kept, [tail, 100 - tail])
+    low, high = np.percentile(finite, [tail, 100 - tail])
     return Figure(value, float(low), float(high))
 
 
@@ -103,6 +103,6 @@ def exponent(x: Array, y: Array) -> Figure:
 
 
 def _slope_of(x: Array, y: Array) -> Array:
-    away = x - x.mean(axis=1, keepdims=True)
-    slope: Array = (away * y).sum(axis=1) / (away * away).sum(axis=1)
+    centered = x - x.mean(axis=1, keepdims=True)
+    slope: Array = (centered * y).sum(axis=1) / (centered * centered).sum(axis=1)
     return slope

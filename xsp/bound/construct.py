@@ -30,16 +30,16 @@ DRAWS = 201
 """Number of covers that are drawn, with equal probability, for the spread."""
 
 
-class Known(Protocol):
-    """A collection of timings: `xsp.bench.Timings`, or anything that finds a timing by the key of its spec."""
+class TimingSource(Protocol):
+    """A collection of timings: `xsp.bench.Timings`, or any object that returns a timing by the key of its spec."""
 
     def get(self, key: str, /) -> Timing | None:
         """Return the timing of a spec; None if there is none."""
 
 
 @dataclass(frozen=True)
-class How:
-    """Conditions of the timings, which together with the block identify a timing."""
+class Conditions:
+    """The conditions of timings, which together with the block identify a timing."""
 
     state: CacheState = CacheState.CHAIN
     threads: int = 0
@@ -105,12 +105,12 @@ class Construction:
     @property
     def at_least(self) -> bool:
         """Whether there are holes, so that `ns` is a lower limit."""
-        return not self.coverage.whole
+        return not self.coverage.is_complete
 
     @property
     def unique(self) -> int:
         """Number of distinct blocks."""
-        return len({each.spec.key for each in self.windows})
+        return len({window.spec.key for window in self.windows})
 
     @property
     def with_glue_ns(self) -> float | None:
@@ -120,21 +120,21 @@ class Construction:
     @cached_property
     def holes(self) -> tuple[Hole, ...]:
         """The blocks without a time, the most frequent ones first."""
-        count = Counter(each.spec.key for each in self.windows if each.ns is None)
-        first = {each.spec.key: each for each in reversed(self.windows)}
+        count = Counter(window.spec.key for window in self.windows if window.ns is None)
+        first = {window.spec.key: window for window in reversed(self.windows)}
         return tuple(_hole(first[key], number) for key, number in count.most_common())
 
     @property
     def once_ns(self) -> float | None:
         """Time of one run of each distinct block; None if one of them is unknown."""
-        taken = {each.spec.key: each.ns for each in self.windows}
-        return None if None in taken.values() else math.fsum(each for each in taken.values() if each is not None)
+        by_key = {window.spec.key: window.ns for window in self.windows}
+        return None if None in by_key.values() else math.fsum(ns for ns in by_key.values() if ns is not None)
 
 
 def _hole(window: Window, count: int) -> Hole:
-    known = window.timing
-    status = Status.MISSING if known is None else known.status
-    return Hole(window.spec.block.op, count, status, "" if known is None else known.reason)
+    timing = window.timing
+    status = Status.MISSING if timing is None else timing.status
+    return Hole(window.spec.block.op, count, status, "" if timing is None else timing.reason)
 
 
 # --- the sum of blocks ----------------------------------------------------------------------------------------
@@ -142,10 +142,10 @@ def _hole(window: Window, count: int) -> Hole:
 
 def construct(
     graph: Graph,
-    timings: Known,
+    timings: TimingSource,
     granularity: int = 1,
     *,
-    how: How | None = None,
+    how: Conditions | None = None,
     only: Collection[str] | None = None,
     glue_ns: float | None = None,
     partial: bool = False,
@@ -157,24 +157,24 @@ def construct(
         timings: timings of the blocks.
         granularity: computing calls per block, G; the last block of a phase may have fewer.
         how: state of the caches, threads, variant and runtime of the timings.
-        only: keys of specs that may be used, see `elsewhere`; default: all.
+        only: keys of specs that may be used, see `keys_of_other_models`; default: all.
         glue_ns: time that the framework adds to a step, see `xsp.bound.timed.framework`; None: unknown.
         partial: return the sum as a lower limit if less than `ENOUGH` of the time is known.
 
     Raises:
         GraphError: the granularity is below 1, or the graph has no computing calls.
     """
-    found = _windows(graph, timings, granularity, None, how or How(), only)
-    if not found:
+    pieces = _windows(graph, timings, granularity, None, how or Conditions(), only)
+    if not pieces:
         raise GraphError(f"{graph.name}: it has no computing calls to construct a time from")
-    figures = [None if each.ns is None else _figure(each, each.ns) for each in found]
-    covered = coverage(figures, [True] * len(found), _expected(found))
+    figures = [None if window.ns is None else _figure(window, window.ns) for window in pieces]
+    covered = coverage(figures, [True] * len(pieces), _expected(pieces))
     enough = covered.nodes and (partial or covered.share >= ENOUGH)
     return Construction(
         granularity,
-        tuple(found),
+        tuple(pieces),
         covered,
-        math.fsum(each.ns for each in figures if each is not None) if enough else None,
+        math.fsum(figure.ns for figure in figures if figure is not None) if enough else None,
         half(figures) if enough else None,
         glue_ns,
     )
@@ -189,57 +189,59 @@ def module_calls(graph: Graph) -> int:
     return len(paths)
 
 
-def elsewhere(
-    others: Iterable[Graph], granularity: int, *, how: How | None = None, stride: int | None = None
+def keys_of_other_models(
+    others: Iterable[Graph], granularity: int, *, how: Conditions | None = None, stride: int | None = None
 ) -> frozenset[str]:
     """Return the keys of all specs of other models, for the argument `only` of `construct`."""
-    used = how or How()
+    conditions = how or Conditions()
     return frozenset(
-        used.spec(graph, block(graph, *ends)).key for graph in others for ends in windows(graph, granularity, stride)
+        conditions.spec(graph, block(graph, *ends)).key
+        for graph in others
+        for ends in windows(graph, granularity, stride)
     )
 
 
 def _windows(
-    graph: Graph, timings: Known, size: int, stride: int | None, how: How, only: Collection[str] | None
+    graph: Graph, timings: TimingSource, size: int, stride: int | None, how: Conditions, only: Collection[str] | None
 ) -> list[Window]:
-    places = [place for place, node in enumerate(graph.nodes) if node.computes]
+    computing = [index for index, node in enumerate(graph.nodes) if node.computes]
     specs: dict[str, Spec] = {}
-    found = []
+    pieces = []
     for start, stop in windows(graph, size, stride):
         spec = how.spec(graph, block(graph, start, stop))
         spec = specs.setdefault(spec.key, spec)
         timing = timings.get(spec.key) if only is None or spec.key in only else None
-        ends = bisect.bisect_left(places, start), bisect.bisect_left(places, stop)
-        found.append(Window(*ends, spec, timing))
-    return found
+        ends = bisect.bisect_left(computing, start), bisect.bisect_left(computing, stop)
+        pieces.append(Window(*ends, spec, timing))
+    return pieces
 
 
 def _figure(window: Window, ns: float) -> Figure:
-    known = window.timing
-    return Figure(ns, (known.half_ns or 0.0) if known is not None else 0.0, window.spec.key)
+    timing = window.timing
+    return Figure(ns, (timing.half_ns or 0.0) if timing is not None else 0.0, window.spec.key)
 
 
-def _expected(found: Sequence[Window]) -> list[float | None]:
+def _expected(pieces: Sequence[Window]) -> list[float | None]:
     """Return the expected time of each block, for coverage only; None if unknown.
 
     It is the timing, else the bytes times the median time per byte of timed blocks of the same operators, or of all.
     """
     rates: dict[str, list[float]] = {}
-    sizes = [_bytes(each.spec.block) for each in found]
-    for each, size in zip(found, sizes, strict=True):
-        if each.ns is not None and size:
-            rates.setdefault(each.spec.block.op, []).append(each.ns / size)
-    overall = statistics.median([each for those in rates.values() for each in those] or [math.nan])
+    sizes = [_bytes(window.spec.block) for window in pieces]
+    for window, size in zip(pieces, sizes, strict=True):
+        if window.ns is not None and size:
+            rates.setdefault(window.spec.block.op, []).append(window.ns / size)
+    overall = statistics.median([rate for op_rates in rates.values() for rate in op_rates] or [math.nan])
     expected: list[float | None] = []
-    for each, size in zip(found, sizes, strict=True):
-        rate = statistics.median(rates.get(each.spec.block.op) or [overall])
-        guess = None if size is None or math.isnan(rate) else size * rate
-        expected.append(guess if each.ns is None else each.ns)
+    for window, size in zip(pieces, sizes, strict=True):
+        rate = statistics.median(rates.get(window.spec.block.op) or [overall])
+        estimate = None if size is None or math.isnan(rate) else size * rate
+        expected.append(estimate if window.ns is None else window.ns)
     return expected
 
 
-def _bytes(found: Block) -> int | None:
-    sizes = [tensor.bytes for call in found.calls for tensor in (*call.inputs, *call.outputs)]
+def _bytes(work: Block) -> int | None:
+    sizes = [tensor.bytes for call in work.calls for tensor in (*call.inputs, *call.outputs)]
     return None if None in sizes else sum(filter(None, sizes))
 
 
@@ -270,7 +272,12 @@ class Cover:
 
 
 def cover(
-    graph: Graph, timings: Known, granularity: int, *, how: How | None = None, only: Collection[str] | None = None
+    graph: Graph,
+    timings: TimingSource,
+    granularity: int,
+    *,
+    how: Conditions | None = None,
+    only: Collection[str] | None = None,
 ) -> Cover:
     """Return the best cover of a model by overlapping blocks.
 
@@ -281,27 +288,27 @@ def cover(
     Raises:
         GraphError: no timed blocks cover all calls; the message names the first call that is not covered.
     """
-    used = how or How()
-    found = [
-        each
+    conditions = how or Conditions()
+    timed = [
+        window
         for size in range(1, granularity + 1)
-        for each in _windows(graph, timings, size, 1, used, only)
-        if each.ns is not None
+        for window in _windows(graph, timings, size, 1, conditions, only)
+        if window.ns is not None
     ]
     arcs: dict[tuple[int, int], Window] = {}
-    for each in found:
-        arcs.setdefault((each.start, each.stop), each)
+    for window in timed:
+        arcs.setdefault((window.start, window.stop), window)
     count = sum(node.computes for node in graph.nodes)
-    weights = {ends: each.ns or 0.0 for ends, each in arcs.items()}
+    weights = {ends: window.ns or 0.0 for ends, window in arcs.items()}
     path = shortest(count, weights)
     if path is None or not count:
         missing = _first_gap(count, weights)
         calls = [node for node in graph.nodes if node.computes]
-        what = f"call {missing} ({calls[missing].call.op})" if missing < count else "any call"
-        raise GraphError(f"{graph.name}: timed blocks of up to {granularity} calls do not cover {what}")
-    drawn = draws(count, weights)
+        target = f"call {missing} ({calls[missing].call.op})" if missing < count else "any call"
+        raise GraphError(f"{graph.name}: timed blocks of up to {granularity} calls do not cover {target}")
+    lengths = draws(count, weights)
     least = math.fsum(weights[ends] for ends in path)
-    return Cover(granularity, least, statistics.median(drawn), tuple(arcs[ends] for ends in path), len(arcs))
+    return Cover(granularity, least, statistics.median(lengths), tuple(arcs[ends] for ends in path), len(arcs))
 
 
 Arcs = Mapping[tuple[int, int], float]
@@ -314,51 +321,51 @@ def shortest(count: int, arcs: Arcs) -> list[tuple[int, int]] | None:
         count: the last vertex; the vertices are 0 … `count`.
         arcs: length of each arc from a smaller to a larger vertex.
     """
-    into = _into(arcs)
+    starts = _into(arcs)
     best = [0.0] + [math.inf] * count
-    came: list[int] = [0] * (count + 1)
+    previous: list[int] = [0] * (count + 1)
     for end in range(1, count + 1):
-        for start in into.get(end, ()):
+        for start in starts.get(end, ()):
             length = best[start] + arcs[start, end]
             if length < best[end]:
-                best[end], came[end] = length, start
+                best[end], previous[end] = length, start
     if math.isinf(best[count]):
         return None
     path, end = [], count
     while end:
-        path.append((came[end], end))
-        end = came[end]
+        path.append((previous[end], end))
+        end = previous[end]
     return path[::-1]
 
 
 def draws(count: int, arcs: Arcs, number: int = DRAWS, seed: int = 0) -> list[float]:
     """Return the lengths of paths from 0 to `count`, drawn with equal probability; empty if there is no path."""
-    into = _into(arcs)
+    starts = _into(arcs)
     ways = [1] + [0] * count
     for end in range(1, count + 1):
-        ways[end] = sum(ways[start] for start in into.get(end, ()))
+        ways[end] = sum(ways[start] for start in starts.get(end, ()))
     if not ways[count]:
         return []
-    draw, found = random.Random(seed), []
+    rng, lengths = random.Random(seed), []
     for _ in range(number):
         end, length = count, 0.0
         while end:
-            at = draw.randrange(ways[end])
-            for start in into[end]:
-                at -= ways[start]
-                if at < 0:
+            index = rng.randrange(ways[end])
+            for start in starts[end]:
+                index -= ways[start]
+                if index < 0:
                     break
             length += arcs[start, end]
             end = start
-        found.append(length)
-    return found
+        lengths.append(length)
+    return lengths
 
 
 def _into(arcs: Arcs) -> dict[int, list[int]]:
-    into: dict[int, list[int]] = {}
+    starts: dict[int, list[int]] = {}
     for start, end in sorted(arcs):
-        into.setdefault(end, []).append(start)
-    return into
+        starts.setdefault(end, []).append(start)
+    return starts
 
 
 def _first_gap(count: int, arcs: Arcs) -> int:
@@ -367,4 +374,4 @@ def _first_gap(count: int, arcs: Arcs) -> int:
     for start, end in sorted(arcs):
         if start in reached:
             reached.add(end)
-    return max(each for each in reached if each <= count)
+    return max(vertex for vertex in reached if vertex <= count)

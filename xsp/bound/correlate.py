@@ -158,13 +158,15 @@ def groups(rows: Iterable[Mapping[str, Any]], latencies: Iterable[Latency]) -> l
         latencies: latencies of models with the same names; of several latencies of a model in a group the median is
             used. Latencies of models without measures are left out.
     """
-    known = {row["spec"]: row for row in rows if "error" not in row}
-    found: dict[tuple[str, int, int], dict[str, list[float]]] = {}
-    for each in latencies:
-        if each.model in known:
-            group = found.setdefault((each.device, each.batch or 0, each.threads or 0), {})
-            group.setdefault(each.model, []).append(each.ns)
-    return [_group(*at, {name: _median(ns) for name, ns in found[at].items()}, known) for at in sorted(found)]
+    measures = {row["spec"]: row for row in rows if "error" not in row}
+    by_group: dict[tuple[str, int, int], dict[str, list[float]]] = {}
+    for latency in latencies:
+        if latency.model in measures:
+            group = by_group.setdefault((latency.device, latency.batch or 0, latency.threads or 0), {})
+            group.setdefault(latency.model, []).append(latency.ns)
+    return [
+        _group(*key, {name: _median(ns) for name, ns in by_group[key].items()}, measures) for key in sorted(by_group)
+    ]
 
 
 def left_out(
@@ -173,41 +175,41 @@ def left_out(
     """Return notes on the measures, and a line for each model with a latency but without measures."""
     errors = {row["spec"]: row.get("error") for row in rows}
     measured = list(latencies)
-    models = dict.fromkeys(each.model for each in measured)
+    models = dict.fromkeys(latency.model for latency in measured)
     holes = [f"{name}: no model of the corpus has this name" for name in models if name not in errors]
     holes += [f"{name}: {errors[name]}" for name in models if errors.get(name)]
     without = sum(not error and name not in models for name, error in errors.items())
     notes = [f"{without} models of the corpus have no latency in the file."] if without else []
-    others = sorted({each.batch for each in measured if each.batch and batch and each.batch != batch})
-    if others:
+    batches = sorted({latency.batch for latency in measured if latency.batch and batch and latency.batch != batch})
+    if batches:
         notes.append(
             f"Measures are those of batch {batch}. Input and FLOPs grow with the batch by the same factor in all "
             "models, which does not change coefficients; bytes and activations at batch "
-            f"{', '.join(map(str, others))} are different."
+            f"{', '.join(map(str, batches))} are different."
         )
     return notes, holes
 
 
 def _group(
-    device: str, batch: int, threads: int, ns: Mapping[str, float], known: Mapping[str, Mapping[str, Any]]
+    device: str, batch: int, threads: int, ns: Mapping[str, float], measures: Mapping[str, Mapping[str, Any]]
 ) -> Group:
-    every = [(name, ns[name], {each: known[name].get(each) for each in MEASURES}) for name in sorted(ns)]
-    points = tuple(each for each in every if not each[0].startswith(MICRO))
-    slopes = _slopes([each for each in every if each[0].startswith(MICRO)])
+    entries = [(name, ns[name], {measure: measures[name].get(measure) for measure in MEASURES}) for name in sorted(ns)]
+    points = tuple(point for point in entries if not point[0].startswith(MICRO))
+    slopes = _slopes([point for point in entries if point[0].startswith(MICRO)])
     return replace(_of_points(device, batch or None, threads or None, points), slopes=slopes)
 
 
 def _of_points(device: str, batch: int | None, threads: int | None, points: Points) -> Group:
-    at = device, batch, threads, tuple(points)
+    key = device, batch, threads, tuple(points)
     if len(points) < LEAST:
-        return Group(*at, (), (), None, f"at least {LEAST} models are needed")
+        return Group(*key, (), (), None, f"at least {LEAST} models are needed")
     if len({ns for _, ns, _ in points}) == 1:
-        return Group(*at, (), (), None, "all latencies are equal")
+        return Group(*key, (), (), None, "all latencies are equal")
     correlations = tuple(_correlation(measure, points) for measure in MEASURES)
     regression = regress(points)
     if isinstance(regression, str):
-        return Group(*at, correlations, _differences(points), None, regression)
-    return Group(*at, correlations, _differences(points), regression)
+        return Group(*key, correlations, _differences(points), None, regression)
+    return Group(*key, correlations, _differences(points), regression)
 
 
 # --- one measure ----------------------------------------------------------------------------------------------
@@ -217,7 +219,7 @@ Points = Sequence[tuple[str, float, Mapping[str, Any]]]
 
 def _having(points: Points, *measures: str) -> Points:
     """Return the points whose given measures are all above 0, so that they have logarithms."""
-    return [each for each in points if all(_usable(each[2].get(measure)) for measure in measures)]
+    return [point for point in points if all(_usable(point[2].get(measure)) for measure in measures)]
 
 
 def _usable(value: Any) -> bool:
@@ -227,39 +229,39 @@ def _usable(value: Any) -> bool:
 def _logs(points: Points, measure: str | None = None) -> Array:
     import numpy as np
 
-    found: Array = np.array([ns if measure is None else held[measure] for _, ns, held in points], dtype=float)
-    return np.log(found, out=found)
+    values: Array = np.array([ns if measure is None else measures[measure] for _, ns, measures in points], dtype=float)
+    return np.log(values, out=values)
 
 
 def _correlation(measure: str, points: Points) -> Correlation:
-    kept = _having(points, measure)
-    if len(kept) < LEAST:
-        return Correlation(measure, len(kept), None, None, None, f"{len(kept)} models have it with a value above 0")
-    x, y = _logs(kept, measure), _logs(kept)
+    usable = _having(points, measure)
+    if len(usable) < LEAST:
+        return Correlation(measure, len(usable), None, None, None, f"{len(usable)} models have it with a value above 0")
+    x, y = _logs(usable, measure), _logs(usable)
     if x.min() == x.max():
-        return Correlation(measure, len(kept), None, None, None, "it is the same in all models")
+        return Correlation(measure, len(usable), None, None, None, "it is the same in all models")
     if y.min() == y.max():
-        return Correlation(measure, len(kept), None, None, None, "all latencies are equal")
-    draws = resamples(len(kept))
+        return Correlation(measure, len(usable), None, None, None, "all latencies are equal")
+    draws = resamples(len(usable))
     pearson = each_pearson(x[draws], y[draws])
     of_logs = figure(pearson_of(x, y), pearson)
     of_ranks = figure(spearman_of(x, y), each_spearman(x, y, draws))
-    return Correlation(measure, len(kept), of_logs, of_ranks, figure(of_logs.value**2, pearson**2))
+    return Correlation(measure, len(usable), of_logs, of_ranks, figure(of_logs.value**2, pearson**2))
 
 
 def _differences(points: Points) -> tuple[Difference, ...]:
     """Return the coefficients of the longest path minus those of FLOPs, from the same resamples for both."""
-    kept = _having(points, PATH, WORK)
-    if len(kept) < LEAST:
+    usable = _having(points, PATH, WORK)
+    if len(usable) < LEAST:
         return ()
-    path, work, y = _logs(kept, PATH), _logs(kept, WORK), _logs(kept)
+    path, work, y = _logs(usable, PATH), _logs(usable, WORK), _logs(usable)
     if path.min() == path.max() or work.min() == work.max() or y.min() == y.max():
         return ()
-    draws = resamples(len(kept))
+    draws = resamples(len(usable))
     return (
         Difference(
             "pearson",
-            len(kept),
+            len(usable),
             figure(
                 pearson_of(path, y) - pearson_of(work, y),
                 each_pearson(path[draws], y[draws]) - each_pearson(work[draws], y[draws]),
@@ -267,7 +269,7 @@ def _differences(points: Points) -> tuple[Difference, ...]:
         ),
         Difference(
             "spearman",
-            len(kept),
+            len(usable),
             figure(
                 spearman_of(path, y) - spearman_of(work, y),
                 each_spearman(path, y, draws) - each_spearman(work, y, draws),
@@ -283,18 +285,19 @@ def _median(values: Sequence[float]) -> float:
 
 def _slopes(points: Points) -> tuple[Slope, ...]:
     """Return the slope of latency in each family of micro-models that has at least two models."""
-    found = []
+    slopes = []
     for family, measure in VARIES.items():
         prefix = f"{MICRO}{family}-"
-        kept = sorted(
-            _having([each for each in points if each[0].startswith(prefix)], measure), key=lambda each: each[2][measure]
+        members = sorted(
+            _having([point for point in points if point[0].startswith(prefix)], measure),
+            key=lambda point: point[2][measure],
         )
-        if len(kept) < 2 or kept[0][2][measure] == kept[-1][2][measure]:
+        if len(members) < 2 or members[0][2][measure] == members[-1][2][measure]:
             continue
-        factor = kept[-1][2][measure] / kept[0][2][measure]
-        power = exponent(_logs(kept, measure), _logs(kept)) if len(kept) >= LEAST else None
-        found.append(Slope(family, measure, len(kept), kept[0][1], kept[-1][1], factor, power))
-    return tuple(found)
+        factor = members[-1][2][measure] / members[0][2][measure]
+        power = exponent(_logs(members, measure), _logs(members)) if len(members) >= LEAST else None
+        slopes.append(Slope(family, measure, len(members), members[0][1], members[-1][1], factor, power))
+    return tuple(slopes)
 
 
 # --- several measures -----------------------------------------------------------------------------------------
@@ -310,37 +313,41 @@ def regress(points: Points, measures: Sequence[str] = REGRESSED) -> Regression |
 
     dropped = {}
     for measure in measures:
-        have = len(_having(points, measure))
-        if have < 0.9 * len(points):
-            dropped[measure] = f"{have} of {len(points)} models have it with a value above 0"
-    kept = _having(points, *(measure for measure in measures if measure not in dropped))
-    taken: list[str] = []
-    columns = [np.ones(len(kept))]
+        count = len(_having(points, measure))
+        if count < 0.9 * len(points):
+            dropped[measure] = f"{count} of {len(points)} models have it with a value above 0"
+    usable = _having(points, *(measure for measure in measures if measure not in dropped))
+    included: list[str] = []
+    columns = [np.ones(len(usable))]
     for measure in measures:
-        if measure in dropped or not len(kept):
+        if measure in dropped or not len(usable):
             continue
-        column = _logs(kept, measure)
-        rest = column - np.stack(columns, 1) @ np.linalg.lstsq(np.stack(columns, 1), column, rcond=None)[0]
-        if rest.std() < 1e-6:
+        column = _logs(usable, measure)
+        residual = column - np.stack(columns, 1) @ np.linalg.lstsq(np.stack(columns, 1), column, rcond=None)[0]
+        if residual.std() < 1e-6:
             dropped[measure] = "the same in all models" if np.ptp(column) < 1e-6 else "a combination of those before it"
         else:
-            taken.append(measure)
+            included.append(measure)
             columns.append(column)
-    if not taken:
+    if not included:
         return "no regression: no measure varies"
-    if len({ns for _, ns, _ in kept}) == 1:
+    if len({ns for _, ns, _ in usable}) == 1:
         return "no regression: all latencies are equal"
-    if len(kept) < len(columns) + 2:
-        return f"no regression on {len(taken)} measures: {len(kept)} models, at least {len(columns) + 2} are needed"
-    x, y = np.stack(columns, 1), _logs(kept)
+    if len(usable) < len(columns) + 2:
+        return (
+            f"no regression on {len(included)} measures: {len(usable)} models, at least {len(columns) + 2} are needed"
+        )
+    x, y = np.stack(columns, 1), _logs(usable)
     exponents, errors, r2 = _fitted(x, y)
-    again = [_fitted(x[draw], y[draw])[0] for draw in resamples(len(kept))[:400] if _full(x[draw])]
+    resampled = [_fitted(x[draw], y[draw])[0] for draw in resamples(len(usable))[:400] if _full(x[draw])]
     powers = {
-        measure: figure(float(exponents[place]), np.array([each[place] for each in again] or [np.nan]))
-        for place, measure in enumerate(taken, 1)
+        measure: figure(
+            float(exponents[index]), np.array([coefficients[index] for coefficients in resampled] or [np.nan])
+        )
+        for index, measure in enumerate(included, 1)
     }
-    means = errors[resamples(len(kept))].mean(axis=1)
-    return Regression(len(kept), powers, dropped, r2, figure(float(errors.mean()), means), float(np.median(errors)))
+    means = errors[resamples(len(usable))].mean(axis=1)
+    return Regression(len(usable), powers, dropped, r2, figure(float(errors.mean()), means), float(np.median(errors)))
 
 
 def _full(x: Array) -> bool:
@@ -355,11 +362,15 @@ def _fitted(x: Array, y: Array) -> tuple[Array, Array, float]:
 
     inverse = np.linalg.pinv(x)
     coefficients = inverse @ y
-    rest = y - x @ coefficients
+    residual = y - x @ coefficients
     leverage = np.clip((x * inverse.T).sum(axis=1), 0, 1 - 1e-9)
-    out = np.clip(rest / (1 - leverage), -50, 50)
-    around = ((y - y.mean()) ** 2).sum()
-    return coefficients, 100 * np.abs(np.expm1(-out)), float(1 - (rest @ rest) / around) if around else math.nan
+    held_out = np.clip(residual / (1 - leverage), -50, 50)
+    total = ((y - y.mean()) ** 2).sum()
+    return (
+        coefficients,
+        100 * np.abs(np.expm1(-held_out)),
+        float(1 - (residual @ residual) / total) if total else math.nan,
+    )
 
 
 # --- plain values ---------------------------------------------------------------------------------------------
@@ -379,44 +390,48 @@ def _plain(group: Group) -> dict[str, Any]:
         "reason": group.reason or None,
         "correlations": [
             {
-                "measure": each.measure,
-                "models": each.models,
-                "pearson": _of(each.pearson),
-                "spearman": _of(each.spearman),
-                "r2": _of(each.r2),
-                "reason": each.reason or None,
+                "measure": correlation.measure,
+                "models": correlation.models,
+                "pearson": _of(correlation.pearson),
+                "spearman": _of(correlation.spearman),
+                "r2": _of(correlation.r2),
+                "reason": correlation.reason or None,
             }
-            for each in group.correlations
+            for correlation in group.correlations
         ],
         "longest_path_less_flops": {
-            each.coefficient: {**_value(each.figure), "models": each.models, "winner": each.winner}
-            for each in group.differences
+            difference.coefficient: {
+                **_value(difference.figure),
+                "models": difference.models,
+                "winner": difference.winner,
+            }
+            for difference in group.differences
         },
         "regression": None if group.regression is None else _regression(group.regression),
         "families": [
             {
-                "family": each.family,
-                "measure": each.measure,
-                "models": each.models,
-                "factor": round(each.factor, 3),
-                "least_ns": each.least_ns,
-                "most_ns": each.most_ns,
-                "exponent": _of(each.exponent),
+                "family": slope.family,
+                "measure": slope.measure,
+                "models": slope.models,
+                "factor": round(slope.factor, 3),
+                "least_ns": slope.least_ns,
+                "most_ns": slope.most_ns,
+                "exponent": _of(slope.exponent),
             }
-            for each in group.slopes
+            for slope in group.slopes
         ],
         "points": [{"model": name, "latency_ns": ns, **measures} for name, ns, measures in group.points],
     }
 
 
-def _regression(found: Regression) -> dict[str, Any]:
+def _regression(regression: Regression) -> dict[str, Any]:
     return {
-        "models": found.models,
-        "r2": round(found.r2, 4),
-        "exponents": {name: _value(each) for name, each in found.exponents.items()},
-        "left_out_mean_error_percent": _value(found.mean_error_percent),
-        "left_out_median_error_percent": round(found.median_error_percent, 2),
-        "dropped": dict(found.dropped),
+        "models": regression.models,
+        "r2": round(regression.r2, 4),
+        "exponents": {name: _value(power) for name, power in regression.exponents.items()},
+        "left_out_mean_error_percent": _value(regression.mean_error_percent),
+        "left_out_median_error_percent": round(regression.median_error_percent, 2),
+        "dropped": dict(regression.dropped),
     }
 
 
@@ -426,4 +441,4 @@ def _of(figure: Figure | None) -> dict[str, float | None] | None:
 
 def _value(figure: Figure) -> dict[str, float | None]:
     ends = {"value": figure.value, "low": figure.low, "high": figure.high}
-    return {name: None if each is None else round(each, 4) for name, each in ends.items()}
+    return {name: None if end is None else round(end, 4) for name, end in ends.items()}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xsp.bound.construct import Construction, Cover, How, Known, construct, cover
+from xsp.bound.construct import Conditions, Construction, Cover, TimingSource, construct, cover
 from xsp.errors import GraphError
 from xsp.graph.node import Graph
 
@@ -32,11 +32,11 @@ class Point:
 
 def curve(
     graph: Graph,
-    timings: Known,
+    timings: TimingSource,
     measured_ns: float | None = None,
     granularities: Sequence[int] = range(1, MOST + 1),
     *,
-    how: How | None = None,
+    how: Conditions | None = None,
     only: Mapping[int, Collection[str]] | None = None,
     glue_ns: float | None = None,
 ) -> list[Point]:
@@ -53,14 +53,16 @@ def curve(
         only: granularity → keys of specs that may be used; default: all.
         glue_ns: time that the framework adds to a step.
     """
-    found = []
+    points = []
     for size in granularities:
         usable = None if only is None else only.get(size, ())
-        made = construct(graph, timings, size, how=how, only=usable, glue_ns=glue_ns)
-        ns = made.ns if made.glue_ns is None else made.with_glue_ns
-        known = ns is not None and measured_ns and not made.at_least
-        found.append(Point(made, ns / measured_ns - 1 if known and ns is not None and measured_ns else None))
-    return found
+        construction = construct(graph, timings, size, how=how, only=usable, glue_ns=glue_ns)
+        ns = construction.ns if construction.glue_ns is None else construction.with_glue_ns
+        comparable = ns is not None and measured_ns and not construction.at_least
+        points.append(
+            Point(construction, ns / measured_ns - 1 if comparable and ns is not None and measured_ns else None)
+        )
+    return points
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,8 @@ class Curve:
     @property
     def best(self) -> Point | None:
         """The point with the smallest error; None if no point has one."""
-        known = [each for each in self.points if each.error is not None]
-        return min(known, key=lambda each: abs(each.error or 0.0)) if known else None
+        scored = [point for point in self.points if point.error is not None]
+        return min(scored, key=lambda point: abs(point.error or 0.0)) if scored else None
 
 
 def of(
@@ -117,40 +119,40 @@ def of(
     """
     from xsp import bench
     from xsp.bench.plan import missing, overheads, runtime_of
-    from xsp.bound import planned, seen, timed
+    from xsp.bound import planned, recordedcalls, timed
     from xsp.processes import cores
 
-    known = timings if isinstance(timings, bench.Timings) else bench.Timings.open(timings, like=like)  # may be refused
+    stored = timings if isinstance(timings, bench.Timings) else bench.Timings.open(timings, like=like)  # may raise
     graph, run = planned.of(what, args, trace, of_model)
     problems: list[str] = []
-    if seen.is_elsewhere(run):
+    if recordedcalls.is_elsewhere(run):
         raise GraphError(
             f"{graph.name}: the run is from a device or another processor, for which there are no timings here"
         )
     if run is not None:
         graph, *_ = planned.matched(graph, run, planned.is_trace(what), problems)
         problems += planned.one_kind(run)
-    ran = run.run.machine.torch_threads if run is not None else None
-    how = How(threads=threads or ran or cores(), runtime=runtime_of(graph))
+    run_threads = run.run.machine.torch_threads if run is not None else None
+    how = Conditions(threads=threads or run_threads or cores(), runtime=runtime_of(graph))
     sizes = range(1, most + 1)
     if fill is not None:
-        wanted = []
+        pending = []
         for size in sizes:
-            found = bench.specs(graph, granularity=size, threads=how.threads, runtime=how.runtime)
-            wanted += missing([*found, *((spec, 1) for spec in overheads(how.threads) if size == 1)], known)
-        if wanted:
-            bench.fill(wanted, known, fill, progress, in_order=True)
-    step = seen.measured(run) if run is not None else None
-    glue, _ = timed.framework(graph, known, how.threads)
-    made = curve(
-        graph, known, None if step is None else step.ns, sizes, how=how, glue_ns=None if glue is None else glue.ns
+            blocks = bench.specs(graph, granularity=size, threads=how.threads, runtime=how.runtime)
+            pending += missing([*blocks, *((spec, 1) for spec in overheads(how.threads) if size == 1)], stored)
+        if pending:
+            bench.fill(pending, stored, fill, progress, in_order=True)
+    step = recordedcalls.measured(run) if run is not None else None
+    glue, _ = timed.framework(graph, stored, how.threads)
+    points = curve(
+        graph, stored, None if step is None else step.ns, sizes, how=how, glue_ns=None if glue is None else glue.ns
     )
     try:
-        best: Cover | str = cover(graph, known, most, how=how)
+        best: Cover | str = cover(graph, stored, most, how=how)
     except GraphError as error:
         best = str(error)
-    problems += known.problems[:3]
-    return Curve(graph, how.threads, None if step is None else step.ns, tuple(made), best, tuple(problems))
+    problems += stored.problems[:3]
+    return Curve(graph, how.threads, None if step is None else step.ns, tuple(points), best, tuple(problems))
 
 
 @dataclass(frozen=True)
@@ -180,11 +182,11 @@ class Cost:
 
 def cost(
     graphs: Iterable[Graph],
-    timings: Known,
+    timings: TimingSource,
     steps_ns: Mapping[str, float],
     granularity: int = 1,
     *,
-    how: How | None = None,
+    how: Conditions | None = None,
 ) -> Cost:
     """Return the cost of timing the distinct blocks of models once, compared with running one step of each model.
 
@@ -195,16 +197,18 @@ def cost(
         granularity: computing calls per block.
         how: conditions of the timings.
     """
-    left: dict[str, str] = {}
-    taken: dict[str, float] = {}
+    reasons: dict[str, str] = {}
+    block_ns: dict[str, float] = {}
     models, blocks, steps = 0, 0, 0.0
     for graph in graphs:
-        made = construct(graph, timings, granularity, how=how, partial=True)
+        construction = construct(graph, timings, granularity, how=how, partial=True)
         if graph.name not in steps_ns:
-            left[graph.name] = "its step was not measured"
-        elif made.at_least:
-            left[graph.name] = f"{sum(each.count for each in made.holes)} of {len(made.windows)} blocks are not timed"
+            reasons[graph.name] = "its step was not measured"
+        elif construction.at_least:
+            reasons[graph.name] = (
+                f"{sum(hole.count for hole in construction.holes)} of {len(construction.windows)} blocks are not timed"
+            )
         else:
-            models, blocks, steps = models + 1, blocks + len(made.windows), steps + steps_ns[graph.name]
-            taken |= {each.spec.key: each.ns for each in made.windows if each.ns is not None}
-    return Cost(granularity, models, left, blocks, len(taken), steps, math.fsum(taken.values()))
+            models, blocks, steps = models + 1, blocks + len(construction.windows), steps + steps_ns[graph.name]
+            block_ns |= {window.spec.key: window.ns for window in construction.windows if window.ns is not None}
+    return Cost(granularity, models, reasons, blocks, len(block_ns), steps, math.fsum(block_ns.values()))

@@ -31,9 +31,9 @@ def page(found: Curve, source: str, step: str = "") -> str:
         f"{'blocks take':>12} {'± 95 %':>9} {'error':>8} {'one of each':>12}",
         *map(_line, found.points),
         "",
-        *(line for text in _told(found) for line in textwrap.wrap(plain(text), WIDTH)),
+        *(line for text in _remarks(found) for line in textwrap.wrap(plain(text), WIDTH)),
     ]
-    if any(each.construction.at_least for each in found.points):
+    if any(point.construction.at_least for point in found.points):
         lines += [
             "",
             f"time the missing blocks: xsp bound {plain(f'{shlex.quote(source)} {step}'.rstrip())} --curve --fill 5m",
@@ -42,77 +42,77 @@ def page(found: Curve, source: str, step: str = "") -> str:
 
 
 def _line(point: Point) -> str:
-    made = point.construction
-    share = f"{100 * made.coverage.nodes / made.coverage.of_nodes:.0f} %"
-    taken = "–" if made.ns is None else ("≥ " if made.at_least else "") + time(made.ns)
-    half = "–" if made.half_ns is None else time(made.half_ns)
+    construction = point.construction
+    share = f"{100 * construction.coverage.nodes / construction.coverage.of_nodes:.0f} %"
+    total = "–" if construction.ns is None else ("≥ " if construction.at_least else "") + time(construction.ns)
+    half = "–" if construction.half_ns is None else time(construction.half_ns)
     error = "–" if point.error is None else f"{100 * point.error:+.1f} %"
-    once = "–" if made.once_ns is None else time(made.once_ns)
-    counts = f"{made.granularity:2} {len(made.windows):7,} {made.unique:9,} {share:>7}"
-    return f"{counts} {taken:>12} {half:>9} {error:>8} {once:>12}"
+    once = "–" if construction.once_ns is None else time(construction.once_ns)
+    counts = f"{construction.granularity:2} {len(construction.windows):7,} {construction.unique:9,} {share:>7}"
+    return f"{counts} {total:>12} {half:>9} {error:>8} {once:>12}"
 
 
-def _told(found: Curve) -> Iterator[str]:
+def _remarks(curve: Curve) -> Iterator[str]:
     """Yield texts on facts that are not in the table."""
-    best = found.best
-    glue = found.points[0].construction.glue_ns if found.points else None
+    best = curve.best
+    glue = curve.points[0].construction.glue_ns if curve.points else None
     if best is not None and best.error is not None:
         yield f"Smallest error at G = {best.construction.granularity}: {100 * best.error:+.1f} %."
     if glue is not None:
         yield f"The error includes {time(glue)} that the framework adds; the time of the blocks does not."
-    elif found.measured_ns is not None:
+    elif curve.measured_ns is not None:
         yield "What the framework adds between calls is not timed: the error is that of the blocks only."
-    if isinstance(found.cover, str):
-        yield f"No cover by timed blocks: {found.cover}."
+    if isinstance(curve.cover, str):
+        yield f"No cover by timed blocks: {curve.cover}."
     else:
-        made = found.cover
+        cover = curve.cover
         yield (
-            f"Best cover by blocks of up to {made.granularity} calls, at any offset: {time(made.ns)} by "
-            f"{len(made.blocks)} of {made.arcs:,} timed ones; the median cover is {100 * made.spread:.1f} % longer."
+            f"Best cover by blocks of up to {cover.granularity} calls, at any offset: {time(cover.ns)} by "
+            f"{len(cover.blocks)} of {cover.arcs:,} timed ones; the median cover is {100 * cover.spread:.1f} % longer."
         )
-    first = found.points[0].construction if found.points else None
+    first = curve.points[0].construction if curve.points else None
     for hole in first.holes[:MOST_HOLES] if first is not None else ():
         yield f"{hole.op}: {hole.count} times {hole.status.value}{f', {hole.reason}' if hole.reason else ''}"
-    yield from found.problems
+    yield from curve.problems
 
 
 def as_json(found: Curve) -> dict[str, Any]:
     """Return the output of `xsp bound SOURCE --curve --format json`; times in nanoseconds, null if unknown."""
-    made = found.cover
+    cover = found.cover
     return {
         "name": found.graph.name,
         "threads": found.threads,
         "measured_ns": found.measured_ns,
-        "points": [{**_plain(each.construction), "error": each.error} for each in found.points],
-        "cover": {"reason": made}
-        if isinstance(made, str)
+        "points": [{**_plain(point.construction), "error": point.error} for point in found.points],
+        "cover": {"reason": cover}
+        if isinstance(cover, str)
         else {
-            "granularity": made.granularity,
-            "ns": made.ns,
-            "median_ns": made.median_ns,
-            "spread": made.spread,
-            "blocks": [[each.start, each.stop, each.ns] for each in made.blocks],
-            "timed_blocks": made.arcs,
+            "granularity": cover.granularity,
+            "ns": cover.ns,
+            "median_ns": cover.median_ns,
+            "spread": cover.spread,
+            "blocks": [[window.start, window.stop, window.ns] for window in cover.blocks],
+            "timed_blocks": cover.arcs,
         },
         "problems": list(found.problems),
     }
 
 
-def _plain(made: Construction) -> dict[str, Any]:
+def _plain(construction: Construction) -> dict[str, Any]:
     return {
-        "granularity": made.granularity,
-        "blocks": len(made.windows),
-        "unique": made.unique,
-        "timed": made.coverage.nodes,
-        "coverage_time": made.coverage.time,
-        "ns": made.ns,
-        "half_ns": made.half_ns,
-        "at_least": made.at_least,
-        "framework_ns": made.glue_ns,
-        "once_ns": made.once_ns,
+        "granularity": construction.granularity,
+        "blocks": len(construction.windows),
+        "unique": construction.unique,
+        "timed": construction.coverage.nodes,
+        "coverage_time": construction.coverage.time,
+        "ns": construction.ns,
+        "half_ns": construction.half_ns,
+        "at_least": construction.at_least,
+        "framework_ns": construction.glue_ns,
+        "once_ns": construction.once_ns,
         "holes": [
-            {"op": each.op, "count": each.count, "status": each.status.value, "reason": each.reason}
-            for each in made.holes
+            {"op": hole.op, "count": hole.count, "status": hole.status.value, "reason": hole.reason}
+            for hole in construction.holes
         ],
     }
 
@@ -124,25 +124,31 @@ def keep(found: Curve, place: Path | str) -> Path | None:
 
 def section(found: Curve) -> Section:
     """Return the curve as a section: error and time over the size of blocks."""
-    sizes = tuple(each.construction.granularity for each in found.points)
-    made = [each.construction for each in found.points]
-    halves = [(each.ns, each.half_ns or 0.0) if each.ns is not None and not each.at_least else None for each in made]
-    taken = Series(
+    sizes = tuple(point.construction.granularity for point in found.points)
+    constructions = [point.construction for point in found.points]
+    halves = [
+        (construction.ns, construction.half_ns or 0.0)
+        if construction.ns is not None and not construction.at_least
+        else None
+        for construction in constructions
+    ]
+    totals = Series(
         "blocks",
-        tuple(None if each is None else each[0] / 1e6 for each in halves),
-        tuple(None if each is None else (each[0] - each[1]) / 1e6 for each in halves),
-        tuple(None if each is None else (each[0] + each[1]) / 1e6 for each in halves),
+        tuple(None if pair is None else pair[0] / 1e6 for pair in halves),
+        tuple(None if pair is None else (pair[0] - pair[1]) / 1e6 for pair in halves),
+        tuple(None if pair is None else (pair[0] + pair[1]) / 1e6 for pair in halves),
     )
     once = Series(
-        "one run of each distinct block", tuple(None if each.once_ns is None else each.once_ns / 1e6 for each in made)
+        "one run of each distinct block",
+        tuple(None if construction.once_ns is None else construction.once_ns / 1e6 for construction in constructions),
     )
     step = () if found.measured_ns is None else (Series("measured step", (found.measured_ns / 1e6,) * len(sizes)),)
-    parts: list[Part] = [Text(text) for text in _told(found)]
+    parts: list[Part] = [Text(text) for text in _remarks(found)]
     parts.append(
-        Chart("lines", "The model from its blocks", "ms", sizes, (taken, *step, once), over="calls of a block, G")
+        Chart("lines", "The model from its blocks", "ms", sizes, (totals, *step, once), over="calls of a block, G")
     )
-    if any(each.error is not None for each in found.points):
-        errors = tuple(None if each.error is None else 100 * each.error for each in found.points)
+    if any(point.error is not None for point in found.points):
+        errors = tuple(None if point.error is None else 100 * point.error for point in found.points)
         parts.append(
             Chart(
                 "lines",
@@ -153,19 +159,19 @@ def section(found: Curve) -> Section:
                 over="calls of a block, G",
             )
         )
-    columns = ("G", "blocks", "different", "timed", "blocks_ms", "half_ms", "error_percent", "one_of_each_ms")
+    columns = ("G", "blocks", "distinct", "timed", "blocks_ms", "blocks_half_ms", "error_percent", "one_of_each_ms")
     rows = tuple(
         (
-            each.granularity,
-            len(each.windows),
-            each.unique,
-            each.coverage.nodes,
-            None if each.ns is None or each.at_least else each.ns / 1e6,
-            None if each.half_ns is None else each.half_ns / 1e6,
+            construction.granularity,
+            len(construction.windows),
+            construction.unique,
+            construction.coverage.nodes,
+            None if construction.ns is None or construction.at_least else construction.ns / 1e6,
+            None if construction.half_ns is None else construction.half_ns / 1e6,
             None if point.error is None else 100 * point.error,
-            None if each.once_ns is None else each.once_ns / 1e6,
+            None if construction.once_ns is None else construction.once_ns / 1e6,
         )
-        for point, each in zip(found.points, made, strict=True)
+        for point, construction in zip(found.points, constructions, strict=True)
     )
     parts.append(Table(columns, rows, "By size of the blocks"))
     return Section("Blocks", tuple(parts))

@@ -47,13 +47,15 @@ class Active:
 
     def weights(self, tokens: float, skew: float = 0.0) -> float:
         """Return the bytes of the weights that a number of tokens is expected to need."""
-        routed = (each.bytes * distinct(each.experts, each.chosen, tokens, skew) / each.experts for each in self.stacks)
+        routed = (
+            stack.bytes * distinct(stack.experts, stack.chosen, tokens, skew) / stack.experts for stack in self.stacks
+        )
         return self.dense + math.fsum(routed)
 
     @property
     def all_weights(self) -> int:
         """Bytes of all weights, including those of experts that are not chosen."""
-        return self.dense + sum(each.bytes for each in self.stacks)
+        return self.dense + sum(stack.bytes for stack in self.stacks)
 
 
 def distinct(experts: int, chosen: float, tokens: float, skew: float = 0.0) -> float:
@@ -72,14 +74,14 @@ def distinct(experts: int, chosen: float, tokens: float, skew: float = 0.0) -> f
 
 def _shares(experts: int, chosen: float, skew: float) -> list[float]:
     """Return the probability of each expert to be chosen by a token; each is at most 1, their sum is `chosen`."""
-    likely = [(place + 1.0) ** -skew for place in range(experts)]
-    sure = 0
+    certain = 0
     while True:  # an expert with a share above 1 is always chosen; the others share the rest
-        rest = math.fsum(likely[sure:])
-        scale = (chosen - sure) / rest
-        if likely[sure] * scale <= 1 + 1e-12:
-            return [1.0] * sure + [min(1.0, each * scale) for each in likely[sure:]]
-        sure += 1
+        # relative to the largest of them, which is 1: with a large skew all of them would underflow to 0
+        weights = [((rank + 1) / (certain + 1)) ** -skew for rank in range(certain, experts)]
+        scale = (chosen - certain) / math.fsum(weights)
+        if scale <= 1 + 1e-12:
+            return [1.0] * certain + [min(1.0, weight * scale) for weight in weights]
+        certain += 1
 
 
 def active(graph: Graph, tokens: int) -> Active:
@@ -89,30 +91,30 @@ def active(graph: Graph, tokens: int) -> Active:
         graph: graph of prefill or decode.
         tokens: tokens that the step computes in all sequences together.
     """
-    read: dict[int, int] = defaultdict(int)
-    whole: dict[int, int] = {}
+    read_bytes: dict[int, int] = defaultdict(int)
+    storage_bytes: dict[int, int] = {}
     state: dict[int, int] = {}
     stacks: dict[int, Stack] = {}
     unknown = 0
     for node in graph.computing:
-        for place, (tensor, number) in enumerate(zip(node.call.inputs, node.reads, strict=False)):
+        for index, (tensor, number) in enumerate(zip(node.call.inputs, node.reads, strict=False)):
             value = graph.values[number]
             if value.role not in WEIGHTS and value.role is not Role.STATE:
                 continue
             size = tensor.bytes
-            if node.call.op in work.LOOK_UPS and place == 0 and node.call.outputs:
+            if node.call.op in work.LOOK_UPS and index == 0 and node.call.outputs:
                 size = node.call.outputs[0].bytes
             if size is None:
                 unknown += 1
             elif value.role is Role.STATE:
                 state[value.storage] = max(state.get(value.storage, 0), size)
-            elif node.call.op in work.ROUTED and place == 1 and tensor.shape is not None and node.call.inputs[0].shape:
+            elif node.call.op in work.ROUTED and index == 1 and tensor.shape is not None and node.call.inputs[0].shape:
                 rows = node.call.inputs[0].shape[0]
                 stacks[value.storage] = Stack(tensor.shape[0], min(rows / tokens, tensor.shape[0]), size)
             else:
-                read[value.storage] += size
-                whole[value.storage] = value.bytes if value.bytes is not None else read[value.storage]
-    dense = sum(min(size, whole[storage]) for storage, size in read.items())
+                read_bytes[value.storage] += size
+                storage_bytes[value.storage] = value.bytes if value.bytes is not None else read_bytes[value.storage]
+    dense = sum(min(size, storage_bytes[storage]) for storage, size in read_bytes.items())
     return Active(dense, tuple(stacks.values()), sum(state.values()), unknown)
 
 

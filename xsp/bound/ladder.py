@@ -158,24 +158,24 @@ class Bound:
     @property
     def coverage(self) -> Coverage:
         """Coverage of the graph by timings, or by ceilings if there are no timings."""
-        found = self.rungs[Rung.AS_RUN.value].coverage
-        return found if found.nodes else self.rungs[Rung.CEILING.value].coverage
+        by_timings = self.rungs[Rung.AS_RUN.value].coverage
+        return by_timings if by_timings.nodes else self.rungs[Rung.CEILING.value].coverage
 
     @property
     def ladder(self) -> list[Rung]:
         """The rungs of the ladder that have a total, lowest first."""
         timed = self.rungs[Rung.AS_RUN.value].sequential is not None
         left_out = Rung.IN_PLACE if timed else Rung.FRAMEWORK
-        return [each for each in Rung if each is not left_out and self.rungs[each.value].sequential is not None]
+        return [rung for rung in Rung if rung is not left_out and self.rungs[rung.value].sequential is not None]
 
     @property
     def ratio(self) -> float | None:
         """Best over measured time: Benanza's ratio, whose inverse is the potential speed-up; None if one is unknown."""
-        best, step = (self.rungs[each.value].sequential for each in (Rung.BEST, Rung.MEASURED))
+        best, step = (self.rungs[rung.value].sequential for rung in (Rung.BEST, Rung.MEASURED))
         return None if best is None or not step else best / step
 
 
-def whole(figure: Figure | None) -> Figure | None:
+def quantized(figure: Figure | None) -> Figure | None:
     """Return a figure rounded to multiples of 1/`PARTS` ns, so that sums and differences are exact."""
     if figure is None:
         return None
@@ -195,7 +195,7 @@ def differences(
     Calls with a figure on only one of two rungs are a separate difference. So is device work that belongs to no call
     (`beyond_ns`), between the calls in place and the whole step.
     """
-    found = []
+    result = []
     for below, above in pairwise(order):
         low, high = rungs[below.value], rungs[above.value]
         assert low.sequential is not None
@@ -205,29 +205,31 @@ def differences(
             half = None if low.half_ns is None or high.half_ns is None else math.hypot(low.half_ns, high.half_ns)
             beyond = float(round(beyond_ns)) if below is Rung.IN_PLACE else 0.0
             if beyond:
-                found.append(Difference("device work outside calls", below, above, beyond))
-            found.append(Difference(name, below, above, high.sequential - low.sequential - beyond, half))
+                result.append(Difference("device work outside calls", below, above, beyond))
+            result.append(Difference(name, below, above, high.sequential - low.sequential - beyond, half))
             continue
         ours, theirs = _counting(figures[below.value], counted), _counting(figures[above.value], counted)
-        both = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
-        apart = [
-            Figure(b.ns - a.ns, 0.0 if a == b else math.hypot(a.half_ns, b.half_ns), b.key or a.key) for a, b in both
+        pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
+        deltas = [
+            Figure(b.ns - a.ns, 0.0 if a == b else math.hypot(a.half_ns, b.half_ns), b.key or a.key) for a, b in pairs
         ]
-        found.append(Difference(name, below, above, math.fsum(each.ns for each in apart), totals.half(apart)))
-        for sign, one, other, which in ((1, theirs, ours, below), (-1, ours, theirs, above)):
-            alone = [a for a, b in zip(one, other, strict=True) if a is not None and b is None]
-            if alone:
-                what = f"calls without {_WITHOUT[which]}"
-                ns = sign * math.fsum(each.ns for each in alone)
-                found.append(Difference(what, below, above, ns, totals.half(alone), len(alone)))
+        result.append(Difference(name, below, above, math.fsum(delta.ns for delta in deltas), totals.half(deltas)))
+        for sign, present, opposite, rung in ((1, theirs, ours, below), (-1, ours, theirs, above)):
+            unmatched = [a for a, b in zip(present, opposite, strict=True) if a is not None and b is None]
+            if unmatched:
+                label = f"calls without {_WITHOUT[rung]}"
+                ns = sign * math.fsum(figure.ns for figure in unmatched)
+                result.append(Difference(label, below, above, ns, totals.half(unmatched), len(unmatched)))
         rest = (
             high.sequential
             - low.sequential
-            - math.fsum(each.ns for each in found if (each.below, each.above) == (below, above))
+            - math.fsum(
+                difference.ns for difference in result if (difference.below, difference.above) == (below, above)
+            )
         )
         if rest:
-            found.append(Difference("work outside the graph", below, above, rest))
-    return found
+            result.append(Difference("work outside the graph", below, above, rest))
+    return result
 
 
 _WITHOUT = {
@@ -241,31 +243,31 @@ def _counting(figures: Figures, counted: Sequence[bool]) -> list[Figure | None]:
 
 def layers(graph: Graph, figures: Mapping[str, Figures], counted: Sequence[bool]) -> list[Layer]:
     """Return the modules of a graph (operators, if it has no modules), largest difference first."""
-    named = any(node.module for node in graph.nodes)
+    has_modules = any(node.module for node in graph.nodes)
     groups: dict[str, list[int]] = defaultdict(list)
-    for number, node in enumerate(graph.nodes):
-        if counted[number]:
-            groups[(node.module or "(outermost module)") if named else node.call.op].append(number)
-    have = [each for each in BY_NODE if any(figures.get(each.value) or ())]
-    found = [_layer(name, numbers, have, figures) for name, numbers in groups.items()]
-    return sorted(found, key=_won_then_taken)
+    for index, node in enumerate(graph.nodes):
+        if counted[index]:
+            groups[(node.module or "(outermost module)") if has_modules else node.call.op].append(index)
+    rungs = [rung for rung in BY_NODE if any(figures.get(rung.value) or ())]
+    result = [_layer(name, numbers, rungs, figures) for name, numbers in groups.items()]
+    return sorted(result, key=_difference_then_time)
 
 
-def _won_then_taken(layer: Layer) -> tuple[float, float]:
-    """Return a sort key: the largest difference, then the largest time, both descending."""
+def _difference_then_time(layer: Layer) -> tuple[float, float]:
+    """Return a sort key: largest difference first, then largest time first."""
     return -max((ns for _, ns in layer.differences), default=0.0), -max(filter(None, layer.ns.values()), default=0.0)
 
 
-def _layer(name: str, numbers: list[int], have: Sequence[Rung], figures: Mapping[str, Figures]) -> Layer:
+def _layer(name: str, numbers: list[int], rungs: Sequence[Rung], figures: Mapping[str, Figures]) -> Layer:
     ns: dict[Rung, float | None] = {}
-    for rung in have:
-        there = [figures[rung.value][number] for number in numbers]
-        known = [each.ns for each in there if each is not None]
-        ns[rung] = math.fsum(known) if len(known) == len(there) else None
-    apart = []
-    for below, above in pairwise(have):
-        both = [(figures[below.value][number], figures[above.value][number]) for number in numbers]
-        known = [b.ns - a.ns for a, b in both if a is not None and b is not None]
-        if known:
-            apart.append((between(below, above), math.fsum(known)))
-    return Layer(name, tuple(numbers), ns, tuple(sorted(apart, key=lambda each: -each[1])))
+    for rung in rungs:
+        of_rung = [figures[rung.value][number] for number in numbers]
+        times = [figure.ns for figure in of_rung if figure is not None]
+        ns[rung] = math.fsum(times) if len(times) == len(of_rung) else None
+    deltas = []
+    for below, above in pairwise(rungs):
+        pairs = [(figures[below.value][number], figures[above.value][number]) for number in numbers]
+        times = [b.ns - a.ns for a, b in pairs if a is not None and b is not None]
+        if times:
+            deltas.append((between(below, above), math.fsum(times)))
+    return Layer(name, tuple(numbers), ns, tuple(sorted(deltas, key=lambda delta: -delta[1])))

@@ -97,12 +97,12 @@ class Curve:
     @property
     def steps(self) -> Polynomial | None:
         """A curve through measured steps; None if too few lengths were measured."""
-        found = [(each.tokens, each.measured) for each in self.points if each.measured is not None]
+        measured = [(point.tokens, point.measured) for point in self.points if point.measured is not None]
         degree = 1 if self.phase == DECODE else 2
-        if len(found) <= degree:
+        if len(measured) <= degree:
             return None
-        halves = [((each.high or each.ns) - (each.low or each.ns)) / 2 for _, each in found]
-        return polynomials.fit([n for n, _ in found], [each.ns for _, each in found], halves, degree)
+        halves = [((step.high or step.ns) - (step.low or step.ns)) / 2 for _, step in measured]
+        return polynomials.fit([n for n, _ in measured], [step.ns for _, step in measured], halves, degree)
 
     @property
     def overtakes(self) -> Crossing | None:
@@ -189,40 +189,40 @@ def of(
         raise UsageError(f"a skew of {skew:g}: give 0 for equally likely experts, or an exponent above 0")
     if measure is not None and not isinstance(what, str):
         raise UsageError("whole steps are measured only for a model by name: omit `measure`")
-    quoted = ceilings.meant(device) if device is not None else None
-    known = None if device is not None else timed_open(timings, like)  # both are refused before graphs are captured
+    quoted = ceilings.ceiling_by_user_name(device) if device is not None else None
+    stored = None if device is not None else timed_open(timings, like)  # both are refused before graphs are captured
     decoding = _captured(what, DECODE, chosen, batch, seed)
     reading = _reading(what, chosen, batch, seed)
     count = threads or processes.cores()
     ceiling = quoted if quoted is not None else roof.of_machine(fill is not None)
     of_all = [*decoding.values(), *(reading.values() if not isinstance(reading, str) else ())]
-    if known is not None and fill is not None:
-        _fill(of_all, known, count, fill, progress)
+    if stored is not None and fill is not None:
+        _fill(of_all, stored, count, fill, progress)
     measured: Mapping[tuple[str, int], Measured] = {}
     if measure is not None:
         from xsp.bound import steps
 
         phases = (DECODE, *(() if isinstance(reading, str) else (PREFILL,)))
         measured = steps.measure(what, phases, chosen, batch, count, measure, seed, progress)
-    made = _Maker(batch, count, known, ceiling, partial, skew, measured)
-    curve = made.curve(DECODE, decoding)
+    maker = _Maker(batch, count, stored, ceiling, partial, skew, measured)
+    curve = maker.curve(DECODE, decoding)
     longest = decoding[chosen[-1]]
-    there = None if known is None else known.environment.hash
+    environment = None if stored is None else stored.environment.hash
     return Language(
         name=decoding[chosen[0]].name,
         batch=batch,
         decode=curve,
-        prefill=reading if isinstance(reading, str) else made.curve(PREFILL, reading),
+        prefill=reading if isinstance(reading, str) else maker.curve(PREFILL, reading),
         ceilings=ceiling,
-        compute_bound=made.compute_bound(curve.points),
+        compute_bound=maker.compute_bound(curve.points),
         cache_overtakes=_cache_overtakes(curve.points, batch, skew),
         threads=count,
-        framework=made.framework(longest)[1],
+        framework=maker.framework(longest)[1],
         skew=skew,
-        settings={"dtype": longest.settings.get("dtype"), "environment": there, "like": like},
+        settings={"dtype": longest.settings.get("dtype"), "environment": environment, "like": like},
         problems=(
-            *(f"{each.where}: {each.reason}" for each in longest.problems),
-            *(known.problems[:3] if known is not None else ()),
+            *(f"{problem.where}: {problem.reason}" for problem in longest.problems),
+            *(stored.problems[:3] if stored is not None else ()),
         ),
     )
 
@@ -233,14 +233,14 @@ def spaced(lengths: Sequence[int]) -> tuple[int, ...]:
     Raises:
         UsageError: the lengths are too few or too small for a curve.
     """
-    given = sorted(set(lengths))
-    if len(given) == 2 and given[0] >= 2:
-        low, high = given
+    result = sorted(set(lengths))
+    if len(result) == 2 and result[0] >= 2:
+        low, high = result
         steps = range(LENGTHS)
-        given = sorted({round(low * (high / low) ** (step / (LENGTHS - 1))) for step in steps})
-    if len(given) < 3 or given[0] < 2:
+        result = sorted({round(low * (high / low) ** (step / (LENGTHS - 1))) for step in steps})
+    if len(result) < 3 or result[0] < 2:
         raise UsageError("a curve needs different lengths of at least 2 tokens: --decode 64:1024")
-    return tuple(given)
+    return tuple(result)
 
 
 def timed_open(timings: Timings | Path | str | None, like: str | None) -> Timings:
@@ -267,18 +267,18 @@ def _reading(what: Any, lengths: Sequence[int], batch: int, seed: int) -> dict[i
     return {lengths[0]: first, **_captured(what, PREFILL, lengths[1:], batch, seed)}
 
 
-def _fill(of: Sequence[Graph], known: Timings, threads: int, seconds: float, progress: Progress) -> None:
+def _fill(targets: Sequence[Graph], stored: Timings, threads: int, seconds: float, progress: Progress) -> None:
     """Time the missing calls of all lengths; calls that several lengths share are the most useful and come first."""
     from xsp import bench
     from xsp.bench.plan import missing, overheads
 
     counts: dict[str, tuple[Any, int]] = {}
-    for graph in of:
+    for graph in targets:
         for spec, count in bench.specs(graph, threads=threads):
             counts[spec.key] = (spec, count + counts.get(spec.key, (spec, 0))[1])
-    wanted = [*counts.values(), *((spec, 1) for spec in overheads(threads))]
-    if missing(wanted, known):
-        bench.fill(wanted, known, seconds, progress)
+    pairs = [*counts.values(), *((spec, 1) for spec in overheads(threads))]
+    if missing(pairs, stored):
+        bench.fill(pairs, stored, seconds, progress)
 
 
 @dataclass(frozen=True)
@@ -306,51 +306,51 @@ class _Maker:
         points = tuple(self.point(phase, n, graph, figures[n]) for n, graph in graphs.items())
         alike = len({tuple(node.call.op for node in graph.computing) for graph in graphs.values()}) == 1
         same = _same(list(keys.values()), alike)
-        different = len({key for those in keys.values() for key in those})
+        different = len({key for step_keys in keys.values() for key in step_keys})
         computing = len(points[-1].graph.computing)
-        made = Curve(phase, points, None, None, computing, sum(same[-1]), different)
+        curve = Curve(phase, points, None, None, computing, sum(same[-1]), different)
         reason = _no_fit(phase, points, alike)
         if reason:
-            return replace(made, reason=reason)
-        return self.fitted(made, graphs, figures, same)
+            return replace(curve, reason=reason)
+        return self.fitted(curve, graphs, figures, same)
 
     def figures(self, graph: Graph) -> list[Figure | None]:
         """Return the timing of each computing node."""
         if self.known is None:
             return [None] * len(graph.computing)
-        found = timed.of(graph, self.known, self.threads, self.threads).as_run
-        return [figure for figure, node in zip(found, graph.nodes, strict=True) if node.computes]
+        as_run = timed.of(graph, self.known, self.threads, self.threads).as_run
+        return [figure for figure, node in zip(as_run, graph.nodes, strict=True) if node.computes]
 
     def point(self, phase: str, tokens: int, graph: Graph, figures: Sequence[Figure | None]) -> Point:
         """Return the point of one length."""
         computed = self.batch * (1 if phase == DECODE else tokens)
         active = experts.active(graph, computed)
-        each = [work.flops_of(node) for node in graph.computing]
-        flops = None if None in each else sum(filter(None, each))
-        covered = self.covered(graph, figures)
+        by_call = [work.flops_of(node) for node in graph.computing]
+        flops = None if None in by_call else sum(filter(None, by_call))
+        coverage = self.covered(graph, figures)
         ns = half = None
-        if covered.nodes and (covered.share >= ENOUGH or self.partial):
+        if coverage.nodes and (coverage.share >= ENOUGH or self.partial):
             glue, _ = self.framework(graph)
             ns = math.fsum(figure.ns for figure in figures if figure is not None) + (glue.ns if glue else 0.0)
             half = math.hypot(totals.half(figures), glue.half_ns if glue else 0.0)
-        least = experts.least_ns(active, flops, computed, graph, self.ceiling, self.skew)
-        return Point(tokens, graph, covered, ns, half, least, active, flops, self.measured.get((phase, tokens)))
+        ceiling_ns = experts.least_ns(active, flops, computed, graph, self.ceiling, self.skew)
+        return Point(tokens, graph, coverage, ns, half, ceiling_ns, active, flops, self.measured.get((phase, tokens)))
 
     def compute_bound(self, points: Sequence[Point]) -> dict[int, int | None]:
         """Return the number of sequences that balances computing and reading, by tokens; empty without ceilings."""
         if isinstance(self.ceiling, str):
             return {}
         return {
-            each.tokens: experts.compute_bound(
-                each.active, each.flops, self.batch, each.graph, self.ceiling, self.skew
+            point.tokens: experts.compute_bound(
+                point.active, point.flops, self.batch, point.graph, self.ceiling, self.skew
             )
-            for each in points
+            for point in points
         }  # fmt: skip
 
     def covered(self, graph: Graph, figures: Sequence[Figure | None]) -> Coverage:
         """Return the coverage of a graph by timings."""
-        every = iter(figures)
-        padded = [next(every) if node.computes else None for node in graph.nodes]
+        remaining = iter(figures)
+        padded = [next(remaining) if node.computes else None for node in graph.nodes]
         floor: Sequence[Figure | None] = [None] * len(graph.nodes)
         if not isinstance(self.ceiling, str):
             floor, _ = roof.figures(graph, self.ceiling)
@@ -369,33 +369,32 @@ class _Maker:
         nodes = [graph.computing for graph in graphs.values()]
         of_length = list(figures.values())
         degrees = [
-            0 if constant else _degree(lengths, [those[place] for those in nodes])
-            for place, constant in enumerate(same[0])
+            0 if constant else _degree(lengths, [row[index] for row in nodes]) for index, constant in enumerate(same[0])
         ]
-        there = [all(those[place] is not None for those in of_length) for place in range(len(degrees))]
+        complete = [all(row[index] is not None for row in of_length) for index in range(len(degrees))]
         parts: dict[int, list[list[Figure]]] = {
             degree: [
                 [
                     figure
-                    for place, figure in enumerate(those)
-                    if figure is not None and there[place] and degrees[place] == degree
+                    for index, figure in enumerate(row)
+                    if figure is not None and complete[index] and degrees[index] == degree
                 ]
-                for those in of_length
+                for row in of_length
             ]
             for degree in (0, 1, 2)
         }
-        found: dict[int, Polynomial] = {}
+        fits: dict[int, Polynomial] = {}
         for degree, groups in parts.items():
-            values, halves = [math.fsum(each.ns for each in group) for group in groups], [*map(totals.half, groups)]
+            values, halves = [math.fsum(figure.ns for figure in group) for group in groups], [*map(totals.half, groups)]
             if degree:
-                found[degree] = polynomials.fit(lengths, values, halves, degree)
+                fits[degree] = polynomials.fit(lengths, values, halves, degree)
             else:
-                found[degree] = polynomials.constant(values[-1], halves[-1])
+                fits[degree] = polynomials.constant(values[-1], halves[-1])
         glue, _ = self.framework(made.points[-1].graph)
-        rest = found[0] + (polynomials.constant(glue.ns, glue.half_ns) if glue is not None else polynomials.ZERO)
+        rest = fits[0] + (polynomials.constant(glue.ns, glue.half_ns) if glue is not None else polynomials.ZERO)
         if made.phase == DECODE:
-            return replace(made, rest=rest, attention=found[1] + found[2], left_out=there.count(False))
-        return replace(made, rest=rest + found[1], attention=found[2], left_out=there.count(False))
+            return replace(made, rest=rest, attention=fits[1] + fits[2], left_out=complete.count(False))
+        return replace(made, rest=rest + fits[1], attention=fits[2], left_out=complete.count(False))
 
 
 def _keys(graph: Graph, threads: int) -> list[str]:
@@ -405,23 +404,23 @@ def _keys(graph: Graph, threads: int) -> list[str]:
 def _same(keys: Sequence[Sequence[str]], alike: bool) -> list[list[bool]]:
     """Return, for each length and call, whether the call is equal at all lengths."""
     if alike:
-        equal = [len(set(those)) == 1 for those in zip(*keys, strict=True)]
+        equal = [len(set(column)) == 1 for column in zip(*keys, strict=True)]
         return [equal for _ in keys]
     common = set.intersection(*map(set, keys))
-    return [[key in common for key in those] for those in keys]
+    return [[key in common for key in row] for row in keys]
 
 
 def _no_fit(phase: str, points: Sequence[Point], alike: bool) -> str:
     """Return why there is no curve through the points; empty if there is one."""
-    if not all(each.ns is not None for each in points):
-        if not any(each.coverage.nodes for each in points):
+    if not all(point.ns is not None for point in points):
+        if not any(point.coverage.nodes for point in points):
             return "no call is timed"
-        least = min(points, key=lambda each: each.coverage.share)
+        least = min(points, key=lambda point: point.coverage.share)
         return f"timings are known for {100 * least.coverage.share:.1f} % at {least.tokens} tokens"
     if not alike:
         return "some lengths call different operators: give a narrower range"
-    lengths = [each.tokens for each in points]
-    if phase == DECODE and not polynomials.is_straight(lengths, [float(each.active.state) for each in points]):
+    lengths = [point.tokens for point in points]
+    if phase == DECODE and not polynomials.is_straight(lengths, [float(point.active.state) for point in points]):
         bend = next(
             (after.tokens for before, after in pairwise(points)
              if after.active.state == before.active.state),
@@ -435,8 +434,8 @@ def _no_fit(phase: str, points: Sequence[Point], alike: bool) -> str:
 def _degree(lengths: Sequence[int], nodes: Sequence[Any]) -> int:
     """Return the power of the length with which the work of a call grows: 1 or 2."""
     for of_node in (work.flops_of, work.bytes_of):
-        found = [of_node(node) for node in nodes]
-        if None in found or not polynomials.is_straight(lengths, [float(each or 0) for each in found]):
+        amounts = [of_node(node) for node in nodes]
+        if None in amounts or not polynomials.is_straight(lengths, [float(amount or 0) for amount in amounts]):
             return 2
     return 1
 
@@ -445,7 +444,7 @@ def _cache_overtakes(points: Sequence[Point], batch: int, skew: float) -> float 
     """Return the number of tokens at which the cache has as many bytes as the weights in use; None if it is unknown."""
     first, last = points[0], points[-1]
     slope = (last.active.state - first.active.state) / (last.tokens - first.tokens)
-    lengths, states = [each.tokens for each in points], [float(each.active.state) for each in points]
+    lengths, states = [point.tokens for point in points], [float(point.active.state) for point in points]
     if slope <= 0 or not polynomials.is_straight(lengths, states):
         return None
     return max(0.0, last.tokens + (last.active.weights(batch, skew) - last.active.state) / slope)

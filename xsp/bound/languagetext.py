@@ -34,11 +34,11 @@ def page(found: Language, source: str, command: str = "") -> str:
         command: the lengths and other options as the user typed them, for the next command.
     """
     lines = [*_title(found), "", *_table(found)]
-    if any(each.measured for curve in found.curves for each in curve.points):
+    if any(point.measured for curve in found.curves for point in curve.points):
         lines += ["", *_measured(found)]
     lines += [
         "",
-        *(line for text in _told(found) for line in _wrapped(text)),
+        *(line for text in _remarks(found) for line in _wrapped(text)),
     ]
     return "\n".join([*lines, "", f"next: {_next(found, source, command)}"])
 
@@ -47,69 +47,69 @@ def _wrapped(text: str) -> list[str]:
     return [line.replace(_KEPT, " ") for line in textwrap.wrap(plain(text), WIDTH, subsequent_indent="  ")]
 
 
-def _title(found: Language) -> list[str]:
-    how = [f"batch {found.batch}", str(found.settings.get("dtype") or "type unknown")]
-    if found.settings.get("environment"):
-        how.append(f"{found.threads} thread{'s' * (found.threads > 1)}")
-    lines = [plain(found.name), ", ".join(how)]
-    if not isinstance(found.ceilings, str):
-        lines.append(plain(f"ceilings of {found.ceilings.name}"))
+def _title(language: Language) -> list[str]:
+    conditions = [f"batch {language.batch}", str(language.settings.get("dtype") or "type unknown")]
+    if language.settings.get("environment"):
+        conditions.append(f"{language.threads} thread{'s' * (language.threads > 1)}")
+    lines = [plain(language.name), ", ".join(conditions)]
+    if not isinstance(language.ceilings, str):
+        lines.append(plain(f"ceilings of {language.ceilings.name}"))
     return lines
 
 
-def _table(found: Language) -> list[str]:
-    heads = "".join(f" {NAMES[each.phase]:>11} {'± 95 %':>8} {'ceiling':>9}" for each in reversed(found.curves))
+def _table(language: Language) -> list[str]:
+    heads = "".join(f" {NAMES[curve.phase]:>11} {'± 95 %':>8} {'ceiling':>9}" for curve in reversed(language.curves))
     lines = [f"{'tokens':>7}{heads} {'cache':>9}"]
-    for points in _rows(found):
+    for points in _rows(language):
         cells = "".join(
-            f" {_at_least(each) + time(each.ns):>11} {time(each.half_ns):>8} {time(each.ceiling_ns):>9}"
-            for each in points
+            f" {_at_least(point) + time(point.ns):>11} {time(point.half_ns):>8} {time(point.ceiling_ns):>9}"
+            for point in points
         )
         lines.append(f"{points[0].tokens:7,}{cells} {amount(points[-1].active.state, 'B'):>9}")
     return lines
 
 
-def _rows(found: Language) -> Iterator[list[Point]]:
+def _rows(language: Language) -> Iterator[list[Point]]:
     """Yield the points of each length: the point of reading if there is one, then that of decoding."""
-    for place in range(len(found.decode.points)):
-        yield [each.points[place] for each in reversed(found.curves)]
+    for index in range(len(language.decode.points)):
+        yield [curve.points[index] for curve in reversed(language.curves)]
 
 
 def _at_least(point: Point) -> str:
-    return "" if point.ns is None or point.coverage.whole else "≥ "
+    return "" if point.ns is None or point.coverage.is_complete else "≥ "
 
 
-def _measured(found: Language) -> list[str]:
-    heads = "".join(f" {NAMES[each.phase]:>12} {'± 95 %':>9} {'calls':>10}" for each in reversed(found.curves))
+def _measured(language: Language) -> list[str]:
+    heads = "".join(f" {NAMES[curve.phase]:>12} {'± 95 %':>9} {'calls':>10}" for curve in reversed(language.curves))
     lines = ["measured steps, and the sum of the timed calls in percent of them:", f"{'tokens':>8}{heads}"]
-    for points in _rows(found):
+    for points in _rows(language):
         cells = ""
-        for each in points:
-            step = each.measured
-            share = "–" if step is None or each.ns is None else f"{100 * each.ns / step.ns:.0f} %"
+        for point in points:
+            step = point.measured
+            share = "–" if step is None or point.ns is None else f"{100 * point.ns / step.ns:.0f} %"
             half = None if step is None or step.low is None or step.high is None else (step.high - step.low) / 2
             cells += f" {time(None if step is None else step.ns):>12} {time(half):>9} {share:>10}"
         lines.append(f"{points[0].tokens:8,}{cells}")
     return lines
 
 
-def _told(found: Language) -> Iterator[str]:
-    for curve in reversed(found.curves):
+def _remarks(language: Language) -> Iterator[str]:
+    for curve in reversed(language.curves):
         yield from _curve(curve)
-    if isinstance(found.prefill, str):
-        yield f"first token: no figures, {found.prefill}."
-    yield from _bytes(found)
-    yield from _batches(found)
-    shared = found.decode
+    if isinstance(language.prefill, str):
+        yield f"first token: no figures, {language.prefill}."
+    yield from _bytes(language)
+    yield from _batches(language)
+    shared = language.decode
     yield (
         f"Of {shared.calls:,} calls of a decoding step {shared.shared:,} are the same at all lengths; "
         f"{shared.different:,} distinct calls have to be timed for {len(shared.points)} lengths."
     )
-    if found.framework and any(each.coverage.nodes for curve in found.curves for each in curve.points):
-        yield f"Figures do not include the framework: {found.framework}."
-    if isinstance(found.ceilings, str):
-        yield f"No ceilings: {found.ceilings}."
-    yield from found.problems
+    if language.framework and any(point.coverage.nodes for curve in language.curves for point in curve.points):
+        yield f"Figures do not include the framework: {language.framework}."
+    if isinstance(language.ceilings, str):
+        yield f"No ceilings: {language.ceilings}."
+    yield from language.problems
 
 
 def _curve(curve: Curve) -> Iterator[str]:
@@ -122,20 +122,20 @@ def _curve(curve: Curve) -> Iterator[str]:
         return
     yield f"{name} = {formula(whole)}"
     part, takes = ("attention and cache", "take") if curve.phase == DECODE else ("attention", "takes")
-    over = curve.overtakes
-    if over is None:
+    crossing = curve.overtakes
+    if crossing is None:
         yield f"{name}: at no length {part} {takes} longer than the rest."
         return
     longest = curve.points[-1].tokens
-    beyond = ", which is beyond what was timed" if over.n > longest else ""
-    yield f"{name}: {part} {takes} longer than the rest from {_crossing(over)} tokens on{beyond}."
+    beyond = ", which is beyond what was timed" if crossing.n > longest else ""
+    yield f"{name}: {part} {takes} longer than the rest from {_crossing(crossing)} tokens on{beyond}."
     if curve.left_out:
         yield f"{name}: {curve.left_out} calls are left out of the curve, because they are not timed at every length."
 
 
-def _crossing(found: Crossing) -> str:
-    low, high = ("?" if each is None else f"{each:,.0f}" for each in (found.low, found.high))
-    return f"{found.n:,.0f} ({low} … {high})"
+def _crossing(crossing: Crossing) -> str:
+    low, high = ("?" if end is None else f"{end:,.0f}" for end in (crossing.low, crossing.high))
+    return f"{crossing.n:,.0f} ({low} … {high})"
 
 
 def formula(curve: Polynomial) -> str:
@@ -153,50 +153,50 @@ def _fine(ns: float) -> str:
     return f"{ns:.3g} ns" if abs(ns) < 10 else time(ns)
 
 
-def _bytes(found: Language) -> Iterator[str]:
-    point = found.decode.points[-1]
+def _bytes(language: Language) -> Iterator[str]:
+    point = language.decode.points[-1]
     active = point.active
-    text = f"A decoding step reads {amount(round(active.weights(found.batch, found.skew)), 'B')} of weights"
+    text = f"A decoding step reads {amount(round(active.weights(language.batch, language.skew)), 'B')} of weights"
     if active.stacks:
         stack = active.stacks[0]
         text += (
             f" of {amount(active.all_weights, 'B')}: each token chooses {stack.chosen:g} of {stack.experts} experts, "
-            f"{_distinct(found, point):.3g} distinct ones are expected"
+            f"{_distinct(language, point):.3g} distinct ones are expected"
         )
-        text += f" (skew {found.skew:g})" if found.skew else ""
-    if found.cache_overtakes is not None:
-        text += f". The cache has as many bytes from {found.cache_overtakes:,.0f} tokens on"
+        text += f" (skew {language.skew:g})" if language.skew else ""
+    if language.cache_overtakes is not None:
+        text += f". The cache has as many bytes from {language.cache_overtakes:,.0f} tokens on"
     yield text + "."
 
 
-def _distinct(found: Language, point: Point) -> float:
+def _distinct(language: Language, point: Point) -> float:
     from xsp.bound.experts import distinct
 
     stack = point.active.stacks[0]
-    return distinct(stack.experts, stack.chosen, found.batch, found.skew)
+    return distinct(stack.experts, stack.chosen, language.batch, language.skew)
 
 
-def _batches(found: Language) -> Iterator[str]:
-    known = found.compute_bound
-    if not known or any(each.ceiling_ns is None for each in found.decode.points):
+def _batches(language: Language) -> Iterator[str]:
+    batches = language.compute_bound
+    if not batches or any(point.ceiling_ns is None for point in language.decode.points):
         return
-    said = ", ".join(
+    text = ", ".join(
         f"{'at no batch size' if batch is None else f'from batch {batch:,} on'} at {tokens:,} tokens"
-        for tokens, batch in ((each, known[each]) for each in (min(known), max(known)))
+        for tokens, batch in ((tokens, batches[tokens]) for tokens in (min(batches), max(batches)))
     )
-    yield f"By the ceilings decoding is compute-bound {said}."
+    yield f"By the ceilings decoding is compute-bound {text}."
 
 
-def _next(found: Language, source: str, command: str) -> str:
-    said = f"xsp bound {shlex.quote(source)} {command}".rstrip()
-    points = [each for curve in found.curves for each in curve.points]
-    if found.settings.get("environment") is None:
+def _next(language: Language, source: str, command: str) -> str:
+    base = f"xsp bound {shlex.quote(source)} {command}".rstrip()
+    points = [point for curve in language.curves for point in curve.points]
+    if language.settings.get("environment") is None:
         return f"xsp bound {shlex.quote(source)} {command} --fill 60s, on the device"
-    if any(not each.coverage.whole for each in points):
-        return f"{said} --fill 60s"
-    if any(each.measured is None for each in points):
-        return f"{said} --measure 30s"
-    return f"{said} --html curves.html"
+    if any(not point.coverage.is_complete for point in points):
+        return f"{base} --fill 60s"
+    if any(point.measured is None for point in points):
+        return f"{base} --measure 30s"
+    return f"{base} --html curves.html"
 
 
 # --- plain values and the page -----------------------------------------------------------------------------
@@ -222,21 +222,21 @@ def as_json(found: Language) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _experts(found: Language) -> dict[str, Any] | None:
-    point = found.decode.points[-1]
+def _experts(language: Language) -> dict[str, Any] | None:
+    point = language.decode.points[-1]
     if not point.active.stacks:
         return None
     stack = point.active.stacks[0]
     return {
         "experts": stack.experts,
         "chosen": stack.chosen,
-        "expected_different": _distinct(found, point),
-        "skew": found.skew,
+        "expected_different": _distinct(language, point),
+        "skew": language.skew,
     }
 
 
 def _curve_json(curve: Curve) -> dict[str, Any]:
-    over = curve.overtakes
+    crossing = curve.overtakes
     return {
         "reason": curve.reason or None,
         "calls": curve.calls,
@@ -247,8 +247,10 @@ def _curve_json(curve: Curve) -> dict[str, Any]:
         "measured_coefficients_ns": _coefficients(curve.steps),
         "attention_ns": _coefficients(curve.attention),
         "rest_ns": _coefficients(curve.rest),
-        "attention_overtakes": None if over is None else {"tokens": over.n, "low": over.low, "high": over.high},
-        "points": [_point(each, curve) for each in curve.points],
+        "attention_overtakes": None
+        if crossing is None
+        else {"tokens": crossing.n, "low": crossing.low, "high": crossing.high},
+        "points": [_point(point, curve) for point in curve.points],
     }
 
 
@@ -264,11 +266,11 @@ def _point(point: Point, curve: Curve) -> dict[str, Any]:
         "tokens": point.tokens,
         "ns": point.ns,
         "half_ns": point.half_ns,
-        "at_least": None if point.ns is None else not point.coverage.whole,
+        "at_least": None if point.ns is None else not point.coverage.is_complete,
         "fitted_ns": None if whole is None else whole.at(point.tokens),
         "ceiling_ns": point.ceiling_ns,
         "flops": point.flops,
-        "weight_bytes": point.active.dense + sum(each.bytes for each in point.active.stacks),
+        "weight_bytes": point.active.dense + sum(stack.bytes for stack in point.active.stacks),
         "state_bytes": point.active.state,
         "coverage": {
             "calls": point.coverage.nodes, "of_calls": point.coverage.of_nodes, "time_share": point.coverage.time,
@@ -281,7 +283,7 @@ def _point(point: Point, curve: Curve) -> dict[str, Any]:
 
 def section(found: Language) -> Section:
     """Return the section of a page: texts on the curves, charts with the measured steps, and a table."""
-    parts: list[Part] = [Text(plain(text).replace(_KEPT, " ")) for text in _told(found)]
+    parts: list[Part] = [Text(plain(text).replace(_KEPT, " ")) for text in _remarks(found)]
     for curve in reversed(found.curves):
         parts.append(_chart(curve))
     columns = (
@@ -305,34 +307,34 @@ def section(found: Language) -> Section:
 
 def _chart(curve: Curve) -> Chart:
     """Return a chart of a curve at many lengths, with timings, ceilings and measured steps at the timed lengths."""
-    points = {each.tokens: each for each in curve.points}
+    points = {point.tokens: point for point in curve.points}
     low, high = min(points), max(points)
     drawn = {round(low + (high - low) * step / (DRAWN - 1)) for step in range(DRAWN)}
-    at = sorted({*drawn, *points})
+    lengths = sorted({*drawn, *points})
     whole, part = curve.whole, curve.attention
-    series = [Series("calls, timed", tuple(_ms(points[n].ns) if n in points else None for n in at))]
+    series = [Series("calls, timed", tuple(_ms(points[n].ns) if n in points else None for n in lengths))]
     if whole is not None and part is not None:
         series = [
             Series(
                 "curve",
-                tuple(_ms(whole.at(n)) for n in at),
-                tuple(_ms(max(0.0, whole.at(n) - whole.half(n))) for n in at),
-                tuple(_ms(whole.at(n) + whole.half(n)) for n in at),
+                tuple(_ms(whole.at(n)) for n in lengths),
+                tuple(_ms(max(0.0, whole.at(n) - whole.half(n))) for n in lengths),
+                tuple(_ms(whole.at(n) + whole.half(n)) for n in lengths),
             ),
-            Series("attention part", tuple(_ms(part.at(n)) for n in at)),
+            Series("attention part", tuple(_ms(part.at(n)) for n in lengths)),
         ]
-    series.append(Series("ceiling", tuple(_ms(points[n].ceiling_ns) if n in points else None for n in at)))
-    if any(each.measured for each in curve.points):
-        steps = [points[n].measured if n in points else None for n in at]
+    series.append(Series("ceiling", tuple(_ms(points[n].ceiling_ns) if n in points else None for n in lengths)))
+    if any(point.measured for point in curve.points):
+        steps = [points[n].measured if n in points else None for n in lengths]
         series.append(
             Series(
                 "measured",
-                tuple(None if each is None else _ms(each.ns) for each in steps),
-                tuple(None if each is None else _ms(each.low) for each in steps),
-                tuple(None if each is None else _ms(each.high) for each in steps),
+                tuple(None if step is None else _ms(step.ns) for step in steps),
+                tuple(None if step is None else _ms(step.low) for step in steps),
+                tuple(None if step is None else _ms(step.high) for step in steps),
             )
         )
-    return Chart("lines", NAMES[curve.phase].capitalize(), "ms", tuple(at), tuple(series), "tokens")
+    return Chart("lines", NAMES[curve.phase].capitalize(), "ms", tuple(lengths), tuple(series), "tokens")
 
 
 def _ms(ns: float | None) -> float | None:

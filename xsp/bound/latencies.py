@@ -43,27 +43,27 @@ def read(path: Path) -> tuple[list[Latency], list[str]]:
         raise UsageError(f"{path}: cannot be read as text ({getattr(error, 'strerror', None) or error})") from error
     head = text.split("\n", 1)[0]
     rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=head.count))
-    found: list[Latency] = []
+    latencies: list[Latency] = []
     holes: list[str] = []
     try:
-        columns = [each.strip() for each in rows.fieldnames or ()]
+        columns = [name.strip() for name in rows.fieldnames or ()]
         rows.fieldnames = columns
-        model = next((each for each in MODEL if each in columns), None)
-        unit = [each for each in UNITS if each in columns]
+        model = next((name for name in MODEL if name in columns), None)
+        unit = [name for name in UNITS if name in columns]
         if model is None or len(unit) != 1:
-            shown = ", ".join(columns)[:100] or "none"
-            raise UsageError(f"{path}: not a table of latencies: {FORM}; there are {shown}")
+            names = ", ".join(columns)[:100] or "none"
+            raise UsageError(f"{path}: not a table of latencies: {FORM}; there are {names}")
         for row in rows:
-            made = _latency(row, model, unit[0])
-            if isinstance(made, Latency):
-                found.append(made)
+            latency = _latency(row, model, unit[0])
+            if isinstance(latency, Latency):
+                latencies.append(latency)
             else:
-                holes.append(f"line {rows.line_num}: {made}")
+                holes.append(f"line {rows.line_num}: {latency}")
     except csv.Error as error:
         raise UsageError(f"{path}: line {rows.line_num}: not CSV ({error})") from error
-    if not found:
+    if not latencies:
         raise UsageError(f"{path}: no row has a latency{f' ({holes[0]})' if holes else ''}")
-    return found, holes
+    return latencies, holes
 
 
 def _latency(row: Mapping[str, str | None], model: str, unit: str) -> Latency | str:

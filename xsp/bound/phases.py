@@ -99,11 +99,11 @@ def of(bound: Bound) -> Training:
     """
     graph = bound.graph
     check(graph)
-    known = [rung for rung in RUNGS if any(bound.figures.get(rung.value) or ())]
-    if not known:
+    rungs = [rung for rung in RUNGS if any(bound.figures.get(rung.value) or ())]
+    if not rungs:
         raise GraphError(f"{graph.name}: no call of the step has a figure; time them with --fill 60s")
-    rung = next((each for each in known if bound.rungs[each.value].coverage.share >= totals.ENOUGH), known[0])
-    by_rung = {each: tuple(_phases(bound, bound.figures[each.value])) for each in known}
+    rung = next((rung for rung in rungs if bound.rungs[rung.value].coverage.share >= totals.ENOUGH), rungs[0])
+    by_rung = {rung: tuple(_phases(bound, bound.figures[rung.value])) for rung in rungs}
     figures = bound.figures[rung.value]
     holes = sum(counts and figure is None for figure, counts in zip(figures, bound.counted, strict=True))
     can_time = "environment" in bound.settings
@@ -114,22 +114,24 @@ def _phases(bound: Bound, figures: Sequence[Figure | None]) -> Iterator[PhaseTot
     graph = bound.graph
     before = None if graph.known_by is KnownBy.ORDER else paths.before(graph)
     for phase in Phase:
-        places = [n for n, node in enumerate(graph.nodes) if node.phase is phase and bound.counted[n]]
-        if not places:
+        indices = [n for n, node in enumerate(graph.nodes) if node.phase is phase and bound.counted[n]]
+        if not indices:
             continue
-        there = [figures[place] for place in places]
-        whole = all(each is not None for each in there)
+        of_phase = [figures[index] for index in indices]
+        complete = all(figure is not None for figure in of_phase)
         path = None
-        if whole and before is not None:
-            chosen = set(places)
-            times = [each.ns if each is not None and place in chosen else 0.0 for place, each in enumerate(figures)]
+        if complete and before is not None:
+            members = set(indices)
+            times = [
+                figure.ns if figure is not None and index in members else 0.0 for index, figure in enumerate(figures)
+            ]
             path, _ = paths.longest(before, times)
         yield PhaseTotal(
             phase,
-            len(places),
-            sum(each is not None for each in there),
-            math.fsum(each.ns for each in there if each is not None) if whole else None,
-            totals.half(there) if whole else None,
+            len(indices),
+            sum(figure is not None for figure in of_phase),
+            math.fsum(figure.ns for figure in of_phase if figure is not None) if complete else None,
+            totals.half(of_phase) if complete else None,
             path,
         )
 
@@ -138,20 +140,20 @@ def _layers(bound: Bound, figures: Sequence[Figure | None]) -> Iterator[TrainedL
     """Yield each module with calls or parameters of its own, in order of first appearance."""
     graph = bound.graph
     owners = _owners(graph)
-    kept = _kept_for(graph, owners)
+    weight_of = _weight_of_storage(graph, owners)
     times: dict[tuple[str, Phase], list[float | None]] = defaultdict(list)
     names: dict[str, int] = {}
     updated: dict[int, int] = {}
-    for place, node in enumerate(graph.nodes):
-        if not bound.counted[place]:
+    for index, node in enumerate(graph.nodes):
+        if not bound.counted[index]:
             continue
-        figure = figures[place]
+        figure = figures[index]
         if node.phase is not Phase.OPTIMIZER:
             name = _layer(node)
             names[name] = names.get(name, 0) + 1
             times[name, node.phase].append(None if figure is None else figure.ns)
             continue
-        for storage, share, size, parameter in _shares(graph, node, kept):
+        for storage, share, size, parameter in _shares(graph, node, weight_of):
             name = owners[storage] if storage is not None else NO_LAYER
             names.setdefault(name, 0)
             times[name, node.phase].append(None if figure is None else share * figure.ns)
@@ -160,15 +162,17 @@ def _layers(bound: Bound, figures: Sequence[Figure | None]) -> Iterator[TrainedL
     sizes: dict[str, int] = defaultdict(int)
     for storage, size in updated.items():
         sizes[owners[storage]] += size
-    flows = graph.known_by is not KnownBy.ORDER  # only memory tells which call updates which parameter
+    has_flow = graph.known_by is not KnownBy.ORDER  # only memory tells which call updates which parameter
     for name, calls in names.items():
         forward, backward, update = (_sum(times[name, phase]) for phase in Phase)
-        own = flows or name == NO_LAYER
-        yield TrainedLayer(name, forward, backward, update if own else None, sizes[name] if flows else None, calls)
+        is_known = has_flow or name == NO_LAYER
+        yield TrainedLayer(
+            name, forward, backward, update if is_known else None, sizes[name] if has_flow else None, calls
+        )
 
 
 def _sum(times: Sequence[float | None]) -> float | None:
-    known = [each for each in times if each is not None]
+    known = [time for time in times if time is not None]
     return math.fsum(known) if len(known) == len(times) else None
 
 
@@ -178,15 +182,15 @@ def _layer(node: Node) -> str:
 
 def _owners(graph: Graph) -> dict[int, str]:
     """Return the layer that reads each weight first, by the storage of the weight."""
-    found: dict[int, str] = {}
+    owners: dict[int, str] = {}
     for node in graph.nodes:
         if node.phase is Phase.OPTIMIZER:
             continue
         for number in node.reads:
             value = graph.values[number]
             if value.role is Role.WEIGHT:
-                found.setdefault(value.storage, _layer(node))
-    return found
+                owners.setdefault(value.storage, _layer(node))
+    return owners
 
 
 def _groups(node: Node) -> Iterator[list[tuple[int, Tensor]]]:
@@ -195,67 +199,69 @@ def _groups(node: Node) -> Iterator[list[tuple[int, Tensor]]]:
     For a call on lists, a group has the tensors at the same index of each list; else the largest tensors of one shape.
     """
     lists: list[list[tuple[int, Tensor]]] = []
-    single: list[tuple[int, Tensor]] = []
-    place = 0
+    singles: list[tuple[int, Tensor]] = []
+    position = 0
     for _, value in node.call.arguments:
-        if isinstance(value, tuple) and any(isinstance(each, Tensor) for each in value):
+        if isinstance(value, tuple) and any(isinstance(element, Tensor) for element in value):
             lists.append([])
-            for each in value:
-                if isinstance(each, Tensor):
-                    lists[-1].append((place, each))
-                    place += 1
+            for element in value:
+                if isinstance(element, Tensor):
+                    lists[-1].append((position, element))
+                    position += 1
         elif isinstance(value, Tensor):
-            single.append((place, value))
-            place += 1
+            singles.append((position, value))
+            position += 1
     if lists:
         longest = max(map(len, lists))
-        for turn in range(longest):
-            yield [each[turn] for each in lists if len(each) == longest]
+        for index in range(longest):
+            yield [tensors[index] for tensors in lists if len(tensors) == longest]
         return
     shapes: dict[tuple[int, ...] | None, list[tuple[int, Tensor]]] = defaultdict(list)
-    for each in single:
-        shapes[each[1].shape].append(each)
-    largest = max(shapes.values(), key=lambda those: those[0][1].elements or 0, default=[])
+    for entry in singles:
+        shapes[entry[1].shape].append(entry)
+    largest = max(shapes.values(), key=lambda group: group[0][1].elements or 0, default=[])
     if largest:
         yield largest
 
 
-def _kept_for(graph: Graph, owners: Mapping[int, str]) -> dict[int, int]:
+def _weight_of_storage(graph: Graph, owners: Mapping[int, str]) -> dict[int, int]:
     """Return storage → storage of the weight for which an optimizer uses it; a weight maps to itself."""
     links: dict[int, set[int]] = defaultdict(set)
     for node in graph.nodes:
         if node.phase is not Phase.OPTIMIZER:
             continue
         groups = list(_groups(node))
-        for turn, group in enumerate(groups):
-            held = [graph.values[node.reads[place]].storage for place, _ in group if place < len(node.reads)]
+        for index, group in enumerate(groups):
+            storages = [
+                graph.values[node.reads[position]].storage for position, _ in group if position < len(node.reads)
+            ]
             if len(node.returns) == len(groups):
-                held.append(graph.values[node.returns[turn]].storage)
-            for one in held:
-                links[one].update(held)
-    found = {storage: storage for storage in owners}
-    left = list(found)
-    while left:
-        storage = left.pop()
-        for other in links.get(storage, ()):
-            if other not in found:
-                found[other] = found[storage]
-                left.append(other)
-    return found
+                storages.append(graph.values[node.returns[index]].storage)
+            for member in storages:
+                links[member].update(storages)
+    weight_of = {storage: storage for storage in owners}
+    pending = list(weight_of)
+    while pending:
+        storage = pending.pop()
+        for linked in links.get(storage, ()):
+            if linked not in weight_of:
+                weight_of[linked] = weight_of[storage]
+                pending.append(linked)
+    return weight_of
 
 
-def _shares(graph: Graph, node: Node, kept: Mapping[int, int]) -> Iterable[tuple[int | None, float, int, bool]]:
+def _shares(graph: Graph, node: Node, weight_of: Mapping[int, int]) -> Iterable[tuple[int | None, float, int, bool]]:
     """Return the weights of an optimizer's call, each with its share of the call and its bytes.
 
     The last value is whether the weight itself is among the tensors.
     """
-    found: list[tuple[int | None, int, bool]] = []
+    rows: list[tuple[int | None, int, bool]] = []
     for group in _groups(node):
-        storages = [graph.values[node.reads[place]].storage for place, _ in group if place < len(node.reads)]
-        weight = next((kept[each] for each in storages if each in kept), None)
+        storages = [graph.values[node.reads[position]].storage for position, _ in group if position < len(node.reads)]
+        weight = next((weight_of[storage] for storage in storages if storage in weight_of), None)
         size = max((tensor.bytes or 0 for _, tensor in group), default=0)
-        found.append((weight, size, weight in storages))
-    whole = sum(size for _, size, _ in found)
-    if not found or not whole:
+        rows.append((weight, size, weight in storages))
+    total = sum(size for _, size, _ in rows)
+    if not rows or not total:
         return [(None, 1.0, 0, False)]
-    return [(weight, size / whole, size, parameter) for weight, size, parameter in found]
+    return [(weight, size / total, size, parameter) for weight, size, parameter in rows]

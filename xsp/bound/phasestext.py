@@ -19,7 +19,7 @@ MOST_LAYERS = 20
 def page(found: Training, source: str, step: str = "") -> str:
     """Return a line for each phase, the longest layers, and the share of the backward pass that could overlap."""
     rungs = list(found.by_rung)
-    heads = "".join(f"{NAMES[each]:>11}" for each in rungs)
+    heads = "".join(f"{NAMES[rung]:>11}" for rung in rungs)
     return "\n".join(
         [
             plain(found.name),
@@ -31,44 +31,44 @@ def page(found: Training, source: str, step: str = "") -> str:
             f"{'layer':30}{'forward':>10}{'backward':>10}{'update':>10}{'gradients':>11}",
             *_layers(found),
             "",
-            *_told(found, f"{shlex.quote(source)} {step}".rstrip()),
+            *_remarks(found, f"{shlex.quote(source)} {step}".rstrip()),
         ]
     )
 
 
-def _phases(found: Training, rungs: list[Rung]) -> list[str]:
+def _phases(training: Training, rungs: list[Rung]) -> list[str]:
     lines = []
-    for place, phase in enumerate(found.phases):
-        cells = "".join(f"{time(found.by_rung[rung][place].ns):>11}" for rung in rungs)
+    for index, phase in enumerate(training.phases):
+        cells = "".join(f"{time(training.by_rung[rung][index].ns):>11}" for rung in rungs)
         off = time(phase.off_path_ns)
         lines.append(f"{phase.phase.value:12}{phase.calls:7,}{cells}{time(phase.half_ns):>10}{off:>14}")
     return lines
 
 
-def _layers(found: Training) -> list[str]:
-    def whole(each: Any) -> float:
-        return sum(ns or 0.0 for ns in (each.forward_ns, each.backward_ns, each.update_ns))
+def _layers(training: Training) -> list[str]:
+    def whole(layer: Any) -> float:
+        return sum(ns or 0.0 for ns in (layer.forward_ns, layer.backward_ns, layer.update_ns))
 
     lines = []
-    for each in sorted(found.layers, key=whole, reverse=True)[:MOST_LAYERS]:
-        name = plain(each.module)
+    for layer in sorted(training.layers, key=whole, reverse=True)[:MOST_LAYERS]:
+        name = plain(layer.module)
         name = name if len(name) <= 29 else "…" + name[-28:]
-        cells = "".join(f"{time(ns):>10}" for ns in (each.forward_ns, each.backward_ns, each.update_ns))
-        lines.append(f"{name:30}{cells}{amount(each.parameter_bytes, 'B'):>11}")
-    left = len(found.layers) - MOST_LAYERS
-    return [*lines, *([f"{left} more in --format json"] if left > 0 else [])]
+        cells = "".join(f"{time(ns):>10}" for ns in (layer.forward_ns, layer.backward_ns, layer.update_ns))
+        lines.append(f"{name:30}{cells}{amount(layer.parameter_bytes, 'B'):>11}")
+    hidden = len(training.layers) - MOST_LAYERS
+    return [*lines, *([f"{hidden} more in --format json"] if hidden > 0 else [])]
 
 
-def _told(found: Training, source: str) -> list[str]:
+def _remarks(training: Training, source: str) -> list[str]:
     lines = []
-    backward = next((each for each in found.phases if each.phase is Phase.BACKWARD), None)
+    backward = next((phase for phase in training.phases if phase.phase is Phase.BACKWARD), None)
     if backward is not None and backward.off_path_ns is not None and backward.ns:
         share = 100 * backward.off_path_ns / backward.ns
         lines.append(f"{share:.0f} % of the backward pass is off its longest path, mostly weight gradients:")
         lines.append("no later call of the pass needs them, so they could overlap with other work.")
-    if found.holes:
-        remedy = f": xsp bound {plain(source)} --phases --fill 60s" if found.can_time else ""
-        lines += [f"{found.holes} calls have no figure{remedy}"]
+    if training.holes:
+        remedy = f": xsp bound {plain(source)} --phases --fill 60s" if training.can_time else ""
+        lines += [f"{training.holes} calls have no figure{remedy}"]
     return lines
 
 
@@ -77,35 +77,37 @@ def as_json(found: Training) -> dict[str, Any]:
     return {
         "name": found.name,
         "rung": found.rung.value,
-        "phases": {each.phase.value: _phase(each) for each in found.phases},
+        "phases": {phase.phase.value: _phase(phase) for phase in found.phases},
         "by_rung": {
-            rung.value: {each.phase.value: each.ns for each in phases} for rung, phases in found.by_rung.items()
+            rung.value: {phase.phase.value: phase.ns for phase in phases} for rung, phases in found.by_rung.items()
         },
         "layers": [
             {
-                "module": each.module,
-                "forward_ms": _ms(each.forward_ns),
-                "backward_ms": _ms(each.backward_ns),
-                "update_ms": _ms(each.update_ns),
-                "gradient_bytes": each.parameter_bytes,
-                "calls": each.calls,
+                "module": layer.module,
+                "forward_ms": _ms(layer.forward_ns),
+                "backward_ms": _ms(layer.backward_ns),
+                "update_ms": _ms(layer.update_ns),
+                "gradient_bytes": layer.parameter_bytes,
+                "calls": layer.calls,
             }
-            for each in found.layers
-            if each.module != NO_LAYER
+            for layer in found.layers
+            if layer.module != NO_LAYER
         ],
-        "of_no_layer_update_ms": next((_ms(each.update_ns) for each in found.layers if each.module == NO_LAYER), 0.0),
+        "of_no_layer_update_ms": next(
+            (_ms(layer.update_ns) for layer in found.layers if layer.module == NO_LAYER), 0.0
+        ),
         "holes": found.holes,
     }
 
 
-def _phase(each: PhaseTotal) -> Mapping[str, Any]:
+def _phase(phase: PhaseTotal) -> Mapping[str, Any]:
     return {
-        "calls": each.calls,
-        "known": each.known,
-        "ns": each.ns,
-        "half_ns": each.half_ns,
-        "path_ns": each.path_ns,
-        "off_path_ns": each.off_path_ns,
+        "calls": phase.calls,
+        "known": phase.known,
+        "ns": phase.ns,
+        "half_ns": phase.half_ns,
+        "path_ns": phase.path_ns,
+        "off_path_ns": phase.off_path_ns,
     }
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xsp.bound import join, seen
+from xsp.bound import join, recordedcalls
 from xsp.bound.join import Join
-from xsp.bound.seen import Seen
+from xsp.bound.recordedcalls import RecordedCall
 from xsp.errors import GraphError, ModelError, UsageError
 from xsp.graph import sources as graphs
 from xsp.graph import spans
@@ -42,7 +42,7 @@ def of(what: Any, args: Any, trace: Any, of_model: Mapping[str, Any]) -> tuple[G
         UsageError: both are traces.
     """
     if is_trace(what):
-        paths = [Path(each) for each in (what, trace) if isinstance(each, (str, Path))]
+        paths = [Path(source) for source in (what, trace) if isinstance(source, (str, Path))]
         if trace is not None and trace is not what and (len(paths) < 2 or paths[0] != paths[1]):
             raise UsageError(
                 f"{what if isinstance(what, (str, Path)) else what.name} is itself a run, and cannot be compared with "
@@ -51,8 +51,8 @@ def of(what: Any, args: Any, trace: Any, of_model: Mapping[str, Any]) -> tuple[G
         what = _trace(what)
         graphs.check(what, of_model)
         return _planned(what), what
-    given = _trace(trace)  # first, since a graph may take long
-    return graphs.of(what, *args, **of_model), given
+    loaded = _trace(trace)  # first, since a graph may take long
+    return graphs.of(what, *args, **of_model), loaded
 
 
 def is_trace(what: Any) -> bool:
@@ -62,7 +62,9 @@ def is_trace(what: Any) -> bool:
     return hasattr(what, "con") and hasattr(what, "rungs")
 
 
-def matched(graph: Graph, trace: Trace, alone: bool, notes: list[str]) -> tuple[Graph, Sequence[Seen], Join | None]:
+def matched(
+    graph: Graph, trace: Trace, alone: bool, notes: list[str]
+) -> tuple[Graph, Sequence[RecordedCall], Join | None]:
     """Return a graph with the calls of a trace, and their pairs; no pairs if the nodes are these calls, in order.
 
     Args:
@@ -76,17 +78,17 @@ def matched(graph: Graph, trace: Trace, alone: bool, notes: list[str]) -> tuple[
         GraphError: the trace is of another model, or of other shapes.
     """
     if graph.source is Source.SPANS:
-        calls = seen.of_nodes(trace)
-        if [node.call.op for node in graph.nodes] == [each.op for each in calls]:  # else it was saved, from another run
+        calls = recordedcalls.of_nodes(trace)
+        if [node.call.op for node in graph.nodes] == [call.op for call in calls]:  # else it was saved, from another run
             return graph, calls, None
     try:
-        found = _joined(graph, trace, notes)
+        joined = _joined(graph, trace, notes)
     except GraphError as error:
         if not alone:
             raise
         notes.append(f"graph: from the calls of the run, because that of its model does not match ({error})")
-        return spans.of(trace), seen.of_nodes(trace), None
-    return graph, found.seen, found
+        return spans.of(trace), recordedcalls.of_nodes(trace), None
+    return graph, joined.seen, joined
 
 
 def one_kind(trace: Trace) -> list[str]:
@@ -94,45 +96,45 @@ def one_kind(trace: Trace) -> list[str]:
     kinds = trace.run.kinds
     if len(kinds) < 2:
         return []
-    names = ", ".join(f"{each.name} ({each.steps})" for each in kinds[:4])
+    names = ", ".join(f"{kind.name} ({kind.steps})" for kind in kinds[:4])
     return [f"steps: {len(kinds)} kinds, {names}; this is only kind {trace.kind}"]
 
 
 def _joined(graph: Graph, trace: Trace, notes: list[str]) -> Join:
-    found = join.of(graph, seen.of(trace, {each.call.op for each in graph.nodes}))
-    if found.share(graph) < LEAST_PAIRS:
+    joined = join.of(graph, recordedcalls.of(trace, {node.call.op for node in graph.nodes}))
+    if joined.share(graph) < LEAST_PAIRS:
         computing = len(graph.computing)
-        paired = computing - len(found.planned_not_seen)
-        if not seen.is_compiled(trace):  # the calls of a compiled run need not be found
+        paired = computing - len(joined.planned_not_seen)
+        if not recordedcalls.is_compiled(trace):  # the calls of a compiled run need not be found
             raise GraphError(
                 f"{trace.name} is not a run of {graph.name}: {paired} of its {computing} calls are in the trace; "
                 "give the model, batch and mode of the run, or only the run"
             )
         notes.append(f"calls: {paired} of {computing} found in the compiled run")
-    other, known = found.other_shapes(graph)
-    if other > MOST_OTHER * known:
+    different, comparable = joined.other_shapes(graph)
+    if different > MOST_OTHER * comparable:
         raise GraphError(
-            f"{trace.name} is a run of {graph.name} with other shapes: {other} of {known} calls have another "
+            f"{trace.name} is a run of {graph.name} with other shapes: {different} of {comparable} calls have another "
             "first input; give the --batch, --input and --sequence of the run"
         )
-    if other:
-        notes.append(f"shapes: {other} of {known} calls had another first input in the run")
-    return found
+    if different:
+        notes.append(f"shapes: {different} of {comparable} calls had another first input in the run")
+    return joined
 
 
-def _trace(place: Any) -> Any:
-    if place is None or not isinstance(place, (str, Path)):
-        return place
+def _trace(source: Any) -> Any:
+    if source is None or not isinstance(source, (str, Path)):
+        return source
     from xsp.ingest.load import load
 
-    return load(place)
+    return load(source)
 
 
 def _planned(trace: Trace) -> Graph:
     """Return the graph of the model that a run names, which is more complete than its calls; else that of its calls."""
-    named = _model_of(trace)
-    if named is not None:
-        spec, settings = named
+    model = _model_of(trace)
+    if model is not None:
+        spec, settings = model
         with contextlib.suppress(GraphError, ModelError, UsageError):
             return graphs.of(spec, **settings)
     return spans.of(trace)
@@ -140,11 +142,11 @@ def _planned(trace: Trace) -> Graph:
 
 def _model_of(trace: Trace) -> tuple[str, dict[str, Any]] | None:
     """Return the model that `xsp profile` ran, with its settings; None if the command of the run does not have it."""
-    command = [str(each) for each in trace.run.get("command") or ()]
-    spec = next((each for each in command[2:] if re.match(r"(torchvision|timm|transformers|micro):\w", each)), None)
+    command = [str(word) for word in trace.run.get("command") or ()]
+    spec = next((word for word in command[2:] if re.match(r"(torchvision|timm|transformers|micro):\w", word)), None)
     if command[:2] != ["xsp", "profile"] or spec is None:
         return None
-    trains = any(len(each) > 2 and "--train".startswith(each) for each in command)
+    trains = any(len(word) > 2 and "--train".startswith(word) for word in command)
     settings: dict[str, Any] = {"train": trains, "batch": trace.run.batch_size or 1}
     for name, option in _OPTIONS:
         value = _option(command, option)
@@ -159,8 +161,8 @@ def _model_of(trace: Trace) -> tuple[str, dict[str, Any]] | None:
 
 def _option(command: Sequence[str], name: str) -> str | None:
     """Return the value of an option, which the user may have abbreviated; None if it was not given."""
-    for place, each in enumerate(command):
-        typed, equals, value = each.partition("=")
+    for index, word in enumerate(command):
+        typed, equals, value = word.partition("=")
         if len(typed) > 2 and typed.startswith("--") and name.startswith(typed):
-            return value if equals else next(iter(command[place + 1 : place + 2]), None)
+            return value if equals else next(iter(command[index + 1 : index + 2]), None)
     return None

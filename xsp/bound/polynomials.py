@@ -31,7 +31,7 @@ class Polynomial:
 
     def at(self, n: float) -> float:
         """Return the value at n."""
-        return math.fsum(each * n**power for power, each in enumerate(self.coefficients))
+        return math.fsum(coefficient * n**power for power, coefficient in enumerate(self.coefficients))
 
     def half(self, n: float) -> float:
         """Return half of the 95 % interval at n."""
@@ -85,39 +85,39 @@ def fit(at: Sequence[float], values: Sequence[float], halves: Sequence[float], d
     """
     if len(at) <= degree:
         raise ValueError(f"{len(at)} figures tell no polynomial of degree {degree}")
-    top = max(at) or 1.0
+    largest = max(at) or 1.0
     errors = [max(half / NORMAL, LEAST_ERROR * abs(value)) or 1.0 for value, half in zip(values, halves, strict=True)]
     best: tuple[float, tuple[int, ...], list[float], list[list[float]]] | None = None
     for size in range(1, degree + 2):
         for powers in combinations(range(degree + 1), size):
-            rows = [[(n / top) ** power / error for power in powers] for n, error in zip(at, errors, strict=True)]
+            rows = [[(n / largest) ** power / error for power in powers] for n, error in zip(at, errors, strict=True)]
             aims = [value / error for value, error in zip(values, errors, strict=True)]
             inverse = _inverse([[_dot(rows, i, j) for j in range(size)] for i in range(size)])
             if inverse is None:
                 continue
-            right = [math.fsum(row[i] * aim for row, aim in zip(rows, aims, strict=True)) for i in range(size)]
-            found = [math.fsum(inverse[i][j] * right[j] for j in range(size)) for i in range(size)]
-            if min(found) < 0:
+            moments = [math.fsum(row[i] * aim for row, aim in zip(rows, aims, strict=True)) for i in range(size)]
+            solution = [math.fsum(inverse[i][j] * moments[j] for j in range(size)) for i in range(size)]
+            if min(solution) < 0:
                 continue
-            left = math.fsum(
-                (aim - math.fsum(a * b for a, b in zip(row, found, strict=True))) ** 2
+            residual = math.fsum(
+                (aim - math.fsum(a * b for a, b in zip(row, solution, strict=True))) ** 2
                 for row, aim in zip(rows, aims, strict=True)
             )
-            if best is None or left < best[0] * (1 - 1e-9):
-                best = left, powers, found, inverse
+            if best is None or residual < best[0] * (1 - 1e-9):
+                best = residual, powers, solution, inverse
     if best is None:
         return Polynomial((0.0,) * (degree + 1), ((0.0,) * (degree + 1),) * (degree + 1))
-    left, powers, found, inverse = best
+    residual, powers, solution, inverse = best
     free = len(at) - len(powers)
-    wider = 1.0
-    if free and left > free:
-        wider = left / free * (STUDENT.get(free, NORMAL) / NORMAL) ** 2
+    widening = 1.0
+    if free and residual > free:
+        widening = residual / free * (STUDENT.get(free, NORMAL) / NORMAL) ** 2
     size = degree + 1
     coefficients, covariance = [0.0] * size, [[0.0] * size for _ in range(size)]
     for i, power in enumerate(powers):
-        coefficients[power] = found[i] / top**power
+        coefficients[power] = solution[i] / largest**power
         for j, other in enumerate(powers):
-            covariance[power][other] = wider * inverse[i][j] / top ** (power + other)
+            covariance[power][other] = widening * inverse[i][j] / largest ** (power + other)
     return Polynomial(tuple(coefficients), tuple(map(tuple, covariance)))
 
 
@@ -135,7 +135,7 @@ def _inverse(matrix: list[list[float]]) -> list[list[float]] | None:
             return None
         rows[column], rows[pivot] = rows[pivot], rows[column]
         head = rows[column][column]
-        rows[column] = [each / head for each in rows[column]]
+        rows[column] = [number / head for number in rows[column]]
         for row in range(size):
             if row != column and rows[row][column]:
                 factor = rows[row][column]
@@ -154,23 +154,23 @@ class Crossing:
 
 def crossing(rising: Polynomial, other: Polynomial) -> Crossing | None:
     """Return the n from which on a polynomial is above another that is larger at first; None if it never is."""
-    found = _root(rising, other, 1.0, 1.0)
-    if found is None:
+    root = _root(rising, other, 1.0, 1.0)
+    if root is None:
         return None
-    up, down = _relative(rising, found), _relative(other, found)
+    up, down = _relative(rising, root), _relative(other, root)
     low = _root(rising, other, 1 + up, max(0.0, 1 - down))
     high = _root(rising, other, max(0.0, 1 - up), 1 + down)
-    return Crossing(found, low, high)
+    return Crossing(root, low, high)
 
 
-def _relative(of: Polynomial, n: float) -> float:
-    value = of.at(n)
-    return of.half(n) / value if value else 0.0
+def _relative(polynomial: Polynomial, n: float) -> float:
+    value = polynomial.at(n)
+    return polynomial.half(n) / value if value else 0.0
 
 
-def _root(rising: Polynomial, other: Polynomial, scale: float, by: float) -> float | None:
+def _root(rising: Polynomial, other: Polynomial, scale: float, other_scale: float) -> float | None:
     def above(n: float) -> bool:
-        return scale * rising.at(n) >= by * other.at(n)
+        return scale * rising.at(n) >= other_scale * other.at(n)
 
     if rising.at(MOST) <= 0:
         return None

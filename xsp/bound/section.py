@@ -28,22 +28,25 @@ PATHS = (Rung.BEST, Rung.AS_RUN, Rung.CEILING, Rung.IN_PLACE)
 def section(bound: Bound) -> Section:
     """Return the section of a report: ladder with intervals, named differences, waterfall by layer, calls, holes."""
     ladder = bound.ladder
-    totals = [bound.rungs[each.value] for each in ladder]
-    bars = Series("step", *(tuple(map(_ms, those)) for those in (
-        [each.sequential for each in totals], [each.low for each in totals], [each.high for each in totals]
+    totals = [bound.rungs[rung.value] for rung in ladder]
+    bars = Series("step", *(tuple(map(_ms, row)) for row in (
+        [total.sequential for total in totals], [total.low for total in totals], [total.high for total in totals]
     )))  # fmt: skip
-    parts: list[sections.Part] = [Text(plain(_told(bound)))]
+    parts: list[sections.Part] = [Text(plain(_summary(bound)))]
     if ladder:
-        at = tuple(
-            NAMES[each] + (" (at least)" if total.at_least else "") for each, total in zip(ladder, totals, strict=True)
+        labels = tuple(
+            NAMES[rung] + (" (at least)" if total.at_least else "") for rung, total in zip(ladder, totals, strict=True)
         )
-        parts.append(Chart("bars", "Ladder", "ms", at, (bars,)))
+        parts.append(Chart("bars", "Ladder", "ms", labels, (bars,)))
     if bound.differences:
-        rows = tuple((each.name, NAMES[each.below], NAMES[each.above], _ms(each.ns)) for each in bound.differences)
+        rows = tuple(
+            (difference.name, NAMES[difference.below], NAMES[difference.above], _ms(difference.ns))
+            for difference in bound.differences
+        )
         parts.append(Table(("difference", "from", "to", "time_ms"), rows, "Differences; they add up exactly"))
     parts += [*_waterfall(bound), *_calls(bound)]
     if bound.holes:
-        rows_ = tuple((each.op, each.reason, each.calls, _ms(each.expected_ns)) for each in bound.holes)
+        rows_ = tuple((hole.op, hole.reason, hole.calls, _ms(hole.expected_ns)) for hole in bound.holes)
         parts.append(Table(("operator", "why", "calls", "expected_ms"), rows_, "Without a figure"))
     return Section("Bound", tuple(parts))
 
@@ -58,24 +61,24 @@ def keep(bound: Bound, place: Path | str) -> Path | None:
 
 def _waterfall(bound: Bound) -> list[sections.Part]:
     """Return a bar for each of the layers with the largest differences, and what has no bar."""
-    drawn = [(each, steps) for each in bound.layers if len(steps := _steps(each)) > 1]
+    drawn = [(layer, steps) for layer in bound.layers if len(steps := _steps(layer)) > 1]
     if not drawn:
         return []
     shown = drawn[:MOST_LAYERS]
-    there = {name for _, steps in shown for name, _ in steps}
-    order = list(dict.fromkeys([*(NAMES[each] for each in BY_NODE[:-1]), *ORDER, *sorted(there)]))
+    names = {name for _, steps in shown for name, _ in steps}
+    order = list(dict.fromkeys([*(NAMES[rung] for rung in BY_NODE[:-1]), *ORDER, *sorted(names)]))
     series = tuple(
-        Series(name, tuple(_ms(dict(steps).get(name)) for _, steps in shown)) for name in order if name in there
+        Series(name, tuple(_ms(dict(steps).get(name)) for _, steps in shown)) for name in order if name in names
     )
-    at = tuple(plain(layer.name) for layer, _ in shown)
-    parts: list[sections.Part] = [Chart("stacked", "Waterfall by layer", "ms", at, series)]
-    said = []
+    labels = tuple(plain(layer.name) for layer, _ in shown)
+    parts: list[sections.Part] = [Chart("stacked", "Waterfall by layer", "ms", labels, series)]
+    notes = []
     if len(drawn) > len(shown):
-        said.append(f"These are the {len(shown)} of {len(drawn):,} layers with the largest differences.")
+        notes.append(f"These are the {len(shown)} of {len(drawn):,} layers with the largest differences.")
     if len(drawn) < len(bound.layers):
-        left = f"{len(bound.layers) - len(drawn):,} of {len(bound.layers):,} layers"
-        said.append(f"{left} have no bar: all of their calls have a figure on one rung at most.")
-    return [*parts, *([Text(" ".join(said))] if said else [])]
+        skipped = f"{len(bound.layers) - len(drawn):,} of {len(bound.layers):,} layers"
+        notes.append(f"{skipped} have no bar: all of their calls have a figure on one rung at most.")
+    return [*parts, *([Text(" ".join(notes))] if notes else [])]
 
 
 def _steps(layer: Layer) -> list[tuple[str, float]]:
@@ -95,23 +98,23 @@ def _steps(layer: Layer) -> list[tuple[str, float]]:
 
 def _calls(bound: Bound) -> list[sections.Part]:
     """Return the longest path in words, and the modules with their calls and times; calls on the path are marked."""
-    have = [each for each in BY_NODE if any(bound.figures.get(each.value) or ())]
-    if not have:
+    rungs = [rung for rung in BY_NODE if any(bound.figures.get(rung.value) or ())]
+    if not rungs:
         return []
-    rung = next((each for each in PATHS if bound.rungs[each.value].path), None)
-    said = [Text(_path(bound, rung))]
+    rung = next((rung for rung in PATHS if bound.rungs[rung.value].path), None)
+    notes = [Text(_path(bound, rung))]
     if len(bound.graph.nodes) > MOST_CALLS:
-        return [*said, Text(f"Its {len(bound.graph.nodes):,} calls are not shown singly: up to {MOST_CALLS:,} are.")]
+        return [*notes, Text(f"Its {len(bound.graph.nodes):,} calls are not shown singly: up to {MOST_CALLS:,} are.")]
     path: set[int] = set() if rung is None else set(bound.rungs[rung.value].path)
 
     def times(numbers: Sequence[int]) -> tuple[Cell, ...]:
         """Return the time of calls on each rung; None if one has no figure."""
-        found: list[Cell] = []
-        for each in have:
-            figures = [bound.figures[each.value][number] for number in numbers if bound.counted[number]]
+        cells: list[Cell] = []
+        for rung in rungs:
+            figures = [bound.figures[rung.value][number] for number in numbers if bound.counted[number]]
             known = [figure.ns for figure in figures if figure is not None]
-            found.append(_ms(math.fsum(known)) if known and len(known) == len(figures) else None)
-        return tuple(found)
+            cells.append(_ms(math.fsum(known)) if known and len(known) == len(figures) else None)
+        return tuple(cells)
 
     def leaf(number: int) -> Branch:
         node = bound.graph.nodes[number]
@@ -120,10 +123,10 @@ def _calls(bound: Bound) -> list[sections.Part]:
     def sums(numbers: Sequence[int]) -> tuple[Cell, ...]:
         return f"{len(numbers):,} calls", *times(numbers)
 
-    whole = graphs.branch("the step", graphs.tree(bound.graph, sections.MOST_LEVELS - 3), leaf, sums)
+    root = graphs.branch("the step", graphs.tree(bound.graph, sections.MOST_LEVELS - 3), leaf, sums)
     mark = "" if rung is None else f"calls on the longest path through the data flow, by the times of {NAMES[rung]}"
-    columns = ("inputs", *(f"{NAMES[each]}_ms" for each in have))
-    return [*said, Tree(columns, (whole,), "Calls and the longest path", mark)]
+    columns = ("inputs", *(f"{NAMES[rung]}_ms" for rung in rungs))
+    return [*notes, Tree(columns, (root,), "Calls and the longest path", mark)]
 
 
 def _path(bound: Bound, rung: Rung | None) -> str:
@@ -141,13 +144,13 @@ def _path(bound: Bound, rung: Rung | None) -> str:
     )
 
 
-def _told(bound: Bound) -> str:
-    found = bound.coverage
-    time_ = "" if found.time is None else f", {100 * found.time:.1f} % of the expected time"
+def _summary(bound: Bound) -> str:
+    coverage = bound.coverage
+    time_ = "" if coverage.time is None else f", {100 * coverage.time:.1f} % of the expected time"
     absent = "; ".join(f"{NAMES[Rung(rung)]}: {reason}" for rung, reason in bound.absent.items())
-    known = f"{found.nodes} of {found.of_nodes} calls have a figure{time_}."
-    doubts = "".join(f" {each[:1].upper()}{each[1:].rstrip('.')}." for each in bound.problems[:MOST_PROBLEMS])
-    return known + (f" Missing rungs: {absent}." if absent else "") + doubts
+    sentence = f"{coverage.nodes} of {coverage.of_nodes} calls have a figure{time_}."
+    doubts = "".join(f" {problem[:1].upper()}{problem[1:].rstrip('.')}." for problem in bound.problems[:MOST_PROBLEMS])
+    return sentence + (f" Missing rungs: {absent}." if absent else "") + doubts
 
 
 def _ms(ns: float | None) -> float | None:

@@ -14,7 +14,7 @@ from xsp.bench.spec import slowed
 from xsp.bench.timings import Timings
 from xsp.bound import ceiling as roof
 from xsp.bound import join as joining
-from xsp.bound import ladder, planned, seen, timed, totals
+from xsp.bound import ladder, planned, recordedcalls, timed, totals
 from xsp.bound.ladder import Bound, Hole, Rung
 from xsp.bound.totals import Coverage, Figure, Total
 from xsp.device import ceilings, machine
@@ -94,67 +94,67 @@ def of(
     if device is not None and (fill is not None or granularity is not None):
         raise UsageError("--device has quoted peak rates and no timings: omit --fill and --construct")
     if device is not None:
-        ceilings.meant(device)  # an unknown device is refused before a graph is captured
-    like_known = None if like is None or device is not None else _timings(timings, like)  # likewise an unknown hash
-    graph, found = planned.of(what, args, trace, of_model)
+        ceilings.ceiling_by_user_name(device)  # an unknown device is refused before a graph is captured
+    like_timings = None if like is None or device is not None else _timings(timings, like)  # likewise an unknown hash
+    graph, loaded = planned.of(what, args, trace, of_model)
     if not graph.computing:
         raise GraphError(f"{graph.name}: none of its calls computes anything, so there is no bound")
     notes: list[str] = []
-    calls: Sequence[seen.Seen] = ()
+    calls: Sequence[recordedcalls.RecordedCall] = ()
     pairs = None
-    if found is not None:
-        graph, calls, pairs = planned.matched(graph, found, planned.is_trace(what), notes)
+    if loaded is not None:
+        graph, calls, pairs = planned.matched(graph, loaded, planned.is_trace(what), notes)
     if check is not None:
         check(graph)
-    parts = _Parts(graph, found, partial, processes.cores(), tuple(node.computes for node in graph.nodes), join=pairs)
-    parts.problems += [*notes, *(f"{each.where}: {each.reason}" for each in graph.problems)]
-    if found is not None:
-        _see(parts, found, calls)
+    parts = _Parts(graph, loaded, partial, processes.cores(), tuple(node.computes for node in graph.nodes), join=pairs)
+    parts.problems += [*notes, *(f"{problem.where}: {problem.reason}" for problem in graph.problems)]
+    if loaded is not None:
+        _see(parts, loaded, calls)
     ceiling = _ceiling(parts, device, fill is not None)
-    foreign = device is not None or seen.is_elsewhere(found)
-    if foreign and device is None and any(each is not None for each in (fill, granularity, like)):
+    foreign = device is not None or recordedcalls.is_elsewhere(loaded)
+    if foreign and device is None and any(option is not None for option in (fill, granularity, like)):
         parts.problems.append(
             "timings: --fill, --construct and --like have no effect for a run of a device or another processor"
         )
-    known = None if foreign else (_timings(timings, like) if like_known is None else like_known)
-    if known is not None:
-        _look_up(parts, known, _threads(threads, found), granularity, fill, progress)
+    stored = None if foreign else (_timings(timings, like) if like_timings is None else like_timings)
+    if stored is not None:
+        _look_up(parts, stored, _threads(threads, loaded), granularity, fill, progress)
     _ceilings(parts, ceiling)
-    if known is None:
+    if stored is None:
         reason = FOREIGN
         for rung in (Rung.BEST, Rung.AS_RUN, Rung.BLOCKS, Rung.FRAMEWORK):
             _none(parts, rung, reason)
     else:
-        _timed_totals(parts, known, granularity, _threads(threads, found))
+        _timed_totals(parts, stored, granularity, _threads(threads, loaded))
     return _finished(parts)
 
 
 # --- the trace ------------------------------------------------------------------------------------------
 
 
-def _see(parts: _Parts, trace: Trace, calls: Sequence[seen.Seen]) -> None:
+def _see(parts: _Parts, trace: Trace, calls: Sequence[recordedcalls.RecordedCall]) -> None:
     """Add the figures of the trace: each call in place, and the whole step."""
     graph = parts.graph
     if parts.join is None:
-        parts.counted = tuple(each.works for each in calls)
+        parts.counted = tuple(call.works for call in calls)
         if not any(parts.counted):
             raise GraphError(f"{trace.name}: none of its operators computes anything, so there is no bound")
         if not any(node.call.inputs for node, counts in zip(graph.nodes, parts.counted, strict=True) if counts):
-            raise GraphError(f"{trace.name}: {seen.no_shapes(trace)}")
-        places: Sequence[int | None] = range(len(calls))
+            raise GraphError(f"{trace.name}: {recordedcalls.no_shapes(trace)}")
+        indices: Sequence[int | None] = range(len(calls))
     else:
-        places = parts.join.of_node
+        indices = parts.join.of_node
     parts.figures[Rung.IN_PLACE.value] = tuple(
-        None if place is None else ladder.whole(Figure(calls[place].ns, calls[place].half_ns, f"seen {place}"))
-        for place in places
+        None if index is None else ladder.quantized(Figure(calls[index].ns, calls[index].half_ns, f"seen {index}"))
+        for index in indices
     )
-    parts.settings["tensor_cores"] = [None if place is None else calls[place].tensor_cores for place in places]
-    if parts.join is None and any(each.kernels for each in calls):
-        parts.beyond_ns = max(0.0, seen.device_ns(trace) - sum(each.ns for each in calls))
+    parts.settings["tensor_cores"] = [None if index is None else calls[index].tensor_cores for index in indices]
+    if parts.join is None and any(call.kernels for call in calls):
+        parts.beyond_ns = max(0.0, recordedcalls.device_ns(trace) - sum(call.ns for call in calls))
         if parts.beyond_ns:
-            share = 100 * parts.beyond_ns / seen.device_ns(trace)
+            share = 100 * parts.beyond_ns / recordedcalls.device_ns(trace)
             parts.problems.append(f"device work: {share:.1f} % of its time belongs to no call of the trace")
-    step = ladder.whole(seen.measured(trace))
+    step = ladder.quantized(recordedcalls.measured(trace))
     if step is None:
         parts.absent[Rung.MEASURED.value] = "the trace has no timed step"
         step_total = Total(Coverage(0, 1, None), None, None)
@@ -162,10 +162,10 @@ def _see(parts: _Parts, trace: Trace, calls: Sequence[seen.Seen]) -> None:
         step_total = Total(Coverage(1, 1, 1.0), step.ns, step.half_ns)
     parts.rungs[Rung.MEASURED.value] = step_total
     parts.problems += planned.one_kind(trace)
-    faults = seen.page_faults(trace)
+    faults = recordedcalls.page_faults(trace)
     if faults is not None:
         parts.problems.append(faults)
-    if seen.is_compiled(trace):
+    if recordedcalls.is_compiled(trace):
         parts.problems.append("compiled: calls inside compiled code are not recorded; compare totals and layers")
 
 
@@ -175,14 +175,14 @@ def _see(parts: _Parts, trace: Trace, calls: Sequence[seen.Seen]) -> None:
 def _ceiling(parts: _Parts, device: str | None, may_measure: bool) -> Ceiling | str:
     """Return the ceilings of the given device, the run or this machine; a reason if there are none."""
     if device is not None:
-        return ceilings.meant(device)
+        return ceilings.ceiling_by_user_name(device)
     trace = parts.trace
     if trace is not None:
-        on_device = bool(trace.run.machine.devices) and seen.worked_on_device(trace)
+        on_device = bool(trace.run.machine.devices) and recordedcalls.worked_on_device(trace)
         try:
             return ceilings.of_run(trace.run, on_device)
         except AnalysisError as error:
-            if seen.worked_on_device(trace) or trace.run.machine.cpu != machine.cpu_model():
+            if recordedcalls.worked_on_device(trace) or trace.run.machine.cpu != machine.cpu_model():
                 return f"{error}; or name the device: --device NAME"
     return roof.of_machine(may_measure)
 
@@ -192,18 +192,18 @@ def _ceilings(parts: _Parts, ceiling: Ceiling | str) -> None:
     if isinstance(ceiling, str):
         _none(parts, rung, ceiling)
         return
-    cores = parts.settings.pop("tensor_cores", [None] * len(graph.nodes))
+    tensor_cores = parts.settings.pop("tensor_cores", [None] * len(graph.nodes))
     as_tf32 = [
         "tf32" if used and "tf32" in ceiling.tensor and roof.precision_of(node) == "fp32" else None
-        for node, used in zip(graph.nodes, cores, strict=True)
+        for node, used in zip(graph.nodes, tensor_cores, strict=True)
     ]
-    figures, why = roof.figures(graph, ceiling, as_tf32)
-    parts.figures[rung.value] = tuple(ladder.whole(each) for each in figures)
+    figures, reasons = roof.figures(graph, ceiling, as_tf32)
+    parts.figures[rung.value] = tuple(ladder.quantized(figure) for figure in figures)
     parts.settings["ceilings"] = {"name": ceiling.name, "source": ceiling.source}
-    parts.why = {**parts.why, rung.value: why}
+    parts.why = {**parts.why, rung.value: reasons}
     in_place = parts.figures.get(Rung.IN_PLACE.value)
     expected: list[float | None] = (
-        [None if each is None else each.ns for each in in_place]
+        [None if figure is None else figure.ns for figure in in_place]
         if in_place is not None
         else totals.expectations(graph, parts.figures[rung.value], parts.figures[rung.value])
     )
@@ -215,48 +215,48 @@ def _ceilings(parts: _Parts, ceiling: Ceiling | str) -> None:
 # --- timings ----------------------------------------------------------------------------------------------
 
 
-def _timings(given: Timings | Path | str | None, like: str | None) -> Timings:
-    return given if isinstance(given, Timings) else Timings.open(given, like=like)
+def _timings(timings: Timings | Path | str | None, like: str | None) -> Timings:
+    return timings if isinstance(timings, Timings) else Timings.open(timings, like=like)
 
 
-def _threads(asked: int | None, trace: Trace | None) -> int:
-    ran = trace.run.machine.torch_threads if trace is not None else None
-    return asked or ran or processes.cores()
+def _threads(requested: int | None, trace: Trace | None) -> int:
+    recorded = trace.run.machine.torch_threads if trace is not None else None
+    return requested or recorded or processes.cores()
 
 
 def _look_up(
-    parts: _Parts, known: Timings, threads: int, granularity: int | None, fill: float | None, progress: Progress
+    parts: _Parts, stored: Timings, threads: int, granularity: int | None, fill: float | None, progress: Progress
 ) -> None:
     graph = parts.graph
     if fill is not None:
-        parts.problems += _fill(graph, known, threads, granularity, fill, progress)
-    found = timed.of(graph, known, threads, parts.cores)
-    parts.figures[Rung.AS_RUN.value], parts.figures[Rung.BEST.value] = found.as_run, found.best
-    parts.why = {Rung.AS_RUN.value: found.why}
-    specs = [each for each in found.specs if each is not None]
+        parts.problems += _fill(graph, stored, threads, granularity, fill, progress)
+    lookup = timed.of(graph, stored, threads, parts.cores)
+    parts.figures[Rung.AS_RUN.value], parts.figures[Rung.BEST.value] = lookup.as_run, lookup.best
+    parts.why = {Rung.AS_RUN.value: lookup.why}
+    specs = [spec for spec in lookup.specs if spec is not None]
     parts.settings |= {
-        "environment": known.environment.hash,
-        "machine": known.environment.name,
-        "like": known.like,
-        "borrowed": found.borrowed,
+        "environment": stored.environment.hash,
+        "machine": stored.environment.name,
+        "like": stored.like,
+        "borrowed": lookup.borrowed,
         "threads": threads,
         "state": specs[0].state.value if specs else None,
         "runtime": runtime_of(graph),
-        "drift": found.drift,
-        "at_the_floor": found.at_the_floor,
+        "drift": lookup.drift,
+        "at_the_floor": lookup.at_the_floor,
     }
-    if found.borrowed:
-        parts.problems.append(f"timings: {found.borrowed} are from environment {known.like}, in place of this one")
-    if found.drift is not None and found.drift > timed.MARKED:
+    if lookup.borrowed:
+        parts.problems.append(f"timings: {lookup.borrowed} are from environment {stored.like}, in place of this one")
+    if lookup.drift is not None and lookup.drift > timed.MARKED:
         parts.problems.append(
-            f"timings: fixed work took {slowed(found.drift)} while they were taken: the machine was busy; "
-            f"{found.disturbed} of {found.used} timings were disturbed"
+            f"timings: fixed work took {slowed(lookup.drift)} while they were taken: the machine was busy; "
+            f"{lookup.disturbed} of {lookup.used} timings were disturbed"
         )
-    parts.problems += known.problems[:3]
+    parts.problems += stored.problems[:3]
 
 
 def _fill(
-    graph: Graph, known: Timings, threads: int, granularity: int | None, seconds: float, progress: Progress
+    graph: Graph, stored: Timings, threads: int, granularity: int | None, seconds: float, progress: Progress
 ) -> list[str]:
     """Time missing calls as they run, then requested blocks, then variants; return notes if the time was too short."""
     from xsp import bench
@@ -268,12 +268,12 @@ def _fill(
     if runtime == "torch":
         rounds[0] += [(spec, 1) for spec in overheads(threads)]
         rounds.append(bench.specs(graph, threads=threads, variants=_variants(), runtime=runtime))
-    wanted = {spec.key: spec for each in rounds for spec in missing(each, known)}
-    if not wanted:
+    pending = {spec.key: spec for pairs in rounds for spec in missing(pairs, stored)}
+    if not pending:
         return []
-    took: list[float] = []
-    bench.fill(wanted.values(), known, seconds, progress, in_order=True, started=took.append)
-    return [started_late(each, seconds) for each in took if each > seconds - LEAST_S]
+    startup: list[float] = []
+    bench.fill(pending.values(), stored, seconds, progress, in_order=True, started=startup.append)
+    return [started_late(elapsed, seconds) for elapsed in startup if elapsed > seconds - LEAST_S]
 
 
 def started_late(took: float, seconds: float) -> str:
@@ -289,7 +289,7 @@ def _variants() -> tuple[str, ...]:
     return tuple(VARIANTS)
 
 
-def _timed_totals(parts: _Parts, known: Timings, granularity: int | None, threads: int) -> None:
+def _timed_totals(parts: _Parts, stored: Timings, granularity: int | None, threads: int) -> None:
     graph = parts.graph
     nothing: tuple[Figure | None, ...] = (None,) * len(graph.nodes)
     floor = parts.figures.get(Rung.CEILING.value, nothing)
@@ -303,31 +303,31 @@ def _timed_totals(parts: _Parts, known: Timings, granularity: int | None, thread
     if granularity is None:
         _none(parts, Rung.BLOCKS, "--construct G uses blocks of G calls")
     else:
-        total, reason = timed.blocks(graph, known, threads, granularity, parts.partial)
+        total, reason = timed.blocks(graph, stored, threads, granularity, parts.partial)
         parts.rungs[Rung.BLOCKS.value] = total
         parts.settings["granularity"] = granularity
         if reason:
             parts.absent[Rung.BLOCKS.value] = reason
-    glue, reason = timed.framework(graph, known, threads)
+    glue, reason = timed.framework(graph, stored, threads)
     blocks = parts.rungs[Rung.BLOCKS.value]
-    below = blocks if blocks.sequential is not None else as_run
-    if glue is None or below.sequential is None or below.half_ns is None:
+    lower = blocks if blocks.sequential is not None else as_run
+    if glue is None or lower.sequential is None or lower.half_ns is None:
         _none(parts, Rung.FRAMEWORK, reason or parts.absent.get(Rung.AS_RUN.value, ""))
     else:
-        half = (below.half_ns**2 + glue.half_ns**2) ** 0.5
-        parts.rungs[Rung.FRAMEWORK.value] = Total(below.coverage, below.sequential + glue.ns, half)
+        half = (lower.half_ns**2 + glue.half_ns**2) ** 0.5
+        parts.rungs[Rung.FRAMEWORK.value] = Total(lower.coverage, lower.sequential + glue.ns, half)
 
 
 def _expected(parts: _Parts, figures: ladder.Figures, floor: ladder.Figures) -> list[float | None]:
     """Return the expected time of each node, from the trace if it has the node, as that is the best estimate."""
     in_place = parts.figures.get(Rung.IN_PLACE.value)
-    found = totals.expectations(parts.graph, figures, floor)
+    expected = totals.expectations(parts.graph, figures, floor)
     if in_place is None:
-        return found
-    return [guess if there is None else there.ns for guess, there in zip(found, in_place, strict=True)]
+        return expected
+    return [estimate if figure is None else figure.ns for estimate, figure in zip(expected, in_place, strict=True)]
 
 
-# --- the whole --------------------------------------------------------------------------------------------
+# --- the bound --------------------------------------------------------------------------------------------
 
 
 def _add(parts: _Parts, rung: Rung, expected: Sequence[float | None]) -> None:
@@ -347,9 +347,9 @@ def _none(parts: _Parts, rung: Rung, reason: str) -> None:
     parts.absent[rung.value] = reason
 
 
-def _too_little(covered: Coverage) -> str:
-    of = "of the expected time" if covered.time is not None else "of the calls"
-    return f"known for only {100 * covered.share:.1f} % {of}; --partial gives a lower limit"
+def _too_little(coverage: Coverage) -> str:
+    unit = "of the expected time" if coverage.time is not None else "of the calls"
+    return f"known for only {100 * coverage.share:.1f} % {unit}; --partial gives a lower limit"
 
 
 def _finished(parts: _Parts) -> Bound:
@@ -358,34 +358,34 @@ def _finished(parts: _Parts) -> Bound:
     if in_place is None:
         _none(parts, Rung.IN_PLACE, "there is no trace")
     else:
-        found = totals.total(
+        total = totals.total(
             graph, in_place, parts.counted, [None] * len(graph.nodes), parts.cores, True, parts.beyond_ns
         )
-        parts.rungs[Rung.IN_PLACE.value] = found
-        if found.sequential is None:
+        parts.rungs[Rung.IN_PLACE.value] = total
+        if total.sequential is None:
             parts.absent[Rung.IN_PLACE.value] = "no call is in the trace"
     if Rung.MEASURED.value not in parts.rungs:
         _none(parts, Rung.MEASURED, "there is no trace: record one with xsp profile, and give --run DIR")
     parts.settings.pop("tensor_cores", None)
-    made = Bound(
-        graph, {each.value: parts.rungs[each.value] for each in Rung}, parts.figures, parts.counted, (), (), ()
+    draft = Bound(
+        graph, {rung.value: parts.rungs[rung.value] for rung in Rung}, parts.figures, parts.counted, (), (), ()
     )
-    ceiling, best = (made.rungs[each.value].sequential for each in (Rung.CEILING, Rung.BEST))
+    ceiling, best = (draft.rungs[rung.value].sequential for rung in (Rung.CEILING, Rung.BEST))
     if ceiling is not None and best is not None and ceiling > best:
         parts.problems.append(
             f"ceiling: {ceiling / 1e6:.3g} ms is above the best, {best / 1e6:.3g} ms, so it is not valid: the machine "
             "was busy while it was measured, or the data is in a cache; xsp doctor --measure measures it again"
         )
-    apart = ladder.differences(made.ladder, parts.rungs, parts.figures, parts.counted, parts.beyond_ns)
+    deltas = ladder.differences(draft.ladder, parts.rungs, parts.figures, parts.counted, parts.beyond_ns)
     return Bound(
         graph,
-        made.rungs,
+        draft.rungs,
         parts.figures,
         parts.counted,
-        tuple(apart),
+        tuple(deltas),
         tuple(ladder.layers(graph, parts.figures, parts.counted)),
         tuple(_holes(parts)),
-        {rung: reason for rung, reason in parts.absent.items() if made.rungs[rung].sequential is None},
+        {rung: reason for rung, reason in parts.absent.items() if draft.rungs[rung].sequential is None},
         parts.join,
         _beats(parts),
         tuple(parts.problems),
@@ -396,31 +396,31 @@ def _finished(parts: _Parts) -> Bound:
 def _holes(parts: _Parts) -> list[Hole]:
     """Return the calls without a timing or, if no call is timed, without a ceiling."""
     rung = next(
-        (each for each in (Rung.AS_RUN, Rung.CEILING) if any(parts.figures.get(each.value) or ())), Rung.CEILING
+        (rung for rung in (Rung.AS_RUN, Rung.CEILING) if any(parts.figures.get(rung.value) or ())), Rung.CEILING
     )
-    figures, why = parts.figures.get(rung.value), parts.why.get(rung.value)
-    if figures is None or why is None:
+    figures, reasons = parts.figures.get(rung.value), parts.why.get(rung.value)
+    if figures is None or reasons is None:
         return []
     nothing: tuple[Figure | None, ...] = (None,) * len(figures)
     expected = _expected(parts, figures, parts.figures.get(Rung.CEILING.value, nothing))
     groups: dict[tuple[str, str], list[float | None]] = defaultdict(list)
-    for number, node in enumerate(parts.graph.nodes):
-        if parts.counted[number] and figures[number] is None:
-            groups[node.call.op, why[number]].append(expected[number])
-    found = [
-        Hole(op, reason, len(those), None if None in those else sum(each for each in those if each is not None))
-        for (op, reason), those in groups.items()
+    for index, node in enumerate(parts.graph.nodes):
+        if parts.counted[index] and figures[index] is None:
+            groups[node.call.op, reasons[index]].append(expected[index])
+    holes = [
+        Hole(op, reason, len(times), None if None in times else sum(ns for ns in times if ns is not None))
+        for (op, reason), times in groups.items()
     ]
-    return sorted(found, key=lambda hole: -(hole.expected_ns or 0.0))
+    return sorted(holes, key=lambda hole: -(hole.expected_ns or 0.0))
 
 
 def _beats(parts: _Parts) -> int:
     """Return the number of calls that are faster than their ceiling: at their best, or in place if none is timed."""
-    rung = next((each for each in (Rung.BEST, Rung.IN_PLACE) if any(parts.figures.get(each.value) or ())), None)
+    rung = next((rung for rung in (Rung.BEST, Rung.IN_PLACE) if any(parts.figures.get(rung.value) or ())), None)
     floor = parts.figures.get(Rung.CEILING.value)
     if rung is None or floor is None:
         return 0
     return sum(
-        counts and there is not None and least is not None and there.ns < least.ns
-        for there, least, counts in zip(parts.figures[rung.value], floor, parts.counted, strict=True)
+        counts and figure is not None and least is not None and figure.ns < least.ns
+        for figure, least, counts in zip(parts.figures[rung.value], floor, parts.counted, strict=True)
     )

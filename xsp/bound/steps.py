@@ -60,28 +60,28 @@ def measure(
 
     if not isinstance(what, str):
         raise UsageError("steps can be measured only of a model by name")
-    before = torch.get_num_threads()
+    previous_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         steps = ready(what, phases, lengths, models.Settings(batch=batch, seed=seed))
         rounds: dict[tuple[str, int], list[int]] = {key: [] for key in steps}
         order = list(steps)
-        drawn = random.Random(seed)
+        rng = random.Random(seed)
         for step in steps.values():
             step()
-        until = time.perf_counter() + seconds
+        deadline = time.perf_counter() + seconds
         done = 0
-        while done < LEAST_ROUNDS or (done < MOST_ROUNDS and time.perf_counter() < until):
-            drawn.shuffle(order)
+        while done < LEAST_ROUNDS or (done < MOST_ROUNDS and time.perf_counter() < deadline):
+            rng.shuffle(order)
             for key in order:
-                began = time.perf_counter_ns()
+                start = time.perf_counter_ns()
                 steps[key]()
-                rounds[key].append(time.perf_counter_ns() - began)
+                rounds[key].append(time.perf_counter_ns() - start)
             done += 1
             progress("steps", done, max(done, LEAST_ROUNDS))
     finally:
-        torch.set_num_threads(before)
-    return {key: _figure(taken) for key, taken in rounds.items()}
+        torch.set_num_threads(previous_threads)
+    return {key: _figure(times) for key, times in rounds.items()}
 
 
 def ready(
@@ -90,20 +90,22 @@ def ready(
     """Return the steps by phase and length; all share one model, because the weights are equal."""
     first = models.build(spec, _settings(settings, phases[0], lengths[0]))
     assert isinstance(first, models.Built)
-    found = {}
+    steps = {}
     for phase in phases:
         for length in lengths:
-            each = _settings(settings, phase, length)
-            built = models.placed(spec, models.of_phase(spec, models.Built(first.model, (), {}), each), each)
-            found[phase, length] = models.step_of(built, each)
-    return found
+            step_settings = _settings(settings, phase, length)
+            built = models.on_device(
+                spec, models.of_phase(spec, models.Built(first.model, (), {}), step_settings), step_settings
+            )
+            steps[phase, length] = models.step_of(built, step_settings)
+    return steps
 
 
 def _settings(settings: models.Settings, phase: str, length: int) -> models.Settings:
     return replace(settings, decode=length) if phase == "decode" else replace(settings, prefill=length)
 
 
-def _figure(taken: Sequence[int]) -> Measured:
-    ends = summary.interval(taken)
-    low, high = (None, None) if ends is None else ends
-    return Measured(summary.trimmed_mean(taken), low, high, tuple(taken))
+def _figure(times: Sequence[int]) -> Measured:
+    interval = summary.interval(times)
+    low, high = (None, None) if interval is None else interval
+    return Measured(summary.trimmed_mean(times), low, high, tuple(times))

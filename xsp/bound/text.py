@@ -48,26 +48,26 @@ def time(ns: float | None) -> str:
         if size >= 0.9995 * factor:
             unit = name
     value = ns / {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}[unit]
-    whole = abs(value) >= 99.95 or (unit == "ns" and (size >= 0.995 or not size))
-    digits = 0 if whole else 1 if abs(value) >= 9.995 else 2
+    is_whole = abs(value) >= 99.95 or (unit == "ns" and (size >= 0.995 or not size))
+    digits = 0 if is_whole else 1 if abs(value) >= 9.995 else 2
     return f"{value:.{digits}f} {unit}"
 
 
 def _title(bound: Bound) -> list[str]:
     graph, settings = bound.graph, bound.settings
-    how = [f"{sum(bound.counted):,} computing calls"]
+    conditions = [f"{sum(bound.counted):,} computing calls"]
     for name, text in (("batch", "batch {}"), ("dtype", "{}")):
         if graph.settings.get(name):
-            how.append(text.format(graph.settings[name]))
+            conditions.append(text.format(graph.settings[name]))
     if graphtext.phase(graph):
-        how.append(graphtext.phase(graph))
+        conditions.append(graphtext.phase(graph))
     elif graph.settings.get("train") is not None:
-        how.append("training step" if graph.settings["train"] else "inference")
+        conditions.append("training step" if graph.settings["train"] else "inference")
     if settings.get("threads"):
-        how.append(f"{settings['threads']} threads")
+        conditions.append(f"{settings['threads']} threads")
     if settings.get("state"):
-        how.append(f"caches {settings['state']}")
-    lines = [plain(graph.name), ", ".join(how)]
+        conditions.append(f"caches {settings['state']}")
+    lines = [plain(graph.name), ", ".join(conditions)]
     roof = settings.get("ceilings")
     if roof is not None:
         lines.append(plain(f"ceilings of {roof['name']}"))
@@ -86,20 +86,20 @@ def _ladder(bound: Bound) -> list[str]:
             lines.append(
                 f"{NAMES[rung]:15}{least}{time(total.sequential):>9} {_interval(total):>17} {_bar(total, most)}"
             )
-        elif rung in _told_if_absent(bound):
-            begin = f"{NAMES[rung]:15} {'–':>9}  "
-            why = plain(bound.absent.get(rung.value, ""))
-            lines += textwrap.wrap(why, 79, initial_indent=begin, subsequent_indent=" " * len(begin)) or [
-                begin.rstrip()
+        elif rung in _shown_if_absent(bound):
+            head = f"{NAMES[rung]:15} {'–':>9}  "
+            reason = plain(bound.absent.get(rung.value, ""))
+            lines += textwrap.wrap(reason, 79, initial_indent=head, subsequent_indent=" " * len(head)) or [
+                head.rstrip()
             ]
     return lines
 
 
-def _told_if_absent(bound: Bound) -> list[Rung]:
+def _shown_if_absent(bound: Bound) -> list[Rung]:
     """Return the rungs that are shown with a reason if they are missing."""
     timed = [] if _foreign(bound) else [Rung.BEST, Rung.AS_RUN]
-    asked = [Rung.BLOCKS] if bound.settings.get("granularity") else []
-    return [Rung.CEILING, *timed, *asked, Rung.MEASURED]
+    requested = [Rung.BLOCKS] if bound.settings.get("granularity") else []
+    return [Rung.CEILING, *timed, *requested, Rung.MEASURED]
 
 
 def _foreign(bound: Bound) -> bool:
@@ -116,7 +116,7 @@ def _interval(total: Total) -> str:
 def _bar(total: Total, most: float) -> str:
     """Return a bar, with a thin line over the interval at its end."""
     assert total.sequential is not None
-    low, value, high = (round(WIDTH * (each or 0.0) / most) for each in (total.low, total.sequential, total.high))
+    low, value, high = (round(WIDTH * (ns or 0.0) / most) for ns in (total.low, total.sequential, total.high))
     full = min(low, value) if total.half_ns else value
     return "█" * full + "─" * (high - full if total.half_ns else 0)
 
@@ -124,18 +124,20 @@ def _bar(total: Total, most: float) -> str:
 def _differences(bound: Bound) -> list[str]:
     if not bound.differences:
         return []
-    whole = bound.rungs[bound.ladder[-1].value].sequential or 1.0
+    top = bound.rungs[bound.ladder[-1].value].sequential or 1.0
     lines = []
-    for each in bound.differences:
-        sign = "+" if each.ns >= 0 else "−"
-        name = each.name if each.calls is None else f"{each.calls} {each.name}"
-        between = f"{NAMES[each.below]} → {NAMES[each.above]}"
-        lines.append(f"{sign}{time(abs(each.ns)):>9} {100 * each.ns / whole:6.1f} %  {name[:30]:30} {between}"[:79])
+    for difference in bound.differences:
+        sign = "+" if difference.ns >= 0 else "−"
+        name = difference.name if difference.calls is None else f"{difference.calls} {difference.name}"
+        between = f"{NAMES[difference.below]} → {NAMES[difference.above]}"
+        lines.append(
+            f"{sign}{time(abs(difference.ns)):>9} {100 * difference.ns / top:6.1f} %  {name[:30]:30} {between}"[:79]
+        )
     return ["", f"differences, in percent of {NAMES[bound.ladder[-1]]}:", *lines]
 
 
 def _parallel(bound: Bound) -> list[str]:
-    rung = next((each for each in (Rung.BEST, Rung.CEILING) if bound.rungs[each.value].parallel is not None), None)
+    rung = next((rung for rung in (Rung.BEST, Rung.CEILING) if bound.rungs[rung.value].parallel is not None), None)
     if rung is None:
         order = bound.graph.known_by is KnownBy.ORDER
         return ["", "in parallel: unknown, a trace has only the order of calls"] if order else []
@@ -147,10 +149,10 @@ def _parallel(bound: Bound) -> list[str]:
 
 def _coverage(bound: Bound) -> list[str]:
     lines = [""]
-    for rung, what in ((Rung.CEILING, "ceilings"), (Rung.AS_RUN, "timings")):
-        found = bound.rungs[rung.value].coverage
-        if found.nodes or (rung is Rung.AS_RUN and not _foreign(bound)):
-            lines.append(f"{what:9} of {_share(found)}")
+    for rung, label in ((Rung.CEILING, "ceilings"), (Rung.AS_RUN, "timings")):
+        coverage = bound.rungs[rung.value].coverage
+        if coverage.nodes or (rung is Rung.AS_RUN and not _foreign(bound)):
+            lines.append(f"{label:9} of {_share(coverage)}")
     if bound.join is not None:
         join = bound.join
         rules = ", ".join(f"{count} by {name}" for name, count in join.rules.items() if count)
@@ -167,21 +169,21 @@ def _coverage(bound: Bound) -> list[str]:
     return lines
 
 
-def _share(found: Coverage) -> str:
-    time_ = "" if found.time is None else f", {100 * found.time:.1f} % of the expected time"
-    return f"{found.nodes:,} of {found.of_nodes:,} calls{time_}"
+def _share(coverage: Coverage) -> str:
+    time_ = "" if coverage.time is None else f", {100 * coverage.time:.1f} % of the expected time"
+    return f"{coverage.nodes:,} of {coverage.of_nodes:,} calls{time_}"
 
 
 def _layers(bound: Bound) -> list[str]:
-    have = [each for each in (Rung.CEILING, Rung.BEST, Rung.AS_RUN, Rung.IN_PLACE) if _any(bound, each)]
-    shown = [each for each in bound.layers if each.differences][:MOST_LAYERS]
+    rungs = [rung for rung in (Rung.CEILING, Rung.BEST, Rung.AS_RUN, Rung.IN_PLACE) if _any(bound, rung)]
+    shown = [layer for layer in bound.layers if layer.differences][:MOST_LAYERS]
     if not shown:
         return []
-    heads = "".join(f"{'trace' if each is Rung.IN_PLACE else NAMES[each]:>8}" for each in have)
+    heads = "".join(f"{'trace' if rung is Rung.IN_PLACE else NAMES[rung]:>8}" for rung in rungs)
     lines = ["", f"{'layer':18} {'largest difference':28}{heads}"]
     for layer in shown:
         name, ns = layer.differences[0]
-        cells = "".join(f"{time(layer.ns.get(each)):>8}" for each in have)
+        cells = "".join(f"{time(layer.ns.get(rung)):>8}" for rung in rungs)
         lines.append(f"{_short(plain(layer.name), 18):18} {time(ns):>8} {name:19}{cells}")
     return lines
 
@@ -194,58 +196,58 @@ def _holes(bound: Bound) -> list[str]:
     if not bound.holes:
         return []
     timed = _any(bound, Rung.AS_RUN)
-    lines = ["", f"{'not timed' if timed else 'without a ceiling'}: {sum(each.calls for each in bound.holes):,} calls"]
+    lines = ["", f"{'not timed' if timed else 'without a ceiling'}: {sum(hole.calls for hole in bound.holes):,} calls"]
     for hole in bound.holes[:MOST_HOLES]:
         worth = "" if hole.expected_ns is None else f"  about {time(hole.expected_ns)}"
         lines.append(_cut(f"  {hole.calls:5} {plain(hole.op)}: {plain(hole.reason)}{worth}"))
-    left = len(bound.holes) - MOST_HOLES
-    return [*lines, *([f"        {left} more operators"] if left > 0 else [])]
+    hidden = len(bound.holes) - MOST_HOLES
+    return [*lines, *([f"        {hidden} more operators"] if hidden > 0 else [])]
 
 
 def _problems(bound: Bound) -> list[str]:
-    shown = [_cut(plain(each), 158) for each in bound.problems[:MOST_PROBLEMS]]
-    left = len(bound.problems) - len(shown)
-    return ["", *shown, *([f"{left} more in --format json"] if left > 0 else [])] if shown else []
+    shown = [_cut(plain(problem), 158) for problem in bound.problems[:MOST_PROBLEMS]]
+    hidden = len(bound.problems) - len(shown)
+    return ["", *shown, *([f"{hidden} more in --format json"] if hidden > 0 else [])] if shown else []
 
 
 def _next(bound: Bound, source: str, partial: bool, step: str) -> str:
     """Return the command that adds the most important missing part."""
-    said = f"{shlex.quote(source)} {step}".rstrip()
-    typed = shlex.split(step)
+    target = f"{shlex.quote(source)} {step}".rstrip()
+    options = shlex.split(step)
     ceiling, timed = bound.rungs[Rung.CEILING.value], bound.rungs[Rung.AS_RUN.value]
     foreign = _foreign(bound)
     can_time = not foreign and timed_here(bound.graph)
     if not ceiling.coverage.nodes:
-        if foreign and "--device" not in typed:
-            return f"xsp bound {said} --device NAME"
+        if foreign and "--device" not in options:
+            return f"xsp bound {target} --device NAME"
         if not foreign:
-            return f"xsp bound {said} --fill 60s" if can_time and not timed.coverage.nodes else "xsp doctor --measure"
+            return f"xsp bound {target} --fill 60s" if can_time and not timed.coverage.nodes else "xsp doctor --measure"
     if foreign:
         if ceiling.coverage.nodes and ceiling.sequential is None and not partial:
-            return f"xsp bound {said} --partial"
+            return f"xsp bound {target} --partial"
         if Rung.IN_PLACE.value not in bound.figures:
-            return f"xsp bound {said} --html bound.html"
-        run = typed[typed.index("--run") + 1] if "--run" in typed else source
+            return f"xsp bound {target} --html bound.html"
+        run = options[options.index("--run") + 1] if "--run" in options else source
         return f"xsp analyze {shlex.quote(run)} A9 A15"
-    tried = timed.coverage.nodes > 0 and not any(each.reason == NOT_TIMED for each in bound.holes)
+    tried = timed.coverage.nodes > 0 and not any(hole.reason == NOT_TIMED for hole in bound.holes)
     if can_time and not tried and (timed.sequential is None or timed.at_least):
-        return f"xsp bound {said} --fill 60s"
+        return f"xsp bound {target} --fill 60s"
     if can_time and timed.sequential is None and not partial:
-        return f"xsp bound {said} --partial"
+        return f"xsp bound {target} --partial"
     if Rung.IN_PLACE.value not in bound.figures:
-        known = re.match(r"(torchvision|timm|transformers|micro):", source)
-        model = shlex.join([source, *_recorded_with(typed)])
-        return f"xsp profile {model}" if known else f"xsp bound {said} --run RUN"
-    return f"xsp bound {said} --html bound.html"
+        is_named = re.match(r"(torchvision|timm|transformers|micro):", source)
+        model = shlex.join([source, *_recorded_with(options)])
+        return f"xsp profile {model}" if is_named else f"xsp bound {target} --run RUN"
+    return f"xsp bound {target} --html bound.html"
 
 
 def _recorded_with(typed: Sequence[str]) -> list[str]:
     """Return those of the typed options that `xsp profile` takes too."""
-    found = ["--train"] if "--train" in typed else []
+    options = ["--train"] if "--train" in typed else []
     for name in ("--batch", "--input", "--sequence", "--prefill", "--decode"):
         if name in typed:
-            found += typed[typed.index(name) : typed.index(name) + 2]
-    return found
+            options += typed[typed.index(name) : typed.index(name) + 2]
+    return options
 
 
 def _short(name: str, most: int) -> str:
@@ -266,33 +268,33 @@ def as_json(bound: Bound) -> dict[str, Any]:
         "computing": sum(bound.counted),
         "coverage": _coverage_json(bound.coverage),
         "ratio": bound.ratio,
-        "rungs": {each.value: _total_json(bound.rungs[each.value], bound.absent.get(each.value)) for each in Rung},
+        "rungs": {rung.value: _total_json(bound.rungs[rung.value], bound.absent.get(rung.value)) for rung in Rung},
         "differences": [
             {
-                "name": each.name, "below": each.below.value, "above": each.above.value, "ns": each.ns,
-                "half_ns": each.half_ns, "calls": each.calls,
+                "name": delta.name, "below": delta.below.value, "above": delta.above.value, "ns": delta.ns,
+                "half_ns": delta.half_ns, "calls": delta.calls,
             }
-            for each in bound.differences
+            for delta in bound.differences
         ],
         "layers": [
             {
-                "name": each.name,
-                "calls": len(each.nodes),
-                "ns": {rung.value: ns for rung, ns in each.ns.items()},
-                "differences": dict(each.differences),
+                "name": layer.name,
+                "calls": len(layer.nodes),
+                "ns": {rung.value: ns for rung, ns in layer.ns.items()},
+                "differences": dict(layer.differences),
             }
-            for each in bound.layers
+            for layer in bound.layers
         ],
         "holes": [
-            {"op": each.op, "reason": each.reason, "calls": each.calls, "expected_ns": each.expected_ns}
-            for each in bound.holes
+            {"op": hole.op, "reason": hole.reason, "calls": hole.calls, "expected_ns": hole.expected_ns}
+            for hole in bound.holes
         ],
         "join": None if bound.join is None else {
             "pairs": bound.join.rules,
-            "planned_not_seen": [_call(bound, each) for each in bound.join.planned_not_seen],
+            "planned_not_seen": [_call(bound, index) for index in bound.join.planned_not_seen],
             "seen_not_planned": [
-                {"op": bound.join.seen[each].op, "module": bound.join.seen[each].module, "ns": bound.join.seen[each].ns}
-                for each in bound.join.seen_not_planned
+                {"op": bound.join.seen[call].op, "module": bound.join.seen[call].module, "ns": bound.join.seen[call].ns}
+                for call in bound.join.seen_not_planned
             ],
         },
         "beats_ceiling": bound.beats,
@@ -302,13 +304,13 @@ def as_json(bound: Bound) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _call(bound: Bound, number: int) -> Mapping[str, Any]:
-    node = bound.graph.nodes[number]
-    return {"node": number, "op": node.call.op, "module": node.module, "phase": node.phase.value}
+def _call(bound: Bound, index: int) -> Mapping[str, Any]:
+    node = bound.graph.nodes[index]
+    return {"node": index, "op": node.call.op, "module": node.module, "phase": node.phase.value}
 
 
-def _coverage_json(found: Coverage) -> dict[str, Any]:
-    return {"calls": found.nodes, "of_calls": found.of_nodes, "time_share": found.time}
+def _coverage_json(coverage: Coverage) -> dict[str, Any]:
+    return {"calls": coverage.nodes, "of_calls": coverage.of_nodes, "time_share": coverage.time}
 
 
 def _total_json(total: Total, absent: str | None) -> dict[str, Any]:

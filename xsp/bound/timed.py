@@ -10,7 +10,7 @@ from xsp import plugins
 from xsp.bench.plan import ONNX_RUNTIME, has_onnx_runtime, overheads, runtime_of, settled
 from xsp.bench.spec import AS_RUN, OTHER_NUMBERS, RUNTIMES, CacheState, Spec, Status, Timing
 from xsp.bench.timings import Timings
-from xsp.bound.construct import How, construct, module_calls
+from xsp.bound.construct import Conditions, construct, module_calls
 from xsp.bound.totals import Figure, Total
 from xsp.graph.blocks import block, windows
 from xsp.graph.node import Graph
@@ -66,36 +66,40 @@ def of(graph: Graph, timings: Timings, threads: int, cores: int) -> Timed:
         cores: cores of the machine: `best` uses timings with at most this number of threads.
     """
     specs = specs_of(graph, threads)
-    of_work = _by_work(timings, {each.block.work_key for each in specs if each is not None})
+    of_work = _by_work(timings, {spec.block.work_key for spec in specs if spec is not None})
     state, runtime = settled(graph, CacheState.CHAIN), runtime_of(graph)
     as_run: list[Figure | None] = []
     best: list[Figure | None] = []
-    why: list[str] = []
+    reasons: list[str] = []
     used: dict[str, Timing] = {}
     floor = 0
     for spec in specs:
         timing = None if spec is None else timings.get(spec.key)
         if spec is None or timing is None or not timing.is_timed:
             as_run.append(None)
-            why.append("" if spec is None else NOT_TIMED if timing is None else _reason(timing))
+            reasons.append("" if spec is None else NOT_TIMED if timing is None else _reason(timing))
         else:
             as_run.append(_figure(timing))
-            why.append("")
+            reasons.append("")
             used[timing.key] = timing
             floor += timing.status is Status.QUICK
-        others = [] if spec is None else of_work.get(spec.block.work_key, [])
-        same = [each for each in others if (each.state, each.runtime) == (state, runtime) and each.threads <= cores]
+        candidates = [] if spec is None else of_work.get(spec.block.work_key, [])
+        same = [
+            timing
+            for timing in candidates
+            if (timing.state, timing.runtime) == (state, runtime) and timing.threads <= cores
+        ]
         best.append(_least(same))
-        used.update((each.key, each) for each in same)
-    drifts = [each.canary_ratio for each in used.values() if each.canary_ratio is not None]
+        used.update((timing.key, timing) for timing in same)
+    drifts = [timing.canary_ratio for timing in used.values() if timing.canary_ratio is not None]
     return Timed(
         tuple(specs),
         tuple(as_run),
         tuple(best),
-        tuple(why),
-        sum(each.environment != timings.environment.hash for each in used.values()),
+        tuple(reasons),
+        sum(timing.environment != timings.environment.hash for timing in used.values()),
         max(drifts, default=None),
-        sum(each > MARKED for each in drifts),
+        sum(drift > MARKED for drift in drifts),
         len(used),
         floor,
     )
@@ -104,20 +108,20 @@ def of(graph: Graph, timings: Timings, threads: int, cores: int) -> Timed:
 def specs_of(graph: Graph, threads: int) -> list[Spec | None]:
     """Return the spec with which each node is timed; None for nodes that do not compute."""
     state, runtime = settled(graph, CacheState.CHAIN), runtime_of(graph)
-    found: list[Spec | None] = [None] * len(graph.nodes)
+    specs: list[Spec | None] = [None] * len(graph.nodes)
     for start, stop in windows(graph, 1):
-        found[start] = Spec(block(graph, start, stop), AS_RUN, state, threads, runtime)
-    return found
+        specs[start] = Spec(block(graph, start, stop), AS_RUN, state, threads, runtime)
+    return specs
 
 
 def _by_work(timings: Timings, keys: set[str]) -> Mapping[str, list[Timing]]:
-    found: dict[str, list[Timing]] = defaultdict(list)
+    by_work: dict[str, list[Timing]] = defaultdict(list)
     borrowed = timings.all_of(timings.like) if timings.like is not None else ()
-    known = {each.key: each for each in (*borrowed, *timings)}  # those of another environment only fill gaps
-    for each in known.values():
-        if each.work_key in keys and each.is_timed and each.variant not in OTHER_NUMBERS:
-            found[each.work_key].append(each)
-    return found
+    by_key = {timing.key: timing for timing in (*borrowed, *timings)}  # those of another environment only fill gaps
+    for timing in by_key.values():
+        if timing.work_key in keys and timing.is_timed and timing.variant not in OTHER_NUMBERS:
+            by_work[timing.work_key].append(timing)
+    return by_work
 
 
 def _reason(timing: Timing) -> str:
@@ -135,30 +139,37 @@ def _least(timings: Sequence[Timing]) -> Figure | None:
     if not timings:
         return None
     threads: dict[int, float] = {}
-    for each in timings:
-        ns = _figure(each).ns
-        threads[each.threads] = min(ns, threads.get(each.threads, ns))
-    least = min((_figure(each) for each in timings), key=lambda figure: (figure.ns, figure.key))
-    return Figure(least.ns, least.half_ns, least.key, threads)
+    for timing in timings:
+        ns = _figure(timing).ns
+        threads[timing.threads] = min(ns, threads.get(timing.threads, ns))
+    shortest = min((_figure(timing) for timing in timings), key=lambda figure: (figure.ns, figure.key))
+    return Figure(shortest.ns, shortest.half_ns, shortest.key, threads)
 
 
 def blocks(graph: Graph, timings: Timings, threads: int, size: int, partial: bool) -> tuple[Total, str]:
     """Return the total of blocks of `size` calls, and the reason if there is none; see `xsp.bound.construct`."""
-    found = construct(graph, timings, size, how=How(threads=threads, runtime=runtime_of(graph)), partial=partial)
-    total = Total(found.coverage, None if found.ns is None else float(round(found.ns)), found.half_ns)
-    covered = found.coverage
-    return total, "" if found.ns is not None else f"{covered.nodes} of {covered.of_nodes} blocks of {size} are timed"
+    construction = construct(
+        graph, timings, size, how=Conditions(threads=threads, runtime=runtime_of(graph)), partial=partial
+    )
+    total = Total(
+        construction.coverage, None if construction.ns is None else float(round(construction.ns)), construction.half_ns
+    )
+    coverage = construction.coverage
+    return (
+        total,
+        "" if construction.ns is not None else f"{coverage.nodes} of {coverage.of_nodes} blocks of {size} are timed",
+    )
 
 
 def framework(graph: Graph, timings: Timings, threads: int) -> tuple[Figure | None, str]:
     """Return the time of the calls of modules and views in a step, and the reason if it is unknown."""
     if runtime_of(graph) != "torch":
         return None, "ONNX Runtime calls no modules"
-    found = [timings.get(spec.key) for spec in overheads(threads)]
-    known = [each for each in found if each is not None and each.is_timed]
-    if len(known) < len(found):
+    overhead_timings = [timings.get(spec.key) for spec in overheads(threads)]
+    timed = [timing for timing in overhead_timings if timing is not None and timing.is_timed]
+    if len(timed) < len(overhead_timings):
         return None, "the calls of an empty module and an empty operator are not timed"
-    module, view = map(_figure, known)
+    module, view = map(_figure, timed)
     modules = 1 + module_calls(graph)
     views = sum(not node.computes for node in graph.nodes)
     half_ns = modules * module.half_ns + views * view.half_ns

@@ -53,7 +53,7 @@ class Coverage:
         return self.time if self.time is not None else self.nodes / self.of_nodes if self.of_nodes else 1.0
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether there are no holes."""
         return self.nodes == self.of_nodes
 
@@ -85,7 +85,7 @@ class Total:
     @property
     def at_least(self) -> bool:
         """Whether there are holes, so that the total is a lower limit."""
-        return not self.coverage.whole
+        return not self.coverage.is_complete
 
     @property
     def low(self) -> float | None:
@@ -122,38 +122,38 @@ def total(
     covered = coverage(known, counted, expected, beyond_ns)
     if not (partial or covered.share >= ENOUGH) or not covered.nodes:
         return Total(covered, None, None)
-    there = [each for each in known if each is not None]
-    sequential = math.fsum(each.ns for each in there)
+    present = [figure for figure in known if figure is not None]
+    sequential = math.fsum(figure.ns for figure in present)
     if graph.known_by is KnownBy.ORDER:
-        return Total(covered, sequential, half(there))
+        return Total(covered, sequential, half(present))
     times: list[schedule.Times] = [
-        {1: 0.0} if each is None else _up_to(cores, each.threads) or {cores: each.ns} for each in known
+        {1: 0.0} if figure is None else _up_to(cores, figure.threads) or {cores: figure.ns} for figure in known
     ]
-    found = schedule.together(paths.before(graph), paths.before(graph, *Why), times, cores)
-    path = tuple(node for node in found.path if known[node] is not None)
+    planned = schedule.totals(paths.before(graph), paths.before(graph, *Why), times, cores)
+    path = tuple(node for node in planned.path if known[node] is not None)
     return Total(
         covered,
         sequential,
-        half(there),
-        min(found.parallel, sequential),
+        half(present),
+        min(planned.parallel, sequential),
         half(known[node] for node in path),
-        min(found.machine, sequential),
-        min(found.schedule, sequential),
+        min(planned.machine, sequential),
+        min(planned.schedule, sequential),
         path,
     )
 
 
 def _up_to(cores: int, threads: Mapping[int, float]) -> schedule.Times:
-    return {count: each for count, each in threads.items() if count <= cores}
+    return {count: ns for count, ns in threads.items() if count <= cores}
 
 
 def half(figures: Iterable[Figure | None]) -> float:
     """Return half of the 95 % interval of a sum; errors of one key add up, those of different keys are independent."""
     of_key: dict[Key, float] = defaultdict(float)
-    for place, figure in enumerate(figures):
+    for index, figure in enumerate(figures):
         if figure is not None:
-            of_key[figure.key or -place - 1] += figure.half_ns
-    return math.sqrt(math.fsum(each * each for each in of_key.values()))
+            of_key[figure.key or -index - 1] += figure.half_ns
+    return math.sqrt(math.fsum(error * error for error in of_key.values()))
 
 
 def coverage(
@@ -164,18 +164,18 @@ def coverage(
 ) -> Coverage:
     """Return the coverage of the computing nodes by figures, in nodes and in expected time."""
     nodes = sum(counted)
-    there = math.fsum(
-        each.ns if expect is None else expect
-        for each, expect, counts in zip(figures, expected, counted, strict=True)
-        if each is not None and counts
+    known_ns = math.fsum(
+        figure.ns if expect is None else expect
+        for figure, expect, counts in zip(figures, expected, counted, strict=True)
+        if figure is not None and counts
     )
     holes = [
         expect for figure, counts, expect in zip(figures, counted, expected, strict=True) if counts and figure is None
     ]
     time: float | None = None
-    if all(each is not None for each in holes):
-        missing = math.fsum(each for each in holes if each is not None) + beyond_ns
-        time = there / (there + missing) if there + missing else None
+    if all(ns is not None for ns in holes):
+        missing = math.fsum(ns for ns in holes if ns is not None) + beyond_ns
+        time = known_ns / (known_ns + missing) if known_ns + missing else None
     return Coverage(nodes - len(holes), nodes, time)
 
 
@@ -191,20 +191,20 @@ def expectations(graph: Graph, figures: Sequence[Figure | None], floor: Sequence
         floor: ceilings by node.
     """
     ratios: dict[str, list[float]] = defaultdict(list)
-    taken: dict[str, list[float]] = defaultdict(list)
+    times: dict[str, list[float]] = defaultdict(list)
     for node, figure, least in zip(graph.nodes, figures, floor, strict=True):
         if figure is not None:
-            taken[node.call.op].append(figure.ns)
+            times[node.call.op].append(figure.ns)
             if least is not None and least.ns > 0:
                 ratios[node.call.op].append(figure.ns / least.ns)
-    overall = statistics.median([each for those in ratios.values() for each in those] or [1.0])
-    found: list[float | None] = []
+    overall = statistics.median([ratio for op_ratios in ratios.values() for ratio in op_ratios] or [1.0])
+    expected: list[float | None] = []
     for node, figure, least in zip(graph.nodes, figures, floor, strict=True):
         op = node.call.op
         if figure is not None:
-            found.append(figure.ns)
+            expected.append(figure.ns)
         elif least is not None:
-            found.append(least.ns * (statistics.median(ratios[op]) if ratios[op] else overall))
+            expected.append(least.ns * (statistics.median(ratios[op]) if ratios[op] else overall))
         else:
-            found.append(statistics.median(taken[op]) if taken[op] else None)
-    return found
+            expected.append(statistics.median(times[op]) if times[op] else None)
+    return expected

@@ -192,8 +192,8 @@ def _parser(only: str | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"xsp {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND")  # not required, so that an unknown option is reported first
-    every = [each for name in names() for each in (name, *(f"{name} {part}" for part in _parts(name)))]
-    for name in every if only is None else (only,):
+    all_names = [full_name for name in names() for full_name in (name, *(f"{name} {part}" for part in _parts(name)))]
+    for name in all_names if only is None else (only,):
         try:
             command = _command(name)
         except PluginError:

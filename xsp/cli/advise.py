@@ -58,33 +58,35 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--same-numbers", action="store_true", help="only advice that changes results by rounding at most"
     )
-    parser.add_argument("--limit", type=options.rows, metavar="N", help="pieces of advice that are shown (default: 10)")
+    parser.add_argument(
+        "--limit", type=options.positive_int, metavar="N", help="pieces of advice that are shown (default: 10)"
+    )
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
     parser.add_argument(
         "--fill", type=seconds, metavar="TIME", help="first time single calls, for at most this long: 60s, 2m"
     )
     parser.add_argument("--timings", type=Path, metavar="DIR", help="folder of timings (default: in the user's cache)")
     parser.add_argument("--device", metavar="NAME", help="peak rates of this device (H100, MI300X), for a device trace")
-    tried = parser.add_argument_group("trials: the program without and with a change, in turns")
-    tried.add_argument(
+    trials = parser.add_argument_group("trials: the program without and with a change, in turns")
+    trials.add_argument(
         "--try", type=int, dest="tries", metavar="N", help="try the best N pieces that need no change of the code"
     )
-    tried.add_argument(
+    trials.add_argument(
         "--turns", type=int, metavar="N", help="maximal number of turns of each trial, 3 to 100 (default: 6)"
     )
-    tried.add_argument(
+    trials.add_argument(
         "--program",
         metavar="COMMAND",
         help="command of the program, if the run does not know it: 'python train.py --steps 50'",
     )
-    tried.add_argument(
+    trials.add_argument(
         "--history", action="store_true", help="list predicted and measured gain of all trials on this machine"
     )
-    tried.add_argument("-q", "--quiet", action="store_true", help="show no progress")
+    trials.add_argument("-q", "--quiet", action="store_true", help="show no progress")
     group = parser.add_argument_group("the model, if SOURCE is one")
     group.add_argument(
         "--threads",
-        type=options.rows,
+        type=options.positive_int,
         metavar="N",
         help="threads of the step (default: those of the run, or all cores)",
     )
@@ -99,13 +101,13 @@ def run(given: argparse.Namespace) -> int:
     from xsp.device import machine
     from xsp.run import Machine
 
-    here = Machine.of(machine.describe())
+    this_machine = Machine.of(machine.describe())
     if given.history:
-        kept = records.history(here)
+        history = records.history(this_machine)
         if given.format == "json":
-            progress.put(json.dumps(asdict(kept), indent=2) + "\n")
+            progress.put(json.dumps(asdict(history), indent=2) + "\n")
         else:
-            progress.tell(trialtext.history(kept))
+            progress.tell(trialtext.history(history))
         return 0
     if given.source is None:
         raise UsageError("name a run, a trace or a model: xsp advise runs/demo")
@@ -118,15 +120,15 @@ def run(given: argparse.Namespace) -> int:
     with progress.shown(quiet=given.fill is None or given.quiet) as show:
         asked = advisor.asked_about(given.source, {**_settings(given), "progress": show})
         plan = None if given.tries is None else _plan(given, asked)
-        found = advise.of(asked, only=given.only, same_numbers=given.same_numbers)
+        result = advise.of(asked, only=given.only, same_numbers=given.same_numbers)
     if not given.only and not given.same_numbers:
-        pictures.keep(found, given.source)
+        pictures.keep(result, given.source)
     if given.format == "json" and plan is None:
-        progress.put(_as_json(given, found))
+        progress.put(_as_json(given, result))
         return 0
     if given.format != "json":
-        progress.tell(text.page(found, given.limit, records.history(here).line), flush=True)
-    return 0 if plan is None else _try(given, found, plan)
+        progress.tell(text.page(result, given.limit, records.history(this_machine).line), flush=True)
+    return 0 if plan is None else _try(given, result, plan)
 
 
 def _check_trials(given: argparse.Namespace) -> None:
@@ -152,47 +154,52 @@ def _plan(given: argparse.Namespace, asked: Asked) -> Plan:
     if asked.trace is None:
         raise _needs_a_run(given.source)
     program = rerun.program(asked.trace.run, given.source, given.program)
+    try:
+        options.check_in_turns(program)
+    except UsageError as error:
+        hint = f"; {rerun.hint_to_name(given.source)}" if given.program is None else ""
+        raise UsageError(f"{error}{hint}") from None
     trains = any(kind.training for kind in asked.trace.run.kinds)
     return experiment.Plan(program, rerun.place(Path(given.source)), trains, given.turns or experiment.TURNS)
 
 
-def _try(given: argparse.Namespace, found: Advised, plan: Plan) -> int:
+def _try(given: argparse.Namespace, result: Advised, plan: Plan) -> int:
     """Try the best pieces of advice, and show each trial when it is finished; an interrupt keeps finished trials."""
     from xsp.advise import experiment, records, trialtext
     from xsp.device import machine
     from xsp.run import Machine
 
-    chosen = experiment.chosen(found.advice, given.tries)
-    drawn = given.format == "table"
-    if drawn:
-        progress.tell("\n" + (trialtext.head() if chosen else "no advice can be tried without editing the code"))
+    selected = experiment.chosen(result.advice, given.tries)
+    as_table = given.format == "table"
+    if as_table:
+        progress.tell("\n" + (trialtext.head() if selected else "no advice can be tried without editing the code"))
     code = 0
     try:
         with progress.shown(given.quiet) as show:
-            for each in experiment.each(plan, chosen, show):
-                records.keep(each, Machine.of(machine.describe()))
-                if drawn:
-                    progress.tell(trialtext.lines(each), flush=True)
+            for trial in experiment.run_trials(plan, selected, show):
+                records.keep(trial, Machine.of(machine.describe()))
+                if as_table:
+                    progress.tell(trialtext.lines(trial), flush=True)
     except KeyboardInterrupt:
-        progress.warn(f"xsp: interrupted; {len(plan.tried)} of {len(chosen)} trials were finished and are kept")
+        progress.warn(f"xsp: interrupted; {len(plan.tried)} of {len(selected)} trials were finished and are kept")
         code = INTERRUPTED
-    if not drawn:
-        progress.put(_as_json(given, found, tried=[records.plain(each) for each in plan.tried]))
+    if not as_table:
+        progress.put(_as_json(given, result, tried=[records.plain(trial) for trial in plan.tried]))
     if plan.tried:
         progress.warn(f"xsp: the runs are in {output.shown(plan.out)}; all trials: xsp advise --history")
     return code
 
 
-def _as_json(given: argparse.Namespace, found: Advised, **more: Any) -> str:
+def _as_json(given: argparse.Namespace, result: Advised, **more: Any) -> str:
     """Return the advice as JSON, with the trials if there were any."""
     from xsp.evidence import advice, form
 
-    said = advice.of(found, {"run": given.source, "name": found.name}, limit=given.limit)
-    return json.dumps(form.fitted({**said, **more}, form.MOST_BYTES_OF_A_FILE), indent=2, ensure_ascii=False) + "\n"
+    payload = advice.of(result, {"run": given.source, "name": result.name}, limit=given.limit)
+    return json.dumps(form.fitted({**payload, **more}, form.MOST_BYTES_OF_A_FILE), indent=2, ensure_ascii=False) + "\n"
 
 
 def _settings(given: argparse.Namespace) -> dict[str, Any]:
     """Return the options of the model and of its timings that were given."""
-    found = {name: getattr(given, name) for name in OF_MODEL}
-    found["shape"] = options.shape(given.input)
-    return {name: value for name, value in found.items() if value}
+    settings = {name: getattr(given, name) for name in OF_MODEL}
+    settings["shape"] = options.shape(given.input)
+    return {name: value for name, value in settings.items() if value}

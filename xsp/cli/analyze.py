@@ -74,7 +74,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "expression), like, is null, and, or, not; may be given several times",
     )
     parser.add_argument(
-        "--limit", type=options.rows, metavar="N", help="rows of a table (default: 40 printed, all of them in files)"
+        "--limit",
+        type=options.positive_int,
+        metavar="N",
+        help="rows of a table (default: 40 printed, all of them in files)",
     )
     parser.add_argument(
         "--kind",
@@ -92,19 +95,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Load the runs, and print or write the named analyses; without names, list the analyses."""
-    chosen = list({each.id: each for each in map(_find, given.names)}.values())
-    _check(given, len(chosen))
+    analyses = list({analysis.id: analysis for analysis in map(_find, given.names)}.values())
+    _check(given, len(analyses))
     traces = _on_spark(given) if given.engine != "duckdb" else _here(given)
-    if not chosen:
+    if not analyses:
         _overview(traces[0])
         _list(traces[0])
         return 0
-    found, refused = _answers(chosen, traces)
-    found = {name: [_chosen(each, name, given) for each in answers] for name, answers in found.items()}
+    answers_by_name, refused = _answers(analyses, traces)
+    answers_by_name = {
+        name: [_chosen(answer, name, given) for answer in answers] for name, answers in answers_by_name.items()
+    }
     if given.format == "table":
-        _put(_tables(found, given, several=len(traces) > 1), given.out)
+        _put(_tables(answers_by_name, given, several=len(traces) > 1), given.out)
     else:
-        _write(found, given, several=len(chosen) > 1)
+        _write(answers_by_name, given, several=len(analyses) > 1)
     return 1 if refused else 0
 
 
@@ -126,37 +131,37 @@ def _check(given: argparse.Namespace, chosen: int) -> None:
         )
 
 
-def _write(found: Mapping[str, Answers], given: argparse.Namespace, several: bool) -> None:
+def _write(answers_by_name: Mapping[str, Answers], given: argparse.Namespace, several: bool) -> None:
     """Write tables as CSV, JSON or Parquet: to the standard output, a file, or a file each in a folder."""
     from xsp.report import tablefiles
 
     if several and given.out is not None:
-        tablefiles.write_each(found, given.out, given.format)
+        tablefiles.write_each(answers_by_name, given.out, given.format)
     elif several:
-        _put(tablefiles.several_as_json(found), None)
+        _put(tablefiles.several_as_json(answers_by_name), None)
     else:
-        for answers in found.values():
+        for answers in answers_by_name.values():
             if given.format == "parquet":
                 tablefiles.write(answers, given.out, given.format)
             else:
                 _put(tablefiles.text(answers, given.format), given.out)
 
 
-def _answers(chosen: Sequence[Analysis], traces: Sequence[Trace]) -> tuple[dict[str, Answers], int]:
+def _answers(analyses: Sequence[Analysis], traces: Sequence[Trace]) -> tuple[dict[str, Answers], int]:
     """Return the results of each analysis on the traces, and the number of refusals; the reasons go to stderr."""
     refused = 0
-    found: dict[str, Answers] = {}
-    for each in chosen:
-        said = []
-        for one in traces:
+    answers_by_name: dict[str, Answers] = {}
+    for analysis in analyses:
+        answers = []
+        for trace in traces:
             try:
-                said.append((one.path.name if one.path is not None else one.name, one.con, each(one)))
+                answers.append((trace.path.name if trace.path is not None else trace.name, trace.con, analysis(trace)))
             except AnalysisError as error:
                 refused += 1
                 progress.warn(f"xsp: {error}")
-        if said:
-            found[each.id] = said
-    return found, refused
+        if answers:
+            answers_by_name[analysis.id] = answers
+    return answers_by_name, refused
 
 
 def _chosen(answer: Answer, name: str, given: argparse.Namespace) -> Answer:
@@ -164,26 +169,26 @@ def _chosen(answer: Answer, name: str, given: argparse.Namespace) -> Answer:
     from xsp.report import choosing
 
     run, con, relation = answer
-    relation = choosing.chosen(relation, name, given.where, given.sort)
+    relation = choosing.select_rows(relation, name, given.where, given.sort)
     return run, con, relation if given.limit is None or given.format == "table" else relation.limit(given.limit)
 
 
-def _tables(found: Mapping[str, Answers], given: argparse.Namespace, several: bool) -> str:
+def _tables(answers_by_name: Mapping[str, Answers], given: argparse.Namespace, several: bool) -> str:
     """Return tables formatted for the width of this terminal, or for that of a file."""
     from rich.console import Console
 
     from xsp.analyses import ANALYSES
     from xsp.report import choosing, text
 
-    printed = io.StringIO()
-    console = Console(file=printed, width=Console().width if given.out is None else WIDTH_OF_A_FILE)
-    for name, answers in found.items():
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=Console().width if given.out is None else WIDTH_OF_A_FILE)
+    for name, answers in answers_by_name.items():
         for run, _, relation in answers:
             title = f"{ANALYSES[name].title} ({name})" + (f", {run}" if several else "")
             main = [*choosing.sorted_by(relation, name, given.sort), *text.MAIN.get(name, ())]
             kernels = text.KERNELS.get(name, ())
             console.print(text.table(relation, title, limit=given.limit or ROWS, main=main, kernels=kernels))
-    return printed.getvalue()
+    return buffer.getvalue()
 
 
 def _put(content: str, out: Path | None) -> None:
@@ -198,8 +203,8 @@ def _put(content: str, out: Path | None) -> None:
 def _here(given: argparse.Namespace) -> list[Trace]:
     from xsp.ingest import load
 
-    places: Sequence[str | Path] = load.parts(given.path) if Path(given.path).is_dir() else [given.path]
-    return [load.load(place, skip_damaged=given.skip_damaged, kind=given.kind) for place in places]
+    paths: Sequence[str | Path] = load.parts(given.path) if Path(given.path).is_dir() else [given.path]
+    return [load.load(path, skip_damaged=given.skip_damaged, kind=given.kind) for path in paths]
 
 
 def _on_spark(given: argparse.Namespace) -> list[Trace]:
@@ -216,11 +221,11 @@ def _on_spark(given: argparse.Namespace) -> list[Trace]:
 def _find(name: str) -> Analysis:
     from xsp.analyses import ANALYSES
 
-    found = {known.lower(): each for known, each in ANALYSES.items()}.get(name.lower())
-    if found is None:
+    analysis = {key.lower(): candidate for key, candidate in ANALYSES.items()}.get(name.lower())
+    if analysis is None:
         hint = nearest(name, ANALYSES) or f"; there are {', '.join(ANALYSES)}"
         raise UsageError(f"there is no analysis {name!r}{hint}")
-    return found
+    return analysis
 
 
 def _overview(trace: Trace) -> None:
@@ -240,14 +245,16 @@ def _list(trace: Trace) -> None:
     from xsp.analyses import ANALYSES
     from xsp.scrub import plain
 
-    refused: dict[str, list[Analysis]] = {}
-    for each in ANALYSES.values():
-        reason = each.refusal(trace)
+    refusals: dict[str, list[Analysis]] = {}
+    for analysis in ANALYSES.values():
+        reason = analysis.refusal(trace)
         if reason is None:
-            progress.tell(f"{each.id:22} {each.title}")
+            progress.tell(f"{analysis.id:22} {analysis.title}")
         else:  # many share one reason, which follows their name
-            refused.setdefault(reason.removeprefix(f"{each.id} ({each.title})").lstrip(": "), []).append(each)
-    for reason, those in refused.items():
+            refusals.setdefault(reason.removeprefix(f"{analysis.id} ({analysis.title})").lstrip(": "), []).append(
+                analysis
+            )
+    for reason, analyses in refusals.items():
         progress.tell(textwrap.fill(f"not available: {plain(reason)}", Console().width, break_on_hyphens=False))
-        for each in those:
-            progress.tell(f"  {each.id:22} {each.title}")
+        for analysis in analyses:
+            progress.tell(f"  {analysis.id:22} {analysis.title}")

@@ -3,6 +3,8 @@
 `xsp bench transfers` and `xsp bench collectives` time copies in memory, between processes, to storage, to devices, and
 collectives between ranks.
 
+The calls of a model are timed on the processor only, even where torch has a GPU.
+
 The most expensive calls come first. Existing timings are not repeated, even if they were taken for another model. Calls
 that cannot be timed are listed, and have no figure. The timings are used by `xsp bound` and `xsp advise`.
 
@@ -45,6 +47,11 @@ SUMMARY = "time each operator call of a model in isolation"
 FORMATS = ("table", "json")
 STATES = ("warm", "chain", "cold")
 MOVED = ("transfers", "collectives")
+OF_MOVED = ("families", "ranks", "directory", "section")
+"""Options of transfers and collectives alone."""
+
+OF_MODEL = ("granularity", "state", "variants", "runtime", "batch", "train", "input", "size", "prefill", "decode")
+"""Options of models, files and runs alone."""
 
 UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 
@@ -63,11 +70,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--again", action="store_true", help="repeat existing timings too")
     group = parser.add_argument_group("what is timed")
-    group.add_argument("--granularity", default="1", metavar="N,…", help="calls per block, 1,4 (default: 1)")
+    group.add_argument("--granularity", metavar="N,…", help="calls per block, 1,4 (default: 1)")
     group.add_argument(
         "--state",
         choices=STATES,
-        default="chain",
         help="state of the caches: chain, as in a step (default); warm; cold",
     )
     group.add_argument("--threads", metavar="N,…", help="numbers of threads, 1,2 (default: all cores)")
@@ -87,9 +93,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="memory, processes, storage, device, or single ones with commas (default: all)",
     )
-    group.add_argument(
-        "--ranks", default="2,3,4", metavar="N,…", help="numbers of ranks of collectives (default: 2,3,4)"
-    )
+    group.add_argument("--ranks", metavar="N,…", help="numbers of ranks of collectives (default: 2,3,4)")
     group.add_argument(
         "--directory",
         type=Path,
@@ -121,23 +125,24 @@ def run(given: argparse.Namespace) -> int:
     """Time missing calls, or show and move existing timings."""
     from xsp.bench.timings import Timings
 
-    chosen = [
+    actions = [
         name
         for name in ("source", "missing_of", "list", "check", "compact", "export", "import_")
         if getattr(given, name) not in (None, False)
     ]
-    if given.source in MOVED and chosen in (["source"], ["source", "list"], ["source", "check"]):
+    _check_options(given)
+    if given.source in MOVED and actions in (["source"], ["source", "list"], ["source", "check"]):
         return _moved(given, budget(given.budget))
-    if len(chosen) != 1:
+    if len(actions) != 1:
         raise UsageError("give one SOURCE, or one of --missing-of, --list, --check, --compact, --export, --import")
     seconds = budget(given.budget)
     timings = Timings.open(given.timings)
-    if chosen[0] in ("source", "missing_of"):
+    if actions[0] in ("source", "missing_of"):
         return _fill(given, timings, seconds)
-    shown, content = {
+    page, content = {
         "list": _list, "check": _check, "compact": _compact, "export": _export, "import_": _import,
-    }[chosen[0]](given, timings, seconds)  # fmt: skip
-    _show(given, shown, content)
+    }[actions[0]](given, timings, seconds)  # fmt: skip
+    _show(given, page, content)
     return 0
 
 
@@ -147,11 +152,24 @@ def budget(text: str) -> float:
     Raises:
         UsageError: the text is not a time above 0.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
-    seconds = float(found.group(1)) * UNITS[found.group(2)] if found and found.group(2) in UNITS else 0.0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
+    seconds = float(match.group(1)) * UNITS[match.group(2)] if match and match.group(2) in UNITS else 0.0
     if seconds <= 0:
         raise UsageError(f"--budget {text!r}: give a time above 0, 60s or 2m")
     return seconds
+
+
+def _check_options(given: argparse.Namespace) -> None:
+    """Refuse options that do not belong to what is timed, which would otherwise be ignored.
+
+    Raises:
+        UsageError: names the option and the command that it belongs to.
+    """
+    moved = given.source in MOVED
+    for name in OF_MODEL if moved else OF_MOVED:
+        if getattr(given, name) not in (None, False, {}, []):
+            command = "xsp bench MODEL" if moved else f"xsp bench {' or '.join(MOVED)}"
+            raise UsageError(f"--{name} belongs to {command}, not to {given.source or 'this command'}: omit it")
 
 
 def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
@@ -160,11 +178,11 @@ def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
     from xsp.bench import plan, text
 
     # all options are read first: a graph may take long
-    granularities, variants = _numbers("--granularity", given.granularity), _variants(given.variants)
+    granularities, variants = _numbers("--granularity", given.granularity or "1"), _variants(given.variants)
     if given.threads is not None:
         _numbers("--threads", given.threads)
     plan.check_names(variants, () if given.runtime is None else (given.runtime,))
-    found = graphs.of(
+    graph = graphs.of(
         given.missing_of or given.source,
         batch=given.batch,
         train=given.train,
@@ -180,24 +198,24 @@ def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
         for threads in _threads(given)
         for granularity in granularities
         for pair in bench.specs(
-            found,
+            graph,
             granularity=granularity,
-            state=given.state,
+            state=given.state or "chain",
             threads=threads,
             variants=variants,
-            runtime=given.runtime or plan.runtime_of(found),
+            runtime=given.runtime or plan.runtime_of(graph),
         )
     ]
-    began = time.monotonic()
-    starting: list[float] = []
+    start = time.monotonic()
+    start_seconds: list[float] = []
     try:
         with progress.shown(quiet=False) as show:
-            made = bench.fill(pairs, timings, seconds, show, again=given.again, started=starting.append)
+            result = bench.fill(pairs, timings, seconds, show, again=given.again, started=start_seconds.append)
     except KeyboardInterrupt:
         progress.warn("xsp: interrupted; all finished timings are kept: run it again to continue")
         return INTERRUPTED
-    told = found.name, pairs, timings, made, time.monotonic() - began, sum(starting)
-    _show(given, text.filled(*told), text.filled_as_json(*told))
+    summary = graph.name, pairs, timings, result, time.monotonic() - start, sum(start_seconds)
+    _show(given, text.fill_page(*summary), text.filled_as_json(*summary))
     return 0
 
 
@@ -210,31 +228,31 @@ def _moved(given: argparse.Namespace, seconds: float) -> int:
     if given.section is not None:
         sections.check(given.section)
     timings = Timings.open(given.timings)
-    asked = links.asked(
-        timings, given.source, given.families, _numbers("--ranks", given.ranks),
+    request = links.request(
+        timings, given.source, given.families, _numbers("--ranks", given.ranks or "2,3,4"),
         None if given.threads is None else _numbers("--threads", given.threads), given.directory,
         times=not (given.list or given.check),
     )  # fmt: skip
     if given.check:
-        with links.timed_in(asked.directory):
-            _show(given, *_check(given, timings, seconds, asked.has))
+        with links.timed_in(request.directory):
+            _show(given, *_check(given, timings, seconds, request.has))
         return 0
-    began, made = time.monotonic(), 0
+    start, count = time.monotonic(), 0
     if not given.list:
-        for each in asked.refused if given.format == "table" else ():
-            progress.warn(f"xsp: {each}")
+        for reason in request.refused if given.format == "table" else ():
+            progress.warn(f"xsp: {reason}")
         try:
             with progress.shown(quiet=False) as show:
-                made = links.fill(asked, timings, seconds, show, again=given.again)
+                count = links.fill(request, timings, seconds, show, again=given.again)
         except KeyboardInterrupt:
             progress.warn("xsp: interrupted; all finished timings are kept: run it again to continue")
             return INTERRUPTED
-    found, left = links.known(asked, timings)
-    told = given.source, timings, found, None if given.list else time.monotonic() - began, left, made
+    curves, missing = links.curves_of(request, timings)
+    summary = given.source, timings, curves, None if given.list else time.monotonic() - start, missing, count
     if given.section is not None:
-        sections.write(given.section, curvetext.SECTION[given.source], curvetext.section(given.source, timings, found))
-    shown = "\n".join([curvetext.page(*told), *text.problems(timings)])
-    _show(given, shown, {**curvetext.as_json(*told), "refused": list(asked.refused)})
+        sections.write(given.section, curvetext.SECTION[given.source], curvetext.section(given.source, timings, curves))
+    page = "\n".join([curvetext.page(*summary), *text.problems(timings)])
+    _show(given, page, {**curvetext.as_json(*summary), "refused": list(request.refused)})
     return 0
 
 
@@ -258,12 +276,12 @@ def _variants(text: str | None) -> tuple[str, ...]:
         from xsp.bench.variants import VARIANTS
 
         return (AS_RUN, *VARIANTS)
-    return tuple(dict.fromkeys((AS_RUN, *(each.strip() for each in text.split(",")))))
+    return tuple(dict.fromkeys((AS_RUN, *(name.strip() for name in text.split(",")))))
 
 
 def _numbers(option: str, text: str) -> list[int]:
-    parts = [each.strip() for each in text.split(",")]
-    if not all(each.isdecimal() and 0 < int(each) < 10_000 for each in parts):
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 0 < int(part) < 10_000 for part in parts):
         raise UsageError(f"{option} {text!r}: write numbers above 0 with commas, 1,4")
     return list(dict.fromkeys(map(int, parts)))
 
@@ -271,7 +289,7 @@ def _numbers(option: str, text: str) -> list[int]:
 def _list(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
     from xsp.bench import text
 
-    return text.listed(timings), text.listed_as_json(timings)
+    return text.list_page(timings), text.listed_as_json(timings)
 
 
 def _check(
@@ -279,42 +297,42 @@ def _check(
 ) -> tuple[str, Any]:
     from xsp.bench import repeatability, text
 
-    moved = given.source if given.source in MOVED else None
+    runtime = given.source if given.source in MOVED else None
     with progress.shown(quiet=False) as show:
-        found = repeatability.check(timings, seconds, show, runtime=moved, keep=keep)
-    return text.checked(found), text.checked_as_json(found)
+        result = repeatability.check(timings, seconds, show, runtime=runtime, keep=keep)
+    return text.check_page(result), text.checked_as_json(result)
 
 
 def _compact(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
     from xsp.bench import text
 
     parts = timings.compact()
-    said = f"{len(timings):,} timings of this machine are now in one file; they were in {parts}"
+    message = f"{len(timings):,} timings of this machine are now in one file; they were in {parts}"
     if parts and not timings:
-        said = f"the {parts} files of this machine are unchanged: none of their timings is valid"
+        message = f"the {parts} files of this machine are unchanged: none of their timings is valid"
     content = {"timings": len(timings), "parts": parts, "problems": list(timings.problems)}
-    return "\n".join([said, *text.problems(timings)]), content
+    return "\n".join([message, *text.problems(timings)]), content
 
 
 def _export(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
     from xsp.bench import text
 
     count = timings.export(given.export)
-    said = f"{count:,} timings written to {given.export}; on another machine: xsp bench --import FILE"
-    return "\n".join([said, *text.problems(timings)]), {"exported": count, "problems": list(timings.problems)}
+    message = f"{count:,} timings written to {given.export}; on another machine: xsp bench --import FILE"
+    return "\n".join([message, *text.problems(timings)]), {"exported": count, "problems": list(timings.problems)}
 
 
 def _import(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
     from xsp.bench import text
 
     count, environments = timings.take_in(given.import_)
-    said = f"{count:,} timings of {environments} environments were added to {timings.folder}"
+    message = f"{count:,} timings of {environments} environments were added to {timings.folder}"
     content = {"imported": count, "environments": environments, "problems": list(timings.problems)}
-    return "\n".join([said, *text.problems(timings)]), content
+    return "\n".join([message, *text.problems(timings)]), content
 
 
-def _show(given: argparse.Namespace, shown: str, content: Any) -> None:
+def _show(given: argparse.Namespace, page: str, content: Any) -> None:
     if given.format == "json":
         progress.put(json.dumps(content, indent=2) + "\n")
     else:
-        progress.tell(shown)
+        progress.tell(page)

@@ -46,8 +46,8 @@ _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 def seconds(text: str) -> float:
     """Return a duration in seconds: 60, 60s, 2m, 1.5h."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)", text.strip())
-    value = float(found[1]) * _SECONDS[found[2]] if found is not None else 0.0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)", text.strip())
+    value = float(match[1]) * _SECONDS[match[2]] if match is not None else 0.0
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration above 0, such as 60s or 2m")
     return value
@@ -57,11 +57,11 @@ def lengths(text: str) -> int | tuple[int, int]:
     """Return a number of tokens, 512, or the ends of a range of them, 64:1024."""
     low, colon, high = text.partition(":")
     if not colon:
-        return options.rows(text)
-    found = options.rows(low), options.rows(high)
-    if found[0] >= found[1]:
+        return options.positive_int(text)
+    ends = options.positive_int(low), options.positive_int(high)
+    if ends[0] >= ends[1]:
         raise argparse.ArgumentTypeError(f"{text!r}: give the smaller number first, 64:1024")
-    return found
+    return ends
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +80,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--device", metavar="NAME", help="peak rates of this device (H100, MI300X) as stated by its manufacturer"
     )
     parser.add_argument(
-        "--construct", type=options.rows, metavar="G", help="also estimate the step from blocks of G calls"
+        "--construct", type=options.positive_int, metavar="G", help="also estimate the step from blocks of G calls"
     )
     parser.add_argument(
         "--curve",
@@ -101,7 +101,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--threads",
-        type=options.rows,
+        type=options.positive_int,
         metavar="N",
         help="threads of the step (default: those of the run, or all cores)",
     )
@@ -160,7 +160,7 @@ def run(given: argparse.Namespace) -> int:
     if given.curve:
         return _curve(given)
     with progress.shown(quiet=given.fill is None) as show:
-        found = bounds.of(
+        bound = bounds.of(
             given.source,
             device=given.device,
             granularity=given.construct,
@@ -170,22 +170,22 @@ def run(given: argparse.Namespace) -> int:
             **_of_step(given),
         )
     if given.phases:
-        return _phases(given, found)
+        return _phases(given, bound)
     if given.html is not None:
-        html.write_sections(given.html, f"Least time of {found.graph.name}", [section.section(found)])
-    section.keep(found, given.run or given.source)
+        html.write_sections(given.html, f"Least time of {bound.graph.name}", [section.section(bound)])
+    section.keep(bound, given.run or given.source)
     if given.format == "json":
-        progress.put(json.dumps(text.as_json(found), indent=2) + "\n")
+        progress.put(json.dumps(text.as_json(bound), indent=2) + "\n")
     else:
-        progress.tell(text.page(found, given.source, given.partial, _typed(given)))
+        progress.tell(text.page(bound, given.source, given.partial, _typed(given)))
     return 0
 
 
-def _phases(given: argparse.Namespace, found: Bound) -> int:
+def _phases(given: argparse.Namespace, bound: Bound) -> int:
     """Show a training step by its phases and layers."""
     from xsp.bound import phases, phasestext
 
-    training = phases.of(found)
+    training = phases.of(bound)
     if given.format == "json":
         progress.put(json.dumps(phasestext.as_json(training), indent=2) + "\n")
     else:
@@ -201,15 +201,15 @@ _REPEATED = (
 
 def _typed(given: argparse.Namespace, names: Sequence[str] = _REPEATED) -> str:
     """Return the options of the step as a user types them, for the suggested next command."""
-    usual = {"sequence": SEQUENCE}
+    defaults = {"sequence": SEQUENCE}
     words = ["--train"] if given.train else []
     for name in names:
         value = getattr(given, name)
         if isinstance(value, tuple):
             value = ":".join(map(str, value))
         elif isinstance(value, dict):
-            value = ",".join(f"{each}={number}" for each, number in value.items())
-        if value is not None and value != usual.get(name):
+            value = ",".join(f"{dimension}={number}" for dimension, number in value.items())
+        if value is not None and value != defaults.get(name):
             words += [f"--{name}", str(value)]
     return shlex.join(words)
 
@@ -240,18 +240,18 @@ def _curve(given: argparse.Namespace) -> int:
     if given.device is not None or given.construct is not None or given.partial:
         raise UsageError("--curve uses blocks of all sizes, timed here: omit --device, --construct and --partial")
     with progress.shown(quiet=given.fill is None) as show:
-        found = curves.of(
+        curve = curves.of(
             given.source,
             progress=show,
             **_of_step(given),
         )
     if given.html is not None:
-        html.write_sections(given.html, f"{found.graph.name} from its blocks", [curvetext.section(found)])
-    curvetext.keep(found, given.run or given.source)
+        html.write_sections(given.html, f"{curve.graph.name} from its blocks", [curvetext.section(curve)])
+    curvetext.keep(curve, given.run or given.source)
     if given.format == "json":
-        progress.put(json.dumps(curvetext.as_json(found), indent=2) + "\n")
+        progress.put(json.dumps(curvetext.as_json(curve), indent=2) + "\n")
     else:
-        progress.tell(curvetext.page(found, given.source, _typed(given)))
+        progress.tell(curvetext.page(curve, given.source, _typed(given)))
     return 0
 
 
@@ -260,18 +260,18 @@ def _language(given: argparse.Namespace) -> int:
     from xsp.bound import language, languagetext
     from xsp.report import html
 
-    asked = [each for each in (given.decode, given.prefill) if each is not None]
-    if len(asked) > 1:
+    requested = [tokens for tokens in (given.decode, given.prefill) if tokens is not None]
+    if len(requested) > 1:
         raise UsageError("--decode A:B includes the curves of both steps: omit --prefill")
-    others = ("run", "construct", "curve", "phases", "train", "input")
-    typed = [f"--{name}" for name in (*others, "size") if getattr(given, name)]
+    unsupported = ("run", "construct", "curve", "phases", "train", "input")
+    typed = [f"--{name}" for name in (*unsupported, "size") if getattr(given, name)]
     typed += ["--sequence"] if given.sequence != SEQUENCE else []
     if typed:
         raise UsageError(f"{', '.join(typed)}: cannot be used with the curves of a language model")
     with progress.shown(quiet=given.fill is None and given.measure is None) as show:
-        found = language.of(
+        result = language.of(
             given.source,
-            asked[0],
+            requested[0],
             batch=given.batch or 1,
             fill=given.fill,
             measure=given.measure,
@@ -284,10 +284,10 @@ def _language(given: argparse.Namespace) -> int:
             progress=show,
         )
     if given.html is not None:
-        html.write_sections(given.html, f"{found.name} by length", [languagetext.section(found)])
+        html.write_sections(given.html, f"{result.name} by length", [languagetext.section(result)])
     if given.format == "json":
-        progress.put(json.dumps(languagetext.as_json(found), indent=2) + "\n")
+        progress.put(json.dumps(languagetext.as_json(result), indent=2) + "\n")
     else:
         # what is timed here has no quoted peak rates
-        progress.tell(languagetext.page(found, given.source, _typed(given, [n for n in _REPEATED if n != "device"])))
+        progress.tell(languagetext.page(result, given.source, _typed(given, [n for n in _REPEATED if n != "device"])))
     return 0

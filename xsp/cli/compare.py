@@ -86,7 +86,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="write here instead of printing; with --turns the directory of the runs (default: runs/compare-<names>)",
     )  # fmt: skip
     parser.add_argument(
-        "--limit", type=options.rows, default=30, metavar="N", help="rows of a printed section (default: 30)"
+        "--limit", type=options.positive_int, default=30, metavar="N", help="rows of a printed section (default: 30)"
     )
     parser.add_argument(
         "--kind", metavar="KIND",
@@ -115,26 +115,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Load the runs, or record them in turns; compare them, and print the comparison."""
-    _refuse_what_does_not_go_together(given)
+    _check_options(given)
     percent = _percent(given.fail_if_slower)
     if given.turns is None:
-        found = _of_runs(*_sides(given), given)
-        _show(found, given)
-        return 0 if percent is None else _gate(found, percent, given.if_cannot_tell)
+        comparison = _of_runs(*_sides(given), given)
+        _show(comparison, given)
+        return 0 if percent is None else _gate(comparison, percent, given.if_cannot_tell)
     from xsp.comparison import turns
 
-    taken = turns.Turns(_directory(given), given.turns)
+    recording = turns.Turns(_directory(given), given.turns)
     try:
-        found = _in_turns(given, taken, percent)
+        comparison = _in_turns(given, recording, percent)
     except KeyboardInterrupt:
-        progress.warn(f"xsp: interrupted{_kept(taken)}")
+        progress.warn(f"xsp: interrupted{_kept(recording)}")
         return INTERRUPTED
-    _show(found, given)
-    progress.warn(f"xsp: the runs are in {output.shown(taken.out)}")
-    return 0 if percent is None else _gate(found, percent, given.if_cannot_tell)
+    _show(comparison, given)
+    progress.warn(f"xsp: the runs are in {output.shown(recording.out)}")
+    return 0 if percent is None else _gate(comparison, percent, given.if_cannot_tell)
 
 
-def _refuse_what_does_not_go_together(given: argparse.Namespace) -> None:
+def _check_options(given: argparse.Namespace) -> None:
     if given.if_cannot_tell is not None and given.fail_if_slower is None:
         raise UsageError("--if-cannot-tell needs --fail-if-slower PERCENT")
     if given.turns is None:
@@ -146,14 +146,18 @@ def _refuse_what_does_not_go_together(given: argparse.Namespace) -> None:
         return
     if given.after is not None:
         raise UsageError("--turns runs commands, --with takes recorded runs: omit one of them")
-    wanted = 1 if given.revisions else 2
-    if len(given.before) != wanted:
+    expected = 1 if given.revisions else 2
+    if len(given.before) != expected:
         raise UsageError(
             "--revisions takes one command, which runs in both: --revisions main HEAD 'python train.py'"
             if given.revisions
             else f"--turns takes two commands, each in quotes, and {len(given.before)} are given: "
             "--turns 20 'python before.py' 'python after.py'"
         )
+    from xsp.comparison import commands
+
+    for typed in given.before:
+        options.check_in_turns(commands.program(typed))
 
 
 def _directory(given: argparse.Namespace) -> Path:
@@ -163,30 +167,30 @@ def _directory(given: argparse.Namespace) -> Path:
     if given.out is not None:
         return Path(given.out)
     names = dict.fromkeys(commands.program(typed).name for typed in given.before)
-    first = Path("runs") / "-".join(["compare", *names])[:LONGEST]
-    if given.overwrite or not first.exists():
-        return first
-    return next(path for number in count(2) if not (path := first.with_name(f"{first.name}-{number}")).exists())
+    default = Path("runs") / "-".join(["compare", *names])[:LONGEST]
+    if given.overwrite or not default.exists():
+        return default
+    return next(path for number in count(2) if not (path := default.with_name(f"{default.name}-{number}")).exists())
 
 
-def _in_turns(given: argparse.Namespace, taken: Turns, percent: float | None) -> Comparison:
+def _in_turns(given: argparse.Namespace, recording: Turns, percent: float | None) -> Comparison:
     from xsp.cli import progress
     from xsp.comparison import commands, comparable, compare, revisions, turns
 
     programs = [commands.program(typed) for typed in given.before]
     names = [f"{revision}: {programs[0].typed}" for revision in given.revisions or ()] or [p.typed for p in programs]
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as stack:
         if given.revisions:
-            places = opened.enter_context(revisions.checked_out(given.revisions))
+            checkouts = stack.enter_context(revisions.checkout(given.revisions))
             programs *= 2
         else:
-            places = [revisions.Place(Path.cwd())] * 2
-        drawn = given.quiet or sys.stderr.isatty()
-        show = opened.enter_context(progress.shown(given.quiet)) if drawn else _say
-        sides = [turns.Side(*each) for each in zip("ab", programs, places, strict=True)]
+            checkouts = [revisions.WorkTree(Path.cwd())] * 2
+        has_bar = given.quiet or sys.stderr.isatty()
+        show = stack.enter_context(progress.shown(given.quiet)) if has_bar else _say
+        sides = [turns.Side(*parts) for parts in zip("ab", programs, checkouts, strict=True)]
         turns.take(
             sides,
-            taken,
+            recording,
             given.levels or "M/L",
             show,
             seed=given.seed or 0,
@@ -194,19 +198,21 @@ def _in_turns(given: argparse.Namespace, taken: Turns, percent: float | None) ->
             threshold=None if percent is None else percent / 100,
             overwrite=given.overwrite,
         )
-    return replace(compare(*comparable.load(taken.a, taken.b, given.kind), turns=given.turns), a=names[0], b=names[1])
+    return replace(
+        compare(*comparable.load(recording.a, recording.b, given.kind), turns=given.turns), a=names[0], b=names[1]
+    )
 
 
 def _say(what: str, done: int, total: int) -> None:
-    """Show progress where no bar can be drawn, such as in the log of a CI job."""
+    """Print progress as lines where no bar can be drawn, such as in a CI log."""
     progress.warn(f"xsp: {what}", flush=True)
 
 
-def _kept(taken: Turns) -> str:
+def _kept(recording: Turns) -> str:
     """Return a clause on where the runs of an interrupted comparison are, and how to use them."""
-    if not taken.a or not taken.b:
+    if not recording.a or not recording.b:
         return ""
-    a, b = (shlex.join(output.shown(path) for path in paths) for paths in (taken.a, taken.b))
+    a, b = (shlex.join(output.shown(path) for path in paths) for paths in (recording.a, recording.b))
     return f"; compare what was recorded with: xsp compare {a} --with {b}"
 
 
@@ -231,16 +237,18 @@ def _sides(given: argparse.Namespace) -> tuple[list[str], list[str]]:
 def _of_runs(before: Sequence[str], after: Sequence[str], given: argparse.Namespace) -> Comparison:
     from xsp.comparison import comparable, compare
 
-    found = compare(*comparable.load(before, after, given.kind, given.skip_damaged))
-    if found.a == found.b:
-        found = replace(found, a=f"{found.a} ({', '.join(before)})", b=f"{found.b} ({', '.join(after)})")
-    return found
+    comparison = compare(*comparable.load(before, after, given.kind, given.skip_damaged))
+    if comparison.a == comparison.b:
+        comparison = replace(
+            comparison, a=f"{comparison.a} ({', '.join(before)})", b=f"{comparison.b} ({', '.join(after)})"
+        )
+    return comparison
 
 
-def _show(found: Comparison, given: argparse.Namespace) -> None:
+def _show(comparison: Comparison, given: argparse.Namespace) -> None:
     from xsp import rundir
 
-    text = _text(found, given)
+    text = _text(comparison, given)
     if given.out is None or given.turns is not None:
         progress.put(text)
     else:
@@ -264,62 +272,62 @@ def _percent(text: str | None) -> float | None:
     return percent
 
 
-def _gate(found: Comparison, percent: float, if_cannot_tell: int | None) -> int:
+def _gate(comparison: Comparison, percent: float, if_cannot_tell: int | None) -> int:
     """Return the exit code; print a warning if the step is slower by that much or more, or if this is undecided."""
     from xsp.comparison.conclusion import MORE_RUNS
 
-    step = found.step
+    step = comparison.step
     if step.low_percent is None or step.high_percent is None or step.verdict.startswith("cannot tell"):
         measured = f"{step.verdict}; A has {step.a_steps or 0} timed steps, B {step.b_steps or 0}"
     else:
         measured = f"{step.change_percent:+.1f} % ({step.low_percent:+.1f} to {step.high_percent:+.1f})"
-    if found.slower_by(percent):
+    if comparison.slower_by(percent):
         progress.warn(f"xsp: the step is slower by {measured}; the limit is {percent:g} %")
         return SLOWER
-    if found.not_slower_by(percent):
+    if comparison.not_slower_by(percent):
         return 0
-    starts = 100 * found.repeats.starts
-    known = f"; two starts of the same program may differ by {starts:.0f} %" if starts and step.high_percent else ""
+    starts = 100 * comparison.repeats.starts
+    noise = f"; two starts of the same program may differ by {starts:.0f} %" if starts and step.high_percent else ""
     progress.warn(
-        f"xsp: undecided whether the step is slower by {percent:g} % or more: {measured}{known}. To decide: {MORE_RUNS}"
+        f"xsp: undecided whether the step is slower by {percent:g} % or more: {measured}{noise}. To decide: {MORE_RUNS}"
     )
     return CANNOT_TELL if if_cannot_tell is None else if_cannot_tell
 
 
-def _text(found: Comparison, given: argparse.Namespace) -> str:
+def _text(result: Comparison, given: argparse.Namespace) -> str:
     if given.format == "json":
-        return json.dumps(_plain(found), ensure_ascii=False, indent=1) + "\n"
+        return json.dumps(_plain(result), ensure_ascii=False, indent=1) + "\n"
     if given.format == "csv":
-        return _csv(found)
+        return _csv(result)
     from xsp.report import comparison
 
     if given.format == "markdown":
-        return comparison.markdown(found, given.limit)
+        return comparison.markdown(result, given.limit)
     from rich.console import Console
 
-    printed = io.StringIO()
+    buffer = io.StringIO()
     to_file = given.out is not None and given.turns is None
     width = WIDTH_OF_A_FILE if to_file else Console().width
-    Console(file=printed, width=width).print(comparison.tables(found, given.limit))
-    return printed.getvalue()
+    Console(file=buffer, width=width).print(comparison.tables(result, given.limit))
+    return buffer.getvalue()
 
 
-def _plain(found: Comparison) -> dict[str, object]:
+def _plain(comparison: Comparison) -> dict[str, object]:
     from xsp.comparison.conclusion import conclusion
 
     return {
-        "a": found.a,
-        "b": found.b,
-        "differences": [each._asdict() for each in found.differences],
-        "rule": found.repeats.rule,
-        "repeats": found.repeats.unit,
-        "runs": {"a": found.a_runs, "b": found.b_runs},
-        "conclusion": conclusion(found),
-        "rows": [asdict(row) for row in found.rows],
+        "a": comparison.a,
+        "b": comparison.b,
+        "differences": [difference._asdict() for difference in comparison.differences],
+        "rule": comparison.repeats.rule,
+        "repeats": comparison.repeats.unit,
+        "runs": {"a": comparison.a_runs, "b": comparison.b_runs},
+        "conclusion": conclusion(comparison),
+        "rows": [asdict(row) for row in comparison.rows],
     }
 
 
-def _csv(found: Comparison) -> str:
-    with tempfile.TemporaryDirectory() as place:
-        table.write(*found.in_engine(), Path(place) / "rows", "csv")
-        return (Path(place) / "rows").read_bytes().decode()
+def _csv(comparison: Comparison) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        table.write(*comparison.in_engine(), Path(folder) / "rows", "csv")
+        return (Path(folder) / "rows").read_bytes().decode()

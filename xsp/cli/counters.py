@@ -32,20 +32,20 @@ def run(given: argparse.Namespace) -> int:
     """Join the reports, and print how much of the device time has counters now."""
     from xsp.counters import storing
 
-    progress.tell(shown(storing.attach(given.run, given.reports)))
+    progress.tell(summary_line(storing.attach(given.run, given.reports)))
     return 0
 
 
 def once_more(count: Callable[[], dict[str, Any]]) -> None:
-    """Have the kernels of a run counted, and print the result; a failure leaves the run complete without counters."""
+    """Count the kernels of a run, and print the result; a failure leaves the run complete without counters."""
     progress.warn("xsp: running again under Nsight Compute, which replays each kernel of one step")
     try:
-        progress.warn(shown(count()))
+        progress.warn(summary_line(count()))
     except CounterError as error:
         progress.warn(f"xsp: no counters: {error}")
 
 
-def shown(said: dict[str, Any]) -> str:
+def summary_line(said: dict[str, Any]) -> str:
     """Return a line with the share of kernels and rows that were joined."""
     return (
         f"xsp: {said['with_counters']} of {said['kernels']} kernels have counters, "

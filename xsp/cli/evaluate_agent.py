@@ -42,14 +42,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Start or end an agent."""
-    from xsp.evaluate import onray
+    from xsp.evaluate import rayagents
 
-    onray.connect(given.ray)
+    rayagents.connect(given.ray)
     if given.stop:
-        onray.stop(given.stop)
+        rayagents.stop(given.stop)
         progress.tell(f"the agent {given.stop} has ended")
         return 0
-    facts = onray.start(given.name or socket.gethostname(), dict(given.label), given.folder, given.trust)
+    facts = rayagents.start(given.name or socket.gethostname(), dict(given.label), given.folder, given.trust)
     progress.tell(f"the agent {facts.name} has started: {facts.cores} cores, {', '.join(facts.gpus) or 'no GPU'}")
     progress.tell(f"next: xsp evaluate run MANIFEST --ray {given.ray} --agents {facts.name}")
     return 0

@@ -22,22 +22,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """List the agents."""
-    from xsp.evaluate import onray, results, tables
+    from xsp.evaluate import rayagents, results, tables
 
-    onray.connect(given.ray)
-    there, silent = onray.found()
-    facts = [each.facts() for each in there]
+    rayagents.connect(given.ray)
+    agents, silent = rayagents.connected_agents()
+    facts = [agent.facts() for agent in agents]
     if given.format == "json":
-        progress.put(json.dumps([results.plain(each) for each in facts], indent=1) + "\n")
+        progress.put(json.dumps([results.plain(info) for info in facts], indent=1) + "\n")
     elif facts:
         rows = [
-            (each.name, each.host, str(each.cores), tables.figure(each.memory_gib), ", ".join(each.gpus) or "-",
-             each.packages.get("torch", "-"), " ".join(f"{name}={value}" for name, value in each.labels.items()) or "-")
-            for each in facts
+            (info.name, info.host, str(info.cores), tables.figure(info.memory_gib), ", ".join(info.gpus) or "-",
+             info.packages.get("torch", "-"), " ".join(f"{name}={value}" for name, value in info.labels.items()) or "-")
+            for info in facts
         ]  # fmt: skip
         progress.tell(tables.table(("agent", "machine", "cores", "GiB", "GPUs", "torch", "labels"), rows, 2))
     elif not silent:
         progress.tell(f"no agents; on each machine: xsp evaluate agent --ray {given.ray}")
-    for name, why in silent.items():
-        progress.warn(f"xsp: {name}: {why}")
+    for name, reason in silent.items():
+        progress.warn(f"xsp: {name}: {reason}")
     return 0

@@ -30,16 +30,16 @@ def run(given: argparse.Namespace) -> int:
     """Check the manifest, and print the result."""
     from xsp.evaluate import agents, pipeline, reading, yamltext
 
-    found = reading.read(given.manifest)
-    manifest = found.manifest
+    parsed = reading.read(given.manifest)
+    manifest = parsed.manifest
     if given.canonical:
         progress.put(yamltext.write(manifest.plain()))
         return 0
-    progress.tell(f"{manifest.title}: a manifest of {found.dialect}, identity {manifest.identity[:16]}")
-    for note in found.notes:
+    progress.tell(f"{manifest.title}: a manifest of {parsed.dialect}, identity {manifest.identity[:16]}")
+    for note in parsed.notes:
         progress.tell(f"  note: {note}")
-    facts = agents.here(devices=manifest.hardware.gpu not in ("", "none"))
-    reasons = [*pipeline.wrong(manifest), *agents.misses(manifest, facts)]
+    facts = agents.local_facts(devices=manifest.hardware.gpu not in ("", "none"))
+    reasons = [*pipeline.problems(manifest), *agents.unmet_requirements(manifest, facts)]
     for reason in reasons:
         progress.tell(f"  cannot run here: {reason}")
     if not reasons:

@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "result", nargs="+", metavar="RESULT", help="names or paths of results, or the beginning of a manifest's hash"
     )
-    evaluate_run.stored(parser)
+    evaluate_run.add_store_option(parser)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
 
 
@@ -30,9 +30,9 @@ def run(given: argparse.Namespace) -> int:
     """Compare the results, and print the comparison."""
     from xsp.evaluate import results, standings, tables
 
-    found = standings.compared([results.named(each, given.store) for each in given.result])
+    comparisons = standings.compared([results.find(name, given.store) for name in given.result])
     if given.format == "json":
-        progress.put(json.dumps([tables.comparison_json(each) for each in found], indent=1) + "\n")
+        progress.put(json.dumps([tables.comparison_json(comparison) for comparison in comparisons], indent=1) + "\n")
     else:
-        progress.tell("\n\n".join(tables.comparison(each) for each in found))
+        progress.tell("\n\n".join(tables.comparison(comparison) for comparison in comparisons))
     return 0

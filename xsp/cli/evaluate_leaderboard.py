@@ -29,8 +29,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=BY[0],
         help="figure to order by; rate: the highest rate within a limit; top1: accuracy (default: inputs_per_s)",
     )
-    parser.add_argument("--rows", type=options.rows, default=40, metavar="N", help="rows to show (default: 40)")
-    evaluate_run.stored(parser)
+    parser.add_argument("--rows", type=options.positive_int, default=40, metavar="N", help="rows to show (default: 40)")
+    evaluate_run.add_store_option(parser)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
 
 
@@ -38,13 +38,13 @@ def run(given: argparse.Namespace) -> int:
     """Print the leaderboard."""
     from xsp.evaluate import standings, tables
 
-    found = evaluate_run.every_result(given.store)
-    rows = standings.leaderboard(found, given.task, given.by)
+    results = evaluate_run.every_result(given.store)
+    rows = standings.leaderboard(results, given.task, given.by)
     if given.format == "json":
-        progress.put(json.dumps([tables.standing_json(each) for each in rows], indent=1) + "\n")
+        progress.put(json.dumps([tables.standing_json(row) for row in rows], indent=1) + "\n")
     elif not rows:
-        of = f" of the task {given.task!r}" if given.task else ""
-        progress.tell(f"no results{of} in {given.store}; make some with `xsp evaluate run MANIFEST`")
+        scope = f" of the task {given.task!r}" if given.task else ""
+        progress.tell(f"no results{scope} in {given.store}; make some with `xsp evaluate run MANIFEST`")
     else:
         progress.tell(tables.standing(rows, given.rows, given.by))
     return 0

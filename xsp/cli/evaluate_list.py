@@ -17,7 +17,7 @@ SUMMARY = "list the results"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    evaluate_run.stored(parser)
+    evaluate_run.add_store_option(parser)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
 
 
@@ -25,11 +25,13 @@ def run(given: argparse.Namespace) -> int:
     """List the results."""
     from xsp.evaluate import tables
 
-    found = evaluate_run.every_result(given.store)
+    results = evaluate_run.every_result(given.store)
     if given.format == "json":
-        progress.put(json.dumps([dict(each.content) | {"path": str(each.path)} for each in found], indent=1) + "\n")
-    elif not found:
+        progress.put(
+            json.dumps([dict(result.content) | {"path": str(result.path)} for result in results], indent=1) + "\n"
+        )
+    elif not results:
         progress.tell(f"no results in {given.store}; make some with `xsp evaluate run MANIFEST`")
     else:
-        progress.tell(tables.listed(found))
+        progress.tell(tables.results_table(results))
     return 0

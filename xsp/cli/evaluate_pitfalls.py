@@ -44,17 +44,17 @@ def run(given: argparse.Namespace) -> int:
 
     from xsp.evaluate import pitfalls, tables
 
-    found = pitfalls.rows(given.model, given.seed, data=given.data)
+    effects = pitfalls.rows(given.model, given.seed, data=given.data)
     if given.format == "json":
-        progress.put(json.dumps([asdict(each) for each in found], indent=1) + "\n")
+        progress.put(json.dumps([asdict(effect) for effect in effects], indent=1) + "\n")
         return 0
-    head = ("of", "difference", "accuracy", "agreement", "features apart", "JS")
+    header = ("of", "difference", "accuracy", "agreement", "features apart", "JS")
     rows = [
-        (each.subject or "-", each.name, f"{100 * each.accuracy:.0f} %", f"{100 * each.agreement:.0f} %",
-         f"{100 * each.apart:.2g} %", tables.figure(each.js))
-        for each in found
+        (effect.subject or "-", effect.name, f"{100 * effect.accuracy:.0f} %", f"{100 * effect.agreement:.0f} %",
+         f"{100 * effect.apart:.2g} %", tables.figure(effect.js))
+        for effect in effects
     ]  # fmt: skip
-    progress.tell(tables.table(head, rows, 2))
+    progress.tell(tables.table(header, rows, 2))
     progress.tell("accuracy: share of images classified correctly; agreement: share classified as by the right steps;")
     progress.tell("features apart: distance relative to the norm of the correct ones; JS: divergence in nats")
     return 0

@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("result", metavar="RESULT", help="name or path of a result")
     parser.add_argument(
-        "--turns", type=options.rows, default=5, metavar="N", help="maximal number of repeats (default: 5)"
+        "--turns", type=options.positive_int, default=5, metavar="N", help="maximal number of repeats (default: 5)"
     )
     parser.add_argument(
         "--folder", type=Path, default=Path(), metavar="DIR", help="where files of the manifest are (default: here)"
@@ -43,8 +43,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "that made the result, if it is there and satisfies the manifest, or any that does)",
     )
     parser.add_argument("--ray", metavar="ADDRESS", help="Ray cluster with the agents; auto finds it")
-    evaluate_run.labelled(parser)
-    evaluate_run.stored(parser)
+    evaluate_run.add_label_option(parser)
+    evaluate_run.add_store_option(parser)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
 
@@ -53,25 +53,28 @@ def run(given: argparse.Namespace) -> int:
     """Run the manifest again, and print the judgement."""
     from xsp.evaluate import agents, reading, results, standings, tables
 
-    before = results.named(given.result, given.store)
-    manifest = reading.read(before.path / results.MANIFEST).manifest
-    agent = _agent(given, manifest, str(before.content["agent"]["name"]))
-    asked = agents.Options(given.store, trusted=True)
-    made: list[results.Result] = []
+    original = results.find(given.result, given.store)
+    manifest = reading.read(original.path / results.MANIFEST).manifest
+    agent = _agent(given, manifest, str(original.content["agent"]["name"]))
+    settings = agents.Options(given.store, trusted=True)
+    repeats: list[results.Result] = []
     with progress.shown(given.quiet) as show:
 
         def again() -> results.Result:
-            made.append(results.read(agent.submit(manifest, given.folder, asked, show)))
-            return made[-1]
+            repeats.append(results.read(agent.submit(manifest, given.folder, settings, show)))
+            return repeats[-1]
 
-        judgement = standings.reproduced(before, again, given.turns)
+        judgement = standings.reproduced(original, again, given.turns)
     if given.format == "json":
-        said = tables.judgement_json(judgement) | {"before": before.name, "after": [each.name for each in made]}
-        progress.put(json.dumps(said, indent=1) + "\n")
+        payload = tables.judgement_json(judgement) | {
+            "before": original.name,
+            "after": [repeat.name for repeat in repeats],
+        }
+        progress.put(json.dumps(payload, indent=1) + "\n")
     else:
-        times = "once" if len(made) == 1 else f"{len(made)} times"
-        by = agent.facts().name
-        progress.tell(f"{before.name}, repeated {times} by {by}: {tables.judgement(judgement)}")
+        times = "once" if len(repeats) == 1 else f"{len(repeats)} times"
+        agent_name = agent.facts().name
+        progress.tell(f"{original.name}, repeated {times} by {agent_name}: {tables.judgement(judgement)}")
     return {"same": 0, "different": 1}.get(judgement.verdict.value, 3)
 
 
@@ -84,15 +87,15 @@ def _agent(given: argparse.Namespace, manifest: Manifest, maker: str) -> Agent:
     from xsp.evaluate import agents, transports
 
     if given.ray is None:
-        found = transports.named(given.agents or "process", dict(given.label))
-        if len(found) != 1:
+        candidates = transports.named(given.agents or "process", dict(given.label))
+        if len(candidates) != 1:
             raise UsageError("--agents: give one agent to reproduce a result, local or process")
-        return found[0]
+        return candidates[0]
     if given.label:
         raise UsageError("--label is of agents of this machine; with --ray agents have their own labels")
-    there = evaluate_run.of_cluster(given.ray, None if given.agents is None else [given.agents])
-    fit, reasons = agents.matching(manifest, there)
-    if not fit:
-        said = ". ".join(f"{name}: {'; '.join(why)}" for name, why in reasons.items())
-        raise UsageError(f"no agent of the cluster satisfies the manifest. {said}")
-    return next((each for each in fit if each.facts().name == maker), fit[0])
+    cluster_agents = evaluate_run.of_cluster(given.ray, None if given.agents is None else [given.agents])
+    suitable, reasons = agents.matching(manifest, cluster_agents)
+    if not suitable:
+        details = ". ".join(f"{name}: {'; '.join(misses)}" for name, misses in reasons.items())
+        raise UsageError(f"no agent of the cluster satisfies the manifest. {details}")
+    return next((agent for agent in suitable if agent.facts().name == maker), suitable[0])

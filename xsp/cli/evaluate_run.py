@@ -28,7 +28,7 @@ from xsp.errors import UsageError, XspError
 
 if TYPE_CHECKING:
     from xsp.evaluate.agents import Agent, Options
-    from xsp.evaluate.reading import Read
+    from xsp.evaluate.reading import LoadedManifest
     from xsp.evaluate.results import Result
     from xsp.launch.models import Progress
 
@@ -62,13 +62,13 @@ def running(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ray", metavar="ADDRESS", help="Ray cluster with the agents; auto finds it")
     parser.add_argument("--trace", default="", metavar="LEVELS", help="also record a trace: M, M/L or M/L/G")
     parser.add_argument("--bound", action="store_true", help="also compute the bound of a batch, see xsp bound")
-    labelled(parser)
-    stored(parser)
+    add_label_option(parser)
+    add_store_option(parser)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
 
 
-def labelled(parser: argparse.ArgumentParser) -> None:
+def add_label_option(parser: argparse.ArgumentParser) -> None:
     """Add the option of every command whose agents are on this machine."""
     parser.add_argument(
         "--label",
@@ -80,7 +80,7 @@ def labelled(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def stored(parser: argparse.ArgumentParser) -> None:
+def add_store_option(parser: argparse.ArgumentParser) -> None:
     """Add the option of every command that reads or writes results."""
     parser.add_argument(
         "--store", type=Path, default=STORE, metavar="DIR", help="folder of results (default: evaluations)"
@@ -91,10 +91,10 @@ def every_result(store: Path) -> list[Result]:
     """Return the results of a store, the newest last, and warn of files that are not results."""
     from xsp.evaluate import results
 
-    found, wrong = results.every(store)
-    for each in wrong:
-        progress.warn(f"xsp: {each}")
-    return found
+    stored_results, problems = results.read_all(store)
+    for problem in problems:
+        progress.warn(f"xsp: {problem}")
+    return stored_results
 
 
 def label(text: str) -> tuple[str, str]:
@@ -109,22 +109,23 @@ def run(given: argparse.Namespace) -> int:
     """Run the manifests, and print the results."""
     from xsp.evaluate import builtin, dialects, reading, standings
 
-    found = [reading.read(each) for each in given.manifest]
+    entries = [reading.read(path) for path in given.manifest]
     if given.set is not None:
-        found += [reading.Read(each, dialects.OURS, Path()) for each in builtin.manifests()]
-    if not found:
+        entries += [reading.LoadedManifest(manifest, dialects.OURS, Path()) for manifest in builtin.manifests()]
+    if not entries:
         raise UsageError("name manifests, or a set of them: --set builtin")
     if given.missing:
-        asked = [each.manifest for each in found]
-        left = {each.identity for each in standings.missing(asked, every_result(given.store))}
-        progress.warn(f"xsp: {len(found) - len(left):,} of {len(found):,} have a result already")
-        found = [each for each in found if each.manifest.identity in left]
-        if not found:
+        manifests = [entry.manifest for entry in entries]
+        identities = {manifest.identity for manifest in standings.missing(manifests, every_result(given.store))}
+        missing = [entry for entry in entries if entry.manifest.identity in identities]
+        progress.warn(f"xsp: {len(entries) - len(missing):,} of {len(entries):,} have a result already")
+        entries = missing
+        if not entries:
             return 0
-    return carry_out(given, found)
+    return run_manifests(given, entries)
 
 
-def carry_out(given: argparse.Namespace, found: list[Read]) -> int:
+def run_manifests(given: argparse.Namespace, found: list[LoadedManifest]) -> int:
     """Run manifests, and print the results; return 3 if one could not be run."""
     from xsp.evaluate import agents, transports
     from xsp.levels import parse_levels
@@ -134,46 +135,46 @@ def carry_out(given: argparse.Namespace, found: list[Read]) -> int:
     options = agents.Options(given.store, given.trace, given.bound, trusted=True)
     if given.ray is not None:
         return _shown(given, *_by_cluster(given, found, options))
-    there = transports.named(given.agents, dict(given.label))
-    made, failed, begin = [], 0, time.monotonic()
+    local_agents = transports.named(given.agents, dict(given.label))
+    paths, failed, start = [], 0, time.monotonic()
     with progress.shown(given.quiet) as show:
-        for number, each in enumerate(found):
-            if number and given.seconds is not None and time.monotonic() - begin > given.seconds:
+        for number, entry in enumerate(found):
+            if number and given.seconds is not None and time.monotonic() - start > given.seconds:
                 progress.warn(f"xsp: {len(found) - number:,} manifests are left; run it again with --missing")
                 break
-            fit, reasons = agents.matching(each.manifest, there)
-            for name, why in reasons.items():
-                progress.warn(f"xsp: {each.manifest.title}: not by {name}: {'; '.join(why)}")
-            failed += not fit
-            for agent in fit:
+            suitable, reasons = agents.matching(entry.manifest, local_agents)
+            for name, misses in reasons.items():
+                progress.warn(f"xsp: {entry.manifest.title}: not by {name}: {'; '.join(misses)}")
+            failed += not suitable
+            for agent in suitable:
                 try:
-                    made.append(_submitted(agent, each, options, show))
+                    paths.append(_submitted(agent, entry, options, show))
                 except XspError as error:
                     failed += 1
-                    progress.warn(f"xsp: {each.manifest.title}: {error}")
-    return _shown(given, made, failed)
+                    progress.warn(f"xsp: {entry.manifest.title}: {error}")
+    return _shown(given, paths, failed)
 
 
-def _by_cluster(given: argparse.Namespace, found: list[Read], options: Options) -> tuple[list[Path], int]:
+def _by_cluster(given: argparse.Namespace, entries: list[LoadedManifest], options: Options) -> tuple[list[Path], int]:
     """Run manifests on the agents of a Ray cluster, and return the results and the number of missing results."""
     from xsp.evaluate import dispatch
 
     if given.seconds is not None or given.label:
         raise UsageError("--seconds and --label are for agents of this machine; agents of --ray have their own labels")
-    named = None if given.agents in ("all", "any", "local") else [each.strip() for each in given.agents.split(",")]
-    there = of_cluster(given.ray, named)
-    work, reasons = dispatch.pieces(found, there, each=given.agents not in ("any", "local"))
-    for title, others in reasons.items():
-        for name, why_not in others.items():
-            progress.warn(f"xsp: {title}: not by {name}: {'; '.join(why_not)}")
+    names = None if given.agents in ("all", "any", "local") else [name.strip() for name in given.agents.split(",")]
+    agents = of_cluster(given.ray, names)
+    work, reasons = dispatch.pieces(entries, agents, each=given.agents not in ("any", "local"))
+    for title, misses_by_agent in reasons.items():
+        for name, misses in misses_by_agent.items():
+            progress.warn(f"xsp: {title}: not by {name}: {'; '.join(misses)}")
     with progress.shown(given.quiet) as show:
-        dispatch.carry_out(work, there, options, show)
+        dispatch.carry_out(work, agents, options, show)
     for piece in work:
         if piece.lost and piece.result is not None:
-            progress.warn(f"xsp: {piece.asked.manifest.title}: lost by {piece.lost[0]}, and run again")
+            progress.warn(f"xsp: {piece.request.manifest.title}: lost by {piece.lost[0]}, and run again")
         if piece.result is None:
-            progress.warn(f"xsp: {piece.asked.manifest.title}: {piece.why}")
-    return [each.result for each in work if each.result is not None], sum(each.result is None for each in work)
+            progress.warn(f"xsp: {piece.request.manifest.title}: {piece.why}")
+    return [piece.result for piece in work if piece.result is not None], sum(piece.result is None for piece in work)
 
 
 def of_cluster(address: str, named: Sequence[str] | None = None) -> list[Agent]:
@@ -187,37 +188,39 @@ def of_cluster(address: str, named: Sequence[str] | None = None) -> list[Agent]:
         ManifestError: there is no cluster, or no agent of one of the names.
         UsageError: no agent answers.
     """
-    from xsp.evaluate import onray
+    from xsp.evaluate import rayagents
 
-    onray.connect(address)
-    there, silent = onray.found(named)
-    for name, why in silent.items():
-        progress.warn(f"xsp: {name}: {why}")
-    if not there:
+    rayagents.connect(address)
+    agents, silent = rayagents.connected_agents(named)
+    for name, reason in silent.items():
+        progress.warn(f"xsp: {name}: {reason}")
+    if not agents:
         raise UsageError("no agent of the cluster answers; on each machine: xsp evaluate agent --ray ADDRESS")
-    return list(there)
+    return list(agents)
 
 
-def _shown(given: argparse.Namespace, made: list[Path], failed: int) -> int:
+def _shown(given: argparse.Namespace, paths: list[Path], failed: int) -> int:
     """Print results; return 3 if one is missing."""
     from xsp.evaluate import results, tables
 
-    if not made:
+    if not paths:
         raise UsageError("nothing was evaluated; see the reasons above")
-    there_now = [results.read(each) for each in made]
+    records = [results.read(path) for path in paths]
     if given.format == "json":
-        progress.put(json.dumps([dict(each.content) | {"path": str(each.path)} for each in there_now], indent=1) + "\n")
+        progress.put(
+            json.dumps([dict(record.content) | {"path": str(record.path)} for record in records], indent=1) + "\n"
+        )
     else:
-        progress.tell(tables.listed(there_now))
-        for result in there_now:
+        progress.tell(tables.results_table(records))
+        for result in records:
             for note in result.content.get("notes", ()):
                 progress.tell(f"  {result.name}: {note}")
-        run = there_now[-1].path / results.RUN
+        run = records[-1].path / results.RUN
         where = "" if given.store == STORE else f" --store {shlex.quote(str(given.store))}"
         report = f", or xsp report {shlex.quote(str(run))}" if run.is_dir() else ""
         progress.tell(f"\nstored in {given.store}; next: xsp evaluate list{where}{report}")
     return 3 if failed else 0
 
 
-def _submitted(agent: Agent, each: Read, options: Options, show: Progress) -> Path:
-    return agent.submit(each.manifest, each.folder, options, show)
+def _submitted(agent: Agent, entry: LoadedManifest, options: Options, show: Progress) -> Path:
+    return agent.submit(entry.manifest, entry.folder, options, show)

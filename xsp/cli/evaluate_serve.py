@@ -47,20 +47,20 @@ def run(given: argparse.Namespace) -> int:
 
     if given.folder.exists() and not given.folder.is_dir():
         raise UsageError(f"--folder {given.folder}: this is a file; name the folder of results")
-    there = [transports.OwnProcess(), *(evaluate_run.of_cluster(given.ray) if given.ray is not None else [])]
+    agents = [transports.OwnProcess(), *(evaluate_run.of_cluster(given.ray) if given.ray is not None else [])]
     try:
-        family, *_, place = socket.getaddrinfo(given.host, given.port, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server((place[0], given.port), family=family, backlog=128)
+        family, *_, address = socket.getaddrinfo(given.host, given.port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server((address[0], given.port), family=family, backlog=128)
     except (OSError, OverflowError, UnicodeError) as error:
         number = getattr(error, "errno", None)
         reason = os.strerror(number) if number is not None and number > 0 else str(error)
         raise UsageError(f"--port {given.port}: cannot listen on {given.host} ({reason}); name another port") from error
-    with listening:
-        port = listening.getsockname()[1]
+    with listener:
+        port = listener.getsockname()[1]
         host = f"[{given.host}]" if ":" in given.host else given.host
         progress.tell(f"serving {given.folder} at http://{host}:{port}/; Ctrl-C ends it", flush=True)
         try:
-            app.server(given.folder, given.host, port, there).run(sockets=[listening])
+            app.server(given.folder, given.host, port, agents).run(sockets=[listener])
         except KeyboardInterrupt:
             return 0
     return 0

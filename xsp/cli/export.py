@@ -57,49 +57,49 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     file.add_argument("-o", "--out", type=Path, metavar="FILE", help="the file; .gz compresses")
     file.add_argument("--table", metavar="NAME", help="for csv and parquet: spans (default), merged, or an analysis")
     file.add_argument("--weight", choices=("host", "device"), help="for folded: time of the host (default) or device")
-    sent = parser.add_argument_group("sending")
-    sent.add_argument(
+    sending = parser.add_argument_group("sending")
+    sending.add_argument(
         "--to",
         metavar="WHERE",
         help="http://HOST:PORT, grpc://HOST:PORT, or a file .jsonl, .pb (default: the variables)",
     )
-    sent.add_argument(
+    sending.add_argument(
         "--protocol",
         choices=("grpc", "http/protobuf", "http/json"),
         help="protocol of http:// and https:// targets (default: http/protobuf)",
     )
-    sent.add_argument(
+    sending.add_argument(
         "--header",
         action="append",
         default=[],
         metavar="NAME=VALUE",
         help="header of each request; repeatable",
     )
-    sent.add_argument(
+    sending.add_argument(
         "--insecure", action="store_true", default=None, help="gRPC without TLS, if the target has no scheme"
     )
-    sent.add_argument("--ca-file", metavar="FILE", help="certificates to trust, PEM")
-    sent.add_argument("--cert", metavar="FILE", help="the client's certificate, PEM")
-    sent.add_argument("--key", metavar="FILE", help="the client's key, PEM")
-    sent.add_argument("--compression", choices=("gzip", "none"), help="compression of requests (default: none)")
-    sent.add_argument("--timeout", type=float, metavar="SECONDS", help="limit for one request (default: 10)")
-    sent.add_argument("--service", metavar="NAME", help="services are named NAME.layer, … (default: xsp)")
-    sent.add_argument("--timed", action="store_true", help="only timed steps")
-    sent.add_argument("--resume", action="store_true", help="only steps that were not delivered yet")
-    sent.add_argument(
+    sending.add_argument("--ca-file", metavar="FILE", help="certificates to trust, PEM")
+    sending.add_argument("--cert", metavar="FILE", help="the client's certificate, PEM")
+    sending.add_argument("--key", metavar="FILE", help="the client's key, PEM")
+    sending.add_argument("--compression", choices=("gzip", "none"), help="compression of requests (default: none)")
+    sending.add_argument("--timeout", type=float, metavar="SECONDS", help="limit for one request (default: 10)")
+    sending.add_argument("--service", metavar="NAME", help="services are named NAME.layer, … (default: xsp)")
+    sending.add_argument("--timed", action="store_true", help="only timed steps")
+    sending.add_argument("--resume", action="store_true", help="only steps that were not delivered yet")
+    sending.add_argument(
         "--fold",
         type=int,
         default=10_000,
         metavar="N",
         help="send traces of more than N spans as an overview with details; 0: never (default: 10000)",
     )
-    sent.add_argument(
+    sending.add_argument(
         "--patience",
         type=float,
         metavar="SECONDS",
         help="how long a request is retried (default: 60, or 1 if nothing listens on this machine)",
     )
-    sent.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    sending.add_argument("-q", "--quiet", action="store_true", help="no progress")
 
 
 def run(given: argparse.Namespace) -> int:
@@ -114,8 +114,8 @@ def run(given: argparse.Namespace) -> int:
     from xsp.otlp import export
 
     target = given.to or (export.endpoint_to_resume(given.run) if given.resume else endpoint.FROM_ENVIRONMENT)
-    to = endpoint.endpoint(target, _options(given))
-    what = export.Export(
+    receiver = endpoint.endpoint(target, _options(given))
+    job = export.Export(
         run=given.run,
         steps=options.steps(given.steps),
         timed=given.timed,
@@ -125,11 +125,13 @@ def run(given: argparse.Namespace) -> int:
     )
     try:
         with progress.shown(given.quiet) as show:
-            counts = export.export(what, to, show)
+            counts = export.export(job, receiver, show)
     except KeyboardInterrupt:
-        progress.warn(f"xsp: interrupted; {'no file was written' if to.is_file else f'{_resuming(given)} continues'}")
+        progress.warn(
+            f"xsp: interrupted; {'no file was written' if receiver.is_file else f'{_resuming(given)} continues'}"
+        )
         return 130
-    _say(counts, to, given)
+    _say(counts, receiver, given)
     return 1 if counts.left or counts.rejected else 0
 
 
@@ -144,9 +146,9 @@ def _write(given: argparse.Namespace) -> int:
         raise UsageError(f"--format {given.format}: name the file to write with -o FILE")
     if given.format in _NO_FORMATS:
         raise UsageError(f"--format {given.format}: {_NO_FORMATS[given.format]}")
-    known = plugins.names(contract.GROUP)
-    if given.format not in known:
-        hint = nearest(given.format, known) or f"; there are {', '.join(known)}"
+    formats = plugins.names(contract.GROUP)
+    if given.format not in formats:
+        hint = nearest(given.format, formats) or f"; there are {', '.join(formats)}"
         raise UsageError(f"--format {given.format}: there is no such format{hint}")
     write: contract.Exporter = plugins.load(contract.GROUP, given.format)
     trace = load.load(given.run)
@@ -166,12 +168,12 @@ def _rows(trace: Trace, name: str) -> str:
 
     if name in ("spans", "merged"):
         return name
-    found = {known.lower(): each for known, each in ANALYSES.items()}.get(name.lower())
-    if found is None:
+    analysis = {key.lower(): candidate for key, candidate in ANALYSES.items()}.get(name.lower())
+    if analysis is None:
         names = ("spans", "merged", *ANALYSES)
         hint = nearest(name, names) or f"; there are {', '.join(names)}"
         raise UsageError(f"--table {name!r}: there is no such table{hint}")
-    found(trace).create_view("of_analysis")
+    analysis(trace).create_view("of_analysis")
     return "of_analysis"
 
 
@@ -197,24 +199,24 @@ def _options(given: argparse.Namespace) -> EndpointOptions:
     )
 
 
-def _say(counts: Counts, to: Endpoint, given: argparse.Namespace) -> None:
+def _say(counts: Counts, receiver: Endpoint, given: argparse.Namespace) -> None:
     """Print what was sent; print failures on stderr, with the reason and what to type."""
     from xsp.otlp import send
 
     progress.tell(
         f"{counts.spans:,} spans of {counts.steps} steps in {counts.requests} requests, {counts.bytes / 1e6:.3g} MB, "
-        f"{counts.seconds:.3g} s to {to.name}"
+        f"{counts.seconds:.3g} s to {receiver.name}"
     )
-    page = send.jaeger_page(to, counts.trace_id) if counts.trace_id else None
+    page = send.jaeger_page(receiver, counts.trace_id) if counts.trace_id else None
     if page:
         progress.tell(f"one of the traces: {page}")
     for message in counts.messages:
         progress.warn(f"xsp: {message}")
     if counts.rejected:
-        progress.warn(f"xsp: {counts.rejected:,} spans were rejected by {to.name}")
+        progress.warn(f"xsp: {counts.rejected:,} spans were rejected by {receiver.name}")
     if counts.left:
-        again = "" if to.is_file else f"; {_resuming(given)} sends them"
-        progress.warn(f"xsp: {counts.left} traces were not delivered to {to.name}{again}")
+        hint = "" if receiver.is_file else f"; {_resuming(given)} sends them"
+        progress.warn(f"xsp: {counts.left} traces were not delivered to {receiver.name}{hint}")
 
 
 def _resuming(given: argparse.Namespace) -> str:

@@ -118,48 +118,48 @@ def run(given: argparse.Namespace) -> int:
     if given.only is not None or given.against is not None:
         raise UsageError("--only and --against are for a folder that --all wrote")
     # before the graph, which may take long
-    others = [name for name in ("html", "dot", "section", "compare") if getattr(given, name) is not None]
-    if given.rewrite and others:
-        raise UsageError(f"--{others[0]}: not with --rewrite; save the graph with --save FILE, and show the file")
+    outputs = [name for name in ("html", "dot", "section", "compare") if getattr(given, name) is not None]
+    if given.rewrite and outputs:
+        raise UsageError(f"--{outputs[0]}: not with --rewrite; save the graph with --save FILE, and show the file")
     if given.section is not None:
         sections.check(given.section)
     options.check_writable(given.save, given.html, given.dot)
-    found = _graph(given, given.source, beside=given.compare, by=given.by)
+    graph = _graph(given, given.source, beside=given.compare, by=given.by)
     if given.rewrite:
-        return _rewritten(given, found)
+        return _rewritten(given, graph)
     if given.save is not None:
-        found.save(given.save)
+        graph.save(given.save)
     if given.html is not None:
         from xsp.graph import section
         from xsp.report import html
 
-        html.write_sections(given.html, found.name, [section.section(found)])
+        html.write_sections(given.html, graph.name, [section.section(graph)])
     if given.dot is not None:
         from xsp.graph import dot
 
-        dot.write(found, given.dot)
+        dot.write(graph, given.dot)
     if given.section is not None:
         from xsp.graph import section
 
-        section.write(found, given.section)
+        section.write(graph, given.section)
     if given.compare is not None:
-        return _compared(given, found)
+        return _compared(given, graph)
     if given.format == "json":
         from xsp.graph.measures import as_json
 
-        progress.put(json.dumps(as_json(found), indent=2) + "\n")
+        progress.put(json.dumps(as_json(graph), indent=2) + "\n")
     else:
         from xsp.graph import text
 
-        progress.tell(text.page(found))
+        progress.tell(text.page(graph))
     return 0
 
 
 def _graph(given: argparse.Namespace, source: str, beside: str | None = None, by: str = "capture") -> Graph:
-    """Return the graph of a source, without the options that only the source beside it takes; `by` is of this one."""
+    """Return the graph of a source, without the options that only the compared source (`beside`) takes."""
     from xsp.graph import sources
 
-    asked = {
+    settings = {
         "batch": given.batch,
         "train": given.train,
         "shape": options.shape(given.input),
@@ -169,33 +169,39 @@ def _graph(given: argparse.Namespace, source: str, beside: str | None = None, by
         "sizes": given.size,
         "by": by,
     }
-    others = sources.taken(beside) - sources.taken(source) - {"by"} if beside is not None else frozenset()
-    return sources.of(source, seed=given.seed, **{name: each for name, each in asked.items() if name not in others})
+    unsupported = (
+        sources.supported_options(beside) - sources.supported_options(source) - {"by"}
+        if beside is not None
+        else frozenset()
+    )
+    return sources.of(
+        source, seed=given.seed, **{name: value for name, value in settings.items() if name not in unsupported}
+    )
 
 
-def _rewritten(given: argparse.Namespace, first: Graph) -> int:
+def _rewritten(given: argparse.Namespace, graph: Graph) -> int:
     """Show the calls that a graph does not need, and save the graph without them."""
     from xsp.graph import rewrite
 
-    found = rewrite.of(first)
+    result = rewrite.of(graph)
     if given.save is not None:
-        found.graph.save(given.save)
+        result.graph.save(given.save)
     if given.format == "json":
-        progress.put(json.dumps(rewrite.as_json(found), indent=2) + "\n")
+        progress.put(json.dumps(rewrite.as_json(result), indent=2) + "\n")
     else:
-        progress.tell(rewrite.page(found))
+        progress.tell(rewrite.page(result))
     return 0
 
 
-def _compared(given: argparse.Namespace, first: Graph) -> int:
+def _compared(given: argparse.Namespace, graph: Graph) -> int:
     """Show the differences between a graph and that of another source."""
     from xsp.graph import difference
 
-    found = difference.of(first, _graph(given, given.compare, beside=given.source))
+    result = difference.of(graph, _graph(given, given.compare, beside=given.source))
     if given.format == "json":
-        progress.put(json.dumps(found.as_json(), indent=2) + "\n")
+        progress.put(json.dumps(result.as_json(), indent=2) + "\n")
     else:
-        progress.tell(difference.page(found))
+        progress.tell(difference.page(result))
     return 0
 
 
@@ -206,32 +212,32 @@ def _corpus(given: argparse.Namespace) -> int:
 
     if given.out is None:
         raise UsageError("--all writes a graph for each model: give --out DIR")
-    of_one = ("save", "html", "dot", "section", "compare", "input", "only", "against", "prefill", "decode", "size")
-    typed = [f"--{name}" for name in of_one if getattr(given, name) is not None]
+    excluded = ("save", "html", "dot", "section", "compare", "input", "only", "against", "prefill", "decode", "size")
+    typed = [f"--{name}" for name in excluded if getattr(given, name) is not None]
     typed += _of_one_step(given)
     if typed:
         raise UsageError(f"{', '.join(typed)}: not with --all; show the folder afterwards with xsp graph DIR")
     specs = [name for source in given.all.split(",") for name in models.names(source.strip())]
     try:
         with progress.shown(quiet=False) as show:
-            found = corpus.collect(specs, given.out, batch=given.batch or 1, train=given.train, progress=show)
+            rows = corpus.collect(specs, given.out, batch=given.batch or 1, train=given.train, progress=show)
     except KeyboardInterrupt:
         progress.warn(f"xsp: interrupted; finished graphs are kept in {given.out}: run it again to continue")
         return INTERRUPTED
-    failed = [row for row in found if "error" in row]
+    failed = [row for row in rows if "error" in row]
     if given.format == "json":
-        progress.put(json.dumps(found, indent=2) + "\n")
+        progress.put(json.dumps(rows, indent=2) + "\n")
         return 0
     for row in failed:
         progress.tell(f"{row['spec']}: {row['error']}")
-    progress.tell(f"{len(found) - len(failed)} of {len(found)} models captured; measures in {given.out / corpus.FILE}")
+    progress.tell(f"{len(rows) - len(failed)} of {len(rows)} models captured; measures in {given.out / corpus.FILE}")
     return 0
 
 
 def _of_one_step(given: argparse.Namespace) -> list[str]:
-    """Return the typed ones of the options that only the graph of one model has, and whose default is a value."""
-    usual = {"by": "capture", "sequence": 128, "rewrite": False}
-    return [f"--{name}" for name, value in usual.items() if getattr(given, name) != value]
+    """Return the given options that apply only to a single graph and whose default is not None."""
+    defaults = {"by": "capture", "sequence": 128, "rewrite": False}
+    return [f"--{name}" for name, value in defaults.items() if getattr(given, name) != value]
 
 
 def _shared(given: argparse.Namespace) -> int:
@@ -239,8 +245,8 @@ def _shared(given: argparse.Namespace) -> int:
     from xsp.graph import corpustext, sharing
     from xsp.report import html
 
-    of_one = ("save", "input", "batch", "dot", "section", "compare", "prefill", "decode", "size")
-    typed = [f"--{name}" for name in of_one if getattr(given, name) is not None]
+    excluded = ("save", "input", "batch", "dot", "section", "compare", "prefill", "decode", "size")
+    typed = [f"--{name}" for name in excluded if getattr(given, name) is not None]
     typed += [*(["--train"] if given.train else []), *_of_one_step(given)]
     if typed:
         raise UsageError(f"{', '.join(typed)}: only for one model, not for a folder of graphs")
@@ -249,13 +255,13 @@ def _shared(given: argparse.Namespace) -> int:
     if given.against is not None:
         return _correlated(given, patterns)
     with progress.shown(quiet=False) as show:
-        found = sharing.read(Path(given.source), patterns, show)
+        shared = sharing.read(Path(given.source), patterns, show)
     if given.html is not None:
-        html.write_sections(given.html, Path(given.source).resolve().name, corpustext.sections(found))
+        html.write_sections(given.html, Path(given.source).resolve().name, corpustext.sections(shared))
     if given.format == "json":
-        progress.put(json.dumps(corpustext.as_json(found), indent=2) + "\n")
+        progress.put(json.dumps(corpustext.as_json(shared), indent=2) + "\n")
     else:
-        progress.tell(corpustext.page(found))
+        progress.tell(corpustext.page(shared))
     return 0
 
 
@@ -267,19 +273,19 @@ def _correlated(given: argparse.Namespace, patterns: Sequence[str]) -> int:
 
     measured, holes = latencies.read(given.against)
     corpus = sharing.read(Path(given.source), patterns, graphs=False)
-    found = correlate.groups(corpus.rows, measured)
-    if not found:
+    groups = correlate.groups(corpus.rows, measured)
+    if not groups:
         raise UsageError(
             f"no model of {given.against} is in {given.source}: the file has names like {measured[0].model!r}, the "
             f"folder like {corpus.rows[0]['spec']!r}"
         )
-    notes, left = correlate.left_out(corpus.rows, measured, corpus.settings.get("batch"))
+    notes, omitted = correlate.left_out(corpus.rows, measured, corpus.settings.get("batch"))
     if given.html is not None:
         title = f"{Path(given.source).resolve().name} against {given.against.name}"
-        html.write_sections(given.html, title, correlatetext.sections(found, notes, [*holes, *left]))
+        html.write_sections(given.html, title, correlatetext.sections(groups, notes, [*holes, *omitted]))
     if given.format == "json":
-        content = {"groups": correlate.as_json(found), "notes": notes, "holes": [*holes, *left]}
+        content = {"groups": correlate.as_json(groups), "notes": notes, "holes": [*holes, *omitted]}
         progress.put(json.dumps(content, indent=2) + "\n")
     else:
-        progress.tell(correlatetext.page(found, notes, [*holes, *left]))
+        progress.tell(correlatetext.page(groups, notes, [*holes, *omitted]))
     return 0

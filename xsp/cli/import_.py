@@ -36,15 +36,15 @@ def run(given: argparse.Namespace) -> int:
     """Import the sources completely or not at all, and print what was lost."""
     from xsp.ingest import sources
 
-    written = sources.import_whole(given.out, given.sources, given.overwrite, names=given.keep_names)
-    for place, content in written.items():
-        _say(place, content)
+    runs = sources.import_whole(given.out, given.sources, given.overwrite, names=given.keep_names)
+    for path, content in runs.items():
+        _say(path, content)
     return 0
 
 
-def _say(place: Path, run: Run) -> None:
-    read = sum(source.spans or 0 for source in run.imported.sources) if run.imported is not None else 0
-    progress.tell(f"{place}: {read} spans read")
+def _say(path: Path, run: Run) -> None:
+    count = sum(source.spans or 0 for source in run.imported.sources) if run.imported is not None else 0
+    progress.tell(f"{path}: {count} spans read")
     for note in run.notes:
         if note.source == "import":
             progress.warn(f"  {note.text}")

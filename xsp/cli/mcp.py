@@ -38,7 +38,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, default=60.0, metavar="N", help="time limit of an answer (default: 60)"
     )
     parser.add_argument(
-        "--kib", type=options.rows, default=48, metavar="N", help="maximum size of an answer, in KiB (default: 48)"
+        "--kib",
+        type=options.positive_int,
+        default=48,
+        metavar="N",
+        help="maximum size of an answer, in KiB (default: 48)",
     )
     parser.add_argument("--schema", action="store_true", help="print the JSON Schema of all answers, and exit")
 

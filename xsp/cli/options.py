@@ -7,8 +7,9 @@ import errno
 import os
 from collections.abc import Sequence
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from xsp import scrub
 from xsp.collector import Kernels
@@ -20,6 +21,7 @@ from xsp.schema import Level
 
 if TYPE_CHECKING:
     from xsp import models
+    from xsp.comparison.commands import Program
 
 
 class _KeepArguments(argparse.Action):
@@ -30,6 +32,20 @@ class _KeepArguments(argparse.Action):
 
     def __call__(self, *_: Any) -> None:
         os.environ[scrub.KEEP] = "1"
+
+
+class _NameOnly(argparse.Action):
+    """An option of which only the name is kept, whatever it does in its command."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest), option_string])
+
+
+class _RaisingParser(argparse.ArgumentParser):
+    """A parser that raises its errors, for a caller that adds to them."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
 
 
 def recording(parser: argparse.ArgumentParser) -> None:
@@ -105,8 +121,44 @@ def counting(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--counting", action="store_true", help=argparse.SUPPRESS)
 
 
+_SET_IN_TURNS = ("-o", "--out", "--overwrite", "-q", "--quiet", "--levels", "--resolve", "--counters", "--otlp")
+"""Options of `xsp run` and `xsp profile` that a comparison sets itself, or that require further runs."""
+
+
+def check_in_turns(program: Program) -> None:
+    """Check the options of xsp in the command of a program that runs in turns.
+
+    Raises:
+        UsageError: a comparison sets one of them itself, or one of them lacks its value.
+    """
+    try:
+        names = _option_names(program.verb, program.args)
+    except UsageError as error:
+        raise UsageError(f"{program.typed!r}: {error}") from None
+    option = next((name for name in names if name in _SET_IN_TURNS), None)
+    if option is not None:
+        raise UsageError(f"{program.typed!r}: omit {option}; `xsp compare` itself sets the directory and the levels")
+
+
+def _option_names(command: str, words: Sequence[str]) -> list[str]:
+    """Return the names of the options before the program, in full: those in `-qoX` are `-q` and `-o`.
+
+    Raises:
+        UsageError: the words end where a value or the program is missing.
+    """
+    parser, reader = argparse.ArgumentParser(), _RaisingParser(add_help=False)
+    import_module(f"xsp.cli.{command}").arguments(parser)
+    for action in parser._actions:
+        if action.option_strings:
+            reader.add_argument(*action.option_strings, dest="names", default=[], nargs=action.nargs, action=_NameOnly)
+        elif action.nargs == argparse.PARSER:  # the program, with all words after it
+            reader.add_argument("words", nargs=action.nargs, metavar=action.metavar)
+    names: list[str] = reader.parse_known_args(words)[0].names
+    return names
+
+
 def check_writable(*files: Path | None) -> None:
-    """Refuse files that cannot be written, before time is spent on what is to be in them; None is no file.
+    """Refuse files that cannot be written, before time is spent on computing their content; None is no file.
 
     Raises:
         UnwritableError: a path is that of a folder, or its folder is missing or not writable.
@@ -171,7 +223,9 @@ def modelling(parser: argparse.ArgumentParser) -> None:
 
 def step_of_model(parser: argparse._ActionsContainer) -> None:
     """Add the options of every command that takes one step of a model: its batch, and those of `sample_of_model`."""
-    parser.add_argument("--batch", type=rows, metavar="N", help="samples in a step (default: 1, or that of the file)")
+    parser.add_argument(
+        "--batch", type=positive_int, metavar="N", help="samples in a step (default: 1, or that of the file)"
+    )
     sample_of_model(parser)
 
 
@@ -179,7 +233,9 @@ def sample_of_model(parser: argparse._ActionsContainer) -> None:
     """Add the options for the kind of step of a model, and for the size of one sample."""
     parser.add_argument("--train", action="store_true", help="forward, backward and optimizer instead of a prediction")
     parser.add_argument("--input", metavar="SHAPE", help="shape of one sample: 3x224x224 (default: the model's own)")
-    parser.add_argument("--sequence", type=rows, default=128, metavar="N", help="tokens of one sample (default: 128)")
+    parser.add_argument(
+        "--sequence", type=positive_int, default=128, metavar="N", help="tokens of one sample (default: 128)"
+    )
 
 
 def sizes(parser: argparse._ActionsContainer) -> None:
@@ -198,13 +254,13 @@ def _sizes(text: str) -> dict[str, int]:
     Raises:
         ArgumentTypeError: the text has another form, or repeats a name.
     """
-    found: dict[str, int] = {}
-    for each in text.split(","):
-        name, _, number = (part.strip() for part in each.rpartition("="))
-        if not name or not number.isdecimal() or name in found:
+    by_name: dict[str, int] = {}
+    for entry in text.split(","):
+        name, _, number = (part.strip() for part in entry.rpartition("="))
+        if not name or not number.isdecimal() or name in by_name:
             raise argparse.ArgumentTypeError(f"{text!r}: write each name once, with a number: sequence=128,past=0")
-        found[name] = int(number)
-    return found
+        by_name[name] = int(number)
+    return by_name
 
 
 def seeding(parser: argparse._ActionsContainer) -> None:
@@ -216,19 +272,19 @@ def phases(parser: argparse._ActionsContainer) -> None:
     """Add the options of every command that builds one of the two steps of a language model."""
     parser.add_argument(
         "--prefill",
-        type=rows,
+        type=positive_int,
         metavar="N",
         help="language models of transformers: the step that reads N tokens at once",
     )
     parser.add_argument(
         "--decode",
-        type=rows,
+        type=positive_int,
         metavar="N",
         help="language models: the step that adds the N-th token, with a cache of N - 1",
     )
 
 
-def rows(text: str) -> int:
+def positive_int(text: str) -> int:
     """Return a number above 0, such as the rows of a table to print.
 
     Raises:
@@ -302,7 +358,7 @@ def model_settings(given: argparse.Namespace, batch: int) -> models.Settings:
     )
 
 
-def recorded(given: argparse.Namespace, name: str) -> Settings:
+def recording_settings(given: argparse.Namespace, name: str) -> Settings:
     """Return the settings for recording the run, from the options of `recording` and possibly `sampling_steps`.
 
     Args:
@@ -312,6 +368,6 @@ def recorded(given: argparse.Namespace, name: str) -> Settings:
     Raises:
         UsageError: the settings are invalid.
     """
-    asked = {each.name: getattr(given, each.name) for each in fields(Settings) if each.name in given}
-    asked |= {"name": name, "out": given.out or Path("runs") / name, "next_free": given.out is None}
-    return Settings(**asked)
+    values = {field.name: getattr(given, field.name) for field in fields(Settings) if field.name in given}
+    values |= {"name": name, "out": given.out or Path("runs") / name, "next_free": given.out is None}
+    return Settings(**values)

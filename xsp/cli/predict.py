@@ -51,14 +51,15 @@ ALGORITHMS = ("auto", "ring", "double-tree", "halving-doubling", "recursive-doub
 MOST_NUMBERS = 32
 
 _BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
+_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6}
+"""Seconds by unit; microseconds with the micro sign and with the Greek letter, which look the same."""
 
 
 def ranks(text: str) -> tuple[int, ...]:
     """Return numbers of ranks: 2,4,8,64."""
-    parts = [each.strip() for each in text.split(",")]
+    parts = [part.strip() for part in text.split(",")]
     if (
-        not all(each.isascii() and each.isdigit() and 0 < len(each) <= 10 for each in parts)
+        not all(part.isascii() and part.isdigit() and 0 < len(part) <= 10 for part in parts)
         or len(parts) > MOST_NUMBERS
     ):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of up to {MOST_NUMBERS} rank counts, such as 2,4,8")
@@ -67,10 +68,10 @@ def ranks(text: str) -> tuple[int, ...]:
 
 def size(text: str) -> int:
     """Return bytes: 25MiB, 100MB, 4096."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
-    if found is None or found[2] not in _BYTES or not 0 < float(found[1]) * _BYTES[found[2]] < 1 << 62:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _BYTES or not 0 < float(match[1]) * _BYTES[match[2]] < 1 << 62:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size above 0, such as 25MiB")
-    return max(1, round(float(found[1]) * _BYTES[found[2]]))
+    return max(1, round(float(match[1]) * _BYTES[match[2]]))
 
 
 class Bytes(int):
@@ -79,26 +80,26 @@ class Bytes(int):
 
 def loader(text: str) -> tuple[float | Bytes, float, int]:
     """Return seconds (or bytes) of reading a batch, seconds of decoding it, and workers: 5ms,40ms,8 or 12MB,40ms,8."""
-    parts = [each.strip() for each in text.split(",")]
-    much = Bytes(size(parts[0])) if re.fullmatch(r"\d+(?:\.\d+)?\s*[kmg]?i?b", parts[0].lower()) else None
-    times = [
-        re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|ms|us|µs)", each)
-        for each in ("0s" if much is not None else parts[0], *parts[1:2])
+    parts = [part.strip() for part in text.split(",")]
+    read_bytes = Bytes(size(parts[0])) if re.fullmatch(r"\d+(?:\.\d+)?\s*[kmg]?i?b", parts[0].lower()) else None
+    matches = [
+        re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_TIMES)})", part)
+        for part in ("0s" if read_bytes is not None else parts[0], *parts[1:2])
     ]
-    if len(parts) != 3 or None in times or not re.fullmatch(r"\d{1,4}", parts[2]):
+    if len(parts) != 3 or None in matches or not re.fullmatch(r"\d{1,4}", parts[2]):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a loader: READ,DECODE,WORKERS of a batch, such as 5ms,40ms,8 or 12MB,40ms,8"
         )
-    read, decode = (float(each[1]) * _TIMES[each[2]] for each in times if each is not None)
-    return read if much is None else much, decode, int(parts[2])
+    read, decode = (float(match[1]) * _TIMES[match[2]] for match in matches if match is not None)
+    return read if read_bytes is None else read_bytes, decode, int(parts[2])
 
 
 def straggler(text: str) -> tuple[float, str]:
     """Return the factor of slowness, and which ranks are slow: 1.3, 1.3:turns, 1.3:together."""
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)(?::(one|turns|together))?", text.strip())
-    if found is None or not float(found[1]):
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)(?::(one|turns|together))?", text.strip())
+    if match is None or not float(match[1]):
         raise argparse.ArgumentTypeError(f"{text!r} is not a factor above 0, such as 1.3, 1.3:turns or 1.3:together")
-    return float(found[1]), found[2] or "one"
+    return float(match[1]), match[2] or "one"
 
 
 def factor(text: str) -> float:
@@ -109,28 +110,28 @@ def factor(text: str) -> float:
 
 
 CHANGES: Mapping[str, Callable[[str], Any]] = {
-    "link": str, "algorithm": str, "bucket": size, "batch": options.rows, "accumulate": options.rows,
-    "straggler": straggler, "loader": loader, "on-link": options.rows, "on-disk": options.rows, "compute": factor,
-    "compress": factor,
+    "link": str, "algorithm": str, "bucket": size, "batch": options.positive_int, "accumulate": options.positive_int,
+    "straggler": straggler, "loader": loader, "on-link": options.positive_int, "on-disk": options.positive_int,
+    "compute": factor, "compress": factor,
 }  # fmt: skip
 """Options with a value that --what-if may change; `sharded` has none."""
 
 
 def change(text: str) -> tuple[str, dict[str, Any]]:
     """Return a set of changes by option: link=nvlink4 bucket=100MiB sharded."""
-    found: dict[str, Any] = {}
-    for each in text.split():
-        name, equals, value = each.partition("=")
-        known = (name in CHANGES and value) or (name == "sharded" and not equals)
-        if not known or name.replace("-", "_") in found or (value not in ALGORITHMS and name == "algorithm"):
+    changes: dict[str, Any] = {}
+    for word in text.split():
+        name, equals, value = word.partition("=")
+        is_change = (name in CHANGES and value) or (name == "sharded" and not equals)
+        if not is_change or name.replace("-", "_") in changes or (value not in ALGORITHMS and name == "algorithm"):
             raise argparse.ArgumentTypeError(
-                f"{each!r} is not a change, or is repeated: write OPTION=VALUE of {', '.join(CHANGES)}, or sharded; "
+                f"{word!r} is not a change, or is repeated: write OPTION=VALUE of {', '.join(CHANGES)}, or sharded; "
                 "several with spaces between them"
             )
-        found[name.replace("-", "_")] = CHANGES[name](value) if value else True
-    if not found:
+        changes[name.replace("-", "_")] = CHANGES[name](value) if value else True
+    if not changes:
         raise argparse.ArgumentTypeError("no change given: write OPTION=VALUE, such as link=nvlink4")
-    return " ".join(text.split()), found
+    return " ".join(text.split()), changes
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -157,10 +158,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--bucket", type=size, metavar="SIZE", help="size of gradient buckets (default: 25MiB, the first 1MiB)"
     )
     parser.add_argument(
-        "--batch", type=options.rows, metavar="N", help="samples per batch and rank (default: as recorded)"
+        "--batch", type=options.positive_int, metavar="N", help="samples per batch and rank (default: as recorded)"
     )
     parser.add_argument(
-        "--accumulate", type=options.rows, metavar="N", help="batches per update (default: as recorded)"
+        "--accumulate", type=options.positive_int, metavar="N", help="batches per update (default: as recorded)"
     )
     parser.add_argument("--sharded", action="store_true", help="parameters are sharded, and gathered for each pass")
     parser.add_argument(
@@ -177,8 +178,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="time to read and to decode a batch, and workers, instead of the recorded wait for data; READ can be "
         "bytes (12MB): then timings of the storage here are used",
     )
-    parser.add_argument("--on-link", type=options.rows, default=1, metavar="N", help="ranks that share a link")
-    parser.add_argument("--on-disk", type=options.rows, default=1, metavar="N", help="ranks that share a disk")
+    parser.add_argument("--on-link", type=options.positive_int, default=1, metavar="N", help="ranks that share a link")
+    parser.add_argument("--on-disk", type=options.positive_int, default=1, metavar="N", help="ranks that share a disk")
     parser.add_argument(
         "--gradients", type=size, metavar="SIZE", help="bytes of all gradients, for a trace that does not have them"
     )
@@ -234,17 +235,17 @@ def run(given: argparse.Namespace) -> int:
     original = recorded.of(trace, given.gradients)
     machine = trace.run.machine
     step, job = _asked(given, original, machine)
-    others = [(name, argparse.Namespace(**{**vars(given), **changes})) for name, changes in given.what_if]
-    asked = [scaling.Change(name, *_asked(other, original, machine)) for name, other in others]
-    found = scaling.of(step, job, given.ranks, original, asked)
-    text.keep(found, given.run)
+    variants = [(name, argparse.Namespace(**{**vars(given), **changes})) for name, changes in given.what_if]
+    what_ifs = [scaling.Change(name, *_asked(variant, original, machine)) for name, variant in variants]
+    prediction = scaling.of(step, job, given.ranks, original, what_ifs)
+    text.keep(prediction, given.run)
     if given.chakra is not None:
-        files = scaling.to_chakra(found, given.chakra)
+        files = scaling.to_chakra(prediction, given.chakra)
         progress.warn(f"xsp: {files:,} traces in {given.chakra}")
     if given.format == "json":
-        progress.put(json.dumps(text.as_json(found), indent=2, allow_nan=False) + "\n")
+        progress.put(json.dumps(text.as_json(prediction), indent=2, allow_nan=False) + "\n")
     else:
-        progress.tell(text.page(found))
+        progress.tell(text.page(prediction))
     return 0
 
 
@@ -264,12 +265,12 @@ def _asked(given: argparse.Namespace, original: Recorded, machine: Machine) -> t
     step = step.computing(given.compute)
     if given.loader is not None:
         read, decode, workers = given.loader
-        told = None
+        source = None
         if isinstance(read, Bytes):
             from xsp.bench.timings import Timings
 
-            read, told = measured.reading(Timings.open(given.timings), read)
-        step = step.with_loader(read, decode, workers, told)
+            read, source = measured.reading(Timings.open(given.timings), read)
+        step = step.with_loader(read, decode, workers, source)
     job = Job(
         1, link, Algorithm(given.algorithm), given.bucket, step.plan if given.bucket is None else None,
         accumulate=given.accumulate or step.accumulated, sharded=given.sharded, straggler=_straggler(given.straggler),

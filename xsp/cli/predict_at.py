@@ -20,7 +20,7 @@ from xsp.cli import progress
 
 if TYPE_CHECKING:
     from xsp.predict.configurations import Factor
-    from xsp.predict.judged import Judged
+    from xsp.predict.crossvalidation import Evaluation
 
 SUMMARY = "predict the time of other configurations from a fit"
 
@@ -30,10 +30,10 @@ MOST_POINTS = 1_000
 def given_value(text: str) -> tuple[str, tuple[str, ...]]:
     """Return a factor and its values: batch=64,128."""
     name, equals, values = text.partition("=")
-    found = tuple(each.strip() for each in values.split(","))
-    if not name.strip() or not equals or not all(found):
+    parts = tuple(part.strip() for part in values.split(","))
+    if not name.strip() or not equals or not all(parts):
         raise argparse.ArgumentTypeError(f"{text!r} is not FACTOR=VALUE, such as batch=64 or batch=64,128")
-    return name.strip(), found
+    return name.strip(), parts
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,18 +47,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Predict the configurations, and print the predictions."""
-    from xsp.predict import fitted, fittext, judged
+    from xsp.predict import crossvalidation, fitfile, fittext
 
-    found = fitted.read(given.fit or Path(fitted.NAME))
-    those = judged.predict(found, asked(found, given.values))
+    fit = fitfile.read(given.fit or Path(fitfile.NAME))
+    predictions = crossvalidation.predict(fit, combinations(fit, given.values))
     if given.format == "json":
-        progress.put(json.dumps(fittext.points_json(found, those), indent=2, allow_nan=False) + "\n")
+        progress.put(json.dumps(fittext.points_json(fit, predictions), indent=2, allow_nan=False) + "\n")
     else:
-        progress.tell(fittext.points(found, those))
+        progress.tell(fittext.points(fit, predictions))
     return 0
 
 
-def asked(found: Judged, values: list[tuple[str, tuple[str, ...]]]) -> list[dict[str, float | str]]:
+def combinations(found: Evaluation, values: list[tuple[str, tuple[str, ...]]]) -> list[dict[str, float | str]]:
     """Return all combinations of the given values; a factor with only one recorded value may be omitted.
 
     Raises:
@@ -69,20 +69,20 @@ def asked(found: Judged, values: list[tuple[str, tuple[str, ...]]]) -> list[dict
 
     from xsp.errors import UsageError
 
-    named = [name for name, _ in values]
-    double = next((name for name in named if named.count(name) > 1), None)
-    if double is not None:
-        raise UsageError(f"{double} is given twice: write {double}=A,B for several values")
-    if prod(len(each) for _, each in values) > MOST_POINTS:
+    names = [name for name, _ in values]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise UsageError(f"{repeated} is given twice: write {repeated}=A,B for several values")
+    if prod(len(texts) for _, texts in values) > MOST_POINTS:
         raise UsageError(f"more than {MOST_POINTS:,} combinations: give fewer values")
-    factors = {each.name: each for each in found.table.factors}
+    factors = {factor.name: factor for factor in found.table.factors}
     parsed = [_values(name, texts, factors.get(name)) for name, texts in values]
-    alone: dict[str, float | str] = {
-        each.name: each.low if each.numeric else each.levels[0]
-        for each in factors.values()
-        if (each.low == each.high if each.numeric else len(each.levels) == 1)
+    constants: dict[str, float | str] = {
+        factor.name: factor.low if factor.numeric else factor.levels[0]
+        for factor in factors.values()
+        if (factor.low == factor.high if factor.numeric else len(factor.levels) == 1)
     }
-    return [{**alone, **dict(zip(named, each, strict=True))} for each in product(*parsed)]
+    return [{**constants, **dict(zip(names, combination, strict=True))} for combination in product(*parsed)]
 
 
 def _values(name: str, texts: tuple[str, ...], factor: Factor | None) -> list[float | str]:
@@ -90,8 +90,8 @@ def _values(name: str, texts: tuple[str, ...], factor: Factor | None) -> list[fl
     if factor is not None and factor.numeric:
         return [_value(name, text) for text in texts]
     levels = () if factor is None else factor.levels
-    whole = [each for each in levels if tuple(part.strip() for part in each.split(",")) == texts]
-    return [*(whole[:1] or texts)]
+    exact = [level for level in levels if tuple(part.strip() for part in level.split(",")) == texts]
+    return [*(exact[:1] or texts)]
 
 
 def _value(name: str, text: str) -> float:

@@ -26,7 +26,7 @@ SUMMARY = "fit step times to recorded configurations"
 
 def names(text: str) -> tuple[str, ...]:
     """Return names of columns: batch,threads."""
-    return tuple(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
 def count(text: str) -> int:
@@ -72,28 +72,28 @@ def run(given: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from xsp.errors import UsageError
-    from xsp.predict import configurations, fitted, fittext, fromruns, judged
+    from xsp.predict import configurations, crossvalidation, fitfile, fittext, fromruns
 
     if given.seed < 0:
         raise UsageError(f"--seed {given.seed}: give a number of 0 or more")
-    place = given.out or Path(fitted.NAME)
-    fitted.check(place)  # before a fit, which takes long
-    options.check_writable(place)
-    rows, left = fromruns.rows(given.sources)
-    named = (*given.intrinsic, *given.extrinsic)
-    wanted = (*named, *((given.each,) if given.each else ()))
-    chosen, notes = (wanted if named else ()), list(left)
-    if wanted and not given.extrinsic:  # columns that are not named multiply
-        every = configurations.of_rows(rows, given.time, given.unit, (), given.category, given.group)
-        chosen = tuple(dict.fromkeys((*named, *(each.name for each in every.factors), *wanted)))
-        notes = [*every.notes, *notes]
-    table = configurations.of_rows(rows, given.time, given.unit, chosen, given.category, given.group)
+    path = given.out or Path(fitfile.NAME)
+    fitfile.check(path)  # before a fit, which takes long
+    options.check_writable(path)
+    rows, omitted = fromruns.rows(given.sources)
+    factor_columns = (*given.intrinsic, *given.extrinsic)
+    required = (*factor_columns, *((given.each,) if given.each else ()))
+    columns, notes = (required if factor_columns else ()), list(omitted)
+    if required and not given.extrinsic:  # columns that are not named multiply
+        full_table = configurations.of_rows(rows, given.time, given.unit, (), given.category, given.group)
+        columns = tuple(dict.fromkeys((*factor_columns, *(factor.name for factor in full_table.factors), *required)))
+        notes = [*full_table.notes, *notes]
+    table = configurations.of_rows(rows, given.time, given.unit, columns, given.category, given.group)
     table = replace(table, notes=tuple(dict.fromkeys((*table.notes, *notes))))
-    split = judged.split_of(table, given.intrinsic, given.extrinsic, given.each)
-    found = judged.judge(table, split, given.seed, given.resamples)
-    fitted.write(found, place)
+    split = crossvalidation.split_of(table, given.intrinsic, given.extrinsic, given.each)
+    fit = crossvalidation.judge(table, split, given.seed, given.resamples)
+    fitfile.write(fit, path)
     if given.format == "json":
-        progress.put(json.dumps(fittext.as_json(found), indent=2, allow_nan=False) + "\n")
+        progress.put(json.dumps(fittext.as_json(fit), indent=2, allow_nan=False) + "\n")
     else:
-        progress.tell(f"{fittext.page(found)}\nkept in {place}")
+        progress.tell(f"{fittext.page(fit)}\nkept in {path}")
     return 0

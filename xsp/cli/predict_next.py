@@ -17,7 +17,7 @@ import math
 from pathlib import Path
 
 from xsp.cli import options, progress
-from xsp.cli.predict_at import asked, given_value
+from xsp.cli.predict_at import combinations, given_value
 
 SUMMARY = "propose configurations to record next"
 
@@ -25,12 +25,12 @@ SUMMARY = "propose configurations to record next"
 def seconds(text: str) -> float:
     """Return a number of seconds, at least 0."""
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
-        found = math.nan
-    if not 0 <= found < 1e9:
+        value = math.nan
+    if not 0 <= value < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return found
+    return value
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,9 +39,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "values", nargs="*", type=given_value, metavar="FACTOR=VALUE", help="the configuration to predict"
     )
     parser.add_argument("--fit", type=Path, metavar="FILE", help="the fit (default: xsp-fit.json)")
-    parser.add_argument("--count", type=options.rows, default=5, metavar="N", help="number of proposals (default: 5)")
     parser.add_argument(
-        "--steps", type=options.rows, default=100, metavar="N", help="steps per recording (default: 100)"
+        "--count", type=options.positive_int, default=5, metavar="N", help="number of proposals (default: 5)"
+    )
+    parser.add_argument(
+        "--steps", type=options.positive_int, default=100, metavar="N", help="steps per recording (default: 100)"
     )
     parser.add_argument(
         "--start", type=seconds, default=5.0, metavar="SECONDS", help="start-up time of each recording (default: 5)"
@@ -52,18 +54,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Choose configurations, and print them."""
     from xsp.errors import UsageError
-    from xsp.predict import fitted, fittext, nextrun
+    from xsp.predict import fitfile, fittext, nextrun
 
-    found = fitted.read(given.fit or Path(fitted.NAME))
+    fit = fitfile.read(given.fit or Path(fitfile.NAME))
     point = None
     if given.values:
-        those = asked(found, given.values)
-        if len(those) > 1:
+        points = combinations(fit, given.values)
+        if len(points) > 1:
             raise UsageError("xsp predict next takes one configuration: one value for each factor")
-        point = those[0]
-    chosen = nextrun.choose(found, min(given.count, 1_000), point, given.steps, given.start)
+        point = points[0]
+    proposals = nextrun.choose(fit, min(given.count, 1_000), point, given.steps, given.start)
     if given.format == "json":
-        progress.put(json.dumps(fittext.following_json(found, chosen), indent=2, allow_nan=False) + "\n")
+        progress.put(json.dumps(fittext.following_json(fit, proposals), indent=2, allow_nan=False) + "\n")
     else:
-        progress.tell(fittext.following(found, chosen, point))
+        progress.tell(fittext.following(fit, proposals, point))
     return 0

@@ -40,15 +40,15 @@ def run(given: argparse.Namespace) -> int:
     if given.counters and len(sizes) > 1:
         raise UsageError("--counters needs a single batch size: omit the others")
     settings = options.model_settings(given, sizes[0])
-    recorded = options.recorded(given, models.short_name(given.model))
-    how = models.Recording(recorded, given.repeats, given.counting)
+    run_settings = options.recording_settings(given, models.short_name(given.model))
+    recording = models.Recording(run_settings, given.repeats, given.counting)
     with progress.shown(given.quiet) as show:
         if len(sizes) == 1:
-            out = models.measure(given.model, settings, how, show)
+            out = models.measure(given.model, settings, recording, show)
         else:
-            out = models.sweep(given.model, settings, sizes, how, show)
+            out = models.sweep(given.model, settings, sizes, recording, show)
     if given.counters:
-        counters.once_more(lambda: models.count(given.model, settings, how, out))
+        counters.once_more(lambda: models.count(given.model, settings, recording, out))
     if not given.quiet:
         progress.show_result(out, not given.no_advice)
     return 0

@@ -48,11 +48,11 @@ def shown(quiet: bool) -> Iterator[Progress]:
     is_terminal = sys.stderr is not None and sys.stderr.isatty()  # None if the descriptor is closed
     console = Console(stderr=True, force_terminal=None if is_terminal else False)
     bar = Bar(*columns, console=console, auto_refresh=False)
-    with ExitStack() as opened:
+    with ExitStack() as stack:
 
         def show(what: str, done: int, total: int) -> None:
             if not bar.task_ids:
-                opened.enter_context(bar)  # not earlier: a command that fails at once prints no bar
+                stack.enter_context(bar)  # not earlier: a command that fails at once prints no bar
             what = plain(what)
             task = bar.task_ids[0] if bar.task_ids else bar.add_task(what, total=total)
             bar.update(task, description=what, completed=done, total=total)
@@ -84,17 +84,17 @@ def show_result(out: Path, remarks: bool = True) -> None:
     from xsp.report import text
 
     console = Console()
-    found = load.parts(out)
-    if len(found) > 1:
-        console.print(text.sweep([load.load(run) for run in found]))
+    runs = load.parts(out)
+    if len(runs) > 1:
+        console.print(text.sweep([load.load(run) for run in runs]))
     else:
         trace = load.load(out)
         console.print(text.overview(trace))
     tell(f"\nstored in {shown_path(out)}; next:")
-    first = shlex.quote(shown_path(found[0]))
+    first = shlex.quote(shown_path(runs[0]))
     tell(f"  xsp report {first}            timeline, charts and tables in one page")
     tell(f"  xsp analyze {first} A2 A10    any table, also as csv, json or parquet")
-    if remarks and len(found) == 1:
+    if remarks and len(runs) == 1:
         sys.stdout.flush()
         for line in plugins.remarks(trace):
             warn(line)

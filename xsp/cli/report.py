@@ -61,10 +61,10 @@ def _write(given: argparse.Namespace) -> int:
     from xsp.report import html, loop
 
     for path in given.paths:
-        loaded, *others = loop.load(path, given.kind, skip_damaged=given.skip_damaged)
+        loaded, *other_kinds = loop.load(path, given.kind, skip_damaged=given.skip_damaged)
         target = given.out or (path / "report.html" if path.is_dir() else _beside(path))
         try:
-            page = html.write(loaded, target, others)
+            page = html.write(loaded, target, other_kinds)
         except OSError as error:
             raise OutputError(f"{target}: cannot be written ({error.strerror})") from error
         progress.tell(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB); open it in a browser")
@@ -80,13 +80,13 @@ def _serve(given: argparse.Namespace) -> int:
     from xsp.report import loop, serve
 
     port = serve.PORT if given.port is None else given.port
-    rendered = serve.pages(loop.load(path, given.kind, skip_damaged=given.skip_damaged) for path in given.paths)
-    with serve.server(rendered, port) as listening:
-        for name in rendered:
-            progress.tell(f"serving {serve.address(listening, name)}", flush=True)
+    pages = serve.pages(loop.load(path, given.kind, skip_damaged=given.skip_damaged) for path in given.paths)
+    with serve.server(pages, port) as server:
+        for name in pages:
+            progress.tell(f"serving {serve.address(server, name)}", flush=True)
         progress.tell("Ctrl-C stops the server", flush=True)
         try:
-            listening.serve_forever()
+            server.serve_forever()
         except KeyboardInterrupt:
             return 0
     return 0

@@ -35,7 +35,7 @@ from xsp.record.budget import UNASKED
 from xsp.record.terminal import say
 
 if TYPE_CHECKING:
-    from xsp.launch.program import Elsewhere, Program
+    from xsp.launch.program import OtherInterpreter, Program
     from xsp.launch.ranks import Job
 
 SUMMARY = "profile a program without changing it"
@@ -52,7 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--batch-size",
-        type=options.rows,
+        type=options.positive_int,
         metavar="N",
         help="samples per step and rank (default: the first dimension of the model's inputs)",
     )
@@ -84,27 +84,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Run the program, print the first tables, return the program's exit code."""
     from xsp.launch import ranks
-    from xsp.launch.program import Elsewhere
-    from xsp.launch.rerun import count, once_each, resolve
+    from xsp.launch.program import OtherInterpreter
+    from xsp.launch.rerun import count, resolve, run_levels
     from xsp.launch.run import Launch, launch
     from xsp.schema import Level
 
-    if given.levels == "once-each":  # as the decision on leveled steps writes it (ADR 006)
+    if given.levels == "once-each":  # the spelling in ADR 006
         given.once_each, given.levels = True, "M/L/G"
-    _refuse_what_does_not_go_together(given)
-    meant = _meant(given)
-    job = meant if isinstance(meant, ranks.Job) else None
+    _check_options(given)
+    target = _target(given)
+    job = target if isinstance(target, ranks.Job) else None
     if job is not None:
-        _refuse_what_does_not_go_with(job, given)
-    if isinstance(meant, Elsewhere):
-        own = given.typed[1 : len(given.typed) - len(given.words)]
-        meant.go_on(own[:-1] if own[-1:] == ["--"] else own)
-    program = meant.program if isinstance(meant, ranks.Job) else meant
+        _check_job(job, given)
+    if isinstance(target, OtherInterpreter):
+        xsp_options = given.typed[1 : len(given.typed) - len(given.words)]
+        target.go_on(xsp_options[:-1] if xsp_options[-1:] == ["--"] else xsp_options)
+    program = target.program if isinstance(target, ranks.Job) else target
     given.only = Level[given.only.upper()] if given.only else None
     given.budget = _budget(given)
-    how = Launch(
+    plan = Launch(
         program=replace(program, args=(*given.for_program, *program.args)),
-        settings=options.recorded(given, program.name),
+        settings=options.recording_settings(given, program.name),
         step=given.step,
         says_where=not given.quiet,
         shows_line=not given.quiet and sys.stderr is not None and sys.stderr.isatty(),
@@ -112,16 +112,16 @@ def run(given: argparse.Namespace) -> int:
         counting=given.counting,
     )
     if job is not None:
-        code, run = ranks.launch(how, job)
+        code, run = ranks.launch(plan, job)
     else:
-        code, run = once_each(how) if given.once_each else launch(how)
+        code, run = run_levels(plan) if given.once_each else launch(plan)
     if run is None:
         return code
     if given.resolve and code == 0:
-        found, code = resolve(how, run)
-        say(f"the serialised re-run resolved {found} parents")
+        resolved, code = resolve(plan, run)
+        say(f"the serialised re-run resolved {resolved} parents")
     if given.counters and code == 0:
-        counters.once_more(lambda: count(how, run))
+        counters.once_more(lambda: count(plan, run))
     _show(run, given.quiet, code == 0 and not given.no_advice)
     return code
 
@@ -130,27 +130,27 @@ def _budget(given: argparse.Namespace) -> str | None:
     """Return the limit of the overhead; None for no limit."""
     if given.budget is not None:
         return None if given.budget == "off" else str(given.budget)
-    asked = given.every is not None or given.only is not None or given.one_at_a_time or given.counting
-    return None if asked else UNASKED
+    explicit = given.every is not None or given.only is not None or given.one_at_a_time or given.counting
+    return None if explicit else UNASKED
 
 
-def _meant(given: argparse.Namespace) -> Program | Elsewhere | Job:
+def _target(given: argparse.Namespace) -> Program | OtherInterpreter | Job:
     """Return what to run: a launcher's job, a program, or a program that needs another interpreter."""
     from xsp.launch import program, ranks
 
     words = given.words[1:] if given.words[0] == "--" else given.words
     if not words:
         raise UsageError("name the program: xsp run train.py")
-    if not given.module and (found := ranks.found_in(words)) is not None:
-        return found
-    meant = program.read(words, given.module)
-    plain = meant if isinstance(meant, program.Program) else meant.program
-    if plain.is_module and (found := ranks.found_in(plain.words)) is not None:
-        return found if plain is meant else meant
-    return meant
+    if not given.module and (job := ranks.parse_job(words)) is not None:
+        return job
+    target = program.read(words, given.module)
+    plain_program = target if isinstance(target, program.Program) else target.program
+    if plain_program.is_module and (job := ranks.parse_job(plain_program.words)) is not None:
+        return job if plain_program is target else target
+    return target
 
 
-def _refuse_what_does_not_go_together(given: argparse.Namespace) -> None:
+def _check_options(given: argparse.Namespace) -> None:
     if given.resolve and given.otlp is not None:
         raise UsageError(
             "--resolve finds parents after the run: omit --otlp, and send the run afterwards with `xsp export`"
@@ -164,7 +164,7 @@ def _refuse_what_does_not_go_together(given: argparse.Namespace) -> None:
         raise UsageError("--budget applies to a single run: omit --counters, --resolve and --once-each")
 
 
-def _refuse_what_does_not_go_with(job: Job, given: argparse.Namespace) -> None:
+def _check_job(job: Job, given: argparse.Namespace) -> None:
     if given.budget is not None:
         raise UsageError("--budget would record different steps on each rank: use --every N, the same on all of them")
     if given.resolve or given.counters or given.once_each:
@@ -176,24 +176,24 @@ def _show(out: Path, quiet: bool, remarks: bool) -> None:
     from xsp.cli import progress
     from xsp.errors import XspError
 
-    shows = not quiet and sys.stdout is not None and _is_written(sys.stdout)
+    prints = not quiet and sys.stdout is not None and _is_written(sys.stdout)
     try:
-        if shows:
+        if prints:
             progress.show_result(out, remarks)
         elif quiet and (reason := rundir.read_job(out).empty):
             say(f"{out}: no step was stored: {reason}")
     except XspError as error:
         say(str(error))
     except (Exception, SystemExit) as error:  # rich exits if nobody reads
-        reason, again = f"{type(error).__name__}: {error}", f"xsp report {shlex.quote(str(out))}"
-        say(f"{out}: the tables could not be printed ({reason}); type `{again}`")
-    if shows and not _is_written(sys.stdout):
+        reason, command = f"{type(error).__name__}: {error}", f"xsp report {shlex.quote(str(out))}"
+        say(f"{out}: the tables could not be printed ({reason}); type `{command}`")
+    if prints and not _is_written(sys.stdout):
         with contextlib.suppress(OSError, ValueError):  # what xsp printed would fail again when Python ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_written(stream: TextIO) -> bool:
-    """Write what a stream buffers, and return whether that was possible; if not, Python reports it at its end."""
+    """Flush a stream, and return whether that was possible; if not, Python reports it when it exits."""
     try:
         stream.flush()
     except OSError:

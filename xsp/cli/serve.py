@@ -68,10 +68,10 @@ def run(given: argparse.Namespace) -> int:
     http, grpc = address(given.http), address(given.grpc)
     if http is None and grpc is None:
         raise UsageError("--http off and --grpc off: nothing would be received; leave one of them on")
-    with _signals() as heard:  # a second signal ends it at once; received data still loads
+    with _signals() as wakeup:  # a second signal ends it at once; received data still loads
         server = Server(given.out, http, grpc, limits, lambda line: progress.tell(line, flush=True))
         server.start()
-        heard.recv(1)
+        wakeup.recv(1)
     server.close()
     return 0
 
@@ -83,17 +83,19 @@ def _signals() -> Iterator[socket.socket]:
     The system may deliver a signal to any thread, as it does if the process was stopped when the signal came; then a
     main thread that waits for a lock does not wake up.
     """
-    heard, told = socket.socketpair()
-    told.setblocking(False)
-    with heard, told:
-        earlier = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
-        before = {each: signal.signal(each, lambda *_: None) for each in (signal.SIGINT, signal.SIGTERM)}
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    with reader, writer:
+        previous_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        previous_handlers = {
+            number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
-            yield heard
+            yield reader
         finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
-            signal.set_wakeup_fd(earlier)
+            for number, handler in previous_handlers.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(previous_fd)
 
 
 def _size(text: str) -> int:
@@ -102,7 +104,7 @@ def _size(text: str) -> int:
     Raises:
         UsageError: the text is not a size.
     """
-    found = re.fullmatch(r"(\d+)(|KiB|MiB|GiB)", text)
-    if found is None or not int(found[1]):
+    match = re.fullmatch(r"(\d+)(|KiB|MiB|GiB)", text)
+    if match is None or not int(match[1]):
         raise UsageError(f"--max-body {text!r}: write 64MiB, 512KiB or a number of bytes")
-    return min(int(found[1]) * _UNITS[found[2]], 1 << 30)
+    return min(int(match[1]) * _UNITS[match[2]], 1 << 30)

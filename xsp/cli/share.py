@@ -37,7 +37,7 @@ PARTS = {
 """Modules of the subcommands, by name."""
 
 
-def placed(parser: argparse.ArgumentParser) -> None:
+def add_dir_option(parser: argparse.ArgumentParser) -> None:
     """Add the option for the directory of the store's socket."""
     parser.add_argument(
         "--dir",

@@ -30,46 +30,46 @@ SUMMARY = "compare weights on devices with the store's; exit code 1 if any diffe
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
-    share.placed(parser)
+    share.add_dir_option(parser)
 
 
 def run(given: argparse.Namespace) -> int:
-    """Have the weights compared, and return the exit code."""
+    """Compare the weights, and return the exit code."""
     from xsp.share import client, devices
 
     served = devices.status(given.dir)
     if not served:
         client.status(given.dir)  # raises if there is no store
-    found = devices.check(given.dir) if served else []
-    differ = sum(each["corrupted"] is not None for each in found)
-    failed = sum(each["error"] is not None for each in found)
+    results = devices.check(given.dir) if served else []
+    differ = sum(result["corrupted"] is not None for result in results)
+    failed = sum(result["error"] is not None for result in results)
     if given.format == "json":
-        progress.put(json.dumps(found, indent=1) + "\n")
+        progress.put(json.dumps(results, indent=1) + "\n")
     elif not served:
         progress.tell("the store serves no device, and memory of the host cannot be written: nothing to compare")
-    elif not found:
+    elif not results:
         progress.tell("nothing is on a device: nothing to compare")
     else:
         progress.tell("compared, block by block, with the memory of the store:")
-        for each in found:
-            progress.tell(_line(each))
-        counts = [f"{len(found) - differ - failed} of {len(found)} equal"]
+        for result in results:
+            progress.tell(_line(result))
+        counts = [f"{len(results) - differ - failed} of {len(results)} equal"]
         counts += [f"{differ} differ"] * (differ > 0) + [f"{failed} not compared"] * (failed > 0)
         progress.tell(", ".join(counts))
     return 1 if differ or failed else 0
 
 
-def _line(each: dict[str, Any]) -> str:
-    """Return what the comparison of an object found."""
+def _line(result: dict[str, Any]) -> str:
+    """Return the line for the comparison of one object."""
     from xsp.share import shelf
 
-    pids = ", ".join(map(str, each["attached"])) or "nobody"
-    said = "equal"
-    if each["error"]:
-        said = f"not compared: {each['error']}"
-    elif each["corrupted"]:
-        said = f"DIFFERS from the host at {each['corrupted']}; end the processes that are attached"
+    pids = ", ".join(map(str, result["attached"])) or "nobody"
+    verdict = "equal"
+    if result["error"]:
+        verdict = f"not compared: {result['error']}"
+    elif result["corrupted"]:
+        verdict = f"DIFFERS from the host at {result['corrupted']}; end the processes that are attached"
     return (
-        f"  cuda:{each['device']['ordinal']}  {each['key'][:16]}  {shelf.size_text(each['nbytes']):>10}  "
-        f"attached: {pids}  {each['source']}: {said}"
+        f"  cuda:{result['device']['ordinal']}  {result['key'][:16]}  {shelf.size_text(result['nbytes']):>10}  "
+        f"attached: {pids}  {result['source']}: {verdict}"
     )

@@ -34,7 +34,7 @@ def run(given: argparse.Namespace) -> int:
     """Read the header, measure the missing constants, and print the estimate."""
     from xsp.bench.timings import Timings
     from xsp.errors import ShareError
-    from xsp.share import estimate, paying, weights
+    from xsp.share import estimate, savings, weights
 
     tensors = []
     for name in weights.shards(given.source):
@@ -46,11 +46,11 @@ def run(given: argparse.Namespace) -> int:
             tensors += weights.read_header(file, name)
         finally:
             os.close(file)
-    shapes = estimate.curves(Timings.open(given.timings))
-    with progress.shown(given.quiet) as told:
-        known = estimate.Constants(estimate.costs(told), shapes, estimate.digest_ns())
+    curves = estimate.curves(Timings.open(given.timings))
+    with progress.shown(given.quiet) as show:
+        constants = estimate.Constants(estimate.costs(show), curves, estimate.digest_ns())
     if given.format == "json":
-        progress.put(json.dumps(paying.estimate_plain(given.source, tensors, known), indent=1) + "\n")
+        progress.put(json.dumps(savings.estimate_plain(given.source, tensors, constants), indent=1) + "\n")
     else:
-        progress.put(paying.estimate_text(given.source, tensors, known) + "\n")
+        progress.put(savings.estimate_text(given.source, tensors, constants) + "\n")
     return 0

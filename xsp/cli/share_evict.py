@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "key", nargs="?", metavar="KEY", help="first 8 or more digits of the key; xsp share status lists keys"
     )
     parser.add_argument("--all", action="store_true", help="all weights that no process is attached to")
-    share.placed(parser)
+    share.add_dir_option(parser)
 
 
 def run(given: argparse.Namespace) -> int:
@@ -36,7 +36,7 @@ def run(given: argparse.Namespace) -> int:
         progress.warn(f"xsp share: nothing was evicted at {text}")
 
     on_devices = devices.evict(key, given.dir, told)  # first: the host keeps weights that are on a device
-    found = client.evict(key, given.dir)
-    also = f", {on_devices} on devices" if on_devices else ""
-    progress.tell(f"{found['evicted']} evicted{also}, {found['attached']} attached and kept")
+    result = client.evict(key, given.dir)
+    suffix = f", {on_devices} on devices" if on_devices else ""
+    progress.tell(f"{result['evicted']} evicted{suffix}, {result['attached']} attached and kept")
     return 0

@@ -25,7 +25,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="a safetensors file, or torchvision:NAME and the like")
     parser.add_argument("module", nargs="?", default="", metavar="MODULE", help="the model, if SOURCE is a file")
     parser.add_argument(
-        "--turns", type=options.rows, default=12, metavar="N", help="maximal number of turns, 3 or more (default: 12)"
+        "--turns",
+        type=options.positive_int,
+        default=12,
+        metavar="N",
+        help="maximal number of turns, 3 or more (default: 12)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the order within turns (default: 0)")
     parser.add_argument("--quiet", action="store_true", help="no progress")
@@ -35,11 +39,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Measure, and print the result."""
     from xsp.errors import UsageError
-    from xsp.share import measuring, paying
+    from xsp.share import measuring, savings
 
     if given.seed < 0:
         raise UsageError("--seed: 0 or more")
-    with progress.shown(given.quiet) as told:
-        found = measuring.measure(given.source, given.module, given.turns, given.seed, told)
-    progress.put((json.dumps(paying.plain(found), indent=1) if given.format == "json" else paying.text(found)) + "\n")
+    with progress.shown(given.quiet) as show:
+        result = measuring.measure(given.source, given.module, given.turns, given.seed, show)
+    progress.put(
+        (json.dumps(savings.plain(result), indent=1) if given.format == "json" else savings.text(result)) + "\n"
+    )
     return 0

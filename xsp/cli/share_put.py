@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="safetensors files, indexes of shards, or folders with one of them"
     )
-    share.placed(parser)
+    share.add_dir_option(parser)
 
 
 def run(given: argparse.Namespace) -> int:
@@ -30,12 +30,14 @@ def run(given: argparse.Namespace) -> int:
     from xsp import clock
     from xsp.share import client, shelf, weights
 
-    for name in [each for source in given.files for each in weights.shards(source)]:
-        began = clock.monotonic_ns()
-        held = client.attach(name, given.dir)
-        took = (clock.monotonic_ns() - began) / 1e6
-        what = "was there" if held.hit else "copied"
-        size = shelf.size_text(held.mapping.nbytes)
-        progress.tell(f"{name}: sha256:{held.key[:16]}, {size}, {len(held.tensors)} tensors, {what}, {took:.1f} ms")
-        del held  # detached, so that the store can evict it for the next file
+    for name in [shard for source in given.files for shard in weights.shards(source)]:
+        start = clock.monotonic_ns()
+        attached = client.attach(name, given.dir)
+        ms = (clock.monotonic_ns() - start) / 1e6
+        state = "was there" if attached.hit else "copied"
+        size = shelf.size_text(attached.mapping.nbytes)
+        progress.tell(
+            f"{name}: sha256:{attached.key[:16]}, {size}, {len(attached.tensors)} tensors, {state}, {ms:.1f} ms"
+        )
+        del attached  # detached, so that the store can evict it for the next file
     return 0

@@ -51,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="memory for all weights on each device (default: half of the free memory there)",
     )
-    share.placed(parser)
+    share.add_dir_option(parser)
 
 
 def run(given: argparse.Namespace) -> int:
@@ -63,12 +63,12 @@ def run(given: argparse.Namespace) -> int:
     if on_device is not None and not given.device:
         raise UsageError("--device-capacity: also give the device, --device 0")
     eviction = shelf.Eviction(given.evict)
-    serving = store.Store(wire.directory(given.dir), capacity, eviction)
-    beside = devicestore.beside(serving, given.device, on_device, eviction)
-    devices = "".join(f", and cuda:{each}" for each in beside)
-    said = f"xsp share: up to {shelf.size_text(capacity)} at {serving.folder}{devices}; Ctrl-C ends it"
-    serving.serve_until_signal(lambda: progress.tell(said, flush=True))
-    for ordinal, process in devicestore.left(beside):
+    host_store = store.Store(wire.directory(given.dir), capacity, eviction)
+    device_stores = devicestore.start_device_stores(host_store, given.device, on_device, eviction)
+    devices = "".join(f", and cuda:{ordinal}" for ordinal in device_stores)
+    message = f"xsp share: up to {shelf.size_text(capacity)} at {host_store.folder}{devices}; Ctrl-C ends it"
+    host_store.serve_until_signal(lambda: progress.tell(message, flush=True))
+    for ordinal, process in devicestore.wait_for_exit(device_stores):
         progress.warn(
             f"xsp share: process {process} keeps the memory of cuda:{ordinal} until the attached processes have ended; "
             "killing it would make their memory invalid"
@@ -82,17 +82,17 @@ def size(text: str, option: str = "--capacity") -> int:
     Raises:
         UsageError: the text is not a size.
     """
-    found = re.fullmatch(r"(\d+)(|KiB|MiB|GiB|TiB)", text)
-    if found is None or not int(found[1]):
+    match = re.fullmatch(r"(\d+)(|KiB|MiB|GiB|TiB)", text)
+    if match is None or not int(match[1]):
         raise UsageError(f"{option} {text!r}: write 8GiB, 512MiB or a number of bytes")
-    return int(found[1]) * _UNITS[found[2]]
+    return int(match[1]) * _UNITS[match[2]]
 
 
 def _free() -> int:
     """Return the free memory in bytes; 1 GiB if the system does not report it."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
-            told = dict(line.split(":", 1) for line in lines)
-        return int(told["MemAvailable"].split()[0]) << 10
+            meminfo = dict(line.split(":", 1) for line in lines)
+        return int(meminfo["MemAvailable"].split()[0]) << 10
     except (OSError, KeyError, ValueError):
         return 1 << 30

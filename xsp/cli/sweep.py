@@ -40,9 +40,9 @@ def run(given: argparse.Namespace) -> int:
     if given.latency_target is not None and not 0 < given.latency_target < math.inf:
         raise UsageError(f"--latency-target {given.latency_target:g}: give milliseconds above 0")
     settings = options.model_settings(given, sizes[0])
-    recorded = options.recorded(given, f"{models.short_name(given.model)}-sweep")
-    how = models.Recording(recorded, given.repeats)
+    run_settings = options.recording_settings(given, f"{models.short_name(given.model)}-sweep")
+    recording = models.Recording(run_settings, given.repeats)
     with progress.shown(False) as show:
-        out = models.sweep(given.model, settings, sizes, how, show)
+        out = models.sweep(given.model, settings, sizes, recording, show)
     Console().print(text.sweep([load.load(run) for run in load.parts(out)], given.latency_target))
     return 0

@@ -35,11 +35,11 @@ def run(given: argparse.Namespace) -> int:
     from rich.live import Live
 
     from xsp.errors import UsageError
-    from xsp.report.watch import look, watched
+    from xsp.report.watch import read_figures, watched
 
     if not 0 < given.interval < math.inf:
         raise UsageError(f"--interval {given.interval}: write a number of seconds above 0")
-    figures = look(given.run)
+    figures = read_figures(given.run)
     console = Console()
     if given.once or not sys.stdout.isatty():
         console.print(watched(figures), end="", soft_wrap=True)
@@ -49,7 +49,7 @@ def run(given: argparse.Namespace) -> int:
         live.start(refresh=True)
         while not figures.finished:
             time.sleep(given.interval)
-            figures = look(given.run)
+            figures = read_figures(given.run)
             live.update(watched(figures), refresh=True)
     except KeyboardInterrupt:
         pass

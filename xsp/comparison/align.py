@@ -32,49 +32,54 @@ def align(a: Sequence[Series], b: Sequence[Series]) -> list[Pair]:
     The same key is the same place in the structure of a step. The remaining rows are aligned by the longest common
     subsequence of names, and those that still remain between two aligned neighbours by that of types.
     """
-    found: dict[int, tuple[int, str]] = {}
-    of_key = {row.key: place for place, row in enumerate(b) if row.key is not None}
-    for place, row in enumerate(a):
-        if row.key in of_key:
-            found[place] = (of_key.pop(row.key), "key")
-    _by_token(a, b, found, "name")
-    _by_token(a, b, found, "type")
-    return _in_order(a, b, found)
+    matches: dict[int, tuple[int, str]] = {}
+    index_by_key = {row.key: index for index, row in enumerate(b) if row.key is not None}
+    for index, row in enumerate(a):
+        if row.key in index_by_key:
+            matches[index] = (index_by_key.pop(row.key), "key")
+    _by_token(a, b, matches, "name")
+    _by_token(a, b, matches, "type")
+    return _in_order(a, b, matches)
 
 
 def by_name(a: Sequence[Series], b: Sequence[Series]) -> list[Pair]:
     """Pair rows with unique names, such as kernels and operators, by name."""
-    others = {row.name: row for row in b}
-    pairs = [Pair(row, others.pop(row.name), "name") if row.name in others else Pair(row, None, None) for row in a]
-    return [*pairs, *(Pair(None, row, None) for row in others.values())]
+    unmatched = {row.name: row for row in b}
+    pairs = [
+        Pair(row, unmatched.pop(row.name), "name") if row.name in unmatched else Pair(row, None, None) for row in a
+    ]
+    return [*pairs, *(Pair(None, row, None) for row in unmatched.values())]
 
 
-def _by_token(a: Sequence[Series], b: Sequence[Series], found: dict[int, tuple[int, str]], by: str) -> None:
+def _by_token(a: Sequence[Series], b: Sequence[Series], matches: dict[int, tuple[int, str]], by: str) -> None:
     """Align the remaining rows by name, or by type among rows that follow the same aligned neighbour."""
-    taken = {place for place, _ in found.values()}
-    after_a = _neighbours(len(a), found)
-    after_b = _neighbours(len(b), {there: (here, "") for here, (there, _) in found.items()})
-    left_a = [place for place in range(len(a)) if place not in found]
-    left_b = [place for place in range(len(b)) if place not in taken]
+    matched = {index for index, _ in matches.values()}
+    neighbours_a = _neighbours(len(a), matches)
+    neighbours_b = _neighbours(len(b), {index_b: (index_a, "") for index_a, (index_b, _) in matches.items()})
+    rest_a = [index for index in range(len(a)) if index not in matches]
+    rest_b = [index for index in range(len(b)) if index not in matched]
     if by == "name":
-        tokens: tuple[list[Hashable], list[Hashable]] = ([a[p].name for p in left_a], [b[p].name for p in left_b])
-    else:
-        anchors = {here: there for here, (there, _) in found.items()}
-        tokens = (
-            [(a[p].type, anchors.get(after_a[p], -1)) for p in left_a],
-            [(b[p].type, after_b[p]) for p in left_b],
+        tokens: tuple[list[Hashable], list[Hashable]] = (
+            [a[index].name for index in rest_a],
+            [b[index].name for index in rest_b],
         )
-    for here, there in common(*tokens):
-        found[left_a[here]] = (left_b[there], by)
+    else:
+        anchors = {index_a: index_b for index_a, (index_b, _) in matches.items()}
+        tokens = (
+            [(a[index].type, anchors.get(neighbours_a[index], -1)) for index in rest_a],
+            [(b[index].type, neighbours_b[index]) for index in rest_b],
+        )
+    for index_a, index_b in common(*tokens):
+        matches[rest_a[index_a]] = (rest_b[index_b], by)
 
 
-def _neighbours(size: int, found: dict[int, tuple[int, str]]) -> list[int]:
+def _neighbours(size: int, matches: dict[int, tuple[int, str]]) -> list[int]:
     """Return, for each place, the last aligned place before it, or -1."""
     last, neighbours = -1, []
-    for place in range(size):
+    for index in range(size):
         neighbours.append(last)
-        if place in found:
-            last = place
+        if index in matches:
+            last = index
     return neighbours
 
 
@@ -88,15 +93,15 @@ def common(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]
         return common(_numbered(a), _numbered(b))
     ends: list[int] = []
     chains: list[tuple[int, int, object]] = []
-    for here, token in enumerate(a):
-        for there in reversed(places.get(token, ())):
-            length = bisect_left(ends, there)
-            link = (here, there, chains[length - 1] if length else None)
+    for index_a, token in enumerate(a):
+        for index_b in reversed(places.get(token, ())):
+            length = bisect_left(ends, index_b)
+            link = (index_a, index_b, chains[length - 1] if length else None)
             if length == len(ends):
-                ends.append(there)
+                ends.append(index_b)
                 chains.append(link)
             else:
-                ends[length], chains[length] = there, link
+                ends[length], chains[length] = index_b, link
     pairs: list[tuple[int, int]] = []
     link_: object = chains[-1] if chains else None
     while isinstance(link_, tuple):
@@ -106,10 +111,10 @@ def common(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]
 
 
 def _places(tokens: Sequence[Hashable]) -> dict[Hashable, list[int]]:
-    places: dict[Hashable, list[int]] = defaultdict(list)
-    for place, token in enumerate(tokens):
-        places[token].append(place)
-    return places
+    indices: dict[Hashable, list[int]] = defaultdict(list)
+    for index, token in enumerate(tokens):
+        indices[token].append(index)
+    return indices
 
 
 def _numbered(tokens: Sequence[Hashable]) -> list[Hashable]:
@@ -122,19 +127,19 @@ def _numbered(tokens: Sequence[Hashable]) -> list[Hashable]:
     return numbered
 
 
-def _in_order(a: Sequence[Series], b: Sequence[Series], found: dict[int, tuple[int, str]]) -> list[Pair]:
+def _in_order(a: Sequence[Series], b: Sequence[Series], matches: dict[int, tuple[int, str]]) -> list[Pair]:
     """Return the pairs in the order of the second run; rows of the first run alone follow their aligned neighbour."""
     placed: list[tuple[float, int, Pair]] = []
     last = -1
-    for place, row in enumerate(a):
-        if place in found:
-            last, by = found[place]
+    for index, row in enumerate(a):
+        if index in matches:
+            last, by = matches[index]
             placed.append((last, -1, Pair(row, b[last], by)))
         else:
-            placed.append((last + 0.5, place, Pair(row, None, None)))
-    taken = {place for place, _ in found.values()}
-    placed += [(place, -1, Pair(None, row, None)) for place, row in enumerate(b) if place not in taken]
-    return [pair for _, _, pair in sorted(placed, key=lambda each: each[:2])]
+            placed.append((last + 0.5, index, Pair(row, None, None)))
+    matched = {index for index, _ in matches.values()}
+    placed += [(index, -1, Pair(None, row, None)) for index, row in enumerate(b) if index not in matched]
+    return [pair for _, _, pair in sorted(placed, key=lambda entry: entry[:2])]
 
 
 # --- sides -------------------------------------------------------------------------------------------------------
@@ -160,7 +165,7 @@ class _Row:
         self.steps += row.repeats
 
 
-def side(runs: Sequence[list[Series]], align: Align, absent_is_zero: bool) -> list[Series]:
+def merge_runs(runs: Sequence[list[Series]], align: Align, absent_is_zero: bool) -> list[Series]:
     """Return the aligned rows of the runs of a side, with one figure per run.
 
     Args:
@@ -172,7 +177,7 @@ def side(runs: Sequence[list[Series]], align: Align, absent_is_zero: bool) -> li
         AnalysisError: rows are aligned by structure, and a run has nothing in common with the runs before it.
     """
     rows: list[_Row] = []
-    seen = 0
+    count = 0
     for run in filter(None, runs):
         before, rows = len(rows), _with(rows, run, align)
         if not absent_is_zero and before and len(rows) == before + len(run):
@@ -180,13 +185,13 @@ def side(runs: Sequence[list[Series]], align: Align, absent_is_zero: bool) -> li
                 f"the runs of a side have neither {run[0].name!r} nor any other row of its section in common: "
                 "a side takes runs of one program"
             )
-        seen += 1
+        count += 1
     return [
         Series(
             row.first.key,
             row.first.name,
             row.first.type,
-            row.figures + [0.0] * (seen - len(row.figures) if absent_is_zero else 0),
+            row.figures + [0.0] * (count - len(row.figures) if absent_is_zero else 0),
             statistics.median(row.calls) if row.calls else None,
             row.steps,
         )
@@ -196,12 +201,12 @@ def side(runs: Sequence[list[Series]], align: Align, absent_is_zero: bool) -> li
 
 def _with(rows: list[_Row], run: list[Series], align: Align) -> list[_Row]:
     """Return the rows with the figures of a further run, in its order."""
-    of_series = {id(row.first): row for row in rows}
-    found = []
+    rows_by_id = {id(row.first): row for row in rows}
+    merged = []
     for pair in align([row.first for row in rows], run):
-        row = of_series[id(pair.a)] if pair.a is not None else _Row(pair.b) if pair.b is not None else None
+        row = rows_by_id[id(pair.a)] if pair.a is not None else _Row(pair.b) if pair.b is not None else None
         assert row is not None
         if pair.b is not None:
             row.add(pair.b)
-        found.append(row)
-    return found
+        merged.append(row)
+    return merged

@@ -52,12 +52,12 @@ class Part(NamedTuple):
 
     def __str__(self) -> str:
         """Return the change in words."""
-        both = f"({both_ms(self.a_ms, self.b_ms)})"
+        times = f"({both_ms(self.a_ms, self.b_ms)})"
         if self.b_ms < GONE * self.a_ms:
-            return f"{self.name} is gone {both}"
+            return f"{self.name} is gone {times}"
         if self.a_ms < GONE * self.b_ms:
-            return f"{self.name} is new {both}"
-        return f"{self.name} {more_or_less(self.change_ms)} {both}"
+            return f"{self.name} is new {times}"
+        return f"{self.name} {more_or_less(self.change_ms)} {times}"
 
 
 def parts(rows: Sequence[Row], names: dict[str, str] | None = None) -> list[Part]:
@@ -65,19 +65,19 @@ def parts(rows: Sequence[Row], names: dict[str, str] | None = None) -> list[Part
     return [Part((names or {}).get(row.name, row.name), row.a_ms or 0.0, row.b_ms or 0.0) for row in rows]
 
 
-def holding(found: Sequence[Part], change_ms: float) -> list[Part]:
+def main_parts(found: Sequence[Part], change_ms: float) -> list[Part]:
     """Return the parts with a large share of a change, then parts that changed as much the other way; largest first."""
-    large = [each for each in found if abs(each.change_ms) >= WORTH_SAYING * abs(change_ms)]
-    large.sort(key=lambda each: -abs(each.change_ms))
-    along = [each for each in large if each.change_ms * change_ms > 0]
-    against = [each for each in large if each.change_ms * change_ms <= 0]
+    large = [part for part in found if abs(part.change_ms) >= WORTH_SAYING * abs(change_ms)]
+    large.sort(key=lambda part: -abs(part.change_ms))
+    along = [part for part in large if part.change_ms * change_ms > 0]
+    against = [part for part in large if part.change_ms * change_ms <= 0]
     return [*along[:MOST], *against[: MOST - 1]] if along else []
 
 
 def sentence(found: Sequence[Part], change_ms: float) -> str:
     """Return the parts in words: parts that changed in the same direction, and after a "but" the opposite ones."""
-    along = ", ".join(str(each) for each in found if each.change_ms * change_ms > 0)
-    against = ", ".join(str(each) for each in found if each.change_ms * change_ms <= 0)
+    along = ", ".join(str(part) for part in found if part.change_ms * change_ms > 0)
+    against = ", ".join(str(part) for part in found if part.change_ms * change_ms <= 0)
     return ", but ".join(filter(None, (along, against)))
 
 
@@ -86,7 +86,7 @@ def more_or_less(change_ms: float) -> str:
     return f"{ms(abs(change_ms))} {'more' if change_ms > 0 else 'less'}"
 
 
-MOVED = (SLOWER, FASTER, SLOWER_HERE, FASTER_HERE)
+CHANGED = (SLOWER, FASTER, SLOWER_HERE, FASTER_HERE)
 
 
 def whole(found: Comparison) -> Part:
@@ -102,7 +102,7 @@ def of_what(found: Comparison) -> str:
 
 def phases(found: Comparison) -> list[Part]:
     """Return the phases that account for the change of the whole."""
-    return holding(parts(found.section("phase"), PHASES), whole(found).change_ms)
+    return main_parts(parts(found.section("phase"), PHASES), whole(found).change_ms)
 
 
 def certain_phases(found: Comparison) -> list[Part]:
@@ -111,36 +111,36 @@ def certain_phases(found: Comparison) -> list[Part]:
     With several runs per side, the phases are tested themselves; with one, the calls that they consist of.
     """
     least = SMALL * whole(found).a_ms
-    moved = {row.name for row in found.section("phase") if row.verdict in MOVED}
-    moved |= {row.name.partition(" ")[0] for row in found.section("call") if row.verdict in MOVED}
+    moved = {row.name for row in found.section("phase") if row.verdict in CHANGED}
+    moved |= {row.name.partition(" ")[0] for row in found.section("call") if row.verdict in CHANGED}
     rows = [row for row in found.section("phase") if row.name in moved]
-    large = [each for each in parts(rows, PHASES) if abs(each.change_ms) >= least]
-    return sorted(large, key=lambda each: -abs(each.change_ms))
+    large = [part for part in parts(rows, PHASES) if abs(part.change_ms) >= least]
+    return sorted(large, key=lambda part: -abs(part.change_ms))
 
 
 def on_device(found: Comparison) -> Iterator[str]:
     """Yield sentences on the device: its work by class and operator, the causes of idle time, and the launches."""
-    least, rows, of = SMALL * whole(found).a_ms, found.section("kernel class"), of_what(found)
+    least, rows, unit = SMALL * whole(found).a_ms, found.section("kernel class"), of_what(found)
     if not _on_both(rows):
         return
     work = _total("device work", parts(rows))
     if abs(work.change_ms) < least:
-        yield f"Kernels and copies take about the same ({both_ms(work.a_ms, work.b_ms)} {of})."
+        yield f"Kernels and copies take about the same ({both_ms(work.a_ms, work.b_ms)} {unit})."
     else:
-        by_class = sentence(holding(parts(rows), work.change_ms), work.change_ms)
-        yield f"Kernels and copies take {_by(work, of)}" + (f": {by_class}." if by_class else ".")
+        by_class = sentence(main_parts(parts(rows), work.change_ms), work.change_ms)
+        yield f"Kernels and copies take {_by(work, unit)}" + (f": {by_class}." if by_class else ".")
         operators = parts(found.section("operator on device"))
         total = _total("", operators)
-        if by_operator := sentence(holding(operators, total.change_ms), total.change_ms):
+        if by_operator := sentence(main_parts(operators, total.change_ms), total.change_ms):
             yield f"By operator: {by_operator}."
     causes = parts(found.section("idle"), IDLE)
     idle = _total("idle", causes)
     if abs(idle.change_ms) >= least:
-        why = sentence(holding(causes, idle.change_ms), idle.change_ms)
-        yield f"The device is idle {_by(idle, of)}" + (f": {why}." if why else ".")
+        reason = sentence(main_parts(causes, idle.change_ms), idle.change_ms)
+        yield f"The device is idle {_by(idle, unit)}" + (f": {reason}." if reason else ".")
     for row in found.section("launch"):
         if row.a_calls and row.b_calls and abs(row.b_calls - row.a_calls) > MANY_LAUNCHES * row.a_calls:
-            yield f"The host launches {row.b_calls:,.0f} times {of} instead of {row.a_calls:,.0f}."
+            yield f"The host launches {row.b_calls:,.0f} times {unit} instead of {row.a_calls:,.0f}."
 
 
 def layers(found: Comparison) -> Iterator[str]:
@@ -151,19 +151,19 @@ def layers(found: Comparison) -> Iterator[str]:
     """
     change_ms = whole(found).change_ms
     rows = found.section("layer")
-    moved = [_layer(row) for row in rows if row.verdict in MOVED]
+    moved = [_layer(row) for row in rows if row.verdict in CHANGED]
     if moved:
-        if said := sentence(holding(moved, change_ms), change_ms):
-            yield f"By layer, on the host: {said}."
+        if text := sentence(main_parts(moved, change_ms), change_ms):
+            yield f"By layer, on the host: {text}."
         return
-    if found.step.verdict not in MOVED:
+    if found.step.verdict not in CHANGED:
         return
     largest = [
-        each for each in (_layer(row) for row in rows)
-        if each.change_ms * change_ms > 0 and abs(each.change_ms) >= MOST_OF_IT * abs(change_ms)
+        part for part in (_layer(row) for row in rows)
+        if part.change_ms * change_ms > 0 and abs(part.change_ms) >= MOST_OF_IT * abs(change_ms)
     ]  # fmt: skip
     if largest:
-        most = max(largest, key=lambda each: abs(each.change_ms))
+        most = max(largest, key=lambda part: abs(part.change_ms))
         change = f"{more_or_less(most.change_ms)} ({both_ms(most.a_ms, most.b_ms)})"
         yield f"The layer that changed most, on the host: {most.name}, {change}; this needs more repeats to be certain."
 
@@ -177,19 +177,19 @@ def _on_both(rows: Sequence[Row]) -> bool:
 
 
 def _total(name: str, found: Sequence[Part]) -> Part:
-    return Part(name, sum(each.a_ms for each in found), sum(each.b_ms for each in found))
+    return Part(name, sum(part.a_ms for part in found), sum(part.b_ms for part in found))
 
 
-def _by(part: Part, of: str) -> str:
-    return f"{more_or_less(part.change_ms)} {of} ({both_ms(part.a_ms, part.b_ms)})"
+def _by(part: Part, unit: str) -> str:
+    return f"{more_or_less(part.change_ms)} {unit} ({both_ms(part.a_ms, part.b_ms)})"
 
 
 def both_ms(a: float, b: float) -> str:
     """Return the times of both sides; the unit appears once if both have the same."""
-    one, other = ms(a), ms(b)
-    if one.split()[1] == other.split()[1] or not a:
-        one = one.split()[0]
-    return f"{one} → {other}"
+    text_a, text_b = ms(a), ms(b)
+    if text_a.split()[1] == text_b.split()[1] or not a:
+        text_a = text_a.split()[0]
+    return f"{text_a} → {text_b}"
 
 
 def ms(value: float) -> str:

@@ -14,13 +14,7 @@ _SETTING = re.compile(r"[A-Za-z_]\w*=")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*(\.exe)?")
 _MODEL = re.compile(r"(torchvision|timm|transformers|micro):\S+|[^:]+\.py:[A-Za-z_]\w*")
 _WITH_VALUE = ("-W", "-X")
-_ITS_PLACE = ("-o", "--out", "--overwrite", "-q", "--quiet", "--levels", "--resolve", "--counters", "--otlp")
-"""Options of `xsp run` and `xsp profile` that a comparison sets itself, or that require further runs."""
-
-_SHORT = re.compile(r"-(?!-)([qm]*)(o?)")
-"""Short options of `xsp run` and `xsp profile` in one word; the rest after `-o` is its value."""
-
-_WITHOUT_HERE = (
+_START_CODE = (
     "import sys; sys.path[:] = [each for each in sys.path if each]; from xsp.cli import main; sys.exit(main())"
 )
 """Code that starts xsp without the working directory in `sys.path`, as the `xsp` command starts."""
@@ -50,7 +44,7 @@ class Program:
         """Return the command that records a run of the program into a directory."""
         options = ["--quiet", "--no-samples", "--overwrite", "--out", str(out), "--levels", levels]
         options += ["--seed", str(seed)] if self.verb == "run" else []
-        return [*self.python, "-c", _WITHOUT_HERE, self.verb, *options, *self.args]
+        return [*self.python, "-c", _START_CODE, self.verb, *options, *self.args]
 
 
 def program(typed: str) -> Program:
@@ -58,7 +52,7 @@ def program(typed: str) -> Program:
 
     Settings NAME=VALUE before the command are added to its environment. An interpreter that is given with its path runs
     the command; otherwise the current interpreter does. The command may also begin with `xsp run` or `xsp profile` and
-    their options.
+    their options, which are not checked here: `xsp.cli.options` knows them.
 
     Raises:
         UsageError: the text is not a command that can run under xsp.
@@ -81,45 +75,26 @@ def program(typed: str) -> Program:
 
 def _read(words: list[str], typed: str) -> tuple[tuple[str, ...], str, list[str]]:
     """Return the interpreter, the verb and the arguments of the verb."""
-    here = (sys.executable,)
+    current = (sys.executable,)
     if words[0] == "xsp" and words[1:2] in (["run"], ["profile"]):
-        _check_options(words[2:], typed)
-        return here, words[1], words[2:]
+        return current, words[1], words[2:]
     if _MODEL.fullmatch(words[0]):
-        _check_options(words[1:], typed)
-        return here, "profile", words
+        return current, "profile", words
     if _PYTHON.fullmatch(Path(words[0]).name):
         python, rest = _interpreter(words, typed)
         return python, "run", rest
-    return here, "run", words
-
-
-def _check_options(words: list[str], typed: str) -> None:
-    for place, word in enumerate(words):
-        if place and words[place - 1] == "-m":  # a module: what follows is its own
-            return
-        option = next((each for each in _options(word) if each in _ITS_PLACE), None)
-        if option is not None:
-            raise UsageError(f"{typed!r}: omit {option}; `xsp compare` itself sets the directory and the levels")
-        if word.endswith(".py"):
-            return
-
-
-def _options(word: str) -> list[str]:
-    """Return the options in a word: `--out=x` is `--out`, `-qo` is `-q` and `-o`, `-ox` is `-o` with its value."""
-    letters = _SHORT.match(word)
-    return [word.partition("=")[0]] if letters is None else [f"-{letter}" for letter in letters[1] + letters[2]]
+    return current, "run", words
 
 
 def _interpreter(words: list[str], typed: str) -> tuple[tuple[str, ...], list[str]]:
     """Return the interpreter with its options, and the program that it runs."""
-    named = words[0]
-    python = [str(Path(named).expanduser().absolute()) if "/" in named else sys.executable]
+    interpreter = words[0]
+    python = [str(Path(interpreter).expanduser().absolute()) if "/" in interpreter else sys.executable]
     rest = words[1:]
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         if rest[0] in ("-c", "-"):
             raise UsageError(f"{typed!r}: put the program into a file; code after -c cannot be run in turns")
-        taken = 2 if rest[0] in _WITH_VALUE else 1
-        python += rest[:taken]
-        rest = rest[taken:]
+        count = 2 if rest[0] in _WITH_VALUE else 1
+        python += rest[:count]
+        rest = rest[count:]
     return tuple(python), rest

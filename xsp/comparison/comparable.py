@@ -31,19 +31,19 @@ def differences(a: Sequence[Trace], b: Sequence[Trace]) -> list[Difference]:
     for trace in (*a, *b):
         if not trace.con.execute("SELECT 1 FROM merged LIMIT 1").fetchall():
             raise AnalysisError(f"{trace.name!r} holds no step, so there is nothing to compare")
-    one, other = _of_side(a), _of_side(b)
-    subjects = [*one, *(subject for subject in other if subject not in one)]
+    facts_a, facts_b = _of_side(a), _of_side(b)
+    subjects = [*facts_a, *(subject for subject in facts_b if subject not in facts_a)]
     unknown = [_text(None)]
-    found = [
-        Difference(subject, " | ".join(one.get(subject, unknown)), " | ".join(other.get(subject, unknown)))
+    changes = [
+        Difference(subject, " | ".join(facts_a.get(subject, unknown)), " | ".join(facts_b.get(subject, unknown)))
         for subject in subjects
-        if set(one.get(subject, unknown)) != set(other.get(subject, unknown))
+        if set(facts_a.get(subject, unknown)) != set(facts_b.get(subject, unknown))
     ]
-    return [*found, *_page_faults(a, b)]
+    return [*changes, *_page_faults(a, b)]
 
 
 MANY_FAULTS = 1000
-"""Page faults in a step from which they may take a noticeable part of it."""
+"""Number of page faults in a step above which they may take a noticeable part of its time."""
 
 OTHER_FAULTS = 2.0
 """Minimum ratio of page faults between every run of one side and every run of the other to count as a difference."""
@@ -51,19 +51,17 @@ OTHER_FAULTS = 2.0
 
 def _page_faults(a: Sequence[Trace], b: Sequence[Trace]) -> Iterator[Difference]:
     """Yield the page faults of a step if one side has far more in each run: newly mapped memory takes time."""
-    sides = [[each for each in map(_faults_of, side) if each is not None] for side in (a, b)]
+    sides = [[faults for faults in map(_faults_of, side) if faults is not None] for side in (a, b)]
     if not all(sides):
         return
     low, high = sorted(sides, key=max)
     if min(high) >= max(MANY_FAULTS, OTHER_FAULTS * max(low)):
-        one, other = (" | ".join(dict.fromkeys(f"{each:,.0f}" for each in side)) for side in sides)
-        yield Difference("page faults", f"{one} in a step", other)
+        text_a, text_b = (" | ".join(dict.fromkeys(f"{faults:,.0f}" for faults in side)) for side in sides)
+        yield Difference("page faults", f"{text_a} in a step", text_b)
 
 
 def _faults_of(trace: Trace) -> float | None:
-    return next(
-        (each.faults for each in iterations(trace.con) if (each.rank, each.kind) == (trace.rank, trace.kind)), None
-    )
+    return next((row.faults for row in iterations(trace.con) if (row.rank, row.kind) == (trace.rank, trace.kind)), None)
 
 
 def same_work(runs: Sequence[Trace]) -> bool:
@@ -73,9 +71,9 @@ def same_work(runs: Sequence[Trace]) -> bool:
 
 def _of_side(runs: Sequence[Trace]) -> dict[str, list[str]]:
     """Return the facts of the runs of a side: for each subject, its distinct texts in the order of the runs."""
-    of_runs = [dict(_facts(run)) for run in runs]
-    subjects = dict.fromkeys(subject for facts in of_runs for subject in facts)
-    return {subject: list(dict.fromkeys(_text(facts.get(subject)) for facts in of_runs)) for subject in subjects}
+    facts_by_run = [dict(_facts(run)) for run in runs]
+    subjects = dict.fromkeys(subject for facts in facts_by_run for subject in facts)
+    return {subject: list(dict.fromkeys(_text(facts.get(subject)) for facts in facts_by_run)) for subject in subjects}
 
 
 def _phases(trace: Trace) -> list[str]:
@@ -119,7 +117,7 @@ def _text(value: Any) -> str:
     if value is None:
         return "not known"
     if isinstance(value, dict):
-        return ", ".join(f"{name}: {each}" for name, each in value.items()) or "none"
+        return ", ".join(f"{name}: {element}" for name, element in value.items()) or "none"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value)) or "none"
     return str(value)
@@ -146,13 +144,13 @@ def load(
     Raises:
         As `xsp.load`.
     """
-    of_a: list[Trace] = []
-    of_b: list[Trace] = []
+    traces_a: list[Trace] = []
+    traces_b: list[Trace] = []
     for path in a:
-        of_a.append(load_like(of_a[0] if of_a else None, path, kind, skip_damaged))
+        traces_a.append(load_like(traces_a[0] if traces_a else None, path, kind, skip_damaged))
     for path in b:
-        of_b.append(load_like((of_b or of_a)[0], path, kind, skip_damaged))
-    return of_a, of_b
+        traces_b.append(load_like((traces_b or traces_a)[0], path, kind, skip_damaged))
+    return traces_a, traces_b
 
 
 def load_like(other: Trace | None, path: Path, kind: int | str | None = None, skip_damaged: bool = False) -> Trace:
@@ -163,16 +161,16 @@ def load_like(other: Trace | None, path: Path, kind: int | str | None = None, sk
     trace = runs.load(path, kind=kind, skip_damaged=skip_damaged)
     if other is None or kind is not None or kind_name(other) in (None, kind_name(trace)):
         return trace
-    wanted = [each.kind for each in trace.run.kinds if each.name == kind_name(other)]
-    if not wanted:
+    numbers = [step_kind.kind for step_kind in trace.run.kinds if step_kind.name == kind_name(other)]
+    if not numbers:
         return trace
     try:
-        return runs.load(path, kind=wanted[0], skip_damaged=skip_damaged)
+        return runs.load(path, kind=numbers[0], skip_damaged=skip_damaged)
     except UsageError:  # the run has such steps, but recorded none of them
         return trace
 
 
 def kind_name(trace: Trace) -> str | None:
     """Return the name of the kind of step that a trace's figures are of; None if the trace has no kinds."""
-    own = trace.kind
-    return next((each.name for each in trace.run.kinds if each.kind == own), None)
+    number = trace.kind
+    return next((step_kind.name for step_kind in trace.run.kinds if step_kind.kind == number), None)

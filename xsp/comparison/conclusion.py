@@ -17,24 +17,24 @@ MORE_RUNS = (
 def conclusion(found: Comparison) -> list[str]:
     """Return the sentences, most important first: the change and its causes, its certainty, the details."""
     step = found.step
-    said = [_change(found), _how_sure(found)]
+    sentences = [_change(found), _how_sure(found)]
     if step.verdict != OTHER_WORK:
-        said += _other_devices(found)
-        said += [*causes.on_device(found), *causes.layers(found)]
+        sentences += _other_devices(found)
+        sentences += [*causes.on_device(found), *causes.layers(found)]
     if _is_a_pair(found):
-        said += _of_a_pair(found)
+        sentences += _of_a_pair(found)
     elif step.detectable_percent is not None:
-        said.append(
+        sentences.append(
             f"The smallest change of the step that would have been found with a probability of 80 %: "
             f"{step.detectable_percent:.1f} %."
         )
-    return [each for each in said if each]
+    return [sentence for sentence in sentences if sentence]
 
 
 def _other_devices(found: Comparison) -> Iterator[str]:
-    for each in found.differences:
-        if each.subject == "devices":
-            a, b = (" and ".join(dict.fromkeys(side.split(", "))) for side in (each.a, each.b))
+    for difference in found.differences:
+        if difference.subject == "devices":
+            a, b = (" and ".join(dict.fromkeys(side.split(", "))) for side in (difference.a, difference.b))
             if a != b:
                 yield f"A ran on {a}, B on {b}."
 
@@ -44,21 +44,21 @@ def _change(found: Comparison) -> str:
     whole = causes.whole(found)
     verdict = next((row.verdict for row in found.section("loop")), found.step.verdict)
     times = causes.both_ms(whole.a_ms, whole.b_ms)
-    said = f"{causes.more_or_less(whole.change_ms)} {causes.of_what(found)} ({times})"
+    change = f"{causes.more_or_less(whole.change_ms)} {causes.of_what(found)} ({times})"
     if verdict == OTHER_WORK or found.step.a_ms is None or found.step.b_ms is None:
         return ""
     changed = abs(whole.change_ms) >= NEGLIGIBLE * whole.a_ms
     if verdict in _CHANGED or (changed and verdict != NO_EVIDENCE):
-        return _joined(said, causes.sentence(causes.phases(found), whole.change_ms))
+        return _joined(change, causes.sentence(causes.phases(found), whole.change_ms))
     if verdict != NO_EVIDENCE:
         return f"A step takes about the same ({times})."
     certain = causes.certain_phases(found)
     if not certain:
         return f"No evidence of change: a step takes about the same ({times})."
     if certain[0].change_ms * whole.change_ms > 0 and changed:
-        return _joined(said, causes.sentence(causes.phases(found) or certain, whole.change_ms))
-    of_it = causes.sentence(certain[: causes.MOST], certain[0].change_ms)
-    return f"No evidence that the step changed ({times}); but {of_it}."
+        return _joined(change, causes.sentence(causes.phases(found) or certain, whole.change_ms))
+    cause = causes.sentence(certain[: causes.MOST], certain[0].change_ms)
+    return f"No evidence that the step changed ({times}); but {cause}."
 
 
 def _joined(change: str, why: str) -> str:
@@ -84,11 +84,11 @@ _WORDS = {
 
 
 def _of_a_pair(found: Comparison) -> list[str]:
-    seen = found.step.detectable_percent
-    told = f", so no change below {seen:.0f} % is certain" if seen is not None else ""
+    detectable = found.step.detectable_percent
+    limit = f", so no change below {detectable:.0f} % is certain" if detectable is not None else ""
     return [
         "With one run per side, a difference between the programs cannot be separated from one between two starts of "
-        f"the same program: starts may differ by {100 * STARTS:.0f} %{told}. "
+        f"the same program: starts may differ by {100 * STARTS:.0f} %{limit}. "
         f"To know more: {MORE_RUNS}."
     ]
 
@@ -101,8 +101,8 @@ def _of(found: Comparison) -> str:
     """Return the repeats behind the figures in words."""
     step = found.step
     if _is_a_pair(found):
-        by = f", by {step.test}" if step.test else ""
-        return f"{step.a_steps} steps of A, {step.b_steps} of B{by}"
-    spread = [f"{each:.1f} %" for each in (step.a_between_percent, step.b_between_percent) if each is not None]
+        method = f", by {step.test}" if step.test else ""
+        return f"{step.a_steps} steps of A, {step.b_steps} of B{method}"
+    spread = [f"{percent:.1f} %" for percent in (step.a_between_percent, step.b_between_percent) if percent is not None]
     runs = f"{found.a_runs} runs of A, {found.b_runs} of B"
     return f"{runs}, which differ among themselves by {' and '.join(spread)}" if spread else runs

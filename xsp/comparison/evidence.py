@@ -127,13 +127,13 @@ class Repeats:
 
     def adjusted(self, p_values: Sequence[float | None]) -> list[float | None]:
         """Return p-values adjusted for several looks and, after Benjamini and Hochberg, for many rows; None stays."""
-        raised = [None if p is None else min(1.0, p * ALPHA / self.level) for p in p_values]
-        known = sorted(((p, place) for place, p in enumerate(raised) if p is not None), reverse=True)
+        adjusted = [None if p is None else min(1.0, p * ALPHA / self.level) for p in p_values]
+        ordered = sorted(((p, index) for index, p in enumerate(adjusted) if p is not None), reverse=True)
         least = 1.0
-        for rank, (p, place) in enumerate(known):
-            least = min(least, p * len(known) / (len(known) - rank))
-            raised[place] = least
-        return raised
+        for rank, (p, index) in enumerate(ordered):
+            least = min(least, p * len(ordered) / (len(ordered) - rank))
+            adjusted[index] = least
+        return adjusted
 
 
 STEPS = Repeats(
@@ -172,8 +172,8 @@ def _of_steps(a: Sequence[float], b: Sequence[float]) -> Evidence:
     means = summary.trimmed_mean(a), summary.trimmed_mean(b)
     if min(len(a), len(b)) < STEPS.enough:
         return Evidence(*means, None, None, None, None)
-    found = _by_both(a, b, *means)
-    return found._replace(detectable=(found.detectable or 0.0) + STARTS * means[0])
+    result = _by_both(a, b, *means)
+    return result._replace(detectable=(result.detectable or 0.0) + STARTS * means[0])
 
 
 def _by_both(a: Sequence[float], b: Sequence[float], mean_a: float, mean_b: float) -> Evidence:
@@ -183,16 +183,16 @@ def _by_both(a: Sequence[float], b: Sequence[float], mean_a: float, mean_b: floa
     rank test does, but its p is limited by the number of values. Each has its share of the level, see `RANKS`, so both
     intervals are wider accordingly. With too few values for ranks, and with many, only Yuen's test is made.
     """
-    of_ranks = ranked(a, b, ALPHA * RANKS) if min(len(a), len(b)) < summary.MANY else None
-    share = 1 - RANKS if of_ranks is not None else 1.0
+    rank_result = ranked(a, b, ALPHA * RANKS) if min(len(a), len(b)) < summary.MANY else None
+    share = 1 - RANKS if rank_result is not None else 1.0
     error, freedom = _error(a, b)
-    shift, half = _trimmed(b) - _trimmed(a), error * quantile(1 - ALPHA * share / 2, freedom)
-    low, high, p, test = shift - half, shift + half, min(1.0, _p(shift, error, freedom) / share), BY_YUEN
+    shift, margin = _trimmed(b) - _trimmed(a), error * quantile(1 - ALPHA * share / 2, freedom)
+    low, high, p, test = shift - margin, shift + margin, min(1.0, _p(shift, error, freedom) / share), BY_YUEN
     detectable = _detectable(error, freedom, ALPHA * share)
-    if of_ranks is not None:
-        detectable = min(detectable, _WIDTH_TO_DETECTABLE * (of_ranks.high - of_ranks.low))
-        if of_ranks.p / RANKS < p:
-            low, high, p, test = of_ranks.low, of_ranks.high, of_ranks.p / RANKS, BY_RANKS
+    if rank_result is not None:
+        detectable = min(detectable, _WIDTH_TO_DETECTABLE * (rank_result.high - rank_result.low))
+        if rank_result.p / RANKS < p:
+            low, high, p, test = rank_result.low, rank_result.high, rank_result.p / RANKS, BY_RANKS
     change = mean_b - mean_a  # if values are skewed, it may lie outside the interval of the ranks
     return Evidence(mean_a, mean_b, min(low, change), max(high, change), p, detectable, test)
 
@@ -210,8 +210,8 @@ def _of_runs(a: Sequence[float], b: Sequence[float]) -> Evidence:
     if 1 in (len(a), len(b)):
         return _by_yuen(a, b, ALPHA)
     means = _trimmed(a), _trimmed(b)
-    found = _by_both(a, b, *means)
-    return found._replace(detectable=max(found.detectable or 0.0, NEGLIGIBLE * means[0]))
+    result = _by_both(a, b, *means)
+    return result._replace(detectable=max(result.detectable or 0.0, NEGLIGIBLE * means[0]))
 
 
 def _of_turns(a: Sequence[float], b: Sequence[float], level: float) -> Evidence:
@@ -220,12 +220,12 @@ def _of_turns(a: Sequence[float], b: Sequence[float], level: float) -> Evidence:
     The smaller p counts; the level is that of both tests together. Pairs are sharper if the machine drifts over the
     turns, all runs if they differ by chance alone. If a turn lacks a run, there are no pairs.
     """
-    found = _by_yuen(a, b, level)
-    if found.p is None or found.detectable is None or len(a) != len(b):
-        return found
+    result = _by_yuen(a, b, level)
+    if result.p is None or result.detectable is None or len(a) != len(b):
+        return result
     pairs = _by_pairs(a, b, level)
-    detectable = min(found.detectable, pairs.detectable or found.detectable)
-    return (pairs if (pairs.p or 0.0) < found.p else found)._replace(detectable=detectable)
+    detectable = min(result.detectable, pairs.detectable or result.detectable)
+    return (pairs if (pairs.p or 0.0) < result.p else result)._replace(detectable=detectable)
 
 
 def _by_yuen(a: Sequence[float], b: Sequence[float], level: float) -> Evidence:
@@ -238,22 +238,22 @@ def _by_yuen(a: Sequence[float], b: Sequence[float], level: float) -> Evidence:
 
 def _by_pairs(a: Sequence[float], b: Sequence[float], level: float) -> Evidence:
     """Compare one figure per run by Yuen's test for one set: the trimmed mean of the differences within turns."""
-    differences = [of_b - of_a for of_a, of_b in zip(a, b, strict=True)]
+    differences = [time_b - time_a for time_a, time_b in zip(a, b, strict=True)]
     square, freedom, _ = _square(differences)
-    found = _tested(a, b, _trimmed(differences), math.sqrt(square), freedom, level)
-    assert found.low is not None
-    assert found.high is not None
+    result = _tested(a, b, _trimmed(differences), math.sqrt(square), freedom, level)
+    assert result.low is not None
+    assert result.high is not None
     # the displayed change is that of the two figures, and must lie within its interval
-    return found._replace(low=min(found.low, found.change), high=max(found.high, found.change), test=BY_PAIRS)
+    return result._replace(low=min(result.low, result.change), high=max(result.high, result.change), test=BY_PAIRS)
 
 
 def _tested(
     a: Sequence[float], b: Sequence[float], shift: float, error: float, freedom: float, level: float
 ) -> Evidence:
     """Return the evidence of Student's t for a shift, with the figures of both sides."""
-    means, half = (_trimmed(a), _trimmed(b)), error * quantile(1 - level / 2, freedom)
+    means, margin = (_trimmed(a), _trimmed(b)), error * quantile(1 - level / 2, freedom)
     detectable = max(_detectable(error, freedom, level), NEGLIGIBLE * means[0])
-    return Evidence(*means, shift - half, shift + half, _p(shift, error, freedom), detectable, BY_YUEN)
+    return Evidence(*means, shift - margin, shift + margin, _p(shift, error, freedom), detectable, BY_YUEN)
 
 
 def _p(change: float, error: float, freedom: float) -> float:
@@ -276,9 +276,9 @@ def _error(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
     if 1 in (len(a), len(b)):  # the variance of a single value is unknown: assume that of the other side
         square, share, inner = _square(a if len(a) > 1 else b)
         return math.sqrt(square * (1 + inner)), share
-    (of_a, share_a, _), (of_b, share_b, _) = _square(a), _square(b)
-    below = of_a * of_a / share_a + of_b * of_b / share_b
-    return math.sqrt(of_a + of_b), (of_a + of_b) ** 2 / below if below else float(share_a + share_b)
+    (var_a, share_a, _), (var_b, share_b, _) = _square(a), _square(b)
+    denominator = var_a * var_a / share_a + var_b * var_b / share_b
+    return math.sqrt(var_a + var_b), (var_a + var_b) ** 2 / denominator if denominator else float(share_a + share_b)
 
 
 def _square(values: Sequence[float]) -> tuple[float, int, int]:
@@ -330,7 +330,7 @@ def repeats(most: int) -> Repeats:
     return in_turns(most, next(level for turns, level in LEVELS.items() if turns >= most))
 
 
-class Known(NamedTuple):
+class TurnResult(NamedTuple):
     """The result of a look at the step: whether the turns suffice, and the change with its interval."""
 
     enough: bool
@@ -340,7 +340,7 @@ class Known(NamedTuple):
     high: float
 
 
-def look(how: Repeats, a: list[float], b: list[float], threshold: float | None = None) -> Known:
+def compare_turn(how: Repeats, a: list[float], b: list[float], threshold: float | None = None) -> TurnResult:
     """Test the figures of the steps after a turn.
 
     Args:
@@ -352,13 +352,13 @@ def look(how: Repeats, a: list[float], b: list[float], threshold: float | None =
     Without a threshold the turns suffice if B is known to be slower or faster, or the change to be negligible; with a
     threshold, if the change is known to lie on one side of it. The intervals hold at all looks at once.
     """
-    found = how.evidence(a, b)
-    assert found.low is not None
-    assert found.high is not None
-    low, high = found.low / found.a, found.high / found.a
+    result = how.evidence(a, b)
+    assert result.low is not None
+    assert result.high is not None
+    low, high = result.low / result.a, result.high / result.a
     if threshold is None:
-        verdict = how.verdict(found, how.adjusted([found.p])[0], min(len(a), len(b)))
+        verdict = how.verdict(result, how.adjusted([result.p])[0], min(len(a), len(b)))
         enough = verdict in (SLOWER, FASTER) or -NEGLIGIBLE < low <= high < NEGLIGIBLE
     else:
         enough = high < threshold or low >= max(threshold, NEGLIGIBLE)
-    return Known(enough, found.change / found.a, low, high)
+    return TurnResult(enough, result.change / result.a, low, high)

@@ -62,11 +62,11 @@ def _of_devices(trace: Trace, analysis: Analysis, sums: str, group: str) -> list
     ]  # fmt: skip
 
 
-# --- taken -------------------------------------------------------------------------------------------------------
+# --- memory ------------------------------------------------------------------------------------------------------
 # Memory of two runs: peaks per device, and allocations of each layer. They hardly vary, so no test is made.
 
 
-Taken = dict[tuple[str, str | None], float]
+MemoryFigures = dict[tuple[str, str | None], float]
 
 
 def memory(a: Sequence[Trace], b: Sequence[Trace]) -> Iterator[tuple[str, str | None, float | None, float | None]]:
@@ -74,31 +74,33 @@ def memory(a: Sequence[Trace], b: Sequence[Trace]) -> Iterator[tuple[str, str | 
 
     The peaks of the devices over all steps come first, then the allocations of all layers together and of each layer.
     """
-    for of in (_peaks, _layers):
-        one, other = _median([of(run) for run in a]), _median([of(run) for run in b])
-        if one and other:
-            pairs = _same_place(one, other)
-            for name, kind in dict.fromkeys([*one, *other]):
+    for measure in (_peaks, _layers):
+        mib_a, mib_b = _median([measure(run) for run in a]), _median([measure(run) for run in b])
+        if mib_a and mib_b:
+            pairs = _same_place(mib_a, mib_b)
+            for name, kind in dict.fromkeys([*mib_a, *mib_b]):
                 if (name, kind) in pairs.values():
                     continue
                 renamed = pairs.get((name, kind))
-                of_b = other.get(renamed or (name, kind))
-                yield name, f"{kind} → {renamed[1]}" if renamed else kind, one.get((name, kind)), of_b
+                value_b = mib_b.get(renamed or (name, kind))
+                yield name, f"{kind} → {renamed[1]}" if renamed else kind, mib_a.get((name, kind)), value_b
 
 
-def _same_place(one: Taken, other: Taken) -> dict[tuple[str, str | None], tuple[str, str | None]]:
+def _same_place(mib_a: MemoryFigures, mib_b: MemoryFigures) -> dict[tuple[str, str | None], tuple[str, str | None]]:
     """Return the layers of A → those of B with the same name and another type."""
-    gone, new = [key for key in one if key not in other], [key for key in other if key not in one]
-    names = {name: (name, kind) for name, kind in new if sum(each == name for each, _ in new) == 1}
-    return {key: names[key[0]] for key in gone if key[0] in names and sum(each == key[0] for each, _ in gone) == 1}
+    gone, new = [key for key in mib_a if key not in mib_b], [key for key in mib_b if key not in mib_a]
+    names = {name: (name, kind) for name, kind in new if sum(new_name == name for new_name, _ in new) == 1}
+    return {
+        key: names[key[0]] for key in gone if key[0] in names and sum(gone_name == key[0] for gone_name, _ in gone) == 1
+    }
 
 
-def _median(runs: Sequence[Taken]) -> Taken:
+def _median(runs: Sequence[MemoryFigures]) -> MemoryFigures:
     names = dict.fromkeys(name for run in runs for name in run)
     return {name: statistics.median(run[name] for run in runs if name in run) for name in names}
 
 
-def _peaks(trace: Trace) -> Taken:
+def _peaks(trace: Trace) -> MemoryFigures:
     try:
         rows = memory_steps(trace).aggregate("device, max(peak_mib)").order("device NULLS FIRST").fetchall()
     except AnalysisError:
@@ -106,7 +108,7 @@ def _peaks(trace: Trace) -> Taken:
     return {(f"peak of {'the host' if device is None else f'device {device}'}", None): peak for device, peak in rows}
 
 
-def _layers(trace: Trace) -> Taken:
+def _layers(trace: Trace) -> MemoryFigures:
     rows = trace.con.execute(
         f"WITH {LAYERS} SELECT name, any_value(type), sum(self_alloc_bytes) / 1048576 FROM layers "
         "WHERE self_alloc_bytes IS NOT NULL GROUP BY name ORDER BY min(layer_index)"

@@ -19,7 +19,7 @@ _WITHOUT_HOOKS = ("-c", "core.hooksPath=/dev/null")
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkTree:
     """The directory in which a side runs."""
 
     folder: Path
@@ -36,7 +36,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def checked_out(revisions: Sequence[str]) -> Iterator[list[Place]]:
+def checkout(revisions: Sequence[str]) -> Iterator[list[WorkTree]]:
     """Check out revisions of the repository around the working directory, and remove them at the end.
 
     Yields:
@@ -57,7 +57,7 @@ def checked_out(revisions: Sequence[str]) -> Iterator[list[Place]]:
             if not (tree / inside).is_dir():
                 raise UsageError(f"revision {revision!r} has no directory {inside}: start in one that both have")
             roots = (tree, tree / "src")
-            places.append(Place(tree / inside, tuple(root for root in roots if root.is_dir())))
+            places.append(WorkTree(tree / inside, tuple(root for root in roots if root.is_dir())))
         yield places
     finally:
         with _undisturbed():
@@ -73,15 +73,15 @@ def _commit(top: Path, revision: str) -> str:
 
 def _git(folder: Path, *args: str) -> str:
     try:
-        told = subprocess.run(["git", "-C", str(folder), *args], capture_output=True, text=True, check=False)
+        result = subprocess.run(["git", "-C", str(folder), *args], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise UsageError("--revisions: git is not installed") from None
-    if told.returncode:
-        lines = told.stderr.strip().splitlines()
+    if result.returncode:
+        lines = result.stderr.strip().splitlines()
         fatal = [line for line in lines if line.startswith("fatal: ")]  # a hint may follow
-        reason = (fatal or lines[-1:] or [f"exit status {told.returncode}"])[0]
+        reason = (fatal or lines[-1:] or [f"exit status {result.returncode}"])[0]
         raise UsageError(f"--revisions: git says: {reason}")
-    return told.stdout.strip()
+    return result.stdout.strip()
 
 
 def _remove(top: Path, folder: Path) -> None:
@@ -99,11 +99,11 @@ def _remove(top: Path, folder: Path) -> None:
 def _undisturbed() -> Iterator[None]:
     """Ignore a second Ctrl-C until everything is removed."""
     try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     except ValueError:  # not in the main thread, which alone receives signals
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)

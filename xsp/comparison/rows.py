@@ -10,7 +10,7 @@ import duckdb
 
 from xsp import table
 from xsp.comparison import evidence, parts, series
-from xsp.comparison.align import Align, Pair, align, by_name, side
+from xsp.comparison.align import Align, Pair, align, by_name, merge_runs
 from xsp.comparison.comparable import Difference, differences, same_work
 from xsp.comparison.evidence import FASTER, FASTER_HERE, NEGLIGIBLE, SLOWER, Evidence, Repeats
 from xsp.comparison.parts import memory
@@ -130,7 +130,7 @@ class Comparison:
     def in_engine(self, section: str | None = None) -> tuple[duckdb.DuckDBPyConnection, duckdb.DuckDBPyRelation]:
         """Return the rows of one section or of all as a relation, with the engine that holds it."""
         con = table.connect()
-        columns = [Column(each.name, _TYPES.get(each.name, "DOUBLE"), "") for each in fields(Row)]
+        columns = [Column(column.name, _TYPES.get(column.name, "DOUBLE"), "") for column in fields(Row)]
         table.create(con, "comparison", columns)
         rows = self.rows if section is None else self.section(section)
         table.insert(con, "comparison", [tuple(vars(row).values()) for row in rows], columns)
@@ -160,34 +160,36 @@ def compare(a: Trace | Sequence[Trace], b: Trace | Sequence[Trace], *, turns: in
         AnalysisError: a run has no step, or the sides have no layer, kernel or operator in common.
         UsageError: a side has no run, or the number of turns is invalid.
     """
-    of_a, of_b = ([side] if isinstance(side, Trace) else list(side) for side in (a, b))
-    if not of_a or not of_b:
+    runs_a, runs_b = ([side] if isinstance(side, Trace) else list(side) for side in (a, b))
+    if not runs_a or not runs_b:
         raise UsageError("compare: each side needs a run")
-    several = max(len(of_a), len(of_b)) > 1
+    several = max(len(runs_a), len(runs_b)) > 1
     repeats = evidence.repeats(turns) if turns is not None else evidence.RUNS if several else evidence.STEPS
-    found = differences(of_a, of_b)
-    alike = same_work([*of_a, *of_b])
-    whole, loops = series.alike([series.steps(run) for run in (*of_a, *of_b)])
-    rows = _section("step", whole[: len(of_a)], whole[len(of_a) :], align, repeats, alike)
+    changes = differences(runs_a, runs_b)
+    judged = same_work([*runs_a, *runs_b])
+    steps, loops = series.best_common_steps([series.steps(run) for run in (*runs_a, *runs_b)])
+    rows = _section("step", steps[: len(runs_a)], steps[len(runs_a) :], align, repeats, judged)
     if all(loops):
-        rows += _section("loop", loops[: len(of_a)], loops[len(of_a) :], align, repeats, alike)
+        rows += _section("loop", loops[: len(runs_a)], loops[len(runs_a) :], align, repeats, judged)
     for section, figures in _PARTS:
         rows += _section(
-            section, [figures(run) for run in of_a], [figures(run) for run in of_b], by_name, repeats, alike
+            section, [figures(run) for run in runs_a], [figures(run) for run in runs_b], by_name, repeats, judged
         )
-    for section, of, paired in _SECTIONS:
-        rows += _section(section, [of(run) for run in of_a], [of(run) for run in of_b], paired, repeats, True)
-    inside = [row for row in rows if row.section in _ALIGNED]
-    if inside and not any(row.aligned for row in inside) and {ONLY_A, ONLY_B} <= {row.verdict for row in inside}:
+    for section, figures, pairing in _SECTIONS:
+        rows += _section(
+            section, [figures(run) for run in runs_a], [figures(run) for run in runs_b], pairing, repeats, True
+        )
+    aligned = [row for row in rows if row.section in _ALIGNED]
+    if aligned and not any(row.aligned for row in aligned) and {ONLY_A, ONLY_B} <= {row.verdict for row in aligned}:
         raise AnalysisError(
-            f"{of_a[0].name!r} and {of_b[0].name!r} have no layer, kernel or operator in common: nothing to compare"
+            f"{runs_a[0].name!r} and {runs_b[0].name!r} have no layer, kernel or operator in common: nothing to compare"
         )
     rows += [
-        Row("memory", name, kind, "name" if None not in (one, other) else None, a_mib=one, b_mib=other,
-            change_mib=other - one if one is not None and other is not None else None, verdict=_more(one, other))
-        for name, kind, one, other in memory(of_a, of_b)
+        Row("memory", name, kind, "name" if None not in (old, new) else None, a_mib=old, b_mib=new,
+            change_mib=new - old if old is not None and new is not None else None, verdict=_more(old, new))
+        for name, kind, old, new in memory(runs_a, runs_b)
     ]  # fmt: skip
-    return Comparison(_names(of_a), _names(of_b), len(of_a), len(of_b), repeats, found, rows)
+    return Comparison(_names(runs_a), _names(runs_b), len(runs_a), len(runs_b), repeats, changes, rows)
 
 
 def _names(runs: Sequence[Trace]) -> str:
@@ -195,7 +197,7 @@ def _names(runs: Sequence[Trace]) -> str:
 
 
 def _section(
-    section: str, a: list[list[Series]], b: list[list[Series]], paired: Align, repeats: Repeats, judged: bool
+    section: str, a: list[list[Series]], b: list[list[Series]], pairing: Align, repeats: Repeats, judged: bool
 ) -> list[Row]:
     """Return the rows of a section.
 
@@ -203,52 +205,52 @@ def _section(
         section: name of the section.
         a: the rows of each run of side A.
         b: likewise, of side B.
-        paired: function that pairs the rows of two runs.
+        pairing: function that pairs the rows of two runs.
         repeats: how changes are judged.
         judged: whether the rows get a verdict: False if the steps do different work.
     """
     if repeats.unit == "step":
-        return _rows(section, paired(a[0], b[0]), repeats, judged)
-    of_a, of_b = (side(runs, paired, absent_is_zero=paired is by_name) for runs in (a, b))
-    return _rows(section, paired(of_a, of_b), repeats, judged)
+        return _rows(section, pairing(a[0], b[0]), repeats, judged)
+    rows_a, rows_b = (merge_runs(runs, pairing, absent_is_zero=pairing is by_name) for runs in (a, b))
+    return _rows(section, pairing(rows_a, rows_b), repeats, judged)
 
 
 def _rows(section: str, pairs: Sequence[Pair], repeats: Repeats, judged: bool) -> list[Row]:
     """Return the rows of a section; their p-values are adjusted for each other."""
-    tested = [repeats.evidence(pair.a.values, pair.b.values) if pair.a and pair.b else None for pair in pairs]
-    p_values = repeats.adjusted([each.p if each is not None else None for each in tested])
+    results = [repeats.evidence(pair.a.values, pair.b.values) if pair.a and pair.b else None for pair in pairs]
+    p_values = repeats.adjusted([result.p if result is not None else None for result in results])
     return [
-        _both(section, pair.a, pair.b, pair.by, found, p, repeats, judged)
-        if pair.a is not None and pair.b is not None and found is not None
+        _both(section, pair.a, pair.b, pair.by, result, p, repeats, judged)
+        if pair.a is not None and pair.b is not None and result is not None
         else _alone(section, pair, repeats)
-        for pair, found, p in zip(pairs, tested, p_values, strict=True)
+        for pair, result, p in zip(pairs, results, p_values, strict=True)
     ]
 
 
 def _both(
-    section: str, a: Series, b: Series, by: str | None, found: Evidence, p: float | None, how: Repeats, judged: bool
+    section: str, a: Series, b: Series, by: str | None, result: Evidence, p: float | None, how: Repeats, judged: bool
 ) -> Row:
     return Row(
         section=section,
         name=_changed(a.name, b.name) or "",
         type=_changed(a.type, b.type),
         aligned=by,
-        a_ms=found.a / 1e6,
-        b_ms=found.b / 1e6,
-        change_ms=found.change / 1e6,
-        low_ms=_scaled(found.low, 1e6),
-        high_ms=_scaled(found.high, 1e6),
-        change_percent=_percent(found.change, found.a),
-        low_percent=_percent(found.low, found.a),
-        high_percent=_percent(found.high, found.a),
-        detectable_percent=_percent(found.detectable, found.a),
+        a_ms=result.a / 1e6,
+        b_ms=result.b / 1e6,
+        change_ms=result.change / 1e6,
+        low_ms=_scaled(result.low, 1e6),
+        high_ms=_scaled(result.high, 1e6),
+        change_percent=_percent(result.change, result.a),
+        low_percent=_percent(result.low, result.a),
+        high_percent=_percent(result.high, result.a),
+        detectable_percent=_percent(result.detectable, result.a),
         p_adjusted=p,
-        test=found.test,
+        test=result.test,
         a_steps=_steps(a),
         b_steps=_steps(b),
         a_calls=a.calls,
         b_calls=b.calls,
-        verdict=_verdict(section, found, p, min(len(a.values), len(b.values)), how) if judged else OTHER_WORK,
+        verdict=_verdict(section, result, p, min(len(a.values), len(b.values)), how) if judged else OTHER_WORK,
         a_runs=_runs(a),
         b_runs=_runs(b),
         a_between_percent=_between(a),
@@ -256,24 +258,24 @@ def _both(
     )
 
 
-def _verdict(section: str, found: Evidence, p: float | None, repeats: int, how: Repeats) -> str:
-    if found.p is None and section in dict(_PARTS):  # one figure per run, so one run per side cannot be tested
-        return _more(found.a, found.b)
-    return how.verdict(found, p, repeats)
+def _verdict(section: str, result: Evidence, p: float | None, repeats: int, how: Repeats) -> str:
+    if result.p is None and section in dict(_PARTS):  # one figure per run, so one run per side cannot be tested
+        return _more(result.a, result.b)
+    return how.verdict(result, p, repeats)
 
 
 def _alone(section: str, pair: Pair, how: Repeats) -> Row:
     """Return the row of a pair that only one side has."""
     row = pair.a or pair.b
     assert row is not None
-    took = how.figure(row.values) / 1e6
+    time_ms = how.figure(row.values) / 1e6
     if pair.a is not None:
         return Row(
-            section, row.name, row.type, None, a_ms=took, a_steps=_steps(row), a_calls=row.calls, verdict=ONLY_A,
+            section, row.name, row.type, None, a_ms=time_ms, a_steps=_steps(row), a_calls=row.calls, verdict=ONLY_A,
             a_runs=_runs(row), a_between_percent=_between(row),
         )  # fmt: skip
     return Row(
-        section, row.name, row.type, None, b_ms=took, b_steps=_steps(row), b_calls=row.calls, verdict=ONLY_B,
+        section, row.name, row.type, None, b_ms=time_ms, b_steps=_steps(row), b_calls=row.calls, verdict=ONLY_B,
         b_runs=_runs(row), b_between_percent=_between(row),
     )  # fmt: skip
 
@@ -297,8 +299,8 @@ def _changed(a: str | None, b: str | None) -> str | None:
     return b if a == b else f"{a} → {b}"
 
 
-def _scaled(value: float | None, by: float) -> float | None:
-    return None if value is None else value / by
+def _scaled(value: float | None, divisor: float) -> float | None:
+    return None if value is None else value / divisor
 
 
 def _percent(value: float | None, of: float) -> float | None:

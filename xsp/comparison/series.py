@@ -73,7 +73,7 @@ def steps(trace: Trace) -> Steps:
     of_kind = "true" if (kind := getattr(trace, "kind", None)) is None else f"kind = {int(kind)}"
     if not trace.con.execute("SELECT 1 FROM duckdb_columns() WHERE table_name = 'loop' LIMIT 1").fetchall():
         return Steps(None, None, recorded)
-    found = trace.con.execute(
+    bare_rows = trace.con.execute(
         f"""
         WITH {NEARNESS}
         SELECT dur_ns, before_ns + dur_ns, steps, nearness = 0 FROM nearness
@@ -82,19 +82,19 @@ def steps(trace: Trace) -> Steps:
         """
     ).fetchall()
     name = recorded.name if recorded is not None else "step"
-    return Steps(_bare(name, [row for row in found if row[3]]), _bare(name, found), recorded)
+    return Steps(_bare(name, [row for row in bare_rows if row[3]]), _bare(name, bare_rows), recorded)
 
 
-def _bare(name: str, found: Sequence[tuple[float, float | None, int, bool]]) -> Bare | None:
+def _bare(name: str, rows: Sequence[tuple[float, float | None, int, bool]]) -> Bare | None:
     """Return bare steps as rows of a comparison; None if there are too few.
 
     Rows of the loop that represent several steps weigh as much as these, see `summary.of_equal_weight`.
     """
-    alone = [(dur_ns, steps) for dur_ns, _, steps, _ in found]
-    whole = [(ns, steps) for _, ns, steps, _ in found if ns is not None]
-    if min(len(alone), len(whole)) < ENOUGH:
+    step_times = [(dur_ns, steps) for dur_ns, _, steps, _ in rows]
+    iteration_times = [(ns, steps) for _, ns, steps, _ in rows if ns is not None]
+    if min(len(step_times), len(iteration_times)) < ENOUGH:
         return None
-    return Bare(_weighed("step", name, alone), _weighed("iteration", "iteration", whole))
+    return Bare(_weighed("step", name, step_times), _weighed("iteration", "iteration", iteration_times))
 
 
 def _weighed(key: str, name: str, rows: Sequence[tuple[float, int]]) -> Series:
@@ -103,15 +103,15 @@ def _weighed(key: str, name: str, rows: Sequence[tuple[float, int]]) -> Series:
     return Series(key, name, None, values, 1, covered=sum(steps))
 
 
-def alike(runs: Sequence[Steps]) -> tuple[list[list[Series]], list[list[Series]]]:
+def best_common_steps(runs: Sequence[Steps]) -> tuple[list[list[Series]], list[list[Series]]]:
     """Return the step and the loop's iteration of each run, from the best kind of steps that all runs have.
 
     These are steady steps, else bare steps that followed a bare one, else recorded steps, which have no iterations.
     """
     for tier in ([run.steady for run in runs], [run.followed for run in runs]):
-        bare = [each for each in tier if each is not None]
+        bare = [bare_steps for bare_steps in tier if bare_steps is not None]
         if len(bare) == len(runs):
-            return [[each.alone] for each in bare], [[each.iterations] for each in bare]
+            return [[bare_steps.alone] for bare_steps in bare], [[bare_steps.iterations] for bare_steps in bare]
     return [[run.recorded] if run.recorded is not None else [] for run in runs], [[] for _ in runs]
 
 
@@ -128,7 +128,7 @@ def layers(trace: Trace) -> list[Series]:
             f"WITH {LAYERS} SELECT key, name, type, [self_ns::DOUBLE], 1 FROM layers "
             f"WHERE {NS} IS NOT NULL ORDER BY layer_index",
         )
-    own = f"""
+    query = f"""
         WITH called AS (SELECT * FROM timed WHERE level = {int(Level.LAYER)}), inner_calls AS (
             SELECT outer_call.layer_id AS span_id, called.trace_id, called.step, sum(called.dur_ns) AS ns
             FROM called JOIN timed outer_call ON outer_call.span_id = called.parent_id
@@ -138,20 +138,20 @@ def layers(trace: Trace) -> list[Series]:
         SELECT key, trace_id, step, sum(greatest(dur_ns - coalesce(ns, 0), 0)) AS ns
         FROM called LEFT JOIN inner_calls USING (trace_id, step, span_id) GROUP BY ALL
     """
-    return _layer_rows(trace, own)
+    return _layer_rows(trace, query)
 
 
 def layers_on_device(trace: Trace) -> list[Series]:
     """Return the layers with the time of their device work, backward included; empty without a device."""
     if _rung(trace, Level.KERNEL) is None or not trace.has(Level.KERNEL):
         return []
-    own = f"""
+    query = f"""
         SELECT layer.key, layer.trace_id, layer.step, sum(work.dur_ns) AS ns
         FROM timed work JOIN timed layer ON layer.span_id = work.layer_id AND layer.trace_id = work.trace_id
              AND layer.step IS NOT DISTINCT FROM work.step
         WHERE work.level = {int(Level.KERNEL)} GROUP BY ALL
     """
-    return _layer_rows(trace, own)
+    return _layer_rows(trace, query)
 
 
 def kernels(trace: Trace) -> list[Series]:
@@ -215,60 +215,60 @@ def operators(trace: Trace) -> list[Series]:
 
 
 def _rung(trace: Trace, level: Level) -> int | None:
-    own = own_rung(level, trace.rungs)
-    if own is None:
+    rung = own_rung(level, trace.rungs)
+    if rung is None:
         return None
     trace.con.execute(
         "CREATE OR REPLACE TEMP VIEW timed AS "
-        f"SELECT * FROM alike_spans WHERE timed AND status = 'ok' AND rung = {own.level}"
+        f"SELECT * FROM alike_spans WHERE timed AND status = 'ok' AND rung = {rung.level}"
     )
-    return own.level
+    return rung.level
 
 
 def _rows(trace: Trace, query: str) -> list[Series]:
     return [Series(*row) for row in trace.con.execute(query).fetchall()]
 
 
-def _calls(trace: Trace, which: str) -> list[Series]:
+def _calls(trace: Trace, condition: str) -> list[Series]:
     """Return spans of the model level, in the order of the merged step."""
     if _rung(trace, Level.MODEL) is None:
         return _rows(
             trace,
             f"SELECT key, concat_ws(' ', kind, name), type, [{NS}::DOUBLE], 1 FROM merged "
-            f"WHERE {which} ORDER BY start_ns",
+            f"WHERE {condition} ORDER BY start_ns",
         )
     return _rows(
         trace,
         f"""
         WITH times AS (
             SELECT key, list(ns ORDER BY step) AS ns FROM (
-                SELECT key, step, sum(dur_ns)::DOUBLE AS ns FROM timed WHERE {which} GROUP BY key, trace_id, step
+                SELECT key, step, sum(dur_ns)::DOUBLE AS ns FROM timed WHERE {condition} GROUP BY key, trace_id, step
             ) GROUP BY key
         )
         SELECT key, concat_ws(' ', kind, name), type, ns, 1 FROM merged JOIN times USING (key)
-        WHERE {which} ORDER BY start_ns
+        WHERE {condition} ORDER BY start_ns
         """,
     )
 
 
-def _layer_rows(trace: Trace, own: str) -> list[Series]:
+def _layer_rows(trace: Trace, query: str) -> list[Series]:
     """Return a series for each layer of the merged step.
 
     Args:
         trace: the trace to query.
-        own: SQL of key, trace_id, step and ns.
+        query: SQL of key, trace_id, step and ns.
     """
     return _rows(
         trace,
         f"""
-        WITH times AS (SELECT key, list(ns::DOUBLE ORDER BY step) AS ns FROM ({own}) GROUP BY key)
+        WITH times AS (SELECT key, list(ns::DOUBLE ORDER BY step) AS ns FROM ({query}) GROUP BY key)
         SELECT key, name, type, ns, 1 FROM merged JOIN times USING (key)
         WHERE level = {int(Level.LAYER)} ORDER BY layer_index
         """,
     )
 
 
-def _named(trace: Trace, level: Level, own: str) -> list[Series]:
+def _named(trace: Trace, level: Level, query: str) -> list[Series]:
     """Return a series for each name, longest first; a step without the name counts as 0."""
     if _rung(trace, level) is None or not trace.has(level):
         return []
@@ -277,7 +277,7 @@ def _named(trace: Trace, level: Level, own: str) -> list[Series]:
         f"""
         WITH of_step AS (
             SELECT name, any_value(type) AS type, trace_id, step, sum(ns)::DOUBLE AS ns, count(*) AS calls
-            FROM ({own}) GROUP BY name, trace_id, step
+            FROM ({query}) GROUP BY name, trace_id, step
         ), repeats AS (SELECT count(*) AS n FROM (SELECT DISTINCT trace_id, step FROM timed))
         SELECT NULL, name, any_value(type),
                list_resize(list(ns ORDER BY step), any_value(n)::INTEGER, 0.0),

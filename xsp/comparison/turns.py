@@ -18,8 +18,8 @@ from xsp import rundir, scrub
 from xsp.comparison import comparable, evidence, series
 from xsp.comparison.commands import Program
 from xsp.comparison.comparable import same_work
-from xsp.comparison.evidence import Known
-from xsp.comparison.revisions import Place
+from xsp.comparison.evidence import TurnResult
+from xsp.comparison.revisions import WorkTree
 from xsp.comparison.series import Steps
 from xsp.errors import AnalysisError, ProgramError, RunError
 from xsp.store.trace import Trace
@@ -44,7 +44,7 @@ class Turns:
     most: int
     a: list[Path] = field(default_factory=list)
     b: list[Path] = field(default_factory=list)
-    known: Known | None = None
+    known: TurnResult | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Side:
 
     letter: str
     program: Program
-    place: Place
+    place: WorkTree
 
 
 def take(
@@ -75,7 +75,7 @@ def take(
         progress: see `Progress`.
         seed: seed of the order within each turn, and of the programs' runs.
         kind: kind of step, as in `xsp.load`.
-        threshold: see `evidence.look`.
+        threshold: see `evidence.compare_turn`.
         overwrite: whether to replace an existing comparison.
 
     Raises:
@@ -84,7 +84,7 @@ def take(
         ProgramError: a program failed; the message has its exit code and the end of its output.
         AnalysisError: the two do different work, or one of them ran no step.
     """
-    how = evidence.repeats(turns.most)
+    repeats = evidence.repeats(turns.most)
     a: list[Steps] = []
     b: list[Steps] = []
     first: dict[str, Trace] = {}
@@ -100,22 +100,22 @@ def take(
             # balanced over every two turns, so that neither side always runs second, on a warm machine
             order = draw.sample(sides, k=2) if turn % 2 else order[::-1]
             paths = {side.letter: out / f"{side.letter}-{turn:02d}" for side in sides}
-            for place, side in enumerate(order):
-                progress(_line(turns, turn, side), 2 * turn - 2 + place, 2 * turns.most)
+            for index, side in enumerate(order):
+                progress(_line(turns, turn, side), 2 * turn - 2 + index, 2 * turns.most)
                 _run(side, paths[side.letter], levels, seed + turn)
-            for side, steps, taken in zip(sides, (a, b), (turns.a, turns.b), strict=True):
-                like = first.get(side.letter) or next(iter(first.values()), None)
-                trace = _loaded(paths[side.letter], side, like, kind)
+            for side, steps, runs in zip(sides, (a, b), (turns.a, turns.b), strict=True):
+                reference = first.get(side.letter) or next(iter(first.values()), None)
+                trace = _loaded(paths[side.letter], side, reference, kind)
                 first.setdefault(side.letter, trace)
                 steps.append(_steps(trace, side))
-                taken.append(paths[side.letter])
+                runs.append(paths[side.letter])
             _write(turns, sides, finished=False)
             if turn == 1 and not same_work(list(first.values())):
                 raise AnalysisError("the two programs do different work: one trains and the other only predicts")
             if turn >= evidence.FIRST:
-                whole, _ = series.alike([*a, *b])
-                figures = [series.figure(each) for each, *_ in whole]
-                turns.known = evidence.look(how, figures[:turn], figures[turn:], threshold)
+                step_rows, _ = series.best_common_steps([*a, *b])
+                figures = [series.figure(row) for row, *_ in step_rows]
+                turns.known = evidence.compare_turn(repeats, figures[:turn], figures[turn:], threshold)
                 if turns.known.enough:
                     break
         _write(turns, sides, finished=True)
@@ -123,23 +123,23 @@ def take(
 
 
 def _line(turns: Turns, turn: int, side: Side | None) -> str:
-    said = f"turn {turn} of at most {turns.most}" if side else f"known after {turn} turns"
+    text = f"turn {turn} of at most {turns.most}" if side else f"known after {turn} turns"
     if side is not None:
-        said += f": {side.letter.upper()}"
+        text += f": {side.letter.upper()}"
     elif not (turns.known and turns.known.enough):
-        said = f"{turn} turns"
+        text = f"{turn} turns"
     if turns.known is None:
-        return said
+        return text
     low, high = 100 * turns.known.low, 100 * turns.known.high
-    return f"{said} (B {100 * turns.known.change:+.1f} %, {low:+.1f} to {high:+.1f})"
+    return f"{text} (B {100 * turns.known.change:+.1f} %, {low:+.1f} to {high:+.1f})"
 
 
 def _run(side: Side, path: Path, levels: str, seed: int) -> None:
     """Run one side once, with its output in a file."""
-    program, told = side.program, path.parent / OUTPUT / f"{path.name}.txt"
+    program, log = side.program, path.parent / OUTPUT / f"{path.name}.txt"
     environment = {**os.environ, **side.place.environment(), **dict(program.settings)}
     command = program.command(path, levels, seed)
-    with open(told, "wb") as output:
+    with open(log, "wb") as output:
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=side.place.folder, env=environment,
@@ -154,41 +154,40 @@ def _run(side: Side, path: Path, levels: str, seed: int) -> None:
             raise
     if code:
         ended = f"exit code {code}" if code > 0 else f"signal {-code}"
-        raise ProgramError(f"{program.typed!r} ended with {ended}; {_end_of(told)}")
+        raise ProgramError(f"{program.typed!r} ended with {ended}; {_end_of(log)}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a program and its subprocesses: by an interrupt, and if they do not end in time, by SIGKILL."""
+    """End a program by an interrupt, or by SIGKILL if it does not end in time; then its subprocesses by SIGKILL."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGINT)
-    try:
+    with contextlib.suppress(BaseException):  # a timeout, or a second interrupt by the user
         process.wait(PATIENCE_S)
-    except BaseException:  # a timeout, or a second interrupt by the user
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter on macOS, of processes that have ended
+        os.killpg(process.pid, signal.SIGKILL)  # a subprocess may ignore interrupts
+    process.wait()
 
 
-def _end_of(told: Path) -> str:
-    lines = told.read_bytes().decode(errors="replace").rstrip().splitlines()
+def _end_of(log: Path) -> str:
+    lines = log.read_bytes().decode(errors="replace").rstrip().splitlines()
     if not lines:
         return "it printed nothing"
-    return "\n".join([f"the end of its output ({told}):", *(f"  {line}" for line in lines[-SHOWN_LINES:])])
+    return "\n".join([f"the end of its output ({log}):", *(f"  {line}" for line in lines[-SHOWN_LINES:])])
 
 
-def _loaded(path: Path, side: Side, like: Trace | None, kind: int | str | None) -> Trace:
+def _loaded(path: Path, side: Side, reference: Trace | None, kind: int | str | None) -> Trace:
     try:
-        return comparable.load_like(like, path, kind)
+        return comparable.load_like(reference, path, kind)
     except RunError as error:
-        told = path.parent / OUTPUT / f"{path.name}.txt"
-        raise AnalysisError(f"{side.program.typed!r} left no run to compare: {error}; {_end_of(told)}") from None
+        log = path.parent / OUTPUT / f"{path.name}.txt"
+        raise AnalysisError(f"{side.program.typed!r} left no run to compare: {error}; {_end_of(log)}") from None
 
 
 def _steps(trace: Trace, side: Side) -> Steps:
-    found = series.steps(trace)
-    if found.recorded is None:
+    steps = series.steps(trace)
+    if steps.recorded is None:
         raise AnalysisError(f"{side.program.typed!r} left a run without a timed step: run more steps")
-    return found
+    return steps
 
 
 def _write(turns: Turns, sides: Sequence[Side], finished: bool) -> None:
@@ -212,11 +211,11 @@ def _ended_as_by_an_interrupt() -> Iterator[None]:
         raise KeyboardInterrupt
 
     try:
-        before = signal.signal(signal.SIGTERM, interrupt)
+        previous = signal.signal(signal.SIGTERM, interrupt)
     except ValueError:  # not in the main thread
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)

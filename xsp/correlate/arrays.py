@@ -40,7 +40,7 @@ class Sequences:
     """True for an operator that carries the number of its forward operator: a backward operator."""
 
     forward: Array
-    """For backward operators: the `line` of the forward operator; -1 if the source does not report it."""
+    """For backward operators: the `thread_index` of the forward operator; -1 if the source does not report it."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class Calls:
 
 
 @dataclass(slots=True)
-class Named:
+class NamedParents:
     """Parents that the caller or the collector named."""
 
     parent: Array
@@ -96,7 +96,7 @@ class Named:
 
 
 @dataclass(slots=True)
-class Parts:
+class StepParts:
     """Step spans and backward passes, which may be parents of spans on other threads."""
 
     is_step: Array
@@ -123,13 +123,13 @@ class Spans:
     process: Array
     """`NONE` if the source does not report it."""
 
-    line: Array
+    thread_index: Array
     """Number of the thread, from 0; -1 for device work, and if the source does not report the thread."""
 
-    inside: Array
+    nesting: Array
     """Nesting order of spans with the same level and interval: the larger value is the inner span."""
 
-    what: Array
+    identity: Array
     """Index of the span's identity (level, kind, name) in the codes that keys are made of."""
 
     phase: Array
@@ -141,29 +141,29 @@ class Spans:
     launches: Launches | None = None
     sequences: Sequences | None = None
     allocations: Allocations | None = None
-    anywhere: Array | None = None
+    is_threadless: Array | None = None
     """True if the source does not report the thread of the span, so that all threads are searched for its parent."""
 
     calls: Calls | None = None
-    named: Named | None = None
-    parts: Parts | None = None
+    named: NamedParents | None = None
+    parts: StepParts | None = None
 
     def __len__(self) -> int:
         return len(self.number)
 
     def take(self, order: Array) -> Spans:
         """Return the spans in another order."""
-        taken: Spans = _taken(self, order)
-        return taken
+        reordered: Spans = _reordered(self, order)
+        return reordered
 
 
-def _taken(part: Any, order: Array) -> Any:
+def _reordered(part: Any, order: Array) -> Any:
     if part is None:
         return None
     return (
         part[order]
         if isinstance(part, np.ndarray)
-        else type(part)(*(_taken(getattr(part, each.name), order) for each in fields(part)))
+        else type(part)(*(_reordered(getattr(part, column.name), order) for column in fields(part)))
     )
 
 
@@ -195,13 +195,13 @@ def outer_first(spans: Spans, tolerance: int) -> Array:
     begin = begins(spans, tolerance)
     order = np.argsort(begin, kind="stable")
     ordered = begin[order]
-    alike = ordered[1:] == ordered[:-1]
-    if alike.any():
+    equal = ordered[1:] == ordered[:-1]
+    if equal.any():
         tied = np.zeros(len(order), bool)
-        tied[1:] |= alike
-        tied[:-1] |= alike
+        tied[1:] |= equal
+        tied[:-1] |= equal
         rows = order[tied]
-        keys = (spans.number[rows], spans.inside[rows], -spans.end[rows], spans.level[rows], begin[rows])
+        keys = (spans.number[rows], spans.nesting[rows], -spans.end[rows], spans.level[rows], begin[rows])
         order[tied] = rows[np.lexsort(keys)]
     return order
 

@@ -40,7 +40,7 @@ _FLOPS, _BYTES = 1, 2
 """Bits of the sorts of figures in `Spans.counted`."""
 
 
-def place(con: duckdb.DuckDBPyConnection, seen: Seen, identity: str) -> None:
+def correlate_table(con: duckdb.DuckDBPyConnection, seen: Seen, identity: str) -> None:
     """Make the view `placed`, with the columns of `COLUMNS`, from the table `seen`.
 
     Args:
@@ -48,20 +48,20 @@ def place(con: duckdb.DuckDBPyConnection, seen: Seen, identity: str) -> None:
         seen: the importer's description of the source; findings are noted in its losses.
         identity: text that identifies the source; trace ids are made from it.
     """
-    whole = _steps(con, seen)
-    figures.count(con)
-    if _correlate(con, seen.tolerance_ns, whole) >= DEEPEST:
+    window = _steps(con, seen)
+    figures.price_operators(con)
+    if _correlate(con, seen.tolerance_ns, window) >= DEEPEST:
         seen.losses.note(f"spans nest deeper than {DEEPEST}: the deeper ones become children of the last one")
-    figures.choose(con)
+    figures.assign_figures(con)
     _finish(con, identity, int(seen.run.get("rank", 0)))
 
 
 def _steps(con: duckdb.DuckDBPyConnection, seen: Seen) -> int | None:
     """Number the steps in the table `steps`. Without steps the whole trace becomes one step; return its `number`."""
-    whole = None
+    window = None
     if not con.execute(f"SELECT 1 FROM seen WHERE kind = '{Kind.STEP}' LIMIT 1").fetchall():
         seen.losses.note("it names no steps, and counts as one step")
-        ((whole,),) = con.execute(
+        ((window,),) = con.execute(
             f"""
             INSERT INTO seen BY NAME
             SELECT max(number) + 1 AS number, {int(Level.MODEL)} AS level, '{Kind.STEP}' AS kind, '{WINDOW}' AS name,
@@ -77,10 +77,10 @@ def _steps(con: duckdb.DuckDBPyConnection, seen: Seen) -> int | None:
                start_ns + dur_ns AS end_ns FROM seen WHERE kind = '{Kind.STEP}'
         """
     )
-    return whole
+    return window
 
 
-def _correlate(con: duckdb.DuckDBPyConnection, tolerance: int, whole: int | None) -> int:
+def _correlate(con: duckdb.DuckDBPyConnection, tolerance: int, window: int | None) -> int:
     """Find parents and the values that follow from them: table `down`. Return the depth of the deepest span.
 
     In a trace without steps, orphans become children of the step for the whole trace, except unlaunched device work.
@@ -92,40 +92,40 @@ def _correlate(con: duckdb.DuckDBPyConnection, tolerance: int, whole: int | None
         FROM (SELECT DISTINCT process, thread FROM seen WHERE {_HOST})
         """
     )
-    codes = con.execute("SELECT DISTINCT what, code FROM codes ORDER BY what").fetchnumpy()["code"]
-    rows = con.execute(_query(con, whole)).fetchnumpy()
+    codes = con.execute("SELECT DISTINCT identity, code FROM codes ORDER BY identity").fetchnumpy()["code"]
+    rows = con.execute(_query(con, window)).fetchnumpy()
     con.execute("DROP TABLE lines")
     steps = con.execute("SELECT start_ns, end_ns FROM steps ORDER BY step").fetchnumpy()
     spans = _spans({name: _filled(values) for name, values in rows.items()})
     spans = spans.take(outer_first(spans, tolerance))
-    root = int(np.flatnonzero(spans.number == whole)[0]) if whole is not None else -1
-    found = parents.find(spans, tolerance, root)
-    got = inherit(spans, found, codes, Steps(_filled(steps["start_ns"]), _filled(steps["end_ns"])))
+    root = int(np.flatnonzero(spans.number == window)[0]) if window is not None else -1
+    tree = parents.find(spans, tolerance, root)
+    derived = inherit(spans, tree, codes, Steps(_filled(steps["start_ns"]), _filled(steps["end_ns"])))
     _store(
         con,
         {
             "number": spans.number,
-            "parent": _numbers(spans, found.parent),
-            "rule": found.rule,
-            "step": got.step.astype(np.int32),
-            "layer": _numbers(spans, got.layer),
-            "layers": got.layers.astype(np.int16),
-            "layer_index": got.layer_index.astype(np.int32),
-            "phase": got.phase,
-            "key": got.key,
-            "weak": got.is_weak,
-            "allocated": got.allocated,
-            "counted": got.counted.astype(np.int8),
+            "parent": _numbers(spans, tree.parent),
+            "rule": tree.rule,
+            "step": derived.step.astype(np.int32),
+            "layer": _numbers(spans, derived.layer),
+            "layers": derived.layers.astype(np.int16),
+            "layer_index": derived.layer_index.astype(np.int32),
+            "phase": derived.phase,
+            "key": derived.key,
+            "weak": derived.is_weak,
+            "allocated": derived.allocated,
+            "counted": derived.counted.astype(np.int8),
         },
     )
-    return int(parents.depths(found.parent).max(initial=0)) - (root >= 0)
+    return int(parents.depths(tree.parent).max(initial=0)) - (root >= 0)
 
 
 def _spans(columns: dict[str, Array]) -> Spans:
     """Return the columns that `_query` selected, as `Spans`."""
 
     def part(name: str) -> dict[str, Array]:
-        return {each.partition(".")[2]: columns.pop(each) for each in [*columns] if each.startswith(f"{name}.")}
+        return {column.partition(".")[2]: columns.pop(column) for column in [*columns] if column.startswith(f"{name}.")}
 
     launches, sequences, allocations = part("launches"), part("sequences"), part("allocations")
     return Spans(
@@ -140,9 +140,9 @@ def _filled(values: Array) -> Array:
     return values.filled(NONE) if isinstance(values, ma.MaskedArray) else values
 
 
-def _numbers(spans: Spans, places: Array) -> Array:
-    """Return the numbers of the spans at some places; -1 for none."""
-    return np.where(places >= 0, spans.number[places], -1)
+def _numbers(spans: Spans, indices: Array) -> Array:
+    """Return the numbers of the spans at these indices; -1 for no span."""
+    return np.where(indices >= 0, spans.number[indices], -1)
 
 
 def _store(con: duckdb.DuckDBPyConnection, swept: dict[str, Array]) -> None:
@@ -168,7 +168,7 @@ def _name(con: duckdb.DuckDBPyConnection) -> None:
     con.execute(
         f"""
         CREATE OR REPLACE TABLE codes AS
-        SELECT *, (dense_rank() OVER (ORDER BY code) - 1)::INTEGER AS what FROM (
+        SELECT *, (dense_rank() OVER (ORDER BY code) - 1)::INTEGER AS identity FROM (
             SELECT level, kind, name, phase, md5_number_lower(concat_ws('/', level, kind,
                        CASE WHEN kind = '{Kind.STEP}' THEN 'step' ELSE name END,
                        CASE WHEN level >= {int(Level.OP)} THEN phase END)) AS code
@@ -177,14 +177,14 @@ def _name(con: duckdb.DuckDBPyConnection) -> None:
     )
 
 
-def _query(con: duckdb.DuckDBPyConnection, whole: int | None) -> str:
+def _query(con: duckdb.DuckDBPyConnection, window: int | None) -> str:
     """Return the SQL that selects the columns of `Spans`; columns that would be empty are left out."""
     phase = " ".join(f"WHEN '{name}' THEN {code}" for code, name in enumerate(PHASES) if name)
-    ((allocs, sequences, operators),) = con.execute(
+    ((allocations, sequences, operators),) = con.execute(
         f"SELECT count(*) FILTER (kind = '{Kind.ALLOC}'), count(sequence_nr), count(operator) FROM seen"
     ).fetchall()
     figures, allocated = _counted(con)
-    known = f"{_HOST} OR seen.number IS NOT DISTINCT FROM {'NULL::BIGINT' if whole is None else whole}"
+    has_thread = f"{_HOST} OR seen.number IS NOT DISTINCT FROM {'NULL::BIGINT' if window is None else window}"
     columns = {
         "number": "seen.number",
         "start": "start_ns",
@@ -192,13 +192,13 @@ def _query(con: duckdb.DuckDBPyConnection, whole: int | None) -> str:
         "level": "seen.level",
         "deepest": f"CASE WHEN seen.kind = '{Kind.USER}' THEN greatest(seen.level, {int(Level.LAYER)}) "
         "ELSE seen.level END::SMALLINT",
-        "line": f"CASE WHEN {_HOST} THEN lines.line ELSE -1 END::INTEGER",
-        "inside": f"CASE WHEN seen.kind = '{Kind.STEP}' THEN -1 ELSE 0 END::TINYINT",
-        "what": "what",
+        "thread_index": f"CASE WHEN {_HOST} THEN lines.line ELSE -1 END::INTEGER",
+        "nesting": f"CASE WHEN seen.kind = '{Kind.STEP}' THEN -1 ELSE 0 END::TINYINT",
+        "identity": "codes.identity",
         "phase": f"CASE seen.phase {phase} ELSE 0 END::TINYINT",
         "process": f"coalesce(seen.process, {_NONE})",
-        "counted": f"(CASE WHEN {known} THEN {figures} ELSE 0 END)::TINYINT",
-        "launches.seeks": f"NOT ({known})",
+        "counted": f"(CASE WHEN {has_thread} THEN {figures} ELSE 0 END)::TINYINT",
+        "launches.seeks": f"NOT ({has_thread})",
         "launches.may_launch": "seen.device IS NULL",
         "launches.correlation": f"coalesce(correlation_id, {_NONE})",
         "launches.graph": "coalesce(seen.replayed, false) "
@@ -206,7 +206,7 @@ def _query(con: duckdb.DuckDBPyConnection, whole: int | None) -> str:
     }
     if operators:
         columns["launches.operator"] = f"coalesce(operator, {_NONE})"
-    if allocs:
+    if allocations:
         columns |= {
             "allocations.is_one": f"seen.kind = '{Kind.ALLOC}'",
             "allocations.size": f"coalesce({allocated}, 0)",
@@ -255,7 +255,7 @@ def _finish(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
         "CREATE OR REPLACE TABLE traces AS SELECT step, "
         f"md5(concat_ws('/', '{identity}', coalesce(step, -1))) AS trace_id FROM (SELECT DISTINCT step FROM down)"
     )
-    same = _same(con, rank)
+    constants = _same(con, rank)
     values = {
         "trace_id": "traces.trace_id",
         "span_id": _id("seen.number"),
@@ -274,22 +274,26 @@ def _finish(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
         "WHEN remembering.thread IS NOT NULL AND seen.device IS NULL THEN nullif(down.alloc_bytes, -1) END",
         **{name: f"figures.{name}" for name in FIGURES},
     }
-    varying = [c for c in COLUMNS if c.name not in same]
-    columns = ", ".join(f"{c.name} {c.type}{' USING COMPRESSION uncompressed' * (c.name in _IDS)}" for c in varying)
+    varying = [column for column in COLUMNS if column.name not in constants]
+    columns = ", ".join(
+        f"{column.name} {column.type}{' USING COMPRESSION uncompressed' * (column.name in _IDS)}" for column in varying
+    )
     con.execute(f"CREATE OR REPLACE TABLE varying ({columns})")
     con.execute(
         f"""
         INSERT INTO varying
         WITH remembering AS (SELECT DISTINCT process, thread FROM seen WHERE kind = '{Kind.ALLOC}')
-        SELECT {", ".join(values.get(c.name, f"seen.{c.name}") for c in varying)}
+        SELECT {", ".join(values.get(column.name, f"seen.{column.name}") for column in varying)}
         FROM seen JOIN down USING (number) JOIN traces ON traces.step IS NOT DISTINCT FROM down.step
         LEFT JOIN figures USING (number)
         LEFT JOIN remembering
             ON remembering.thread = seen.thread AND remembering.process IS NOT DISTINCT FROM seen.process
         """
     )
-    shown = ", ".join(f"CAST({same.get(c.name, c.name)} AS {c.type}) AS {c.name}" for c in COLUMNS)
-    con.execute(f"CREATE OR REPLACE VIEW placed AS SELECT {shown} FROM varying")
+    selected = ", ".join(
+        f"CAST({constants.get(column.name, column.name)} AS {column.type}) AS {column.name}" for column in COLUMNS
+    )
+    con.execute(f"CREATE OR REPLACE VIEW placed AS SELECT {selected} FROM varying")
     for name in ("steps", "codes", "down", "figures", "traces"):
         con.execute(f"DROP TABLE {name}")
 
@@ -305,17 +309,17 @@ def _same(con: duckdb.DuckDBPyConnection, rank: int) -> dict[str, str]:
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     empty += [] if allocated else ["alloc_bytes"]
     empty += [] if figures else FIGURES
-    same = {
+    constants = {
         **dict.fromkeys(("param_bytes", "activation_bytes", *empty), "NULL"),
         "rank": str(rank),
         "rung": str(max(deepest, int(Level.MODEL))),
         "timed": "true",
     }
     if status == statuses:
-        same["status"] = table.literal(status or "ok")
+        constants["status"] = table.literal(status or "ok")
     if collector == collectors:
-        same["collector"] = table.literal(collector) if collector else "NULL"
-    return same
+        constants["collector"] = table.literal(collector) if collector else "NULL"
+    return constants
 
 
 _IDS = {"span_id", "parent_id", "layer_id", "key"}

@@ -46,7 +46,7 @@ class _Threads(NamedTuple):
     """Index of the nearest earlier span on the same thread that ends late enough to be around this one."""
 
 
-def contain(spans: Spans, tolerance: int) -> tuple[Array, dict[int, list[int]]]:
+def find_containers(spans: Spans, tolerance: int) -> tuple[Array, dict[int, list[int]]]:
     """Find the innermost span around each span on its thread.
 
     For spans without a thread all threads are searched; candidates on several threads are ambiguous. Among these
@@ -59,21 +59,21 @@ def contain(spans: Spans, tolerance: int) -> tuple[Array, dict[int, list[int]]]:
     Returns:
         The index of the span around each span, -1 if there is none; and the candidates of ambiguous spans, by index.
     """
-    around = np.full(len(spans), -1, np.int64)
+    outer = np.full(len(spans), -1, np.int64)
     candidates: dict[int, list[int]] = {}
-    on_line, query = _asked(spans, tolerance)
-    roams = np.zeros(len(spans), bool) if spans.anywhere is None else spans.anywhere
-    asks = np.flatnonzero((spans.line >= 0) | roams)
-    holds = spans.allocations is None or ~spans.allocations.is_one[on_line]
-    for level, collector in _classes(spans, asks):
-        threads = _threads(spans, on_line[holds & _may_hold(spans, on_line, level, collector)], query)
-        asking = asks[_may_ask(spans, asks, level, collector)]
-        placed = asking[~roams[asking]]
-        found = threads.places[_search(threads, _last_before(spans, threads, placed), placed, query)]
-        around[placed] = found
-        if len(placed) < len(asking):
-            _roam(spans, threads, asking[roams[asking]], query, tolerance, around, candidates)
-    return around, candidates
+    on_line, query = _conditions(spans, tolerance)
+    threadless = np.zeros(len(spans), bool) if spans.is_threadless is None else spans.is_threadless
+    seekers = np.flatnonzero((spans.thread_index >= 0) | threadless)
+    may_contain = spans.allocations is None or ~spans.allocations.is_one[on_line]
+    for level, collector in _classes(spans, seekers):
+        threads = _threads(spans, on_line[may_contain & _may_hold(spans, on_line, level, collector)], query)
+        group = seekers[_may_ask(spans, seekers, level, collector)]
+        on_threads = group[~threadless[group]]
+        containers = threads.places[_search(threads, _last_before(spans, threads, on_threads), on_threads, query)]
+        outer[on_threads] = containers
+        if len(on_threads) < len(group):
+            _roam(spans, threads, group[threadless[group]], query, tolerance, outer, candidates)
+    return outer, candidates
 
 
 def enclosing(spans: Spans, tolerance: int) -> Array:
@@ -81,123 +81,125 @@ def enclosing(spans: Spans, tolerance: int) -> Array:
 
     This serves allocations: one inside a module that an operator calls is inside the operator too.
     """
-    found = np.full(len(spans), -1, np.int64)
-    on_line, query = _asked(spans, tolerance)
-    holds = spans.allocations is None or ~spans.allocations.is_one[on_line]
-    threads = _threads(spans, on_line[holds], query)
-    found[on_line] = threads.places[_search(threads, _last_before(spans, threads, on_line), on_line, query)]
-    return found
+    outer = np.full(len(spans), -1, np.int64)
+    on_line, query = _conditions(spans, tolerance)
+    may_contain = spans.allocations is None or ~spans.allocations.is_one[on_line]
+    threads = _threads(spans, on_line[may_contain], query)
+    outer[on_line] = threads.places[_search(threads, _last_before(spans, threads, on_line), on_line, query)]
+    return outer
 
 
-def _asked(spans: Spans, tolerance: int) -> tuple[Array, _Query]:
+def _conditions(spans: Spans, tolerance: int) -> tuple[Array, _Query]:
     """Return the indices of the spans on threads, thread by thread, and the conditions for a span around each one."""
-    on_line = np.flatnonzero(spans.line >= 0)
+    on_line = np.flatnonzero(spans.thread_index >= 0)
     middle = (spans.start + spans.end) // 2
-    return on_line[np.argsort(spans.line[on_line], kind="stable")], _Query(
+    return on_line[np.argsort(spans.thread_index[on_line], kind="stable")], _Query(
         np.maximum(middle, spans.end - tolerance), middle
     )
 
 
-def _classes(spans: Spans, asks: Array) -> list[tuple[int, int]]:
+def _classes(spans: Spans, seekers: Array) -> list[tuple[int, int]]:
     """Return the classes of spans whose parents are found together: the deepest level around them, and the collector
     of calls that may be around operators."""
-    levels = [(level, 0) for level in np.unique(spans.deepest[asks]).tolist()]
-    runs = [] if spans.calls is None else [each for each in np.unique(spans.calls.runs).tolist() if each]
-    return levels + [(int(Level.OP), collector) for collector in runs]
+    levels = [(level, 0) for level in np.unique(spans.deepest[seekers]).tolist()]
+    collectors = (
+        [] if spans.calls is None else [collector for collector in np.unique(spans.calls.runs).tolist() if collector]
+    )
+    return levels + [(int(Level.OP), collector) for collector in collectors]
 
 
-def _may_hold(spans: Spans, which: Array, level: int, collector: int) -> Array:
-    fits: Array = spans.level[which] <= level
-    return fits | (spans.calls.runs[which] == collector) if collector and spans.calls else fits
+def _may_hold(spans: Spans, indices: Array, level: int, collector: int) -> Array:
+    fits: Array = spans.level[indices] <= level
+    return fits | (spans.calls.runs[indices] == collector) if collector and spans.calls else fits
 
 
-def _may_ask(spans: Spans, which: Array, level: int, collector: int) -> Array:
-    fits: Array = spans.deepest[which] == level
+def _may_ask(spans: Spans, indices: Array, level: int, collector: int) -> Array:
+    fits: Array = spans.deepest[indices] == level
     if spans.calls is None or level != Level.OP:
         return fits
-    own = spans.calls.collector[which]
-    inside: Array = (own > 0) & np.isin(own, spans.calls.runs)
-    return fits & inside & (own == collector) if collector else fits & ~inside
+    collectors = spans.calls.collector[indices]
+    inside: Array = (collectors > 0) & np.isin(collectors, spans.calls.runs)
+    return fits & inside & (collectors == collector) if collector else fits & ~inside
 
 
 def _threads(spans: Spans, places: Array, query: _Query) -> _Threads:
     count = len(places)
-    line, needed = spans.line[places], query.end[places]
+    line, needed_end = spans.thread_index[places], query.end[places]
     previous = np.arange(-1, count)
     previous[:-1][np.concatenate(([True], line[1:] != line[:-1]))[:count]] = count
     previous[-1] = count
     ends = np.append(spans.end[places], _ALWAYS)
     before = previous.copy()
-    active = np.flatnonzero(ends[before[:-1]] < needed)
+    active = np.flatnonzero(ends[before[:-1]] < needed_end)
     while active.size:
         further = before[before[active]]
         before[active] = further
-        active = active[ends[further] < needed[active]]
+        active = active[ends[further] < needed_end[active]]
     starts = np.append(spans.start[places], _NEVER)
     return _Threads(np.append(places, -1), starts, ends, previous, before)
 
 
-def _last_before(spans: Spans, threads: _Threads, asking: Array) -> Array:
+def _last_before(spans: Spans, threads: _Threads, seekers: Array) -> Array:
     """Return where each search begins: at the last candidate before the span on its thread, or at one further out."""
     members = threads.places[:-1]
     count = len(members)
-    place_of = np.full(len(spans), -1, np.int64)
-    place_of[members] = np.arange(count)
-    own = place_of[asking]
-    first = threads.before[own]
-    outside = np.flatnonzero(own < 0)
+    index_of = np.full(len(spans), -1, np.int64)
+    index_of[members] = np.arange(count)
+    own_index = index_of[seekers]
+    first = threads.before[own_index]
+    outside = np.flatnonzero(own_index < 0)
     if outside.size:
-        line = spans.line[members].astype(np.int64)
-        at = line * len(spans) + members
-        asked = asking[outside]
-        wanted = spans.line[asked].astype(np.int64)
-        last = np.searchsorted(at, wanted * len(spans) + asked) - 1
-        first[outside] = np.where((last >= 0) & (np.append(line, -1)[last] == wanted), last, count)
+        line = spans.thread_index[members].astype(np.int64)
+        keys = line * len(spans) + members
+        outsiders = seekers[outside]
+        own_line = spans.thread_index[outsiders].astype(np.int64)
+        last = np.searchsorted(keys, own_line * len(spans) + outsiders) - 1
+        first[outside] = np.where((last >= 0) & (np.append(line, -1)[last] == own_line), last, count)
     return first
 
 
-def _search(threads: _Threads, first: Array, asking: Array, query: _Query) -> Array:
+def _search(threads: _Threads, first: Array, seekers: Array, query: _Query) -> Array:
     """Return for each span the index in `threads` of the span around it, searching from `first`."""
-    found = first
-    needed, start = query.end[asking], query.start[asking]
+    current = first
+    needed, start = query.end[seekers], query.start[seekers]
     late_rounds = 0
-    active = np.flatnonzero((threads.ends[found] < needed) | (threads.starts[found] > start))
+    active = np.flatnonzero((threads.ends[current] < needed) | (threads.starts[current] > start))
     while active.size:
-        at = found[active]
-        over = threads.ends[at] < needed[active]
-        late_rounds += not over.all()
-        past = threads.previous[at] if late_rounds <= MOST_LATE else len(threads.places) - 1
-        at = np.where(over, threads.before[at], past)
-        found[active] = at
-        active = active[(threads.ends[at] < needed[active]) | (threads.starts[at] > start[active])]
-    return found
+        index = current[active]
+        ends_early = threads.ends[index] < needed[active]
+        late_rounds += not ends_early.all()
+        previous = threads.previous[index] if late_rounds <= MOST_LATE else len(threads.places) - 1
+        index = np.where(ends_early, threads.before[index], previous)
+        current[active] = index
+        active = active[(threads.ends[index] < needed[active]) | (threads.starts[index] > start[active])]
+    return current
 
 
 def _roam(
     spans: Spans,
     threads: _Threads,
-    asking: Array,
+    seekers: Array,
     query: _Query,
     tolerance: int,
-    around: Array,
+    outer: Array,
     candidates: dict[int, list[int]],
 ) -> None:
-    """Search all threads for the spans around those in `asking`."""
+    """Search all threads for the spans around those in `seekers`."""
     members = threads.places[:-1]
     if not members.size:
         return
-    line = spans.line[members]
+    line = spans.thread_index[members]
     begin = begins(spans, tolerance)[members]
     edges = np.flatnonzero(np.concatenate(([True], line[1:] != line[:-1], [True])))
     offers = []
     for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        last = low + np.searchsorted(begin[low:high], query.start[asking] + tolerance, side="right") - 1
+        last = low + np.searchsorted(begin[low:high], query.start[seekers] + tolerance, side="right") - 1
         first = np.where(last >= low, last, len(members))
-        offers.append(threads.places[_search(threads, first, asking, query)])
-    for asked, found in zip(asking.tolist(), np.array(offers).T.tolist(), strict=True):
-        outer = [each for each in found if each >= 0]
-        deepest = [each for each in outer if spans.level[each] >= Level.OP] or outer
+        offers.append(threads.places[_search(threads, first, seekers, query)])
+    for seeker, offered in zip(seekers.tolist(), np.array(offers).T.tolist(), strict=True):
+        valid = [candidate for candidate in offered if candidate >= 0]
+        deepest = [candidate for candidate in valid if spans.level[candidate] >= Level.OP] or valid
         if len(deepest) == 1:
-            around[asked] = deepest[0]
+            outer[seeker] = deepest[0]
         elif deepest:
-            candidates[asked] = deepest
+            candidates[seeker] = deepest

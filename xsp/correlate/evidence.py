@@ -26,11 +26,11 @@ from xsp.correlate.arrays import (
     Array,
     Calls,
     Launches,
-    Named,
+    NamedParents,
     Parents,
-    Parts,
     Sequences,
     Spans,
+    StepParts,
     outer_first,
 )
 from xsp.correlate.inherited import inherit
@@ -89,10 +89,10 @@ def resolve(spans: Sequence[Span], serialised: Iterable[Span]) -> list[Span]:
     rows = []
     for span in spans:
         candidates = json.loads(span.attributes or "{}").get("candidates", [])
-        fitting = [key for key in candidates if (key, *_what(span)) in seen and key in ids]
-        if span.parent_id not in known and len(fitting) == 1:
+        matches = [key for key in candidates if (key, *_what(span)) in seen and key in ids]
+        if span.parent_id not in known and len(matches) == 1:
             span = span._replace(
-                parent_id=ids[fitting[0]], parent_rule=Rule.SERIALISED.value, attributes=_what(span)[2]
+                parent_id=ids[matches[0]], parent_rule=Rule.SERIALISED.value, attributes=_what(span)[2]
             )
         rows.append(span)
     if not rows:
@@ -119,23 +119,23 @@ class _Step:
         device, thread = self._integers("device"), self._integers("thread")
         process, correlation = self._integers("process"), self._integers("correlation_id")
         kinds: dict[str, int] = {}
-        kind = np.array([kinds.setdefault(each, len(kinds)) for each in self._of("kind")])
+        kind = np.array([kinds.setdefault(name, len(kinds)) for name in self._of("kind")])
         is_alloc, is_user, is_step, is_backward, is_call = (
-            kind == kinds.get(each, -1) for each in (Kind.ALLOC, Kind.USER, Kind.STEP, Kind.BACKWARD, Kind.CALL)
+            kind == kinds.get(member, -1) for member in (Kind.ALLOC, Kind.USER, Kind.STEP, Kind.BACKWARD, Kind.CALL)
         )
         on_host = device == NONE
         replayed = (level == Level.LAYER) & (correlation != NONE)
         seeks = ~is_alloc & (~on_host | replayed)
         lines: dict[tuple[int, int], int] = {}
         line = np.array([
-            lines.setdefault(pair, len(lines)) if pair[1] != NONE and placed else -1
-            for pair, placed in zip(zip(process.tolist(), thread.tolist(), strict=True),
+            lines.setdefault(pair, len(lines)) if pair[1] != NONE and has_line else -1
+            for pair, has_line in zip(zip(process.tolist(), thread.tolist(), strict=True),
                                     (on_host | is_alloc).tolist(), strict=True)
         ])  # fmt: skip
         self.on_host, self.is_alloc = on_host, is_alloc
         self.phases: list[str | None] = list(dict.fromkeys([*PHASES, *self._of("phase")]))
-        places = {phase: place for place, phase in enumerate(self.phases)}
-        what, self._codes = self._whats(level)
+        phase_indices = {phase: index for index, phase in enumerate(self.phases)}
+        identity, self._codes = self._identities(level)
         self.spans = Spans(
             number=np.arange(len(level)),
             start=start,
@@ -143,18 +143,18 @@ class _Step:
             level=level,
             deepest=np.where(is_user, np.maximum(level, Level.LAYER), level),
             process=process,
-            line=line,
-            inside=np.where(is_step, -1, np.maximum(self._integers("depth"), 0)),
-            what=what,
-            phase=np.array([places[each] for each in self._of("phase")]),
+            thread_index=line,
+            nesting=np.where(is_step, -1, np.maximum(self._integers("depth"), 0)),
+            identity=identity,
+            phase=np.array([phase_indices[phase] for phase in self._of("phase")]),
             counted=(self._integers("flops") != NONE).astype(np.int8),
             launches=self._launches(seeks, on_host, replayed, correlation) if seeks.any() else None,
             sequences=self._sequences(lines, process),
             allocations=self._allocations() if is_alloc.any() else None,
-            anywhere=(thread == NONE) & on_host & ~replayed & ~is_alloc,
+            is_threadless=(thread == NONE) & on_host & ~replayed & ~is_alloc,
             calls=self._calls(level, is_call & (level == Level.LIBRARY)),
             named=self._named(is_user),
-            parts=Parts(is_step, is_backward),
+            parts=StepParts(is_step, is_backward),
         )
 
     def _of(self, name: str) -> Sequence[Any]:
@@ -165,19 +165,19 @@ class _Step:
         values = self._of(name)
         if values[0] is None and values.count(None) == len(values):
             return np.full(len(values), NONE, np.int64)
-        return np.array([NONE if each is None else each for each in values] if None in values else values, np.int64)
+        return np.array([NONE if value is None else value for value in values] if None in values else values, np.int64)
 
-    def _whats(self, level: Array) -> tuple[Array, Array]:
+    def _identities(self, level: Array) -> tuple[Array, Array]:
         """Return the index of each span's identity among the codes, and the codes."""
-        known: dict[tuple[int, str, str, str | None], int] = {}
+        identities: dict[tuple[int, str, str, str | None], int] = {}
         op = int(Level.OP)
         columns = level.tolist(), self._of("kind"), self._of("name"), self._of("phase")
-        what = [
-            known.setdefault((depth, sort, name, phase if depth >= op else None), len(known))
-            for depth, sort, name, phase in zip(*columns, strict=True)
+        identity = [
+            identities.setdefault((depth, kind, name, phase if depth >= op else None), len(identities))
+            for depth, kind, name, phase in zip(*columns, strict=True)
         ]
-        codes = [_code((depth, str(sort), name, phase)) for depth, sort, name, phase in known]
-        return np.array(what), np.array(codes, np.uint64)
+        codes = [_code((depth, str(kind), name, phase)) for depth, kind, name, phase in identities]
+        return np.array(identity), np.array(codes, np.uint64)
 
     def _launches(self, seeks: Array, on_host: Array, replayed: Array, correlation: Array) -> Launches:
         graph = np.array(["GraphLaunch" in name for name in self._of("name")]) & on_host
@@ -188,9 +188,11 @@ class _Step:
         if not (number != NONE).any():
             return None
         backward = forward != NONE
-        unsaid = ~backward & np.array([phase == "backward" for phase in self._of("phase")])
+        unlinked = ~backward & np.array([phase == "backward" for phase in self._of("phase")])
         threads = zip(process.tolist(), forward.tolist(), strict=True)
-        return Sequences(np.where(unsaid, NONE, number), backward, np.array([lines.get(pair, -2) for pair in threads]))
+        return Sequences(
+            np.where(unlinked, NONE, number), backward, np.array([lines.get(pair, -2) for pair in threads])
+        )
 
     def _allocations(self) -> Allocations:
         """Return the allocations; if any is on a device, host ones do not count: a sum of both has no meaning."""
@@ -200,17 +202,17 @@ class _Step:
     def _calls(self, level: Array, calls: Array) -> Calls | None:
         if not calls.any():
             return None
-        known: dict[str | None, int] = {None: 0}
-        collector = np.array([known.setdefault(each, len(known)) for each in self._of("collector")])
+        numbers: dict[str | None, int] = {None: 0}
+        collector = np.array([numbers.setdefault(name, len(numbers)) for name in self._of("collector")])
         return Calls(np.where(calls, collector, 0), np.where(level == Level.OP, collector, 0))
 
-    def _named(self, is_user: Array) -> Named | None:
+    def _named(self, is_user: Array) -> NamedParents | None:
         if not any(self._of("parent_id")):
             return None
-        ids = {each: place for place, each in enumerate(self._of("span_id")) if each is not None}
-        parent = [-1 if each is None else ids.get(each, -2) for each in self._of("parent_id")]
-        rule = [_NUMBERS[each] or EXPLICIT for each in map(_text, self._of("parent_rule"))]
-        return Named(np.array(parent), np.array(rule, np.int8), is_user)
+        ids = {span_id: index for index, span_id in enumerate(self._of("span_id")) if span_id is not None}
+        parent = [-1 if parent_id is None else ids.get(parent_id, -2) for parent_id in self._of("parent_id")]
+        rule = [_NUMBERS[text] or EXPLICIT for text in map(_text, self._of("parent_rule"))]
+        return NamedParents(np.array(parent), np.array(rule, np.int8), is_user)
 
     def finished(self, order: Array, spans: Spans, found: Parents) -> list[Sequence[Any]]:
         """Return the columns, parents first, with identities, keys, phases, layer numbers and operations counted once.
@@ -220,80 +222,91 @@ class _Step:
             spans: sorted by `outer_first`.
             found: their parents.
         """
-        got = inherit(spans, found, self._codes)
-        placed = got.order[~self.is_alloc[order[got.order]]]
-        if not placed.size:
+        derived = inherit(spans, found, self._codes)
+        indices = derived.order[~self.is_alloc[order[derived.order]]]
+        if not indices.size:
             return []
-        picked = order[placed].tolist()
-        pick = itemgetter(*picked) if len(picked) > 1 else lambda values: (values[picked[0]],)
+        rows = order[indices].tolist()
+        pick = itemgetter(*rows) if len(rows) > 1 else lambda values: (values[rows[0]],)
         columns: list[Sequence[Any]] = [pick(values) for values in self._columns]
 
         def of(name: str) -> Sequence[Any]:
             return columns[_FIELDS[name]]
 
-        new = iter(_identifiers(len(picked)))
-        ids = [next(new) if each is None else each for each in of("span_id")]
-        by_place = dict(zip(placed.tolist(), ids, strict=True))
-        by_place[-1] = None
-        is_layers, around = (spans.level[placed] == Level.LAYER).tolist(), got.layers[placed].tolist()
-        parent, layer = found.parent[placed].tolist(), got.layer[placed].tolist()
-        keys = [f"{key:016x}" for key in got.key.tolist()]
-        deep = (spans.level[placed] > Level.MODEL).tolist()
-        phases = zip(of("phase"), got.phase[placed].tolist(), deep, strict=True)
-        counted = got.counted[placed].tolist()
+        new_ids = iter(_identifiers(len(rows)))
+        ids = [next(new_ids) if span_id is None else span_id for span_id in of("span_id")]
+        ids_by_index = dict(zip(indices.tolist(), ids, strict=True))
+        ids_by_index[-1] = None
+        is_layers, layer_counts = (spans.level[indices] == Level.LAYER).tolist(), derived.layers[indices].tolist()
+        parent, layer = found.parent[indices].tolist(), derived.layer[indices].tolist()
+        keys = [f"{key:016x}" for key in derived.key.tolist()]
+        deep = (spans.level[indices] > Level.MODEL).tolist()
+        phases = zip(of("phase"), derived.phase[indices].tolist(), deep, strict=True)
+        counted = derived.counted[indices].tolist()
         changed = {
             "span_id": ids,
-            "parent_id": [by_place[up] if up >= 0 else own for up, own in zip(parent, of("parent_id"), strict=True)],
-            "parent_rule": [_RULE_NAMES[rule] for rule in found.rule[placed].tolist()],
+            "parent_id": [
+                ids_by_index[up] if up >= 0 else own for up, own in zip(parent, of("parent_id"), strict=True)
+            ],
+            "parent_rule": [_RULE_NAMES[rule] for rule in found.rule[indices].tolist()],
             "phase": [self.phases[above] if below else own for own, above, below in phases],
-            "key": [keys[place] for place in placed.tolist()],
-            "layer_index": [None if index < 0 else index for index in got.layer_index[placed].tolist()],
+            "key": [keys[index] for index in indices.tolist()],
+            "layer_index": [None if index < 0 else index for index in derived.layer_index[indices].tolist()],
             "depth": [
                 count - 1 if own is None and is_layer and up >= 0 else own
-                for own, is_layer, up, count in zip(of("depth"), is_layers, parent, around, strict=True)
+                for own, is_layer, up, count in zip(of("depth"), is_layers, parent, layer_counts, strict=True)
             ],
-            "layer_id": [by_place[each] for each in layer],
+            "layer_id": [ids_by_index[index] for index in layer],
             "grade": [
-                None if device is None else _UNKNOWN if each < 0 else _INFERRED if weak else _EXACT
-                for device, each, weak in zip(of("device"), layer, got.is_weak[placed].tolist(), strict=True)
+                None if device is None else _UNKNOWN if index < 0 else _INFERRED if weak else _EXACT
+                for device, index, weak in zip(of("device"), layer, derived.is_weak[indices].tolist(), strict=True)
             ],
-            "alloc_bytes": self._allocated(spans, got.allocated, placed),
+            "alloc_bytes": self._allocated(spans, derived.allocated, indices),
             "flops": [None if inside else own for own, inside in zip(of("flops"), counted, strict=True)],
             "flops_source": [None if inside else own for own, inside in zip(of("flops_source"), counted, strict=True)],
-            "attributes": self._attributes(placed, found, keys, of("kind"), of("attributes")),
+            "attributes": self._attributes(indices, found, keys, of("kind"), of("attributes")),
         }
         for name, values in changed.items():
             columns[_FIELDS[name]] = values
         return columns
 
-    def _allocated(self, spans: Spans, allocated: Array, placed: Array) -> list[int | None]:
+    def _allocated(self, spans: Spans, allocated: Array, indices: Array) -> list[int | None]:
         """Return the bytes of each span on a thread whose allocations are known."""
         if spans.allocations is None:
             values = self._of("alloc_bytes")
-            return [values[number] for number in spans.number[placed].tolist()]
+            return [values[number] for number in spans.number[indices].tolist()]
         devices = self.is_alloc & ~self.on_host
         counting = devices if devices.any() else self.is_alloc
-        lines = set(spans.line[counting[spans.number]].tolist()) - {-1}
+        lines = set(spans.thread_index[counting[spans.number]].tolist()) - {-1}
         return [
             size if line in lines else None
-            for size, line in zip(allocated[placed].tolist(), spans.line[placed].tolist(), strict=True)
+            for size, line in zip(allocated[indices].tolist(), spans.thread_index[indices].tolist(), strict=True)
         ]
 
     def _attributes(
-        self, placed: Array, found: Parents, keys: Sequence[str], kinds: Sequence[str], told: Sequence[str | None]
+        self,
+        indices: Array,
+        found: Parents,
+        keys: Sequence[str],
+        kinds: Sequence[str],
+        attributes: Sequence[str | None],
     ) -> Sequence[str | None]:
         """Return the attributes; add the keys of candidates, and to the step the devices that `alloc_bytes` covers."""
-        told = list(told)
-        devices = sorted({int(each) for each in np.array(self._of("device"), object)[self.is_alloc & ~self.on_host]})
-        for place, kind in enumerate(kinds if devices else ()):
+        attributes = list(attributes)
+        devices = sorted(
+            {int(device) for device in np.array(self._of("device"), object)[self.is_alloc & ~self.on_host]}
+        )
+        for row, kind in enumerate(kinds if devices else ()):
             if kind == Kind.STEP:
-                told[place] = json.dumps({**json.loads(told[place] or "{}"), "alloc_devices": devices})
+                attributes[row] = json.dumps({**json.loads(attributes[row] or "{}"), "alloc_devices": devices})
         if found.candidates:
-            where = {own: place for place, own in enumerate(placed.tolist())}
-            for own, outer in found.candidates.items():
-                known = json.loads(told[where[own]] or "{}")
-                told[where[own]] = json.dumps({**known, "candidates": [keys[each] for each in outer]})
-        return told
+            rows = {index: row for row, index in enumerate(indices.tolist())}
+            for index, candidates in found.candidates.items():
+                content = json.loads(attributes[rows[index]] or "{}")
+                attributes[rows[index]] = json.dumps(
+                    {**content, "candidates": [keys[candidate] for candidate in candidates]}
+                )
+        return attributes
 
 
 _RULE_NAMES = tuple(None if rule is None else rule.value for rule in RULES)

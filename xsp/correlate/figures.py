@@ -16,12 +16,12 @@ BATCH = 1 << 16
 """Maximum number of rows that are held in Python at a time."""
 
 
-def count(con: duckdb.DuckDBPyConnection) -> None:
+def price_operators(con: duckdb.DuckDBPyConnection) -> None:
     """Make the table `priced`: operations and traffic of operators from their shapes, computed once per distinct op."""
     con.execute(f"CREATE OR REPLACE TEMP TABLE results AS {_RESULTS}")
-    alike = "name, input_shapes, dtypes, scalars, result"
+    identity = "name, input_shapes, dtypes, scalars, result"
     rows = con.execute(
-        f"SELECT DISTINCT {alike} FROM seen LEFT JOIN results USING (number) "
+        f"SELECT DISTINCT {identity} FROM seen LEFT JOIN results USING (number) "
         f"WHERE kind = '{Kind.OP}' AND name IS NOT NULL AND input_shapes IS NOT NULL AND flops IS NULL"
     ).fetchall()
     con.execute(
@@ -97,15 +97,17 @@ def _figures(
 ) -> tuple[int | None, ...]:
     """Return operations, bytes read and bytes written of an operator; None for values that its inputs do not give."""
     try:
-        given = [json.loads(text) if text else [] for text in (shapes, dtypes, scalars)]
+        arguments = [json.loads(text) if text else [] for text in (shapes, dtypes, scalars)]
     except (ValueError, RecursionError):
         return None, None, None
-    if not all(isinstance(each, list) for each in given):
+    if not all(isinstance(argument, list) for argument in arguments):
         return None, None, None
     shape = json.loads(result) if result else None
-    moved = traffic(name, given[0], given[1], given[2], shape)
+    moved = traffic(name, arguments[0], arguments[1], arguments[2], shape)
     read, written = moved if moved is not None else (None, None)
-    return tuple(_held(each) for each in (flops(name, given[0], given[2], given[1], shape), read, written))
+    return tuple(
+        _held(figure) for figure in (flops(name, arguments[0], arguments[2], arguments[1], shape), read, written)
+    )
 
 
 def _held(value: int | None) -> int | None:
@@ -113,7 +115,7 @@ def _held(value: int | None) -> int | None:
     return value if value is not None and 0 <= value < 2**63 else None
 
 
-def choose(con: duckdb.DuckDBPyConnection) -> None:
+def assign_figures(con: duckdb.DuckDBPyConnection) -> None:
     """Make the table `figures`, which assigns figures to spans; of nested spans the innermost one gets them."""
     con.execute(
         f"""
@@ -144,11 +146,14 @@ def _from_shapes(sort: str, columns: Mapping[str, str]) -> dict[str, str]:
         sort: flops or bytes.
         columns: the figures from shapes, by the columns of the table that they are for.
     """
-    first, price = next(iter(columns.items()))
+    first, estimate = next(iter(columns.items()))
     counts = f"(NOT down.{sort} OR launching.number IS NOT NULL)"
     return {
-        **{name: f"CASE WHEN {counts} THEN coalesce(known.{name}, {each}) END" for name, each in columns.items()},
-        f"{sort}_source": f"CASE WHEN {counts} THEN CASE WHEN known.{first} IS NULL AND {price} IS NOT NULL "
+        **{
+            name: f"CASE WHEN {counts} THEN coalesce(known.{name}, {estimate}) END"
+            for name, estimate in columns.items()
+        },
+        f"{sort}_source": f"CASE WHEN {counts} THEN CASE WHEN known.{first} IS NULL AND {estimate} IS NOT NULL "
         f"THEN 'shapes' ELSE known.{sort}_source END END",
     }
 

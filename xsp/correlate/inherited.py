@@ -88,30 +88,30 @@ def inherit(spans: Spans, found: Parents, codes: Array, steps: Steps | None = No
     Args:
         spans: sorted by `outer_first`.
         found: their parents, without cycles.
-        codes: 64-bit hash of a span's identity, indexed by `Spans.what`; equal for spans that are alike.
+        codes: 64-bit hash of a span's identity, indexed by `Spans.identity`; equal for spans that are alike.
         steps: steps of the trace; None if all spans belong to one step.
     """
-    deep = _Depths.of(found.parent)
-    order = deep.order
+    by_depth = _Depths.of(found.parent)
+    order = by_depth.order
     is_layer = spans.level == Level.LAYER
-    place = np.arange(len(spans))
+    indices = np.arange(len(spans))
     step = np.zeros(len(spans), np.int64) if steps is None else steps.at(spans.start)
-    layer = np.where(is_layer, place, -1)
+    layer = np.where(is_layer, indices, -1)
     layers = is_layer.astype(np.int64)
     phase = spans.phase.copy()
     weak = _WEAK[found.rule] & ~is_layer
-    for low, high in pairwise(deep.edges[1:]):
-        own = order[low:high]
-        up = found.parent[own]
-        step[own] = step[up]
-        layer[own] = np.where(is_layer[own], own, layer[up])
-        layers[own] += layers[up]
-        phase[own] = np.where(phase[own] == 0, phase[up], phase[own])
-        weak[own] |= weak[up] & ~is_layer[own]
+    for low, high in pairwise(by_depth.edges[1:]):
+        rows = order[low:high]
+        parent = found.parent[rows]
+        step[rows] = step[parent]
+        layer[rows] = np.where(is_layer[rows], rows, layer[parent])
+        layers[rows] += layers[parent]
+        phase[rows] = np.where(phase[rows] == 0, phase[parent], phase[rows])
+        weak[rows] |= weak[parent] & ~is_layer[rows]
     allocated, counted = _sums(spans, found)
     return Inherited(
-        order, step, layer, layers, _layer_index(is_layer, step), phase, _keys(spans, found, codes, step, deep), weak,
-        allocated, counted,
+        order, step, layer, layers, _layer_index(is_layer, step), phase, _keys(spans, found, codes, step, by_depth),
+        weak, allocated, counted,
     )  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def _ordinals(group: Array) -> Array:
     return ordinals
 
 
-def _keys(spans: Spans, found: Parents, codes: Array, step: Array, deep: _Depths) -> Array:
+def _keys(spans: Spans, found: Parents, codes: Array, step: Array, by_depth: _Depths) -> Array:
     """Return the keys of spans: their places in the structure of their steps.
 
     A key is made of the parent's key, the span's identity, and its number among siblings of that identity. So it is the
@@ -142,34 +142,34 @@ def _keys(spans: Spans, found: Parents, codes: Array, step: Array, deep: _Depths
     layer are numbered separately. The key of a user block builds on the key of the user block around it, so it does not
     depend on a module recorded between them. Stored runs hold keys, so this computation must not change.
     """
-    count, above = len(spans), found.parent
+    count, parent = len(spans), found.parent
     if found.named_in is not None and found.named_in.max() >= 0:
-        above = np.where(found.named_in >= 0, found.named_in, above)
-        above = np.where(depths(above) >= count, -1, above)  # user blocks whose named parents form a cycle
-        deep = _Depths.of(above)
-    way = np.where(found.rule == FOLLOWED, FOLLOWED, np.where(above >= 0, CONTAINED, 0))
-    order = deep.order
-    group = (np.where(above >= 0, above, count + 1 + step) * 3 + way) * max(len(codes), 1) + spans.what
+        parent = np.where(found.named_in >= 0, found.named_in, parent)
+        parent = np.where(depths(parent) >= count, -1, parent)  # user blocks whose named parents form a cycle
+        by_depth = _Depths.of(parent)
+    link = np.where(found.rule == FOLLOWED, FOLLOWED, np.where(parent >= 0, CONTAINED, 0))
+    order = by_depth.order
+    group = (np.where(parent >= 0, parent, count + 1 + step) * 3 + link) * max(len(codes), 1) + spans.identity
     ordinal = np.empty(count, np.int64)
     ordinal[order] = _ordinals(group[order])
-    numbered = (ordinal << 2 | way).astype(np.uint64)
+    numbered = (ordinal << 2 | link).astype(np.uint64)
     is_hashed = np.zeros(count, bool) if spans.launches is None else spans.launches.seeks & (spans.level != Level.LAYER)
-    code, key = codes[spans.what], np.zeros(count, np.uint64)
-    for low, high in pairwise(deep.edges):
-        own = order[low:high]
-        outer = key[above[own]] if low else key[own]
-        mixed = (outer ^ code[own]) * _MIX + numbered[own]
-        key[own] = mixed ^ (mixed >> np.uint64(32))
-        if (hashed := is_hashed[own]).any():
-            which = own[hashed]
-            key[which] = _hashed(outer[hashed], code[which], ordinal[which])
+    code, key = codes[spans.identity], np.zeros(count, np.uint64)
+    for low, high in pairwise(by_depth.edges):
+        rows = order[low:high]
+        outer = key[parent[rows]] if low else key[rows]
+        mixed = (outer ^ code[rows]) * _MIX + numbered[rows]
+        key[rows] = mixed ^ (mixed >> np.uint64(32))
+        if (hashed := is_hashed[rows]).any():
+            device_rows = rows[hashed]
+            key[device_rows] = _hashed(outer[hashed], code[device_rows], ordinal[device_rows])
     return key
 
 
-def _hashed(above: Array, code: Array, ordinal: Array) -> Array:
+def _hashed(parent_key: Array, code: Array, ordinal: Array) -> Array:
     """Return the keys of device work: MD5 of the parent's key, the identity and the number."""
-    texts = zip(above.tolist(), code.tolist(), ordinal.tolist(), strict=True)
-    digests = b"".join(md5(b"%d/%d/%d" % three, usedforsecurity=False).digest()[8:] for three in texts)
+    texts = zip(parent_key.tolist(), code.tolist(), ordinal.tolist(), strict=True)
+    digests = b"".join(md5(b"%d/%d/%d" % numbers, usedforsecurity=False).digest()[8:] for numbers in texts)
     return np.frombuffer(digests, "<u8")
 
 
@@ -177,23 +177,23 @@ def _sums(spans: Spans, found: Parents) -> tuple[Array, Array]:
     """Return the bytes allocated inside each span on its thread, and the bit mask of figures known for descendants."""
     allocated, counted = np.zeros(len(spans), np.int64), np.zeros(len(spans), np.int64)
     if spans.allocations is not None and found.enclosing is not None:
-        about = np.zeros(len(spans))
-        own = np.flatnonzero(spans.allocations.size > 0)
-        outer = found.enclosing[own]
+        approximate = np.zeros(len(spans))
+        rows = np.flatnonzero(spans.allocations.size > 0)
+        outer = found.enclosing[rows]
         while len(outer := outer[keep := outer >= 0]):
-            own = own[keep]
-            holds = spans.level[outer] <= spans.deepest[own]
-            size = spans.allocations.size[own[holds]]
-            np.add.at(allocated, outer[holds], size)
-            np.add.at(about, outer[holds], size.astype(float))
+            rows = rows[keep]
+            contains = spans.level[outer] <= spans.deepest[rows]
+            size = spans.allocations.size[rows[contains]]
+            np.add.at(allocated, outer[contains], size)
+            np.add.at(approximate, outer[contains], size.astype(float))
             outer = found.enclosing[outer]
-        allocated[(about > MOST) | (allocated < 0)] = -1
-    own = np.flatnonzero(spans.counted > 0)
-    bits, outer = spans.counted[own].astype(np.int64), found.parent[own]
+        allocated[(approximate > MOST) | (allocated < 0)] = -1
+    rows = np.flatnonzero(spans.counted > 0)
+    bits, outer = spans.counted[rows].astype(np.int64), found.parent[rows]
     while len(outer := outer[keep := outer >= 0]):
         bits = bits[keep]
-        news = (counted[outer] & bits) != bits
-        outer, bits = outer[news], bits[news]
+        changed = (counted[outer] & bits) != bits
+        outer, bits = outer[changed], bits[changed]
         np.bitwise_or.at(counted, outer, bits)
         outer = found.parent[outer]
     return allocated, counted

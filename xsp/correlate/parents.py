@@ -27,13 +27,13 @@ from xsp.correlate.arrays import (
     REPLAYED,
     Array,
     Launches,
-    Named,
+    NamedParents,
     Parents,
-    Parts,
     Sequences,
     Spans,
+    StepParts,
 )
-from xsp.correlate.containment import contain, enclosing
+from xsp.correlate.containment import enclosing, find_containers
 from xsp.schema import DEEPEST, Level
 
 
@@ -45,36 +45,36 @@ def find(spans: Spans, tolerance: int, root: int = -1) -> Parents:
         tolerance: nanoseconds by which a span may extend beyond the span around it.
         root: index of the span around all others on threads: the step that stands for a whole trace; -1 if none.
     """
-    parent, candidates = contain(spans, tolerance)
+    parent, candidates = find_containers(spans, tolerance)
     rule = np.where(parent >= 0, CONTAINED, 0).astype(np.int8)
-    found = Parents(parent, rule, candidates=candidates)
+    parents = Parents(parent, rule, candidates=candidates)
     if spans.allocations is not None:
-        found.enclosing = enclosing(spans, tolerance)
+        parents.enclosing = enclosing(spans, tolerance)
     if spans.sequences is not None:
         _follow_sequence_numbers(spans, spans.sequences, parent, rule)
     _limit_depth(parent)
     if root >= 0:
-        alone = (parent < 0) & (spans.line >= 0)
-        alone[root] = False
-        parent[alone], rule[alone] = root, CONTAINED
-        if found.enclosing is not None:
-            found.enclosing[(found.enclosing < 0) & (spans.line >= 0)] = root
+        orphans = (parent < 0) & (spans.thread_index >= 0)
+        orphans[root] = False
+        parent[orphans], rule[orphans] = root, CONTAINED
+        if parents.enclosing is not None:
+            parents.enclosing[(parents.enclosing < 0) & (spans.thread_index >= 0)] = root
     if spans.launches is not None:
         _follow_launches(spans, spans.launches, parent, rule)
     if spans.named is not None:
-        _adopt_named(spans, spans.named, found)
+        _adopt_named(spans, spans.named, parents)
     if spans.parts is not None:
-        _attach_to_step(spans, spans.parts, found, tolerance)
-    return found
+        _attach_to_step(spans, spans.parts, parents, tolerance)
+    return parents
 
 
 def as_named(spans: Spans) -> Parents:
     """Return only the parents that are named."""
-    found = Parents(np.full(len(spans), -1), np.zeros(len(spans), np.int8))
+    parents = Parents(np.full(len(spans), -1), np.zeros(len(spans), np.int8))
     if spans.named is not None:
-        _adopt_named(spans, spans.named, found)
-    found.named_in = None
-    return found
+        _adopt_named(spans, spans.named, parents)
+    parents.named_in = None
+    return parents
 
 
 def depths(parent: Array) -> Array:
@@ -104,90 +104,96 @@ def _limit_depth(parent: Array) -> None:
 # --- sequence numbers -------------------------------------------------------------------------------------
 
 
-def _follow_sequence_numbers(spans: Spans, told: Sequences, parent: Array, rule: Array) -> None:
+def _follow_sequence_numbers(spans: Spans, sequences: Sequences, parent: Array, rule: Array) -> None:
     """Attach the outermost frame of each backward op to the layer of its forward op.
 
     The counter does not advance until a forward op creates its autograd node, so several ops carry the same
     number; the last of them to begin before the backward op created the node. A frame inside a frame with another
     number (of a checkpoint) follows its own number.
     """
-    known = told.number != NONE
-    frames = known & told.backward
-    inner = frames & (parent >= 0) & frames[parent] & (told.number[parent] == told.number)
+    known = sequences.number != NONE
+    frames = known & sequences.backward
+    inner = frames & (parent >= 0) & frames[parent] & (sequences.number[parent] == sequences.number)
     followers = np.flatnonzero(frames & ~inner)
     if not followers.size:
         return
-    made_by = _makers(spans, told, np.flatnonzero(known & ~told.backward), followers, parent, frames)
+    creators = _creators(spans, sequences, np.flatnonzero(known & ~sequences.backward), followers, parent, frames)
     stops = spans.level < Level.OP
     follows = np.zeros(len(spans), bool)
     follows[followers] = True
-    begins_at = _first_above(made_by, parent, stops | follows)
+    targets = _first_above(creators, parent, stops | follows)
     otherwise = _first_above(parent[followers], parent, stops | follows)
-    goes_on: dict[int, int] = {}
-    for own, at, outer, inside in zip(
-        followers.tolist(), begins_at.tolist(), otherwise.tolist(), parent[followers].tolist(), strict=True
+    redirects: dict[int, int] = {}
+    for follower, target, outer, container in zip(
+        followers.tolist(), targets.tolist(), otherwise.tolist(), parent[followers].tolist(), strict=True
     ):
-        while at in goes_on:
-            at = goes_on[at]
-        moves = at >= 0 and (inside < 0 or spans.level[at] == Level.LAYER)
-        if moves:
-            parent[own], rule[own] = at, FOLLOWED
-        if not stops[own]:
-            goes_on[own] = at if moves else outer
+        while target in redirects:
+            target = redirects[target]
+        is_moved = target >= 0 and (container < 0 or spans.level[target] == Level.LAYER)
+        if is_moved:
+            parent[follower], rule[follower] = target, FOLLOWED
+        if not stops[follower]:
+            redirects[follower] = target if is_moved else outer
 
 
 def _first_above(first: Array, parent: Array, stops: Array) -> Array:
     """Return for each index the nearest span in `stops`: the span itself or an ancestor; -1 if there is none."""
-    found: Array = first.copy()
-    active = np.flatnonzero((found >= 0) & ~stops[found])
+    nearest: Array = first.copy()
+    active = np.flatnonzero((nearest >= 0) & ~stops[nearest])
     while active.size:
-        found[active] = parent[found[active]]
-        active = active[(found[active] >= 0) & ~stops[found[active]]]
-    return found
+        nearest[active] = parent[nearest[active]]
+        active = active[(nearest[active] >= 0) & ~stops[nearest[active]]]
+    return nearest
 
 
-def _makers(spans: Spans, told: Sequences, makers: Array, followers: Array, parent: Array, frames: Array) -> Array:
+def _creators(
+    spans: Spans, sequences: Sequences, creators: Array, followers: Array, parent: Array, frames: Array
+) -> Array:
     """Return for each backward op the index of the forward op that created its node; -1 if none is known."""
-    numbers = np.unique(told.number[makers])
-    made_number = np.searchsorted(numbers, told.number[makers])
-    number = _index(numbers, told.number[followers])
-    line = told.forward[followers].astype(np.int64)
+    numbers = np.unique(sequences.number[creators])
+    creator_number = np.searchsorted(numbers, sequences.number[creators])
+    number = _index(numbers, sequences.number[followers])
+    line = sequences.forward[followers].astype(np.int64)
     if (line == -1).any():
-        outermost = (parent[makers] < 0) | ~frames[parent[makers]]
-        only = _only_lines(spans, makers[outermost], made_number[outermost], followers, number)
-        line = np.where(line == -1, only, line)
-    pairs, made_pair = np.unique(spans.line[makers] * len(numbers) + made_number, return_inverse=True)
+        outermost = (parent[creators] < 0) | ~frames[parent[creators]]
+        only_line = _only_lines(spans, creators[outermost], creator_number[outermost], followers, number)
+        line = np.where(line == -1, only_line, line)
+    pairs, creator_pair = np.unique(spans.thread_index[creators] * len(numbers) + creator_number, return_inverse=True)
     pair = np.where((line >= 0) & (number >= 0), _index(pairs, line * len(numbers) + number), -1)
-    return _last(made_pair, makers, pair, followers, len(spans))
+    return _last(creator_pair, creators, pair, followers, len(spans))
 
 
 def _index(ordered: Array, wanted: Array) -> Array:
     """Return the index of each value in a sorted array; -1 if it is missing."""
     if not len(ordered):
         return np.full(len(wanted), -1, np.int64)
-    place = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
-    return np.where(ordered[place] == wanted, place, -1)
+    index = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
+    return np.where(ordered[index] == wanted, index, -1)
 
 
-def _last(groups: Array, places: Array, group: Array, asking: Array, count: int) -> Array:
-    """Return for each query the last place of its `group` before the place in `asking`; -1 if there is none."""
+def _last(groups: Array, places: Array, group: Array, queries: Array, count: int) -> Array:
+    """Return for each query the last place of its `group` before the place in `queries`; -1 if there is none."""
     if not len(places):
-        return np.full(len(asking), -1, np.int64)
+        return np.full(len(queries), -1, np.int64)
     ordered = np.sort(groups * count + places)
-    last = np.searchsorted(ordered, group * count + asking) - 1
+    last = np.searchsorted(ordered, group * count + queries) - 1
     return np.where((group >= 0) & (last >= 0) & (ordered[last] // count == group), ordered[last] % count, -1)
 
 
-def _only_lines(spans: Spans, makers: Array, made_number: Array, followers: Array, number: Array) -> Array:
+def _only_lines(spans: Spans, creators: Array, creator_number: Array, followers: Array, number: Array) -> Array:
     """Return the thread of the forward ops that had a backward op's number before it; -1 if none or several did."""
     processes = np.unique(spans.process)
-    groups = _group(processes, spans.process[makers], made_number)
+    groups = _group(processes, spans.process[creators], creator_number)
     wanted = np.where(number >= 0, _group(processes, spans.process[followers], number), -1)
-    _, first, own = np.unique(groups, return_index=True, return_inverse=True)
-    differs = spans.line[makers] != spans.line[makers[first]][own] if len(makers) else np.zeros(0, bool)
-    last = _last(groups, makers, wanted, followers, len(spans))
-    other = _last(groups[differs], makers[differs], wanted, followers, len(spans))
-    return np.where((last >= 0) & (other < 0), spans.line[last], -1)
+    _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
+    differs = (
+        spans.thread_index[creators] != spans.thread_index[creators[first]][group_of]
+        if len(creators)
+        else np.zeros(0, bool)
+    )
+    last = _last(groups, creators, wanted, followers, len(spans))
+    other = _last(groups[differs], creators[differs], wanted, followers, len(spans))
+    return np.where((last >= 0) & (other < 0), spans.thread_index[last], -1)
 
 
 def _group(processes: Array, process: Array, number: Array) -> Array:
@@ -197,22 +203,22 @@ def _group(processes: Array, process: Array, number: Array) -> Array:
 # --- device work ------------------------------------------------------------------------------------------
 
 
-def _follow_launches(spans: Spans, told: Launches, parent: Array, rule: Array) -> None:
+def _follow_launches(spans: Spans, launches: Launches, parent: Array, rule: Array) -> None:
     """Give device work the parent of its launch, else the operator that the source names.
 
     Device work without a known process is matched to a launch only if a single process has used the correlation id.
     """
-    seeking = np.flatnonzero(told.seeks)
+    seeking = np.flatnonzero(launches.seeks)
     on_host = parent.copy()
-    launches = np.flatnonzero(told.may_launch & (told.correlation != NONE))
-    ids = np.unique(told.correlation[launches])
-    processes = np.unique(spans.process[launches])
+    launching = np.flatnonzero(launches.may_launch & (launches.correlation != NONE))
+    ids = np.unique(launches.correlation[launching])
+    processes = np.unique(spans.process[launching])
     pairs, first = np.unique(
-        np.searchsorted(ids, told.correlation[launches]) * len(processes)
-        + np.searchsorted(processes, spans.process[launches]),
+        np.searchsorted(ids, launches.correlation[launching]) * len(processes)
+        + np.searchsorted(processes, spans.process[launching]),
         return_index=True,
     )
-    wanted, process = _index(ids, told.correlation[seeking]), spans.process[seeking]
+    wanted, process = _index(ids, launches.correlation[seeking]), spans.process[seeking]
     place = _index(processes, process)
     pair = np.where(
         (wanted >= 0) & (place >= 0) & (process != NONE), _index(pairs, wanted * len(processes) + place), -1
@@ -222,51 +228,51 @@ def _follow_launches(spans: Spans, told: Launches, parent: Array, rule: Array) -
         alone = _index(single[uses == 1], wanted)
         certain = (wanted >= 0) & (process == NONE) & (alone >= 0)
         pair = np.where(certain, only[uses == 1][alone] if (uses == 1).any() else -1, pair)
-        launch = np.where(pair >= 0, launches[first[pair]], -1)
+        launch = np.where(pair >= 0, launching[first[pair]], -1)
         above = np.where(launch >= 0, on_host[launch], -1)
-        graph = told.graph[seeking] | told.graph[launch]
-        found = above >= 0
-        parent[seeking[found]] = above[found]
-        rule[seeking[found]] = np.where(graph[found], REPLAYED, LAUNCHED)
-    if told.operator is not None:
-        _ask_operators(spans, told.operator, seeking[parent[seeking] < 0], parent, rule)
+        graph = launches.graph[seeking] | launches.graph[launch]
+        resolved = above >= 0
+        parent[seeking[resolved]] = above[resolved]
+        rule[seeking[resolved]] = np.where(graph[resolved], REPLAYED, LAUNCHED)
+    if launches.operator is not None:
+        _ask_operators(spans, launches.operator, seeking[parent[seeking] < 0], parent, rule)
 
 
 def _ask_operators(spans: Spans, operator: Array, seeking: Array, parent: Array, rule: Array) -> None:
     """Give device work without a launch the operator that its source names, if it is unique and began earlier."""
-    named = np.flatnonzero((spans.level == Level.OP) & (operator != NONE))
-    ids, first, uses = np.unique(operator[named], return_index=True, return_counts=True)
+    operators = np.flatnonzero((spans.level == Level.OP) & (operator != NONE))
+    ids, first, uses = np.unique(operator[operators], return_index=True, return_counts=True)
     place = _index(ids, operator[seeking])
     if not len(ids):
         return
-    above = named[first[place]]
-    fits = (place >= 0) & (uses[place] == 1) & (spans.start[above] <= spans.start[seeking]) & (above != seeking)
-    parent[seeking[fits]], rule[seeking[fits]] = above[fits], EXTERNAL
+    above = operators[first[place]]
+    matches = (place >= 0) & (uses[place] == 1) & (spans.start[above] <= spans.start[seeking]) & (above != seeking)
+    parent[seeking[matches]], rule[seeking[matches]] = above[matches], EXTERNAL
 
 
 # --- what the caller named --------------------------------------------------------------------------------
 
 
-def _adopt_named(spans: Spans, named: Named, found: Parents) -> None:
+def _adopt_named(spans: Spans, named: NamedParents, found: Parents) -> None:
     """Take the named parents, except where a module called inside the named user block is a closer parent."""
     parent, rule = found.parent, found.rule
-    told = named.parent != -1
-    place = np.full(int(spans.number.max(initial=0)) + 1, -1)
-    place[spans.number] = np.arange(len(spans))
-    above = np.where(named.parent >= 0, place[np.maximum(named.parent, 0)], -1)
-    within = named.is_user & (above >= 0)
-    found.named_in = np.where(within, above, -1)
+    is_named = named.parent != -1
+    index_of = np.full(int(spans.number.max(initial=0)) + 1, -1)
+    index_of[spans.number] = np.arange(len(spans))
+    named_parent = np.where(named.parent >= 0, index_of[np.maximum(named.parent, 0)], -1)
+    within = named.is_user & (named_parent >= 0)
+    found.named_in = np.where(within, named_parent, -1)
     module = (parent >= 0) & (spans.level[parent] == Level.LAYER)
-    closer = within & module & (spans.start[above] <= spans.start[parent])
-    adopted = told & ~closer
-    parent[adopted], rule[adopted] = above[adopted], named.rule[adopted]
-    circle = depths(parent) >= len(parent)
-    if circle.any():  # the named parents are wrong
-        circle &= told
-        parent[circle], rule[circle] = -1, 0
+    closer = within & module & (spans.start[named_parent] <= spans.start[parent])
+    adopted = is_named & ~closer
+    parent[adopted], rule[adopted] = named_parent[adopted], named.rule[adopted]
+    cycle = depths(parent) >= len(parent)
+    if cycle.any():  # the named parents are wrong
+        cycle &= is_named
+        parent[cycle], rule[cycle] = -1, 0
 
 
-def _attach_to_step(spans: Spans, parts: Parts, found: Parents, tolerance: int) -> None:
+def _attach_to_step(spans: Spans, parts: StepParts, found: Parents, tolerance: int) -> None:
     """Attach the parts of a step to the step, and ops on the autograd engine's own threads to their backward pass.
 
     Model spans of other threads were collected in this step and in no other, so the step is certainly their
@@ -274,16 +280,16 @@ def _attach_to_step(spans: Spans, parts: Parts, found: Parents, tolerance: int) 
     backward pass runs.
     """
     parent, rule = found.parent, found.rule
-    free = (parent < 0) & (rule == 0)
+    orphans = (parent < 0) & (rule == 0)
     steps = np.flatnonzero(parts.is_step)
     step = int(steps[np.argmin(spans.number[steps])]) if steps.size else -1
     outer = step
     while outer >= 0:
-        free[outer], outer = False, int(parent[outer])
+        orphans[outer], outer = False, int(parent[outer])
     deep = spans.level > Level.MODEL
-    backward = np.flatnonzero(free & deep & (spans.phase == BACKWARD))
+    backward = np.flatnonzero(orphans & deep & (spans.phase == BACKWARD))
     if step >= 0:
-        shallow = free & ~deep
+        shallow = orphans & ~deep
         parent[shallow], rule[shallow] = step, EXPLICIT
     passes = np.flatnonzero(parts.is_pass)
     if not backward.size or not passes.size:
@@ -296,6 +302,6 @@ def _attach_to_step(spans: Spans, parts: Parts, found: Parents, tolerance: int) 
         & (middle <= spans.end[passes])
         & (end <= spans.end[passes] + tolerance)
     )
-    one = fits.sum(axis=1) == 1
-    parent[backward[one]] = passes[fits[one].argmax(axis=1)]
-    rule[backward[one]] = CONTAINED
+    unambiguous = fits.sum(axis=1) == 1
+    parent[backward[unambiguous]] = passes[fits[unambiguous].argmax(axis=1)]
+    rule[backward[unambiguous]] = CONTAINED

@@ -42,19 +42,19 @@ def flops(
     formula = FORMULAS.get(short)
     if formula is None:
         return None
-    given = shapes_of(shapes)
-    found = _counted(formula, given, scalars)
-    if found is None and result is not None and short in BY_RESULT:
-        found = _counted(lambda *_: BY_RESULT[short](given, shapes_of([result])[0]), given, scalars)
-    if found is not None and short in _PACKABLE and dtypes and dtypes[0] in PACKED:
-        found *= 2
-    return found
+    inputs = shapes_of(shapes)
+    count = _counted(formula, inputs, scalars)
+    if count is None and result is not None and short in BY_RESULT:
+        count = _counted(lambda *_: BY_RESULT[short](inputs, shapes_of([result])[0]), inputs, scalars)
+    if count is not None and short in _PACKABLE and dtypes and dtypes[0] in PACKED:
+        count *= 2
+    return count
 
 
 def _counted(formula: Formula, shapes: Sequence[Shape], scalars: Sequence[Any]) -> int | None:
     try:
-        found = formula(shapes, scalars)
-        return found if type(found) is int and 0 <= found < LIMIT // 2 else None
+        count = formula(shapes, scalars)
+        return count if type(count) is int and 0 <= count < LIMIT // 2 else None
     except (LookupError, ValueError, TypeError, ArithmeticError, RecursionError):
         return None
 
@@ -86,18 +86,20 @@ def _experts(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
     Tokens are (tokens, width), weights (experts, columns, width) and (experts, width, hidden); with a gate the first
     weight has 2 * hidden columns. Packed weights have fewer elements than the width of the tokens requires.
     """
-    (tokens, width), (experts, columns, held), (also, back, hidden) = shapes[:3]
+    (tokens, width), (experts, columns, packed_width), (output_experts, output_width, hidden) = shapes[:3]
     (rows, chosen) = shapes[3]
-    if experts != also or rows != tokens or back != width or not held or width % held:
+    if experts != output_experts or rows != tokens or output_width != width or not packed_width or width % packed_width:
         raise ValueError("not the weights of a mixture of experts")
-    hidden *= width // held
+    hidden *= width // packed_width
     if columns not in (hidden, 2 * hidden):
         raise ValueError("the weights do not follow one another")
     return 2 * tokens * chosen * width * (columns + hidden)
 
 
 def _linear(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
-    return 2 * prod(shapes[0]) * shapes[1][0]
+    """Count a product with a weight (outputs, inputs), or (inputs) for a single output."""
+    *outputs, _ = shapes[1]
+    return 2 * prod(shapes[0]) * prod(outputs)
 
 
 def _attention(shapes: Sequence[Shape], scalars: Sequence[Any], first: int = 0) -> int:
@@ -172,11 +174,11 @@ def _both(image: int, gradient: int, weight: int, mask: int, transposed: bool = 
     """
 
     def formula(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
-        wanted = json.loads(str(scalars[mask]).lower())
-        if not isinstance(wanted, list) or len(wanted) < 2:
+        requested = json.loads(str(scalars[mask]).lower())
+        if not isinstance(requested, list) or len(requested) < 2:
             raise ValueError("not the gradients that are asked for")
-        one = 2 * prod(shapes[image if transposed else gradient]) * prod(shapes[weight][1:])
-        return one * sum(bool(each) for each in wanted[:2])
+        product = 2 * prod(shapes[image if transposed else gradient]) * prod(shapes[weight][1:])
+        return product * sum(bool(flag) for flag in requested[:2])
 
     return formula
 
@@ -185,13 +187,13 @@ def _convolution_backward(shapes: Sequence[Shape], scalars: Sequence[Any]) -> in
     """Count one forward pass for each requested gradient, of input and of weight."""
     gradient, image, weight = shapes[:3]
     forward = 2 * prod(image if is_true(scalars[7]) else gradient) * prod(weight[1:])
-    wanted = json.loads(str(scalars[10]).lower()) if len(scalars) > 10 and scalars[10] else [True, True]
-    return forward * sum(bool(each) for each in wanted[:2])
+    requested = json.loads(str(scalars[10]).lower()) if len(scalars) > 10 and scalars[10] else [True, True]
+    return forward * sum(bool(flag) for flag in requested[:2])
 
 
-def _at(place: int, formula: Callable[..., int]) -> Formula:
+def _at(index: int, formula: Callable[..., int]) -> Formula:
     """Return a formula for operators whose relevant inputs begin at a later position."""
-    return lambda shapes, scalars: formula(shapes, scalars, first=place)
+    return lambda shapes, scalars: formula(shapes, scalars, first=index)
 
 
 def _kinds(names: str, *libraries: str) -> list[str]:

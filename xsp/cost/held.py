@@ -1,7 +1,7 @@
-"""What a tensor of torch holds: its bytes on this rank and its elements, whatever its layout and class.
+"""The size of a PyTorch tensor: its bytes on this rank and its number of elements, for any layout and class.
 
-Torch states the size of a sparse tensor as if it were dense. For a tensor that is divided among ranks it states that of
-the whole (`DTensor`) or that of the shard (the flat parameter of FSDP).
+PyTorch states the size of a sparse tensor as if it were dense. For a tensor that is divided among ranks, it states the
+size of the whole tensor (`DTensor`) or of the shard (the flat parameter of FSDP).
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ _STORED = {
     **dict.fromkeys(("sparse_csr", "sparse_bsr"), ("values", "crow_indices", "col_indices")),
     **dict.fromkeys(("sparse_csc", "sparse_bsc"), ("values", "ccol_indices", "row_indices")),
 }
-"""Sparse layouts, with the methods that return the stored elements and their places."""
+"""Sparse layouts, with the methods that return the stored elements and their indices."""
 
 
 def bytes_of(tensor: Any) -> int:
-    """Return the bytes of a tensor's elements on this rank; of a sparse one, of those it stores and of their places."""
+    """Return the bytes of a tensor on this rank; for a sparse one, those of the stored elements and their indices."""
     tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
     stored = _STORED.get(str(tensor.layout).removeprefix("torch."))
-    return int(tensor.nbytes) if stored is None else sum(int(getattr(tensor, each)().nbytes) for each in stored)
+    return int(tensor.nbytes) if stored is None else sum(int(getattr(tensor, method)().nbytes) for method in stored)
 
 
 def elements_of(tensor: Any) -> int:
-    """Return the elements of a tensor on all ranks together, where its class tells them; nothing is computed."""
-    whole = getattr(tensor, "_unpadded_unsharded_size", None)  # of a flat parameter of FSDP
-    return int(tensor.numel()) if whole is None else prod(map(int, whole))
+    """Return the number of elements of a tensor on all ranks, if its class states it, else on this rank."""
+    shape = getattr(tensor, "_unpadded_unsharded_size", None)  # of a flat parameter of FSDP
+    return int(tensor.numel()) if shape is None else prod(map(int, shape))

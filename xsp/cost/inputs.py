@@ -117,13 +117,13 @@ def broadcast(*shapes: Shape) -> list[int]:
         ValueError: the shapes cannot be broadcast.
     """
     rank = max(map(len, shapes))
-    together = []
+    result = []
     for sizes in zip(*([1] * (rank - len(shape)) + list(shape) for shape in shapes), strict=True):
-        other = {size for size in sizes if size != 1}
-        if len(other) > 1:
+        distinct = {size for size in sizes if size != 1}
+        if len(distinct) > 1:
             raise ValueError("shapes that do not go together")
-        together.append(other.pop() if other else 1)
-    return together
+        result.append(distinct.pop() if distinct else 1)
+    return result
 
 
 def per_dimension(value: Any, dimensions: int) -> list[int]:
@@ -132,11 +132,11 @@ def per_dimension(value: Any, dimensions: int) -> list[int]:
     Raises:
         ValueError: there are more values than a tensor can have dimensions.
     """
-    read = json.loads(value) if isinstance(value, str) else value
-    values = list(read) if isinstance(read, (list, tuple)) else [read]
+    parsed = json.loads(value) if isinstance(value, str) else value
+    values = list(parsed) if isinstance(parsed, (list, tuple)) else [parsed]
     if len(values) > MOST_DIMENSIONS:
         raise ValueError("more values than a tensor has dimensions")
-    return [int(v) for v in (values * dimensions if len(values) == 1 else values)]
+    return [int(number) for number in (values * dimensions if len(values) == 1 else values)]
 
 
 def is_true(value: Any) -> bool:

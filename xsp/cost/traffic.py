@@ -61,19 +61,19 @@ def traffic(
     if formula is None:
         return None
     inputs = Inputs(shapes_of(shapes), dtypes, scalars)
-    found = _told(formula, inputs)
-    if found is None and result is not None and short in BY_RESULT:
-        found = _told(lambda given: _to(given, shapes_of([result])[0]), inputs)
-    return found
+    estimate = _evaluated(formula, inputs)
+    if estimate is None and result is not None and short in BY_RESULT:
+        estimate = _evaluated(lambda arguments: _to(arguments, shapes_of([result])[0]), inputs)
+    return estimate
 
 
-def _told(formula: Formula, inputs: Inputs) -> Traffic | None:
+def _evaluated(formula: Formula, inputs: Inputs) -> Traffic | None:
     try:
-        found = formula(inputs)
-        known = all(type(each) is int and 0 <= each < LIMIT for each in found) and sum(found) > 0
+        result = formula(inputs)
+        is_valid = all(type(count) is int and 0 <= count < LIMIT for count in result) and sum(result) > 0
     except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, RecursionError):
         return None
-    return found if known else None
+    return result if is_valid else None
 
 
 # --- formulas -----------------------------------------------------------------------------------------
@@ -88,10 +88,10 @@ def _elementwise(arity: int, size: int | None = None) -> Formula:
 
     def formula(inputs: Inputs) -> Traffic:
         places = [place for place in range(len(inputs.shapes)) if inputs.holds(place)][:arity]
-        together = broadcast(*(inputs.shapes[place] for place in places))
+        shape = broadcast(*(inputs.shapes[place] for place in places))
         dimensioned = [place for place in places if inputs.shapes[place]] or places
-        each = size or max(inputs.size(place) for place in dimensioned)
-        return Traffic(sum(inputs.bytes(place) for place in places), prod(together) * each)
+        element_bytes = size or max(inputs.size(place) for place in dimensioned)
+        return Traffic(sum(inputs.bytes(place) for place in places), prod(shape) * element_bytes)
 
     return formula
 
@@ -130,12 +130,12 @@ def _reduction(dims: int, size: int | None = None, keep: int = 1) -> Formula:
 
     def formula(inputs: Inputs) -> Traffic:
         shape = inputs.shapes[0]
-        left = 1
+        count = 1
         if len(inputs.shapes) > dims + 1:  # else the operator has no dimensions argument
-            gone = _dimensions(inputs, dims, len(shape))
-            left = prod(length for place, length in enumerate(shape) if place not in gone)
-        each = inputs.size(0) if size is None else size
-        return Traffic(inputs.bytes(0), left * (each + (keep - 1) * SIZES["long"]))
+            reduced = _dimensions(inputs, dims, len(shape))
+            count = prod(length for index, length in enumerate(shape) if index not in reduced)
+        element_bytes = inputs.size(0) if size is None else size
+        return Traffic(inputs.bytes(0), count * (element_bytes + (keep - 1) * SIZES["long"]))
 
     return formula
 
@@ -144,9 +144,9 @@ def _dimensions(inputs: Inputs, place: int, rank: int) -> set[int]:
     """Return the dimensions that an input names; all dimensions if it names none."""
     if inputs.holds(place):
         raise ValueError("another tensor")
-    found = inputs.list(place) if inputs.scalars[place] != "" or inputs.dtypes[place] else []
-    named = found if isinstance(found, list) else [found]
-    return {int(each) % rank for each in named} if named and rank else set(range(rank))
+    option = inputs.list(place) if inputs.scalars[place] != "" or inputs.dtypes[place] else []
+    dimensions = option if isinstance(option, list) else [option]
+    return {int(dimension) % rank for dimension in dimensions} if dimensions and rank else set(range(rank))
 
 
 def _matrix_product(first: int = 0) -> Formula:
@@ -168,8 +168,8 @@ def _linear(inputs: Inputs) -> Traffic:
 def _scaled_product(inputs: Inputs) -> Traffic:
     """Write the requested type, which Kineto states by its number."""
     (rows, _), (_, columns) = inputs.shapes[:2]
-    asked = [NUMBERS[int(value)] for value in inputs.scalars[6:7] if str(value).isdigit()]
-    return Traffic(inputs.all(), rows * columns * (SIZES[asked[0]] if asked else inputs.size(0)))
+    requested = [NUMBERS[int(value)] for value in inputs.scalars[6:7] if str(value).isdigit()]
+    return Traffic(inputs.all(), rows * columns * (SIZES[requested[0]] if requested else inputs.size(0)))
 
 
 def _convolution(stride: int, padding: int, dilation: int, transposed: int | None = None) -> Formula:
@@ -179,16 +179,16 @@ def _convolution(stride: int, padding: int, dilation: int, transposed: int | Non
         image, weight = inputs.shapes[:2]
         if transposed is not None and is_true(inputs.scalars[transposed]):
             raise ValueError("the size of a transposed convolution depends on more than is known here")
-        out = convolution_output(image, weight, *(inputs.scalars[place] for place in (stride, padding, dilation)))
-        return Traffic(inputs.all(), image[0] * weight[0] * prod(out) * inputs.size(0))
+        output = convolution_output(image, weight, *(inputs.scalars[place] for place in (stride, padding, dilation)))
+        return Traffic(inputs.all(), image[0] * weight[0] * prod(output) * inputs.size(0))
 
     return formula
 
 
 def _to(inputs: Inputs, result: Sequence[int]) -> Traffic:
     """Read all tensors, write a tensor of the shape `result` and of the type of the first tensor."""
-    held = [place for place in range(len(inputs.shapes)) if inputs.holds(place)]
-    return Traffic(inputs.all(), prod(result) * inputs.size(held[0]))
+    tensors = [place for place in range(len(inputs.shapes)) if inputs.holds(place)]
+    return Traffic(inputs.all(), prod(result) * inputs.size(tensors[0]))
 
 
 def _gradient(inputs: Inputs) -> Traffic:
@@ -198,8 +198,8 @@ def _gradient(inputs: Inputs) -> Traffic:
 
 def _convolution_backward(inputs: Inputs) -> Traffic:
     """Read the gradient and the tensors that each requested gradient needs; write the requested gradients."""
-    wanted = inputs.list(10) if len(inputs.scalars) > 10 and inputs.scalars[10] else [True, True, False]
-    to_image, to_weight = bool(wanted[0]), bool(wanted[1])
+    requested = inputs.list(10) if len(inputs.scalars) > 10 and inputs.scalars[10] else [True, True, False]
+    to_image, to_weight = bool(requested[0]), bool(requested[1])
     read = inputs.bytes(0) + to_image * inputs.bytes(2) + to_weight * inputs.bytes(1)
     return Traffic(read, to_image * inputs.bytes(1) + to_weight * inputs.bytes(2))
 
@@ -214,8 +214,8 @@ def _attention(inputs: Inputs) -> Traffic:
 
 def _selected(inputs: Inputs) -> Traffic:
     """Read and write the slices that the indices select along one dimension."""
-    shape, along = inputs.shapes[0], int(inputs.list(1))
-    moved = inputs.bytes(0) // shape[along] * prod(inputs.shapes[2])
+    shape, axis = inputs.shapes[0], int(inputs.list(1))
+    moved = inputs.bytes(0) // shape[axis] * prod(inputs.shapes[2])
     return Traffic(moved + inputs.bytes(2), moved)
 
 
@@ -250,8 +250,8 @@ def _index_copied(inputs: Inputs) -> Traffic:
 
 
 def _index_filled(inputs: Inputs) -> Traffic:
-    shape, along = inputs.shapes[0], int(inputs.list(1))
-    return Traffic(inputs.bytes(2), inputs.bytes(0) // shape[along] * prod(inputs.shapes[2]))
+    shape, axis = inputs.shapes[0], int(inputs.list(1))
+    return Traffic(inputs.bytes(2), inputs.bytes(0) // shape[axis] * prod(inputs.shapes[2]))
 
 
 def _index_put(inputs: Inputs) -> Traffic:
@@ -291,30 +291,32 @@ def _pooled(ceil: int, dilation: int | None = None) -> Formula:
         sizes = per_dimension(inputs.scalars[1], rank)
         steps = per_dimension(inputs.scalars[2], rank) if inputs.list(2) else sizes
         pads = per_dimension(inputs.scalars[3], rank)
-        apart = per_dimension(inputs.scalars[dilation], rank) if dilation is not None else [1] * rank
-        up = len(inputs.scalars) > ceil and is_true(inputs.scalars[ceil])
-        out = [_windows(*each, up) for each in zip(image[-rank:], sizes, steps, pads, apart, strict=True)]
-        return Traffic(inputs.bytes(0), prod(image[:-rank]) * prod(out) * inputs.size(0))
+        dilations = per_dimension(inputs.scalars[dilation], rank) if dilation is not None else [1] * rank
+        round_up = len(inputs.scalars) > ceil and is_true(inputs.scalars[ceil])
+        counts = [
+            _windows(*options, round_up) for options in zip(image[-rank:], sizes, steps, pads, dilations, strict=True)
+        ]
+        return Traffic(inputs.bytes(0), prod(image[:-rank]) * prod(counts) * inputs.size(0))
 
     return formula
 
 
-def _windows(length: int, size: int, step: int, pad: int, dilation: int, up: bool) -> int:
+def _windows(length: int, size: int, step: int, pad: int, dilation: int, round_up: bool) -> int:
     """Return the number of windows along a dimension; the last one must begin inside the image or its left padding."""
-    count = (length + 2 * pad - dilation * (size - 1) - 1 + (step - 1) * up) // step + 1
-    return count - (up and (count - 1) * step >= length + pad)
+    count = (length + 2 * pad - dilation * (size - 1) - 1 + (step - 1) * round_up) // step + 1
+    return count - (round_up and (count - 1) * step >= length + pad)
 
 
 def _resized(inputs: Inputs) -> Traffic:
     """Read the input, write the requested spatial size."""
-    asked = per_dimension(inputs.scalars[1], 2)
-    return Traffic(inputs.bytes(0), prod(inputs.shapes[0][: -len(asked)]) * prod(asked) * inputs.size(0))
+    sizes = per_dimension(inputs.scalars[1], 2)
+    return Traffic(inputs.bytes(0), prod(inputs.shapes[0][: -len(sizes)]) * prod(sizes) * inputs.size(0))
 
 
 def _losses(inputs: Inputs) -> Traffic:
     """Read two tensors, write a single number unless the losses are not reduced."""
-    stays = int(inputs.list(2)) == 0
-    return Traffic(inputs.all(), inputs.bytes(0) if stays else inputs.size(0))
+    is_unreduced = int(inputs.list(2)) == 0
+    return Traffic(inputs.all(), inputs.bytes(0) if is_unreduced else inputs.size(0))
 
 
 def _likelihood(inputs: Inputs) -> Traffic:
@@ -350,7 +352,7 @@ _FILLED = "bernoulli_ exponential_ fill_ log_normal_ normal_ random_ uniform_ ze
 OVERWRITTEN = frozenset(["copy_", *_FILLED])
 """Operators that write their first tensor without reading it."""
 
-IN_PART: dict[str, Formula] = {
+PARTIAL_WRITES: dict[str, Formula] = {
     **dict.fromkeys(("index_put_", "_index_put_impl_"), _index_put),
     **dict.fromkeys(("index_add_", "index_reduce_"), _added_at),
     "index_copy_": _index_copied,
@@ -430,7 +432,7 @@ FORMULAS: dict[str, Formula] = {
     "embedding_dense_backward": _embedding_backward,
     "index_select": _selected,
     "gather": _picked,
-    **IN_PART,
+    **PARTIAL_WRITES,
     # pooling and resizing
     **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices"), _pooled(5, dilation=4)),
     **dict.fromkeys(("avg_pool2d", "avg_pool3d"), _pooled(4)),

@@ -75,42 +75,42 @@ def join(kernels: Sequence[Kernel], rows: Sequence[Row]) -> Joined:
         rows: rows of a report on one step, in launch order.
     """
     by_layer = any(_layer_of(row) is not None for row in rows)
-    shaped = _shaped(kernels, rows)
-    launched = sorted(kernels, key=lambda kernel: kernel.order)
+    has_shape = _names_with_shape(kernels, rows)
+    in_order = sorted(kernels, key=lambda kernel: kernel.order)
 
-    def alike(each: Kernel | Row) -> Group:
-        name = plain(each.name)
-        return name, *((each.grid, each.block) if shaped[name] else (None, None))
+    def alike(entry: Kernel | Row) -> Group:
+        name = plain(entry.name)
+        return name, *((entry.grid, entry.block) if has_shape[name] else (None, None))
 
-    def in_layer(each: Kernel | Row) -> Group:
-        layer = _layer_of(each) if isinstance(each, Row) else each.layer
-        return layer if by_layer else None, *alike(each)
+    def in_layer(entry: Kernel | Row) -> Group:
+        layer = _layer_of(entry) if isinstance(entry, Row) else entry.layer
+        return layer if by_layer else None, *alike(entry)
 
-    found = _paired(launched, rows, in_layer)
-    taken = {id(row) for row in found.values()}
-    found |= _paired(  # a kernel with an unknown layer may have been launched in any layer
-        [kernel for kernel in launched if kernel.layer is None and kernel.key not in found],
-        [row for row in rows if id(row) not in taken],
+    pairs = _match_groups(in_order, rows, in_layer)
+    used = {id(row) for row in pairs.values()}
+    pairs |= _match_groups(  # a kernel with an unknown layer may have been launched in any layer
+        [kernel for kernel in in_order if kernel.layer is None and kernel.key not in pairs],
+        [row for row in rows if id(row) not in used],
         alike,
     )
-    return Joined(found, len(rows), by_layer)
+    return Joined(pairs, len(rows), by_layer)
 
 
-def _paired(
+def _match_groups(
     kernels: Iterable[Kernel], rows: Iterable[Row], group_of: Callable[[Kernel | Row], Group]
 ) -> dict[str, Row]:
     """Pair the k-th kernel of a group with its k-th row, if the group has as many kernels as rows."""
-    ours: dict[Group, list[Kernel]] = defaultdict(list)
-    theirs: dict[Group, list[Row]] = defaultdict(list)
+    kernels_by_group: dict[Group, list[Kernel]] = defaultdict(list)
+    rows_by_group: dict[Group, list[Row]] = defaultdict(list)
     for kernel in kernels:
-        ours[group_of(kernel)].append(kernel)
+        kernels_by_group[group_of(kernel)].append(kernel)
     for row in rows:
-        theirs[group_of(row)].append(row)
+        rows_by_group[group_of(row)].append(row)
     return {
         kernel.key: row
-        for group, members in ours.items()
-        if len(members) == len(theirs.get(group, ()))
-        for kernel, row in zip(members, theirs[group], strict=True)
+        for group, members in kernels_by_group.items()
+        if len(members) == len(rows_by_group.get(group, ()))
+        for kernel, row in zip(members, rows_by_group[group], strict=True)
     }
 
 
@@ -120,15 +120,15 @@ def plain(name: str) -> str:
     >>> plain("void at::native::vectorized_elementwise_kernel<(int)4, at::Add<float>>(int, T2)")
     'vectorized_elementwise_kernel'
     """
-    kept, depth = [], 0
+    letters, depth = [], 0
     for letter in name.replace("(anonymous namespace)", "").replace("<unnamed>", "").replace("->", ""):
         if letter in "<(":
             depth += 1
         elif letter in ">)":
             depth = max(0, depth - 1)
         elif not depth:
-            kept.append(letter)
-    words = "".join(kept).split("[clone")[0].split()
+            letters.append(letter)
+    words = "".join(letters).split("[clone")[0].split()
     return words[-1].rpartition("::")[2] if words else name
 
 
@@ -136,10 +136,10 @@ def _layer_of(row: Row) -> str | None:
     return next((name for name in reversed(row.ranges) if name.startswith(LAYER)), None)
 
 
-def _shaped(kernels: Iterable[Kernel], rows: Iterable[Row]) -> Mapping[str, bool]:
+def _names_with_shape(kernels: Iterable[Kernel], rows: Iterable[Row]) -> Mapping[str, bool]:
     """Return, for each name, whether grid and block of all its kernels are known on both sides."""
-    known: dict[str, bool] = defaultdict(lambda: True)
-    both: list[Kernel | Row] = [*kernels, *rows]
-    for each in both:
-        known[plain(each.name)] &= each.grid is not None and each.block is not None
-    return known
+    has_shape: dict[str, bool] = defaultdict(lambda: True)
+    entries: list[Kernel | Row] = [*kernels, *rows]
+    for entry in entries:
+        has_shape[plain(entry.name)] &= entry.grid is not None and entry.block is not None
+    return has_shape

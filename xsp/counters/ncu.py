@@ -55,16 +55,16 @@ def find() -> str:
     Raises:
         CounterError: ncu is not installed.
     """
-    found = shutil.which(PROGRAM)
-    if found is None:
+    path = shutil.which(PROGRAM)
+    if path is None:
         places = [place for folder in _FOLDERS for place in sorted(Path(folder).glob(f"**/{PROGRAM}"), reverse=True)]
-        found = next((str(place) for place in places if os.access(place, os.X_OK) and place.is_file()), None)
-    if found is None:
+        path = next((str(place) for place in places if os.access(place, os.X_OK) and place.is_file()), None)
+    if path is None:
         raise CounterError(
             f"{PROGRAM} is not installed: install NVIDIA Nsight Compute (package nsight-compute, or with the CUDA "
             "toolkit) and put it on the PATH"
         )
-    return found
+    return path
 
 
 def collect(command: Sequence[str], folder: Path) -> Path:
@@ -85,21 +85,21 @@ def collect(command: Sequence[str], folder: Path) -> Path:
     log = folder / "ncu.log"
     for _ in range(_ATTEMPTS):
         code = subprocess.run([*_collecting(program, wanted, folder / "report", log), *command], check=False).returncode
-        said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-        unknown = set(_UNKNOWN_METRIC.findall(said))
+        output = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+        unknown = set(_UNKNOWN_METRIC.findall(output))
         report = next(folder.glob("report.*rep*"), None)  # ncu adds the suffix, which changed in 2020
         if report is not None or not unknown:
             break
         wanted = [name for name in wanted if name.partition(".")[0] not in unknown]
-    if report is None or NO_KERNELS in said:
-        raise CounterError(reason(said, code))
+    if report is None or NO_KERNELS in output:
+        raise CounterError(reason(output, code))
     return _as_table(program, report, folder / "report.csv")
 
 
 def available(program: str) -> list[str]:
     """Return the wanted metrics that the devices here have; all of them if ncu does not list any."""
     try:
-        asked = subprocess.run(
+        listing = subprocess.run(
             [program, "--query-metrics"],
             capture_output=True,
             text=True,
@@ -109,7 +109,7 @@ def available(program: str) -> list[str]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return metrics.wanted()
-    known = set(re.findall(r"^\W*(\w+?__\w+)", asked.stdout, re.MULTILINE))
+    known = set(re.findall(r"^\W*(\w+?__\w+)", listing.stdout, re.MULTILINE))
     return metrics.wanted(known) or metrics.wanted()
 
 
@@ -141,13 +141,13 @@ def _as_table(program: str, report: Path, path: Path) -> Path:
     command = [program, "--import", str(report), "--csv", "--page", "raw"]
     for units in (["--print-units", "base"], []):
         with open(path, "wb") as table:
-            made = subprocess.run(
+            process = subprocess.run(
                 [*command, *units], stdout=table, stderr=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"}, check=False
             )
-        if made.returncode == 0:
+        if process.returncode == 0:
             return path
-    said = made.stderr.decode(errors="replace") + path.read_text(encoding="utf-8", errors="replace")
-    raise CounterError(reason(said, made.returncode))
+    output = process.stderr.decode(errors="replace") + path.read_text(encoding="utf-8", errors="replace")
+    raise CounterError(reason(output, process.returncode))
 
 
 def _without_paths(text: str) -> str:

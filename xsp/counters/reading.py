@@ -161,9 +161,9 @@ class _Numbers:
         """
         evidence: dict[str, str] = {}
         for text in texts:
-            found = _fraction_mark(text)
-            if found is not None:
-                evidence.setdefault(found, text)
+            mark = _fraction_mark(text)
+            if mark is not None:
+                evidence.setdefault(mark, text)
         if len(evidence) > 1:
             both = " and ".join(repr(text) for text in evidence.values())
             raise TraceError(f"{path}: numbers are written in two formats, {both}; {_HOWTO}")
@@ -173,10 +173,10 @@ class _Numbers:
         """Return a number in units without a prefix; None for `n/a`, empty text and other text."""
         if not _NUMBER.fullmatch(text):
             return None
-        kept = "".join(letter for letter in text if letter.isalnum() or letter in f"-+{self._fraction}")
+        digits = "".join(letter for letter in text if letter.isalnum() or letter in f"-+{self._fraction}")
         scale = _UNIT.fullmatch(unit)
         try:
-            number = float(kept.replace(self._fraction, ".")) * (_PREFIXES[scale[1]] if scale else 1)
+            number = float(digits.replace(self._fraction, ".")) * (_PREFIXES[scale[1]] if scale else 1)
         except ValueError:  # two decimal separators
             return None
         return number if number < _MOST else None
@@ -190,10 +190,10 @@ def _fraction_mark(text: str) -> str | None:
     if not marks:
         return None
     last = marks[-1]
-    other = "," if last == "." else "."
-    if other in marks:
+    opposite = "," if last == "." else "."
+    if opposite in marks:
         return last
     if len(marks) > 1:
-        return other
+        return opposite
     digits = re.split(r"[eE]", text)[0].partition(last)[2]
     return last if len(digits) != 3 or text.startswith("0" + last) else None

@@ -40,11 +40,11 @@ def count(run: Path, command: Callable[[Path], list[str]]) -> dict[str, Any]:
     from xsp.counters import ncu, storing  # these import the table engine, which the run under ncu does not need
 
     with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
-        counted = Path(folder) / "run"
+        second_run = Path(folder) / "run"
         try:
-            return storing.attach(run, [ncu.collect(command(counted), Path(folder))])
+            return storing.attach(run, [ncu.collect(command(second_run), Path(folder))])
         except (CounterError, RunError) as error:
-            reason = _unmarked(counted) or str(error).replace(f"{folder}/", "").replace(str(run), run.name)
+            reason = _unmarked(second_run) or str(error).replace(f"{folder}/", "").replace(str(run), run.name)
     storing.note_absence(run, reason)
     raise CounterError(reason)
 

@@ -1,4 +1,4 @@
-"""Storage of counters in a run: the kernels of all its alike steps get the figures of the rows joined to them.
+"""Storage of counters in a run: the kernels of all alike steps get the figures of the rows joined to them.
 
 As for a resolved run, the step files on the disk are rewritten, each atomically, and merged again.
 """
@@ -61,16 +61,16 @@ def attach(run: Path, reports: Sequence[Path]) -> dict[str, Any]:
     trace = load.load(run)
     kernels = kernels_of(trace)
     if not kernels:
-        how = "record it with --levels M/L/G on a machine with an NVIDIA GPU"
-        raise TraceError(f"{run}: the run holds no kernels that could have counters; {how}")
-    found: dict[str, Figures] = {}
-    joined = [_joined(report, kernels, found) for report in reports]
-    if not found:
-        raise TraceError(_nothing_fits(reports[-1], joined[-1], len(kernels)))
-    _write(trace.con, run, found)
-    said = _said(kernels, joined, found)
-    _finish(run, content, said, [_sentence(said), *_lacking(joined, found)])
-    return said
+        hint = "record it with --levels M/L/G on a machine with an NVIDIA GPU"
+        raise TraceError(f"{run}: the run holds no kernels that could have counters; {hint}")
+    by_kernel: dict[str, Figures] = {}
+    joins = [_join_report(report, kernels, by_kernel) for report in reports]
+    if not by_kernel:
+        raise TraceError(_nothing_fits(reports[-1], joins[-1], len(kernels)))
+    _write(trace.con, run, by_kernel)
+    summary = _summary(kernels, joins, by_kernel)
+    _finish(run, content, summary, [_sentence(summary), *_lacking(joins, by_kernel)])
+    return summary
 
 
 def note_absence(run: Path, reason: str) -> None:
@@ -117,30 +117,30 @@ def _size(text: str | None) -> reading.Size | None:
     return (numbers[0], numbers[1], numbers[2]) if isinstance(numbers, list) and len(numbers) == 3 else None
 
 
-def _joined(report: Path, kernels: Sequence[Kernel], found: dict[str, Figures]) -> Joined:
+def _join_report(report: Path, kernels: Sequence[Kernel], by_kernel: dict[str, Figures]) -> Joined:
     """Join one report, and add its figures to those of the others."""
-    joined = joining.join(kernels, reading.read(report))
-    for key, row in joined.rows.items():
-        new = metrics.figures(row.values, row.capability)
-        known: dict[str, Any] = {name: value for name, value in new._asdict().items() if value is not None}
-        if known:
-            found[key] = found.get(key, Figures())._replace(**known)
-    return joined
+    result = joining.join(kernels, reading.read(report))
+    for key, row in result.rows.items():
+        figures = metrics.figures(row.values, row.capability)
+        values: dict[str, Any] = {name: value for name, value in figures._asdict().items() if value is not None}
+        if values:
+            by_kernel[key] = by_kernel.get(key, Figures())._replace(**values)
+    return result
 
 
-def _nothing_fits(report: Path, joined: Joined, kernels: int) -> str:
-    if joined.rows:
+def _nothing_fits(report: Path, join: Joined, kernels: int) -> str:
+    if join.rows:
         return f"{report}: holds none of the requested metrics, such as {metrics.READ[0]}"
     return (
-        f"{report}: none of its {joined.rows_given} kernels matches one of the run's {kernels}: "
+        f"{report}: none of its {join.rows_given} kernels matches one of the run's {kernels}: "
         "a report must be of one step of the same program"
     )
 
 
-def _write(con: duckdb.DuckDBPyConnection, run: Path, found: Mapping[str, Figures]) -> None:
+def _write(con: duckdb.DuckDBPyConnection, run: Path, by_kernel: Mapping[str, Figures]) -> None:
     """Rewrite the steps; kernels of other steps are the same kernel if key, grid and block are the same."""
     table.create(con, "found", [_COUNTED[0], *_COUNTED[3:]])
-    table.insert(con, "found", [(key, *figures) for key, figures in found.items()], [_COUNTED[0], *_COUNTED[3:]])
+    table.insert(con, "found", [(key, *figures) for key, figures in by_kernel.items()], [_COUNTED[0], *_COUNTED[3:]])
     con.execute(f"CREATE OR REPLACE TABLE counted AS SELECT found.*, {_SHAPES} FROM found JOIN merged USING (key)")
     figures = ", ".join(f"coalesce(counted.{name}, step.{name}) AS {name}" for name in Figures._fields)
     sources = (
@@ -167,37 +167,38 @@ def _write(con: duckdb.DuckDBPyConnection, run: Path, found: Mapping[str, Figure
         table.write_parquet(con, "segment", segment)
 
 
-def _said(kernels: Sequence[Kernel], joined: Sequence[Joined], found: Mapping[str, Figures]) -> dict[str, Any]:
+def _summary(kernels: Sequence[Kernel], joins: Sequence[Joined], by_kernel: Mapping[str, Figures]) -> dict[str, Any]:
     """Return the summary of the join: kernels with counters, and their share of device time."""
     ns = sum(kernel.ns for kernel in kernels)
-    ns_found = sum(kernel.ns for kernel in kernels if kernel.key in found)
+    ns_found = sum(kernel.ns for kernel in kernels if kernel.key in by_kernel)
     return {
         "tool": "ncu",
         "kernels": len(kernels),
-        "with_counters": len(found),
-        "with_flops": sum(figures.flops is not None for figures in found.values()),
+        "with_counters": len(by_kernel),
+        "with_flops": sum(figures.flops is not None for figures in by_kernel.values()),
         "device_time_percent": round(100 * ns_found / ns, 2) if ns else None,
-        "rows": sum(each.rows_given for each in joined),
-        "rows_joined": sum(len(each.rows) for each in joined),
-        "by_layer": all(each.by_layer for each in joined),
+        "rows": sum(join.rows_given for join in joins),
+        "rows_joined": sum(len(join.rows) for join in joins),
+        "by_layer": all(join.by_layer for join in joins),
     }
 
 
-def _sentence(said: Mapping[str, Any]) -> str:
+def _sentence(summary: Mapping[str, Any]) -> str:
     return (
-        f"{said['with_counters']} of {said['kernels']} kernels ({said['device_time_percent']} % of device time) have "
-        f"counters of Nsight Compute, {said['with_flops']} of them operations; "
-        f"{said['rows'] - said['rows_joined']} of its {said['rows']} rows match no kernel"
+        f"{summary['with_counters']} of {summary['kernels']} kernels "
+        f"({summary['device_time_percent']} % of device time) have counters of Nsight Compute, "
+        f"{summary['with_flops']} of them operations; "
+        f"{summary['rows'] - summary['rows_joined']} of its {summary['rows']} rows match no kernel"
     )
 
 
-def _lacking(joined: Sequence[Joined], found: Mapping[str, Figures]) -> list[str]:
+def _lacking(joins: Sequence[Joined], by_kernel: Mapping[str, Figures]) -> list[str]:
     """Return a sentence if operations are unknown because a report lacks the metrics for them."""
     missing = {
         name
-        for each in joined
-        for key, row in each.rows.items()
-        if found.get(key, Figures()).flops is None
+        for join in joins
+        for key, row in join.rows.items()
+        if by_kernel.get(key, Figures()).flops is None
         for name in metrics.missing(row.values)
     }
     names = sorted(missing)
@@ -205,11 +206,11 @@ def _lacking(joined: Sequence[Joined], found: Mapping[str, Figures]) -> list[str
     return [f"counters do not give the operations of kernels without {names[0]}{more}"] if names else []
 
 
-def _finish(run: Path, content: Run, said: dict[str, Any], sentences: Sequence[str]) -> None:
+def _finish(run: Path, content: Run, summary: dict[str, Any], sentences: Sequence[str]) -> None:
     """Merge the steps again, and write `run.json`."""
     notes = [note for note in content.notes if note.source != SOURCE]
     absent = {name: reason for name, reason in content.absent.items() if name != SOURCE}
-    content = (content | {"absent": absent, "counters": said, "notes": notes}).noted(SOURCE, sentences)
+    content = (content | {"absent": absent, "counters": summary, "notes": notes}).noted(SOURCE, sentences)
     Store(run).finish(content)
     if content.checksums:
         rundir.write_run(run, content | {"checksums": rundir.checksums(run)})

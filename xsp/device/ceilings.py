@@ -49,12 +49,12 @@ USUAL = "fp32"
 
 _BRANDS = {"NVIDIA", "AMD", "TESLA", "INSTINCT", "GEFORCE"}
 _NEUTRAL = re.compile(r"\d+GI?B|HBM\d?E?|SXM\d?|PCIE|OAM|VF")
-"""Words that a device's name may have in addition to its entry's name: size and kind of memory, form factor."""
+"""Words that a device's name may contain beyond its entry's name: size and kind of memory, form factor."""
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The roof over a device; FLOP/s by precision, and bytes per second."""
+    """The performance ceiling of a device: FLOP/s by precision, and bytes per second."""
 
     name: str
     vector: Mapping[str, float]
@@ -84,7 +84,7 @@ class Ceiling:
         return max((units[precision] for units in (self.vector, self.tensor) if precision in units), default=None)
 
     def ideal_intensity(self, precision: str = USUAL) -> float | None:
-        """Return the FLOP per byte below which memory bounds: peak over bandwidth (XSP, section III-D)."""
+        """Return the FLOP per byte below which work is memory-bound: peak over bandwidth (XSP, section III-D)."""
         peak = self.peak(precision)
         return None if peak is None else peak / self.bytes_per_s
 
@@ -95,9 +95,9 @@ class Ceiling:
     def content(self) -> dict[str, Any]:
         """Return the ceiling in the format of `run.json`."""
         units = {"vector": dict(self.vector), "tensor": dict(self.tensor)}
-        found = {"name": self.name, **units, "bytes_per_s": self.bytes_per_s, "source": self.source}
-        found |= {"levels": [list(each) for each in self.levels]} if self.levels else {}
-        return found | ({} if self.threads is None else {"threads": self.threads})
+        content = {"name": self.name, **units, "bytes_per_s": self.bytes_per_s, "source": self.source}
+        content |= {"levels": [list(level) for level in self.levels]} if self.levels else {}
+        return content | ({} if self.threads is None else {"threads": self.threads})
 
 
 def ceiling(name: str) -> Ceiling:
@@ -109,17 +109,17 @@ def ceiling(name: str) -> Ceiling:
     Raises:
         AnalysisError: there is no such entry (none for a part of a divided device, or a "Ti"); it says how to add one.
     """
-    fitting = _fitting(name)
-    if not fitting:
+    matches = _matching_entries(name)
+    if not matches:
         raise AnalysisError(
             f"there is no ceiling of the device {name!r}: measure it on its machine with `xsp doctor --measure RUN`, "
             f"or quote it in a file like xsp/device/devices.toml and name that file in {VARIABLE}"
         )
-    _, entry = max(fitting, key=lambda found: found[0])
-    return _quoted(name, entry)
+    _, entry = max(matches, key=lambda match: match[0])
+    return _from_quote(name, entry)
 
 
-def meant(name: str) -> Ceiling:
+def ceiling_by_user_name(name: str) -> Ceiling:
     """Return the quoted ceiling of a device named by a user: the fastest of several forms ("H100").
 
     The `name` of the result is that of the form.
@@ -127,30 +127,30 @@ def meant(name: str) -> Ceiling:
     Raises:
         AnalysisError: there is no such entry.
     """
-    if _fitting(name):
+    if _matching_entries(name):
         return ceiling(name)
-    asked = _words(name)
+    words = _words(name)
     forms = [
-        _quoted(own, entry) for entry in _entries(os.environ.get(VARIABLE)) for own in entry["names"]
-        if asked and asked <= _words(own)
+        _from_quote(form_name, entry) for entry in _entries(os.environ.get(VARIABLE)) for form_name in entry["names"]
+        if words and words <= _words(form_name)
     ]  # fmt: skip
     if not forms:
         return ceiling(name)
     return max(forms, key=lambda form: (form.peak() or 0, form.bytes_per_s))
 
 
-def _fitting(name: str) -> list[tuple[int, dict[str, Any]]]:
+def _matching_entries(name: str) -> list[tuple[int, dict[str, Any]]]:
     """Return the entries that match a driver's name, with the number of words in common."""
-    asked = _words(name)
+    name_words = _words(name)
     return [
         (len(words), entry)
         for entry in _entries(os.environ.get(VARIABLE))
         for words in map(_words, entry["names"])
-        if words <= asked and all(_NEUTRAL.fullmatch(word) for word in asked - words)
+        if words <= name_words and all(_NEUTRAL.fullmatch(word) for word in name_words - words)
     ]
 
 
-def _quoted(name: str, entry: Mapping[str, Any]) -> Ceiling:
+def _from_quote(name: str, entry: Mapping[str, Any]) -> Ceiling:
     vector, tensor = ({k: peak * 1e12 for k, peak in entry.get(unit, {}).items()} for unit in ("vector", "tensor"))
     return Ceiling(name, vector, tensor, entry["memory"] * 1e9, entry["source"])
 
@@ -166,20 +166,20 @@ def of_run(run: Run, on_device: bool) -> Ceiling:
         AnalysisError: the ceiling is unknown; the message says how to obtain it.
     """
     devices = run.machine.devices
-    asked = (devices[0] if devices else None) if on_device else run.machine.cpu
-    measured = run.machine.ceilings.get(str(asked))
-    if measured is not None:
-        return _measured(measured)
+    name = (devices[0] if devices else None) if on_device else run.machine.cpu
+    content = run.machine.ceilings.get(str(name))
+    if content is not None:
+        return _measured(content)
     if not on_device:
         raise AnalysisError(
             "what this processor can do at most was not measured: do it where the run was recorded, with "
             "`xsp doctor --measure RUN`"
         )
-    if asked is None:
+    if name is None:
         raise AnalysisError(
             'the trace does not say which device it is of: write its name into run.json, "machine": {"devices": [NAME]}'
         )
-    return ceiling(asked)
+    return ceiling(name)
 
 
 def _measured(content: Any) -> Ceiling:
@@ -199,19 +199,19 @@ def _measured(content: Any) -> Ceiling:
 # --- of this machine ------------------------------------------------------------------------------------
 
 
-def kept_at() -> Path:
+def cache_path() -> Path:
     """Return the file in the user's cache with the measurements of this machine."""
     return cached.user_folder() / "ceilings.json"
 
 
 def keep(found: Mapping[str, Ceiling]) -> Path | None:
     """Store ceilings of this machine by the names of its devices; None if the cache cannot be written."""
-    path = kept_at()
-    content = _kept() | {name: each.content() for name, each in found.items()}
+    path = cache_path()
+    content = _stored() | {name: entry.content() for name, entry in found.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic.written(path) as beside:
-            beside.write_text(json.dumps(content, indent=2), encoding="utf-8")
+        with atomic.replacing(path) as temporary:
+            temporary.write_text(json.dumps(content, indent=2), encoding="utf-8")
     except OSError:
         return None
     return path
@@ -223,23 +223,23 @@ def of_machine(name: str) -> Ceiling | None:
     Raises:
         AnalysisError: the stored content is damaged.
     """
-    content = _kept().get(name)
+    content = _stored().get(name)
     try:
-        found = None if content is None else _measured(content)
+        result = None if content is None else _measured(content)
     except AnalysisError as error:
-        raise AnalysisError(f"{kept_at()} is damaged; measure again with `xsp doctor --measure`") from error
-    if found is not None and found.threads is not None and found.threads < processes.cores():
+        raise AnalysisError(f"{cache_path()} is damaged; measure again with `xsp doctor --measure`") from error
+    if result is not None and result.threads is not None and result.threads < processes.cores():
         return None
-    return found
+    return result
 
 
-def _kept() -> dict[str, Any]:
+def _stored() -> dict[str, Any]:
     """Return the content of the file; empty if it does not exist or cannot be read."""
     try:
-        found = json.loads(kept_at().read_text(encoding="utf-8"))
+        content = json.loads(cache_path().read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _words(name: str) -> set[str]:
@@ -249,18 +249,18 @@ def _words(name: str) -> set[str]:
 @lru_cache(maxsize=4)
 def _entries(more: str | None) -> list[dict[str, Any]]:
     """Return the entries of the user's file, followed by those of xsp."""
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     if more:
         try:
-            own = tomllib.loads(Path(more).expanduser().read_text(encoding="utf-8"))["device"]
-            found += map(_checked, _listed(own))
+            user_entries = tomllib.loads(Path(more).expanduser().read_text(encoding="utf-8"))["device"]
+            entries += map(_checked, _device_list(user_entries))
         except (OSError, ValueError, KeyError) as error:
             raise AnalysisError(f"{VARIABLE}={more}: cannot be read as a list of devices ({error})") from error
-    found += tomllib.loads((files("xsp.device") / "devices.toml").read_text(encoding="utf-8"))["device"]
-    return found
+    entries += tomllib.loads((files("xsp.device") / "devices.toml").read_text(encoding="utf-8"))["device"]
+    return entries
 
 
-def _listed(devices: Any) -> list[Any]:
+def _device_list(devices: Any) -> list[Any]:
     if not isinstance(devices, list):
         raise ValueError("each device begins with [[device]], in two brackets")
     return devices
@@ -276,9 +276,9 @@ def _checked(entry: Any) -> dict[str, Any]:
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ValueError('a device needs its names, as in names = ["NVIDIA H100"]')
     peaks = [entry.get(unit, {}) for unit in ("vector", "tensor")]
-    if not all(isinstance(each, dict) for each in peaks) or not isinstance(entry.get("source"), str):
+    if not all(isinstance(table, dict) for table in peaks) or not isinstance(entry.get("source"), str):
         raise ValueError(f"{names[0]}: vector and tensor are tables of TFLOP/s by precision, source is a text")
-    for value in (entry.get("memory"), *(peak for each in peaks for peak in each.values())):
+    for value in (entry.get("memory"), *(peak for table in peaks for peak in table.values())):
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise ValueError(f"{names[0]}: memory in GB/s and the peaks in TFLOP/s are numbers above 0")
     return dict(entry)
@@ -308,18 +308,18 @@ def measure(processor: str | None) -> Iterator[Ceiling]:
         import torch
     except ImportError as error:
         raise UsageError("measuring ceilings takes torch; pip install 'xsp[torch]'") from error
-    before = torch.get_num_threads()
+    previous = torch.get_num_threads()
     torch.set_num_threads(processes.cores())
     try:
-        found = _measure(torch, "cpu", processor or "cpu", size=1024, copied=1 << 26, finish=lambda: None)
+        result = _measure(torch, "cpu", processor or "cpu", size=1024, copied=1 << 26, finish=lambda: None)
     finally:
-        torch.set_num_threads(before)
-    yield replace(found, threads=processes.cores())
+        torch.set_num_threads(previous)
+    yield replace(result, threads=processes.cores())
     if torch.cuda.is_available():
-        for place in range(torch.cuda.device_count()):
-            name = torch.cuda.get_device_name(place)
-            finish = partial(torch.cuda.synchronize, place)  # of this device: the current one is another
-            yield _measure(torch, f"cuda:{place}", name, size=8192, copied=1 << 30, finish=finish)
+        for index in range(torch.cuda.device_count()):
+            name = torch.cuda.get_device_name(index)
+            finish = partial(torch.cuda.synchronize, index)  # the current device may be another one
+            yield _measure(torch, f"cuda:{index}", name, size=8192, copied=1 << 30, finish=finish)
 
 
 def _measure(torch: Any, where: str, name: str, size: int, copied: int, finish: Callable[[], None]) -> Ceiling:
@@ -331,15 +331,15 @@ def _measure(torch: Any, where: str, name: str, size: int, copied: int, finish: 
     if where != "cpu":
         peaks |= {kind: 2 * size**3 / seconds for kind, seconds in _tensor_cores_only(torch, where, size, finish)}
     for kind in ("fp32", "bf16") if where == "cpu" else ():
-        convolved = _fastest(_convolution(torch, kinds[kind], size // 4), finish)
-        peaks[kind] = max(peaks[kind], _CONVOLVED * (size // 4) ** 2 / convolved)
-    one = torch.empty(copied // 4, dtype=torch.float32, device=where).fill_(1)
-    other = torch.empty_like(one)
-    seconds = _fastest(lambda: other.copy_(one), finish)
-    how = f"measured: products of {size} × {size}{' and convolutions' * (where == 'cpu')}"
-    how += f", a copy of {copied >> 20} MiB, {torch.get_num_threads()} threads"
+        convolution_s = _fastest(_convolution(torch, kinds[kind], size // 4), finish)
+        peaks[kind] = max(peaks[kind], _CONVOLUTION_FLOPS * (size // 4) ** 2 / convolution_s)
+    source = torch.empty(copied // 4, dtype=torch.float32, device=where).fill_(1)
+    target = torch.empty_like(source)
+    seconds = _fastest(lambda: target.copy_(source), finish)
+    description = f"measured: products of {size} × {size}{' and convolutions' * (where == 'cpu')}"
+    description += f", a copy of {copied >> 20} MiB, {torch.get_num_threads()} threads"
     rate = 2 * copied / seconds
-    return Ceiling(name, peaks, {}, rate, how, _levels(torch, where, rate, finish))
+    return Ceiling(name, peaks, {}, rate, description, _levels(torch, where, rate, finish))
 
 
 WORKING_SETS = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
@@ -358,16 +358,16 @@ def _levels(torch: Any, where: str, memory: float, finish: Callable[[], None]) -
     """
     threads = 1 if where != "cpu" else torch.get_num_threads()
     empty = _copies(torch, where, 1, finish)
-    found: list[tuple[int, float]] = []
-    least = memory
+    levels: list[tuple[int, float]] = []
+    rate = memory
     for size in reversed(WORKING_SETS):
         copied = size // 8
-        alone = threads if where == "cpu" and copied < _SHARED_FROM else 1
-        took = _copies(torch, where, copied, finish)
-        if took > 1.2 * empty:  # else the call dominates the time
-            least = max(least, alone * size / (took - empty))
-        found.append((size, least))
-    return tuple(reversed(found))
+        factor = threads if where == "cpu" and copied < _SHARED_FROM else 1
+        elapsed = _copies(torch, where, copied, finish)
+        if elapsed > 1.2 * empty:  # else the call dominates the time
+            rate = max(rate, factor * size / (elapsed - empty))
+        levels.append((size, rate))
+    return tuple(reversed(levels))
 
 
 _SHARED_FROM = 32_768
@@ -376,12 +376,12 @@ _SHARED_FROM = 32_768
 
 def _copies(torch: Any, where: str, elements: int, finish: Callable[[], None]) -> float:
     """Return the seconds per copy of `elements` four-byte elements, measured over several copies in a row."""
-    one = torch.empty(elements, dtype=torch.float32, device=where).fill_(1)
-    other = torch.empty_like(one)
+    source = torch.empty(elements, dtype=torch.float32, device=where).fill_(1)
+    target = torch.empty_like(source)
 
     def work() -> None:
         for _ in range(_COPIES):
-            other.copy_(one)
+            target.copy_(source)
 
     return _fastest(work, finish, ROUNDS_NS // 6) / _COPIES
 
@@ -396,7 +396,7 @@ def _operands(torch: Any, where: str, size: int, dtype: Any) -> tuple[Any, Any]:
     """Return two matrices of random numbers: with constant ones a GPU needs less power, and is up to 13 % faster."""
     source = torch.Generator(device=where).manual_seed(0)
     values = (torch.empty(size, size, device=where).uniform_(-1, 1, generator=source) for _ in range(2))
-    left, right = (each.to(dtype) for each in values)
+    left, right = (value.to(dtype) for value in values)
     return left, right
 
 
@@ -404,21 +404,21 @@ def _tensor_cores_only(torch: Any, where: str, size: int, finish: Callable[[], N
     """Yield the seconds of a product in the precisions that only tensor cores have, as far as the device has them."""
     compute = torch.cuda.get_device_capability(where)
     if torch.version.hip is None and compute >= (8, 0):
-        before = torch.backends.cuda.matmul.allow_tf32
+        previous = torch.backends.cuda.matmul.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = True
         try:
             yield "tf32", _fastest(_product(torch, where, size, torch.float32), finish)
         finally:
-            torch.backends.cuda.matmul.allow_tf32 = before
+            torch.backends.cuda.matmul.allow_tf32 = previous
     if torch.version.hip is None and compute >= (8, 9) and hasattr(torch, "float8_e4m3fn"):
         left, right = _operands(torch, where, size, torch.float8_e4m3fn)
-        one, right = torch.ones((), device=where), right.t()  # the right one has to be in columns
-        with contextlib.suppress(RuntimeError):  # an unknown form of it in this torch: then it is not measured
-            yield "fp8", _fastest(lambda: torch._scaled_mm(left, right, one, one, out_dtype=torch.bfloat16), finish)
+        scale, right = torch.ones((), device=where), right.t()  # the right matrix must be column-major
+        with contextlib.suppress(RuntimeError):  # this torch has another signature: not measured
+            yield "fp8", _fastest(lambda: torch._scaled_mm(left, right, scale, scale, out_dtype=torch.bfloat16), finish)
 
 
 _SIDE = 28
-_CONVOLVED = 2 * 9 * _SIDE**2
+_CONVOLUTION_FLOPS = 2 * 9 * _SIDE**2
 """Operations of a 3 × 3 convolution per pair of channels."""
 
 
@@ -438,11 +438,11 @@ def _fastest(work: Callable[[], object], finish: Callable[[], None], rounds_ns: 
     """Return the shortest time of `work` in seconds, after a warm-up call."""
     work()
     finish()
-    began, best = monotonic_ns(), None
-    while best is None or monotonic_ns() - began < (ROUNDS_NS if rounds_ns is None else rounds_ns):
+    begin, best = monotonic_ns(), None
+    while best is None or monotonic_ns() - begin < (ROUNDS_NS if rounds_ns is None else rounds_ns):
         start = monotonic_ns()
         work()
         finish()
-        took = monotonic_ns() - start
-        best = took if best is None else min(best, took)
+        elapsed = monotonic_ns() - start
+        best = elapsed if best is None else min(best, elapsed)
     return best / 1e9

@@ -9,7 +9,7 @@ are SQL expressions made of them, which read a column `name`.
 A step launches hundreds of thousands of kernels under some hundred names, so queries should use the distinct
 names: see `NAMES`.
 
-`readable` shortens a name for people. Only what is drawn uses it: tables of data hold whole names.
+`readable` shortens a name for people. Only charts and text use it: tables of data contain full names.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ PRECISION_RULES: Rules = (
 
 
 def _case(rules: Rules, otherwise: str) -> str:
-    found = " ".join(f"WHEN regexp_matches(name, '{pattern}', 'i') THEN '{answer}'" for pattern, answer in rules)
-    return f"CASE {found} ELSE {otherwise} END"
+    branches = " ".join(f"WHEN regexp_matches(name, '{pattern}', 'i') THEN '{answer}'" for pattern, answer in rules)
+    return f"CASE {branches} ELSE {otherwise} END"
 
 
 CLASS = _case(CLASS_RULES, "'other'")
@@ -156,7 +156,7 @@ collective."""
 # of characters that most kernels of PyTorch share.
 
 _MOST_LETTERS, _MOST_DEPTH = 20_000, 40
-"""Longer names, and templates nested deeper, are only cut: no compiler writes such names."""
+"""Longer names, and deeper nested templates, are only truncated: no compiler writes such names."""
 
 _TYPE = re.compile(r"[*&<]|::|\b(?:bool|char|short|int|long|unsigned|float|double|half|__half|Params)\b")
 _HEAD = re.compile(r"(?:\(anonymous namespace\)::)?[\w:$~]+(?=[<(])")
@@ -173,26 +173,26 @@ _PLAIN = re.compile(
 _PLACES = re.compile(
     r"[Aa]rray<char ?\*, \d+>|\w*OffsetCalculator<.*>|(?:Load|Store)With\w+(?:<.*>)?|TensorList\w*Metadata<.*>"
 )
-"""An argument of PyTorch's kernels that says where operands lie, not what is done with them."""
+"""An argument of PyTorch's kernels that describes the layout of operands, not the operation."""
 
 _GENERIC = re.compile(r"\w*elementwise\w*_kernel\w*|(?:reduce|multi_tensor_apply)_kernel")
-"""Kernels of PyTorch that do what their functor says."""
+"""PyTorch kernels whose operation is that of their functor."""
 
-_AROUND = {"gpu_kernel_impl": 0, "gpu_kernel_impl_nocast": 0, "ReduceOp": 1, "func_wrapper_t": 1}
-"""Templates of PyTorch around a functor, with the place of the functor in their arguments."""
+_WRAPPERS = {"gpu_kernel_impl": 0, "gpu_kernel_impl_nocast": 0, "ReduceOp": 1, "func_wrapper_t": 1}
+"""PyTorch templates that wrap a functor → index of the functor in their arguments."""
 
 _OF_CUTLASS, _ENABLE = re.compile(r"Kernel2?|device_kernel"), re.compile(r"enable_\w+")
-"""Templates of CUTLASS around the kernel that tells what they do."""
+"""CUTLASS templates that wrap the kernel whose name describes the operation."""
 
 _TRITON = re.compile(r"triton_\w+(_\d+)")
 _LEAST_CUT = 8
-"""Fewer letters do not hold a beginning and a difference."""
+"""Minimum number of letters to show both the beginning of a name and where it differs."""
 
 _WORD = re.compile(r".*[_<, (]", re.DOTALL)
 
 
 class _Group(NamedTuple):
-    """What stands between two brackets."""
+    """The content of a pair of brackets."""
 
     opened: str
     inside: list[_Item]
@@ -202,7 +202,7 @@ _Item = Union[str, _Group]  # noqa: UP007 - evaluated at run time, where Python 
 
 
 class _Name(NamedTuple):
-    """A name of C++: its namespaces, its last word, the arguments of its template, and what follows them."""
+    """The parts of a C++ name: namespaces, last word, template arguments, and suffix."""
 
     spaces: list[list[_Item]]
     word: str
@@ -224,11 +224,11 @@ def is_cpp(name: str) -> bool:
 def readable(name: str, letters: int = _MOST_LETTERS) -> str:
     """Return a kernel's name as people write it, in at most `letters` characters.
 
-    Of a name of C++, the result type, the parameters, namespaces, and arguments that say where operands lie are left
-    out. A lambda becomes the function that it is in, with the types of its parameters. If that is too long, the functor
-    of a generic kernel of PyTorch loses its types, then stands alone behind an ellipsis. What is still too long is cut
-    at its end; a name of Triton keeps its number, which tells fusions of the same operators apart. Other names are only
-    cut, and so are those whose brackets do not match. Different names can have the same result.
+    In a C++ name, the result type, parameters, namespaces, and arguments that describe the layout of operands are left
+    out. A lambda is replaced by the enclosing function, with the types of its parameters. If the result is too long,
+    the functor of a generic PyTorch kernel loses its types, then is shown alone after an ellipsis. A result that is
+    still too long is truncated; a Triton name keeps its number, which distinguishes fusions of the same operators.
+    Other names, and names with unbalanced brackets, are only truncated. Different names can have the same result.
 
     >>> add = "at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>"
     >>> add = f"void at::native::vectorized_elementwise_kernel<4, {add} >(int, {add})"
@@ -249,10 +249,10 @@ def readable(name: str, letters: int = _MOST_LETTERS) -> str:
 
 
 def readable_each(names: Sequence[str], letters: int) -> list[str]:
-    """Return `readable` of each name; where different names become the same, the first place where they differ.
+    """Return `readable` of each name; names that would become equal show the first place where they differ.
 
-    Such a name is its beginning, an ellipsis, and the word that differs with what follows. Names stay the same if that
-    does not tell them apart either.
+    Such a name consists of its beginning, an ellipsis, and the text from the first word that differs. Names remain
+    equal if this does not distinguish them either.
 
     >>> gemm = "sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x{}x32_warpgroupsize1x1x1"
     >>> readable_each([gemm.format(128), gemm.format(64)], 30)
@@ -261,14 +261,14 @@ def readable_each(names: Sequence[str], letters: int) -> list[str]:
     same: dict[str, list[str]] = defaultdict(list)
     for name in dict.fromkeys(names):
         same[readable(name, letters)].append(name)
-    made: dict[str, str] = {}
-    for text, those in same.items():
-        found = _told_apart(those, letters) if len(those) > 1 and letters >= _LEAST_CUT else [text]
-        made.update(zip(those, found if len(set(found)) > 1 else [text] * len(those), strict=True))
-    return [made[name] for name in names]
+    by_name: dict[str, str] = {}
+    for text, group in same.items():
+        texts = _distinguish(group, letters) if len(group) > 1 and letters >= _LEAST_CUT else [text]
+        by_name.update(zip(group, texts if len(set(texts)) > 1 else [text] * len(group), strict=True))
+    return [by_name[name] for name in names]
 
 
-def _told_apart(names: Sequence[str], letters: int) -> list[str]:
+def _distinguish(names: Sequence[str], letters: int) -> list[str]:
     """Return the beginnings of names with the first place where their shortest different forms differ."""
     levels = list(zip(*map(_all_forms, names), strict=False))
     for level in levels:
@@ -287,30 +287,30 @@ def _told_apart(names: Sequence[str], letters: int) -> list[str]:
 
 
 def _all_forms(name: str) -> list[str]:
-    return [each for each in _forms(name) if each] or [name]
+    return [form for form in _forms(name) if form] or [name]
 
 
 def _forms(name: str) -> Iterator[str]:
     """Yield forms of a name of C++, from the longest to the shortest; none if it cannot be read."""
-    tree = _parsed(name.removeprefix("void ")) if is_cpp(name) else None
+    tree = _tree(name.removeprefix("void ")) if is_cpp(name) else None
     if tree is None:
         return
     spaces, word, arguments, suffix = _named(tree)
     if arguments and spaces and _text(spaces[0]) == "cutlass" and _OF_CUTLASS.fullmatch(word):
         yield _shown(arguments[0])
         return
-    if spaces and any(isinstance(each, _Group) and each.opened == "<" for each in spaces[-1]):
-        word = f"{_shown(spaces[-1])}::{word}"  # a function of a class tells less than the class
+    if spaces and any(isinstance(part, _Group) and part.opened == "<" for part in spaces[-1]):
+        word = f"{_shown(spaces[-1])}::{word}"  # the class is more specific than its method
     yield _joined(word, map(_shown, arguments)) + suffix
-    arguments = [each for each in arguments if not _PLACES.fullmatch(_shown(each))]
-    functors = [each for each in arguments if not _PLAIN.fullmatch(_shown(each))]
+    arguments = [argument for argument in arguments if not _PLACES.fullmatch(_shown(argument))]
+    functors = [argument for argument in arguments if not _PLAIN.fullmatch(_shown(argument))]
     if functors and _GENERIC.fullmatch(word):
-        yield _joined(word, (_shown(each, brief=True) for each in arguments))
+        yield _joined(word, (_shown(argument, brief=True) for argument in arguments))
         yield "…" + ", ".join(map(_shown, functors))
-        yield "…" + ", ".join(_shown(each, brief=True) for each in functors)
+        yield "…" + ", ".join(_shown(argument, brief=True) for argument in functors)
 
 
-def _parsed(name: str) -> list[_Item] | None:
+def _tree(name: str) -> list[_Item] | None:
     """Return the words of a name and its groups in brackets; None if brackets do not match or are too many."""
     if len(name) > _MOST_LETTERS:
         return None
@@ -329,42 +329,43 @@ def _parsed(name: str) -> list[_Item] | None:
     return levels[0].inside if len(levels) == 1 else None
 
 
-def _parts(tree: Sequence[_Item], between: str) -> list[list[_Item]]:
-    """Return what stands between separators that are in no brackets."""
+def _parts(tree: Sequence[_Item], separator: str) -> list[list[_Item]]:
+    """Return the parts of a name between separators outside brackets."""
     parts: list[list[_Item]] = [[]]
-    for each in tree:
-        if each == between:
+    for entry in tree:
+        if entry == separator:
             parts.append([])
-        elif parts[-1] or not isinstance(each, str) or each.strip():  # a space after a comma is no part of a name
-            parts[-1].append(each)
+        elif parts[-1] or not isinstance(entry, str) or entry.strip():  # a space after a comma is no part of a name
+            parts[-1].append(entry)
     return parts
 
 
 def _text(tree: Sequence[_Item]) -> str:
-    shown = (
-        each if isinstance(each, str) else f"{each.opened}{_text(each.inside)}{_BRACKETS[each.opened]}" for each in tree
+    texts = (
+        entry if isinstance(entry, str) else f"{entry.opened}{_text(entry.inside)}{_BRACKETS[entry.opened]}"
+        for entry in tree
     )
-    return "".join(shown).strip()
+    return "".join(texts).strip()
 
 
 def _named(tree: Sequence[_Item]) -> _Name:
     """Return the parts of a name; of a lambda, those of the function that it is in, with its types and number."""
     path = _parts(tree, "::")
-    of_lambda, place = "", len(path) - 1
-    while place > 0 and (not path[place] or _is_inside(path[place])):
-        of_lambda = of_lambda or _lambda(path[place])
-        place -= 1
-    last = path[place]
+    of_lambda, index = "", len(path) - 1
+    while index > 0 and (not path[index] or _is_inside(path[index])):
+        of_lambda = of_lambda or _lambda(path[index])
+        index -= 1
+    last = path[index]
     if len(last) > 1 and isinstance(last[0], _Group) and last[0].opened == "(":  # a number with its type: (bool)1
         last = last[1:]
     word, rest = _text(last[:1]), last[1:]
     arguments: list[list[_Item]] = []
     if rest and isinstance(rest[0], _Group) and rest[0].opened == "<":
         arguments, rest = _parts(rest[0].inside, ","), rest[1:]
-    suffix = _text(rest) if rest and isinstance(rest[0], str) else ""  # a group here are the parameters
+    suffix = _text(rest) if rest and isinstance(rest[0], str) else ""  # a group here is the parameter list
     if arguments and of_lambda.startswith("("):
         of_lambda = of_lambda[of_lambda.rindex(")") + 1 :]  # a template's arguments usually are these types
-    return _Name(path[:place], word, arguments, suffix.replace("const", " const") + of_lambda)
+    return _Name(path[:index], word, arguments, suffix.replace("const", " const") + of_lambda)
 
 
 def _is_inside(part: Sequence[_Item]) -> bool:
@@ -378,25 +379,25 @@ def _lambda(part: Sequence[_Item]) -> str:
     words = part[0].inside if part and isinstance(part[0], _Group) else part
     if not words or isinstance(words[0], _Group) or "lambda" not in words[0]:
         return ""
-    types = next((each.inside for each in words if isinstance(each, _Group) and each.opened == "("), [])
+    types = next((word.inside for word in words if isinstance(word, _Group) and word.opened == "("), [])
     number = _NUMBER.search(_text(part))
-    later = f"#{found}" if number and (found := number[1] or number[2]) != "1" else ""
+    later = f"#{digits}" if number and (digits := number[1] or number[2]) != "1" else ""
     return f"({', '.join(map(_shown, _parts(types, ',')))}){later}" if types else later
 
 
 def _shown(tree: Sequence[_Item], brief: bool = False) -> str:
     """Return a type, a number or a functor without namespaces; in brief, only with the functors of its arguments."""
     _, word, arguments, suffix = _named(tree)
-    if (place := _AROUND.get(word, 0 if _ENABLE.fullmatch(word) else None)) is not None and place < len(arguments):
+    if (place := _WRAPPERS.get(word, 0 if _ENABLE.fullmatch(word) else None)) is not None and place < len(arguments):
         return _shown(arguments[place], brief)
     if number := _LITERAL.fullmatch(word + suffix):
         return number[1]
-    inner = [_shown(each, brief) for each in arguments]
+    texts = [_shown(argument, brief) for argument in arguments]
     if not brief:
-        return _joined(word, inner) + suffix
-    return _joined(word, [each for each in inner if not _PLAIN.fullmatch(each)]) + re.sub(r"^\(.*\)", "", suffix)
+        return _joined(word, texts) + suffix
+    return _joined(word, [text for text in texts if not _PLAIN.fullmatch(text)]) + re.sub(r"^\(.*\)", "", suffix)
 
 
 def _joined(word: str, arguments: Iterable[str]) -> str:
-    shown = [each for each in arguments if not _PLACES.fullmatch(each)]
-    return f"{word}<{', '.join(shown)}>" if shown else word
+    visible = [argument for argument in arguments if not _PLACES.fullmatch(argument)]
+    return f"{word}<{', '.join(visible)}>" if visible else word

@@ -27,7 +27,7 @@ def describe() -> dict[str, Any]:
         "isa": isa(),
         "cores": processes.cores(),
         "memory_bytes": _memory_bytes(),
-        "packages": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
+        "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
         **_torch(),
     }
 
@@ -37,8 +37,8 @@ def identities() -> list[str]:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return []
-    found = [torch.cuda.get_device_properties(place) for place in range(torch.cuda.device_count())]
-    return [str(each.uuid) for each in found if hasattr(each, "uuid")]
+    devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [str(device.uuid) for device in devices if hasattr(device, "uuid")]
 
 
 def cpu_model() -> str | None:
@@ -65,11 +65,11 @@ def isa() -> list[str] | None:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return None
-    said = next(
+    flags_line = next(
         (line for line in text.splitlines() if line.partition("\t")[0].strip(": ") in ("flags", "Features")), ""
     )
-    found = set(said.partition(":")[2].split())
-    return [each for each in ISA if each in found] if found else None
+    flags = set(flags_line.partition(":")[2].split())
+    return [extension for extension in ISA if extension in flags] if flags else None
 
 
 def _memory_bytes() -> int | None:
@@ -95,12 +95,12 @@ def _torch() -> dict[str, Any]:
         return {}
     devices = []
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        devices = [torch.cuda.get_device_properties(place) for place in range(torch.cuda.device_count())]
+        devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return {
         "torch_threads": torch.get_num_threads(),
         "torch_seed": torch.initial_seed() if "torch.random" in sys.modules else None,
-        "devices": [each.name for each in devices],
-        "device_properties": [_properties(each) for each in devices],
+        "devices": [device.name for device in devices],
+        "device_properties": [_properties(device) for device in devices],
     }
 
 

@@ -91,18 +91,20 @@ def wanted(known: Collection[str] | None = None) -> list[str]:
         known: names, up to the first dot, of the metrics of the devices here; None if they are unknown, and then all
             are requested.
     """
-    groups = [[_TENSOR.format(name) for name in way] for ways in (*NEEDED, *FURTHER) for way in _asked(ways, known)]
+    groups = [
+        [_TENSOR.format(name) for name in way] for ways in (*NEEDED, *FURTHER) for way in _alternatives(ways, known)
+    ]
     tensor = [name for group in groups for name in group]
     names = [*INSTRUCTIONS, *PACKED, PIPE, *tensor, *READ, *WRITTEN, OCCUPANCY[0]]
     return [name for name in names if known is None or name.partition(".")[0] in known]
 
 
-def _asked(ways: tuple[tuple[str, ...], ...], known: Collection[str] | None) -> tuple[tuple[str, ...], ...]:
+def _alternatives(ways: tuple[tuple[str, ...], ...], known: Collection[str] | None) -> tuple[tuple[str, ...], ...]:
     """Return the first alternative of which a device has all metrics: each further metric may need another replay."""
     if known is None:
         return ways
-    whole = [way for way in ways if all(_TENSOR.format(name).partition(".")[0] in known for name in way)]
-    return tuple(whole[:1])
+    complete = [way for way in ways if all(_TENSOR.format(name).partition(".")[0] in known for name in way)]
+    return tuple(complete[:1])
 
 
 NAMES = frozenset({*wanted(), *OCCUPANCY})
@@ -119,8 +121,8 @@ def figures(values: Values, capability: tuple[int, int] | None) -> Figures:
     occupancy = _first(values, OCCUPANCY)
     return Figures(
         flops=_flops(values, capability),
-        dram_read_bytes=_whole(_first(values, READ)),
-        dram_write_bytes=_whole(_first(values, WRITTEN)),
+        dram_read_bytes=_rounded(_first(values, READ)),
+        dram_write_bytes=_rounded(_first(values, WRITTEN)),
         occupancy=None if occupancy is None else occupancy / 100,
     )
 
@@ -140,8 +142,8 @@ def ordinary(values: Values) -> int | None:
 
 
 def _flops(values: Values, capability: tuple[int, int] | None) -> int | None:
-    apart, tensor = ordinary(values), _tensor(values, capability)
-    return None if apart is None or tensor is None else round(apart + tensor)
+    regular, tensor = ordinary(values), _tensor(values, capability)
+    return None if regular is None or tensor is None else round(regular + tensor)
 
 
 def _tensor(values: Values, capability: tuple[int, int] | None) -> float | None:
@@ -152,13 +154,13 @@ def _tensor(values: Values, capability: tuple[int, int] | None) -> float | None:
     executed = values.get(PIPE)
     if executed is None:
         return 0 if capability is not None and capability < (7, 0) else None
-    each = PIPE_OPERATIONS.get(capability) if capability is not None else None
-    return 0 if not executed else None if each is None else executed * each
+    weight = PIPE_OPERATIONS.get(capability) if capability is not None else None
+    return 0 if not executed else None if weight is None else executed * weight
 
 
 def _needed(values: Values) -> float | None:
     sums = [_sum(values, ways) for ways in NEEDED]
-    known = [each for each in sums if each is not None]
+    known = [total for total in sums if total is not None]
     return sum(known) if len(known) == len(sums) else None
 
 
@@ -175,5 +177,5 @@ def _first(values: Values, names: Iterable[str]) -> float | None:
     return next((values[name] for name in names if name in values), None)
 
 
-def _whole(value: float | None) -> int | None:
+def _rounded(value: float | None) -> int | None:
     return None if value is None else round(value)

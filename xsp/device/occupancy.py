@@ -100,18 +100,18 @@ def estimate(
     if limits is None or threads < 1 or registers < 0 or shared_bytes < 0:
         return None
     warps = ceil(threads / WARP)
-    held: float = resident_blocks(limits, warps, registers, shared_bytes)
+    resident: float = resident_blocks(limits, warps, registers, shared_bytes)
     if blocks is not None and sms:
-        held = min(held, blocks / sms)
-    return held * warps / limits.warps if held else None
+        resident = min(resident, blocks / sms)
+    return resident * warps / limits.warps if resident else None
 
 
 def resident_blocks(limits: Limits, warps: int, registers: int, shared_bytes: int) -> int:
     """Return how many blocks of `warps` warps a multiprocessor holds at once; 0 if not even one fits."""
     counts = [limits.blocks, limits.warps // warps]
     if registers:
-        each = _portions(registers * WARP, REGISTER_PORTION)
-        counts.append(limits.registers // limits.parts // each * limits.parts // warps)
+        per_warp = _portions(registers * WARP, REGISTER_PORTION)
+        counts.append(limits.registers // limits.parts // per_warp * limits.parts // warps)
     shared = _portions(shared_bytes + limits.reserved_bytes, limits.shared_portion)
     if shared:
         counts.append(limits.shared_bytes // shared)
@@ -138,8 +138,8 @@ def fill(con: duckdb.DuckDBPyConnection, run: Run) -> None:
     launches = con.execute(
         f"SELECT DISTINCT device, attributes FROM merged WHERE {kernels} AND attributes IS NOT NULL"
     ).fetchall()
-    found = list(_estimates(launches, devices))
-    if found:
+    estimates = list(_estimates(launches, devices))
+    if estimates:
         con.execute(
             f"""
             UPDATE merged SET occupancy = found.occupancy, occupancy_source = '{ESTIMATE}'
@@ -147,7 +147,7 @@ def fill(con: duckdb.DuckDBPyConnection, run: Run) -> None:
                          unnest(?::DOUBLE[]) AS occupancy) found
             WHERE {kernels} AND merged.device = found.device AND merged.attributes = found.attributes
             """,
-            [list(column) for column in zip(*found, strict=True)],
+            [list(column) for column in zip(*estimates, strict=True)],
         )
 
 
@@ -183,7 +183,7 @@ def _of_launch(launch: Any, device: Device) -> float | None:
 
 
 def _are_sizes(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 3 and all(type(each) is int and each > 0 for each in value)
+    return isinstance(value, list) and len(value) == 3 and all(type(size) is int and size > 0 for size in value)
 
 
 def _portions(amount: int, portion: int) -> int:

@@ -115,7 +115,7 @@ class Options:
     """Whether code that the manifest names may run, and files anywhere be read: never for a manifest from a network."""
 
 
-def here(name: str = "local", labels: Mapping[str, str] | None = None, devices: bool = True) -> Facts:
+def local_facts(name: str = "local", labels: Mapping[str, str] | None = None, devices: bool = True) -> Facts:
     """Return the facts of this process.
 
     Args:
@@ -132,7 +132,7 @@ def here(name: str = "local", labels: Mapping[str, str] | None = None, devices: 
         gpus=_gpus() if devices else (),
         host=socket.gethostname(),
         python=platform.python_version(),
-        packages={each: found for each in PACKAGES if (found := version_of(each)) is not None},
+        packages={package: version for package in PACKAGES if (version := version_of(package)) is not None},
         labels=dict(labels or {}),
     )
 
@@ -145,7 +145,7 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def misses(manifest: Manifest, facts: Facts) -> list[str]:
+def unmet_requirements(manifest: Manifest, facts: Facts) -> list[str]:
     """Return the requirements of a manifest that an agent does not meet, each as a sentence; empty if it meets all."""
     refused = [] if facts.trusts else without_trust(manifest)
     return [*_of_hardware(manifest, facts), *_of_software(manifest, facts), *refused]
@@ -157,26 +157,26 @@ def without_trust(manifest: Manifest) -> list[str]:
     It could run a program, change how a program runs, or read a file outside its folder.
     """
     model, (kind, _, path) = manifest.model, manifest.dataset.source.partition(":")
-    found = []
+    reasons = []
     if model.command or model.source.partition(":")[0].endswith(".py"):
-        found.append("model: it names a program, which is not run for untrusted manifests")
-    found += [
+        reasons.append("model: it names a program, which is not run for untrusted manifests")
+    reasons += [
         f"model.{side}: it names code, which is not run for untrusted manifests"
         for side, function in (("preprocess", model.preprocess), ("postprocess", model.postprocess))
         if function
     ]
     if manifest.software.environment:
-        found.append("software.environment: variables are not set for untrusted manifests")
+        reasons.append("software.environment: variables are not set for untrusted manifests")
     source = model.source.removeprefix("transformers:").partition("?")[0]
-    named = [("model.source", source)] if source.endswith((".pt2", ".onnx", ".json")) else []
-    named += [("dataset.source", path)] if kind == "folder" else []
-    return found + [f"{place}: {file!r} leads out of the folder" for place, file in named if leads_out(file)]
+    files = [("model.source", source)] if source.endswith((".pt2", ".onnx", ".json")) else []
+    files += [("dataset.source", path)] if kind == "folder" else []
+    return reasons + [f"{name}: {file!r} leads out of the folder" for name, file in files if leads_out(file)]
 
 
 def leads_out(path: str) -> bool:
     """Return whether a path of a manifest leads out of its folder."""
-    plain = PurePath(path)
-    return plain.is_absolute() or ".." in plain.parts or path.startswith("~")
+    pure = PurePath(path)
+    return pure.is_absolute() or ".." in pure.parts or path.startswith("~")
 
 
 def matching(manifest: Manifest, agents: Sequence[Agent]) -> tuple[list[Agent], dict[str, list[str]]]:
@@ -184,79 +184,83 @@ def matching(manifest: Manifest, agents: Sequence[Agent]) -> tuple[list[Agent], 
     fit, reasons = [], {}
     for agent in agents:
         facts = agent.facts()
-        found = misses(manifest, facts)
+        unmet = unmet_requirements(manifest, facts)
         if not facts.alive:
-            found = [f"it has not responded for {DEAD_AFTER_S:.0f} s", *found]
-        if found:
-            reasons[facts.name] = found
+            unmet = [f"it has not responded for {DEAD_AFTER_S:.0f} s", *unmet]
+        if unmet:
+            reasons[facts.name] = unmet
         else:
             fit.append(agent)
     return fit, reasons
 
 
 def _of_hardware(manifest: Manifest, facts: Facts) -> list[str]:
-    asked = manifest.hardware
-    found = []
-    if asked.architecture and _architecture(asked.architecture) != _architecture(facts.architecture):
-        found.append(f"architecture {asked.architecture} is required, it is {facts.architecture}")
-    if asked.cpu and asked.cpu.lower() not in ("any", facts.architecture.lower()) and not _named(asked.cpu, facts.cpu):
-        found.append(f"a processor {asked.cpu!r} is required, it has {facts.cpu}")
-    if asked.cores is not None and asked.cores > facts.cores:
-        found.append(f"{asked.cores} cores are required, it can use {facts.cores}")
-    gpu = asked.gpu.lower()
+    required = manifest.hardware
+    unmet = []
+    if required.architecture and _architecture(required.architecture) != _architecture(facts.architecture):
+        unmet.append(f"architecture {required.architecture} is required, it is {facts.architecture}")
+    if (
+        required.cpu
+        and required.cpu.lower() not in ("any", facts.architecture.lower())
+        and not _matches(required.cpu, facts.cpu)
+    ):
+        unmet.append(f"a processor {required.cpu!r} is required, it has {facts.cpu}")
+    if required.cores is not None and required.cores > facts.cores:
+        unmet.append(f"{required.cores} cores are required, it can use {facts.cores}")
+    gpu = required.gpu.lower()
     if gpu == "any" and not facts.gpus:
-        found.append("a GPU is required, it has none")
-    elif gpu not in ("", "any", "none") and not any(_named(asked.gpu, each) for each in facts.gpus):
-        found.append(f"a GPU {asked.gpu!r} is required, it has {', '.join(facts.gpus) or 'none'}")
-    needed = asked.memory_gib if asked.memory_gib is not None else _gib(asked.memory)
-    if needed is not None and (facts.memory_gib is None or needed > facts.memory_gib):
-        has = "its memory is unknown" if facts.memory_gib is None else f"it has {facts.memory_gib:.1f}"
-        found.append(f"{needed:g} GiB of memory are required, {has}")
-    elif asked.memory and needed is None:
-        found.append(f"memory {asked.memory!r} is required, which is not an amount: write memory_gib: 16")
-    if asked.host and asked.host != facts.host:
-        found.append(f"the host {asked.host} is required, this is another one")
-    labels = {**asked.labels, **({"interconnect": asked.interconnect} if asked.interconnect else {})}
+        unmet.append("a GPU is required, it has none")
+    elif gpu not in ("", "any", "none") and not any(_matches(required.gpu, device) for device in facts.gpus):
+        unmet.append(f"a GPU {required.gpu!r} is required, it has {', '.join(facts.gpus) or 'none'}")
+    needed_gib = required.memory_gib if required.memory_gib is not None else _gib(required.memory)
+    if needed_gib is not None and (facts.memory_gib is None or needed_gib > facts.memory_gib):
+        actual = "its memory is unknown" if facts.memory_gib is None else f"it has {facts.memory_gib:.1f}"
+        unmet.append(f"{needed_gib:g} GiB of memory are required, {actual}")
+    elif required.memory and needed_gib is None:
+        unmet.append(f"memory {required.memory!r} is required, which is not an amount: write memory_gib: 16")
+    if required.host and required.host != facts.host:
+        unmet.append(f"the host {required.host} is required, this is another one")
+    labels = {**required.labels, **({"interconnect": required.interconnect} if required.interconnect else {})}
     for name, value in labels.items():
         if facts.labels.get(name) != value:
-            found.append(f"label {name}={value} is required, it has {facts.labels.get(name, 'none')}")
-    return found
+            unmet.append(f"label {name}={value} is required, it has {facts.labels.get(name, 'none')}")
+    return unmet
 
 
 def _of_software(manifest: Manifest, facts: Facts) -> list[str]:
     software, framework = manifest.software, manifest.model.framework
-    found = _range("python", software.python, facts.python)
-    wanted = {_package(name): asked for name, asked in software.packages.items()}
+    unmet = _range("python", software.python, facts.python)
+    ranges = {_package(name): specifier for name, specifier in software.packages.items()}
     if framework is not None:
         package = FRAMEWORKS.get(framework.name.lower())
         if package is None:
-            found.append(f"the framework {framework.name} has no predictor here; there are pytorch and onnxruntime")
-        elif package not in wanted:
-            wanted[package] = framework.version
-    for package, range_of in wanted.items():
+            unmet.append(f"the framework {framework.name} has no predictor here; there are pytorch and onnxruntime")
+        elif package not in ranges:
+            ranges[package] = framework.version
+    for package, specifier in ranges.items():
         installed = facts.packages.get(package) or (version_of(package) if facts.beat_s is None else None)
-        found += [f"{package} is not installed"] if installed is None else _range(package, range_of, installed)
+        unmet += [f"{package} is not installed"] if installed is None else _range(package, specifier, installed)
     if software.container or manifest.model.container:
-        named = "a container" if not isinstance(software.container, str) or not software.container else (
+        container = "a container" if not isinstance(software.container, str) or not software.container else (
             f"the container {software.container}"
         )  # fmt: skip
-        found.append(f"{named} is required, and no container engine is supported: remove the field to run without")
+        unmet.append(f"{container} is required, and no container engine is supported: remove the field to run without")
     if software.threads is not None and software.threads > facts.cores:
-        found.append(f"{software.threads} threads are required, it can use {facts.cores} cores")
-    return found
+        unmet.append(f"{software.threads} threads are required, it can use {facts.cores} cores")
+    return unmet
 
 
-def _range(package: str, asked: str, has: str) -> list[str]:
-    if not asked:
+def _range(package: str, specifier: str, installed: str) -> list[str]:
+    if not specifier:
         return []
     try:
-        return [] if version_range(asked).contains(Version(has), prereleases=True) else [
-            f"{package} {asked} is required, it has {has}"
+        return [] if version_range(specifier).contains(Version(installed), prereleases=True) else [
+            f"{package} {specifier} is required, it has {installed}"
         ]  # fmt: skip
     except InvalidVersion:
-        return [f"{package}: cannot determine whether {has} satisfies {asked}"]
+        return [f"{package}: cannot determine whether {installed} satisfies {specifier}"]
     except ValueError:  # no specifier, or a number of thousands of digits
-        return [f"{package}: {asked[:80]!r} is not a range of versions; write >=2.4,<3 or ^1.2"]
+        return [f"{package}: {specifier[:80]!r} is not a range of versions; write >=2.4,<3 or ^1.2"]
 
 
 def version_range(asked: str) -> SpecifierSet:
@@ -268,21 +272,21 @@ def version_range(asked: str) -> SpecifierSet:
         InvalidSpecifier: it is not a range of versions.
     """
     parts = []
-    for each in filter(None, re.split(r"[,\s]+(?![\d.])", asked.strip())):
-        given = each.replace(" ", "")
-        plain = re.fullmatch(r"([~^]?)v?(\d+(?:\.\d+)*)", given)
-        if plain is None:
-            parts.append(given)
+    for clause in filter(None, re.split(r"[,\s]+(?![\d.])", asked.strip())):
+        compact = clause.replace(" ", "")
+        match = re.fullmatch(r"([~^]?)v?(\d+(?:\.\d+)*)", compact)
+        if match is None:
+            parts.append(compact)
             continue
-        sign, numbers = plain[1], [int(number) for number in plain[2].split(".")]
+        sign, numbers = match[1], [int(number) for number in match[2].split(".")]
         if not sign:
-            parts.append(f"=={plain[2]}.*")
+            parts.append(f"=={match[2]}.*")
             continue
-        kept = next((place for place, number in enumerate(numbers) if number), len(numbers) - 1) if sign == "^" else (
+        fixed = next((index for index, number in enumerate(numbers) if number), len(numbers) - 1) if sign == "^" else (
             min(1, len(numbers) - 1)
         )  # fmt: skip
-        above = [*numbers[:kept], numbers[kept] + 1]
-        parts.append(f">={plain[2]},<{'.'.join(map(str, above))}")
+        upper = [*numbers[:fixed], numbers[fixed] + 1]
+        parts.append(f">={match[2]},<{'.'.join(map(str, upper))}")
     return SpecifierSet(",".join(parts))
 
 
@@ -291,8 +295,8 @@ def _package(name: str) -> str:
     return FRAMEWORKS.get(plain, plain)
 
 
-def _named(asked: str, has: str) -> bool:
-    return all(word in has.lower() for word in asked.lower().split())
+def _matches(pattern: str, text: str) -> bool:
+    return all(word in text.lower() for word in pattern.lower().split())
 
 
 def _architecture(name: str) -> str:
@@ -300,11 +304,11 @@ def _architecture(name: str) -> str:
 
 
 def _gib(text: str) -> float | None:
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(g|gb|gib|m|mb|mib|t|tb|tib)?\s*", text.lower())
-    if found is None:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(g|gb|gib|m|mb|mib|t|tb|tib)?\s*", text.lower())
+    if match is None:
         return None
-    unit = (found[2] or "g")[0]
-    return float(found[1]) * {"m": 1 / 1024, "g": 1.0, "t": 1024.0}[unit]
+    unit = (match[2] or "g")[0]
+    return float(match[1]) * {"m": 1 / 1024, "g": 1.0, "t": 1024.0}[unit]
 
 
 def _memory_gib() -> float | None:
@@ -320,4 +324,4 @@ def _gpus() -> tuple[str, ...]:
     except ImportError:
         return ()
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return tuple(torch.cuda.get_device_properties(place).name for place in range(count))
+    return tuple(torch.cuda.get_device_properties(index).name for index in range(count))

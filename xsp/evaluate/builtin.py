@@ -48,11 +48,11 @@ def manifests() -> Iterator[Manifest]:
     ]
     for source, task in sources:
         library, _, name = source.partition(":")
-        plain = name.partition("?")[0]
-        model = Model(name=plain, version="1.0.0", task=task, source=source, sequence=64)
+        architecture = name.partition("?")[0]
+        model = Model(name=architecture, version="1.0.0", task=task, source=source, sequence=64)
         software = Software(packages={library: "", "torch": ""}, threads=1)
         for kind, scenario in SCENARIOS.items():
             yield Manifest(
-                name=f"{library}-{plain}-{kind}", model=model, software=software, dataset=Dataset(samples=16),
+                name=f"{library}-{architecture}-{kind}", model=model, software=software, dataset=Dataset(samples=16),
                 scenario=scenario,
             )  # fmt: skip

@@ -44,18 +44,18 @@ def check(predictor: Predictor, manifest: Manifest, folder: Path = Path(), rows_
             answers.append(answer)
             assert len(taken) == len(answers), "predict must answer a batch before it takes the next one"
         assert len(answers) == SAMPLES, "predict must yield one answer for each batch"
-        assert all(each.outputs for each in answers), "an answer must have at least one array"
-        again = list(predictor.predict(handle, batches[:1]))
-        for before, after in zip(answers[0].outputs, again[0].outputs, strict=True):
+        assert all(answer.outputs for answer in answers), "an answer must have at least one array"
+        repeated = list(predictor.predict(handle, batches[:1]))
+        for before, after in zip(answers[0].outputs, repeated[0].outputs, strict=True):
             assert np.array_equal(before, after, equal_nan=before.dtype.kind == "f"), (
                 "the same batch must get the same answer"
             )
         if rows_alone:
-            together = {name: np.stack([row[name] for row in rows]) for name in handle.takes}
-            (whole,) = predictor.predict(handle, [together])
-            assert len(whole.outputs[0]) == SAMPLES, "an answer must have its samples along the first axis"
-            for number, each in enumerate(answers):
-                close = np.allclose(whole.outputs[0][number], each.outputs[0][0], rtol=1e-3, atol=1e-5)
+            all_rows = {name: np.stack([row[name] for row in rows]) for name in handle.takes}
+            (combined,) = predictor.predict(handle, [all_rows])
+            assert len(combined.outputs[0]) == SAMPLES, "an answer must have its samples along the first axis"
+            for number, single in enumerate(answers):
+                close = np.allclose(combined.outputs[0][number], single.outputs[0][0], rtol=1e-3, atol=1e-5)
                 assert close, "a sample must get the same answer alone and in a batch"
     finally:
         predictor.close(handle)

@@ -26,21 +26,21 @@ class Watch:
         self._places = pressure, stat
         self._first = self._look()
 
-    def found(self) -> dict[str, float | None]:
+    def changes(self) -> dict[str, float | None]:
         """Return what changed since the start, as input for `slowdown`: shares of time, None if unavailable."""
-        then, now = self._first, self._look()
-        seconds = now[0] - then[0]
+        before, after = self._first, self._look()
+        seconds = after[0] - before[0]
         waited = stolen = None
-        if then[1] is not None and now[1] is not None and seconds > 0:
-            waited = min(1.0, max(0.0, (now[1] - then[1]) / 1e6 / seconds))
-        if then[2] is not None and now[2] is not None and now[2][1] > then[2][1]:
-            stolen = min(1.0, max(0.0, (now[2][0] - then[2][0]) / (now[2][1] - then[2][1])))
+        if before[1] is not None and after[1] is not None and seconds > 0:
+            waited = min(1.0, max(0.0, (after[1] - before[1]) / 1e6 / seconds))
+        if before[2] is not None and after[2] is not None and after[2][1] > before[2][1]:
+            stolen = min(1.0, max(0.0, (after[2][0] - before[2][0]) / (after[2][1] - before[2][1])))
         return {"waited_for_cores": _rounded(waited), "stolen": _rounded(stolen)}
 
     def _look(self) -> tuple[float, int | None, tuple[int, int] | None]:
-        pressure, stat = (_text(place) for place in self._places)
-        waited = next((each[6:] for each in pressure.partition("\n")[0].split() if each.startswith("total=")), "")
-        ticks = [int(each) for each in stat.partition("\n")[0].split()[1:] if each.isdecimal()]
+        pressure, stat = (_text(path) for path in self._places)
+        waited = next((field[6:] for field in pressure.partition("\n")[0].split() if field.startswith("total=")), "")
+        ticks = [int(field) for field in stat.partition("\n")[0].split()[1:] if field.isdecimal()]
         return (
             time.perf_counter(),
             int(waited) if waited.isdecimal() else None,
@@ -52,7 +52,7 @@ def slowdown(noted: Mapping[str, Any], cores: Any) -> float:
     """Return an upper bound, at least 1, of how many times slower than on an idle machine a result's requests were.
 
     Args:
-        noted: the recorded circumstances of a result: see `Watch.found`, and `load`, the load average.
+        noted: the recorded circumstances of a result: see `Watch.changes`, and `load`, the load average.
         cores: number of cores that were available.
     """
     waited, stolen, load = (_number(noted.get(name)) for name in ("waited_for_cores", "stolen", "load"))

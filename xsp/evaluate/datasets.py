@@ -27,7 +27,7 @@ QUALITY = 90
 
 
 @dataclass(frozen=True)
-class Takes:
+class InputSpec:
     """One input of a model, for one sample."""
 
     shape: tuple[int, ...]
@@ -63,7 +63,7 @@ class Samples:
         return self.make(number % self.count)
 
 
-def of(dataset: Dataset, takes: Mapping[str, Takes], folder: Path, anywhere: bool) -> Samples:
+def of(dataset: Dataset, takes: Mapping[str, InputSpec], folder: Path, anywhere: bool) -> Samples:
     """Return the data set that a manifest names.
 
     Args:
@@ -118,36 +118,36 @@ def _jpeg(pixels: Array) -> bytes:
 
 def noise(dataset: Dataset, number: int) -> Array:
     """Return the pixels of a noise image: HWC, from 0 to 1."""
-    draw = np.random.default_rng([dataset.seed, number])
+    rng = np.random.default_rng([dataset.seed, number])
     height, width = dataset.height, dataset.width
     rows, columns = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :]
-    falls = 1 / np.maximum(np.hypot(rows, columns), 1 / max(height, width))
-    made = np.empty((height, width, 3))
+    falloff = 1 / np.maximum(np.hypot(rows, columns), 1 / max(height, width))
+    pixels = np.empty((height, width, 3))
     for channel in range(3):
-        spectrum = np.fft.rfft2(draw.standard_normal((height, width))) * falls
+        spectrum = np.fft.rfft2(rng.standard_normal((height, width))) * falloff
         plane = np.fft.irfft2(spectrum, (height, width))
         plane = (plane - plane.mean()) / (plane.std() or 1.0)
-        made[..., channel] = plane * _of(dataset.std, channel) + _of(dataset.mean, channel)
-    return np.asarray(made.clip(0, 1))
+        pixels[..., channel] = plane * _of(dataset.std, channel) + _of(dataset.mean, channel)
+    return np.asarray(pixels.clip(0, 1))
 
 
 def text(seed: int, number: int) -> str:
     """Return 16 to 128 words with Zipf-distributed frequencies."""
-    draw = np.random.default_rng([seed, number])
-    return " ".join(f"w{word}" for word in draw.zipf(1.3, int(draw.integers(16, 129))) % 30_000)
+    rng = np.random.default_rng([seed, number])
+    return " ".join(f"w{word}" for word in rng.zipf(1.3, int(rng.integers(16, 129))) % 30_000)
 
 
-def _tensors(dataset: Dataset, takes: Mapping[str, Takes], number: int) -> dict[str, Array]:
-    draw = np.random.default_rng([dataset.seed, number])
-    return {name: _tensor(draw, each) for name, each in takes.items()}
+def _tensors(dataset: Dataset, takes: Mapping[str, InputSpec], number: int) -> dict[str, Array]:
+    rng = np.random.default_rng([dataset.seed, number])
+    return {name: _tensor(rng, spec) for name, spec in takes.items()}
 
 
-def _tensor(draw: np.random.Generator, takes: Takes) -> Array:
+def _tensor(rng: np.random.Generator, takes: InputSpec) -> Array:
     if takes.fixed is not None:
         return takes.fixed
     if takes.high is not None:
-        return draw.integers(0, max(1, takes.high), takes.shape).astype(takes.dtype)
-    return draw.standard_normal(takes.shape).astype(takes.dtype)
+        return rng.integers(0, max(1, takes.high), takes.shape).astype(takes.dtype)
+    return rng.standard_normal(takes.shape).astype(takes.dtype)
 
 
 def _of(values: list[float], channel: int) -> float:
@@ -155,55 +155,55 @@ def _of(values: list[float], channel: int) -> float:
 
 
 def _folder(dataset: Dataset, path: str, folder: Path, anywhere: bool) -> Samples:
-    place = (folder / path).expanduser().resolve()
-    if not anywhere and not place.is_relative_to(folder.resolve()):
+    root = (folder / path).expanduser().resolve()
+    if not anywhere and not root.is_relative_to(folder.resolve()):
         raise ManifestError(f"dataset.source: {path!r} leads out of the folder of the manifest")
-    if not place.is_dir():
+    if not root.is_dir():
         raise ManifestError(f"dataset.source: there is no folder {path!r}")
-    files = sorted(each for each in place.rglob("*") if each.suffix.lower() in IMAGES and each.is_file())
+    files = sorted(file for file in root.rglob("*") if file.suffix.lower() in IMAGES and file.is_file())
     if not files:
         raise ManifestError(f"dataset.source: no image in {path!r}; images end in {', '.join(IMAGES)}")
-    kinds = _by_class(files, place)
+    kinds = _by_class(files, root)
     if kinds:
         files = _in_turn(files)
     files = files[: dataset.samples]
     digest = hashlib.sha256()
-    for each in sorted(files):
-        digest.update(str(each.relative_to(place)).encode("utf-8", "surrogateescape") + b"\0")
-        digest.update(hashlib.sha256(_bytes(each)).digest())
-    found = f"sha256:{digest.hexdigest()}"
-    if dataset.checksum and dataset.checksum != found:
-        raise ManifestError(f"dataset.checksum: the folder has {found}, which differs from the manifest")
+    for file in sorted(files):
+        digest.update(str(file.relative_to(root)).encode("utf-8", "surrogateescape") + b"\0")
+        digest.update(hashlib.sha256(_bytes(file)).digest())
+    checksum = f"sha256:{digest.hexdigest()}"
+    if dataset.checksum and dataset.checksum != checksum:
+        raise ManifestError(f"dataset.checksum: the folder has {checksum}, which differs from the manifest")
     return Samples(
-        len(files), True, lambda number: _bytes(files[number]), found,
-        tuple(kinds[each.parent.name] for each in files) if kinds else (),
+        len(files), True, lambda number: _bytes(files[number]), checksum,
+        tuple(kinds[file.parent.name] for file in files) if kinds else (),
         tuple(sorted(kinds, key=kinds.__getitem__)),
     )  # fmt: skip
 
 
-def _by_class(files: Sequence[Path], place: Path) -> dict[str, int]:
+def _by_class(files: Sequence[Path], root: Path) -> dict[str, int]:
     """Return the class of each folder, if every image lies in a class folder directly under the place; else nothing.
 
     If all folder names are whole numbers, these are the classes; else classes are counted from 0 in the order of the
     names, as `torchvision.datasets.ImageFolder` does. A single folder, or images elsewhere, define no classes.
     """
-    if any(each.parent.parent != place for each in files):
+    if any(file.parent.parent != root for file in files):
         return {}
-    names = sorted({each.parent.name for each in files})
+    names = sorted({file.parent.name for file in files})
     if len(names) < 2:
         return {}
     numbered = all(name.isascii() and name.isdecimal() for name in names)
-    found = {name: int(name) if numbered else number for number, name in enumerate(names)}
-    return found if len(set(found.values())) == len(found) else {}
+    classes = {name: int(name) if numbered else number for number, name in enumerate(names)}
+    return classes if len(set(classes.values())) == len(classes) else {}
 
 
 def _in_turn(files: Sequence[Path]) -> list[Path]:
     """Return the files in turn, one per folder, so that the first few cover all classes."""
     counts: dict[Path, int] = {}
     keys = {}
-    for each in files:
-        counts[each.parent] = counts.get(each.parent, 0) + 1
-        keys[each] = counts[each.parent], each
+    for file in files:
+        counts[file.parent] = counts.get(file.parent, 0) + 1
+        keys[file] = counts[file.parent], file
     return sorted(files, key=keys.__getitem__)
 
 

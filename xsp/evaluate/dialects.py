@@ -27,7 +27,7 @@ _TASKS = {
 }
 
 
-def told(content: Mapping[str, Any]) -> str:
+def detect(content: Mapping[str, Any]) -> str:
     """Return the dialect of a document."""
     if "scenario" in content or "format" in content:
         return OURS
@@ -44,14 +44,23 @@ def told(content: Mapping[str, Any]) -> str:
 
 
 def _is_dlspec(content: Mapping[str, Any]) -> bool:
-    own = {"pre-process", "post-process", "preprocess", "postprocess", "run", "reference_log", "reference-log", "setup"}
-    inner = [value for name in _SECTIONS if isinstance(value := content.get(name), dict)]
-    return bool({"reference_log", "reference-log"} & content.keys()) or any(own & each.keys() for each in inner) or (
+    keys = {
+        "pre-process",
+        "post-process",
+        "preprocess",
+        "postprocess",
+        "run",
+        "reference_log",
+        "reference-log",
+        "setup",
+    }
+    parts = [value for name in _SECTIONS if isinstance(value := content.get(name), dict)]
+    return bool({"reference_log", "reference-log"} & content.keys()) or any(keys & part.keys() for part in parts) or (
         bool({"id", "kind"} <= content.keys()) and content["kind"] in (*_SECTIONS, "reference-log")
     )  # fmt: skip
 
 
-def in_our_words(content: Content, kind: str) -> Content:
+def translate(content: Content, kind: str) -> Content:
     """Return a manifest of a dialect as an evaluation, whose other sections have their defaults."""
     return {MLMODELSCOPE: _mlmodelscope, DLSPEC: _dlspec}.get(kind, lambda same: same)(content)
 
@@ -68,65 +77,65 @@ def _mlmodelscope(content: Content) -> Content:
 
 def mlmodelscope_model(content: Content) -> Content:
     """Return the model section of an MLModelScope model manifest."""
-    left = dict(content)
-    made: Content = {}
-    framework = left.pop("framework", None)
+    rest = dict(content)
+    model: Content = {}
+    framework = rest.pop("framework", None)
     if framework is not None:
-        made["framework"] = {"name": framework} if isinstance(framework, str) else framework
-    outputs = left.pop("outputs", None) or ([left.pop("output")] if "output" in left else [])
-    made["inputs"] = [_tensor(each, "input") for each in _listed(left.pop("inputs", None))]
-    made["outputs"] = [_tensor(each, "output") for each in _listed(outputs)]
-    if "licence" in left:
-        left.setdefault("license", left.pop("licence"))
-    source = left.pop("model", None)
+        model["framework"] = {"name": framework} if isinstance(framework, str) else framework
+    outputs = rest.pop("outputs", None) or ([rest.pop("output")] if "output" in rest else [])
+    model["inputs"] = [_tensor(tensor, "input") for tensor in _listed(rest.pop("inputs", None))]
+    model["outputs"] = [_tensor(tensor, "output") for tensor in _listed(outputs)]
+    if "licence" in rest:
+        rest.setdefault("license", rest.pop("licence"))
+    source = rest.pop("model", None)
     if isinstance(source, dict):
-        made |= _files(source)
+        model |= _files(source)
     elif source is not None:
-        made["model"] = source
-    task = next((_TASKS.get(str(each.get("type"))) for each in made["outputs"] if isinstance(each, dict)), None)
-    return {**({"task": task} if task else {}), **left, **made}
+        model["model"] = source
+    task = next((_TASKS.get(str(tensor.get("type"))) for tensor in model["outputs"] if isinstance(tensor, dict)), None)
+    return {**({"task": task} if task else {}), **rest, **model}
 
 
 def _files(source: Content) -> Content:
-    left = dict(source)
+    rest = dict(source)
     files = []
     for name in ("graph", "weights"):
-        path, checksum = left.pop(f"{name}_path", None), left.pop(f"{name}_checksum", None)
+        path, checksum = rest.pop(f"{name}_path", None), rest.pop(f"{name}_checksum", None)
         if path:
             files.append({"path": path, "role": name, **({"checksum": checksum} if checksum else {})})
         elif checksum:
-            left[f"{name}_checksum"] = checksum
-    base = left.pop("base_url", None)
-    archive = left.pop("is_archive", None)
+            rest[f"{name}_checksum"] = checksum
+    base = rest.pop("base_url", None)
+    archive = rest.pop("is_archive", None)
     return {
         **({"base_url": base} if base else {}),
         **({"files": files} if files else {}),
         **({"is_archive": archive} if archive is not None else {}),
-        **({"of_files": left} if left else {}),
+        **({"of_files": rest} if rest else {}),
     }
 
 
 def _tensor(content: Any, side: str) -> Any:
     if not isinstance(content, dict):
         return content
-    left = {name: value for name, value in content.items() if name not in ("parameters", "steps")}
-    given = content.get("parameters")
-    if given is not None and not isinstance(given, dict):
+    rest = {name: value for name, value in content.items() if name not in ("parameters", "steps")}
+    raw = content.get("parameters")
+    if raw is not None and not isinstance(raw, dict):
         return dict(content)
-    parameters = dict(given or {})
+    parameters = dict(raw or {})
     names = (f"{side}_layer", "layer_name", "probabilities_layer")
     layer = next((parameters.pop(name) for name in names if isinstance(parameters.get(name), str)), None)
     if layer is not None:
-        left["layer"] = layer
+        rest["layer"] = layer
     if isinstance(parameters.get("element_type"), str):
-        left["element_type"] = parameters["element_type"]
+        rest["element_type"] = parameters["element_type"]
     steps = content.get("steps")
-    if steps is None and side == "input" and left.get("type") == "image":
+    if steps is None and side == "input" and rest.get("type") == "image":
         steps = _image_steps(parameters)
-    elif steps is None and side == "output" and left.get("type") == "classification":
+    elif steps is None and side == "output" and rest.get("type") == "classification":
         steps = [{"op": "argsort", **_taken(parameters, "features_url", "features_checksum")}]
-    parameters.pop("element_type", None) if "element_type" in left else None
-    return {**left, **({"steps": steps} if steps else {}), **({"parameters": parameters} if parameters else {})}
+    parameters.pop("element_type", None) if "element_type" in rest else None
+    return {**rest, **({"steps": steps} if steps else {}), **({"parameters": parameters} if parameters else {})}
 
 
 def _image_steps(parameters: Content) -> list[Content]:
@@ -139,9 +148,11 @@ def _image_steps(parameters: Content) -> list[Content]:
         size = dimensions[-3:]
         size = size[1:] if layout.endswith("CHW") or size[0] in (1, 3) else size[:2]
         steps.append({"op": "resize", "size": size, **_taken(parameters, "keep_aspect_ratio", "max_dimension")})
-    normal = _taken(parameters, "mean", "scale")
-    if normal:
-        steps.append({"op": "normalise", **{"std" if name == "scale" else name: each for name, each in normal.items()}})
+    normalisation = _taken(parameters, "mean", "scale")
+    if normalisation:
+        steps.append(
+            {"op": "normalise", **{"std" if name == "scale" else name: value for name, value in normalisation.items()}}
+        )
     if layout:
         steps.append({"op": "layout", "to": layout})
     return steps
@@ -160,78 +171,78 @@ def _taken(content: Content, *names: str) -> Content:
 
 
 def _dlspec(content: Content) -> Content:
-    alone = "model" not in content or bool({"name", "pre-process", "post-process"} & content.keys())
-    if content.get("kind") in (*_SECTIONS, "reference-log") and alone:
-        content = {str(content["kind"]).replace("-", "_"): {n: each for n, each in content.items() if n != "kind"}}
-    made: Content = {name: value for name, value in content.items() if name not in (*_SECTIONS, *_LOG)}
+    bare = "model" not in content or bool({"name", "pre-process", "post-process"} & content.keys())
+    if content.get("kind") in (*_SECTIONS, "reference-log") and bare:
+        content = {str(content["kind"]).replace("-", "_"): {n: value for n, value in content.items() if n != "kind"}}
+    result: Content = {name: value for name, value in content.items() if name not in (*_SECTIONS, *_LOG)}
     for name, change in _DLSPEC.items():
         if isinstance(content.get(name), dict):
-            made[name] = change(dict(content[name]))
+            result[name] = change(dict(content[name]))
         elif name in content:
-            made[name] = content[name]
+            result[name] = content[name]
     log = next((content[name] for name in _LOG if name in content), None)
     if log is not None:
-        made["reference"] = _moved(log, {
+        result["reference"] = _moved(log, {
             "hyper-parameters": "hyperparameters", "hyper_parameters": "hyperparameters",
             "achieved_results": "results", "achieved-results": "results",
             "expected_outputs": "outputs", "expected-outputs": "outputs",
         }) if isinstance(log, dict) else log  # fmt: skip
-    made.setdefault("model", {"name": "any"})
-    return made
+    result.setdefault("model", {"name": "any"})
+    return result
 
 
 _LOG = ("reference_log", "reference-log", "reference")
 
 
 def _dlspec_model(content: Content) -> Content:
-    made = _moved(content, {
+    model = _moved(content, {
         "pre-process": "preprocess", "pre_process": "preprocess",
         "post-process": "postprocess", "post_process": "postprocess",
         "licence": "license", "job-type": "job", "job_type": "job",
         "system-requirements": "system_requirements",
     })  # fmt: skip
     for name in ("inputs", "outputs"):
-        if isinstance(made.get(name), list):
-            made[name] = [{"layer": each} if isinstance(each, str) else each for each in made[name]]
-    source = made.pop("model", None)
+        if isinstance(model.get(name), list):
+            model[name] = [{"layer": entry} if isinstance(entry, str) else entry for entry in model[name]]
+    source = model.pop("model", None)
     if isinstance(source, dict):
         checksum = source.pop("checksum", None)
         paths = _listed(source.pop("sources", None))
-        made["files"] = [{"path": each, **({"checksum": checksum} if checksum else {})} for each in paths]
-        made |= {"of_files": source} if source else {}
+        model["files"] = [{"path": path, **({"checksum": checksum} if checksum else {})} for path in paths]
+        model |= {"of_files": source} if source else {}
     elif isinstance(source, str):
-        made["files"] = [{"path": source}]
-    made.setdefault("name", made.get("id") or "model")
-    return made
+        model["files"] = [{"path": source}]
+    model.setdefault("name", model.get("id") or "model")
+    return model
 
 
 def _dlspec_hardware(content: Content) -> Content:
-    made = dict(content)
+    hardware = dict(content)
     for name in ("cpu", "gpu", "interconnect", "memory"):
-        if isinstance(made.get(name), (int, float)) and not isinstance(made[name], bool):
-            made[name] = str(made[name])
-        elif isinstance(made.get(name), (dict, list)):
-            made[f"{name}_details"] = made.pop(name)
-    return made
+        if isinstance(hardware.get(name), (int, float)) and not isinstance(hardware[name], bool):
+            hardware[name] = str(hardware[name])
+        elif isinstance(hardware.get(name), (dict, list)):
+            hardware[f"{name}_details"] = hardware.pop(name)
+    return hardware
 
 
 def _dlspec_software(content: Content) -> Content:
-    made = _moved(content, {"env": "environment", "environment_variables": "environment", "environment-variables":
+    software = _moved(content, {"env": "environment", "environment_variables": "environment", "environment-variables":
                             "environment"})  # fmt: skip
-    given = made.get("environment")
-    if isinstance(given, list):
-        pairs = [str(each).partition("=") for each in given]
-        made["environment"] = {name: value for name, _, value in pairs}
-    return made
+    assignments = software.get("environment")
+    if isinstance(assignments, list):
+        pairs = [str(assignment).partition("=") for assignment in assignments]
+        software["environment"] = {name: value for name, _, value in pairs}
+    return software
 
 
 def _dlspec_dataset(content: Content) -> Content:
-    made = _moved(content, {"licence": "license"})
-    if isinstance(made.get("sources"), list):
-        made["sources"] = [each if isinstance(each, str) else str(each) for each in made["sources"]]
-    elif isinstance(made.get("sources"), str):
-        made["sources"] = [made["sources"]]
-    return made
+    dataset = _moved(content, {"licence": "license"})
+    if isinstance(dataset.get("sources"), list):
+        dataset["sources"] = [source if isinstance(source, str) else str(source) for source in dataset["sources"]]
+    elif isinstance(dataset.get("sources"), str):
+        dataset["sources"] = [dataset["sources"]]
+    return dataset
 
 
 _DLSPEC: dict[str, Callable[[Content], Content]] = {
@@ -244,8 +255,8 @@ _DLSPEC: dict[str, Callable[[Content], Content]] = {
 
 def _moved(content: Content, names: Mapping[str, str]) -> Content:
     """Return a copy with our field names; if a field is present under both names, both are kept."""
-    made: Content = {}
+    renamed: Content = {}
     for name, value in content.items():
         new = names.get(name, name)
-        made[name if new in made or (new != name and new in content) else new] = value
-    return made
+        renamed[name if new in renamed or (new != name and new in content) else new] = value
+    return renamed

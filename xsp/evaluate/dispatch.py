@@ -15,14 +15,14 @@ from pathlib import Path
 from xsp.errors import ManifestError
 from xsp.evaluate import agents
 from xsp.evaluate.agents import Agent, AgentLost, Options, ProcessLost, Progress
-from xsp.evaluate.reading import Read
+from xsp.evaluate.reading import LoadedManifest
 
 
 @dataclass(eq=False)
 class Piece:
     """A manifest to run once."""
 
-    asked: Read
+    request: LoadedManifest
     fit: list[str]
     """Names of the agents that satisfy it."""
 
@@ -38,7 +38,7 @@ class Piece:
 
 
 def pieces(
-    asked: Sequence[Read], there: Sequence[Agent], each: bool
+    asked: Sequence[LoadedManifest], there: Sequence[Agent], each: bool
 ) -> tuple[list[Piece], dict[str, dict[str, list[str]]]]:
     """Return the pieces, and by manifest title and agent name the reasons why an agent is not used.
 
@@ -47,15 +47,15 @@ def pieces(
         there: agents.
         each: whether every agent that satisfies a manifest runs it, or only one of them.
     """
-    made, reasons = [], {}
+    work, reasons = [], {}
     for read in asked:
-        fit, why = agents.matching(read.manifest, there)
-        reasons[read.manifest.title] = why
+        fit, refusals = agents.matching(read.manifest, there)
+        reasons[read.manifest.title] = refusals
         names = [agent.facts().name for agent in fit]
         if not names:
-            made.append(Piece(read, [], why="no agent satisfies the manifest"))
-        made += [Piece(read, names, name) for name in names] if each else [Piece(read, names)] if names else []
-    return made, reasons
+            work.append(Piece(read, [], why="no agent satisfies the manifest"))
+        work += [Piece(read, names, name) for name in names] if each else [Piece(read, names)] if names else []
+    return work, reasons
 
 
 def carry_out(
@@ -74,12 +74,12 @@ def carry_out(
         progress: called with the number of pieces that have ended.
         ended: called with each piece that has ended.
     """
-    state = _State([each for each in work if each.fit], progress, ended, len(work))
+    state = _State([piece for piece in work if piece.fit], progress, ended, len(work))
     threads = [threading.Thread(target=_serve, args=(agent, state, options), daemon=True) for agent in there]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     if state.failed is not None:
         raise state.failed
 
@@ -103,9 +103,9 @@ class _State:
         """Return the next piece for an agent; None if there will be none. Waits while a piece may be put back."""
         with self._changed:
             while self._open:
-                for number, piece in enumerate(self._waiting):
+                for index, piece in enumerate(self._waiting):
                     if name in piece.fit and piece.of in (None, name):
-                        return self._waiting.pop(number)
+                        return self._waiting.pop(index)
                 self._changed.wait(0.2)
             return None
 
@@ -121,7 +121,7 @@ class _State:
                 self.failed = self.failed or error
             self._changed.notify_all()
 
-    def again(self, name: str, piece: Piece, why: str) -> None:
+    def retry(self, name: str, piece: Piece, why: str) -> None:
         """Put back, once, a piece whose process was killed."""
         with self._changed:
             piece.lost.append(name)
@@ -138,13 +138,13 @@ class _State:
             self._dead.add(name)
             piece.lost.append(name)
             self._waiting.insert(0, piece)
-            for each in list(self._waiting):
-                each.fit = [other for other in each.fit if other not in self._dead]
-                each.of = None if each.of in self._dead else each.of
-                if len(each.lost) > 1:
-                    self._give_up(each, f"{' and '.join(each.lost)} died while running it")
-                elif not each.fit:
-                    self._give_up(each, f"{name} died, and no remaining agent satisfies the manifest")
+            for waiting in list(self._waiting):
+                waiting.fit = [agent for agent in waiting.fit if agent not in self._dead]
+                waiting.of = None if waiting.of in self._dead else waiting.of
+                if len(waiting.lost) > 1:
+                    self._give_up(waiting, f"{' and '.join(waiting.lost)} died while running it")
+                elif not waiting.fit:
+                    self._give_up(waiting, f"{name} died, and no remaining agent satisfies the manifest")
             self._changed.notify_all()
 
     def _give_up(self, piece: Piece, why: str) -> None:
@@ -157,12 +157,12 @@ def _serve(agent: Agent, state: _State, options: Options) -> None:
     name = agent.facts().name
     while (piece := state.take(name)) is not None:
         try:
-            piece.result = agent.submit(piece.asked.manifest, piece.asked.folder, options, lambda *said: None)
+            piece.result = agent.submit(piece.request.manifest, piece.request.folder, options, lambda *args: None)
         except AgentLost:
             state.lose(name, piece)
             return
         except ProcessLost as error:
-            state.again(name, piece, str(error))
+            state.retry(name, piece, str(error))
             continue
         except Exception as error:
             piece.why = str(error) if isinstance(error, ManifestError) else f"{type(error).__name__}: {error}"

@@ -32,7 +32,7 @@ import numpy as np
 
 from xsp import processes
 from xsp.errors import ManifestError
-from xsp.evaluate.datasets import Takes
+from xsp.evaluate.datasets import InputSpec
 from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.pipeline import Array
 from xsp.evaluate.predictors import Answer, Batch
@@ -52,7 +52,7 @@ DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "u
 class Open:
     """A program that has opened its model."""
 
-    takes: Mapping[str, Takes]
+    takes: Mapping[str, InputSpec]
     program: Program | None
 
 
@@ -63,10 +63,12 @@ class Command:
         """Start the program and request that it opens the model."""
         program = Program(manifest.model.command, folder)
         try:
-            said = program.ask({"open": {"manifest": manifest.plain(), "level": level}})
+            reply = program.ask({"open": {"manifest": manifest.plain(), "level": level}})
             takes = {
-                str(name): Takes(_shape(each["shape"]), _dtype(each.get("dtype", "float32")), _high(each.get("high")))
-                for name, each in said["takes"].items()
+                str(name): InputSpec(
+                    _shape(spec["shape"]), _dtype(spec.get("dtype", "float32")), _high(spec.get("high"))
+                )
+                for name, spec in reply["takes"].items()
             }
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             program.end()
@@ -81,10 +83,10 @@ class Command:
         if handle.program is None:
             raise ManifestError("the model is closed")
         for batch in batches:
-            said = handle.program.ask({"predict": {"inputs": {name: encoded(each) for name, each in batch.items()}}})
+            reply = handle.program.ask({"predict": {"inputs": {name: encoded(array) for name, array in batch.items()}}})
             try:
-                outputs = tuple(decoded(each) for each in said["outputs"])
-                took = said.get("took_ns")
+                outputs = tuple(decoded(output) for output in reply["outputs"])
+                took = reply.get("took_ns")
                 if took is not None and (isinstance(took, bool) or not 0 <= took < MOST_NS):
                     raise ValueError(f"took_ns is {took}")
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -107,8 +109,8 @@ class Program:
     """The subprocess; its stderr is discarded."""
 
     def __init__(self, command: list[str], folder: Path) -> None:
-        beside = shutil.which(str(folder.resolve() / command[0]))
-        path = beside if os.path.dirname(command[0]) else shutil.which(command[0]) or beside
+        local = shutil.which(str(folder.resolve() / command[0]))
+        path = local if os.path.dirname(command[0]) else shutil.which(command[0]) or local
         if path is None:
             raise ManifestError(f"model.command: there is no program {command[0]!r}")
         try:
@@ -128,45 +130,45 @@ class Program:
         Raises:
             ManifestError: the program reported an error, answered anything else, ended, or did not answer in time.
         """
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         try:
-            self._send(json.dumps(question).encode() + b"\n", until)
+            self._send(json.dumps(question).encode() + b"\n", deadline)
         except OSError as error:
             raise ManifestError(f"model.command: it ended ({self._ended()})") from error
-        line = self._line(until)
+        line = self._line(deadline)
         try:
-            found = json.loads(line)
+            reply = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"model.command: its answer is not JSON: {line[:60]!r}") from error
-        if not isinstance(found, dict) or "error" in found:
-            said = found.get("error") if isinstance(found, dict) else found
-            raise ManifestError(f"model.command: it reports {str(said)[:200]!r}")
-        return found
+        if not isinstance(reply, dict) or "error" in reply:
+            reason = reply.get("error") if isinstance(reply, dict) else reply
+            raise ManifestError(f"model.command: it reports {str(reason)[:200]!r}")
+        return reply
 
-    def _send(self, message: bytes, until: float) -> None:
+    def _send(self, message: bytes, deadline: float) -> None:
         """Write a request; a program that does not read is given up when the time is over."""
         assert self._process.stdin is not None
         handle, rest = self._process.stdin.fileno(), memoryview(message)
         while rest:
-            _, ready, _ = select.select([], [handle], [], max(0.0, until - time.monotonic()))
+            _, ready, _ = select.select([], [handle], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 raise ManifestError("model.command: it did not read its request in time")
             with contextlib.suppress(BlockingIOError):
                 rest = rest[os.write(handle, rest) :]
 
-    def _line(self, until: float) -> bytes:
+    def _line(self, deadline: float) -> bytes:
         assert self._process.stdout is not None
         handle = self._process.stdout.fileno()
         seen = 0
         while (end := self._read.find(b"\n", seen)) < 0:
             seen = len(self._read)
-            ready, _, _ = select.select([handle], [], [], max(0.0, until - time.monotonic()))
+            ready, _, _ = select.select([handle], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 raise ManifestError("model.command: it did not answer in time")
-            piece = os.read(handle, 1 << 20)
-            if not piece:
+            chunk = os.read(handle, 1 << 20)
+            if not chunk:
                 raise ManifestError(f"model.command: it ended ({self._ended()})")
-            self._read += piece
+            self._read += chunk
             if len(self._read) > MOST_OF_A_LINE:
                 raise ManifestError(f"model.command: it wrote a line of more than {MOST_OF_A_LINE >> 20} MiB")
         line = bytes(self._read[:end])
@@ -193,9 +195,9 @@ class Program:
 
 def encoded(value: Array) -> dict[str, Any]:
     """Return an array in its JSON form."""
-    made = np.ascontiguousarray(value)
-    data = made.astype(made.dtype.newbyteorder("<"), copy=False).tobytes()
-    return {"shape": list(made.shape), "dtype": made.dtype.name, "base64": base64.b64encode(data).decode()}
+    array = np.ascontiguousarray(value)
+    data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    return {"shape": list(array.shape), "dtype": array.dtype.name, "base64": base64.b64encode(data).decode()}
 
 
 def decoded(value: Any) -> Array:
@@ -222,7 +224,7 @@ def _high(value: Any) -> int | None:
 
 
 def _shape(sizes: Any) -> tuple[int, ...]:
-    made = tuple(int(each) for each in sizes)
-    if any(each < 0 for each in made) or len(made) > 8:
-        raise ValueError(f"{made} is not a shape")
-    return made
+    shape = tuple(int(size) for size in sizes)
+    if any(size < 0 for size in shape) or len(shape) > 8:
+        raise ValueError(f"{shape} is not a shape")
+    return shape

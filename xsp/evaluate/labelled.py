@@ -38,8 +38,8 @@ def of(manifest: Manifest, labels: Sequence[int], names: Sequence[str], answer: 
     steps = manifest.model.outputs[0].steps if manifest.model.outputs else []
     ranked = bool(steps) and steps[-1].op in RANKED
     rows: list[Array] = []
-    for number in range(len(labels)):
-        row = np.asarray(answer(number))
+    for index in range(len(labels)):
+        row = np.asarray(answer(index))
         if row.ndim != 1 or (rows and len(row) != len(rows[0])):
             return {"error": f"the output for a sample has shape {row.shape}, and is not a list of scores of classes"}
         rows.append(row)
@@ -47,11 +47,11 @@ def of(manifest: Manifest, labels: Sequence[int], names: Sequence[str], answer: 
         hits = {k: _hits(np.stack(rows), np.asarray(labels), k, ranked) for k in KS}
     except AnalysisError as error:
         return {"error": str(error)}
-    found: dict[str, Any] = {"samples": len(rows), "classes": len(names)}
+    result: dict[str, Any] = {"samples": len(rows), "classes": len(names)}
     for k, share in hits.items():
-        found[f"top{k}"] = share
-        found[f"top{k}_interval"] = None if share is None else interval(share, len(rows))
-    return found
+        result[f"top{k}"] = share
+        result[f"top{k}_interval"] = None if share is None else interval(share, len(rows))
+    return result
 
 
 def _hits(rows: Array, labels: Array, k: int, ranked: bool) -> float | None:
@@ -69,7 +69,7 @@ def interval(share: float, count: int) -> list[float]:
     return [max(0.0, centre - half), min(1.0, centre + half)]
 
 
-def said(found: Mapping[str, Any] | None, k: int = 1) -> str:
+def percent_text(found: Mapping[str, Any] | None, k: int = 1) -> str:
     """Return top-k in percent, or a dash if there is none."""
     share = (found or {}).get(f"top{k}")
     return "-" if share is None else f"{100 * share:.1f}"
@@ -83,5 +83,5 @@ def sentence(found: Mapping[str, Any]) -> str:
     for k in KS:
         if found[f"top{k}"] is not None:
             low, high = found[f"top{k}_interval"]
-            parts.append(f"top-{k} {said(found, k)} % ({100 * low:.1f} to {100 * high:.1f})")
+            parts.append(f"top-{k} {percent_text(found, k)} % ({100 * low:.1f} to {100 * high:.1f})")
     return f"{', '.join(parts) or 'no accuracy'} of {found['samples']} samples of {found['classes']} classes"

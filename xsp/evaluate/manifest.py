@@ -43,13 +43,13 @@ class Part(BaseModel):
             yield f"{place}{name}"
         for name in type(self).model_fields:
             value = getattr(self, name)
-            for each, where in (
+            for child, where in (
                 [(item, f"{name}[{number}]") for number, item in enumerate(value)]
                 if isinstance(value, list)
                 else [(value, name)]
             ):
-                if isinstance(each, Part):
-                    yield from each.unknown(f"{place}{where}.")
+                if isinstance(child, Part):
+                    yield from child.unknown(f"{place}{where}.")
 
     def plain(self) -> dict[str, Any]:
         """Return the canonical form: plain data without values that equal their defaults, keys sorted, text in NFC."""
@@ -76,8 +76,11 @@ class Step(Part):
         if isinstance(value, str):
             return {"op": value}
         if isinstance(value, dict) and "op" not in value and len(value) == 1:
-            op, given = next(iter(value.items()))
-            return {"op": op, **(given if isinstance(given, dict) else {} if given is None else {"value": given})}
+            op, argument = next(iter(value.items()))
+            return {
+                "op": op,
+                **(argument if isinstance(argument, dict) else {} if argument is None else {"value": argument}),
+            }
         return value
 
     @property
@@ -167,7 +170,7 @@ class Model(Part):
     hidden: bool = False
 
     @model_validator(mode="after")
-    def _one_way(self) -> Model:
+    def _check_exclusive_fields(self) -> Model:
         if self.source and self.command:
             raise ValueError("source and command exclude each other: give one of them")
         if self.share and (self.command or self.source.endswith((".pt2", ".onnx")) or _is_python(self.source)):
@@ -178,7 +181,7 @@ class Model(Part):
             ("preprocess", self.preprocess, self.inputs),
             ("postprocess", self.postprocess, self.outputs),
         ):
-            if function and any(each.steps for each in tensors):
+            if function and any(tensor.steps for tensor in tensors):
                 raise ValueError(f"{name} and built-in steps exclude each other")
         return self
 
@@ -357,10 +360,10 @@ def schema() -> dict[str, Any]:
 
 def _sorted(value: Any) -> Any:
     if isinstance(value, dict):
-        items = {unicodedata.normalize("NFC", str(name)): each for name, each in value.items()}
+        items = {unicodedata.normalize("NFC", str(name)): child for name, child in value.items()}
         return {name: _sorted(items[name]) for name in sorted(items)}
     if isinstance(value, list):
-        return [_sorted(each) for each in value]
+        return [_sorted(child) for child in value]
     if isinstance(value, str):
         return unicodedata.normalize("NFC", value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:

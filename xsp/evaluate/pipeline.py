@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from xsp.errors import ManifestError, XspError, nearest
+from xsp.errors import ManifestError, XspError, first_line, nearest
 from xsp.evaluate.manifest import Function, Manifest, Step
 
 Array = npt.NDArray[Any]
@@ -114,38 +115,38 @@ def crop(image: Array, size: int | Sequence[int] | None = None, fraction: float 
     """
     if (size is None) == (fraction is None):
         raise ManifestError("crop: give size or fraction")
-    have = image.shape[:2]
+    available = image.shape[:2]
     if fraction is not None:
-        wanted = max(1, round(have[0] * fraction)), max(1, round(have[1] * fraction))
+        target = max(1, round(available[0] * fraction)), max(1, round(available[1] * fraction))
     else:
         assert size is not None
         sides = (size,) if isinstance(size, int) else tuple(size)
         if len(sides) not in (1, 2):
             raise ManifestError(f"crop: size is {size!r}; give one side, or height and width")
-        wanted = int(sides[0]), int(sides[-1])
-    if wanted[0] > have[0] or wanted[1] > have[1] or min(wanted) < 1:
-        raise ManifestError(f"crop: {wanted[0]} x {wanted[1]} does not fit into {have[0]} x {have[1]}")
-    top, left = (round((have[axis] - wanted[axis]) / 2) for axis in (0, 1))
-    return image[top : top + wanted[0], left : left + wanted[1]]
+        target = int(sides[0]), int(sides[-1])
+    if target[0] > available[0] or target[1] > available[1] or min(target) < 1:
+        raise ManifestError(f"crop: {target[0]} x {target[1]} does not fit into {available[0]} x {available[1]}")
+    top, left = (round((available[axis] - target[axis]) / 2) for axis in (0, 1))
+    return image[top : top + target[0], left : left + target[1]]
 
 
 def normalise(
     value: Array, mean: Any = 0.0, std: Any = 1.0, divide: float = 1.0, element_type: str = "float32"
 ) -> Array:
     """Return (value / divide - mean) / std per channel, which is the last axis (HWC) or the first (CHW)."""
-    made = value.astype(np.float64) / divide
-    centre, spread = (np.asarray(each, np.float64).reshape(-1) for each in (mean, std))
-    for each in (centre, spread):
-        if each.size > 1 and made.shape[-1] != each.size and made.shape[0] != each.size:
-            raise ManifestError(f"normalise: {each.size} values for channels, of an array of {made.shape}")
+    scaled = value.astype(np.float64) / divide
+    centre, spread = (np.asarray(values, np.float64).reshape(-1) for values in (mean, std))
+    for values in (centre, spread):
+        if values.size > 1 and scaled.shape[-1] != values.size and scaled.shape[0] != values.size:
+            raise ManifestError(f"normalise: {values.size} values for channels, of an array of {scaled.shape}")
     if not spread.all():
         raise ManifestError("normalise: std contains 0")
-    last = max(centre.size, spread.size) == 1 or made.shape[-1] == max(centre.size, spread.size)
-    if not last:
+    channels_last = max(centre.size, spread.size) == 1 or scaled.shape[-1] == max(centre.size, spread.size)
+    if not channels_last:
         centre, spread = (
-            each.reshape(-1, *[1] * (made.ndim - 1)) if each.size > 1 else each for each in (centre, spread)
+            values.reshape(-1, *[1] * (scaled.ndim - 1)) if values.size > 1 else values for values in (centre, spread)
         )
-    return ((made - centre) / spread).astype(element_type)
+    return ((scaled - centre) / spread).astype(element_type)
 
 
 def rescale(value: Array, factor: float = 1 / 255, offset: float = 0.0, element_type: str = "float32") -> Array:
@@ -180,16 +181,16 @@ def tokenise(text: Any, vocabulary: int = 30_522, length: int = 128, method: str
     """
     import zlib
 
-    said = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
+    string = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
     if method == "bytes":
-        numbers = [1 + byte % max(1, vocabulary - 1) for byte in said.encode()]
+        numbers = [1 + byte % max(1, vocabulary - 1) for byte in string.encode()]
     elif method == "words":
-        numbers = [1 + zlib.crc32(word.encode()) % max(1, vocabulary - 1) for word in said.lower().split()]
+        numbers = [1 + zlib.crc32(word.encode()) % max(1, vocabulary - 1) for word in string.lower().split()]
     else:
         raise ManifestError(f"tokenise: there is no method {method!r}; there are words and bytes")
-    made = np.zeros(length, np.int64)
-    made[: min(length, len(numbers))] = numbers[:length]
-    return made
+    tokens = np.zeros(length, np.int64)
+    tokens[: min(length, len(numbers))] = numbers[:length]
+    return tokens
 
 
 # --- after the model --------------------------------------------------------------------------------------------------
@@ -197,8 +198,8 @@ def tokenise(text: Any, vocabulary: int = 30_522, length: int = 128, method: str
 
 def softmax(output: Array, axis: int = -1) -> Array:
     """Return the probabilities of scores, in float64."""
-    made = np.exp(output.astype(np.float64) - output.max(axis=axis, keepdims=True))
-    return np.asarray(made / made.sum(axis=axis, keepdims=True))
+    exponentials = np.exp(output.astype(np.float64) - output.max(axis=axis, keepdims=True))
+    return np.asarray(exponentials / exponentials.sum(axis=axis, keepdims=True))
 
 
 def argsort(
@@ -241,46 +242,46 @@ def before(steps: Sequence[Step]) -> Callable[[Any], Any]:
     Raises:
         ManifestError: a step or one of its options is unknown.
     """
-    return _chain([_bound(each, BEFORE, "before") for each in steps])
+    return _chain([_bound(step, BEFORE, "before") for step in steps])
 
 
 def after(steps: Sequence[Step]) -> Callable[[Any], Any]:
     """Return the function that applies all steps after the model to one sample's output."""
-    return _chain([_bound(each, AFTER, "after") for each in steps])
+    return _chain([_bound(step, AFTER, "after") for step in steps])
 
 
-def wrong(manifest: Manifest) -> list[str]:
+def problems(manifest: Manifest) -> list[str]:
     """Return the reasons why no agent can run a manifest's model or its steps; empty if there are none."""
     model = manifest.model
-    found = []
+    reasons = []
     if not model.source and not model.command:
-        found.append(
+        reasons.append(
             "model.source is missing: torchvision:…, timm:…, transformers:…, a .pt2 or .onnx file, or a command"
             + ("; files of a published manifest are not fetched" if model.files else "")
         )
     if model.job == "training":
-        found.append("model.job: only inference is evaluated; `xsp profile MODEL --train` records training")
+        reasons.append("model.job: only inference is evaluated; `xsp profile MODEL --train` records training")
     scenario = manifest.scenario
     if scenario.batch > 1 and scenario.kind in ("server", "multi-stream"):
-        found.append(f"scenario.batch: requests of {scenario.kind} have one input, or one per stream: remove it")
+        reasons.append(f"scenario.batch: requests of {scenario.kind} have one input, or one per stream: remove it")
     if scenario.streams > 1 and scenario.kind != "multi-stream":
-        found.append(f"scenario.streams: {scenario.kind} has none: remove it, or write kind: multi-stream")
+        reasons.append(f"scenario.streams: {scenario.kind} has none: remove it, or write kind: multi-stream")
     for side, function in (("preprocess", model.preprocess), ("postprocess", model.postprocess)):
         if isinstance(function, str) and function:
-            found.append(
+            reasons.append(
                 f"model.{side} is code in the manifest, which is never run; write it as steps, or in a file beside "
                 f"the manifest: {side}: {{function: file.py:name}}"
             )
         elif isinstance(function, Function) and not _names_function(function.function):
-            found.append(f"model.{side}: {function.function!r} is not a function; write file.py:name")
-    for side, tensors, known in (("inputs", model.inputs, BEFORE), ("outputs", model.outputs, AFTER)):
-        for number, tensor in enumerate(tensors):
-            for place, step in enumerate(tensor.steps):
+            reasons.append(f"model.{side}: {function.function!r} is not a function; write file.py:name")
+    for side, tensors, operations in (("inputs", model.inputs, BEFORE), ("outputs", model.outputs, AFTER)):
+        for index, tensor in enumerate(tensors):
+            for position, step in enumerate(tensor.steps):
                 try:
-                    _bound(step, known, "before" if side == "inputs" else "after")
+                    _bound(step, operations, "before" if side == "inputs" else "after")
                 except ManifestError as error:
-                    found.append(f"model.{side}[{number}].steps[{place}]: {error}")
-    return found
+                    reasons.append(f"model.{side}[{index}].steps[{position}]: {error}")
+    return reasons
 
 
 def _names_function(text: str) -> bool:
@@ -297,21 +298,23 @@ def canonical(manifest: Manifest, spelled_out: bool = False) -> Manifest:
     """
     model = manifest.model
     sides = {"inputs": (model.inputs, BEFORE), "outputs": (model.outputs, AFTER)}
-    made = {
-        side: [each.model_copy(update={"steps": [_spelled(step, known, spelled_out) for step in each.steps]})
-               for each in tensors]
-        for side, (tensors, known) in sides.items()
+    updated = {
+        side: [tensor.model_copy(update={"steps": [_spelled(step, operations, spelled_out) for step in tensor.steps]})
+               for tensor in tensors]
+        for side, (tensors, operations) in sides.items()
     }  # fmt: skip
-    return manifest.model_copy(update={"model": model.model_copy(update=made)})
+    return manifest.model_copy(update={"model": model.model_copy(update=updated)})
 
 
-def _spelled(step: Step, known: dict[str, Callable[..., Array]], spelled_out: bool) -> Step:
-    function = known.get(step.op)
+def _spelled(step: Step, operations: dict[str, Callable[..., Array]], spelled_out: bool) -> Step:
+    function = operations.get(step.op)
     if function is None:
         return step
     parameters = list(inspect.signature(function).parameters.values())[1:]
-    options = _by_name(step, [each.name for each in parameters])
-    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+    options = _by_name(step, [parameter.name for parameter in parameters])
+    defaults = {
+        parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
+    }
     if spelled_out:
         options = {**{name: value for name, value in defaults.items() if value is not None}, **options}
     else:
@@ -324,32 +327,32 @@ def _is_default(value: Any, default: Any) -> bool:
     return default is not None and type(value) is type(default) and bool(value == default)
 
 
-def _by_name(step: Step, takes: Sequence[str]) -> dict[str, Any]:
+def _by_name(step: Step, names: Sequence[str]) -> dict[str, Any]:
     options = step.options
     if "value" in options:  # `- crop: 224`
-        options[takes[0] if takes else "value"] = options.pop("value")
+        options[names[0] if names else "value"] = options.pop("value")
     return options
 
 
-def _bound(step: Step, known: dict[str, Callable[..., Array]], side: str) -> Callable[[Any], Any]:
-    function = known.get(step.op)
+def _bound(step: Step, operations: dict[str, Callable[..., Array]], side: str) -> Callable[[Any], Any]:
+    function = operations.get(step.op)
     if function is None:
-        raise ManifestError(f"there is no step {step.op!r} {side} the model{nearest(step.op, known)}")
-    takes = list(inspect.signature(function).parameters)[1:]
-    options = _by_name(step, takes)
-    strange = [name for name in options if name not in takes]
-    if strange:
-        raise ManifestError(f"{step.op} has no option {strange[0]!r}{nearest(strange[0], takes)}")
+        raise ManifestError(f"there is no step {step.op!r} {side} the model{nearest(step.op, operations)}")
+    names = list(inspect.signature(function).parameters)[1:]
+    options = _by_name(step, names)
+    unknown = [name for name in options if name not in names]
+    if unknown:
+        raise ManifestError(f"{step.op} has no option {unknown[0]!r}{nearest(unknown[0], names)}")
 
     def applied(value: Any) -> Any:
         try:
             return function(value, **options)
         except XspError:
             raise
-        except Exception as error:  # of a value that it does not take, or of an option's value
-            on = f"an array of {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
-            said = (str(error).splitlines() or [""])[0][:120]
-            raise ManifestError(f"{step.op}: raises {type(error).__name__} on {on} ({said})") from error
+        except Exception as error:  # an input or an option's value that it does not take
+            subject = f"an array of {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
+            reason = (str(error).splitlines() or [""])[0][:120]
+            raise ManifestError(f"{step.op}: raises {type(error).__name__} on {subject} ({reason})") from error
 
     return applied
 
@@ -374,17 +377,27 @@ def _pillow() -> Any:
     return Image
 
 
-def _by_pillow(data: bytes, half: bool) -> Array:
-    image = _pillow()
+@contextmanager
+def _opened(data: bytes) -> Iterator[Any]:
+    """Open an image with Pillow, which reads the header only.
+
+    Raises:
+        ManifestError: Pillow cannot read it, or it has more than `MOST_PIXELS`.
+    """
     try:
-        with image.open(io.BytesIO(data)) as opened:
-            if opened.width * opened.height > MOST_PIXELS:
-                raise ManifestError(f"decode: an image of {opened.width} x {opened.height} pixels is too large")
-            if half:
-                opened.draft("RGB", (max(1, opened.width // 2), max(1, opened.height // 2)))
-            return np.asarray(opened.convert("RGB"))
+        with _pillow().open(io.BytesIO(data)) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise ManifestError(f"decode: an image of {image.width} x {image.height} pixels is too large")
+            yield image
     except (OSError, SyntaxError, ValueError) as error:
-        raise ManifestError(f"decode: Pillow cannot read it ({str(error).splitlines()[0][:120]})") from error
+        raise ManifestError(f"decode: Pillow cannot read it ({first_line(error)[:120]})") from error
+
+
+def _by_pillow(data: bytes, half: bool) -> Array:
+    with _opened(data) as image:
+        if half:
+            image.draft("RGB", (max(1, image.width // 2), max(1, image.height // 2)))
+        return np.asarray(image.convert("RGB"))
 
 
 def _by_torchvision(data: bytes) -> Array:
@@ -393,11 +406,13 @@ def _by_torchvision(data: bytes) -> Array:
         from torchvision.io import ImageReadMode, decode_image
     except ImportError as error:
         raise ManifestError("decode: torchvision is not installed: pip install 'xsp[models]'") from error
+    with _opened(data):
+        pass  # torchvision has no way to read the size without decoding
     try:
-        made = decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
+        pixels = decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
     except RuntimeError as error:
-        raise ManifestError(f"decode: torchvision cannot read it ({str(error).splitlines()[0][:120]})") from error
-    return np.asarray(made.permute(1, 2, 0).numpy())
+        raise ManifestError(f"decode: torchvision cannot read it ({first_line(error)[:120]})") from error
+    return np.asarray(pixels.permute(1, 2, 0).numpy())
 
 
 def _by_pillow_resized(image: Array, target: tuple[int, int], method: str) -> Array:
@@ -410,30 +425,31 @@ def _by_pillow_resized(image: Array, target: tuple[int, int], method: str) -> Ar
         np.asarray(library.fromarray(np.ascontiguousarray(image[..., plane], np.float32)).resize(size, resample))
         for plane in range(image.shape[-1])
     ]
-    made = np.stack(planes, axis=-1)
-    return _as_before(made, image)
+    stacked = np.stack(planes, axis=-1)
+    return _as_before(stacked, image)
 
 
 def _neighbours(image: Array, target: tuple[int, int], method: str) -> Array:
     """Resize from the direct neighbours of each target pixel's centre only, ignoring all other pixels."""
-    places = []
+    centres_by_axis = []
     for axis in (0, 1):
-        at = (np.arange(target[axis]) + 0.5) * image.shape[axis] / target[axis] - 0.5
-        places.append(at.clip(0, image.shape[axis] - 1))
+        centres = (np.arange(target[axis]) + 0.5) * image.shape[axis] / target[axis] - 0.5
+        centres_by_axis.append(centres.clip(0, image.shape[axis] - 1))
     if method == "nearest":
         rows, columns = (
-            np.floor(each + 0.5).astype(int).clip(0, image.shape[axis] - 1) for axis, each in enumerate(places)
+            np.floor(centre + 0.5).astype(int).clip(0, image.shape[axis] - 1)
+            for axis, centre in enumerate(centres_by_axis)
         )
         return np.asarray(image[rows][:, columns])
-    made = image.astype(np.float64)
-    for axis, at in enumerate(places):
-        low = np.floor(at).astype(int)
+    result = image.astype(np.float64)
+    for axis, centres in enumerate(centres_by_axis):
+        low = np.floor(centres).astype(int)
         high = np.minimum(low + 1, image.shape[axis] - 1)
-        share = (at - low).reshape([-1 if axis == each else 1 for each in range(made.ndim)])
-        made = made.take(low, axis) * (1 - share) + made.take(high, axis) * share
-    return _as_before(made, image)
+        share = (centres - low).reshape([-1 if axis == dimension else 1 for dimension in range(result.ndim)])
+        result = result.take(low, axis) * (1 - share) + result.take(high, axis) * share
+    return _as_before(result, image)
 
 
-def _as_before(made: Array, image: Array) -> Array:
-    whole = made.round().clip(0, 255) if image.dtype == np.uint8 else made
-    return np.asarray(whole.astype(image.dtype))
+def _as_before(values: Array, image: Array) -> Array:
+    rounded = values.round().clip(0, 255) if image.dtype == np.uint8 else values
+    return np.asarray(rounded.astype(image.dtype))

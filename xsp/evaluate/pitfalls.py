@@ -33,17 +33,17 @@ MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 def _steps(**changes: Any) -> list[Any]:
     """Return the right pipeline with some steps replaced; None removes a step, a list stands for several."""
-    right: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "decode": "decode",
         "resize": {"resize": {"size": SIDE * 256 // 224}},
         "crop": {"crop": SIDE},
         "normalise": {"normalise": {"divide": 255, "mean": MEAN, "std": STD}},
         "layout": "layout",
     }
-    made: list[Any] = []
-    for step in {**right, **changes}.values():
-        made += step if isinstance(step, list) else [] if step is None else [step]
-    return made
+    steps: list[Any] = []
+    for step in {**defaults, **changes}.values():
+        steps += step if isinstance(step, list) else [] if step is None else [step]
+    return steps
 
 
 RESIZE = SIDE * 256 // 224
@@ -110,10 +110,10 @@ def rows(
     Raises:
         ManifestError: there is no such model or pitfall.
     """
-    strange = [name for name in names if name not in PITFALLS]
-    if strange:
-        raise ManifestError(f"there is no pitfall {strange[0]!r}; there are {', '.join(PITFALLS)}")
-    held = None if data is None else _of_folder(data)  # refused before a model is built
+    unknown = [name for name in names if name not in PITFALLS]
+    if unknown:
+        raise ManifestError(f"there is no pitfall {unknown[0]!r}; there are {', '.join(PITFALLS)}")
+    split = None if data is None else _of_folder(data)  # refused before a model is built
     content = {"model": {"name": "pitfalls", "source": source, "seed": seed, "inputs": [{"shape": [3, SIDE, SIDE]}]}}
     predictor = Torch()
     handle = predictor.open(reading.of_plain(content).manifest, Path(), "")
@@ -122,35 +122,35 @@ def rows(
             raise ManifestError(f"{source} does not take one image of {SIDE} x {SIDE}: name an image model")
 
         def features(files: Sequence[bytes], steps: Sequence[Any]) -> Array:
-            before = _before(steps)
+            preprocess = _before(steps)
             name = next(iter(handle.takes))
-            batch = np.stack([before(each) for each in files])
-            parts = [batch[place : place + 16] for place in range(0, len(batch), 16)]
-            answers = predictor.predict(handle, ({name: each} for each in parts))
-            found = np.concatenate([each.outputs[0].reshape(len(each.outputs[0]), -1) for each in answers])
-            return np.asarray(found, np.float64)
+            batch = np.stack([preprocess(file) for file in files])
+            parts = [batch[start : start + 16] for start in range(0, len(batch), 16)]
+            answers = predictor.predict(handle, ({name: part} for part in parts))
+            flattened = np.concatenate([answer.outputs[0].reshape(len(answer.outputs[0]), -1) for answer in answers])
+            return np.asarray(flattened, np.float64)
 
-        if held is None:
-            held = *images(seed, range(TRAINING)), *images(seed, range(TRAINING, TRAINING + TESTING))
-        training, classes, testing, wanted = held
-        fitted = features(training, PITFALLS["right"][1])
-        if said := constant({"its output": fitted}):
-            raise ManifestError(f"{source} does not distinguish images: {said}")
-        read = _readout(fitted, classes)
-        right = features(testing, PITFALLS["right"][1])
-        made = []
-        for name in ["right", *(each for each in names or PITFALLS if each != "right")]:
-            found = right if name == "right" else features(testing, PITFALLS[name][1])
-            made.append(_row(name, right, found, read, wanted))
+        if split is None:
+            split = *images(seed, range(TRAINING)), *images(seed, range(TRAINING, TRAINING + TESTING))
+        train_files, train_classes, test_files, test_classes = split
+        train_features = features(train_files, PITFALLS["right"][1])
+        if explanation := constant({"its output": train_features}):
+            raise ManifestError(f"{source} does not distinguish images: {explanation}")
+        scorer = _readout(train_features, train_classes)
+        reference = features(test_files, PITFALLS["right"][1])
+        effects = []
+        for name in ["right", *(pitfall for pitfall in names or PITFALLS if pitfall != "right")]:
+            outputs = reference if name == "right" else features(test_files, PITFALLS[name][1])
+            effects.append(_row(name, reference, outputs, scorer, test_classes))
     finally:
         predictor.close(handle)
-    return made
+    return effects
 
 
 def images(seed: int, numbers: Sequence[int]) -> tuple[list[bytes], Array]:
     """Return JPEG files, one per class and number, and their classes."""
-    whole = reading.of_plain({"model": {"name": "x"}, "dataset": {"seed": seed, "height": 160, "width": 200}})
-    dataset = whole.manifest.dataset
+    parsed = reading.of_plain({"model": {"name": "x"}, "dataset": {"seed": seed, "height": 160, "width": 200}})
+    dataset = parsed.manifest.dataset
     files, classes = [], []
     for kind in range(CLASSES):
         for number in numbers:
@@ -167,36 +167,36 @@ def _of_folder(data: Path) -> tuple[list[bytes], Array, list[bytes], Array]:
     """Return the images and classes for the fit, and those for the test: every third image of each class."""
     plain = {"model": {"name": "x"}, "dataset": {"source": f"folder:{data.resolve()}", "samples": MOST_IMAGES}}
     dataset = reading.of_plain(plain).manifest.dataset
-    found = datasets.of(dataset, {}, Path(), anywhere=True)
-    if not found.labels:
+    samples = datasets.of(dataset, {}, Path(), anywhere=True)
+    if not samples.labels:
         raise ManifestError(f"{data}: no images by class: it needs a subfolder with images for each class")
-    places = {kind: place for place, kind in enumerate(sorted(set(found.labels)))}
+    indices = {kind: index for index, kind in enumerate(sorted(set(samples.labels)))}
     sides: tuple[list[int], list[int]] = [], []
-    counts = dict.fromkeys(places, 0)
-    for number, kind in enumerate(found.labels):
+    counts = dict.fromkeys(indices, 0)
+    for number, kind in enumerate(samples.labels):
         counts[kind] += 1
         sides[counts[kind] % 3 == 0].append(number)
-    few = [found.classes[place] for place, kind in enumerate(places) if counts[kind] < 3]
+    few = [samples.classes[index] for index, kind in enumerate(indices) if counts[kind] < 3]
     if few:
         raise ManifestError(f"{data}: the class {few[0]} has fewer than three images, so none is left for testing")
-    made = [
-        ([found[number] for number in side], np.array([places[found.labels[number]] for number in side]))
+    halves = [
+        ([samples[number] for number in side], np.array([indices[samples.labels[number]] for number in side]))
         for side in sides
     ]
-    return *made[0], *made[1]
+    return *halves[0], *halves[1]
 
 
 def _before(steps: Sequence[Any]) -> Any:
-    if not any(isinstance(each, dict) and each.get("op") == "gray3" for each in steps):
+    if not any(isinstance(step, dict) and step.get("op") == "gray3" for step in steps):
         return pipeline.before(_parsed(steps))
-    place = next(number for number, each in enumerate(steps) if isinstance(each, dict) and each.get("op") == "gray3")
-    first, rest = pipeline.before(_parsed(steps[:place])), pipeline.before(_parsed(steps[place + 1 :]))
+    split = next(index for index, step in enumerate(steps) if isinstance(step, dict) and step.get("op") == "gray3")
+    first, rest = pipeline.before(_parsed(steps[:split])), pipeline.before(_parsed(steps[split + 1 :]))
     return lambda value: rest(np.repeat(first(value), 3, axis=-1))
 
 
 def _parsed(steps: Sequence[Any]) -> list[Any]:
-    found = reading.of_plain({"model": {"name": "x", "inputs": [{"steps": list(steps)}]}})
-    return list(found.manifest.model.inputs[0].steps)
+    parsed = reading.of_plain({"model": {"name": "x", "inputs": [{"steps": list(steps)}]}})
+    return list(parsed.manifest.model.inputs[0].steps)
 
 
 def _readout(features: Array, classes: Array) -> Any:
@@ -208,17 +208,17 @@ def _readout(features: Array, classes: Array) -> Any:
     inner = x @ x.T
     inner += RIDGE * np.trace(inner) / len(x) * np.eye(len(x))
     weights = x.T @ np.linalg.solve(inner, y)
-    return lambda found: (found - centre) / spread @ weights
+    return lambda values: (values - centre) / spread @ weights
 
 
-def _row(name: str, right: Array, found: Array, read: Any, wanted: Array) -> Row:
-    scores, usual = read(found), read(right)
-    told = scores.argmax(axis=1)
+def _row(name: str, reference: Array, features: Array, scorer: Any, classes: Array) -> Row:
+    scores, baseline = scorer(features), scorer(reference)
+    answers = scores.argmax(axis=1)
     try:
-        js: float | None = divergence.js(divergence.softmax(usual), divergence.softmax(scores))
+        js: float | None = divergence.js(divergence.softmax(baseline), divergence.softmax(scores))
     except (XspError, ValueError):
         js = None
     return Row(
-        name, PITFALLS[name][0], float((told == wanted).mean()), float((told == usual.argmax(axis=1)).mean()),
-        float(np.linalg.norm(found - right) / np.linalg.norm(right)), js,
+        name, PITFALLS[name][0], float((answers == classes).mean()), float((answers == baseline.argmax(axis=1)).mean()),
+        float(np.linalg.norm(features - reference) / np.linalg.norm(reference)), js,
     )  # fmt: skip

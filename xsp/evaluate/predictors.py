@@ -19,7 +19,7 @@ import numpy as np
 from xsp import models
 from xsp.errors import ManifestError, ModelError
 from xsp.evaluate import agents, sharing
-from xsp.evaluate.datasets import Takes
+from xsp.evaluate.datasets import InputSpec
 from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.pipeline import Array
 
@@ -39,12 +39,12 @@ class Answer:
 class Handle(Protocol):
     """An open model."""
 
-    takes: Mapping[str, Takes]
+    takes: Mapping[str, InputSpec]
     """Its inputs, by name."""
 
 
 class Predictor(Protocol):
-    """The contract."""
+    """The three calls that a predictor must provide."""
 
     def open(self, manifest: Manifest, folder: Path, level: str) -> Any:
         """Return the handle of a model that is ready to predict; it may prepare for the manifest's scenario.
@@ -96,7 +96,7 @@ def of(manifest: Manifest, trusted: bool) -> Predictor:
 class Module:
     """A PyTorch model."""
 
-    takes: Mapping[str, Takes]
+    takes: Mapping[str, InputSpec]
     module: Any
     positional: int
     listed: bool
@@ -124,8 +124,8 @@ class Torch:
         notes: list[str] = []
         device = "cpu" if manifest.hardware.gpu.lower() in ("", "none") else "cuda"
         if model.share:
-            module, args, kwargs, found = _shared(torch, manifest, folder, device)
-            drawn, notes = found.drawn, [found.note]
+            module, args, kwargs, shared = _shared(torch, manifest, folder, device)
+            drawn, notes = shared.drawn, [shared.note]
         elif model.source.endswith(".pt2"):
             module, args, kwargs = _exported(torch, manifest, folder)
         else:
@@ -133,11 +133,11 @@ class Torch:
             if not model.source.partition(":")[0].endswith(".py"):  # a file's model has its own weights
                 drawn = draw_zero_weights(torch, module, model.seed)
         listed = len(args) == 1 and isinstance(args[0], list)
-        given = {str(place): each for place, each in enumerate(args[0] if listed else args)}
+        positional = {str(index): tensor for index, tensor in enumerate(args[0] if listed else args)}
         if listed:
-            given = {"0": given["0"][None]}
-        words = getattr(getattr(module, "config", None), "vocab_size", None)
-        takes = {name: _takes(torch, each, name, words) for name, each in {**given, **kwargs}.items()}
+            positional = {"0": positional["0"][None]}
+        vocabulary = getattr(getattr(module, "config", None), "vocab_size", None)
+        takes = {name: _takes(torch, tensor, name, vocabulary) for name, tensor in {**positional, **kwargs}.items()}
         if dtype is not torch.float32 and not model.share:
             module = module.to(dtype)
         if drawn:
@@ -145,7 +145,7 @@ class Torch:
                 f"{_few(drawn)} is initialised with zeros, so outputs would not depend on the input: "
                 "drawn from the seed instead"
             )
-        return Module(takes, module.to(device), len(given), listed, dtype, device, tuple(notes))
+        return Module(takes, module.to(device), len(positional), listed, dtype, device, tuple(notes))
 
     def predict(self, handle: Module, batches: Iterable[Batch]) -> Iterator[Answer]:
         """Yield the tensors of each answer, in their order."""
@@ -154,8 +154,8 @@ class Torch:
         with torch.inference_mode():
             for batch in batches:
                 args, kwargs = arguments(handle, batch)
-                made = handle.module(*args, **kwargs)
-                yield Answer(tuple(_array(torch, each) for each in _leaves(torch, made)))
+                output = handle.module(*args, **kwargs)
+                yield Answer(tuple(_array(torch, tensor) for tensor in _leaves(torch, output)))
 
     def close(self, handle: Module) -> None:
         """Release the model."""
@@ -168,16 +168,16 @@ def arguments(handle: Module, batch: Batch) -> tuple[tuple[Any, ...], dict[str, 
 
     tensors = {}
     for name, value in batch.items():
-        made = torch.from_numpy(np.ascontiguousarray(value))
-        tensors[name] = made.to(handle.device, handle.dtype if made.is_floating_point() else None)
-    args = tuple(tensors.pop(str(place)) for place in range(handle.positional))
+        tensor = torch.from_numpy(np.ascontiguousarray(value))
+        tensors[name] = tensor.to(handle.device, handle.dtype if tensor.is_floating_point() else None)
+    args = tuple(tensors.pop(str(index)) for index in range(handle.positional))
     return (([*args[0]],) if handle.listed else args), tensors
 
 
 def _built(manifest: Manifest, folder: Path, device: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     source, settings = _source(manifest, folder, device)
     try:
-        built = models.placed(source, _unplaced(source, settings), settings)
+        built = models.on_device(source, _unplaced(source, settings), settings)
     except ModelError as error:
         raise ManifestError(f"model.source: {error}") from error
     built.model.eval()
@@ -211,18 +211,18 @@ def _shared(
     source, settings = _source(manifest, folder, device)
     dtype = getattr(torch, model.precision)
     try:
-        found = sharing.shared(
-            manifest, lambda: _unplaced(source, settings), lambda module: draw_zero_weights(torch, module, model.seed),
-            dtype,
+        shared = sharing.shared(
+            manifest, source, lambda: _unplaced(source, settings),
+            lambda module: draw_zero_weights(torch, module, model.seed), dtype,
         )  # fmt: skip
-        built = found.built
+        built = shared.built
         if dtype is torch.float32:
-            built = models.placed(source, built, settings)
+            built = models.on_device(source, built, settings)
         elif built.tries is not None:  # which of its inputs it takes is tested with float32 inputs
             raise ManifestError(f"model.share: {source} can be shared only with precision float32; omit share")
     except ModelError as error:
         raise ManifestError(f"model.source: {error}") from error
-    return built.model, built.args, built.kwargs, found
+    return built.model, built.args, built.kwargs, shared
 
 
 def draw_zero_weights(torch: Any, module: Any, seed: int) -> list[str]:
@@ -260,8 +260,8 @@ def _exported(torch: Any, manifest: Manifest, folder: Path) -> tuple[Any, tuple[
         args, kwargs = program.example_inputs or ((), {})
         return program.module(), tuple(args), dict(kwargs)
     except Exception as error:  # a damaged file can raise any error
-        said = (str(error).splitlines() or [""])[0]
-        raise ManifestError(f"model.source: {path.name} is not a valid program of torch.export ({said})") from error
+        reason = (str(error).splitlines() or [""])[0]
+        raise ManifestError(f"model.source: {path.name} is not a valid program of torch.export ({reason})") from error
 
 
 def checked(manifest: Manifest, folder: Path) -> Path:
@@ -288,41 +288,41 @@ def check_files(manifest: Manifest, folder: Path, trusted: bool) -> None:
     Raises:
         ManifestError: a checksum differs, or a file cannot be read.
     """
-    for each in manifest.model.files:
-        path = folder / each.path
+    for file in manifest.model.files:
+        path = folder / file.path
         try:
-            if not each.checksum or (agents.leads_out(each.path) and not trusted) or not path.is_file():
+            if not file.checksum or (agents.leads_out(file.path) and not trusted) or not path.is_file():
                 continue
-            has = checksum(path, each.checksum)
+            actual = checksum(path, file.checksum)
         except OSError as error:
-            raise ManifestError(f"model.files: {each.path} cannot be read ({error.strerror})") from error
-        if has != each.checksum.lower():
-            raise ManifestError(f"model.files: {each.path} has the checksum {has}, not {each.checksum}")
+            raise ManifestError(f"model.files: {file.path} cannot be read ({error.strerror})") from error
+        if actual != file.checksum.lower():
+            raise ManifestError(f"model.files: {file.path} has the checksum {actual}, not {file.checksum}")
 
 
 def checksum(path: Path, like: str = "sha256:") -> str:
     """Return the checksum of a file, by the algorithm and in the form of `like`."""
-    named, colon, value = like.lower().partition(":")
-    algorithm = named if colon else {32: "md5", 40: "sha1", 64: "sha256"}.get(len(like), "")
-    if algorithm not in ("md5", "sha1", "sha256") or (colon and not value and named != "sha256"):
+    prefix, colon, value = like.lower().partition(":")
+    algorithm = prefix if colon else {32: "md5", 40: "sha1", 64: "sha256"}.get(len(like), "")
+    if algorithm not in ("md5", "sha1", "sha256") or (colon and not value and prefix != "sha256"):
         raise ManifestError(f"model.files: the checksum {like!r} is not md5, sha1 or sha256")
     digest = hashlib.new(algorithm)
     with open(path, "rb") as file:
-        while piece := file.read(1 << 22):
-            digest.update(piece)
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
     return f"{algorithm}:{digest.hexdigest()}" if colon else digest.hexdigest()
 
 
-def _takes(torch: Any, value: Any, name: str, words: int | None) -> Takes:
+def _takes(torch: Any, value: Any, name: str, vocabulary: int | None) -> InputSpec:
     if not isinstance(value, torch.Tensor):
         raise ManifestError(f"model.source: its input {name} is {type(value).__name__}, not a tensor")
     shape = tuple(value.shape[1:])
     if value.is_floating_point():
-        return Takes(shape)
+        return InputSpec(shape)
     dtype = str(value.dtype).removeprefix("torch.")
-    if name.endswith("input_ids") and isinstance(words, int):
-        return Takes(shape, dtype, words)
-    return Takes(shape, dtype, fixed=value[0].cpu().numpy())
+    if name.endswith("input_ids") and isinstance(vocabulary, int):
+        return InputSpec(shape, dtype, vocabulary)
+    return InputSpec(shape, dtype, fixed=value[0].cpu().numpy())
 
 
 def _leaves(torch: Any, value: Any) -> Iterator[Any]:
@@ -330,16 +330,16 @@ def _leaves(torch: Any, value: Any) -> Iterator[Any]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _leaves(torch, each)
+        for element in value.values():
+            yield from _leaves(torch, element)
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _leaves(torch, each)
+        for element in value:
+            yield from _leaves(torch, element)
 
 
 def _array(torch: Any, value: Any) -> Array:
-    made = value.detach().cpu()
-    return np.asarray((made.float() if made.dtype in (torch.bfloat16, torch.float16) else made).numpy())
+    tensor = value.detach().cpu()
+    return np.asarray((tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy())
 
 
 # --- ONNX Runtime -----------------------------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ OF_ONNX = frozenset({"bool", *(f"float{bits}" for bits in (16, 32, 64)),
 class Session:
     """A model in ONNX Runtime."""
 
-    takes: Mapping[str, Takes]
+    takes: Mapping[str, InputSpec]
     session: Any
 
 
@@ -379,25 +379,27 @@ class Onnx:
         try:
             session = onnxruntime.InferenceSession(str(path), options, providers=providers)
         except Exception as error:
-            said = (str(error).splitlines() or [""])[0]
-            raise ManifestError(f"model.source: ONNX Runtime cannot load {path.name} ({said})") from error
-        shapes = [each.shape for each in manifest.model.inputs]
+            reason = (str(error).splitlines() or [""])[0]
+            raise ManifestError(f"model.source: ONNX Runtime cannot load {path.name} ({reason})") from error
+        shapes = [spec.shape for spec in manifest.model.inputs]
         takes = {}
-        for place, each in enumerate(session.get_inputs()):
-            told = shapes[place] if place < len(shapes) and shapes[place] else [
-                size if isinstance(size, int) and size > 0 else 1 for size in each.shape[1:]
+        for index, argument in enumerate(session.get_inputs()):
+            shape = shapes[index] if index < len(shapes) and shapes[index] else [
+                size if isinstance(size, int) and size > 0 else 1 for size in argument.shape[1:]
             ]  # fmt: skip
-            dtype = {"float": "float32", "double": "float64"}.get(inner := each.type[7:-1], inner)
+            dtype = {"float": "float32", "double": "float64"}.get(inner := argument.type[7:-1], inner)
             if dtype not in OF_ONNX:
-                raise ManifestError(f"model.source: its input {each.name} is {each.type}, which samples cannot have")
-            takes[each.name] = Takes(tuple(told), dtype, None if dtype.startswith("float") else 2)
+                raise ManifestError(
+                    f"model.source: its input {argument.name} is {argument.type}, which samples cannot have"
+                )
+            takes[argument.name] = InputSpec(tuple(shape), dtype, None if dtype.startswith("float") else 2)
         return Session(takes, session)
 
     def predict(self, handle: Session, batches: Iterable[Batch]) -> Iterator[Answer]:
         """Yield the outputs of each batch, in the order of the file."""
         for batch in batches:
-            made = handle.session.run(None, {name: np.ascontiguousarray(each) for name, each in batch.items()})
-            yield Answer(tuple(map(_of_onnx, made)))
+            outputs = handle.session.run(None, {name: np.ascontiguousarray(array) for name, array in batch.items()})
+            yield Answer(tuple(map(_of_onnx, outputs)))
 
     def close(self, handle: Session) -> None:
         """Release the session."""
@@ -406,10 +408,10 @@ class Onnx:
 
 def _of_onnx(value: Any) -> Array:
     """Return an output as an array of numbers or of text; a list of mappings (scikit-learn's ZipMap) as its values."""
-    if isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
-        value = [list(each.values()) for each in value]
-    made = np.asarray(value)
-    return made.astype(str) if made.dtype == object else made  # the bytes of objects are addresses
+    if isinstance(value, list) and value and all(isinstance(mapping, Mapping) for mapping in value):
+        value = [list(mapping.values()) for mapping in value]
+    array = np.asarray(value)
+    return array.astype(str) if array.dtype == object else array  # the bytes of objects are addresses
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ MOST_SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Read:
+class LoadedManifest:
     """A manifest, and where it was read."""
 
     manifest: Manifest
@@ -37,7 +37,7 @@ class Read:
     """Notes on fields that are kept but not understood."""
 
 
-def read(path: Path) -> Read:
+def read(path: Path) -> LoadedManifest:
     """Read a manifest of any dialect; a section may be the name of a file beside it that contains the section.
 
     Raises:
@@ -47,8 +47,8 @@ def read(path: Path) -> Read:
     content = text.content
     if not isinstance(content, dict):
         raise ManifestError(f"{path}:1: a manifest must be a mapping of fields, this is {_kind(content)}")
-    dialect = dialects.told(content)
-    content = dialects.in_our_words(dict(content), dialect)
+    dialect = dialects.detect(content)
+    content = dialects.translate(dict(content), dialect)
     for name, value in content.items():
         if name in SECTIONS and isinstance(value, str):
             content[name] = _section(path, text, name, value)
@@ -57,7 +57,7 @@ def read(path: Path) -> Read:
 
 def of_plain(
     content: Any, folder: Path = Path(), text: yamltext.Text | None = None, dialect: str = dialects.OURS
-) -> Read:
+) -> LoadedManifest:
     """Validate plain data as a manifest.
 
     Args:
@@ -70,13 +70,13 @@ def of_plain(
         ManifestError: it is not a manifest.
     """
     try:
-        found = Manifest.model_validate(content)
+        manifest = Manifest.model_validate(content)
     except ValidationError as error:
         raise ManifestError(_said(error, text)) from error
     except RecursionError as error:
         raise ManifestError("the manifest is nested too deeply") from error
-    found = pipeline.canonical(found)
-    return Read(found, dialect, folder, tuple(_notes(found)))
+    manifest = pipeline.canonical(manifest)
+    return LoadedManifest(manifest, dialect, folder, tuple(_notes(manifest)))
 
 
 def _section(path: Path, text: yamltext.Text, name: str, value: str) -> Any:
@@ -90,9 +90,9 @@ def _section(path: Path, text: yamltext.Text, name: str, value: str) -> Any:
     content = _text(file).content
     if not isinstance(content, dict):
         raise ManifestError(f"{file.name}:1: a section must be a mapping of fields, this is {_kind(content)}")
-    made = dialects.in_our_words(dict(content), dialects.told(content))
-    inner = made.get(name)
-    return inner if isinstance(inner, dict) else content
+    translated = dialects.translate(dict(content), dialects.detect(content))
+    section = translated.get(name)
+    return section if isinstance(section, dict) else content
 
 
 def _text(path: Path) -> yamltext.Text:
@@ -110,15 +110,15 @@ def _text(path: Path) -> yamltext.Text:
 
 def _said(error: ValidationError, text: yamltext.Text | None) -> str:
     lines = []
-    found = error.errors(include_url=False, include_context=False)
-    for each in found[:MOST_SHOWN]:
-        place = tuple(part for part in each["loc"] if not _is_of_union(part))
-        at = f"{text.at(place)}: " if text is not None else ""
+    problems = error.errors(include_url=False, include_context=False)
+    for problem in problems[:MOST_SHOWN]:
+        place = tuple(part for part in problem["loc"] if not _is_of_union(part))
+        location = f"{text.at(place)}: " if text is not None else ""
         field = ".".join(map(str, place))
-        said = str(each["msg"]).removeprefix("Value error, ")
-        lines.append(f"{at}{field + ': ' if field else ''}{said[:1].lower()}{said[1:]}")
-    if len(found) > MOST_SHOWN:
-        lines.append(f"and {len(found) - MOST_SHOWN} more")
+        message = str(problem["msg"]).removeprefix("Value error, ")
+        lines.append(f"{location}{field + ': ' if field else ''}{message[:1].lower()}{message[1:]}")
+    if len(problems) > MOST_SHOWN:
+        lines.append(f"and {len(problems) - MOST_SHOWN} more")
     return "\n".join(lines)
 
 
@@ -127,13 +127,13 @@ def _is_of_union(part: str | int) -> bool:
     return isinstance(part, str) and part in ("Function", "str", "dict[str,any]", "dict[str,Any]")
 
 
-def _notes(found: Manifest) -> list[str]:
+def _notes(manifest: Manifest) -> list[str]:
     notes = []
-    for place in found.unknown():
+    for place in manifest.unknown():
         if ".steps[" in place:  # options of a step
             continue
-        *within, name = place.split(".")
-        section = SECTIONS.get(within[0]) if len(within) == 1 else Manifest if not within else None
+        *parents, name = place.split(".")
+        section = SECTIONS.get(parents[0]) if len(parents) == 1 else Manifest if not parents else None
         hint = nearest(name, section.model_fields) if section is not None else ""
         notes.append(f"{place} is kept but not used{hint}")
     return notes

@@ -52,12 +52,12 @@ NAME = re.compile(r"[0-9a-f]{12}-\d{4,}")
 DIGITS = 12
 MOST_BYTES = 16 << 20
 
-_TOLD = ("name", "kind", "started", "xsp")
-_WITHIN = {"agent": ("name", "host", "python", "packages"), "environment": ("equal",), "outputs": ("digest",),
+_REQUIRED = ("name", "kind", "started", "xsp")
+_REQUIRED_WITHIN = {"agent": ("name", "host", "python", "packages"), "environment": ("equal",), "outputs": ("digest",),
            "samples": ("checksum",)}  # fmt: skip
-_OF_PART = ("batch", "requests", "scheduled", "open_loop", "stopped", "late", "p50_ms", "p90_ms", "p99_ms",
+_REQUIRED_OF_PART = ("batch", "requests", "scheduled", "open_loop", "stopped", "late", "p50_ms", "p90_ms", "p99_ms",
             "trimmed_mean_ms", "inputs_per_s")  # fmt: skip
-"""Fields that a result is not read without."""
+"""Fields without which a result is refused as damaged."""
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,14 @@ class Result:
 
     def requests(self, batch: int | None = None) -> Requests:
         """Return the requests of a batch size; None for the first one."""
-        asked = self.parts[0]["batch"] if batch is None else batch
-        part = next(each for each in self.parts if each["batch"] == asked)
+        size = self.parts[0]["batch"] if batch is None else batch
+        part = next(part for part in self.parts if part["batch"] == size)
         con = table.connect()
         try:
             columns = con.execute(
                 f"SELECT due_ns, issued_ns, start_ns, end_ns, batch FROM {_place(self.path / 'requests.parquet')} "
                 "WHERE part = ? ORDER BY number",
-                [asked],
+                [size],
             ).fetchnumpy()
         finally:
             con.close()
@@ -121,28 +121,28 @@ class Result:
         Raises:
             ManifestError: their file is damaged.
         """
-        place = self.path / OUTPUTS
-        if not place.is_file():
+        path = self.path / OUTPUTS
+        if not path.is_file():
             return {}
         try:
-            with np.load(place, allow_pickle=False) as found:
-                return {name: found[name] for name in found.files}
+            with np.load(path, allow_pickle=False) as archive:
+                return {name: archive[name] for name in archive.files}
         except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
-            raise ManifestError(f"{place}: damaged ({type(error).__name__}: {error})") from error
+            raise ManifestError(f"{path}: damaged ({type(error).__name__}: {error})") from error
 
 
 def digest(outputs: Mapping[str, Array]) -> str:
     """Return the SHA-256 of arrays: equal if and only if names, types, shapes and bits are equal."""
-    made = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name in sorted(outputs):
         value = np.ascontiguousarray(outputs[name])
-        made.update(f"{name} {value.dtype.str} {value.shape}\n".encode())
-        made.update(value.tobytes())
-    return made.hexdigest()
+        hasher.update(f"{name} {value.dtype.str} {value.shape}\n".encode())
+        hasher.update(value.tobytes())
+    return hasher.hexdigest()
 
 
 @contextlib.contextmanager
-def written(store: Path, identity: str) -> Iterator[tuple[Path, list[Path]]]:
+def new_result(store: Path, identity: str) -> Iterator[tuple[Path, list[Path]]]:
     """Yield a folder for the files of a result, and publish it at the end; after an error nothing is left.
 
     Yields:
@@ -151,10 +151,10 @@ def written(store: Path, identity: str) -> Iterator[tuple[Path, list[Path]]]:
     Raises:
         ManifestError: the folder cannot be written.
     """
-    done: list[Path] = []
-    with staging(store, identity) as beside:
-        yield beside, done
-        done.append(publish(store, identity, beside))
+    paths: list[Path] = []
+    with staging(store, identity) as folder:
+        yield folder, paths
+        paths.append(publish(store, identity, folder))
 
 
 @contextlib.contextmanager
@@ -167,14 +167,14 @@ def staging(store: Path, identity: str) -> Iterator[Path]:
     try:
         store.mkdir(parents=True, exist_ok=True)
         atomic.remove_stale(store)
-        beside = store / f".{identity[:DIGITS]}.{os.getpid()}-{time.monotonic_ns()}.part"
-        beside.mkdir()
+        folder = store / f".{identity[:DIGITS]}.{os.getpid()}-{time.monotonic_ns()}.part"
+        folder.mkdir()
     except OSError as error:
         raise ManifestError(f"{store}: results cannot be written there ({error.strerror})") from error
     try:
-        yield beside
+        yield folder
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def publish(store: Path, identity: str, beside: Path) -> Path:
@@ -185,34 +185,36 @@ def publish(store: Path, identity: str, beside: Path) -> Path:
     Raises:
         ManifestError: the folder cannot be renamed.
     """
-    taken = [int(each.name[DIGITS + 1 :]) for each in store.glob(f"{identity[:DIGITS]}-*") if NAME.fullmatch(each.name)]
-    number = max(taken, default=0)
+    numbers = [
+        int(path.name[DIGITS + 1 :]) for path in store.glob(f"{identity[:DIGITS]}-*") if NAME.fullmatch(path.name)
+    ]
+    number = max(numbers, default=0)
     while True:
         number += 1
-        place = store / f"{identity[:DIGITS]}-{number:04d}"
-        if place.exists():
+        target = store / f"{identity[:DIGITS]}-{number:04d}"
+        if target.exists():
             continue
         try:
-            os.rename(beside, place)
+            os.rename(beside, target)
         except OSError as error:
-            if place.exists():
+            if target.exists():
                 continue
-            raise ManifestError(f"{place}: cannot be written ({error.strerror})") from error
-        return place
+            raise ManifestError(f"{target}: cannot be written ({error.strerror})") from error
+        return target
 
 
 def write(folder: Path, manifest: Manifest, content: Mapping[str, Any], parts: Mapping[int, Requests]) -> None:
     """Write everything except outputs, trace and bound into the folder of a result."""
     (folder / MANIFEST).write_text(yamltext.write(manifest.plain()), encoding="utf-8")
-    whole = {"format": FORMAT, "identity": manifest.identity, "manifest": manifest.plain(), **content}
-    (folder / RESULT).write_text(json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+    document = {"format": FORMAT, "identity": manifest.identity, "manifest": manifest.plain(), **content}
+    (folder / RESULT).write_text(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
     con = table.connect()
     try:
         columns = {
-            "part": np.concatenate([np.full(len(each), batch, np.int64) for batch, each in parts.items()]),
-            "number": np.concatenate([np.arange(len(each), dtype=np.int64) for each in parts.values()]),
+            "part": np.concatenate([np.full(len(part), batch, np.int64) for batch, part in parts.items()]),
+            "number": np.concatenate([np.arange(len(part), dtype=np.int64) for part in parts.values()]),
             **{
-                name: np.concatenate([getattr(each, name) for each in parts.values()])
+                name: np.concatenate([getattr(part, name) for part in parts.values()])
                 for name in ("batch", "due_ns", "issued_ns", "start_ns", "end_ns")
             },
         }
@@ -224,23 +226,23 @@ def write(folder: Path, manifest: Manifest, content: Mapping[str, Any], parts: M
                     "p50_ms DOUBLE, p90_ms DOUBLE, p99_ms DOUBLE, trimmed_mean_ms DOUBLE, inputs_per_s DOUBLE, "
                     "started VARCHAR, rate_low DOUBLE, rate_high DOUBLE, top1 DOUBLE, top5 DOUBLE)")  # fmt: skip
         con.executemany(
-            "INSERT INTO evaluation VALUES (" + ", ".join("?" * 20) + ")", [list(each) for each in _rows(whole)]
+            "INSERT INTO evaluation VALUES (" + ", ".join("?" * 20) + ")", [list(row) for row in _rows(document)]
         )
         con.execute(f"COPY evaluation TO {_place(folder / 'evaluation.parquet')} (FORMAT parquet)")
     finally:
         con.close()
 
 
-def _rows(whole: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    manifest = whole["manifest"]
+def _rows(document: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    manifest = document["manifest"]
     model = manifest["model"]
-    for part in whole["parts"]:
+    for part in document["parts"]:
         yield (
-            whole["identity"], whole["name"], model["name"], model.get("task"), whole["kind"], part["batch"],
-            whole["agent"]["name"], whole["environment"]["hash"], whole["outputs"]["digest"], part["requests"],
+            document["identity"], document["name"], model["name"], model.get("task"), document["kind"], part["batch"],
+            document["agent"]["name"], document["environment"]["hash"], document["outputs"]["digest"], part["requests"],
             part["p50_ms"], part["p90_ms"], part["p99_ms"], part["trimmed_mean_ms"], part["inputs_per_s"],
-            whole["started"], part.get("rate_low"), part.get("rate_high"),
-            (whole.get("accuracy") or {}).get("top1"), (whole.get("accuracy") or {}).get("top5"),
+            document["started"], part.get("rate_low"), part.get("rate_high"),
+            (document.get("accuracy") or {}).get("top1"), (document.get("accuracy") or {}).get("top5"),
         )  # fmt: skip
 
 
@@ -262,18 +264,18 @@ def read(path: Path) -> Result:
         if file.stat().st_size > MOST_BYTES:
             raise ValueError("too large")
         content = json.loads(file.read_text(encoding="utf-8"))
-        found = Result(path, content)
+        result = Result(path, content)
         if int(content["format"]) > FORMAT:
             raise ManifestError(f"{path}: written by a newer xsp, in format {content['format']}")
-        _ = found.identity, found.manifest["model"]["name"], found.parts[0], [content[name] for name in _TOLD]
-        _ = [content[name][each] for name, inner in _WITHIN.items() for each in inner]
-        _ = [part[name] for part in found.parts for name in _OF_PART]
+        _ = result.identity, result.manifest["model"]["name"], result.parts[0], [content[name] for name in _REQUIRED]
+        _ = [content[name][key] for name, keys in _REQUIRED_WITHIN.items() for key in keys]
+        _ = [part[name] for part in result.parts for name in _REQUIRED_OF_PART]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ManifestError(f"{file}: damaged ({type(error).__name__}: {error})") from error
-    return found
+    return result
 
 
-def named(name: str, store: Path) -> Result:
+def find(name: str, store: Path) -> Result:
     """Return a result by its path, its name, or the first digits of its manifest's identity, then the newest one.
 
     Raises:
@@ -283,32 +285,32 @@ def named(name: str, store: Path) -> Result:
         return read(Path(name))
     if (store / name / RESULT).is_file():
         return read(store / name)
-    found = sorted(each for each in _places(store) if each.name.startswith(name)) if name else []
-    if not found:
+    matches = sorted(path for path in _places(store) if path.name.startswith(name)) if name else []
+    if not matches:
         raise ManifestError(f"there is no result {name!r} in {store}; list them with `xsp evaluate list`")
-    manifests = sorted({each.name[:DIGITS] for each in found})
+    manifests = sorted({path.name[:DIGITS] for path in matches})
     if len(manifests) > 1:
         raise ManifestError(f"{name!r} begins {len(manifests)} manifests: {', '.join(manifests[:6])}; give more digits")
-    return read(max(found, key=lambda each: (each.name[:DIGITS], int(each.name[DIGITS + 1 :]))))
+    return read(max(matches, key=lambda path: (path.name[:DIGITS], int(path.name[DIGITS + 1 :]))))
 
 
-def every(store: Path) -> tuple[list[Result], list[str]]:
+def read_all(store: Path) -> tuple[list[Result], list[str]]:
     """Return all results of a store, oldest first, and messages on damaged ones."""
-    found, wrong = [], []
-    for each in _places(store):
+    results, errors = [], []
+    for path in _places(store):
         try:
-            found.append(read(each))
+            results.append(read(path))
         except ManifestError as error:
-            wrong.append(str(error))
-    return sorted(found, key=lambda each: (str(each.content["started"]), each.name)), wrong
+            errors.append(str(error))
+    return sorted(results, key=lambda result: (str(result.content["started"]), result.name)), errors
 
 
 def _places(store: Path) -> list[Path]:
     try:
-        return sorted(each for each in store.iterdir() if NAME.fullmatch(each.name))
+        return sorted(path for path in store.iterdir() if NAME.fullmatch(path.name))
     except OSError:
         return []
 
 
 def _place(path: Path) -> str:
-    return table.place(path)
+    return table.path_literal(path)

@@ -19,10 +19,9 @@ import numpy as np
 from xsp import version
 from xsp.bench import environment
 from xsp.errors import ManifestError, UsageError, XspError
-from xsp.evaluate import agents, besides, contention, datasets, labelled, pipeline, predictors, results, userfunctions
+from xsp.evaluate import agents, contention, datasets, extras, labelled, pipeline, predictors, results, userfunctions
 from xsp.evaluate.agents import Facts, Options, Progress
-from xsp.evaluate.load import Clock, Requests, Schedule, VirtualClock, drive, loadgen, schedules, search
-from xsp.evaluate.load import latencies as said
+from xsp.evaluate.load import Clock, Requests, Schedule, VirtualClock, drive, latencies, loadgen, schedules, search
 from xsp.evaluate.manifest import Manifest, Scenario
 from xsp.evaluate.pipeline import Array
 from xsp.evaluate.predictors import Answer, Batch, Predictor
@@ -35,7 +34,7 @@ MOST_OUTPUT_BYTES = 64 << 20
 
 
 @dataclass
-class Served:
+class PreparedModel:
     """An open model with its steps before and after."""
 
     predictor: Predictor
@@ -48,8 +47,8 @@ class Served:
     after: Callable[[Any], Any] | None
 
     def batch(self, first: int, count: int) -> Batch:
-        """Return a batch of `count` samples, each after the steps before the model."""
-        rows = [self._row((first + place) % len(self.raw)) for place in range(count)]
+        """Return a batch of `count` samples, with the steps before the model applied."""
+        rows = [self._row((first + offset) % len(self.raw)) for offset in range(count)]
         try:
             return {name: np.stack([row[name] for row in rows]) for name in self.handle.takes}
         except ValueError as error:
@@ -57,35 +56,35 @@ class Served:
 
     def _row(self, number: int) -> Mapping[str, Array]:
         sample = self.raw[number]
-        made = sample if self.before is None else self.before(sample)
-        takes: Mapping[str, datasets.Takes] = self.handle.takes
-        found: dict[str, Array]
-        if isinstance(made, Mapping):
-            found = dict(made)
+        prepared = sample if self.before is None else self.before(sample)
+        takes: Mapping[str, datasets.InputSpec] = self.handle.takes
+        arrays: dict[str, Array]
+        if isinstance(prepared, Mapping):
+            arrays = dict(prepared)
         else:
-            first, *others = takes
-            found = {first: np.asarray(made)}
-            for name in others:
-                each = takes[name]
-                found[name] = np.zeros(each.shape, each.dtype) if each.fixed is None else each.fixed
-        for name, each in takes.items():
-            if name not in found:
-                raise ManifestError(f"model.preprocess: the model takes {name!r}, but it returns {', '.join(found)}")
-            if found[name].ndim != len(each.shape):
-                shapes = f"a sample is {found[name].shape}, the model takes {each.shape}"
+            first, *remaining = takes
+            arrays = {first: np.asarray(prepared)}
+            for name in remaining:
+                spec = takes[name]
+                arrays[name] = np.zeros(spec.shape, spec.dtype) if spec.fixed is None else spec.fixed
+        for name, spec in takes.items():
+            if name not in arrays:
+                raise ManifestError(f"model.preprocess: the model takes {name!r}, but it returns {', '.join(arrays)}")
+            if arrays[name].ndim != len(spec.shape):
+                shapes = f"a sample is {arrays[name].shape}, the model takes {spec.shape}"
                 raise ManifestError(f"model.inputs: after the steps {shapes}")
-        return found
+        return arrays
 
     def predict(self, batch: Batch) -> Answer:
-        """Return the model's answer, after the steps after the model."""
+        """Return the model's answer, with the steps after the model applied."""
         answer = _predicted(self.predictor, self.handle, batch)
         if self.after is None or not answer.outputs:
             return answer
         first = answer.outputs[0]
         if not first.ndim:
             raise ManifestError("model.outputs: the first output is one number, which has no samples for the steps")
-        rows = [self.after(each) for each in first]
-        return Answer((np.stack(rows) if len({each.shape for each in rows}) == 1 else first, *answer.outputs[1:]),
+        rows = [self.after(output) for output in first]
+        return Answer((np.stack(rows) if len({row.shape for row in rows}) == 1 else first, *answer.outputs[1:]),
                       answer.took_ns)  # fmt: skip
 
 
@@ -100,9 +99,9 @@ def _predicted(predictor: Predictor, handle: Any, batch: Batch) -> Answer:
     except XspError:
         raise
     except Exception as error:
-        said = (str(error).splitlines() or [""])[0]
-        shapes = ", ".join(str(list(each.shape)) for each in batch.values())
-        raise ManifestError(f"model: raises {type(error).__name__} on {shapes} ({said})") from error
+        reason = (str(error).splitlines() or [""])[0]
+        shapes = ", ".join(str(list(array.shape)) for array in batch.values())
+        raise ManifestError(f"model: raises {type(error).__name__} on {shapes} ({reason})") from error
 
 
 def evaluate(
@@ -122,13 +121,13 @@ def evaluate(
         ManifestError: it cannot be run; nothing was written.
     """
     facts = replace(facts, trusts=options.trusted)
-    reasons = [*pipeline.wrong(manifest), *agents.misses(manifest, facts)] or _environment(manifest)
+    reasons = [*pipeline.problems(manifest), *agents.unmet_requirements(manifest, facts)] or _environment(manifest)
     if reasons:
         raise ManifestError(f"{manifest.title} cannot be evaluated by {facts.name}: " + "; ".join(reasons))
     started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     with (
         predictors.threads(manifest.software.threads),
-        results.written(options.store, manifest.identity) as (beside, done),
+        results.new_result(options.store, manifest.identity) as (staging, paths),
         userfunctions.of(manifest, folder) as functions,
     ):
         predictor = predictors.of(manifest, options.trusted)
@@ -139,20 +138,26 @@ def evaluate(
         open_ns = time.perf_counter_ns() - begin
         try:
             served = _served(manifest, folder, options, predictor, handle, functions)
-            kept, first = _outputs(manifest, served)
+            outputs, first_answer = _outputs(manifest, served)
             accuracy = _accuracy(manifest, served, progress)
-            simulated = first.took_ns is not None
+            simulated = first_answer.took_ns is not None
             watch = contention.Watch()
-            parts, found, processor = _parts(manifest, folder, served, simulated, progress)
-            noted = {**environment.noted(), **watch.found()}
+            parts, best, processor_ms = _parts(manifest, folder, served, simulated, progress)
+            noted = {**environment.noted(), **watch.changes()}
             batch = served.batch(0, _inputs(manifest.scenario, manifest.scenario.sizes[0]))
-            more = besides.make(beside, manifest, folder, predictor, handle, batch, options, progress)
-            of_functions = [note for each in functions.values() for note in each.notes()]
-            notes = [*getattr(handle, "notes", ()), *of_functions, *_constant(kept), *_of_search(found), *more]
+            part_notes = extras.make(staging, manifest, folder, predictor, handle, batch, options, progress)
+            function_notes = [note for function in functions.values() for note in function.notes()]
+            notes = [
+                *getattr(handle, "notes", ()),
+                *function_notes,
+                *_constant(outputs),
+                *_of_search(best),
+                *part_notes,
+            ]
         finally:
             predictor.close(handle)
-        np.savez(beside / results.OUTPUTS, **kept)  # type: ignore[arg-type]
-        there = environment.here()
+        np.savez(staging / results.OUTPUTS, **outputs)  # type: ignore[arg-type]
+        snapshot = environment.here()
         content = {
             "name": manifest.title,
             "kind": manifest.scenario.kind,
@@ -160,27 +165,27 @@ def evaluate(
             "xsp": version.__version__,
             "transport": transport,
             "agent": results.plain(facts),
-            "environment": {"hash": there.hash, "equal": dict(there.equal), "noted": noted},
+            "environment": {"hash": snapshot.hash, "equal": dict(snapshot.equal), "noted": noted},
             "threads": predictors.threads_now(),
             "samples": {"count": len(served.samples), "checksum": served.samples.checksum},
-            "outputs": {"digest": results.digest(kept), "samples": min(len(served.raw), MOST_OUTPUTS)},
+            "outputs": {"digest": results.digest(outputs), "samples": min(len(served.raw), MOST_OUTPUTS)},
             "accuracy": accuracy,
             "simulated": simulated,
             "open_ms": open_ns / 1e6,
             "parts": [
-                _figures(manifest.scenario, batch, each, found) | {"processor_ms": processor.get(batch)}
-                for batch, each in parts.items()
+                _figures(manifest.scenario, batch, requests, best) | {"processor_ms": processor_ms.get(batch)}
+                for batch, requests in parts.items()
             ],
             "notes": notes,
         }
-        results.write(beside, manifest, content, parts)
-    return done[0]
+        results.write(staging, manifest, content, parts)
+    return paths[0]
 
 
 def _served(
     manifest: Manifest, folder: Path, options: Options, predictor: Predictor, handle: Any,
     functions: Mapping[str, Callable[[Any], Any]],
-) -> Served:  # fmt: skip
+) -> PreparedModel:  # fmt: skip
     model = manifest.model
     steps = model.inputs[0].steps if model.inputs else []
     samples = datasets.of(manifest.dataset, handle.takes, folder, options.trusted)
@@ -197,10 +202,10 @@ def _served(
                 "to become inputs of the model"
             )
         before = pipeline.before(steps)
-    last = model.outputs[0].steps if model.outputs else []
-    after = functions.get("postprocess") or (pipeline.after(last) if last else None)
+    output_steps = model.outputs[0].steps if model.outputs else []
+    after = functions.get("postprocess") or (pipeline.after(output_steps) if output_steps else None)
     raw = [samples[number] for number in range(min(len(samples), _most_samples(manifest)))]
-    return Served(predictor, handle, samples, raw, before, after)
+    return PreparedModel(predictor, handle, samples, raw, before, after)
 
 
 def _most_samples(manifest: Manifest) -> int:
@@ -219,25 +224,25 @@ def _inputs(scenario: Scenario, batch: int) -> int:
     return scenario.streams if scenario.kind == "multi-stream" else batch
 
 
-def _outputs(manifest: Manifest, served: Served) -> tuple[dict[str, Array], Answer]:
+def _outputs(manifest: Manifest, served: PreparedModel) -> tuple[dict[str, Array], Answer]:
     """Return the outputs for the first samples, one by one, up to a limit of bytes, and the first answer."""
     del manifest
     answers = [served.predict(served.batch(number, 1)) for number in range(min(len(served.raw), MOST_OUTPUTS))]
-    kept: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     size = 0
-    for place in range(len(answers[0].outputs)):
-        rows = [each.outputs[place] for each in answers]
+    for index in range(len(answers[0].outputs)):
+        rows = [answer.outputs[index] for answer in answers]
         size += sum(row.nbytes for row in rows)
         if size > MOST_OUTPUT_BYTES:
             break
         if len({row.shape for row in rows}) == 1:
-            kept[f"output{place}"] = np.stack(rows)
+            arrays[f"output{index}"] = np.stack(rows)
         else:
-            kept |= {f"output{place}-{number:04d}": row for number, row in enumerate(rows)}
-    return kept, answers[0]
+            arrays |= {f"output{index}-{number:04d}": row for number, row in enumerate(rows)}
+    return arrays, answers[0]
 
 
-def _accuracy(manifest: Manifest, served: Served, progress: Progress) -> dict[str, Any] | None:
+def _accuracy(manifest: Manifest, served: PreparedModel, progress: Progress) -> dict[str, Any] | None:
     """Return the result of `labelled.of` for all samples; None if their classes are unknown."""
     samples = served.samples
 
@@ -252,14 +257,14 @@ def _accuracy(manifest: Manifest, served: Served, progress: Progress) -> dict[st
     return dict(labelled.of(manifest, samples.labels, samples.classes, answer))
 
 
-def _constant(kept: Mapping[str, Array]) -> list[str]:
-    said = constant(kept)
-    return [f"the outputs are constant, so comparing them is meaningless: {said}"] if said else []
+def _constant(outputs: Mapping[str, Array]) -> list[str]:
+    explanation = constant(outputs)
+    return [f"the outputs are constant, so comparing them is meaningless: {explanation}"] if explanation else []
 
 
 def _parts(
-    manifest: Manifest, folder: Path, served: Served, simulated: bool, progress: Progress
-) -> tuple[dict[int, Requests], search.Found | None, dict[int, float | None]]:
+    manifest: Manifest, folder: Path, served: PreparedModel, simulated: bool, progress: Progress
+) -> tuple[dict[int, Requests], search.SearchResult | None, dict[int, float | None]]:
     """Return the requests of each batch size, the result of a search for the highest rate, and processor times.
 
     Processor time is the median over requests of the CPU time of all threads of this process, in milliseconds; None for
@@ -268,9 +273,9 @@ def _parts(
     scenario = manifest.scenario
     if scenario.kind == "cold-start":
         return {scenario.batch: _cold(manifest, folder, served, progress)}, None, {}
-    found = {}
-    processor: dict[int, float | None] = {}
-    elsewhere = simulated or any((manifest.model.command, manifest.model.preprocess, manifest.model.postprocess))
+    by_batch = {}
+    processor_ms: dict[int, float | None] = {}
+    untimed = simulated or any((manifest.model.command, manifest.model.preprocess, manifest.model.postprocess))
     for batch in scenario.sizes:
         clock: Clock = VirtualClock() if simulated else Clock()
         took: list[int] = []
@@ -285,21 +290,21 @@ def _parts(
         for number in range(scenario.warmup):
             serve(number, _inputs(scenario, batch))
         if scenario.kind == "max-rate":
-            best, found[batch] = _searched(manifest.title, scenario, serve, clock, progress)
-            return found, best, processor
-        what = f"{manifest.title}, batch {batch}" if len(scenario.sizes) > 1 else manifest.title
+            best, by_batch[batch] = _searched(manifest.title, scenario, serve, clock, progress)
+            return by_batch, best, processor_ms
+        label = f"{manifest.title}, batch {batch}" if len(scenario.sizes) > 1 else manifest.title
         if scenario.driver == "loadgen":
-            progress(f"{what}, by LoadGen", 0, scenario.requests)
-            found[batch] = _by_loadgen(scenario, serve)
+            progress(f"{label}, by LoadGen", 0, scenario.requests)
+            by_batch[batch] = _by_loadgen(scenario, serve)
         else:
-            found[batch] = drive(
+            by_batch[batch] = drive(
                 schedule(scenario, batch), serve, clock=clock,
-                progress=lambda done, of, what=what: progress(what, done, of),  # type: ignore[misc]
+                progress=lambda done, of, label=label: progress(label, done, of),  # type: ignore[misc]
             )  # fmt: skip
-        if not len(found[batch]):
-            raise ManifestError(f"{manifest.title}: no request ended ({found[batch].stopped})")
-        processor[batch] = None if elsewhere else float(np.median(took[scenario.warmup :])) / 1e6
-    return found, None, processor
+        if not len(by_batch[batch]):
+            raise ManifestError(f"{manifest.title}: no request ended ({by_batch[batch].stopped})")
+        processor_ms[batch] = None if untimed else float(np.median(took[scenario.warmup :])) / 1e6
+    return by_batch, None, processor_ms
 
 
 def _by_loadgen(scenario: Scenario, serve: Callable[[int, int], None]) -> Requests:
@@ -315,7 +320,7 @@ MOST_PROBES = 15
 
 def _searched(
     title: str, scenario: Scenario, serve: Callable[[int, int], None], clock: Clock, progress: Progress
-) -> tuple[search.Found, Requests]:
+) -> tuple[search.SearchResult, Requests]:
     """Search for the highest rate, and return it with the requests at the lower end of its interval."""
     rates: dict[float, None] = {}
 
@@ -325,25 +330,25 @@ def _searched(
         progress(f"{title}, {rate:.3g} per second", len(rates) - 1, MOST_PROBES)
 
     try:
-        found = search.drive_to_limit(
+        best = search.drive_to_limit(
             serve, round(1e6 * (scenario.latency_ms or 0.0)), scenario.percentile / 100, requests=scenario.requests,
             batch=scenario.batch, clock=clock, seed=scenario.seed, most_probes=MOST_PROBES, probed=probed,
         )  # fmt: skip
     except UsageError as error:
         raise ManifestError(f"scenario: {error}") from error
     progress(title, MOST_PROBES, MOST_PROBES)
-    return found
+    return best
 
 
-def _of_search(found: search.Found | None) -> list[str]:
+def _of_search(result: search.SearchResult | None) -> list[str]:
     """Return notes on a search whose interval has an open end."""
-    if found is None or (found.low is not None and found.high is not None):
+    if result is None or (result.low is not None and result.high is not None):
         return []
-    limit = f"{found.limit_ns / 1e6:g} ms at the {100 * found.share:g}th percentile"
-    if found.low is None:
-        kept = f" a rate of {found.probes[0].rate:.3g}" if found.probes else " a closed loop"
-        return [f"no rate met {limit}: {found.why}; the requests are those of{kept}"]
-    return [f"{limit} met at each tried rate, up to {max(each.rate for each in found.probes):.3g} per second"]
+    limit = f"{result.limit_ns / 1e6:g} ms at the {100 * result.share:g}th percentile"
+    if result.low is None:
+        fallback = f" a rate of {result.probes[0].rate:.3g}" if result.probes else " a closed loop"
+        return [f"no rate met {limit}: {result.why}; the requests are those of{fallback}"]
+    return [f"{limit} met at each tried rate, up to {max(probe.rate for probe in result.probes):.3g} per second"]
 
 
 def schedule(scenario: Scenario, batch: int) -> Schedule:
@@ -353,7 +358,7 @@ def schedule(scenario: Scenario, batch: int) -> Schedule:
         ManifestError: the scenario has no schedule, or one that is too long.
     """
     requests, rate = scenario.requests, scenario.rate or 0.0
-    made: dict[str, Callable[[], Schedule]] = {
+    builders: dict[str, Callable[[], Schedule]] = {
         "online": lambda: schedules.batched(requests, batch) if batch > 1 else schedules.online(requests),
         "batched": lambda: schedules.batched(requests, batch),
         "offline": lambda: schedules.offline(requests * batch, batch),
@@ -364,15 +369,15 @@ def schedule(scenario: Scenario, batch: int) -> Schedule:
         "multi-stream": lambda: schedules.multi_stream(requests, scenario.streams),
         "replay": lambda: schedules.replay(scenario.times_s, batch),
     }
-    if scenario.kind not in made:
-        raise ManifestError(f"scenario.kind: {scenario.kind} has no schedule; there are {', '.join(made)}")
+    if scenario.kind not in builders:
+        raise ManifestError(f"scenario.kind: {scenario.kind} has no schedule; there are {', '.join(builders)}")
     try:
-        return made[scenario.kind]()
+        return builders[scenario.kind]()
     except UsageError as error:
         raise ManifestError(f"scenario: {error}") from error
 
 
-def _cold(manifest: Manifest, folder: Path, served: Served, progress: Progress) -> Requests:
+def _cold(manifest: Manifest, folder: Path, served: PreparedModel, progress: Progress) -> Requests:
     """Reopen the model for each request, which is open and one prediction; a simulator reports the latter's time."""
     batch = served.batch(0, manifest.scenario.batch)
     times = []
@@ -386,56 +391,56 @@ def _cold(manifest: Manifest, folder: Path, served: Served, progress: Progress) 
         finally:
             served.predictor.close(handle)
         progress(manifest.title, number + 1, manifest.scenario.requests)
-    starts, ends = (np.array(each, np.int64) for each in zip(*times, strict=True))
+    starts, ends = (np.array(column, np.int64) for column in zip(*times, strict=True))
     sizes = np.full(len(starts), manifest.scenario.batch, np.int64)
     return Requests(starts, starts, starts, ends, sizes, open_loop=False, scheduled=len(starts))
 
 
-def _figures(scenario: Scenario, batch: int, requests: Requests, best: search.Found | None) -> dict[str, Any]:
+def _figures(scenario: Scenario, batch: int, requests: Requests, best: search.SearchResult | None) -> dict[str, Any]:
     """Return the figures of a batch size as plain data: latencies in milliseconds, rates per second."""
-    found = said.summarise(requests, poisson=scenario.kind in ("poisson", "server", "max-rate"))
-    percentiles = {f"p{100 * each.share:g}": each for each in found.percentiles}
-    interval = found.trimmed_mean_interval_ns
+    summary = latencies.summarise(requests, poisson=scenario.kind in ("poisson", "server", "max-rate"))
+    percentiles = {f"p{100 * percentile.share:g}": percentile for percentile in summary.percentiles}
+    interval = summary.trimmed_mean_interval_ns
     return {
         "batch": batch,
-        "requests": found.requests,
+        "requests": summary.requests,
         "scheduled": requests.scheduled,
-        "inputs": found.inputs,
+        "inputs": summary.inputs,
         "open_loop": requests.open_loop,
-        "stopped": found.stopped,
-        **{f"{name}_ms": each.value_ns / 1e6 for name, each in percentiles.items()},
+        "stopped": summary.stopped,
+        **{f"{name}_ms": percentile.value_ns / 1e6 for name, percentile in percentiles.items()},
         "intervals_ms": {
-            name: [None if end is None else end / 1e6 for end in (each.low_ns, each.high_ns)]
-            for name, each in percentiles.items()
+            name: [None if end is None else end / 1e6 for end in (percentile.low_ns, percentile.high_ns)]
+            for name, percentile in percentiles.items()
         },
-        "trimmed_mean_ms": found.trimmed_mean_ns / 1e6,
+        "trimmed_mean_ms": summary.trimmed_mean_ns / 1e6,
         "trimmed_mean_interval_ms": None if interval is None else [end / 1e6 for end in tuple(interval)[:2]],
-        "service_ms": found.service_ns / 1e6,
-        "inputs_per_s": found.inputs_per_second,
-        "utilisation": found.utilisation,
-        "late": found.late,
-        "little_ratio": None if found.little is None else _finite(found.little.ratio),
-        "waiting_ms": found.waiting_ns / 1e6,
-        "expected_waiting_ms": None if found.expected_waiting_ns is None else found.expected_waiting_ns / 1e6,
+        "service_ms": summary.service_ns / 1e6,
+        "inputs_per_s": summary.inputs_per_second,
+        "utilisation": summary.utilisation,
+        "late": summary.late,
+        "little_ratio": None if summary.little is None else _finite(summary.little.ratio),
+        "waiting_ms": summary.waiting_ns / 1e6,
+        "expected_waiting_ms": None if summary.expected_waiting_ns is None else summary.expected_waiting_ns / 1e6,
         **({} if best is None else _best(best)),
     }
 
 
-def _best(found: search.Found) -> dict[str, Any]:
+def _best(result: search.SearchResult) -> dict[str, Any]:
     """Return the highest rate as plain data: the interval, and each probed rate."""
     return {
-        "rate_low": found.low,
-        "rate_high": found.high,
-        "rate_estimate": found.estimate,
-        "rate_ended": found.why,
+        "rate_low": result.low,
+        "rate_high": result.high,
+        "rate_estimate": result.estimate,
+        "rate_ended": result.why,
         "probes": [
             {
-                "rate": each.rate, "held": each.held.value, "runs": each.runs, "requests": each.requests,
-                "percentile_ms": None if each.value_ns is None else each.value_ns / 1e6,
-                "interval_ms": [None if end is None else end / 1e6 for end in (each.low_ns, each.high_ns)],
-                "why": each.why,
+                "rate": probe.rate, "held": probe.held.value, "runs": probe.runs, "requests": probe.requests,
+                "percentile_ms": None if probe.value_ns is None else probe.value_ns / 1e6,
+                "interval_ms": [None if end is None else end / 1e6 for end in (probe.low_ns, probe.high_ns)],
+                "why": probe.why,
             }
-            for each in found.probes
+            for probe in result.probes
         ],
     }  # fmt: skip
 

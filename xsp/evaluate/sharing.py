@@ -2,7 +2,7 @@
 
 The first evaluation of a model puts its weights into the store. A note in the store's directory, named by a hash of
 everything on which weights from a seed depend, has their key; later processes build the model without values and
-attach to the weights. If the store was restarted or has evicted them, it does not know the key: they are put again.
+attach to the weights. If the store was restarted or has evicted them, it does not know the key: they are stored again.
 """
 
 from __future__ import annotations
@@ -41,11 +41,14 @@ class Shared(NamedTuple):
     """The note on it in a result."""
 
 
-def shared(manifest: Manifest, build: Callable[[], Built], draw: Callable[[Any], list[str]], dtype: Any) -> Shared:
+def shared(
+    manifest: Manifest, source: str, build: Callable[[], Built], draw: Callable[[Any], list[str]], dtype: Any
+) -> Shared:
     """Return the model of a manifest in `eval` mode, attached to weights in the store; put them there first if needed.
 
     Args:
         manifest: its model is built from a seed, on the CPU.
+        source: name of the model; a configuration in a file with its path, `transformers:/folder/config.json`.
         build: builds the model, in float32.
         draw: draws weights that are zero, and returns the layers' names.
         dtype: type of its parameters and buffers in the store.
@@ -56,31 +59,31 @@ def shared(manifest: Manifest, build: Callable[[], Built], draw: Callable[[Any],
     from xsp import share
 
     try:
-        client.status()  # raises before a model is built in vain
-        path = wire.directory() / NOTES / f"{_hash(manifest)}.json"
-        known, found, brought = _read(path), None, ""
-        if known is not None:
+        client.status()  # fails before a model is built
+        path = wire.directory() / NOTES / f"{_hash(manifest, source)}.json"
+        record, attachment, origin = _read(path), None, ""
+        if record is not None:
             built = _empty(build, dtype)
-            found = _attached(built.model, known["key"])
-        if known is None or found is None:
-            known = _put(build, draw, dtype, path)
+            attachment = _attached(built.model, record["key"])
+        if record is None or attachment is None:
+            record = _put(build, draw, dtype, path)
             built = _empty(build, dtype)
-            found = share.attach(built.model, known["key"])
-            brought = ", put there by this process"
+            attachment = share.attach(built.model, record["key"])
+            origin = ", put there by this process"
     except ShareError as error:
         raise ManifestError(f"model.share: {error}") from error
     except ImportError as error:
         raise ManifestError("model.share: safetensors is not installed: pip install 'xsp[share]'") from error
     except OSError as error:
         raise ManifestError(f"model.share: {error.filename}: {error.strerror}") from error
-    if _beside(built) != known["beside"]:
+    if _unfilled_hash(built) != record["beside"]:
         raise ManifestError(
             "model.share: inputs, or buffers that are not in the file, depend on random numbers drawn after the "
             "weights, so outputs would differ; omit share"
         )
-    own = f", {size_text(found.private_bytes)} of buffers are not shared" if found.private_bytes else ""
-    note = f"{size_text(found.shared_bytes)} of weights are shared with other processes{brought}{own}"
-    return Shared(built, list(known["drawn"]), note)
+    private = f", {size_text(attachment.private_bytes)} of buffers are not shared" if attachment.private_bytes else ""
+    note = f"{size_text(attachment.shared_bytes)} of weights are shared with other processes{origin}{private}"
+    return Shared(built, list(record["drawn"]), note)
 
 
 def _empty(build: Callable[[], Built], dtype: Any) -> Built:
@@ -90,7 +93,7 @@ def _empty(build: Callable[[], Built], dtype: Any) -> Built:
     with share.empty():
         built = build()
     persistent = built.model.state_dict()
-    if any(each.is_meta and name not in persistent for name, each in built.model.named_buffers()):
+    if any(buffer.is_meta and name not in persistent for name, buffer in built.model.named_buffers()):
         built = build()  # it computes buffers from parameters (Swin of timm), so these need values
     built.model.to(dtype)
     return built
@@ -100,8 +103,8 @@ def _attached(module: Any, key: str) -> Attachment | None:
     """Return the attachment; None if the store does not hold the key."""
     from xsp import share
 
-    held = {each["key"] for each in client.status()["objects"]}
-    return share.attach(module, key) if key.removeprefix("sha256:") in held else None
+    stored = {entry["key"] for entry in client.status()["objects"]}
+    return share.attach(module, key) if key.removeprefix("sha256:") in stored else None
 
 
 def _put(build: Callable[[], Built], draw: Callable[[Any], list[str]], dtype: Any, path: Path) -> dict[str, Any]:
@@ -112,14 +115,14 @@ def _put(build: Callable[[], Built], draw: Callable[[Any], list[str]], dtype: An
     drawn = draw(built.model)
     built.model.to(dtype)
     persistent = built.model.state_dict()
-    parameters = {name: each for name, each in built.model.named_parameters() if name in persistent}  # tied ones once
+    parameters = {name: value for name, value in built.model.named_parameters() if name in persistent}  # tied ones once
     tied = {name for name, _ in built.model.named_parameters(remove_duplicate=False)}
-    buffers = {name: each for name, each in persistent.items() if name not in tied}
-    known = {"key": share.put({**parameters, **buffers}), "drawn": drawn, "beside": _beside(built)}
+    buffers = {name: value for name, value in persistent.items() if name not in tied}
+    record = {"key": share.put({**parameters, **buffers}), "drawn": drawn, "beside": _unfilled_hash(built)}
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    with atomic.written(path, flush=False) as beside:
-        beside.write_text(json.dumps(known), encoding="utf-8")
-    return known
+    with atomic.replacing(path, flush=False) as staged:
+        staged.write_text(json.dumps(record), encoding="utf-8")
+    return record
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -127,28 +130,40 @@ def _read(path: Path) -> dict[str, Any] | None:
     try:
         if path.stat().st_size > MOST_BYTES:
             return None
-        known = json.loads(path.read_text(encoding="utf-8"))
-        whole = isinstance(known["key"], str) and isinstance(known["beside"], str) and isinstance(known["drawn"], list)
+        record = json.loads(path.read_text(encoding="utf-8"))
+        valid = (
+            isinstance(record["key"], str) and isinstance(record["beside"], str) and isinstance(record["drawn"], list)
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return known if whole else None
+    return record if valid else None
 
 
-def _hash(manifest: Manifest) -> str:
+def _hash(manifest: Manifest, source: str) -> str:
+    """Return a hash of all that the weights depend on; see `shared`."""
     model = manifest.model
-    installed = {each: agents.version_of(each) for each in agents.PACKAGES}
-    told = {
+    installed = {package: agents.version_of(package) for package in agents.PACKAGES}
+    fields = {
         "source": model.source, "seed": model.seed, "precision": model.precision, "sequence": model.sequence,
-        "inputs": [list(each.shape or ()) for each in model.inputs], "installed": installed,
-        "xsp": version.__version__,
+        "inputs": [list(spec.shape or ()) for spec in model.inputs], "installed": installed,
+        "xsp": version.__version__, "configuration": _configuration_hash(source),
     }  # fmt: skip
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _beside(built: Built) -> str:
+def _configuration_hash(source: str) -> str:
+    """Return a hash of the content of the configuration file that a source names; empty if it names none."""
+    kind, _, name = source.partition(":")
+    path = Path(name.partition("?")[0])
+    if kind != "transformers" or not path.is_file():
+        return ""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _unfilled_hash(built: Built) -> str:
     """Return a hash of what `attach` does not fill: buffers outside the state dict, and integer inputs but tokens."""
     persistent = built.model.state_dict()
-    buffers = {name: each for name, each in built.model.named_buffers() if name not in persistent}
+    buffers = {name: buffer for name, buffer in built.model.named_buffers() if name not in persistent}
     digest = hashlib.sha256()
     for name, tensor in {**buffers, **_integers(built)}.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -157,10 +172,10 @@ def _beside(built: Built) -> str:
 
 
 def _integers(built: Built) -> Mapping[str, Any]:
-    given = {**{f"argument {place}": each for place, each in enumerate(built.args)}, **built.kwargs}
+    inputs = {**{f"argument {index}": tensor for index, tensor in enumerate(built.args)}, **built.kwargs}
     return {
-        name: each for name, each in given.items()
-        if hasattr(each, "is_floating_point") and not each.is_floating_point() and not name.endswith("input_ids")
+        name: tensor for name, tensor in inputs.items()
+        if hasattr(tensor, "is_floating_point") and not tensor.is_floating_point() and not name.endswith("input_ids")
     }  # fmt: skip
 
 

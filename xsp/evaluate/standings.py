@@ -14,7 +14,7 @@ from xsp.errors import UsageError, XspError
 from xsp.evaluate import agents, contention, pipeline, reading
 from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.quality import divergence
-from xsp.evaluate.quality.judging import Around, Judgement, Outcome, constant, judge, settle
+from xsp.evaluate.quality.judging import Judgement, Outcome, RunContext, constant, judge, settle
 from xsp.evaluate.results import RUN, Result
 
 OF_THE_MACHINE = ("cpu", "machine", "cores", "memory_gib", "devices", "instructions", "caches", "nodes")
@@ -26,9 +26,9 @@ NAMES_ALONE = ("name", "description", "reference")
 
 def outcome(found: Result) -> Outcome:
     """Return a result as input for `judge`: outputs, latencies by batch size, and circumstances."""
-    latencies, around = {}, {}
-    there = found.content["environment"]
-    slowdown = contention.slowdown(there.get("noted", {}), there["equal"].get("cores"))
+    latencies, contexts = {}, {}
+    facts = found.content["environment"]
+    slowdown = contention.slowdown(facts.get("noted", {}), facts["equal"].get("cores"))
     if found.content.get("simulated"):
         slowdown = 1.0
     for part in found.parts:
@@ -38,8 +38,8 @@ def outcome(found: Result) -> Outcome:
         name = f"batch {part['batch']}" + (", without waiting" if waiting else "")
         latencies[name] = [requests.service_ns if waiting else requests.latency_ns]
         processor = part.get("processor_ms")
-        around[name] = [Around(slowdown, None if processor is None else 1e6 * processor)]
-    return Outcome(found.outputs() or None, latencies, circumstances(found), _precision(found), around)
+        contexts[name] = [RunContext(slowdown, None if processor is None else 1e6 * processor)]
+    return Outcome(found.outputs() or None, latencies, circumstances(found), _precision(found), contexts)
 
 
 def circumstances(found: Result) -> dict[str, str]:
@@ -49,9 +49,9 @@ def circumstances(found: Result) -> dict[str, str]:
     """
     agent = found.content["agent"]
     manifest = pipeline.canonical(reading.of_plain(found.manifest).manifest, spelled_out=True)
-    whole = manifest.model_dump(mode="json", exclude=set(NAMES_ALONE))
+    fields = manifest.model_dump(mode="json", exclude=set(NAMES_ALONE))
     return {
-        **{f"manifest {name}": value for name, value in _flat(whole)},
+        **{f"manifest {name}": value for name, value in _flat(fields)},
         "threads": _text(found.content.get("threads")),
         **{name: _text(value) for name, value in found.content["environment"]["equal"].items()},
         **{name: str(version) for name, version in agent["packages"].items()},
@@ -63,17 +63,17 @@ def circumstances(found: Result) -> dict[str, str]:
     }
 
 
-def _precision(found: Result) -> str:
-    return str(found.manifest["model"].get("precision", "float32"))
+def _precision(result: Result) -> str:
+    return str(result.manifest["model"].get("precision", "float32"))
 
 
 def _flat(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
-        for name, each in value.items():
-            yield from _flat(each, f"{place}.{name}" if place else str(name))
-    elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
-        for number, each in enumerate(value):
-            yield from _flat(each, f"{place}[{number}]")
+        for name, child in value.items():
+            yield from _flat(child, f"{place}.{name}" if place else str(name))
+    elif isinstance(value, list) and any(isinstance(element, Mapping) for element in value):
+        for index, element in enumerate(value):
+            yield from _flat(element, f"{place}[{index}]")
     else:
         yield place, _text(value)
 
@@ -125,36 +125,43 @@ def compared(found: Sequence[Result]) -> list[Comparison]:
     """
     if len(found) < 2:
         raise UsageError("give two or more results to compare: `xsp evaluate list` lists them")
-    return [_compared(found[0], each) for each in found[1:]]
+    return [_compared(found[0], result) for result in found[1:]]
 
 
 def _compared(before: Result, after: Result) -> Comparison:
-    one, other = circumstances(before), circumstances(after)
+    first, second = circumstances(before), circumstances(after)
     differing = {
-        name: (one.get(name), other.get(name))
-        for name in dict.fromkeys([*one, *other])
-        if one.get(name) != other.get(name)
+        name: (first.get(name), second.get(name))
+        for name in dict.fromkeys([*first, *second])
+        if first.get(name) != second.get(name)
     }
-    mine, theirs = before.outputs(), after.outputs()
+    outputs_before, outputs_after = before.outputs(), after.outputs()
     divergences: dict[str, Mapping[str, float | str]] = {}
-    for name in mine:
-        if name in theirs and mine[name].shape == theirs[name].shape and mine[name].dtype.kind == "f":
-            rows = mine[name].reshape(len(mine[name]), -1), theirs[name].reshape(len(theirs[name]), -1)
-            if constant({name: mine[name]}) and constant({name: theirs[name]}):
+    for name in outputs_before:
+        if (
+            name in outputs_after
+            and outputs_before[name].shape == outputs_after[name].shape
+            and outputs_before[name].dtype.kind == "f"
+        ):
+            rows = (
+                outputs_before[name].reshape(len(outputs_before[name]), -1),
+                outputs_after[name].reshape(len(outputs_after[name]), -1),
+            )
+            if constant({name: outputs_before[name]}) and constant({name: outputs_after[name]}):
                 continue
             try:
                 divergences[name] = divergence.all_of(*rows)
             except (XspError, ValueError):
                 continue
     equal = before.content["outputs"]["digest"] == after.content["outputs"]["digest"]
-    judged = judge(outcome(before), outcome(after))
-    said = constant(mine) and constant(theirs)
-    return Comparison(before, after, differing, divergences, equal, said, judged, _by_layer(before, after))
+    judgement = judge(outcome(before), outcome(after))
+    explanation = constant(outputs_before) and constant(outputs_after)
+    return Comparison(before, after, differing, divergences, equal, explanation, judgement, _by_layer(before, after))
 
 
 def _by_layer(before: Result, after: Result) -> comparison.Comparison | str | None:
-    runs = [each.path / RUN for each in (before, after)]
-    if not all(each.is_dir() for each in runs):
+    runs = [result.path / RUN for result in (before, after)]
+    if not all(run.is_dir() for run in runs):
         return None
     from xsp.comparison import comparable
 
@@ -186,21 +193,24 @@ def software_of(found: Result) -> str:
     return _of_software(equal, agent["packages"], agent["python"], found.manifest.get("software", {}))
 
 
-def _of_software(equal: Mapping[str, Any], packages: Any, python: str, asked: Any) -> str:
-    told = {name: value for name, value in equal.items() if name not in OF_THE_MACHINE}
-    return _digits([told, packages, python, asked])
+def _of_software(equal: Mapping[str, Any], packages: Any, python: str, software: Any) -> str:
+    versions = {name: value for name, value in equal.items() if name not in OF_THE_MACHINE}
+    return _digits([versions, packages, python, software])
 
 
 def missing(manifests: Sequence[Manifest], found: Sequence[Result]) -> list[Manifest]:
     """Return the manifests that have no result with this software on this machine."""
-    equal, facts = environment.here().equal, agents.here(devices=False)
+    equal, facts = environment.here().equal, agents.local_facts(devices=False)
     machine = _digits({name: equal.get(name) for name in OF_THE_MACHINE})
-    there = {(each.identity, software_of(each)) for each in found if machine_of(each) == machine}
+    existing = {(result.identity, software_of(result)) for result in found if machine_of(result) == machine}
     return [
-        each
-        for each in manifests
-        if (each.identity, _of_software(equal, dict(facts.packages), facts.python, each.plain().get("software", {})))
-        not in there
+        manifest
+        for manifest in manifests
+        if (
+            manifest.identity,
+            _of_software(equal, dict(facts.packages), facts.python, manifest.plain().get("software", {})),
+        )
+        not in existing
     ]
 
 
@@ -225,23 +235,23 @@ def leaderboard(found: Sequence[Result], task: str | None = None, by: str = "inp
     """
     column = "rate_low" if by == "rate" else by
     rows: dict[tuple[Any, ...], list[Result]] = {}
-    for each in found:
-        if task is None or each.manifest["model"].get("task") == task:
-            for part in each.parts:
-                if (by == "rate" and "rate_low" not in part) or (by == "top1" and _top1(each) is None):
+    for result in found:
+        if task is None or result.manifest["model"].get("task") == task:
+            for part in result.parts:
+                if (by == "rate" and "rate_low" not in part) or (by == "top1" and _top1(result) is None):
                     continue
-                key = each.identity, part["batch"], software_of(each), machine_of(each)
-                rows.setdefault(key, []).append(each)
-    made = [
-        Row(those[-1], next(part for part in those[-1].parts if part["batch"] == batch), len(those), software, machine)
-        for (_, batch, software, machine), those in rows.items()
+                key = result.identity, part["batch"], software_of(result), machine_of(result)
+                rows.setdefault(key, []).append(result)
+    board = [
+        Row(group[-1], next(part for part in group[-1].parts if part["batch"] == batch), len(group), software, machine)
+        for (_, batch, software, machine), group in rows.items()
     ]
     if by == "top1":
-        return sorted(made, key=lambda row: (-(_top1(row.newest) or 0.0), row.newest.name, row.part["batch"]))
+        return sorted(board, key=lambda row: (-(_top1(row.newest) or 0.0), row.newest.name, row.part["batch"]))
     sign = -1 if by in ("inputs_per_s", "rate") else 1
-    return sorted(made, key=lambda row: (row.part[column] is None, sign * (row.part[column] or 0.0), row.newest.name))
+    return sorted(board, key=lambda row: (row.part[column] is None, sign * (row.part[column] or 0.0), row.newest.name))
 
 
-def _top1(found: Result) -> float | None:
-    share: float | None = (found.accuracy or {}).get("top1")
+def _top1(result: Result) -> float | None:
+    share: float | None = (result.accuracy or {}).get("top1")
     return share

@@ -17,21 +17,21 @@ from xsp.evaluate.standings import Comparison, Row
 WIDTH = 80
 
 
-def listed(found: Sequence[Result]) -> str:
+def results_table(found: Sequence[Result]) -> str:
     """Return a row for each result and batch size."""
-    told = any(each.accuracy for each in found)
-    head = ("result", "name", "load", "batch", "p50 ms", "p99 ms", "inputs/s", *(["top-1 %"] if told else []))
+    with_accuracy = any(result.accuracy for result in found)
+    head = ("result", "name", "load", "batch", "p50 ms", "p99 ms", "inputs/s", *(["top-1 %"] if with_accuracy else []))
     rows = [
         (
-            each.name, str(each.content["name"]), str(each.content["kind"]), str(part["batch"]),
-            figure(part["p50_ms"]), figure(part["p99_ms"]) + mark(each, part), figure(part["inputs_per_s"]),
-            *([labelled.said(each.accuracy)] if told else []),
+            result.name, str(result.content["name"]), str(result.content["kind"]), str(part["batch"]),
+            figure(part["p50_ms"]), figure(part["p99_ms"]) + mark(result, part), figure(part["inputs_per_s"]),
+            *([labelled.percent_text(result.accuracy)] if with_accuracy else []),
         )
-        for each in found
-        for part in each.parts
+        for result in found
+        for part in result.parts
     ]  # fmt: skip
-    notes = [f"{each.name}: {labelled.sentence(each.accuracy)}" for each in found if each.accuracy]
-    notes += [f"{each.name}: {rate(part)}" for each in found for part in each.parts if "rate_low" in part]
+    notes = [f"{result.name}: {labelled.sentence(result.accuracy)}" for result in found if result.accuracy]
+    notes += [f"{result.name}: {rate(part)}" for result in found for part in result.parts if "rate_low" in part]
     if any("*" in row[5] for row in rows):
         notes.append("* the load was not as requested: stopped early, or its generator was late by over 1 %")
     if any("~" in row[5] for row in rows):
@@ -63,15 +63,15 @@ def figure(value: float | None) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
     """Return a table: the first `words` columns left-aligned, others right-aligned; the second is cut to fit."""
-    widths = [max(len(str(row[place])) for row in [head, *rows]) for place in range(len(head))]
-    over = sum(widths) + 2 * (len(widths) - 1) - WIDTH
-    if over > 0 and len(widths) > 1:
-        widths[1] = max(8, widths[1] - over)
+    widths = [max(len(str(row[column])) for row in [head, *rows]) for column in range(len(head))]
+    excess = sum(widths) + 2 * (len(widths) - 1) - WIDTH
+    if excess > 0 and len(widths) > 1:
+        widths[1] = max(8, widths[1] - excess)
     lines = []
     for row in [head, *rows]:
         cells = [
-            _cut(str(cell), widths[place]).ljust(widths[place]) if place < words else str(cell).rjust(widths[place])
-            for place, cell in enumerate(row)
+            _cut(str(cell), widths[column]).ljust(widths[column]) if column < words else str(cell).rjust(widths[column])
+            for column, cell in enumerate(row)
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
@@ -98,25 +98,28 @@ def comparison(found: Comparison) -> str:
         for name in (*FIGURES, "rate_low", "rate_high"):
             if other is None or name not in part or name not in other:
                 continue
-            one, two = part[name], other[name]
-            change = f"{100 * (two / one - 1):+.1f} %" if one and two else "-"
-            rows.append((name.replace("_", " "), str(part["batch"]), figure(one), figure(two), change))
+            first, second = part[name], other[name]
+            change = f"{100 * (second / first - 1):+.1f} %" if first and second else "-"
+            rows.append((name.replace("_", " "), str(part["batch"]), figure(first), figure(second), change))
     if found.before.accuracy and found.after.accuracy:
-        one, two = found.before.accuracy, found.after.accuracy
-        rows += [(f"top-{k} %", "-", labelled.said(one, k), labelled.said(two, k), "-") for k in labelled.KS]
+        first, second = found.before.accuracy, found.after.accuracy
+        rows += [
+            (f"top-{k} %", "-", labelled.percent_text(first, k), labelled.percent_text(second, k), "-")
+            for k in labelled.KS
+        ]
     if rows:
         lines += [table(("figure", "batch", "before", "after", "change"), rows, 1), ""]
     else:
         lines += ["the results have no batch size in common", ""]
     lines += textwrap.wrap(f"outputs: {outputs(found)}", WIDTH, subsequent_indent="    ")
     for name, measures in found.divergences.items() if not found.equal_outputs else ():
-        said = ", ".join(
-            f"{each} {value if isinstance(value, str) else figure(value)}" for each, value in measures.items()
+        text = ", ".join(
+            f"{measure} {value if isinstance(value, str) else figure(value)}" for measure, value in measures.items()
         )
-        lines += textwrap.wrap(f"  {name}: {said}", WIDTH, subsequent_indent="    ")
-    for name, (one, two) in list(found.differing.items())[:MOST_DIFFERING]:
-        said = f"differs: {name}: {'-' if one is None else one} → {'-' if two is None else two}"
-        lines += textwrap.wrap(said, WIDTH, subsequent_indent="    ")
+        lines += textwrap.wrap(f"  {name}: {text}", WIDTH, subsequent_indent="    ")
+    for name, (first, second) in list(found.differing.items())[:MOST_DIFFERING]:
+        text = f"differs: {name}: {'-' if first is None else first} → {'-' if second is None else second}"
+        lines += textwrap.wrap(text, WIDTH, subsequent_indent="    ")
     if len(found.differing) > MOST_DIFFERING:
         lines.append(f"and {len(found.differing) - MOST_DIFFERING} more differ")
     return "\n".join([*lines, *_by_layer(found)])
@@ -143,16 +146,16 @@ def _by_layer(found: Comparison) -> list[str]:
     layers = sorted(found.by_layer.section("layer"), key=lambda row: -abs(row.change_ms or 0.0))
     rows = [
         (
-            each.name, figure(each.a_ms), figure(each.b_ms),
-            "-" if each.change_percent is None else f"{each.change_percent:+.1f} %", each.verdict or "-",
+            layer.name, figure(layer.a_ms), figure(layer.b_ms),
+            "-" if layer.change_percent is None else f"{layer.change_percent:+.1f} %", layer.verdict or "-",
         )
-        for each in layers[:MOST_LAYERS]
+        for layer in layers[:MOST_LAYERS]
     ]  # fmt: skip
     if rows:
         lines += ["", _of_layers(rows)]
     if len(layers) > MOST_LAYERS:
         lines.append(f"and {len(layers) - MOST_LAYERS:,} more layers, which changed by less")
-    runs = [each.path / RUN for each in (found.before, found.after)]
+    runs = [result.path / RUN for result in (found.before, found.after)]
     return [*lines, f"all of it: {shlex.join(['xsp', 'compare', *map(str, runs)])}"]
 
 
@@ -171,9 +174,9 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
         "equal_outputs": found.equal_outputs,
         "constant_outputs": found.constant_outputs,
         "outputs": outputs(found),
-        "divergences": {name: dict(each) for name, each in found.divergences.items()},
+        "divergences": {name: dict(measures) for name, measures in found.divergences.items()},
         "accuracy": [found.before.accuracy, found.after.accuracy],
-        "differing": {name: list(each) for name, each in found.differing.items()},
+        "differing": {name: list(pair) for name, pair in found.differing.items()},
         "figures": [
             {"batch": part["batch"], "before": _figures(part), "after": _figures(other)}
             for part in found.before.parts
@@ -189,8 +192,8 @@ def _by_layer_json(found: Comparison) -> dict[str, Any] | None:
         return None
     if isinstance(found.by_layer, str):
         return {"error": found.by_layer}
-    shown = [each for each in found.by_layer.rows if each.section in ("step", "layer")]
-    return {"conclusion": conclusion(found.by_layer), "rows": [asdict(each) for each in shown]}
+    selected = [row for row in found.by_layer.rows if row.section in ("step", "layer")]
+    return {"conclusion": conclusion(found.by_layer), "rows": [asdict(row) for row in selected]}
 
 
 def _figures(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,16 +203,18 @@ def _figures(part: Mapping[str, Any]) -> dict[str, Any]:
 def judgement(found: Judgement) -> str:
     """Return a verdict with the reasons for it."""
     lines = [found.verdict.value]
-    for each in found.why:
+    for reason in found.why:
         lines += textwrap.wrap(
-            f"  {each.subject}: {each.text}", WIDTH, subsequent_indent="    ", break_on_hyphens=False
+            f"  {reason.subject}: {reason.text}", WIDTH, subsequent_indent="    ", break_on_hyphens=False
         )
     return "\n".join(lines)
 
 
 def judgement_json(found: Judgement) -> dict[str, Any]:
     """Return a judgement as plain data."""
-    reasons = [{"subject": each.subject, "verdict": each.verdict.value, "text": each.text} for each in found.reasons]
+    reasons = [
+        {"subject": reason.subject, "verdict": reason.verdict.value, "text": reason.text} for reason in found.reasons
+    ]
     return {"verdict": found.verdict.value, "reasons": reasons}
 
 
@@ -226,30 +231,30 @@ ORDERED = {
 def ordered_by(row: Row, by: str) -> str:
     """Return the figure of a row by which a leaderboard is ordered, as a cell of the column `ORDERED[by]`."""
     if by == "rate":
-        return between(row.part)
-    return labelled.said(row.newest.accuracy) if by == "top1" else figure(row.part[by])
+        return rate_interval(row.part)
+    return labelled.percent_text(row.newest.accuracy) if by == "top1" else figure(row.part[by])
 
 
-def between(part: Mapping[str, Any]) -> str:
+def rate_interval(part: Mapping[str, Any]) -> str:
     """Return the interval of the highest rate in short form."""
-    return " to ".join("?" if part[each] is None else figure(part[each]) for each in ("rate_low", "rate_high"))
+    return " to ".join("?" if part[name] is None else figure(part[name]) for name in ("rate_low", "rate_high"))
 
 
 def standing(rows: Sequence[Row], most: int, by: str = "inputs_per_s") -> str:
     """Return the first rows of a leaderboard; if no other column has the figure that orders it, the last one has."""
     head = ("", "model", "load", "software", "machine", "batch", "p50 ms", "p99 ms", "inputs/s")
-    shown = [
+    cells = [
         (
-            str(place), str(row.newest.manifest["model"]["name"]), str(row.newest.content["kind"]), row.software,
+            str(position), str(row.newest.manifest["model"]["name"]), str(row.newest.content["kind"]), row.software,
             row.machine, str(row.part["batch"]), figure(row.part["p50_ms"]),
             figure(row.part["p99_ms"]) + mark(row.newest, row.part), figure(row.part["inputs_per_s"]),
         )
-        for place, row in enumerate(rows[:most], 1)
+        for position, row in enumerate(rows[:most], 1)
     ]  # fmt: skip
     if ORDERED[by] not in head:
         head = (*head[:-1], ORDERED[by])
-        shown = [(*each[:-1], ordered_by(row, by)) for each, row in zip(shown, rows, strict=False)]
-    lines = [table(head, shown, 5)]
+        cells = [(*line[:-1], ordered_by(row, by)) for line, row in zip(cells, rows, strict=False)]
+    lines = [table(head, cells, 5)]
     if len(rows) > most:
         lines.append(f"and {len(rows) - most} more rows: --rows {len(rows)}")
     return "\n".join(lines)

@@ -30,7 +30,7 @@ class InProcess:
     """The agent in this process."""
 
     def __init__(self, name: str = "local", labels: Mapping[str, str] | None = None) -> None:
-        self._facts = agents.here(name, labels)
+        self._facts = agents.local_facts(name, labels)
 
     def facts(self) -> Facts:
         """Return the facts of this process."""
@@ -38,7 +38,7 @@ class InProcess:
 
     def submit(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> Path:
         """Run a manifest in this process."""
-        return running.evaluate(manifest, folder, options, self._facts, _seldom(progress))
+        return running.evaluate(manifest, folder, options, self._facts, _throttled(progress))
 
 
 class OwnProcess:
@@ -48,7 +48,7 @@ class OwnProcess:
         self, name: str = "process", labels: Mapping[str, str] | None = None, transport: str = "own process"
     ) -> None:  # fmt: skip
         self._name, self._labels, self._transport = name, dict(labels or {}), transport
-        self._facts = agents.here(name, labels)
+        self._facts = agents.local_facts(name, labels)
 
     def facts(self) -> Facts:
         """Return the facts of such a subprocess."""
@@ -66,17 +66,17 @@ class OwnProcess:
         """
         if not options.trusted and (reasons := agents.without_trust(manifest)):
             raise ManifestError(f"{manifest.title} cannot be evaluated by {self._name}: " + "; ".join(reasons))
-        with results.staging(options.store, manifest.identity) as beside:
-            made = self._carried_out(manifest, folder, replace(options, store=beside.resolve()), progress)
-            return results.publish(options.store, manifest.identity, made)
+        with results.staging(options.store, manifest.identity) as staging:
+            result = self._carried_out(manifest, folder, replace(options, store=staging.resolve()), progress)
+            return results.publish(options.store, manifest.identity, result)
 
     def _carried_out(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> Path:
         threads = manifest.software.threads
-        counted = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        thread_variables = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         try:
-            process = processes.Asked(
+            process = processes.WorkerProcess(
                 _CODE, str(os.getpid()),
-                env={**processes.environment(), **counted, **manifest.software.environment},
+                env={**processes.environment(), **thread_variables, **manifest.software.environment},
             )  # fmt: skip
         except (OSError, ValueError) as error:
             raise ManifestError(f"a separate process cannot be started ({error})") from error
@@ -86,14 +86,14 @@ class OwnProcess:
                 "labels": self._labels, "transport": self._transport,
                 "options": {**asdict(options), "store": str(options.store)},
             })  # fmt: skip
-            said: dict[str, Any] = {"progress": ["starting", 0, 1]}
-            while line := _heard(process, progress, said["progress"]):
-                said = json.loads(line)
-                if "result" in said:
-                    return Path(said["result"])
-                if "error" in said:
-                    raise ManifestError(said["error"])
-                progress(*said["progress"])
+            message: dict[str, Any] = {"progress": ["starting", 0, 1]}
+            while line := _next_line(process, progress, message["progress"]):
+                message = json.loads(line)
+                if "result" in message:
+                    return Path(message["result"])
+                if "error" in message:
+                    raise ManifestError(message["error"])
+                progress(*message["progress"])
             silent = not process.has_ended()
         finally:
             code = process.end(patience_s=2.0)
@@ -104,7 +104,7 @@ class OwnProcess:
         raise ManifestError(f"the process that evaluated {manifest.title} ended on its own ({processes.ending(code)})")
 
 
-def _heard(process: processes.Asked, progress: Progress, last: Sequence[Any]) -> bytes:
+def _next_line(process: processes.WorkerProcess, progress: Progress, last: Sequence[Any]) -> bytes:
     """Return the next line of a subprocess; empty if it ended or is silent.
 
     Args:
@@ -112,8 +112,8 @@ def _heard(process: processes.Asked, progress: Progress, last: Sequence[Any]) ->
         progress: also called while it is silent: an exception from it ends the wait.
         last: the last reported progress.
     """
-    until = time.monotonic() + SILENT_S
-    while time.monotonic() < until:
+    deadline = time.monotonic() + SILENT_S
+    while time.monotonic() < deadline:
         ended = process.has_ended()
         line = process.answer(time.monotonic() + LISTENING_S)
         if line or ended:
@@ -122,19 +122,20 @@ def _heard(process: processes.Asked, progress: Progress, last: Sequence[Any]) ->
     return b""
 
 
-def _seldom(progress: Progress) -> Progress:
-    """Return a callback that is called with each request: it passes on those at the end, and others every half second.
+def _throttled(progress: Progress) -> Progress:
+    """Return a callback for each request, which forwards the last call, and others at most every half second.
 
-    To show each request, or to send a line, would disturb the requests: a bar in a terminal takes up to a millisecond.
+    Displaying or sending the progress of each request would disturb the requests: a progress bar in a terminal takes up
+    to a millisecond.
     """
     last = 0.0
 
-    def told(what: str, done: int, of: int) -> None:
+    def told(what: str, done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
-        if done == of or now - last > LISTENING_S:
+        if done == total or now - last > LISTENING_S:
             last = now
-            progress(what, done, of)
+            progress(what, done, total)
 
     return told
 
@@ -147,23 +148,25 @@ def work(parent: int, answers: int) -> None:
         answers: descriptor for lines of JSON.
     """
     processes.end_with_parent(parent)
-    asked = json.loads(sys.stdin.readline())
-    with os.fdopen(answers, "wb", buffering=0) as out:
+    request = json.loads(sys.stdin.readline())
+    with os.fdopen(answers, "wb", buffering=0) as stream:
 
         def say(answer: dict[str, Any]) -> None:
-            out.write(json.dumps(answer).encode() + b"\n")
+            stream.write(json.dumps(answer).encode() + b"\n")
 
-        progress = _seldom(lambda what, done, of: say({"progress": [what, done, of]}))
+        progress = _throttled(lambda what, done, of: say({"progress": [what, done, of]}))
         try:
-            manifest = reading.of_plain(asked["manifest"]).manifest
-            options = Options(**{**asked["options"], "store": Path(asked["options"]["store"])})
-            facts = agents.here(asked["name"], asked["labels"])
-            place = running.evaluate(manifest, Path(asked["folder"]), options, facts, progress, asked["transport"])
+            manifest = reading.of_plain(request["manifest"]).manifest
+            options = Options(**{**request["options"], "store": Path(request["options"]["store"])})
+            facts = agents.local_facts(request["name"], request["labels"])
+            result_dir = running.evaluate(
+                manifest, Path(request["folder"]), options, facts, progress, request["transport"]
+            )
         except Exception as error:
             reason = str(error) if isinstance(error, ManifestError) else f"{type(error).__name__}: {error}"
             say({"error": reason})
         else:
-            say({"result": str(place)})
+            say({"result": str(result_dir)})
 
 
 def named(names: str, labels: Mapping[str, str] | None = None) -> list[Agent]:
@@ -172,9 +175,9 @@ def named(names: str, labels: Mapping[str, str] | None = None) -> list[Agent]:
     Raises:
         ManifestError: there is no such agent.
     """
-    known: dict[str, type[InProcess] | type[OwnProcess]] = {"local": InProcess, "process": OwnProcess}
-    asked = list(known) if names == "all" else [each.strip() for each in names.split(",")]
-    for name in asked:
-        if name not in known:
-            raise ManifestError(f"there is no agent {name!r}; there are {', '.join(known)}, and all")
-    return [known[name](name, labels) for name in asked]
+    kinds: dict[str, type[InProcess] | type[OwnProcess]] = {"local": InProcess, "process": OwnProcess}
+    requested = list(kinds) if names == "all" else [name.strip() for name in names.split(",")]
+    for name in requested:
+        if name not in kinds:
+            raise ManifestError(f"there is no agent {name!r}; there are {', '.join(kinds)}, and all")
+    return [kinds[name](name, labels) for name in requested]

@@ -53,12 +53,12 @@ class UserFunction:
         self._ways_ns: list[int] = []
         file, _, name = given.function.rpartition(":")
         try:
-            self._process: processes.Asked | None = processes.Asked(_CODE, str(os.getpid()))
+            self._process: processes.WorkerProcess | None = processes.WorkerProcess(_CODE, str(os.getpid()))
         except OSError as error:
             raise ManifestError(f"{self._place}: its process cannot be started ({error})") from error
-        place = {"file": str((folder / file).resolve()), "name": name, "folder": str(folder.resolve())}
+        request = {"file": str((folder / file).resolve()), "name": name, "folder": str(folder.resolve())}
         try:
-            self._ask({**place, "context": {"manifest": manifest.plain()}}, STARTING_S)
+            self._ask({**request, "context": {"manifest": manifest.plain()}}, STARTING_S)
         except BaseException:
             self.close()
             raise
@@ -72,41 +72,43 @@ class UserFunction:
         with self._lock:  # concurrent requests share the subprocess
             begin = time.perf_counter_ns()
             try:
-                sent = _sent(data)
+                payload = _sent(data)
             except TypeError as error:
                 raise ManifestError(f"{self._place}: its input cannot be passed to it ({error})") from error
-            said = self._ask({"data": sent}, self._seconds)
-            made = _received(said["data"])
-            self._ways_ns.append(time.perf_counter_ns() - begin - int(said["took_ns"]))
-        if isinstance(made, np.ndarray) or (self._many and isinstance(made, dict)):
-            return made
-        raise ManifestError(f"{self._place}: it returns {type(made).__name__}, not an array")
+            reply = self._ask({"data": payload}, self._seconds)
+            result = _received(reply["data"])
+            self._ways_ns.append(time.perf_counter_ns() - begin - int(reply["took_ns"]))
+        if isinstance(result, np.ndarray) or (self._many and isinstance(result, dict)):
+            return result
+        raise ManifestError(f"{self._place}: it returns {type(result).__name__}, not an array")
 
     def _ask(self, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         if self._process is None:
             raise ManifestError(f"{self._place}: its process has ended")
         self._process.ask(question)
-        until = time.monotonic() + seconds
-        line = self._process.answer(until)
+        deadline = time.monotonic() + seconds
+        line = self._process.answer(deadline)
         if not line:
-            is_late = time.monotonic() >= until
+            is_late = time.monotonic() >= deadline
             code = self.close(0.0 if is_late else 2.0)
             raise ManifestError(
                 f"{self._place}: it did not answer within {seconds:g} s (the limit is `seconds` beside `function`)"
                 if is_late
                 else f"{self._place}: its process ended ({processes.ending(code)})"
             )
-        said: dict[str, Any] = json.loads(line)
-        if "error" in said:
-            raise ManifestError(f"{self._place}: {said['error']}")
-        return said
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise ManifestError(f"{self._place}: {reply['error']}")
+        return reply
 
     def notes(self) -> list[str]:
         """Return a note on latencies: the time of the round trip to the subprocess."""
         if not self._ways_ns:
             return []
-        way = statistics.median(self._ways_ns) / 1e6
-        return [f"{self._place} runs in a separate process: latencies include {way:.2g} ms of transfer to it and back"]
+        delay_ms = statistics.median(self._ways_ns) / 1e6
+        return [
+            f"{self._place} runs in a separate process: latencies include {delay_ms:.2g} ms of transfer to it and back"
+        ]
 
     def close(self, patience_s: float = 0.0) -> int:
         """End the subprocess, and return its exit code; a second call does nothing."""
@@ -121,15 +123,15 @@ def of(manifest: Manifest, folder: Path) -> Iterator[dict[str, UserFunction]]:
     Raises:
         ManifestError: a function cannot be started.
     """
-    found: dict[str, UserFunction] = {}
+    functions: dict[str, UserFunction] = {}
     try:
-        for side, given in (("preprocess", manifest.model.preprocess), ("postprocess", manifest.model.postprocess)):
-            if isinstance(given, Function):
-                found[side] = UserFunction(side, given, manifest, folder)
-        yield found
+        for side, spec in (("preprocess", manifest.model.preprocess), ("postprocess", manifest.model.postprocess)):
+            if isinstance(spec, Function):
+                functions[side] = UserFunction(side, spec, manifest, folder)
+        yield functions
     finally:
-        for each in found.values():
-            each.close()
+        for function in functions.values():
+            function.close()
 
 
 def work(parent: int, answers: int) -> None:
@@ -140,20 +142,20 @@ def work(parent: int, answers: int) -> None:
         answers: descriptor for lines of JSON.
     """
     processes.end_with_parent(parent)
-    with os.fdopen(answers, "wb") as out:
+    with os.fdopen(answers, "wb") as stream:
 
         def say(answer: Mapping[str, Any]) -> None:
-            out.write(json.dumps(answer).encode() + b"\n")
-            out.flush()
+            stream.write(json.dumps(answer).encode() + b"\n")
+            stream.flush()
 
-        asked = json.loads(sys.stdin.readline())
-        file, context = Path(asked["file"]), asked["context"]
+        request = json.loads(sys.stdin.readline())
+        file, context = Path(request["file"]), request["context"]
         sys.path.insert(0, str(file.parent))
-        os.chdir(asked["folder"])
+        os.chdir(request["folder"])
         try:
             from xsp.models import function_of
 
-            function = function_of(file, asked["name"])
+            function = function_of(file, request["name"])
         except XspError as error:
             say({"error": str(error)})
             return
@@ -162,19 +164,19 @@ def work(parent: int, answers: int) -> None:
             data = _received(json.loads(line)["data"])
             begin = time.perf_counter_ns()
             try:
-                made = function(context, data)
+                result = function(context, data)
                 took_ns = time.perf_counter_ns() - begin
-                say({"data": _sent(made), "took_ns": took_ns})
+                say({"data": _sent(result), "took_ns": took_ns})
             except Exception as error:
-                say({"error": _told(error, file)})
+                say({"error": _error_text(error, file)})
 
 
-def _told(error: Exception, file: Path) -> str:
-    """Return an error with the last line of the user's file in its traceback."""
-    lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if Path(each.filename) == file]
+def _error_text(error: Exception, file: Path) -> str:
+    """Return an error's text, with the line of the innermost frame that is in the user's file."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
     where = f"line {lines[-1]}: " if lines else ""
-    said = (str(error).splitlines() or [""])[0][:200]
-    return f"{where}{type(error).__name__}: {said}"
+    reason = (str(error).splitlines() or [""])[0][:200]
+    return f"{where}{type(error).__name__}: {reason}"
 
 
 def _sent(data: Any) -> Any:
@@ -188,15 +190,15 @@ def _sent(data: Any) -> Any:
     if isinstance(data, str):
         return {"text": data}
     if isinstance(data, Mapping):
-        return {"arrays": {str(name): _array(each) for name, each in data.items()}}
+        return {"arrays": {str(name): _array(array) for name, array in data.items()}}
     return _array(data)
 
 
 def _array(value: Any) -> dict[str, Any]:
-    made = np.asarray(value.detach() if hasattr(value, "detach") else value)
-    if made.dtype.name not in DTYPES:
-        raise TypeError(f"an array of {made.dtype.name} cannot be passed; there are {', '.join(DTYPES)}")
-    return encoded(made)
+    array = np.asarray(value.detach() if hasattr(value, "detach") else value)
+    if array.dtype.name not in DTYPES:
+        raise TypeError(f"an array of {array.dtype.name} cannot be passed; there are {', '.join(DTYPES)}")
+    return encoded(array)
 
 
 def _received(value: Mapping[str, Any]) -> Any:
@@ -206,5 +208,5 @@ def _received(value: Mapping[str, Any]) -> Any:
     if "text" in value:
         return value["text"]
     if "arrays" in value:
-        return {name: decoded(each) for name, each in value["arrays"].items()}
+        return {name: decoded(form) for name, form in value["arrays"].items()}
     return decoded(value)

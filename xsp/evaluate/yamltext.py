@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from xsp.errors import ManifestError
+from xsp.errors import ManifestError, first_line
 
 if TYPE_CHECKING:
     from yaml.nodes import Node
@@ -69,11 +69,11 @@ def read(text: str, name: str) -> Text:
         line = 1 if mark is None else mark.line + 1
         raise ManifestError(f"{name}:{line}: not YAML ({error.problem or error.context})") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ManifestError(f"{name}: not YAML ({str(error).splitlines()[0]})") from error
+        raise ManifestError(f"{name}: not YAML ({first_line(error)})") from error
     if node is None:
         raise ManifestError(f"{name}: empty; docs/use/evaluate.md has an example of a manifest")
-    made = _Made(name)
-    return Text(made.of(node, (), frozenset()), name, made.lines)
+    converter = _Converter(name)
+    return Text(converter.of(node, (), frozenset()), name, converter.lines)
 
 
 def write(content: Any) -> str:
@@ -102,7 +102,7 @@ def _check_depth(yaml: Any, text: str, name: str) -> None:
             raise ManifestError(f"{name}:{line}: more than {MOST_VALUES:,} values, the limit for a manifest")
 
 
-class _Made:
+class _Converter:
     """Converts nodes to data."""
 
     def __init__(self, name: str) -> None:
@@ -120,28 +120,28 @@ class _Made:
         kind = str(node.tag).rpartition(":")[2]
         if not str(node.tag).startswith("tag:yaml.org,2002:") or kind not in _OF_YAML:
             raise ManifestError(f"{self.name}:{line}: the tag {node.tag!r} is not supported: manifests are plain data")
-        within = above | {id(node)}
+        ancestors = above | {id(node)}
         if node.id == "sequence":
-            return [self.of(each, (*place, number), within) for number, each in enumerate(node.value)]
+            return [self.of(child, (*place, index), ancestors) for index, child in enumerate(node.value)]
         if node.id == "mapping":
-            return self._mapping(node, place, within)
+            return self._mapping(node, place, ancestors)
         return self._scalar(node, kind, key)
 
-    def _mapping(self, node: Node, place: Place, within: frozenset[int]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def _mapping(self, node: Node, place: Place, ancestors: frozenset[int]) -> dict[str, Any]:
+        mapping: dict[str, Any] = {}
         for key, value in node.value:
-            at = f"{self.name}:{key.start_mark.line + 1}"
+            location = f"{self.name}:{key.start_mark.line + 1}"
             if key.id != "scalar":
-                raise ManifestError(f"{at}: a key is not text")
+                raise ManifestError(f"{location}: a key is not text")
             if key.tag.endswith(":merge"):
-                raise ManifestError(f"{at}: merge keys (<<) are not supported; write the fields out")
-            inner = (*place, key.value)
-            made = self.of(value, inner, within, key.value)
-            if key.value in found and found[key.value] != made:  # published ones have equal duplicates
-                raise ManifestError(f"{at}: {key.value!r} is given twice, with different values")
-            found[key.value] = made
-            self.lines[inner] = key.start_mark.line + 1
-        return found
+                raise ManifestError(f"{location}: merge keys (<<) are not supported; write the fields out")
+            path = (*place, key.value)
+            converted = self.of(value, path, ancestors, key.value)
+            if key.value in mapping and mapping[key.value] != converted:  # published manifests have equal duplicates
+                raise ManifestError(f"{location}: {key.value!r} is given twice, with different values")
+            mapping[key.value] = converted
+            self.lines[path] = key.start_mark.line + 1
+        return mapping
 
     def _scalar(self, node: Node, kind: str, key: str) -> Any:
         value = str(node.value)
@@ -154,11 +154,11 @@ class _Made:
         return value
 
     def _number(self, node: Node, value: str, kind: str) -> Any:
-        plain = value.replace("_", "")
+        digits = value.replace("_", "")
         try:
-            found: float = int(plain, 0) if kind == "int" else float(plain)
+            number: float = int(digits, 0) if kind == "int" else float(digits)
         except ValueError:  # 010, 1:30, .nan: numbers in YAML 1.1 that other readers interpret differently
             return value
-        if found in (float("inf"), float("-inf")) or abs(found) > 1e300:
+        if number in (float("inf"), float("-inf")) or abs(number) > 1e300:
             raise ManifestError(f"{self.name}:{node.start_mark.line + 1}: {value[:20]} is too large a number")
-        return found
+        return number

@@ -30,12 +30,12 @@ def of(
         limit: maximum number of pieces.
         step: spans of the step, which the statement on its time cites.
     """
-    shown = found.advice[first:] if limit is None else found.advice[first : first + limit]
-    notes = [left_out(f"advice that would {why}" if why.startswith("gain") else f"advice that {why}", count, None)
-             for why, count in found.left_out.items()]  # fmt: skip
-    more = len(found.advice) - first - len(shown)
-    if more > 0:
-        notes.append(left_out("advice", more, f"first={first + len(shown)}"))
+    pieces = found.advice[first:] if limit is None else found.advice[first : first + limit]
+    notes = [left_out(f"advice that would {cause}" if cause.startswith("gain") else f"advice that {cause}", count, None)
+             for cause, count in found.left_out.items()]  # fmt: skip
+    remaining = len(found.advice) - first - len(pieces)
+    if remaining > 0:
+        notes.append(left_out("advice", remaining, f"first={first + len(pieces)}"))
     return document(
         "advice",
         source,
@@ -45,7 +45,7 @@ def of(
             *([_of_plan(found)] if found.together is not None else []),
         ],
         step=None if found.step is None else asdict(found.step),
-        advice=[_piece(each) for each in shown],
+        advice=[_piece(piece) for piece in pieces],
         asked=list(found.asked),
         unanswered=dict(found.unanswered),
         first=first,
@@ -53,39 +53,39 @@ def of(
     )
 
 
-def _of_step(found: Advised, cited: Citation) -> Document:
-    assert found.step is not None
-    what, ms = found.step.what, found.step.ms
-    says = f"the {what} that gains are a part of takes {ms.value:.4g} ms"
-    figures = {"low_ms": ms.low, "ms": ms.value, "high_ms": ms.high, "steps": found.step.steps}
+def _of_step(report: Advised, cited: Citation) -> Document:
+    assert report.step is not None
+    unit, ms = report.step.what, report.step.ms
+    says = f"the {unit} that gains are a part of takes {ms.value:.4g} ms"
+    figures = {"low_ms": ms.low, "ms": ms.value, "high_ms": ms.high, "steps": report.step.steps}
     return statement(says, figures, cited, "advice")
 
 
-def _of_plan(found: Advised) -> Document:
-    assert found.together is not None
-    numbers = {id(piece): number for number, piece in enumerate(found.advice)}
-    order = [numbers[id(part.piece)] for part in found.together.parts]
+def _of_plan(report: Advised) -> Document:
+    assert report.together is not None
+    numbers = {id(piece): index for index, piece in enumerate(report.advice)}
+    order = [numbers[id(part.piece)] for part in report.together.parts]
     says = (
-        f"pieces {', '.join(map(str, order))}, counted from 0, in this order, gain {found.together.ms:.4g} ms together"
+        f"pieces {', '.join(map(str, order))}, counted from 0, in this order, gain {report.together.ms:.4g} ms together"
     )
-    figures = {"ms": found.together.ms, "not_in_it": found.together.unknown}
+    figures = {"ms": report.together.ms, "not_in_it": report.together.unknown}
     return statement(says, figures, NONE, "advice")
 
 
-def _piece(each: Advice) -> Document:
+def _piece(advice: Advice) -> Document:
     """Return a piece; later fields of `Advice` that the form does not have are left out."""
     return {
-        "question": each.question,
-        "number": each.number,
-        "what": each.what,
-        "where": [asdict(place) for place in each.where],
-        "gain_ms": asdict(each.gain),
-        "at_most": each.at_most,
-        "gain_known": each.gain_known,
-        "of_step_percent": each.of_step_percent,
-        "why": list(each.why),
-        "do": each.do,
-        "changes_numbers": each.changes_numbers,
-        "option": each.option,
-        "trial": each.trial,
+        "question": advice.question,
+        "number": advice.number,
+        "what": advice.what,
+        "where": [asdict(place) for place in advice.where],
+        "gain_ms": asdict(advice.gain),
+        "at_most": advice.at_most,
+        "gain_known": advice.gain_known,
+        "of_step_percent": advice.of_step_percent,
+        "why": list(advice.why),
+        "do": advice.do,
+        "changes_numbers": advice.changes_numbers,
+        "option": advice.option,
+        "trial": advice.trial,
     }

@@ -34,7 +34,7 @@ _HOST = {
     "A10": ("latency_ms", "percent_of_host_time", "of the host's time"),
     "modules": ("host_self_ms", "percent_of_host_time", "of the host's time in modules, with those inside"),
 }
-"""Columns of the time and the share, and the whole, if no device worked."""
+"""The same columns for traces without device work."""
 
 _OF_WHOLE = ("the iteration",)
 _NO_LAYER = "what is of no layer"
@@ -44,45 +44,45 @@ def summary(trace: Trace, source: Mapping[str, Any]) -> Document:
     """Return what was recorded, the times of a step and of the loop, device activity, and the grade."""
     run = trace.run
     step = citations.of_step(trace)
-    said = []
-    tops = [tables.top(trace, name, most) for name, most in (("A1", 4), ("loop", 4), ("device-activity", 16))]
-    made, loop, activity = tops
-    for row in tables.dicts(made[0]) if made else []:
-        kept = {name: row[name] for name in _OF_A1 if name in row}
+    statements = []
+    tops = [tables.top(trace, name, limit) for name, limit in (("A1", 4), ("loop", 4), ("device-activity", 16))]
+    latency, loop, activity = tops
+    for row in tables.dicts(latency[0]) if latency else []:
+        figures = {name: row[name] for name in _OF_A1 if name in row}
         says = f"a step takes {_ms(row['latency_ms'])}{_interval(row)}, of {row['steps']} timed steps"
-        said.append(statement(says, kept, step, "A1"))
+        statements.append(statement(says, figures, step, "A1"))
     for row in tables.dicts(loop[0]) if loop else []:
         if row["iteration_ms"] is not None:
             says = f"an iteration of the loop ({row['scope']}, kind {row['kind']}) takes {_ms(row['iteration_ms'])}"
-            said.append(statement(says, {name: row[name] for name in _OF_LOOP if name in row}, step, "loop"))
+            statements.append(statement(says, {name: row[name] for name in _OF_LOOP if name in row}, step, "loop"))
     for row in tables.dicts(activity[0]) if activity else []:
-        who = "all devices together" if row["rank"] is None else f"device {row['device']} of rank {row['rank']}"
-        says = f"{who}: busy {_percent(row['busy_percent'])} of {_ms(row['window_ms'])}"
-        said.append(statement(says, {name: row[name] for name in _OF_DEVICES}, step, "device-activity"))
-    found = grade(health(trace))
-    reasons = "; ".join(found.reasons)
-    said.append(
+        subject = "all devices together" if row["rank"] is None else f"device {row['device']} of rank {row['rank']}"
+        says = f"{subject}: busy {_percent(row['busy_percent'])} of {_ms(row['window_ms'])}"
+        statements.append(statement(says, {name: row[name] for name in _OF_DEVICES}, step, "device-activity"))
+    result = grade(health(trace))
+    reasons = "; ".join(result.reasons)
+    statements.append(
         statement(
-            f"grade {found.letter} (A to F: how reliable these figures are){': ' + reasons if reasons else ''}",
-            {"grade": found.letter},
+            f"grade {result.letter} (A to F: how reliable these figures are){': ' + reasons if reasons else ''}",
+            {"grade": result.letter},
             step,
             "health",
         )
     )
-    described = {
+    description = {
         "imported": run.imported is not None,
         "finished": run.finished,
         "levels": run.levels,
         "kind_of_step": trace.kind,
-        "kinds": [{"kind": each.kind, "name": each.name} for each in run.kinds][:20],
+        "kinds": [{"kind": kind.kind, "name": kind.name} for kind in run.kinds][:20],
         "rank": trace.rank,
         "ranks": len(run.ranks) or 1,
         "devices": list(run.machine.devices)[:16],
         "spans": _count(trace, "spans"),
         "spans_of_merged_step": _count(trace, "merged"),
     }
-    notes = [note for each in tops if each is not None for note in each[1]]
-    return document("summary", source, run=described, statements=said, left_out=notes)
+    notes = [note for table in tops if table is not None for note in table[1]]
+    return document("summary", source, run=description, statements=statements, left_out=notes)
 
 
 _OF_A1 = ("batch_size", "latency_ms", "low_ms", "high_ms", "median_ms", "p90_ms", "p99_ms", "samples_per_s", "steps")
@@ -93,44 +93,46 @@ _OF_DEVICES = ("window_ms", "busy_percent", "computation_ms", "exposed_communica
 
 def findings(trace: Trace, source: Mapping[str, Any], first: int, limit: int) -> Document:
     """Return what is missing or doubtful, the most important first, and the resulting grade."""
-    every = health(trace)
+    all_findings = health(trace)
     step = citations.of_step(trace)
-    shown = [_finding(each, step) for each in every[first : first + limit]]
-    more = len(every) - first - len(shown)
-    notes = [left_out("statements", more, f"first={first + len(shown)}")] if more > 0 else []
-    return document("health", source, grade=grade(every)._asdict(), statements=shown, first=first, left_out=notes)
+    entries = [_finding(finding, step) for finding in all_findings[first : first + limit]]
+    remaining = len(all_findings) - first - len(entries)
+    notes = [left_out("statements", remaining, f"first={first + len(entries)}")] if remaining > 0 else []
+    return document(
+        "health", source, grade=grade(all_findings)._asdict(), statements=entries, first=first, left_out=notes
+    )
 
 
-def _finding(each: Finding, step: Citation) -> Document:
-    figures = {"best_grade": each.best}
-    cited = NONE if each.severity is Severity.NOTE and each.best == "A" else step
-    return statement(each.text, figures, cited, "health", subject=each.subject, severity=str(each.severity))
+def _finding(finding: Finding, step: Citation) -> Document:
+    figures = {"best_grade": finding.best}
+    cited = NONE if finding.severity is Severity.NOTE and finding.best == "A" else step
+    return statement(finding.text, figures, cited, "health", subject=finding.subject, severity=str(finding.severity))
 
 
 def time(trace: Trace, source: Mapping[str, Any], limit: int = ROWS_OF_TIME) -> Document:
     """Return where the time of a step goes: phases, critical path, layers, operators, kernels, idle devices."""
-    said, shown, notes = [], [], []
-    for name, what, ms, percent, whole in _TIME:
-        found = tables.top(trace, name, limit)
-        if found is None:
+    statements, contents, notes = [], [], []
+    for name, column, ms, percent, whole in _TIME:
+        top = tables.top(trace, name, limit)
+        if top is None:
             continue
-        made, more = found
-        if name in _HOST and not any(row.get(percent) is not None for row in tables.dicts(made)):
+        content, further_notes = top
+        if name in _HOST and not any(row.get(percent) is not None for row in tables.dicts(content)):
             ms, percent, whole = _HOST[name]
-        shown.append(made)
-        notes += more
-        pairs = zip(tables.dicts(made), made["row_spans"], made["row_spans_in_all"], strict=True)
-        told = [pair for pair in pairs if pair[0][ms] is not None and _is_told(pair[0], what)]
-        largest = sorted(told, key=lambda pair: -pair[0][ms])
+        contents.append(content)
+        notes += further_notes
+        pairs = zip(tables.dicts(content), content["row_spans"], content["row_spans_in_all"], strict=True)
+        candidates = [pair for pair in pairs if pair[0][ms] is not None and _has_sentence(pair[0], column)]
+        largest = sorted(candidates, key=lambda pair: -pair[0][ms])
         for row, spans, in_all in largest if name == "phases" else largest[:3]:
-            says = f"{row[what] or _NO_LAYER} takes {_ms(row[ms])}, {_percent(row[percent])} {whole}"
-            said.append(statement(says, {ms: row[ms], percent: row[percent]}, Citation(spans, in_all), name))
-    return document("time", source, statements=said, tables=shown, left_out=notes)
+            says = f"{row[column] or _NO_LAYER} takes {_ms(row[ms])}, {_percent(row[percent])} {whole}"
+            statements.append(statement(says, {ms: row[ms], percent: row[percent]}, Citation(spans, in_all), name))
+    return document("time", source, statements=statements, tables=contents, left_out=notes)
 
 
-def _is_told(row: Mapping[str, Any], what: str) -> bool:
-    """Return whether a row gets a sentence: not a row of a whole, and of the path's groupings only that by layer."""
-    return row[what] not in _OF_WHOLE and row.get("grouped_by") in (None, "layer")
+def _has_sentence(row: Mapping[str, Any], column: str) -> bool:
+    """Return whether a row gets a sentence: totals do not, nor do groupings of the critical path except by layer."""
+    return row[column] not in _OF_WHOLE and row.get("grouped_by") in (None, "layer")
 
 
 # --- two runs -----------------------------------------------------------------------------------------------------
@@ -158,50 +160,56 @@ def compared(
         AnalysisError: the runs have nothing in common.
         UsageError: there is no such section.
     """
-    found = compare(a, b)
-    sections = list(dict.fromkeys(row.section for row in found.rows))
+    comparison = compare(a, b)
+    sections = list(dict.fromkeys(row.section for row in comparison.rows))
     if section is not None and section not in sections:
         raise UsageError(
             f"there is no section {section!r}{nearest(section, sections) or ''}; there are: {', '.join(sections)}"
         )
-    rows = found.rows if section is None else found.section(section)
+    rows = comparison.rows if section is None else comparison.section(section)
     page = rows[first : first + limit]
     of_a, of_b = ([_cited(trace, row, side) for row in page] for side, trace in enumerate((a, b)))
-    made = {
+    content = {
         "name": "compare",
         "title": "B against A",
         "about": "Times in milliseconds per step; low and high are the ends of the 95 % interval of the change.",
-        "columns": [{"name": each.name, "type": str(each.type)} for each in fields(Row)],
+        "columns": [{"name": field.name, "type": str(field.type)} for field in fields(Row)],
         "rows": [list(asdict(row).values()) for row in page],
-        "row_spans": [one.spans for one in of_a],
-        "row_spans_in_all": [one.in_all for one in of_a],
-        "row_spans_b": [one.spans for one in of_b],
-        "row_spans_b_in_all": [one.in_all for one in of_b],
+        "row_spans": [citation.spans for citation in of_a],
+        "row_spans_in_all": [citation.in_all for citation in of_a],
+        "row_spans_b": [citation.spans for citation in of_b],
+        "row_spans_b_in_all": [citation.in_all for citation in of_b],
         "first": first,
         "rows_in_all": len(rows),
     }
-    more = len(rows) - first - len(page)
-    notes = [left_out("rows of compare", more, f"first={first + len(page)}")] if more > 0 else []
+    remaining = len(rows) - first - len(page)
+    notes = [left_out("rows of compare", remaining, f"first={first + len(page)}")] if remaining > 0 else []
     return document(
         "compare",
         sources,
-        statements=_concluded(found, a, b),
+        statements=_concluded(comparison, a, b),
         sections=sections,
-        tables=[made],
+        tables=[content],
         left_out=notes,
     )
 
 
-def _concluded(found: Comparison, a: Trace, b: Trace) -> list[Document]:
-    step = {name: value for name, value in asdict(found.step).items() if isinstance(value, (int, float))}
+def _concluded(comparison: Comparison, a: Trace, b: Trace) -> list[Document]:
+    step = {name: value for name, value in asdict(comparison.step).items() if isinstance(value, (int, float))}
     of_a, of_b = citations.of_step(a), citations.of_step(b)
-    further = {"spans_b": of_b.spans, "spans_b_in_all": of_b.in_all}
-    said = [statement(text, step, of_a, "compare", **further) for text in conclusion(found)]
-    said += [
-        statement(f"differs beside times: {each.subject}: {each.a} / {each.b}", {}, of_a, "compare", **further)
-        for each in found.differences
+    spans_of_b = {"spans_b": of_b.spans, "spans_b_in_all": of_b.in_all}
+    statements = [statement(text, step, of_a, "compare", **spans_of_b) for text in conclusion(comparison)]
+    statements += [
+        statement(
+            f"differs beside times: {difference.subject}: {difference.a} / {difference.b}",
+            {},
+            of_a,
+            "compare",
+            **spans_of_b,
+        )
+        for difference in comparison.differences
     ]
-    return said
+    return statements
 
 
 def _cited(trace: Trace, row: Row, side: int) -> Citation:

@@ -45,21 +45,21 @@ _NARROWING = {"shapes": "input_shapes", "device": "device", "type": "type"}
 
 def of_step(trace: Trace) -> Citation:
     """Return the span of the merged step, or the outermost spans of a trace without one."""
-    found = _found(trace, f"kind = '{Kind.STEP}'")
-    return found if found.in_all else _found(trace, "parent_id IS NULL AND device IS NULL")
+    citation = _cite(trace, f"kind = '{Kind.STEP}'")
+    return citation if citation.in_all else _cite(trace, "parent_id IS NULL AND device IS NULL")
 
 
 def of_kind(trace: Trace, kind: str) -> Citation:
     """Return the spans of a kind, for instance of a phase."""
-    return _found(trace, "kind = ?", [kind])
+    return _cite(trace, "kind = ?", [kind])
 
 
 def named(trace: Trace, name: str) -> Citation:
     """Return the spans with a name."""
-    return _found(trace, "name = ?", [name])
+    return _cite(trace, "name = ?", [name])
 
 
-def _found(trace: Trace, condition: str, values: Sequence[Any] = ()) -> Citation:
+def _cite(trace: Trace, condition: str, values: Sequence[Any] = ()) -> Citation:
     """Return the merged spans that meet a condition."""
     rows = trace.con.execute(
         f"SELECT span_id, count(*) OVER () FROM merged WHERE ({condition}) AND span_id IS NOT NULL "
@@ -78,26 +78,26 @@ def of_rows(trace: Trace, analysis: str, rows: Sequence[Mapping[str, Any]]) -> l
         rows: columns with their values; only a page of rows, since each one is looked up.
     """
     step = of_step(trace)
-    known: dict[tuple[str, tuple[Any, ...]], Citation] = {}
-    found = []
+    cache: dict[tuple[str, tuple[Any, ...]], Citation] = {}
+    citations = []
     for row in rows:
-        asked = _condition(trace, analysis, row)
-        if asked is None:
-            found.append(step)
+        lookup = _condition(trace, analysis, row)
+        if lookup is None:
+            citations.append(step)
             continue
-        condition, values = asked
-        if (condition, values) not in known:
-            known[condition, values] = _safely(trace, condition, values)
-        cited = known[condition, values]
+        condition, values = lookup
+        if (condition, values) not in cache:
+            cache[condition, values] = _cite_safely(trace, condition, values)
+        cited = cache[condition, values]
         if not cited.in_all and isinstance(row.get("layer_index"), int):  # time of a layer without a span of its own
-            cited = _safely(trace, f"{_LAYER} AND layer_index = ?", (row["layer_index"],))
-        found.append(cited if cited.in_all else step)
-    return found
+            cited = _cite_safely(trace, f"{_LAYER} AND layer_index = ?", (row["layer_index"],))
+        citations.append(cited if cited.in_all else step)
+    return citations
 
 
-def _safely(trace: Trace, condition: str, values: tuple[Any, ...]) -> Citation:
+def _cite_safely(trace: Trace, condition: str, values: tuple[Any, ...]) -> Citation:
     try:
-        return _found(trace, condition, values)
+        return _cite(trace, condition, values)
     except (duckdb.Error, XspError):  # a column of a plugin's analysis with the name of a built-in one
         return NONE
 
@@ -109,25 +109,25 @@ def _condition(trace: Trace, analysis: str, row: Mapping[str, Any]) -> tuple[str
             return "span_id = ?", (row[column],)
     if isinstance(row.get("layer_index"), int):
         if analysis in _OF_KERNELS:
-            inside = f"layer_id IN (SELECT span_id FROM merged WHERE {_LAYER} AND layer_index = ?)"
-            return f"name = ? AND level > {int(Level.OP) - 1} AND {inside}", (row["name"], row["layer_index"])
+            in_layer = f"layer_id IN (SELECT span_id FROM merged WHERE {_LAYER} AND layer_index = ?)"
+            return f"name = ? AND level > {int(Level.OP) - 1} AND {in_layer}", (row["name"], row["layer_index"])
         return f"{_LAYER} AND layer_index = ?", (row["layer_index"],)
     if analysis == "phases":
         return "kind = ?", (str(row.get("phase")),)
     if row.get("grouped_by") in _BY_GROUP and isinstance(row.get("name"), str):
-        column, only = _BY_GROUP[str(row["grouped_by"])]
-        return f"{column} = ? AND {only}", (row["name"],)
+        column, restriction = _BY_GROUP[str(row["grouped_by"])]
+        return f"{column} = ? AND {restriction}", (row["name"],)
     if analysis == "modules" and isinstance(row.get("path"), str):
         make_paths(trace)
-        own = "SELECT layer_id FROM module_chains JOIN chain_members USING (chain) WHERE own AND member = ?"
-        return f"span_id IN ({own} AND grouped_by = 'path')", (row["path"],)
+        own_layers = "SELECT layer_id FROM module_chains JOIN chain_members USING (chain) WHERE own AND member = ?"
+        return f"span_id IN ({own_layers} AND grouped_by = 'path')", (row["path"],)
     if analysis == _CLASSES[0] and isinstance(row.get(_CLASSES[1]), str):
         return f"type = ? AND {_LAYER}", (row[_CLASSES[1]],)
-    for column, (of_span, only) in _NAMED.items():
+    for column, (span_column, restriction) in _NAMED.items():
         if isinstance(row.get(column), str):
             narrowed = {name: of for name, of in _NARROWING.items() if column == "name" and row.get(name) is not None}
             if analysis == "ops":  # here `device` is that of the launched work, not of the operators' spans
                 narrowed.pop("device", None)
-            conditions = [f"{of_span} = ?", only, *(f"{of} = ?" for of in narrowed.values())]
+            conditions = [f"{span_column} = ?", restriction, *(f"{of} = ?" for of in narrowed.values())]
             return " AND ".join(conditions), (row[column], *(row[name] for name in narrowed))
     return None

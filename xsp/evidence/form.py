@@ -107,20 +107,20 @@ def fitted(said: Document, most: int = MOST_BYTES) -> Document:
         most: limit in bytes of UTF-8; at least `LEAST_BYTES`.
     """
     most = max(most, LEAST_BYTES)
-    made: Document = cleaned({**said, "left_out": []})
-    made["left_out"] = [cleaned(each) for each in said["left_out"][:MOST_ITEMS]]
-    shelves = _shelves(made)
-    while (size := _size(made)) > most:
+    content: Document = cleaned({**said, "left_out": []})
+    content["left_out"] = [cleaned(note) for note in said["left_out"][:MOST_ITEMS]]
+    shelves = _shelves(content)
+    while (size := _size(content)) > most:
         longest = max(shelves, key=_Shelf.size, default=None)
         if longest is None or not longest.rows:
             return error(f"the answer is longer than {most} bytes and cannot be cut: ask for less")
         excess = (size - most) / max(1, longest.size())
         longest.cut(max(1, math.ceil(min(1.0, excess) * len(longest.rows) * 0.9)))
-        made["left_out"] = [
-            *(cleaned(each) for each in said["left_out"][:MOST_ITEMS]),
-            *(each.left_out() for each in shelves if each.gone),
+        content["left_out"] = [
+            *(cleaned(note) for note in said["left_out"][:MOST_ITEMS]),
+            *(shelf.left_out() for shelf in shelves if shelf.gone),
         ]
-    return made
+    return content
 
 
 @dataclass
@@ -133,19 +133,19 @@ class _Shelf:
     first: int = 0
     gone: int = 0
     ask: str | None = "first="
-    """The beginning of the request for what was cut, which ends with the index of its first row; None if none does."""
+    """The request for the removed rows, to which the index of the first one is appended; None if there is none."""
 
     def size(self) -> int:
-        return sum(_size(each) for each in (self.rows, *self.beside)) if self.rows else 0
+        return sum(_size(rows) for rows in (self.rows, *self.beside)) if self.rows else 0
 
     def cut(self, count: int) -> None:
-        for each in (self.rows, *self.beside):
-            del each[len(each) - count :]
+        for rows in (self.rows, *self.beside):
+            del rows[len(rows) - count :]
         self.gone += count
 
     def left_out(self) -> Document:
-        # of spans, pages are of children alone; the span itself and those around it come first
-        shown = sum(not isinstance(each, dict) or each.get("role", "child") == "child" for each in self.rows)
+        # pages of spans contain only children; the span itself and its ancestors come first
+        shown = sum(not isinstance(row, dict) or row.get("role", "child") == "child" for row in self.rows)
         return left_out(self.of, self.gone, None if self.ask is None else f"{self.ask}{self.first + shown}")
 
 
@@ -154,18 +154,18 @@ def left_out(of: str, count: int, ask: str | None) -> Document:
     return {"of": of, "count": count, "ask": ask}
 
 
-def _shelves(made: Document) -> list[_Shelf]:
-    of_others = made["kind"] not in _PAGED
-    found = [
-        _Shelf(f"rows of {each['name']}", each["rows"], [each[beside] for beside in _BESIDE if beside in each],
-               each["first"], ask=f"tables with analysis={each['name']}, first=" if of_others else "first=")
-        for each in made.get("tables", ())
+def _shelves(content: Document) -> list[_Shelf]:
+    is_named = content["kind"] not in _PAGED
+    shelves = [
+        _Shelf(f"rows of {table['name']}", table["rows"], [table[beside] for beside in _BESIDE if beside in table],
+               table["first"], ask=f"tables with analysis={table['name']}, first=" if is_named else "first=")
+        for table in content.get("tables", ())
     ]  # fmt: skip
-    without = ("runs",) if made["kind"] == "health" else ("runs", "statements")
-    return found + [
-        _Shelf(name, made[name], first=made.get("first", 0), ask=None if name in without else "first=")
+    unpaged = ("runs",) if content["kind"] == "health" else ("runs", "statements")
+    return shelves + [
+        _Shelf(name, content[name], first=content.get("first", 0), ask=None if name in unpaged else "first=")
         for name in ("statements", "advice", "spans", "runs", "analyses")
-        if made.get(name)
+        if content.get(name)
     ]
 
 
@@ -196,7 +196,7 @@ def cleaned(value: Any, depth: int = 0) -> Any:
     if isinstance(value, Mapping):
         return _mapping(value, depth)
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [cleaned(each, depth + 1) for each in value] if depth < MOST_DEPTH else cut(str(value))
+        return [cleaned(element, depth + 1) for element in value] if depth < MOST_DEPTH else cut(str(value))
     return cut(value if isinstance(value, str) else str(value))
 
 
@@ -208,17 +208,17 @@ def _short(value: float) -> float:
 def _mapping(value: Mapping[Any, Any], depth: int) -> Any:
     if depth >= MOST_DEPTH:
         return cut(str(dict(value)))
-    return {cut(str(key)): cleaned(each, depth + 1) for key, each in value.items()}
+    return {cut(str(key)): cleaned(element, depth + 1) for key, element in value.items()}
 
 
 def bounded(value: Any, depth: int = 0) -> Any:
     """Return a JSON value of a trace with a limited number of keys and items, and a note on how many are left out."""
     if isinstance(value, dict):
-        kept = {key: bounded(each, depth + 1) for key, each in list(value.items())[:MOST_KEYS]}
-        return kept | ({"…": f"{len(value) - MOST_KEYS} more"} if len(value) > MOST_KEYS else {})
+        entries = {key: bounded(element, depth + 1) for key, element in list(value.items())[:MOST_KEYS]}
+        return entries | ({"…": f"{len(value) - MOST_KEYS} more"} if len(value) > MOST_KEYS else {})
     if isinstance(value, list):
-        kept_items = [bounded(each, depth + 1) for each in value[:MOST_ITEMS]]
-        return kept_items + ([f"… {len(value) - MOST_ITEMS} more"] if len(value) > MOST_ITEMS else [])
+        elements = [bounded(element, depth + 1) for element in value[:MOST_ITEMS]]
+        return elements + ([f"… {len(value) - MOST_ITEMS} more"] if len(value) > MOST_ITEMS else [])
     return value
 
 

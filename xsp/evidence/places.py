@@ -43,26 +43,26 @@ class Places:
             UsageError: a path is a URL, or does not exist.
         """
         self._roots: dict[str, Path] = {}
-        for each in named:
-            if "://" in each:
+        for source in named:
+            if "://" in source:
                 raise UsageError(
-                    f"{each}: give a path; `xsp import {shlex.quote(each)} -o runs/one` makes a run of what lies "
+                    f"{source}: give a path; `xsp import {shlex.quote(source)} -o runs/one` makes a run of what lies "
                     "elsewhere"
                 )
-            place = Path(each).expanduser()
-            if not place.exists():
-                raise UsageError(f"{each}: there is no such file or directory")
-            self._roots[_free(str(place.name or place), self._roots)] = Path(os.path.realpath(place))
+            path = Path(source).expanduser()
+            if not path.exists():
+                raise UsageError(f"{source}: there is no such file or directory")
+            self._roots[_free(str(path.name or path), self._roots)] = Path(os.path.realpath(path))
 
     def all(self) -> list[Place]:
         """Return the runs and traces that exist now, at most `MOST_LISTED`."""
-        found: list[Place] = []
+        places: list[Place] = []
         for name, root in self._roots.items():
-            for each in _runs(name, root):
-                if len(found) == MOST_LISTED:
-                    return found
-                found.append(each)
-        return found
+            for place in _runs(name, root):
+                if len(places) == MOST_LISTED:
+                    return places
+                places.append(place)
+        return places
 
     def find(self, asked: str | None) -> Place:
         """Return the run that a client requests, by its name or its path.
@@ -81,54 +81,54 @@ class Places:
             if root is not None and path.exists():
                 self._check_inside(path, root)
                 return Place(asked, path)
-        known = [place.name for place in self.all()]
-        hint = nearest(asked, known) or (f"; there are {', '.join(known[:8])}" if known else "")
+        names = [place.name for place in self.all()]
+        hint = nearest(asked, names) or (f"; there are {', '.join(names[:8])}" if names else "")
         raise UsageError(f"{asked[:200]!r} is none of the runs that this server may read{hint}")
 
     def _only(self) -> Place:
-        found = self.all()
-        if len(found) == 1:
-            self._check_inside(found[0].path, found[0].path)
-            return found[0]
+        places = self.all()
+        if len(places) == 1:
+            self._check_inside(places[0].path, places[0].path)
+            return places[0]
         raise UsageError(
-            f"which run? {', '.join(place.name for place in found[:8])}{', …' if len(found) > 8 else ''}"
-            if found
+            f"which run? {', '.join(place.name for place in places[:8])}{', …' if len(places) > 8 else ''}"
+            if places
             else "there is no run in what this server may read"
         )
 
-    def _candidates(self, asked: str) -> Iterator[str]:
+    def _candidates(self, request: str) -> Iterator[str]:
         """Yield the paths that a request may stand for: below a named place, absolute, or relative to any place."""
-        first, _, rest = asked.partition("/")
+        first, _, rest = request.partition("/")
         if first in self._roots:
             yield str(self._roots[first] / rest) if rest else str(self._roots[first])
-        if os.path.isabs(asked):
-            yield asked
+        if os.path.isabs(request):
+            yield request
         else:
             for root in self._roots.values():
-                yield str(root / asked)
+                yield str(root / request)
 
     @staticmethod
     def _check_inside(path: Path, root: Path) -> None:
         """Raise an error if a link in a run leads outside the place named at the start."""
         if not path.is_dir():
             return
-        seen = 0
+        count = 0
         for folder, folders, files in os.walk(path):
             for name in (*folders, *files):
-                seen += 1
-                if seen > MOST_FILES:
+                count += 1
+                if count > MOST_FILES:
                     raise TraceError(f"{path.name}: holds more than {MOST_FILES} files, which is no run")
-                inside = os.path.join(folder, name)
-                if os.path.islink(inside) and not _is_within(Path(os.path.realpath(inside)), root):
+                entry = os.path.join(folder, name)
+                if os.path.islink(entry) and not _is_within(Path(os.path.realpath(entry)), root):
                     raise TraceError(f"{path.name}: {name} is a link that leads out of what was named at the start")
 
 
 def _free(name: str, taken: dict[str, Path]) -> str:
     number = 2
-    found = name
-    while found in taken:
-        found, number = f"{name}-{number}", number + 1
-    return found
+    candidate = name
+    while candidate in taken:
+        candidate, number = f"{name}-{number}", number + 1
+    return candidate
 
 
 def _is_within(path: Path, root: Path) -> bool:
@@ -136,7 +136,7 @@ def _is_within(path: Path, root: Path) -> bool:
 
 
 def _is_run(folder: Path) -> bool:
-    return rundir.is_one(folder) and not _is_set(folder)
+    return rundir.is_run_directory(folder) and not _is_set(folder)
 
 
 def _is_set(folder: Path) -> bool:
@@ -153,25 +153,25 @@ def _runs(name: str, root: Path) -> Iterator[Place]:
     if root.is_file() or _is_run(root):
         yield Place(name, root)
         return
-    found = False
-    for inside in _entries(root):
-        if inside.is_dir():
-            below = (
-                [inside] if _is_run(inside) else [each for each in _entries(inside) if each.is_dir() and _is_run(each)]
+    has_runs = False
+    for entry in _entries(root):
+        if entry.is_dir():
+            candidates = (
+                [entry] if _is_run(entry) else [child for child in _entries(entry) if child.is_dir() and _is_run(child)]
             )
         else:
-            below = [inside] if inside.name.endswith(_TRACES) else []
-        for each in below:
-            if _is_within(Path(os.path.realpath(each)), root):
-                found = True
-                yield Place(f"{name}/{each.relative_to(root)}", each)
-    if not found and not _is_set(root):
+            candidates = [entry] if entry.name.endswith(_TRACES) else []
+        for candidate in candidates:
+            if _is_within(Path(os.path.realpath(candidate)), root):
+                has_runs = True
+                yield Place(f"{name}/{candidate.relative_to(root)}", candidate)
+    if not has_runs and not _is_set(root):
         yield Place(name, root)  # it may hold traces of a job's ranks, one file each, with any names
 
 
 def _entries(folder: Path) -> list[Path]:
     try:
-        return sorted(each for each in folder.iterdir() if not each.name.startswith("."))
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError:
         return []
 
@@ -181,12 +181,12 @@ def stamp(path: Path) -> tuple[tuple[str, int, int, int], ...]:
     files = [path]
     if path.is_dir():
         files = sorted([*path.glob("*"), *path.glob("*/*"), *path.glob("*/*/*")])[:MOST_FILES]  # a rank's steps
-    found = []
-    for each in files:
+    entries = []
+    for file in files:
         try:
-            state = each.stat()
+            state = file.stat()
         except OSError:
             continue
-        if not os.path.isdir(each):
-            found.append((str(each), state.st_ino, state.st_size, state.st_mtime_ns))
-    return tuple(found)
+        if not os.path.isdir(file):
+            entries.append((str(file), state.st_ino, state.st_size, state.st_mtime_ns))
+    return tuple(entries)

@@ -58,7 +58,7 @@ class Reader:
         """Start nothing yet."""
         self._arguments = (json.dumps(list(paths)), str(most_bytes))
         self._seconds = seconds
-        self._process: processes.Asked | None = None
+        self._process: processes.WorkerProcess | None = None
         self._folder: str | None = None
 
     @property
@@ -71,14 +71,14 @@ class Reader:
         from anyio import to_thread
 
         deadline = time.monotonic() + self._seconds
-        done = False
+        answered = False
         try:
             process = await to_thread.run_sync(self._started)
             await to_thread.run_sync(process.ask, {"tool": tool, "arguments": arguments})
             while time.monotonic() < deadline:
-                until = min(deadline, time.monotonic() + LOOK_S)
-                if line := await to_thread.run_sync(process.answer, until):
-                    done = True
+                wait_until = min(deadline, time.monotonic() + LOOK_S)
+                if line := await to_thread.run_sync(process.answer, wait_until):
+                    answered = True
                     return line
                 if process.has_ended():
                     return _error("the process that reads has ended; too little memory is the usual reason")
@@ -86,18 +86,18 @@ class Reader:
                 f"took longer than {self._seconds:g} s and was given up: ask for less (limit, where, one analysis), or "
                 "start the server with more (--seconds)"
             )
-        except OSError as failed:
-            return _error(f"the process that reads cannot be started ({failed.strerror})")
+        except OSError as error:
+            return _error(f"the process that reads cannot be started ({error.strerror})")
         finally:
-            if not done:
+            if not answered:
                 self.end()
 
-    def _started(self) -> processes.Asked:
+    def _started(self) -> processes.WorkerProcess:
         if self._process is None or self._process.has_ended():
             self.end()
             self._folder = tempfile.mkdtemp(prefix="xsp-mcp-")  # a killed process leaves its imported traces here
             env = processes.environment() | {"TMPDIR": self._folder}
-            self._process = processes.Asked(START, *self._arguments, stderr=None, env=env)
+            self._process = processes.WorkerProcess(START, *self._arguments, stderr=None, env=env)
         return self._process
 
     def end(self) -> None:
@@ -128,13 +128,13 @@ def serve(paths: Sequence[str], most_bytes: int = form.MOST_BYTES, seconds: floa
     """
     try:
         import anyio
-        from mcp.server.lowlevel import Server  # noqa: F401  here so that an SDK that is too old is said at once
+        from mcp.server.lowlevel import Server  # noqa: F401  here, to report an SDK that is too old at once
         from mcp.server.stdio import stdio_server
         from mcp_types import CallToolResult  # noqa: F401
     except ImportError as error:
         raise missing() from error
     Places(paths)  # raise errors on paths before the client waits
-    reader = Reader([str(Path(each).expanduser().absolute()) for each in paths], most_bytes, seconds)
+    reader = Reader([str(Path(path).expanduser().absolute()) for path in paths], most_bytes, seconds)
 
     async def end_on_signals() -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -144,11 +144,11 @@ def serve(paths: Sequence[str], most_bytes: int = form.MOST_BYTES, seconds: floa
                 os._exit(0)  # a thread waits for the client's next line, and cannot be ended otherwise
 
     async def run() -> None:
-        made = server(reader, anyio.Lock())
+        mcp_server = server(reader, anyio.Lock())
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(end_on_signals)
             async with stdio_server() as (read, write):
-                await made.run(read, write, made.create_initialization_options())
+                await mcp_server.run(read, write, mcp_server.create_initialization_options())
             tasks.cancel_scope.cancel()
 
     try:
@@ -170,29 +170,31 @@ def server(reader: Reader, lock: Lock) -> Server[Any]:
         return types.ListToolsResult(
             tools=[
                 types.Tool(
-                    name=each.name,
-                    title=each.title,
-                    description=each.description,
-                    input_schema=each.schema,
+                    name=tool.name,
+                    title=tool.title,
+                    description=tool.description,
+                    input_schema=tool.schema,
                     annotations=hints,
                 )
-                for each in TOOLS.values()
+                for tool in TOOLS.values()
             ]
         )
 
-    async def call_tool(_: Any, asked: types.CallToolRequestParams) -> types.CallToolResult:
-        if asked.name not in TOOLS:
-            raise MCPError(types.INVALID_PARAMS, f"there is no tool {asked.name[:100]!r}; there are {', '.join(TOOLS)}")
-        length = len(json.dumps(asked.arguments or {}))
+    async def call_tool(_: Any, request: types.CallToolRequestParams) -> types.CallToolResult:
+        if request.name not in TOOLS:
+            raise MCPError(
+                types.INVALID_PARAMS, f"there is no tool {request.name[:100]!r}; there are {', '.join(TOOLS)}"
+            )
+        length = len(json.dumps(request.arguments or {}))
         if length > MOST_ASKED:
             raise MCPError(types.INVALID_PARAMS, f"{length:,} bytes of arguments, and at most {MOST_ASKED:,} are taken")
         async with lock:
-            line = await reader.ask(asked.name, asked.arguments or {})
-        said = json.loads(line)
+            line = await reader.ask(request.name, request.arguments or {})
+        answer = json.loads(line)
         return types.CallToolResult(
             content=[types.TextContent(type="text", text=line.decode())],
-            structured_content=said,
-            is_error=said["kind"] == "error",
+            structured_content=answer,
+            is_error=answer["kind"] == "error",
         )
 
     return Server(

@@ -19,8 +19,8 @@ _LONGEST_JSON = 20_000
 """Maximum number of characters of a JSON column; longer values are shown as text, and cut."""
 
 
-def under(trace: Trace, source: Mapping[str, Any], span_id: str, first: int, limit: int) -> Document:
-    """Return a span (role `itself`), the spans around it (`around`, the innermost first) and its children (`child`).
+def with_relatives(trace: Trace, source: Mapping[str, Any], span_id: str, first: int, limit: int) -> Document:
+    """Return a span (role `itself`), its ancestors (`around`, the innermost first) and its children (`child`).
 
     The merged step, whose times exclude the cost of profiling, is searched first, then the recorded steps.
 
@@ -34,62 +34,66 @@ def under(trace: Trace, source: Mapping[str, Any], span_id: str, first: int, lim
     Raises:
         UsageError: there is no such span.
     """
-    for place in ("merged", "spans"):
-        rows = _rows(trace, f"SELECT * FROM {place} WHERE span_id = ? ORDER BY start_ns LIMIT 1", span_id)
+    for table in ("merged", "spans"):
+        rows = _rows(trace, f"SELECT * FROM {table} WHERE span_id = ? ORDER BY start_ns LIMIT 1", span_id)
         if rows:
-            return _shown(trace, source, place, rows[0], first, limit)
+            return _shown(trace, source, table, rows[0], first, limit)
     raise UsageError(f"there is no span {span_id!r} in {source.get('run')!r}: ids are those that other answers cite")
 
 
 def _shown(
-    trace: Trace, source: Mapping[str, Any], place: str, itself: dict[str, Any], first: int, limit: int
+    trace: Trace, source: Mapping[str, Any], table: str, itself: dict[str, Any], first: int, limit: int
 ) -> Document:
-    here = "" if place == "merged" else " AND trace_id IS NOT DISTINCT FROM ?"
-    trace_id = [] if place == "merged" else [itself["trace_id"]]
-    children = f"FROM {place} WHERE parent_id = ?{here} AND span_id IS DISTINCT FROM parent_id"
-    same = "" if place == "merged" else " AND inner_.trace_id IS NOT DISTINCT FROM outer_.trace_id"
+    same_trace = "" if table == "merged" else " AND trace_id IS NOT DISTINCT FROM ?"
+    trace_id = [] if table == "merged" else [itself["trace_id"]]
+    children = f"FROM {table} WHERE parent_id = ?{same_trace} AND span_id IS DISTINCT FROM parent_id"
+    linked = "" if table == "merged" else " AND inner_.trace_id IS NOT DISTINCT FROM outer_.trace_id"
     ((count,),) = trace.con.execute(f"SELECT count(*) {children}", [itself["span_id"], *trace_id]).fetchall()
-    shown = [_span(itself, "itself", count)]
-    shown += [_span(each, "around") for each in _around(trace, place, itself, here, trace_id)]
-    found = _rows(
+    entries = [_span(itself, "itself", count)]
+    entries += [_span(row, "around") for row in _around(trace, table, itself, same_trace, trace_id)]
+    rows = _rows(
         trace,
-        f"SELECT *, (SELECT count(*) FROM {place} inner_ WHERE inner_.parent_id = outer_.span_id{same}) AS children "
+        f"SELECT *, (SELECT count(*) FROM {table} inner_ WHERE inner_.parent_id = outer_.span_id{linked}) AS children "
         f"FROM (SELECT * {children} ORDER BY start_ns, span_id LIMIT {int(limit)} OFFSET {int(first)}) outer_ "
         "ORDER BY start_ns, span_id",
         itself["span_id"],
         *trace_id,
     )
-    shown += [_span(each, "child", each.pop("children")) for each in found]
-    more = count - first - len(found)
-    notes = [left_out(f"children of {itself['span_id']}", more, f"first={first + len(found)}")] if more > 0 else []
-    return document("spans", source, table=place, spans=shown, first=first, left_out=notes)
+    entries += [_span(row, "child", row.pop("children")) for row in rows]
+    remaining = count - first - len(rows)
+    notes = (
+        [left_out(f"children of {itself['span_id']}", remaining, f"first={first + len(rows)}")] if remaining > 0 else []
+    )
+    return document("spans", source, table=table, spans=entries, first=first, left_out=notes)
 
 
-def _around(trace: Trace, place: str, itself: dict[str, Any], here: str, trace_id: list[Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+def _around(
+    trace: Trace, table: str, itself: dict[str, Any], same_trace: str, trace_id: list[Any]
+) -> list[dict[str, Any]]:
+    ancestors: list[dict[str, Any]] = []
     seen, parent = {itself["span_id"]}, itself["parent_id"]
-    while parent is not None and parent not in seen and len(found) < min(MOST_AROUND, DEEPEST):
-        rows = _rows(trace, f"SELECT * FROM {place} WHERE span_id = ?{here} LIMIT 1", parent, *trace_id)
+    while parent is not None and parent not in seen and len(ancestors) < min(MOST_AROUND, DEEPEST):
+        rows = _rows(trace, f"SELECT * FROM {table} WHERE span_id = ?{same_trace} LIMIT 1", parent, *trace_id)
         if not rows:
             break
-        found += rows
+        ancestors += rows
         seen.add(parent)
         parent = rows[0]["parent_id"]
-    return found
+    return ancestors
 
 
 def _rows(trace: Trace, query: str, *values: Any) -> list[dict[str, Any]]:
-    asked = trace.con.execute(query, list(values))
-    names = [column[0] for column in asked.description or ()]
-    return [dict(zip(names, row, strict=True)) for row in asked.fetchall()]
+    cursor = trace.con.execute(query, list(values))
+    names = [column[0] for column in cursor.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
 def _span(row: Mapping[str, Any], role: str, children: int | None = None) -> Document:
     """Return the columns of a span that have a value."""
-    known = {name: _value(name, value) for name, value in row.items() if value is not None}
-    if "level" in known:
-        known["level_name"] = _level(known["level"])
-    return {"role": role, **({} if children is None else {"children": children}), **known}
+    columns = {name: _value(name, value) for name, value in row.items() if value is not None}
+    if "level" in columns:
+        columns["level_name"] = _level(columns["level"])
+    return {"role": role, **({} if children is None else {"children": children}), **columns}
 
 
 def _value(name: str, value: Any) -> Any:

@@ -24,21 +24,21 @@ def find(name: str) -> Analysis:
     Raises:
         UsageError: there is no such analysis.
     """
-    found = {known.lower(): each for known, each in ANALYSES.items()}.get(name.lower())
-    if found is None:
+    match = {key.lower(): analysis for key, analysis in ANALYSES.items()}.get(name.lower())
+    if match is None:
         raise UsageError(f"there is no analysis {name!r}{nearest(name, ANALYSES) or '; tables without one lists them'}")
-    return found
+    return match
 
 
 def listed(trace: Trace, source: Mapping[str, Any], first: int, limit: int) -> Document:
     """Return the analyses, with the reasons why some cannot run on this trace."""
-    every = [
-        {"name": each.id, "title": each.title, "about": each.about, "refused": each.refusal(trace)}
-        for each in list(ANALYSES.values())[first : first + limit]
+    entries = [
+        {"name": analysis.id, "title": analysis.title, "about": analysis.about, "refused": analysis.refusal(trace)}
+        for analysis in list(ANALYSES.values())[first : first + limit]
     ]
-    more = len(ANALYSES) - first - len(every)
-    notes = [left_out("analyses", more, f"first={first + len(every)}")] if more > 0 else []
-    return document("analyses", source, analyses=every, first=first, left_out=notes)
+    remaining = len(ANALYSES) - first - len(entries)
+    notes = [left_out("analyses", remaining, f"first={first + len(entries)}")] if remaining > 0 else []
+    return document("analyses", source, analyses=entries, first=first, left_out=notes)
 
 
 def page(
@@ -65,18 +65,20 @@ def page(
         UsageError: there is no such analysis or column, or a value cannot be compared with its column.
         AnalysisError: the analysis cannot run on the trace.
     """
-    each = find(name)
-    relation = each(trace)
+    analysis = find(name)
+    relation = analysis(trace)
     try:
         for condition in where:
-            relation = relation.filter(_condition(relation, each.id, condition))
+            relation = relation.filter(_condition(relation, analysis.id, condition))
         if sort is not None:
-            relation = relation.order(_order(relation, each.id, sort))
-        made, notes = table(trace, each, relation, first, limit)
+            relation = relation.order(_order(relation, analysis.id, sort))
+        content, notes = table(trace, analysis, relation, first, limit)
     except (duckdb.ConversionException, duckdb.BinderException, duckdb.InvalidInputException) as error:
         reason = next(iter(str(error).splitlines()), "")
-        raise UsageError(f"where: a value that the column of {each.id} cannot be compared with ({reason})") from error
-    return document("table", source, tables=[made], left_out=notes)
+        raise UsageError(
+            f"where: a value that the column of {analysis.id} cannot be compared with ({reason})"
+        ) from error
+    return document("table", source, tables=[content], left_out=notes)
 
 
 def table(
@@ -87,30 +89,30 @@ def table(
     ((in_all,),) = relation.aggregate("count(*)").fetchall()
     columns = relation.columns
     cited = citations.of_rows(trace, each.id, [dict(zip(columns, row, strict=True)) for row in rows])
-    made = {
+    content = {
         "name": each.id,
         "title": each.title,
         "about": each.about,
         "columns": [{"name": n, "type": str(t)} for n, t in zip(columns, relation.types, strict=True)],
         "rows": [list(row) for row in rows],
-        "row_spans": [one.spans for one in cited],
-        "row_spans_in_all": [one.in_all for one in cited],
+        "row_spans": [citation.spans for citation in cited],
+        "row_spans_in_all": [citation.in_all for citation in cited],
         "first": first,
         "rows_in_all": in_all,
     }
-    more = in_all - first - len(rows)
-    return made, [left_out(f"rows of {each.id}", more, f"first={first + len(rows)}")] if more > 0 else []
+    remaining = in_all - first - len(rows)
+    return content, [left_out(f"rows of {each.id}", remaining, f"first={first + len(rows)}")] if remaining > 0 else []
 
 
 def top(trace: Trace, name: str, limit: int) -> tuple[Document, list[Document]] | None:
     """Return the first rows of an analysis, as `table` does; None if it cannot run on the trace, or has no rows."""
-    each = ANALYSES[name]
+    analysis = ANALYSES[name]
     try:
-        made, notes = table(trace, each, each(trace), 0, limit)
+        content, notes = table(trace, analysis, analysis(trace), 0, limit)
     except AnalysisError:
         return None
     notes = [{**note, "ask": f"tables with analysis={name}, {note['ask']}"} for note in notes]
-    return (made, notes) if made["rows"] else None
+    return (content, notes) if content["rows"] else None
 
 
 def dicts(made: Document) -> list[dict[str, Any]]:
@@ -119,34 +121,34 @@ def dicts(made: Document) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in made["rows"]]
 
 
-def _column(relation: duckdb.DuckDBPyRelation, name: str, asked: str) -> str:
-    known = {column.lower(): column for column in relation.columns}
-    found = known.get(asked.strip().lower())
-    if found is None:
+def _column(relation: duckdb.DuckDBPyRelation, name: str, target: str) -> str:
+    by_lower_name = {column.lower(): column for column in relation.columns}
+    match = by_lower_name.get(target.strip().lower())
+    if match is None:
         raise UsageError(
-            f"{name} has no column {asked!r}{nearest(asked, relation.columns)}; it has: {', '.join(relation.columns)}"
+            f"{name} has no column {target!r}{nearest(target, relation.columns)}; it has: {', '.join(relation.columns)}"
         )
-    return found
+    return match
 
 
 def _order(relation: duckdb.DuckDBPyRelation, name: str, sort: str) -> str:
-    asked, mark, way = sort.partition(":")
-    if mark and way not in ("asc", "desc"):
+    target, mark, direction = sort.partition(":")
+    if mark and direction not in ("asc", "desc"):
         raise UsageError(f"sort {sort!r}: behind a column stands :asc or :desc")
-    column = _column(relation, name, asked)
+    column = _column(relation, name, target)
     is_text = str(relation.types[relation.columns.index(column)]) == "VARCHAR"
-    others = (quoted(each) for each in relation.columns if each != column)  # else a row could be on two pages
-    return ", ".join([f"{quoted(column)} {way or ('asc' if is_text else 'desc')} NULLS LAST", *others])
+    rest = (quoted(other) for other in relation.columns if other != column)  # else a row could be on two pages
+    return ", ".join([f"{quoted(column)} {direction or ('asc' if is_text else 'desc')} NULLS LAST", *rest])
 
 
-def _condition(relation: duckdb.DuckDBPyRelation, name: str, asked: Mapping[str, Any]) -> str:
+def _condition(relation: duckdb.DuckDBPyRelation, name: str, condition: Mapping[str, Any]) -> str:
     """Return a condition as SQL, with a known column of the table and the value as a literal."""
-    column, op, value = quoted(_column(relation, name, str(asked["column"]))), asked["op"], asked["value"]
+    column, op, value = quoted(_column(relation, name, str(condition["column"]))), condition["op"], condition["value"]
     if op == CONTAINS:
         return f"contains(lower({column}::VARCHAR), {literal(str(value).lower())})"
     if value is None and op not in ("=", "!="):
-        raise UsageError(f"where {asked['column']} {op} null: null goes with = and != alone")
+        raise UsageError(f"where {condition['column']} {op} null: null goes with = and != alone")
     if value is None:
         return f"{column} IS {'' if op == '=' else 'NOT '}NULL"
-    said = literal(value) if isinstance(value, str) else str(value).lower()
-    return f"{column} {COMPARISONS[op]} {said}"
+    operand = literal(value) if isinstance(value, str) else str(value).lower()
+    return f"{column} {COMPARISONS[op]} {operand}"

@@ -78,7 +78,7 @@ class Tool:
 
 
 class Tools:
-    """An object that answers questions about the runs in some places, and keeps a few traces in memory."""
+    """Answers questions about the runs in some places, and keeps a few traces in memory."""
 
     def __init__(self, places: Places, most_bytes: int = MOST_BYTES) -> None:
         """Load nothing yet."""
@@ -94,15 +94,15 @@ class Tools:
                 raise UsageError(f"there is no tool {name[:100]!r}; there are {', '.join(TOOLS)}")
             _check(tool, arguments)
             return fitted(tool.answer(self, arguments), self.most_bytes)
-        except XspError as refused:
-            return fitted(error(str(refused)), self.most_bytes)
+        except XspError as rejection:
+            return fitted(error(str(rejection)), self.most_bytes)
         except RecursionError:
             return error("the question, or what the trace holds, nests too deep")
-        except Exception as failed:
-            if not _is_of_data(failed):
+        except Exception as failure:
+            if not _is_of_data(failure):
                 raise
             self._loaded.clear()  # the files of loaded traces may have been replaced
-            reason = next(iter(str(failed).splitlines()), type(failed).__name__)
+            reason = next(iter(str(failure).splitlines()), type(failure).__name__)
             return fitted(
                 error(f"the run or trace cannot be read, or changed while it was ({reason})"), self.most_bytes
             )
@@ -115,29 +115,29 @@ class Tools:
             TraceError: the trace cannot be read.
         """
         place = self.places.find(arguments.get(which))
-        asked, kind = stamp(place.path), arguments.get("kind")
+        fingerprint, kind = stamp(place.path), arguments.get("kind")
         key = (place.path, kind)
-        known = self._loaded.pop(key, None)
-        if known is None or known[0] != asked:
-            known = (asked, self._load(place, kind))
-        self._loaded[key] = known
+        cached = self._loaded.pop(key, None)
+        if cached is None or cached[0] != fingerprint:
+            cached = (fingerprint, self._load(place, kind))
+        self._loaded[key] = cached
         while len(self._loaded) > LOADED:
             self._loaded.popitem(last=False)
-        return known[1], place
+        return cached[1], place
 
     @staticmethod
     def _load(place: Place, kind: str | None) -> Trace:
         try:
             return load.load(place.path, kind=kind)
-        except TraceError as refused:
-            raise TraceError(str(refused).replace(str(place.path), place.name)) from refused
+        except TraceError as failure:
+            raise TraceError(str(failure).replace(str(place.path), place.name)) from failure
 
 
-def _is_of_data(failed: Exception) -> bool:
+def _is_of_data(failure: Exception) -> bool:
     """Return whether an error comes from files or their content."""
     import duckdb
 
-    return isinstance(failed, (OSError, duckdb.Error, ValueError, KeyError, TypeError, ArithmeticError, LookupError))
+    return isinstance(failure, (OSError, duckdb.Error, ValueError, KeyError, TypeError, ArithmeticError, LookupError))
 
 
 def _check(tool: Tool, arguments: Mapping[str, Any]) -> None:
@@ -149,11 +149,11 @@ def _check(tool: Tool, arguments: Mapping[str, Any]) -> None:
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import best_match
 
-    wrong = best_match(Draft202012Validator(tool.schema).iter_errors(dict(arguments)))
-    if wrong is not None:
-        where = ".".join(map(str, wrong.absolute_path)) or "arguments"
+    violation = best_match(Draft202012Validator(tool.schema).iter_errors(dict(arguments)))
+    if violation is not None:
+        location = ".".join(map(str, violation.absolute_path)) or "arguments"
         raise UsageError(
-            f"{tool.name}: {where}: {str(wrong.message)[:200]}; it takes {', '.join(tool.arguments) or 'none'}"
+            f"{tool.name}: {location}: {str(violation.message)[:200]}; it takes {', '.join(tool.arguments) or 'none'}"
         )
 
 
@@ -170,8 +170,8 @@ def source(trace: Trace, place: Place) -> dict[str, Any]:
 
 
 def _runs(tools: Tools, _: Mapping[str, Any]) -> Document:
-    every = tools.places.all()
-    return document("runs", None, runs=[{"run": each.name, "is": _is(each)} for each in every])
+    places = tools.places.all()
+    return document("runs", None, runs=[{"run": place.name, "is": _is(place)} for place in places])
 
 
 def _is(place: Place) -> str:
@@ -220,7 +220,7 @@ def _compare(tools: Tools, arguments: Mapping[str, Any]) -> Document:
 
 def _spans(tools: Tools, arguments: Mapping[str, Any]) -> Document:
     trace, place = tools.trace(arguments)
-    return spans.under(trace, source(trace, place), arguments["id"], *_page(arguments))
+    return spans.with_relatives(trace, source(trace, place), arguments["id"], *_page(arguments))
 
 
 _OF_A_RUN = {"run": _RUN, "kind": _KIND}

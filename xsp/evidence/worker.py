@@ -1,6 +1,7 @@
 """The worker process that reads runs and answers questions in lines of JSON, so that a long question can be ended.
 
-The server (`xsp.evidence.server`) starts it with `xsp.processes.Asked`, and communicates with the client itself.
+The server (`xsp.evidence.server`) starts it with `xsp.processes.WorkerProcess`, and communicates with the client
+itself.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ def main(arguments: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends it
     paths, most, answers = json.loads(arguments[0]), int(arguments[1]), int(arguments[2])
     tools = Tools(Places(paths), most)
-    with os.fdopen(answers, "wb") as out:
+    with os.fdopen(answers, "wb") as stream:
         for line in sys.stdin.buffer:
-            asked = json.loads(line)
+            request = json.loads(line)
             try:
-                said = tools.call(asked["tool"], asked["arguments"])
-            except Exception as failed:
-                print(f"xsp mcp: {asked['tool']}: {type(failed).__name__}: {failed}", file=sys.stderr, flush=True)
-                said = form.error(f"xsp failed ({type(failed).__name__}); its log says more")
+                answer = tools.call(request["tool"], request["arguments"])
+            except Exception as error:
+                print(f"xsp mcp: {request['tool']}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                answer = form.error(f"xsp failed ({type(error).__name__}); its log says more")
             try:
-                out.write(form.text(said).encode("utf-8", "replace") + b"\n")
-                out.flush()
+                stream.write(form.text(answer).encode("utf-8", "replace") + b"\n")
+                stream.flush()
             except BrokenPipeError:
                 return

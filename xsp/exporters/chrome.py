@@ -21,7 +21,7 @@ import duckdb
 from xsp import table
 from xsp.exporters import traceevents, tracks
 from xsp.exporters.contract import Choice, Written, check_steps, whole
-from xsp.exporters.tracks import Placed, Track
+from xsp.exporters.tracks import Track, TrackLayout
 from xsp.run import Device
 from xsp.samples.nvml import HELD, MASK
 from xsp.schema import Column
@@ -65,21 +65,21 @@ def write(trace: Trace, path: Path, choice: Choice) -> Written:
         UsageError: there is no such step.
     """
     check_steps(trace, choice.steps)
-    placed = tracks.place(trace.con, "spans", choice.steps)
-    places = _places(placed.tracks)
+    layout = tracks.place(trace.con, "spans", choice.steps)
+    places = _places(layout.tracks)
     table.create(trace.con, "places", _PLACES)
     table.insert(trace.con, "places", places, _PLACES)
-    make_owners(trace.con, placed.tracks, [place.pid for place in places])
+    make_owners(trace.con, layout.tracks, [place.pid for place in places])
     traceevents.make_views(trace.con)
     base = _base(trace.con)
     with whole(path) as file:
-        file.write(_head(trace, placed, base))
-        file.write(",\n".join(_metadata(trace, placed.tracks, places)))
-        more = [(query, [base]) for query in (traceevents.MEMORY, traceevents.FLOWS, COUNTERS)]
-        for query, parameters in [*_slices(trace.con, base), *more]:
+        file.write(_head(trace, layout, base))
+        file.write(",\n".join(_metadata(trace, layout.tracks, places)))
+        extra = [(query, [base]) for query in (traceevents.MEMORY, traceevents.FLOWS, COUNTERS)]
+        for query, parameters in [*_slices(trace.con, base), *extra]:
             _pour(trace.con.execute(query, parameters), file)
         file.write("\n]}\n")
-    return placed.written()
+    return layout.written()
 
 
 def _pour(rows: duckdb.DuckDBPyConnection, file: IO[str]) -> None:
@@ -90,44 +90,46 @@ def _pour(rows: duckdb.DuckDBPyConnection, file: IO[str]) -> None:
 # --- numbers and names ------------------------------------------------------------------------------------
 
 
-def _places(found: Sequence[Track]) -> list[Place]:
+def _places(all_tracks: Sequence[Track]) -> list[Place]:
     """Return the process and thread numbers of tracks: the real numbers, or free numbers where these would collide."""
-    ranks = {track.rank for track in found}
+    ranks = {track.rank for track in all_tracks}
     pids: dict[tuple[Any, ...], int] = {}
     tids: set[tuple[int, int]] = set()
     places = []
-    for track in sorted(found, key=lambda track: track.lane > 0):
+    for track in sorted(all_tracks, key=lambda track: track.lane > 0):
         owner = (track.rank, track.process, track.device)
         if owner not in pids:
-            wanted = track.process if track.device is None else track.device if len(ranks) == 1 else None
-            pids[owner] = _free(wanted, set(pids.values()))
-        taken = {tid for pid, tid in tids if pid == pids[owner]} if track.lane or track.line is None else set()
-        tid = _free(None if track.lane else track.line, taken)
+            preferred = track.process if track.device is None else track.device if len(ranks) == 1 else None
+            pids[owner] = _free(preferred, set(pids.values()))
+        used = {tid for pid, tid in tids if pid == pids[owner]} if track.lane or track.line is None else set()
+        tid = _free(None if track.lane else track.line, used)
         tids.add((pids[owner], tid))
         places.append(Place(track.number, pids[owner], tid))
     return sorted(places)
 
 
-def _free(wanted: int | None, taken: set[int]) -> int:
-    if wanted is not None and 0 <= wanted <= _HIGHEST and wanted not in taken:
-        return wanted
-    return max((number for number in taken if number < _HIGHEST), default=0) + 1
+def _free(preferred: int | None, used: set[int]) -> int:
+    if preferred is not None and 0 <= preferred <= _HIGHEST and preferred not in used:
+        return preferred
+    return max((number for number in used if number < _HIGHEST), default=0) + 1
 
 
-def _metadata(trace: Trace, found: Sequence[Track], places: Sequence[Place]) -> Iterator[str]:
+def _metadata(trace: Trace, all_tracks: Sequence[Track], places: Sequence[Place]) -> Iterator[str]:
     """Yield the events that give tracks their names and their order."""
-    several = len({track.rank for track in found}) > 1
+    multi_rank = len({track.rank for track in all_tracks}) > 1
     devices = trace.run.machine.devices
-    named: set[int] = set()
-    for order, (track, place) in enumerate(zip(found, places, strict=True)):
-        if place.pid not in named:
-            named.add(place.pid)
+    seen_pids: set[int] = set()
+    for order, (track, place) in enumerate(zip(all_tracks, places, strict=True)):
+        if place.pid not in seen_pids:
+            seen_pids.add(place.pid)
             name = track.owner + _model(track, devices)
-            yield _named(place, "process_name", name=f"rank {track.rank}, {name}" if several else name)
-            yield _named(place, "process_labels", labels="CPU" if track.device is None else f"GPU {track.device}")
-            yield _named(place, "process_sort_index", sort_index=len(named))
-        yield _named(place, "thread_name", name=track.name)
-        yield _named(place, "thread_sort_index", sort_index=order)
+            yield _metadata_event(place, "process_name", name=f"rank {track.rank}, {name}" if multi_rank else name)
+            yield _metadata_event(
+                place, "process_labels", labels="CPU" if track.device is None else f"GPU {track.device}"
+            )
+            yield _metadata_event(place, "process_sort_index", sort_index=len(seen_pids))
+        yield _metadata_event(place, "thread_name", name=track.name)
+        yield _metadata_event(place, "thread_sort_index", sort_index=order)
 
 
 def _model(track: Track, devices: Sequence[str]) -> str:
@@ -135,8 +137,8 @@ def _model(track: Track, devices: Sequence[str]) -> str:
     return f" ({devices[track.device]})" if track.device is not None and 0 <= track.device < len(devices) else ""
 
 
-def _named(place: Place, what: str, **values: Any) -> str:
-    return _json({"ph": "M", "name": what, "pid": place.pid, "tid": place.tid, "ts": 0, "args": values})
+def _metadata_event(place: Place, event: str, **values: Any) -> str:
+    return _json({"ph": "M", "name": event, "pid": place.pid, "tid": place.tid, "ts": 0, "args": values})
 
 
 def _json(value: Any) -> str:
@@ -152,17 +154,17 @@ def _base(con: duckdb.DuckDBPyConnection) -> int:
     return int(first) // _SECOND * _SECOND
 
 
-def _head(trace: Trace, placed: Placed, base: int) -> str:
+def _head(trace: Trace, layout: TrackLayout, base: int) -> str:
     """Return the file up to its first event; of the run, only the fields that Kineto has."""
-    ranks = sorted({track.rank for track in placed.tracks})
+    ranks = sorted({track.rank for track in layout.tracks})
     head: dict[str, Any] = {
         "schemaVersion": 1,
         "displayTimeUnit": "ns",
         "baseTimeNanoseconds": base,
         "traceName": trace.name,
-        "xsp": {"format": FORMAT, "version": __version__, "spans": placed.spans, "ranks": ranks},
+        "xsp": {"format": FORMAT, "version": __version__, "spans": layout.spans, "ranks": ranks},
     }
-    devices = [_device(number, each) for number, each in enumerate(trace.run.machine.device_properties)]
+    devices = [_device(number, properties) for number, properties in enumerate(trace.run.machine.device_properties)]
     if devices:
         head["deviceProperties"] = devices
     if len(ranks) == 1:
@@ -173,7 +175,7 @@ def _head(trace: Trace, placed: Placed, base: int) -> str:
 def _device(number: int, properties: Device) -> dict[str, Any]:
     """Return a device's properties under Kineto's names."""
     major, _, minor = (properties.compute or "").partition(".")
-    found = {
+    fields = {
         "id": number,
         "name": properties.name,
         "numSms": properties.sms,
@@ -182,7 +184,7 @@ def _device(number: int, properties: Device) -> dict[str, Any]:
         "computeMajor": int(major) if major.isdigit() else None,
         "computeMinor": int(minor) if minor.isdigit() else None,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 # --- the spans -------------------------------------------------------------------------------------------
@@ -193,8 +195,8 @@ def _slices(con: duckdb.DuckDBPyConnection, base: int) -> Iterator[tuple[str, li
     [(spans,)] = con.execute("SELECT count(*) FROM placed").fetchall()
     parts = -(-spans // SLICE)
     shares = [part / parts for part in range(1, parts)]
-    [(inner,)] = con.execute("SELECT quantile_disc(at_ns, ?::DOUBLE[]) FROM placed", [shares]).fetchall()
-    bounds = [None, *dict.fromkeys(inner or []), None]
+    [(quantiles,)] = con.execute("SELECT quantile_disc(at_ns, ?::DOUBLE[]) FROM placed", [shares]).fetchall()
+    bounds = [None, *dict.fromkeys(quantiles or []), None]
     for first, last in pairwise(bounds):
         yield traceevents.EVENTS, [first, first, last, last, base]
 

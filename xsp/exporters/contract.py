@@ -81,7 +81,7 @@ def whole(path: Path) -> Iterator[IO[str]]:
         OutputError: the file cannot be written; an existing file is unchanged.
     """
     try:
-        with atomic.written(path) as beside, open(beside, "wb") as file, _text(file, path) as text:
+        with atomic.replacing(path) as temporary, open(temporary, "wb") as file, _text(file, path) as text:
             yield text
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror or error}); choose another file") from error
@@ -90,9 +90,9 @@ def whole(path: Path) -> Iterator[IO[str]]:
 @contextlib.contextmanager
 def _text(file: IO[bytes], path: Path) -> Iterator[IO[str]]:
     if path.suffix == ".gz":
-        packed = gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=_FAST, mtime=0)
-        wrapped = io.TextIOWrapper(cast("IO[bytes]", packed), encoding="utf-8", errors="replace", newline="\n")
-        with packed, wrapped as text:
+        compressed = gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=_FAST, mtime=0)
+        stream = io.TextIOWrapper(cast("IO[bytes]", compressed), encoding="utf-8", errors="replace", newline="\n")
+        with compressed, stream as text:
             yield text
     else:
         text = io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="\n")
@@ -109,10 +109,10 @@ def check_steps(trace: Trace, steps: tuple[int, ...] | None) -> None:
     """
     if steps is None:
         return
-    held = {step for (step,) in trace.sql("SELECT DISTINCT step FROM spans WHERE step IS NOT NULL").fetchall()}
-    missing = [step for step in steps if step not in held]
+    available = {step for (step,) in trace.sql("SELECT DISTINCT step FROM spans WHERE step IS NOT NULL").fetchall()}
+    missing = [step for step in steps if step not in available]
     if missing:
-        raise UsageError(f"{trace.name}: there is no step {missing[0]}; there are {listed(held)}")
+        raise UsageError(f"{trace.name}: there is no step {missing[0]}; there are {listed(available)}")
 
 
 def listed(steps: Collection[int]) -> str:

@@ -31,7 +31,7 @@ _BATCH = 50_000
 _DEEPEST = 2_000
 """Maximum number of ancestors; more than that are a cycle."""
 
-_OWN = (
+_TIME_COLUMNS = (
     Column("trace_id", "VARCHAR", ""), Column("span_id", "VARCHAR", ""), Column("own_ns", "BIGINT", ""),
     Column("whole", "BIGINT", "number of the outermost span around it"), Column("whole_ns", "BIGINT", "of that one"),
 )  # fmt: skip
@@ -63,7 +63,7 @@ class _Frame:
 
     name: str
     above: int | None
-    """Number of the frame around it."""
+    """Number of the parent frame; None for an outermost frame."""
 
     own_ns: int = 0
     """Self time in nanoseconds."""
@@ -73,7 +73,7 @@ class _Frame:
 
 @dataclass
 class _Stacks:
-    """Frames by number, each after the frame around it, and the result to report."""
+    """Frames by number, each after its parent, and the result to report."""
 
     frames: dict[int, _Frame] = field(default_factory=dict)
     written: Written = field(default_factory=Written)
@@ -84,10 +84,10 @@ def _lines(frames: dict[int, _Frame]) -> Iterator[tuple[list[str], int]]:
     for frame in frames.values():
         if frame.own_ns:
             names = [_plain(frame.name)]
-            above = frame.above
-            while above is not None:
-                names.append(_plain(frames[above].name))
-                above = frames[above].above
+            parent = frame.above
+            while parent is not None:
+                names.append(_plain(frames[parent].name))
+                parent = frames[parent].above
             yield names[::-1], frame.own_ns
 
 
@@ -98,23 +98,23 @@ def _plain(name: str) -> str:
 
 def _fold(trace: Trace, choice: Choice) -> _Stacks:
     check_steps(trace, choice.steps)
-    placed = tracks.place(trace.con, "merged" if choice.steps is None else "spans", choice.steps)
+    layout = tracks.place(trace.con, "merged" if choice.steps is None else "spans", choice.steps)
     ns = NS if choice.steps is None else "dur_ns"
-    table.create(trace.con, "folded_times", _OWN)
+    table.create(trace.con, "folded_times", _TIME_COLUMNS)
     if choice.weight == Weight.DEVICE:
         trace.con.execute(
             f"INSERT INTO folded_times SELECT trace_id, span_id, {ns}, NULL, NULL FROM placed WHERE device IS NOT NULL"
         )
     else:
-        _insert_times(trace.con, ns, [track.number for track in placed.tracks if track.line is not None])
+        _insert_times(trace.con, ns, [track.number for track in layout.tracks if track.line is not None])
     _make_nodes(trace.con)
-    stacks = _Stacks(_grown(trace.con))
+    stacks = _Stacks(_build_frames(trace.con))
     reached = sum(frame.spans for frame in stacks.frames.values())
     stacks.written.spans = reached
     if choice.weight == Weight.HOST:
         stacks.written.changed["are on no thread, and so have no self time"] = _without_thread(trace.con)
     stacks.written.changed["have parents that form a cycle, and are left out"] = (
-        placed.spans - placed.changes_of_memory - reached
+        layout.spans - layout.changes_of_memory - reached
     )
     if not any(frame.own_ns for frame in stacks.frames.values()):
         raise UsageError(f"{trace.name}: it has no {choice.weight} time; choose the other --weight")
@@ -137,10 +137,10 @@ def _insert_times(con: duckdb.DuckDBPyConnection, ns: str, threads: list[int]) -
         """,
         [threads],
     )
-    own = _times(tracks.fetched(rows))
-    with con.cursor() as other:  # the first cursor is still yielding rows
-        while batch := list(islice(own, _BATCH)):
-            table.insert(other, "folded_times", batch, _OWN)
+    times = _times(tracks.fetched(rows))
+    with con.cursor() as cursor:  # the first cursor is still yielding rows
+        while batch := list(islice(times, _BATCH)):
+            table.insert(cursor, "folded_times", batch, _TIME_COLUMNS)
     con.execute(
         """
         UPDATE folded_times SET own_ns = round(own_ns * factor) FROM (
@@ -153,23 +153,23 @@ def _insert_times(con: duckdb.DuckDBPyConnection, ns: str, threads: list[int]) -
 
 def _times(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of `folded_times` for rows `track, start, end, trace_id, span_id, ns` that nest in each track."""
-    around: list[list[Any]] = []  # track, end, and a row from which the time of inner spans is subtracted
-    whole, whole_ns = 0, 0
+    stack: list[list[Any]] = []  # track, end, and a row from which the time of inner spans is subtracted
+    root, root_ns = 0, 0
     for track, start, end, trace_id, span_id, ns in rows:
-        while around and (around[-1][0] != track or around[-1][1] <= start):
-            yield _left(around.pop())
-        if around:
-            around[-1][4] -= ns
+        while stack and (stack[-1][0] != track or stack[-1][1] <= start):
+            yield _finished_row(stack.pop())
+        if stack:
+            stack[-1][4] -= ns
         else:
-            whole, whole_ns = whole + 1, ns
-        around.append([track, end, trace_id, span_id, ns, whole, whole_ns])
-    while around:
-        yield _left(around.pop())
+            root, root_ns = root + 1, ns
+        stack.append([track, end, trace_id, span_id, ns, root, root_ns])
+    while stack:
+        yield _finished_row(stack.pop())
 
 
-def _left(span: list[Any]) -> tuple[Any, ...]:
-    _, _, trace_id, span_id, ns, whole, whole_ns = span
-    return trace_id, span_id, max(ns, 0), whole, whole_ns
+def _finished_row(span: list[Any]) -> tuple[Any, ...]:
+    _, _, trace_id, span_id, ns, root, root_ns = span
+    return trace_id, span_id, max(ns, 0), root, root_ns
 
 
 def _without_thread(con: duckdb.DuckDBPyConnection) -> int:
@@ -194,7 +194,7 @@ def _make_nodes(con: duckdb.DuckDBPyConnection) -> None:
     con.execute("UPDATE nodes SET above = NULL WHERE above NOT IN (SELECT node FROM nodes)")
 
 
-def _grown(con: duckdb.DuckDBPyConnection) -> dict[int, _Frame]:
+def _build_frames(con: duckdb.DuckDBPyConnection) -> dict[int, _Frame]:
     """Return the frames of `nodes`, from the outside in, a pass per depth: spans of the same stack share one frame."""
     frames = {0: _Frame(ORPHANS, None)}
     con.execute(
@@ -212,10 +212,10 @@ def _grown(con: duckdb.DuckDBPyConnection) -> dict[int, _Frame]:
             FROM here GROUP BY name, level, stack
             """
         )
-        found = con.execute("SELECT * EXCLUDE (level) FROM grown ORDER BY number").fetchall()
-        if not found:
+        rows = con.execute("SELECT * EXCLUDE (level) FROM grown ORDER BY number").fetchall()
+        if not rows:
             break
-        frames |= {number: _Frame(*rest) for number, *rest in found}
+        frames |= {number: _Frame(*fields) for number, *fields in rows}
         con.execute(
             """
             CREATE OR REPLACE TEMP TABLE here AS

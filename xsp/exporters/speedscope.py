@@ -43,23 +43,23 @@ def write(trace: Trace, path: Path, choice: Choice) -> Written:
         UsageError: there is no such step.
     """
     check_steps(trace, choice.steps)
-    placed = tracks.place(trace.con, "spans", choice.steps)
-    several = len({track.rank for track in placed.tracks}) > 1
+    layout = tracks.place(trace.con, "spans", choice.steps)
+    multi_rank = len({track.rank for track in layout.tracks}) > 1
     frames: dict[str, int] = {}
     with whole(path) as file:
         file.write(
             f'{{"$schema":{_json(SCHEMA)},"exporter":"xsp@{__version__}","name":{_json(trace.name)},"profiles":['
         )
-        for place, (number, spans) in enumerate(groupby(_spans(trace.con), itemgetter(0))):
-            track = placed.tracks[number]
-            name = f"rank {track.rank}, {track.title}" if several else track.title
+        for index, (number, spans) in enumerate(groupby(_spans(trace.con), itemgetter(0))):
+            track = layout.tracks[number]
+            name = f"rank {track.rank}, {track.title}" if multi_rank else track.title
             file.write(
-                f'{"," if place else ""}\n{{"type":"evented","name":{_json(name)},"unit":"nanoseconds","events":['
+                f'{"," if index else ""}\n{{"type":"evented","name":{_json(name)},"unit":"nanoseconds","events":['
             )
             file.write(f'\n],"startValue":0,"endValue":{_write_track(spans, frames, file)}}}')
         names = ",\n".join(f'{{"name":{_json(name)}}}' for name in frames)
         file.write(f'\n],"shared":{{"frames":[\n{names}\n]}}}}\n')
-    return placed.written(memory=False)
+    return layout.written(memory=False)
 
 
 def _json(text: str) -> str:
@@ -73,11 +73,11 @@ def _spans(con: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
 
 def _write_track(spans: Iterator[tuple[Any, ...]], frames: dict[str, int], file: IO[str]) -> int:
     """Write the open and close events of a track, and return the time of the last one."""
-    at, between = 0, ""
-    for what, at, frame in _events(spans, frames):
-        file.write(f'{between}\n{{"type":"{what}","frame":{frame},"at":{at}}}')
-        between = ","
-    return at
+    time, separator = 0, ""
+    for kind, time, frame in _events(spans, frames):
+        file.write(f'{separator}\n{{"type":"{kind}","frame":{frame},"at":{time}}}')
+        separator = ","
+    return time
 
 
 def _events(spans: Iterator[tuple[Any, ...]], frames: dict[str, int]) -> Iterator[tuple[str, int, int]]:
@@ -87,12 +87,12 @@ def _events(spans: Iterator[tuple[Any, ...]], frames: dict[str, int]) -> Iterato
         spans: rows `track, start, end, name` of a track, which nest, sorted by start.
         frames: numbers of the names; new names are added.
     """
-    around: list[tuple[int, int]] = []  # end and frame of open spans
+    stack: list[tuple[int, int]] = []  # end and frame of open spans
     for _, start, end, name in spans:
-        while around and around[-1][0] <= start:
-            yield "C", *around.pop()
+        while stack and stack[-1][0] <= start:
+            yield "C", *stack.pop()
         frame = frames.setdefault(name, len(frames))
         yield "O", start, frame
-        around.append((end, frame))
-    while around:
-        yield "C", *around.pop()
+        stack.append((end, frame))
+    while stack:
+        yield "C", *stack.pop()

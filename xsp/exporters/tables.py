@@ -33,12 +33,12 @@ def parquet(trace: Trace, path: Path, choice: Choice) -> Written:
     return _write(trace, path, choice, "parquet")
 
 
-def _write(trace: Trace, path: Path, choice: Choice, form: str) -> Written:
+def _write(trace: Trace, path: Path, choice: Choice, file_format: str) -> Written:
     if choice.steps is not None and choice.rows != "spans":
         raise UsageError(f"--steps: the rows of {choice.rows} are not by step; omit --steps, or write spans")
     check_steps(trace, choice.steps)
-    only = f" WHERE step IN ({', '.join(map(str, choice.steps))})" if choice.steps is not None else ""
-    rows = trace.sql(f"SELECT * FROM {choice.rows}{only}")
-    table.write(trace.con, rows, path, form)
-    [(count,)] = trace.sql(f"SELECT count(*) FROM {choice.rows}{only}").fetchall()
+    condition = f" WHERE step IN ({', '.join(map(str, choice.steps))})" if choice.steps is not None else ""
+    rows = trace.sql(f"SELECT * FROM {choice.rows}{condition}")
+    table.write(trace.con, rows, path, file_format)
+    [(count,)] = trace.sql(f"SELECT count(*) FROM {choice.rows}{condition}").fetchall()
     return Written(count)

@@ -12,14 +12,14 @@ _CATEGORIES = {
 }  # fmt: skip
 """Kineto's category for each kind of span; it has none for primitives of a CPU library. Other kinds are annotations."""
 
-_SAID_ELSEWHERE = {
+_OMITTED_COLUMNS = {
     "trace_id", "span_id", "parent_id", "parent_rule", "name", "start_ns", "dur_ns", "process", "thread", "rank",
     "level", "layer_id", "correlation_id", "sequence_nr", "forward_thread", "device", "stream", "input_shapes",
     "collector", "attributes", "rung", "timed",
 }  # fmt: skip
 """Columns that are not repeated in `args`: the format has fields for them, or only the table needs them."""
 
-_KINETO_WORDS = {
+_KINETO_NAMES = {
     "grid": "grid", "block": "block", "registers": "registers per thread", "shared_bytes": "shared memory",
     "blocks_per_sm": "blocks per SM", "warps_per_sm": "warps per SM", "bytes": "bytes",
     "xsp.collective.name": "Collective name", "xsp.collective.in_elements": "In msg nelems",
@@ -81,7 +81,7 @@ _ARGUMENTS = [
     _argument("level", f"to_json({_LEVEL})"),
     _argument("layer", "to_json(layer_name)"),
     _argument("true_ns", "true_ns::BIGINT"),
-    *[_plain(column) for column in COLUMNS if column.name not in _SAID_ELSEWHERE],
+    *[_plain(column) for column in COLUMNS if column.name not in _OMITTED_COLUMNS],
     _argument("rung", f"CASE WHEN kind = '{Kind.STEP}' THEN rung END"),
     _argument("timed", f"CASE WHEN kind = '{Kind.STEP}' THEN timed END"),
     _argument("correlation", "correlation_id"),
@@ -100,7 +100,7 @@ _ARGUMENTS = [
     ),
     *[
         _argument(theirs, f"""json_extract(attributes, '$."{ours}"')::VARCHAR""")
-        for ours, theirs in _KINETO_WORDS.items()
+        for ours, theirs in _KINETO_NAMES.items()
     ],
     _argument("attributes", "attributes"),
     _argument("recorded_ns", "CASE WHEN at_ns <> start_ns OR for_ns <> dur_ns THEN '[' || start_ns - $5 || ',' || "
@@ -137,7 +137,7 @@ EVENTS = f"""
 """
 """A line for each span of a time interval; of spans that begin together, the outer one comes first."""
 
-_HELD = [
+_MEMORY_COLUMNS = [
     f"json_extract(attributes, '$.{name}')::VARCHAR AS {name}"
     for name in ("device_type", "total_allocated_bytes", "total_reserved_bytes", "address")
 ]
@@ -145,7 +145,7 @@ _AT = f"""',"pid":' || pid || ',"tid":' || tid || ',"ts":' || {_microseconds("at
 
 MEMORY = f"""
     WITH changes AS (
-        SELECT at_ns, alloc_bytes, {_AT} AS begun, {", ".join(_HELD)}
+        SELECT at_ns, alloc_bytes, {_AT} AS begun, {", ".join(_MEMORY_COLUMNS)}
         FROM told WHERE kind = '{Kind.ALLOC}' ORDER BY at_ns, span_id
     ), lines AS (
         SELECT unnest([

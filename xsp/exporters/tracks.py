@@ -82,7 +82,7 @@ class _Open(NamedTuple):
 
 
 @dataclass
-class Placed:
+class TrackLayout:
     """The tracks of the spans in the view `placed`, and the numbers of spans that were changed so that they nest."""
 
     tracks: list[Track]
@@ -105,7 +105,7 @@ class Placed:
         return Written(self.spans - (0 if memory else self.changes_of_memory), Counter(changed))
 
 
-def place(con: duckdb.DuckDBPyConnection, source: str, steps: Sequence[int] | None = None) -> Placed:
+def place(con: duckdb.DuckDBPyConnection, source: str, steps: Sequence[int] | None = None) -> TrackLayout:
     """Make the view `placed`: the spans of a source, their `track`, and drawn start and duration, `at_ns` and `for_ns`.
 
     Args:
@@ -116,8 +116,8 @@ def place(con: duckdb.DuckDBPyConnection, source: str, steps: Sequence[int] | No
     Returns:
         The tracks, in display order. In each, the spans of `placed` nest.
     """
-    only = f"WHERE step IN ({', '.join(map(str, steps))})" if steps is not None else ""
-    con.execute(f"CREATE OR REPLACE TEMP VIEW chosen AS SELECT * FROM {source} {only}")
+    condition = f"WHERE step IN ({', '.join(map(str, steps))})" if steps is not None else ""
+    con.execute(f"CREATE OR REPLACE TEMP VIEW chosen AS SELECT * FROM {source} {condition}")
     con.execute("CREATE OR REPLACE TEMP VIEW timed_spans AS SELECT * FROM chosen WHERE start_ns + dur_ns IS NOT NULL")
     _find_homes(con)
     con.execute(
@@ -129,15 +129,15 @@ def place(con: duckdb.DuckDBPyConnection, source: str, steps: Sequence[int] | No
         FROM timed_spans LEFT JOIN homes USING (trace_id, span_id)
         """
     )
-    placed = Placed(_tracks(con))
-    [(placed.spans, placed.changes_of_memory, every)] = con.execute(
+    layout = TrackLayout(_tracks(con))
+    [(layout.spans, layout.changes_of_memory, total)] = con.execute(
         f"""
         SELECT count(*) FILTER (start_ns + dur_ns IS NOT NULL),
                count(*) FILTER (start_ns + dur_ns IS NOT NULL AND kind = '{Kind.ALLOC}'), count(*) FROM chosen
         """
     ).fetchall()
-    placed.without_time = every - placed.spans
-    _nest(con, placed)
+    layout.without_time = total - layout.spans
+    _nest(con, layout)
     con.execute(
         """
         CREATE OR REPLACE TEMP VIEW placed AS
@@ -148,7 +148,7 @@ def place(con: duckdb.DuckDBPyConnection, source: str, steps: Sequence[int] | No
              AND tracks.device IS NOT DISTINCT FROM l.device AND tracks.line IS NOT DISTINCT FROM l.line
         """
     )
-    return placed
+    return layout
 
 
 def _find_homes(con: duckdb.DuckDBPyConnection) -> None:
@@ -172,7 +172,7 @@ def _find_homes(con: duckdb.DuckDBPyConnection) -> None:
 
 def _tracks(con: duckdb.DuckDBPyConnection) -> list[Track]:
     """Return the threads and streams, and make the table `tracks`: by rank, threads with steps first, then devices."""
-    found = con.execute(
+    rows = con.execute(
         f"""
         WITH lines AS (
             SELECT of_rank, of_process, device, line, min(start_ns) AS began,
@@ -183,13 +183,13 @@ def _tracks(con: duckdb.DuckDBPyConnection) -> list[Track]:
         ORDER BY of_rank, device IS NOT NULL, device, line IS NULL, steps DESC, began, line
         """
     ).fetchall()
-    tracks = [Track(number, *row) for number, row in enumerate(found)]
+    tracks = [Track(number, *row) for number, row in enumerate(rows)]
     table.create(con, "tracks", _TRACKS)
     table.insert(con, "tracks", [track[:-1] for track in tracks], _TRACKS)
     return tracks
 
 
-def _nest(con: duckdb.DuckDBPyConnection, placed: Placed) -> None:
+def _nest(con: duckdb.DuckDBPyConnection, layout: TrackLayout) -> None:
     """Make the table `moved` of the spans that do not nest at their recorded places."""
     table.create(con, "moves", _MOVES)
     rows = con.execute(
@@ -200,10 +200,10 @@ def _nest(con: duckdb.DuckDBPyConnection, placed: Placed) -> None:
         ORDER BY tracks.track, start_ns, dur_ns DESC, level, depth, span_id
         """
     )
-    moves = _moves(fetched(rows), placed.tracks)
-    with con.cursor() as other:  # the first cursor is still yielding rows
+    moves = _moves(fetched(rows), layout.tracks)
+    with con.cursor() as cursor:  # the first cursor is still yielding rows
         while batch := list(islice(moves, _BATCH)):
-            table.insert(other, "moves", batch, _MOVES)
+            table.insert(cursor, "moves", batch, _MOVES)
     con.execute(
         """
         CREATE OR REPLACE TEMP TABLE moved AS
@@ -213,9 +213,9 @@ def _nest(con: duckdb.DuckDBPyConnection, placed: Placed) -> None:
         """
     )
     con.execute("DROP TABLE moves")
-    [(placed.cut, placed.beside)] = con.execute(
+    [(layout.cut, layout.beside)] = con.execute(
         "SELECT count(*) FILTER (cut), count(*) FILTER (track >= ?) FROM moved",
-        [sum(track.lane == 0 for track in placed.tracks)],
+        [sum(track.lane == 0 for track in layout.tracks)],
     ).fetchall()
 
 
@@ -233,10 +233,10 @@ def _moves(rows: Iterable[tuple[Any, ...]], tracks: list[Track]) -> Iterator[tup
         for row in track:
             span = _Open._make(row[1:])
             lane, changed = _first_that_fits(lanes, span, tracks)
-            for each in changed:
+            for drawn in changed:
                 move += 1
-                cut = each is not span
-                yield move, each.trace_id, each.span_id, lane.track, each.start, each.end - each.start, cut
+                cut = drawn is not span
+                yield move, drawn.trace_id, drawn.span_id, lane.track, drawn.start, drawn.end - drawn.start, cut
 
 
 def _first_that_fits(lanes: list[_Lane], span: _Open, tracks: list[Track]) -> tuple[_Lane, list[_Open]]:
@@ -244,12 +244,17 @@ def _first_that_fits(lanes: list[_Lane], span: _Open, tracks: list[Track]) -> tu
     for lane in lanes:
         changed = lane.take(span)
         if changed is not None:
-            return lane, changed if changed or lane is lanes[0] else [span]
-    beside = _Lane(len(tracks))
-    tracks.append(tracks[lanes[0].track]._replace(number=beside.track, lane=len(lanes)))
-    lanes.append(beside)
-    beside.take(span)
-    return beside, [span]
+            return lane, changed if lane is lanes[0] or _has(changed, span) else [span, *changed]
+    new_lane = _Lane(len(tracks))
+    tracks.append(tracks[lanes[0].track]._replace(number=new_lane.track, lane=len(lanes)))
+    lanes.append(new_lane)
+    new_lane.take(span)
+    return new_lane, [span]
+
+
+def _has(changed: list[_Open], span: _Open) -> bool:
+    """Return whether a span is among the changed ones, possibly cut."""
+    return any((drawn.trace_id, drawn.span_id) == (span.trace_id, span.span_id) for drawn in changed)
 
 
 class _Lane:
@@ -261,19 +266,19 @@ class _Lane:
 
     def take(self, span: _Open) -> list[_Open] | None:
         """Add a span, and return the spans that had to be cut; None if it crosses another by more than `CUT_NS`."""
-        around = self.open
-        while around and around[-1].end <= span.start:
-            around.pop()
-        if not around or span.end <= around[-1].end:
-            around.append(span)
+        stack = self.open
+        while stack and stack[-1].end <= span.start:
+            stack.pop()
+        if not stack or span.end <= stack[-1].end:
+            stack.append(span)
             return []
-        if span.end - around[-1].end <= CUT_NS:
-            around.append(span._replace(end=around[-1].end))
-            return around[-1:]
+        if span.end - stack[-1].end <= CUT_NS:
+            stack.append(span._replace(end=stack[-1].end))
+            return stack[-1:]
         return self._take_around(span)
 
     def _take_around(self, span: _Open) -> list[_Open] | None:
-        """Put a span of an outer level around spans that begin before it only because of another clock."""
+        """Nest open spans in a span of an outer level that begins after them only because of another clock."""
         early = 0
         for inner in reversed(self.open):
             if inner.end >= span.end or inner.level <= span.level or span.start - inner.start > CUT_NS:

@@ -13,8 +13,8 @@ from math import isinf, prod
 from typing import Any
 
 from xsp.graph.draft import Draft, Step
-from xsp.graph.node import Call, NodeKind, Origin, Phase, Tensor, contiguous, laid, permuted, strides
-from xsp.graph.rules import Found
+from xsp.graph.node import Call, NodeKind, Origin, Phase, Tensor, contiguous, permuted, strides, tensor_with_strides
+from xsp.graph.rules import Finding
 
 SOFTMAX = ("softmax", "_softmax", "special_softmax", "_safe_softmax")
 PRODUCTS = ("matmul", "bmm", "einsum", "linalg_matmul")
@@ -27,7 +27,7 @@ LOW = -1e4
 
 
 @dataclass
-class _Seen:
+class _Pattern:
     """The calls and properties found on the way from the softmax to the products."""
 
     inside: list[int] = field(default_factory=list)
@@ -43,7 +43,7 @@ class _Seen:
     """Query, and key with its last dimensions in the order length, width."""
 
 
-def attention(draft: Draft) -> Iterator[Found]:
+def attention(draft: Draft) -> Iterator[Finding]:
     """Replace hand-written attention by one call of `scaled_dot_product_attention`."""
     for number in list(draft.order):
         if number in draft.steps and draft.steps[number].op in SOFTMAX and number in set(draft.order):
@@ -58,48 +58,48 @@ class _Attention:
     def __init__(self, draft: Draft, softmax: int) -> None:
         self.draft, self.softmax = draft, softmax
         self.web = draft.web()
-        self.seen = _Seen()
+        self.seen = _Pattern()
         self.added: list[int] = []
 
-    def replaced(self) -> Found | None:
+    def replaced(self) -> Finding | None:
         """Replace the attention; return None if it is not attention or cannot be replaced."""
         step = self.draft.steps[self.softmax]
         shape = step.call.outputs[0].shape or ()
         if len(shape) < 3 or step.option("dim") not in (-1, len(shape) - 1) or step.phase is not Phase.FORWARD:
             return None
-        made = None
+        result = None
         if step.plain and self._down() and self._up() and self._closed(set(self.seen.inside)):
-            made = self._built()
-        if made is None or self.draft.tensor(made) != self.draft.steps[self.last].call.outputs[0]:
+            result = self._built()
+        if result is None or self.draft.tensor(result) != self.draft.steps[self.last].call.outputs[0]:
             self.draft.remove(self.added)
             return None
         seen, last = self.seen, self.last
-        inside = {*seen.inside, last}
-        self.draft.read_instead({(last, 0): made})
-        self.draft.remove(inside)
-        swept = self.draft.sweep()
+        calls = {*seen.inside, last}
+        self.draft.redirect({(last, 0): result})
+        self.draft.remove(calls)
+        unread = self.draft.sweep()
         masked = "" if seen.mask is None else ", mask"
-        said = f"attention written out (product{masked}, softmax, product): one scaled_dot_product_attention does it"
-        return Found("attention", (*inside, *swept), (), tuple(self.added), said)
+        message = f"attention written out (product{masked}, softmax, product): one scaled_dot_product_attention does it"
+        return Finding("attention", (*calls, *unread), (), tuple(self.added), message)
 
     # --- finding ------------------------------------------------------------------------------------------
 
     def _down(self) -> bool:
         """Follow the weights to the product with the values; return whether it was found."""
         self.seen.inside.append(self.softmax)
-        at: Origin = (self.softmax, 0)
+        origin: Origin = (self.softmax, 0)
         while True:
-            readers = self.web.readers.get(at, [])
+            readers = self.web.readers.get(origin, [])
             if len(readers) != 1:
                 return False
             step = self.draft.steps[readers[0]]
-            if step.op in PRODUCTS and len(step.takes) == 2 and step.takes[0] == at and step.takes[1] != at:
-                self.last, self.weights = readers[0], at
+            if step.op in PRODUCTS and len(step.takes) == 2 and step.takes[0] == origin and step.takes[1] != origin:
+                self.last, self.weights = readers[0], origin
                 return step.plain and len(step.call.outputs) == 1
-            if not self._passes(step) or step.takes[0] != at:
+            if not self._passes(step) or step.takes[0] != origin:
                 return False
             self.seen.inside.append(readers[0])
-            at = (readers[0], 0)
+            origin = (readers[0], 0)
 
     def _passes(self, step: Step) -> bool:
         """Return whether a call preserves the values and the last two dimensions."""
@@ -114,10 +114,10 @@ class _Attention:
 
     def _up(self) -> bool:
         """Follow the scores to the product of query and key; return whether it was found."""
-        at = self.draft.steps[self.softmax].takes[0]
-        self.seen.shape = self.draft.tensor(at).shape or ()
-        while at[0] >= 0:
-            number, step = at[0], self.draft.steps[at[0]]
+        origin = self.draft.steps[self.softmax].takes[0]
+        self.seen.shape = self.draft.tensor(origin).shape or ()
+        while origin[0] >= 0:
+            number, step = origin[0], self.draft.steps[origin[0]]
             if step.random or len(step.call.outputs) != 1:
                 return False
             self.seen.inside.append(number)
@@ -125,10 +125,10 @@ class _Attention:
                 return self._factors(step, step.takes, step.call.inputs)
             if step.op == "baddbmm":
                 return self._with_bias(step)
-            following = self._before(step)
-            if following is None:
+            previous = self._before(step)
+            if previous is None:
                 return False
-            at = following
+            origin = previous
         return False
 
     def _before(self, step: Step) -> Origin | None:
@@ -139,7 +139,7 @@ class _Attention:
             return None
         shape = step.call.outputs[0].shape or ()
         if op in ("mul", "div", "true_divide"):
-            other = _number(step.option("other"), draft, step.taken("other"))
+            other = _number(step.option("other"), draft, step.input_named("other"))
             if (
                 not isinstance(other, (int, float))
                 or isinstance(other, bool)
@@ -163,12 +163,12 @@ class _Attention:
                 return None
             self._mask(step.takes[1 - sides[0]], shape)
             return step.takes[sides[0]]
-        if op == "masked_fill" and _is_low(step.option("value"), draft, step.taken("value")):
-            self._mask(step.taken("mask"), shape, inverted=True)
+        if op == "masked_fill" and _is_low(step.option("value"), draft, step.input_named("value")):
+            self._mask(step.input_named("mask"), shape, inverted=True)
             return first
-        if op == "where" and len(step.takes) >= 2 and _is_low(step.option("other"), draft, step.taken("other")):
-            self._mask(step.taken("condition"), shape)
-            return step.taken("self")
+        if op == "where" and len(step.takes) >= 2 and _is_low(step.option("other"), draft, step.input_named("other")):
+            self._mask(step.input_named("condition"), shape)
+            return step.input_named("self")
         return None
 
     def _is_score(self, origin: Origin) -> bool:
@@ -204,105 +204,115 @@ class _Attention:
             letters = _equation(step)
             if letters is None:
                 return False
-            ours, theirs, out = letters
-            batch, query, key = out[:-2], out[-2], out[-1]
-            width = [each for each in ours if each in theirs and each not in out]
-            if len(width) != 1 or sorted(ours) != sorted([*batch, query, *width]):
+            left, right, result = letters
+            batch, query, key = result[:-2], result[-2], result[-1]
+            width = [letter for letter in left if letter in right and letter not in result]
+            if len(width) != 1 or sorted(left) != sorted([*batch, query, *width]):
                 return False
-            if sorted(theirs) != sorted([*batch, key, *width]):
+            if sorted(right) != sorted([*batch, key, *width]):
                 return False
-            one = self._permuted(takes[0], tensors[0], [ours.index(each) for each in (*batch, query, *width)])
-            two = self._permuted(takes[1], tensors[1], [theirs.index(each) for each in (*batch, key, *width)])
-            self.seen.factors = (one, two)
+            first = self._permuted(takes[0], tensors[0], [left.index(letter) for letter in (*batch, query, *width)])
+            second = self._permuted(takes[1], tensors[1], [right.index(letter) for letter in (*batch, key, *width)])
+            self.seen.factors = (first, second)
             return True
-        one_shape, two_shape = tensors[0].shape or (), tensors[1].shape or ()
-        if len(one_shape) != len(two_shape) or one_shape[:-2] != two_shape[:-2] or len(one_shape) < 3:
+        left_shape, right_shape = tensors[0].shape or (), tensors[1].shape or ()
+        if len(left_shape) != len(right_shape) or left_shape[:-2] != right_shape[:-2] or len(left_shape) < 3:
             return False
-        order = [*range(len(two_shape) - 2), len(two_shape) - 1, len(two_shape) - 2]
+        order = [*range(len(right_shape) - 2), len(right_shape) - 1, len(right_shape) - 2]
         self.seen.factors = ((takes[0], tensors[0]), self._permuted(takes[1], tensors[1], order))
         return True
 
-    def _closed(self, inside: set[int]) -> bool:
+    def _closed(self, calls: set[int]) -> bool:
         """Return whether only the found calls read their results, and they change nothing else."""
-        for number in inside:
+        for number in calls:
             step = self.draft.steps[number]
             storage = self.draft.storage((number, 0))
-            if storage[0] < 0 or storage[0] not in inside or self.web.outlives(storage):
+            if storage[0] < 0 or storage[0] not in calls or self.web.outlives(storage):
                 return False
-            if any(each not in inside and each != self.last for each in self.web.users.get(storage, ())):
+            if any(user not in calls and user != self.last for user in self.web.users.get(storage, ())):
                 return False
-            if any(self.draft.storage(step.takes[each]) != storage for each in step.changes):
+            if any(self.draft.storage(step.takes[index]) != storage for index in step.changes):
                 return False
         assert self.seen.factors is not None
         value = self.draft.steps[self.last].takes[1]
-        read = [self.seen.factors[0][0], self.seen.factors[1][0], value, *([self.seen.mask] if self.seen.mask else [])]
-        stored = [self.draft.storage(each) for each in read]
-        first = min(inside, key=lambda each: self.web.at[each])
-        return not any(self.web.written_between(each, first, self.last) for each in stored)
+        origins = [
+            self.seen.factors[0][0],
+            self.seen.factors[1][0],
+            value,
+            *([self.seen.mask] if self.seen.mask else []),
+        ]
+        storages = [self.draft.storage(origin) for origin in origins]
+        first = min(calls, key=lambda number: self.web.at[number])
+        return not any(self.web.written_between(storage, first, self.last) for storage in storages)
 
     # --- building -----------------------------------------------------------------------------------------
 
     def _built(self) -> Origin | None:
         draft, seen = self.draft, self.seen
         assert seen.factors is not None
-        (query, of_query), (key, of_key) = seen.factors
+        (query, query_tensor), (key, key_tensor) = seen.factors
         end = draft.steps[self.last]
         value = self._value(end)
         if value is None:
             return None
-        (values, of_value), out = value
-        types = {of_query.dtype, of_key.dtype, of_value.dtype}
+        (values, value_tensor), order = value
+        types = {query_tensor.dtype, key_tensor.dtype, value_tensor.dtype}
         if len(types) != 1 or types.pop() not in ("float16", "bfloat16", "float32", "float64"):
             return None
         batch = seen.shape[:-2]
         parts = [
-            self._split(each, tensor, batch) for each, tensor in ((query, of_query), (key, of_key), (values, of_value))
+            self._split(origin, tensor, batch)
+            for origin, tensor in ((query, query_tensor), (key, key_tensor), (values, value_tensor))
         ]
         if None in parts:
             return None
-        (query, of_query), (key, of_key), (values, of_value) = (each for each in parts if each is not None)
-        lengths = (of_query.shape or ())[-2], (of_key.shape or ())[-2]
-        if seen.shape[-2:] != lengths or (of_value.shape or ())[-2] != lengths[1]:
+        (query, query_tensor), (key, key_tensor), (values, value_tensor) = (part for part in parts if part is not None)
+        lengths = (query_tensor.shape or ())[-2], (key_tensor.shape or ())[-2]
+        if seen.shape[-2:] != lengths or (value_tensor.shape or ())[-2] != lengths[1]:
             return None
-        masked = self._masked(of_query.dtype)
+        masked = self._masked(query_tensor.dtype)
         if masked is None:
             return None
-        mask, of_mask = masked
-        whole = (*batch, lengths[0], (of_value.shape or ())[-1])
+        mask, mask_tensor = masked
+        shape = (*batch, lengths[0], (value_tensor.shape or ())[-1])
         arguments = (
-            ("query", of_query),
-            ("key", of_key),
-            ("value", of_value),
-            ("attn_mask", of_mask),
+            ("query", query_tensor),
+            ("key", key_tensor),
+            ("value", value_tensor),
+            ("attn_mask", mask_tensor),
             ("dropout_p", 0.0),
             ("is_causal", False),
             ("scale", seen.scale),
             ("enable_gqa", False),
         )
-        call = Call("aten::scaled_dot_product_attention", arguments, (Tensor(of_query.dtype, whole),))
+        call = Call("aten::scaled_dot_product_attention", arguments, (Tensor(query_tensor.dtype, shape),))
         takes = (query, key, values, *(() if mask is None else (mask,)))
-        made = self._add(call, NodeKind.COMPUTE, takes, (None,))
-        return self._as_it_was(made, call.outputs[0], end.call.outputs[0], out)
+        result = self._add(call, NodeKind.COMPUTE, takes, (None,))
+        return self._as_it_was(result, call.outputs[0], end.call.outputs[0], order)
 
     def _value(self, end: Step) -> tuple[tuple[Origin, Tensor], list[int] | None] | None:
         """Return the values, with length and width last, and the final order of the result's dimensions."""
         values, tensor = end.takes[1], end.call.inputs[1]
         if end.op != "einsum":
-            one, two = end.call.inputs[0].shape or (), tensor.shape or ()
-            return ((values, tensor), None) if one[:-2] == two[:-2] and len(one) == len(two) else None
+            weights_shape, values_shape = end.call.inputs[0].shape or (), tensor.shape or ()
+            return (
+                ((values, tensor), None)
+                if weights_shape[:-2] == values_shape[:-2] and len(weights_shape) == len(values_shape)
+                else None
+            )
         letters = _equation(end)
         if letters is None:
             return None
-        weights, ours, out = letters
+        weights, factor, result = letters
         batch, query, key = weights[:-2], weights[-2], weights[-1]
-        width = [each for each in ours if each not in weights]
-        if len(width) != 1 or sorted(ours) != sorted([*batch, key, *width]) or key in out:
+        width = [letter for letter in factor if letter not in weights]
+        if len(width) != 1 or sorted(factor) != sorted([*batch, key, *width]) or key in result:
             return None
-        if sorted(out) != sorted([*batch, query, *width]):
+        if sorted(result) != sorted([*batch, query, *width]):
             return None
-        order = [ours.index(each) for each in (*batch, key, *width)]
-        made = [*batch, query, *width]
-        return self._permuted(values, tensor, order), [made.index(each) for each in out]
+        order = [factor.index(letter) for letter in (*batch, key, *width)]
+        dimensions = [*batch, query, *width]
+        return self._permuted(values, tensor, order), [dimensions.index(letter) for letter in result]
 
     def _masked(self, dtype: str | None) -> tuple[Origin | None, Tensor | None] | None:
         """Return the mask in the form that attention takes, (None, None) if there is none; None if impossible."""
@@ -317,9 +327,11 @@ class _Attention:
         ):
             return None
         if len(shape) < 2:  # the fused kernels need at least two dimensions
-            made = laid(tensor.dtype, (*(1,) * (2 - len(shape)), *shape), (*(0,) * (2 - len(shape)), *strides(tensor)))
-            call = Call("aten::expand", (("self", tensor), ("size", made.shape), ("implicit", False)), (made,))
-            return self._inverted(self._add(call, NodeKind.VIEW, (seen.mask,), (0,)), made, dtype)
+            expanded = tensor_with_strides(
+                tensor.dtype, (*(1,) * (2 - len(shape)), *shape), (*(0,) * (2 - len(shape)), *strides(tensor))
+            )
+            call = Call("aten::expand", (("self", tensor), ("size", expanded.shape), ("implicit", False)), (expanded,))
+            return self._inverted(self._add(call, NodeKind.VIEW, (seen.mask,), (0,)), expanded, dtype)
         return self._inverted(seen.mask, tensor, dtype)
 
     def _inverted(self, mask: Origin, tensor: Tensor, dtype: str | None) -> tuple[Origin, Tensor] | None:
@@ -330,10 +342,10 @@ class _Attention:
         maker = self.draft.maker(mask)
         if maker is not None and maker.op in ("bitwise_not", "logical_not") and maker.call.inputs[0] == tensor:
             return maker.takes[0], tensor
-        made = replace(tensor, stride=None)
+        inverted = replace(tensor, stride=None)
         return self._add(
-            Call("aten::logical_not", (("self", tensor),), (made,)), NodeKind.COMPUTE, (mask,), (None,)
-        ), made
+            Call("aten::logical_not", (("self", tensor),), (inverted,)), NodeKind.COMPUTE, (mask,), (None,)
+        ), inverted
 
     def _split(self, origin: Origin, tensor: Tensor, batch: tuple[int, ...]) -> tuple[Origin, Tensor] | None:
         """Return a tensor whose batch dimensions are those at which the mask is applied."""
@@ -342,25 +354,25 @@ class _Attention:
             return origin, tensor
         if len(shape) != 3 or shape[0] != prod(batch):
             return None
-        made = laid(
+        view = tensor_with_strides(
             tensor.dtype,
             (*batch, *shape[-2:]),
-            (*(stride[0] * each for each in contiguous(batch)), *stride[-2:]),
+            (*(stride[0] * step for step in contiguous(batch)), *stride[-2:]),
         )
-        call = Call("aten::view", (("self", tensor), ("size", made.shape)), (made,))
-        return self._add(call, NodeKind.VIEW, (origin,), (0,)), made
+        call = Call("aten::view", (("self", tensor), ("size", view.shape)), (view,))
+        return self._add(call, NodeKind.VIEW, (origin,), (0,)), view
 
-    def _as_it_was(self, made: Origin, tensor: Tensor, old: Tensor, out: list[int] | None) -> Origin:
+    def _as_it_was(self, origin: Origin, tensor: Tensor, expected: Tensor, order: list[int] | None) -> Origin:
         """Return the result with the dimensions that its readers expect."""
-        if out is not None and out != list(range(len(out))):
-            made, tensor = self._permuted(made, tensor, out)
-        if tensor.shape != old.shape:
-            call = Call("aten::reshape", (("self", tensor), ("shape", old.shape)), (old,))
-            return self._add(call, NodeKind.VIEW, (made,), (0,))
-        if tensor != old and made[0] in self.added and len(self.added) >= 1:
-            step = self.draft.steps[made[0]]
-            self.draft.steps[made[0]] = replace(step, call=replace(step.call, outputs=(old,)))
-        return made
+        if order is not None and order != list(range(len(order))):
+            origin, tensor = self._permuted(origin, tensor, order)
+        if tensor.shape != expected.shape:
+            call = Call("aten::reshape", (("self", tensor), ("shape", expected.shape)), (expected,))
+            return self._add(call, NodeKind.VIEW, (origin,), (0,))
+        if tensor != expected and origin[0] in self.added and len(self.added) >= 1:
+            step = self.draft.steps[origin[0]]
+            self.draft.steps[origin[0]] = replace(step, call=replace(step.call, outputs=(expected,)))
+        return origin
 
     def _permuted(self, origin: Origin, tensor: Tensor, order: list[int]) -> tuple[Origin, Tensor]:
         if order == list(range(len(order))):
@@ -372,19 +384,19 @@ class _Attention:
             and maker.kind is NodeKind.VIEW
             and origin[0] not in self.added
         ):
-            back = maker.call.inputs[0]
-            if permuted(tensor, order) == back and self._swaps(maker, order):
-                return maker.takes[0], back
-        made = permuted(tensor, order)
-        call = Call("aten::permute", (("self", tensor), ("dims", tuple(order))), (made,))
-        return self._add(call, NodeKind.VIEW, (origin,), (0,)), made
+            source = maker.call.inputs[0]
+            if permuted(tensor, order) == source and self._swaps(maker, order):
+                return maker.takes[0], source
+        result = permuted(tensor, order)
+        call = Call("aten::permute", (("self", tensor), ("dims", tuple(order))), (result,))
+        return self._add(call, NodeKind.VIEW, (origin,), (0,)), result
 
     def _swaps(self, maker: Step, order: list[int]) -> bool:
         """Return whether a transposition is the same as an order of dimensions."""
         count = len(order)
-        one, other = (int(maker.option(each)) % count for each in ("dim0", "dim1"))
+        first, second = (int(maker.option(name)) % count for name in ("dim0", "dim1"))
         swapped = list(range(count))
-        swapped[one], swapped[other] = other, one
+        swapped[first], swapped[second] = second, first
         return swapped == order
 
     def _add(self, call: Call, kind: NodeKind, takes: tuple[Origin, ...], aliases: tuple[int | None, ...]) -> Origin:
@@ -397,11 +409,16 @@ class _Attention:
 def _equation(step: Step) -> tuple[list[str], list[str], list[str]] | None:
     """Return the letters of both factors and of the result of an einsum; None if the equation is not of that form."""
     equation = str(step.option("equation")).replace(" ", "")
-    left, arrow, out = equation.partition("->")
+    left, arrow, result = equation.partition("->")
     parts = left.split(",")
-    if not arrow or len(parts) != 2 or "." in equation or any(len(set(each)) != len(each) for each in (*parts, out)):
+    if (
+        not arrow
+        or len(parts) != 2
+        or "." in equation
+        or any(len(set(letters)) != len(letters) for letters in (*parts, result))
+    ):
         return None
-    return list(parts[0]), list(parts[1]), list(out)
+    return list(parts[0]), list(parts[1]), list(result)
 
 
 def _is_low(value: Any, draft: Draft, origin: Origin | None) -> bool:

@@ -69,45 +69,45 @@ class Block:
     @property
     def op(self) -> str:
         """The operators: `aten::conv2d`, `aten::conv2d+aten::relu`."""
-        return "+".join(each.op for each in self.calls)
+        return "+".join(call.op for call in self.calls)
 
     @cached_property
     def key(self) -> str:
         """Key, equal for equal blocks: 32 hexadecimal digits from calls, wiring, and which inputs are weights."""
-        return self._hash([keys.key(each) for each in self.calls])
+        return self._hash([keys.key(call) for call in self.calls])
 
     @cached_property
     def work_key(self) -> str:
         """Like `key`, without arguments that cannot change the work, see `xsp.graph.keys.ERASED`."""
-        return self._hash([keys.work_key(each) for each in self.calls])
+        return self._hash([keys.work_key(call) for call in self.calls])
 
     @property
     def holes(self) -> bool:
         """Whether the shape or the type of a tensor is unknown."""
-        return any(each.holes for each in self.calls)
+        return any(call.holes for call in self.calls)
 
     @cached_property
     def external(self) -> dict[int, Tensor]:
         """Storage from outside → the first tensor that is read from it, in order."""
-        made: set[int] = set()
-        found: dict[int, Tensor] = {}
+        internal: set[int] = set()
+        tensors: dict[int, Tensor] = {}
         for call, wires in zip(self.calls, self.wiring, strict=True):
             for number, tensor in zip(wires.reads, call.inputs, strict=True):
-                if number not in made:
-                    found.setdefault(number, tensor)
-            made.update(number for number in (*wires.returns, *wires.writes) if number not in found)
-        return found
+                if number not in internal:
+                    tensors.setdefault(number, tensor)
+            internal.update(number for number in (*wires.returns, *wires.writes) if number not in tensors)
+        return tensors
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights that the block reads; weights of unknown size are left out."""
-        return sum(self.external[each].bytes or 0 for each in self.weights if each in self.external)
+        return sum(self.external[number].bytes or 0 for number in self.weights if number in self.external)
 
     def to_plain(self) -> dict[str, Any]:
         """Return the block as plain values for JSON."""
         return {
-            "calls": [keys.call_to_plain(each) for each in self.calls],
-            "wiring": [[list(each.reads), list(each.returns), list(each.writes)] for each in self.wiring],
+            "calls": [keys.call_to_plain(call) for call in self.calls],
+            "wiring": [[list(wires.reads), list(wires.returns), list(wires.writes)] for wires in self.wiring],
             "weights": list(self.weights),
         }
 
@@ -119,15 +119,15 @@ class Block:
             LookupError, TypeError, ValueError: `found` is not such output, or was changed.
         """
         calls = tuple(map(keys.call_from_plain, found["calls"]))
-        wiring = tuple(Wires(*(tuple(map(int, part)) for part in each)) for each in found["wiring"])
+        wiring = tuple(Wires(*(tuple(map(int, part)) for part in row)) for row in found["wiring"])
         for call, wires in zip(calls, wiring, strict=True):
             if len(wires.reads) != len(call.inputs) or len(wires.returns) != len(call.outputs):
                 raise ValueError(f"a call of {call.op} has a different number of storages than of tensors")
         return cls(calls, wiring, tuple(map(int, found["weights"])))
 
-    def _hash(self, of_calls: list[str]) -> str:
-        wiring = [[each.reads, each.returns, each.writes] for each in self.wiring]
-        text = json.dumps([of_calls, wiring, self.weights], separators=(",", ":"))
+    def _hash(self, call_keys: list[str]) -> str:
+        wiring = [[wires.reads, wires.returns, wires.writes] for wires in self.wiring]
+        text = json.dumps([call_keys, wiring, self.weights], separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -141,20 +141,20 @@ def block(graph: Graph, start: int, stop: int) -> Block:
     if not 0 <= start < stop <= len(graph.nodes):
         raise GraphError(f"{graph.name} has no nodes {start} to {stop}: there are {len(graph.nodes)}")
     seen: dict[Any, int] = {}
-    first: dict[int, Role] = {}
-    made: set[int] = set()
+    roles: dict[int, Role] = {}
+    produced: set[int] = set()
     likely: set[int] = set()
 
     def local(numbers: tuple[int, ...], made_here: bool) -> tuple[int, ...]:
-        found = []
-        for each in numbers:
-            value = graph.values[each]
+        storages = []
+        for index in numbers:
+            value = graph.values[index]
             number = seen.setdefault(value.storage, len(seen))
-            if made_here and number not in first:
-                made.add(number)
-            first.setdefault(number, value.role)
-            found.append(number)
-        return tuple(found)
+            if made_here and number not in roles:
+                produced.add(number)
+            roles.setdefault(number, value.role)
+            storages.append(number)
+        return tuple(storages)
 
     def untold(call: Call) -> Wires:
         """Return the wires of a call whose source reports no storages: each tensor gets a storage of its own."""
@@ -175,14 +175,14 @@ def block(graph: Graph, start: int, stop: int) -> Block:
         reads, returns = local(node.reads, made_here=False), local(node.returns, made_here=True)
         wiring.append(Wires(reads, returns, local(node.writes, made_here=True)))
     lasting = LASTING | {Role.GRADIENT} if optimizes else LASTING
-    weights = sorted(likely | {number for number, role in first.items() if role in lasting and number not in made})
-    return Block(tuple(each.call for each in nodes), tuple(wiring), tuple(weights))
+    weights = sorted(likely | {number for number, role in roles.items() if role in lasting and number not in produced})
+    return Block(tuple(node.call for node in nodes), tuple(wiring), tuple(weights))
 
 
 def windows(graph: Graph, size: int = 1, stride: int | None = None) -> Iterator[tuple[int, int]]:
     """Yield the start and the end of each block of `size` computing calls in a graph, for `block`.
 
-    Views and allocations between computing calls belong to the window, those around it to no window. A window lies in
+    Views and allocations between the computing calls of a window belong to it, others to no window. A window lies in
     one phase. Calls that cannot be run on their own form a window alone. A window of several calls is extended if the
     next call would overwrite the result of one of its calls.
 
@@ -232,7 +232,7 @@ def _stretches(graph: Graph) -> Iterator[list[int]]:
 
 
 def _overwrites(graph: Graph, places: list[int], after: Node) -> bool:
-    storage = {graph.values[each].storage for each in after.writes} & {
-        graph.values[each].storage for each in after.reads
+    overwritten = {graph.values[number].storage for number in after.writes} & {
+        graph.values[number].storage for number in after.reads
     }
-    return any(graph.values[each].storage in storage for place in places for each in graph.nodes[place].writes)
+    return any(graph.values[number].storage in overwritten for place in places for number in graph.nodes[place].writes)

@@ -63,13 +63,13 @@ def named(spec: str, settings: Settings) -> Graph:
         GraphError: no rung of the ladder worked; the message has the reason of each.
     """
     conditions = _conditions(spec, settings)
-    held = cached.read(KIND, conditions)
-    if held is not None:
+    text = cached.read(KIND, conditions)
+    if text is not None:
         with contextlib.suppress(LookupError, ValueError, TypeError, AttributeError, RecursionError):
-            return files.from_plain(json.loads(held))
+            return files.from_plain(json.loads(text))
     graph = _captured(spec, settings)
     if conditions is not None:
-        cached.keep(KIND, conditions, json.dumps(files.to_plain(graph), separators=(",", ":")))
+        cached.store(KIND, conditions, json.dumps(files.to_plain(graph), separators=(",", ":")))
     return graph
 
 
@@ -83,10 +83,10 @@ def _conditions(spec: str, settings: Settings) -> dict[str, Any] | None:
         return None
     configuration = Path(name.partition("?")[0])
     try:
-        held = configuration.read_bytes().hex() if configuration.is_file() else None
+        content = configuration.read_bytes().hex() if configuration.is_file() else None
     except OSError:
         return None
-    return {"spec": spec, "file": held, "settings": asdict(settings), "software": software}
+    return {"spec": spec, "file": content, "settings": asdict(settings), "software": software}
 
 
 def _captured(spec: str, settings: Settings) -> Graph:
@@ -140,16 +140,16 @@ def of_module(
             built = models.of_phase(name, built, settings)
         return _ready(name, built, settings, device)
 
-    made = _climb(name, settings, {RUNGS[1]: moved, RUNGS[2]: on_cpu})
-    known = batch if settings.prefill is None and settings.decode is None else settings.batch
-    return replace(made, settings={**made.settings, "batch": known})
+    graph = _climb(name, settings, {RUNGS[1]: moved, RUNGS[2]: on_cpu})
+    step_batch = batch if settings.prefill is None and settings.decode is None else settings.batch
+    return replace(graph, settings={**graph.settings, "batch": step_batch})
 
 
 def _ready(name: str, built: Built, settings: Settings, device: str) -> _Step:
     if device == "cpu":
         check_memory(built.model)
     settings = replace(settings, device=device)
-    built = models.placed(name, built, settings)
+    built = models.on_device(name, built, settings)
     return _Step(models.step_of(built, settings), built)
 
 
@@ -157,7 +157,7 @@ def _climb(name: str, settings: Settings, rungs: dict[str, Callable[[], _Step | 
     problems: list[Problem] = []
     for rung, make in rungs.items():
         try:
-            with _left_as_it_was(), contextlib.nullcontext() if rung == RUNGS[2] else _known_values():
+            with _isolated(), contextlib.nullcontext() if rung == RUNGS[2] else _known_values():
                 step = make()
                 if step is not None:
                     return _capture(name, settings, rung, step, problems)
@@ -165,11 +165,11 @@ def _climb(name: str, settings: Settings, rungs: dict[str, Callable[[], _Step | 
             cause = error.__cause__
             if isinstance(error, ModelError) and (cause is None or isinstance(cause, (ImportError, SyntaxError))):
                 raise
-            problems.append(Problem(rung, said(error)))
-    where: dict[str, list[str]] = {}
-    for each in problems:
-        where.setdefault(each.reason, []).append(each.where)
-    reasons = "; ".join(f"{', '.join(rungs)}: {reason}" for reason, rungs in where.items())
+            problems.append(Problem(rung, describe_error(error)))
+    rungs_by_reason: dict[str, list[str]] = {}
+    for problem in problems:
+        rungs_by_reason.setdefault(problem.reason, []).append(problem.where)
+    reasons = "; ".join(f"{', '.join(rungs)}: {reason}" for reason, rungs in rungs_by_reason.items())
     raise GraphError(f"{name} cannot be captured ({reasons})")
 
 
@@ -180,28 +180,28 @@ def _capture(name: str, settings: Settings, rung: str, step: _Step, problems: li
         step.run()  # the first step makes the state of the optimizer; the second is typical
     recorder = Recorder()
     if step.built is not None:
-        recorder.modules.know(step.built.model)
+        recorder.modules.register(step.built.model)
         recorder.take((step.built.args, step.built.kwargs), Role.INPUT)
         if step.built.state is not None:
             recorder.take(list(causal.tensors(step.built.state())), Role.STATE)
     with recorder.recording():
         result = step.run()
-    stated = {
+    facts = {
         "batch": settings.batch,
         "train": settings.train,
         "rung": rung,
         "dtype": None if step.built is None else _dtype(step.built.model),
     }
     if step.built is not None and step.built.kwargs:
-        stated["inputs"] = {
-            name: list(each.shape) for name, each in step.built.kwargs.items() if hasattr(each, "shape")
+        facts["inputs"] = {
+            name: list(value.shape) for name, value in step.built.kwargs.items() if hasattr(value, "shape")
         }
-    stated |= {name: each for name in ("prefill", "decode") if (each := getattr(settings, name)) is not None}
-    return recorder.finish(result).graph(name, Source.CAPTURED, stated, problems=problems)
+    facts |= {name: value for name in ("prefill", "decode") if (value := getattr(settings, name)) is not None}
+    return recorder.finish(result).graph(name, Source.CAPTURED, facts, problems=problems)
 
 
 def _dtype(model: Any) -> str | None:
-    first = next((each for each in model.parameters() if each.is_floating_point()), None)
+    first = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), None)
     return None if first is None else str(first.dtype).removeprefix("torch.")
 
 
@@ -215,18 +215,20 @@ def without_values(module: Any) -> Any:
     from xsp.graph.recorder import memory_of
 
     shapes: dict[int, Any] = {}
-    held: dict[Any, Any] = {}
+    empty_by_memory: dict[Any, Any] = {}
     for tensor in (*module.parameters(), *module.buffers()):
         if torch.nn.parameter.is_lazy(tensor):
             continue
         empty = torch.empty_like(tensor, device="meta", requires_grad=False)
         memory = memory_of(tensor)
         if memory is not None:
-            empty = held.setdefault(memory, empty).detach()
+            empty = empty_by_memory.setdefault(memory, empty).detach()
         if isinstance(tensor, torch.nn.Parameter):
             empty = torch.nn.Parameter(empty, requires_grad=tensor.requires_grad)
         shapes[id(tensor)] = empty
-    shapes |= {id(each): torch.empty_like(each, device="meta", requires_grad=False) for each in _results_in(module)}
+    shapes |= {
+        id(tensor): torch.empty_like(tensor, device="meta", requires_grad=False) for tensor in _results_in(module)
+    }
     return copy.deepcopy(module, shapes)
 
 
@@ -234,27 +236,33 @@ def _results_in(module: Any) -> Iterator[Any]:
     """Yield tensors with a history that modules keep as attributes, such as their last output; copies refuse them."""
     import torch
 
-    for each in module.modules():
-        yield from (one for one in vars(each).values() if isinstance(one, torch.Tensor) and not one.is_leaf)
+    for submodule in module.modules():
+        yield from (
+            attribute
+            for attribute in vars(submodule).values()
+            if isinstance(attribute, torch.Tensor) and not attribute.is_leaf
+        )
 
 
 def copied(module: Any) -> Any:
     """Return a copy of a module; tensors that `copy.deepcopy` refuses, sparse ones and results, are cloned."""
     import torch
 
-    held = [each for each in (*module.parameters(), *module.buffers()) if each.layout is not torch.strided]
-    held += _results_in(module)
-    return copy.deepcopy(module, {id(each): each.detach().clone() for each in held})
+    tensors = [tensor for tensor in (*module.parameters(), *module.buffers()) if tensor.layout is not torch.strided]
+    tensors += _results_in(module)
+    return copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in tensors})
 
 
 def owned(args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return copies of arguments on a device: a step may write to them, and a training step gives them gradients."""
     from xsp.graph.recorder import flat
 
-    given = flat([args, kwargs])
-    twins = {id(each): each.detach().to(device, copy=True).requires_grad_(each.requires_grad) for each in given}
+    tensors = flat([args, kwargs])
+    copies = {
+        id(tensor): tensor.detach().to(device, copy=True).requires_grad_(tensor.requires_grad) for tensor in tensors
+    }
     try:
-        return copy.deepcopy((args, kwargs), twins)
+        return copy.deepcopy((args, kwargs), copies)
     except Exception:  # arguments that cannot be copied are used directly
         return args, kwargs
 
@@ -266,7 +274,7 @@ def _known_values() -> contextlib.AbstractContextManager[object]:
 
 
 @contextlib.contextmanager
-def _left_as_it_was() -> Iterator[None]:
+def _isolated() -> Iterator[None]:
     """Restore the program's random state at the end, and run the body outside of its inference and no-grad modes."""
     import torch
 
@@ -286,8 +294,8 @@ def check_memory(model: Any) -> None:
     """
     import torch
 
-    held = [each for each in (*model.parameters(), *model.buffers()) if not torch.nn.parameter.is_lazy(each)]
-    needed = sum(map(bytes_of, held))
+    tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if not torch.nn.parameter.is_lazy(tensor)]
+    needed = sum(map(bytes_of, tensors))
     free = _free_bytes()
     if free is not None and needed > free // 2:
         raise GraphError(f"its weights take {needed / 2**30:.1f} GiB, more than half of the {free / 2**30:.1f} free")
@@ -301,7 +309,7 @@ def _free_bytes() -> int | None:
         return None
 
 
-def said(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return class, first sentence and place of an error; of a `GraphError` only the sentence."""
     root = error.__cause__ or error
     first = (str(root).strip().split("\n")[0].split(". ")[0] or "no message").rstrip(".")[:200]

@@ -57,22 +57,22 @@ def collect(
     settings = {"batch": batch, "train": train}
     try:
         out.mkdir(parents=True, exist_ok=True)
-        known = {row["spec"]: row for row in rows(out)}
-        others = [row for row in known.values() if row.get("asked") != settings]
-        if others:
-            raise GraphError(f"{out}: has models of other settings ({others[0].get('asked')}); give another --out")
+        rows_by_spec = {row["spec"]: row for row in rows(out)}
+        conflicting = [row for row in rows_by_spec.values() if row.get("asked") != settings]
+        if conflicting:
+            raise GraphError(f"{out}: has models of other settings ({conflicting[0].get('asked')}); give another --out")
         with (out / FILE).open("a", encoding="utf-8") as file, _Worker(limit_s) as worker:
             _end_line(out / FILE, file)
             for done, spec in enumerate(specs):
                 progress(spec, done, len(specs))
-                if spec not in known:
-                    known[spec] = {"spec": spec, "asked": settings, **worker.ask(spec, settings, out)}
-                    file.write(json.dumps(known[spec]) + "\n")
+                if spec not in rows_by_spec:
+                    rows_by_spec[spec] = {"spec": spec, "asked": settings, **worker.ask(spec, settings, out)}
+                    file.write(json.dumps(rows_by_spec[spec]) + "\n")
                     file.flush()
             progress("done", len(specs), len(specs))
     except OSError as error:
         raise GraphError(f"{out}: the corpus cannot be written ({error.strerror or error})") from error
-    return [known[spec] for spec in specs]
+    return [rows_by_spec[spec] for spec in specs]
 
 
 def rows(out: Path) -> Iterator[dict[str, Any]]:
@@ -88,7 +88,7 @@ def rows(out: Path) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def place(out: Path, spec: str) -> Path:
+def graph_path(out: Path, spec: str) -> Path:
     """Return the path of a model's graph in a corpus."""
     source, _, name = (
         "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in part)
@@ -103,10 +103,10 @@ def unique(out: Path, specs: Iterable[str]) -> list[tuple[int, int]]:
 
     nodes, keys, curve = 0, set(), []
     for spec in specs:
-        if place(out, spec).is_file():
-            computing = files.load(place(out, spec)).computing
+        if graph_path(out, spec).is_file():
+            computing = files.load(graph_path(out, spec)).computing
             nodes += len(computing)
-            keys |= {each.key for each in computing}
+            keys |= {node.key for node in computing}
             curve.append((nodes, len(keys)))
     return curve
 
@@ -123,7 +123,7 @@ class _Worker:
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
-        self._process: processes.Asked | None = None
+        self._process: processes.WorkerProcess | None = None
         self._asked = 0
 
     def __enter__(self) -> _Worker:
@@ -141,24 +141,24 @@ class _Worker:
         if self._asked >= MODELS_A_PROCESS:
             self._end()
         if self._process is None:
-            self._process, self._asked = processes.Asked(_CODE), 0
+            self._process, self._asked = processes.WorkerProcess(_CODE), 0
         limit = self.limit_s * (1 if self._asked else 2)
         self._asked += 1
-        path = place(out.resolve(), spec)
+        path = graph_path(out.resolve(), spec)
         path.parent.mkdir(exist_ok=True)
-        began = time.monotonic()
+        start = time.monotonic()
         self._process.ask({"spec": spec, "path": str(path), **settings})
-        answer = self._process.answer(began + limit)
+        answer = self._process.answer(start + limit)
         if answer:
-            found = json.loads(answer)
-            if "not_saved" in found:  # no statement about the model, which is tried again
-                raise GraphError(found["not_saved"])
-            return {"seconds": round(time.monotonic() - began, 3), **found}
-        late = time.monotonic() >= began + limit
-        code = self._end(patience_s=0.0 if late else 1.0)
+            result = json.loads(answer)
+            if "not_saved" in result:  # no statement about the model, which is tried again
+                raise GraphError(result["not_saved"])
+            return {"seconds": round(time.monotonic() - start, 3), **result}
+        timed_out = time.monotonic() >= start + limit
+        code = self._end(patience_s=0.0 if timed_out else 1.0)
         ended = f"ended the process that captured it ({processes.ending(code or 0)})"
-        why = f"took more than {limit:.0f} s" if late else ended
-        return {"seconds": round(time.monotonic() - began, 3), "error": why}
+        reason = f"took more than {limit:.0f} s" if timed_out else ended
+        return {"seconds": round(time.monotonic() - start, 3), "error": reason}
 
     def _end(self, patience_s: float = 0.0) -> int | None:
         process, self._process = self._process, None
@@ -175,13 +175,13 @@ def work(answers: int) -> None:
     warnings.simplefilter("ignore")
     with os.fdopen(answers, "wb") as out:
         for line in sys.stdin:
-            asked = json.loads(line)
+            request = json.loads(line)
             answer: dict[str, Any]
             try:
-                graph = of(asked["spec"], batch=asked["batch"], train=asked["train"])
+                graph = of(request["spec"], batch=request["batch"], train=request["train"])
                 answer = as_json(graph)
                 try:
-                    graph.save(asked["path"])
+                    graph.save(request["path"])
                 except GraphError as error:
                     answer = {"not_saved": str(error)}
             except XspError as error:

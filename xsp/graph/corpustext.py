@@ -26,19 +26,19 @@ GROWTH = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 def page(corpus: Corpus) -> str:
     """Return the numbers of layers and of different layers, groups of similar models, and models without a graph."""
     curve = sharing.growth(corpus.members)
-    asked = corpus.settings
-    how = f"batch {asked.get('batch', '?')}, {'training step' if asked.get('train') else 'inference'}"
-    lines = [plain(str(corpus.path)), f"{len(corpus.members)} of {len(corpus.rows)} models have a graph, {how}"]
+    settings = corpus.settings
+    mode = f"batch {settings.get('batch', '?')}, {'training step' if settings.get('train') else 'inference'}"
+    lines = [plain(str(corpus.path)), f"{len(corpus.members)} of {len(corpus.rows)} models have a graph, {mode}"]
     if corpus.members:
         indexes = sharing.jaccard(corpus.members)
-        found = sharing.groups(indexes)
-        lines += ["", *_growth(curve), "", *_groups(corpus, found)]
-        lines += ["", *(_grid if len(corpus.members) <= MOST_IN_GRID else _pairs)(corpus, indexes, found)]
+        groups = sharing.groups(indexes)
+        lines += ["", *_growth(curve), "", *_groups(corpus, groups)]
+        lines += ["", *(_grid if len(corpus.members) <= MOST_IN_GRID else _pairs)(corpus, indexes, groups)]
     if corpus.holes:
         lines += ["", f"{len(corpus.holes)} without a graph, and not in these figures:"]
         lines += [line for hole in corpus.holes[:MOST_HOLES] for line in _wrapped(f"{hole[0]}: {hole[1]}")]
-        left = len(corpus.holes) - MOST_HOLES
-        lines += [f"and {left} more"] if left > 0 else []
+        remaining = len(corpus.holes) - MOST_HOLES
+        lines += [f"and {remaining} more"] if remaining > 0 else []
     return "\n".join(lines)
 
 
@@ -51,8 +51,8 @@ def as_json(corpus: Corpus) -> dict[str, Any]:
         matrix in that order; `groups`; and `holes`.
     """
     indexes = sharing.jaccard(corpus.members)
-    found = sharing.groups(indexes)
-    order = [place for group in found for place in group.places]
+    groups = sharing.groups(indexes)
+    order = [place for group in groups for place in group.places]
     names = [member.spec for member in corpus.members]
     curve = sharing.growth(corpus.members)
     computing, unique = curve[-1] if curve else (0, 0)
@@ -69,7 +69,7 @@ def as_json(corpus: Corpus) -> dict[str, Any]:
         "jaccard": [[_index(indexes[row, column]) for column in order] for row in order],
         "groups": [
             {"models": [names[place] for place in group.places], "mean_jaccard": _index(group.least)}
-            for group in found
+            for group in groups
             if len(group.places) > 1
         ],
         "holes": [{"model": spec, "reason": reason} for spec, reason in corpus.holes],
@@ -82,9 +82,9 @@ MOST_DRAWN = 300
 
 def sections(corpus: Corpus) -> list[Section]:
     """Return the same data as sections of a page: growth, the grid in the order of the clustering, groups and holes."""
-    found = as_json(corpus)
-    share = f"{100 * found['unique'] / found['computing']:.1f} %" if found["computing"] else "none"
-    growth = found["growth"]
+    report = as_json(corpus)
+    share = f"{100 * report['unique'] / report['computing']:.1f} %" if report["computing"] else "none"
+    growth = report["growth"]
     lines = Chart(
         "lines",
         "Distinct layers by number of models",
@@ -94,14 +94,18 @@ def sections(corpus: Corpus) -> list[Section]:
         over="layers (computing calls) so far",
         labels=tuple(f"{number}: {row['model']}" for number, row in enumerate(growth, 1)),
     )
-    order = found["order"][:MOST_DRAWN]
-    rows = (Series(name, tuple(row[: len(order)])) for name, row in zip(order, found["jaccard"], strict=False))
+    order = report["order"][:MOST_DRAWN]
+    rows = (Series(name, tuple(row[: len(order)])) for name, row in zip(order, report["jaccard"], strict=False))
     grid = Chart("grid", "Jaccard index of distinct layers, by clustering", "of 1", tuple(order), tuple(rows))
-    cut = [Text(f"The first {len(order)} of {len(found['order'])} models; --only selects others.")]
-    groups = tuple((", ".join(each["models"]), len(each["models"]), each["mean_jaccard"]) for each in found["groups"])
-    holes = tuple((each["model"], each["reason"]) for each in found["holes"])
-    told = f"{found['models']} models, {found['computing']:,} computing calls, {found['unique']:,} distinct: {share}."
-    parts: list[Part] = [Text(told), lines, grid, *(cut if len(order) < len(found["order"]) else [])]
+    notice = [Text(f"The first {len(order)} of {len(report['order'])} models; --only selects others.")]
+    groups = tuple(
+        (", ".join(group["models"]), len(group["models"]), group["mean_jaccard"]) for group in report["groups"]
+    )
+    holes = tuple((hole["model"], hole["reason"]) for hole in report["holes"])
+    summary = (
+        f"{report['models']} models, {report['computing']:,} computing calls, {report['unique']:,} distinct: {share}."
+    )
+    parts: list[Part] = [Text(summary), lines, grid, *(notice if len(order) < len(report["order"]) else [])]
     parts.append(Table(("models", "number", "mean Jaccard index"), groups, "Groups of similar models"))
     parts += [Table(("model", "reason"), holes, "Without a graph, and not in these figures")] if holes else []
     return [Section("Layers that models share", tuple(parts))]
@@ -113,61 +117,62 @@ def _index(value: float) -> float | None:
 
 def _growth(curve: Sequence[tuple[int, int]]) -> list[str]:
     lines = ["Layers (computing calls), in the order of capture", f"{'models':>8} {'layers':>12} {'distinct':>12}"]
-    for count in sorted({*(each for each in GROWTH if each < len(curve)), len(curve)}):
+    for count in sorted({*(size for size in GROWTH if size < len(curve)), len(curve)}):
         calls, keys = curve[count - 1]
         lines.append(f"{count:8,} {calls:12,} {keys:12,}" + (f"  {100 * keys / calls:5.1f} %" if calls else ""))
     return lines
 
 
-def _groups(corpus: Corpus, found: Sequence[Group]) -> list[str]:
-    large = sorted((group for group in found if len(group.places) > 1), key=lambda group: -len(group.places))
+def _groups(corpus: Corpus, groups: Sequence[Group]) -> list[str]:
+    large = sorted((group for group in groups if len(group.places) > 1), key=lambda group: -len(group.places))
     if not large:
         return [f"No models are similar: no two have a Jaccard index of {sharing.ALIKE} or more"]
     lines = [f"Models that share most of their distinct layers: mean Jaccard index ≥ {sharing.ALIKE}"]
     for group in large[:MOST_GROUPS]:
         names = sorted(corpus.members[place].spec for place in group.places)
         lines += _wrapped(f"{group.least:.2f}  " + ", ".join(_without_prefix(names)), indent=6)
-    left = len(large) - MOST_GROUPS
-    alone = len(found) - len(large)
-    lines += [f"{left} more groups"] if left > 0 else []
+    remaining = len(large) - MOST_GROUPS
+    alone = len(groups) - len(large)
+    lines += [f"{remaining} more groups"] if remaining > 0 else []
     return [*lines, f"{alone} models are in no group"] if alone else lines
 
 
-def _grid(corpus: Corpus, indexes: NDArray[Any], found: Sequence[Group]) -> list[str]:
-    order = [place for group in found for place in group.places]
+def _grid(corpus: Corpus, indexes: NDArray[Any], groups: Sequence[Group]) -> list[str]:
+    order = [place for group in groups for place in group.places]
     lines = [
         "Jaccard index of distinct layers",
         " " * 30 + "".join(f"{number:5}" for number in range(1, len(order) + 1)),
     ]
     for number, row in enumerate(order, 1):
         cells = "".join(
-            "    –" if indexes[row, each] != indexes[row, each] else f"{indexes[row, each]:5.2f}" for each in order
+            "    –" if indexes[row, column] != indexes[row, column] else f"{indexes[row, column]:5.2f}"
+            for column in order
         )
         lines.append(f"{number:2} {_cut(corpus.members[row].spec, 27):27}{cells}")
     return lines
 
 
-def _pairs(corpus: Corpus, indexes: NDArray[Any], found: Sequence[Group]) -> list[str]:
+def _pairs(corpus: Corpus, indexes: NDArray[Any], groups: Sequence[Group]) -> list[str]:
     import numpy as np
 
     first, second = np.triu_indices(len(indexes), 1)
     values = np.nan_to_num(indexes[first, second], nan=-1.0)
     best = np.argsort(-values, kind="stable")[:MOST_PAIRS]
     lines = [f"Most similar pairs, by Jaccard index (--only shows a grid of up to {MOST_IN_GRID} models)"]
-    for place in best:
-        names = (_cut(corpus.members[each[place]].spec, 35) for each in (first, second))
-        lines.append(f"{values[place]:.2f}  " + "  ".join(f"{name:35}" for name in names).rstrip())
+    for pair in best:
+        names = (_cut(corpus.members[side[pair]].spec, 35) for side in (first, second))
+        lines.append(f"{values[pair]:.2f}  " + "  ".join(f"{name:35}" for name in names).rstrip())
     return lines
 
 
 def _without_prefix(names: Sequence[str]) -> list[str]:
     """Return names, omitting the source of a name if the previous name has the same."""
-    shown, last = [], ""
+    shortened, previous = [], ""
     for name in names:
         source, colon, rest = plain(name).rpartition(":")
-        shown.append(rest if colon and source == last else plain(name))
-        last = source
-    return shown
+        shortened.append(rest if colon and source == previous else plain(name))
+        previous = source
+    return shortened
 
 
 def _cut(name: str, width: int) -> str:

@@ -55,7 +55,7 @@ class Difference:
             "shared": self.shared,
             "only_first": self.only[0],
             "only_second": self.only[1],
-            "calls": [vars(each) for each in self.calls],
+            "calls": [vars(row) for row in self.calls],
             "modules": [{"module": name, "only_first": a, "only_second": b} for name, a, b in self.modules],
             "measures": [{"measure": name, "first": a, "second": b} for name, a, b in self.measures],
         }
@@ -63,11 +63,11 @@ class Difference:
 
 def of(first: Graph, second: Graph) -> Difference:
     """Return how two graphs differ. Calls are the same if their keys are equal, whatever their modules and order."""
-    counts = tuple(Counter(each.key for each in graph.nodes) for graph in (first, second))
-    known: dict[str, Node] = {each.key: each for graph in (second, first) for each in graph.nodes}
+    counts = tuple(Counter(node.key for node in graph.nodes) for graph in (first, second))
+    nodes_by_key: dict[str, Node] = {node.key: node for graph in (second, first) for node in graph.nodes}
     rows = [
         Row(_named(node), key, shapes(node), counts[0][key], counts[1][key])
-        for key, node in known.items()
+        for key, node in nodes_by_key.items()
         if counts[0][key] != counts[1][key]
     ]
     rows.sort(key=lambda row: (-abs(row.first - row.second), row.op, row.key))
@@ -91,18 +91,18 @@ def page(found: Difference) -> str:
     if found.calls:
         lines += ["", f"{'call':36} {'inputs':28} {'first':>6} {'second':>7}"]
         lines += [
-            f"{_cut(each.op, 36):36} {_cut(each.shapes, 28):28} {each.first:6} {each.second:7}"
-            for each in found.calls[:MOST_LINES]
+            f"{_cut(row.op, 36):36} {_cut(row.shapes, 28):28} {row.first:6} {row.second:7}"
+            for row in found.calls[:MOST_LINES]
         ]
-        lines += _left(len(found.calls), "different calls")
+        lines += _omitted(len(found.calls), "different calls")
     if found.modules:
         lines += ["", f"{'module':50} {'only first':>12} {'only second':>12}"]
         lines += [f"{_cut(name or '(outermost)', 50):50} {a:12} {b:12}" for name, a, b in found.modules[:MOST_LINES]]
-        lines += _left(len(found.modules), "modules")
+        lines += _omitted(len(found.modules), "modules")
     return "\n".join(lines)
 
 
-def _left(count: int, what: str) -> list[str]:
+def _omitted(count: int, what: str) -> list[str]:
     return [f"{count - MOST_LINES} more {what}; --format json has all"] if count > MOST_LINES else []
 
 
@@ -111,8 +111,8 @@ def _named(node: Node) -> str:
 
 
 def _cut(text: str, letters: int) -> str:
-    shown = plain(text)
-    return shown if len(shown) <= letters else shown[: letters - 1] + "…"
+    printable = plain(text)
+    return printable if len(printable) <= letters else printable[: letters - 1] + "…"
 
 
 def _cell(value: Any) -> str:
@@ -123,18 +123,18 @@ def _cell(value: Any) -> str:
 
 def _modules(first: Graph, second: Graph) -> Iterator[tuple[str, int, int]]:
     """Yield the modules whose calls differ between the graphs, those with the most differences first."""
-    inside: list[dict[str, Counter[str]]] = []
+    counts: list[dict[str, Counter[str]]] = []
     for graph in (first, second):
-        inside.append({})
+        counts.append({})
         for node in graph.nodes:
-            inside[-1].setdefault(node.module, Counter())[node.key] += 1
-    nothing: Counter[str] = Counter()
-    found = []
-    for module in dict.fromkeys([*inside[0], *inside[1]]):
-        mine, theirs = (each.get(module, nothing) for each in inside)
+            counts[-1].setdefault(node.module, Counter())[node.key] += 1
+    empty: Counter[str] = Counter()
+    differing = []
+    for module in dict.fromkeys([*counts[0], *counts[1]]):
+        mine, theirs = (by_module.get(module, empty) for by_module in counts)
         if mine != theirs:
-            found.append((module, (mine - theirs).total(), (theirs - mine).total()))
-    yield from sorted(found, key=lambda row: -(row[1] + row[2]))
+            differing.append((module, (mine - theirs).total(), (theirs - mine).total()))
+    yield from sorted(differing, key=lambda row: -(row[1] + row[2]))
 
 
 def _measures(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

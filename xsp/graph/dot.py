@@ -23,8 +23,8 @@ def write(graph: Graph, path: Path | str) -> None:
     """
     text = "\n".join(_lines(graph)) + "\n"
     try:
-        with atomic.written(Path(path)) as beside:
-            beside.write_text(text, encoding="utf-8", errors="replace")
+        with atomic.replacing(Path(path)) as temporary:
+            temporary.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise GraphError(f"{path}: the drawing cannot be written ({error.strerror or error})") from error
 
@@ -38,12 +38,12 @@ def _lines(graph: Graph) -> Iterator[str]:
         color = ", color=red, penwidth=2" if number in path else "" if node.computes else ", color=grey, fontcolor=grey"
         yield f"  n{number} [label={_text(label)}{color}];"
     for edge in graph.edges_of(Why.DATA, Why.ORDER):
-        look = ""
+        style = ""
         if edge.why is Why.ORDER:
-            look = " [style=dotted]"
+            style = " [style=dotted]"
         elif edge.before in path and edge.after in path:
-            look = " [color=red]"
-        yield f"  n{edge.before} -> n{edge.after}{look};"
+            style = " [color=red]"
+        yield f"  n{edge.before} -> n{edge.after}{style};"
     yield "}"
 
 

@@ -1,4 +1,4 @@
-"""A graph that is being rewritten: its calls with the tensors between them, and the way back to a graph.
+"""A graph that is being rewritten: its calls with the tensors between them, and the conversion back to a graph.
 
 Values name storages, which several tensors may share, so rewriting relies on `Node.origins`: which node made each
 tensor. The content of a storage, and its readers and writers, follow from them.
@@ -69,7 +69,7 @@ class Step:
         """Return an argument by name; None if there is none."""
         return dict(self.call.arguments).get(name)
 
-    def taken(self, name: str) -> Origin | None:
+    def input_named(self, name: str) -> Origin | None:
         """Return the tensor passed for an argument; None if it is not a tensor."""
         number = 0
         for argument, value in self.call.arguments:
@@ -98,13 +98,13 @@ def tensors_in(value: Any) -> int:
     return sum(map(tensors_in, value)) if isinstance(value, tuple) else 0
 
 
-def given(call: Call, tensors: Sequence[Tensor]) -> Call:
+def with_inputs(call: Call, tensors: Sequence[Tensor]) -> Call:
     """Return a call with its inputs replaced by other tensors, in order."""
-    left = iter(tensors)
+    remaining = iter(tensors)
 
     def swapped(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return next(left)
+            return next(remaining)
         return tuple(map(swapped, value)) if isinstance(value, tuple) else value
 
     return replace(call, arguments=tuple((name, swapped(value)) for name, value in call.arguments))
@@ -119,8 +119,8 @@ class Draft:
         Raises:
             GraphError: the graph does not record which node made each tensor, or what outlives the step.
         """
-        told = all(len(node.origins) == len(node.call.inputs) and None not in node.origins for node in graph.nodes)
-        if not told or graph.kept is None:
+        complete = all(len(node.origins) == len(node.call.inputs) and None not in node.origins for node in graph.nodes)
+        if not complete or graph.outliving is None:
             raise GraphError(
                 f"{graph.name}: this graph does not record which call made each tensor; a graph of a model does: "
                 "xsp graph torchvision:NAME, timm:NAME, transformers:NAME, file.py:function"
@@ -132,33 +132,37 @@ class Draft:
         self.order: list[int] = []
         self._outside: dict[Origin, Value] = {}
         self._next = len(graph.nodes)
-        first: dict[int, Storage] = {}
+        storages: dict[int, Storage] = {}
         """Number of a storage in the graph → storage."""
         for place, node in enumerate(graph.nodes):
-            held = [graph.values[each].storage for each in node.reads]
+            read_storages = [graph.values[number].storage for number in node.reads]
             for origin, number in zip(node.origins, node.reads, strict=True):
                 assert origin is not None
                 if origin[0] == OUTSIDE:
                     value = graph.values[number]
                     self._outside.setdefault(origin, value)
-                    first.setdefault(value.storage, (OUTSIDE, value.storage))
+                    storages.setdefault(value.storage, (OUTSIDE, value.storage))
             aliases: list[int | None] = []
             for output, number in enumerate(node.returns):
                 storage = graph.values[number].storage
-                aliases.append(held.index(storage) if storage in held else None)
-                first.setdefault(storage, (place, output))
-            written = {graph.values[each].storage for each in node.writes}
-            changes = tuple(number for number, storage in enumerate(held) if storage in written)
-            takes = tuple(each for each in node.origins if each is not None)
+                aliases.append(read_storages.index(storage) if storage in read_storages else None)
+                storages.setdefault(storage, (place, output))
+            written = {graph.values[number].storage for number in node.writes}
+            changes = tuple(number for number, storage in enumerate(read_storages) if storage in written)
+            takes = tuple(origin for origin in node.origins if origin is not None)
             self.steps[place] = Step(
                 node.call, node.kind, node.module, node.phase, takes, tuple(aliases), changes, place
             )
             self.order.append(place)
-        kept = {first[graph.values[each].storage] for each in graph.kept if graph.values[each].storage in first}
-        self._kept = kept - {self.storage(each) for each in self.outputs}
+        kept = {
+            storages[graph.values[number].storage]
+            for number in graph.outliving
+            if graph.values[number].storage in storages
+        }
+        self._kept = kept - {self.storage(origin) for origin in self.outputs}
         """Storages that outlive the step although the step does not return them."""
 
-    # --- what there is ------------------------------------------------------------------------------------
+    # --- queries -------------------------------------------------------------------------------------------
 
     def tensor(self, origin: Origin) -> Tensor:
         """Return type, shape and strides of a tensor.
@@ -191,20 +195,20 @@ class Draft:
 
     def role(self, origin: Origin) -> Role:
         """Return the role of a tensor in the step."""
-        found = self.storage(origin)
-        if found[0] == PREPARED:
+        storage = self.storage(origin)
+        if storage[0] == PREPARED:
             return Role.WEIGHT
-        if found[0] >= 0:
+        if storage[0] >= 0:
             return Role.ACTIVATION
-        return next(value.role for value in self._outside.values() if value.storage == found[1])
+        return next(value.role for value in self._outside.values() if value.storage == storage[1])
 
     def lasting(self, *origins: Origin | None) -> bool:
         """Return whether tensors are weights or buffers, which are known before all steps."""
-        return all(each is None or self.role(each) in (Role.WEIGHT, Role.BUFFER) for each in origins)
+        return all(origin is None or self.role(origin) in (Role.WEIGHT, Role.BUFFER) for origin in origins)
 
     def in_order(self) -> Iterator[Step]:
         """Yield the calls in the order of execution."""
-        return (self.steps[each] for each in self.order)
+        return (self.steps[number] for number in self.order)
 
     def maker(self, origin: Origin | None) -> Step | None:
         """Return the call that made a tensor; None if the tensor comes from outside."""
@@ -231,10 +235,10 @@ class Draft:
 
     def remove(self, numbers: Iterable[int]) -> None:
         """Remove calls; nothing may read their results."""
-        gone = set(numbers)
-        self.order = [each for each in self.order if each not in gone]
+        removed = set(numbers)
+        self.order = [number for number in self.order if number not in removed]
 
-    def read_instead(self, new: dict[Origin, Origin]) -> None:
+    def redirect(self, new: dict[Origin, Origin]) -> None:
         """Make all readers of tensors read others, which have the same shape, type and strides."""
 
         def now(origin: Origin) -> Origin:
@@ -244,27 +248,31 @@ class Draft:
 
         for number in self.order:
             step = self.steps[number]
-            if any(each in new for each in step.takes):
+            if any(origin in new for origin in step.takes):
                 self.steps[number] = replace(step, takes=tuple(map(now, step.takes)))
-        self.outputs = [now(each) for each in self.outputs]
+        self.outputs = [now(origin) for origin in self.outputs]
 
     def sweep(self, *, keep: Callable[[Step], bool] = lambda step: False) -> list[int]:
         """Remove the calls whose results are not read, and return their numbers."""
         web = self.web()
-        gone = [each for each in self.order if each not in web.live and not keep(self.steps[each])]
-        self.remove(gone)
-        return gone
+        unread = [number for number in self.order if number not in web.live and not keep(self.steps[number])]
+        self.remove(unread)
+        return unread
 
-    # --- back ---------------------------------------------------------------------------------------------
+    # --- result -------------------------------------------------------------------------------------------
 
     def finished(self) -> tuple[Graph, dict[int, int]]:
         """Return the graph, and the place of each remaining call in it."""
         flow = Flow()
         places = {number: place for place, number in enumerate(self.order)}
         outside = {origin: number for number, origin in enumerate(dict.fromkeys(self._taken_from_outside()))}
-        known = {value.storage: value for value in self._outside.values()}
-        new = {each.storage for each in known.values()}
-        sizes = {value.storage: value for value in self.graph.values if value.version == 0 and value.storage not in new}
+        outside_values = {value.storage: value for value in self._outside.values()}
+        outside_storages = {value.storage for value in outside_values.values()}
+        sizes = {
+            value.storage: value
+            for value in self.graph.values
+            if value.version == 0 and value.storage not in outside_storages
+        }
         original = self._original_storages()
         nodes = []
 
@@ -272,7 +280,7 @@ class Draft:
             if flow.known(storage):
                 return
             if storage[0] == OUTSIDE:
-                flow.outside(storage, known[storage[1]].role, known[storage[1]].bytes)
+                flow.outside(storage, outside_values[storage[1]].role, outside_values[storage[1]].bytes)
             elif storage[0] == PREPARED:
                 flow.outside(storage, Role.WEIGHT, tensor.bytes)
 
@@ -283,19 +291,19 @@ class Draft:
                 storage = self.storage(origin)
                 hold(storage, tensor)
                 reads.append(flow.read(place, storage, places[origin[0]] if origin[0] >= 0 else None))
-            written = dict.fromkeys(self.storage(step.takes[each]) for each in step.changes)
-            writes = [flow.write(place, each, Role.ACTIVATION, None) for each in written]
+            written = dict.fromkeys(self.storage(step.takes[index]) for index in step.changes)
+            writes = [flow.write(place, storage, Role.ACTIVATION, None) for storage in written]
             returns = []
             for output, tensor in enumerate(step.call.outputs):
                 storage = self.storage((number, output))
                 if not flow.known(storage):
-                    was = sizes.get(original.get(storage, -1))
-                    role = Role.ACTIVATION if was is None else was.role
-                    writes.append(flow.write(place, storage, role, tensor.bytes if was is None else was.bytes))
+                    initial = sizes.get(original.get(storage, -1))
+                    role = Role.ACTIVATION if initial is None else initial.role
+                    writes.append(flow.write(place, storage, role, tensor.bytes if initial is None else initial.bytes))
                 returns.append(flow.current(storage))
             if step.kind in (NodeKind.RANDOM, NodeKind.COMMUNICATION):
                 flow.follow(place, step.kind)
-            origins = tuple(self._renamed(each, places, outside) for each in step.takes)
+            origins = tuple(self._renamed(origin, places, outside) for origin in step.takes)
             nodes.append(
                 Node(
                     step.call,
@@ -310,15 +318,15 @@ class Draft:
                 )
             )
         kept = {*self._kept, *map(self.storage, self.outputs), *(s for s in map(self.storage, outside) if s[0] < 0)}
-        made = replace(
+        graph = replace(
             self.graph,
             nodes=tuple(nodes),
             edges=flow.edges(),
             values=flow.finished(),
-            outputs=tuple(self._renamed(each, places, outside) for each in self.outputs),
-            kept=tuple(sorted(flow.current(each) for each in kept if flow.known(each))),
+            outputs=tuple(self._renamed(origin, places, outside) for origin in self.outputs),
+            outliving=tuple(sorted(flow.current(storage) for storage in kept if flow.known(storage))),
         )
-        return made, places
+        return graph, places
 
     def outside_names(self) -> list[Origin]:
         """Return the outside tensors of the finished graph by their names here, in the order of their numbers there."""
@@ -326,18 +334,18 @@ class Draft:
 
     def _taken_from_outside(self) -> Iterator[Origin]:
         for step in self.in_order():
-            yield from (each for each in step.takes if each[0] < 0)
-        yield from (each for each in self.outputs if each[0] < 0)
+            yield from (origin for origin in step.takes if origin[0] < 0)
+        yield from (origin for origin in self.outputs if origin[0] < 0)
 
     def _renamed(self, origin: Origin, places: dict[int, int], outside: dict[Origin, int]) -> Origin:
         return (places[origin[0]], origin[1]) if origin[0] >= 0 else (OUTSIDE, outside[origin])
 
     def _original_storages(self) -> dict[Storage, int]:
-        found: dict[Storage, int] = {}
+        storages: dict[Storage, int] = {}
         for place, node in enumerate(self.graph.nodes):
             for output, number in enumerate(node.returns):
-                found.setdefault((place, output), self.graph.values[number].storage)
-        return found
+                storages.setdefault((place, output), self.graph.values[number].storage)
+        return storages
 
 
 class Web:
@@ -370,7 +378,7 @@ class Web:
 
     def written_after(self, storage: Storage, number: int) -> bool:
         """Return whether a storage is written after a call."""
-        return any(self.at[each] > self.at[number] for each in self.writers.get(storage, ()))
+        return any(self.at[writer] > self.at[number] for writer in self.writers.get(storage, ()))
 
     def written(self, storage: Storage) -> bool:
         """Return whether a storage is written after it was made."""
@@ -378,7 +386,7 @@ class Web:
 
     def written_between(self, storage: Storage, first: int, last: int) -> bool:
         """Return whether a storage is written by a call between two others."""
-        return any(self.at[first] < self.at[each] < self.at[last] for each in self.writers.get(storage, ()))
+        return any(self.at[first] < self.at[writer] < self.at[last] for writer in self.writers.get(storage, ()))
 
     def outlives(self, storage: Storage) -> bool:
         """Return whether a storage still exists after the step, and may be read then."""
@@ -396,14 +404,14 @@ class Web:
         """Return the calls that have side effects, or on which later calls or outputs depend."""
         draft = self.draft
         makers: dict[Hashable, list[int]] = defaultdict(list)
-        for storage, those in self.writers.items():
-            makers[storage] += those
-        pending = [each for each in draft.order if self._acts(draft.steps[each])]
+        for storage, writers in self.writers.items():
+            makers[storage] += writers
+        pending = [number for number in draft.order if self._acts(draft.steps[number])]
         pending += [origin[0] for origin in draft.outputs if origin[0] >= 0]
         for number in draft.order:
             if any((number, place) in self.kept for place in range(len(draft.steps[number].call.outputs))):
                 pending.append(number)
-        pending += [each for storage in self.kept for each in makers.get(storage, ())]
+        pending += [writer for storage in self.kept for writer in makers.get(storage, ())]
         live: set[int] = set()
         while pending:
             number = pending.pop()
@@ -413,12 +421,12 @@ class Web:
             for origin in draft.steps[number].takes:
                 if origin[0] >= 0:
                     pending.append(origin[0])
-                here = self.at[number]
-                pending += [each for each in makers.get(draft.storage(origin), ()) if self.at[each] < here]
+                position = self.at[number]
+                pending += [writer for writer in makers.get(draft.storage(origin), ()) if self.at[writer] < position]
         return live
 
     def _acts(self, step: Step) -> bool:
         """Return whether a call has an effect besides returning tensors."""
         if step.kind in (NodeKind.SYNC, NodeKind.COMMUNICATION, NodeKind.OPAQUE) or step.random:
             return True
-        return any(self.draft.storage(step.takes[each])[0] < 0 for each in step.changes)
+        return any(self.draft.storage(step.takes[index])[0] < 0 for index in step.changes)

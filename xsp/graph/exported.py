@@ -34,8 +34,8 @@ def named(spec: str, settings: Settings) -> Graph:
             raise GraphError("export needs a module, and this function runs a step")
         return built
 
-    made = _first_that_works(spec, settings, {"exported on meta": lambda: on("meta"), "on the CPU": lambda: on("cpu")})
-    return replace(made, settings={**made.settings, "batch": settings.batch})
+    graph = _first_export(spec, settings, {"exported on meta": lambda: on("meta"), "on the CPU": lambda: on("cpu")})
+    return replace(graph, settings={**graph.settings, "batch": settings.batch})
 
 
 def of_module(
@@ -46,36 +46,38 @@ def of_module(
     Raises:
         GraphError: the module cannot be exported.
     """
-    given = dict(kwargs)
+    arguments = dict(kwargs)
     ways = {
-        "exported on meta": lambda: Built(captured.without_values(module), args, given),
-        "on the CPU": lambda: Built(copy.deepcopy(module), args, given),
+        "exported on meta": lambda: Built(captured.without_values(module), args, arguments),
+        "on the CPU": lambda: Built(copy.deepcopy(module), args, arguments),
     }
-    made = _first_that_works(type(module).__name__, settings, ways)
-    return replace(made, settings={**made.settings, "batch": batch})
+    graph = _first_export(type(module).__name__, settings, ways)
+    return replace(graph, settings={**graph.settings, "batch": batch})
 
 
-def _first_that_works(name: str, settings: Settings, ways: Mapping[str, Callable[[], Built]]) -> Graph:
+def _first_export(name: str, settings: Settings, ways: Mapping[str, Callable[[], Built]]) -> Graph:
     import torch
 
     if settings.train or settings.prefill is not None or settings.decode is not None:
         raise GraphError(f"{name}: export supports only inference, no training steps and no steps with a cache")
     problems: list[Problem] = []
-    for where, make in ways.items():
-        device = "cpu" if where == "on the CPU" else "meta"
+    for rung, make in ways.items():
+        device = "cpu" if rung == "on the CPU" else "meta"
         try:
             built = make()
             if device == "cpu":
                 captured.check_memory(built.model)
-            built = models.placed(name, built, replace(settings, device=device))
+            built = models.on_device(name, built, replace(settings, device=device))
             with program.quiet(), contextlib.redirect_stderr(io.StringIO()):  # it prints the graph at which it failed
                 exported = torch.export.export(built.model.eval(), tuple(built.args), dict(built.kwargs), strict=False)
-            made = program.of(exported, name)
+            graph = program.of(exported, name)
             return replace(
-                made, settings={**made.settings, "rung": where}, problems=(*problems, *made.problems)
+                graph, settings={**graph.settings, "rung": rung}, problems=(*problems, *graph.problems)
             )  # fmt: skip
         except Exception as error:
             if isinstance(error, ModelError) and (error.__cause__ is None or isinstance(error.__cause__, ImportError)):
                 raise
-            problems.append(Problem(where, captured.said(error)))
-    raise GraphError(f"{name} cannot be exported ({'; '.join(f'{each.where}: {each.reason}' for each in problems)})")
+            problems.append(Problem(rung, captured.describe_error(error)))
+    raise GraphError(
+        f"{name} cannot be exported ({'; '.join(f'{problem.where}: {problem.reason}' for problem in problems)})"
+    )

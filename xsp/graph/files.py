@@ -46,8 +46,8 @@ def save(graph: Graph, path: Path | str) -> None:
     """
     text = json.dumps(to_plain(graph), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     try:
-        with atomic.written(Path(path)) as beside:
-            beside.write_text(text, encoding="ascii")
+        with atomic.replacing(Path(path)) as temporary:
+            temporary.write_text(text, encoding="ascii")
     except OSError as error:
         raise GraphError(f"{path}: the graph cannot be written ({error.strerror or error})") from error
 
@@ -64,16 +64,16 @@ def load(path: Path | str) -> Graph:
         raise GraphError(f"{path}: cannot be read ({error.strerror or error})") from error
     try:
         text = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
-        found = json.loads(text.decode("utf-8-sig"))
+        document = json.loads(text.decode("utf-8-sig"))
     except (ValueError, RecursionError, OSError, EOFError, zlib.error) as error:
         raise GraphError(f"{path}: the graph is damaged ({error}); {AGAIN}") from error
-    version = found.get(MARK) if isinstance(found, dict) else None
+    version = document.get(MARK) if isinstance(document, dict) else None
     if type(version) is not int:
         raise GraphError(f"{path}: not a graph that xsp saved; write one: xsp graph SPEC --save FILE")
     if version > VERSION:
         raise GraphError(f"{path}: the graph was written by a newer xsp (version {version}; this one reads {VERSION})")
     try:
-        return from_plain(found)
+        return from_plain(document)
     except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise GraphError(f"{path}: the graph is damaged ({error}); {AGAIN}") from error
 
@@ -84,12 +84,12 @@ def to_plain(graph: Graph) -> dict[str, Any]:
     calls: list[Any] = []
     nodes = []
     for node in graph.nodes:
-        made = json.dumps([keys.plain(each) for each in node.call.outputs])
-        number = numbers.setdefault((node.key, made), len(calls))
+        outputs = json.dumps([keys.plain(tensor) for tensor in node.call.outputs])
+        number = numbers.setdefault((node.key, outputs), len(calls))
         if number == len(calls):
             calls.append({**keys.call_to_plain(node.call), "key": node.key})
-        place = [node.kind.value, node.module, node.phase.value]
-        nodes.append([number, *place, list(node.reads), list(node.returns), list(node.writes)])
+        attributes = [node.kind.value, node.module, node.phase.value]
+        nodes.append([number, *attributes, list(node.reads), list(node.returns), list(node.writes)])
         if node.stated is not None:
             nodes[-1].append(list(node.stated))
     return {
@@ -100,11 +100,11 @@ def to_plain(graph: Graph) -> dict[str, Any]:
         "counts": graph.counts,
         "parameters": graph.parameters,
         "settings": dict(graph.settings),
-        "problems": [[each.where, each.reason] for each in graph.problems],
+        "problems": [[problem.where, problem.reason] for problem in graph.problems],
         "calls": calls,
-        "values": [[each.storage, each.version, each.role.value, each.bytes] for each in graph.values],
+        "values": [[value.storage, value.version, value.role.value, value.bytes] for value in graph.values],
         "nodes": nodes,
-        "edges": [[each.before, each.after, each.why.value] for each in graph.edges],
+        "edges": [[edge.before, edge.after, edge.why.value] for edge in graph.edges],
         **_outliving(graph),
     }
 
@@ -115,17 +115,17 @@ def from_plain(found: dict[str, Any]) -> Graph:
     Raises:
         LookupError, ValueError, TypeError: `found` is not such output, or was changed.
     """
-    calls = [(keys.call_from_plain(each), str(each["key"])) for each in found["calls"]]
+    calls = [(keys.call_from_plain(entry), str(entry["key"])) for entry in found["calls"]]
     for call, key in calls:
         if keys.key(call) != key:
             raise ValueError(f"the key of a call of {call.op} does not match its arguments")
     values = tuple(
-        Value(int(place), int(turn), Role(role), _count(size)) for place, turn, role, size in found["values"]
+        Value(int(storage), int(version), Role(role), _count(size)) for storage, version, role, size in found["values"]
     )
-    nodes = tuple(_read_node(calls, *each) for each in found["nodes"])
+    nodes = tuple(_read_node(calls, *fields) for fields in found["nodes"])
     if "origins" in found:
-        told = [tuple(None if each is None else _pair(each) for each in row) for row in found["origins"]]
-        nodes = tuple(replace(node, origins=row) for node, row in zip(nodes, told, strict=True))
+        origins = [tuple(None if pair is None else _pair(pair) for pair in row) for row in found["origins"]]
+        nodes = tuple(replace(node, origins=row) for node, row in zip(nodes, origins, strict=True))
     edges = tuple(Edge(before, after, Why(why)) for before, after, why in found["edges"])
     outputs = tuple(map(_pair, found.get("outputs", ())))
     kept = tuple(map(int, found["kept"])) if "kept" in found else None
@@ -143,42 +143,44 @@ def from_plain(found: dict[str, Any]) -> Graph:
         settings=dict(found["settings"]),
         problems=tuple(Problem(str(where), str(reason)) for where, reason in found["problems"]),
         outputs=outputs,
-        kept=kept,
+        outliving=kept,
     )
 
 
 def _outliving(graph: Graph) -> dict[str, Any]:
     """Return the origins, outputs and kept values, as far as the source reports them."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if any(node.origins for node in graph.nodes):
-        found["origins"] = [[None if each is None else list(each) for each in node.origins] for node in graph.nodes]
+        fields["origins"] = [
+            [None if origin is None else list(origin) for origin in node.origins] for node in graph.nodes
+        ]
     if graph.outputs:
-        found["outputs"] = [list(each) for each in graph.outputs]
-    if graph.kept is not None:
-        found["kept"] = list(graph.kept)
-    return found
+        fields["outputs"] = [list(origin) for origin in graph.outputs]
+    if graph.outliving is not None:
+        fields["kept"] = list(graph.outliving)
+    return fields
 
 
-def _pair(found: Any) -> tuple[int, int]:
-    node, number = found
+def _pair(pair: Any) -> tuple[int, int]:
+    node, number = pair
     return int(node), int(number)
 
 
-def _count(found: Any) -> int | None:
+def _count(number: Any) -> int | None:
     """Return a number of elements, bytes or operations; None if it is unknown.
 
     Raises:
         ValueError: it is something else.
     """
-    if found is not None and (type(found) is not int or found < 0):
-        raise ValueError(f"{found!r} is not a whole number of 0 or more")
-    return None if found is None else int(found)
+    if number is not None and (type(number) is not int or number < 0):
+        raise ValueError(f"{number!r} is not a whole number of 0 or more")
+    return None if number is None else int(number)
 
 
 def _check(nodes: tuple[Node, ...], edges: tuple[Edge, ...], values: tuple[Value, ...]) -> None:
     for edge in edges:
-        whole = type(edge.before) is type(edge.after) is int
-        if not whole or not 0 <= edge.before < edge.after < len(nodes):
+        integral = type(edge.before) is type(edge.after) is int
+        if not integral or not 0 <= edge.before < edge.after < len(nodes):
             raise ValueError(f"an edge from {edge.before} to {edge.after} among {len(nodes)} nodes")
     for place, node in enumerate(nodes):
         if node.origins and not len(node.origins) == len(node.reads) == len(node.call.inputs):
@@ -216,6 +218,6 @@ def _read_node(
     stated: tuple[int | None, int | None] | None = None,
 ) -> Node:
     call, key = calls[number]
-    held = None if stated is None else (_count(stated[0]), _count(stated[1]))
+    counts = None if stated is None else (_count(stated[0]), _count(stated[1]))
     numbers = tuple(map(int, reads)), tuple(map(int, returns)), tuple(map(int, writes))
-    return Node(call, key, NodeKind(kind), str(module or ""), Phase(phase), *numbers, stated=held)
+    return Node(call, key, NodeKind(kind), str(module or ""), Phase(phase), *numbers, stated=counts)

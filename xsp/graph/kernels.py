@@ -1,7 +1,7 @@
 """Result layouts of the processor's kernels, for operators that give other layouts without values.
 
-Without values attention runs in its mathematical form, and a convolution returns a contiguous result. Timings are of
-the processor: the calls that follow these operators should have the strides that they have there.
+Without values attention runs in its mathematical form, and a convolution returns a contiguous result. Calls are timed
+on the processor, so the calls after these operators should get the strides that its kernels return.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def convolution(made: Any, data: Any, weight: Any) -> Any:
     """
     if made.dim() not in (4, 5) or torch.float64 in (data.dtype, weight.dtype):
         return made
-    last = torch.channels_last if made.dim() == 4 else torch.channels_last_3d
-    if last not in (suggest_memory_format(data), suggest_memory_format(weight)):
+    layout = torch.channels_last if made.dim() == 4 else torch.channels_last_3d
+    if layout not in (suggest_memory_format(data), suggest_memory_format(weight)):
         return made
     with _disable_current_modes():
-        return torch.empty_like(made, memory_format=last)
+        return torch.empty_like(made, memory_format=layout)
 
 
 def attention(
@@ -41,12 +41,14 @@ def attention(
     """Return the result of attention, laid out as its query if the processor would use the fused kernel."""
     mask = named.get("attn_mask", mask)
     dropout, causal = named.get("dropout_p", dropout), named.get("is_causal", causal)
-    scale, several = named.get("scale"), bool(named.get("enable_gqa"))
+    scale, grouped = named.get("scale"), bool(named.get("enable_gqa"))
     try:
         with _disable_current_modes():
-            alike: list[Any] = [None if each is None else _on_cpu(each) for each in (query, key, value, mask)]
-            q, k, v, m = alike
-            if torch._fused_sdp_choice(q, k, v, m, dropout, causal, scale=scale, enable_gqa=several) != FLASH:
+            substitutes: list[Any] = [
+                None if tensor is None else _on_cpu(tensor) for tensor in (query, key, value, mask)
+            ]
+            q, k, v, m = substitutes
+            if torch._fused_sdp_choice(q, k, v, m, dropout, causal, scale=scale, enable_gqa=grouped) != FLASH:
                 return made
             return torch.empty_like(query)
     except Exception:  # the fused kernel refuses it: the mathematical form is used

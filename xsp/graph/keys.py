@@ -63,12 +63,12 @@ def work_key(call: Call) -> str:
     """Return the key of the work of a call: without arguments that cannot change it (`ERASED`), and without the values
     of numbers that become tensors (`x * 0.5`), which a trace does not report."""
     erased = ERASED.get(call.op, frozenset())
-    kept = tuple(
+    arguments = tuple(
         (name, as_tensor(value) if stands_for_tensor(call.op, call.overload, name) else value)
         for name, value in call.arguments
         if name not in erased
     )
-    return _hash(canonical(Call(call.op, kept, call.outputs, call.overload, call.values)))
+    return _hash(canonical(Call(call.op, arguments, call.outputs, call.overload, call.values)))
 
 
 def stands_for_tensor(op: str, overload: str, argument: str) -> bool:
@@ -98,7 +98,7 @@ def call_to_plain(call: Call) -> dict[str, Any]:
         "overload": call.overload,
         "values": call.values,
         "arguments": [[name, plain(value)] for name, value in call.arguments],
-        "outputs": [plain(each) for each in call.outputs],
+        "outputs": [plain(tensor) for tensor in call.outputs],
     }
 
 
@@ -109,8 +109,8 @@ def call_from_plain(found: Any) -> Call:
         LookupError, TypeError, ValueError: `found` is not such output, or was changed.
     """
     arguments = tuple((str(name), read(value)) for name, value in found["arguments"])
-    outputs = tuple(read(each) for each in found["outputs"])
-    if not all(isinstance(each, Tensor) for each in outputs):
+    outputs = tuple(read(output) for output in found["outputs"])
+    if not all(isinstance(output, Tensor) for output in outputs):
         raise ValueError("an output that is not a tensor")
     return Call(str(found["op"]), arguments, outputs, str(found["overload"]), str(found["values"]))
 
@@ -121,7 +121,7 @@ def plain(value: Any) -> Any:
         stride = [] if value.stride is None else [list(value.stride)]
         return {"tensor": [value.dtype, None if value.shape is None else list(value.shape), *stride]}
     if isinstance(value, (tuple, list)):
-        return [plain(each) for each in value]
+        return [plain(element) for element in value]
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": repr(value)}
     if isinstance(value, complex):
@@ -136,35 +136,35 @@ def read(value: Any) -> Any:
         ValueError: `value` is not such output.
     """
     if isinstance(value, list):
-        return tuple(read(each) for each in value)
+        return tuple(read(element) for element in value)
     if not isinstance(value, dict):
         return value
-    ((kind, held),) = value.items()
+    ((kind, content),) = value.items()
     if kind == "tensor":
-        dtype, shape, *stride = held
-        made = Tensor(dtype, None if shape is None else tuple(shape), tuple(stride[0]) if stride else None)
-        return _checked(made)
+        dtype, shape, *stride = content
+        tensor = Tensor(dtype, None if shape is None else tuple(shape), tuple(stride[0]) if stride else None)
+        return _checked(tensor)
     if kind == "complex":
-        return complex(float(held[0]), float(held[1]))
+        return complex(float(content[0]), float(content[1]))
     if kind == "float":
-        return float(held)
+        return float(content)
     if kind == "other":
-        return str(held)
+        return str(content)
     raise ValueError(f"there is no argument of kind {kind!r}")
 
 
 def _checked(tensor: Tensor) -> Tensor:
-    """Return a tensor that was read.
+    """Check a tensor that was read, and return it.
 
     Raises:
-        ValueError: its type is no name, or its sizes or strides are no numbers from 0 that fit each other.
+        ValueError: its type is not a name, a size or stride is not a whole number from 0, or their numbers differ.
     """
-    sizes, steps = tensor.shape or (), tensor.stride
-    numbers = all(type(each) is int and each >= 0 for each in (*sizes, *(steps or ())))
-    if not (tensor.dtype is None or isinstance(tensor.dtype, str)) or not numbers:
+    sizes, strides = tensor.shape or (), tensor.stride
+    valid = all(type(number) is int and number >= 0 for number in (*sizes, *(strides or ())))
+    if not (tensor.dtype is None or isinstance(tensor.dtype, str)) or not valid:
         raise ValueError(f"there is no tensor of type {tensor.dtype!r} and shape {tensor.shape}")
-    if steps is not None and len(steps) != len(sizes):
-        raise ValueError(f"a tensor with {len(sizes)} dimensions has {len(steps)} strides")
+    if strides is not None and len(strides) != len(sizes):
+        raise ValueError(f"a tensor with {len(sizes)} dimensions has {len(strides)} strides")
     return tensor
 
 

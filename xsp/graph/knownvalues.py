@@ -55,39 +55,39 @@ class KnownValues(TorchDispatchMode):
         """Return a constant without values for a tensor that a function makes on the CPU; its values are known."""
         with _disable_current_modes():
             value = make()
-            made = value.to("meta")
-        self._known[made] = value
-        return torch.ops.aten.lift_fresh(made)
+            tensor = value.to("meta")
+        self._known[tensor] = value
+        return torch.ops.aten.lift_fresh(tensor)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run an operator, and run it on the values too if they are known."""
-        given = dict(kwargs or {})
+        keywords = dict(kwargs or {})
         name = func._schema.name
-        tensors = [each for each in tree_flatten((args, given))[0] if isinstance(each, torch.Tensor)]
-        if not _is_of_meta(tensors, given):
-            return func(*args, **given)
+        tensors = [tensor for tensor in tree_flatten((args, keywords))[0] if isinstance(tensor, torch.Tensor)]
+        if not _is_of_meta(tensors, keywords):
+            return func(*args, **keywords)
         if name == _ASKED and (value := self.of(args[0])) is not None:
             return value.item()
-        if name == "aten::_to_copy" and _goes_to(given, "cpu") and (value := self.of(args[0])) is not None:
-            return func(value, *args[1:], **given)
+        if name == "aten::_to_copy" and _goes_to(keywords, "cpu") and (value := self.of(args[0])) is not None:
+            return func(value, *args[1:], **keywords)
         if name == _SELECTED and (mask := self.of(args[1])) is not None:
             count = int(mask.expand(torch.broadcast_shapes(mask.shape, args[0].shape)).sum())
             return args[0].new_empty(count)
-        beside = self._beside(func, name, args, given, tensors)
+        known_result = self._beside(func, name, args, keywords, tensors)
         try:
-            made = func(*self._without_masks(name, args), **given)
+            result = func(*self._without_masks(name, args), **keywords)
         except Exception:
-            if beside is None or func._schema.is_mutable:
+            if known_result is None or func._schema.is_mutable:
                 raise
-            made = tree_map(_empty, beside)
+            result = tree_map(_empty, known_result)
         if name == _ATTENTION:
-            made = kernels.attention(made, *args, **given)
+            result = kernels.attention(result, *args, **keywords)
         elif name in kernels.CONVOLUTIONS:
-            made = kernels.convolution(made, args[0], args[1])
-        self._keep(func, tensors, made, beside)
-        return made
+            result = kernels.convolution(result, args[0], args[1])
+        self._keep(func, tensors, result, known_result)
+        return result
 
     def of(self, tensor: Any) -> Any:
         """Return the values of a tensor; None if they are not known."""
@@ -101,8 +101,8 @@ class KnownValues(TorchDispatchMode):
         tags = (torch.Tag.nondeterministic_seeded,)
         if name in _EMPTY or any(tag in func.tags for tag in tags):
             return None
-        values = {id(each): self.of(each) for each in tensors}
-        if any(each is None for each in values.values()) or (not tensors and not _makes_little(args)):
+        values = {id(tensor): self.of(tensor) for tensor in tensors}
+        if any(value is None for value in values.values()) or (not tensors and not _makes_little(args)):
             return None
 
         def known(value: Any) -> Any:
@@ -111,7 +111,7 @@ class KnownValues(TorchDispatchMode):
             return torch.device("cpu") if isinstance(value, torch.device) and value.type == "meta" else value
 
         try:
-            return func(*tree_map(known, args), **{key: tree_map(known, each) for key, each in kwargs.items()})
+            return func(*tree_map(known, args), **{key: tree_map(known, value) for key, value in kwargs.items()})
         except Exception:  # the CPU refuses it: unknown; the operator itself raises the error
             return None
 
@@ -119,29 +119,29 @@ class KnownValues(TorchDispatchMode):
         """Return arguments in which known masks, among indices, are replaced by the positions that they select."""
         if name not in _MASKED or len(args) < 2:
             return args
-        found: list[Any] = []
+        indices: list[Any] = []
         for index in args[1]:
             value = self.of(index) if isinstance(index, torch.Tensor) else None
             if value is not None and value.dtype in (torch.bool, torch.uint8):
-                found += [each.to("meta") for each in value.nonzero(as_tuple=True)]
+                indices += [positions.to("meta") for positions in value.nonzero(as_tuple=True)]
             else:
-                found.append(index)
-        return (args[0], found, *args[2:])
+                indices.append(index)
+        return (args[0], indices, *args[2:])
 
-    def _keep(self, func: Any, tensors: list[Any], made: Any, beside: Any) -> None:
+    def _keep(self, func: Any, tensors: list[Any], result: Any, known_result: Any) -> None:
         """Remember the values of an operator's results, and forget those of tensors into which it wrote unknowns."""
-        if beside is None:
+        if known_result is None:
             if func._schema.is_mutable:
                 self._forget(tensors)
             return
-        for one, value in zip(tree_flatten(made)[0], tree_flatten(beside)[0], strict=False):
-            is_like = isinstance(one, torch.Tensor) and one.device.type == "meta" and one.shape == value.shape
+        for tensor, value in zip(tree_flatten(result)[0], tree_flatten(known_result)[0], strict=False):
+            is_like = isinstance(tensor, torch.Tensor) and tensor.device.type == "meta" and tensor.shape == value.shape
             if is_like and _is_small(value) and value.layout is torch.strided:
-                self._known[one] = value
+                self._known[tensor] = value
 
     def _forget(self, tensors: list[Any]) -> None:
-        for each in tensors:
-            value = self._known.get(each)
+        for tensor in tensors:
+            value = self._known.get(tensor)
             if value is not None:  # simplified: all arguments count as written, without a look at the schema
                 storage = value.untyped_storage()
                 self._void[storage._cdata] = storage
@@ -157,35 +157,35 @@ class _Constants(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = dict(kwargs or {})
-        if func in (torch.tensor, torch.as_tensor) and _goes_to(given, "meta") and not _holds_tensors(args):
-            return self._values.constant(lambda: func(*args, **{**given, "device": "cpu"}))
+        keywords = dict(kwargs or {})
+        if func in (torch.tensor, torch.as_tensor) and _goes_to(keywords, "meta") and not _holds_tensors(args):
+            return self._values.constant(lambda: func(*args, **{**keywords, "device": "cpu"}))
         if func is torch.Tensor.tolist and args[0].device.type == "meta":
             value = self._values.of(args[0])
             return func(args[0]) if value is None else value.tolist()
         if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) and args[0].device.type == "meta":
             args = (args[0], self._indices(args[1]), *args[2:])
-        return func(*args, **given)
+        return func(*args, **keywords)
 
-    def _indices(self, asked: Any) -> Any:
-        several = asked if isinstance(asked, tuple) else (asked,)
-        made = tuple(
-            self._values.constant(functools.partial(torch.tensor, each)) if _is_list_of_numbers(each) else each
-            for each in several
+    def _indices(self, index: Any) -> Any:
+        parts = index if isinstance(index, tuple) else (index,)
+        constants = tuple(
+            self._values.constant(functools.partial(torch.tensor, part)) if _is_list_of_numbers(part) else part
+            for part in parts
         )
-        return made if isinstance(asked, tuple) else made[0]
+        return constants if isinstance(index, tuple) else constants[0]
 
 
 def _is_list_of_numbers(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(each, int) for each in value)
+    return isinstance(value, list) and bool(value) and all(isinstance(element, int) for element in value)
 
 
 def _holds_tensors(values: Any) -> bool:
-    return any(isinstance(each, torch.Tensor) for each in tree_flatten(values)[0])
+    return any(isinstance(element, torch.Tensor) for element in tree_flatten(values)[0])
 
 
 def _is_of_meta(tensors: list[Any], kwargs: dict[str, Any]) -> bool:
-    return _goes_to(kwargs, "meta") or any(each.device.type == "meta" for each in tensors)
+    return _goes_to(kwargs, "meta") or any(tensor.device.type == "meta" for tensor in tensors)
 
 
 def _goes_to(kwargs: dict[str, Any], kind: str) -> bool:
@@ -200,9 +200,9 @@ def _is_small(tensor: Any) -> bool:
 def _makes_little(args: tuple[Any, ...]) -> bool:
     """Return whether a result made only from numbers is small: its sizes are among the arguments."""
     count = 1
-    for each in tree_flatten(args)[0]:
-        if isinstance(each, int) and abs(each) > 1:
-            count *= abs(each)
+    for number in tree_flatten(args)[0]:
+        if isinstance(number, int) and abs(number) > 1:
+            count *= abs(number)
     return count <= MOST
 
 

@@ -34,41 +34,41 @@ def measures(graph: Graph) -> dict[str, Any]:
     earlier = paths.contracted(graph, lambda node: node.computes)
     ordered_only = graph.known_by is KnownBy.ORDER
     path, _ = paths.longest(earlier, [1] * len(earlier))
-    whole, _ = paths.longest(paths.before(graph), [1] * len(graph.nodes))
+    path_all, _ = paths.longest(paths.before(graph), [1] * len(graph.nodes))
     levels = Counter(paths.levels(earlier, [1] * len(earlier)))
-    flops = [work.flops_of(each) for each in graph.nodes]
-    moved = [work.bytes_of(each) for each in graph.nodes]
+    flops = [work.flops_of(node) for node in graph.nodes]
+    traffic = [work.bytes_of(node) for node in graph.nodes]
     by_role = _by_role(graph)
-    total, moves = _total(flops), _total(moved)
+    total_flops, total_bytes = _total(flops), _total(traffic)
     return {
         "nodes": len(graph.nodes),
-        "views": None if ordered_only else sum(each.kind is NodeKind.VIEW for each in graph.nodes),
+        "views": None if ordered_only else sum(node.kind is NodeKind.VIEW for node in graph.nodes),
         "computing": len(computing),
-        "unique": len({each.key for each in computing}),
+        "unique": len({node.key for node in computing}),
         "edges": None if ordered_only else len(graph.edges_of(Why.DATA)),
         "parameters": graph.parameters,
-        "flops": total,
-        "bytes": moves,
+        "flops": total_flops,
+        "bytes": total_bytes,
         "longest_path": None if ordered_only else int(path),
         "diameter": None if ordered_only else paths.diameter(earlier),
         "input_elements": _input_elements(graph),
-        "longest_path_all_nodes": None if ordered_only else int(whole),
+        "longest_path_all_nodes": None if ordered_only else int(path_all),
         "width": None if ordered_only else max(levels.values(), default=0),
         "parallelism": None if ordered_only or not path else round(len(computing) / path, 3),
-        "unique_work": len({work_key(each.call) for each in computing}),
-        "unique_all_nodes": len({each.key for each in graph.nodes}),
+        "unique_work": len({work_key(node.call) for node in computing}),
+        "unique_all_nodes": len({node.key for node in graph.nodes}),
         "edges_reuse": len(graph.edges_of(Why.REUSE)),
         "edges_order": len(graph.edges_of(Why.ORDER)),
-        "flops_unknown": sum(each is None for each in flops),
+        "flops_unknown": sum(figure is None for figure in flops),
         "flops_at_least": sum(filter(None, flops)),
-        "bytes_unknown": sum(each is None for each in moved),
-        "bytes_at_least": sum(filter(None, moved)),
-        "intensity": round(total / moves, 3) if total is not None and moves else None,
+        "bytes_unknown": sum(figure is None for figure in traffic),
+        "bytes_at_least": sum(filter(None, traffic)),
+        "intensity": round(total_flops / total_bytes, 3) if total_flops is not None and total_bytes else None,
         "weight_bytes": None if graph.parameters is None else by_role[Role.WEIGHT],
         "peak_activation_bytes": _peak(graph),
-        "creates": None if ordered_only else sum(each.kind is NodeKind.CREATE for each in graph.nodes),
-        "random": sum(each.kind is NodeKind.RANDOM for each in graph.nodes),
-        "opaque": sum(each.kind is NodeKind.OPAQUE for each in graph.nodes),
+        "creates": None if ordered_only else sum(node.kind is NodeKind.CREATE for node in graph.nodes),
+        "random": sum(node.kind is NodeKind.RANDOM for node in graph.nodes),
+        "opaque": sum(node.kind is NodeKind.OPAQUE for node in graph.nodes),
     }
 
 
@@ -81,7 +81,7 @@ def as_json(graph: Graph) -> dict[str, Any]:
         "edges_known_by": graph.known_by.value,
         **measures(graph),
         "settings": dict(graph.settings),
-        "problems": [{"where": each.where, "reason": each.reason} for each in graph.problems],
+        "problems": [{"where": problem.where, "reason": problem.reason} for problem in graph.problems],
     }
 
 
@@ -89,7 +89,7 @@ def critical(graph: Graph) -> list[int]:
     """Return the places of the nodes on the longest path, views on it included; empty if only the order is known."""
     if graph.known_by is KnownBy.ORDER:
         return []
-    return paths.longest(paths.before(graph), [float(each.computes) for each in graph.nodes])[1]
+    return paths.longest(paths.before(graph), [float(node.computes) for node in graph.nodes])[1]
 
 
 def _total(figures: Sequence[int | None]) -> int | None:
@@ -98,20 +98,20 @@ def _total(figures: Sequence[int | None]) -> int | None:
 
 def _by_role(graph: Graph) -> dict[Role, int | None]:
     """Return the bytes of all storages of each role; None if one is unknown."""
-    first = {each.storage: each for each in reversed(graph.values)}.values()
-    return {role: _total([each.bytes for each in first if each.role is role]) for role in Role}
+    first_values = {value.storage: value for value in reversed(graph.values)}.values()
+    return {role: _total([value.bytes for value in first_values if value.role is role]) for role in Role}
 
 
 def _input_elements(graph: Graph) -> int | None:
     """Return the elements of all tensors that the step takes, for the whole batch; None if unknown."""
-    before = ((number, value) for number, value in enumerate(graph.values) if not value.version)
-    numbers = {number for number, value in before if value.role is Role.INPUT}
-    found: dict[int, int] = {}
+    external = ((number, value) for number, value in enumerate(graph.values) if not value.version)
+    input_numbers = {number for number, value in external if value.role is Role.INPUT}
+    elements: dict[int, int] = {}
     for node in graph.nodes:
         for number, tensor in zip(node.reads, node.call.inputs, strict=False):
-            if number in numbers and tensor.elements is not None:
-                found.setdefault(number, tensor.elements)
-    return sum(found.values()) if numbers and len(found) == len(numbers) else None
+            if number in input_numbers and tensor.elements is not None:
+                elements.setdefault(number, tensor.elements)
+    return sum(elements.values()) if input_numbers and len(elements) == len(input_numbers) else None
 
 
 def _peak(graph: Graph) -> int | None:
@@ -121,27 +121,27 @@ def _peak(graph: Graph) -> int | None:
     """
     if graph.known_by is KnownBy.ORDER:
         return None
-    kept = {each.storage for each in graph.values if each.version == 0 and each.role in _LASTING}
-    size = {each.storage: each.bytes for each in graph.values if each.storage not in kept}
-    if None in size.values():
+    lasting = {value.storage for value in graph.values if value.version == 0 and value.role in _LASTING}
+    sizes = {value.storage: value.bytes for value in graph.values if value.storage not in lasting}
+    if None in sizes.values():
         return None
-    born: dict[int, int] = {}
-    last: dict[int, int] = {}
+    first_write: dict[int, int] = {}
+    last_read: dict[int, int] = {}
     for place, node in enumerate(graph.nodes):
         for number in node.writes:
-            born.setdefault(graph.values[number].storage, place)
+            first_write.setdefault(graph.values[number].storage, place)
         for number in node.reads:
-            last[graph.values[number].storage] = place
-    change = [0] * (len(graph.nodes) + 1)
-    for storage, place in born.items():
-        if storage in size:
-            change[place] += size[storage] or 0
-            change[last.get(storage, len(graph.nodes) - 1) + 1] -= size[storage] or 0
-    now = most = 0
-    for each in change:
-        now += each
-        most = max(most, now)
-    return most
+            last_read[graph.values[number].storage] = place
+    changes = [0] * (len(graph.nodes) + 1)
+    for storage, place in first_write.items():
+        if storage in sizes:
+            changes[place] += sizes[storage] or 0
+            changes[last_read.get(storage, len(graph.nodes) - 1) + 1] -= sizes[storage] or 0
+    current = peak = 0
+    for delta in changes:
+        current += delta
+        peak = max(peak, current)
+    return peak
 
 
 _LASTING = (Role.WEIGHT, Role.BUFFER, Role.INPUT, Role.STATE, Role.CONSTANT)

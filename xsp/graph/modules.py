@@ -32,7 +32,7 @@ class Modules:
         """Return the path of the module that holds a parameter; empty if unknown."""
         return self._owners.get(id(parameter), "")
 
-    def know(self, root: Any) -> None:
+    def register(self, root: Any) -> None:
         """Name a module and its submodules by their paths."""
         prefix = f"{type(root).__name__}." if self.roots else ""
         self.roots.append(root)  # kept, so that no other object gets its id
@@ -43,7 +43,7 @@ class Modules:
         self._found(root)
 
     @contextmanager
-    def inside(self, path: str) -> Iterator[None]:
+    def entered(self, path: str) -> Iterator[None]:
         """Attribute the calls in the body to a module."""
         self._stack.append(path)
         try:
@@ -69,7 +69,7 @@ class Modules:
             if self._stack:  # created while the model runs: it has no path
                 self._stack.append(self._stack[-1])
                 return
-            self.know(module)
+            self.register(module)
         path = self._paths[id(module)]
         turn = self._calls[path] = self._calls.get(path, 0) + 1
         self._stack.append(f"{path}#{turn}" if turn > 1 else path)

@@ -94,7 +94,7 @@ class Source(str, enum.Enum):
 
 
 class KnownBy(str, enum.Enum):
-    """The means by which the edges of a graph are known, best first."""
+    """How the edges of a graph are known, best first."""
 
     STORAGE = "storage"
     NAMES = "names"
@@ -134,7 +134,7 @@ class Tensor:
 def permuted(tensor: Tensor, order: Sequence[int]) -> Tensor:
     """Return a tensor with its dimensions in another order."""
     shape, stride = tensor.shape or (), strides(tensor)
-    return laid(tensor.dtype, [shape[each] for each in order], [stride[each] for each in order])
+    return tensor_with_strides(tensor.dtype, [shape[dim] for dim in order], [stride[dim] for dim in order])
 
 
 def strides(tensor: Tensor) -> tuple[int, ...]:
@@ -144,19 +144,21 @@ def strides(tensor: Tensor) -> tuple[int, ...]:
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a contiguous tensor."""
-    found: list[int] = []
+    steps: list[int] = []
     step = 1
     for length in reversed(shape):
-        found.insert(0, step)
+        steps.insert(0, step)
         step *= max(1, length)
-    return tuple(found)
+    return tuple(steps)
 
 
-def laid(dtype: str | None, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
+def tensor_with_strides(dtype: str | None, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
     """Return a tensor by its strides, which become None if it is contiguous; dimensions of length 1 are ignored."""
-    usual = contiguous(shape)
-    same = 0 in shape or all(a == b for a, b, length in zip(stride, usual, shape, strict=True) if length > 1)
-    return Tensor(dtype, tuple(shape), None if same else tuple(stride))
+    expected = contiguous(shape)
+    is_contiguous = 0 in shape or all(
+        a == b for a, b, length in zip(stride, expected, shape, strict=True) if length > 1
+    )
+    return Tensor(dtype, tuple(shape), None if is_contiguous else tuple(stride))
 
 
 Origin: TypeAlias = tuple[int, int]
@@ -200,7 +202,7 @@ class Call:
     @property
     def holes(self) -> bool:
         """Whether the shape or the type of a tensor is unknown."""
-        return any(each.bytes is None for each in (*self.inputs, *self.outputs))
+        return any(tensor.bytes is None for tensor in (*self.inputs, *self.outputs))
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
@@ -303,17 +305,17 @@ class Graph:
     outputs: tuple[Origin, ...] = ()
     """Tensors that the step returned, if the source reports them."""
 
-    kept: tuple[int, ...] | None = None
+    outliving: tuple[int, ...] | None = None
     """Numbers of the values in storages that outlive the step: returned, or held by modules. None if unknown."""
 
     @property
     def computing(self) -> tuple[Node, ...]:
         """Nodes that do work."""
-        return tuple(each for each in self.nodes if each.computes)
+        return tuple(node for node in self.nodes if node.computes)
 
     def edges_of(self, *why: Why) -> list[Edge]:
         """Return the edges with one of these reasons."""
-        return [each for each in self.edges if each.why in why]
+        return [edge for edge in self.edges if edge.why in why]
 
     def measures(self) -> dict[str, Any]:
         """Return SPOC's measures and the wider family, see `xsp.graph.measures`."""

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from xsp.errors import GraphError, TraceError
 from xsp.graph import keys
-from xsp.graph.node import Call, Graph, KnownBy, Node, NodeKind, Phase, Role, Source, Tensor, laid
-from xsp.graph.told import TYPES, TYPES_BY_NUMBER
+from xsp.graph.descriptions import TYPES, TYPES_BY_NUMBER
+from xsp.graph.node import Call, Graph, KnownBy, Node, NodeKind, Phase, Role, Source, Tensor, tensor_with_strides
 from xsp.graph.values import Flow
 from xsp.importers.jsonstream import elements
 from xsp.version import __version__
@@ -23,7 +23,7 @@ DECIMALS = 6
 """Decimals of a number in an execution trace."""
 
 
-class _Held(NamedTuple):
+class _TensorRecord(NamedTuple):
     """A tensor as described in the file."""
 
     number: int
@@ -42,9 +42,9 @@ def load(path: Path) -> Graph:
     """
     reader = _Reader()
     try:
-        found = [each for each in elements(str(path), "nodes") if isinstance(each, dict)]
-        for each in sorted((each for each in found if type(each.get("id")) is int), key=lambda each: each["id"]):
-            reader.take(each)
+        nodes = [node for node in elements(str(path), "nodes") if isinstance(node, dict)]
+        for node in sorted((node for node in nodes if type(node.get("id")) is int), key=lambda node: node["id"]):
+            reader.take(node)
     except TraceError as error:
         raise GraphError(str(error)) from error
     if not reader.nodes:
@@ -61,26 +61,26 @@ def load(path: Path) -> Graph:
     )
 
 
-def as_told(call: Call) -> Call:
+def as_trace_reports(call: Call) -> Call:
     """Return a captured call as an execution trace would report it: numbers have six decimals, and a number that
     becomes a tensor (`x * 0.5`) has only its type."""
     return replace(
         call,
         arguments=tuple(
-            (name, _as_told(keys.as_tensor(value) if keys.stands_for_tensor(call.op, call.overload, name) else value))
+            (name, _rounded(keys.as_tensor(value) if keys.stands_for_tensor(call.op, call.overload, name) else value))
             for name, value in call.arguments
         ),
     )
 
 
-def _as_told(value: Any) -> Any:
+def _rounded(value: Any) -> Any:
     if isinstance(value, tuple):
-        return tuple(map(_as_told, value))
+        return tuple(map(_rounded, value))
     return round(value, DECIMALS) if isinstance(value, float) else value
 
 
 class _Reader:
-    """Reads the nodes of a file in the order of their numbers, that is, of their starts; the file has them by end."""
+    """Reads the nodes of a file in the order of their numbers, which is that of their starts; the file sorts by end."""
 
     def __init__(self) -> None:
         self.flow = Flow()
@@ -92,14 +92,16 @@ class _Reader:
     def take(self, found: dict[str, Any]) -> None:
         """Add a node of the file, unless it lies within an operator, or only wraps others."""
         name, identity = str(found.get("name", "")), found.get("id")
-        told = found.get("attrs")
-        stated = {
-            str(each.get("name")): each.get("value")
-            for each in (told if isinstance(told, list) else ())
-            if isinstance(each, dict)
+        attributes = found.get("attrs")
+        values = {
+            str(attribute.get("name")): attribute.get("value")
+            for attribute in (attributes if isinstance(attributes, list) else ())
+            if isinstance(attribute, dict)
         }
-        above = found.get("ctrl_deps", found.get("parent"))
-        covered, module, phase = self._covered.get(above if isinstance(above, int) else -1, (False, "", Phase.FORWARD))
+        parent = found.get("ctrl_deps", found.get("parent"))
+        covered, module, phase = self._covered.get(
+            parent if isinstance(parent, int) else -1, (False, "", Phase.FORWARD)
+        )
         if name.startswith("nn.Module: "):
             module = name.removeprefix("nn.Module: ")
         if "autograd::engine" in name or name.endswith(("Backward", "Backward0", "Backward1")):
@@ -110,47 +112,45 @@ class _Reader:
         if isinstance(identity, int):
             self._covered[identity] = (covered or is_operator, module, phase)
         if is_operator and not covered:
-            self._add(name, module, phase, found, str(found.get("op_schema") or stated.get("op_schema") or ""))
+            self._add(name, module, phase, found, str(found.get("op_schema") or values.get("op_schema") or ""))
 
-    def _add(self, name: str, module: str, phase: Phase, found: dict[str, Any], schema: str) -> None:
+    def _add(self, name: str, module: str, phase: Phase, node: dict[str, Any], schema: str) -> None:
         number = len(self.nodes)
         declared = _declared(schema)
         arguments: list[tuple[str, Any]] = []
         reads: list[int] = []
         written: dict[Hashable, int] = {}
-        for place, part in enumerate(_part(found, "input")):
+        for place, part in enumerate(_part(node, "input")):
             argument = declared[place] if place < len(declared) else Declared(f"input{place}")
-            described, held = _argument(*part)
-            arguments.append((argument.name, argument.plain(described)))
-            for each in held:
-                through, before = self._through.get((each.number, each.storage), (None, None))
-                storage: Hashable = each.storage
-                if each.tensor != before and argument.may_be_number(name, _overload(schema), each.tensor):
+            value, records = _argument(*part)
+            arguments.append((argument.name, argument.plain(value)))
+            for record in records:
+                through, previous = self._through.get((record.number, record.storage), (None, None))
+                storage: Hashable = record.storage
+                if record.tensor != previous and argument.may_be_number(name, _overload(schema), record.tensor):
                     storage, through = (number, place), None  # its memory may have belonged to another tensor
-                self.flow.outside(storage, Role.CONSTANT, each.bytes)
+                self.flow.outside(storage, Role.CONSTANT, record.bytes)
                 reads.append(self.flow.read(number, storage, through))
                 if argument.written:
-                    written[storage] = each.bytes
+                    written[storage] = record.bytes
         writes = [self.flow.write(number, storage, Role.ACTIVATION, size) for storage, size in written.items()]
         outputs: list[Tensor] = []
         returns: list[int] = []
-        read = {self.flow.values[each].storage for each in reads}
-        for part in _part(found, "output"):
-            for each in _argument(*part)[1]:
-                known = self.flow.known(each.storage)
-                if known and self.flow.values[self.flow.current(each.storage)].storage in read:
-                    returns.append(self.flow.current(each.storage))
+        read_storages = {self.flow.values[index].storage for index in reads}
+        for part in _part(node, "output"):
+            for record in _argument(*part)[1]:
+                is_known = self.flow.known(record.storage)
+                if is_known and self.flow.values[self.flow.current(record.storage)].storage in read_storages:
+                    returns.append(self.flow.current(record.storage))
                 else:
-                    returns.append(self.flow.write(number, each.storage, Role.ACTIVATION, each.bytes))
+                    returns.append(self.flow.write(number, record.storage, Role.ACTIVATION, record.bytes))
                     writes.append(returns[-1])
-                self._through[each.number, each.storage] = number, each.tensor
-                outputs.append(each.tensor)
+                self._through[record.number, record.storage] = number, record.tensor
+                outputs.append(record.tensor)
         rule = keys.UNIFORM if name in keys.VALUE_DEPENDENT else ""
         call = Call(name, tuple(arguments), tuple(outputs), _overload(schema), rule)
-        kind_of = _kind(name, writes, outputs)
-        self.nodes.append(
-            Node(call, keys.key(call), kind_of, module, phase, tuple(reads), tuple(returns), tuple(writes))
-        )
+        kind = _kind(name, writes, outputs)
+        self.nodes.append(Node(call, keys.key(call), kind, module, phase, tuple(reads), tuple(returns), tuple(writes)))
 
 
 def _kind(name: str, writes: list[int], outputs: list[Tensor]) -> NodeKind:
@@ -161,58 +161,64 @@ def _kind(name: str, writes: list[int], outputs: list[Tensor]) -> NodeKind:
     return NodeKind.CREATE if name.startswith(("aten::empty", "aten::new_empty")) else NodeKind.COMPUTE
 
 
-def _part(found: dict[str, Any], which: str) -> Iterator[tuple[Any, Any, str, Any]]:
+def _part(node: dict[str, Any], which: str) -> Iterator[tuple[Any, Any, str, Any]]:
     """Yield value, shape, type and strides of each input or output, for any schema version of the file."""
-    whole = found.get(f"{which}s")
-    if isinstance(whole, dict):
-        lists = [whole.get(name) for name in ("values", "shapes", "types", "strides")]
+    section = node.get(f"{which}s")
+    if isinstance(section, dict):
+        lists = [section.get(name) for name in ("values", "shapes", "types", "strides")]
     else:
-        lists = [whole, *(found.get(f"{which}_{name}") for name in ("shapes", "types", "strides"))]
-    values, shapes, kinds, strides = (each if isinstance(each, list) else [] for each in lists)
+        lists = [section, *(node.get(f"{which}_{name}") for name in ("shapes", "types", "strides"))]
+    values, shapes, kinds, strides = (column if isinstance(column, list) else [] for column in lists)
     if len(strides) != len(values):  # files of older versions have none
         strides = [None] * len(values)
     for value, shape, kind, stride in zip(values, shapes, kinds, strides, strict=False):
         yield value, shape, str(kind), stride
 
 
-def _argument(value: Any, shape: Any, kind: str, stride: Any) -> tuple[Any, list[_Held]]:
+def _argument(value: Any, shape: Any, kind: str, stride: Any) -> tuple[Any, list[_TensorRecord]]:
     """Return an argument as plain values, and the tensors in it."""
     if kind.startswith("Tensor"):
-        held = _held(value, shape, kind, stride)
-        return (None, []) if held is None else (held.tensor, [held])
+        record = _tensor_record(value, shape, kind, stride)
+        return (None, []) if record is None else (record.tensor, [record])
     if kind.startswith("GenericList[") and isinstance(value, list) and "Tensor" in kind:
         kinds = kind.removeprefix("GenericList[").rstrip("]").split(",")
         shapes = shape if isinstance(shape, list) else []
         strides = stride if isinstance(stride, list) and len(stride) == len(value) else [None] * len(value)
-        found = [_held(*each) for each in zip(value, shapes, kinds, strides, strict=False)]
-        return tuple(None if each is None else each.tensor for each in found), [each for each in found if each]
+        records = [_tensor_record(*fields) for fields in zip(value, shapes, kinds, strides, strict=False)]
+        return tuple(None if entry is None else entry.tensor for entry in records), [
+            entry for entry in records if entry
+        ]
     if value is None or value in ("<None>", "None") or kind in ("Device", "Generator", "None"):
         return None, []
     if isinstance(value, (bool, int, float)):
         return value, []
-    if isinstance(value, list) and all(isinstance(each, (bool, int, float)) for each in value):
+    if isinstance(value, list) and all(isinstance(element, (bool, int, float)) for element in value):
         return tuple(value), []
     return str(value)[:MOST_TEXT], []
 
 
-def _held(value: Any, shape: Any, kind: str, stride: Any) -> _Held | None:
+def _tensor_record(value: Any, shape: Any, kind: str, stride: Any) -> _TensorRecord | None:
     """Return a tensor from a list of its number, storage, offset, elements, bytes of an element, and device."""
-    if not isinstance(value, list) or len(value) < 5 or not all(isinstance(each, int) for each in value[:5]):
+    if not isinstance(value, list) or len(value) < 5 or not all(isinstance(field, int) for field in value[:5]):
         return None
-    number, storage, _, elements_, size = value[:5]
+    number, storage, _, count, size = value[:5]
     if not size:  # an empty place in a list of tensors
         return None
-    sizes, steps = _numbers(shape), _numbers(stride)
+    sizes, strides = _numbers(shape), _numbers(stride)
     dtype = TYPES.get(kind.partition("(")[2].rstrip(")"))
-    if sizes is None or steps is None or len(sizes) != len(steps):
+    if sizes is None or strides is None or len(sizes) != len(strides):
         tensor = Tensor(dtype, sizes)
     else:
-        tensor = laid(dtype, sizes, steps)
-    return _Held(number, storage, elements_ * size, tensor)
+        tensor = tensor_with_strides(dtype, sizes, strides)
+    return _TensorRecord(number, storage, count * size, tensor)
 
 
 def _numbers(value: Any) -> tuple[int, ...] | None:
-    return tuple(value) if isinstance(value, list) and all(type(each) is int and each >= 0 for each in value) else None
+    return (
+        tuple(value)
+        if isinstance(value, list) and all(type(number) is int and number >= 0 for number in value)
+        else None
+    )
 
 
 class Declared(NamedTuple):
@@ -252,15 +258,15 @@ FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_la
 
 def _declared(schema: str) -> list[Declared]:
     """Return the declaration of each argument in a schema, `aten::add_.Tensor(Tensor(a!) self, …)`."""
-    inside = schema.partition("(")[2].rpartition(") ->")[0]
-    parts = re.split(r",\s*(?![^()\[\]]*[)\]])", inside) if inside else []
-    found = []
+    parameters = schema.partition("(")[2].rpartition(") ->")[0]
+    parts = re.split(r",\s*(?![^()\[\]]*[)\]])", parameters) if parameters else []
+    declarations = []
     for part in parts:
-        stated, _, default = part.partition("=")
-        words = stated.split()
+        declaration, _, default = part.partition("=")
+        words = declaration.split()
         if words and words != ["*"]:
-            found.append(Declared(words[-1], words[0].rstrip("?"), "!)" in stated, default))
-    return found
+            declarations.append(Declared(words[-1], words[0].rstrip("?"), "!)" in declaration, default))
+    return declarations
 
 
 def _overload(schema: str) -> str:

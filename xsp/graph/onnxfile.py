@@ -60,19 +60,19 @@ def load(path: Path, batch: int | None = None, sizes: Mapping[str, int] | None =
     onnx = _library()
     model = _read(onnx, path)
     problems: list[Problem] = list(_missing_files(path, model))
-    stated = onnxshapes.set_sizes(model, batch, onnxshapes.known(path, model, sizes or {}, batch), problems)
+    file_batch = onnxshapes.set_sizes(model, batch, onnxshapes.known(path, model, sizes or {}, batch), problems)
     newest = onnx.defs.onnx_opset_version()
-    for each in model.opset_import:
-        if each.domain in ("", "ai.onnx") and not 0 < each.version <= newest:
+    for opset in model.opset_import:
+        if opset.domain in ("", "ai.onnx") and not 0 < opset.version <= newest:
             problems.append(
                 Problem(
-                    f"opset {each.version}",
+                    f"opset {opset.version}",
                     f"onnx {onnx.__version__} supports 1 to {newest}; operators are read as defined there",
                 )
             )
     model = onnxshapes.inferred(onnx, model, problems)
-    fitting = "omit --batch" if batch is not None else "give that one: --size" if sizes else "give that one: --batch N"
-    return _Reader(onnx, model, path, problems, fitting).graph(stated)
+    advice = "omit --batch" if batch is not None else "give that one: --size" if sizes else "give that one: --batch N"
+    return _Reader(onnx, model, path, problems, advice).graph(file_batch)
 
 
 def _library() -> Any:
@@ -99,12 +99,12 @@ def _read(onnx: Any, path: Path) -> Any:
 
 def _missing_files(path: Path, model: Any) -> Iterator[Problem]:
     """Yield a problem for each missing file of weights; shapes do not need them."""
-    places = {
-        entry.value for each in model.graph.initializer for entry in each.external_data if entry.key == "location"
+    locations = {
+        entry.value for tensor in model.graph.initializer for entry in tensor.external_data if entry.key == "location"
     }
-    for place in sorted(places):
-        if not (path.parent / place).is_file():
-            yield Problem("weights", f"{place} with weights is missing; the graph does not need it")
+    for location in sorted(locations):
+        if not (path.parent / location).is_file():
+            yield Problem("weights", f"{location} with weights is missing; the graph does not need it")
 
 
 class _Reader:
@@ -112,7 +112,7 @@ class _Reader:
 
     def __init__(self, onnx: Any, model: Any, path: Path, problems: list[Problem], fitting: str) -> None:
         self.onnx, self.model, self.path, self.problems, self.fitting = onnx, model, path, problems, fitting
-        self.versions = {each.domain: each.version for each in model.opset_import}
+        self.versions = {opset.domain: opset.version for opset in model.opset_import}
         self.flow = Flow()
         self.nodes: list[Node] = []
         self.constants: dict[str, Tensor] = {}
@@ -122,22 +122,24 @@ class _Reader:
         self.stated = self.folded = 0
         self.fixed: set[str] = set()
         self.held: list[str] = []
-        self.read = {name for node in self.model.graph.node for name in (*node.input, *_read_inside(node))}
-        self.read |= {each.name for each in self.model.graph.output}
+        self.read = {name for node in self.model.graph.node for name in (*node.input, *_outer_names(node))}
+        self.read |= {output.name for output in self.model.graph.output}
         self._defaults: dict[tuple[str, str], dict[str, Any]] = {}
         graph = model.graph
-        self.types = {each.name: _tensor(onnx, each.type) for each in (*graph.value_info, *graph.output, *graph.input)}
+        self.types = {info.name: _tensor(onnx, info.type) for info in (*graph.value_info, *graph.output, *graph.input)}
         self.impossible = {
-            each.name
-            for each in (*graph.value_info, *graph.output)
-            if any(dim.dim_value < -1 for dim in each.type.tensor_type.shape.dim)
+            info.name
+            for info in (*graph.value_info, *graph.output)
+            if any(dim.dim_value < -1 for dim in info.type.tensor_type.shape.dim)
         }
-        for each in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
-            self.constants[each.name] = Tensor(_dtype(onnx, each.data_type), tuple(each.dims))
-        for each in graph.input:
-            if each.name not in self.constants:
-                self.storage[each.name] = each.name
-                self.flow.outside(each.name, Role.INPUT, self.types[each.name].bytes)
+        for tensor in graph.initializer:
+            self.constants[tensor.name] = Tensor(_dtype(onnx, tensor.data_type), tuple(tensor.dims))
+        for sparse in graph.sparse_initializer:  # `values` has the name and the type, but only the stored elements
+            self.constants[sparse.values.name] = Tensor(_dtype(onnx, sparse.values.data_type), tuple(sparse.dims))
+        for graph_input in graph.input:
+            if graph_input.name not in self.constants:
+                self.storage[graph_input.name] = graph_input.name
+                self.flow.outside(graph_input.name, Role.INPUT, self.types[graph_input.name].bytes)
 
     def graph(self, batch: int | None) -> Graph:
         """Return the graph."""
@@ -146,12 +148,12 @@ class _Reader:
         if not self.nodes:
             raise GraphError(f"{self.path}: none of its nodes depends on an input")
         if self.unknown:
-            named = ", ".join(self.unknown[:MOST_NAMED])
+            names = ", ".join(self.unknown[:MOST_NAMED])
             more = f" and {len(self.unknown) - MOST_NAMED} more" if len(self.unknown) > MOST_NAMED else ""
-            self.problems.append(Problem("shapes", f"unknown for the outputs of {named}{more}"))
+            self.problems.append(Problem("shapes", f"unknown for the outputs of {names}{more}"))
         if self.held:
             self.problems.append(Problem("graphs inside nodes", f"not analysed: {', '.join(self.held)}"))
-        stated: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "batch": batch,
             "train": False,
             "opset": self.versions.get("", self.versions.get("ai.onnx")),
@@ -169,7 +171,7 @@ class _Reader:
             known_by=KnownBy.NAMES,
             counts="nodes of ONNX",
             parameters=self._parameters(),
-            settings=stated,
+            settings=settings,
             problems=tuple(self.problems),
         )
 
@@ -189,18 +191,21 @@ class _Reader:
 
     def _made_constant(self, node: Any, name: str) -> Tensor:
         if node.op_type == "Constant":
-            for each in node.attribute:
-                if each.name == "value":
-                    return Tensor(_dtype(self.onnx, each.t.data_type), tuple(each.t.dims))
+            for attribute in node.attribute:
+                if attribute.name == "value":
+                    return Tensor(_dtype(self.onnx, attribute.t.data_type), tuple(attribute.t.dims))
+                if attribute.name == "sparse_value":
+                    sparse = attribute.sparse_tensor
+                    return Tensor(_dtype(self.onnx, sparse.values.data_type), tuple(sparse.dims))
         return self.types.get(name, Tensor(None, None))
 
     def _add(self, node: Any) -> None:
         number, domain = len(self.nodes), node.domain
-        made = [name for place, name in enumerate(node.output) if name and (not place or name in self.read)]
-        if all(name in self.fixed or name in self.constants for name in (*node.input, *_read_inside(node)) if name):
+        output_names = [name for place, name in enumerate(node.output) if name and (not place or name in self.read)]
+        if all(name in self.fixed or name in self.constants for name in (*node.input, *_outer_names(node)) if name):
             self.folded += 1
-            self.fixed.update(made)
-        own = domain in OURS
+            self.fixed.update(output_names)
+        standard = domain in OURS
         inputs: list[tuple[str, Any]] = []
         reads: list[int] = []
         for place, name in enumerate(node.input):
@@ -209,19 +214,19 @@ class _Reader:
                 reads.append(self._read(number, name))
         if node.op_type in HOLDS_GRAPHS:
             self.held.append(_label(node))
-            inside = [name for name in _read_inside(node) if name in self.storage or name in self.constants]
-            inputs += [(f"outer{place}", self._type(name)) for place, name in enumerate(inside)]
-            reads += [self._read(number, name) for name in inside]
-        outputs = tuple(map(self._type, made))
-        misfit = self._misfit(node, outputs) if own else ""
+            outer_names = [name for name in _outer_names(node) if name in self.storage or name in self.constants]
+            inputs += [(f"outer{place}", self._type(name)) for place, name in enumerate(outer_names)]
+            reads += [self._read(number, name) for name in outer_names]
+        outputs = tuple(map(self._type, output_names))
+        misfit = self._misfit(node, outputs) if standard else ""
         if misfit:
             self.problems.append(Problem(_label(node), misfit))
-            outputs = tuple(Tensor(each.dtype, None) for each in outputs)
-        if any(each.shape is None for each in outputs):
+            outputs = tuple(Tensor(tensor.dtype, None) for tensor in outputs)
+        if any(tensor.shape is None for tensor in outputs):
             self.unknown.append(_label(node))
-        view = own and any(node.input[:1]) and (node.op_type in VIEWS or _idles(node, self.versions))
+        view = standard and any(node.input[:1]) and (node.op_type in VIEWS or _is_idle_dropout(node, self.versions))
         returns, writes = [], []
-        for name in made:
+        for name in output_names:
             if view and node.op_type in VIEWS and self._conflicts(node, inputs, name):
                 raise GraphError(
                     f"{self.path}: {_label(node)} fixes the batch size that the file was made with; {self.fitting}"
@@ -234,7 +239,7 @@ class _Reader:
                 self.storage[name] = name
                 writes.append(self.flow.write(number, name, Role.ACTIVATION, self._type(name).bytes))
                 returns.append(writes[-1])
-        if node.op_type in HOLDS_GRAPHS or not own or misfit:
+        if node.op_type in HOLDS_GRAPHS or not standard or misfit:
             kind = NodeKind.OPAQUE
         else:
             kind = NodeKind.VIEW if view else NodeKind.RANDOM if node.op_type in RANDOM else NodeKind.COMPUTE
@@ -273,18 +278,24 @@ class _Reader:
             return ""
         if len(node.input) < (2 if "Conv" in node.op_type else 1) or not outputs:
             return "it lacks an input or its output"
-        given = self._type(node.input[0]).shape
-        if node.output[0] in self.impossible or (given and 0 not in given and 0 in (outputs[0].shape or ())):
-            return f"its kernel is larger than its padded input{f' {list(given)}' if given else ''}"
-        if "Conv" not in node.op_type or given is None or len(given) < 2:
+        input_shape = self._type(node.input[0]).shape
+        if node.output[0] in self.impossible or (
+            input_shape and 0 not in input_shape and 0 in (outputs[0].shape or ())
+        ):
+            return f"its kernel is larger than its padded input{f' {list(input_shape)}' if input_shape else ''}"
+        if "Conv" not in node.op_type or input_shape is None or len(input_shape) < 2:
             return ""
         kernel = self._type(node.input[1]).shape
         if kernel is None:
             return ""
-        if len(kernel) != len(given):
-            return f"its kernel {list(kernel)} does not fit its input {list(given)}"
+        if len(kernel) != len(input_shape):
+            return f"its kernel {list(kernel)} does not fit its input {list(input_shape)}"
         channels = kernel[0] if node.op_type == "ConvTranspose" else kernel[1] * self._attributes(node).get("group", 1)
-        return "" if channels == given[1] else f"its kernel {list(kernel)} is for {channels} channels, not {given[1]}"
+        return (
+            ""
+            if channels == input_shape[1]
+            else f"its kernel {list(kernel)} is for {channels} channels, not {input_shape[1]}"
+        )
 
     def _version(self, node: Any) -> int | None:
         """Return the version of its vocabulary that introduced the operator in its present form."""
@@ -303,23 +314,25 @@ class _Reader:
         key = (node.domain, node.op_type)
         if key not in self._defaults:
             schema = self._schema(node)
-            stated = schema.attributes.items() if schema is not None else ()
+            declared = schema.attributes.items() if schema is not None else ()
             self._defaults[key] = {
-                name: self._value(each.default_value) for name, each in stated if each.default_value.name
+                name: self._value(attribute.default_value)
+                for name, attribute in declared
+                if attribute.default_value.name
             }
-        found = {**self._defaults[key], **{each.name: self._value(each) for each in node.attribute}}
-        return dict(sorted(found.items()))
+        attributes = {**self._defaults[key], **{attribute.name: self._value(attribute) for attribute in node.attribute}}
+        return dict(sorted(attributes.items()))
 
     def _value(self, attribute: Any) -> Any:
         if not attribute.type or attribute.ref_attr_name:  # files of the first version do not state the type
-            held = {field.name: value for field, value in attribute.ListFields()}
-            return _plain(next((held[name] for name in _HELD if name in held), None))
+            fields = {field.name: value for field, value in attribute.ListFields()}
+            return _plain(next((fields[name] for name in _HELD if name in fields), None))
         return _plain(self.onnx.helper.get_attribute_value(attribute))
 
     def _parameters(self) -> int | None:
         """Return the elements of the constants that are weights and that calls read; None if a shape is unknown."""
-        used = [each for name, each in self.constants.items() if self.flow.known(name)]
-        elements = [each.elements for each in used if each.dtype is None or _is_weight(each)]
+        tensors = [tensor for name, tensor in self.constants.items() if self.flow.known(name)]
+        elements = [tensor.elements for tensor in tensors if tensor.dtype is None or _is_weight(tensor)]
         return None if None in elements else sum(filter(None, elements))
 
 
@@ -330,26 +343,26 @@ def _is_weight(tensor: Tensor) -> bool:
     return kind.startswith(("float", "bfloat", "complex")) or (kind in QUANTISED and matrix)
 
 
-def _read_inside(node: Any) -> list[str]:
+def _outer_names(node: Any) -> list[str]:
     """Return the distinct outer names that the graphs inside a node read; empty if it has no graphs."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):
-            made = {each.name for each in (*graph.input, *graph.initializer)}
+            local = {info.name for info in (*graph.input, *graph.initializer)}
             for inner in graph.node:
-                found.update(dict.fromkeys(each for each in (*inner.input, *_read_inside(inner)) if each not in made))
-                made.update(inner.output)
-            found.update(dict.fromkeys(each.name for each in graph.output if each.name not in made))
-    found.pop("", None)
-    return list(found)
+                names.update(dict.fromkeys(name for name in (*inner.input, *_outer_names(inner)) if name not in local))
+                local.update(inner.output)
+            names.update(dict.fromkeys(output.name for output in graph.output if output.name not in local))
+    names.pop("", None)
+    return list(names)
 
 
-def _idles(node: Any, versions: Mapping[str, int]) -> bool:
+def _is_idle_dropout(node: Any, versions: Mapping[str, int]) -> bool:
     """Return whether a node is a drop-out outside training, which passes its input on."""
     if node.op_type != "Dropout":
         return False
     if versions.get("", versions.get("ai.onnx", 0)) < 7:
-        return any(each.name == "is_test" and each.i for each in node.attribute)
+        return any(attribute.name == "is_test" and attribute.i for attribute in node.attribute)
     return len(node.input) < 3 or not node.input[2]
 
 
@@ -370,10 +383,14 @@ def _dtype(onnx: Any, number: int) -> str | None:
 def _tensor(onnx: Any, kind: Any) -> Tensor:
     if not kind.HasField("tensor_type"):
         return Tensor(None, None)
-    held = kind.tensor_type
-    sizes = [each.dim_value if each.HasField("dim_value") and each.dim_value >= 0 else None for each in held.shape.dim]
-    known = held.HasField("shape") and None not in sizes
-    return Tensor(_dtype(onnx, held.elem_type), tuple(size for size in sizes if size is not None) if known else None)
+    tensor_type = kind.tensor_type
+    sizes = [
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in tensor_type.shape.dim
+    ]
+    complete = tensor_type.HasField("shape") and None not in sizes
+    return Tensor(
+        _dtype(onnx, tensor_type.elem_type), tuple(size for size in sizes if size is not None) if complete else None
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -386,6 +403,6 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "node"):
         return f"graph of {len(value.node)} nodes"
     try:
-        return tuple(_plain(each) for each in value)
+        return tuple(_plain(element) for element in value)
     except TypeError:
         return str(type(value).__name__)

@@ -25,23 +25,23 @@ SMALL = 4096
 
 def _inputs(model: Any) -> list[Any]:
     """Return the inputs that are tensors and not constants."""
-    constants = {each.name for each in model.graph.initializer}
-    return [each for each in model.graph.input if each.name not in constants and each.type.HasField("tensor_type")]
+    constants = {tensor.name for tensor in model.graph.initializer}
+    return [info for info in model.graph.input if info.name not in constants and info.type.HasField("tensor_type")]
 
 
 def known(path: Path, model: Any, sizes: Mapping[str, int], batch: int | None = None) -> Mapping[str, int]:
-    """Return the sizes after a check that each name is that of a dimension of an input, and fits the batch."""
-    names = [each.dim_param for given in _inputs(model) for each in given.type.tensor_type.shape.dim if each.dim_param]
+    """Check that each name is that of an input's dimension, and that its size fits the batch; return the sizes."""
+    names = [dim.dim_param for info in _inputs(model) for dim in info.type.tensor_type.shape.dim if dim.dim_param]
     for name, number in sizes.items():
         if name not in names:
-            there = ", ".join(dict.fromkeys(names)) or "none"
-            raise GraphError(f"{path}: no dimension of an input is named {name!r}; its names are: {there}")
+            allowed = ", ".join(dict.fromkeys(names)) or "none"
+            raise GraphError(f"{path}: no dimension of an input is named {name!r}; its names are: {allowed}")
         if not 0 <= number <= LARGEST:
             raise GraphError(f"{path}: dimension {name} cannot be {number}: give a number from 0 to {LARGEST}")
     if batch is not None and batch > LARGEST:
         raise GraphError(f"{path}: the batch cannot be {batch}: give a number up to {LARGEST}")
-    first = {dim.dim_param for given in _inputs(model) for dim in given.type.tensor_type.shape.dim[:1]}
-    for name in first & set(sizes):
+    batch_names = {dim.dim_param for info in _inputs(model) for dim in info.type.tensor_type.shape.dim[:1]}
+    for name in batch_names & set(sizes):
         if batch is not None and sizes[name] != batch:
             raise GraphError(f"{path}: --batch {batch} and --size {name}={sizes[name]} set one dimension: omit one")
     return sizes
@@ -49,30 +49,30 @@ def known(path: Path, model: Any, sizes: Mapping[str, int], batch: int | None = 
 
 def set_sizes(model: Any, batch: int | None, sizes: Mapping[str, int], problems: list[Problem]) -> int | None:
     """Set the dimensions of the inputs to numbers, and return the batch; None if the inputs have different ones."""
-    found: set[int] = set()
-    for given in _inputs(model):
-        dimensions = given.type.tensor_type.shape.dim
-        for place, each in enumerate(dimensions):
-            named = not each.HasField("dim_value") or each.dim_value < 0  # some exporters write unknown ones as such
-            if named and each.dim_param in sizes:
-                each.dim_value = sizes[each.dim_param]
-            elif place == 0 and (named or batch is not None):
-                each.dim_value = batch or 1
-            elif named:
-                name = each.dim_param or "?"
-                each.ClearField("value")
-                how = f": set it with --size {name}=N" if name != "?" else ""
+    batches: set[int] = set()
+    for info in _inputs(model):
+        dimensions = info.type.tensor_type.shape.dim
+        for place, dim in enumerate(dimensions):
+            symbolic = not dim.HasField("dim_value") or dim.dim_value < 0  # some exporters write unknown ones as such
+            if symbolic and dim.dim_param in sizes:
+                dim.dim_value = sizes[dim.dim_param]
+            elif place == 0 and (symbolic or batch is not None):
+                dim.dim_value = batch or 1
+            elif symbolic:
+                name = dim.dim_param or "?"
+                dim.ClearField("value")
+                hint = f": set it with --size {name}=N" if name != "?" else ""
                 problems.append(
-                    Problem(f"input {given.name}", f"dimension {place} is {name}, which has no number{how}")
+                    Problem(f"input {info.name}", f"dimension {place} is {name}, which has no number{hint}")
                 )
         if dimensions:
-            found.add(dimensions[0].dim_value)
+            batches.add(dimensions[0].dim_value)
     if batch is not None or sizes:
         del model.graph.value_info[:]
-        for made in model.graph.output:
-            if made.type.HasField("tensor_type"):
-                made.type.tensor_type.ClearField("shape")
-    return found.pop() if len(found) == 1 else None
+        for output in model.graph.output:
+            if output.type.HasField("tensor_type"):
+                output.type.tensor_type.ClearField("shape")
+    return batches.pop() if len(batches) == 1 else None
 
 
 def first_line(error: BaseException) -> str:
@@ -82,10 +82,10 @@ def first_line(error: BaseException) -> str:
 
 def inferred(onnx: Any, model: Any, problems: list[Problem]) -> Any:
     """Return the model with calls of its functions inlined, and with all shapes that can be inferred."""
-    for each in model.graph.initializer:
-        if _elements(each.dims) > SMALL:  # the library cannot handle a model above 2 GB
+    for tensor in model.graph.initializer:
+        if _elements(tensor.dims) > SMALL:  # the library cannot handle a model above 2 GB
             for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
-                each.ClearField(field)
+                tensor.ClearField(field)
     try:
         if len(model.functions):
             model = onnx.inliner.inline_local_functions(model)
@@ -103,8 +103,8 @@ def inferred(onnx: Any, model: Any, problems: list[Problem]) -> Any:
 
 def _elements(dims: Any) -> int:
     count = 1
-    for each in dims:
-        count *= each
+    for size in dims:
+        count *= size
     return count
 
 
@@ -136,33 +136,33 @@ def _further(onnx: Any, model: Any) -> Any:
     if len(model.graph.node) > MOST_NODES:
         return model
     values = {
-        each.name: onnx.numpy_helper.to_array(each)
-        for each in model.graph.initializer
-        if _elements(each.dims) <= SMALL and not each.external_data and _is_filled(each)
+        tensor.name: onnx.numpy_helper.to_array(tensor)
+        for tensor in model.graph.initializer
+        if _elements(tensor.dims) <= SMALL and not tensor.external_data and _is_filled(tensor)
     }
     opsets = list(model.opset_import)
     for _ in range(MOST_ROUNDS):
         shapes = _shapes(model)
         if all(name in shapes for node in model.graph.node for name in node.output if name):
             break
-        before = len(values)
+        count = len(values)
         for node in model.graph.node:
             if node.domain in ("", "ai.onnx") and any(name not in values for name in node.output if name):
                 with contextlib.suppress(Exception):  # for a faulty node: its shape stays unknown
                     _compute(onnx, node, values, shapes, opsets)
-        if len(values) == before:
+        if len(values) == count:
             break
         simpler = type(model)()
         simpler.CopyFrom(model)
         del simpler.graph.node[:]
         simpler.graph.node.extend(
-            each for each in model.graph.node if not each.output or not all(n in values or not n for n in each.output)
+            node for node in model.graph.node if not node.output or not all(n in values or not n for n in node.output)
         )
         del simpler.graph.value_info[:]
-        simpler.graph.value_info.extend(each for each in model.graph.value_info if each.name in shapes)
-        there = {each.name for each in model.graph.initializer}
+        simpler.graph.value_info.extend(info for info in model.graph.value_info if info.name in shapes)
+        existing = {tensor.name for tensor in model.graph.initializer}
         simpler.graph.initializer.extend(
-            onnx.numpy_helper.from_array(value, name) for name, value in values.items() if name not in there
+            onnx.numpy_helper.from_array(value, name) for name, value in values.items() if name not in existing
         )
         _take_shapes(onnx, model, _infer(onnx, simpler), values)
     return model
@@ -177,14 +177,14 @@ def _is_filled(tensor: Any) -> bool:
 
 def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
     """Return the fully known shapes, by the names of their tensors."""
-    found = {}
-    for each in (*model.graph.value_info, *model.graph.output, *model.graph.input):
-        kind = each.type.tensor_type
-        if each.type.HasField("tensor_type") and kind.HasField("shape"):
+    shapes = {}
+    for info in (*model.graph.value_info, *model.graph.output, *model.graph.input):
+        kind = info.type.tensor_type
+        if info.type.HasField("tensor_type") and kind.HasField("shape"):
             dims = kind.shape.dim
             if all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in dims):
-                found[each.name] = tuple(dim.dim_value for dim in dims)
-    return found
+                shapes[info.name] = tuple(dim.dim_value for dim in dims)
+    return shapes
 
 
 def _compute(
@@ -195,13 +195,13 @@ def _compute(
     from onnx.reference import ReferenceEvaluator
 
     if node.op_type == "Shape" and node.input[0] in shapes:
-        ends = {each.name: each.i for each in node.attribute}
-        shape = shapes[node.input[0]][slice(ends.get("start", 0), ends.get("end"))]
+        bounds = {attribute.name: attribute.i for attribute in node.attribute}
+        shape = shapes[node.input[0]][slice(bounds.get("start", 0), bounds.get("end"))]
         values[node.output[0]] = numpy.array(shape, numpy.int64)
         return
     if node.op_type == "Constant":
-        given = next((each.t for each in node.attribute if each.name == "value"), None)
-        if given is not None and _elements(given.dims) > SMALL:
+        tensor = next((attribute.t for attribute in node.attribute if attribute.name == "value"), None)
+        if tensor is not None and _elements(tensor.dims) > SMALL:
             return
     elif node.op_type not in COMPUTED or any(name and name not in values for name in node.input):
         return
@@ -211,26 +211,28 @@ def _compute(
         first, limit, step = (float(values[name]) for name in node.input)
         if abs(limit - first) > SMALL * abs(step):
             return
-    made = ReferenceEvaluator(node, opsets={each.domain: each.version for each in opsets}).run(
+    results = ReferenceEvaluator(node, opsets={opset.domain: opset.version for opset in opsets}).run(
         None, {name: values[name] for name in node.input if name}
     )
-    arrays = [numpy.asarray(each) for each in made]
-    if all(each.size <= SMALL for each in arrays):
+    arrays = [numpy.asarray(result) for result in results]
+    if all(array.size <= SMALL for array in arrays):
         values.update(zip(node.output, arrays, strict=True))
 
 
-def _take_shapes(onnx: Any, model: Any, found: Any, values: Mapping[str, Any]) -> None:
+def _take_shapes(onnx: Any, model: Any, source: Any, values: Mapping[str, Any]) -> None:
     """Add inferred types and shapes to a model."""
-    made = {name for node in model.graph.node for name in node.output}
-    outputs = {each.name for each in model.graph.output}
-    better = {each.name: each for each in (*found.graph.value_info, *found.graph.output) if each.name in made}
+    produced = {name for node in model.graph.node for name in node.output}
+    outputs = {output.name for output in model.graph.output}
+    replacements = {
+        info.name: info for info in (*source.graph.value_info, *source.graph.output) if info.name in produced
+    }
     for name, value in values.items():
-        if name in made:
+        if name in produced:
             kind = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-            better[name] = onnx.helper.make_tensor_value_info(name, kind, value.shape)
-    kept = [each for each in model.graph.value_info if each.name not in better]
+            replacements[name] = onnx.helper.make_tensor_value_info(name, kind, value.shape)
+    unchanged = [info for info in model.graph.value_info if info.name not in replacements]
     del model.graph.value_info[:]
-    model.graph.value_info.extend([*kept, *(each for name, each in better.items() if name not in outputs)])
-    for each in model.graph.output:
-        if each.name in better:
-            each.CopyFrom(better[each.name])
+    model.graph.value_info.extend([*unchanged, *(info for name, info in replacements.items() if name not in outputs)])
+    for output in model.graph.output:
+        if output.name in replacements:
+            output.CopyFrom(replacements[output.name])

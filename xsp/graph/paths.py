@@ -18,10 +18,10 @@ _CHUNK = 512
 
 def before(graph: Graph, *why: Why) -> list[list[int]]:
     """Return the predecessors of each node, over edges with one of these reasons (default: data)."""
-    found: list[list[int]] = [[] for _ in graph.nodes]
+    predecessors: list[list[int]] = [[] for _ in graph.nodes]
     for edge in graph.edges_of(*(why or (Why.DATA,))):
-        found[edge.after].append(edge.before)
-    return found
+        predecessors[edge.after].append(edge.before)
+    return predecessors
 
 
 def longest(earlier: Sequence[Sequence[int]], weight: Sequence[float]) -> tuple[float, list[int]]:
@@ -32,44 +32,44 @@ def longest(earlier: Sequence[Sequence[int]], weight: Sequence[float]) -> tuple[
         weight: weight of each node, not negative.
     """
     best: list[float] = []
-    came: list[int | None] = []
-    for number, those in enumerate(earlier):
-        through = max(those, key=best.__getitem__, default=None)
-        best.append(weight[number] + (0 if through is None else best[through]))
-        came.append(through)
+    came_from: list[int | None] = []
+    for number, predecessors in enumerate(earlier):
+        previous = max(predecessors, key=best.__getitem__, default=None)
+        best.append(weight[number] + (0 if previous is None else best[previous]))
+        came_from.append(previous)
     if not best:
         return 0, []
-    at: int | None = max(range(len(best)), key=best.__getitem__)
-    length, path = best[at or 0], []
-    while at is not None:
-        path.append(at)
-        at = came[at]
+    current: int | None = max(range(len(best)), key=best.__getitem__)
+    length, path = best[current or 0], []
+    while current is not None:
+        path.append(current)
+        current = came_from[current]
     return length, path[::-1]
 
 
 def levels(earlier: Sequence[Sequence[int]], weight: Sequence[int]) -> list[int]:
     """Return for each node the weight of the heaviest path that ends with it, the node included."""
     best: list[int] = []
-    for number, those in enumerate(earlier):
-        best.append(weight[number] + max((best[each] for each in those), default=0))
+    for number, predecessors in enumerate(earlier):
+        best.append(weight[number] + max((best[predecessor] for predecessor in predecessors), default=0))
     return best
 
 
 def contracted(graph: Graph, kept: Callable[[Node], bool]) -> list[list[int]]:
     """Return for each kept node, in new numbers, the kept nodes from which data reach it only through other nodes."""
     earlier = before(graph)
-    new: dict[int, int] = {}
+    numbers: dict[int, int] = {}
     reach: list[tuple[int, ...]] = []
-    found: list[list[int]] = []
+    predecessors: list[list[int]] = []
     for number, node in enumerate(graph.nodes):
-        sources = tuple(dict.fromkeys(each for those in earlier[number] for each in reach[those]))
+        sources = tuple(dict.fromkeys(source for predecessor in earlier[number] for source in reach[predecessor]))
         if kept(node):
-            new[number] = len(found)
-            found.append([new[each] for each in sources])
+            numbers[number] = len(predecessors)
+            predecessors.append([numbers[source] for source in sources])
             reach.append((number,))
         else:
             reach.append(sources)
-    return found
+    return predecessors
 
 
 def diameter(earlier: Sequence[Sequence[int]]) -> int | None:
@@ -92,14 +92,14 @@ def _farthest(sources: np.ndarray, earlier: Sequence[Sequence[int]]) -> int:
     """Return the number of nodes on the longest of the shortest paths that begin at the given nodes."""
     import numpy as np
 
-    never = np.iinfo(np.int16).max - 1  # above `MOST_NODES`, and one more still fits
+    unreached = np.iinfo(np.int16).max - 1  # above `MOST_NODES`, and one more still fits
     first, count = int(sources[0]), len(earlier)
-    distance = np.full((count - first, len(sources)), never, dtype=np.int16)
+    distance = np.full((count - first, len(sources)), unreached, dtype=np.int16)
     for number in range(first, count):
         row = distance[number - first]
-        for each in earlier[number]:
-            if each >= first:
-                np.minimum(row, distance[each - first] + 1, out=row)
+        for predecessor in earlier[number]:
+            if predecessor >= first:
+                np.minimum(row, distance[predecessor - first] + 1, out=row)
         if number - first < len(sources):
             row[number - first] = 1
-    return int(distance[distance < never].max())
+    return int(distance[distance < unreached].max())

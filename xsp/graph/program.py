@@ -32,14 +32,14 @@ def load(path: Path) -> Graph:
         raise GraphError(f"programs need torch ({error}); pip install 'xsp[torch]'") from error
     with quiet() as logged:
         try:
-            made = torch.export.load(path)
+            program = torch.export.load(path)
         except Exception as error:  # errors of archive, schema and unpickler have no common class
             reason = _first(_root(logged, error))
             raise GraphError(
                 f"{path}: torch {torch.__version__} cannot read this program ({reason}); it is damaged, not "
                 "a program of torch.export, or written by another version: export it again with this one"
             ) from error
-    return of(made, path.name)
+    return of(program, path.name)
 
 
 def _check_archive(path: Path) -> None:
@@ -58,7 +58,7 @@ def _check_archive(path: Path) -> None:
             f"{path}: not a program of torch.export, which is a zip archive, or an incomplete one ({error}); "
             "export it again"
         ) from error
-    if not any(fnmatch.fnmatch(name, each) for name in names for each in _PROGRAMS):
+    if not any(fnmatch.fnmatch(name, pattern) for name in names for pattern in _PROGRAMS):
         raise GraphError(
             f"{path}: this archive has no program of torch.export; a file of torch.save cannot be read: give the "
             "model by file.py:function"
@@ -81,34 +81,37 @@ def of(program: Any, name: str) -> Graph:
     from xsp.graph.recorder import Recorder, memory_of
 
     recorder = Recorder()
-    weights = {each.arg.name: each for each in program.graph_signature.input_specs}
-    given = []
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    inputs = []
     parameters = 0
-    held: dict[Any, Any] = {}
+    shared: dict[Any, Any] = {}
     for node in program.graph_module.graph.nodes:
         if node.op != "placeholder":
             continue
         value = _without_values(node.meta.get("val"))
-        kind = weights[node.name].kind.name if node.name in weights else "USER_INPUT"
-        lasts = kind in ("PARAMETER", "BUFFER")  # a program takes each of several tied weights
-        memory = memory_of(program.state_dict.get(weights[node.name].target)) if lasts else None
-        first = value if memory is None else held.setdefault(memory, value)
-        recorder.take(first, _ROLES.get(kind, Role.CONSTANT))
-        if kind == "PARAMETER" and isinstance(value, torch.Tensor) and first is value:
+        kind = specs[node.name].kind.name if node.name in specs else "USER_INPUT"
+        lasting = kind in ("PARAMETER", "BUFFER")  # a program takes each of several tied weights
+        memory = memory_of(program.state_dict.get(specs[node.name].target)) if lasting else None
+        tensor = value if memory is None else shared.setdefault(memory, value)
+        recorder.take(tensor, _ROLES.get(kind, Role.CONSTANT))
+        if kind == "PARAMETER" and isinstance(value, torch.Tensor) and tensor is value:
             parameters += value.numel()
-        given.append(first)
+        inputs.append(tensor)
     runner = _runner(program.graph_module, recorder)
     try:
         with quiet(), torch.inference_mode(), KnownValues(), recorder.recording():
-            result = runner.run(*given)
+            result = runner.run(*inputs)
     except Exception as error:
-        place = f" at {runner.at}" if runner.at else ""
+        location = f" at {runner.at}" if runner.at else ""
         raise GraphError(
-            f"{name}: the program does not run on tensors without values{place} ({_first(error)})"
+            f"{name}: the program does not run on tensors without values{location} ({_first(error)})"
         ) from error
-    first = next((each for each in given if isinstance(each, torch.Tensor) and each.is_floating_point()), None)
-    stated = {"train": False, "dtype": None if first is None else str(first.dtype).removeprefix("torch.")}
-    return recorder.finish(result).graph(name, Source.PROGRAM, stated, parameters=parameters)
+    tensor = next(
+        (candidate for candidate in inputs if isinstance(candidate, torch.Tensor) and candidate.is_floating_point()),
+        None,
+    )
+    settings = {"train": False, "dtype": None if tensor is None else str(tensor.dtype).removeprefix("torch.")}
+    return recorder.finish(result).graph(name, Source.PROGRAM, settings, parameters=parameters)
 
 
 _ROLES = {
@@ -135,7 +138,7 @@ def _runner(module: Any, recorder: Any) -> Any:
         def run_node(self, node: Any) -> Any:
             self.at = f"{node.target}"
             stack = list((node.meta.get("nn_module_stack") or {}).values())
-            with recorder.modules.inside(str(stack[-1][0]) if stack else ""):
+            with recorder.modules.entered(str(stack[-1][0]) if stack else ""):
                 return super().run_node(node)
 
         def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -156,7 +159,7 @@ def _without_values(value: Any) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
-        shape, stride = [_size(each) for each in value.shape], [_size(each) for each in value.stride()]
+        shape, stride = [_size(size) for size in value.shape], [_size(size) for size in value.stride()]
         return torch.empty_strided(shape, stride, dtype=value.dtype, device="meta")
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
         return _size(value)
@@ -175,23 +178,23 @@ def _first(error: BaseException) -> str:
 
 def _root(logged: list[BaseException], error: BaseException) -> BaseException:
     """Return the original error: torch logs it, and then raises a less specific one."""
-    found = logged[0] if logged else error
-    while found.__cause__ is not None:
-        found = found.__cause__
-    return found
+    root = logged[0] if logged else error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    return root
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[list[BaseException]]:
     """Keep torch's log messages while it reads a program off the terminal; yield a list of the errors among them."""
-    found: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def keep(record: logging.LogRecord) -> bool:
         if record.exc_info and record.exc_info[1] is not None:
-            found.append(record.exc_info[1])
+            errors.append(record.exc_info[1])
         return False
 
-    noisy = [
+    loggers = [
         logging.getLogger(name)
         for name in (
             "torch.export",
@@ -200,12 +203,12 @@ def quiet() -> Iterator[list[BaseException]]:
             "torch.fx.experimental.symbolic_shapes",
         )
     ]
-    for each in noisy:
-        each.addFilter(keep)
+    for logger in loggers:
+        logger.addFilter(keep)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield found
+            yield errors
     finally:
-        for each in noisy:
-            each.removeFilter(keep)
+        for logger in loggers:
+            logger.removeFilter(keep)

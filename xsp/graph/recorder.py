@@ -74,7 +74,7 @@ class Recorded:
     """Elements of all parameters of the modules that ran; parameters that share memory count once."""
 
     outputs: tuple[Origin, ...] = ()
-    kept: tuple[int, ...] | None = None
+    outliving: tuple[int, ...] | None = None
 
     def graph(
         self,
@@ -111,7 +111,7 @@ class Recorded:
             settings={**settings, "torch": torch.__version__, "xsp": __version__},
             problems=tuple(problems),
             outputs=self.outputs,
-            kept=self.kept,
+            outliving=self.outliving,
         )
 
 
@@ -168,13 +168,13 @@ class Recorder(TorchDispatchMode):
                 if parameter.grad is not None:
                     self.flow.mark(self._storage(parameter.grad), Role.GRADIENT)
         outputs: tuple[Origin, ...] = ()
-        kept: tuple[int, ...] | None = None
+        outliving: tuple[int, ...] | None = None
         if result is not UNTOLD:
-            outputs = tuple(each for each in map(self._origin, flat(result)) if each is not None)
+            outputs = tuple(origin for origin in map(self._origin, flat(result)) if origin is not None)
             alive: list[Hashable] = [place for place, storage in self._alive.items() if not storage.expired()]
-            alive += [("tensor", id(each)) for each in self._held]
-            kept = tuple(sorted(self.flow.current(each) for each in alive if self.flow.known(each)))
-        return Recorded(tuple(self.nodes), self.flow.edges(), self.flow.finished(), self.parameters, outputs, kept)
+            alive += [("tensor", id(tensor)) for tensor in self._held]
+            outliving = tuple(sorted(self.flow.current(storage) for storage in alive if self.flow.known(storage)))
+        return Recorded(tuple(self.nodes), self.flow.edges(), self.flow.finished(), self.parameters, outputs, outliving)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and record it."""
@@ -184,67 +184,72 @@ class Recorder(TorchDispatchMode):
         if schema is None or namespace in NO_CALLS:
             return func(*args, **kwargs)
         declared = self._declared(func, schema)
-        given = [
-            args[place] if place < len(args) else kwargs.get(each.name, each.default)
-            for place, each in enumerate(declared)
+        values = [
+            args[place] if place < len(args) else kwargs.get(parameter.name, parameter.default)
+            for place, parameter in enumerate(declared)
         ]
-        described = tuple(
-            (each.name, keys.FLAGS.get(each.name, argument(None if each.name in keys.NOT_OF_THE_CALL else value)))
-            for each, value in zip(declared, given, strict=True)
+        arguments = tuple(
+            (
+                parameter.name,
+                keys.FLAGS.get(parameter.name, argument(None if parameter.name in keys.NOT_OF_THE_CALL else value)),
+            )
+            for parameter, value in zip(declared, values, strict=True)
         )
         phase = self._phase()
         number = len(self.nodes)
-        reads, written = self._read(number, schema.name, declared, given, phase)
-        origins = tuple(map(self._origin, flat(given)))
+        reads, written = self._read(number, schema.name, declared, values, phase)
+        origins = tuple(map(self._origin, flat(values)))
         if torch.Tag.inplace_view in func.tags:  # it changes the tensor, not its content
             written = []
         result = func(*args, **kwargs)
         module = self._module(phase)
         role = Role.GRADIENT if phase is Phase.BACKWARD else Role.ACTIVATION
-        writes = {each: self.flow.write(number, each, role, None) for each in written}
+        writes = {storage: self.flow.write(number, storage, role, None) for storage in written}
         tensors = list(flat(result))
-        returns, made = self._returned(number, tensors, role)
+        returns, created = self._returned(number, tensors, role)
         call = Call(
             schema.name,
-            described,
+            arguments,
             tuple(map(tensor_of, tensors)),
             schema.overload_name,
             keys.UNIFORM if schema.name in keys.VALUE_DEPENDENT else "",
         )
-        kind = kind_of(func, namespace, tensors, writes=bool(writes), made=len(made))
+        kind = kind_of(func, namespace, tensors, writes=bool(writes), made=len(created))
         if kind in (NodeKind.RANDOM, NodeKind.COMMUNICATION):
             self.flow.follow(number, kind)
-        writing = (*writes.values(), *made)
+        writing = (*writes.values(), *created)
         self.nodes.append(Node(call, keys.key(call), kind, module, phase, reads, returns, writing, origins=origins))
         return result
 
     def _declared(self, func: Any, schema: Any) -> list[Argument]:
-        found = self._schemas.get(func)
-        if found is None:
-            found = self._schemas[func] = []
-            for each in schema.arguments:
-                written = each.alias_info is not None and each.alias_info.is_write
-                found.append(Argument(each.name, each.default_value, written, written and each.kwarg_only))
-        return found
+        declared = self._schemas.get(func)
+        if declared is None:
+            declared = self._schemas[func] = []
+            for parameter in schema.arguments:
+                written = parameter.alias_info is not None and parameter.alias_info.is_write
+                declared.append(
+                    Argument(parameter.name, parameter.default_value, written, written and parameter.kwarg_only)
+                )
+        return declared
 
     def _read(
-        self, number: int, op: str, declared: list[Argument], given: list[Any], phase: Phase
+        self, number: int, op: str, declared: list[Argument], values: list[Any], phase: Phase
     ) -> tuple[tuple[int, ...], list[Hashable]]:
         """Return the values behind the tensors among the arguments, and the storages that the call will write."""
         reads: list[int] = []
         written: dict[Hashable, None] = {}
         training = any(
-            each.name in ("training", "train") and value for each, value in zip(declared, given, strict=True)
+            parameter.name in ("training", "train") and value for parameter, value in zip(declared, values, strict=True)
         )
         trains, idles = op in STATISTICS and training, op in DROPS and not training
-        for each, value in zip(declared, given, strict=True):
-            changes = each.written or (trains and each.name in ("running_mean", "running_var"))
+        for parameter, value in zip(declared, values, strict=True):
+            changes = parameter.written or (trains and parameter.name in ("running_mean", "running_var"))
             for tensor in flat(value):
                 role = Role.STATE if phase is Phase.OPTIMIZER else Role.CONSTANT
                 storage = self._outside(tensor, role)
                 if changes and not idles:
                     written[storage] = None
-                if each.only_written:
+                if parameter.only_written:
                     reads.append(self.flow.current(storage))
                 else:
                     reads.append(self.flow.read(number, storage, self._handle(tensor)))
@@ -252,18 +257,18 @@ class Recorder(TorchDispatchMode):
 
     def _returned(self, number: int, tensors: list[Any], role: Role) -> tuple[tuple[int, ...], list[int]]:
         """Return the values behind an operator's results, and the values that it made in new storages."""
-        returns, made = [], []
+        returns, created = [], []
         for place, tensor in enumerate(tensors):
             storage = self._storage(tensor)
             if self.flow.known(storage):
                 returns.append(self.flow.current(storage))
             else:
-                made.append(self.flow.write(number, storage, role, self._bytes(tensor)))
-                returns.append(made[-1])
+                created.append(self.flow.write(number, storage, role, self._bytes(tensor)))
+                returns.append(created[-1])
                 self._made_here.add(storage)
             self._named[self._described(tensor)] = (number, place)
             self._through[id(tensor)] = (weakref.ref(tensor), number)
-        return tuple(returns), made
+        return tuple(returns), created
 
     def _described(self, tensor: Any) -> tuple[Hashable, ...]:
         """Return an identification of a tensor: two tensors with the same one are the same part of a storage."""
@@ -315,10 +320,10 @@ class Recorder(TorchDispatchMode):
 
     def _handle(self, tensor: Any) -> int | None:
         """Return the node that made this tensor, which may be a view of a storage that another node wrote."""
-        alive, number = self._through.get(id(tensor), (None, 0))
-        return number if alive is not None and alive() is tensor else None
+        reference, number = self._through.get(id(tensor), (None, 0))
+        return number if reference is not None and reference() is tensor else None
 
-    # --- where in the step --------------------------------------------------------------------------------
+    # --- phase and module ---------------------------------------------------------------------------------
 
     def _optimizer(self, change: int) -> None:
         self._optimizing += change
@@ -329,20 +334,20 @@ class Recorder(TorchDispatchMode):
         return Phase.FORWARD if torch._C._current_autograd_node() is None else Phase.BACKWARD
 
     def _module(self, phase: Phase) -> str:
-        here = self.modules.current
+        path = self.modules.current
         if phase is Phase.FORWARD:
-            self._by_sequence.append((torch._C._autograd._get_sequence_nr(), here))
-            return here
-        if here or phase is Phase.OPTIMIZER:
-            return here
+            self._by_sequence.append((torch._C._autograd._get_sequence_nr(), path))
+            return path
+        if path or phase is Phase.OPTIMIZER:
+            return path
         return self._forward_module(torch._C._current_autograd_node())
 
-    def _forward_module(self, made_by: Any) -> str:
+    def _forward_module(self, node: Any) -> str:
         """Return the module of the forward operator of an autograd node; empty if unknown."""
-        variable = getattr(made_by, "variable", None)  # only nodes that accumulate a parameter's gradient have it
+        variable = getattr(node, "variable", None)  # only nodes that accumulate a parameter's gradient have it
         if variable is not None:
             return self.modules.owner(variable)
-        sequence = made_by._sequence_nr()
+        sequence = node._sequence_nr()
         low, high = 0, len(self._by_sequence)
         while low < high:  # the first operator after which the number was higher made the node
             middle = (low + high) // 2
@@ -358,17 +363,17 @@ class Recorder(TorchDispatchMode):
             if torch.nn.parameter.is_lazy(parameter):
                 continue
             storage = self._outside(parameter, Role.WEIGHT)
-            place = (storage, 0 if parameter.layout is not torch.strided else parameter.storage_offset())
-            if (*place, *parameter.shape) not in self._counted:
-                self._counted.add((*place, *parameter.shape))
+            location = (storage, 0 if parameter.layout is not torch.strided else parameter.storage_offset())
+            if (*location, *parameter.shape) not in self._counted:
+                self._counted.add((*location, *parameter.shape))
                 self.parameters += elements_of(parameter)
-        for each in module.modules():
-            for value in vars(each).values():
+        for submodule in module.modules():
+            for value in vars(submodule).values():
                 if isinstance(value, torch.ScriptObject) and ("object", id(value)) not in self._counted:
                     self._counted.add(("object", id(value)))
-                    held = held_by(value)
-                    self._held.append(held)
-                    for number, tensor in enumerate(held):
+                    tensors = tensors_in(value)
+                    self._held.append(tensors)
+                    for number, tensor in enumerate(tensors):
                         size = tensor.numel() * tensor.element_size()
                         self.flow.outside(("object", id(value), number), Role.WEIGHT, size)
                         self.parameters += tensor.numel()
@@ -397,11 +402,11 @@ def flat(value: Any) -> Iterator[Any]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
-        for each in value:
-            yield from flat(each)
+        for element in value:
+            yield from flat(element)
     elif isinstance(value, dict):
-        for each in value.values():
-            yield from flat(each)
+        for element in value.values():
+            yield from flat(element)
 
 
 def tensor_of(tensor: Any) -> Tensor:
@@ -420,32 +425,32 @@ def memory_of(tensor: Any) -> Hashable | None:
     dense = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
     if not dense or tensor.is_nested or not tensor.numel():
         return None
-    place = tensor.untyped_storage()._cdata, tensor.storage_offset()
-    return (*place, tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    location = tensor.untyped_storage()._cdata, tensor.storage_offset()
+    return (*location, tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
-def held_by(value: Any) -> list[Any]:
+def tensors_in(value: Any) -> list[Any]:
     """Return the tensors in an object of the framework, such as the packed weights of a quantised layer, each once."""
     try:
         content = value.unpack() if hasattr(value, "unpack") else value.__getstate__()
-        found = {(each.data_ptr(), tuple(each.shape)): each for each in _inside(content)}
+        tensors = {(tensor.data_ptr(), tuple(tensor.shape)): tensor for tensor in _tensors_in(content)}
     except Exception:  # not every object reveals its content
         return []
-    return list(found.values())
+    return list(tensors.values())
 
 
-def _inside(content: Any) -> Iterator[Any]:
+def _tensors_in(content: Any) -> Iterator[Any]:
     """Yield the tensors in the content of an object, also those of objects in it, as a recurrent cell has them."""
     if isinstance(content, torch.ScriptObject):
-        yield from held_by(content)
+        yield from tensors_in(content)
     elif isinstance(content, (tuple, list)):
-        for each in content:
-            yield from _inside(each)
+        for element in content:
+            yield from _tensors_in(element)
     else:
         yield from flat(content)
 
 
-def _told(tensor: Any) -> str:
+def _summary(tensor: Any) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {'x'.join(map(str, tensor.shape)) or 'number'}"
 
 
@@ -465,5 +470,5 @@ def argument(value: Any) -> Any:
         return value
     if isinstance(value, torch.ScriptObject):
         kind: Any = value._type()
-        return f"{OBJECT}{kind.name()} of {', '.join(map(_told, held_by(value)))}".removesuffix(" of ")
+        return f"{OBJECT}{kind.name()} of {', '.join(map(_summary, tensors_in(value)))}".removesuffix(" of ")
     return str(value).removeprefix("torch.")

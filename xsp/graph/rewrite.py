@@ -28,11 +28,11 @@ from xsp.graph import attention, merging, rules
 from xsp.graph.draft import Draft, Prepared
 from xsp.graph.measures import measures
 from xsp.graph.node import Graph, Origin
-from xsp.graph.rules import Found
+from xsp.graph.rules import Finding
 from xsp.graph.text import amount
 from xsp.scrub import plain
 
-RULES: Mapping[str, Callable[[Draft], Iterator[Found]]] = {
+RULES: Mapping[str, Callable[[Draft], Iterator[Finding]]] = {
     "dead": rules.dead,
     "equal": rules.equal,
     "cast": rules.casts,
@@ -84,11 +84,11 @@ class Rewritten:
 
     def removed(self, change: Change) -> Iterator[int]:
         """Yield the places of the removed calls that do work."""
-        return (each for each in change.removed if self.original.nodes[each].computes)
+        return (index for index in change.removed if self.original.nodes[index].computes)
 
     def added(self, change: Change) -> Iterator[int]:
         """Yield the places of the added calls that do work."""
-        return (each for each in change.added if self.graph.nodes[each].computes)
+        return (index for index in change.added if self.graph.nodes[index].computes)
 
 
 def of(graph: Graph, only: Iterable[str] = RULES) -> Rewritten:
@@ -101,43 +101,43 @@ def of(graph: Graph, only: Iterable[str] = RULES) -> Rewritten:
     Raises:
         GraphError: the graph does not record that, or there is no such rule.
     """
-    wanted = list(only)
-    unknown = [each for each in wanted if each not in RULES]
+    selected = list(only)
+    unknown = [name for name in selected if name not in RULES]
     if unknown:
         raise GraphError(f"there is no rule {unknown[0]!r}; there are {', '.join(RULES)}")
     draft = Draft(graph)
-    found = [each for name, rule in RULES.items() if name in wanted for each in rule(draft)]
-    made, places = draft.finished()
+    findings = [finding for name, rule in RULES.items() if name in selected for finding in rule(draft)]
+    rewritten, places = draft.finished()
     names = draft.outside_names()
-    changes = [_change(draft, each, places) for each in found]
+    changes = [_change(draft, finding, places) for finding in findings]
     return Rewritten(
         graph,
-        made,
-        tuple(each for each in changes if each.removed),
+        rewritten,
+        tuple(change for change in changes if change.removed),
         tuple((number, draft.prepared[origin[1]]) for number, origin in enumerate(names) if origin[0] < -1),
         tuple(names),
     )
 
 
-def _change(draft: Draft, found: Found, places: Mapping[int, int]) -> Change:
+def _change(draft: Draft, finding: Finding, places: Mapping[int, int]) -> Change:
     original = len(draft.graph.nodes)
-    removed = tuple(sorted(each for each in found.removed if each < original))
+    removed = tuple(sorted(number for number in finding.removed if number < original))
     return Change(
-        found.rule,
+        finding.rule,
         removed,
-        tuple(sorted(each for each in found.kept if each < original)),
-        tuple(sorted(places[each] for each in found.added if each in places)),
+        tuple(sorted(number for number in finding.kept if number < original)),
+        tuple(sorted(places[number] for number in finding.added if number in places)),
         _modules(draft.graph, removed),
-        found.said,
-        found.changes_numbers,
+        finding.description,
+        finding.changes_numbers,
     )
 
 
 def _modules(graph: Graph, places: Sequence[int]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(graph.nodes[each].module for each in places if graph.nodes[each].module))
+    return tuple(dict.fromkeys(graph.nodes[index].module for index in places if graph.nodes[index].module))
 
 
-# --- shown --------------------------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------------------------
 
 MOST_LINES = 20
 
@@ -151,14 +151,14 @@ def page(found: Rewritten) -> str:
     lines += [f"{'measure':28} {'before':>16} {'after':>16}"]
     lines += [f"{name:28} {amount(before[name]):>16} {amount(after[name]):>16}" for name in SHOWN]
     groups: dict[tuple[str, str, str | None], list[Change]] = defaultdict(list)
-    for each in found.changes:
-        groups[each.rule, each.said, each.changes_numbers].append(each)
-    for (rule, said, changes), those in list(groups.items())[:MOST_LINES]:
-        times = f", {len(those)} times" if len(those) > 1 else ""
-        lines += ["", *_wrapped(f"{rule}{times}: {said}", "")]
-        if changes is not None:
-            lines += _wrapped(f"changes results: {changes}", "  ")
-        modules = list(dict.fromkeys(module for each in those for module in each.modules))
+    for change in found.changes:
+        groups[change.rule, change.said, change.changes_numbers].append(change)
+    for (rule, description, effect), similar in list(groups.items())[:MOST_LINES]:
+        times = f", {len(similar)} times" if len(similar) > 1 else ""
+        lines += ["", *_wrapped(f"{rule}{times}: {description}", "")]
+        if effect is not None:
+            lines += _wrapped(f"changes results: {effect}", "  ")
+        modules = list(dict.fromkeys(module for change in similar for module in change.modules))
         if modules:
             more = f" and {len(modules) - 6} more" if len(modules) > 6 else ""
             lines += _wrapped(f"in {', '.join(modules[:6])}{more}", "  ")
@@ -177,7 +177,7 @@ def as_json(found: Rewritten) -> dict[str, Any]:
     """Return the changes, and the measures before and after, as plain values."""
     return {
         "name": found.original.name,
-        "changes": [asdict(each) for each in found.changes],
+        "changes": [asdict(change) for change in found.changes],
         "before": measures(found.original),
         "after": measures(found.graph),
     }

@@ -24,7 +24,7 @@ Times = Mapping[int, float]
 
 
 @dataclass(frozen=True)
-class Placed:
+class Slot:
     """The time and the cores at which a node runs in a schedule."""
 
     node: int
@@ -36,7 +36,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Together:
+class Totals:
     """The total time of a graph's nodes, in the unit of their times."""
 
     sequential: float
@@ -46,12 +46,10 @@ class Together:
 
     machine: float
     schedule: float
-    placed: tuple[Placed, ...]
+    placed: tuple[Slot, ...]
 
 
-def together(
-    data: Sequence[Sequence[int]], every: Sequence[Sequence[int]], times: Sequence[Times], cores: int
-) -> Together:
+def totals(data: Sequence[Sequence[int]], every: Sequence[Sequence[int]], times: Sequence[Times], cores: int) -> Totals:
     """Return the total times of nodes; each node is as fast as possible with the threads that it may have.
 
     Args:
@@ -60,12 +58,12 @@ def together(
         times: times of each node, by threads; at least one for at most `cores` threads; not negative.
         cores: number of cores of the machine.
     """
-    fitting = [{threads: each for threads, each in those.items() if threads <= cores} for those in times]
-    best = [min(those.values()) for those in fitting]
+    fitting = [{threads: time for threads, time in node_times.items() if threads <= cores} for node_times in times]
+    best = [min(node_times.values()) for node_times in fitting]
     parallel, path = paths.longest(data, best)
-    work = sum(min(threads * each for threads, each in those.items()) for those in fitting)
-    placed = min((list_schedule(every, each, cores) for each in (fitting, _economical(fitting))), key=_end)
-    return Together(
+    work = sum(min(threads * time for threads, time in node_times.items()) for node_times in fitting)
+    placed = min((list_schedule(every, choice, cores) for choice in (fitting, _economical(fitting))), key=_end)
+    return Totals(
         sequential=sum(best),
         parallel=parallel,
         path=tuple(path),
@@ -77,30 +75,30 @@ def together(
 
 def _economical(times: Sequence[Times]) -> list[Times]:
     """Reduce each node to the number of threads with which it takes the least core time in total."""
-    least = [min(those, key=lambda threads: (threads * those[threads], threads)) for those in times]
-    return [{threads: those[threads]} for threads, those in zip(least, times, strict=True)]
+    cheapest = [min(node_times, key=lambda threads: (threads * node_times[threads], threads)) for node_times in times]
+    return [{threads: node_times[threads]} for threads, node_times in zip(cheapest, times, strict=True)]
 
 
-def _end(placed: Sequence[Placed]) -> float:
-    return max((each.end for each in placed), default=0)
+def _end(placed: Sequence[Slot]) -> float:
+    return max((slot.end for slot in placed), default=0)
 
 
-def list_schedule(every: Sequence[Sequence[int]], times: Sequence[Times], cores: int) -> list[Placed]:
+def list_schedule(every: Sequence[Sequence[int]], times: Sequence[Times], cores: int) -> list[Slot]:
     """Return a schedule: of the ready nodes, the one with the longest path to the end goes first.
 
     A node gets the number of threads with which it ends first, given when the cores become free. Since it never ends
     later than it would after all nodes before it, the schedule never takes longer than the sequence.
     """
     after: list[list[int]] = [[] for _ in every]
-    for node, those in enumerate(every):
-        for before in set(those):
-            after[before].append(node)
+    for node, predecessors in enumerate(every):
+        for predecessor in set(predecessors):
+            after[predecessor].append(node)
     rank = _ranks(after, times)
-    missing = [len(set(those)) for those in every]
+    pending = [len(set(predecessors)) for predecessors in every]
     ready_at = [0.0] * len(every)
     waiting: list[tuple[float, int]] = []
     ready: list[tuple[float, int]] = []
-    for node, count in enumerate(missing):
+    for node, count in enumerate(pending):
         if not count:
             heappush(waiting, (0.0, node))
     free = [(0.0, core) for core in range(cores)]
@@ -111,13 +109,13 @@ def list_schedule(every: Sequence[Sequence[int]], times: Sequence[Times], cores:
             _, node = heappop(waiting)
             heappush(ready, (-rank[node], node))
         _, node = heappop(ready)
-        found = _place(node, times[node], ready_at[node], free)
-        placed.append(found)
-        for each in after[node]:
-            ready_at[each] = max(ready_at[each], found.end)
-            missing[each] -= 1
-            if not missing[each]:
-                heappush(waiting, (ready_at[each], each))
+        slot = _place(node, times[node], ready_at[node], free)
+        placed.append(slot)
+        for successor in after[node]:
+            ready_at[successor] = max(ready_at[successor], slot.end)
+            pending[successor] -= 1
+            if not pending[successor]:
+                heappush(waiting, (ready_at[successor], successor))
     return placed
 
 
@@ -125,21 +123,21 @@ def _ranks(after: Sequence[Sequence[int]], times: Sequence[Times]) -> list[float
     """Return for each node the longest path from its start to an end."""
     rank = [0.0] * len(after)
     for node in range(len(after) - 1, -1, -1):
-        rank[node] = min(times[node].values()) + max((rank[each] for each in after[node]), default=0.0)
+        rank[node] = min(times[node].values()) + max((rank[successor] for successor in after[node]), default=0.0)
     return rank
 
 
-def _place(node: int, times: Times, ready: float, free: list[tuple[float, int]]) -> Placed:
+def _place(node: int, times: Times, ready: float, free: list[tuple[float, int]]) -> Slot:
     """Place a node where it ends first, and update when the cores become free; the list stays sorted."""
     if not any(times.values()):
-        return Placed(node, ready, ready, 0, None)
+        return Slot(node, ready, ready, 0, None)
     end, threads, start = min(
-        ((begin := max(ready, free[threads - 1][0])) + took, threads, begin) for threads, took in times.items()
+        ((begin := max(ready, free[threads - 1][0])) + duration, threads, begin) for threads, duration in times.items()
     )
     core = free[0][1]
-    free[:threads] = [(end, each) for _, each in free[:threads]]
+    free[:threads] = [(end, core) for _, core in free[:threads]]
     free.sort()
-    return Placed(node, start, end, threads, core)
+    return Slot(node, start, end, threads, core)
 
 
 def queued(host: Sequence[float], device: Sequence[float]) -> float:

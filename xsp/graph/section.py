@@ -45,10 +45,10 @@ def tree(graph: Graph, most_levels: int | None = None) -> Module:
     """
     root = Module()
     for number, node in enumerate(graph.nodes):
-        at = root
+        module = root
         for part in [node.phase.value, *filter(None, node.module.split("."))][:most_levels]:
-            at = at.inside.setdefault(part, Module())
-        at.nodes.append(number)
+            module = module.inside.setdefault(part, Module())
+        module.nodes.append(number)
     return root
 
 
@@ -63,11 +63,11 @@ def write(graph: Graph, run: Path) -> Path:
 
 def section(graph: Graph) -> Section:
     """Return the section of a graph in the report."""
-    found = measures(graph)
-    stated = ", ".join(f"{name} {value}" for name, value in graph.settings.items() if value is not None)
-    about = f"{graph.name}: {graph.counts}, edges known by {graph.known_by.value}; {stated}"
-    rows = tuple((name.replace("_", " "), found[name]) for name in SHOWN)
-    parts: list[sections.Part] = [Text(about), Table(("measure", "value"), rows, "Measures")]
+    figures = measures(graph)
+    settings = ", ".join(f"{name} {value}" for name, value in graph.settings.items() if value is not None)
+    summary = f"{graph.name}: {graph.counts}, edges known by {graph.known_by.value}; {settings}"
+    rows = tuple((name.replace("_", " "), figures[name]) for name in SHOWN)
+    parts: list[sections.Part] = [Text(summary), Table(("measure", "value"), rows, "Measures")]
     if graph.problems:
         parts.append(Table(("where", "what could not be captured"), tuple((p.where, p.reason) for p in graph.problems)))
     if len(graph.nodes) <= MOST_NODES:
@@ -89,9 +89,9 @@ def branch(
         sums: function from the places of all calls in a module to the cells of its branch.
     """
     calls = tuple(map(leaf, module.nodes))
-    inside = tuple(branch(part, each, leaf, sums) for part, each in module.inside.items())
-    marked = any(each.marked for each in (*calls, *inside))
-    return Branch(name, sums(list(_all(module))), marked, (*calls, *inside))
+    inner = tuple(branch(part, child, leaf, sums) for part, child in module.inside.items())
+    marked = any(child.marked for child in (*calls, *inner))
+    return Branch(name, sums(list(_all(module))), marked, (*calls, *inner))
 
 
 def _tree(graph: Graph) -> Tree:
@@ -105,21 +105,21 @@ def _tree(graph: Graph) -> Tree:
 
     def sums(numbers: Sequence[int]) -> tuple[Cell, ...]:
         nodes = [graph.nodes[number] for number in numbers]
-        flops, moved = _sum(work.flops_of(each) for each in nodes), _sum(work.bytes_of(each) for each in nodes)
-        return f"{len(nodes):,} calls", f"{amount(flops)} FLOPs", amount(moved, "B")
+        flops, traffic = _sum(work.flops_of(node) for node in nodes), _sum(work.bytes_of(node) for node in nodes)
+        return f"{len(nodes):,} calls", f"{amount(flops)} FLOPs", amount(traffic, "B")
 
-    whole = branch("the step", tree(graph, sections.MOST_LEVELS - 3), leaf, sums)
-    return Tree(("inputs", "FLOPs", "bytes"), (whole,), "Modules and their calls", mark)
+    root = branch("the step", tree(graph, sections.MOST_LEVELS - 3), leaf, sums)
+    return Tree(("inputs", "FLOPs", "bytes"), (root,), "Modules and their calls", mark)
 
 
 def _all(module: Module) -> Iterator[int]:
     pending = [module]
     while pending:
-        at = pending.pop()
-        yield from at.nodes
-        pending += at.inside.values()
+        current = pending.pop()
+        yield from current.nodes
+        pending += current.inside.values()
 
 
 def _sum(figures: Any) -> int | None:
-    found = list(figures)
-    return None if None in found else sum(found)
+    numbers = list(figures)
+    return None if None in numbers else sum(numbers)

@@ -92,7 +92,7 @@ def read(
         elif graphs:
             progress(spec, done, len(chosen))
             try:
-                computing = files.load(corpus.place(path, spec)).computing
+                computing = files.load(corpus.graph_path(path, spec)).computing
                 members.append(Member(spec, tuple(node.key for node in computing)))
             except GraphError as error:
                 holes.append((spec, str(error)))
@@ -122,19 +122,19 @@ def jaccard(members: Sequence[Member]) -> NDArray[Any]:
     import numpy as np
 
     numbers: dict[str, int] = {}
-    places = [[numbers.setdefault(key, len(numbers)) for key in sorted(member.unique)] for member in members]
-    both = np.zeros((len(members), len(members)), dtype=np.float32)
-    held = np.zeros((len(members), len(numbers)), dtype=bool)
-    for row, those in enumerate(places):
-        held[row, those] = True
+    key_numbers = [[numbers.setdefault(key, len(numbers)) for key in sorted(member.unique)] for member in members]
+    intersection = np.zeros((len(members), len(members)), dtype=np.float32)
+    membership = np.zeros((len(members), len(numbers)), dtype=bool)
+    for row, columns in enumerate(key_numbers):
+        membership[row, columns] = True
     for first in range(0, len(numbers), _CHUNK):
-        part = held[:, first : first + _CHUNK].astype(np.float32)
-        both += part @ part.T
-    sizes = np.diag(both)
-    either = sizes[:, None] + sizes[None, :] - both
-    found: NDArray[Any] = np.full_like(both, np.nan, dtype=float)
-    np.divide(both, either, out=found, where=either > 0)
-    return found
+        part = membership[:, first : first + _CHUNK].astype(np.float32)
+        intersection += part @ part.T
+    sizes = np.diag(intersection)
+    union = sizes[:, None] + sizes[None, :] - intersection
+    result: NDArray[Any] = np.full_like(intersection, np.nan, dtype=float)
+    np.divide(intersection, union, out=result, where=union > 0)
+    return result
 
 
 @dataclass(frozen=True)
@@ -184,8 +184,8 @@ def groups(indexes: NDArray[Any], alike: float = ALIKE) -> list[Group]:
     return parts[min(parts)] if parts else []
 
 
-def _in_order(found: list[Group], turned: bool) -> list[Group]:
-    return [Group(each.places[::-1], each.least) for each in found[::-1]] if turned else found
+def _in_order(parts: list[Group], turned: bool) -> list[Group]:
+    return [Group(group.places[::-1], group.least) for group in parts[::-1]] if turned else parts
 
 
 def _turned(indexes: NDArray[Any], first: tuple[int, ...], second: tuple[int, ...]) -> tuple[bool, bool]:

@@ -72,7 +72,7 @@ def of(
         ModelError: there is no such model, or its library is missing.
         UsageError: the batch is empty, or the source has a fixed step and another batch or kind of step is requested.
     """
-    asked = {
+    options = {
         "batch": batch, "train": train, "shape": shape, "sequence": sequence, "prefill": prefill, "decode": decode,
         "sizes": sizes, "by": by,
     }  # fmt: skip
@@ -80,7 +80,7 @@ def of(
         raise UsageError(f"a graph cannot be made by {by!r}; there are {', '.join(BY)}")
     if batch is not None and batch < 1:
         raise UsageError(f"a batch of {batch} samples has no step: give a number above 0")
-    check(what, asked)
+    check(what, options)
     settings = Settings(
         batch=batch or 1, train=train, seed=seed, shape=shape, sequence=sequence, prefill=prefill, decode=decode
     )
@@ -119,21 +119,21 @@ def check(what: Any, asked: Mapping[str, Any]) -> None:
     Raises:
         UsageError: some of them would have no effect.
     """
-    left = chosen(asked) - taken(what)
-    if left:
-        named = what if isinstance(what, (str, Path)) else getattr(what, "name", None) or type(what).__name__
-        if "sizes" in left:
-            raise UsageError(f"{named} has no named dimensions: omit --size")
-        typed = sorted(_TYPED.get(each, f"--{each}") for each in left)
-        raise UsageError(f"{named} has a fixed step, which {', '.join(typed)} cannot change: omit it")
+    ineffective = changed_options(asked) - supported_options(what)
+    if ineffective:
+        name = what if isinstance(what, (str, Path)) else getattr(what, "name", None) or type(what).__name__
+        if "sizes" in ineffective:
+            raise UsageError(f"{name} has no named dimensions: omit --size")
+        flags = sorted(_TYPED.get(option, f"--{option}") for option in ineffective)
+        raise UsageError(f"{name} has a fixed step, which {', '.join(flags)} cannot change: omit it")
 
 
-def chosen(asked: Mapping[str, Any]) -> set[str]:
+def changed_options(asked: Mapping[str, Any]) -> set[str]:
     """Return the options that differ from their defaults."""
-    return {name for name, usual in OPTIONS.items() if name in asked and asked[name] != usual}
+    return {name for name, default in OPTIONS.items() if name in asked and asked[name] != default}
 
 
-def taken(what: Any) -> frozenset[str]:
+def supported_options(what: Any) -> frozenset[str]:
     """Return the options that affect a source."""
     if isinstance(what, Graph) or hasattr(what, "con") or type(what).__name__ == "ExportedProgram":
         return frozenset()

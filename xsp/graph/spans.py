@@ -1,12 +1,9 @@
 """Graphs of a trace: the calls of its operators, as far as their spans describe them. Only their order is known.
 
 In a run of xsp, a step with descriptions records the calls almost completely, so that they have the keys of a captured
-step (see `xsp.graph.told`). In other traces only the shapes are known, and the operations and bytes of a node are those
-that its spans got when the trace was read. No trace records which operator reads the result of another one, so there is
-no longest path.
-
-A node is an outermost operator. With gradients, the dispatcher sees the operators that composite operators call, not
-the composite ones; then the nodes are the outermost operators that are not composite, as in a captured training step.
+step (see `xsp.graph.descriptions`). In other traces only the shapes are known, and the operations and bytes of a node
+are those that its spans got when the trace was read. No trace records which operator reads the result of another one,
+so there is no longest path.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from xsp.errors import GraphError
-from xsp.graph import keys, told, work
+from xsp.graph import descriptions, keys, work
 from xsp.graph.blocks import WEIGHT_BYTES
 from xsp.graph.node import Call, Graph, KnownBy, Node, Phase, Problem, Source, Tensor
 from xsp.graph.values import Flow
@@ -64,21 +61,23 @@ def of(trace: Trace) -> Graph:
     Raises:
         GraphError: the trace has no operators.
     """
-    found, trains = _found(trace)
-    if not found:
+    operators, trains = _found(trace)
+    if not operators:
         raise GraphError(f"{trace.name}: the trace has no operators; record with --levels M/L/G, or with shapes")
     flow = Flow()
     nodes = []
-    calls, described = told.Calls(), 0
+    calls, described = descriptions.Calls(), 0
     # with a single model, calls outside of all its modules are calls of the model itself, as when it is captured
-    alone = len({name for *_, name, outer, _ in (each.span for each in found) if outer}) == 1
+    single_model = len({name for *_, name, outer, _ in (operator.span for operator in operators) if outer}) == 1
     modules: dict[str, list[str]] = {}
-    for number, operator in enumerate(found):
+    for number, operator in enumerate(operators):
         *_, process, thread, layer, name, outer, _ = operator.span
         flow.follow(number, f"{process} {thread}")
-        said = _told(operator)
-        described += said is not None
-        nodes.append(_node(operator, said, calls, module_path(modules, None if alone and outer else name, layer)))
+        description = _told(operator)
+        described += description is not None
+        nodes.append(
+            _node(operator, description, calls, module_path(modules, None if single_model and outer else name, layer))
+        )
     return Graph(
         name=trace.name,
         source=Source.SPANS,
@@ -101,15 +100,15 @@ def _settings(trace: Trace, trains: bool) -> dict[str, Any]:
 
 def of_nodes(trace: Trace) -> list[str]:
     """Return the IDs of the spans that are nodes of a trace's graph, in the order of the nodes."""
-    return [each.span[0] for each in _found(trace)[0]]
+    return [operator.span[0] for operator in _found(trace)[0]]
 
 
 def _found(trace: Trace) -> tuple[list[_Operator], bool]:
     """Return the operators that become nodes, and whether the step trains."""
     spans = trace.con.execute(_SPANS).fetchall()
     trains = any(phase == Phase.BACKWARD.value for _, _, _, phase, *_ in spans)
-    whole = any(f'"{DTYPES}"' in (each[8] or "") for each in spans)
-    return _nodes_among(spans, through_composites=trains and whole), trains
+    has_dtypes = any(f'"{DTYPES}"' in (span[8] or "") for span in spans)
+    return _nodes_among(spans, through_composites=trains and has_dtypes), trains
 
 
 def is_call(name: str) -> bool:
@@ -117,81 +116,89 @@ def is_call(name: str) -> bool:
     return "::" in name and not name.startswith(("autograd::", "torch::autograd::", "profiler::"))
 
 
-def _problems(nodes: list[Node], calls: told.Calls, described: int) -> Iterator[Problem]:
+def _problems(nodes: list[Node], calls: descriptions.Calls, described: int) -> Iterator[Problem]:
     """Yield the problems of a graph: what the trace does not record."""
     yield Problem("edges", "a trace tells the order of calls, and not what they read and write")
-    bare = sum(not each.call.inputs for each in nodes)
-    if bare and not described:
-        yield Problem("shapes", f"not in the trace for {bare} of {len(nodes)} operators")
+    without_inputs = sum(not node.call.inputs for node in nodes)
+    if without_inputs and not described:
+        yield Problem("shapes", f"not in the trace for {without_inputs} of {len(nodes)} operators")
     if described and described < len(nodes):
         yield Problem("calls", f"{len(nodes) - described} of {len(nodes)} are not in the step that describes")
     for op, reason in list(calls.reasons.items())[:MOST_NAMED]:
-        count = sum(each.call.op == op for each in nodes)
+        count = sum(node.call.op == op for node in nodes)
         yield Problem(op, f"{count} calls are known by their inputs alone ({reason})")
     if len(calls.reasons) > MOST_NAMED:
         yield Problem("operators", f"{len(calls.reasons) - MOST_NAMED} more are known by their inputs alone")
-    for op, argument in list(calls.untold.items())[:MOST_NAMED]:
-        count = sum(each.call.op == op for each in nodes)
+    for op, argument in list(calls.unrecorded.items())[:MOST_NAMED]:
+        count = sum(node.call.op == op for node in nodes)
         yield Problem(op, f"a trace does not tell {argument}, so the keys of {count} calls are their own")
 
 
 def _nodes_among(spans: list[tuple[Any, ...]], *, through_composites: bool) -> list[_Operator]:
     """Return the operators that lie in no other operator; spans that only wrap them (autograd nodes) are left out."""
-    composite = cache(told.is_composite) if through_composites else None
+    composite = cache(descriptions.is_composite) if through_composites else None
     holder: dict[str, _Operator | None] = {}
-    found = []
+    operators = []
     for span in spans:
-        identity, parent, name, _, _, _, flops, moved = span[:8]
-        around = holder.get(parent)
-        if around is None and is_call(name) and not (composite is not None and composite(name)):
-            around = _Operator(span)
-            found.append(around)
-        holder[identity] = around
-        if around is not None:
-            around.flops.append(flops)
-            around.bytes.append(moved)
-    return found
+        identity, parent, name, _, _, _, flops, traffic = span[:8]
+        operator = holder.get(parent)
+        if operator is None and is_call(name) and not (composite is not None and composite(name)):
+            operator = _Operator(span)
+            operators.append(operator)
+        holder[identity] = operator
+        if operator is not None:
+            operator.flops.append(flops)
+            operator.bytes.append(traffic)
+    return operators
 
 
-def _told(operator: _Operator) -> told.Told | None:
+def _told(operator: _Operator) -> descriptions.CallDescription | None:
     """Return the description of an operator's call from its span; None if it has none."""
-    _, _, name, _, shapes, _, _, _, attributes, *_, of_layer = operator.span
+    _, _, name, _, shapes, _, _, _, attributes, *_, layer_attributes = operator.span
     try:
-        said, layer = (json.loads(each) if each else {} for each in (attributes, of_layer))
+        values, layer = (json.loads(text) if text else {} for text in (attributes, layer_attributes))
         parameters = layer.get(PARAMETERS) if isinstance(layer, dict) else None
-        return told.told(name, json.loads(shapes), said, parameters) if shapes and isinstance(said, dict) else None
+        return (
+            descriptions.describe(name, json.loads(shapes), values, parameters)
+            if shapes and isinstance(values, dict)
+            else None
+        )
     except (ValueError, RecursionError):
         return None
 
 
-def _node(operator: _Operator, said: told.Told | None, calls: told.Calls, module: str) -> Node:
+def _node(
+    operator: _Operator, description: descriptions.CallDescription | None, calls: descriptions.Calls, module: str
+) -> Node:
     _, _, name, phase, shapes, dtype, *_ = operator.span
     phase = Phase(phase) if phase in Phase._value2member_map_ else Phase.FORWARD
-    node = calls.of(said) if said is not None else None
+    node = calls.of(description) if description is not None else None
     if node is not None:
         return replace(node, module=module, phase=phase, reads=(), returns=(), writes=())
-    call = told.described(said) if said is not None else Call(name, tuple(_arguments(shapes, dtype)))
-    known = [each for each in operator.flops if each is not None]
-    flops = sum(known) if known else None if work.MAY_MULTIPLY.search(name) else 0
-    moved = [each for each in operator.bytes if each is not None]
-    stated = flops, sum(moved) if moved else None
-    return Node(call, keys.key(call), told.kind_of(name), module, phase, stated=stated)
+    call = (
+        descriptions.described(description) if description is not None else Call(name, tuple(_arguments(shapes, dtype)))
+    )
+    known_flops = [figure for figure in operator.flops if figure is not None]
+    flops = sum(known_flops) if known_flops else None if work.MAY_MULTIPLY.search(name) else 0
+    known_bytes = [figure for figure in operator.bytes if figure is not None]
+    stated = flops, sum(known_bytes) if known_bytes else None
+    return Node(call, keys.key(call), descriptions.kind_of(name), module, phase, stated=stated)
 
 
 def _arguments(shapes: str | None, dtype: str | None) -> list[tuple[str, Any]]:
     """Return the tensors described by the shapes; only the first has a type, which is that of the span."""
     try:
-        listed = json.loads(shapes or "[]")
+        shape_list = json.loads(shapes or "[]")
     except (ValueError, RecursionError):  # text of another profiler
-        listed = None
-    found: list[tuple[str, Any]] = []
+        shape_list = None
+    arguments: list[tuple[str, Any]] = []
     first = True
-    for place, shape in enumerate(listed if isinstance(listed, list) else []):
-        value = _tensors(shape, told.TYPES.get(dtype or "") if first else None)
+    for place, shape in enumerate(shape_list if isinstance(shape_list, list) else []):
+        value = _tensors(shape, descriptions.TYPES.get(dtype or "") if first else None)
         if value is not None:
-            found.append((f"input{place}", value))
+            arguments.append((f"input{place}", value))
             first = False
-    return found
+    return arguments
 
 
 def _tensors(shape: Any, dtype: str | None) -> Any:
@@ -199,7 +206,7 @@ def _tensors(shape: Any, dtype: str | None) -> Any:
         return None
     if all(type(size) is int for size in shape):
         return Tensor(dtype, tuple(shape) if min(shape) >= 0 else None)
-    return tuple(_tensors(each, dtype) for each in shape)
+    return tuple(_tensors(element, dtype) for element in shape)
 
 
 def module_path(known: dict[str, list[str]], name: str | None, layer: str | None) -> str:

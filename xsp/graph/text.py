@@ -16,10 +16,10 @@ _PREFIXES = ("", "K", "M", "G", "T", "P", "E")
 
 def page(graph: Graph) -> str:
     """Return a page: measures, the operators with the most work, and problems."""
-    found = measures(graph)
-    lines = [_title(graph), "", *(_line(*each) for each in _measures(graph, found)), "", *_operators(graph)]
+    figures = measures(graph)
+    lines = [_title(graph), "", *(_line(*row) for row in _measures(graph, figures)), "", *_operators(graph)]
     if graph.problems:
-        lines += ["", *(plain(f"{each.where}: {each.reason}") for each in graph.problems)]
+        lines += ["", *(plain(f"{problem.where}: {problem.reason}") for problem in graph.problems)]
     return "\n".join(lines)
 
 
@@ -36,58 +36,60 @@ def amount(value: int | None, unit: str = "") -> str:
 
 def shapes(node: Node, most: int = 4) -> str:
     """Return the shapes of a node's first inputs, such as `1×3×224×224, 64×3×7×7`."""
-    found = ["?" if each.shape is None else "×".join(map(str, each.shape)) or "number" for each in node.call.inputs]
-    return ", ".join(found[:most]) + (", …" if len(found) > most else "")
+    texts = [
+        "?" if tensor.shape is None else "×".join(map(str, tensor.shape)) or "number" for tensor in node.call.inputs
+    ]
+    return ", ".join(texts[:most]) + (", …" if len(texts) > most else "")
 
 
 def _title(graph: Graph) -> str:
-    stated = graph.settings
-    how = [graph.source.value]
-    if stated.get("rung"):
-        how[0] += f" {stated['rung']}"
-    if stated.get("batch"):
-        how.append(f"batch {stated['batch']}")
+    settings = graph.settings
+    parts = [graph.source.value]
+    if settings.get("rung"):
+        parts[0] += f" {settings['rung']}"
+    if settings.get("batch"):
+        parts.append(f"batch {settings['batch']}")
     if phase(graph):
-        how.append(phase(graph))
-    elif stated.get("train") is not None:
-        how.append("training step" if stated["train"] else "inference")
-    how += [str(stated["dtype"])] if stated.get("dtype") else []
-    return plain(graph.name) + "\n" + plain(", ".join(how))
+        parts.append(phase(graph))
+    elif settings.get("train") is not None:
+        parts.append("training step" if settings["train"] else "inference")
+    parts += [str(settings["dtype"])] if settings.get("dtype") else []
+    return plain(graph.name) + "\n" + plain(", ".join(parts))
 
 
 def phase(graph: Graph) -> str:
     """Return the phase of a language model that a graph covers, such as `decode 512`; empty if none."""
-    found = [f"{name} {graph.settings[name]}" for name in ("prefill", "decode") if graph.settings.get(name)]
-    return ", ".join(found)
+    parts = [f"{name} {graph.settings[name]}" for name in ("prefill", "decode") if graph.settings.get(name)]
+    return ", ".join(parts)
 
 
 def _line(name: str, value: str, note: str) -> str:
     return f"{name:15} {value:>12}  {note}".rstrip()
 
 
-def _measures(graph: Graph, found: dict[str, Any]) -> list[tuple[str, str, str]]:
-    computing = found["computing"]
-    share = f"{100 * found['unique'] / computing:.1f} % of the computing nodes" if computing else ""
-    other = [f"{found[name]} {name}" for name in ("views", "creates", "random", "opaque") if found[name]]
-    unknown = found["flops_unknown"], found["bytes_unknown"]
-    path = f"computing nodes; width {found['width']}, parallelism {found['parallelism']}"
+def _measures(graph: Graph, figures: dict[str, Any]) -> list[tuple[str, str, str]]:
+    computing = figures["computing"]
+    share = f"{100 * figures['unique'] / computing:.1f} % of the computing nodes" if computing else ""
+    kinds = [f"{figures[name]} {name}" for name in ("views", "creates", "random", "opaque") if figures[name]]
+    unknown = figures["flops_unknown"], figures["bytes_unknown"]
+    path = f"computing nodes; width {figures['width']}, parallelism {figures['parallelism']}"
     return [
-        ("nodes", f"{found['nodes']:,}", graph.counts),
-        ("computing", f"{computing:,}", ", ".join(other)),
-        ("unique", f"{found['unique']:,}", share),
-        ("edges", _whole(found["edges"]), f"of data, known by {graph.known_by.value}"),
-        ("parameters", _whole(found["parameters"]), _weights(found["weight_bytes"])),
-        ("input", _whole(found["input_elements"]), "elements, all samples of the batch"),
-        ("FLOPs", amount(found["flops"]), _partly("a multiply-add is 2", unknown[0], found["flops_at_least"])),
-        ("bytes", amount(found["bytes"], "B"), _partly("compulsory", unknown[1], found["bytes_at_least"])),
-        ("longest path", _whole(found["longest_path"]), "" if graph.known_by is KnownBy.ORDER else path),
-        ("diameter", _whole(found["diameter"]), _diameter(graph, found)),
-        ("activations", amount(found["peak_activation_bytes"], "B"), "most that are alive at once"),
+        ("nodes", f"{figures['nodes']:,}", graph.counts),
+        ("computing", f"{computing:,}", ", ".join(kinds)),
+        ("unique", f"{figures['unique']:,}", share),
+        ("edges", _whole(figures["edges"]), f"of data, known by {graph.known_by.value}"),
+        ("parameters", _whole(figures["parameters"]), _weights(figures["weight_bytes"])),
+        ("input", _whole(figures["input_elements"]), "elements, all samples of the batch"),
+        ("FLOPs", amount(figures["flops"]), _partly("a multiply-add is 2", unknown[0], figures["flops_at_least"])),
+        ("bytes", amount(figures["bytes"], "B"), _partly("compulsory", unknown[1], figures["bytes_at_least"])),
+        ("longest path", _whole(figures["longest_path"]), "" if graph.known_by is KnownBy.ORDER else path),
+        ("diameter", _whole(figures["diameter"]), _diameter(graph, figures)),
+        ("activations", amount(figures["peak_activation_bytes"], "B"), "most that are alive at once"),
     ]
 
 
-def _diameter(graph: Graph, found: dict[str, Any]) -> str:
-    if found["diameter"] is None and graph.known_by is not KnownBy.ORDER:
+def _diameter(graph: Graph, figures: dict[str, Any]) -> str:
+    if figures["diameter"] is None and graph.known_by is not KnownBy.ORDER:
         return f"not computed beyond {paths.MOST_NODES:,} nodes"
     return "the longest of all shortest paths"
 
@@ -110,19 +112,19 @@ def _operators(graph: Graph) -> list[str]:
     for node in graph.computing:
         groups.setdefault(node.call.op, []).append(node)
     flops = {name: _sum(work.flops_of, nodes) for name, nodes in groups.items()}
-    moved = {name: _sum(work.bytes_of, nodes) for name, nodes in groups.items()}
-    order = sorted(groups, key=lambda name: (-(flops[name] or 0), -(moved[name] or 0), name))
+    traffic = {name: _sum(work.bytes_of, nodes) for name, nodes in groups.items()}
+    order = sorted(groups, key=lambda name: (-(flops[name] or 0), -(traffic[name] or 0), name))
     lines = [f"{'operator':44} {'calls':>6} {'unique':>6} {'FLOPs':>9} {'bytes':>9}"]
     for name in order[:MOST_OPERATORS]:
         nodes = groups[name]
-        unique = len({each.key for each in nodes})
-        short = plain(name)[:44]
-        lines.append(f"{short:44} {len(nodes):6} {unique:6} {amount(flops[name]):>9} {amount(moved[name], 'B'):>9}")
-    left = len(order) - MOST_OPERATORS
-    return [*lines, *([f"{left} more operators"] if left > 0 else [])]
+        unique = len({node.key for node in nodes})
+        label = plain(name)[:44]
+        lines.append(f"{label:44} {len(nodes):6} {unique:6} {amount(flops[name]):>9} {amount(traffic[name], 'B'):>9}")
+    remaining = len(order) - MOST_OPERATORS
+    return [*lines, *([f"{remaining} more operators"] if remaining > 0 else [])]
 
 
 def _sum(figure: Callable[[Node], int | None], nodes: Sequence[Node]) -> int | None:
     """Return the sum of a figure over nodes; None if one is unknown."""
-    found = [figure(each) for each in nodes]
-    return None if None in found else sum(filter(None, found))
+    figures = [figure(node) for node in nodes]
+    return None if None in figures else sum(filter(None, figures))

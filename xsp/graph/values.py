@@ -29,8 +29,8 @@ class Flow:
 
     def outside(self, storage: Hashable, role: Role, size: int | None) -> int:
         """Return the value of a storage that no node made, numbered at its first appearance."""
-        found = self._current.get(storage)
-        return self._make(storage, None, role, size) if found is None else found
+        number = self._current.get(storage)
+        return self._make(storage, None, role, size) if number is None else number
 
     def known(self, storage: Hashable) -> bool:
         """Return whether a storage has a value."""
@@ -64,14 +64,14 @@ class Flow:
 
     def write(self, node: int, storage: Hashable, role: Role, size: int | None) -> int:
         """Return the new value that a node makes in a storage, with edges from the users of the old one."""
-        before = self._current.get(storage)
-        if before is not None:
-            for reader in self._readers[before]:
+        previous = self._current.get(storage)
+        if previous is not None:
+            for reader in self._readers[previous]:
                 self._join(reader, node, Why.REUSE)
-            writer = self._writer[before]
+            writer = self._writer[previous]
             if writer is not None:
                 self._join(writer, node, Why.REUSE)
-            role, size = self.values[before].role, self.values[before].bytes
+            role, size = self.values[previous].role, self.values[previous].bytes
         return self._make(storage, node, role, size)
 
     def mark(self, storage: Hashable, role: Role) -> None:
@@ -81,7 +81,7 @@ class Flow:
 
     def finished(self) -> tuple[Value, ...]:
         """Return all values."""
-        return tuple(replace(each, role=self._roles.get(each.storage, each.role)) for each in self.values)
+        return tuple(replace(value, role=self._roles.get(value.storage, value.role)) for value in self.values)
 
     def follow(self, node: int, state: str) -> None:
         """Add an edge to a node from the last one that changed the same state outside the tensors."""
@@ -94,20 +94,20 @@ class Flow:
         return tuple(sorted(Edge(before, after, why) for (before, after), why in self._edges.items()))
 
     def _make(self, storage: Hashable, writer: int | None, role: Role, size: int | None) -> int:
-        before = self._current.get(storage)
-        if before is None:
-            place, version = self._storages, 0
+        previous = self._current.get(storage)
+        if previous is None:
+            storage_number, version = self._storages, 0
             self._storages += 1
         else:
-            place, version = self.values[before].storage, self.values[before].version + 1
+            storage_number, version = self.values[previous].storage, self.values[previous].version + 1
         number = self._current[storage] = len(self.values)
-        self.values.append(Value(place, version, role, size))
+        self.values.append(Value(storage_number, version, role, size))
         self._writer.append(writer)
         self._readers.append([])
         return number
 
     def _join(self, before: int, after: int, why: Why) -> None:
         if before != after:
-            held = self._edges.get((before, after))
-            if held is None or STRENGTH.index(why) < STRENGTH.index(held):
+            existing = self._edges.get((before, after))
+            if existing is None or STRENGTH.index(why) < STRENGTH.index(existing):
                 self._edges[before, after] = why

@@ -31,7 +31,7 @@ LOOK_UPS = frozenset(
 OVERWRITE = frozenset(f"aten::{name}" for name in traffic.OVERWRITTEN)
 """Operators that write their first tensor without reading it."""
 
-IN_PART = frozenset(f"aten::{name}" for name in traffic.IN_PART)
+IN_PART = frozenset(f"aten::{name}" for name in traffic.PARTIAL_WRITES)
 """Operators that change only the elements of their first tensor that indices select."""
 
 BAGS = frozenset(f"aten::{name}" for name in "embedding_bag _embedding_bag _embedding_bag_forward_only".split())
@@ -72,11 +72,11 @@ def bytes_of(node: Node) -> int | None:
     if call.op in HOLD_GRAPHS or _holds_objects(call):
         return None
     if call.op in ASK_SIZES:
-        return sum(each.bytes or 0 for each in call.outputs)
+        return sum(tensor.bytes or 0 for tensor in call.outputs)
     if call.op in IN_PART:
         return _of_a_part(call)
-    read = [each.bytes for each in call.inputs]
-    written = [each.bytes for each in call.outputs]
+    read = [tensor.bytes for tensor in call.inputs]
+    written = [tensor.bytes for tensor in call.outputs]
     if call.op in LOOK_UPS and read and written:
         read[0] = written[0]
     if call.op in OVERWRITE and read:
@@ -96,31 +96,33 @@ def _changed_in_lists(call: Call) -> int:
     if call.outputs or not call.op.endswith("_") or not call.op.startswith(ON_LISTS):
         return 0
     changed = [value for name, value in call.arguments if name in CHANGED_LISTS and isinstance(value, tuple)]
-    return sum(each.bytes or 0 for value in changed for each in value if isinstance(each, Tensor))
+    return sum(tensor.bytes or 0 for value in changed for tensor in value if isinstance(tensor, Tensor))
 
 
 def _of_a_part(call: Call) -> int | None:
-    """Return the bytes that a call moves that changes the elements of its first tensor at indices; None if unknown."""
+    """Return the bytes moved by a call that changes elements of its first tensor at indices; None if unknown."""
     arguments = [value for _, value in call.arguments]
     try:
         if isinstance(arguments[1], tuple):
             return _of_put(*arguments[:3], adds=len(arguments) > 3 and arguments[3] is True)
-        moved = traffic.traffic(call.op, *_in_kineto(call))
+        totals = traffic.traffic(call.op, *_in_kineto(call))
     except (LookupError, ValueError, TypeError, AttributeError):
         return None
-    return None if moved is None else sum(moved)
+    return None if totals is None else sum(totals)
 
 
 def _of_put(target: Tensor, indices: tuple[Tensor | None, ...], values: Tensor, *, adds: bool) -> int:
     """Return the bytes of `target[indices] = values`, or `+=`; of a mask as many elements count as there are values."""
-    chosen = [each for each in indices if each is not None]
-    if any(each.dtype in ("bool", "uint8") for each in chosen):
+    chosen = [index for index in indices if index is not None]
+    if any(index.dtype in ("bool", "uint8") for index in chosen):
         count = prod(_shape(values))
     else:
-        at = broadcast(*(_shape(each) for each in chosen)) if chosen else []
-        others = [size for place, size in enumerate(_shape(target)) if place >= len(indices) or indices[place] is None]
-        count = prod(at) * prod(others)
-    read = [each.bytes for each in (*chosen, values)]
+        index_shape = broadcast(*(_shape(index) for index in chosen)) if chosen else []
+        other_sizes = [
+            size for place, size in enumerate(_shape(target)) if place >= len(indices) or indices[place] is None
+        ]
+        count = prod(index_shape) * prod(other_sizes)
+    read = [tensor.bytes for tensor in (*chosen, values)]
     if None in read:
         raise ValueError("unknown size")
     return sum(filter(None, read)) + (1 + adds) * count * SIZES[target.dtype or ""]
@@ -129,15 +131,15 @@ def _of_put(target: Tensor, indices: tuple[Tensor | None, ...], values: Tensor, 
 def _holds_objects(call: Call) -> bool:
     """Return whether an argument is an object that holds tensors, or a list of them: packed weights, for example."""
     return any(
-        isinstance(each, str) and each.startswith(OBJECT)
+        isinstance(element, str) and element.startswith(OBJECT)
         for _, value in call.arguments
-        for each in (value if isinstance(value, tuple) else (value,))
+        for element in (value if isinstance(value, tuple) else (value,))
     )
 
 
-def _is_unlike(call: Call) -> bool:
+def _is_sparse_product(call: Call) -> bool:
     """Return whether a product has a sparse tensor, whose number of elements is not recorded."""
-    sparse = any(":" in (each.dtype or "") for each in call.inputs)
+    sparse = any(":" in (tensor.dtype or "") for tensor in call.inputs)
     return sparse and (call.op in COMPOSITE or MAY_MULTIPLY.search(call.op) is not None)
 
 
@@ -156,7 +158,7 @@ def flops_of(node: Node) -> int | None:
         return 0
     if node.stated is not None:
         return node.stated[0]
-    if _is_unlike(call):
+    if _is_sparse_product(call):
         return None
     if call.op.startswith("onnx::") and node.kind is NodeKind.OPAQUE:
         return None
@@ -168,10 +170,10 @@ def flops_of(node: Node) -> int | None:
             return None
     if call.op.startswith(("onnx::", "ai.onnx.ml::")):
         return None if call.op in UNKNOWN_IN_ONNX else 0
-    found = _as_in_a_trace(call)
-    if found is None and node.kind is not NodeKind.OPAQUE and not MAY_MULTIPLY.search(call.op):
+    result = _as_in_a_trace(call)
+    if result is None and node.kind is not NodeKind.OPAQUE and not MAY_MULTIPLY.search(call.op):
         return 0
-    return found
+    return result
 
 
 def _as_in_a_trace(call: Call) -> int | None:
@@ -198,7 +200,7 @@ def _in_kineto(call: Call) -> tuple[list[Any], list[str], list[Any]]:
 
 def _as_text(value: Any) -> str:
     if isinstance(value, tuple):
-        return "[" + ", ".join(_as_text(each) for each in value) + "]"
+        return "[" + ", ".join(_as_text(element) for element in value) + "]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -218,32 +220,32 @@ def _product(call: Call) -> int:
 
 def _attention(call: Call) -> int:
     """Return the operations of query times key, and weights times value; masks and shared heads do not matter."""
-    query, key, value = (_shape(each) for each in call.inputs[:3])
+    query, key, value = (_shape(tensor) for tensor in call.inputs[:3])
     return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def _recurrent(call: Call) -> int:
     """Return the operations of a recurrence: each weight matrix is used once per sample and sequence position."""
-    data, weights = call.inputs[0], [_shape(each) for each in call.inputs[1:]]
+    data, weights = call.inputs[0], [_shape(tensor) for tensor in call.inputs[1:]]
     steps = prod(_shape(data)[:-1])
     return 2 * steps * sum(prod(shape) for shape in weights if len(shape) == 2)
 
 
 def _summed(equation: str, shapes: Sequence[tuple[int, ...]]) -> int:
     """Return the operations of an einsum: a multiply-add per combination of indices (`...` included) and factor."""
-    left = equation.replace(" ", "").partition("->")[0].split(",")
-    if len(left) != len(shapes) or len(left) < 2:
-        return 0 if len(left) == 1 else _raise("the number of shapes differs from that of the equation's operands")
-    size: dict[str, int] = {}
-    for part, shape in zip(left, shapes, strict=True):
+    operands = equation.replace(" ", "").partition("->")[0].split(",")
+    if len(operands) != len(shapes) or len(operands) < 2:
+        return 0 if len(operands) == 1 else _raise("the number of shapes differs from that of the equation's operands")
+    sizes: dict[str, int] = {}
+    for part, shape in zip(operands, shapes, strict=True):
         letters = part.replace("...", "")
         rest = len(shape) - len(letters)
         hidden = [f"...{place}" for place in range(rest, 0, -1)]
         before, dots, after = part.partition("...")
         names = [*before, *(hidden if dots else ()), *after]
         for name, length in zip(names, shape, strict=True):
-            size[name] = max(size.get(name, 1), length)
-    return 2 * (len(left) - 1) * prod(size.values())
+            sizes[name] = max(sizes.get(name, 1), length)
+    return 2 * (len(operands) - 1) * prod(sizes.values())
 
 
 def _raise(reason: str) -> int:
@@ -252,7 +254,7 @@ def _raise(reason: str) -> int:
 
 def _einsum(call: Call) -> int:
     equation = dict(call.arguments)["equation"]
-    return _summed(equation, [_shape(each) for each in call.inputs])
+    return _summed(equation, [_shape(tensor) for tensor in call.inputs])
 
 
 def _bilinear(call: Call) -> int:
@@ -264,16 +266,16 @@ def _bilinear(call: Call) -> int:
 def _packed_attention(call: Call) -> int:
     """Return the operations of a multi-head attention: its projections, and its two products."""
     batch, length, width = _shape(call.inputs[0])
-    other = _shape(call.inputs[1])[1]
-    return 2 * batch * (length * 2 + other * 2) * width * width + 4 * batch * length * other * width
+    key_length = _shape(call.inputs[1])[1]
+    return 2 * batch * (length * 2 + key_length * 2) * width * width + 4 * batch * length * key_length * width
 
 
 def _encoder_layer(call: Call) -> int:
     """Return the operations of a layer of a transformer in one call: four products with weights, and attention."""
-    given = dict(call.arguments)
-    batch, length, width = _shape(given["src"])
+    arguments = dict(call.arguments)
+    batch, length, width = _shape(arguments["src"])
     names = ("qkv_weight", "proj_weight", "ffn_weight_1", "ffn_weight_2")
-    weights = sum(prod(_shape(given[name])) for name in names)
+    weights = sum(prod(_shape(arguments[name])) for name in names)
     return 2 * batch * length * weights + 4 * batch * length * length * width
 
 
@@ -300,14 +302,14 @@ COMPOSITE: Mapping[str, Formula] = {
 def _sequence(call: Call) -> int:
     """Return the operations of a recurrent operator, whose states are between the data and the weights."""
     states = 2 if call.op == "aten::lstm" else 1
-    kept = (call.inputs[0], *call.inputs[1 + states :])
-    return _recurrent(Call(call.op, (("", kept),), call.outputs))
+    inputs = (call.inputs[0], *call.inputs[1 + states :])
+    return _recurrent(Call(call.op, (("", inputs),), call.outputs))
 
 
 def _cell(call: Call) -> int:
     states = 2 if call.op == "aten::lstm_cell" else 1
     rows = _shape(call.inputs[0])[0]
-    weights = [_shape(each) for each in call.inputs[1 + states :]]
+    weights = [_shape(tensor) for tensor in call.inputs[1 + states :]]
     return 2 * rows * sum(prod(shape) for shape in weights if len(shape) == 2)
 
 
@@ -330,7 +332,7 @@ def _onnx_gemm(call: Call) -> int:
 
 
 def _onnx_einsum(call: Call) -> int:
-    return _summed(str(dict(call.scalars)["equation"]), [_shape(each) for each in call.inputs])
+    return _summed(str(dict(call.scalars)["equation"]), [_shape(tensor) for tensor in call.inputs])
 
 
 ONNX: Mapping[str, Formula] = {

@@ -69,17 +69,17 @@ def _run(trace: Trace) -> list[Finding]:
     findings = []
     steps = trace.run.steps or Steps.of({})
     if trace.run.finished is False:
-        stored = _one(trace, f"SELECT count(*) FROM spans WHERE kind = '{Kind.STEP}'")
+        stored = _count(trace, f"SELECT count(*) FROM spans WHERE kind = '{Kind.STEP}'")
         text = f"was interrupted; {stored} steps were stored and are shown"
         findings.append(Finding(Severity.WARNING, "run", text, "B"))
     if steps.lost:
-        one = steps.lost == 1
-        text = f"{steps.lost} {'step was' if one else 'steps were'} recorded but not stored"
+        is_single = steps.lost == 1
+        text = f"{steps.lost} {'step was' if is_single else 'steps were'} recorded but not stored"
         findings.append(Finding(Severity.WARNING, "run", text, "C"))
     if steps.skipped:
         text = f"{steps.skipped} steps ran at the same time as others and were not recorded"
         findings.append(Finding(Severity.NOTE, "run", text))
-    failed = _one(trace, f"SELECT count(*) FROM spans WHERE kind = '{Kind.STEP}' AND status <> 'ok'")
+    failed = _count(trace, f"SELECT count(*) FROM spans WHERE kind = '{Kind.STEP}' AND status <> 'ok'")
     if failed:
         findings.append(
             Finding(Severity.NOTE, "run", f"{failed} steps raised or were not closed; their times do not count")
@@ -93,15 +93,15 @@ def _ranks(trace: Trace) -> list[Finding]:
     if not ranks:
         return []
     findings = []
-    here, size = {rank.rank or 0 for rank in ranks}, ranks[0].world_size or 1
-    absent = (rank for rank in range(size) if rank not in here)  # an imported run may claim any size
-    named = list(islice(absent, RANKS_NAMED))
-    if named:
+    present, size = {rank.rank or 0 for rank in ranks}, ranks[0].world_size or 1
+    absent = (rank for rank in range(size) if rank not in present)  # an imported run may claim any size
+    missing = list(islice(absent, RANKS_NAMED))
+    if missing:
         more = ", …" if next(absent, None) is not None else ""
-        text = f"missing {size - len(here)} of {size} ranks: {', '.join(map(str, named))}{more}"
+        text = f"missing {size - len(present)} of {size} ranks: {', '.join(map(str, missing))}{more}"
         findings.append(Finding(Severity.WARNING, "ranks", text, "B"))
     if len(ranks) > 1:
-        text = f"{len(ranks)} ranks are in this trace; the merged step and its figures are those of rank {min(here)}"
+        text = f"{len(ranks)} ranks are in this trace; the merged step and its figures are those of rank {min(present)}"
         findings.append(Finding(Severity.NOTE, "ranks", text))
     return findings
 
@@ -109,16 +109,16 @@ def _ranks(trace: Trace) -> list[Finding]:
 def _deliveries(trace: Trace) -> list[Finding]:
     """Return findings on the delivery of the run's traces."""
     findings = []
-    for each in trace.run.delivery:
-        why = "; ".join(each.messages)
-        if each.left:
-            text = f"{each.left} traces were not delivered ({why}); `xsp export --resume` sends them"
+    for delivery in trace.run.delivery:
+        why = "; ".join(delivery.messages)
+        if delivery.left:
+            text = f"{delivery.left} traces were not delivered ({why}); `xsp export --resume` sends them"
             findings.append(Finding(Severity.WARNING, "delivery", text))
-        if each.rejected:
-            text = f"{each.rejected} spans were rejected ({why})"
+        if delivery.rejected:
+            text = f"{delivery.rejected} spans were rejected ({why})"
             findings.append(Finding(Severity.WARNING, "delivery", text))
-        if not each.left and not each.rejected:
-            text = f"{each.spans} spans of {each.steps} steps are at {each.endpoint}"
+        if not delivery.left and not delivery.rejected:
+            text = f"{delivery.spans} spans of {delivery.steps} steps are at {delivery.endpoint}"
             findings.append(Finding(Severity.GOOD, "delivery", text))
     return findings
 
@@ -164,7 +164,7 @@ def _spread(trace: Trace) -> list[Finding]:
 def _parents(trace: Trace) -> list[Finding]:
     """Count host spans without a parent by reason; `xsp.health.device` checks device work."""
     hosts = f"FROM merged WHERE device IS NULL AND kind <> '{Kind.OVERHEAD}'"
-    total = _one(trace, f"SELECT count(*) {hosts}")
+    total = _count(trace, f"SELECT count(*) {hosts}")
     rows = trace.con.execute(
         f"""
         WITH orphans AS (SELECT *, CASE
@@ -193,7 +193,7 @@ def _parents(trace: Trace) -> list[Finding]:
 
 def _why(reason: str, spans: int, threads: int, kinds: Sequence[str], names: Sequence[str], names_in_all: int) -> str:
     """Return the text for spans without a parent for one reason: their number, kinds, names, and the reason."""
-    which = ", ".join(names) + (", …" if names_in_all > len(names) else "")
+    listing = ", ".join(names) + (", …" if names_in_all > len(names) else "")
     place = "1 thread" if threads == 1 else f"{threads} threads"
     why = {
         "ambiguous": "ran in parallel with others and could have several parents: `xsp run --resolve` runs the "
@@ -202,19 +202,19 @@ def _why(reason: str, spans: int, threads: int, kinds: Sequence[str], names: Seq
         "outside": f"ran on {place} of the program outside of all other spans there",
         "elsewhere": f"ran on {place} without a step or a call of a model: what started them is unknown",
     }[reason]
-    return f"{spans} ({'/'.join(kinds)}: {which}) {why}"
+    return f"{spans} ({'/'.join(kinds)}: {listing}) {why}"
 
 
 def _structure(trace: Trace) -> list[Finding]:
     """Return findings on spans without a counterpart in the merged step, on shapes, and on true times."""
     findings = []
-    others = _one(
+    differing = _count(
         trace,
         "SELECT count(*) FROM spans ANTI JOIN alike USING (trace_id, step, rung, rank) "
         f"WHERE kind = '{Kind.STEP}' AND timed AND rank = (SELECT min(rank) FROM alike)",
     )
-    if others:
-        text = f"{others} timed steps differ in structure from the {_alike(trace)} that the figures come from"
+    if differing:
+        text = f"{differing} timed steps differ in structure from the {_alike_steps(trace)} that the figures come from"
         findings.append(Finding(Severity.NOTE, "steps", text))
     rows = trace.con.execute(
         """
@@ -229,17 +229,17 @@ def _structure(trace: Trace) -> list[Finding]:
             "and are not averaged in: the steps of the program differ"
         )
         findings.append(Finding(Severity.WARNING, recording(rung), text, "B"))
-    described = _one(
+    described = _count(
         trace, f"SELECT count(*) FROM merged WHERE level = {int(Level.LAYER)} AND input_shapes IS NOT NULL"
     )
-    alone = len(trace.rungs) == 1 and trace.rungs[0].level > Level.MODEL
-    if trace.has(Level.LAYER) and not described and trace.run and not (alone and trace.run.imported):
+    is_single = len(trace.rungs) == 1 and trace.rungs[0].level > Level.MODEL
+    if trace.has(Level.LAYER) and not described and trace.run and not (is_single and trace.run.imported):
         text = "no step with these inputs was described: shapes, memory and operations are unknown"
         findings.append(Finding(Severity.NOTE, "shapes", text))
     elif described:
         findings += _of_one_step(trace)
-    unmeasured = _one(trace, "SELECT count(*) FROM merged WHERE true_ns IS NULL")
-    if alone:
+    unmeasured = _count(trace, "SELECT count(*) FROM merged WHERE true_ns IS NULL")
+    if is_single:
         text = "all steps were recorded with the same levels: times are as recorded, their overhead is unknown"
         findings.append(Finding(Severity.NOTE, "true times", text))
     elif unmeasured and trace.rungs:
@@ -277,10 +277,10 @@ def _library(trace: Trace) -> list[Finding]:
         f"WITH {kernels(trace)} SELECT sum(ns), sum(ns) FILTER (library = 'unknown'), sum(ns) FILTER (NOT computes), "
         f"{WHOLE_NS} FROM kernels"
     ).fetchall()
-    total, unknown, handed, whole = (value or 0 for value in rows[0])
+    total, unknown, dispatched, whole = (value or 0 for value in rows[0])
     text = (
         f"{_percent(unknown, total)} of kernel time is in operators that name no library (MKL, PyTorch's own code), "
-        f"{_percent(handed, total)} in operators that only call others"
+        f"{_percent(dispatched, total)} in operators that only call others"
     )
     findings = [Finding(Severity.NOTE, "library", text)]
     if abs(total - whole) > UNCOVERED * whole:
@@ -295,12 +295,12 @@ def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.0f} %" if whole else "0 %"
 
 
-def _alike(trace: Trace) -> int:
-    return _one(
+def _alike_steps(trace: Trace) -> int:
+    return _count(
         trace,
         f"SELECT count(*) FROM alike_spans WHERE kind = '{Kind.STEP}' AND timed",
     )
 
 
-def _one(trace: Trace, query: str) -> int:
+def _count(trace: Trace, query: str) -> int:
     return int(trace.con.execute(query).fetchall()[0][0])

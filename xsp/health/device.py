@@ -132,13 +132,13 @@ def _layers(trace: Trace, work: _Work) -> Iterator[Finding]:
         f"SELECT coalesce(grade, '{Grade.UNKNOWN}'), sum(dur_ns)::BIGINT FROM spans "
         f"WHERE level = {int(Level.KERNEL)} GROUP BY 1"
     ).fetchall()
-    held: Mapping[str, int] = dict(rows)
+    ns_by_grade: Mapping[str, int] = dict(rows)
     if not trace.con.execute(f"SELECT 1 FROM spans WHERE level = {int(Level.LAYER)} LIMIT 1").fetchall():
         text = "no layer was recorded: device work is known by operator only (torch.profiler: with_modules, with_stack)"
         yield Finding(Severity.NOTE, "layers", text, "B")
         return
-    shares = {each: held.get(each.value, 0) / max(work.ns, 1) for each in Grade}
-    text = "device time by layer: " + ", ".join(f"{100 * share:.3g} % {each}" for each, share in shares.items())
+    shares = {grade: ns_by_grade.get(grade.value, 0) / max(work.ns, 1) for grade in Grade}
+    text = "device time by layer: " + ", ".join(f"{100 * share:.3g} % {grade}" for grade, share in shares.items())
     unknown = shares[Grade.UNKNOWN]
     best = "C" if unknown > MOST else "B" if unknown > MANY else "A"
     yield Finding(Severity.WARNING if best != "A" else Severity.GOOD, "layers", text, best)
@@ -198,7 +198,7 @@ def _stacks(trace: Trace) -> Iterator[Finding]:
     recorded = [name for name, count in counts.items() if count]
     if not recorded:
         return
-    ((waited,),) = trace.con.execute(
+    ((idle,),) = trace.con.execute(
         f"""
         WITH {_LAUNCHES}, work AS (
             SELECT spans.rank, device, spans.start_ns, spans.start_ns + dur_ns AS end_ns,
@@ -217,9 +217,9 @@ def _stacks(trace: Trace) -> Iterator[Finding]:
         """
     ).fetchall()
     stacks = STACKS[recorded[0]]
-    best = stacks.best if waited >= STACKS_DECIDE else "B" if waited >= STACKS_WEIGH else "A"
+    best = stacks.best if idle >= STACKS_DECIDE else "B" if idle >= STACKS_WEIGH else "A"
     text = (
         f"{stacks.what} recorded ({counts[recorded[0]]} frames, {stacks.how}): {stacks.effect}, and for "
-        f"{100 * waited:.0f} % of the time the device waited for a launch; record without stacks before acting on that"
+        f"{100 * idle:.0f} % of the time the device waited for a launch; record without stacks before acting on that"
     )
     yield Finding(Severity.NOTE if best == "A" else Severity.WARNING, "stacks", text, best)

@@ -75,33 +75,33 @@ def _program(run: Run) -> Iterator[Finding]:
     yield Finding(Severity.NOTE, "profiling", text)
 
 
-def _here(trace: Trace) -> list[iterations.Iteration]:
-    return [each for each in iterations.iterations(trace.con) if each.rank == trace.rank]
+def _own_iterations(trace: Trace) -> list[iterations.Iteration]:
+    return [iteration for iteration in iterations.iterations(trace.con) if iteration.rank == trace.rank]
 
 
 def _bound(trace: Trace) -> Iterator[Finding]:
     """Yield findings on the share of an iteration outside the step, and on how much of it is waiting for data."""
-    own = next((each for each in _here(trace) if each.kind == trace.kind), None)
-    if own is None or own.mean_ns is None or not own.step_ns or own.data_ns is None:
+    iteration = next((candidate for candidate in _own_iterations(trace) if candidate.kind == trace.kind), None)
+    if iteration is None or iteration.mean_ns is None or not iteration.step_ns or iteration.data_ns is None:
         text = "all steps were recorded: the time of an iteration without recording is unknown"
         yield Finding(Severity.WARNING, "loop", text, "B")
         return
-    if own.disturbed:
-        after = "right after recorded ones" if own.disturbed == 2 else "soon after recorded ones"
-        text = f"few undisturbed steps: the loop's figures are from steps {after}, which may be slow; run more steps"
-        if not own.is_known:
+    if iteration.disturbed:
+        when = "right after recorded ones" if iteration.disturbed == 2 else "soon after recorded ones"
+        text = f"few undisturbed steps: the loop's figures are from steps {when}, which may be slow; run more steps"
+        if not iteration.is_known:
             text = (
-                f"all bare steps are short and ran {after}, so they may take twice as long: the loop time is unknown, "
+                f"all bare steps are short and ran {when}, so they may take twice as long: the loop time is unknown, "
                 "and A1's latency may be up to twice that of the step; run more steps"
             )
-        is_note = own.disturbed == 1 and own.is_known
+        is_note = iteration.disturbed == 1 and iteration.is_known
         yield Finding(Severity.NOTE if is_note else Severity.WARNING, "loop", text, "B")
-    computing = 1 - ((own.between_ns or 0.0) + own.data_ns) / own.mean_ns
+    computing = 1 - ((iteration.between_ns or 0.0) + iteration.data_ns) / iteration.mean_ns
     if 1 - computing < BOUND:
         return
-    waits = own.data_ns / own.mean_ns
+    waits = iteration.data_ns / iteration.mean_ns
     text = (
-        f"an iteration takes {own.mean_ns / 1e6:.4g} ms: step {100 * computing:.0f} %, waiting for data "
+        f"an iteration takes {iteration.mean_ns / 1e6:.4g} ms: step {100 * computing:.0f} %, waiting for data "
         f"{100 * waits:.0f} %, other work between steps {100 * (1 - computing - waits):.0f} %; "
         "the throughput of the program is that of the loop, not of the step"
     )
@@ -110,42 +110,47 @@ def _bound(trace: Trace) -> Iterator[Finding]:
 
 def _mixed(trace: Trace) -> Iterator[Finding]:
     """Yield findings on the kinds of steps that the figures do not cover."""
-    here = _here(trace)
-    others = [each for each in here if each.kind != trace.kind]
-    share = sum(each.share for each in others)
-    names = {each.kind: each.name for each in trace.run.kinds}
-    missing = [each for each in others if not each.recorded and each.share > COLD]
+    own_iterations = _own_iterations(trace)
+    other_kinds = [iteration for iteration in own_iterations if iteration.kind != trace.kind]
+    share = sum(iteration.share for iteration in other_kinds)
+    names = {kind.kind: kind.name for kind in trace.run.kinds}
+    missing = [iteration for iteration in other_kinds if not iteration.recorded and iteration.share > COLD]
     if share >= MIXED:
-        named = ", ".join(f"{names.get(each.kind, each.kind)} ({100 * each.share:.0f} %)" for each in others[:3])
-        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-        text = f"steps of other kinds take {100 * share:.0f} % of the loop's time: {named}{more}; --kind shows them"
+        listing = ", ".join(
+            f"{names.get(iteration.kind, iteration.kind)} ({100 * iteration.share:.0f} %)"
+            for iteration in other_kinds[:3]
+        )
+        more = f" and {len(other_kinds) - 3} more" if len(other_kinds) > 3 else ""
+        text = f"steps of other kinds take {100 * share:.0f} % of the loop's time: {listing}{more}; --kind shows them"
         yield Finding(Severity.WARNING, "kinds", text, "B")
-    elif others:
-        count = sum(each.steps for each in others)
-        kinds = "another kind" if len(others) == 1 else f"{len(others)} other kinds"
-        those = f"1 step of {kinds} takes" if count == 1 else f"{count} steps of {kinds} take"
-        text = f"{those} {100 * share:.2g} % of the loop's time"
+    elif other_kinds:
+        count = sum(iteration.steps for iteration in other_kinds)
+        kinds = "another kind" if len(other_kinds) == 1 else f"{len(other_kinds)} other kinds"
+        subject = f"1 step of {kinds} takes" if count == 1 else f"{count} steps of {kinds} take"
+        text = f"{subject} {100 * share:.2g} % of the loop's time"
         yield Finding(Severity.NOTE, "kinds", text)
-    untimed = [each for each in others if not each.is_known and each.share > COLD]
+    untimed = [iteration for iteration in other_kinds if not iteration.is_known and iteration.share > COLD]
     if untimed:
-        named = ", ".join(str(names.get(each.kind, each.kind)) for each in untimed[:3])
+        listing = ", ".join(str(names.get(iteration.kind, iteration.kind)) for iteration in untimed[:3])
         more = f" and {len(untimed) - 3} more" if len(untimed) > 3 else ""
-        text = f"the time of the loop is unknown for {named}{more}: too few of these short steps ran undisturbed"
+        text = f"the time of the loop is unknown for {listing}{more}: too few of these short steps ran undisturbed"
         yield Finding(Severity.NOTE, "loop", f"{text}; run more steps")
-    for each in missing:
-        text = f"no step of kind {names.get(each.kind, each.kind)} was recorded; {each.steps} ran"
+    for iteration in missing:
+        text = f"no step of kind {names.get(iteration.kind, iteration.kind)} was recorded; {iteration.steps} ran"
         yield Finding(Severity.WARNING, "kinds", text, "B")
 
 
 def _guessed(trace: Trace) -> Iterator[Finding]:
-    kind = next((each for each in trace.run.kinds if each.kind == trace.kind), None)
+    kind = next((entry for entry in trace.run.kinds if entry.kind == trace.kind), None)
     if kind is not None and kind.get("batch_source") == "guess":
-        shapes = [each["shape"] for each in kind.calls if each.get("shape")]
-        flat = (
-            ", whose inputs have one dimension and may be one sample" if all(len(each) == 1 for each in shapes) else ""
+        shapes = [call["shape"] for call in kind.calls if call.get("shape")]
+        hint = (
+            ", whose inputs have one dimension and may be one sample"
+            if all(len(shape) == 1 for shape in shapes)
+            else ""
         )
         text = (
-            f"the samples per step are guessed from its calls ({kind['batch_size']}){flat}: "
+            f"the samples per step are guessed from its calls ({kind['batch_size']}){hint}: "
             "set --batch-size N, batch_size=N or prof.step(batch_size=N)"
         )
         yield Finding(Severity.WARNING, "samples", text, "B")
@@ -153,15 +158,15 @@ def _guessed(trace: Trace) -> Iterator[Finding]:
 
 def _cold(trace: Trace) -> Iterator[Finding]:
     """Yield a finding on the slowdown of steps next to recorded ones, because storing evicts caches."""
-    found = iterations.coldness(trace.con)
-    if found is None or found.ratio <= 1 + COLD:
+    coldness = iterations.coldness(trace.con)
+    if coldness is None or coldness.ratio <= 1 + COLD:
         return
-    text = f"steps next to recorded steps take {found.ratio:.2f} times as long, because storing leaves caches cold; "
-    if found.ratio > 1 + iterations.TOO_COLD:
+    text = f"steps next to recorded steps take {coldness.ratio:.2f} times as long, because storing leaves caches cold; "
+    if coldness.ratio > 1 + iterations.TOO_COLD:
         text += "so times inside a step are as recorded, not true times"
     else:
         text += "the confidence intervals of times inside a step are wider"
-    yield Finding(Severity.WARNING, "short steps", text, "C" if found.ratio > 1 + iterations.TOO_COLD else "B")
+    yield Finding(Severity.WARNING, "short steps", text, "C" if coldness.ratio > 1 + iterations.TOO_COLD else "B")
 
 
 def _drifts(trace: Trace) -> Iterator[Finding]:
@@ -177,8 +182,8 @@ def _drifts(trace: Trace) -> Iterator[Finding]:
         return
     cold = _warms_up(steps, durations) if change < 0 else 0
     if cold:
-        times = summary.percentile(durations[:cold], 0.5) / summary.percentile(durations[cold:], 0.5)
-        text = f"the first {sum(counts[:cold])} of the {sum(counts)} unrecorded steps take {times:.2g} times as long "
+        ratio = summary.percentile(durations[:cold], 0.5) / summary.percentile(durations[cold:], 0.5)
+        text = f"the first {sum(counts[:cold])} of the {sum(counts)} unrecorded steps take {ratio:.2g} times as long "
         text += "as the others: the program warms up, and the loop's figures include that; run more steps"
         yield Finding(Severity.NOTE, "warm-up", text)
         return
@@ -212,14 +217,14 @@ def _warms_up(steps: Sequence[int], durations: Sequence[float]) -> int:
 def _uncertain(trace: Trace) -> Iterator[Finding]:
     """Yield a finding if steady steps differ so much that the latency of a step is uncertain."""
     steps = iterations.steady_steps(trace.con, trace.run)
-    ends = iterations.spread_interval(steps)
-    if ends is None:
+    interval = iterations.spread_interval(steps)
+    if interval is None:
         return
-    middle = iterations.mean_ns(steps)
-    if ends.hi - ends.lo > 2 * WIDE * middle:
+    mean_ns = iterations.mean_ns(steps)
+    if interval.hi - interval.lo > 2 * WIDE * mean_ns:
         text = (
             f"from {iterations.count_of(steps)} steady steps the step's latency is only known to be between "
-            f"{ends.lo / 1e6:.3g} and {ends.hi / 1e6:.3g} ms: the steps vary too much for so short a run; "
+            f"{interval.lo / 1e6:.3g} and {interval.hi / 1e6:.3g} ms: the steps vary too much for so short a run; "
             "run more steps, on an otherwise idle machine"
         )
         yield Finding(Severity.WARNING, "latency", text, "B")

@@ -79,7 +79,7 @@ def _others_on_host(trace: Trace) -> Iterator[Finding]:
     """Yield a finding on other processes on the machine; not for several ranks, which would count as others."""
     if len(trace.run.ranks) > 1:
         return
-    ((own, every),) = trace.con.execute(
+    ((process_cores, host_cores),) = trace.con.execute(
         f"""
         WITH {_TIMED}, during AS (
             SELECT name, value FROM samples
@@ -89,20 +89,20 @@ def _others_on_host(trace: Trace) -> Iterator[Finding]:
         SELECT avg(value) FILTER (name = 'process.cpu.use'), avg(value) FILTER (name = 'host.cpu.use') FROM during
         """
     ).fetchall()
-    if own is not None and every is not None and every - own > BUSY_CORES:
+    if process_cores is not None and host_cores is not None and host_cores - process_cores > BUSY_CORES:
         text = (
-            f"other processes used {every - own:.1f} cores during timed steps on average: "
+            f"other processes used {host_cores - process_cores:.1f} cores during timed steps on average: "
             "other programs, or children of this one"
         )
         yield Finding(Severity.NOTE, "machine", text)
 
 
-def _gaps(said: Samples, devices: Sequence[str]) -> Iterator[Finding]:
+def _gaps(samples: Samples, devices: Sequence[str]) -> Iterator[Finding]:
     """Yield findings on samples that are missing; devices count only on a machine with a device."""
-    if devices and "nvml" in said.absent:
-        yield Finding(Severity.NOTE, "samples", f"devices were not sampled: {said.absent['nvml']}")
-    for text in said.notes:
+    if devices and "nvml" in samples.absent:
+        yield Finding(Severity.NOTE, "samples", f"devices were not sampled: {samples.absent['nvml']}")
+    for text in samples.notes:
         yield Finding(Severity.NOTE, "samples", text)
-    readings, missed = said.readings, said.missed
+    readings, missed = samples.readings, samples.missed
     if missed > MISSED * (readings + missed):
         yield Finding(Severity.NOTE, "samples", f"{missed} of {readings + missed} readings were late and were left out")

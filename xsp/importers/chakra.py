@@ -78,28 +78,28 @@ class Chakra(Enricher):
 
 def _node(node: dict[str, Any]) -> tuple[Any, ...]:
     """Return a node of any schema as a row."""
-    listed = node.get("attrs")
-    attributes = {str(each.get("name")): each.get("value") for each in _dicts(listed)} | node
+    entries = node.get("attrs")
+    attributes = {str(attribute.get("name")): attribute.get("value") for attribute in _dicts(entries)} | node
     inputs, outputs = _part(node, "input"), _part(node, "output")
     return (
-        _whole(attributes.get("id")),
-        _whole(attributes.get("rf_id")),
-        _whole(attributes.get("fw_parent")),
-        _whole(attributes.get("seq_id")),
+        _integer(attributes.get("id")),
+        _integer(attributes.get("rf_id")),
+        _integer(attributes.get("fw_parent")),
+        _integer(attributes.get("seq_id")),
         str(attributes.get("name", ""))[:4096].encode("utf-8", "replace").decode(),
         _text(_shapes(*inputs[1:])),
-        _text([_type(each) for each in inputs[2]]),
-        _text([_scalar(*each) for each in zip(inputs[0], inputs[2], strict=False)]),
+        _text([_type(kind) for kind in inputs[2]]),
+        _text([_scalar(*pair) for pair in zip(inputs[0], inputs[2], strict=False)]),
         _text(_shapes(*outputs[1:])),
     )
 
 
 def _part(node: dict[str, Any], which: str) -> tuple[list[Any], list[Any], list[Any]]:
     """Return values, shapes and types of the inputs or the outputs."""
-    whole = node.get(f"{which}s")
-    if isinstance(whole, dict):
-        return _list(whole.get("values")), _list(whole.get("shapes")), _list(whole.get("types"))
-    return _list(whole), _list(node.get(f"{which}_shapes")), _list(node.get(f"{which}_types"))
+    part = node.get(f"{which}s")
+    if isinstance(part, dict):
+        return _list(part.get("values")), _list(part.get("shapes")), _list(part.get("types"))
+    return _list(part), _list(node.get(f"{which}_shapes")), _list(node.get(f"{which}_types"))
 
 
 def _shapes(shapes: Iterable[Any], types: Iterable[Any]) -> list[Any]:
@@ -125,7 +125,7 @@ def _text(values: list[Any]) -> str | None:
     return json.dumps(values) if values else None
 
 
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
 
 
@@ -134,7 +134,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _dicts(value: Any) -> Iterator[dict[str, Any]]:
-    return (each for each in _list(value) if isinstance(each, dict))
+    return (element for element in _list(value) if isinstance(element, dict))
 
 
 # --- joining ----------------------------------------------------------------------------------------------
@@ -152,9 +152,9 @@ def _match(con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> None:
     best = 0
     for numbers in _numberings(con):
         con.execute(_PAIRS.format(numbers=numbers).replace("chakra_pairs", "chakra_tried"))
-        ((found,),) = con.execute("SELECT count(*) FROM chakra_tried").fetchall()
-        if found > best:
-            best = found
+        ((matches,),) = con.execute("SELECT count(*) FROM chakra_tried").fetchall()
+        if matches > best:
+            best = matches
             con.execute("CREATE OR REPLACE TEMP TABLE chakra_pairs AS FROM chakra_tried")
     con.execute("DROP TABLE chakra_tried")
     if not best:
@@ -168,8 +168,8 @@ def _match(con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> None:
 
 def _numberings(con: duckdb.DuckDBPyConnection) -> list[str]:
     """Return queries of spans with the number that may be their `rf_id`."""
-    known = con.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'operators'").fetchall()
-    by_record = ["SELECT number, record_function_id AS id FROM operators"] if known else []
+    has_operators = con.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'operators'").fetchall()
+    by_record = ["SELECT number, record_function_id AS id FROM operators"] if has_operators else []
     return [*by_record, "SELECT number, operator AS id FROM seen"]
 
 

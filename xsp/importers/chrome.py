@@ -55,12 +55,12 @@ class Chrome(TableImporter):
                     f"{source}: is in Perfetto's binary format, which xsp does not read; convert it first: "
                     f"traceconv json {shlex.quote(Path(source).name)} trace.json"
                 )
-        around = traceevents.read(con, source, _Needed())
+        envelope = traceevents.read(con, source, _Events())
         if con.execute(_FROM_TORCH).fetchall():
             con.execute("DROP TABLE events")  # as large as the file, and not needed any more
             return Kineto().fill(con, source)
         losses = Losses(self.name)
-        if around.open:
+        if envelope.open:
             losses.note("the list of trace events is not closed: the program that wrote it ended early")
         _count(con, losses)
         _fill(con, losses)
@@ -72,7 +72,7 @@ def _is_protobuf(head: bytes, source: str) -> bool:
     """Return whether a file is Perfetto's binary format, by its first packet or by its name."""
     if head[:1] != b"\x0a":
         return False
-    length = next((place for place in range(1, 6) if head[place : place + 1] < b"\x80"), 5)
+    length = next((index for index in range(1, 6) if head[index : index + 1] < b"\x80"), 5)
     first = head[length + 1 : length + 2]
     return source.lower().endswith(PROTOBUF) or (bool(first) and first[0] in _FIRST_FIELDS)
 
@@ -94,7 +94,7 @@ _ARGS = f"""
 """
 
 
-class _Needed(traceevents.Events):
+class _Events(traceevents.Events):
     args = _ARGS
 
 
@@ -139,7 +139,7 @@ def _fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     table.create(con, "seen", SEEN)
     for name, query in {"chrome_places": _PLACES, "chrome_pairs": _PAIRS, "chrome_async": _ASYNC}.items():
         con.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}")
-    for part in (_WHOLE, _PAIRED, _PAIRED_ASYNC):
+    for part in (_COMPLETE, _PAIRED, _PAIRED_ASYNC):
         con.execute(f"INSERT INTO seen BY NAME {part}")
     for reasons, reason, rows in (
         (losses.changed, "spans without an end, taken to last until the last event", "chrome_pairs WHERE no_end"),
@@ -193,7 +193,7 @@ _NAME = r"coalesce(regexp_replace(e.name, '\((/|[A-Za-z]:\\)[^()]*[/\\]([^/\\()]
 _DETAILS = {key: rf"nullif(regexp_extract(e.args.details, '\b{key}:([\d,]+)', 1), '')"
             for key in ("regs", "static_shared", "dynamic_shared", "grid", "block", "occ_pct", "size")}  # fmt: skip
 
-_WHOLE = rf"""
+_COMPLETE = rf"""
     SELECT number, {_NAME} AS name, process, thread, device, stream, ts_ns AS start_ns, dur_ns,
            CASE WHEN device IS NOT NULL THEN {int(Level.KERNEL)} WHEN e.args.step IS NOT NULL THEN {int(Level.MODEL)}
                 WHEN e.args.correlation IS NOT NULL THEN {int(Level.RUNTIME)}

@@ -23,15 +23,15 @@ def run_of(text: str, losses: Losses) -> Run | None:
         The run, which has an `id`; None if the text does not describe a run.
     """
     try:
-        claimed = Run.of(json.loads(text, parse_constant=_refuse))
+        run = Run.of(json.loads(text, parse_constant=_refuse))
     except (ValueError, TypeError, AttributeError, RecursionError):
-        claimed = Run.of({})
-    if claimed.id is None or not _ID.fullmatch(claimed.id):
+        run = Run.of({})
+    if run.id is None or not _ID.fullmatch(run.id):
         losses.changed["description of a run that is not valid"] += 1
         return None
-    for name in claimed.misfits:
+    for name in run.misfits:
         losses.changed[f"field {name} of a run left out: it does not have xsp's type"] += 1
-    return Run.of({name: value for name, value in claimed.items() if name not in _ELSEWHERE})
+    return Run.of({name: value for name, value in run.items() if name not in _ELSEWHERE})
 
 
 def device(name: str, sms: Any, memory_bytes: Any, major: Any, minor: Any, warp_size: Any) -> dict[str, Any]:

@@ -92,23 +92,23 @@ class Losses:
         return {
             "importer": self.importer,
             "spans": self.spans,
-            "skipped": _worst(self.skipped),
-            "changed": _worst(self.changed),
+            "skipped": _largest(self.skipped),
+            "changed": _largest(self.changed),
             "notes": self.notes,
         }
 
     def sentences(self) -> list[str]:
         """Return the losses as sentences, the largest first."""
-        skipped = [f"{count} spans were left out: {reason}" for reason, count in _worst(self.skipped).items()]
-        changed = [f"{count} × {what}" for what, count in _worst(self.changed).items()]
+        skipped = [f"{count} spans were left out: {reason}" for reason, count in _largest(self.skipped).items()]
+        changed = [f"{count} × {what}" for what, count in _largest(self.changed).items()]
         return [*skipped, *changed, *self.notes]
 
 
-def _worst(reasons: Counter[str]) -> dict[str, int]:
+def _largest(reasons: Counter[str]) -> dict[str, int]:
     """Return reasons with their counts, largest first; those beyond the maximum are summed up in one entry."""
-    told = dict(reasons.most_common(_MOST_REASONS))
-    rest = reasons.total() - sum(told.values())
-    return {**told, f"{len(reasons) - len(told)} further reasons": rest} if rest else told
+    listed = dict(reasons.most_common(_MOST_REASONS))
+    rest = reasons.total() - sum(listed.values())
+    return {**listed, f"{len(reasons) - len(listed)} further reasons": rest} if rest else listed
 
 
 @dataclass
@@ -217,18 +217,18 @@ def importer(name: str) -> Importer:
     Raises:
         PluginError: it cannot be loaded or made, or is not an importer; the message names it and the reason.
     """
-    made = plugins.load(GROUP, name)
+    factory = plugins.load(GROUP, name)
     try:
-        found: Importer = made()
-        lacks = [each for each in ("name", "recognises") if not hasattr(found, each)]
-        if lacks:
-            raise TypeError(f"has no {', '.join(lacks)}; xsp/importers/contract.py says what an importer has")
-        kinds = [method for method, kind in _KINDS.items() if isinstance(found, kind)]
+        instance: Importer = factory()
+        missing = [member for member in ("name", "recognises") if not hasattr(instance, member)]
+        if missing:
+            raise TypeError(f"has no {', '.join(missing)}; xsp/importers/contract.py says what an importer has")
+        kinds = [method for method, kind in _KINDS.items() if isinstance(instance, kind)]
         if len(kinds) != 1:
             raise TypeError(f"has {' and '.join(kinds) or 'none'} of {', '.join(_KINDS)}; an importer has one of these")
     except plugins.MAY_BREAK as error:
         raise PluginError(_unusable(name, error)) from error
-    return found
+    return instance
 
 
 def _unusable(name: str, error: BaseException) -> str:
@@ -248,8 +248,8 @@ def find(source: str) -> Importer:
     unusable: list[str] = []
     for name in plugins.names(GROUP):
         try:
-            found = importer(name)
-            recognised = found.recognises(head, source)
+            candidate = importer(name)
+            recognised = candidate.recognises(head, source)
         except PluginError as error:
             unusable.append(str(error))
             continue
@@ -257,7 +257,7 @@ def find(source: str) -> Importer:
             unusable.append(_unusable(name, error))
             continue
         if recognised:
-            return found
+            return candidate
     if _TASKS.match(head):
         raise TraceError(
             f"{source}: an execution trace of tasks for simulators (Chakra's binary form, as `xsp predict --chakra` "
@@ -269,9 +269,9 @@ def find(source: str) -> Importer:
             raise TraceError(f"{source}: compressed with {form}, which is not read; decompress it, or use gzip")
     if unusable:
         raise PluginError(f"{without_credentials(source)}: no importer recognises it; {'; '.join(unusable)}")
-    known = ", ".join(plugins.names(GROUP))
+    names = ", ".join(plugins.names(GROUP))
     raise TraceError(
-        f"{without_credentials(source)}: no importer recognises it; there are: {known}. docs/use/importing.md says "
+        f"{without_credentials(source)}: no importer recognises it; there are: {names}. docs/use/importing.md says "
         "what each reads"
     )
 
@@ -291,9 +291,9 @@ def without_credentials(source: str) -> str:
     if not is_url(source):
         return source
     scheme, _, rest = source.partition("://")
-    place = rest.partition("?")[0].partition("#")[0]
-    host, slash, path = place.partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+    address = rest.partition("?")[0].partition("#")[0]
+    authority, slash, path = address.partition("/")
+    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
 
 
 def first_bytes(path: Path) -> bytes:

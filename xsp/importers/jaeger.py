@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from xsp.errors import TraceError
 from xsp.importers import otlp_json
 from xsp.importers.contract import Imported, Losses, RowImporter, is_url, opened, without_credentials
-from xsp.importers.otlp import LARGEST, Part, Reader, Spoken, Unfit
+from xsp.importers.otlp import LARGEST, InvalidSpan, OtlpSpan, Part, Reader
 
 if TYPE_CHECKING:
     from urllib.error import HTTPError
@@ -36,11 +36,11 @@ MOST_LINKED = 2_000
 
 _UI = re.compile(rb'\s*\{\s*"(?:data|result)"\s*:\s*[\[{]')
 _TRACE_URL = re.compile(r"(https?://[^?#]*?)/(?:trace|api/traces|api/v3/traces)/([0-9a-fA-F]{1,32})/?(?:[?#].*)?", re.I)
-_BY_JAEGER = frozenset(
+_JAEGER_TAGS = frozenset(
     "span.kind otel.scope.name otel.scope.version otel.status_code otel.status_description error "
     "internal.span.format w3c.tracestate".split()
 )
-"""Tags of Jaeger for data that OTLP does not store in attributes."""
+"""Tags in which Jaeger stores data that are fields, not attributes, in OTLP."""
 
 
 class Jaeger(RowImporter):
@@ -58,9 +58,9 @@ class Jaeger(RowImporter):
         if is_url(source):
             base, trace_id = _parts_of_url(source)
             reader = Reader(losses)
-            return Imported(reader.rows(_fetched(base, trace_id, reader)), losses, reader.runs)
+            return Imported(reader.rows(_trace_parts(base, trace_id, reader)), losses, reader.runs)
         with opened(Path(source)) as file:
-            text = otlp_json.whole(file, source)
+            text = otlp_json.read_rest(file, source)
         documents = list(_documents(text, source))
         in_microseconds = any("data" in document for document in documents)
         reader = Reader(losses, unit_ns=1000 if in_microseconds else 1)
@@ -80,16 +80,16 @@ class Jaeger(RowImporter):
 
 def _parts_of_url(url: str) -> tuple[str, str]:
     """Return the base of a Jaeger and a trace id."""
-    found = _TRACE_URL.fullmatch(url)
-    if found is None:
+    match = _TRACE_URL.fullmatch(url)
+    if match is None:
         raise TraceError(
             f"{without_credentials(url)}: not the URL of a trace; "
             "give http://localhost:16686/trace/<trace id>, as in the browser's address bar"
         )
-    return found[1], found[2].lower().zfill(32)
+    return match[1], match[2].lower().zfill(32)
 
 
-def _fetched(base: str, trace_id: str, reader: Reader) -> Iterator[Part]:
+def _trace_parts(base: str, trace_id: str, reader: Reader) -> Iterator[Part]:
     """Yield the parts of a trace and of the traces that its spans link to."""
     seen = {trace_id}
     yield from _trace(base, trace_id)
@@ -129,13 +129,13 @@ def _get(url: str, place: str) -> bytes:
         def redirect_request(self, *_: Any) -> None:
             """Follow no redirect: credentials must not be sent elsewhere, and Jaeger does not redirect."""
 
-    asked = _request(url, place)
+    request = _request(url, place)
     try:
-        with build_opener(NoRedirect).open(asked, timeout=SECONDS) as answer:
-            return _body(answer, place)
+        with build_opener(NoRedirect).open(request, timeout=SECONDS) as response:
+            return _body(response, place)
     except errors.HTTPError as error:
         with error:
-            _refused(error, place)
+            _raise_for_status(error, place)
     except errors.URLError as error:
         reason = getattr(error.reason, "strerror", None) or error.reason
         raise TraceError(f"{place}: no answer ({reason}); is Jaeger running there?") from None
@@ -154,7 +154,7 @@ def _request(url: str, place: str) -> Request:
     try:
         parts = urlsplit(url)
         host = parts.netloc.rpartition("@")[2]
-        asked = Request(parts._replace(netloc=host, fragment="").geturl())
+        request = Request(parts._replace(netloc=host, fragment="").geturl())
         _ = parts.port  # raises if it is not a number
         if not parts.hostname:
             raise ValueError("it has no host")
@@ -162,13 +162,13 @@ def _request(url: str, place: str) -> Request:
         raise TraceError(f"{place}: not a URL; write http://localhost:16686/trace/<trace id>") from None
     if parts.username is not None:
         secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        asked.add_unredirected_header("Authorization", f"Basic {base64.b64encode(secret.encode()).decode()}")
-    return asked
+        request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(secret.encode()).decode()}")
+    return request
 
 
-def _body(answer: Any, place: str) -> bytes:
+def _body(response: Any, place: str) -> bytes:
     content, end = bytearray(), time.monotonic() + LONGEST
-    while part := answer.read1(1 << 20):
+    while part := response.read1(1 << 20):
         content += part
         if len(content) > LARGEST:
             raise TraceError(f"{place}: more than {LARGEST >> 20} MiB; export it to a file of JSON lines instead")
@@ -177,7 +177,7 @@ def _body(answer: Any, place: str) -> bytes:
     return bytes(content)
 
 
-def _refused(error: HTTPError, place: str) -> NoReturn:
+def _raise_for_status(error: HTTPError, place: str) -> NoReturn:
     if error.code == 404:
         raise TraceError(f"{place}: Jaeger has no such trace (404), or this is not a Jaeger") from None
     if error.code in (401, 403):
@@ -191,16 +191,16 @@ def _refused(error: HTTPError, place: str) -> NoReturn:
 def _documents(text: bytes, place: str) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of a text, one after another; a long answer of Jaeger consists of several."""
     try:
-        rest = text.decode("utf-8-sig")
+        content = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise TraceError(f"{place}: not UTF-8 at byte {error.start}; this is not a Jaeger trace") from error
-    decoder, at = json.JSONDecoder(), 0
+    decoder, index = json.JSONDecoder(), 0
     while True:
-        at = _BLANK.match(rest, at).end()  # type: ignore[union-attr]
-        if at == len(rest):
+        index = _BLANK.match(content, index).end()  # type: ignore[union-attr]
+        if index == len(content):
             return
         try:
-            document, at = decoder.raw_decode(rest, at)
+            document, index = decoder.raw_decode(content, index)
         except json.JSONDecodeError as error:
             raise TraceError(f"{place}: not JSON, or cut off ({error})") from error
         except (ValueError, RecursionError) as error:
@@ -223,7 +223,7 @@ def _parts(document: Mapping[str, Any], place: str) -> Iterator[Part]:
         yield from otlp_json.parts_of(result, place)
     elif isinstance(document.get("data"), list):
         for trace in document["data"]:
-            yield from _downloaded(trace, place)
+            yield from _ui_parts(trace, place)
     else:
         raise TraceError(f"{place}: not a Jaeger trace: it has neither result nor data")
 
@@ -234,49 +234,49 @@ def _message(error: Any) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in str(text))[:200]
 
 
-def _downloaded(trace: Any, place: str) -> Iterator[Part]:
+def _ui_parts(trace: Any, place: str) -> Iterator[Part]:
     """Yield the parts of a trace in the format of the UI's download: one per span, with the resource of its process."""
     fits = isinstance(trace, dict) and isinstance(trace.get("spans"), list)
     if not fits or not isinstance(trace.get("processes", {}), dict):
         raise TraceError(f"{place}: an item of data has no spans and processes; this is not a Jaeger trace")
     for span in trace["spans"]:
-        own = span.get("process") if isinstance(span, dict) else None
-        named = str(span.get("processID")) if isinstance(span, dict) else ""
-        process = own if isinstance(own, dict) else trace.get("processes", {}).get(named)
+        embedded = span.get("process") if isinstance(span, dict) else None
+        process_id = str(span.get("processID")) if isinstance(span, dict) else ""
+        process = embedded if isinstance(embedded, dict) else trace.get("processes", {}).get(process_id)
         process = process if isinstance(process, dict) else {}
         try:
             resource = {**_tags(process.get("tags")), "service.name": process.get("serviceName")}
             tags = _tags(span.get("tags")) if isinstance(span, dict) else {}
-            yield Part(resource, str(tags.get("otel.scope.name", "")), [_spoken(span, tags)])
-        except Unfit as unfit:
+            yield Part(resource, str(tags.get("otel.scope.name", "")), [_span(span, tags)])
+        except InvalidSpan as unfit:
             yield Part({}, "", [unfit])
 
 
-def _spoken(span: Any, tags: Mapping[str, Any]) -> Spoken | Unfit:
+def _span(span: Any, tags: Mapping[str, Any]) -> OtlpSpan | InvalidSpan:
     if not isinstance(span, dict):
-        return Unfit("it is not a JSON object")
+        return InvalidSpan("it is not a JSON object")
     start, duration = span.get("startTime"), span.get("duration")
     trace_id, references = _digits(span.get("traceID"), 32), span.get("references") or []
     if not isinstance(start, int) or not isinstance(duration, int) or not isinstance(references, list):
-        return Unfit("its times are missing or not valid")
+        return InvalidSpan("its times are missing or not valid")
     targets = [
-        (str(each.get("refType")), _digits(each.get("traceID"), 32), _digits(each.get("spanID"), 16))
-        for each in references
-        if isinstance(each, dict)
+        (str(reference.get("refType")), _digits(reference.get("traceID"), 32), _digits(reference.get("spanID"), 16))
+        for reference in references
+        if isinstance(reference, dict)
     ]
     child_of, follows_from = (
-        [target for kind, trace, target in targets if kind == wanted and trace == trace_id]
-        for wanted in ("CHILD_OF", "FOLLOWS_FROM")
+        [target for kind, trace, target in targets if kind == relation and trace == trace_id]
+        for relation in ("CHILD_OF", "FOLLOWS_FROM")
     )
     parents = [*child_of, _digits(span.get("parentSpanID"), 16), *follows_from]  # the order in which Jaeger looks
-    return Spoken(
+    return OtlpSpan(
         trace_id=trace_id,
         span_id=_digits(span.get("spanID"), 16),
         parent_id=next(filter(None, parents), None),
         name=span.get("operationName", ""),
         start_ns=start * 1000,
         end_ns=(start + duration) * 1000,
-        attributes={name: value for name, value in tags.items() if name not in _BY_JAEGER},
+        attributes={name: value for name, value in tags.items() if name not in _JAEGER_TAGS},
         status=2 if tags.get("error") in (True, "true") or tags.get("otel.status_code") == "ERROR" else 0,
         links=tuple(trace for kind, trace, _ in targets if trace and trace != trace_id),
         events=otlp_json.items(span.get("logs")),
@@ -293,13 +293,13 @@ def _tags(tags: Any) -> dict[str, Any]:
     if tags is None:
         return {}
     if not isinstance(tags, list):
-        raise Unfit("its tags are not a list")
-    found = {}
+        raise InvalidSpan("its tags are not a list")
+    attributes = {}
     for tag in tags:
         if not isinstance(tag, dict) or not isinstance(tag.get("key"), str):
-            raise Unfit("one of its tags has no key")
-        found[tag["key"]] = _tag(tag.get("type"), tag.get("value"))
-    return found
+            raise InvalidSpan("one of its tags has no key")
+        attributes[tag["key"]] = _tag(tag.get("type"), tag.get("value"))
+    return attributes
 
 
 def _tag(kind: Any, value: Any) -> Any:

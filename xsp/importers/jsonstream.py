@@ -17,7 +17,7 @@ CHUNK = 1 << 20
 """Minimum number of bytes that are read at a time."""
 
 MOST = 1 << 24
-"""Maximum characters of one element, and of a value beside the array; a longer one is damage, or an attack."""
+"""Maximum characters of one element, and of a value outside the array; a longer one is damage, or an attack."""
 
 _BLANK = re.compile(r"[\s,]*")
 _DECODER = json.JSONDecoder(parse_constant=lambda name: None)  # NaN and infinities are not measured values
@@ -62,8 +62,8 @@ class _Text:
     def next(self) -> str:
         """Return the next character that is neither blank nor a comma."""
         while True:
-            found = _BLANK.match(self._held, self._place)
-            self._place = found.end() if found else self._place
+            match = _BLANK.match(self._held, self._place)
+            self._place = match.end() if match else self._place
             if self._place < len(self._held):
                 return self._held[self._place]
             if self._ended:

@@ -15,7 +15,7 @@ import duckdb
 from xsp.errors import TraceError
 from xsp.importers import claims, kineto_counters, kineto_rows, kineto_whole, traceevents
 from xsp.importers.contract import Losses, Seen, TableImporter
-from xsp.importers.kineto_rows import whole
+from xsp.importers.kineto_rows import parse_integer
 
 MARKS = (b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"baseTimeNanoseconds"', b"PyTorch Profiler",
          b"ProfilerStep#", b'"cpu_op"', b'"python_function"', b'"ac2g"', b'"aten::')  # fmt: skip
@@ -40,18 +40,18 @@ class Kineto(TableImporter):
     def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
         """Make the table `seen`, see `TableImporter.fill`."""
         rows = kineto_rows.Rows()
-        around = traceevents.read(con, source, rows)
+        envelope = traceevents.read(con, source, rows)
         losses = Losses(self.name)
-        if around.open:
+        if envelope.open:
             losses.note("the list of trace events is not closed: the program that wrote it ended early")
-        run = _run(around.keys)
+        run = _run(envelope.keys)
         counters = kineto_counters.attach(con, run["machine"]["device_properties"], losses)
-        base_ns = whole(around.keys.get(kineto_rows.BASE)) or 0
+        base_ns = parse_integer(envelope.keys.get(kineto_rows.BASE)) or 0
         kineto_whole.finish(con, base_ns - rows.base_ns, losses)
         losses.spans = con.execute("SELECT count(*) FROM seen").fetchall()[0][0]
         if not losses.spans:
             raise TraceError("; ".join([f"{source}: holds no operator, call or kernel", *losses.sentences()]))
-        private = {key: value for key, value in around.keys.items() if key not in PUBLIC and "version" not in key}
+        private = {key: value for key, value in envelope.keys.items() if key not in PUBLIC and "version" not in key}
         return Seen(run | counters, losses, _resolution(con), private)
 
 
@@ -67,18 +67,18 @@ def _run(keys: dict[str, Any]) -> dict[str, Any]:
     distributed = keys.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     properties = keys.get("deviceProperties")
-    listed = properties[:MOST_DEVICES] if isinstance(properties, list) else []
-    devices = [_device(each) for each in listed if isinstance(each, dict)]
+    entries = properties[:MOST_DEVICES] if isinstance(properties, list) else []
+    devices = [_device(entry) for entry in entries if isinstance(entry, dict)]
     run: dict[str, Any] = {
         "machine": {
-            "devices": [each["name"] for each in devices],
+            "devices": [device["name"] for device in devices],
             "device_properties": devices,
             "versions": {key: keys[key] for key in sorted(keys) if re.search("version", key) and _is_plain(keys[key])},
         },
     }
-    if (rank := whole(distributed.get("rank"), below=1 << 31)) is not None:  # the range of the column
+    if (rank := parse_integer(distributed.get("rank"), below=1 << 31)) is not None:  # the range of the column
         run["rank"] = rank
-    if (size := whole(distributed.get("world_size"))) is not None:
+    if (size := parse_integer(distributed.get("world_size"))) is not None:
         run["world_size"] = size
     if isinstance(distributed.get("backend"), str):
         run["backend"] = distributed["backend"]
@@ -87,7 +87,7 @@ def _run(keys: dict[str, Any]) -> dict[str, Any]:
 
 def _device(properties: dict[str, Any]) -> dict[str, Any]:
     keys = ("numSms", "totalGlobalMem", "computeMajor", "computeMinor", "warpSize")
-    return claims.device(str(properties.get("name", ""))[:256], *(whole(properties.get(key)) for key in keys))
+    return claims.device(str(properties.get("name", ""))[:256], *(parse_integer(properties.get(key)) for key in keys))
 
 
 def _is_plain(value: Any) -> bool:

@@ -64,17 +64,17 @@ def attach(con: duckdb.DuckDBPyConnection, devices: Sequence[Mapping[str, Any]],
     ).fetchall()
     if kernels:
         joined = _by_name(kernels, ranges)
-        fitting = f"{len(joined)} of {len(ranges)} ranges of the range profiler were joined to kernels by their names"
-        losses.note(fitting)
+        summary = f"{len(joined)} of {len(ranges)} ranges of the range profiler were joined to kernels by their names"
+        losses.note(summary)
     else:
         joined = _by_order(con, ranges, losses)
         losses.note("the range profiler replayed kernels to count: their times are not in the trace, and the host "
                     "waited for the replays")  # fmt: skip
-    _write(con, [each for each in ranges if each.number in joined], joined, devices)
+    _write(con, [entry for entry in ranges if entry.number in joined], joined, devices)
     ((spans,),) = con.execute("SELECT count(*) FROM seen").fetchall()
     if not spans:
-        _window(con)
-    sums = _sums(each for each in ranges if each.number not in joined)
+        _add_window_span(con)
+    sums = _sums(entry for entry in ranges if entry.number not in joined)
     return {
         "counters": {
             "tool": TOOL,
@@ -101,11 +101,11 @@ def _ranges(con: duckdb.DuckDBPyConnection, devices: Sequence[Mapping[str, Any]]
 def _values(args: str | None) -> dict[str, float]:
     """Return the metrics of an event: its numeric arguments."""
     try:
-        found = json.loads(args or "{}")
+        arguments = json.loads(args or "{}")
     except (ValueError, RecursionError):
-        found = {}
+        arguments = {}
     values: dict[str, float] = {}
-    for name, value in list(found.items())[:_MOST_METRICS] if isinstance(found, dict) else ():
+    for name, value in list(arguments.items())[:_MOST_METRICS] if isinstance(arguments, dict) else ():
         number = _number(value)
         if number is not None and len(name) <= _LONGEST_NAME:
             values[name] = number
@@ -125,13 +125,13 @@ def _number(value: Any) -> float | None:
 
 def _with_flops(values: dict[str, float], capability: tuple[int, int] | None) -> dict[str, float]:
     """Add the floating-point operations that follow from instruction counts."""
-    made = {FLOPS: metrics.figures(values, capability).flops, ORDINARY: metrics.ordinary(values)}
-    return {**{name: float(value) for name, value in made.items() if value is not None}, **values}
+    derived = {FLOPS: metrics.figures(values, capability).flops, ORDINARY: metrics.ordinary(values)}
+    return {**{name: float(value) for name, value in derived.items() if value is not None}, **values}
 
 
 def _capability(devices: Sequence[Mapping[str, Any]], device: int) -> tuple[int, int] | None:
-    known = devices[device].get("compute") if 0 <= device < len(devices) else None
-    parts = str(known or "").split(".")
+    compute = devices[device].get("compute") if 0 <= device < len(devices) else None
+    parts = str(compute or "").split(".")
     return (int(parts[0]), int(parts[1])) if len(parts) == 2 and all(part.isdigit() for part in parts) else None
 
 
@@ -144,8 +144,8 @@ def _by_name(kernels: Iterable[tuple[int, str, int]], ranges: Iterable[_Range]) 
     counted: dict[tuple[int, str | None], list[int]] = defaultdict(list)
     for device, name, number in kernels:
         timed[device, name].append(number)
-    for each in ranges:
-        counted[each.device, each.name].append(each.number)
+    for entry in ranges:
+        counted[entry.device, entry.name].append(entry.number)
     return {
         number: kernel
         for group, numbers in counted.items()
@@ -174,12 +174,12 @@ def _by_order(con: duckdb.DuckDBPyConnection, ranges: Sequence[_Range], losses: 
             """
         ).fetchall()
     ]
-    devices = {each.device for each in ranges}
+    devices = {entry.device for entry in ranges}
     if len(devices) == 1 and len(launches) == len(ranges):
         losses.note(f"{len(ranges)} ranges of the range profiler were joined to as many launches by their order")
-        return {each.number: launch for each, launch in zip(ranges, launches, strict=True)}
-    why = f"of {len(devices)} GPUs" if len(devices) > 1 else f"beside {len(launches)} launches"
-    losses.note(f"{len(ranges)} ranges of the range profiler, {why}, are known by kernel, but not by operator")
+        return {entry.number: launch for entry, launch in zip(ranges, launches, strict=True)}
+    reason = f"of {len(devices)} GPUs" if len(devices) > 1 else f"beside {len(launches)} launches"
+    losses.note(f"{len(ranges)} ranges of the range profiler, {reason}, are known by kernel, but not by operator")
     return {}
 
 
@@ -191,10 +191,10 @@ def _write(
 ) -> None:
     """Write the counters into the rows of `seen`: as attributes, and for kernels also into their columns."""
     rows = []
-    for each in counted:
-        told = {"counters": each.values, "counted": {"kernel": each.name, "device": each.device}}
-        figures = metrics.figures(each.values, _capability(devices, each.device))
-        rows.append((joined[each.number], json.dumps(told), *figures))
+    for entry in counted:
+        attributes = {"counters": entry.values, "counted": {"kernel": entry.name, "device": entry.device}}
+        figures = metrics.figures(entry.values, _capability(devices, entry.device))
+        rows.append((joined[entry.number], json.dumps(attributes), *figures))
     columns = (
         Column("number", "BIGINT", "of the row in `seen`"),
         Column("told", "VARCHAR", "attributes, as JSON"),
@@ -225,7 +225,7 @@ def _write(
     con.execute("DROP TABLE counted")
 
 
-def _window(con: duckdb.DuckDBPyConnection) -> None:
+def _add_window_span(con: duckdb.DuckDBPyConnection) -> None:
     """Add a span for the profiled window to a trace that contains only ranges."""
     con.execute(
         f"""
@@ -240,12 +240,12 @@ def _window(con: duckdb.DuckDBPyConnection) -> None:
 
 def _sums(apart: Iterable[_Range]) -> list[dict[str, Any]]:
     """Return the counters summed up by kernel name, device and metric."""
-    found: dict[tuple[str, int, str], list[float]] = defaultdict(list)
-    for each in apart:
-        for metric, value in each.values.items():
-            found[each.name or NAMELESS, each.device, metric].append(value)
+    values_by_metric: dict[tuple[str, int, str], list[float]] = defaultdict(list)
+    for entry in apart:
+        for metric, value in entry.values.items():
+            values_by_metric[entry.name or NAMELESS, entry.device, metric].append(value)
     return [
         {"kernel": kernel, "device": device, "metric": metric, "kernels": len(values), "sum": sum(values),
          "least": min(values), "most": max(values)}
-        for (kernel, device, metric), values in sorted(found.items())
+        for (kernel, device, metric), values in sorted(values_by_metric.items())
     ]  # fmt: skip

@@ -39,7 +39,7 @@ _BASE_NS = "BASE_NS"
 _SORTS = " ".join(f"WHEN {table.literal(name)} THEN '{sort}'" for sort, names in CATEGORIES.items() for name in names)
 
 _LIBRARY = "(starts_with(name, 'nccl:') OR starts_with(name, 'rccl:') OR starts_with(name, 'gloo:'))"
-_TOLD = "contains(args, 'Collective name')"
+_HAS_COLLECTIVE = "contains(args, 'Collective name')"
 
 READ = {
     "process": "TRY_CAST(pid AS BIGINT)",
@@ -49,12 +49,13 @@ READ = {
     f"WHEN category = 'python_function' AND name NOT LIKE 'nn.Module: %' THEN NULL ELSE CASE category {_SORTS} END END",
     "sort": f"CASE WHEN ts_ns BETWEEN 0 AND {LONGEST} AND (sorted = 'memory' OR dur_ns BETWEEN 0 AND {LONGEST}) "
     "THEN sorted END",
-    "told": f"coalesce(CASE sort WHEN 'kernel' THEN {_TOLD} WHEN 'op' THEN {_TOLD} OR starts_with(name, 'triton_') "
+    "has_details": f"coalesce(CASE sort WHEN 'kernel' THEN {_HAS_COLLECTIVE} WHEN 'op' THEN {_HAS_COLLECTIVE} "
+    "OR starts_with(name, 'triton_') "
     f"OR starts_with(name, '## Call CompiledFxGraph ') OR ({_LIBRARY} AND contains(args, 'Input ')) END, false)",
 }
 """Additional columns of a portion: process and thread as numbers, the category in lower case, the sort of row of an
 event (`sorted`), the same but null without a valid time (`sort`), and whether the name or the arguments of an operator
-or kernel have additional data (`told`): a query for these takes longer to plan than most files take to read."""
+or kernel have additional data (`has_details`): a query for these takes longer to plan than most files take to read."""
 
 
 STEP = "name LIKE 'ProfilerStep#%'"
@@ -89,66 +90,66 @@ def _object(parts: dict[str, str]) -> str:
 
     If a file contains text instead of a number, the text is quoted.
     """
-    plain = _joined(parts)
-    mended = {
+    plain = _join_members(parts)
+    escaped = {
         key: f"CASE WHEN NOT json_valid({value}) THEN CAST(to_json({value}) AS VARCHAR) ELSE {value} END"
         for key, value in parts.items()
     }
-    return f"CASE WHEN json_valid({plain}) THEN nullif({plain}, '{{}}') ELSE {_joined(mended)} END"
+    return f"CASE WHEN json_valid({plain}) THEN nullif({plain}, '{{}}') ELSE {_join_members(escaped)} END"
 
 
-def _joined(parts: dict[str, str]) -> str:
+def _join_members(parts: dict[str, str]) -> str:
     members = ", ".join(f"',\"{key}\":' || {value}" for key, value in parts.items())
     return f"concat('{{', substr(concat({members}), 2), '}}')"
 
 
-_TOLD_OF_COLLECTIVES = ("Collective name", "Process Group Name", "Seq", "In msg nelems", "Out msg nelems", "dtype",
-                        "Group size", "Process Group Ranks")  # fmt: skip
+_COLLECTIVE_ARGUMENTS = ("Collective name", "Process Group Name", "Seq", "In msg nelems", "Out msg nelems", "dtype",
+                         "Group size", "Process Group Ranks")  # fmt: skip
 
 
-def _collective(given: _Arguments) -> dict[str, str]:
+def _collective(args: _Arguments) -> dict[str, str]:
     """Return the SQL of the data on a collective in a row, by attribute."""
     return {
-        "xsp.collective.name": given.quoted("Collective name"),
-        "xsp.collective.communicator": given.quoted("Process Group Name"),
-        "xsp.collective.seq": given.text("Seq"),
-        "xsp.collective.in_elements": given.text("In msg nelems"),
-        "xsp.collective.out_elements": given.text("Out msg nelems"),
-        "xsp.collective.dtype": given.quoted("dtype"),
-        "xsp.collective.group_size": given.text("Group size"),
-        "xsp.collective.group_ranks": given.quoted("Process Group Ranks"),
+        "xsp.collective.name": args.quoted("Collective name"),
+        "xsp.collective.communicator": args.quoted("Process Group Name"),
+        "xsp.collective.seq": args.text("Seq"),
+        "xsp.collective.in_elements": args.text("In msg nelems"),
+        "xsp.collective.out_elements": args.text("Out msg nelems"),
+        "xsp.collective.dtype": args.quoted("dtype"),
+        "xsp.collective.group_size": args.text("Group size"),
+        "xsp.collective.group_ranks": args.quoted("Process Group Ranks"),
     }
 
 
-def _sized(given: _Arguments) -> dict[str, str]:
+def _collective_size(args: _Arguments) -> dict[str, str]:
     """Return the SQL of a collective's size from the shapes of its inputs, for traces without `In msg nelems`."""
     dims, kind = (
         f"CASE WHEN json_valid({text}) THEN {text} END"
-        for text in (given.text("Input Dims", "Input dims"), given.text("Input type", "Input types"))
+        for text in (args.text("Input Dims", "Input dims"), args.text("Input type", "Input types"))
     )
     sizes = f"coalesce(TRY_CAST({dims} AS HUGEINT[][]), TRY_CAST({dims} ->> '$[0]' AS HUGEINT[][]))"
-    each = "list_aggregate(list_transform(size, lambda one: one::DOUBLE), 'product')"
-    count = f"list_sum(list_transform({sizes}, lambda size: CASE WHEN len(size) > 0 THEN {each} ELSE 0 END))"
+    product = "list_aggregate(list_transform(size, lambda one: one::DOUBLE), 'product')"
+    count = f"list_sum(list_transform({sizes}, lambda size: CASE WHEN len(size) > 0 THEN {product} ELSE 0 END))"
     return {
         "xsp.collective.in_elements": f"nullif(TRY_CAST({count} AS BIGINT), 0)::VARCHAR",
         "xsp.collective.dtype": f"CAST(to_json({kind} ->> '$[0]') AS VARCHAR)",
     }
 
 
-_OF_OP = ("Fwd thread id", "Sequence number", "Input Dims", "Input dims", "Input type", "Input types",
-          "Concrete Inputs", "Concrete inputs", "External id", "external id")  # fmt: skip
+_OP_ARGUMENTS = ("Fwd thread id", "Sequence number", "Input Dims", "Input dims", "Input type", "Input types",
+                 "Concrete Inputs", "Concrete inputs", "External id", "external id")  # fmt: skip
 _NO_TENSORS = ", ".join(table.literal(each) for each in (*sorted(NO_TENSOR), "TensorList"))
 _TYPES = f"list_filter(TRY_CAST(types AS VARCHAR[]), lambda each: each NOT IN ({_NO_TENSORS}))"
 _FIRST_TYPE = 'regexp_extract(types, \'^\\["([^"\\\\]+)"[,\\]]\', 1)'
 
 
-def _ops(given: _Arguments, where: str, attributes: str) -> str:
+def _ops(args: _Arguments, where: str, attributes: str) -> str:
     """Return the SQL of operators, and of other rows that Kineto stores as operators.
 
     The forward thread is Kineto's own thread number. Values that several columns need are computed in a subquery.
 
     Args:
-        given: the arguments that these rows need.
+        args: the arguments that these rows need.
         where: condition for rows of `portion`.
         attributes: SQL of their attributes.
     """
@@ -162,15 +163,15 @@ def _ops(given: _Arguments, where: str, attributes: str) -> str:
            CASE WHEN forward_thread > 0 OR name LIKE 'autograd::engine::%' THEN 'backward'
                 WHEN what = '{Kind.OPTIMIZER}' THEN 'optimizer' END AS phase,
            CASE WHEN sequence >= 0 THEN sequence END AS sequence_nr, forward_thread,
-           CASE WHEN category <> 'user_annotation' THEN {given.text("Input Dims", "Input dims")} END AS input_shapes,
+           CASE WHEN category <> 'user_annotation' THEN {args.text("Input Dims", "Input dims")} END AS input_shapes,
            CASE WHEN category <> 'user_annotation' THEN types END AS dtypes,
            CASE WHEN types IS NULL THEN NULL WHEN first_type NOT IN ('', {_NO_TENSORS}) THEN first_type
                 ELSE ({_TYPES})[1] END AS dtype,
-           CASE WHEN category <> 'user_annotation' THEN {given.text("Concrete Inputs", "Concrete inputs")} END
-           AS scalars, {given.whole("External id", "external id")} AS operator, {attributes} AS attributes
+           CASE WHEN category <> 'user_annotation' THEN {args.text("Concrete Inputs", "Concrete inputs")} END
+           AS scalars, {args.whole("External id", "external id")} AS operator, {attributes} AS attributes
     FROM (SELECT *, {_FIRST_TYPE} AS first_type FROM (
-        SELECT *, {given.whole("Fwd thread id")} AS forward_thread, {given.whole("Sequence number")} AS sequence,
-               {given.text("Input type", "Input types")} AS types,
+        SELECT *, {args.whole("Fwd thread id")} AS forward_thread, {args.whole("Sequence number")} AS sequence,
+               {args.text("Input type", "Input types")} AS types,
                CASE WHEN {STEP} THEN '{Kind.STEP}'
                     WHEN name LIKE 'Optimizer.%' THEN '{Kind.OPTIMIZER}'
                     WHEN name LIKE 'enumerate(DataLoader)%' THEN '{Kind.DATA}'
@@ -178,25 +179,25 @@ def _ops(given: _Arguments, where: str, attributes: str) -> str:
                     WHEN {_COMPILED} THEN 'compiled'
                     WHEN category = 'user_annotation' THEN '{Kind.USER}'
                     ELSE '{Kind.OP}' END AS what
-        FROM {given.rows(where)}))
+        FROM {args.rows(where)}))
     """
 
 
 _IS_OP = "sort = 'op'"
-_OP = _Arguments(_OF_OP)
-_COLLECTIVE = _Arguments((*_OF_OP, *_TOLD_OF_COLLECTIVES))
+_OP = _Arguments(_OP_ARGUMENTS)
+_COLLECTIVE = _Arguments((*_OP_ARGUMENTS, *_COLLECTIVE_ARGUMENTS))
 _ATTRIBUTES = f"""
     CASE WHEN {_COLLECTIVE.text("Collective name")} IS NOT NULL THEN {_object(_collective(_COLLECTIVE))}
          WHEN {_LIBRARY} AND coalesce({_COLLECTIVE.text("Input Dims", "Input dims")}, types) IS NOT NULL
-         THEN {_object(_sized(_COLLECTIVE))}
+         THEN {_object(_collective_size(_COLLECTIVE))}
          WHEN name LIKE '## Call CompiledFxGraph %' THEN
              json_object('compiled', regexp_extract(name, 'CompiledFxGraph (\\w+)', 1))::VARCHAR
          WHEN name LIKE 'triton\\_%' ESCAPE '\\' THEN
              json_object('fused', regexp_extract(name, '^triton_\\w+?_fused_(.*)_\\d+$', 1))::VARCHAR
     END
 """
-_OPS = _ops(_OP, f"{_IS_OP} AND NOT told", "NULL::VARCHAR")
-_OPS_TOLD = _ops(_COLLECTIVE, f"{_IS_OP} AND told", _ATTRIBUTES)
+_OPS = _ops(_OP, f"{_IS_OP} AND NOT has_details", "NULL::VARCHAR")
+_DETAILED_OPS = _ops(_COLLECTIVE, f"{_IS_OP} AND has_details", _ATTRIBUTES)
 
 _MODULES = f"""
     SELECT number, ts_ns AS start_ns, dur_ns, process, thread, substr(name, 12) AS name,
@@ -220,60 +221,61 @@ _RUNTIME = f"""
     FROM {_CALL.rows("sort = 'runtime'")}
 """
 
-_OF_WORK = ("device", "stream", "correlation", "External id", "external id", "graph id", "graph node id",
-            "est. achieved occupancy %")  # fmt: skip
-_OF_KERNEL = (*_OF_WORK, "grid", "block", "context", "registers per thread", "shared memory", "blocks per SM",
-              "warps per SM")  # fmt: skip
+_WORK_ARGUMENTS = ("device", "stream", "correlation", "External id", "external id", "graph id", "graph node id",
+                   "est. achieved occupancy %")  # fmt: skip
+_KERNEL_ARGUMENTS = (*_WORK_ARGUMENTS, "grid", "block", "context", "registers per thread", "shared memory",
+                     "blocks per SM", "warps per SM")  # fmt: skip
 
 
-def _work(given: _Arguments, where: str, attributes: str) -> str:
-    """Return the SQL of device work; arguments as for `_ops`, with at least `_OF_WORK` in `given`."""
-    external = given.whole("External id", "external id")
-    occupancy = given.text("est. achieved occupancy %")
+def _work(args: _Arguments, where: str, attributes: str) -> str:
+    """Return the SQL of device work; arguments as for `_ops`, with at least `_WORK_ARGUMENTS` in `args`."""
+    external = args.whole("External id", "external id")
+    occupancy = args.text("est. achieved occupancy %")
     return f"""
     SELECT number, ts_ns AS start_ns, dur_ns, name, {int(Level.KERNEL)} AS level,
            CASE WHEN sort = 'kernel' THEN '{Kind.KERNEL}' ELSE '{Kind.COPY}' END AS kind,
-           coalesce(TRY_CAST(coalesce({given.whole("device")}, process) AS INTEGER), 0) AS device,
-           coalesce({given.whole("stream")}, thread) AS stream, nullif(correlation, 0) AS correlation_id,
+           coalesce(TRY_CAST(coalesce({args.whole("device")}, process) AS INTEGER), 0) AS device,
+           coalesce({args.whole("stream")}, thread) AS stream, nullif(correlation, 0) AS correlation_id,
            CASE WHEN external IS DISTINCT FROM correlation THEN external END AS operator,
            replayed, TRY_CAST({occupancy} AS DOUBLE) / 100 AS occupancy,
            CASE WHEN {occupancy} IS NOT NULL THEN 'estimate' END AS occupancy_source, {attributes} AS attributes
-    FROM (SELECT *, {given.whole("correlation")} AS correlation, {external} AS external,
-                 coalesce({given.whole("graph id", "graph node id")} > 0, false) AS replayed FROM {given.rows(where)})
+    FROM (SELECT *, {args.whole("correlation")} AS correlation, {external} AS external,
+                 coalesce({args.whole("graph id", "graph node id")} > 0, false) AS replayed FROM {args.rows(where)})
     """
 
 
-def _launched(given: _Arguments) -> dict[str, str]:
+def _launch_parameters(args: _Arguments) -> dict[str, str]:
     """Return the SQL of the launch parameters of a kernel, by attribute."""
     return {
-        "grid": given.text("grid"),
-        "block": given.text("block"),
-        "registers": given.text("registers per thread"),
-        "shared_bytes": given.text("shared memory"),
-        "blocks_per_sm": given.text("blocks per SM"),
-        "warps_per_sm": given.text("warps per SM"),
-        "context": given.text("context"),
+        "grid": args.text("grid"),
+        "block": args.text("block"),
+        "registers": args.text("registers per thread"),
+        "shared_bytes": args.text("shared memory"),
+        "blocks_per_sm": args.text("blocks per SM"),
+        "warps_per_sm": args.text("warps per SM"),
+        "context": args.text("context"),
         "graph": "CASE WHEN replayed THEN 'true' END",
     }
 
 
-_KERNEL, _TALKING = _Arguments(_OF_KERNEL), _Arguments((*_OF_KERNEL, *_TOLD_OF_COLLECTIVES))
-_COPY = _Arguments((*_OF_WORK, "bytes"))
-_COPIED = {
+_KERNEL, _COLLECTIVE_KERNEL = _Arguments(_KERNEL_ARGUMENTS), _Arguments((*_KERNEL_ARGUMENTS, *_COLLECTIVE_ARGUMENTS))
+_COPY = _Arguments((*_WORK_ARGUMENTS, "bytes"))
+_COPY_ATTRIBUTES = {
     "bytes": _COPY.text("bytes"),
     "copy": "CAST(to_json(CASE WHEN name LIKE 'Memset%' THEN 'memset' ELSE "
     "coalesce(nullif(regexp_extract(name, '([A-Z]to[A-Z])', 1), ''), name) END) AS VARCHAR)",
 }
-_ATTRIBUTES_TALKING = (
-    f"CASE WHEN {_TALKING.text('Collective name')} IS NULL THEN {_object(_launched(_TALKING))} "
-    f"ELSE {_object(_launched(_TALKING) | _collective(_TALKING))} END"
+_COLLECTIVE_KERNEL_ATTRIBUTES = (
+    f"CASE WHEN {_COLLECTIVE_KERNEL.text('Collective name')} IS NULL "
+    f"THEN {_object(_launch_parameters(_COLLECTIVE_KERNEL))} "
+    f"ELSE {_object(_launch_parameters(_COLLECTIVE_KERNEL) | _collective(_COLLECTIVE_KERNEL))} END"
 )
-_KERNELS = _work(_KERNEL, "sort = 'kernel' AND NOT told", _object(_launched(_KERNEL)))
-_KERNELS_TOLD = _work(_TALKING, "sort = 'kernel' AND told", _ATTRIBUTES_TALKING)
-_COPIES = _work(_COPY, "sort = 'copy'", _object(_COPIED))
+_KERNELS = _work(_KERNEL, "sort = 'kernel' AND NOT has_details", _object(_launch_parameters(_KERNEL)))
+_DETAILED_KERNELS = _work(_COLLECTIVE_KERNEL, "sort = 'kernel' AND has_details", _COLLECTIVE_KERNEL_ATTRIBUTES)
+_COPIES = _work(_COPY, "sort = 'copy'", _object(_COPY_ATTRIBUTES))
 
 _ALLOCATION = _Arguments(("Bytes", "Device Type", "Device Id", "Total Allocated", "Total Reserved", "Addr"))
-_MOVED = {
+_ALLOCATION_ATTRIBUTES = {
     "device_type": _ALLOCATION.text("Device Type"),
     "device": _ALLOCATION.text("Device Id"),
     "total_allocated_bytes": _ALLOCATION.text("Total Allocated"),
@@ -284,7 +286,7 @@ _MOVED = {
 _MEMORY = f"""
     SELECT number, ts_ns AS start_ns, 0 AS dur_ns, process, thread, 'memory' AS name,
            {int(Level.OP)} AS level, '{Kind.ALLOC}' AS kind, {_ALLOCATION.whole("Bytes")} AS alloc_bytes,
-           {_object(_MOVED)} AS attributes
+           {_object(_ALLOCATION_ATTRIBUTES)} AS attributes
     FROM {_ALLOCATION.rows("sort = 'memory'")}
 """
 
@@ -301,14 +303,14 @@ _RANGES = f"""
 """
 
 
-BESIDE = {
+OTHER_TABLES = {
     "ranges": "number BIGINT, name VARCHAR, device BIGINT, start_ns BIGINT, dur_ns BIGINT, args VARCHAR",
     "arrows": "id VARCHAR, ph VARCHAR, pid BIGINT, tid BIGINT, ts_ns BIGINT",
     "left_out": "phase VARCHAR, category VARCHAR, number BIGINT",
     "portions": "place BIGINT, number BIGINT, untimed BIGINT, first_untimed BIGINT",
     "operators": "number BIGINT, record_function_id BIGINT",
 }
-"""Columns of the tables beside `seen`."""
+"""Columns of the other tables, by the name of the table."""
 
 _UNTIMED = "sorted IS NOT NULL AND sort IS NULL"
 _RECORD_FUNCTION = _Arguments(("Record function id",))
@@ -317,25 +319,25 @@ _IS_NUMBERED = f"{_IS_OP} AND contains(args, 'Record function id')"  # few trace
 
 _ROWS = {
     ("op", False): _OPS,
-    ("op", True): _OPS_TOLD,
+    ("op", True): _DETAILED_OPS,
     ("module", False): _MODULES,
     ("runtime", False): _RUNTIME,
     ("kernel", False): _KERNELS,
-    ("kernel", True): _KERNELS_TOLD,
+    ("kernel", True): _DETAILED_KERNELS,
     ("copy", False): _COPIES,
     ("memory", False): _MEMORY,
     ("overhead", False): _OVERHEAD,
 }
-"""The SQL of rows of `seen`, by the columns `sort` and `told` of the events that they are made of."""
+"""The SQL of rows of `seen`, by the columns `sort` and `has_details` of the events that they are made of."""
 
 
-def _spans(there: Collection[tuple[str, bool]]) -> str:
+def _spans(sorts: Collection[tuple[str, bool]]) -> str:
     """Return the SQL of rows of `seen` for the sorts that occur; for a small file, planning takes most of the time."""
-    rows = " UNION ALL BY NAME ".join(f"({select})" for sort, select in _ROWS.items() if sort in there)
+    rows = " UNION ALL BY NAME ".join(f"({select})" for sort, select in _ROWS.items() if sort in sorts)
     return f"SELECT * REPLACE (start_ns + {_BASE_NS} AS start_ns), 'kineto' AS collector, 'ok' AS status FROM ({rows})"
 
 
-_TAKE = {
+_TABLE_QUERIES = {
     "arrows": f"SELECT id, ph, process AS pid, thread AS tid, ts_ns + {_BASE_NS} AS ts_ns FROM portion "
     f"WHERE category IN ('fwdbwd', 'fwd_bwd') AND ts_ns BETWEEN 0 AND {LONGEST}",
     "left_out": "SELECT left(ph, 60) AS phase, left(category, 60) AS category, count(*) AS number FROM portion "
@@ -345,16 +347,16 @@ _TAKE = {
     "operators": f"SELECT number, {_RECORD_FUNCTION.whole('Record function id')} AS record_function_id "
     f"FROM {_RECORD_FUNCTION.rows(_IS_NUMBERED)} WHERE record_function_id > 0",
 }
-"""The query on a portion that fills each table beside `seen`."""
+"""The query on a portion that fills each of the tables other than `seen`."""
 
 
-def whole(value: Any, below: int = FURTHEST) -> int | None:
+def parse_integer(value: Any, below: int = FURTHEST) -> int | None:
     """Return an integer that may be given as text; None if it is not an integer, negative, or too large."""
     try:
-        found = int(value) if not isinstance(value, (bool, float)) else -1
+        number = int(value) if not isinstance(value, (bool, float)) else -1
     except (TypeError, ValueError):
         return None
-    return found if 0 <= found < below else None
+    return number if 0 <= number < below else None
 
 
 class Rows:
@@ -370,16 +372,16 @@ class Rows:
 
     def begin(self, con: duckdb.DuckDBPyConnection, before: Mapping[str, Any]) -> None:
         """Make the tables."""
-        self.base_ns = whole(before.get(BASE)) or 0
+        self.base_ns = parse_integer(before.get(BASE)) or 0
         table.create(con, "seen", SEEN)
-        for name, columns in BESIDE.items():
+        for name, columns in OTHER_TABLES.items():
             con.execute(f"CREATE OR REPLACE TABLE {name} ({columns})")
 
     def take(self, con: duckdb.DuckDBPyConnection) -> None:
         """Fill the tables from a portion."""
-        found = con.execute("SELECT DISTINCT sort, told FROM portion WHERE sort IS NOT NULL").fetchall()
-        ranges = {("range", False)} & set(found)
-        there = set(found) - ranges
-        filled = ({"seen": _spans(there)} if there else {}) | ({"ranges": _RANGES} if ranges else {}) | _TAKE
-        for name, select in filled.items():
+        pairs = con.execute("SELECT DISTINCT sort, has_details FROM portion WHERE sort IS NOT NULL").fetchall()
+        ranges = {("range", False)} & set(pairs)
+        sorts = set(pairs) - ranges
+        queries = ({"seen": _spans(sorts)} if sorts else {}) | ({"ranges": _RANGES} if ranges else {}) | _TABLE_QUERIES
+        for name, select in queries.items():
             con.execute(f"INSERT INTO {name} BY NAME {select.replace(_BASE_NS, str(self.base_ns))}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import duckdb
 
 from xsp.importers.contract import PYTHON_FRAMES, Losses
-from xsp.importers.kineto_rows import BESIDE, STEP
+from xsp.importers.kineto_rows import OTHER_TABLES, STEP
 from xsp.schema import Kind, Level
 
 LEFT_OUT = {
@@ -33,10 +33,10 @@ def finish(con: duckdb.DuckDBPyConnection, shift_ns: int, losses: Losses) -> Non
     _count_left_out(con, losses)
     _forward_threads(con)
     _layers(con, losses)
-    _once(con, losses)
+    _remove_duplicates(con, losses)
     if shift_ns:
         con.execute(f"UPDATE seen SET start_ns = start_ns + {shift_ns}")
-    for name in set(BESIDE) - {"operators"}:
+    for name in set(OTHER_TABLES) - {"operators"}:
         con.execute(f"DROP TABLE {name}")
 
 
@@ -46,8 +46,8 @@ def _count_left_out(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
         "SELECT phase, category, sum(number)::BIGINT FROM left_out GROUP BY ALL ORDER BY 3 DESC"
     ).fetchall()
     for phase, category, count in rows:
-        what = LEFT_OUT.get(category) or (f"category {category!r}" if category else f"events of phase {phase!r}")
-        losses.skipped[what] += count
+        reason = LEFT_OUT.get(category) or (f"category {category!r}" if category else f"events of phase {phase!r}")
+        losses.skipped[reason] += count
     ((count, first),) = con.execute(
         """
         SELECT sum(untimed)::BIGINT, arg_min(before + first_untimed - place, place) FILTER (untimed > 0)
@@ -60,12 +60,12 @@ def _count_left_out(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
 
 def _layers(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     """Use the blocks that the user named as layers, if a trace has no modules and no compiled regions."""
-    named = f"kind = '{Kind.USER}' AND level = {int(Level.OP)} AND NOT ({_PASSIVE})"
+    condition = f"kind = '{Kind.USER}' AND level = {int(Level.OP)} AND NOT ({_PASSIVE})"
     ((modules, blocks),) = con.execute(
-        f"SELECT count(*) FILTER (kind = '{Kind.MODULE}'), count(*) FILTER ({named}) FROM seen"
+        f"SELECT count(*) FILTER (kind = '{Kind.MODULE}'), count(*) FILTER ({condition}) FROM seen"
     ).fetchall()
     if not modules and blocks:
-        con.execute(f"UPDATE seen SET level = {int(Level.LAYER)}, type = 'annotation' WHERE {named}")
+        con.execute(f"UPDATE seen SET level = {int(Level.LAYER)}, type = 'annotation' WHERE {condition}")
         losses.note(
             f"no module was recorded (with_stack=True, with_modules=True): {blocks} named blocks count as layers"
         )
@@ -112,14 +112,14 @@ def _forward_threads(con: duckdb.DuckDBPyConnection) -> None:
     con.execute("DROP TABLE forward_threads")
 
 
-def _once(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
+def _remove_duplicates(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     """Remove duplicates of device work: some profilers write the records of two activity sources."""
-    alike = "device, stream, start_ns, dur_ns, correlation_id, name"
+    columns = "device, stream, start_ns, dur_ns, correlation_id, name"
     work = f"seen WHERE level = {int(Level.KERNEL)} AND correlation_id IS NOT NULL"
-    ((doubled,),) = con.execute(f"SELECT count(*) - count(DISTINCT hash({alike})) FROM {work}").fetchall()
-    if doubled:
+    ((duplicates,),) = con.execute(f"SELECT count(*) - count(DISTINCT hash({columns})) FROM {work}").fetchall()
+    if duplicates:
         con.execute(
             f"DELETE FROM seen WHERE number IN (SELECT number FROM {work} "
-            f"QUALIFY row_number() OVER (PARTITION BY {alike} ORDER BY number) > 1)"
+            f"QUALIFY row_number() OVER (PARTITION BY {columns} ORDER BY number) > 1)"
         )
-        losses.skipped["device work that was recorded twice"] += doubled
+        losses.skipped["device work that was recorded twice"] += duplicates

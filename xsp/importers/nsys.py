@@ -113,11 +113,11 @@ def _check_tables(source: str, export: Export) -> None:
 
 def _run(export: Export, losses: Losses) -> dict[str, Any]:
     """Return the file's data on the machine and on nsys."""
-    known = dict(export.rows("META_DATA_EXPORT", {"name": "VARCHAR", "value": "VARCHAR"}))
-    version, schema = known.get("EXPORT_PRODUCT_VERSION"), known.get("EXPORT_SCHEMA_VERSION")
+    metadata = dict(export.rows("META_DATA_EXPORT", {"name": "VARCHAR", "value": "VARCHAR"}))
+    version, schema = metadata.get("EXPORT_PRODUCT_VERSION"), metadata.get("EXPORT_SCHEMA_VERSION")
     run: dict[str, Any] = {"profiler": {"name": "Nsight Systems", "version": version, "schema": schema}}
-    began = export.rows("TARGET_INFO_SESSION_START_TIME", {"utcEpochNs": "BIGINT"})
-    epoch = began[0][0] if began else None
+    start_rows = export.rows("TARGET_INFO_SESSION_START_TIME", {"utcEpochNs": "BIGINT"})
+    epoch = start_rows[0][0] if start_rows else None
     if epoch is None or not 0 <= epoch < FURTHEST:
         losses.note("the file does not say when the recording began: times count from its start")
     else:
@@ -133,18 +133,18 @@ def _run(export: Export, losses: Losses) -> dict[str, Any]:
 def _machine(devices: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
     ordered = sorted(devices, key=lambda row: row[0] if row[0] is not None else 0)
     properties = [claims.device(*row[1:]) for row in ordered]
-    return {"devices": [each["name"] or "unknown" for each in properties], "device_properties": properties}
+    return {"devices": [device["name"] or "unknown" for device in properties], "device_properties": properties}
 
 
 def _count_others(export: Export, losses: Losses) -> None:
     """Count the rows of tables with timestamps that are not read, and the frames of stacks."""
-    for name, what in CALLCHAINS.items():
+    for name, reason in CALLCHAINS.items():
         if name in export.tables and (count := export.count(name)):
-            losses.skipped[what] += count
-    read = {*nsys_activities.TABLES, *nsys_activities.LIBRARIES, *DESCRIBING}
+            losses.skipped[reason] += count
+    imported = {*nsys_activities.TABLES, *nsys_activities.LIBRARIES, *DESCRIBING}
     for name, columns in sorted(export.tables.items()):
         if (
-            name in read
+            name in imported
             or name in CALLCHAINS
             or name.startswith(IGNORED)
             or not columns & {"start", "timestamp", "rawTimestamp"}
@@ -167,9 +167,9 @@ def _copy(con: duckdb.DuckDBPyConnection, export: Export) -> None:
     export.copy_strings(
         con, f"SELECT DISTINCT id FROM ({nsys_activities.names()} UNION {nsys_ranges.names()}) WHERE id IS NOT NULL"
     )
-    labelled = {"id": "BIGINT", "label": "VARCHAR"}
-    export.copy(con, "ENUM_CUDA_MEM_KIND", "nsys_kinds", labelled)
-    if not export.copy(con, "ENUM_CUPTI_OVERHEAD_TYPE", "nsys_overheads", labelled):
+    label_columns = {"id": "BIGINT", "label": "VARCHAR"}
+    export.copy(con, "ENUM_CUDA_MEM_KIND", "nsys_kinds", label_columns)
+    if not export.copy(con, "ENUM_CUPTI_OVERHEAD_TYPE", "nsys_overheads", label_columns):
         con.executemany("INSERT INTO nsys_overheads VALUES (?, ?)", list(OVERHEADS.items()))
     export.copy(con, "TARGET_INFO_GPU", "nsys_gpus", _GPU)
     ordinals = {"pid": "BIGINT", "cudaId": "BIGINT", "gpuId": "BIGINT", "numMultiprocessors": "BIGINT"}
@@ -191,11 +191,11 @@ def _fill(con: duckdb.DuckDBPyConnection, losses: Losses, epoch: int) -> None:
     table.create(con, "seen", SEEN)
     nsys_activities.fill(con, losses)
     nsys_ranges.fill(con, losses)
-    ((gone,),) = con.execute(
+    ((deleted,),) = con.execute(
         f"DELETE FROM seen WHERE start_ns NOT BETWEEN {-epoch} AND {FURTHEST - epoch} OR dur_ns > {FURTHEST}"
     ).fetchall()
-    if gone:
-        losses.skipped["a time before the epoch or in the far future"] += gone
+    if deleted:
+        losses.skipped["a time before the epoch or in the far future"] += deleted
     con.execute(
         """
         CREATE OR REPLACE TABLE seen AS SELECT * REPLACE (
@@ -225,9 +225,11 @@ def _find_forward(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
         WHERE seen.phase = 'backward' AND seen.sequence_nr IS NOT NULL AND seen.process = made.process
         """
     )
-    ((lost,),) = con.execute("SELECT count(*) FROM seen WHERE phase = 'backward' AND forward_thread IS NULL").fetchall()
-    if lost:
-        losses.note(f"{lost} backward operators whose forward operator is unknown")
+    ((unmatched,),) = con.execute(
+        "SELECT count(*) FROM seen WHERE phase = 'backward' AND forward_thread IS NULL"
+    ).fetchall()
+    if unmatched:
+        losses.note(f"{unmatched} backward operators whose forward operator is unknown")
 
 
 def _drop(con: duckdb.DuckDBPyConnection) -> None:

@@ -75,13 +75,13 @@ def copy(con: duckdb.DuckDBPyConnection, export: Export) -> None:
     """Copy the tables of CUPTI records into the engine, and make `nsys_calls` of the library calls."""
     for name, (into, columns) in TABLES.items():
         export.copy(con, name, into, columns)
-    con.execute(f"CREATE OR REPLACE TABLE nsys_calls ({_shown(_TIMES | _CALL)})")
+    con.execute(f"CREATE OR REPLACE TABLE nsys_calls ({_column_definitions(_TIMES | _CALL)})")
     for name in filter(export.tables.__contains__, LIBRARIES):
         export.copy(con, name, "nsys_library", _TIMES | _CALL)
         con.execute("INSERT INTO nsys_calls SELECT * FROM nsys_library")
 
 
-def _shown(columns: dict[str, str]) -> str:
+def _column_definitions(columns: dict[str, str]) -> str:
     return ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
 
 
@@ -101,7 +101,7 @@ def fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
             `nsys_kinds` (kinds of memory: id, label).
         losses: counts what is left out.
     """
-    _without_times(con, losses)
+    _delete_untimed(con, losses)
     _place(con, losses)
     for part in (_KERNELS, _GRAPHS, _COPIED, _MEMSETS):
         con.execute(f"INSERT INTO seen BY NAME {part}")
@@ -112,13 +112,13 @@ def fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     _count(con, losses)
 
 
-def _without_times(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
+def _delete_untimed(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     """Delete rows without a start, or without an end after it."""
     for name, into in [*((name, into) for name, (into, _) in TABLES.items()), ("calls of libraries", "nsys_calls")]:
         unusable = f'coalesce("start" > "end" OR "start" < -{FURTHEST} OR "end" >= {FURTHEST}, true)'
-        ((gone,),) = con.execute(f"DELETE FROM {into} WHERE {unusable}").fetchall()
-        if gone:
-            losses.skipped[f"{name}: no time, or an end before the start"] += gone
+        ((deleted,),) = con.execute(f"DELETE FROM {into} WHERE {unusable}").fetchall()
+        if deleted:
+            losses.skipped[f"{name}: no time, or an end before the start"] += deleted
 
 
 def _place(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
@@ -132,18 +132,18 @@ def _place(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
 
 
 def _count(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    ((whole,),) = con.execute("SELECT count(*) FROM nsys_graphs").fetchall()
-    if whole:
-        losses.note(GRAPHS_AS_A_WHOLE.format(whole))
-    ((doubled,),) = con.execute("SELECT count(*) FROM nsys_all_calls WHERE place > 1").fetchall()
-    if doubled:
-        losses.changed["correlation ids of a driver's call inside a runtime's, left to the outer one"] += doubled
-    ((unmet,),) = con.execute(
+    ((graphs,),) = con.execute("SELECT count(*) FROM nsys_graphs").fetchall()
+    if graphs:
+        losses.note(GRAPHS_AS_A_WHOLE.format(graphs))
+    ((duplicates,),) = con.execute("SELECT count(*) FROM nsys_all_calls WHERE place > 1").fetchall()
+    if duplicates:
+        losses.changed["correlation ids of a driver's call inside a runtime's, left to the outer one"] += duplicates
+    ((unmatched,),) = con.execute(
         "SELECT count(*) FROM nsys_waits w ANTI JOIN nsys_all_calls c "
         "ON c.process = pid_of(w.globalPid) AND c.correlation_id = w.correlationId"
     ).fetchall()
-    if unmet:
-        losses.skipped["CUPTI_ACTIVITY_KIND_SYNCHRONIZATION: its call is not in the file"] += unmet
+    if unmatched:
+        losses.skipped["CUPTI_ACTIVITY_KIND_SYNCHRONIZATION: its call is not in the file"] += unmatched
     ((cuda,),) = con.execute(
         f"SELECT count(*) FROM nsys_cupti_overhead WHERE overheadType IN ({listed(BY_CUDA)})"
     ).fetchall()
@@ -158,7 +158,7 @@ def listed(values: tuple[int, ...]) -> str:
     return ", ".join(map(str, values))
 
 
-def _cased(column: str, names: dict[int, str], otherwise: str) -> str:
+def _case_of(column: str, names: dict[int, str], otherwise: str) -> str:
     return f"CASE {column} {' '.join(f'WHEN {key} THEN {name!r}' for key, name in names.items())} ELSE {otherwise} END"
 
 
@@ -196,7 +196,7 @@ _GRAPHS = f"""
 _COPIED = f"""
     SELECT {int(Level.KERNEL)} AS level, '{Kind.COPY}' AS kind, {_PLACE},
            CASE WHEN w.srcDeviceId <> w.dstDeviceId THEN 'PtoP'
-                ELSE {_cased("w.copyKind", COPIES, "'unknown'")} END AS direction,
+                ELSE {_case_of("w.copyKind", COPIES, "'unknown'")} END AS direction,
            'Memcpy ' || direction || CASE WHEN source.label IS NULL OR target.label IS NULL THEN ''
                ELSE ' (' || source.label || ' -> ' || target.label || ')' END AS name,
            json_object('bytes', w.bytes, 'copy', direction) AS attributes
@@ -231,7 +231,7 @@ _WAITS_BY_NAME = """
 _RUNTIME = f"""
     WITH waits AS (
         SELECT pid_of(globalPid) AS process, correlationId AS correlation_id,
-               any_value({_cased("coalesce(syncType, deprecatedSyncType)", WAITS, "NULL")}) AS awaited
+               any_value({_case_of("coalesce(syncType, deprecatedSyncType)", WAITS, "NULL")}) AS awaited
         FROM nsys_waits GROUP BY ALL
     ), started AS (
         SELECT DISTINCT process, correlation_id FROM seen WHERE device IS NOT NULL

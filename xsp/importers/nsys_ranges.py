@@ -37,7 +37,7 @@ BACKWARD = r"(Backward\d*|Backwards|AccumulateGrad|GraphRoot)$|^autograd::engine
 
 _STEP = r"((train|training|eval|inference|global|decode|prefill)[ _-]?)?(step|iter|iteration)"
 NUMBERED = rf"(?i)^(ProfilerStep|batch|{_STEP})[ _#:=-]*\d+\*?$"
-SAID = r"(?i)(^|[ _,])(step|iter|iteration)\s?=\s?\d+"
+STEP_ASSIGNMENT = r"(?i)(^|[ _,])(step|iter|iteration)\s?=\s?\d+"
 BARE = f"(?i)^{_STEP}$"
 
 PHASES = {
@@ -107,15 +107,15 @@ def _leave_out(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
         "NVTX: no time, or an end before the start": f'''
             coalesce("start" < -{FURTHEST} OR greatest("start", "end") >= {FURTHEST}, true) OR "start" > "end"''',
     }.items():
-        ((gone,),) = con.execute(f"DELETE FROM nsys_nvtx WHERE {condition}").fetchall()
-        if gone:
-            losses.skipped[reason] += gone
+        ((deleted,),) = con.execute(f"DELETE FROM nsys_nvtx WHERE {condition}").fetchall()
+        if deleted:
+            losses.skipped[reason] += deleted
     ((payloads,),) = con.execute("SELECT count(*) FROM nsys_nvtx WHERE binaryData IS NOT NULL").fetchall()
     if payloads:
         losses.skipped["NVTX: binary payloads of ranges; the ranges themselves were read"] += payloads
-    ((open_,),) = con.execute('SELECT count(*) FROM nsys_nvtx WHERE "end" IS NULL').fetchall()
-    if open_:
-        losses.changed["NVTX: ranges without an end, taken to last until the last one"] += open_
+    ((unclosed,),) = con.execute('SELECT count(*) FROM nsys_nvtx WHERE "end" IS NULL').fetchall()
+    if unclosed:
+        losses.changed["NVTX: ranges without an end, taken to last until the last one"] += unclosed
 
 
 def _matches(pattern: str, column: str = "text") -> str:
@@ -123,8 +123,8 @@ def _matches(pattern: str, column: str = "text") -> str:
 
 
 def _module_name() -> str:
-    found = ", ".join(f"nullif(regexp_extract(text, {table.literal(pattern)}, 1), '')" for pattern in MODULES)
-    return f"coalesce({found})"
+    expressions = ", ".join(f"nullif(regexp_extract(text, {table.literal(pattern)}, 1), '')" for pattern in MODULES)
+    return f"coalesce({expressions})"
 
 
 def _phase() -> str:
@@ -187,7 +187,7 @@ _CALLS = f"""
 _STEPS = f"""
     WITH marked AS (
         SELECT * FROM nsys_ranges WHERE role = 'user' AND thread IS NOT NULL AND (
-            {_matches(NUMBERED)} OR {_matches(SAID)} OR {_matches(BARE)})
+            {_matches(NUMBERED)} OR {_matches(STEP_ASSIGNMENT)} OR {_matches(BARE)})
     ), outermost AS (
         SELECT *, coalesce(max(end_ns) OVER inside, start_ns) > start_ns AS within FROM marked
         WINDOW inside AS (PARTITION BY process, thread ORDER BY start_ns, end_ns DESC

@@ -7,6 +7,7 @@ engine reads several times faster than rows from Python.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import sqlite3
 import sys
@@ -41,19 +42,19 @@ class Export:
             TraceError: the file is not SQLite, or damaged.
         """
         self._source, self._folder, self._remedy = source, folder, remedy
-        try:
-            self._file = sqlite3.connect(f"{Path(source).absolute().as_uri()}?mode=ro&immutable=1", uri=True)
-            self._file.execute("PRAGMA trusted_schema = OFF")
-            self._file.text_factory = _text
-            if sys.version_info >= (3, 11):
-                self._file.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_IN_VALUE)
-            names = [name for (name,) in self._file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-            self.tables = {name: self._columns(name) for name in names}
-        except (
-            sqlite3.Error,
-            UnicodeDecodeError,
-        ) as error:  # the latter from an SQLite message that quotes the file
-            raise self._broken(error) from error
+        with contextlib.ExitStack() as stack:
+            try:
+                self._file = sqlite3.connect(f"{Path(source).absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+                stack.callback(self._file.close)
+                self._file.execute("PRAGMA trusted_schema = OFF")
+                self._file.text_factory = _text
+                if sys.version_info >= (3, 11):
+                    self._file.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_IN_VALUE)
+                names = [name for (name,) in self._file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+                self.tables = {name: self._columns(name) for name in names}
+            except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter from a message that quotes the file
+                raise self._broken(error) from error
+            stack.pop_all()  # open: `close` closes it
 
     def close(self) -> None:
         """Close the file."""
@@ -74,13 +75,15 @@ class Export:
         Raises:
             TraceError: the table cannot be read.
         """
-        held = self.tables.get(name, set())
-        shown = ", ".join(f'"{column}" {kind}' for column, kind in columns.items())
-        con.execute(f"CREATE OR REPLACE TABLE {into} ({shown})")
-        if held:
-            wanted = ", ".join(_typed(column, kind) if column in held else "NULL" for column, kind in columns.items())
-            self._pour(con, self._rows(name, f"SELECT {wanted} FROM {table.quoted(name)}"), into, columns)
-        return bool(held)
+        available = self.tables.get(name, set())
+        definitions = ", ".join(f'"{column}" {kind}' for column, kind in columns.items())
+        con.execute(f"CREATE OR REPLACE TABLE {into} ({definitions})")
+        if available:
+            expressions = ", ".join(
+                _typed(column, kind) if column in available else "NULL" for column, kind in columns.items()
+            )
+            self._pour(con, self._rows(name, f"SELECT {expressions} FROM {table.quoted(name)}"), into, columns)
+        return bool(available)
 
     def copy_strings(self, con: duckdb.DuckDBPyConnection, wanted: str) -> None:
         """Make the table `nsys_strings` of the strings whose ids a query of the engine returns.
@@ -102,9 +105,11 @@ class Export:
 
     def rows(self, name: str, columns: Mapping[str, str]) -> list[tuple[Any, ...]]:
         """Return the rows of a small table, null for missing columns; an empty list if there is no such table."""
-        held = self.tables.get(name, set())
-        wanted = ", ".join(_typed(column, kind) if column in held else "NULL" for column, kind in columns.items())
-        return list(self._rows(name, f"SELECT {wanted} FROM {table.quoted(name)} LIMIT 1024")) if held else []
+        available = self.tables.get(name, set())
+        expressions = ", ".join(
+            _typed(column, kind) if column in available else "NULL" for column, kind in columns.items()
+        )
+        return list(self._rows(name, f"SELECT {expressions} FROM {table.quoted(name)} LIMIT 1024")) if available else []
 
     def count(self, name: str) -> int:
         """Return the number of rows of a table."""
@@ -126,25 +131,25 @@ class Export:
         into: str,
         columns: Mapping[str, str],
     ) -> None:
-        between = self._folder / "rows.csv"
+        csv_path = self._folder / "rows.csv"
         try:
-            with open(between, "w", encoding="utf-8", newline="") as file:
+            with open(csv_path, "w", encoding="utf-8", newline="") as file:
                 csv.writer(file).writerows(rows)
             kinds = ", ".join(f"'{column}': '{kind}'" for column, kind in columns.items())
             con.execute(
-                f"INSERT INTO {into} SELECT * FROM read_csv({table.place(between)}, header = false, "
+                f"INSERT INTO {into} SELECT * FROM read_csv({table.path_literal(csv_path)}, header = false, "
                 f"auto_detect = false, delim = ',', quote = '\"', escape = '\"', nullstr = '', parallel = false, "
                 f"columns = {{{kinds}}})"
             )
         except duckdb.Error as error:
-            reason = str(error).splitlines()[0].replace(str(between), Path(self._source).name)
+            reason = str(error).splitlines()[0].replace(str(csv_path), Path(self._source).name)
             raise TraceError(f"{self._source}: holds values that do not fit the span table ({reason})") from error
         except OSError as error:
             raise TraceError(
                 f"{self._source}: {self._folder} cannot be written ({error.strerror}); set TMPDIR to a folder with room"
             ) from error
         finally:
-            between.unlink(missing_ok=True)
+            csv_path.unlink(missing_ok=True)
 
     def _broken(self, error: Exception, place: str = "") -> TraceError:
         return TraceError(f"{self._source}{place}: not readable as SQLite ({error}); {self._remedy}")

@@ -39,7 +39,7 @@ PARENT_ID = "xsp.parent_id"
 
 _KIND, _LEVEL = "xsp.kind", "xsp.level"
 _RUN_SPAN = Kind.RUN.value
-_NOT_OURS = ("@jaeger@", "jaeger.adjuster")
+_JAEGER_PREFIXES = ("@jaeger@", "jaeger.adjuster")
 """Prefixes of attributes that Jaeger adds when a trace is requested."""
 
 _TRACE = re.compile(r"(?!0{32})[0-9a-f]{32}")
@@ -52,14 +52,14 @@ _ERROR = 2
 
 _RANGE = {"SMALLINT": 1 << 15, "INTEGER": 1 << 31, "BIGINT": 1 << 63}
 _COLUMN = {column.attribute: column for column in COLUMNS if column.attribute is not None}
-_ELSEWHERE = frozenset({_KIND, _LEVEL, "xsp.duration_ns", "xsp.attributes", TRACE_ID, PARENT_ID, semconv.RUN})
+_CORE_ATTRIBUTES = frozenset({_KIND, _LEVEL, "xsp.duration_ns", "xsp.attributes", TRACE_ID, PARENT_ID, semconv.RUN})
 
 
-class Unfit(ValueError):
+class InvalidSpan(ValueError):
     """A span that cannot become a row; the message is the reason."""
 
 
-class Spoken(NamedTuple):
+class OtlpSpan(NamedTuple):
     """A span with the fields of OTLP: ids in hexadecimal digits, unconverted values."""
 
     trace_id: Any
@@ -82,7 +82,7 @@ class Part(NamedTuple):
 
     resource: Mapping[str, Any]
     scope: str
-    spans: Iterable[Spoken | Unfit]
+    spans: Iterable[OtlpSpan | InvalidSpan]
 
 
 class Reader:
@@ -113,10 +113,10 @@ class Reader:
         """Yield the rows of all parts, and count spans that cannot become rows."""
         for part in parts:
             run = self._run_of(part.resource)
-            for spoken in part.spans:
+            for decoded in part.spans:
                 try:
-                    span = self._span(part, spoken)
-                except Unfit as unfit:
+                    span = self._span(part, decoded)
+                except InvalidSpan as unfit:
                     self.losses.skipped[str(unfit)] += 1
                     continue
                 if span is not None:
@@ -131,74 +131,76 @@ class Reader:
                 "the overview alone does not hold them"
             )
 
-    def _span(self, part: Part, spoken: Spoken | Unfit) -> Span | None:
-        if isinstance(spoken, Unfit):
-            raise spoken
-        trace_id, span_id = _id(_TRACE, spoken.trace_id, "trace"), _id(_SPAN, spoken.span_id, "span")
-        is_root = not spoken.parent_id or spoken.parent_id == _NO_SPAN
-        parent_id = None if is_root else _id(_SPAN, spoken.parent_id, "parent")
-        placed = Span(trace_id, span_id, parent_id, name=_text(spoken.name), start_ns=_time(spoken.start_ns))
-        placed = placed._replace(dur_ns=_time(spoken.end_ns) - placed.start_ns)
-        if placed.dur_ns < 0:
-            raise Unfit("it ends before it starts")
-        if _KIND not in spoken.attributes:
-            return self._foreign(part, spoken, placed)
-        self.links.update(link for link in spoken.links if _TRACE.fullmatch(link))
-        if spoken.attributes[_KIND] == _RUN_SPAN:
-            self._describe(spoken.attributes.get(semconv.RUN))
+    def _span(self, part: Part, decoded: OtlpSpan | InvalidSpan) -> Span | None:
+        if isinstance(decoded, InvalidSpan):
+            raise decoded
+        trace_id, span_id = _id(_TRACE, decoded.trace_id, "trace"), _id(_SPAN, decoded.span_id, "span")
+        is_root = not decoded.parent_id or decoded.parent_id == _NO_SPAN
+        parent_id = None if is_root else _id(_SPAN, decoded.parent_id, "parent")
+        span = Span(trace_id, span_id, parent_id, name=_text(decoded.name), start_ns=_time(decoded.start_ns))
+        span = span._replace(dur_ns=_time(decoded.end_ns) - span.start_ns)
+        if span.dur_ns < 0:
+            raise InvalidSpan("it ends before it starts")
+        if _KIND not in decoded.attributes:
+            return self._foreign(part, decoded, span)
+        self.links.update(link for link in decoded.links if _TRACE.fullmatch(link))
+        if decoded.attributes[_KIND] == _RUN_SPAN:
+            self._describe(decoded.attributes.get(semconv.RUN))
             return None
-        return self._own(part, spoken, placed)
+        return self._own(part, decoded, span)
 
-    def _own(self, part: Part, spoken: Spoken, placed: Span) -> Span | None:
+    def _own(self, part: Part, decoded: OtlpSpan, span: Span) -> Span | None:
         """Return a span of xsp with its original columns; None if it only stands for others."""
-        attributes = spoken.attributes
+        attributes = decoded.attributes
         count = attributes.get(f"{FOLD}count")
         if count is not None:
             self.folded += count if is_count(count) else 0
             return None
-        known = {
+        columns = {
             **self._origin(attributes),
             "kind": _text(attributes[_KIND]),
             "level": _level(attributes.get(_LEVEL)),
-            "dur_ns": self._duration(attributes.get("xsp.duration_ns"), placed.dur_ns),
+            "dur_ns": self._duration(attributes.get("xsp.duration_ns"), span.dur_ns),
         }
-        own: dict[str, Any] = {}
-        said = {name: part.resource[name] for name in semconv.ON_RESOURCES & part.resource.keys()}
-        for name, value in {**said, **attributes}.items():
-            if name in _COLUMN and name not in _ELSEWHERE:
-                known[_COLUMN[name].name] = _value(name, value)
-            elif name not in _ELSEWHERE and not name.startswith(_NOT_OURS):
-                own[name] = value
-        if (known.get("step") or 0) < 0:
-            raise Unfit("xsp.step is below 0")
-        return placed._replace(**known, attributes=_nested(own))
+        extra: dict[str, Any] = {}
+        from_resource = {name: part.resource[name] for name in semconv.ON_RESOURCES & part.resource.keys()}
+        for name, value in {**from_resource, **attributes}.items():
+            if name in _COLUMN and name not in _CORE_ATTRIBUTES:
+                columns[_COLUMN[name].name] = _value(name, value)
+            elif name not in _CORE_ATTRIBUTES and not name.startswith(_JAEGER_PREFIXES):
+                extra[name] = value
+        if (columns.get("step") or 0) < 0:
+            raise InvalidSpan("xsp.step is below 0")
+        return span._replace(**columns, attributes=_nested(extra))
 
     def _origin(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Return the original trace and parent of a span that was delivered in another trace."""
-        found: dict[str, Any] = {}
+        origin: dict[str, Any] = {}
         if TRACE_ID in attributes:
             self.restored += 1
-            found["trace_id"] = _id(_TRACE, attributes[TRACE_ID], "original trace")
+            origin["trace_id"] = _id(_TRACE, attributes[TRACE_ID], "original trace")
         if PARENT_ID in attributes:
             original = attributes[PARENT_ID]
-            found["parent_id"] = _id(_SPAN, original, "original parent") if original else None
-        return found
+            origin["parent_id"] = _id(_SPAN, original, "original parent") if original else None
+        return origin
 
-    def _foreign(self, part: Part, spoken: Spoken, placed: Span) -> Span:
+    def _foreign(self, part: Part, decoded: OtlpSpan, span: Span) -> Span:
         """Return a span of another program."""
-        attributes = {name: value for name, value in spoken.attributes.items() if not name.startswith(_NOT_OURS)}
+        attributes = {
+            name: value for name, value in decoded.attributes.items() if not name.startswith(_JAEGER_PREFIXES)
+        }
         service = part.resource.get("service.name")
         if service is not None:
             attributes.setdefault("service.name", service)
-        if spoken.events:
-            self.losses.changed["events of spans left out"] += spoken.events
+        if decoded.events:
+            self.losses.changed["events of spans left out"] += decoded.events
         process, thread = part.resource.get(semconv.PROCESS), attributes.get("thread.id")
         error = attributes.get("error.type")
-        failed = f"error:{_text(str(error)) if isinstance(error, (str, int)) else 'unknown'}"
-        return placed._replace(
+        error_status = f"error:{_text(str(error)) if isinstance(error, (str, int)) else 'unknown'}"
+        return span._replace(
             level=int(Level.APPLICATION),
             kind=Kind.USER.value,
-            status=failed if spoken.status == _ERROR else "ok",
+            status=error_status if decoded.status == _ERROR else "ok",
             collector=_text(part.scope) or None,
             process=process if is_count(process) else None,
             thread=thread if is_count(thread) else None,
@@ -218,11 +220,11 @@ class Reader:
 
     def _run_of(self, resource: Mapping[str, Any]) -> str:
         """Return the id of a resource's run, and keep the resource's description of it."""
-        identity = resource.get(semconv.RUN_ID)
-        if not isinstance(identity, str) or not identity:
+        run_id = resource.get(semconv.RUN_ID)
+        if not isinstance(run_id, str) or not run_id:
             return ""
-        said = {
-            "id": identity,
+        description = {
+            "id": run_id,
             "name": resource.get(semconv.RUN_NAME),
             "xsp": resource.get("telemetry.sdk.version"),
             "host": resource.get("host.id"),
@@ -231,10 +233,10 @@ class Reader:
             "local_rank": resource.get(semconv.LOCAL_RANK),
             "world_size": resource.get(semconv.WORLD_SIZE),
         }
-        if identity not in self._place:
-            text = json.dumps({name: value for name, value in said.items() if value is not None}, default=str)
+        if run_id not in self._place:
+            text = json.dumps({name: value for name, value in description.items() if value is not None}, default=str)
             self._keep(claims.run_of(text, self.losses))
-        return identity if identity in self._place else ""
+        return run_id if run_id in self._place else ""
 
     def _describe(self, text: Any) -> None:
         """Keep the description in a run's own span."""
@@ -247,23 +249,23 @@ class Reader:
         """Keep the latest description of each run."""
         if run is None or run.id is None:
             return
-        place = self._place.setdefault(run.id, len(self.runs))
-        if place == len(self.runs):
+        index = self._place.setdefault(run.id, len(self.runs))
+        if index == len(self.runs):
             self.runs.append(run)
-        elif (run.end_ns or 0) >= (self.runs[place].end_ns or 0):
-            self.runs[place] = run
+        elif (run.end_ns or 0) >= (self.runs[index].end_ns or 0):
+            self.runs[index] = run
 
 
-def _id(form: re.Pattern[str], value: Any, what: str) -> str:
+def _id(pattern: re.Pattern[str], value: Any, what: str) -> str:
     text = value.lower() if isinstance(value, str) else ""
-    if not form.fullmatch(text):
-        raise Unfit(f"its {what} id is not valid")
+    if not pattern.fullmatch(text):
+        raise InvalidSpan(f"its {what} id is not valid")
     return text
 
 
 def _time(value: Any) -> int:
     if not is_count(value) or not 0 < value < FURTHEST:
-        raise Unfit("its times are missing or not valid")
+        raise InvalidSpan("its times are missing or not valid")
     return int(value)
 
 
@@ -274,7 +276,7 @@ def _level(value: Any) -> int:
             return int(level)
     except ValueError:
         pass
-    raise Unfit("its level is not a level of xsp")
+    raise InvalidSpan("its level is not a level of xsp")
 
 
 def _value(name: str, value: Any) -> Any:
@@ -291,13 +293,13 @@ def _value(name: str, value: Any) -> Any:
             return float(value)
     elif isinstance(value, int) and not isinstance(value, bool) and -_RANGE[kind] <= value < _RANGE[kind]:
         return value
-    raise Unfit(f"{name} is not of the type {kind}")
+    raise InvalidSpan(f"{name} is not of the type {kind}")
 
 
 def _text(value: Any) -> str:
     """Return text that can be encoded as UTF-8."""
     if not isinstance(value, str):
-        raise Unfit("its name or one of its texts is not text")
+        raise InvalidSpan("its name or one of its texts is not text")
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
@@ -305,7 +307,7 @@ def _nested(attributes: Mapping[str, Any]) -> str | None:
     try:
         return semconv.nested({_text(name): _plain(value) for name, value in attributes.items()})
     except RecursionError:
-        raise Unfit("its attributes are nested too deeply") from None
+        raise InvalidSpan("its attributes are nested too deeply") from None
 
 
 def _plain(value: Any) -> Any:
@@ -317,7 +319,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (bytes, bytearray)):
         return value.hex()
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_plain(element) for element in value]
     if isinstance(value, Mapping):
-        return {_text(str(name)): _plain(each) for name, each in value.items()}
+        return {_text(str(name)): _plain(element) for name, element in value.items()}
     return value

@@ -15,10 +15,10 @@ from typing import IO, Any
 
 from xsp.errors import TraceError
 from xsp.importers.contract import Imported, Losses, RowImporter, broken, opened
-from xsp.importers.otlp import DEEPEST, LARGEST, Part, Reader, Spoken, Unfit
+from xsp.importers.otlp import DEEPEST, LARGEST, InvalidSpan, OtlpSpan, Part, Reader
 
-_OURS = re.compile(rb'\s*\{[^{}\[\]]*"resource(?:Spans|Metrics|Logs)"\s*:')
-_OTHERS = ("resourceMetrics", "resourceLogs", "resourceProfiles")
+_OTLP_START = re.compile(rb'\s*\{[^{}\[\]]*"resource(?:Spans|Metrics|Logs)"\s*:')
+_OTHER_SIGNALS = ("resourceMetrics", "resourceLogs", "resourceProfiles")
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _STATUS = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}
 _BOM = b"\xef\xbb\xbf"
@@ -33,7 +33,7 @@ class OtlpJson(RowImporter):
 
     def recognises(self, head: bytes, source: str) -> bool:
         """Return whether the first object of the file is an OTLP object."""
-        return _OURS.match(head.removeprefix(_BOM)) is not None
+        return _OTLP_START.match(head.removeprefix(_BOM)) is not None
 
     def read(self, source: str) -> Imported:
         """Start to read a file; see `RowImporter.read`."""
@@ -43,7 +43,7 @@ class OtlpJson(RowImporter):
         def parts() -> Iterator[Part]:
             with opened(Path(source)) as file:
                 for place, document in documents(file, source):
-                    if any(name in document for name in _OTHERS):
+                    if any(name in document for name in _OTHER_SIGNALS):
                         losses.changed["messages of metrics, logs or profiles, which hold no spans"] += 1
                     yield from parts_of(document, place)
             reader.close()
@@ -65,7 +65,7 @@ def documents(file: IO[bytes], source: str) -> Iterator[tuple[str, dict[str, Any
             continue
         was_first, is_first = is_first, False
         if was_first and not _ends(text):
-            text += whole(file, source, LARGEST - len(text))
+            text += read_rest(file, source, LARGEST - len(text))
             yield source, parsed(text, source)
             return
         place = f"{source}, line {number}"
@@ -91,7 +91,7 @@ def _line(file: IO[bytes], source: str, number: int) -> bytes:
     return line
 
 
-def whole(file: IO[bytes], source: str, most: int = LARGEST) -> bytes:
+def read_rest(file: IO[bytes], source: str, most: int = LARGEST) -> bytes:
     """Return the rest of a file, if it is not too large to be decoded in memory.
 
     Raises:
@@ -133,27 +133,27 @@ def parts_of(document: Mapping[str, Any], place: str) -> Iterator[Part]:
     """
     for resource in _list(document, "resourceSpans", place):
         resource = _object(resource, place, "an item of resourceSpans")
-        about = _object(resource.get("resource") or {}, place, "resource")
+        description = _object(resource.get("resource") or {}, place, "resource")
         try:
-            attributes = attributes_of(about.get("attributes"))
-        except Unfit as unfit:
+            attributes = attributes_of(description.get("attributes"))
+        except InvalidSpan as unfit:
             raise TraceError(f"{place}: attributes of a resource: {unfit}") from None
-        for name, of_scope in _GROUPS.items():
+        for name, scope_key in _GROUPS.items():
             for group in _list(resource, name, place):
                 group = _object(group, place, f"an item of {name}")
-                scope = _object(group.get(of_scope) or {}, place, of_scope).get("name", "")
+                scope = _object(group.get(scope_key) or {}, place, scope_key).get("name", "")
                 spans = _list(group, "spans", place)
-                yield Part(attributes, scope if isinstance(scope, str) else "", map(spoken, spans))
+                yield Part(attributes, scope if isinstance(scope, str) else "", map(decode_span, spans))
 
 
-def spoken(span: Any) -> Spoken | Unfit:
+def decode_span(span: Any) -> OtlpSpan | InvalidSpan:
     """Return a decoded span, or the reason why it cannot be decoded."""
     if not isinstance(span, dict):
-        return Unfit("it is not a JSON object")
+        return InvalidSpan("it is not a JSON object")
     status = span.get("status")
     code = status.get("code", 0) if isinstance(status, dict) else 0
     try:
-        return Spoken(
+        return OtlpSpan(
             trace_id=span.get("traceId"),
             span_id=span.get("spanId"),
             parent_id=span.get("parentSpanId"),
@@ -165,10 +165,10 @@ def spoken(span: Any) -> Spoken | Unfit:
             links=tuple(str(link.get("traceId")) for link in span.get("links") or () if isinstance(link, dict)),
             events=items(span.get("events")),
         )
-    except Unfit as unfit:
+    except InvalidSpan as unfit:
         return unfit
     except TypeError:
-        return Unfit("its fields do not have the types of OTLP")
+        return InvalidSpan("its fields do not have the types of OTLP")
 
 
 def attributes_of(pairs: Any, depth: int = 0) -> dict[str, Any]:
@@ -180,13 +180,13 @@ def attributes_of(pairs: Any, depth: int = 0) -> dict[str, Any]:
     if pairs is None:
         return {}
     if not isinstance(pairs, list):
-        raise Unfit("its attributes are not a list")
-    found = {}
+        raise InvalidSpan("its attributes are not a list")
+    attributes = {}
     for pair in pairs:
         if not isinstance(pair, dict) or not isinstance(pair.get("key"), str):
-            raise Unfit("one of its attributes has no key")
-        found[pair["key"]] = value_of(pair.get("value"), depth)
-    return found
+            raise InvalidSpan("one of its attributes has no key")
+        attributes[pair["key"]] = value_of(pair.get("value"), depth)
+    return attributes
 
 
 def value_of(value: Any, depth: int = 0) -> Any:
@@ -198,7 +198,7 @@ def value_of(value: Any, depth: int = 0) -> Any:
     if not value:
         return None
     if depth > DEEPEST:
-        raise Unfit("one of its attributes is nested too deeply")
+        raise InvalidSpan("one of its attributes is nested too deeply")
     if isinstance(value, dict) and len(value) == 1:
         ((kind, content),) = value.items()
         if kind in ("stringValue", "bytesValue") and isinstance(content, str):
@@ -210,12 +210,12 @@ def value_of(value: Any, depth: int = 0) -> Any:
         if kind == "doubleValue":
             return _double(content)
         if kind in ("arrayValue", "kvlistValue") and isinstance(content, dict):
-            inner = content.get("values") or []
+            elements = content.get("values") or []
             if kind == "kvlistValue":
-                return attributes_of(inner, depth + 1)
-            if isinstance(inner, list):
-                return [value_of(each, depth + 1) for each in inner]
-    raise Unfit("one of its attributes has a value whose type is not in OTLP")
+                return attributes_of(elements, depth + 1)
+            if isinstance(elements, list):
+                return [value_of(element, depth + 1) for element in elements]
+    raise InvalidSpan("one of its attributes has a value whose type is not in OTLP")
 
 
 def items(value: Any) -> int:
@@ -227,15 +227,15 @@ def integer(value: Any) -> int | None:
     """Return a 64-bit integer that is written as a number or as a string; None for other values."""
     if isinstance(value, str) and _INTEGER.fullmatch(value):
         value = int(value)
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return value if whole and -(1 << 63) <= value < 1 << 63 else None
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_integer and -(1 << 63) <= value < 1 << 63 else None
 
 
 def _double(content: Any) -> float:
     try:
         return float(content)
     except (TypeError, ValueError, OverflowError):
-        raise Unfit("one of its attributes has a value whose type is not in OTLP") from None
+        raise InvalidSpan("one of its attributes has a value whose type is not in OTLP") from None
 
 
 def _object(value: Any, place: str, what: str) -> dict[str, Any]:

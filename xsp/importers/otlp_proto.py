@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from xsp.errors import PluginError, TraceError
 from xsp.importers.contract import Imported, Losses, RowImporter, broken, opened
-from xsp.importers.otlp import DEEPEST, LARGEST, Part, Reader, Spoken, Unfit
+from xsp.importers.otlp import DEEPEST, LARGEST, InvalidSpan, OtlpSpan, Part, Reader
 
 _LENGTH = struct.Struct(">I")
 _RESOURCE_SPANS = 0x0A
@@ -39,7 +39,7 @@ class OtlpProto(RowImporter):
         reader = Reader(losses)
 
         def parts() -> Iterator[Part]:
-            for place, body in _bodies(source):
+            for place, body in _messages(source):
                 yield from parts_of(decoded(body, place), place)
             reader.close()
 
@@ -54,20 +54,20 @@ def _is_message(content: bytes, length: int | None = None) -> bool:
     """Return whether the content is the start of a message: the first field fits, and begins like resource spans."""
     if not content or content[0] != _RESOURCE_SPANS:
         return False
-    size, place = 0, 1
+    size, offset = 0, 1
     for shift in range(0, 35, 7):
-        if place >= len(content):
+        if offset >= len(content):
             return False
-        size |= (content[place] & 0x7F) << shift
-        place += 1
-        if not content[place - 1] & 0x80:
+        size |= (content[offset] & 0x7F) << shift
+        offset += 1
+        if not content[offset - 1] & 0x80:
             break
-    if length is not None and place + size > length:
+    if length is not None and offset + size > length:
         return False
-    return size == 0 or place >= len(content) or content[place] in (0x0A, 0x12, 0x1A)
+    return size == 0 or offset >= len(content) or content[offset] in (0x0A, 0x12, 0x1A)
 
 
-def _bodies(source: str) -> Iterator[tuple[str, bytes]]:
+def _messages(source: str) -> Iterator[tuple[str, bytes]]:
     """Yield the messages of a file with their positions."""
     with opened(Path(source)) as file:
         head = _read(file, 8, source, 0)
@@ -82,31 +82,31 @@ def _bodies(source: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _prefixed(file: IO[bytes], source: str, head: bytes) -> Iterator[tuple[str, bytes]]:
-    place, number = 0, 0
+    offset, number = 0, 0
     while head:
         number += 1
-        where = f"message {number} at byte {place}"
-        head += _read(file, _LENGTH.size - len(head), source, place)
+        position = f"message {number} at byte {offset}"
+        head += _read(file, _LENGTH.size - len(head), source, offset)
         length = _length(head)
         if length is None:
-            raise TraceError(f"{source}, {where}: the file is truncated; copy it again")
+            raise TraceError(f"{source}, {position}: the file is truncated; copy it again")
         if length > LARGEST:
-            raise TraceError(f"{source}, {where}: a length of {length} bytes; this is not OTLP, or it is damaged")
+            raise TraceError(f"{source}, {position}: a length of {length} bytes; this is not OTLP, or it is damaged")
         body = head[_LENGTH.size : _LENGTH.size + length]
         rest = head[_LENGTH.size + length :]
-        body += _read(file, length - len(body), source, place)
+        body += _read(file, length - len(body), source, offset)
         if len(body) < length:
-            raise TraceError(f"{source}, {where}: only {len(body)} of {length} bytes are there; copy the file again")
-        yield f"{source}, {where}", body
-        place += _LENGTH.size + length
-        head = rest + _read(file, _LENGTH.size - len(rest), source, place)
+            raise TraceError(f"{source}, {position}: only {len(body)} of {length} bytes are there; copy the file again")
+        yield f"{source}, {position}", body
+        offset += _LENGTH.size + length
+        head = rest + _read(file, _LENGTH.size - len(rest), source, offset)
 
 
-def _read(file: IO[bytes], size: int, source: str, place: int) -> bytes:
+def _read(file: IO[bytes], size: int, source: str, offset: int) -> bytes:
     try:
         return file.read(max(size, 0))
     except (EOFError, OSError, zlib.error) as error:
-        raise broken(source, error, f"after byte {place}") from error
+        raise broken(source, error, f"after byte {offset}") from error
 
 
 def _message_class() -> Any:
@@ -143,16 +143,16 @@ def parts_of(message: Any, place: str) -> Iterator[Part]:
     for resource in message.resource_spans:
         try:
             attributes = {pair.key: value_of(pair.value) for pair in resource.resource.attributes}
-        except Unfit as unfit:
+        except InvalidSpan as unfit:
             raise TraceError(f"{place}: attributes of a resource: {unfit}") from None
         for group in resource.scope_spans:
-            yield Part(attributes, group.scope.name, map(spoken, group.spans))
+            yield Part(attributes, group.scope.name, map(decode_span, group.spans))
 
 
-def spoken(span: Any) -> Spoken | Unfit:
+def decode_span(span: Any) -> OtlpSpan | InvalidSpan:
     """Return a decoded span, or the reason why it cannot be decoded."""
     try:
-        return Spoken(
+        return OtlpSpan(
             trace_id=span.trace_id.hex(),
             span_id=span.span_id.hex(),
             parent_id=span.parent_span_id.hex(),
@@ -164,7 +164,7 @@ def spoken(span: Any) -> Spoken | Unfit:
             links=tuple(link.trace_id.hex() for link in span.links),
             events=len(span.events),
         )
-    except Unfit as unfit:
+    except InvalidSpan as unfit:
         return unfit
 
 
@@ -175,13 +175,13 @@ def value_of(value: Any, depth: int = 0) -> Any:
         Unfit: it is nested too deeply.
     """
     if depth > DEEPEST:
-        raise Unfit("one of its attributes is nested too deeply")
+        raise InvalidSpan("one of its attributes is nested too deeply")
     kind = value.WhichOneof("value")
     if kind is None:
         return None
     content = getattr(value, kind)
     if kind == "array_value":
-        return [value_of(each, depth + 1) for each in content.values]
+        return [value_of(element, depth + 1) for element in content.values]
     if kind == "kvlist_value":
         return {pair.key: value_of(pair.value, depth + 1) for pair in content.values}
     return content

@@ -35,7 +35,7 @@ _DECODER = json.JSONDecoder()
 
 
 @dataclass
-class Around:
+class Envelope:
     """The content of a file besides its trace events."""
 
     keys: dict[str, Any] = field(default_factory=dict)
@@ -45,53 +45,53 @@ class Around:
     """Whether the closing bracket is missing, as the format allows: the program that wrote the file ended early."""
 
 
-def before(source: str, text: mmap.mmap) -> tuple[int, dict[str, Any]]:
+def read_head(source: str, text: mmap.mmap) -> tuple[int, dict[str, Any]]:
     """Return the start of the array, and the keys before it."""
-    place = _BLANK.match(text).end()  # type: ignore[union-attr]  # it matches always
+    offset = _BLANK.match(text).end()  # type: ignore[union-attr]  # it matches always
     keys: dict[str, Any] = {}
-    if text[place : place + 1] == b"[":
-        return place, keys
-    if text[place : place + 1] != b"{":
-        raise TraceError(f"{source}, byte {place}: no trace events: not the start of a JSON object or array")
-    place += 1
-    most = place + MOST_AROUND
-    while (found := _KEY.match(text, place, most)) is not None:
-        key, place = _parsed(source, found.group(1), found.start(1)), found.end()
-        if key == "traceEvents" and text[place : place + 1] == b"[":
-            return place, keys
-        end = _end_of_value(source, text, place, most)
-        keys[key] = _parsed(source, text[place:end], place)
-        place = end
-    raise TraceError(f"{source}, byte {place}: holds no array `traceEvents`, or too much before it")
+    if text[offset : offset + 1] == b"[":
+        return offset, keys
+    if text[offset : offset + 1] != b"{":
+        raise TraceError(f"{source}, byte {offset}: no trace events: not the start of a JSON object or array")
+    offset += 1
+    limit = offset + MOST_AROUND
+    while (match := _KEY.match(text, offset, limit)) is not None:
+        key, offset = _parsed(source, match.group(1), match.start(1)), match.end()
+        if key == "traceEvents" and text[offset : offset + 1] == b"[":
+            return offset, keys
+        end = _end_of_value(source, text, offset, limit)
+        keys[key] = _parsed(source, text[offset:end], offset)
+        offset = end
+    raise TraceError(f"{source}, byte {offset}: holds no array `traceEvents`, or too much before it")
 
 
-def _end_of_value(source: str, text: mmap.mmap, place: int, most: int) -> int:
-    """Return the end of the JSON value that begins at `place`; it must end before `most`."""
-    if text[place : place + 1] not in (b"{", b"[", b'"'):
-        found = _SCALAR.match(text, place, most)
-        return found.end() if found else place
+def _end_of_value(source: str, text: mmap.mmap, offset: int, limit: int) -> int:
+    """Return the end of the JSON value that begins at `offset`; it must end before `limit`."""
+    if text[offset : offset + 1] not in (b"{", b"[", b'"'):
+        match = _SCALAR.match(text, offset, limit)
+        return match.end() if match else offset
     depth = 0
-    for token in _TOKEN.finditer(text, place, most):
+    for token in _TOKEN.finditer(text, offset, limit):
         depth += {b"{": 1, b"[": 1, b"}": -1, b"]": -1}.get(token.group(), 0)
         if depth == 0:
             return token.end()
-    raise TraceError(f"{source}, byte {place}: keys before `traceEvents` of more than {MOST_AROUND >> 20} MiB")
+    raise TraceError(f"{source}, byte {offset}: keys before `traceEvents` of more than {MOST_AROUND >> 20} MiB")
 
 
-def _parsed(source: str, text: bytes, place: int) -> Any:
+def _parsed(source: str, text: bytes, offset: int) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"{source}, byte {place}: invalid JSON ({error})") from error
+        raise TraceError(f"{source}, byte {offset}: invalid JSON ({error})") from error
 
 
-def after(source: str, text: mmap.mmap, start: int, bare: bool) -> tuple[int | None, dict[str, Any]]:
+def read_tail(source: str, text: mmap.mmap, start: int, bare: bool) -> tuple[int | None, dict[str, Any]]:
     """Return the end of the array that begins at `start`, and the keys after it; None for an unclosed bare array.
 
     It is the first bracket after which the file is the rest of an object. It is searched in a window at the end of the
     file, which grows until it contains a trace event before the bracket: keys after the array may contain arrays too.
     """
-    size, window, left = len(text), 1 << 12, MOST_TRIED
+    size, window, budget = len(text), 1 << 12, MOST_TRIED
     if bare:
         end = len(text[max(0, size - window) :].rstrip()) + max(0, size - window)
         return (end, {}) if text[end - 1 : end] == b"]" else (None, {})
@@ -99,7 +99,7 @@ def after(source: str, text: mmap.mmap, start: int, bare: bool) -> tuple[int | N
         low = max(start, size - window)
         for end in _ends(text, low):
             keys, tried = _rest(text, end)
-            if (left := left - tried) < 0:
+            if (budget := budget - tried) < 0:
                 raise TraceError(f"{source}: holds too many arrays besides `traceEvents`")
             if keys is not None and (low == start or text.find(b'"ph"', low, end) >= 0):
                 return end, keys
@@ -110,42 +110,42 @@ def after(source: str, text: mmap.mmap, start: int, bare: bool) -> tuple[int | N
 
 def _ends(text: mmap.mmap, low: int) -> Iterator[int]:
     """Yield the positions after closing brackets, from `low` on, in bounded memory: pages read are released."""
-    for at in range(low, len(text), MOST_AROUND):
-        for found in _BRACKET.finditer(text, at, at + MOST_AROUND):
-            yield found.end()
-        if hasattr(text, "madvise") and at > low:
-            text.madvise(mmap.MADV_DONTNEED, 0, at - at % mmap.PAGESIZE)
+    for offset in range(low, len(text), MOST_AROUND):
+        for match in _BRACKET.finditer(text, offset, offset + MOST_AROUND):
+            yield match.end()
+        if hasattr(text, "madvise") and offset > low:
+            text.madvise(mmap.MADV_DONTNEED, 0, offset - offset % mmap.PAGESIZE)
 
 
-def _rest(text: mmap.mmap, place: int) -> tuple[dict[str, Any] | None, int]:
-    """Return the keys from `place` to the end of the file, and the number of bytes that were tried.
+def _rest(text: mmap.mmap, offset: int) -> tuple[dict[str, Any] | None, int]:
+    """Return the keys from `offset` to the end of the file, and the number of bytes that were tried.
 
     The keys are None if anything but the rest of an object follows. A short piece is tried first: an object that ends
     inside the array is usually short.
     """
-    held, tried = 1 << 9, 0
+    length, tried = 1 << 9, 0
     while True:
-        piece = text[place : place + held].decode("utf-8", "replace")
-        tried += held
+        piece = text[offset : offset + length].decode("utf-8", "replace")
+        tried += length
         if piece.lstrip()[:1] not in ("", ",", "}"):
             return None, 1
         try:
             keys, end = _DECODER.raw_decode('{"":0' + piece)
         except json.JSONDecodeError as error:
             cut = error.pos >= len(piece) or error.msg.startswith(("Unterminated", "Invalid \\"))
-            if not cut or held > MOST_AROUND or place + held >= len(text):
+            if not cut or length > MOST_AROUND or offset + length >= len(text):
                 return None, tried
-            held *= 8
+            length *= 8
             continue
         except (ValueError, RecursionError):
             return None, tried
-        more = piece[end - len('{"":0') :] + _head(text, place + held)
-        return None if more.strip() else {key: value for key, value in keys.items() if key}, tried
+        remainder = piece[end - len('{"":0') :] + _head(text, offset + length)
+        return None if remainder.strip() else {key: value for key, value in keys.items() if key}, tried
 
 
-def _head(text: mmap.mmap, place: int) -> str:
-    """Return the first bytes from `place` on, and the end of the file; blank if nothing follows."""
-    return (text[place : place + 64] + text[max(place, len(text) - 64) :]).decode("utf-8", "replace")
+def _head(text: mmap.mmap, offset: int) -> str:
+    """Return the first bytes from `offset` on, and the end of the file; blank if nothing follows."""
+    return (text[offset : offset + 64] + text[max(offset, len(text) - 64) :]).decode("utf-8", "replace")
 
 
 def last(source: str, copy: Path) -> int:

@@ -56,9 +56,9 @@ ROWS = {
     "roc_copies": {"name": "VARCHAR", "target": "BIGINT", "source": "BIGINT", "stream": "BIGINT", "bytes": "BIGINT"},
     "roc_calls": {"name": "VARCHAR", "category": "VARCHAR", "text": "VARCHAR", "thread": "BIGINT"},
 }  # fmt: skip
-"""Intermediate tables for both formats; each also has the columns of `_WHERE`."""
+"""Intermediate tables for both formats; each also has the columns of `_COMMON_COLUMNS`."""
 
-_WHERE = {"process": "BIGINT", "correlation": "BIGINT", "start_ns": "BIGINT", "end_ns": "BIGINT"}
+_COMMON_COLUMNS = {"process": "BIGINT", "correlation": "BIGINT", "start_ns": "BIGINT", "end_ns": "BIGINT"}
 _MARKERS = "category LIKE 'MARKER%'"
 
 
@@ -79,17 +79,17 @@ class Rocprof(TableImporter):
         """
         losses = Losses(self.name)
         for name, columns in ROWS.items():
-            table.create(con, name, _columns(columns | _WHERE))
+            table.create(con, name, _columns(columns | _COMMON_COLUMNS))
         with open(source, "rb") as file:
-            whole = file.read(len(SQLITE)) == SQLITE
+            is_database = file.read(len(SQLITE)) == SQLITE
         with fitting(source):
-            agents = _from_database(con, source) if whole else _from_json(con, source)
+            agents = _from_database(con, source) if is_database else _from_json(con, source)
             _fill(con, agents, losses)
         losses.note("times count from the start of the machine, not from 1970")
         run: dict[str, Any] = {"profiler": {"name": "rocprofv3"}}
         if agents:
-            properties = [claims.device(each.name, each.units, None, None, None, each.wave) for each in agents]
-            run["machine"] = {"devices": [each.name for each in agents], "device_properties": properties}
+            properties = [claims.device(agent.name, agent.units, None, None, None, agent.wave) for agent in agents]
+            run["machine"] = {"devices": [agent.name for agent in agents], "device_properties": properties}
         return Seen(run, losses)
 
 
@@ -100,12 +100,12 @@ def is_rocpd(head: bytes, source: str) -> bool:
     try:
         file = sqlite3.connect(f"{Path(source).absolute().as_uri()}?mode=ro&immutable=1", uri=True)
         try:
-            found = file.execute("SELECT 1 FROM sqlite_master WHERE name LIKE 'rocpd_%' LIMIT 1").fetchall()
+            tables = file.execute("SELECT 1 FROM sqlite_master WHERE name LIKE 'rocpd_%' LIMIT 1").fetchall()
         finally:
             file.close()
     except (sqlite3.Error, ValueError):
         return False
-    return bool(found)
+    return bool(tables)
 
 
 def _columns(columns: Mapping[str, str]) -> list[Column]:
@@ -129,27 +129,27 @@ def _from_database(con: duckdb.DuckDBPyConnection, source: str) -> list[_Agent]:
     with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
         export = Export(source, Path(folder), "record it again with rocprofv3")
         try:
-            places = [name for name in sorted(export.tables) if name.startswith("rocpd_kernel_dispatch")]
-            if not places:
+            kernel_tables = [name for name in sorted(export.tables) if name.startswith("rocpd_kernel_dispatch")]
+            if not kernel_tables:
                 raise TraceError(
                     f"{source}: holds no kernels (no table rocpd_kernel_dispatch); record with --kernel-trace"
                 )
             agents: list[_Agent] = []
-            for name in places:
+            for name in kernel_tables:
                 if not {"start", "end"} <= export.tables[name]:
                     raise TraceError(
                         f"{source}: has an unknown schema of rocpd; record with rocprofv3 --output-format json"
                     )
                 suffix = name.removeprefix("rocpd_kernel_dispatch")
-                for wanted, columns in READ.items():
-                    export.copy(con, wanted + suffix, wanted, columns)
+                for base_name, columns in READ.items():
+                    export.copy(con, base_name + suffix, base_name, columns)
                 agents = agents or _agents_of(con)
                 for into, query in _FROM_ROCPD.items():
                     con.execute(f"INSERT INTO {into} BY NAME {query}")
         finally:
             export.close()
-    for wanted in READ:
-        con.execute(f"DROP TABLE IF EXISTS {wanted}")
+    for base_name in READ:
+        con.execute(f"DROP TABLE IF EXISTS {base_name}")
     return agents
 
 
@@ -163,10 +163,10 @@ def _agents_of(con: duckdb.DuckDBPyConnection) -> list[_Agent]:
 
 def _object(text: Any) -> dict[str, Any]:
     try:
-        found = json.loads(text) if isinstance(text, str) else {}
+        parsed = json.loads(text) if isinstance(text, str) else {}
     except (ValueError, RecursionError):
-        found = {}
-    return found if isinstance(found, dict) else {}
+        parsed = {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 _PLACED = """
@@ -218,70 +218,71 @@ def _from_json(con: duckdb.DuckDBPyConnection, source: str) -> list[_Agent]:
         try:
             agents = agents or _json_agents(tool)
             for into, rows in _json_rows(tool).items():
-                table.insert(con, into, rows, _columns(ROWS[into] | _WHERE))
-        except (AttributeError, IndexError, KeyError, TypeError) as error:
+                table.insert(con, into, rows, _columns(ROWS[into] | _COMMON_COLUMNS))
+        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise TraceError(f"{source}: is not in rocprofv3's form ({type(error).__name__}: {error})") from error
     return agents
 
 
 def _json_agents(tool: Mapping[str, Any]) -> list[_Agent]:
-    gpus = [each for each in tool.get("agents", []) if each.get("type") in (2, "GPU")]
-    gpus.sort(key=lambda each: (each.get("logical_node_type_id", 0), each.get("node_id", 0)))
-    return [_Agent(each["id"]["handle"], each.get("product_name") or each.get("name"), each) for each in gpus]
+    gpus = [agent for agent in tool.get("agents", []) if agent.get("type") in (2, "GPU")]
+    gpus.sort(key=lambda gpu: (gpu.get("logical_node_type_id", 0), gpu.get("node_id", 0)))
+    return [_Agent(gpu["id"]["handle"], gpu.get("product_name") or gpu.get("name"), gpu) for gpu in gpus]
 
 
 def _json_rows(tool: Mapping[str, Any]) -> dict[str, Iterator[tuple[Any, ...]]]:
-    """Return rows in the order of the columns of `ROWS` and `_WHERE`."""
+    """Return rows in the order of the columns of `ROWS` and `_COMMON_COLUMNS`."""
     process = tool.get("metadata", {}).get("pid", 0)
     records = tool.get("buffer_records", {})
-    names = {kind: (each.get("kind", ""), each.get("operations", []))
-             for kind, each in enumerate(tool.get("strings", {}).get("buffer_records", []))}  # fmt: skip
-    texts = {each.get("key"): each.get("value") for each in tool.get("strings", {}).get("marker_api", [])}
-    symbols = {each.get("kernel_id"): each for each in tool.get("kernel_symbols", [])}
+    names = {kind: (entry.get("kind", ""), entry.get("operations", []))
+             for kind, entry in enumerate(tool.get("strings", {}).get("buffer_records", []))}  # fmt: skip
+    texts = {marker.get("key"): marker.get("value") for marker in tool.get("strings", {}).get("marker_api", [])}
+    symbols = {symbol.get("kernel_id"): symbol for symbol in tool.get("kernel_symbols", [])}
 
-    def where(each: Mapping[str, Any]) -> tuple[Any, ...]:
-        return process, _internal(each), each["start_timestamp"], each["end_timestamp"]
+    def where(record: Mapping[str, Any]) -> tuple[Any, ...]:
+        return process, _correlation_id(record), record["start_timestamp"], record["end_timestamp"]
 
     def kernels() -> Iterator[tuple[Any, ...]]:
-        for each in records.get("kernel_dispatch", []):
-            info = each["dispatch_info"]
+        for record in records.get("kernel_dispatch", []):
+            info = record["dispatch_info"]
             symbol = symbols.get(info.get("kernel_id"), {})
-            named = (symbol.get(f"{how}kernel_name") for how in ("formatted_", "demangled_", ""))
+            candidates = (symbol.get(f"{prefix}kernel_name") for prefix in ("formatted_", "demangled_", ""))
             block, threads = (_axes(info.get(f"{what}_size", {})) for what in ("workgroup", "grid"))
-            grid = [-(-all_ // size) if size else 0 for all_, size in zip(threads, block, strict=True)]
-            stream = _handle(each.get("stream_id")) or _handle(info.get("queue_id"))
-            yield (next(filter(None, named), "unnamed kernel"), _handle(info["agent_id"]), stream, grid, block,
-                   symbol.get("arch_vgpr_count"), info.get("group_segment_size"), *where(each))  # fmt: skip
+            grid = [-(-total // size) if size else 0 for total, size in zip(threads, block, strict=True)]
+            stream = _handle(record.get("stream_id")) or _handle(info.get("queue_id"))
+            yield (next(filter(None, candidates), "unnamed kernel"), _handle(info["agent_id"]), stream, grid, block,
+                   symbol.get("arch_vgpr_count"), info.get("group_segment_size"), *where(record))  # fmt: skip
 
     def copies() -> Iterator[tuple[Any, ...]]:
-        for each in records.get("memory_copy", []):
-            yield (_operation(names, each)[1], _handle(each.get("dst_agent_id")), _handle(each.get("src_agent_id")),
-                   _handle(each.get("stream_id")), each.get("bytes"), *where(each))  # fmt: skip
+        for record in records.get("memory_copy", []):
+            yield (_operation(names, record)[1], _handle(record.get("dst_agent_id")),
+                   _handle(record.get("src_agent_id")), _handle(record.get("stream_id")), record.get("bytes"),
+                   *where(record))  # fmt: skip
 
     def calls() -> Iterator[tuple[Any, ...]]:
-        for api, those in records.items():
-            for each in those if api.endswith("_api") else ():
-                category, name = _operation(names, each)
-                yield name, category, texts.get(_internal(each)), each.get("thread_id"), *where(each)
+        for api, entries in records.items():
+            for record in entries if api.endswith("_api") else ():
+                category, name = _operation(names, record)
+                yield name, category, texts.get(_correlation_id(record)), record.get("thread_id"), *where(record)
 
     return {"roc_kernels": kernels(), "roc_copies": copies(), "roc_calls": calls()}
 
 
-def _operation(names: Mapping[int, tuple[str, list[str]]], each: Mapping[str, Any]) -> tuple[str, str]:
+def _operation(names: Mapping[int, tuple[str, list[str]]], record: Mapping[str, Any]) -> tuple[str, str]:
     """Return the kind and the name of a call."""
-    kind, operations = names.get(each.get("kind", -1), ("", []))
-    place = each.get("operation", -1)
-    return kind, operations[place] if 0 <= place < len(operations) else "unnamed call"
+    kind, operations = names.get(record.get("kind", -1), ("", []))
+    index = record.get("operation", -1)
+    return kind, operations[index] if 0 <= index < len(operations) else "unnamed call"
 
 
-def _internal(each: Mapping[str, Any]) -> Any:
-    return each.get("correlation_id", {}).get("internal")
+def _correlation_id(record: Mapping[str, Any]) -> Any:
+    return record.get("correlation_id", {}).get("internal")
 
 
 def _handle(value: Any) -> Any:
     """Return an id, given directly or in an object, as a signed number, because columns hold signed 64-bit integers."""
-    found = value.get("handle") if isinstance(value, Mapping) else value
-    return found - (1 << 64) if isinstance(found, int) and found >= 1 << 63 else found
+    handle = value.get("handle") if isinstance(value, Mapping) else value
+    return handle - (1 << 64) if isinstance(handle, int) and handle >= 1 << 63 else handle
 
 
 def _axes(sizes: Mapping[str, Any]) -> list[int]:
@@ -293,15 +294,17 @@ def _axes(sizes: Mapping[str, Any]) -> list[int]:
 
 def _fill(con: duckdb.DuckDBPyConnection, agents: Iterable[_Agent], losses: Losses) -> None:
     table.create(con, "seen", SEEN)
-    placed = [(each.id - (1 << 64) if each.id >= 1 << 63 else each.id, place) for place, each in enumerate(agents)]
+    device_rows = [
+        (agent.id - (1 << 64) if agent.id >= 1 << 63 else agent.id, index) for index, agent in enumerate(agents)
+    ]
     table.create(con, "roc_devices", _columns({"agent": "BIGINT", "device": "INTEGER"}))
-    table.insert(con, "roc_devices", placed, _columns({"agent": "BIGINT", "device": "INTEGER"}))
+    table.insert(con, "roc_devices", device_rows, _columns({"agent": "BIGINT", "device": "INTEGER"}))
     for name in ROWS:
-        ((gone,),) = con.execute(
+        ((deleted,),) = con.execute(
             f"DELETE FROM {name} WHERE coalesce(start_ns < 0 OR end_ns < start_ns OR end_ns >= {FURTHEST}, true)"
         ).fetchall()
-        if gone:
-            losses.skipped[f"{name.removeprefix('roc_')}: no time, or an end before the start"] += gone
+        if deleted:
+            losses.skipped[f"{name.removeprefix('roc_')}: no time, or an end before the start"] += deleted
     ((unknown,),) = con.execute("SELECT count(*) FROM roc_kernels ANTI JOIN roc_devices USING (agent)").fetchall()
     if unknown:
         losses.changed["kernels of an unknown GPU, taken as those of device 0"] += unknown

@@ -74,23 +74,23 @@ class TorchMemory(TableImporter):
             raise TraceError(f"{source}: is larger than 1 GiB; record fewer allocations (max_entries)")
         try:
             rows = _snapshot(source, content, losses) if _is_pickle(content) else _timeline(source, content, losses)
-            found = [
-                (place, start_ns, kind, size, json.dumps(more))
-                for place, (start_ns, kind, size, more) in enumerate(rows)
+            records = [
+                (index, start_ns, kind, size, json.dumps(attributes))
+                for index, (start_ns, kind, size, attributes) in enumerate(rows)
             ]
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise TraceError(f"{source}: is not in PyTorch's form ({type(error).__name__}: {error})") from error
         with fitting(source):
             table.create(con, "seen", SEEN)
             table.create(con, "memory_rows", _ROWS)
-            table.insert(con, "memory_rows", found, _ROWS)
-            ((kept,),) = con.execute(
+            table.insert(con, "memory_rows", records, _ROWS)
+            ((inserted,),) = con.execute(
                 f"INSERT INTO seen BY NAME SELECT number, start_ns, 0 AS dur_ns, 'memory' AS name, type, "
                 f"{int(Level.OP)} AS level, '{Kind.ALLOC}' AS kind, alloc_bytes, attributes, 'ok' AS status, "
                 f"false AS replayed, 'torch-memory' AS collector FROM memory_rows WHERE start_ns BETWEEN 0 AND {LATEST}"
             ).fetchall()
-            if kept < len(found):
-                losses.skipped["a time before the epoch or in the far future"] += len(found) - kept
+            if inserted < len(records):
+                losses.skipped["a time before the epoch or in the far future"] += len(records) - inserted
             con.execute(
                 f"INSERT INTO seen BY NAME SELECT max(number) + 1 AS number, min(start_ns) AS start_ns, "
                 f"max(start_ns) + 1000 - min(start_ns) AS dur_ns, 'recorded memory' AS name, 'ok' AS status, "
@@ -124,56 +124,67 @@ class _Plain(pickle.Unpickler):
 
 def _snapshot(source: str, content: bytes, losses: Losses) -> Rows:
     try:
-        found = _Plain(io.BytesIO(content)).load()
+        snapshot = _Plain(io.BytesIO(content)).load()
     except (pickle.UnpicklingError, EOFError, MemoryError, RecursionError, ValueError, TypeError, LookupError,
             AttributeError, OverflowError) as error:  # fmt: skip
         raise TraceError(f"{source}: not read, and nothing in it was run: {error or type(error).__name__}") from error
-    if not isinstance(found, dict) or not isinstance(found.get("device_traces"), list):
+    if not isinstance(snapshot, dict) or not isinstance(snapshot.get("device_traces"), list):
         raise TraceError(f"{source}: is a pickle, but not a memory snapshot (torch.cuda.memory._dump_snapshot)")
-    return _changes(found, losses)
+    return _changes(snapshot, losses)
 
 
-def _changes(found: dict[str, Any], losses: Losses) -> Rows:
+def _changes(snapshot: dict[str, Any], losses: Losses) -> Rows:
     """Yield the changes of each device; totals are computed backwards from the final state, which the segments give."""
-    for device, trace in enumerate(found["device_traces"]):
-        taken = held = 0
-        for segment in found.get("segments", []):
+    for device, trace in enumerate(snapshot["device_traces"]):
+        allocated = reserved = 0
+        for segment in snapshot.get("segments", []):
             if segment.get("device", 0) == device:
-                held += segment["total_size"]
-                taken += sum(each["size"] for each in segment["blocks"] if each["state"] == "active_allocated")
-                taken += sum(each["size"] for each in segment["blocks"] if each["state"] == "active_pending_free")
-        signs = [(each, _TAKES.get(each["action"], 0), _HOLDS.get(each["action"], 0)) for each in trace]
-        taken -= sum(sign * each["size"] for each, sign, _ in signs)
-        held -= sum(sign * each["size"] for each, _, sign in signs)
+                reserved += segment["total_size"]
+                allocated += sum(block["size"] for block in segment["blocks"] if block["state"] == "active_allocated")
+                allocated += sum(
+                    block["size"] for block in segment["blocks"] if block["state"] == "active_pending_free"
+                )
+        signs = [
+            (event, _ALLOCATED_SIGNS.get(event["action"], 0), _RESERVED_SIGNS.get(event["action"], 0))
+            for event in trace
+        ]
+        allocated -= sum(sign * event["size"] for event, sign, _ in signs)
+        reserved -= sum(sign * event["size"] for event, _, sign in signs)
         if trace and "time_us" not in trace[0]:
             losses.note("the snapshot has no times: its events are placed in order, a microsecond apart")
-        for place, (each, takes, holds) in enumerate(signs):
-            taken, held = taken + takes * each["size"], held + holds * each["size"]
-            if each["action"] == "oom":
-                losses.note(f"device {device} ran out of memory: {each['size']} bytes were asked for")
-            if not takes:
-                if not holds:
-                    losses.skipped[f"events {_text(each['action'])}"] += 1
+        for index, (event, allocation_sign, reserve_sign) in enumerate(signs):
+            allocated, reserved = allocated + allocation_sign * event["size"], reserved + reserve_sign * event["size"]
+            if event["action"] == "oom":
+                losses.note(f"device {device} ran out of memory: {event['size']} bytes were asked for")
+            if not allocation_sign:
+                if not reserve_sign:
+                    losses.skipped[f"events {_text(event['action'])}"] += 1
                 continue
-            told = {"device_type": "1", "device": str(device), "address": _number(each["addr"]),
-                    "total_allocated_bytes": taken, "total_reserved_bytes": held, "frame": _frame(each)}  # fmt: skip
-            start_ns = int(each.get("time_us", place)) * 1000
-            yield start_ns, None, takes * each["size"], {key: value for key, value in told.items() if value is not None}
+            attributes = {"device_type": "1", "device": str(device), "address": _number(event["addr"]),
+                          "total_allocated_bytes": allocated, "total_reserved_bytes": reserved,
+                          "frame": _frame(event)}  # fmt: skip
+            start_ns = int(event.get("time_us", index)) * 1000
+            yield (
+                start_ns,
+                None,
+                allocation_sign * event["size"],
+                {key: value for key, value in attributes.items() if value is not None},
+            )
 
 
-_TAKES = {"alloc": 1, "free_completed": -1}
-_HOLDS = {"segment_alloc": 1, "segment_free": -1, "segment_map": 1, "segment_unmap": -1}
+_ALLOCATED_SIGNS = {"alloc": 1, "free_completed": -1}
+_RESERVED_SIGNS = {"segment_alloc": 1, "segment_free": -1, "segment_map": 1, "segment_unmap": -1}
 """Events that change the allocated bytes, and the bytes that the allocator reserves; with their signs."""
 
 
-def _frame(each: dict[str, Any]) -> str | None:
+def _frame(event: dict[str, Any]) -> str | None:
     """Return the origin of an allocation: the innermost Python frame outside torch, without directories."""
-    frames = [frame for frame in each.get("frames") or [] if _text(frame.get("filename")).endswith(".py")]
-    own = [frame for frame in frames if "torch" not in PurePath(frame["filename"]).parts]
-    found = next(iter(own or frames), None)
-    if found is None:
+    frames = [frame for frame in event.get("frames") or [] if _text(frame.get("filename")).endswith(".py")]
+    user_frames = [frame for frame in frames if "torch" not in PurePath(frame["filename"]).parts]
+    innermost = next(iter(user_frames or frames), None)
+    if innermost is None:
         return None
-    return f"{_text(found.get('name'))} ({PurePath(found['filename']).name}:{_number(found.get('line'))})"
+    return f"{_text(innermost.get('name'))} ({PurePath(innermost['filename']).name}:{_number(innermost.get('line'))})"
 
 
 def _text(value: Any) -> str:
@@ -190,23 +201,23 @@ def _number(value: Any) -> str:
 
 def _timeline(source: str, content: bytes, losses: Losses) -> Rows:
     try:
-        found = json.loads(content)
+        timeline = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise broken(source, error) from error
     losses.note("a memory timeline does not name its device; it is taken as that of device 0")
-    if len(found) == 2 and isinstance(found[1], list) and found[1] and isinstance(found[1][0], list):
-        return _by_category(*found)
-    return _raw(found)
+    if len(timeline) == 2 and isinstance(timeline[1], list) and timeline[1] and isinstance(timeline[1][0], list):
+        return _by_category(*timeline)
+    return _raw(timeline)
 
 
 def _by_category(times: Sequence[int], sizes: Sequence[Sequence[int]]) -> Rows:
     """Yield the changes of each category; the rows of `sizes` begin with a column of zeros."""
     before = [0] * (len(CATEGORIES) + 1)
     for time, row in zip(times, sizes, strict=True):
-        for place, category in enumerate(CATEGORIES, 1):
-            if place < len(row) and row[place] != before[place]:
+        for index, category in enumerate(CATEGORIES, 1):
+            if index < len(row) and row[index] != before[index]:
                 before_total = sum(before)
-                change, before[place] = row[place] - before[place], row[place]
+                change, before[index] = row[index] - before[index], row[index]
                 yield time * 1000, category, change, _of_device(before_total + change)
 
 
@@ -215,11 +226,11 @@ def _raw(rows: Sequence[Sequence[int]]) -> Rows:
 
     Memory from before the recording has the time -1. Memory that changes its category is freed and allocated again.
     """
-    taken, first = 0, min((row[0] for row in rows if row[0] >= 0), default=0)
+    allocated, first = 0, min((row[0] for row in rows if row[0] >= 0), default=0)
     for time, _, change, category in rows:
-        taken += change
+        allocated += change
         kind = CATEGORIES[category] if 0 <= category < len(CATEGORIES) else CATEGORIES[-1]
-        yield max(time, first), kind, change, _of_device(taken)
+        yield max(time, first), kind, change, _of_device(allocated)
 
 
 def _of_device(total: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from xsp import table
 from xsp.errors import TraceError
 from xsp.importers import outside
 from xsp.importers.contract import broken, fitting, opened
-from xsp.importers.outside import CHUNK, Around
+from xsp.importers.outside import CHUNK, Envelope
 
 PIECE = 1 << 25
 """Approximate size of a piece in bytes; the first ones are smaller, so that all cores start early."""
@@ -53,7 +53,7 @@ _TIME = re.compile(rb'("(?:ts|dur)"\s*:\s*)(-?\d[\d.eE+-]*)')
 _SEAM = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|s|bp)"\s*:)')
 
 
-class Taker(Protocol):
+class EventSink(Protocol):
     """Stores trace events. They arrive in portions, in any order, from several threads."""
 
     args: ClassVar[str]
@@ -97,7 +97,7 @@ class Events:
         con.execute("INSERT INTO events FROM portion")
 
 
-def read(con: duckdb.DuckDBPyConnection, source: str, taker: Taker) -> Around:
+def read(con: duckdb.DuckDBPyConnection, source: str, taker: EventSink) -> Envelope:
     """Read the trace events of a file.
 
     Args:
@@ -118,7 +118,7 @@ class _CutWrongly(Exception):
     """One of several pieces could not be read: the cut was not between two events."""
 
 
-def _read(con: duckdb.DuckDBPyConnection, source: str, taker: Taker, size: int | None) -> Around:
+def _read(con: duckdb.DuckDBPyConnection, source: str, taker: EventSink, size: int | None) -> Envelope:
     with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder, opened(Path(source)) as file:
         first = _more(source, file, folder, 0)
         exact = _is_exact(first)
@@ -133,7 +133,7 @@ def _read(con: duckdb.DuckDBPyConnection, source: str, taker: Taker, size: int |
             if reading.several:
                 raise _CutWrongly from error
             raise
-    return reading.around
+    return reading.envelope
 
 
 # --- pieces -----------------------------------------------------------------------------------------------
@@ -150,25 +150,25 @@ class _Piece(NamedTuple):
     last: bool
 
 
-def _chunks(source: str, file: IO[bytes], folder: str, done: int) -> Iterator[bytes]:
+def _chunks(source: str, file: IO[bytes], folder: str, consumed: int) -> Iterator[bytes]:
     """Yield the rest of a file, decompressed."""
-    while text := _more(source, file, folder, done):
+    while text := _more(source, file, folder, consumed):
         yield text
-        done += len(text)
+        consumed += len(text)
 
 
-def _more(source: str, file: IO[bytes], folder: str, done: int) -> bytes:
+def _more(source: str, file: IO[bytes], folder: str, consumed: int) -> bytes:
     """Read a chunk."""
     disk = shutil.disk_usage(folder)
     if disk.free < min(SPARE, disk.total // 10):
         raise TraceError(
-            f"{source}: decompresses to more than the disk has room for ({done >> 20} MiB so far); "
+            f"{source}: decompresses to more than the disk has room for ({consumed >> 20} MiB so far); "
             "set TMPDIR to a larger disk if this size is expected"
         )
     try:
         return file.read(CHUNK)
     except (EOFError, OSError, zlib.error) as error:
-        raise broken(source, error, f"after {done} bytes of its content") from error
+        raise broken(source, error, f"after {consumed} bytes of its content") from error
 
 
 def _is_exact(text: bytes) -> bool:
@@ -179,44 +179,44 @@ def _is_exact(text: bytes) -> bool:
 
 def _times_as_text(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the chunks with times in quotes, so that they are read as text and no digit is lost."""
-    held = b""
+    buffer = b""
     for text in chunks:
-        held += text
-        keep = held.rfind(b",") + 1 if len(held) < MOST_IN_ONE else len(held)  # no number is cut in two
-        yield _TIME.sub(rb'\1"\2"', held[:keep])
-        held = held[keep:]
-    yield _TIME.sub(rb'\1"\2"', held)
+        buffer += text
+        end = buffer.rfind(b",") + 1 if len(buffer) < MOST_IN_ONE else len(buffer)  # no number is cut in two
+        yield _TIME.sub(rb'\1"\2"', buffer[:end])
+        buffer = buffer[end:]
+    yield _TIME.sub(rb'\1"\2"', buffer)
 
 
 def _pieces(chunks: Iterable[bytes], folder: Path, size: int | None) -> Iterator[_Piece]:
     """Write pieces of approximately `size` bytes (None: a single piece), and yield each when it is written."""
-    place = number = 0
+    offset = number = 0
     path = folder / "0.json"
-    out = open(path, "wb")  # noqa: SIM115 (closed below, whichever it is then)
+    file = open(path, "wb")  # noqa: SIM115 (closed below, whichever it is then)
     try:
         for text in chunks:
-            seam = _SEAM.search(text) if size and out.tell() >= min(size, FIRST << number) else None
+            seam = _SEAM.search(text) if size and file.tell() >= min(size, FIRST << number) else None
             if seam is None:
-                out.write(text)
+                file.write(text)
                 continue
-            out.write(text[: seam.start() + 1])
-            end = place + out.tell()
-            out.write(b"]")
-            out.close()
-            yield _Piece(path, place, first=number == 0, last=False)
-            place, number, path = end, number + 1, folder / f"{number + 1}.json"
-            out = open(path, "wb")  # noqa: SIM115
-            out.write(b"[" + text[seam.end() :])
+            file.write(text[: seam.start() + 1])
+            end = offset + file.tell()
+            file.write(b"]")
+            file.close()
+            yield _Piece(path, offset, first=number == 0, last=False)
+            offset, number, path = end, number + 1, folder / f"{number + 1}.json"
+            file = open(path, "wb")  # noqa: SIM115
+            file.write(b"[" + text[seam.end() :])
     finally:
-        out.close()
-    yield _Piece(path, place, first=number == 0, last=True)
+        file.close()
+    yield _Piece(path, offset, first=number == 0, last=True)
 
 
 class _Reading:
     """Reads the pieces of one file in parallel."""
 
-    def __init__(self, con: duckdb.DuckDBPyConnection, source: str, taker: Taker, exact: bool) -> None:
-        self.around = Around()
+    def __init__(self, con: duckdb.DuckDBPyConnection, source: str, taker: EventSink, exact: bool) -> None:
+        self.envelope = Envelope()
         self.several = False
         """Whether the file was cut into pieces."""
 
@@ -225,18 +225,18 @@ class _Reading:
 
     def all(self, pieces: Iterable[_Piece]) -> None:
         """Read all pieces, while later ones are still being written."""
-        waiting: deque[Future[None]] = deque()
+        pending: deque[Future[None]] = deque()
         with ThreadPoolExecutor(WORKERS) as pool:
             for piece in pieces:
                 self.several |= not piece.last
                 self._isolate(piece)
                 if piece.first:
-                    self._taker.begin(self._con, self.around.keys)
-                waiting.append(pool.submit(self._take, piece, table.cursor(self._con)))
-                while len(waiting) > WORKERS:
-                    waiting.popleft().result()
-            for each in waiting:
-                each.result()
+                    self._taker.begin(self._con, self.envelope.keys)
+                pending.append(pool.submit(self._take, piece, table.cursor(self._con)))
+                while len(pending) > WORKERS:
+                    pending.popleft().result()
+            for future in pending:
+                future.result()
 
     def _take(self, piece: _Piece, con: duckdb.DuckDBPyConnection) -> None:
         with con:
@@ -254,20 +254,20 @@ class _Reading:
             with mmap.mmap(file.fileno(), 0) as text:
                 start = 0
                 if piece.first:
-                    start, self.around.keys = outside.before(self._source, text)
+                    start, self.envelope.keys = outside.read_head(self._source, text)
                     self._bare = text[:start].strip(b"\xef\xbb\xbf \t\r\n") == b""
                 end = self._end(text, start) if piece.last else len(text)
                 text[:start] = b" " * start
             file.seek(end if end is not None else outside.last(self._source, piece.path))
             file.truncate()
             if end is None:
-                self.around.open = True
+                self.envelope.open = True
                 file.write(b"]")
 
     def _end(self, text: mmap.mmap, start: int) -> int | None:
         """Return the end of the array, None if it is not closed; keep the keys after it."""
-        end, keys = outside.after(self._source, text, start, self._bare)
-        self.around.keys |= keys
+        end, keys = outside.read_tail(self._source, text, start, self._bare)
+        self.envelope.keys |= keys
         return end
 
 
@@ -277,15 +277,15 @@ _KINDS = {"ph": "VARCHAR", "cat": "VARCHAR", "name": "VARCHAR", "pid": "VARCHAR"
           "bp": "VARCHAR"}  # fmt: skip
 
 
-def _load(con: duckdb.DuckDBPyConnection, source: str, piece: _Piece, taker: Taker, exact: bool) -> None:
+def _load(con: duckdb.DuckDBPyConnection, source: str, piece: _Piece, taker: EventSink, exact: bool) -> None:
     """Read the array of a piece into the table `portion`."""
     time = "DOUBLE" if exact else "VARCHAR"
     columns = {**_KINDS, "ts": time, "dur": time, "args": "JSON"}
-    shown = ", ".join(f"{name}: '{kind}'" for name, kind in columns.items())
+    column_types = ", ".join(f"{name}: '{kind}'" for name, kind in columns.items())
     query = f"""
         SELECT row_number() OVER () - 1 + {piece.place} AS number, {", ".join(_KINDS)},
                {_nanoseconds("ts", exact)} AS ts_ns, {_nanoseconds("dur", exact)} AS dur_ns, {taker.args} AS args
-        FROM read_json({table.place(piece.path)}, format = 'array', columns = {{{shown}}},
+        FROM read_json({table.path_literal(piece.path)}, format = 'array', columns = {{{column_types}}},
                        maximum_object_size = {MOST_IN_ONE})
     """
     for name, value in taker.more.items():  # nested: otherwise a column is computed again wherever it is used
@@ -302,7 +302,8 @@ def _nanoseconds(name: str, exact: bool) -> str:
     if not exact:
         return f"TRY_CAST(round(TRY_CAST({name} AS DECIMAL(38, 6)) * 1000) AS BIGINT)"
     # whole and fractional microseconds separately: 1000 times the sum can exceed the precision of a double
-    whole = f"TRY_CAST(trunc({name}) AS BIGINT)"
+    microseconds = f"TRY_CAST(trunc({name}) AS BIGINT)"
     return (
-        f"CASE WHEN abs({name}) < 9e15 THEN {whole} * 1000 + CAST(round(({name} - trunc({name})) * 1000) AS BIGINT) END"
+        f"CASE WHEN abs({name}) < 9e15 "
+        f"THEN {microseconds} * 1000 + CAST(round(({name} - trunc({name})) * 1000) AS BIGINT) END"
     )

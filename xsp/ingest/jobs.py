@@ -50,7 +50,7 @@ class Job(NamedTuple):
 def connect(folder: Path) -> duckdb.DuckDBPyConnection:
     """Return an engine that keeps its tables in a file, so that memory does not grow with them."""
     con = table.spilling(folder, MEMORY)
-    con.execute(f"ATTACH {table.place(folder / 'arrived.duckdb')} AS arrived")
+    con.execute(f"ATTACH {table.path_literal(folder / 'arrived.duckdb')} AS arrived")
     con.execute("USE arrived")
     con.execute("SET threads = 2")
     return con
@@ -89,7 +89,7 @@ def read(con: duckdb.DuckDBPyConnection, sources: Sequence[Imported]) -> tuple[l
     return list(runs.values()), [source.losses for source in sources]
 
 
-def once(con: duckdb.DuckDBPyConnection, source: str = "arrived") -> int:
+def deduplicate(con: duckdb.DuckDBPyConnection, source: str = "arrived") -> int:
     """Make the table `distinct_spans` of the spans that arrived, each span once.
 
     Returns:
@@ -102,50 +102,50 @@ def once(con: duckdb.DuckDBPyConnection, source: str = "arrived") -> int:
         QUALIFY row_number() OVER (PARTITION BY trace_id, span_id ORDER BY place) = 1
         """
     )
-    (arrived,), (kept,) = (
+    (arrived,), (remaining,) = (
         con.execute(f"SELECT count(*) FROM {name} WHERE kind <> '{Kind.LOOP}'").fetchall()[0]
         for name in (source, "distinct_spans")
     )
-    return int(arrived - kept)
+    return int(arrived - remaining)
 
 
 def jobs(con: duckdb.DuckDBPyConnection, runs: Iterable[Run]) -> list[Job]:
     """Return the jobs of the distinct spans, and assign spans of no run to the job whose trace they are in.
 
     Args:
-        con: holds `distinct_spans`, after `once`.
+        con: holds `distinct_spans`, after `deduplicate`.
         runs: the known runs.
     """
-    known = {str(run.id): run for run in runs}
+    runs_by_id = {str(run.id): run for run in runs}
     traces = dict(con.execute("SELECT run, min(trace_id) FROM distinct_spans WHERE run <> '' GROUP BY run").fetchall())
     members: dict[str, list[str]] = defaultdict(list)
-    for identity in dict.fromkeys([*known, *traces]):
-        members[job_of(known.get(identity, _named(identity)), traces.get(identity, ""))].append(identity)
-    found = [as_one([known.get(identity, _named(identity)) for identity in ids]) for ids in members.values()]
+    for run_id in dict.fromkeys([*runs_by_id, *traces]):
+        members[job_of(runs_by_id.get(run_id, _named(run_id)), traces.get(run_id, ""))].append(run_id)
+    all_jobs = [merge_runs([runs_by_id.get(run_id, _named(run_id)) for run_id in ids]) for ids in members.values()]
     con.execute(
         "UPDATE distinct_spans SET run = own.run FROM "
         "(SELECT trace_id, min(run) AS run FROM distinct_spans WHERE run <> '' GROUP BY trace_id) own "
         "WHERE distinct_spans.run = '' AND distinct_spans.trace_id = own.trace_id"
     )
-    (others,) = con.execute("SELECT count(*) FROM distinct_spans WHERE run = ''").fetchall()[0]
-    if others and len(found) == 1:
-        con.execute("UPDATE distinct_spans SET run = ?", [found[0].ids[0]])
-    elif others:
-        found.append(Job(Run.of({}), ("",)))
-    return found
+    (unassigned,) = con.execute("SELECT count(*) FROM distinct_spans WHERE run = ''").fetchall()[0]
+    if unassigned and len(all_jobs) == 1:
+        con.execute("UPDATE distinct_spans SET run = ?", [all_jobs[0].ids[0]])
+    elif unassigned:
+        all_jobs.append(Job(Run.of({}), ("",)))
+    return all_jobs
 
 
-def _named(identity: str) -> Run:
-    return Run.of({"id": identity})
+def _named(run_id: str) -> Run:
+    return Run.of({"id": run_id})
 
 
 def job_of(run: Run, trace_id: str) -> str:
     """Return the key that the runs of a job share: the trace id of a distributed program, else the id of the run."""
-    together = (run.world_size or 1) > 1 or run.is_job
-    return (together and (run.otel.trace_id if run.otel is not None else trace_id)) or str(run.id)
+    is_distributed = (run.world_size or 1) > 1 or run.is_job
+    return (is_distributed and (run.otel.trace_id if run.otel is not None else trace_id)) or str(run.id)
 
 
-def as_one(runs: Sequence[Run]) -> Job:
+def merge_runs(runs: Sequence[Run]) -> Job:
     """Return runs as one job: fields come from the lowest rank, and fields of the launcher's run override them."""
     ranks = sorted((run for run in runs if not run.is_job), key=lambda run: run.rank or 0)
     ids = tuple(str(run.id) for run in (*ranks, *runs))
@@ -159,18 +159,18 @@ def as_one(runs: Sequence[Run]) -> Job:
 
 
 def distinct(names: Iterable[str]) -> list[str]:
-    """Return names with a number where a name was there before: runs whose names and ids begin alike stay apart."""
-    found: dict[str, None] = {}
+    """Make names unique: repeated names get a number, so that runs with similar names and ids get separate folders."""
+    unique: dict[str, None] = {}
     for name in names:
-        numbered = (f"{name}-{number}" for number in itertools.count(2))
-        found[next(each for each in itertools.chain([name], numbered) if each not in found)] = None
-    return list(found)
+        candidates = (f"{name}-{number}" for number in itertools.count(2))
+        unique[next(candidate for candidate in itertools.chain([name], candidates) if candidate not in unique)] = None
+    return list(unique)
 
 
 def name_of(run: Run) -> str:
     """Return a name for a run's directory: the name of the run and the start of its id."""
-    name, identity = (
+    name, run_id = (
         "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in part)
         for part in (run.name, run.id or "")
     )
-    return "-".join(filter(None, (name[:60].strip("-"), identity[:8]))) or OTHERS
+    return "-".join(filter(None, (name[:60].strip("-"), run_id[:8]))) or OTHERS

@@ -56,25 +56,25 @@ def load(
     if contract.is_url(os.fspath(path)):
         _refuse_kind(kind, path)
         return _load_imported(contract.of_trace(os.fspath(path), trace_id))
-    place = Path(path).expanduser()
-    if not rundir.is_one(place):
+    location = Path(path).expanduser()
+    if not rundir.is_run_directory(location):
         _refuse_kind(kind, path)
-    if place.is_file():
-        if not _is_parquet(place):
-            return _load_imported(str(place))
-        return _load_files(table.connect(), [place], Run.of({"name": place.stem}), place)
-    if place.is_dir() and not rundir.is_one(place):
-        return _load_imported(str(place))
-    if received.is_waiting(place):
-        return _load_waiting(place, kind)
-    run = _believable(rundir.read_job(place))
+    if location.is_file():
+        if not _is_parquet(location):
+            return _load_imported(str(location))
+        return _load_files(table.connect(), [location], Run.of({"name": location.stem}), location)
+    if location.is_dir() and not rundir.is_run_directory(location):
+        return _load_imported(str(location))
+    if received.is_waiting(location):
+        return _load_waiting(location, kind)
+    run = _with_misfit_notes(rundir.read_job(location))
     if run.parts:
-        return _load_parts(place, run, skip_damaged, kind)
+        return _load_parts(location, run, skip_damaged, kind)
     con = table.connect()
-    segments, alike, run = _whole(con, place, rundir.segments(place), run, skip_damaged)
+    segments, same_columns, run = _whole(con, location, rundir.segments(location), run, skip_damaged)
     if not segments:
-        raise TraceError(f"{place}: the run holds no step; {_why_empty(run)}")
-    return _load_files(con, segments, run, place, alike, kind)
+        raise TraceError(f"{location}: the run holds no step; {_why_empty(run)}")
+    return _load_files(con, segments, run, location, same_columns, kind)
 
 
 def _refuse_kind(kind: int | str | None, path: object) -> None:
@@ -90,16 +90,16 @@ def _number_of(kind: int | str | None, run: Run) -> int | None:
     """
     if kind is None:
         return None
-    kinds = {each.kind: each.name for each in run.kinds}
+    kinds = {step_kind.kind: step_kind.name for step_kind in run.kinds}
     text = str(kind).strip()
-    found = [number for number in kinds if text == str(number)] or [
+    matches = [number for number in kinds if text == str(number)] or [
         number for number, name in kinds.items() if text == name
     ]
-    found = found or [number for number, name in kinds.items() if text and text.lower() in name.lower()]
-    if len(found) == 1:
-        return int(found[0])
-    named = "; ".join(f"{number} {name}" for number, name in list(kinds.items())[:10]) or "none is known"
-    raise UsageError(f"{'several kinds' if found else 'no kind'} of step called {text!r}; there are: {named}")
+    matches = matches or [number for number, name in kinds.items() if text and text.lower() in name.lower()]
+    if len(matches) == 1:
+        return int(matches[0])
+    listing = "; ".join(f"{number} {name}" for number, name in list(kinds.items())[:10]) or "none is known"
+    raise UsageError(f"{'several kinds' if matches else 'no kind'} of step called {text!r}; there are: {listing}")
 
 
 def _why_empty(run: Run) -> str:
@@ -108,9 +108,9 @@ def _why_empty(run: Run) -> str:
         return run.empty
     if run.finished is False:
         return "it was interrupted before the first one was stored: let it run longer"
-    asked = run.budget.asked_percent if run.budget is not None else None
-    if asked is not None:
-        return f"its steps are so short, or so few, that {asked:g} % of them pay for none: allow a larger budget"
+    percent = run.budget.asked_percent if run.budget is not None else None
+    if percent is not None:
+        return f"its steps are so short, or so few, that {percent:g} % of them pay for none: allow a larger budget"
     return f"was prof.step() called more often than the warm-up ({run.warmup} steps)?"
 
 
@@ -123,71 +123,73 @@ def parts(path: str | os.PathLike[str]) -> list[Path]:
     return [place]
 
 
-def _load_parts(place: Path, run: Run, skip_damaged: bool, kind: int | str | None) -> Trace:
+def _load_parts(run_dir: Path, run: Run, skip_damaged: bool, kind: int | str | None) -> Trace:
     """Load a program that was run once per level, or by several ranks, as a single run."""
     if run.kind in SETS:
-        raise TraceError(f"{place}: holds several runs; load one of them: {', '.join(run.parts)}")
-    segments = [file for name in run.parts for file in rundir.segments(_inside(place, name))]
+        raise TraceError(f"{run_dir}: holds several runs; load one of them: {', '.join(run.parts)}")
+    segments = [file for name in run.parts for file in rundir.segments(_inside(run_dir, name))]
     con = table.connect()
-    segments, alike, run = _whole(con, place, segments, run, skip_damaged)
+    segments, same_columns, run = _whole(con, run_dir, segments, run, skip_damaged)
     if not segments:
-        raise TraceError(f"{place}: none of its parts holds a step")
-    return _load_files(con, segments, run, place, alike, kind, in_turn=not run.is_job)
+        raise TraceError(f"{run_dir}: none of its parts holds a step")
+    return _load_files(con, segments, run, run_dir, same_columns, kind, in_turn=not run.is_job)
 
 
-def _inside(place: Path, name: str) -> Path:
+def _inside(run_dir: Path, name: str) -> Path:
     """Return the path of a part; raise TraceError if its name leads out of the directory."""
-    part = (place / name).resolve()
-    if place.resolve() not in part.parents:
-        raise TraceError(f"{place / rundir.RUN_FILE}: the part {name!r} lies outside the run directory")
+    part = (run_dir / name).resolve()
+    if run_dir.resolve() not in part.parents:
+        raise TraceError(f"{run_dir / rundir.RUN_FILE}: the part {name!r} lies outside the run directory")
     return part
 
 
-def _believable(run: Run) -> Run:
+def _with_misfit_notes(run: Run) -> Run:
     """Return a run with a note for each field of the wrong type; another program may have written the file."""
-    wrong = dict.fromkeys(name for each in (run, *run.ranks) for name in each.misfits)
-    return run.noted("load", [f"field {name} of run.json left out: not of the type that it has" for name in wrong])
+    misfits = dict.fromkeys(name for member in (run, *run.ranks) for name in member.misfits)
+    return run.noted("load", [f"field {name} of run.json left out: not of the type that it has" for name in misfits])
 
 
 def _whole(
-    con: duckdb.DuckDBPyConnection, place: Path, segments: list[Path], run: Run, skip_damaged: bool
+    con: duckdb.DuckDBPyConnection, run_dir: Path, segments: list[Path], run: Run, skip_damaged: bool
 ) -> tuple[list[Path], bool, Run]:
     """Return the readable segments, whether they are known to have the same columns, and the run with notes.
 
     Raises:
         TraceError: a segment is damaged, or lies outside the run directory.
     """
-    rundir.check_inside(place, segments)
-    as_written = {segment for segment in segments if _is_as_written(segment, run)}
-    if segments and table.are_whole_and_alike(con, segments, [each for each in segments if each not in as_written]):
+    rundir.check_inside(run_dir, segments)
+    verified = {segment for segment in segments if _is_verified(segment, run)}
+    if segments and table.are_whole_and_alike(
+        con, segments, [segment for segment in segments if segment not in verified]
+    ):
         table.check_parquet(con, segments[0], COLUMNS, whole=True)
         return segments, True, run
-    whole = []
+    readable = []
     for segment in segments:
         try:
-            table.check_parquet(con, segment, COLUMNS, whole=segment in as_written)
+            table.check_parquet(con, segment, COLUMNS, whole=segment in verified)
         except TraceError as error:
             if not skip_damaged:
                 raise TraceError(
                     f"{error}; {len(segments) - 1} other segments are there: "
                     "load with skip_damaged=True (--skip-damaged) to go on without this one"
                 ) from error
-            run = _noted(run, place, f"left out: {error}")
+            run = _noted(run, run_dir, f"left out: {error}")
         else:
-            whole.append(segment)
-    return whole, False, run
+            readable.append(segment)
+    return readable, False, run
 
 
-def _noted(run: Run, place: Path, *texts: str) -> Run:
+def _noted(run: Run, run_dir: Path, *texts: str) -> Run:
     """Return a run with notes on omissions; because reports show them, they name files without their directories."""
-    return run.noted("load", [text.replace(f"{place}{os.sep}", "") for text in texts])
+    return run.noted("load", [text.replace(f"{run_dir}{os.sep}", "") for text in texts])
 
 
-def _is_as_written(file: Path, run: Run) -> bool:
+def _is_verified(file: Path, run: Run) -> bool:
     """Return whether a file has the checksum that the `run.json` of its run states."""
     names = (file.name, f"{file.parent.name}/{file.name}")
-    stated = [each.checksums[name] for each in (run, *run.ranks) for name in names if name in each.checksums]
-    return bool(stated) and rundir.checksum(file) in stated
+    expected = [member.checksums[name] for member in (run, *run.ranks) for name in names if name in member.checksums]
+    return bool(expected) and rundir.checksum(file) in expected
 
 
 def _is_parquet(file: Path) -> bool:
@@ -197,30 +199,30 @@ def _is_parquet(file: Path) -> bool:
 def _load_imported(source: str) -> Trace:
     """Import a source into a temporary directory that exists as long as the trace."""
     folder = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
-    opened = sources.open_whole(Path(folder.name), [source])
-    if opened is not None:
-        con, run = opened
+    direct = sources.open_whole(Path(folder.name), [source])
+    if direct is not None:
+        con, run = direct
         weakref.finalize(con, folder.cleanup)
         return Trace(con, run, rungs_of(con, run), Path(source))
-    found = sources.import_into(Path(folder.name), [source])
-    if len(found) > 1:
-        names = ", ".join(run.name for run in found.values())
+    runs = sources.import_into(Path(folder.name), [source])
+    if len(runs) > 1:
+        names = ", ".join(run.name for run in runs.values())
         raise TraceError(
-            f"{contract.without_credentials(source)}: holds {len(found)} runs ({names}); "
+            f"{contract.without_credentials(source)}: holds {len(runs)} runs ({names}); "
             "`xsp import FILE -o DIR` makes a directory of each"
         )
-    return _kept(folder, next(iter(found)))
+    return _kept(folder, next(iter(runs)))
 
 
-def _load_waiting(place: Path, kind: int | str | None) -> Trace:
+def _load_waiting(run_dir: Path, kind: int | str | None) -> Trace:
     """Load received spans that are not in order yet, because the receiver was killed or is still running."""
     folder = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
-    received.put_in_order(place, Path(folder.name), finished=False)
+    received.put_in_order(run_dir, Path(folder.name), finished=False)
     return _kept(folder, Path(folder.name), kind)
 
 
-def _kept(folder: tempfile.TemporaryDirectory[str], place: Path, kind: int | str | None = None) -> Trace:
-    trace = load(place, kind=kind)
+def _kept(folder: tempfile.TemporaryDirectory[str], run_dir: Path, kind: int | str | None = None) -> Trace:
+    trace = load(run_dir, kind=kind)
     weakref.finalize(trace.con, folder.cleanup)
     return trace
 
@@ -229,40 +231,42 @@ def _load_files(
     con: duckdb.DuckDBPyConnection,
     files: list[Path],
     run: Run,
-    place: Path,
-    alike: bool = False,
+    location: Path,
+    same_columns: bool = False,
     kind: int | str | None = None,
     in_turn: bool = False,
 ) -> Trace:
     """Load the files of a run; `in_turn`: of several runs of one program, one after the other."""
     number = _number_of(kind, run)
     folders = _folders(files)
-    damaged, added = loop.show_in_turn(con, folders) if in_turn else (loop.show(con, folders), {})
-    run = _noted(run, place, *_show_samples(con, place, files), *damaged)
-    found = {name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS, whole=place.is_dir())}
+    damaged, offsets = loop.create_table_in_sequence(con, folders) if in_turn else (loop.create_table(con, folders), {})
+    run = _noted(run, location, *_show_samples(con, location, files), *damaged)
+    stored_columns = {
+        name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS, whole=location.is_dir())
+    }
     if in_turn:
-        _view_in_turn(con, files, added, found, alike)
+        _view_in_turn(con, files, offsets, stored_columns, same_columns)
     else:
-        _view(con, "spans", files, found, COLUMNS, alike)
-    if "layer_id" not in found:  # written before xsp 0.2
+        _view(con, "spans", files, stored_columns, COLUMNS, same_columns)
+    if "layer_id" not in stored_columns:  # written before xsp 0.2
         con.execute("CREATE TABLE with_layers AS FROM spans")
         layers.fill(con, "with_layers")
         con.execute("CREATE OR REPLACE VIEW spans AS FROM with_layers")
-    merged = place / rundir.MERGED_FILE if place.is_dir() else None
+    merged = location / rundir.MERGED_FILE if location.is_dir() else None
     if merged is not None and merged.is_file() and run.finished and number is None:
-        rundir.check_inside(place, [merged])
+        rundir.check_inside(location, [merged])
         try:
-            whole = _is_as_written(merged, run)
-            held = set(table.check_parquet(con, merged, (*COLUMNS, *MERGED_COLUMNS), whole))
+            is_verified = _is_verified(merged, run)
+            merged_columns = set(table.check_parquet(con, merged, (*COLUMNS, *MERGED_COLUMNS), is_verified))
         except TraceError as error:
-            run = _noted(run, place, f"merged again from the steps: {error}")
+            run = _noted(run, location, f"merged again from the steps: {error}")
         else:
-            if "layer_id" in held:  # else it is merged again, from spans that now have a layer_id
-                _view(con, "merged", [merged], held, (*COLUMNS, *MERGED_COLUMNS))
-    trace = true_trace(con, run, place, number)
+            if "layer_id" in merged_columns:  # else it is merged again, from spans that now have a layer_id
+                _view(con, "merged", [merged], merged_columns, (*COLUMNS, *MERGED_COLUMNS))
+    trace = true_trace(con, run, location, number)
     if number is not None and not con.execute("SELECT 1 FROM merged LIMIT 1").fetchall():
-        command = f"xsp analyze {shlex.quote(str(place))} kinds"
-        raise UsageError(f"{place}: no step of the kind {kind!r} was recorded; `{command}` lists them")
+        command = f"xsp analyze {shlex.quote(str(location))} kinds"
+        raise UsageError(f"{location}: no step of the kind {kind!r} was recorded; `{command}` lists them")
     return trace
 
 
@@ -271,32 +275,38 @@ def _folders(files: list[Path]) -> list[Path]:
     return list(dict.fromkeys(file.parent.parent for file in files if file.parent.name == rundir.STEPS))
 
 
-def _show_samples(con: duckdb.DuckDBPyConnection, place: Path, segments: list[Path]) -> list[str]:
+def _show_samples(con: duckdb.DuckDBPyConnection, run_dir: Path, segments: list[Path]) -> list[str]:
     """Make the view `samples` of the samples of the runs with these segments; return a note per damaged portion."""
-    folders, damaged = _folders(segments), []
-    names, whole = ", ".join(f"{column.name}::{column.type} AS {column.name}" for column in SAMPLE_COLUMNS), []
-    portions = [each for folder in folders for each in rundir.portions(folder)]
-    rundir.check_inside(place, portions)
+    folders, notes = _folders(segments), []
+    columns, readable = ", ".join(f"{column.name}::{column.type} AS {column.name}" for column in SAMPLE_COLUMNS), []
+    portions = [file for folder in folders for file in rundir.portions(folder)]
+    rundir.check_inside(run_dir, portions)
     for portion in portions:
         try:
-            con.execute(f"SELECT count(hash(read)) FROM (SELECT {names} FROM {table.parquet(portion)}) read").fetchall()
+            con.execute(
+                f"SELECT count(hash(read)) FROM (SELECT {columns} FROM {table.parquet(portion)}) read"
+            ).fetchall()
         except duckdb.Error as error:
-            damaged.append(f"left out: {portion}: damaged ({str(error).splitlines()[0]})")
+            notes.append(f"left out: {portion}: damaged ({str(error).splitlines()[0]})")
         else:
-            whole.append(portion)
-    if whole:
-        con.execute(f"CREATE VIEW samples AS SELECT {names} FROM {table.parquet(whole)}")
-    return damaged
+            readable.append(portion)
+    if readable:
+        con.execute(f"CREATE VIEW samples AS SELECT {columns} FROM {table.parquet(readable)}")
+    return notes
 
 
 def _view_in_turn(
-    con: duckdb.DuckDBPyConnection, files: list[Path], added: Mapping[Path, int], found: set[str], alike: bool
+    con: duckdb.DuckDBPyConnection,
+    files: list[Path],
+    offsets: Mapping[Path, int],
+    stored_columns: set[str],
+    same_columns: bool,
 ) -> None:
     """Make the view `spans` of several runs of one program, with the numbers of steps that `loop` has."""
-    shown, parts = table.shown(COLUMNS, found), []
-    for folder, number in added.items():
-        own = table.parquet([file for file in files if file.parent.parent == folder], alike)
-        parts.append(f"SELECT * REPLACE ((step + {number})::INTEGER AS step) FROM (SELECT {shown} FROM {own})")
+    selection, parts = table.select_list(COLUMNS, stored_columns), []
+    for folder, offset in offsets.items():
+        source = table.parquet([file for file in files if file.parent.parent == folder], same_columns)
+        parts.append(f"SELECT * REPLACE ((step + {offset})::INTEGER AS step) FROM (SELECT {selection} FROM {source})")
     con.execute(f"CREATE VIEW spans AS {' UNION ALL '.join(parts)}")
 
 
@@ -304,9 +314,10 @@ def _view(
     con: duckdb.DuckDBPyConnection,
     name: str,
     files: list[Path],
-    found: set[str],
+    stored_columns: set[str],
     columns: Sequence[Any],
-    alike: bool = False,
+    same_columns: bool = False,
 ) -> None:
     """Make a view of files with all columns; columns that an older xsp did not write have their default value."""
-    con.execute(f"CREATE VIEW {name} AS SELECT {table.shown(columns, found)} FROM {table.parquet(files, alike)}")
+    selected = table.select_list(columns, stored_columns)
+    con.execute(f"CREATE VIEW {name} AS SELECT {selected} FROM {table.parquet(files, same_columns)}")

@@ -12,7 +12,7 @@ import duckdb
 from xsp import rundir, table
 from xsp.errors import TraceError
 from xsp.importers.contract import Losses
-from xsp.ingest.jobs import Job, as_one, connect, once
+from xsp.ingest.jobs import Job, connect, deduplicate, merge_runs
 from xsp.ingest.write import has_made_steps, noted, write
 from xsp.run import Received, Run
 from xsp.schema import COLUMNS, Kind, Level
@@ -45,9 +45,9 @@ def put_in_order(run: Path, out: Path, finished: bool | None = None) -> Run:
     with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
         con = connect(Path(folder))
         try:
-            con.execute(f"CREATE VIEW arrived AS {_together(run, files, content)}")
-            doubled = once(con)
-            written = write(con, _received(content, doubled), out, finished, before=run)
+            con.execute(f"CREATE VIEW arrived AS {_arrived_query(run, files, content)}")
+            duplicates = deduplicate(con)
+            updated = write(con, _received(content, duplicates), out, finished, before=run)
         except duckdb.Error as error:
             raise TraceError(f"{run / rundir.WAITING}: damaged ({str(error).splitlines()[0]})") from error
         finally:
@@ -55,34 +55,34 @@ def put_in_order(run: Path, out: Path, finished: bool | None = None) -> Run:
     if out == run:
         for file in files:
             file.unlink(missing_ok=True)
-    return written
+    return updated
 
 
-def _received(content: Run, doubled: int) -> Job:
+def _received(content: Run, duplicates: int) -> Job:
     """Return the job of a directory that is being received, with notes on the losses in transit."""
     before = content.received or Received.of({})
-    counts = {**before, "doubled": before.doubled + doubled}
+    counts = {**before, "doubled": before.doubled + duplicates}
     counts.pop("runs", None)
     if before.runs:
-        run = as_one(before.runs).run
+        run = merge_runs(before.runs).run
     else:
         run = content.without("format", "received", *(() if content.id is not None else ("finished", "notes")))
     losses = Losses(skipped=Counter(before.skipped), changed=Counter(before.changed))
     return Job(noted(run | {"received": counts}, losses.sentences(), counts["doubled"]), ("",))
 
 
-def _together(run: Path, files: Sequence[Path], content: Run) -> str:
+def _arrived_query(run: Path, files: Sequence[Path], content: Run) -> str:
     """Return the query for the waiting spans and the spans that are in steps already.
 
     The columns that `_make_steps` set on spans of other programs are reset, so that they are computed again.
     """
-    ours = ", ".join(f"{c.name}::{c.type} AS {c.name}" for c in COLUMNS)
-    parts = [f"SELECT {ours}, '' AS run FROM {table.parquet(files)}"] if files else []
+    columns = ", ".join(f"{c.name}::{c.type} AS {c.name}" for c in COLUMNS)
+    queries = [f"SELECT {columns}, '' AS run FROM {table.parquet(files)}"] if files else []
     if steps := rundir.segments(run):
-        plain = dict.fromkeys(("step", "rung", "timed", "key"), "NULL")
-        plain["level"] = f"CASE WHEN kind = '{Kind.STEP}' THEN {int(Level.APPLICATION)} ELSE level END"
-        plain["kind"] = f"CASE WHEN kind = '{Kind.STEP}' THEN '{Kind.USER}' ELSE kind END"
-        values = plain if has_made_steps(content) else {}
-        names = [f"{values.get(c.name, c.name)}::{c.type} AS {c.name}" for c in COLUMNS]
-        parts.insert(0, f"SELECT {', '.join(names)}, '' AS run FROM {table.parquet(steps)}")
-    return " UNION ALL ".join(parts)
+        resets = dict.fromkeys(("step", "rung", "timed", "key"), "NULL")
+        resets["level"] = f"CASE WHEN kind = '{Kind.STEP}' THEN {int(Level.APPLICATION)} ELSE level END"
+        resets["kind"] = f"CASE WHEN kind = '{Kind.STEP}' THEN '{Kind.USER}' ELSE kind END"
+        values = resets if has_made_steps(content) else {}
+        expressions = [f"{values.get(c.name, c.name)}::{c.type} AS {c.name}" for c in COLUMNS]
+        queries.insert(0, f"SELECT {', '.join(expressions)}, '' AS run FROM {table.parquet(steps)}")
+    return " UNION ALL ".join(queries)

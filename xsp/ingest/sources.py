@@ -13,7 +13,7 @@ from xsp import atomic, rundir
 from xsp.errors import OutputError, TraceError
 from xsp.importers import contract
 from xsp.importers.contract import Enricher, Imported, Losses, RowImporter, TableImporter
-from xsp.ingest.jobs import RUNS, connect, distinct, jobs, name_of, once, read
+from xsp.ingest.jobs import RUNS, connect, deduplicate, distinct, jobs, name_of, read
 from xsp.ingest.tables import import_tables, open_table
 from xsp.ingest.write import noted, write
 from xsp.run import Run
@@ -35,20 +35,20 @@ def import_into(out: Path, sources: Sequence[str], names: bool = False) -> dict[
         PluginError: an importer needs a package that is not installed.
         OutputError: the disk cannot be written.
     """
-    rows, tables = _found(sources)
+    rows, tables = _find_importers(sources)
     if tables:
-        called = Path(sources[0]).name if len(sources) == 1 else out.name
-        return import_tables(out, tables, called, names)
-    return _import_rows(out, list(rows), [each.read(source) for source, each in rows.items()])
+        job_name = Path(sources[0]).name if len(sources) == 1 else out.name
+        return import_tables(out, tables, job_name, names)
+    return _import_rows(out, list(rows), [importer.read(source) for source, importer in rows.items()])
 
 
 def open_whole(folder: Path, sources: Sequence[str]) -> tuple[duckdb.DuckDBPyConnection, Run] | None:
     """Read files into an engine without writing a run directory, if possible: see `tables.open_table`."""
-    _, tables = _found(sources)
+    _, tables = _find_importers(sources)
     return open_table(folder, tables) if tables else None
 
 
-def _found(sources: Sequence[str]) -> tuple[dict[str, RowImporter], dict[str, TableImporter | Enricher]]:
+def _find_importers(sources: Sequence[str]) -> tuple[dict[str, RowImporter], dict[str, TableImporter | Enricher]]:
     """Return the importers by source: importers of spans with parents, and importers of spans without.
 
     Raises:
@@ -57,15 +57,15 @@ def _found(sources: Sequence[str]) -> tuple[dict[str, RowImporter], dict[str, Ta
     rows: dict[str, RowImporter] = {}
     tables: dict[str, TableImporter | Enricher] = {}
     for source in _files(sources):
-        found = contract.find(source)
-        if isinstance(found, RowImporter):
-            rows[source] = found
+        importer = contract.find(source)
+        if isinstance(importer, RowImporter):
+            rows[source] = importer
         else:
-            tables[source] = found
+            tables[source] = importer
     if rows and tables:
         raise TraceError(
-            f"{', '.join(map(_shown, rows))}: spans with parents do not go together with "
-            f"{', '.join(map(_shown, tables))}"
+            f"{', '.join(map(_display_name, rows))}: spans with parents do not go together with "
+            f"{', '.join(map(_display_name, tables))}"
         )
     return rows, tables
 
@@ -76,22 +76,25 @@ def _import_rows(out: Path, sources: Sequence[str], importing: Sequence[Imported
         con = connect(Path(folder))
         try:
             runs, losses = read(con, importing)
-            doubled = once(con)
-            found = jobs(con, runs)
+            duplicates = deduplicate(con)
+            all_jobs = jobs(con, runs)
             if not con.execute("SELECT 1 FROM distinct_spans LIMIT 1").fetchall():
-                said = [text for each in losses for text in each.sentences()]
-                raise TraceError("; ".join([f"{_named(sources)}: no span in it", *said]))
-            inside = [out / name for name in distinct(name_of(job.run) for job in found)]
-            places = dict(zip(inside if len(found) > 1 else [out], found, strict=True))
-            for place, job in places.items():
-                named = {"name": job.run.name or Path(_shown(sources[0])).stem}
-                told = lost(job.run | named, list(zip(map(_shown, sources), losses, strict=True)), doubled)
-                places[place] = job._replace(run=told)
-                (place / rundir.STEPS).mkdir(parents=True, exist_ok=True)
-            written = {place: write(con, job, place) for place, job in places.items()}
-            if len(found) > 1:
+                sentences = [text for report in losses for text in report.sentences()]
+                raise TraceError("; ".join([f"{_named(sources)}: no span in it", *sentences]))
+            subfolders = [out / name for name in distinct(name_of(job.run) for job in all_jobs)]
+            jobs_by_directory = dict(zip(subfolders if len(all_jobs) > 1 else [out], all_jobs, strict=True))
+            for directory, job in jobs_by_directory.items():
+                name_field = {"name": job.run.name or Path(_display_name(sources[0])).stem}
+                run = with_losses(
+                    job.run | name_field, list(zip(map(_display_name, sources), losses, strict=True)), duplicates
+                )
+                jobs_by_directory[directory] = job._replace(run=run)
+                (directory / rundir.STEPS).mkdir(parents=True, exist_ok=True)
+            written = {directory: write(con, job, directory) for directory, job in jobs_by_directory.items()}
+            if len(all_jobs) > 1:
                 rundir.write_run(
-                    out, {"kind": RUNS, "name": out.name, "finished": True, "parts": [p.name for p in places]}
+                    out,
+                    {"kind": RUNS, "name": out.name, "finished": True, "parts": [p.name for p in jobs_by_directory]},
                 )
         except duckdb.OperationalError as error:
             reason = str(error).splitlines()[0]
@@ -107,17 +110,17 @@ def _files(sources: Sequence[str]) -> list[str]:
     Raises:
         TraceError: a folder holds no file.
     """
-    found = []
+    files = []
     for source in sources:
-        place = Path(source)
-        if contract.is_url(source) or not place.is_dir():
-            found.append(source)
+        folder = Path(source)
+        if contract.is_url(source) or not folder.is_dir():
+            files.append(source)
             continue
-        inside = sorted(str(each) for each in place.iterdir() if each.is_file() and not each.name.startswith("."))
-        if not inside:
+        members = sorted(str(entry) for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
+        if not members:
             raise TraceError(f"{source}: not a run directory, and no file in it to import")
-        found += inside
-    return found
+        files += members
+    return files
 
 
 def import_whole(out: Path, sources: Sequence[str], overwrite: bool = False, names: bool = False) -> dict[Path, Run]:
@@ -133,29 +136,29 @@ def import_whole(out: Path, sources: Sequence[str], overwrite: bool = False, nam
         TraceError, PluginError, OutputError: as `import_into` and `xsp.rundir.create`; nothing was written.
     """
     out = out.expanduser().absolute()
-    beside = atomic.place(out)
+    staging = atomic.temporary_path(out)
     try:
-        beside.mkdir(parents=True)
-        written = import_into(beside, sources, names)
+        staging.mkdir(parents=True)
+        written = import_into(staging, sources, names)
         with rundir.created_for_several(out, overwrite):
-            atomic.put(beside, out, flush=False)
+            atomic.put(staging, out, flush=False)
     except OSError as error:
         raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
-    return {out / place.relative_to(beside): run for place, run in written.items()}
+        shutil.rmtree(staging, ignore_errors=True)
+    return {out / directory.relative_to(staging): run for directory, run in written.items()}
 
 
 def _named(sources: Sequence[str]) -> str:
     return ", ".join(map(contract.without_credentials, sources))
 
 
-def _shown(source: str) -> str:
+def _display_name(source: str) -> str:
     """Return the name of a source in `run.json`: for a file its name without folders, for a URL only the trace id."""
     return Path(contract.without_credentials(source)).name
 
 
-def lost(run: Run, reports: Sequence[tuple[str, Losses]], doubled: int) -> Run:
+def with_losses(run: Run, reports: Sequence[tuple[str, Losses]], doubled: int) -> Run:
     """Return a run with the losses of its sources: counts under `imported`, sentences among the notes.
 
     Args:

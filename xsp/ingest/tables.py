@@ -12,7 +12,7 @@ from pathlib import Path
 import duckdb
 
 from xsp import rundir, table
-from xsp.correlate.columns import place
+from xsp.correlate.columns import correlate_table
 from xsp.errors import OutputError, TraceError
 from xsp.importers import contract
 from xsp.importers.contract import Enricher, Seen, TableImporter
@@ -51,14 +51,14 @@ def import_tables(
         TraceError: a file cannot be read, or the files do not go together.
         OutputError: the disk cannot be written.
     """
-    files, beside = _split(sources)
-    if not files or (beside and len(files) > 1):
+    files, enrichers = _split(sources)
+    if not files or (enrichers and len(files) > 1):
         raise TraceError(
-            f"{', '.join(beside)}: an execution trace has no times; give it together with the one trace "
+            f"{', '.join(enrichers)}: an execution trace has no times; give it together with the one trace "
             "that was recorded beside it"
         )
     if len(files) == 1:
-        return {out: _import(out, *next(iter(files.items())), beside, names)}
+        return {out: _import(out, *next(iter(files.items())), enrichers, names)}
     runs: dict[Path, Run] = {}
     for number, (source, importer) in enumerate(files.items()):
         runs[out / f"{number:04d}"] = _import(out / f"{number:04d}", source, importer, {}, names)
@@ -80,34 +80,36 @@ def open_table(
     Raises:
         TraceError, OutputError: as `import_tables`.
     """
-    files, beside = _split(sources)
+    files, enrichers = _split(sources)
     if len(files) != 1:
         return None
-    return _merged(folder, *next(iter(files.items())), beside)
+    return _merged(folder, *next(iter(files.items())), enrichers)
 
 
 def _split(sources: Mapping[str, TableImporter | Enricher]) -> tuple[dict[str, TableImporter], dict[str, Enricher]]:
     """Return the table importers and the enrichers, by source."""
-    files = {source: each for source, each in sources.items() if isinstance(each, TableImporter)}
-    return files, {source: each for source, each in sources.items() if isinstance(each, Enricher)}
+    files = {source: importer for source, importer in sources.items() if isinstance(importer, TableImporter)}
+    return files, {source: importer for source, importer in sources.items() if isinstance(importer, Enricher)}
 
 
 def _merged(
-    folder: Path, source: str, importer: TableImporter, beside: Mapping[str, Enricher], names: bool = False
+    folder: Path, source: str, importer: TableImporter, enrichers: Mapping[str, Enricher], names: bool = False
 ) -> tuple[duckdb.DuckDBPyConnection, Run]:
     con = table.spilling(folder, MEMORY)
     try:
         seen = importer.fill(con, source)
-        for other, enricher in beside.items():
-            with contract.fitting(other):
-                enricher.enrich(con, other, seen.losses)
-        if "rank" not in seen.run and (named := _RANK.search(Path(source).name)):
-            seen.run["rank"] = int(named.group(1))
+        for enricher_source, enricher in enrichers.items():
+            with contract.fitting(enricher_source):
+                enricher.enrich(con, enricher_source, seen.losses)
+        if "rank" not in seen.run and (match := _RANK.search(Path(source).name)):
+            seen.run["rank"] = int(match.group(1))
         identity = _identity(source)
         if seen.losses.spans > MANY:
-            con.execute(f"ATTACH {table.place(folder / 'placed.duckdb')} AS work; SET search_path = 'work,memory'")
+            con.execute(
+                f"ATTACH {table.path_literal(folder / 'placed.duckdb')} AS work; SET search_path = 'work,memory'"
+            )
         with contract.fitting(source):
-            place(con, seen, identity)
+            correlate_table(con, seen, identity)
             con.execute("DROP TABLE seen")
             con.execute("ALTER VIEW placed RENAME TO spans")
             merge.merge(con, Run.of(seen.run))
@@ -120,9 +122,9 @@ def _merged(
         raise
 
 
-def _import(out: Path, source: str, importer: TableImporter, beside: Mapping[str, Enricher], names: bool) -> Run:
+def _import(out: Path, source: str, importer: TableImporter, enrichers: Mapping[str, Enricher], names: bool) -> Run:
     with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
-        con, run = _merged(Path(folder), source, importer, beside, names)
+        con, run = _merged(Path(folder), source, importer, enrichers, names)
         try:
             (out / rundir.STEPS).mkdir(parents=True, exist_ok=True)
             table.write_parquet(con, "spans", rundir.segment(out, 0))
@@ -141,13 +143,13 @@ def _are_ranks(runs: Iterable[Run]) -> bool:
     return None not in ranks and len(set(ranks)) == len(ranks)
 
 
-def _as_ranks(out: Path, runs: Mapping[Path, Run], called: str) -> dict[Path, Run]:
+def _as_ranks(out: Path, runs: Mapping[Path, Run], job_name: str) -> dict[Path, Run]:
     """Combine the runs of ranks into a job."""
     for folder, run in runs.items():
         folder.rename(out / rundir.rank_part(run.rank or 0))
     parts = rundir.rank_parts(out)
-    own = Run.of({"kind": RANKS, "name": called, "finished": True})
-    rundir.write_run(out, own)
+    job_run = Run.of({"kind": RANKS, "name": job_name, "finished": True})
+    rundir.write_run(out, job_run)
     job = rundir.read_job(out)
     segments = [segment for part in parts for segment in rundir.segments(part)]
     con = table.connect()
@@ -161,22 +163,22 @@ def _as_ranks(out: Path, runs: Mapping[Path, Run], called: str) -> dict[Path, Ru
         con.close()
     sources = [source for run in runs.values() if run.imported is not None for source in run.imported.sources]
     imported = {"imported": {"sources": sources, "doubled": 0}}
-    rundir.write_run(out, own | imported)
+    rundir.write_run(out, job_run | imported)
     return {out: job | imported}
 
 
-def _as_runs(out: Path, runs: Mapping[Path, Run], called: str) -> dict[Path, Run]:
+def _as_runs(out: Path, runs: Mapping[Path, Run], set_name: str) -> dict[Path, Run]:
     """Rename the folders of runs that do not belong together after the runs."""
-    placed = {}
+    runs_by_folder = {}
     for (folder, run), name in zip(runs.items(), distinct(map(name_of, runs.values())), strict=True):
         folder.rename(out / name)
-        placed[out / name] = run
-    rundir.write_run(out, {"kind": RUNS, "name": called, "finished": True, "parts": [p.name for p in placed]})
-    return placed
+        runs_by_folder[out / name] = run
+    rundir.write_run(out, {"kind": RUNS, "name": set_name, "finished": True, "parts": [p.name for p in runs_by_folder]})
+    return runs_by_folder
 
 
 def _identity(source: str) -> str:
-    """Return the text that ids are made of: the same for files with the same content, wherever they lie."""
+    """Return the text from which ids are derived: the same for files with the same content, whatever their path."""
     digest = hashlib.blake2b(str(os.path.getsize(source)).encode(), digest_size=8)
     with open(source, "rb") as file:
         digest.update(file.read(contract.HEAD))

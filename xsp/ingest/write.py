@@ -63,8 +63,8 @@ def write(
     Raises:
         OutputError: the disk cannot be written.
     """
-    ended = job.run.finished is not False if finished is None else finished
-    run = job.run | {"name": job.run.name or name_of(job.run), "finished": ended}
+    is_finished = job.run.finished is not False if finished is None else finished
+    run = job.run | {"name": job.run.name or name_of(job.run), "finished": is_finished}
     try:
         con.execute(
             "CREATE OR REPLACE TABLE job AS SELECT * FROM distinct_spans "
@@ -75,7 +75,7 @@ def write(
         if not con.execute("SELECT 1 FROM job WHERE step IS NOT NULL LIMIT 1").fetchall():
             _make_steps(con)
             run = run.noted(SOURCE, [NO_STEPS])
-        written = {_write_segment(con, rundir.segment(out, number), where) for number, where in _segments(con)}
+        written = {_write_segment(con, rundir.segment(out, number), condition) for number, condition in _segments(con)}
         for stale in set(rundir.segments(out)) - written:
             stale.unlink()
         Store(out).finish(run)
@@ -90,29 +90,29 @@ def _take_loop(con: duckdb.DuckDBPyConnection, out: Path, before: Path) -> list[
     Returns:
         A sentence on the rows that were left out, if any.
     """
-    loop.show(con, [before])
-    wrong = loop.take(con, "job")
+    loop.create_table(con, [before])
+    invalid = loop.take(con, "job")
     loop.write(con, out)
     con.execute(f"DELETE FROM job WHERE kind = '{Kind.LOOP}'")
-    return [f"{wrong} spans of the loop hold no rows of it, and were left out"] if wrong else []
+    return [f"{invalid} spans of the loop hold no rows of it, and were left out"] if invalid else []
 
 
 def _make_steps(con: duckdb.DuckDBPyConnection) -> None:
     """Make each trace of the job a step: numbered by start, with the root as the step span, and keys from names."""
-    marks = [c for c in COLUMNS if c.name in ("trace_id", "span_id", "step", "rung", "key")]
-    marks.append(Column("root", "BOOLEAN", "whether it is the step itself"))
-    table.create(con, "placed", marks)
+    step_columns = [c for c in COLUMNS if c.name in ("trace_id", "span_id", "step", "rung", "key")]
+    step_columns.append(Column("root", "BOOLEAN", "whether it is the step itself"))
+    table.create(con, "placed", step_columns)
     rows = con.execute(
         "SELECT trace_id, span_id, parent_id, name, rung FROM (SELECT * EXCLUDE (rung) FROM job) JOIN "
         f"(SELECT trace_id, min(start_ns) AS began, greatest(max(level), {int(Level.MODEL)}) AS rung "
         "FROM job GROUP BY trace_id) USING (trace_id) "
         "ORDER BY began, trace_id, start_ns, dur_ns DESC, span_id"
     )
-    placed = _placed(iter(rows.fetchone, None))
-    with con.cursor() as other:  # the first cursor is still yielding rows
-        other.execute("USE arrived")
-        while batch := list(islice(placed, BATCH)):
-            table.insert(other, "placed", batch, marks)
+    placements = _place_traces(iter(rows.fetchone, None))
+    with con.cursor() as cursor:  # the first cursor is still yielding rows
+        cursor.execute("USE arrived")
+        while batch := list(islice(placements, BATCH)):
+            table.insert(cursor, "placed", batch, step_columns)
     con.execute(
         f"""
         CREATE OR REPLACE TABLE job AS SELECT job.* REPLACE (
@@ -131,67 +131,69 @@ def has_made_steps(run: Run) -> bool:
     return any(note.text == NO_STEPS for note in run.notes)
 
 
-def _placed(rows: Iterable[tuple[str, str, str | None, str, int]]) -> Iterator[tuple[str, str, int, int, str, bool]]:
+def _place_traces(
+    rows: Iterable[tuple[str, str, str | None, str, int]],
+) -> Iterator[tuple[str, str, int, int, str, bool]]:
     """Yield trace id, span id, step, rung, key, and whether it is the root, for spans that are sorted by trace."""
     for step, (trace_id, group) in enumerate(groupby(rows, key=itemgetter(0))):
-        family = list(group)
-        keys = _keys([(row[1], row[2]) for row in family], {row[1]: row[3] for row in family})
-        root, rung = next(iter(keys)), family[0][4]
+        spans = list(group)
+        keys = _keys([(row[1], row[2]) for row in spans], {row[1]: row[3] for row in spans})
+        root, rung = next(iter(keys)), spans[0][4]
         yield from ((trace_id, span_id, step, rung, key, span_id == root) for span_id, key in keys.items())
 
 
-def _keys(family: Sequence[tuple[str, str | None]], names: Mapping[str, str]) -> dict[str, str]:
+def _keys(spans: Sequence[tuple[str, str | None]], names: Mapping[str, str]) -> dict[str, str]:
     """Return the key of each span, parents first, beginning with the root that starts first.
 
     A key is made of the parent's key, the name, and the ordinal among siblings of that name.
     """
-    parents = dict(family)
-    seen: dict[str, int] = defaultdict(int)
+    parents = dict(spans)
+    counts: dict[str, int] = defaultdict(int)
     keys: dict[str, str] = {}
-    for span_id in _parents_first(family):
+    for span_id in _parents_first(spans):
         text = f"{keys.get(parents[span_id] or '', '')}/{names[span_id]}"
-        seen[text] += 1
-        keys[span_id] = hashlib.blake2b(f"{text}#{seen[text]}".encode(), digest_size=8).hexdigest()
+        counts[text] += 1
+        keys[span_id] = hashlib.blake2b(f"{text}#{counts[text]}".encode(), digest_size=8).hexdigest()
     return keys
 
 
-def _parents_first(family: Iterable[tuple[str, str | None]]) -> list[str]:
+def _parents_first(spans: Iterable[tuple[str, str | None]]) -> list[str]:
     """Return ids sorted by depth, as `xsp.correlate` does; ids in a cycle come last.
 
     Args:
-        family: id and parent id of each span; spans of the same depth keep their order.
+        spans: id and parent id of each span; spans of the same depth keep their order.
     """
-    above = dict(family)
-    places = {span_id: place for place, span_id in enumerate(above)}
-    parents = np.array([places.get(parent_id or "", -1) for parent_id in above.values()], dtype=np.int64)
-    ids = list(above)
-    return [ids[place] for place in np.argsort(depths(parents), kind="stable").tolist()]
+    parent_ids = dict(spans)
+    indices = {span_id: index for index, span_id in enumerate(parent_ids)}
+    parents = np.array([indices.get(parent_id or "", -1) for parent_id in parent_ids.values()], dtype=np.int64)
+    ids = list(parent_ids)
+    return [ids[index] for index in np.argsort(depths(parents), kind="stable").tolist()]
 
 
 def _segments(con: duckdb.DuckDBPyConnection) -> Iterator[tuple[int, str]]:
     """Yield the number of each segment and the SQL condition for its spans; spans outside all steps come last."""
     steps = con.execute("SELECT step, count(*) FROM job WHERE step IS NOT NULL GROUP BY step ORDER BY step").fetchall()
-    most = 1 if len(steps) <= SINGLE else BATCH
-    held: list[int] = []
-    filled = 0
+    limit = 1 if len(steps) <= SINGLE else BATCH
+    group: list[int] = []
+    span_count = 0
     for step, spans in steps:
-        held.append(step)
-        filled += spans
-        if filled >= most or step == steps[-1][0]:
-            yield held[0], f"step BETWEEN {held[0]} AND {step}"
-            held, filled = [], 0
+        group.append(step)
+        span_count += spans
+        if span_count >= limit or step == steps[-1][0]:
+            yield group[0], f"step BETWEEN {group[0]} AND {step}"
+            group, span_count = [], 0
     if con.execute("SELECT 1 FROM job WHERE step IS NULL LIMIT 1").fetchall():
         yield (steps[-1][0] + 1 if steps else 0), "step IS NULL"
 
 
-def _write_segment(con: duckdb.DuckDBPyConnection, path: Path, where: str) -> Path:
-    con.execute(f"CREATE OR REPLACE TABLE step AS SELECT * FROM job WHERE {where}")
+def _write_segment(con: duckdb.DuckDBPyConnection, path: Path, condition: str) -> Path:
+    con.execute(f"CREATE OR REPLACE TABLE step AS SELECT * FROM job WHERE {condition}")
     layers.fill(con, "step")
-    family = con.execute(f"SELECT span_id, parent_id FROM step ORDER BY {_OUTER_FIRST}").fetchall()
+    rows = con.execute(f"SELECT span_id, parent_id FROM step ORDER BY {_OUTER_FIRST}").fetchall()
     con.execute(
         f"CREATE OR REPLACE TABLE segment AS SELECT {NAMES} FROM step "
         "JOIN (SELECT unnest($1::VARCHAR[]) AS span_id, unnest($2::BIGINT[]) AS place) USING (span_id) ORDER BY place",
-        [_parents_first(family), list(range(len(family)))],
+        [_parents_first(rows), list(range(len(rows)))],
     )
     table.write_parquet(con, "segment", path)
     return path

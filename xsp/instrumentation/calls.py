@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from xsp import clock
 from xsp.instrumentation.sampling import Call, Model
 from xsp.instrumentation.windows import Window, Windows
-from xsp.instrumentation.worker import Called, Recorded, attributes
+from xsp.instrumentation.worker import CallRequest, Recorded, attributes
 from xsp.record.collecting import Collecting, Listener
 from xsp.schema import Kind, Level, Span
 
@@ -115,14 +115,14 @@ class Calls:
         """Queue a recorded call, or the window that it was the last call of, for reading."""
         if call.span is not None:
             call.model.tally.begin()
-        ended = self._windows.leave(call) if call.window is not None else call
+        finished = self._windows.leave(call) if call.window is not None else call
         with self._switching:
             self._under_way.discard(call)
             if not self._under_way:
-                layers = [each for each in self._collecting.collectors if each.by_thread]
+                layers = [collector for collector in self._collecting.collectors if collector.by_thread]
                 self._collecting.stop(layers)
-        if ended is not None:
-            self._ended.put(ended)
+        if finished is not None:
+            self._ended.put(finished)
 
     def _start_span(self, call: Call) -> None:
         """Start the model's span; the span of a recorded call is ended once its rows have been read."""
@@ -190,16 +190,16 @@ class Calls:
             else:
                 calls = [] if ended.read else ended.calls
                 ended.read = True
-            made = [call for call in calls if call.span is not None]
+            traced = [call for call in calls if call.span is not None]
             try:
-                if made:
-                    self._hand_over(made, self._rows(ended))
+                if traced:
+                    self._hand_over(traced, self._rows(ended))
                     del self._collecting.notes[MOST_NOTES:]
             except Exception as error:
-                for call in made:
+                for call in traced:
                     self.fail(call.model, error, on_its_way=True)
             finally:
-                for call in made:
+                for call in traced:
                     with contextlib.suppress(Exception):  # a processor of the service may raise; the thread goes on
                         call.span.end(call.end + call.anchor.offset_ns)
                 self._forget(calls)
@@ -221,22 +221,22 @@ class Calls:
 
     def _hand_over(self, calls: Sequence[Call], rows: list[Span]) -> None:
         """Complete the models' spans, and put the rows below them into the delivery queue."""
-        known: list[Call] = []
-        told: list[Called] = []
+        accepted: list[Call] = []
+        called: list[CallRequest] = []
         for call in calls:
-            place = _own_row(call, rows)
-            if place is None or not call.span.is_recording():
-                refused = "the service's sampler refused the model's span"
-                call.model.tally.finish("no collector saw the call" if place is None else refused)
+            index = _own_row(call, rows)
+            if index is None or not call.span.is_recording():
+                refusal = "the service's sampler refused the model's span"
+                call.model.tally.finish("no collector saw the call" if index is None else refusal)
                 continue
             settings, context = call.model.settings, call.span.get_span_context()
             rung = settings.rung if call.left_out is None else min(settings.rung, Level.LAYER)
-            own = rows[place]._replace(rung=int(rung), dur_ns=call.end - call.start)
-            call.span.set_attributes(attributes(own))
-            known.append(call)
-            told.append(
-                Called(
-                    row=place,
+            model_row = rows[index]._replace(rung=int(rung), dur_ns=call.end - call.start)
+            call.span.set_attributes(attributes(model_row))
+            accepted.append(call)
+            called.append(
+                CallRequest(
+                    row=index,
                     trace_id=f"{context.trace_id:032x}",
                     span_id=f"{context.span_id:016x}",
                     rung=int(rung),
@@ -245,12 +245,12 @@ class Calls:
                     resource=settings.tracing.resource,
                 )
             )
-        if not known:
+        if not accepted:
             return
-        plain = [tuple(row._replace(level=int(row.level))) for row in rows]
-        taken = self._handover.put(Recorded(os.getpid(), told, plain), [call.model for call in known])
-        for call in known:
-            if not taken:
+        plain_rows = [tuple(row._replace(level=int(row.level))) for row in rows]
+        queued = self._handover.put(Recorded(os.getpid(), called, plain_rows), [call.model for call in accepted])
+        for call in accepted:
+            if not queued:
                 call.model.tally.finish(BEHIND)
                 continue
             call.model.tally.add("recorded")
@@ -264,10 +264,10 @@ class Calls:
         with self._windows.none(), self._draining:
             self._collecting.widen(more, notify)
 
-    def look(self, rung: Level) -> None:
+    def set_depth(self, rung: Level) -> None:
         """Record down to this level from now on."""
         with self._switching:
-            layers = [each for each in self._collecting.collectors if each.by_thread]
+            layers = [collector for collector in self._collecting.collectors if collector.by_thread]
             if rung != self.rung and self._under_way:
                 self._collecting.stop(layers)
                 self._collecting.start(rung, describe=False, by_thread=True)
@@ -286,15 +286,15 @@ class Calls:
             self.drain(ended)
 
     def _taken(self) -> list[Call | Window]:
-        found: list[Call | Window] = []
+        drained: list[Call | Window] = []
         while not self._ended.empty():
             try:
                 ended = self._ended.get_nowait()
             except queue.Empty:
                 break
             if ended is not None:
-                found.append(ended)
-        return found
+                drained.append(ended)
+        return drained
 
     def close(self) -> None:
         """End the threads."""
@@ -311,7 +311,7 @@ class Calls:
 def _own_row(call: Call, rows: Sequence[Span]) -> int | None:
     """Return the index of the row of the call itself, or None if there is none."""
     start, end = call.start + call.anchor.offset_ns, call.end + call.anchor.offset_ns
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if row.kind == Kind.FORWARD and row.thread == call.thread and start <= row.start_ns and row.end_ns <= end:
-            return place
+            return index
     return None

@@ -86,16 +86,16 @@ class Tally:
     def give_up(self, reason: str) -> None:
         """Count the calls that are still under way as lost, even if they are delivered later."""
         with self._changed:
-            left, self._given_up = self.under_way, True
-        if left:
-            self.lose(reason, left)
+            remaining, self._given_up = self.under_way, True
+        if remaining:
+            self.lose(reason, remaining)
 
 
 def added(counts: Iterable[Counts]) -> Counts:
     """Return the sum of the counts of several models."""
-    each = list(counts)
+    entries = list(counts)
     calls, sampled, recorded, layers_only, delivered, strangers, ambiguous = (
-        sum(column) for column in zip(*(one[:-1] for one in each), strict=True)
+        sum(column) for column in zip(*(entry[:-1] for entry in entries), strict=True)
     )
-    lost = sum((Counter(one.lost) for one in each), Counter[str]())
+    lost = sum((Counter(entry.lost) for entry in entries), Counter[str]())
     return Counts(calls, sampled, recorded, layers_only, delivered, strangers, ambiguous, dict(lost))

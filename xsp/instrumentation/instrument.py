@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from xsp.instrumentation.provider import Tracing
 
 CLOSING_S = 10.0
-_FOR_TRAINING = ("training", "dataloading")
-_SEES_CALLS = "modules"
+_TRAINING_COLLECTORS = ("training", "dataloading")
+_CALL_COLLECTOR = "modules"
 _active: _Process | None = None
 _changing = threading.RLock()
 """Held while handles are added and removed."""
@@ -106,15 +106,15 @@ class Instrumented:
         bound = bound_of(sample)
         if otlp is not None and endpoint(otlp).is_file:
             raise UsageError(f"otlp={otlp!r}: a service sends to a receiver, such as http://localhost:4318")
-        found = _found(collectors, rung)
-        names = frozenset(found.names)
-        whole = any(not each.by_thread for each in found.collectors)
-        settings = Settings(sample, bound, rung, names, whole, self._tracing, otlp)
+        collecting = _find_collectors(collectors, rung)
+        names = frozenset(collecting.names)
+        whole_process = any(not collector.by_thread for collector in collecting.collectors)
+        settings = Settings(sample, bound, rung, names, whole_process, self._tracing, otlp)
         self._models = [Model(model, name, settings) for model, name in zip(models, _names(models), strict=True)]
         self._closed = False
         with _changing:
-            self._process = _active or _Process(found)
-            self._process.add(self._models, found)
+            self._process = _active or _Process(collecting)
+            self._process.add(self._models, collecting)
         atexit.register(self.close)
 
     # --- the handle -----------------------------------------------------------------------------------------
@@ -143,8 +143,8 @@ class Instrumented:
     def notes(self) -> list[str]:
         """Sentences on what collectors could not see in this process, and on collectors that cannot work here."""
         collecting = self._process.collecting
-        said = [f"{note['source']}: {note['text']}" for note in collecting.notes]
-        return said + [f"{name}: {reason}" for name, reason in sorted(collecting.absent.items())]
+        lines = [f"{note['source']}: {note['text']}" for note in collecting.notes]
+        return lines + [f"{name}: {reason}" for name, reason in sorted(collecting.absent.items())]
 
     @contextlib.contextmanager
     def batch(self, requests: Iterable[Any]) -> Iterator[None]:
@@ -166,8 +166,8 @@ class Instrumented:
     def flush(self, timeout: float = 30.0) -> bool:
         """Wait until all recorded spans are delivered or lost; return False if that takes over `timeout` seconds."""
         end = time.monotonic() + timeout
-        arrived = [model.tally.wait(max(0.0, end - time.monotonic())) for model in self._models]
-        return all(arrived) and bool(self._tracing.flush(max(0.0, end - time.monotonic())))
+        delivered = [model.tally.wait(max(0.0, end - time.monotonic())) for model in self._models]
+        return all(delivered) and bool(self._tracing.flush(max(0.0, end - time.monotonic())))
 
     def close(self, timeout: float = CLOSING_S) -> None:
         """Remove the instrumentation of these models, deliver their spans, log losses; other handles are unaffected."""
@@ -213,7 +213,7 @@ class _Process:
             self.calls.widen(found, self._listener())
         self._handles.append(models)
         self._models.add(models)
-        self.calls.look(self._rung())
+        self.calls.set_depth(self._rung())
 
     def remove(self, models: list[Model], end: float) -> bool:
         """Remove the models of a handle once their calls have ended; return whether it was the last handle.
@@ -224,11 +224,11 @@ class _Process:
         """
         global _active
         self._models.remove(models)
-        self._handles = [each for each in self._handles if each is not models]
+        self._handles = [handle for handle in self._handles if handle is not models]
         self.calls.wait_until_ended(set(models), end)
         self.calls.drain_all()
         if self._handles:
-            self.calls.look(self._rung())
+            self.calls.set_depth(self._rung())
             return False
         self.collecting.close(calibrate=False)
         _active = None
@@ -245,12 +245,12 @@ class _Process:
         from opentelemetry.trace import get_current_span
 
         begin, call_end, serving = Signal.CALL_BEGIN, Signal.CALL_END, _serving.get
-        own, around = self._models.own, self._models.around
-        low_bits, still_open, end = TraceIdRatioBased.TRACE_ID_LIMIT, self.calls.open, self.calls.end
+        models_by_id, outermost = self._models.own, self._models.outermost
+        low_bits, open_calls, end = TraceIdRatioBased.TRACE_ID_LIMIT, self.calls.open, self.calls.end
 
         def listen(signal: Signal, subject: Any) -> None:
             if signal is begin:
-                model = own.get(id(subject)) or around(subject)
+                model = models_by_id.get(id(subject)) or outermost(subject)
                 if model is None:
                     return
                 next(model.seen)
@@ -260,7 +260,7 @@ class _Process:
                     if not context.trace_flags & 1 or context.trace_id & low_bits >= model.bound:
                         return
                 self._begin(model, subject, requests)
-            elif signal is call_end and still_open:
+            elif signal is call_end and open_calls:
                 end()
 
         return listen
@@ -294,18 +294,20 @@ class _Process:
         self.collecting.close(calibrate=False)
         self.collecting.open(self._listener())
         self.collecting.rows(clock.anchor())
-        self.calls.look(self._rung())
+        self.calls.set_depth(self._rung())
 
 
-def _found(wanted: Sequence[str | Collector] | None, rung: Level) -> Collecting:
+def _find_collectors(requested: Sequence[str | Collector] | None, rung: Level) -> Collecting:
     """Return the collectors that a service needs."""
     collecting = Collecting()
-    collecting.find(wanted, rung)
-    if wanted is None:
-        collecting.collectors = [each for each in collecting.collectors if each.name not in _FOR_TRAINING]
-    if not any(each.name == _SEES_CALLS for each in collecting.collectors):
-        reason = collecting.absent.get(_SEES_CALLS, "name it among the collectors")
-        raise PluginError(f"the collector {_SEES_CALLS!r}, which sees the calls of models, is missing: {reason}")
+    collecting.find(requested, rung)
+    if requested is None:
+        collecting.collectors = [
+            collector for collector in collecting.collectors if collector.name not in _TRAINING_COLLECTORS
+        ]
+    if not any(collector.name == _CALL_COLLECTOR for collector in collecting.collectors):
+        reason = collecting.absent.get(_CALL_COLLECTOR, "name it among the collectors")
+        raise PluginError(f"the collector {_CALL_COLLECTOR!r}, which sees the calls of models, is missing: {reason}")
     return collecting
 
 

@@ -26,7 +26,7 @@ from xsp.errors import UsageError
 from xsp.instrumentation.sampling import Model
 from xsp.instrumentation.worker import (
     Answer,
-    Called,
+    CallRequest,
     Correlator,
     CorrelatorError,
     Finished,
@@ -86,15 +86,15 @@ class Tracing:
         Returns:
             How many spans they accepted, and how many are lost because the processors did not flush in time.
         """
-        rest, given = iter(spans), 0
-        while portion := list(islice(rest, _portion())):
+        remaining, accepted = iter(spans), 0
+        while portion := list(islice(remaining, _portion())):
             for span in portion:
                 self._processor.on_end(self._readable(trace_id, span))
-            given += len(portion)
+            accepted += len(portion)
             if not self.flush(PATIENCE_S):
-                return given, sum(1 for _ in rest)
+                return accepted, sum(1 for _ in remaining)
             time.sleep(PAUSE_S)
-        return given, 0
+        return accepted, 0
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until the processors have passed on their spans; return False if they do not in time."""
@@ -125,7 +125,7 @@ class Handover:
 
     def __init__(self) -> None:
         self._at_work, self._usual_s, self._own_s = 0, 0.0, 0.0
-        self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._calls, self._bytes, self._changing = 0, 0, threading.Lock()
         self._correlator: Correlator | None = None
         self._thread: threading.Thread | None = None
@@ -153,7 +153,7 @@ class Handover:
             if self._calls and full:
                 return False
             self._calls, self._bytes = self._calls + len(models), self._bytes + len(packed)
-        self._queue.put(_Waiting(packed, recorded.calls, models))
+        self._queue.put(_Batch(packed, recorded.calls, models))
         return True
 
     def close(self) -> None:
@@ -200,19 +200,19 @@ class Handover:
             sys.setswitchinterval(self._usual_s)
 
     def _run(self) -> None:
-        while (waiting := self._queue.get()) is not None:
-            left = list(waiting.models)
+        while (batch := self._queue.get()) is not None:
+            pending_models = list(batch.models)
             try:
-                for call, answer in zip(waiting.calls, self._answers(waiting.packed), strict=True):
-                    problem = self._deliver(call, left[0], answer)
-                    left.pop(0).tally.finish(problem)
+                for call, answer in zip(batch.calls, self._answers(batch.packed), strict=True):
+                    problem = self._deliver(call, pending_models[0], answer)
+                    pending_models.pop(0).tally.finish(problem)
             except CorrelatorError as error:
                 self._end_correlator()
-                _finish(left, str(error))
+                _finish(pending_models, str(error))
             except Exception as error:
-                _finish(left, f"xsp failed: {type(error).__name__}: {error}")
+                _finish(pending_models, f"xsp failed: {type(error).__name__}: {error}")
             with self._changing:
-                self._calls, self._bytes = self._calls - len(waiting.models), self._bytes - len(waiting.packed)
+                self._calls, self._bytes = self._calls - len(batch.models), self._bytes - len(batch.packed)
         self._end_correlator()
 
     def _answers(self, packed: bytes) -> list[Answer]:
@@ -220,17 +220,17 @@ class Handover:
             self._correlator = Correlator()
         return self._correlator.correlate(packed)
 
-    def _deliver(self, call: Called, model: Model, answer: Answer) -> str | None:
+    def _deliver(self, call: CallRequest, model: Model, answer: Answer) -> str | None:
         """Deliver a call's spans; return the problem, or None."""
         try:
             with self.yielding():
-                given, refused = model.settings.tracing.give(int(call.trace_id, 16), answer.spans)
+                accepted, lost = model.settings.tracing.give(int(call.trace_id, 16), answer.spans)
         except Exception as error:
             return f"the service's span processors failed: {type(error).__name__}: {error}"
-        model.tally.add("delivered", given + answer.sent)
+        model.tally.add("delivered", accepted + answer.sent)
         model.tally.add("strangers", answer.strangers)
         model.tally.add("ambiguous", answer.ambiguous)
-        return "the service's span processors did not take all spans in time" if refused else answer.problem
+        return "the service's span processors did not take all spans in time" if lost else answer.problem
 
     def _end_correlator(self) -> None:
         correlator, self._correlator = self._correlator, None
@@ -238,9 +238,9 @@ class Handover:
             correlator.close(END_S, kill=True)
 
 
-class _Waiting(NamedTuple):
+class _Batch(NamedTuple):
     packed: bytes
-    calls: list[Called]
+    calls: list[CallRequest]
     models: Sequence[Model]
 
 
@@ -251,5 +251,5 @@ def _finish(models: Iterable[Model], reason: str) -> None:
 
 def _portion() -> int:
     """Return the number of spans in a portion; the service's own spans use the same queue."""
-    queue = os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", "")
-    return max(1, min(PORTION, int(queue) // 2)) if queue.isdigit() else PORTION
+    size = os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", "")
+    return max(1, min(PORTION, int(size) // 2)) if size.isdigit() else PORTION

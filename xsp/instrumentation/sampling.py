@@ -71,8 +71,8 @@ class Model:
         with self._looking:
             calls = next(self.seen) - self._looked
             self._looked += 1
-        known = {name: self.tally.counts[name] for name in Counts._fields[1:-1]}
-        return Counts(calls=calls, **known, lost=dict(self.tally.lost))
+        tallied = {name: self.tally.counts[name] for name in Counts._fields[1:-1]}
+        return Counts(calls=calls, **tallied, lost=dict(self.tally.lost))
 
 
 class Models:
@@ -82,7 +82,7 @@ class Models:
         self.own: dict[int, Model] = {}
         """Models by the `id` of their module."""
 
-        self._around: weakref.WeakKeyDictionary[Any, Model | None] = weakref.WeakKeyDictionary()
+        self._outermost: weakref.WeakKeyDictionary[Any, Model | None] = weakref.WeakKeyDictionary()
 
     def add(self, models: Iterable[Model]) -> None:
         """Add models."""
@@ -91,31 +91,31 @@ class Models:
             self.own[id(module)] = model
             model.end = weakref.finalize(module, self._gone, id(module), model)
             model.end.atexit = False
-        self._around = weakref.WeakKeyDictionary()
+        self._outermost = weakref.WeakKeyDictionary()
 
     def remove(self, models: Iterable[Model]) -> None:
         """Remove models, unless they belong to another handle by now."""
-        gone = set(models)
-        for key in [key for key, model in self.own.items() if model in gone]:
+        removed = set(models)
+        for key in [key for key, model in self.own.items() if model in removed]:
             del self.own[key]
-        for model in gone:
+        for model in removed:
             model.end.detach()
-        self._around = weakref.WeakKeyDictionary()
+        self._outermost = weakref.WeakKeyDictionary()
 
-    def around(self, module: Any) -> Model | None:
+    def outermost(self, module: Any) -> Model | None:
         """Return the outermost model that a module contains."""
-        known = self._around
+        cache = self._outermost
         try:
-            return known[module]
+            return cache[module]
         except KeyError:
-            inside = (self.own.get(id(each)) for each in module.modules())
-            found = known[module] = next((model for model in inside if model is not None), None)
-            return found
+            contained = (self.own.get(id(submodule)) for submodule in module.modules())
+            outermost = cache[module] = next((model for model in contained if model is not None), None)
+            return outermost
 
     def _gone(self, key: int, model: Model) -> None:
         if self.own.get(key) is model:
             del self.own[key]
-            self._around = weakref.WeakKeyDictionary()
+            self._outermost = weakref.WeakKeyDictionary()
 
 
 class Call:
@@ -180,18 +180,26 @@ def chosen(model: Model, module: Any, requests: tuple[Any, ...] | None) -> Call 
     name = type(getattr(module, "_orig_mod", module)).__name__
     if requests is None:
         return Call(model, name, context.get_current(), (), ())
-    served = [trace.get_current_span(each) if isinstance(each, context.Context) else each for each in requests]
-    named = [each if isinstance(each, trace.SpanContext) else each.get_span_context() for each in served]
-    those = [each for each in named if _chooses(each, model.bound)]
-    if not those:
+    spans = [
+        trace.get_current_span(request) if isinstance(request, context.Context) else request for request in requests
+    ]
+    span_contexts = [span if isinstance(span, trace.SpanContext) else span.get_span_context() for span in spans]
+    eligible = [span_context for span_context in span_contexts if _chooses(span_context, model.bound)]
+    if not eligible:
         return None
-    around = trace.get_current_span().get_span_context()
-    if around.is_valid and around.trace_flags.sampled:
-        place = context.get_current()
+    current = trace.get_current_span().get_span_context()
+    if current.is_valid and current.trace_flags.sampled:
+        parent_context = context.get_current()
     else:
-        place = trace.set_span_in_context(trace.NonRecordingSpan(those[0]))
-    live = [each for each in served if isinstance(each, trace.Span) and each.is_recording()]
-    return Call(model, name, place, [trace.Link(each) for each in named if each.is_valid], live)
+        parent_context = trace.set_span_in_context(trace.NonRecordingSpan(eligible[0]))
+    live = [span for span in spans if isinstance(span, trace.Span) and span.is_recording()]
+    return Call(
+        model,
+        name,
+        parent_context,
+        [trace.Link(span_context) for span_context in span_contexts if span_context.is_valid],
+        live,
+    )
 
 
 def _chooses(context: Any, bound: int) -> bool:

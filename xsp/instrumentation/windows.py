@@ -118,7 +118,7 @@ class Windows:
         return window
 
     def _close(self, window: Window) -> None:
-        """Switch off the collectors of a window that no call is in any more."""
+        """Switch off the collectors of a window whose calls have all ended."""
         try:
             self._collecting.settle(self._collecting.collectors)
             self._collecting.stop(window.on)
@@ -142,10 +142,10 @@ class Windows:
                 self._held = False
 
     def _takes_nobody(self, window: Window) -> str | None:
-        if any(each.on_one_thread for each in self._collecting.collectors):
+        if any(collector.on_one_thread for collector in self._collecting.collectors):
             return _ONE_THREAD
-        young = clock.monotonic_ns() - window.opened < OPEN_NS and len(window.calls) < MOST_CALLS
-        return None if young and not window.closed else BUSY
+        admits = clock.monotonic_ns() - window.opened < OPEN_NS and len(window.calls) < MOST_CALLS
+        return None if admits and not window.closed else BUSY
 
     def _open(self, window: Window) -> None:
         try:

@@ -29,7 +29,7 @@ _SIMPLE = (str, bool, int, float)
 _HOSTS = ("host.id", "host.ip", "host.name")
 
 
-class Called(NamedTuple):
+class CallRequest(NamedTuple):
     """A call of a model: the place of its spans in the trace, and which spans it gets."""
 
     row: int
@@ -54,7 +54,7 @@ class Recorded(NamedTuple):
     """The rows that were recorded during some calls."""
 
     process: int
-    calls: list[Called]
+    calls: list[CallRequest]
     rows: list[tuple[Any, ...]]
 
 
@@ -150,24 +150,24 @@ class _Answers:
     def to(self, message: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """Return the answers to packed calls. Never raises: the service must get an answer and continue."""
         process, calls, rows = message
-        called = [Called(*call) for call in calls]
+        called = [CallRequest(*call) for call in calls]
         try:
-            own = spans_of(Recorded(process, called, rows))
+            owned = spans_of(Recorded(process, called, rows))
         except Exception as error:
             return [([], 0, 0, 0, f"spans could not be correlated: {type(error).__name__}: {error}")] * len(called)
-        return [self._tried(call, each) for call, each in zip(called, own, strict=True)]
+        return [self._tried(call, call_spans) for call, call_spans in zip(called, owned, strict=True)]
 
-    def _tried(self, call: Called, own: Own) -> tuple[Any, ...]:
-        counted = own.strangers, own.ambiguous
+    def _tried(self, call: CallRequest, result: CallSpans) -> tuple[Any, ...]:
+        counts = result.strangers, result.ambiguous
         try:
             if call.otlp is None:
-                return [tuple(finished(span)) for span in own.spans], 0, *counted, None
-            sent, problem = self._to(call.otlp, call.resource)(own.spans)
-            return [], sent, *counted, problem
+                return [tuple(finished(span)) for span in result.spans], 0, *counts, None
+            sent, problem = self._to(call.otlp, call.resource)(result.spans)
+            return [], sent, *counts, problem
         except XspError as error:
-            return [], 0, *counted, str(error)
+            return [], 0, *counts, str(error)
         except Exception as error:
-            return [], 0, *counted, f"spans could not be sent: {type(error).__name__}: {error}"
+            return [], 0, *counts, f"spans could not be sent: {type(error).__name__}: {error}"
 
     def _to(self, otlp: str, resource: dict[str, Any]) -> _Sending:
         target = json.dumps([otlp, resource], sort_keys=True, default=str)
@@ -195,14 +195,14 @@ class _Sending:
         from xsp.otlp import zoom
         from xsp.otlp.encode import requests
 
-        before, problem = self._exporter.counts.spans, None
+        sent_before, problem = self._exporter.counts.spans, None
         table.create(self._con, "spans")
         table.insert(self._con, "spans", spans)
         for part in zoom.split(self._con, "spans"):
             for request in requests(self._con, part, self._resource_of, max_bytes=self._exporter.max_bytes):
-                if not self._exporter.bring(request):
+                if not self._exporter.deliver(request):
                     problem = "; ".join(self._exporter.counts.messages)
-        return self._exporter.counts.spans - before, problem
+        return self._exporter.counts.spans - sent_before, problem
 
     def _resource_of(self, level: int, rank: int, process: int | None) -> dict[str, Any]:
         return level_resource(self._resource, level)
@@ -219,7 +219,7 @@ def level_resource(resource: Mapping[str, Any], level: int) -> dict[str, Any]:
     return {**resource, **host, "service.name": name}
 
 
-class Own(NamedTuple):
+class CallSpans(NamedTuple):
     """The spans that belong to one call."""
 
     spans: list[Span]
@@ -231,54 +231,54 @@ class Own(NamedTuple):
     ambiguous: int
 
 
-def spans_of(recorded: Recorded) -> list[Own]:
+def spans_of(recorded: Recorded) -> list[CallSpans]:
     """Return the spans that belong to each call.
 
     All threads are recorded at the same time, also those of other requests. All rows are correlated together: work
     without a thread belongs to a call only if it cannot belong to another.
     """
     rows = _rows(recorded)
-    roots = {call.span_id: place for place, call in enumerate(recorded.calls)}
+    roots = {call.span_id: index for index, call in enumerate(recorded.calls)}
     owner: dict[str | None, int] = {}
     keys: dict[str | None, int] = {}
     doubtful: list[str] = []
     for span in correlate(rows):  # parents come first
-        place = roots.get(span.span_id or "", owner.get(span.parent_id))
-        if place is not None:
-            owner[span.span_id], keys[span.key] = place, place
+        index = roots.get(span.span_id or "", owner.get(span.parent_id))
+        if index is not None:
+            owner[span.span_id], keys[span.key] = index, index
         elif span.attributes and '"candidates"' in span.attributes:
             doubtful.append(span.attributes)
     ambiguous = _candidates(doubtful, keys)
-    found = []
-    for place, call in enumerate(recorded.calls):
-        mine = [row for row in rows if owner.get(row.span_id) == place]
-        asked = [
+    results = []
+    for index, call in enumerate(recorded.calls):
+        call_rows = [row for row in rows if owner.get(row.span_id) == index]
+        requested = [
             row._replace(trace_id=call.trace_id, rung=call.rung)
-            for row in mine
+            for row in call_rows
             if row.level <= call.rung and row.collector in (None, *call.collectors)
         ]
         # correlated again without the other rows, which would take part in the numbering of layers and in the keys
-        spans = [span for span in correlate(asked) if span.span_id != call.span_id]
-        found.append(Own(spans, 0 if place else len(rows) - len(owner), ambiguous[place]))
-    return found
+        spans = [span for span in correlate(requested) if span.span_id != call.span_id]
+        results.append(CallSpans(spans, 0 if index else len(rows) - len(owner), ambiguous[index]))
+    return results
 
 
 def _candidates(doubtful: Iterable[str], keys: Mapping[str | None, int]) -> Counter[int]:
     """Count for each call the spans that may belong to it or to another, from the keys of their candidate parents."""
-    counted: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     for attributes in doubtful:
-        counted.update({keys[key] for key in json.loads(attributes)["candidates"] if key in keys})
-    return counted
+        counts.update({keys[key] for key in json.loads(attributes)["candidates"] if key in keys})
+    return counts
 
 
 def _rows(recorded: Recorded) -> list[Span]:
     """Return the rows with ids; the models' rows get the ids of their OpenTelemetry spans."""
     models = {call.row: call for call in recorded.calls}
     rows = []
-    for place, row in enumerate(map(Span._make, recorded.rows)):
-        call = models.get(place)
-        identifier = call.span_id if call is not None else row.span_id or os.urandom(8).hex()
-        rows.append(row._replace(process=recorded.process, span_id=identifier, timed=True))
+    for index, row in enumerate(map(Span._make, recorded.rows)):
+        call = models.get(index)
+        span_id = call.span_id if call is not None else row.span_id or os.urandom(8).hex()
+        rows.append(row._replace(process=recorded.process, span_id=span_id, timed=True))
     return rows
 
 
@@ -298,21 +298,23 @@ def finished(span: Span) -> Finished:
 
 def attributes(span: Span) -> dict[str, Any]:
     """Return the attributes of a span; values that the SDK does not support become JSON."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     value: Any
     for column, value in zip(COLUMNS, span, strict=True):
         if value is None or column.attribute is None or column.attribute in semconv.ON_RESOURCES:
             continue
         if column.name == "attributes":
-            found |= {name: _plain(each) for name, each in semconv.flat(value).items() if each is not None}
+            result |= {name: _plain(entry) for name, entry in semconv.flat(value).items() if entry is not None}
         else:
-            found[column.attribute] = semconv.level_name(value) if column.name == "level" else value
+            result[column.attribute] = semconv.level_name(value) if column.name == "level" else value
     if span.status.startswith("error:"):
-        found["error.type"] = span.status.removeprefix("error:")
-    return found
+        result["error.type"] = span.status.removeprefix("error:")
+    return result
 
 
 def _plain(value: Any) -> Any:
-    simple = isinstance(value, _SIMPLE)
-    alike = isinstance(value, list) and value and {type(each) for each in value} in [{kind} for kind in _SIMPLE]
-    return value if simple or alike else json.dumps(value)
+    is_simple = isinstance(value, _SIMPLE)
+    is_uniform = (
+        isinstance(value, list) and value and {type(element) for element in value} in [{kind} for kind in _SIMPLE]
+    )
+    return value if is_simple or is_uniform else json.dumps(value)

@@ -27,7 +27,7 @@ def run(command: Sequence[str], environment: Mapping[str, str] | None = None) ->
         KeyboardInterrupt: xsp was interrupted; it is raised after the command has ended.
     """
     process = subprocess.Popen(command, env=environment)
-    with _passing_on(signal.SIGTERM, process):
+    with _forwarding(signal.SIGTERM, process):
         try:
             code = process.wait()
             return code if code >= 0 else 128 - code
@@ -49,7 +49,7 @@ def _is_from_terminal() -> bool:
 
 
 @contextlib.contextmanager
-def _passing_on(number: signal.Signals, process: subprocess.Popen[bytes]) -> Iterator[None]:
+def _forwarding(number: signal.Signals, process: subprocess.Popen[bytes]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -57,33 +57,33 @@ def _passing_on(number: signal.Signals, process: subprocess.Popen[bytes]) -> Ite
     def tell(_number: int, _frame: FrameType | None) -> None:
         process.send_signal(number)
 
-    before = signal.signal(number, tell)
+    previous = signal.signal(number, tell)
     try:
         yield
     finally:
-        signal.signal(number, before)
+        signal.signal(number, previous)
 
 
 @contextlib.contextmanager
-def says_where(run: Path | None = None, *, shows: bool = False) -> Iterator[list[Path]]:
+def report_run_on_interrupt(run: Path | None = None, *, shows: bool = False) -> Iterator[list[Path]]:
     """Print the run's directory if an interrupt ends this process. Python's exit status is unchanged.
 
     Args:
         run: the directory; a path that is added to the yielded list replaces it.
         shows: let Python print the interrupt's traceback first, because it is the user program's.
     """
-    place = [run] if run is not None else []
+    places = [run] if run is not None else []
     try:
-        yield place
+        yield places
     except KeyboardInterrupt:
-        before = sys.excepthook
+        previous = sys.excepthook
 
         def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             if shows or not issubclass(kind, KeyboardInterrupt):
-                before(kind, error, trace)
-            say(_where(place[-1]))
+                previous(kind, error, trace)
+            say(_where(places[-1]))
 
-        if place:
+        if places:
             sys.excepthook = show
         raise
 

@@ -61,16 +61,16 @@ def measure(spec: str, settings: models.Settings, how: Recording, progress: Prog
     total = session.schedule.steps_for(0 if how.counting else how.repeats)
     if how.counting:
         session.describe_once()
-    done, repeats = 0, session.schedule.repeats
-    what = f"{short_name(spec)} batch {settings.batch}"
-    with children.says_where() as place, session:
-        place.append(session.out)
-        while done < total or (not how.counting and min(repeats.values()) < how.repeats):  # short steps settle longer
-            progress(what, min(done, total), total)
+    steps, repeats = 0, session.schedule.repeats
+    label = f"{short_name(spec)} batch {settings.batch}"
+    with children.report_run_on_interrupt() as places, session:
+        places.append(session.out)
+        while steps < total or (not how.counting and min(repeats.values()) < how.repeats):  # short steps settle longer
+            progress(label, min(steps, total), total)
             with session.step():
                 workload.step()
-            done += 1
-        progress(what, total, total)
+            steps += 1
+        progress(label, total, total)
     return session.out
 
 
@@ -121,12 +121,12 @@ def _without_place(spec: str) -> str:
 
 def _model_options(settings: models.Settings) -> list[str]:
     """Return the command-line options that build a model in the same way."""
-    given = ["--batch", str(settings.batch), "--sequence", str(settings.sequence), "--device", settings.device]
-    given += ["--train"] if settings.train else []
+    options = ["--batch", str(settings.batch), "--sequence", str(settings.sequence), "--device", settings.device]
+    options += ["--train"] if settings.train else []
     for phase in ("prefill", "decode"):
         number = getattr(settings, phase)
-        given += [f"--{phase}", str(number)] if number is not None else []
-    return given + (["--input", "x".join(map(str, settings.shape))] if settings.shape is not None else [])
+        options += [f"--{phase}", str(number)] if number is not None else []
+    return options + (["--input", "x".join(map(str, settings.shape))] if settings.shape is not None else [])
 
 
 def before_the_first_use_of_libraries(kernels: str = Kernels.KINETO.value) -> None:

@@ -68,7 +68,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class OtherInterpreter:
     """A program that needs another interpreter, or other options of the interpreter, than this process has."""
 
     interpreter: str
@@ -84,7 +84,7 @@ class Elsewhere:
         os.execv(self.interpreter, words)
 
 
-def read(words: Sequence[str], is_module: bool = False) -> Program | Elsewhere:
+def read(words: Sequence[str], is_module: bool = False) -> Program | OtherInterpreter:
     """Parse a program from words that do not begin with a launcher.
 
     Args:
@@ -108,12 +108,12 @@ def read(words: Sequence[str], is_module: bool = False) -> Program | Elsewhere:
         raise UsageError(f"{first} starts another program; type `{_behind(words)}`")
     if re.match(r"\w+=", first):
         raise UsageError(f"{first}: put variables before xsp: `{first} xsp run {shlex.join(rest)}`")
-    found = shutil.which(first) if os.sep not in first else None
-    if found is None:
+    executable = shutil.which(first) if os.sep not in first else None
+    if executable is None:
         raise UsageError(
             f"{first}: cannot be read (no such file or directory){_as_module(first)}; give the path of a Python file"
         )
-    return _command(first, Path(found), rest)
+    return _command(first, Path(executable), rest)
 
 
 def _exists(path: str) -> bool:
@@ -133,20 +133,20 @@ def _module(name: str) -> str:
 
 def _as_module(name: str) -> str:
     """Return a hint if a name is that of a module in this directory, else an empty text."""
-    place = Path(*name.split("."))
-    there = os.sep not in name and (place.with_name(f"{place.name}.py").is_file() or place.is_dir())
-    return f"; for a module type `xsp run -m {name}`" if there else ""
+    path = Path(*name.split("."))
+    is_module = os.sep not in name and (path.with_name(f"{path.name}.py").is_file() or path.is_dir())
+    return f"; for a module type `xsp run -m {name}`" if is_module else ""
 
 
 def _behind(words: Sequence[str]) -> str:
     """Return a command with `xsp run` inserted before its Python program."""
-    for place, word in enumerate(words[1:], 1):
+    for index, word in enumerate(words[1:], 1):
         if (
             _PYTHON.fullmatch(Path(word).name)
             or word.endswith(".py")
             or word in ("torchrun", "accelerate", "deepspeed")
         ):
-            return shlex.join([*words[:place], "xsp", "run", *words[place:]])
+            return shlex.join([*words[:index], "xsp", "run", *words[index:]])
     return f"{words[0]} … xsp run train.py"
 
 
@@ -190,7 +190,7 @@ def _shebang(path: Path) -> str | None:
         return None
     if not first.startswith("#!"):
         return None
-    if second.startswith(_EXEC):  # installers write long paths and paths with blanks so
+    if second.startswith(_EXEC):  # installers use this form for long paths and paths with blanks
         with contextlib.suppress(ValueError, IndexError):
             return shlex.split(second.removeprefix(_EXEC))[0]
     words = [word for word in first.removeprefix("#!").split() if not word.startswith("-")]
@@ -200,13 +200,13 @@ def _shebang(path: Path) -> str | None:
 # --- interpreters -----------------------------------------------------------------------------------------
 
 
-def _interpreted(name: str, rest: tuple[str, ...]) -> Program | Elsewhere:
+def _interpreted(name: str, rest: tuple[str, ...]) -> Program | OtherInterpreter:
     """Parse an interpreter's own options and the program after them."""
     options, program = _split(name, rest)
     interpreter = _interpreter(name, program)
     if interpreter == sys.executable and not options:
         return program
-    return Elsewhere(interpreter, options, program)
+    return OtherInterpreter(interpreter, options, program)
 
 
 def _split(name: str, rest: tuple[str, ...]) -> tuple[tuple[str, ...], Program]:
@@ -234,10 +234,10 @@ def _split(name: str, rest: tuple[str, ...]) -> tuple[tuple[str, ...], Program]:
             options.append(word)
     if not words or words[0] == "-":
         raise UsageError(f"{name}: name the program, `xsp run {name} train.py`; {_STDIN}")
-    found = read(words)
-    if not isinstance(found, Program):
+    program = read(words)
+    if not isinstance(program, Program):
         raise UsageError(f"{name}: another interpreter, {words[0]}, follows; name one of them, then the program")
-    return tuple(options), found
+    return tuple(options), program
 
 
 def _letters(word: str) -> Iterator[tuple[str, str]]:
@@ -245,10 +245,10 @@ def _letters(word: str) -> Iterator[tuple[str, str]]:
     if word.startswith("--"):
         yield word, ""
         return
-    for place, letter in enumerate(word[1:], 2):
-        takes = letter in _VALUED + "m"
-        yield letter, word[place:] if takes else ""
-        if takes:
+    for index, letter in enumerate(word[1:], 2):
+        takes_value = letter in _VALUED + "m"
+        yield letter, word[index:] if takes_value else ""
+        if takes_value:
             return
 
 
@@ -258,24 +258,24 @@ def _interpreter(name: str, program: Program) -> str:
     Raises:
         UsageError: there is no interpreter of that name, or xsp is not installed in it.
     """
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         if os.sep in name:
             raise UsageError(f"{name}: there is no such interpreter")
         prefix, has_xsp = "", False
     else:
-        prefix, has_xsp = _asked(found)
+        prefix, has_xsp = _asked(path)
     if prefix == os.path.realpath(sys.prefix):
         return sys.executable
     if has_xsp:
-        return os.path.abspath(str(found))
+        return os.path.abspath(str(path))
     version = _PYTHON.fullmatch(Path(name).name)[1]  # type: ignore[index]
-    mine = (None, str(sys.version_info[0]), f"{sys.version_info[0]}.{sys.version_info[1]}")
-    if os.sep in name or version not in mine:
-        typed = shlex.join(["xsp", "run", *program.words])
-        raise UsageError(f"{name} has no xsp; install it there, or type `{typed}`, which runs in {sys.executable}")
-    if found is not None:
-        say(f"{found} has no xsp: the program runs in {sys.executable}")
+    versions = (None, str(sys.version_info[0]), f"{sys.version_info[0]}.{sys.version_info[1]}")
+    if os.sep in name or version not in versions:
+        suggestion = shlex.join(["xsp", "run", *program.words])
+        raise UsageError(f"{name} has no xsp; install it there, or type `{suggestion}`, which runs in {sys.executable}")
+    if path is not None:
+        say(f"{path} has no xsp: the program runs in {sys.executable}")
     return sys.executable
 
 
@@ -284,8 +284,8 @@ def _asked(interpreter: str) -> tuple[str, bool]:
     if os.path.abspath(interpreter) == os.path.abspath(sys.executable):
         return os.path.realpath(sys.prefix), True
     try:
-        done = subprocess.run([interpreter, "-c", _ASK], capture_output=True, text=True, timeout=60, check=True)
-        prefix, has_xsp = done.stdout.splitlines()[-2:]
+        completed = subprocess.run([interpreter, "-c", _ASK], capture_output=True, text=True, timeout=60, check=True)
+        prefix, has_xsp = completed.stdout.splitlines()[-2:]
     except (OSError, subprocess.SubprocessError, ValueError):
         return "", False
     return os.path.realpath(prefix), has_xsp == "True"

@@ -70,7 +70,7 @@ class Job:
     program: Program
 
 
-def found_in(words: Sequence[str]) -> Job | None:
+def parse_job(words: Sequence[str]) -> Job | None:
     """Return the job that the words after `xsp run` describe; None if they do not begin with a launcher.
 
     Args:
@@ -89,23 +89,23 @@ def found_in(words: Sequence[str]) -> Job | None:
 
 
 def _read(name: str, launcher: _Launcher, words: list[str]) -> Job:
-    given = _parsed(name, launcher, words)
-    refused = [option for option in _REFUSED if getattr(given, option, False)]
+    parsed = _parsed(name, launcher, words)
+    refused = [option for option in _REFUSED if getattr(parsed, option, False)]
     if refused:
         option = "--" + refused[0].replace("_", "-")
         raise UsageError(f"xsp run {name}: {option} is not supported; give a Python file, or -m and a module")
     target, args = (
-        (given.user_script, given.user_args)
-        if hasattr(given, "user_script")
-        else (given.training_script, given.training_script_args)
+        (parsed.user_script, parsed.user_args)
+        if hasattr(parsed, "user_script")
+        else (parsed.training_script, parsed.training_script_args)
     )
-    for place, word in enumerate(words):
-        rest = words[place + 1 :]
+    for index, word in enumerate(words):
+        rest = words[index + 1 :]
         if word == target and (rest == list(args) or rest == ["--", *args]):
-            options = words[: place - 1] if place and words[place - 1] == "--" else words[:place]
-            if not given.module:
+            options = words[: index - 1] if index and words[index - 1] == "--" else words[:index]
+            if not parsed.module:
                 options = [*options, "--module"]  # `xsp.cli` is a module
-            return Job(name, launcher.module, tuple(options), Program(target, tuple(rest), bool(given.module)))
+            return Job(name, launcher.module, tuple(options), Program(target, tuple(rest), bool(parsed.module)))
     raise UsageError(f"xsp run {name}: it is not clear where its options end; write them before the script")
 
 
@@ -122,9 +122,9 @@ def _parsed(name: str, launcher: _Launcher, words: list[str]) -> Any:
         reason = f"{type(error).__name__}: {error}"
         raise UsageError(f"{name}: cannot be imported ({reason}); try `{name} --help`") from error
     with contextlib.redirect_stderr(sys.stdout), contextlib.suppress(SystemExit):
-        found = function(words) if launcher.parser == "parse_args" else function().parse_args(words)
-        if (getattr(found, "user_script", None) or getattr(found, "training_script", None)) is not None:
-            return found
+        options = function(words) if launcher.parser == "parse_args" else function().parse_args(words)
+        if (getattr(options, "user_script", None) or getattr(options, "training_script", None)) is not None:
+            return options
     raise UsageError(f"xsp run {name}: {name} does not take these options; `{name} --help` lists its own")
 
 
@@ -144,12 +144,12 @@ def launch(how: Launch, job: Job) -> tuple[int, Path | None]:
         plugins.sender().check(settings.otlp, settings.otlp_policy)
     if not job.program.is_module:
         read([job.program.target])  # an error here is one line, not one of each rank
-    own = identity.of_this_process()
-    content = _content(how, own)
+    process_identity = identity.of_this_process()
+    content = _content(how, process_identity)
     launcher = ["-m", job.module, *job.options]
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         try:
-            out = held.enter_context(output.claimed_for_several(settings))
+            out = stack.enter_context(output.claimed_for_several(settings))
             rundir.write_run(out, {**content, "finished": False})
         except UnwritableError as error:
             say(f"{error}. The job continues without a profile.")
@@ -157,11 +157,11 @@ def launch(how: Launch, job: Job) -> tuple[int, Path | None]:
             python = [sys.executable, *rerun.python_options()]
             return children.run([*python, *options, job.program.target, *job.program.args]), None
         environment = {**os.environ, **rerun.otlp_environment(settings), output.JOB_VARIABLE: str(out)}
-        environment["TRACEPARENT"] = identity.traceparent(own.trace_id, own.span_id)
+        environment["TRACEPARENT"] = identity.traceparent(process_identity.trace_id, process_identity.span_id)
         command = rerun.command(how, replace(settings, out=out), launcher=launcher)
         code = None
         try:
-            with children.says_where(out):
+            with children.report_run_on_interrupt(out):
                 code = children.run(command, environment)
         finally:
             _finish(how, out, content, code)
@@ -179,21 +179,21 @@ def _finish(how: Launch, out: Path, content: dict[str, Any], code: int | None) -
         try:
             plugins.sender()(out, settings.otlp, settings.otlp_policy).finish()  # delivers the job's own span
         except Exception as error:
-            again = f"xsp export {shlex.quote(str(out))} --to WHERE"
-            say(f"the job's own span was not delivered ({error}); `{again}` sends the run")
+            command = f"xsp export {shlex.quote(str(out))} --to WHERE"
+            say(f"the job's own span was not delivered ({error}); `{command}` sends the run")
 
 
-def _content(how: Launch, own: identity.Identity) -> dict[str, Any]:
+def _content(how: Launch, process_identity: identity.Identity) -> dict[str, Any]:
     """Return the content of `run.json` for the job as a whole."""
     return {
         "xsp": __version__,
         "kind": RANKS,
-        "id": own.id,
+        "id": process_identity.id,
         "name": how.program.name,
         "start_ns": time.time_ns(),
-        "otel": own.otel,
-        "process": own.process,
-        "host": own.host,
+        "otel": process_identity.otel,
+        "process": process_identity.process,
+        "host": process_identity.host,
         "command": scrub.command(sys.argv),
         "levels": how.settings.levels,
         "parts": [],

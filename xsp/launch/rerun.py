@@ -21,7 +21,7 @@ from xsp.record import description, output
 from xsp.record.settings import Settings
 
 
-def once_each(how: Launch) -> tuple[int, Path]:
+def run_levels(how: Launch) -> tuple[int, Path]:
     """Run the script once per level, each time in a fresh process, into one run.
 
     Returns:
@@ -30,11 +30,11 @@ def once_each(how: Launch) -> tuple[int, Path]:
     Raises:
         OutputError: the run directory is taken, and `next_free` is not set; or it cannot be written.
     """
-    with output.claimed_for_several(how.settings) as out, children.says_where(out):
-        return _each(how, out), out
+    with output.claimed_for_several(how.settings) as out, children.report_run_on_interrupt(out):
+        return _run_levels(how, out), out
 
 
-def _each(how: Launch, out: Path) -> int:
+def _run_levels(how: Launch, out: Path) -> int:
     rungs = how.settings.rungs
     parts: list[str] = []
     content: dict[str, Any] = {
@@ -48,7 +48,7 @@ def _each(how: Launch, out: Path) -> int:
     for rung in rungs:
         parts.append(rung.name.lower())
         rundir.write_run(out, content)
-        code = _again(how, replace(how.settings, out=out / parts[-1], only=rung))
+        code = _rerun(how, replace(how.settings, out=out / parts[-1], only=rung))
         if code:
             break
     recorded = [
@@ -70,7 +70,7 @@ def resolve(how: Launch, run: Path) -> tuple[int, int]:
 
     serialised = run / rundir.SERIALISED
     settings = replace(how.settings, out=serialised, only=how.settings.rungs[-1], otlp=None)
-    code = _again(how, settings, ["--one-at-a-time"], {"OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "1"})
+    code = _rerun(how, settings, ["--one-at-a-time"], {"OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "1"})
     return (resolve_run(run, serialised) if rundir.segments(serialised) else 0), code
 
 
@@ -87,7 +87,7 @@ def count(how: Launch, run: Path) -> dict[str, Any]:
     return secondrun.count(run, lambda counted: command(how, replace(settings, out=counted), ["--counting"]))
 
 
-def _again(
+def _rerun(
     how: Launch, settings: Settings, extra: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> int:
     """Run this command again in a separate process."""

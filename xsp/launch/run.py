@@ -58,7 +58,7 @@ def launch(how: Launch) -> tuple[int, Path | None]:
     os.environ.pop(endpoint.VARIABLE, None)  # not for the script's own children
     function = how.step if how.step not in {rule.value for rule in StepRule} else None
     try:
-        main = script.prepared(how.program, function)
+        main = script.prepare(how.program, function)
     except XspError:
         raise
     except Exception as error:  # raised by the package that contains the module
@@ -86,11 +86,11 @@ def _typed(how: Launch) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _saying_where(session: profile, how: Launch) -> Iterator[None]:
-    with children.says_where(shows=True) as place:
+    with children.report_run_on_interrupt(shows=True) as places:
         try:
             yield
         finally:
-            place += [session.out] if session.records and how.says_where else []
+            places += [session.out] if session.records and how.says_where else []
 
 
 def _listener(session: profile, how: Launch) -> Listener:

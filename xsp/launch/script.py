@@ -42,7 +42,7 @@ class Main:
     """The module's spec; None for a script in a file, as in Python."""
 
 
-def prepared(program: Program, function: str | None) -> Main:
+def prepare(program: Program, function: str | None) -> Main:
     """Find and compile a program's main module, and set `sys.path` for it as Python would.
 
     If a function of the module itself makes the steps, it gets a decorator.
@@ -60,10 +60,10 @@ def prepared(program: Program, function: str | None) -> Main:
     path = Path(program.target)
     if path.is_dir() or (path.is_file() and zipfile.is_zipfile(path)):
         _import_first_from(str(path.absolute()))
-        found = PathFinder.find_spec("__main__", [str(path.absolute())])
-        if found is None:
+        directory_spec = PathFinder.find_spec("__main__", [str(path.absolute())])
+        if directory_spec is None:
             raise UsageError(f"{path}: has no __main__.py; give the path of a Python file")
-        return Main(_code_of(found, function, program.target), program.target, function, found)
+        return Main(_code_of(directory_spec, function, program.target), program.target, function, directory_spec)
     _import_first_from(str(path.resolve().parent))
     try:
         source = path.read_bytes()
@@ -73,16 +73,16 @@ def prepared(program: Program, function: str | None) -> Main:
     return Main(_compiled(source, str(path.absolute()), program.target, function), program.target, function)
 
 
-def _import_first_from(place: str) -> None:
+def _import_first_from(directory: str) -> None:
     """Put a directory first in `sys.path`, where Python had put the directory of xsp's own command."""
     if getattr(sys.flags, "safe_path", sys.flags.isolated):
         return
     main = sys.modules["__main__"]
-    started = getattr(getattr(main, "__spec__", None), "name", "") or Path(sys.argv[0]).stem
-    if started in ("xsp", "xsp.cli.__main__") and sys.path:
-        sys.path[0] = place
+    command = getattr(getattr(main, "__spec__", None), "name", "") or Path(sys.argv[0]).stem
+    if command in ("xsp", "xsp.cli.__main__") and sys.path:
+        sys.path[0] = directory
     else:
-        sys.path.insert(0, place)
+        sys.path.insert(0, directory)
 
 
 def _spec_of(name: str) -> ModuleSpec:
@@ -104,19 +104,19 @@ def _spec_of(name: str) -> ModuleSpec:
     return _spec_of(f"{name}.__main__")
 
 
-def _code_of(spec: ModuleSpec, function: str | None, named: str) -> CodeType:
+def _code_of(spec: ModuleSpec, function: str | None, target: str) -> CodeType:
     """Return the code of a module; it is compiled again if a function must be decorated."""
     loader: Any = spec.loader
     try:
         if function is not None and ":" not in function:
-            return _compiled(loader.get_source(spec.name) or "", str(spec.origin), named, function)
+            return _compiled(loader.get_source(spec.name) or "", str(spec.origin), target, function)
         code = loader.get_code(spec.name)
     except (AttributeError, ImportError) as error:
-        raise UsageError(f"{named}: its Python code is not available ({error})") from error
+        raise UsageError(f"{target}: its Python code is not available ({error})") from error
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{spec.origin}: is not valid Python ({error})") from error
     if code is None:
-        raise UsageError(f"{named}: has no Python code")
+        raise UsageError(f"{target}: has no Python code")
     return code  # type: ignore[no-any-return]
 
 
@@ -126,20 +126,20 @@ def _own(function: str | None, *names: str) -> str | None:
     return path if colon and module in names else function
 
 
-def _compiled(source: bytes | str, file: str, named: str, function: str | None) -> CodeType:
+def _compiled(source: bytes | str, file: str, target: str, function: str | None) -> CodeType:
     try:
         tree = ast.parse(source, filename=file)
     except (SyntaxError, ValueError) as error:
-        raise UsageError(f"{named}: is not valid Python ({error})") from error
+        raise UsageError(f"{target}: is not valid Python ({error})") from error
     if function is not None and ":" not in function:
-        found = _find(tree, function.split("."))
-        if found is None:
+        definition = _find(tree, function.split("."))
+        if definition is None:
             raise UsageError(
-                f"--step {function}: {named} has no such function; for another module write module:function"
+                f"--step {function}: {target} has no such function; for another module write module:function"
             )
-        if any(map(_yields, found.body)):
+        if any(map(_yields, definition.body)):
             raise UsageError(f"--step {function}: it {_RETURNS_EARLY}; name a function that does a step")
-        found.decorator_list.append(ast.copy_location(ast.Name(_STEP, ast.Load()), found))
+        definition.decorator_list.append(ast.copy_location(ast.Name(_STEP, ast.Load()), definition))
     return compile(tree, file, "exec", dont_inherit=True)  # with Python's file name for a main module
 
 
@@ -154,7 +154,7 @@ _BLOCKS = (ast.If, ast.Try, ast.ExceptHandler, ast.With, ast.For, ast.While, ast
 
 
 def _find(tree: ast.AST, path: list[str]) -> ast.FunctionDef | None:
-    """Return the definition of a function, by the names of its classes and its own."""
+    """Return the definition of a function, by the parts of its qualified name."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef) and path == [node.name]:
             return node
@@ -191,30 +191,32 @@ def _step_in_module(session: profile, function: str) -> None:
         return
     try:
         owner: Any = importlib.import_module(module)
-        *outer, name = path.split(".")
-        for part in outer:
+        *owners, name = path.split(".")
+        for part in owners:
             owner = getattr(owner, part)
-        found = getattr(owner, name)
+        target = getattr(owner, name)
         if isinstance(owner, type):
-            found = inspect.getattr_static(owner, name)
-        bound = isinstance(found, (staticmethod, classmethod))
-        _check(found.__func__ if bound else found, path)
-        setattr(owner, name, type(found)(_stepping(session, found.__func__)) if bound else _stepping(session, found))
+            target = inspect.getattr_static(owner, name)
+        is_wrapped = isinstance(target, (staticmethod, classmethod))
+        _check(target.__func__ if is_wrapped else target, path)
+        setattr(
+            owner, name, type(target)(_stepping(session, target.__func__)) if is_wrapped else _stepping(session, target)
+        )
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UsageError(
             f"--step {function}: {error}; write module:function, of a module that can be imported"
         ) from error
 
 
-def _check(found: Any, name: str) -> None:
+def _check(function: Any, name: str) -> None:
     """Check that a call of a function does a step, and that the function can be replaced by another one.
 
     Raises:
         TypeError: it is no function; or its call returns before its work begins.
     """
-    if not (callable(found) and inspect.isroutine(found)):
+    if not (callable(function) and inspect.isroutine(function)):
         raise TypeError(f"{name} is not a function")
-    if any(each(found) for each in (inspect.isgeneratorfunction, inspect.iscoroutinefunction)):
+    if any(is_deferred(function) for is_deferred in (inspect.isgeneratorfunction, inspect.iscoroutinefunction)):
         raise TypeError(f"{name} {_RETURNS_EARLY}")
 
 
@@ -244,11 +246,11 @@ def execute(main: Main, args: tuple[str, ...]) -> int:
     module.__loader__ = spec.loader if spec else SourceFileLoader("__main__", code.co_filename)
     if spec is not None:
         module.__spec__, module.__package__ = spec, spec.parent
-    before = sys.modules.get("__main__")
+    previous = sys.modules.get("__main__")
     sys.modules["__main__"] = module
     # under xsp's own command it stays there: the program's threads and exit handlers may pickle what it defines
-    stays = before is None or _is_of_command(before)
-    if not stays:
+    is_kept = previous is None or _is_of_command(previous)
+    if not is_kept:
         _executed.append(module)
     try:
         exec(code, module.__dict__)
@@ -264,8 +266,8 @@ def execute(main: Main, args: tuple[str, ...]) -> int:
         sys.excepthook = functools.partial(_show, sys.excepthook, code.co_filename)
         raise
     finally:
-        if before is not None and not stays:
-            sys.modules["__main__"] = before
+        if previous is not None and not is_kept:
+            sys.modules["__main__"] = previous
     return 0
 
 

@@ -55,17 +55,17 @@ class Delivered:
         """
         self._path = run / rundir.DELIVERY_FILE
         self._to = to
-        known = {} if anew or to.is_file else read(run).get(to.name, {})
-        self.steps: dict[int, int] = {int(step): int(spans) for step, spans in known.get("steps", {}).items()}
+        entry = {} if anew or to.is_file else read(run).get(to.name, {})
+        self.steps: dict[int, int] = {int(step): int(spans) for step, spans in entry.get("steps", {}).items()}
         """Number of delivered spans, by step."""
 
-        self.run_end_ns = known.get("run_end_ns")
+        self.run_end_ns = entry.get("run_end_ns")
         """End of the run's own span as delivered; if the run continues, the span is delivered again."""
 
-        self.rejected = int(known.get("rejected", 0))
+        self.rejected = int(entry.get("rejected", 0))
         """Number of spans that the receiver rejected while it accepted the rest of their request."""
 
-        self.messages: list[str] = [str(message) for message in known.get("messages", ())]
+        self.messages: list[str] = [str(message) for message in entry.get("messages", ())]
         self._saved = 0.0
 
     def save(self, at_once: bool = True) -> None:
@@ -87,22 +87,22 @@ class Delivered:
 def read(run: Path) -> dict[str, dict[str, Any]]:
     """Return the entries of `delivery.json`, by endpoint. A damaged file counts as empty: spans are sent again."""
     try:
-        found = json.loads((run / rundir.DELIVERY_FILE).read_text(encoding="utf-8"))["endpoints"]
+        entries = json.loads((run / rundir.DELIVERY_FILE).read_text(encoding="utf-8"))["endpoints"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(entries, dict):
         return {}
-    return {str(name): entry for name, entry in found.items() if _is_entry(entry)}
+    return {str(name): entry for name, entry in entries.items() if _is_entry(entry)}
 
 
-def _is_entry(found: Any) -> bool:
+def _is_entry(entry: Any) -> bool:
     """Return whether a value is an entry that `Delivered.save` wrote."""
     try:
-        steps = found.get("steps", {})
-        counts = [*map(int, steps), *steps.values(), found.get("rejected", 0), found.get("run_end_ns") or 0]
+        steps = entry.get("steps", {})
+        counts = [*map(int, steps), *steps.values(), entry.get("rejected", 0), entry.get("run_end_ns") or 0]
     except (AttributeError, TypeError, ValueError):
         return False
-    return all(isinstance(each, int) for each in counts) and isinstance(found.get("messages", []), list)
+    return all(isinstance(count, int) for count in counts) and isinstance(entry.get("messages", []), list)
 
 
 class Delivery:
@@ -158,7 +158,7 @@ class Delivery:
         """Remove the temporary files, even if the table engine still uses them."""
         self._spill.cleanup()
 
-    def left(self) -> list[int]:
+    def pending_steps(self) -> list[int]:
         """Return the stored steps that are not delivered, in order."""
         return [step for step in map(number_of, rundir.segments(self.run)) if step not in self.delivered.steps]
 
@@ -169,22 +169,22 @@ class Delivery:
             steps: numbers of steps; None for all.
             timed: whether only timed steps are wanted.
         """
-        left = self.left()
+        undelivered = self.pending_steps()
         if steps is None and not timed:
-            return left
-        if _holds_a_step_each(self.content):
-            left = [step for step in left if steps is None or step in steps]
-            return self.timed(left) if timed else left
-        found = []
-        for segment in left:
-            held = self._held(segment)
-            wanted = [step for step, is_timed in held.items()
-                      if (steps is None or step in steps) and (is_timed or not timed)]  # fmt: skip
-            if wanted:
-                found.append(segment)
-            if len(wanted) < len(held):
-                self._narrowed[segment] = wanted
-        return found
+            return undelivered
+        if _has_step_per_segment(self.content):
+            undelivered = [step for step in undelivered if steps is None or step in steps]
+            return self.timed(undelivered) if timed else undelivered
+        segments = []
+        for segment in undelivered:
+            timed_by_step = self._held(segment)
+            selected = [step for step, is_timed in timed_by_step.items()
+                        if (steps is None or step in steps) and (is_timed or not timed)]  # fmt: skip
+            if selected:
+                segments.append(segment)
+            if len(selected) < len(timed_by_step):
+                self._narrowed[segment] = selected
+        return segments
 
     def _held(self, segment: int) -> dict[int, bool]:
         """Return the steps in a segment, and whether each is timed."""
@@ -205,8 +205,8 @@ class Delivery:
         """Return the timed steps among some steps."""
         files = [rundir.segment(self.run, step) for step in steps]
         rows = self._con.execute(f"SELECT DISTINCT step FROM {table.parquet(files)} WHERE timed") if files else None
-        found = {row[0] for row in rows.fetchall()} if rows is not None else set()
-        return [step for step in steps if step in found]
+        timed_steps = {row[0] for row in rows.fetchall()} if rows is not None else set()
+        return [step for step in steps if step in timed_steps]
 
     def step(self, number: int) -> bool:
         """Deliver one step, or the chosen steps of a segment that holds several. A part of a segment is not listed.
@@ -216,23 +216,23 @@ class Delivery:
 
         Raises:
             TraceError: its segment is damaged.
-            DeliveryError: see `Exporter.bring`.
+            DeliveryError: see `Exporter.deliver`.
         """
         self._view(number)
-        sent = [self._send(name) for name in self._folded("step", number)]
-        if None in sent:
+        accepted = [self._send(name) for name in self._folded("step", number)]
+        if None in accepted:
             return False
         if number in self._narrowed:
             self._in_part.add(number)
         else:
-            self.delivered.steps[number] = sum(filter(None, sent))
+            self.delivered.steps[number] = sum(filter(None, accepted))
         self.exporter.counts.steps += len(self._narrowed.get(number, [number]))
         self.delivered.save(at_once=False)
         if self.exporter.counts.trace_id is None:
             self.exporter.counts.trace_id = self._con.execute("SELECT min(trace_id) FROM step").fetchall()[0][0]
         return True
 
-    def run_is_left(self) -> bool:
+    def run_is_pending(self) -> bool:
         """Return whether the run's own span is still to be delivered; traces of other tools have none."""
         span = self._run_span()
         return span is not None and span.end_ns != self.delivered.run_end_ns
@@ -241,14 +241,14 @@ class Delivery:
         """Deliver the run's own span, if it has one.
 
         Raises:
-            DeliveryError: see `Exporter.bring`.
+            DeliveryError: see `Exporter.deliver`.
         """
-        span, own = self._run_span(), self.content.otel
-        if span is None or own is None:
+        span, otel = self._run_span(), self.content.otel
+        if span is None or otel is None:
             return
         table.create(self._con, "own")
-        loop.show(self._con, [self.run])
-        table.insert(self._con, "own", [span, *loop.spans(self._con, own)])
+        loop.create_table(self._con, [self.run])
+        table.insert(self._con, "own", [span, *loop.spans(self._con, otel)])
         if self._send("own") is not None:
             self.delivered.run_end_ns = span.end_ns
         self.delivered.save()
@@ -264,7 +264,7 @@ class Delivery:
             "steps": len(self.delivered.steps),
             "spans": sum(self.delivered.steps.copy().values()) + (self.delivered.run_end_ns is not None),
             "rejected": self.delivered.rejected,
-            "left": len(self.left()) + self.run_is_left(),
+            "left": len(self.pending_steps()) + self.run_is_pending(),
             "messages": self.delivered.messages,
         }
 
@@ -283,20 +283,20 @@ class Delivery:
         content = rundir.read_run(self.run)
         if not content.finished:
             return
-        others = [each for each in content.delivery if each.endpoint != self.exporter.to.name]
-        rundir.write_run(self.run, content | {"delivery": [*others, self.summary()]})
+        other_entries = [entry for entry in content.delivery if entry.endpoint != self.exporter.to.name]
+        rundir.write_run(self.run, content | {"delivery": [*other_entries, self.summary()]})
 
     def _send(self, name: str) -> int | None:
         """Send the spans of a table; return the number of accepted spans, None if a request was refused."""
-        before, sent = self.exporter.counts.rejected, 0
-        whole = True
+        rejected_before, sent = self.exporter.counts.rejected, 0
+        complete = True
         resources = partial(_resource, self.content, self.exporter.to.service)
         for request in encode.requests(self._con, name, resources, max_bytes=self.exporter.max_bytes):
-            whole = self.exporter.bring(request) and whole
+            complete = self.exporter.deliver(request) and complete
             sent += request.spans
-        if not whole:
+        if not complete:
             return None
-        rejected = self.exporter.counts.rejected - before
+        rejected = self.exporter.counts.rejected - rejected_before
         self.delivered.rejected += rejected
         return sent - rejected
 
@@ -322,9 +322,9 @@ class Delivery:
         The spans of the run directory are counted, not those sent, so that a repeated step is folded as before.
         """
         files = [rundir.segment(self.run, step) for step in range(self._counted_to + 1, number)]
-        held = [file for file in files if file.exists()]
-        if held:
-            query = f"SELECT trace_id, count(*) FROM {table.parquet(held)} GROUP BY trace_id"
+        existing = [file for file in files if file.exists()]
+        if existing:
+            query = f"SELECT trace_id, count(*) FROM {table.parquet(existing)} GROUP BY trace_id"
             self._earlier.update(dict(self._con.execute(query).fetchall()))
         self._counted_to = max(self._counted_to, number - 1)
         return self._earlier[trace_id]
@@ -332,14 +332,14 @@ class Delivery:
     def _view(self, number: int) -> None:
         """Make the view `step` of the chosen spans of a segment, with a link from the root to the run's own span."""
         segment, steps = rundir.segment(self.run, number), self._narrowed.get(number)
-        only = f" WHERE step IN ({', '.join(map(str, steps))})" if steps is not None else ""
-        held = set(table.check_parquet(self._con, segment, COLUMNS))
-        own = self.content.otel
-        link = json.dumps([[own.trace_id, own.span_id]]) if own is not None else None
+        condition = f" WHERE step IN ({', '.join(map(str, steps))})" if steps is not None else ""
+        columns = set(table.check_parquet(self._con, segment, COLUMNS))
+        otel = self.content.otel
+        link = json.dumps([[otel.trace_id, otel.span_id]]) if otel is not None else None
         links = f"CASE WHEN kind = '{Kind.STEP}' THEN {table.literal(link)} END" if link else "NULL"
         self._con.execute(
-            f"CREATE OR REPLACE VIEW step AS SELECT {table.shown(COLUMNS, held)}, {links}::VARCHAR AS links "
-            f"FROM {table.parquet(segment)}{only}"
+            f"CREATE OR REPLACE VIEW step AS SELECT {table.select_list(COLUMNS, columns)}, {links}::VARCHAR AS links "
+            f"FROM {table.parquet(segment)}{condition}"
         )
 
     def _run_span(self) -> Span | None:
@@ -365,14 +365,14 @@ def run_span(run: Run, last_end_ns: int = 0) -> Span:
         run: a run with a span of its own, `otel`, and a start.
         last_end_ns: end of the last span of an interrupted run.
     """
-    own, start = run.otel, run.start_ns
-    if own is None or start is None:
+    otel, start = run.otel, run.start_ns
+    if otel is None or start is None:
         raise ValueError("the run has no span of its own")
-    known = {name: value for name, value in run.items() if name != "delivery"}
+    content = {name: value for name, value in run.items() if name != "delivery"}
     return Span(
-        trace_id=own.trace_id,
-        span_id=own.span_id,
-        parent_id=own.parent_id,
+        trace_id=otel.trace_id,
+        span_id=otel.span_id,
+        parent_id=otel.parent_id,
         level=Level.APPLICATION,
         kind=Kind.RUN.value,
         name=semconv.run_span_name(run),
@@ -381,7 +381,7 @@ def run_span(run: Run, last_end_ns: int = 0) -> Span:
         process=run.process,
         rank=run.rank or 0,
         collector="session",
-        attributes=json.dumps({semconv.RUN: json.dumps(known, ensure_ascii=False)}, ensure_ascii=False),
+        attributes=json.dumps({semconv.RUN: json.dumps(content, ensure_ascii=False)}, ensure_ascii=False),
     )
 
 
@@ -396,7 +396,7 @@ def steps_in(run: Path) -> set[int]:
         TraceError: the run cannot be read.
     """
     segments = rundir.segments(run)
-    if not segments or _holds_a_step_each(rundir.read_run(run)):
+    if not segments or _has_step_per_segment(rundir.read_run(run)):
         return set(map(number_of, segments))
     try:
         with table.connect() as con:
@@ -406,7 +406,7 @@ def steps_in(run: Path) -> set[int]:
     return {step for (step,) in rows}
 
 
-def _holds_a_step_each(run: Run) -> bool:
+def _has_step_per_segment(run: Run) -> bool:
     """Return whether each segment is one step: imported and received runs may have several in a segment."""
     return run.imported is None and run.received is None
 

@@ -86,20 +86,20 @@ class _Templates:
 
     def of(self, chunk: Chunk) -> tuple[list[Template], Numbers]:
         """Return the templates of a chunk, and the index of each span's template."""
-        distinct, which = np.unique(chunk.columns["template"], return_inverse=True)
-        wanted = distinct.tolist()
-        missing = [number for number in wanted if number not in self._known]
+        distinct, indices = np.unique(chunk.columns["template"], return_inverse=True)
+        numbers = distinct.tolist()
+        missing = [number for number in numbers if number not in self._known]
         if missing:
-            self._load(missing, wanted)
-        return [self._known[number] for number in wanted], which
+            self._load(missing, numbers)
+        return [self._known[number] for number in numbers], indices
 
-    def _load(self, missing: list[int], wanted: list[int]) -> None:
+    def _load(self, missing: list[int], current: list[int]) -> None:
         if self._bytes > TEMPLATE_BYTES:
-            self._known = {number: self._known[number] for number in wanted if number in self._known}
-            self._bytes = sum(len(each.body) for each in self._known.values())
-        for number, found in self._spans.templates(missing):
-            self._known[number] = found
-            self._bytes += len(found.body)
+            self._known = {number: self._known[number] for number in current if number in self._known}
+            self._bytes = sum(len(entry.body) for entry in self._known.values())
+        for number, entry in self._spans.templates(missing):
+            self._known[number] = entry
+            self._bytes += len(entry.body)
 
 
 # --- a chunk of spans -------------------------------------------------------------------------------------
@@ -119,20 +119,22 @@ class _Encoded(NamedTuple):
     """Index of the template of each span; spans of the same owner are adjacent."""
 
 
-def _encode(spans: Ordered, chunk: Chunk, templates: Sequence[Template], which: Numbers) -> _Encoded:
+def _encode(spans: Ordered, chunk: Chunk, templates: Sequence[Template], indices: Numbers) -> _Encoded:
     """Copy the templates and write the numbers into them."""
-    bodies = [each.body for each in templates]
-    copies = map(bodies.__getitem__, which.tolist())
-    lengths = np.array([len(body) for body in bodies])[which]
-    loose = [template.loose(name, spans.text(name, chunk)) for name in spans.loose]
-    for pieces in loose:
+    bodies = [entry.body for entry in templates]
+    copies = map(bodies.__getitem__, indices.tolist())
+    lengths = np.array([len(body) for body in bodies])[indices]
+    appended = [template.loose(name, spans.text(name, chunk)) for name in spans.loose]
+    for pieces in appended:
         lengths += np.fromiter(map(len, pieces), np.int64, len(pieces))
-    content = bytearray().join(itertools.chain.from_iterable(zip(copies, *loose, strict=True)) if loose else copies)
+    content = bytearray().join(
+        itertools.chain.from_iterable(zip(copies, *appended, strict=True)) if appended else copies
+    )
     ends = np.cumsum(lengths)
-    places = np.array([each.places for each in templates]).T
-    for place, words in zip(places, _words(spans, chunk.columns, lengths), strict=True):
-        _write(content, words, place[which], ends - lengths)
-    return _Encoded(content, ends, [each.owner for each in templates], which)
+    offsets = np.array([entry.places for entry in templates]).T
+    for offset, words in zip(offsets, _words(spans, chunk.columns, lengths), strict=True):
+        _write(content, words, offset[indices], ends - lengths)
+    return _Encoded(content, ends, [entry.owner for entry in templates], indices)
 
 
 Word = tuple[Numbers, int]
@@ -155,23 +157,23 @@ def _words(spans: Ordered, columns: Mapping[str, Numbers], lengths: Numbers) -> 
 def _varints(values: Numbers, width: int) -> list[Word]:
     """Return integers as over-long varints: 7 bits per byte, with the continuation bit in all bytes but the last."""
     bits: Numbers = values.view(np.uint64)
-    found = bits & 0x0FFF_FFFF | (bits & 0x00FF_FFFF_F000_0000) << 4
-    found = found & 0x0000_3FFF_0000_3FFF | (found & 0x0FFF_C000_0FFF_C000) << 2
-    found = found & 0x007F_007F_007F_007F | (found & 0x3F80_3F80_3F80_3F80) << 1
+    groups = bits & 0x0FFF_FFFF | (bits & 0x00FF_FFFF_F000_0000) << 4
+    groups = groups & 0x0000_3FFF_0000_3FFF | (groups & 0x0FFF_C000_0FFF_C000) << 2
+    groups = groups & 0x007F_007F_007F_007F | (groups & 0x3F80_3F80_3F80_3F80) << 1
     if width < 10:
-        return [(found | {4: 0x0080_8080, 8: 0x0080_8080_8080_8080}[width], width)]
+        return [(groups | {4: 0x0080_8080, 8: 0x0080_8080_8080_8080}[width], width)]
     last = bits >> 56
-    return [(found | 0x8080_8080_8080_8080, 8), (last & 0x7F | 0x80 | last >> 7 << 8, 2)]
+    return [(groups | 0x8080_8080_8080_8080, 8), (last & 0x7F | 0x80 | last >> 7 << 8, 2)]
 
 
-def _write(content: bytearray, words: Sequence[Word], places: Numbers, starts: Numbers) -> None:
+def _write(content: bytearray, words: Sequence[Word], offsets: Numbers, starts: Numbers) -> None:
     """Write words into each span that has a placeholder for them, through a view with overlapping words."""
-    there = places >= 0
-    everywhere = bool(there.all())
-    positions = starts + places if everywhere else (starts + places)[there]
+    present = offsets >= 0
+    all_present = bool(present.all())
+    positions = starts + offsets if all_present else (starts + offsets)[present]
     for values, size in words:
         view = np.ndarray((len(content) - size + 1,), f"<u{size}", content, strides=(1,))
-        view[positions] = values if everywhere else values[there]
+        view[positions] = values if all_present else values[present]
         positions = positions + size
 
 
@@ -187,20 +189,20 @@ def _resource(attributes: Mapping[str, str | int]) -> bytes:
 
 def _cut(chunk: _Encoded, header: Callable[[Any], bytes], max_bytes: int, max_spans: int) -> Iterator[Request]:
     """Yield the spans of a chunk as requests within the limits."""
-    distinct = {owner: code for code, owner in enumerate(dict.fromkeys(chunk.owners))}
-    headers = [header(owner) for owner in distinct]
-    owner = np.array([distinct[each] for each in chunk.owners])[chunk.which]
-    around = np.array([len(each) + len(SCOPE) + AROUND for each in headers])[owner]
+    codes = {owner: code for code, owner in enumerate(dict.fromkeys(chunk.owners))}
+    headers = [header(owner) for owner in codes]
+    owner = np.array([codes[key] for key in chunk.owners])[chunk.which]
+    overheads = np.array([len(prefix) + len(SCOPE) + AROUND for prefix in headers])[owner]
     changes = np.flatnonzero(np.diff(owner)) + 1
     lengths = np.diff(chunk.ends, prepend=0)
     start = 0
     while start < len(owner):
         costs = lengths[start : start + max_spans].copy()
-        costs[0] += around[start]
-        here = changes[(changes > start) & (changes < start + len(costs))]
-        costs[here - start] += around[here]
+        costs[0] += overheads[start]
+        inner_changes = changes[(changes > start) & (changes < start + len(costs))]
+        costs[inner_changes - start] += overheads[inner_changes]
         stop = start + max(1, int(np.searchsorted(np.cumsum(costs), max_bytes, side="right")))
-        bounds = [start, *here[here < stop].tolist(), stop]
+        bounds = [start, *inner_changes[inner_changes < stop].tolist(), stop]
         parts = [(headers[owner[first]], _slice(chunk, first, last)) for first, last in itertools.pairwise(bounds)]
         yield Request(b"".join(itertools.chain.from_iterable(_resource_spans(*part) for part in parts)), stop - start)
         start = stop

@@ -117,8 +117,8 @@ class Endpoint:
         for secret in sorted(secrets, key=len, reverse=True):
             if len(secret) > 3:  # shorter ones occur in many words
                 text = text.replace(secret, "***")
-        shown = "".join(letter if letter.isprintable() else " " for letter in text)
-        return " ".join(shown.split())[:300]
+        printable = "".join(letter if letter.isprintable() else " " for letter in text)
+        return " ".join(printable.split())[:300]
 
 
 def endpoint(target: str, options: Options | None = None, environment: Mapping[str, str] = os.environ) -> Endpoint:
@@ -141,7 +141,7 @@ def endpoint(target: str, options: Options | None = None, environment: Mapping[s
     if file is not None:
         return Endpoint(target, Path(target).name, file, service=service)
     protocol = _protocol(target, options, variables)
-    url, bare, insecure = _place(target, protocol, options, variables)
+    url, name, insecure = _place(target, protocol, options, variables)
     cert_file = _file(options.cert_file, "--cert", "CLIENT_CERTIFICATE", variables)
     key_file = _file(options.key_file, "--key", "CLIENT_KEY", variables)
     if key_file and not cert_file:
@@ -149,7 +149,7 @@ def endpoint(target: str, options: Options | None = None, environment: Mapping[s
         raise UsageError(f"{variable}: a client's key needs its certificate: give --cert FILE too")
     return Endpoint(
         url=url,
-        name=bare,
+        name=name,
         protocol=protocol,
         headers=_headers(options, variables),
         timeout_s=_timeout(options, variables),
@@ -205,33 +205,33 @@ def _protocol(target: str, options: Options, variables: _Variables) -> Protocol:
 
 def _place(target: str, protocol: Protocol, options: Options, variables: _Variables) -> tuple[str, str, bool]:
     """Return the URL or gRPC target, the name to show, and whether the connection is without TLS."""
-    source, base = "", True
+    source, is_base = "", True
     if target == FROM_ENVIRONMENT:
         source, target = variables.find("ENDPOINT")
-        base = source != "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+        is_base = source != "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
         target = target or _DEFAULT["grpc" if protocol is Protocol.GRPC else "http"]
     if protocol is Protocol.GRPC:
         return _grpc(target, _is_insecure(options, variables))
     parts = _split(target, source)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        shown = f"{source} {_bare(parts)}".strip()
+        label = f"{source} {_without_credentials(parts)}".strip()
         raise UsageError(
-            f"{shown}: not an endpoint; write http://localhost:4318, grpc://localhost:4317, "
+            f"{label}: not an endpoint; write http://localhost:4318, grpc://localhost:4317, "
             "or a file that ends in .jsonl or .pb"
         )
-    given = not source and parts.path.rstrip("/").endswith(f"/{TRACES_PATH}")
-    path = f"{parts.path.rstrip('/')}/{TRACES_PATH}" if base and not given else parts.path or "/"
+    has_path = not source and parts.path.rstrip("/").endswith(f"/{TRACES_PATH}")
+    path = f"{parts.path.rstrip('/')}/{TRACES_PATH}" if is_base and not has_path else parts.path or "/"
     parts = parts._replace(path=path, fragment="")
-    return urlunsplit(parts), _bare(parts), parts.scheme == "http"
+    return urlunsplit(parts), _without_credentials(parts), parts.scheme == "http"
 
 
 def _is_insecure(options: Options, variables: _Variables) -> bool:
     if options.insecure is not None:
         return options.insecure
-    variable, said = variables.find("INSECURE")
-    if said.lower() not in ("", "true", "false"):
-        raise UsageError(f"{variable} {said!r}: choose true or false")
-    return said.lower() == "true"
+    variable, value = variables.find("INSECURE")
+    if value.lower() not in ("", "true", "false"):
+        raise UsageError(f"{variable} {value!r}: choose true or false")
+    return value.lower() == "true"
 
 
 def _grpc(target: str, insecure: bool) -> tuple[str, str, bool]:
@@ -240,12 +240,14 @@ def _grpc(target: str, insecure: bool) -> tuple[str, str, bool]:
     if parts.scheme not in ("grpc", "grpcs", "http", "https"):
         return target, target, insecure
     if not parts.hostname:
-        raise UsageError(f"{_bare(parts)}: not an endpoint; write grpc://localhost:4317")
+        raise UsageError(f"{_without_credentials(parts)}: not an endpoint; write grpc://localhost:4317")
     if "@" in parts.netloc:
-        raise UsageError(f"{_bare(parts)}: a gRPC URL has no user and password; give a header, authorization=…")
-    place = parts.netloc
-    plain = parts.scheme in ("grpc", "http")
-    return place, f"grpc{'' if plain else 's'}://{place}", plain
+        raise UsageError(
+            f"{_without_credentials(parts)}: a gRPC URL has no user and password; give a header, authorization=…"
+        )
+    netloc = parts.netloc
+    plaintext = parts.scheme in ("grpc", "http")
+    return netloc, f"grpc{'' if plaintext else 's'}://{netloc}", plaintext
 
 
 def _split(url: str, source: str) -> SplitResult:
@@ -257,7 +259,7 @@ def _split(url: str, source: str) -> SplitResult:
     return parts
 
 
-def _bare(parts: SplitResult) -> str:
+def _without_credentials(parts: SplitResult) -> str:
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 

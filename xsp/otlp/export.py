@@ -81,11 +81,11 @@ def runs_in(path: Path) -> list[Path]:
     ranks = rundir.rank_parts(path)
     content = rundir.read_run(path) if (path / rundir.RUN_FILE).is_file() or not ranks else Run.of({})
     parts = [path / part for part in content.parts]
-    inside = [run for part in dict.fromkeys([*parts, *ranks]) for run in _runs_in_part(path, part)]
-    own = [path] if content.otel is not None or rundir.segments(path) else []
-    if not own and not inside:
+    part_runs = [run for part in dict.fromkeys([*parts, *ranks]) for run in _runs_in_part(path, part)]
+    own_runs = [path] if content.otel is not None or rundir.segments(path) else []
+    if not own_runs and not part_runs:
         raise TraceError(f"{path}: holds no step that can be sent")
-    return own + inside
+    return own_runs + part_runs
 
 
 def _runs_in_part(path: Path, part: Path) -> list[Path]:
@@ -94,19 +94,19 @@ def _runs_in_part(path: Path, part: Path) -> list[Path]:
     return runs_in(part) if (part / rundir.RUN_FILE).is_file() else []  # else the part could not be started
 
 
-def _open(stack: contextlib.ExitStack, run: Path, exporter: Exporter, what: Export) -> Delivery:
-    delivery = Delivery(run, exporter, anew=not what.resume, trace_spans=what.trace_spans)
+def _open(stack: contextlib.ExitStack, run: Path, exporter: Exporter, selection: Export) -> Delivery:
+    delivery = Delivery(run, exporter, anew=not selection.resume, trace_spans=selection.trace_spans)
     stack.callback(delivery.close)
     stack.callback(delivery.delivered.save)
     return delivery
 
 
-def _check_steps(runs: list[Path], what: Export) -> None:
+def _check_steps(runs: list[Path], selection: Export) -> None:
     """Raise UsageError if a requested step is in no run."""
-    held = {step for run in runs for step in steps_in(run)} if what.steps is not None else set()
-    missing = [step for step in what.steps or () if step not in held]
+    stored = {step for run in runs for step in steps_in(run)} if selection.steps is not None else set()
+    missing = [step for step in selection.steps or () if step not in stored]
     if missing:
-        raise UsageError(f"{what.run}: step {missing[0]} was not stored; there are {listed(held)}")
+        raise UsageError(f"{selection.run}: step {missing[0]} was not stored; there are {listed(stored)}")
 
 
 def _send_all(
@@ -121,19 +121,19 @@ def _send_all(
                 try:
                     delivery.step(step)
                 except TraceError as error:
-                    exporter.counts.say(str(error))
+                    exporter.counts.add_message(str(error))
                 done += 1
-            if delivery.run_is_left():
+            if delivery.run_is_pending():
                 delivery.finish()
         progress(f"to {exporter.to.name}", done, total)
     except DeliveryError as error:
-        exporter.counts.say(str(error))
+        exporter.counts.add_message(str(error))
 
 
 def _sum_up(work: list[tuple[Delivery, list[int]]], counts: Counts) -> None:
     """Count the undelivered steps, and write the state of the delivery into the run directories."""
     for delivery, steps in work:
-        counts.left += sum(not delivery.is_delivered(step) for step in steps) + delivery.run_is_left()
+        counts.left += sum(not delivery.is_delivered(step) for step in steps) + delivery.run_is_pending()
     for delivery, _ in work:
         delivery.note(list(counts.messages))
 
@@ -147,7 +147,7 @@ def endpoint_to_resume(path: Path) -> str:
     """
     names = sorted({name for run in runs_in(path) for name in read(run)})
     if len(names) != 1:
-        known = ", ".join(names) or "none"
-        raise UsageError(f"{path}: name the target with --to; deliveries were begun to: {known}")
-    known_path = names[0].startswith("grpc") or names[0].endswith(f"/{TRACES_PATH}")
-    return names[0] if known_path else FROM_ENVIRONMENT
+        listing = ", ".join(names) or "none"
+        raise UsageError(f"{path}: name the target with --to; deliveries were begun to: {listing}")
+    is_reusable = names[0].startswith("grpc") or names[0].endswith(f"/{TRACES_PATH}")
+    return names[0] if is_reusable else FROM_ENVIRONMENT

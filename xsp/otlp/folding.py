@@ -37,15 +37,15 @@ class Spans(NamedTuple):
 
 def spans_of(columns: dict[str, npt.NDArray[Any]]) -> Spans:
     """Return the spans of a trace from its columns, in which `parent` holds the parents' ids, 0 for none."""
-    parent = _found(columns["span"], columns.pop("parent"))
+    parent = _parent_indices(columns["span"], columns.pop("parent"))
     return Spans(parent=_without_cycles(parent), outside=parent < 0, **columns)
 
 
-def _found(spans: npt.NDArray[np.uint64], parents: npt.NDArray[np.uint64]) -> Places:
+def _parent_indices(spans: npt.NDArray[np.uint64], parents: npt.NDArray[np.uint64]) -> Places:
     """Return the index of each parent among the spans, NONE if it is missing; no span has the id 0."""
     order = np.argsort(spans, kind="stable")
-    place = np.minimum(np.searchsorted(spans, parents, sorter=order), len(spans) - 1)
-    return np.where(spans[order[place]] == parents, order[place], NONE)
+    position = np.minimum(np.searchsorted(spans, parents, sorter=order), len(spans) - 1)
+    return np.where(spans[order[position]] == parents, order[position], NONE)
 
 
 def _without_cycles(parent: Places) -> Places:
@@ -115,8 +115,8 @@ def plan(spans: Spans, budget: int, details_budget: int) -> Plan:
         details_budget: maximum number of spans of a detail trace, including its root.
     """
     kept, fold, lump = _choose(spans, budget)
-    climbed = _climb(spans.parent, kept)
-    above = np.where(spans.parent >= 0, climbed[spans.parent], NONE)
+    nearest = _climb(spans.parent, kept)
+    above = np.where(spans.parent >= 0, nearest[spans.parent], NONE)
     anchor = np.where((above >= 0) & kept[above], above, NONE)
     top = _climb(spans.parent, ~kept & ((spans.parent < 0) | kept[spans.parent]))
     detail, details = _distribute(spans, ~kept, anchor, top, details_budget - 1)
@@ -132,12 +132,12 @@ def _choose(spans: Spans, budget: int) -> tuple[Marks, Places, Marks]:
         room = budget - int(kept.sum())
         lumps = _alike(spans, kept, spans.lump) if room > 0 else None
         if lumps is not None and lumps.max() < room:
-            return kept, *_lumped(spans, _alike(spans, kept, spans.classed), lumps, room)
+            return kept, *_limit_folds(spans, _alike(spans, kept, spans.classed), lumps, room)
     lumps = np.unique(spans.lump, return_inverse=True)[1]
-    fitting = (kept for kept in _levels(spans) if kept.sum() <= budget // 2 and kept.sum() + lumps.max() < budget)
-    kept = next(fitting, np.zeros(len(spans.row), np.bool_))
+    candidates = (kept for kept in _levels(spans) if kept.sum() <= budget // 2 and kept.sum() + lumps.max() < budget)
+    kept = next(candidates, np.zeros(len(spans.row), np.bool_))
     fold = _alike(spans, kept, spans.classed)
-    return kept, *_lumped(spans, fold, np.where(kept, NONE, lumps), int(budget - kept.sum()))
+    return kept, *_limit_folds(spans, fold, np.where(kept, NONE, lumps), int(budget - kept.sum()))
 
 
 def _levels(spans: Spans) -> Iterator[Marks]:
@@ -155,7 +155,7 @@ def _alike(spans: Spans, kept: Marks, classes: Places) -> Places:
     return fold
 
 
-def _lumped(spans: Spans, fold: Places, lumps: Places, room: int) -> tuple[Places, Marks]:
+def _limit_folds(spans: Spans, fold: Places, lumps: Places, room: int) -> tuple[Places, Marks]:
     """Keep the folds with the largest totals, and lump the others together if they do not all fit.
 
     Args:
@@ -172,12 +172,12 @@ def _lumped(spans: Spans, fold: Places, lumps: Places, room: int) -> tuple[Place
     largest = np.argsort(-totals, kind="stable")[: max(0, room - len(np.unique(lumps[folded])))]
     number = np.full(folds, NONE)
     number[largest] = np.arange(len(largest))
-    found = np.full(len(fold), NONE)
-    found[folded] = number[fold[folded]]
-    others = folded & (found < 0)
-    distinct, found[others] = np.unique(lumps[others], return_inverse=True)
-    found[others] += len(largest)
-    return found, np.arange(len(largest) + len(distinct)) >= len(largest)
+    assigned = np.full(len(fold), NONE)
+    assigned[folded] = number[fold[folded]]
+    remaining = folded & (assigned < 0)
+    distinct, assigned[remaining] = np.unique(lumps[remaining], return_inverse=True)
+    assigned[remaining] += len(largest)
+    return assigned, np.arange(len(largest) + len(distinct)) >= len(largest)
 
 
 def _describe(spans: Spans, kept: Marks, fold: Places, lump: Marks, anchor: Places, top: Places) -> Folds:
@@ -189,8 +189,8 @@ def _describe(spans: Spans, kept: Marks, fold: Places, lump: Marks, anchor: Plac
     for level in np.unique(spans.level[first[anchor[first] < 0]]):
         further_out = spans.level < level
         above = _climb(spans.parent, further_out)[first]
-        here = (anchor[first] < 0) & (spans.level[first] == level) & further_out[above]
-        outer[here] = fold[above[here]]
+        selected = (anchor[first] < 0) & (spans.level[first] == level) & further_out[above]
+        outer[selected] = fold[above[selected]]
     top = np.where(spans.outside[top], top, NONE)
     return Folds(first, anchor[first], outer, top[first], lump)
 
@@ -198,13 +198,15 @@ def _describe(spans: Spans, kept: Marks, fold: Places, lump: Marks, anchor: Plac
 def _distribute(spans: Spans, folded: Marks, anchor: Places, top: Places, capacity: int) -> tuple[Places, Places]:
     """Return the detail trace of each folded span, and the first span of each detail trace."""
     tops, unit, sizes = np.unique(top[folded], return_inverse=True, return_counts=True)
-    around = anchor[tops]
-    turn = np.lexsort((spans.span[tops], spans.start[tops], spans.span[around], spans.start[around], spans.owner[tops]))
+    parents = anchor[tops]
+    unit_order = np.lexsort(
+        (spans.span[tops], spans.start[tops], spans.span[parents], spans.start[parents], spans.owner[tops])
+    )
     rank = np.empty(len(tops), np.int64)
-    rank[turn] = np.arange(len(tops))
-    inside = np.flatnonzero(folded)
-    order = inside[np.lexsort((spans.span[inside], spans.start[inside], rank[unit]))]
-    bounds = _pack(sizes[turn], capacity)
+    rank[unit_order] = np.arange(len(tops))
+    members = np.flatnonzero(folded)
+    order = members[np.lexsort((spans.span[members], spans.start[members], rank[unit]))]
+    bounds = _pack(sizes[unit_order], capacity)
     detail = np.full(len(folded), NONE)
     detail[order] = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
     return detail, order[bounds[:-1]]

@@ -60,7 +60,7 @@ class Live:
             UsageError: the target or the policy is invalid.
             PluginError: a package is missing.
         """
-        if policy not in {each.value for each in Policy}:
+        if policy not in {choice.value for choice in Policy}:
             raise UsageError(f"--otlp-policy {policy!r}: choose wait or shed")
         if endpoint.endpoint(target).is_file:
             raise UsageError(f"--otlp {target}: a file cannot follow a run; `xsp export` writes it afterwards")
@@ -108,10 +108,10 @@ class Live:
             self._changed.wait_for(lambda: not self._waiting or self._stop.is_set(), FINISH_S)
         self._end()
         self._thread.join(_LET_GO_S)
-        counts, left = self._delivery.exporter.counts, self._delivery.summary()["left"]
-        if left:
-            counts.say(f"{self._delivery.exporter.to.name}: the delivery took too long")
-        self._delivery.note(counts.messages[:1] if left or counts.rejected else [])
+        counts, undelivered = self._delivery.exporter.counts, self._delivery.summary()["left"]
+        if undelivered:
+            counts.add_message(f"{self._delivery.exporter.to.name}: the delivery took too long")
+        self._delivery.note(counts.messages[:1] if undelivered or counts.rejected else [])
         return self._delivery.summary()
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class Live:
             else:
                 self._delivery.step(step)
         except DeliveryError as error:
-            counts.say(str(error))
+            counts.add_message(str(error))
             self._keeps_up = False
             if getattr(error, "always", False):
                 self._end()
@@ -165,7 +165,7 @@ class Live:
                 self._changed.notify_all()
             return False
         except Exception as error:  # any error: the step is on the disk, and the next one may succeed
-            counts.say(f"{type(error).__name__}: {error}")
+            counts.add_message(f"{type(error).__name__}: {error}")
         with self._changed:
             self._waiting.popleft()
             self._keeps_up = self._keeps_up or not self._waiting

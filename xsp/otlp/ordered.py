@@ -34,7 +34,7 @@ TEXT_BYTES = 1 << 26
 
 Numbers = npt.NDArray[Any]
 
-_WRONG = {
+_INVALID = {
     **{name: f"{name} IS NULL" for name in ("trace_id", "span_id", "level", "start_ns", "dur_ns")},
     **{
         f"{name} = {{}}": f"NOT regexp_full_match({name}, '[0-9a-fA-F]{{{digits}}}') OR {name} = '{'0' * digits}'"
@@ -52,15 +52,15 @@ def check(con: duckdb.DuckDBPyConnection, source: str) -> None:
     Raises:
         TraceError: an id is not hexadecimal, or a time is missing or before 1970.
     """
-    counted = ", ".join(f"count(*) FILTER ({test})" for test in _WRONG.values())
-    counts = con.execute(f"SELECT {counted} FROM {source}").fetchall()[0]
-    for (words, test), count in zip(_WRONG.items(), counts, strict=True):
+    expressions = ", ".join(f"count(*) FILTER ({test})" for test in _INVALID.values())
+    counts = con.execute(f"SELECT {expressions} FROM {source}").fetchall()[0]
+    for (description, test), count in zip(_INVALID.items(), counts, strict=True):
         if count:
-            column = words.partition(" = ")[0].replace("start_ns +", "start_ns::HUGEINT +")
+            column = description.partition(" = ")[0].replace("start_ns +", "start_ns::HUGEINT +")
             name, value = con.execute(f"SELECT name, {column} FROM {source} WHERE {test} LIMIT 1").fetchall()[0]
-            what = words.format(repr(value)) if "{" in words else f"{words} is missing"
+            problem = description.format(repr(value)) if "{" in description else f"{description} is missing"
             raise TraceError(
-                f"{source}: {count} spans cannot be sent over OpenTelemetry, first {name!r}: {what}; "
+                f"{source}: {count} spans cannot be sent over OpenTelemetry, first {name!r}: {problem}; "
                 "docs/understand/table.md describes the columns"
             )
 
@@ -125,21 +125,21 @@ class Ordered:
         """Find the columns that are not empty, and the ranges of their values."""
         names = {row[0] for row in self._con.execute(f"DESCRIBE SELECT * FROM {self._source}").fetchall()}
         loose = [name for name in LOOSE if name in names and name != "key"]
-        asked = {**_SURVEY, **{f"count {name}": f"count({name})" for name in loose}}
-        values = self._con.execute(f"SELECT {', '.join(asked.values())} FROM {self._source}").fetchall()[0]
-        found = dict(zip(asked, values, strict=True))
-        if not found["right"]:
+        expressions = {**_SURVEY, **{f"count {name}": f"count({name})" for name in loose}}
+        values = self._con.execute(f"SELECT {', '.join(expressions.values())} FROM {self._source}").fetchall()[0]
+        results = dict(zip(expressions, values, strict=True))
+        if not results["right"]:
             check(self._con, self._source)
-        self.spans = int(found["spans"])
-        self.loose = [name for name in loose if found[f"count {name}"]]
-        self.keyed = bool(found["count key"])
+        self.spans = int(results["spans"])
+        self.loose = [name for name in loose if results[f"count {name}"]]
+        self.keyed = bool(results["count key"])
         self.counts = [
-            Count(c.name, str(c.attribute), found[f"min {c.name}"], found[f"max {c.name}"])
+            Count(c.name, str(c.attribute), results[f"min {c.name}"], results[f"max {c.name}"])
             for c in COUNTS
-            if found[f"count {c.name}"]
+            if results[f"count {c.name}"]
         ]
         present = ["parent_id", "key", *(c.column for c in self.counts)]
-        self._sometimes = [name for name in present if found[f"count {name}"] != self.spans]
+        self._sometimes = [name for name in present if results[f"count {name}"] != self.spans]
 
     def _number(self) -> None:
         """Number templates and traces, and sort the spans."""
@@ -153,45 +153,47 @@ class Ordered:
         bits = [f"(({name} IS NOT NULL)::BIGINT << {bit})" for bit, name in enumerate(self._sometimes)]
         values = {c.name: c.name for c in TEXT}
         values |= {"rank": "coalesce(rank, 0)", "process": "process", "present": " | ".join(bits) or "0::BIGINT"}
-        shown = ", ".join(f"{value} AS {name}" for name, value in values.items())
-        found = f"{self._distinct}_found"
-        self._con.execute(f"CREATE OR REPLACE TEMP TABLE {found} AS SELECT DISTINCT {shown} FROM {self._source}")
-        telling = self._telling(found, list(values))
+        selection = ", ".join(f"{value} AS {name}" for name, value in values.items())
+        table_name = f"{self._distinct}_found"
+        self._con.execute(
+            f"CREATE OR REPLACE TEMP TABLE {table_name} AS SELECT DISTINCT {selection} FROM {self._source}"
+        )
+        key_columns = self._telling(table_name, list(values))
         for salt in itertools.count():
-            number = _HASH.format(", ".join([str(salt), *telling]))
+            number = _HASH.format(", ".join([str(salt), *key_columns]))
             self._con.execute(
-                f"CREATE OR REPLACE TEMP TABLE {self._distinct} AS SELECT {number} AS number, * FROM {found}"
+                f"CREATE OR REPLACE TEMP TABLE {self._distinct} AS SELECT {number} AS number, * FROM {table_name}"
             )
-            told_apart = f"SELECT count(*) = count(DISTINCT number) FROM {self._distinct}"
-            if self._con.execute(told_apart).fetchall()[0][0]:
+            is_distinct = f"SELECT count(*) = count(DISTINCT number) FROM {self._distinct}"
+            if self._con.execute(is_distinct).fetchall()[0][0]:
                 break
-        self._con.execute(f"DROP TABLE {found}")
-        self._template = _HASH.format(", ".join([str(salt), *(values[name] for name in telling)]))
+        self._con.execute(f"DROP TABLE {table_name}")
+        self._template = _HASH.format(", ".join([str(salt), *(values[name] for name in key_columns)]))
 
-    def _telling(self, found: str, names: list[str]) -> list[str]:
+    def _telling(self, table_name: str, names: list[str]) -> list[str]:
         """Return columns that distinguish the templates: hashing fewer columns is faster, which pays for many spans."""
-        rows = self._con.execute(f"SELECT * FROM {found} LIMIT {FEW + 1}").fetchall()
+        rows = self._con.execute(f"SELECT * FROM {table_name} LIMIT {FEW + 1}").fetchall()
         if len(rows) > FEW or self.spans < MANY:
             return names
-        left = list(range(len(names)))
-        for place in sorted(left, key=lambda each: names[each] == "name"):
-            without = [each for each in left if each != place]
-            if len({tuple(row[each] for each in without) for row in rows}) == len(rows):
-                left = without
-        return [names[each] for each in left]
+        indices = list(range(len(names)))
+        for candidate in sorted(indices, key=lambda index: names[index] == "name"):
+            remaining = [index for index in indices if index != candidate]
+            if len({tuple(row[index] for index in remaining) for row in rows}) == len(rows):
+                indices = remaining
+        return [names[index] for index in indices]
 
     def _find_traces(self) -> dict[str, Numbers]:
         """Return the halves of the trace ids, sorted by the number of the trace."""
         distinct = f"SELECT DISTINCT trace_id FROM {self._source}"
-        right = f"strlen(trace_id) = 32 AND trace_id <> '{'0' * 32}'"
+        condition = f"strlen(trace_id) = 32 AND trace_id <> '{'0' * 32}'"
         for salt in itertools.count():
             self._trace = _HASH.format(f"{salt}, trace_id")
-            found = self._con.execute(
-                f"SELECT {self._trace} AS number, {_where(right, _word('left(trace_id, 16)'))} AS high, "
+            traces = self._con.execute(
+                f"SELECT {self._trace} AS number, {_checked(condition, _word('left(trace_id, 16)'))} AS high, "
                 f"{_word('right(trace_id, 16)')} AS low FROM ({distinct}) ORDER BY number"
             ).fetchnumpy()
-            if not (np.diff(found["number"]) == 0).any():
-                return found
+            if not (np.diff(traces["number"]) == 0).any():
+                return traces
         raise AssertionError("hashes without end are all alike")
 
     def _order(self) -> None:
@@ -201,20 +203,20 @@ class Ordered:
             "trace": self._trace,
             "span": _id("span_id"),
             "parent": f"CASE WHEN parent_id IS NULL THEN 0 ELSE {_id('parent_id')} END",
-            "start": _where("start_ns >= 0", "start_ns"),
+            "start": _checked("start_ns >= 0", "start_ns"),
             "dur_ns": "dur_ns",
             **{c.column: f"coalesce({c.column}, 0)::BIGINT" for c in self.counts if not c.is_constant},
         }
         if self.keyed:
-            right = f"length(key) = {KEY} AND strlen(key) = {KEY}"
+            condition = f"length(key) = {KEY} AND strlen(key) = {KEY}"
             for name, half in (("key_high", "left"), ("key_low", "right")):
-                word = _where(right, f"encode({half}(key, 8))::BIT::UBIGINT")
+                word = _checked(condition, f"encode({half}(key, 8))::BIT::UBIGINT")
                 columns[name] = f"CASE WHEN key IS NULL THEN 0 ELSE {word} END"
         self._columns = ", ".join(columns)
-        shown = ", ".join([*(f"{value} AS {name}" for name, value in columns.items()), *self.loose])
-        several = f"SELECT count(*) > 1 FROM (SELECT DISTINCT rank, process FROM {self._distinct})"
-        owner = "rank, process, " if self._con.execute(several).fetchall()[0][0] else ""  # fewer keys sort faster
-        query = f"SELECT {shown} FROM {self._source} ORDER BY level, {owner}start_ns, dur_ns DESC, depth, span"
+        selection = ", ".join([*(f"{value} AS {name}" for name, value in columns.items()), *self.loose])
+        owner_query = f"SELECT count(*) > 1 FROM (SELECT DISTINCT rank, process FROM {self._distinct})"
+        owner = "rank, process, " if self._con.execute(owner_query).fetchall()[0][0] else ""  # fewer keys sort faster
+        query = f"SELECT {selection} FROM {self._source} ORDER BY level, {owner}start_ns, dur_ns DESC, depth, span"
         self._con.execute(f"CREATE TEMP TABLE {self._rows} AS {query}")
 
     def chunks(self) -> Iterator[Chunk]:
@@ -225,14 +227,16 @@ class Ordered:
             window = self._read(self._columns, begin, end)
             for start in range(begin, end, size):
                 stop = min(start + size, end)
-                yield Chunk(start, stop, {name: each[start - begin : stop - begin] for name, each in window.items()})
+                yield Chunk(
+                    start, stop, {name: column[start - begin : stop - begin] for name, column in window.items()}
+                )
 
     def _most_text(self) -> int:
         """Return the maximum number of bytes of text in a span."""
         texts = " + ".join(f"coalesce(strlen({c.name}), 0)" for c in TEXT if c.type == "VARCHAR")
-        asked = [f"SELECT max({texts}) FROM {self._distinct}"]
-        asked += [f"SELECT max(strlen({name})) FROM {self._rows}" for name in self.loose]
-        return sum(self._con.execute(query).fetchall()[0][0] or 0 for query in asked)
+        queries = [f"SELECT max({texts}) FROM {self._distinct}"]
+        queries += [f"SELECT max(strlen({name})) FROM {self._rows}" for name in self.loose]
+        return sum(self._con.execute(query).fetchall()[0][0] or 0 for query in queries)
 
     def text(self, column: str, chunk: Chunk) -> list[str | None]:
         """Return the loose text of a chunk's spans."""
@@ -265,9 +269,9 @@ def _word(digits: str) -> str:
 
 
 def _id(column: str) -> str:
-    return _where(f"strlen({column}) = 16 AND {column} <> '{'0' * 16}'", _word(column))
+    return _checked(f"strlen({column}) = 16 AND {column} <> '{'0' * 16}'", _word(column))
 
 
-def _where(right: str, value: str) -> str:
+def _checked(condition: str, value: str) -> str:
     """Return the SQL of a value that makes the query fail if a condition does not hold."""
-    return f"CASE WHEN {right} THEN {value} ELSE error('not right') END"
+    return f"CASE WHEN {condition} THEN {value} ELSE error('not right') END"

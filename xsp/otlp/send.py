@@ -24,7 +24,17 @@ from xsp.errors import DeliveryError, OutputError
 from xsp.otlp import encode, transport
 from xsp.otlp.encode import Request
 from xsp.otlp.endpoint import Endpoint, Protocol
-from xsp.otlp.transport import Answer, Busy, GrpcSender, HttpSender, Nobody, Refused, Sender, TooLarge, as_json
+from xsp.otlp.transport import (
+    Answer,
+    ConnectionRefused,
+    GrpcSender,
+    HttpSender,
+    Refused,
+    RetryableError,
+    Sender,
+    TooLarge,
+    as_json,
+)
 
 PATIENCE_S = 60.0
 """Default number of seconds to retry a request."""
@@ -59,7 +69,7 @@ class Counts:
     trace_id: str | None = None
     """Trace id of the first step that was delivered."""
 
-    def say(self, message: str) -> None:
+    def add_message(self, message: str) -> None:
         """Add a reason, once."""
         if message and message not in self.messages:
             self.messages.append(message)
@@ -91,7 +101,7 @@ class Exporter:
         """Close the sender; a file appears only if `complete`."""
         self._sender.close(complete)
 
-    def bring(self, request: Request) -> bool:
+    def deliver(self, request: Request) -> bool:
         """Deliver one request, split into smaller ones if necessary, and count the outcome.
 
         Returns:
@@ -122,12 +132,12 @@ class Exporter:
             self._reject(Answer(request.spans, str(error)))
             return False
         self.max_bytes = min(self.max_bytes, max(len(request.body) // 2, 4096))
-        taken = [self.bring(Request(*half)) for half in halves]
-        return all(taken)
+        accepted = [self.deliver(Request(*half)) for half in halves]
+        return all(accepted)
 
     def _reject(self, answer: Answer) -> None:
         self.counts.rejected += answer.rejected
-        self.counts.say(answer.message)
+        self.counts.add_message(answer.message)
 
     def _send(self, body: bytes) -> Answer:
         begin = time.monotonic()
@@ -136,10 +146,10 @@ class Exporter:
         while True:
             try:
                 return self._sender.send(body, min(self.to.timeout_s, max(end - time.monotonic(), _SHORTEST_S)))
-            except Busy as error:
+            except RetryableError as error:
                 wait = max(error.after_s or 0.0, pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
-                patience = self._starting_s if isinstance(error, Nobody) else self._patience_s
+                patience = self._starting_s if isinstance(error, ConnectionRefused) else self._patience_s
                 if time.monotonic() + wait >= begin + patience or self._stop.wait(wait):
                     raise DeliveryError(f"{error}; tried for {patience:.3g} s") from error
                 self.counts.retries += 1
@@ -175,7 +185,7 @@ class _FileSender:
 
     def __init__(self, to: Endpoint) -> None:
         self._path, self._lines = Path(to.url), to.protocol is Protocol.JSON_LINES
-        self._beside = atomic.place(self._path)
+        self._beside = atomic.temporary_path(self._path)
         with self._writing():
             self._file: IO[bytes] = open(self._beside, "wb")  # noqa: SIM115 — closed by close()
 

@@ -98,14 +98,14 @@ def layout(parent: bool, key: bool, counts: Sequence[Count | None]) -> Layout:
     """
     head = bytearray(b"\x12\0\0\0\0\x0a\x10" + bytes(16) + b"\x12\x08" + bytes(8))
     places = [1, 7, 15, 25]
-    places.append(_room(head, b"\x22\x08", 8) if parent else NOWHERE)
-    places += [_room(head, b"\x39", 8), _room(head, b"\x41", 8)]
-    places.append(_room(head, _string_head("xsp.key", KEY), KEY) if key else NOWHERE)
+    places.append(_reserve(head, b"\x22\x08", 8) if parent else NOWHERE)
+    places += [_reserve(head, b"\x39", 8), _reserve(head, b"\x41", 8)]
+    places.append(_reserve(head, _string_head("xsp.key", KEY), KEY) if key else NOWHERE)
     for count in counts:
         if count is None or count.is_constant:
             places.append(NOWHERE)
         else:
-            places.append(_room(head, _count_head(count.attribute, count.width), count.width))
+            places.append(_reserve(head, _count_head(count.attribute, count.width), count.width))
     head += b"".join(_attribute(count.attribute, count.low) for count in counts if count and count.is_constant)
     return Layout(bytes(head + FLAGS + INTERNAL), tuple(places))
 
@@ -113,7 +113,7 @@ def layout(parent: bool, key: bool, counts: Sequence[Count | None]) -> Layout:
 def template(layout: Layout, texts: Sequence[Any], rank: int, process: int | None) -> Template:
     """Encode the common part of the spans of a template; `texts` are the values of the columns of `TEXT`."""
     parts = [layout.head, block(5, text(texts[_NAME] or ""))]
-    parts += [_attribute(name, texts[place]) for place, name in _ATTRIBUTES if texts[place] is not None]
+    parts += [_attribute(name, texts[index]) for index, name in _ATTRIBUTES if texts[index] is not None]
     if texts[_STATUS] not in (None, "ok"):
         parts.append(_failure(texts[_STATUS]))
     return Template(b"".join(parts), layout.places, (texts[_LEVEL], rank, process))
@@ -123,7 +123,7 @@ _LEVEL, _NAME, _STATUS = ([c.name for c in TEXT].index(name) for name in ("level
 _ATTRIBUTES = [(place, c.attribute) for place, c in enumerate(TEXT) if c.attribute is not None]
 
 
-def _room(body: bytearray, tag: bytes, size: int) -> int:
+def _reserve(body: bytearray, tag: bytes, size: int) -> int:
     """Append a tag and a placeholder for a number; return the offset of the placeholder."""
     body += tag
     body += bytes(size)
@@ -147,8 +147,8 @@ def _is_short(value: Any) -> bool:
 
 
 def _encoded_attribute(key: str, value: str | float | bool) -> bytes:
-    shown = semconv.level_name(value) if key == LEVEL and isinstance(value, int) else value
-    return block(9, attribute(key, shown))
+    converted = semconv.level_name(value) if key == LEVEL and isinstance(value, int) else value
+    return block(9, attribute(key, converted))
 
 
 _known_attribute = functools.lru_cache(maxsize=4096)(_encoded_attribute)
@@ -156,12 +156,12 @@ _known_attribute = functools.lru_cache(maxsize=4096)(_encoded_attribute)
 
 def _failure(status: str) -> bytes:
     """Return the encoded status of a span that failed or was not closed."""
-    kind, _, what = status.partition(":")
-    named = attributes(9, {"error.type": what}) if kind == "error" and what else b""
-    return named + block(15, block(2, text(status)) + ERROR)
+    kind, _, detail = status.partition(":")
+    error_type = attributes(9, {"error.type": detail}) if kind == "error" and detail else b""
+    return error_type + block(15, block(2, text(status)) + ERROR)
 
 
-# --- what is appended -------------------------------------------------------------------------------------
+# --- appended columns -------------------------------------------------------------------------------------
 
 
 def loose(column: str, values: Sequence[str | None]) -> list[bytes]:
@@ -170,8 +170,8 @@ def loose(column: str, values: Sequence[str | None]) -> list[bytes]:
     Raises:
         TraceError: attributes are not a JSON object, or links are not pairs of ids.
     """
-    encoded, known = _APPENDED[column]
-    return [known(value) if _is_short(value) else encoded(value) for value in values]
+    encoder, cached = _APPENDED[column]
+    return [cached(value) if _is_short(value) else encoder(value) for value in values]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -195,12 +195,12 @@ def _attributes(value: str | None) -> bytes:
         return b""
     try:
         flat = semconv.flat(value)
-        return attributes(9, {semconv.OWN + key if key in _TAKEN else key: each for key, each in flat.items()})
+        return attributes(9, {semconv.OWN + key if key in _COLUMN_NAMES else key: entry for key, entry in flat.items()})
     except (ValueError, AttributeError, RecursionError) as error:
         raise TraceError(f"attributes = {_short(value)}: not a JSON object that can be read ({error})") from error
 
 
-_TAKEN = {*semconv.COLUMN_OF, "error.type"}
+_COLUMN_NAMES = {*semconv.COLUMN_OF, "error.type"}
 """Names that columns use; a span must not have two attributes of the same name."""
 
 
@@ -282,9 +282,9 @@ def any_value(value: Any, depth: int = 0) -> bytes:
     if depth >= DEEPEST:
         return block(1, json.dumps(value).encode())
     if isinstance(value, Mapping):
-        pairs = (block(1, text(str(key))) + block(2, any_value(each, depth + 1)) for key, each in value.items())
+        pairs = (block(1, text(str(key))) + block(2, any_value(element, depth + 1)) for key, element in value.items())
         return block(6, b"".join(block(1, pair) for pair in pairs))
-    return block(5, b"".join(block(1, any_value(each, depth + 1)) for each in value))
+    return block(5, b"".join(block(1, any_value(element, depth + 1)) for element in value))
 
 
 def attributes(field: int, values: Mapping[str, Any]) -> bytes:
@@ -305,7 +305,7 @@ def links(targets: Iterable[tuple[str, str]]) -> bytes:
 
 
 def _id(digits: str, size: int) -> bytes:
-    found = bytes.fromhex(digits)
-    if len(found) != size or not any(found):
+    decoded = bytes.fromhex(digits)
+    if len(decoded) != size or not any(decoded):
         raise ValueError(f"{digits!r} is not an id of {2 * size} hexadecimal digits")
-    return found
+    return decoded

@@ -48,7 +48,7 @@ class Answer(NamedTuple):
     message: str = ""
 
 
-class Busy(DeliveryError):
+class RetryableError(DeliveryError):
     """The attempt failed; the same request may be sent again."""
 
     def __init__(self, message: str, after_s: float | None = None) -> None:
@@ -57,7 +57,7 @@ class Busy(DeliveryError):
         """Seconds to wait, if the receiver stated them."""
 
 
-class Nobody(Busy):
+class ConnectionRefused(RetryableError):
     """Nothing listens at an address of this machine: a retry helps only while a receiver is starting."""
 
 
@@ -128,39 +128,39 @@ def halves(body: bytes) -> list[tuple[bytes, int]]:
     Returns:
         The halves with their numbers of spans; a single one if the request holds a single span.
     """
-    whole = ExportTraceServiceRequest.FromString(body)
-    places = [
+    request = ExportTraceServiceRequest.FromString(body)
+    positions = [
         (r, s, span)
-        for r, resource in enumerate(whole.resource_spans)
+        for r, resource in enumerate(request.resource_spans)
         for s, scope in enumerate(resource.scope_spans)
         for span in range(len(scope.spans))
     ]
-    middle = len(places) // 2
-    return [(_only(whole, part), len(part)) for part in (places[:middle], places[middle:]) if part]
+    middle = len(positions) // 2
+    return [(_only(request, part), len(part)) for part in (positions[:middle], positions[middle:]) if part]
 
 
-def _only(whole: ExportTraceServiceRequest, kept: list[tuple[int, int, int]]) -> bytes:
-    """Return a request with some of the spans of another request; those in `kept` are consecutive."""
+def _only(request: ExportTraceServiceRequest, positions: list[tuple[int, int, int]]) -> bytes:
+    """Return a request with some of the spans of another request; those in `positions` are consecutive."""
     part = ExportTraceServiceRequest()
     last = None
-    for r, s, span in kept:
+    for r, s, span in positions:
         if last is None or last[0] != r:
             resource = part.resource_spans.add()
-            resource.resource.CopyFrom(whole.resource_spans[r].resource)
-            resource.schema_url = whole.resource_spans[r].schema_url
+            resource.resource.CopyFrom(request.resource_spans[r].resource)
+            resource.schema_url = request.resource_spans[r].schema_url
         if last is None or last != (r, s):
             scope = resource.scope_spans.add()
-            scope.scope.CopyFrom(whole.resource_spans[r].scope_spans[s].scope)
-        scope.spans.append(whole.resource_spans[r].scope_spans[s].spans[span])
+            scope.scope.CopyFrom(request.resource_spans[r].scope_spans[s].scope)
+        scope.spans.append(request.resource_spans[r].scope_spans[s].spans[span])
         last = (r, s)
     return bytes(part.SerializeToString())
 
 
-# --- overhttp ----------------------------------------------------------------------------------------------------
+# --- HTTP --------------------------------------------------------------------------------------------------------
 # Requests of spans over HTTP, in bounded time.
 
 
-_MOST_OF_AN_ANSWER = 65536
+_MAX_RESPONSE_BYTES = 65536
 _GRACE_S = 0.5
 _RETRYABLE = frozenset({408, 429, 502, 503, 504})
 _NO_RECEIVER = frozenset({401, 403, 404, 405, 407, 410, 415, 501})
@@ -199,21 +199,21 @@ class HttpSender:
 
     def _within(self, body: bytes, timeout_s: float) -> tuple[requests.Response, bytes]:
         """Post in bounded time: libraries bound each wait, but neither the sum of waits nor the DNS look-up."""
-        posted: Future[tuple[requests.Response, bytes]] = Future()
+        future: Future[tuple[requests.Response, bytes]] = Future()
         session = self._session
 
         def post() -> None:
             try:
-                posted.set_result(self._post(session, body, timeout_s))
+                future.set_result(self._post(session, body, timeout_s))
             except BaseException as error:
-                posted.set_exception(error)
+                future.set_exception(error)
 
         threading.Thread(target=post, daemon=True).start()
         try:
-            return posted.result(timeout_s + _GRACE_S)
+            return future.result(timeout_s + _GRACE_S)
         except TooLong:
             self._session = self._connected()  # the thread keeps the old session until the receiver closes it
-            raise Busy(f"{self._to.name}: no complete answer within {timeout_s:.3g} s") from None
+            raise RetryableError(f"{self._to.name}: no complete answer within {timeout_s:.3g} s") from None
 
     def _post(self, session: requests.Session, body: bytes, timeout_s: float) -> tuple[requests.Response, bytes]:
         try:
@@ -221,24 +221,26 @@ class HttpSender:
             with session.post(
                 self._url, data=body, timeout=timeout_s, verify=verify, allow_redirects=False, stream=True
             ) as response:
-                return response, response.raw.read(_MOST_OF_AN_ANSWER, decode_content=True)
+                return response, response.raw.read(_MAX_RESPONSE_BYTES, decode_content=True)
         except requests.exceptions.SSLError as error:
             raise Refused(f"{self._to.name}: TLS failed ({self._shown(_innermost(error))})", always=True) from error
         except requests.exceptions.ConnectionError as error:
             if self._to.is_this_machine and _was_refused(error):
-                raise Nobody(self._to.nobody_listens()) from error
-            if any(isinstance(each, BadStatusLine) and not isinstance(each, ConnectionError) for each in _chain(error)):
-                port = "answers, but not in HTTP: does gRPC listen there? Then write grpc://HOST:PORT"
-                raise Refused(f"{self._to.name}: {port}", always=True) from error
-            raise Busy(f"{self._to.name}: no connection ({self._shown(_innermost(error))})") from error
+                raise ConnectionRefused(self._to.nobody_listens()) from error
+            if any(
+                isinstance(cause, BadStatusLine) and not isinstance(cause, ConnectionError) for cause in _chain(error)
+            ):
+                hint = "answers, but not in HTTP: does gRPC listen there? Then write grpc://HOST:PORT"
+                raise Refused(f"{self._to.name}: {hint}", always=True) from error
+            raise RetryableError(f"{self._to.name}: no connection ({self._shown(_innermost(error))})") from error
         except requests.exceptions.Timeout as error:
-            raise Busy(f"{self._to.name}: no answer within {timeout_s:.3g} s") from error
+            raise RetryableError(f"{self._to.name}: no answer within {timeout_s:.3g} s") from error
         except (requests.exceptions.RequestException, OSError, ValueError) as error:
             raise Refused(f"{self._to.name}: {self._shown(_innermost(error))}", always=True) from error
         except urllib3.exceptions.DecodeError as error:
             raise Refused(f"{self._to.name}: answers, but not like an OTLP receiver", always=True) from error
         except urllib3.exceptions.HTTPError as error:
-            raise Busy(f"{self._to.name}: the answer was cut off ({type(error).__name__})") from error
+            raise RetryableError(f"{self._to.name}: the answer was cut off ({type(error).__name__})") from error
 
     def _judge(self, response: requests.Response, content: bytes) -> Answer:
         code, kind = response.status_code, response.headers.get("Content-Type", "")
@@ -248,7 +250,7 @@ class HttpSender:
         if code == 413:
             raise TooLarge(text)
         if code in _RETRYABLE:
-            raise Busy(text, _seconds(response.headers.get("Retry-After", "")))
+            raise RetryableError(text, _seconds(response.headers.get("Retry-After", "")))
         if 300 <= code < 400:
             raise Refused(f"{text}: it redirects; give the URL that it redirects to", always=True)
         raise Refused(text, always=code in _NO_RECEIVER)
@@ -261,9 +263,9 @@ class HttpSender:
             if content and "protobuf" not in kind:
                 raise ValueError("no OTLP")
             return answer(ExportTraceServiceResponse.FromString(content), self._to)
-        except (DecodeError, ValueError, AttributeError, TypeError) as error:
-            said = self._said(content, "text/plain")
-            raise Refused(f"{self._to.name}: answers, but not like an OTLP receiver{said}", always=True) from error
+        except (DecodeError, ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
+            detail = self._said(content, "text/plain")
+            raise Refused(f"{self._to.name}: answers, but not like an OTLP receiver{detail}", always=True) from error
 
     def _said(self, content: bytes, kind: str) -> str:
         """Return the message in an answer: from a protobuf `Status`, from JSON, or the text itself."""
@@ -275,7 +277,7 @@ class HttpSender:
         elif "json" in kind:
             try:
                 text = str(json.loads(content).get("message", text))
-            except (ValueError, AttributeError):
+            except (ValueError, AttributeError, RecursionError):
                 pass
         return f" ({self._shown(text)})" if text.strip() else ""
 
@@ -302,14 +304,14 @@ def _innermost(error: BaseException) -> object:
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and its causes, outermost first."""
     seen: set[int] = set()
-    inner: BaseException | None = error
-    while inner is not None and id(inner) not in seen:
-        seen.add(id(inner))
-        yield inner
-        reason = getattr(inner, "reason", None)
-        first = inner.args[0] if inner.args else None
-        inner = next((each for each in (reason, first, inner.__cause__, inner.__context__)
-                      if isinstance(each, BaseException) and id(each) not in seen), None)  # fmt: skip
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        reason = getattr(current, "reason", None)
+        first = current.args[0] if current.args else None
+        current = next((cause for cause in (reason, first, current.__cause__, current.__context__)
+                        if isinstance(cause, BaseException) and id(cause) not in seen), None)  # fmt: skip
 
 
 def _seconds(text: str) -> float | None:
@@ -317,12 +319,12 @@ def _seconds(text: str) -> float | None:
     return float(text) if text.strip().isdecimal() else None
 
 
-# --- overgrpc ----------------------------------------------------------------------------------------------------
+# --- gRPC --------------------------------------------------------------------------------------------------------
 # Requests of spans over gRPC.
 
 
 _EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
-_AGAIN = frozenset(
+_RETRYABLE_CODES = frozenset(
     {
         grpc.StatusCode.ABORTED,
         grpc.StatusCode.CANCELLED,
@@ -332,12 +334,12 @@ _AGAIN = frozenset(
         grpc.StatusCode.UNAVAILABLE,
     }
 )
-_NOBODY_THERE = frozenset(
+_UNUSABLE_CODES = frozenset(
     {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED}
 )
 
 
-_SPEAKS_OTHERWISE = ("Failed parsing HTTP/2", "Tls handshake failed")
+_PROTOCOL_MISMATCH = ("Failed parsing HTTP/2", "Tls handshake failed")
 _OTHER_PORT = (
     "the server there does not speak gRPC, or only one of the two sides uses TLS; "
     "for OTLP over HTTP write http://HOST:PORT"
@@ -371,21 +373,21 @@ class GrpcSender:
             raise Refused(f"{self._to.name}: answers, but not like an OTLP receiver", always=True) from error
 
     def _judged(self, call: grpc.Call) -> DeliveryError:
-        code, said = call.code(), self._to.without_secrets(call.details() or "")
-        text = f"{self._to.name}: {code.name} ({said})"
-        if code is grpc.StatusCode.UNAVAILABLE and any(each in said for each in _SPEAKS_OTHERWISE):
+        code, details = call.code(), self._to.without_secrets(call.details() or "")
+        text = f"{self._to.name}: {code.name} ({details})"
+        if code is grpc.StatusCode.UNAVAILABLE and any(phrase in details for phrase in _PROTOCOL_MISMATCH):
             return Refused(f"{text}: {_OTHER_PORT}", always=True)
-        if code is grpc.StatusCode.UNAVAILABLE and "connection refused" in said.lower() and self._to.is_this_machine:
+        if code is grpc.StatusCode.UNAVAILABLE and "connection refused" in details.lower() and self._to.is_this_machine:
             # with several addresses gRPC reports the error of the last one
-            return Nobody(f"{text}: {_OTHER_PORT}" if _listens(self._to.url) else self._to.nobody_listens())
-        if code in _AGAIN:
-            return Busy(text)
+            return ConnectionRefused(f"{text}: {_OTHER_PORT}" if _listens(self._to.url) else self._to.nobody_listens())
+        if code in _RETRYABLE_CODES:
+            return RetryableError(text)
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            if "larger than max" in said:
+            if "larger than max" in details:
                 return TooLarge(text)
-            after = _retry_info(call)
-            return Refused(text) if after is None else Busy(text, after)
-        return Refused(text, always=code in _NOBODY_THERE)
+            delay_s = _retry_info(call)
+            return Refused(text) if delay_s is None else RetryableError(text, delay_s)
+        return Refused(text, always=code in _UNUSABLE_CODES)
 
     def close(self, complete: bool) -> None:
         """Close the connection."""

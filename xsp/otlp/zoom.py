@@ -74,18 +74,18 @@ def split(con: duckdb.DuckDBPyConnection, source: str, budget: int = BUDGET, det
     if min(budget, details) < 2:
         least = min(budget, details)
         raise UsageError(f"traces of {least} spans at most are too small: allow 2 or more, a root and a span")
-    counted = f"SELECT trace_id FROM {source} GROUP BY trace_id HAVING count(*) > {budget} ORDER BY trace_id"
-    large = [row[0] for row in con.execute(counted).fetchall()]
+    query = f"SELECT trace_id FROM {source} GROUP BY trace_id HAVING count(*) > {budget} ORDER BY trace_id"
+    large = [row[0] for row in con.execute(query).fetchall()]
     if not large:
         return [source]
     ordered.check(con, source)
     _number(con, source)
-    plans, folds, found = [], 0, 0
+    plans, fold_count, detail_count = [], 0, 0
     for trace_id in large:
         plan = folding.plan(_read(con, trace_id), budget, details)
-        plans.append(_rows(plan, folds, found))
-        folds += len(plan.folds.first)
-        found += len(plan.details)
+        plans.append(_rows(plan, fold_count, detail_count))
+        fold_count += len(plan.folds.first)
+        detail_count += len(plan.details)
     _store(con, plans)
     _write(con, f"{budget}/{details}")
     con.execute(";".join(f"DROP TABLE {name}" for name in _TEMPORARY))
@@ -104,8 +104,8 @@ _CLASS = ("level", "kind", "name", "device", "stream", "rank", "process")
 def _number(con: duckdb.DuckDBPyConnection, source: str) -> None:
     """Copy the spans, which assigns them row ids, and number their classes."""
     names = ", ".join(c.name for c in COLUMNS)
-    held = {row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}
-    links = "links" if "links" in held else "NULL::VARCHAR AS links"
+    columns = {row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}
+    links = "links" if "links" in columns else "NULL::VARCHAR AS links"
     classes = ", ".join(_CLASS)
     con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_spans AS SELECT {names}, {links} FROM {source}")
     con.execute(
@@ -118,12 +118,12 @@ def _number(con: duckdb.DuckDBPyConnection, source: str) -> None:
 
 
 def _read(con: duckdb.DuckDBPyConnection, trace_id: str) -> Spans:
-    same = " AND ".join(f"s.{name} IS NOT DISTINCT FROM c.{name}" for name in _CLASS)
+    condition = " AND ".join(f"s.{name} IS NOT DISTINCT FROM c.{name}" for name in _CLASS)
     columns = con.execute(
         f"""SELECT s.rowid AS row, ('0x' || s.span_id)::UBIGINT AS span,
                    coalesce(('0x' || s.parent_id)::UBIGINT, 0) AS parent, s.level::BIGINT AS level,
                    s.start_ns AS start, s.dur_ns AS dur, c.class AS classed, c.lump, c.owner
-            FROM xsp_zoom_spans s JOIN xsp_zoom_classes c ON {same} WHERE s.trace_id = ? ORDER BY s.rowid""",
+            FROM xsp_zoom_spans s JOIN xsp_zoom_classes c ON {condition} WHERE s.trace_id = ? ORDER BY s.rowid""",
         [trace_id],
     ).fetchnumpy()
     return folding.spans_of(columns)
@@ -135,29 +135,31 @@ def _read(con: duckdb.DuckDBPyConnection, trace_id: str) -> Spans:
 Table = dict[str, npt.NDArray[Any]]
 
 
-def _rows(plan: Plan, folds: int, details: int) -> dict[str, Table]:
+def _rows(plan: Plan, fold_offset: int, detail_offset: int) -> dict[str, Table]:
     """Return the plan of one trace as rows; the numbers of folds and detail traces continue from earlier traces."""
 
     def row(places: Places) -> Places:
         return np.where(places >= 0, plan.spans.row[places], NONE)
 
-    def numbered(numbers: Places, before: int) -> Places:
-        return np.where(numbers >= 0, numbers + before, NONE)
+    def numbered(numbers: Places, offset: int) -> Places:
+        return np.where(numbers >= 0, numbers + offset, NONE)
 
-    above, parts = plan.folds, len(plan.details)
+    folds, part_count = plan.folds, len(plan.details)
     return {
         "places": {
-            "row": plan.spans.row, "fold": numbered(plan.fold, folds), "detail": numbered(plan.detail, details),
+            "row": plan.spans.row,
+            "fold": numbered(plan.fold, fold_offset), "detail": numbered(plan.detail, detail_offset),
             "torn": plan.torn, "anchor": np.where(plan.torn & (plan.fold < 0), row(plan.anchor), NONE),
         },
         "folds": {
-            "fold": np.arange(len(above.first)) + folds, "first": row(above.first), "anchor": row(above.anchor),
-            "outer_fold": numbered(above.outer, folds), "top": row(above.top), "lump": above.lump,
+            "fold": np.arange(len(folds.first)) + fold_offset, "first": row(folds.first), "anchor": row(folds.anchor),
+            "outer_fold": numbered(folds.outer, fold_offset), "top": row(folds.top), "lump": folds.lump,
         },
         "details": {
-            "detail": np.arange(parts) + details, "first": row(plan.details), "anchor": row(plan.anchor[plan.details]),
-            "fold": numbered(plan.fold[plan.details], folds),
-            "part": np.arange(parts) + 1, "parts": np.full(parts, parts),
+            "detail": np.arange(part_count) + detail_offset,
+            "first": row(plan.details), "anchor": row(plan.anchor[plan.details]),
+            "fold": numbered(plan.fold[plan.details], fold_offset),
+            "part": np.arange(part_count) + 1, "parts": np.full(part_count, part_count),
         },
     }  # fmt: skip
 
@@ -171,9 +173,9 @@ def _store(con: duckdb.DuckDBPyConnection, plans: list[dict[str, Table]]) -> Non
     }
     row = merged["places"].pop("row")
     for column, values in merged["places"].items():
-        everywhere = np.full(spans, NONE if values.dtype != np.bool_ else False, values.dtype)
-        everywhere[row] = values
-        merged["places"][column] = everywhere
+        full = np.full(spans, NONE if values.dtype != np.bool_ else False, values.dtype)
+        full[row] = values
+        merged["places"][column] = full
     for name, columns in merged.items():
         con.register("xsp_zoom_arrays", columns)
         con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_{name} AS SELECT * FROM xsp_zoom_arrays")
@@ -189,16 +191,16 @@ def _write(con: duckdb.DuckDBPyConnection, budgets: str) -> None:
     for name in ("details", "folds"):
         con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_{name} AS {_IDS.format(name=name, budgets=budgets)}")
     con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_held AS {_HELD}")
-    for table, spans, added in ((OVERVIEW, _KEPT, _FOLDED), (DETAILS, _DETAILED, _ROOTS)):
+    for table, spans, additions in ((OVERVIEW, _KEPT, _FOLDED), (DETAILS, _DETAILED, _ROOTS)):
         con.execute(f"CREATE OR REPLACE TEMP TABLE {table} AS SELECT {names} FROM ({spans})")
-        con.execute(f"INSERT INTO {table} BY NAME {added}")
+        con.execute(f"INSERT INTO {table} BY NAME {additions}")
 
 
-def _spliced(*entries: str) -> str:
+def _prepend_entries(*entries: str) -> str:
     """Return the SQL of the column `attributes` with entries inserted at the front, its own text unchanged."""
-    own = "ltrim(substr(ltrim(s.attributes), 2))"
-    comma = f"CASE WHEN starts_with({own}, '}}') THEN '' ELSE ',' END"
-    return f"'{{' || {' || '.join(entries)} || coalesce({comma} || {own}, '}}')"
+    content = "ltrim(substr(ltrim(s.attributes), 2))"
+    comma = f"CASE WHEN starts_with({content}, '}}') THEN '' ELSE ',' END"
+    return f"'{{' || {' || '.join(entries)} || coalesce({comma} || {content}, '}}')"
 
 
 _ORIGINAL_TRACE = "'\"xsp.trace_id\":\"' || s.trace_id || '\"'"
@@ -225,7 +227,7 @@ _PLACED = "xsp_zoom_spans s POSITIONAL JOIN xsp_zoom_places p"
 _KEPT = f"""
     SELECT s.* REPLACE (
         CASE WHEN p.torn THEN a.span_id ELSE s.parent_id END AS parent_id,
-        CASE WHEN p.torn THEN {_spliced(_ORIGINAL_PARENT)} ELSE s.attributes END AS attributes
+        CASE WHEN p.torn THEN {_prepend_entries(_ORIGINAL_PARENT)} ELSE s.attributes END AS attributes
     )
     FROM {_PLACED} LEFT JOIN xsp_zoom_named a ON a.row = p.anchor
     WHERE p.fold < 0
@@ -276,8 +278,8 @@ _DETAILED = f"""
     SELECT s.* REPLACE (
         d.trace_id AS trace_id,
         CASE WHEN p.torn THEN d.span_id ELSE s.parent_id END AS parent_id,
-        CASE WHEN p.torn THEN {_spliced(_ORIGINAL_TRACE, "','", _ORIGINAL_PARENT)}
-             ELSE {_spliced(_ORIGINAL_TRACE)} END AS attributes
+        CASE WHEN p.torn THEN {_prepend_entries(_ORIGINAL_TRACE, "','", _ORIGINAL_PARENT)}
+             ELSE {_prepend_entries(_ORIGINAL_TRACE)} END AS attributes
     )
     FROM {_PLACED} JOIN xsp_zoom_details d ON d.detail = p.detail
 """

@@ -46,31 +46,31 @@ class Unfit(UsageError):
 
 def mean(table: Configurations, factors: Sequence[Factor]) -> Trained:
     """Return the geometric mean of the configurations with equal categories, or of all if there are none."""
-    texts = [each.name for each in factors if not each.numeric]
+    texts = [factor.name for factor in factors if not factor.numeric]
     logs = np.log(table.seconds)
     places: dict[tuple[str, ...], list[int]] = {}
     for place, key in enumerate(_keys(table.values, texts, len(table))):
         places.setdefault(key, []).append(place)
-    means = {key: float(logs[those].mean()) for key, those in places.items()}
-    whole = float(logs.mean())
+    means = {key: float(logs[indices].mean()) for key, indices in places.items()}
+    overall = float(logs.mean())
 
     def predict(values: Values) -> Floats:
-        return np.exp([means.get(key, whole) for key in _keys(values, texts, _count(values))])
+        return np.exp([means.get(key, overall) for key in _keys(values, texts, _count(values))])
 
     return predict
 
 
 def nearest(table: Configurations, factors: Sequence[Factor]) -> Trained:
     """Return the time of the nearest configuration, by logarithms scaled to their ranges; another category counts 1."""
-    known = _places(table.values, factors)
+    recorded = _places(table.values, factors)
 
     def predict(values: Values) -> Floats:
-        asked = _places(values, factors)
-        found = []
-        for part in np.array_split(asked, max(1, len(asked) * known.size // MOST_COMPARED + 1)):
-            apart = ((part[:, None, :] - known[None, :, :]) ** 2).sum(axis=2)
-            found.append(table.seconds[apart.argmin(axis=1)])
-        return np.concatenate(found)
+        points = _places(values, factors)
+        seconds = []
+        for part in np.array_split(points, max(1, len(points) * recorded.size // MOST_COMPARED + 1)):
+            distances = ((part[:, None, :] - recorded[None, :, :]) ** 2).sum(axis=2)
+            seconds.append(table.seconds[distances.argmin(axis=1)])
+        return np.concatenate(seconds)
 
     return predict
 
@@ -82,8 +82,8 @@ def linear(table: Configurations, factors: Sequence[Factor]) -> Trained:
     least = float(table.seconds.min()) / 100
 
     def predict(values: Values) -> Floats:
-        found: Floats = np.maximum(_features(values, factors, np.asarray) @ weights, least)
-        return found
+        seconds: Floats = np.maximum(_features(values, factors, np.asarray) @ weights, least)
+        return seconds
 
     return predict
 
@@ -93,8 +93,8 @@ def power(table: Configurations, factors: Sequence[Factor]) -> Trained:
     weights = _least(_features(table.values, factors, np.log), np.log(table.seconds))
 
     def predict(values: Values) -> Floats:
-        found: Floats = np.exp(np.clip(_features(values, factors, np.log) @ weights, -200, 200))
-        return found
+        seconds: Floats = np.exp(np.clip(_features(values, factors, np.log) @ weights, -200, 200))
+        return seconds
 
     return predict
 
@@ -105,28 +105,30 @@ def ridge(table: Configurations, factors: Sequence[Factor]) -> Trained:
     The penalty minimizes generalized cross-validation (Golub, Heath and Wahba 1979), computed from singular values.
     """
     features = _with_products(table.values, factors)
-    middle, wide = features.mean(axis=0), features.std(axis=0)
-    kept = wide > 1e-9
-    if not kept.any():  # all rows are equal
+    center, spread = features.mean(axis=0), features.std(axis=0)
+    varying = spread > 1e-9
+    if not varying.any():  # all rows are equal
         return mean(table, factors)
-    scaled = (features[:, kept] - middle[kept]) / wide[kept]
+    scaled = (features[:, varying] - center[varying]) / spread[varying]
     logs = np.log(table.seconds)
     left, singular, right = np.linalg.svd(scaled, full_matrices=False)
-    along, rows = left.T @ (logs - logs.mean()), len(logs)
+    projected, rows = left.T @ (logs - logs.mean()), len(logs)
     best = (np.inf, np.zeros(scaled.shape[1]))
     for strength in STRENGTHS:
         shrunk = singular**2 / (singular**2 + strength * rows)
-        rest = logs - logs.mean() - left @ (shrunk * along)
-        score = float(rest @ rest) / (1 - (shrunk.sum() + 1) / rows) ** 2 if shrunk.sum() + 1 < rows else np.inf
+        residual = logs - logs.mean() - left @ (shrunk * projected)
+        score = float(residual @ residual) / (1 - (shrunk.sum() + 1) / rows) ** 2 if shrunk.sum() + 1 < rows else np.inf
         if score < best[0]:
-            weights = right.T @ (along * singular / (singular**2 + strength * rows))
+            weights = right.T @ (projected * singular / (singular**2 + strength * rows))
             best = score, weights
     weights, start = best[1], float(logs.mean())
 
     def predict(values: Values) -> Floats:
-        asked = _with_products(values, factors)
-        found: Floats = np.exp(np.clip(start + (asked[:, kept] - middle[kept]) / wide[kept] @ weights, -200, 200))
-        return found
+        points = _with_products(values, factors)
+        seconds: Floats = np.exp(
+            np.clip(start + (points[:, varying] - center[varying]) / spread[varying] @ weights, -200, 200)
+        )
+        return seconds
 
     return predict
 
@@ -145,8 +147,8 @@ def forest(table: Configurations, factors: Sequence[Factor]) -> Trained:
     trees.fit(_places(table.values, factors), np.log(table.seconds))
 
     def predict(values: Values) -> Floats:
-        found: Floats = np.exp(trees.predict(_places(values, factors)))
-        return found
+        seconds: Floats = np.exp(trees.predict(_places(values, factors)))
+        return seconds
 
     return predict
 
@@ -160,7 +162,7 @@ def ernest(table: Configurations, factors: Sequence[Factor]) -> Trained:
     Raises:
         Unfit: no column has the number of machines, or SciPy is missing.
     """
-    numbers = [each.name for each in factors if each.numeric]
+    numbers = [factor.name for factor in factors if factor.numeric]
     machines = next((name for name in MACHINES if name in numbers), None)
     size = next((name for name in SIZES if name in numbers), None)
     if machines is None:
@@ -169,13 +171,13 @@ def ernest(table: Configurations, factors: Sequence[Factor]) -> Trained:
         from scipy.optimize import nnls
     except ImportError as error:
         raise Unfit("it needs SciPy: pip install 'xsp[predict]'") from error
-    others = [each.name for each in factors if each.name not in (machines, size)]
-    texts = [each.name for each in factors if not each.numeric]
+    other_names = [factor.name for factor in factors if factor.name not in (machines, size)]
+    texts = [factor.name for factor in factors if not factor.numeric]
 
     def columns(values: Values) -> Floats:
         count = values[machines].astype(float)
-        much = np.ones_like(count) if size is None else values[size].astype(float)
-        return np.column_stack([np.ones_like(count), much / count, np.log(count), count, much])
+        work = np.ones_like(count) if size is None else values[size].astype(float)
+        return np.column_stack([np.ones_like(count), work / count, np.log(count), count, work])
 
     def fitted(places: NDArray[Any]) -> Floats:
         relative = columns(table.values)[places] / table.seconds[places, None]
@@ -189,17 +191,17 @@ def ernest(table: Configurations, factors: Sequence[Factor]) -> Trained:
         places: dict[tuple[str, ...], list[int]] = {}
         for place, key in enumerate(_keys(table.values, names, len(table))):
             places.setdefault(key, []).append(place)
-        return {key: fitted(np.array(those)) for key, those in places.items() if len(those) >= LEAST_OF_A_KIND}
+        return {key: fitted(np.array(indices)) for key, indices in places.items() if len(indices) >= LEAST_OF_A_KIND}
 
-    programs, kinds, whole = of_each(others), of_each(texts), fitted(np.arange(len(table)))
+    programs, kinds, overall = of_each(other_names), of_each(texts), fitted(np.arange(len(table)))
     least = float(table.seconds.min()) / 100
 
     def predict(values: Values) -> Floats:
         count = _count(values)
-        keys = zip(_keys(values, others, count), _keys(values, texts, count), strict=True)
-        weights = np.array([programs.get(own, kinds.get(kind, whole)) for own, kind in keys])
-        found: Floats = np.maximum((columns(values) * weights).sum(axis=1), least)
-        return found
+        keys = zip(_keys(values, other_names, count), _keys(values, texts, count), strict=True)
+        weights = np.array([programs.get(program, kinds.get(kind, overall)) for program, kind in keys])
+        seconds: Floats = np.maximum((columns(values) * weights).sum(axis=1), least)
+        return seconds
 
     return predict
 
@@ -210,14 +212,17 @@ def simulated(table: Configurations, factors: Sequence[Factor]) -> Trained:
     Raises:
         Unfit: the table has no column of simulated times.
     """
-    column = next((each.name for each in factors if each.numeric and each.name.lower().startswith(SIMULATED)), None)
+    column = next(
+        (candidate.name for candidate in factors if candidate.numeric and candidate.name.lower().startswith(SIMULATED)),
+        None,
+    )
     if column is None:
         raise Unfit(f"no numeric column {SIMULATED}… has the prediction of `xsp predict RUN` for each configuration")
     factor = float(np.exp(np.median(np.log(table.seconds / table.values[column].astype(float)))))
 
     def predict(values: Values) -> Floats:
-        found: Floats = factor * values[column].astype(float)
-        return found
+        seconds: Floats = factor * values[column].astype(float)
+        return seconds
 
     return predict
 
@@ -230,13 +235,13 @@ BASELINES: Mapping[str, Train] = {
 
 def missing(table: Configurations, factors: Sequence[Factor]) -> dict[str, str]:
     """Return the baselines that cannot be trained on a table, with the reason for each."""
-    found = {}
+    reasons = {}
     for name in ("ridge", "forest", "ernest", "dag"):
         try:
             BASELINES[name](table, factors)
         except Unfit as reason:
-            found[name] = str(reason)
-    return found
+            reasons[name] = str(reason)
+    return reasons
 
 
 def _count(values: Values) -> int:
@@ -244,40 +249,40 @@ def _count(values: Values) -> int:
 
 
 def _keys(values: Values, names: Sequence[str], count: int) -> list[tuple[str, ...]]:
-    return list(zip(*(map(str, values[each]) for each in names), strict=True)) if names else [()] * count
+    return list(zip(*(map(str, values[name]) for name in names), strict=True)) if names else [()] * count
 
 
 def _places(values: Values, factors: Sequence[Factor]) -> Floats:
     """Return configurations as points: the logarithm of each number scaled to 0…1, each category value 0 or 1/√2."""
     columns = []
-    for each in factors:
-        column = values[each.name]
-        if each.numeric:
-            wide = np.log(each.high / each.low) or 1.0
-            columns.append(np.log(column.astype(float) / each.low) / wide)
+    for factor in factors:
+        column = values[factor.name]
+        if factor.numeric:
+            log_range = np.log(factor.high / factor.low) or 1.0
+            columns.append(np.log(column.astype(float) / factor.low) / log_range)
         else:
-            columns += [(column == level) * np.sqrt(0.5) for level in each.levels]
+            columns += [(column == level) * np.sqrt(0.5) for level in factor.levels]
     return np.column_stack(columns)
 
 
 def _features(values: Values, factors: Sequence[Factor], change: Callable[[Any], Any]) -> Floats:
     columns = [np.ones(_count(values))]
-    for each in factors:
-        column = values[each.name]
-        if each.numeric:
-            columns.append(change(column.astype(float) / each.reference))
+    for factor in factors:
+        column = values[factor.name]
+        if factor.numeric:
+            columns.append(change(column.astype(float) / factor.reference))
         else:
-            columns += [(column == level).astype(float) for level in each.levels[1:]]
+            columns += [(column == level).astype(float) for level in factor.levels[1:]]
     return np.column_stack(columns)
 
 
 def _with_products(values: Values, factors: Sequence[Factor]) -> Floats:
     """Return the logarithms of numbers, the categories, and the squares and products of the logarithms."""
-    numbers = _features(values, [each for each in factors if each.numeric], np.log)[:, 1:]
-    one, other = np.triu_indices(numbers.shape[1])
-    return np.column_stack([_features(values, factors, np.log)[:, 1:], numbers[:, one] * numbers[:, other]])
+    numbers = _features(values, [factor for factor in factors if factor.numeric], np.log)[:, 1:]
+    first, second = np.triu_indices(numbers.shape[1])
+    return np.column_stack([_features(values, factors, np.log)[:, 1:], numbers[:, first] * numbers[:, second]])
 
 
-def _least(features: Floats, wanted: Floats) -> Floats:
-    found: Floats = np.asarray(np.linalg.lstsq(features, wanted, rcond=1e-10)[0], dtype=np.float64)
-    return found
+def _least(features: Floats, target: Floats) -> Floats:
+    weights: Floats = np.asarray(np.linalg.lstsq(features, target, rcond=1e-10)[0], dtype=np.float64)
+    return weights

@@ -39,17 +39,17 @@ def of_ddp(sizes: Sequence[int], bucket: int | None = None) -> Buckets:
     if any(size < 0 for size in sizes):
         raise UsageError("the size of a gradient must not be negative")
     limit = FIRST_BYTES if bucket is None else bucket
-    found: list[tuple[int, ...]] = []
-    held: list[int] = []
+    buckets: list[tuple[int, ...]] = []
+    current: list[int] = []
     filled = 0
     for place, size in enumerate(sizes):
-        held.append(place)
+        current.append(place)
         filled += size
         if filled >= limit:
-            found.append(tuple(held))
-            held, filled = [], 0
+            buckets.append(tuple(current))
+            current, filled = [], 0
             limit = BUCKET_BYTES if bucket is None else bucket
-    return (*found, *([tuple(held)] if held else ()))
+    return (*buckets, *([tuple(current)] if current else ()))
 
 
 def exposed(ready: Sequence[float], sizes: Sequence[float], plan: Buckets, takes: Callable[[float], float]) -> float:
@@ -63,7 +63,7 @@ def exposed(ready: Sequence[float], sizes: Sequence[float], plan: Buckets, takes
     """
     end = 0.0
     for bucket in plan:
-        end = max(end, ready[bucket[-1]]) + takes(sum(sizes[each] for each in bucket))
+        end = max(end, ready[bucket[-1]]) + takes(sum(sizes[index] for index in bucket))
     return end
 
 
@@ -98,10 +98,10 @@ def merged(ready: Sequence[float], sizes: Sequence[float], start: float, per_byt
                 for since in range(until)
             )
         )  # fmt: skip
-    found: list[tuple[int, ...]] = []
+    buckets: list[tuple[int, ...]] = []
     until = len(ready)
     while until:
         since = best[until][2]
-        found.append(tuple(range(since, until)))
+        buckets.append(tuple(range(since, until)))
         until = since
-    return tuple(reversed(found))
+    return tuple(reversed(buckets))

@@ -49,11 +49,11 @@ def check(folder: Path, ranks: int) -> None:
     try:
         if os.path.lexists(folder) and not folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        more = next((each.name for each in folder.glob("rank.*.et") if _rank_of(each) >= ranks), None)
+        existing = next((file.name for file in folder.glob("rank.*.et") if _rank_of(file) >= ranks), None)
     except OSError as error:
         raise OutputError(f"{folder}: cannot be written ({error.strerror or error}); name another folder") from error
-    if more is not None:
-        raise OutputError(f"{folder}: has {more} of a step on more ranks: name another folder")
+    if existing is not None:
+        raise OutputError(f"{folder}: has {existing} of a step on more ranks: name another folder")
 
 
 def write(found: Predicted, sizes: Sequence[int], folder: Path) -> int:
@@ -75,8 +75,8 @@ def write(found: Predicted, sizes: Sequence[int], folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         contents = {kind: content(found, sizes, kind) for kind in set(classes)}
         for rank, kind in enumerate(classes):
-            with atomic.written(folder / f"rank.{rank}.et", flush=False) as beside:
-                beside.write_bytes(contents[kind])
+            with atomic.replacing(folder / f"rank.{rank}.et", flush=False) as temporary:
+                temporary.write_bytes(contents[kind])
     except OSError as error:
         raise OutputError(f"{folder}: cannot be written ({error.strerror or error}); name another folder") from error
     return len(classes)
@@ -91,33 +91,33 @@ def content(found: Predicted, sizes: Sequence[int], kind: int) -> bytes:
     """Return the file content for the ranks of a class: the last simulated step, with times from its start."""
     schedule = found.schedule
     last = schedule.tasks[-1].step
-    mine = [
+    selected = [
         place
         for place, task in enumerate(schedule.tasks)
         if task.step == last and task.rank in (kind, ALL) and (task.seconds > 0 or task.rank == ALL)
     ]
-    begin = min((schedule.starts[place] for place in mine), default=0.0)
-    numbers = {place: number for number, place in enumerate(mine)}
+    begin = min((schedule.starts[place] for place in selected), default=0.0)
+    numbers = {place: number for number, place in enumerate(selected)}
     parts = [_delimited(_metadata(found))]
     for place, number in numbers.items():
-        needs = sorted(numbers[each] for each in _before(schedule.tasks, place, numbers.keys()))
+        dependencies = sorted(numbers[dependency] for dependency in _before(schedule.tasks, place, numbers.keys()))
         start = schedule.starts[place] - begin
-        parts.append(_delimited(_node(number, schedule.tasks[place], start, needs, sizes, found.job)))
+        parts.append(_delimited(_node(number, schedule.tasks[place], start, dependencies, sizes, found.job)))
     return b"".join(parts)
 
 
 def _before(tasks: Sequence[Task], place: int, kept: Collection[int]) -> set[int]:
     """Return the kept tasks that a task waits for; a task that is not kept is replaced by the tasks it waits for."""
-    found: set[int] = set()
+    dependencies: set[int] = set()
     pending, seen = list(tasks[place].after), set()
     while pending:
-        each = pending.pop()
-        if each in kept:
-            found.add(each)
-        elif each not in seen:
-            seen.add(each)
-            pending += tasks[each].after
-    return found
+        index = pending.pop()
+        if index in kept:
+            dependencies.add(index)
+        elif index not in seen:
+            seen.add(index)
+            pending += tasks[index].after
+    return dependencies
 
 
 def _metadata(found: Predicted) -> bytes:
@@ -128,34 +128,34 @@ def _metadata(found: Predicted) -> bytes:
                      _text(_META_ATTR, _attribute("predicted_step_s", found.step))])  # fmt: skip
 
 
-def _node(number: int, task: Task, start: float, needs: Sequence[int], sizes: Sequence[int], job: Job) -> bytes:
-    sends = task.cause is Cause.COMMUNICATION
+def _node(number: int, task: Task, start: float, dependencies: Sequence[int], sizes: Sequence[int], job: Job) -> bytes:
+    communicates = task.cause is Cause.COMMUNICATION
     parts = [
-        _number(_ID, number), _text(_NAME, task.name), _number(_TYPE, COMM_COLL_NODE if sends else COMP_NODE),
-        _text(_DATA_DEPS, b"".join(map(_varint, needs))) if needs else b"",
+        _number(_ID, number), _text(_NAME, task.name), _number(_TYPE, COMM_COLL_NODE if communicates else COMP_NODE),
+        _text(_DATA_DEPS, b"".join(map(_varint, dependencies))) if dependencies else b"",
         _number(_START, round(start * 1e6)), _number(_TOOK, round(task.seconds * 1e6)),
     ]  # fmt: skip
     attributes: dict[str, bool | int | float | str] = {
         "is_cpu_op": task.cause is Cause.INPUT, "cause": str(task.cause), "duration_s": task.seconds
     }  # fmt: skip
-    if sends:
-        what, _, bucket = task.name.partition(" ")
-        size = sizes[int(bucket)] if what == "all-gather" else training.sent_bytes(sizes[int(bucket)], job)
-        attributes |= {"comm_type": _KINDS[what], "comm_size": size}
+    if communicates:
+        collective, _, bucket = task.name.partition(" ")
+        size = sizes[int(bucket)] if collective == "all-gather" else training.sent_bytes(sizes[int(bucket)], job)
+        attributes |= {"comm_type": _KINDS[collective], "comm_size": size}
     return b"".join([*parts, *(_text(_ATTR, _attribute(name, value)) for name, value in attributes.items())])
 
 
 def _attribute(name: str, value: bool | int | float | str) -> bytes:
     """Return an encoded attribute: its name, and its value in the field of its type."""
     if isinstance(value, bool):
-        held = _key(_BOOL, _VARINT) + _varint(value)
+        encoded = _key(_BOOL, _VARINT) + _varint(value)
     elif isinstance(value, int):
-        held = _key(_INT64, _VARINT) + _varint(value)
+        encoded = _key(_INT64, _VARINT) + _varint(value)
     elif isinstance(value, float):
-        held = _key(_DOUBLE, _FIXED64) + struct.pack("<d", value)
+        encoded = _key(_DOUBLE, _FIXED64) + struct.pack("<d", value)
     else:
-        held = _text(_STRING, value)
-    return _text(_ATTR_NAME, name) + held
+        encoded = _text(_STRING, value)
+    return _text(_ATTR_NAME, name) + encoded
 
 
 def _key(field: int, kind: int) -> bytes:
@@ -168,8 +168,8 @@ def _number(field: int, value: int) -> bytes:
 
 
 def _text(field: int, value: str | bytes) -> bytes:
-    held = value.encode("utf-8", "replace") if isinstance(value, str) else value
-    return _key(field, _BYTES) + _varint(len(held)) + held
+    encoded = value.encode("utf-8", "replace") if isinstance(value, str) else value
+    return _key(field, _BYTES) + _varint(len(encoded)) + encoded
 
 
 def _delimited(message: bytes) -> bytes:

@@ -95,9 +95,13 @@ LINKS = {
 }
 """Links by name. Rates are for one direction of one device; programs reach less."""
 
-_TIME = re.compile(r"([0-9.]+(?:e[+-]?\d+)?)\s*(s|ms|us|µs|ns)?", re.IGNORECASE)
-_RATE = re.compile(r"([0-9.]+(?:e[+-]?\d+)?)\s*(?:([kmgt]?)(i?)(b)(?:/s|ps|yte/s)|([kmgt])(bit/s))?", re.IGNORECASE)
-_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+# ASCII: otherwise letters beyond it match as well, the long s as s, and are units that `_SECONDS` does not have
+_LETTERS = re.IGNORECASE | re.ASCII
+_TIME = re.compile(r"([0-9.]+(?:e[+-]?\d+)?)\s*(s|ms|us|\u00b5s|\u03bcs|ns)?", _LETTERS)
+_RATE = re.compile(r"([0-9.]+(?:e[+-]?\d+)?)\s*(?:([kmgt]?)(i?)(b)(?:/s|ps|yte/s)|([kmgt])(bit/s))?", _LETTERS)
+_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "ns": 1e-9}
+"""Seconds by unit; microseconds with the micro sign and with the Greek letter, which look the same."""
+
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -112,17 +116,17 @@ def link(text: str) -> Link:
     """
     if text.lower() in LINKS:
         return LINKS[text.lower()]
-    place, is_file = Path(text), os.path.isfile(text)  # `Path.is_file` raises for a text that is too long for a path
+    path, is_file = Path(text), os.path.isfile(text)  # `Path.is_file` raises for a text that is too long for a path
     if "," in text and not is_file:
         alpha, *rates = (part.strip() for part in text.split(","))
         if len(rates) > 2:
             raise UsageError(f"{text!r} has {1 + len(rates)} parts; write ALPHA,BETA or ALPHA,BETA,GAMMA: 5us,10GB/s")
         if rates == ["0"] and not _time(alpha):
             return Link(text, 0.0, 0.0)  # a link that costs nothing
-        adding = _per_byte(rates[1]) if rates[1:] and rates[1] != "0" else 0.0
-        return Link(text, _time(alpha), _per_byte(rates[0]), adding)
+        gamma = _per_byte(rates[1]) if rates[1:] and rates[1] != "0" else 0.0
+        return Link(text, _time(alpha), _per_byte(rates[0]), gamma)
     if is_file:
-        return _of_file(place)
+        return _of_file(path)
     raise UsageError(
         f"there is no link {text!r}{nearest(text, LINKS)}: give one of {', '.join(LINKS)}, ALPHA,BETA (5us,10GB/s), "
         "or a JSON file with alpha_s and beta_s_per_byte"
@@ -130,18 +134,18 @@ def link(text: str) -> Link:
 
 
 def _time(text: str) -> float:
-    found = _TIME.fullmatch(text)
-    if found is None or not _number(found[1]):
+    match = _TIME.fullmatch(text)
+    if match is None or not _number(match[1]):
         raise UsageError(f"{text!r} is not a latency such as 5us or 5e-6")
-    return float(found[1]) * _SECONDS[(found[2] or "").lower()]
+    return float(match[1]) * _SECONDS[(match[2] or "").lower()]
 
 
 def _per_byte(text: str) -> float:
-    found = _RATE.fullmatch(text)
-    if found is None or not _number(found[1]):
+    match = _RATE.fullmatch(text)
+    if match is None or not _number(match[1]):
         raise UsageError(f"{text!r} is neither a rate such as 10GB/s or 25Gbit/s nor seconds per byte such as 1e-10")
-    value = float(found[1])
-    _, prefix, binary, unit, of_bits, bits = found.groups()
+    value = float(match[1])
+    _, prefix, binary, unit, bit_prefix, bits = match.groups()
     if unit is None and bits is None:
         if not 0 < value <= MOST_PER_BYTE:
             raise UsageError(f"{text!r} without a unit is seconds per byte, and too large: write a rate, 10GB/s")
@@ -150,7 +154,7 @@ def _per_byte(text: str) -> float:
         raise UsageError(f"{text!r}: a rate must be above 0")
     if bits is not None or (unit == "b" and "byte" not in text.lower()):  # Gb/s is bits, GB/s and gbyte/s are bytes
         value /= 8
-    return float(1 / (value * (1024 if binary else 1000) ** _POWER[(prefix or of_bits or "").lower()]))
+    return float(1 / (value * (1024 if binary else 1000) ** _POWER[(prefix or bit_prefix or "").lower()]))
 
 
 def _number(text: str) -> bool:
@@ -252,8 +256,8 @@ def all_reduce_seconds(algorithm: Algorithm, over: Link, ranks: int, size: float
     if algorithm is not Algorithm.AUTO:
         return all_reduce(algorithm, over, ranks).of(size)
     tree = all_reduce(Algorithm.DOUBLE_TREE, over, ranks)
-    twice = tree._replace(per_byte=2 * over.beta + over.gamma if ranks > 1 else 0.0)
-    return min(all_reduce(Algorithm.RING, over, ranks).of(size), twice.of(size))
+    double_tree = tree._replace(per_byte=2 * over.beta + over.gamma if ranks > 1 else 0.0)
+    return min(all_reduce(Algorithm.RING, over, ranks).of(size), double_tree.of(size))
 
 
 def gather_seconds(over: Link, ranks: int, size: float) -> float:

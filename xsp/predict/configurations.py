@@ -34,8 +34,8 @@ MOST_LEVELS = 40
 
 MOST_FACTORS = 16
 
-UNITS = {"s": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-_UNIT = re.compile(r"(?:^|[^a-z0-9])(seconds|s|ms|us|ns)$", re.IGNORECASE)
+UNITS = {"s": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "ns": 1e-9}
+_UNIT = re.compile(rf"(?:^|[\W_])({'|'.join(UNITS)})$")
 _TIMES = ("step_s", "seconds", "time_s", "step_ms", "ms", "time_ms", "step_us", "us", "step_ns", "ns")
 """Default names of the column of times, of which the first present one is used."""
 
@@ -124,45 +124,45 @@ def of_rows(
     if time in factors:
         raise UsageError(f"{time} is the time itself, and cannot be a factor: name other columns")
     timed = [(row, _number(row.get(time))) for row in rows]
-    left: Counter[str] = Counter()
-    left[f"without a time above 0 in {time}"] = sum(1 for _, each in timed if each is None or each <= 0)
-    kept = [(row, each * scale) for row, each in timed if each is not None and each > 0]
-    if not kept:
+    omitted: Counter[str] = Counter()
+    omitted[f"without a time above 0 in {time}"] = sum(1 for _, number in timed if number is None or number <= 0)
+    timed_rows = [(row, number * scale) for row, number in timed if number is not None and number > 0]
+    if not timed_rows:
         texts = [row.get(time) for row in rows if not _is_missing(row.get(time)) and _number(row.get(time)) is None]
-        held = f", such as {str(texts[0])[:40]!r}; write only numbers" if texts else ""
-        raise UsageError(f"column {time} has no time above 0{held}")
+        example = f", such as {str(texts[0])[:40]!r}; write only numbers" if texts else ""
+        raise UsageError(f"column {time} has no time above 0{example}")
     chosen = list(dict.fromkeys(factors))
     unused: list[str] = []
     if not chosen:
-        chosen, unused = _chosen([row for row, _ in kept], columns, time, group, categories)
+        chosen, unused = _chosen([row for row, _ in timed_rows], columns, time, group, categories)
     if not chosen:
         raise UsageError(
-            f"no column has more than one value in the {len(kept):,} of {len(rows):,} rows with a time: record "
+            f"no column has more than one value in the {len(timed_rows):,} of {len(rows):,} rows with a time: record "
             "different configurations"
         )
     if len(chosen) > MOST_FACTORS:
         raise UsageError(
             f"{len(chosen)} columns may be factors, more than {MOST_FACTORS}: name them with --intrinsic, --extrinsic"
         )
-    texts_of = {name: _is_category([row for row, _ in kept], name, name in categories) for name in chosen}
+    is_text = {name: _is_category([row for row, _ in timed_rows], name, name in categories) for name in chosen}
     complete = []
-    for row, seconds in kept:
-        lacks = next((name for name in chosen if _is_missing(row.get(name))), None)
-        if lacks is None:
+    for row, seconds in timed_rows:
+        missing = next((name for name in chosen if _is_missing(row.get(name))), None)
+        if missing is None:
             complete.append((row, seconds))
         else:
-            left[f"without {lacks}"] += 1
+            omitted[f"without {missing}"] += 1
     if not complete:
         raise UsageError(f"no configuration has a value for all of {', '.join(chosen)}: leave out some")
     values: dict[str, NDArray[Any]] = {}
-    found = []
+    parsed = []
     for name in chosen:
-        found.append(_factor(name, [row.get(name) for row, _ in complete], texts_of[name], values))
+        parsed.append(_factor(name, [row.get(name) for row, _ in complete], is_text[name], values))
     keys = [tuple(_alike(row.get(name)) for name in (group or chosen)) for row, _ in complete]
     numbers = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-    notes = [f"{count:,} of {len(rows):,} rows are left out: {why}" for why, count in left.items() if count]
+    notes = [f"{count:,} of {len(rows):,} rows are left out: {why}" for why, count in omitted.items() if count]
     return Configurations(
-        tuple(found), values, np.array([seconds for _, seconds in complete]),
+        tuple(parsed), values, np.array([seconds for _, seconds in complete]),
         np.array([numbers[key] for key in keys]), (*notes, *unused),
     )  # fmt: skip
 
@@ -195,11 +195,16 @@ def _time(columns: Sequence[str], time: str | None, unit: str | None) -> tuple[s
             raise UsageError(f"no column is recognised as the time: name it, --time COLUMN{_there_are(columns)}")
     elif time not in columns:
         raise UsageError(f"--time {time}: there is no such column{nearest(time, columns) or _there_are(columns)}")
-    end = _UNIT.search(time)
-    unit = unit or (end[1].lower() if end else None)
+    unit = unit or _unit(time)
     if unit is None:
         raise UsageError(f"the unit of {time!r} is not known: --unit s, ms, us or ns")
     return time, UNITS[unit]
+
+
+def _unit(column: str) -> str | None:
+    """Return the unit at the end of a column's name; None if there is none."""
+    end = _UNIT.search(column.lower())
+    return end[1] if end else None
 
 
 def _is_missing(value: Any) -> bool:
@@ -215,10 +220,10 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool) or _is_missing(value) or not isinstance(value, (int, float, str)):
         return None
     try:
-        found = float(value)
+        number = float(value)
     except (ValueError, OverflowError):
         return None
-    return found if math.isfinite(found) and abs(found) < 1e100 else None
+    return number if math.isfinite(number) and abs(number) < 1e100 else None
 
 
 def _chosen(
@@ -227,24 +232,24 @@ def _chosen(
     """Return the columns with more than one value that are neither times nor names of single rows, and texts on those
     that differ and are left out.
     """
-    found: list[str] = []
+    names: list[str] = []
     unused: list[str] = []
     for name in columns:
-        if name == time or name in group or _UNIT.search(name):
+        if name == time or name in group or _unit(name) is not None:
             continue
         values = [row.get(name) for row in rows if not _is_missing(row.get(name))]
-        different = len(set(map(str, values)))
-        if different < 2:
+        distinct = len(set(map(str, values)))
+        if distinct < 2:
             continue
         if not name:  # the index of pandas, for example
             unused.append("a column without a name is not used")
-        elif different > MOST_LEVELS and _is_category(rows, name, name in categories):
-            unused.append(f"column {name} is not used: it has {different:,} texts, more than {MOST_LEVELS}")
+        elif distinct > MOST_LEVELS and _is_category(rows, name, name in categories):
+            unused.append(f"column {name} is not used: it has {distinct:,} texts, more than {MOST_LEVELS}")
         elif len(values) * 2 <= len(rows):
             unused.append(f"column {name} is not used: only {len(values):,} of {len(rows):,} rows have a value")
         else:
-            found.append(name)
-    return found, unused
+            names.append(name)
+    return names, unused
 
 
 def _is_category(rows: Sequence[Row], name: str, stated: bool) -> bool:
@@ -254,17 +259,17 @@ def _is_category(rows: Sequence[Row], name: str, stated: bool) -> bool:
         UsageError: the column holds neither only texts nor only numbers.
     """
     values = [row.get(name) for row in rows if not _is_missing(row.get(name))]
-    odd = next((each for each in values if not isinstance(each, (int, float, str, bool))), None)
-    if odd is not None:
+    invalid = next((value for value in values if not isinstance(value, (int, float, str, bool))), None)
+    if invalid is not None:
         raise UsageError(
-            f"column {plain(name)} has {str(odd)[:40]!r}, which is neither a number nor a text: name the columns "
+            f"column {plain(name)} has {str(invalid)[:40]!r}, which is neither a number nor a text: name the columns "
             "to use, --extrinsic A,B"
         )
-    numbers = sum(1 for each in values if _number(each) is not None)
+    numbers = sum(1 for value in values if _number(value) is not None)
     if stated or not numbers:
         return True
     if numbers < len(values):
-        text = next(each for each in values if _number(each) is None)
+        text = next(value for value in values if _number(value) is None)
         raise UsageError(
             f"column {plain(name)} has numbers, and {str(text)[:40]!r}: write numbers without units, or name it with "
             f"--category {plain(name)}"
@@ -272,26 +277,26 @@ def _is_category(rows: Sequence[Row], name: str, stated: bool) -> bool:
     return False
 
 
-def _factor(name: str, given: list[Any], is_text: bool, values: dict[str, NDArray[Any]]) -> Factor:
+def _factor(name: str, column: list[Any], is_text: bool, values: dict[str, NDArray[Any]]) -> Factor:
     """Return the factor of a column, and add its array to `values`."""
     if is_text:
-        texts = [str(each).strip() for each in given]
-        counted = Counter(texts)
-        if len(counted) > MOST_LEVELS:
+        texts = [str(value).strip() for value in column]
+        counts = Counter(texts)
+        if len(counts) > MOST_LEVELS:
             raise UsageError(
-                f"column {plain(name)} has {len(counted):,} different texts, more than {MOST_LEVELS} of a factor"
+                f"column {plain(name)} has {len(counts):,} different texts, more than {MOST_LEVELS} of a factor"
             )
         values[name] = np.array(texts, dtype=object)
-        return Factor(name, tuple(sorted(counted, key=lambda each: (-counted[each], each))))
-    numbers = np.array([_number(each) for each in given], dtype=float)
+        return Factor(name, tuple(sorted(counts, key=lambda text: (-counts[text], text))))
+    numbers = np.array([_number(value) for value in column], dtype=float)
     if numbers.min() <= 0:
         raise UsageError(
             f"column {plain(name)} has {numbers.min():g}, which cannot be raised to a power: add a constant, leave the "
             f"column out, or name it with --category {plain(name)}"
         )
     values[name] = numbers
-    middle = np.sort(numbers)[len(numbers) // 2]
-    return Factor(name, (), float(middle), float(numbers.min()), float(numbers.max()))
+    median = np.sort(numbers)[len(numbers) // 2]
+    return Factor(name, (), float(median), float(numbers.min()), float(numbers.max()))
 
 
 # --- files -------------------------------------------------------------------------------------------------------
@@ -326,14 +331,14 @@ def read(path: Path) -> list[dict[str, Any]]:
 def _of_csv(path: Path, delimiter: str) -> list[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            read = csv.DictReader(file, delimiter=delimiter, strict=True, skipinitialspace=True)
-            read.fieldnames = names = [name.strip() for name in read.fieldnames or ()]
+            reader = csv.DictReader(file, delimiter=delimiter, strict=True, skipinitialspace=True)
+            reader.fieldnames = names = [name.strip() for name in reader.fieldnames or ()]
             _check_names(path, names, delimiter)
             rows = []
-            for row in read:
+            for row in reader:
                 if None in row:
                     raise UsageError(
-                        f"{path}, line {read.line_num}: has more values than there are names in the first line"
+                        f"{path}, line {reader.line_num}: has more values than there are names in the first line"
                     )
                 rows.append(row)
     except (csv.Error, UnicodeDecodeError) as error:
@@ -349,17 +354,22 @@ def _check_names(path: Path, names: Sequence[str], delimiter: str) -> None:
     Raises:
         UsageError: another character separates them, or two are equal.
     """
-    other = next(
-        (each for each in (";", "\t", ",", "|") if each != delimiter and len(names) == 1 and each in names[0]), ""
+    symbol = next(
+        (
+            character
+            for character in (";", "\t", ",", "|")
+            if character != delimiter and len(names) == 1 and character in names[0]
+        ),
+        "",
     )
-    if other:
+    if symbol:
         raise UsageError(
-            f"{path}: columns are separated by {other!r}, and a {path.suffix} needs {delimiter!r}: convert it, with "
+            f"{path}: columns are separated by {symbol!r}, and a {path.suffix} needs {delimiter!r}: convert it, with "
             "decimal points in numbers"
         )
-    double = next((name for name in names if name and names.count(name) > 1), None)
-    if double is not None:
-        raise UsageError(f"{path}: two columns are called {plain(double)}: rename one")
+    duplicate = next((name for name in names if name and names.count(name) > 1), None)
+    if duplicate is not None:
+        raise UsageError(f"{path}: two columns are called {plain(duplicate)}: rename one")
 
 
 def _of_json(path: Path, lines: bool) -> list[dict[str, Any]]:
@@ -370,7 +380,7 @@ def _of_json(path: Path, lines: bool) -> list[dict[str, Any]]:
         raise UsageError(f"{path}: not JSON ({plain(str(error))[:80]})") from error
     if isinstance(content, dict):
         content = content.get("rows", content.get("configurations"))
-    if not isinstance(content, list) or not all(isinstance(each, dict) for each in content):
+    if not isinstance(content, list) or not all(isinstance(element, dict) for element in content):
         raise UsageError(f"{path}: not a list of objects, one for each configuration")
     return content
 
@@ -382,9 +392,9 @@ def _of_parquet(path: Path) -> list[dict[str, Any]]:
 
     con = table.connect()
     try:
-        found = con.execute(f"SELECT * FROM read_parquet({table.place(path)}) LIMIT {MOST_ROWS + 1}")
-        names = [each[0] for each in found.description or ()]
-        rows = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+        result = con.execute(f"SELECT * FROM read_parquet({table.path_literal(path)}) LIMIT {MOST_ROWS + 1}")
+        names = [column[0] for column in result.description or ()]
+        rows = [dict(zip(names, row, strict=True)) for row in result.fetchall()]
     except duckdb.Error as error:
         raise UsageError(f"{path}: not Parquet ({plain(str(error)).splitlines()[0][:80]})") from error
     finally:

@@ -47,11 +47,11 @@ class OnDevice(NamedTuple):
     """All work, gaps and exposed communication, divided by the number of steps."""
 
     plan: Buckets | None
-    lasted: tuple[float, ...]
+    collective_seconds: tuple[float, ...]
     """Duration of the collective of each bucket of the plan on the device; empty without a plan."""
 
     lanes: Mapping[str, Lane]
-    told: list[str]
+    sources: list[str]
     unknown: list[str]
 
 
@@ -71,8 +71,8 @@ def group(trace: Trace) -> int | None:
     if why_none(trace) is not None:
         return None
     prepare(trace)
-    found = trace.sql(f"WITH {COLLECTIVES} SELECT max(group_size) FROM collectives").fetchall()
-    return int(found[0][0]) if found and found[0][0] is not None else None
+    rows = trace.sql(f"WITH {COLLECTIVES} SELECT max(group_size) FROM collectives").fetchall()
+    return int(rows[0][0]) if rows and rows[0][0] is not None else None
 
 
 def slow_rank(trace: Trace) -> str | None:
@@ -91,19 +91,19 @@ def slow_rank(trace: Trace) -> str | None:
     if first is None or 2 * first["last_for_certain"] <= first["collectives"]:
         return None
     prepare(trace)
-    took = dict(
+    busy = dict(
         trace.sql(
             f"SELECT rank, sum(end_ns - start_ns) FROM device_work WHERE purpose <> '{COMMUNICATION}' GROUP BY rank"
         ).fetchall()
     )
-    others = sorted(float(each) for rank, each in took.items() if rank != first["rank"])
-    if first["rank"] not in took or not others or not others[len(others) // 2]:
+    other_busy = sorted(float(time) for rank, time in busy.items() if rank != first["rank"])
+    if first["rank"] not in busy or not other_busy or not other_busy[len(other_busy) // 2]:
         return None
-    factor = float(took[first["rank"]]) / others[len(others) // 2]
-    own = "; the figures are for it" if first["rank"] == trace.rank else f": --straggler {factor:.3g} includes it"
+    factor = float(busy[first["rank"]]) / other_busy[len(other_busy) // 2]
+    suffix = "; the figures are for it" if first["rank"] == trace.rank else f": --straggler {factor:.3g} includes it"
     return (
         f"slow rank: rank {first['rank']} came last to {first['last_for_certain']} of {first['collectives']} "
-        f"collectives, and its device is busy {factor:.3g} times as long as that of the median rank{own}"
+        f"collectives, and its device is busy {factor:.3g} times as long as that of the median rank{suffix}"
     )
 
 
@@ -116,36 +116,38 @@ def of(trace: Trace) -> OnDevice:
     prepare(trace)
     rows, devices = _rows(trace)
     steps = len({row["step"] for row in rows if row["step"] is not None}) or 1
-    sent, others = _reductions(trace, rows)
-    work, lanes, exposed, of_others, waited = _walked(rows)
-    if not any(each.phase == "backward" for each in work):
+    collectives, other_collectives = _reductions(trace, rows)
+    work, lanes, exposed, other_exposed, idle = _walked(rows)
+    if not any(entry.phase == "backward" for entry in work):
         raise AnalysisError(
             f"{trace.name!r} has no device work of a backward pass: it is not a training step, or the profiler did "
             "not record its operators"
         )
-    told = [
+    notes = [
         f"forward, backward, update: {len(work):,} kernels and copies of one device in {steps} "
         f"step{'s' * (steps > 1)}, each with the gap before it; the gap before a copy is other work"
     ]
     if exposed:
-        told.append(f"removed: {exposed / steps * 1e3:.3g} ms of a step, gradient collectives that nothing overlaps")
+        notes.append(f"removed: {exposed / steps * 1e3:.3g} ms of a step, gradient collectives that nothing overlaps")
     slow = slow_rank(trace)
     if slow is not None:
-        told.append(slow)
-    unknown = ["how much collectives slowed down computation beside them"] if sent else []
-    if others:
+        notes.append(slow)
+    unknown = ["how much collectives slowed down computation beside them"] if collectives else []
+    if other_collectives:
         unknown.append(
-            f"other collectives ({others}): the {of_others / steps * 1e3:.3g} ms of a step that they take with nothing "
-            "overlapping stay as recorded, on any number of ranks"
+            f"other collectives ({other_collectives}): the {other_exposed / steps * 1e3:.3g} ms of a step that they "
+            "take with nothing overlapping stay as recorded, on any number of ranks"
         )
     if devices > 1:
         unknown.append(f"{devices - 1} of {devices} devices: the step is that of the first one")
-    layers, plan, lasted = _layers(work, sent, steps, unknown)
-    if plan is None and not any(each.layer for each in work):
+    layers, plan, durations = _layers(work, collectives, steps, unknown)
+    if plan is None and not any(entry.layer for entry in work):
         unknown.append(f"modules: the backward pass is divided into {PIECES} pieces of equal time")
-    update, copy = (sum(each.took for each in work if each.phase == phase) / steps for phase in ("update", "copy"))
-    step = (sum(each.took for each in work) + waited + exposed + of_others) / steps
-    return OnDevice(layers, update, copy, exposed / steps, of_others / steps, step, plan, lasted, lanes, told, unknown)
+    update, copy = (sum(entry.took for entry in work if entry.phase == phase) / steps for phase in ("update", "copy"))
+    step = (sum(entry.took for entry in work) + idle + exposed + other_exposed) / steps
+    return OnDevice(
+        layers, update, copy, exposed / steps, other_exposed / steps, step, plan, durations, lanes, notes, unknown
+    )
 
 
 def _rows(trace: Trace) -> tuple[list[dict[str, Any]], int]:
@@ -184,38 +186,45 @@ def _walked(rows: Sequence[Mapping[str, Any]]) -> tuple[list[_Work], dict[str, L
     batch yet.
     """
     work: list[_Work] = []
-    drawn: dict[str, list[tuple[float, float]]] = {}
+    lanes: dict[str, list[tuple[float, float]]] = {}
     backward: dict[Any, list[int]] = {}
     for row in rows:
         if row["phase"] == "backward" and not row["sends"]:
             backward.setdefault(row["step"], []).append(row["start_ns"])
-    until, recording, shown, idle = 0, None, None, 0
-    alone = [0, 0]
-    sent: list[_Sending] = []
+    busy_until, recording, first, idle = 0, None, None, 0
+    exposed_ns = [0, 0]
+    running: list[_Sending] = []
     for row in rows:
         start, end = row["start_ns"], row["end_ns"]
         if recording is None or row["recording"] != recording:
-            _exposed(sent, until, END_NS, alone)
-            until, recording, sent = start, row["recording"], []
-        those = backward.get(row["step"])
-        phase = _phase(row, *((min(those), max(those)) if those else (None, None)))
-        shown = shown or (row["step"], start)
-        if row["step"] == shown[0]:
+            _exposed(running, busy_until, END_NS, exposed_ns)
+            busy_until, recording, running = start, row["recording"], []
+        starts = backward.get(row["step"])
+        phase = _phase(row, *((min(starts), max(starts)) if starts else (None, None)))
+        first = first or (row["step"], start)
+        if row["step"] == first[0]:
             name = "communication" if row["sends"] else phase
-            drawn.setdefault(name, []).append(((start - shown[1]) / 1e9, (end - shown[1]) / 1e9))
+            lanes.setdefault(name, []).append(((start - first[1]) / 1e9, (end - first[1]) / 1e9))
         if row["sends"]:
-            sent.append(_Sending(start, end, row["sums"]))
+            running.append(_Sending(start, end, row["sums"]))
             continue
-        gap = max(0, start - until)
-        ended = [each for each in sent if each.end_ns <= start + SKEW_NS]  # work did not wait for one that still runs
-        exposed = _exposed(ended, until, start, alone) if gap else 0
+        gap = max(0, start - busy_until)
+        # work did not wait for a collective that still runs
+        ended = [collective for collective in running if collective.end_ns <= start + SKEW_NS]
+        exposed = _exposed(ended, busy_until, start, exposed_ns) if gap else 0
         idle += gap - exposed if phase == "copy" else 0
-        took = max(0, end - max(start, until)) + (0 if phase == "copy" else gap - exposed)
-        work.append(_Work(row["step"], phase, row["layer"], row["place"], end, took / 1e9))
-        until = max(until, end)
-        sent = [each for each in sent if each.end_ns > until]
-    _exposed(sent, until, END_NS, alone)  # collectives after the last work: no later work waits for them
-    return work, {name: tuple(those) for name, those in drawn.items()}, alone[0] / 1e9, alone[1] / 1e9, idle / 1e9
+        duration = max(0, end - max(start, busy_until)) + (0 if phase == "copy" else gap - exposed)
+        work.append(_Work(row["step"], phase, row["layer"], row["place"], end, duration / 1e9))
+        busy_until = max(busy_until, end)
+        running = [collective for collective in running if collective.end_ns > busy_until]
+    _exposed(running, busy_until, END_NS, exposed_ns)  # collectives after the last work: no later work waits for them
+    return (
+        work,
+        {name: tuple(intervals) for name, intervals in lanes.items()},
+        exposed_ns[0] / 1e9,
+        exposed_ns[1] / 1e9,
+        idle / 1e9,
+    )
 
 
 class _Sending(NamedTuple):
@@ -226,13 +235,13 @@ class _Sending(NamedTuple):
     sums: bool
 
 
-def _exposed(sent: Sequence[_Sending], start: int, end: int, alone: list[int]) -> int:
-    """Return the nanoseconds of an interval that collectives cover; add them to `alone`, as [sums, others]."""
-    both = _covered([each[:2] for each in sent], start, end)
-    sums = _covered([each[:2] for each in sent if each.sums], start, end)
-    alone[0] += sums
-    alone[1] += both - sums
-    return both
+def _exposed(sent: Sequence[_Sending], start: int, end: int, totals: list[int]) -> int:
+    """Return the nanoseconds of an interval that collectives cover; add them to `totals`, as [sums, others]."""
+    covered = _covered([collective[:2] for collective in sent], start, end)
+    sums = _covered([collective[:2] for collective in sent if collective.sums], start, end)
+    totals[0] += sums
+    totals[1] += covered - sums
+    return covered
 
 
 def _phase(row: Mapping[str, Any], first: int | None, last: int | None) -> str:
@@ -274,22 +283,22 @@ def _reductions(trace: Trace, rows: Sequence[dict[str, Any]]) -> tuple[list[_Sen
     """
     if why_none(trace) is not None:
         return [], ""
-    mine = {row["span_id"]: row for row in rows if row["sends"]}
-    found = trace.sql(
+    rows_by_span = {row["span_id"]: row for row in rows if row["sends"]}
+    collectives = trace.sql(
         f"WITH {COLLECTIVES} SELECT span_id, collective, bytes FROM collectives WHERE rank = {trace.rank} "
         "ORDER BY start_ns, span_id"
     ).fetchall()
-    those = [each for each in found if each[0] in mine]
-    other = Counter(kind for _, kind, _ in those if kind not in _SUMS)
-    words = ", ".join(f"{count} of {kind}" for kind, count in sorted(other.items()))
-    for span_id, kind, _ in those:
-        mine[span_id]["sums"] = kind in _SUMS
-    sums = [(mine[span_id], size) for span_id, kind, size in those if kind in _SUMS]
+    own_collectives = [row for row in collectives if row[0] in rows_by_span]
+    others = Counter(kind for _, kind, _ in own_collectives if kind not in _SUMS)
+    description = ", ".join(f"{count} of {kind}" for kind, count in sorted(others.items()))
+    for span_id, kind, _ in own_collectives:
+        rows_by_span[span_id]["sums"] = kind in _SUMS
+    sums = [(rows_by_span[span_id], size) for span_id, kind, size in own_collectives if kind in _SUMS]
     if any(size is None for _, size in sums):
-        return [], words
+        return [], description
     return [
         _Sent(row["step"], row["start_ns"], row["end_ns"] - row["start_ns"], int(size)) for row, size in sums
-    ], words
+    ], description
 
 
 _SUMS = ("all_reduce", "reduce_scatter")
@@ -302,19 +311,19 @@ def _layers(
 
     In the first case the buckets and the seconds of each bucket's collective are returned too.
     """
-    forward = sum(each.took for each in work if each.phase == "forward") / steps
-    backward = [each for each in work if each.phase == "backward"]
+    forward = sum(entry.took for entry in work if entry.phase == "forward") / steps
+    backward = [entry for entry in work if entry.phase == "backward"]
     cut = _cut(forward, backward, sent, steps, unknown)
     if cut is not None:
         return cut
-    if any(each.layer for each in work):
+    if any(entry.layer for entry in work):
         return _by_module(work, steps), None, ()
-    whole = sum(each.took for each in backward)
+    total = sum(entry.took for entry in backward)
     pieces = [0.0] * PIECES
-    done = 0.0
-    for each in backward:
-        pieces[min(PIECES - 1, int(PIECES * done / whole)) if whole else 0] += each.took / steps
-        done += each.took
+    elapsed = 0.0
+    for entry in backward:
+        pieces[min(PIECES - 1, int(PIECES * elapsed / total)) if total else 0] += entry.took / steps
+        elapsed += entry.took
     layers = (Layer(f"piece {PIECES - place}", forward / PIECES, pieces[place]) for place in range(PIECES))
     return tuple(layers)[::-1], None, ()
 
@@ -327,39 +336,48 @@ def _cut(
     Only the steps with the most frequent buckets are used, since in its first step PyTorch has other buckets. If at
     most half of the steps have the same, collectives may be missing, which is added to `unknown`.
     """
-    took: dict[tuple[int, ...], list[list[float]]] = {}
-    lasted: dict[tuple[int, ...], list[list[int]]] = {}
-    for step in dict.fromkeys(each.step for each in backward):
-        those = [each for each in backward if each.step == step]
-        mine = [each for each in sent if each.step == step and each.start_ns + SKEW_NS >= those[0].end_ns]
-        if not mine:
+    pieces_by_sizes: dict[tuple[int, ...], list[list[float]]] = {}
+    durations_by_sizes: dict[tuple[int, ...], list[list[int]]] = {}
+    for step in dict.fromkeys(entry.step for entry in backward):
+        step_work = [entry for entry in backward if entry.step == step]
+        step_collectives = [
+            collective
+            for collective in sent
+            if collective.step == step and collective.start_ns + SKEW_NS >= step_work[0].end_ns
+        ]
+        if not step_collectives:
             continue
-        pieces, place = [0.0] * len(mine), 0
-        for each in those:
-            while place < len(mine) - 1 and each.end_ns > mine[place].start_ns + SKEW_NS:
+        pieces, place = [0.0] * len(step_collectives), 0
+        for entry in step_work:
+            while place < len(step_collectives) - 1 and entry.end_ns > step_collectives[place].start_ns + SKEW_NS:
                 place += 1
-            pieces[place] += each.took
-        took.setdefault(tuple(each.size for each in mine), []).append(pieces)
-        lasted.setdefault(tuple(each.size for each in mine), []).append([each.lasted_ns for each in mine])
-    if not took:
-        return None
-    sizes = max(reversed(took), key=lambda each: len(took[each]))
-    counted = sum(map(len, took.values()))
-    if len(took) > 1 and 2 * len(took[sizes]) <= counted:
-        whole_mb = sorted(sum(each) / 1e6 for each in took)
-        unknown.append(
-            f"bytes of the gradients: {counted} steps sent {len(took)} different sets, of {whole_mb[0]:.4g} to "
-            f"{whole_mb[-1]:.4g} MB, so the trace may be incomplete; a set of {sum(sizes) / 1e6:.4g} MB is used"
+            pieces[place] += entry.took
+        pieces_by_sizes.setdefault(tuple(collective.size for collective in step_collectives), []).append(pieces)
+        durations_by_sizes.setdefault(tuple(collective.size for collective in step_collectives), []).append(
+            [collective.lasted_ns for collective in step_collectives]
         )
-    whole = sum(each.took for each in backward) / steps
-    means = [sum(pieces) / len(took[sizes]) for pieces in zip(*took[sizes], strict=True)]
-    scale = whole / sum(means) if sum(means) else 0.0
+    if not pieces_by_sizes:
+        return None
+    sizes = max(reversed(pieces_by_sizes), key=lambda key: len(pieces_by_sizes[key]))
+    step_count = sum(map(len, pieces_by_sizes.values()))
+    if len(pieces_by_sizes) > 1 and 2 * len(pieces_by_sizes[sizes]) <= step_count:
+        totals_mb = sorted(sum(key) / 1e6 for key in pieces_by_sizes)
+        unknown.append(
+            f"bytes of the gradients: {step_count} steps sent {len(pieces_by_sizes)} different sets, of "
+            f"{totals_mb[0]:.4g} to {totals_mb[-1]:.4g} MB, so the trace may be incomplete; a set of "
+            f"{sum(sizes) / 1e6:.4g} MB is used"
+        )
+    total = sum(entry.took for entry in backward) / steps
+    means = [sum(pieces) / len(pieces_by_sizes[sizes]) for pieces in zip(*pieces_by_sizes[sizes], strict=True)]
+    scale = total / sum(means) if sum(means) else 0.0
     layers = [
         Layer(f"bucket {number}", forward / len(sizes), means[number] * scale, (size,))
         for number, size in enumerate(sizes)
     ]
-    lasting = tuple(statistics.fmean(those) / 1e9 for those in zip(*lasted[sizes], strict=True))
-    return tuple(reversed(layers)), tuple((number,) for number in range(len(sizes))), lasting
+    mean_durations = tuple(
+        statistics.fmean(durations) / 1e9 for durations in zip(*durations_by_sizes[sizes], strict=True)
+    )
+    return tuple(reversed(layers)), tuple((number,) for number in range(len(sizes))), mean_durations
 
 
 def _by_module(work: Sequence[_Work], steps: int) -> tuple[Layer, ...]:
@@ -370,27 +388,33 @@ def _by_module(work: Sequence[_Work], steps: int) -> tuple[Layer, ...]:
     forward: dict[tuple[int, str], float] = {}
     backward: dict[Any, dict[tuple[int, str], list[tuple[float, float]]]] = {}
     last: dict[Any, tuple[int, str]] = {}
-    for place, each in enumerate(work):
-        key = (each.order, each.layer) if each.layer is not None and each.order is not None else (END_NS, "no module")
-        if each.phase == "forward":
-            forward[key] = forward.get(key, 0.0) + each.took / steps
-        elif each.phase == "backward":
-            those = backward.setdefault(each.step, {}).setdefault(key, [])
-            if those and last[each.step] == key:
-                those[-1] = those[-1][0], those[-1][1] + each.took
+    for place, entry in enumerate(work):
+        key = (
+            (entry.order, entry.layer) if entry.layer is not None and entry.order is not None else (END_NS, "no module")
+        )
+        if entry.phase == "forward":
+            forward[key] = forward.get(key, 0.0) + entry.took / steps
+        elif entry.phase == "backward":
+            occurrences = backward.setdefault(entry.step, {}).setdefault(key, [])
+            if occurrences and last[entry.step] == key:
+                occurrences[-1] = occurrences[-1][0], occurrences[-1][1] + entry.took
             else:
-                those.append((place, each.took))
-            last[each.step] = key
-    firsts = {step: min(at for those in found.values() for at, _ in those) for step, found in backward.items()}
+                occurrences.append((place, entry.took))
+            last[entry.step] = key
+    firsts = {step: min(place for pairs in by_key.values() for place, _ in pairs) for step, by_key in backward.items()}
     order = sorted(backward, key=lambda step: -len(backward[step]))
     calls = []
-    for key in sorted({*forward, *(key for found in backward.values() for key in found)}):
-        having = [step for step in order if key in backward[step]]
-        whole = sum(took for step in having for _, took in backward[step][key]) / steps
-        shown = backward[having[0]][key] if having else []
-        own = sum(took for _, took in shown)
-        scale = whole / own if own else 0.0
+    for key in sorted({*forward, *(key for by_key in backward.values() for key in by_key)}):
+        present_in = [step for step in order if key in backward[step]]
+        total = sum(seconds for step in present_in for _, seconds in backward[step][key]) / steps
+        reference = backward[present_in[0]][key] if present_in else []
+        reference_total = sum(seconds for _, seconds in reference)
+        scale = total / reference_total if reference_total else 0.0
         calls.append(
-            Call(key[1], forward.get(key, 0.0), [(at - firsts[having[0]], took * scale) for at, took in shown])
+            Call(
+                key[1],
+                forward.get(key, 0.0),
+                [(place - firsts[present_in[0]], seconds * scale) for place, seconds in reference],
+            )
         )
     return tuple(in_order(calls))

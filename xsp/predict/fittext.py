@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xsp.advise.text import duration
-from xsp.predict import identified
+from xsp.predict import identifiability
 from xsp.predict.configurations import Configurations, Factor
+from xsp.predict.crossvalidation import GENERIC, Beyond, Error, Evaluation, Point
 from xsp.predict.generic import Fit
-from xsp.predict.identified import Parameter
-from xsp.predict.judged import GENERIC, Beyond, Error, Judged, Point
+from xsp.predict.identifiability import Parameter
 from xsp.predict.nextrun import Next
 from xsp.predict.text import columns, listed, wrapped
 from xsp.scrub import plain
@@ -23,7 +23,7 @@ ACROSS = 3
 FORM = "t = (Σ a·(I/r)^p) · (Π (E/r)^q) + C; squared relative errors are minimised"
 
 
-def page(found: Judged) -> str:
+def page(found: Evaluation) -> str:
     """Return the fits, the errors of all models on held-out configurations, and what the data do not determine."""
     table = found.table
     kinds = f"{len(table):,} rows, {found.groups:,} groups of configurations"
@@ -35,69 +35,69 @@ def page(found: Judged) -> str:
     lines += ["", *wrapped(verdict(found), "  ")]
     for value, fit in found.fits.items():
         lines += ["", *wrapped(_head(found, value, fit), "  ")]
-        rows = map(_parameter, identified.parameters(fit, len(_own(found, value))))
+        rows = map(_parameter, identifiability.parameters(fit, len(_fit_rows(found, value))))
         lines += columns(("parameter", "value", "from", "to"), rows, left=1)
-        lines += listed("not determined", _not_told(found, value, fit))
+        lines += listed("not determined", _undetermined(found, value, fit))
     lines += ["", *listed("note", (*found.dropped, *_without(found), *table.notes, f"form: {FORM}"))]
     return "\n".join(lines)
 
 
-def _without(found: Judged) -> list[str]:
+def _without(found: Evaluation) -> list[str]:
     return [f"no baseline {name}: {reason}" for name, reason in found.missing.items()]
 
 
-def verdict(found: Judged) -> str:
+def verdict(found: Evaluation) -> str:
     """Return a text on which model is offered, and why."""
-    own = next((each for each in found.errors if each.model == GENERIC), None)
-    if own is None:
+    generic = next((error for error in found.errors if error.model == GENERIC), None)
+    if generic is None:
         return (
             f"The generic model is not offered: too few rows are left for it without those held out. "
             f"xsp predict at uses the {found.offered} model."
         )
-    best = next(each for each in found.errors if each.model != GENERIC)
+    best = next(error for error in found.errors if error.model != GENERIC)
     if found.offered == GENERIC:
         return (
-            f"The generic model is offered: its mean error on held-out configurations is {_percent(own.mean)}, that of "
-            f"the best baseline ({best.model}) {_percent(best.mean)}."
+            f"The generic model is offered: its mean error on held-out configurations is {_percent(generic.mean)}, "
+            f"that of the best baseline ({best.model}) {_percent(best.mean)}."
         )
     return (
         f"The generic model is not offered: on held-out configurations {best.model} is better, {_percent(best.mean)} "
-        f"against {_percent(own.mean)}. xsp predict at uses {best.model}."
+        f"against {_percent(generic.mean)}. xsp predict at uses {best.model}."
     )
 
 
-def _error(each: Error) -> list[str]:
-    return [each.model, _percent(each.mean), _percent(each.median), _percent(each.worst)]
+def _error(error: Error) -> list[str]:
+    return [error.model, _percent(error.mean), _percent(error.median), _percent(error.worst)]
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share < 10 else f"{100 * share:,.0f} %"
 
 
-def _beyond(found: Sequence[Beyond]) -> list[str]:
+def _beyond(results: Sequence[Beyond]) -> list[str]:
     """Return tables with a row for each model and a column for each factor, as many side by side as fit."""
-    names = [GENERIC, *sorted({error.model for each in found for error in each.errors} - {GENERIC})]
-    those = [{error.model: _percent(error.mean) for error in each.errors} for each in found]
-    heads = [f"{plain(each.factor)[:16]} ≥ {each.value:.4g} ({each.rows})" for each in found]
+    names = [GENERIC, *sorted({error.model for result in results for error in result.errors} - {GENERIC})]
+    errors_by_model = [{error.model: _percent(error.mean) for error in result.errors} for result in results]
+    heads = [f"{plain(result.factor)[:16]} ≥ {result.value:.4g} ({result.rows})" for result in results]
     lines: list[str] = []
-    for since in range(0, len(found), ACROSS):
+    for since in range(0, len(results), ACROSS):
         part = slice(since, since + ACROSS)
-        rows = ([name, *(each.get(name, "–") for each in those[part])] for name in names)
+        rows = ([name, *(errors.get(name, "–") for errors in errors_by_model[part])] for name in names)
         lines += columns(("model", *heads[part]), rows, left=1)
     return lines
 
 
-def _own(found: Judged, value: str | None) -> Configurations:
+def _fit_rows(found: Evaluation, value: str | None) -> Configurations:
     """Return the rows on which a fit was made."""
     if value is None or found.split.each is None:
         return found.table
     return found.table.take((found.table.values[found.split.each] == value).nonzero()[0])
 
 
-def _head(found: Judged, value: str | None, fit: Fit) -> str:
-    of = "" if value is None else f"{found.split.each}={value}: "
+def _head(found: Evaluation, value: str | None, fit: Fit) -> str:
+    prefix = "" if value is None else f"{found.split.each}={value}: "
     penalty = "no penalty" if fit.penalty.kind == "none" else f"{fit.penalty.kind.upper()} of {fit.penalty.strength:g}"
-    return f"{of}{_formula(fit)}; {penalty}, by cross-validation"
+    return f"{prefix}{_formula(fit)}; {penalty}, by cross-validation"
 
 
 def _formula(fit: Fit) -> str:
@@ -107,20 +107,28 @@ def _formula(fit: Fit) -> str:
         name = plain(factor.name)
         return f"({name}/{factor.reference:g})^{power}" if factor.numeric else f"{power}({name})"
 
-    inside = " + ".join(f"a·{one(each, 'p')}" if each.numeric else one(each, "a") for each in form.intrinsic) or "a"
-    product = "".join(f" · {one(each, 'q') if each.numeric else one(each, 'm')}" for each in form.extrinsic)
-    text = f"({inside})" if len(form.intrinsic) > 1 else inside
+    terms = (
+        " + ".join(f"a·{one(factor, 'p')}" if factor.numeric else one(factor, "a") for factor in form.intrinsic) or "a"
+    )
+    product = "".join(f" · {one(factor, 'q') if factor.numeric else one(factor, 'm')}" for factor in form.extrinsic)
+    text = f"({terms})" if len(form.intrinsic) > 1 else terms
     return f"t = {text}{product}{' + C' if form.has_constant else ''}"
 
 
-def _parameter(each: Parameter) -> list[str]:
-    if each.name.startswith("exponent"):
-        texts = [_exponent(value) for value in (each.value, each.low, each.high)]
-    elif _is_seconds(each.name):
-        texts = ["–" if value is None else duration(1e3 * value) for value in (each.value, each.low, each.high)]
+def _parameter(parameter: Parameter) -> list[str]:
+    if parameter.name.startswith("exponent"):
+        texts = [_exponent(value) for value in (parameter.value, parameter.low, parameter.high)]
+    elif _is_seconds(parameter.name):
+        texts = [
+            "–" if value is None else duration(1e3 * value)
+            for value in (parameter.value, parameter.low, parameter.high)
+        ]
     else:
-        texts = ["–" if value is None else f"× {_times(value):.3g}" for value in (each.value, each.low, each.high)]
-    return [plain(each.name), *texts]
+        texts = [
+            "–" if value is None else f"× {_times(value):.3g}"
+            for value in (parameter.value, parameter.low, parameter.high)
+        ]
+    return [plain(parameter.name), *texts]
 
 
 def _is_seconds(name: str) -> bool:
@@ -135,29 +143,30 @@ def _exponent(value: float | None) -> str:
     return "–" if value is None else f"{value:+.3f}"
 
 
-def _not_told(found: Judged, value: str | None, fit: Fit) -> list[str]:
+def _undetermined(found: Evaluation, value: str | None, fit: Fit) -> list[str]:
     """Return texts on parameters and combinations of parameters that the data do not determine."""
-    table = _own(found, value)
-    said = [
-        f"{plain(each.name)}: {each.why_not}"
-        for each in identified.parameters(fit, len(table))
-        if each.why_not is not None
+    table = _fit_rows(found, value)
+    texts = [
+        f"{plain(parameter.name)}: {parameter.why_not}"
+        for parameter in identifiability.parameters(fit, len(table))
+        if parameter.why_not is not None
     ]
-    tied = identified.ties(fit)
-    said += [
-        f"{plain(one)} and {plain(other)} trade off: only their combination is determined (correlation {related:+.2f})"
-        for one, other, related in sorted(tied, key=lambda each: -abs(each[2]))[:6]
+    tied = identifiability.ties(fit)
+    texts += [
+        f"{plain(first)} and {plain(second)} trade off: only their combination is determined "
+        f"(correlation {correlation:+.2f})"
+        for first, second, correlation in sorted(tied, key=lambda pair: -abs(pair[2]))[:6]
     ]
     if len(tied) > 6:
-        said.append(f"{len(tied) - 6} more pairs trade off")
-    size = identified.condition(fit, table)
+        texts.append(f"{len(tied) - 6} more pairs trade off")
+    size = identifiability.condition(fit, table)
     if size > 1e3:
         text = "some combination of parameters is not determined" if math.isinf(size) else f"condition {size:.3g}"
-        said.append(f"{text}: parameters are less certain than predictions")
-    return said
+        texts.append(f"{text}: parameters are less certain than predictions")
+    return texts
 
 
-def as_json(found: Judged) -> dict[str, Any]:
+def as_json(found: Evaluation) -> dict[str, Any]:
     """Return a fit as plain values; durations are in seconds, errors are shares."""
     return {
         "xsp_predict_fit": 1,
@@ -165,16 +174,20 @@ def as_json(found: Judged) -> dict[str, Any]:
         "groups": found.groups,
         "offered": found.offered,
         "verdict": verdict(found),
-        "heldout": [each._asdict() for each in found.errors],
-        "beyond": [{**each._asdict(), "errors": [one._asdict() for one in each.errors]} for each in found.beyond],
+        "heldout": [error._asdict() for error in found.errors],
+        "beyond": [
+            {**result._asdict(), "errors": [error._asdict() for error in result.errors]} for result in found.beyond
+        ],
         "fits": [
             {
                 "of": value,
                 "form": _formula(fit),
                 "penalty": fit.penalty._asdict(),
-                "parameters": [each._asdict() for each in identified.parameters(fit, len(_own(found, value)))],
-                "references": {each.name: each.reference for each in found.table.factors if each.numeric},
-                "not_told": _not_told(found, value, fit),
+                "parameters": [
+                    parameter._asdict() for parameter in identifiability.parameters(fit, len(_fit_rows(found, value)))
+                ],
+                "references": {factor.name: factor.reference for factor in found.table.factors if factor.numeric},
+                "not_told": _undetermined(found, value, fit),
             }
             for value, fit in found.fits.items()
         ],
@@ -185,20 +198,20 @@ def as_json(found: Judged) -> dict[str, Any]:
 # --- predictions -------------------------------------------------------------------------------------------------
 
 
-def points(found: Judged, those: Sequence[Point]) -> str:
+def points(found: Evaluation, those: Sequence[Point]) -> str:
     """Return predicted configurations with their intervals."""
     rows = [
-        [*(duration(1e3 * value) for value in (each.seconds, each.low, each.high)), "!" * bool(each.outside),
-         _text(each.configuration)] for each in those
+        [*(duration(1e3 * value) for value in (point.seconds, point.low, point.high)), "!" * bool(point.outside),
+         _text(point.configuration)] for point in those
     ]  # fmt: skip
     lines = _rows(("step", "from", "to", "", "configuration"), rows)
-    about = f"model: {found.offered}, mean error {_percent(found.errors[0].mean)} on held-out configurations"
-    lines += ["", *wrapped(about, "  ")]
+    summary = f"model: {found.offered}, mean error {_percent(found.errors[0].mean)} on held-out configurations"
+    lines += ["", *wrapped(summary, "  ")]
     if found.offered != GENERIC:
         lines += wrapped(verdict(found), "  ")
-    said = dict.fromkeys(text for each in those for text in each.outside)
-    lines += listed("extrapolated (!)", list(said)[:8])
-    if said:
+    warnings = dict.fromkeys(text for point in those for text in point.outside)
+    lines += listed("extrapolated (!)", list(warnings)[:8])
+    if warnings:
         lines += wrapped(
             "note: the interval is for configurations within the recorded ranges; outside it is too narrow", "  "
         )
@@ -207,62 +220,66 @@ def points(found: Judged, those: Sequence[Point]) -> str:
 
 def _text(configuration: Mapping[str, float | str]) -> str:
     """Return a configuration in the form of the command line: NAME=VALUE …"""
-    values = {name: plain(each) if isinstance(each, str) else f"{each:.12g}" for name, each in configuration.items()}
+    values = {
+        name: plain(value) if isinstance(value, str) else f"{value:.12g}" for name, value in configuration.items()
+    }
     return " ".join(f"{plain(name)}={value}" for name, value in values.items())
 
 
 def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return lines whose last column is text, which wraps within its column."""
     tables = columns((*head[:-1], ""), [(*row[:-1], "") for row in rows])
-    wide = max(map(len, tables)) + 2
-    lines = [f"{tables[0]:{wide}}{head[-1]}"]
+    width = max(map(len, tables)) + 2
+    lines = [f"{tables[0]:{width}}{head[-1]}"]
     for line, row in zip(tables[1:], rows, strict=True):
-        lines += [each.rstrip() for each in _hung(f"{line:{wide}}", row[-1])]
+        lines += [part.rstrip() for part in _hung(f"{line:{width}}", row[-1])]
     return lines
 
 
 def _hung(start: str, text: str) -> list[str]:
     parts = textwrap.wrap(text, max(20, 79 - len(start)), break_on_hyphens=False)
-    return [f"{start if not place else ' ' * len(start)}{part}" for place, part in enumerate(parts or [""])]
+    return [f"{start if not index else ' ' * len(start)}{part}" for index, part in enumerate(parts or [""])]
 
 
-def points_json(found: Judged, those: Sequence[Point]) -> dict[str, Any]:
+def points_json(found: Evaluation, those: Sequence[Point]) -> dict[str, Any]:
     """Return predicted configurations as plain values; durations are in seconds."""
     return {
         "xsp_predict_at": 1,
         "model": found.offered,
         "heldout_mean_error": found.errors[0].mean,
         "points": [
-            {"configuration": dict(each.configuration), "step_s": each.seconds, "low_s": each.low, "high_s": each.high,
-             "extrapolated": list(each.outside)} for each in those
+            {"configuration": dict(point.configuration), "step_s": point.seconds, "low_s": point.low,
+             "high_s": point.high, "extrapolated": list(point.outside)} for point in those
         ],
     }  # fmt: skip
 
 
-def following(found: Judged, those: Sequence[Next], point: Mapping[str, float | str] | None) -> str:
+def following(found: Evaluation, those: Sequence[Next], point: Mapping[str, float | str] | None) -> str:
     """Return a table of the configurations to record next."""
     if not those:
         return "Every combination of the recorded values has been recorded: record other values, larger ones first."
     rows = [
-        [f"{place}", duration(1e3 * each.predicted), f"± {100 * each.doubt:.2g} %", duration(1e3 * each.cost),
-         f"{100 * each.left:.0f} %", _text(each.configuration)] for place, each in enumerate(those, 1)
+        [f"{place}", duration(1e3 * candidate.predicted), f"± {100 * candidate.doubt:.2g} %",
+         duration(1e3 * candidate.cost), f"{100 * candidate.remaining_doubt:.0f} %", _text(candidate.configuration)]
+        for place, candidate in enumerate(those, 1)
     ]  # fmt: skip
     lines = _rows(("", "step", "uncertainty", "cost", "remaining", "configuration"), rows)
-    of = "all combinations of recorded values" if point is None else "the given configuration"
+    scope = "all combinations of recorded values" if point is None else "the given configuration"
     text = (
-        f"uncertainty: how much the resampled fits of {found.offered} differ; remaining: expected for {of}, once this "
-        "configuration and those before it are recorded; cost: time to record it"
+        f"uncertainty: how much the resampled fits of {found.offered} differ; remaining: expected for {scope}, once "
+        "this configuration and those before it are recorded; cost: time to record it"
     )
     return "\n".join([*lines, "", *wrapped(text, "  ")])
 
 
-def following_json(found: Judged, those: Sequence[Next]) -> dict[str, Any]:
+def following_json(found: Evaluation, those: Sequence[Next]) -> dict[str, Any]:
     """Return the configurations to record next as plain values; durations are in seconds, doubts are shares."""
     return {
         "xsp_predict_next": 1,
         "model": found.offered,
         "next": [
-            {"configuration": dict(each.configuration), "predicted_s": each.predicted, "doubt": each.doubt,
-             "cost_s": each.cost, "doubt_left": each.left} for each in those
+            {"configuration": dict(candidate.configuration), "predicted_s": candidate.predicted,
+             "doubt": candidate.doubt, "cost_s": candidate.cost, "doubt_left": candidate.remaining_doubt}
+            for candidate in those
         ],
     }  # fmt: skip

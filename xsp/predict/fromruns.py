@@ -41,52 +41,54 @@ def rows(sources: Sequence[str]) -> tuple[list[dict[str, Any]], tuple[str, ...]]
     Raises:
         UsageError: nothing can be read, or there are too many runs or rows.
     """
-    found: list[dict[str, Any]] = []
-    of_runs: list[dict[str, Any]] = []
-    left: list[str] = []
+    result: list[dict[str, Any]] = []
+    run_rows: list[dict[str, Any]] = []
+    omitted: list[str] = []
     count = 0
     for source in sources:
-        place = Path(source).expanduser()
-        if not place.exists():
+        path = Path(source).expanduser()
+        if not path.exists():
             raise UsageError(f"{source}: does not exist; {configurations.SHAPES}")
-        if not place.is_dir():
-            found += configurations.read(place)
+        if not path.is_dir():
+            result += configurations.read(path)
             continue
-        for run in _runs(place, left):
+        for run in _runs(path, omitted):
             count += 1
             if count > MOST_RUNS:
                 raise UsageError(f"more than {MOST_RUNS:,} runs: write their times into a table first")
             try:
-                of_runs.append(row(run))
+                run_rows.append(row(run))
             except XspError as error:
-                left.append(f"{run} is left out: {error}")
+                omitted.append(f"{run} is left out: {error}")
     names: dict[str, set[Any]] = {}
-    for each in of_runs:
-        for name, value in each.items():
+    for run_row in run_rows:
+        for name, value in run_row.items():
             names.setdefault(name, set()).add(value)
     switches = dict.fromkeys((name for name, values in names.items() if values == {GIVEN}), NOT_GIVEN)
-    found += [{**switches, **each} for each in of_runs]
-    if not found:
-        raise UsageError(left[0] if left else f"there are no rows; {configurations.SHAPES}")
-    if len(found) > configurations.MOST_ROWS:
-        raise UsageError(f"{len(found):,} rows, more than {configurations.MOST_ROWS:,}: aggregate repetitions first")
-    return found, tuple(left)
+    result += [{**switches, **run_row} for run_row in run_rows]
+    if not result:
+        raise UsageError(omitted[0] if omitted else f"there are no rows; {configurations.SHAPES}")
+    if len(result) > configurations.MOST_ROWS:
+        raise UsageError(f"{len(result):,} rows, more than {configurations.MOST_ROWS:,}: aggregate repetitions first")
+    return result, tuple(omitted)
 
 
-def _runs(place: Path, left: list[str]) -> Iterable[Path]:
-    """Return the runs of a directory, which is a run itself or contains runs; damaged ones are added to `left`."""
-    if rundir.is_one(place):
-        return load.parts(place)
-    inside = sorted(each for each in place.iterdir() if each.is_dir() and rundir.is_one(each))
-    if not inside:
-        raise UsageError(f"{place}: not a run, and contains none; {configurations.SHAPES}")
-    found: list[Path] = []
-    for each in inside:
+def _runs(path: Path, omitted: list[str]) -> Iterable[Path]:
+    """Return the runs of a directory, which is a run itself or contains runs; damaged ones are added to `omitted`."""
+    if rundir.is_run_directory(path):
+        return load.parts(path)
+    directories = sorted(
+        directory for directory in path.iterdir() if directory.is_dir() and rundir.is_run_directory(directory)
+    )
+    if not directories:
+        raise UsageError(f"{path}: not a run, and contains none; {configurations.SHAPES}")
+    runs: list[Path] = []
+    for directory in directories:
         try:
-            found += load.parts(each)
+            runs += load.parts(directory)
         except XspError as error:
-            left.append(f"{each} is left out: {error}")
-    return found
+            omitted.append(f"{directory} is left out: {error}")
+    return runs
 
 
 def row(place: Path) -> dict[str, Any]:
@@ -97,10 +99,17 @@ def row(place: Path) -> dict[str, Any]:
     """
     run = rundir.read_job(place)
     trace = recorded.loaded(str(place))
-    loop = next((each for each in iterations(trace.con) if (each.rank, each.kind) == (trace.rank, trace.kind)), None)
+    loop = next(
+        (
+            iteration
+            for iteration in iterations(trace.con)
+            if (iteration.rank, iteration.kind) == (trace.rank, trace.kind)
+        ),
+        None,
+    )
     step, _ = recorded.measured(Answers(trace), loop, [])
     machine, options = run.each_rank[0].machine, _options(run)
-    known = {
+    facts = {
         "model": options.get("model") or run.name or None,
         "batch": (loop.samples if loop is not None else None) or trace.run.batch_size,
         "ranks": run.world_size or len(run.each_rank),
@@ -109,18 +118,18 @@ def row(place: Path) -> dict[str, Any]:
         "device": machine.devices[0] if machine.devices else None,
         "step_s": step,
     }
-    return {**options, **{name: value for name, value in known.items() if value is not None}}
+    return {**options, **{name: value for name, value in facts.items() if value is not None}}
 
 
 def _options(run: Run) -> dict[str, str]:
     """Return the options `--name value` of a program's command line."""
     words = list(run.typed or run.command)
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for word, after in zip(words, [*words[1:], "--"], strict=False):  # a run from elsewhere may tell no words
         name, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or not name or name in _OF_XSP or _OF_LAUNCHERS.fullmatch(name):
             continue
         if not equals:
             value = GIVEN if after.startswith("-") and not _NUMBER.fullmatch(after) else after
-        found[name] = value
-    return found
+        options[name] = value
+    return options

@@ -57,28 +57,28 @@ class Form:
     def shapes(self) -> tuple[str, ...]:
         """Names of the parameters that are searched for: exponents and multipliers."""
         return (
-            *(f"exponent of {each.name}" for each in self.intrinsic if each.numeric),
-            *(f"exponent of {each.name}" for each in self.extrinsic if each.numeric),
-            *(f"{each.name}={level}" for each in self.extrinsic for level in each.levels[1:]),
+            *(f"exponent of {factor.name}" for factor in self.intrinsic if factor.numeric),
+            *(f"exponent of {factor.name}" for factor in self.extrinsic if factor.numeric),
+            *(f"{factor.name}={level}" for factor in self.extrinsic for level in factor.levels[1:]),
         )
 
     @property
     def coefficients(self) -> tuple[str, ...]:
         """Names of the parameters that are solved for; the last one is C if the form has a constant."""
-        named = (
-            *(each.name for each in self.intrinsic if each.numeric),
-            *(f"{each.name}={level}" for each in self.intrinsic for level in each.levels),
+        names = (
+            *(factor.name for factor in self.intrinsic if factor.numeric),
+            *(f"{factor.name}={level}" for factor in self.intrinsic for level in factor.levels),
         )
         constant = ("constant",) if self.has_constant else ()
-        return (*(f"a of {each}" for each in named), *constant) if named else ("a", *constant)
+        return (*(f"a of {name}" for name in names), *constant) if names else ("a", *constant)
 
     @property
     def has_constant(self) -> bool:
         """Whether C can be distinguished from the coefficients of the sum."""
-        return bool(self.extrinsic) or not any(each.levels for each in self.intrinsic)
+        return bool(self.extrinsic) or not any(factor.levels for factor in self.intrinsic)
 
     @property
-    def numbers(self) -> int:
+    def parameter_count(self) -> int:
         """Number of parameters."""
         return len(self.shapes) + len(self.coefficients)
 
@@ -93,8 +93,8 @@ def form(table: Configurations, intrinsic: Sequence[str], extrinsic: Sequence[st
     if both:
         raise UsageError(f"{min(both)} is named as intrinsic and as extrinsic: name it once")
     dropped: list[str] = []
-    kept: dict[str, list[Factor]] = {"intrinsic": [], "extrinsic": []}
-    logs: list[Floats] = [np.ones(len(table))]
+    by_kind: dict[str, list[Factor]] = {"intrinsic": [], "extrinsic": []}
+    independent: list[Floats] = [np.ones(len(table))]
     for kind, names in (("intrinsic", intrinsic), ("extrinsic", extrinsic)):
         for name in names:
             factor = table.factor(name)
@@ -103,26 +103,26 @@ def form(table: Configurations, intrinsic: Sequence[str], extrinsic: Sequence[st
                 continue
             if kind == "extrinsic":
                 factor = _of_rows(factor, table.values[name])
-                found = [*logs, *_columns_of(factor, table.values[name])]
-                if np.linalg.matrix_rank(np.column_stack(found), tol=1e-9 * len(table)) < len(found):
+                extended = [*independent, *_columns_of(factor, table.values[name])]
+                if np.linalg.matrix_rank(np.column_stack(extended), tol=1e-9 * len(table)) < len(extended):
                     dropped.append(f"{name} follows from the factors before it in all rows, so it is left out")
                     continue
-                logs = found
-            kept[kind].append(factor)
-    made = Form(tuple(kept["intrinsic"]), tuple(kept["extrinsic"]), tuple(dropped))
-    if not made.intrinsic and not made.extrinsic:
+                independent = extended
+            by_kind[kind].append(factor)
+    result = Form(tuple(by_kind["intrinsic"]), tuple(by_kind["extrinsic"]), tuple(dropped))
+    if not result.intrinsic and not result.extrinsic:
         raise UsageError("; ".join(dropped) or "name factors: --intrinsic, --extrinsic")
-    if len(made.shapes) > MOST_SHAPES:
-        raise UsageError(f"{len(made.shapes)} exponents and multipliers, more than {MOST_SHAPES}: name fewer factors")
-    return made
+    if len(result.shapes) > MOST_SHAPES:
+        raise UsageError(f"{len(result.shapes)} exponents and multipliers, more than {MOST_SHAPES}: name fewer factors")
+    return result
 
 
 def _of_rows(factor: Factor, values: NDArray[Any]) -> Factor:
     """Return a category with only the values that some rows have; any other value then counts as the most frequent."""
     if factor.numeric:
         return factor
-    counted = Counter(values.tolist())
-    return replace(factor, levels=tuple(sorted(counted, key=lambda each: (-counted[each], each))))
+    counts = Counter(values.tolist())
+    return replace(factor, levels=tuple(sorted(counts, key=lambda level: (-counts[level], level))))
 
 
 def _columns_of(factor: Factor, values: NDArray[Any]) -> list[Floats]:
@@ -155,8 +155,8 @@ class Design(NamedTuple):
         count = self.powers.shape[1]
         within = np.exp(np.clip(self.powers * shapes[:count], -200, 200))
         scale = np.exp(np.clip(self.scales @ shapes[count:], -200, 200))
-        found = np.column_stack([within, self.levels]) * scale[:, None]
-        return np.column_stack([found, np.ones(len(scale))]) if self.constant else found
+        columns = np.column_stack([within, self.levels]) * scale[:, None]
+        return np.column_stack([columns, np.ones(len(scale))]) if self.constant else columns
 
 
 def design(made: Form, values: Mapping[str, NDArray[Any]]) -> Design:
@@ -166,13 +166,20 @@ def design(made: Form, values: Mapping[str, NDArray[Any]]) -> Design:
     def stacked(columns: Sequence[Floats]) -> Floats:
         return np.column_stack(columns) if columns else np.empty((count, 0))
 
-    numbers = [each for each in made.extrinsic if each.numeric]
-    texts = [each for each in made.extrinsic if not each.numeric]
-    levels = [(values[each.name] == level).astype(float) for each in made.intrinsic for level in each.levels]
+    numbers = [factor for factor in made.extrinsic if factor.numeric]
+    texts = [factor for factor in made.extrinsic if not factor.numeric]
+    levels = [(values[factor.name] == level).astype(float) for factor in made.intrinsic for level in factor.levels]
     return Design(
-        stacked([c for each in made.intrinsic if each.numeric for c in _columns_of(each, values[each.name])]),
+        stacked(
+            [
+                column
+                for factor in made.intrinsic
+                if factor.numeric
+                for column in _columns_of(factor, values[factor.name])
+            ]
+        ),
         stacked(levels if made.intrinsic else [np.ones(count)]),
-        stacked([column for each in (*numbers, *texts) for column in _columns_of(each, values[each.name])]),
+        stacked([column for factor in (*numbers, *texts) for column in _columns_of(factor, values[factor.name])]),
         made.has_constant,
     )
 
@@ -194,12 +201,14 @@ class Fit:
 
     def spread(self, values: Mapping[str, NDArray[Any]]) -> Floats:
         """Return predicted seconds by resampled fit and configuration."""
-        those = design(self.form, values)
-        return np.array([self._at(those, *each) for each in self.bootstrap]).reshape(len(self.bootstrap), -1)
+        inputs = design(self.form, values)
+        return np.array([self._at(inputs, *parameters) for parameters in self.bootstrap]).reshape(
+            len(self.bootstrap), -1
+        )
 
-    def _at(self, those: Design, shapes: Floats, coefficients: Floats) -> Floats:
-        found: Floats = those.columns(shapes) @ coefficients
-        return found
+    def _at(self, inputs: Design, shapes: Floats, coefficients: Floats) -> Floats:
+        predicted: Floats = inputs.columns(shapes) @ coefficients
+        return predicted
 
 
 def fit(table: Configurations, made: Form, seed: int = 0, penalties: Sequence[Penalty] = PENALTIES) -> Fit:
@@ -214,31 +223,31 @@ def fit(table: Configurations, made: Form, seed: int = 0, penalties: Sequence[Pe
     Raises:
         UsageError: there are too few configurations, or SciPy is missing.
     """
-    needed(table, made)
-    table = drawn(table, seed)
-    those = design(made, table.values)
-    start = _searched(those, table.seconds, seed)
-    chosen = _chosen(those, table, start, penalties, seed)
-    shapes, coefficients = _refined(those, table.seconds, start, chosen)
-    return Fit(made, shapes, coefficients, chosen)
+    check_rows(table, made)
+    table = sample_rows(table, seed)
+    inputs = design(made, table.values)
+    start = _searched(inputs, table.seconds, seed)
+    penalty = _chosen(inputs, table, start, penalties, seed)
+    shapes, coefficients = _refined(inputs, table.seconds, start, penalty)
+    return Fit(made, shapes, coefficients, penalty)
 
 
-def needed(table: Configurations, made: Form) -> None:
+def check_rows(table: Configurations, made: Form) -> None:
     """Check that a table has more distinct configurations than the form has parameters.
 
     Raises:
         UsageError: it has too few; the message has the number of missing ones.
     """
-    columns = [table.values[each.name].tolist() for each in (*made.intrinsic, *made.extrinsic)]
-    different = len(set(zip(*columns, strict=True)))
-    if different <= made.numbers:
+    columns = [table.values[factor.name].tolist() for factor in (*made.intrinsic, *made.extrinsic)]
+    distinct = len(set(zip(*columns, strict=True)))
+    if distinct <= made.parameter_count:
         raise UsageError(
-            f"{different} different configurations cannot determine {made.numbers} parameters: record "
-            f"{made.numbers + 1 - different} more, or name fewer factors"
+            f"{distinct} different configurations cannot determine {made.parameter_count} parameters: record "
+            f"{made.parameter_count + 1 - distinct} more, or name fewer factors"
         )
 
 
-def drawn(table: Configurations, seed: int) -> Configurations:
+def sample_rows(table: Configurations, seed: int) -> Configurations:
     """Return a table, or `MOST_SEARCHED` random rows of a larger one."""
     if len(table) <= MOST_SEARCHED:
         return table
@@ -248,14 +257,14 @@ def drawn(table: Configurations, seed: int) -> Configurations:
 
 def with_bootstrap(found: Fit, table: Configurations, count: int, seed: int) -> Fit:
     """Return a fit with `count` bootstrap fits to tables of resampled groups, each refined from the fit."""
-    table = drawn(table, seed)
-    those = design(found.form, table.values)
-    chance = np.random.default_rng(seed)
-    made = []
+    table = sample_rows(table, seed)
+    inputs = design(found.form, table.values)
+    rng = np.random.default_rng(seed)
+    refits = []
     for _ in range(count):
-        places = resampled(table.groups, chance)
-        made.append(_refined(those.take(places), table.seconds[places], found.shapes, found.penalty))
-    return replace(found, bootstrap=tuple(made))
+        places = resampled(table.groups, rng)
+        refits.append(_refined(inputs.take(places), table.seconds[places], found.shapes, found.penalty))
+    return replace(found, bootstrap=tuple(refits))
 
 
 def resampled(groups: NDArray[np.int64], chance: np.random.Generator) -> NDArray[np.int64]:
@@ -263,7 +272,7 @@ def resampled(groups: NDArray[np.int64], chance: np.random.Generator) -> NDArray
     order = np.argsort(groups, kind="stable")
     names, starts = np.unique(groups[order], return_index=True)
     parts = np.split(order, starts[1:])
-    return np.concatenate([parts[each] for each in chance.integers(0, len(names), len(names))])
+    return np.concatenate([parts[group] for group in chance.integers(0, len(names), len(names))])
 
 
 # --- search ------------------------------------------------------------------------------------------------------
@@ -282,71 +291,71 @@ def solvers() -> tuple[Callable[..., Any], Callable[..., Any]]:
     return differential_evolution, nnls
 
 
-def _solved(those: Design, seconds: Floats, shapes: Floats, nnls: Callable[..., Any]) -> tuple[Floats, Floats, float]:
+def _solved(inputs: Design, seconds: Floats, shapes: Floats, nnls: Callable[..., Any]) -> tuple[Floats, Floats, float]:
     """Return non-negative coefficients, the columns relative to the times, and the sum of squared relative errors."""
-    columns = those.columns(shapes) / seconds[:, None]
+    columns = inputs.columns(shapes) / seconds[:, None]
     norms = np.sqrt((columns * columns).sum(axis=0))
     norms[(norms == 0) | ~np.isfinite(norms)] = 1.0
     try:
-        found, apart = nnls(columns / norms, np.ones(len(seconds)))
+        solution, residual = nnls(columns / norms, np.ones(len(seconds)))
     except (RuntimeError, ValueError):  # iteration limit reached, or values that are not finite
         return np.zeros(columns.shape[1]), columns, float(len(seconds))
-    return found / norms, columns, float(apart) ** 2
+    return solution / norms, columns, float(residual) ** 2
 
 
-def _searched(those: Design, seconds: Floats, seed: int) -> Floats:
+def _searched(inputs: Design, seconds: Floats, seed: int) -> Floats:
     """Return the exponents that differential evolution finds."""
     evolve, nnls = solvers()
-    count = those.powers.shape[1] + those.scales.shape[1]
+    count = inputs.powers.shape[1] + inputs.scales.shape[1]
     if not count:
         return np.empty(0)
-    found = evolve(
-        lambda shapes: _solved(those, seconds, shapes, nnls)[2] / len(seconds), [(-BOUND, BOUND)] * count,
+    result = evolve(
+        lambda shapes: _solved(inputs, seconds, shapes, nnls)[2] / len(seconds), [(-BOUND, BOUND)] * count,
         rng=np.random.default_rng(seed), popsize=max(4, 30 // count), maxiter=15 + 10 * count, tol=1e-3, polish=False,
     )  # fmt: skip
-    return np.asarray(found.x, dtype=float)
+    return np.asarray(result.x, dtype=float)
 
 
-def _refined(those: Design, seconds: Floats, start: Floats, penalty: Penalty) -> tuple[Floats, Floats]:
+def _refined(inputs: Design, seconds: Floats, start: Floats, penalty: Penalty) -> tuple[Floats, Floats]:
     """Return exponents and coefficients, improved from a start by damped steps until the error stops decreasing."""
     _, nnls = solvers()
     shapes, damping = start.copy(), 1e-3
-    coefficients, columns, loss = _solved(those, seconds, shapes, nnls)
+    coefficients, columns, loss = _solved(inputs, seconds, shapes, nnls)
     loss += _cost(shapes, penalty, len(seconds))
     for _ in range(60):
         if not len(shapes):
             break
-        slopes, errors = _linear(those, seconds, coefficients, columns, shapes, penalty)
+        slopes, errors = _linear(inputs, seconds, coefficients, columns, shapes, penalty)
         square, slope = slopes.T @ slopes, slopes.T @ errors
         better = False
         for _ in range(8):
             step = np.linalg.lstsq(square + damping * np.diag(np.diag(square) + 1e-12), -slope, rcond=None)[0]
-            tried = np.clip(shapes + step, -BOUND, BOUND)
-            solved = _solved(those, seconds, tried, nnls)
-            now = solved[2] + _cost(tried, penalty, len(seconds))
-            if now < loss:
+            trial = np.clip(shapes + step, -BOUND, BOUND)
+            solved = _solved(inputs, seconds, trial, nnls)
+            trial_loss = solved[2] + _cost(trial, penalty, len(seconds))
+            if trial_loss < loss:
                 better, damping = True, max(damping / 5, 1e-9)
                 break
             damping = min(damping * 8, 1e9)
         if not better:
             break
-        gained, moved = loss - now, float(np.abs(tried - shapes).max())
-        shapes, coefficients, columns, loss = tried, solved[0], solved[1], now
-        if gained <= 1e-10 * max(loss, 1e-300) or moved < 1e-8:
+        gain, shift = loss - trial_loss, float(np.abs(trial - shapes).max())
+        shapes, coefficients, columns, loss = trial, solved[0], solved[1], trial_loss
+        if gain <= 1e-10 * max(loss, 1e-300) or shift < 1e-8:
             break
-    return _filled(those, shapes, coefficients)
+    return _filled(inputs, shapes, coefficients)
 
 
-def _filled(those: Design, shapes: Floats, coefficients: Floats) -> tuple[Floats, Floats]:
+def _filled(inputs: Design, shapes: Floats, coefficients: Floats) -> tuple[Floats, Floats]:
     """Return parameters in which a category value without rows has multiplier 1, or the mean of the coefficients."""
     shapes = shapes.copy()
-    inside = those.powers.shape[1]
-    shapes[inside:][~those.scales.any(axis=0)] = 0.0
-    levels = slice(inside, inside + those.levels.shape[1])
-    there = those.levels.any(axis=0)
-    if not there.all():
+    power_count = inputs.powers.shape[1]
+    shapes[power_count:][~inputs.scales.any(axis=0)] = 0.0
+    levels = slice(power_count, power_count + inputs.levels.shape[1])
+    present = inputs.levels.any(axis=0)
+    if not present.all():
         coefficients = coefficients.copy()
-        coefficients[levels][~there] = coefficients[levels][there].mean() if there.any() else 0.0
+        coefficients[levels][~present] = coefficients[levels][present].mean() if present.any() else 0.0
     return shapes, coefficients
 
 
@@ -357,13 +366,13 @@ def _cost(shapes: Floats, penalty: Penalty, rows: int) -> float:
 
 
 def _linear(
-    those: Design, seconds: Floats, coefficients: Floats, columns: Floats, shapes: Floats, penalty: Penalty
+    inputs: Design, seconds: Floats, coefficients: Floats, columns: Floats, shapes: Floats, penalty: Penalty
 ) -> tuple[Floats, Floats]:
     """Return the Jacobian and the errors, with the coefficients projected out; the penalty adds rows to both."""
-    inside = those.powers.shape[1]
+    power_count = inputs.powers.shape[1]
     terms = columns * coefficients
-    scaled = terms[:, : terms.shape[1] - those.constant].sum(axis=1)
-    slopes = np.column_stack([terms[:, :inside] * those.powers, scaled[:, None] * those.scales])
+    scaled = terms[:, : terms.shape[1] - inputs.constant].sum(axis=1)
+    slopes = np.column_stack([terms[:, :power_count] * inputs.powers, scaled[:, None] * inputs.scales])
     errors = terms.sum(axis=1) - 1.0
     active = columns[:, coefficients > 0]
     if active.shape[1]:
@@ -378,7 +387,7 @@ def _linear(
     return np.vstack([slopes, np.diag(roots)]), np.concatenate([errors, roots * shapes])
 
 
-def _chosen(those: Design, table: Configurations, start: Floats, penalties: Sequence[Penalty], seed: int) -> Penalty:
+def _chosen(inputs: Design, table: Configurations, start: Floats, penalties: Sequence[Penalty], seed: int) -> Penalty:
     """Return the penalty with the smallest error on held-out groups.
 
     The first penalty is kept unless another one is better by more than the standard error of the difference, since a
@@ -386,26 +395,28 @@ def _chosen(those: Design, table: Configurations, start: Floats, penalties: Sequ
     """
     if len(penalties) == 1 or not len(start):
         return penalties[0]
-    held = list(folds(table.groups, 4, seed))
-    if len(held) < 2:
+    splits = list(folds(table.groups, 4, seed))
+    if len(splits) < 2:
         return penalties[0]
     losses = []
     for penalty in penalties:
-        apart = []
-        for inside, outside in held:
-            found = _refined(those.take(inside), table.seconds[inside], start, penalty)
-            predicted = those.take(outside).columns(found[0]) @ found[1]
-            apart.append((predicted / table.seconds[outside] - 1) ** 2)
-        losses.append(np.concatenate(apart))
-    best = min(range(len(losses)), key=lambda each: float(losses[each].mean()))
-    gained = losses[0] - losses[best]
-    return penalties[best if gained.mean() > gained.std() / np.sqrt(len(gained)) else 0]
+        errors = []
+        for train, test in splits:
+            parameters = _refined(inputs.take(train), table.seconds[train], start, penalty)
+            predicted = inputs.take(test).columns(parameters[0]) @ parameters[1]
+            errors.append((predicted / table.seconds[test] - 1) ** 2)
+        losses.append(np.concatenate(errors))
+    best = min(range(len(losses)), key=lambda index: float(losses[index].mean()))
+    gain = losses[0] - losses[best]
+    return penalties[best if gain.mean() > gain.std() / np.sqrt(len(gain)) else 0]
 
 
 def folds(groups: NDArray[np.int64], count: int, seed: int) -> list[tuple[NDArray[Any], NDArray[Any]]]:
     """Return the row indices inside and outside of each fold; groups stay whole, each fold has at least one."""
     names = np.unique(groups)
     order = np.random.default_rng(seed).permutation(names)
-    part = {name: place % min(count, len(names)) for place, name in enumerate(order)}
-    where = np.array([part[each] for each in groups])
-    return [(np.flatnonzero(where != each), np.flatnonzero(where == each)) for each in range(min(count, len(names)))]
+    fold_by_group = {name: place % min(count, len(names)) for place, name in enumerate(order)}
+    row_folds = np.array([fold_by_group[group] for group in groups])
+    return [
+        (np.flatnonzero(row_folds != fold), np.flatnonzero(row_folds == fold)) for fold in range(min(count, len(names)))
+    ]

@@ -16,7 +16,7 @@ class OfModules(NamedTuple):
     """Layers with the gradients of their modules."""
 
     layers: tuple[Layer, ...]
-    told: str
+    source: str
     """The source of the gradients."""
 
     frozen: int
@@ -35,43 +35,43 @@ def of_modules(trace: Trace, layers: Sequence[Layer], unknown: list[str]) -> OfM
     """
     idle, bytes_of_idle = _without_backward(trace)
     rows = _modules(trace, idle)
-    own = {str(row[0]): int(row[1]) for row in rows}
-    whole, parameters = (sum(int(row[place] or 0) for row in rows) for place in (2, 3))
+    bytes_by_module = {str(row[0]): int(row[1]) for row in rows}
+    trainable, parameters = (sum(int(row[place] or 0) for row in rows) for place in (2, 3))
     is_known = all(row[4] for row in rows)
-    excess = sum(own.values()) - whole
+    excess = sum(bytes_by_module.values()) - trainable
     if excess > 0:
         tied = next((row[0] for row in reversed(rows) if int(row[1]) == excess), None)
         if tied is not None:
-            own[tied] = 0  # an earlier module shares them; they arrive in its backward pass
+            bytes_by_module[tied] = 0  # an earlier module shares them; they arrive in its backward pass
         else:
             unknown.append(f"{excess:,} bytes of parameters that modules share are counted twice")
-    if not any(own.values()):
+    if not any(bytes_by_module.values()):
         return None
-    absent = sum(1 for each in layers if each.name not in own)
+    absent = sum(1 for layer in layers if layer.name not in bytes_by_module)
     if 0 < absent < len(layers) and not idle:
         unknown.append(f"parameters of {absent} of {len(layers)} calls of modules")
     if is_known:
         unknown.append("how many parameters a module has: all of its own count as one gradient")
     else:
         unknown.append("frozen parameters: all parameters are assumed to have gradients, one for each module")
-    frozen = max(0, parameters - whole)
-    told = "gradients: the parameters of each module, as recorded"
+    frozen = max(0, parameters - trainable)
+    source = "gradients: the parameters of each module, as recorded"
     if frozen:
-        told = (
+        source = (
             f"gradients: the parameters of each module that take one, as recorded; "
             f"{frozen / 1e6:.4g} of {parameters / 1e6:.4g} MB of parameters are frozen"
         )
     if bytes_of_idle:
-        told += f"; without {bytes_of_idle / 1e6:.4g} MB of models that have no backward pass in this step"
-    left = dict(own)
+        source += f"; without {bytes_of_idle / 1e6:.4g} MB of models that have no backward pass in this step"
+    remaining = dict(bytes_by_module)
     if absent == len(layers):  # the layers are no modules
-        told += "; spread over the backward pass in proportion to time" * (absent > 1)
-        return OfModules(spread(layers, sum(own.values())), told, frozen)
-    found = []
+        source += "; spread over the backward pass in proportion to time" * (absent > 1)
+        return OfModules(spread(layers, sum(bytes_by_module.values())), source, frozen)
+    result = []
     for layer in layers:
-        size = left.pop(layer.name, 0)
-        found.append(replace(layer, gradients=(size,) if size else ()))
-    return OfModules(tuple(found), told, frozen)
+        size = remaining.pop(layer.name, 0)
+        result.append(replace(layer, gradients=(size,) if size else ()))
+    return OfModules(tuple(result), source, frozen)
 
 
 _MODEL = f"coalesce(json_extract_string({{0}}.attributes, '$.{ROOT}'), '')"
@@ -134,8 +134,8 @@ def _without_backward(trace: Trace) -> tuple[list[str], int]:
 
 def spread(layers: Sequence[Layer], stated: int) -> tuple[Layer, ...]:
     """Return the layers with the stated bytes of gradients, divided in proportion to the time of backward passes."""
-    whole = sum(each.backward for each in layers)
+    total = sum(layer.backward for layer in layers)
     return tuple(
-        replace(each, gradients=(round(stated * (each.backward / whole if whole else 1 / len(layers))),))
-        for each in layers
+        replace(layer, gradients=(round(stated * (layer.backward / total if total else 1 / len(layers))),))
+        for layer in layers
     )

@@ -15,7 +15,7 @@ from xsp.store.views import FULL_NAME, LAYERS, NS
 
 _SENT = f"""(level = {int(Level.LIBRARY)} AND kind = '{Kind.CALL}' AND (contains(attributes, 'xsp.collective.name')
             OR regexp_matches(name, '^(gloo|nccl|mpi|ucc):') AND NOT regexp_matches(name, ':(send|recv)')))"""
-"""SQL of collectives of the host; those that could not be numbered have a name alone."""
+"""SQL of collectives of the host; those that could not be numbered have only a name."""
 
 Lane = tuple[tuple[float, float], ...]
 """Intervals of activity in a step, in seconds from its start."""
@@ -42,14 +42,14 @@ def in_order(calls: Sequence[Call]) -> list[Layer]:
         calls: calls of one batch in the order of execution.
     """
     placed: list[tuple[float, int, Layer]] = []
-    place = min((at for call in calls for at, _ in call.stretches), default=0.0)
+    place = min((position for call in calls for position, _ in call.stretches), default=0.0)
     for number in range(len(calls) - 1, -1, -1):
         call = calls[number]
-        *before, last = call.stretches or [(place, 0.0)]  # without backward work: next to the call after it
+        *earlier, last = call.stretches or [(place, 0.0)]  # without backward work: next to the call after it
         place = last[0]
         placed.append((-place, number, Layer(call.name, call.forward, last[1])))
-        placed += [(-at, number, Layer(call.name, 0.0, took)) for at, took in before]
-    return [layer for _, _, layer in sorted(placed, key=lambda each: each[:2])]
+        placed += [(-position, number, Layer(call.name, 0.0, duration)) for position, duration in earlier]
+    return [layer for _, _, layer in sorted(placed, key=lambda entry: entry[:2])]
 
 
 class OnHost(NamedTuple):
@@ -66,7 +66,7 @@ class OnHost(NamedTuple):
     """Number of batches per update."""
 
     lanes: Mapping[str, Lane]
-    told: list[str]
+    sources: list[str]
     unknown: list[str]
 
 
@@ -76,47 +76,47 @@ def of(trace: Trace, answers: Answers) -> OnHost:
     Raises:
         AnalysisError: the step has no forward pass or no backward pass.
     """
-    told: list[str] = []
+    notes: list[str] = []
     unknown: list[str] = []
-    took = {row["phase"]: (row["ms"] or 0.0) / 1e3 for row in answers["phases"].dicts()}
-    if not took.get(BACKWARD) or not took.get(FORWARD):
+    phase_seconds = {row["phase"]: (row["ms"] or 0.0) / 1e3 for row in answers["phases"].dicts()}
+    if not phase_seconds.get(BACKWARD) or not phase_seconds.get(FORWARD):
         raise AnalysisError(
             f"{trace.name!r} has no training step with a forward and a backward pass: record one, "
             "`xsp run train.py` or `xsp profile MODEL --train`"
         )
     waited = _waited_for_ranks(trace)
     if waited:
-        told.append(f"removed: {waited * 1e3:.3g} ms of the backward pass, collectives that nothing overlaps")
-    backward = max(0.0, took[BACKWARD] - waited)
-    again, count = closures(trace), batches(trace)
-    if again > 1:
+        notes.append(f"removed: {waited * 1e3:.3g} ms of the backward pass, collectives that nothing overlaps")
+    backward = max(0.0, phase_seconds[BACKWARD] - waited)
+    repeats, count = closures(trace), batches(trace)
+    if repeats > 1:
         unknown.append(
-            f"how often gradients are sent: the optimizer computes them {again} times in a step, and "
+            f"how often gradients are sent: the optimizer computes them {repeats} times in a step, and "
             "DistributedDataParallel sends them each time; here they are sent once"
         )
     rows = _layers(trace)
-    told.append(
+    notes.append(
         f"forward, backward, update: phases of the step; their share by layer from {len(rows)} calls of modules"
     )
-    own = sum(row["own_ns"] for row in rows)
-    known = sum(row["backward_ns"] or 0 for row in rows)
-    if not rows or not own:
-        layers: tuple[Layer, ...] = (Layer("model", took[FORWARD], backward),)
+    own_ns = sum(row["own_ns"] for row in rows)
+    backward_ns = sum(row["backward_ns"] or 0 for row in rows)
+    if not rows or not own_ns:
+        layers: tuple[Layer, ...] = (Layer("model", phase_seconds[FORWARD], backward),)
         unknown.append("modules: record with --levels M/L; all gradients arrive at the end of the backward pass")
     else:
-        if not known:
+        if not backward_ns:
             unknown.append("backward of each layer: no operators were recorded, so it is divided like the forward pass")
-        layers = _in_order(rows, took[FORWARD] / own, backward, count)
-    other = took.get(REST, 0.0) + took.get(BETWEEN, 0.0)
+        layers = _in_order(rows, phase_seconds[FORWARD] / own_ns, backward, count)
+    other = phase_seconds.get(REST, 0.0) + phase_seconds.get(BETWEEN, 0.0)
     return OnHost(
         layers,
-        took.get(OPTIMIZER, 0.0),
+        phase_seconds.get(OPTIMIZER, 0.0),
         other,
-        took.get(DATA, 0.0),
+        phase_seconds.get(DATA, 0.0),
         waited,
         count,
         _lanes(trace),
-        told,
+        notes,
         unknown,
     )
 
@@ -163,28 +163,28 @@ def _in_order(rows: Sequence[Mapping[str, Any]], forward: float, backward: float
         backward: seconds of all backward passes.
         batches: number of batches, with equally many calls each; if the calls do not divide equally, one is assumed.
     """
-    known = sum(row["backward_ns"] or 0 for row in rows)
-    if not known:
-        own = sum(row["own_ns"] for row in rows if row["leaf"])
-        shares = [(row["own_ns"] / own if row["leaf"] else 0.0) if own else 1 / len(rows) for row in rows]
+    backward_ns = sum(row["backward_ns"] or 0 for row in rows)
+    if not backward_ns:
+        own_ns = sum(row["own_ns"] for row in rows if row["leaf"])
+        shares = [(row["own_ns"] / own_ns if row["leaf"] else 0.0) if own_ns else 1 / len(rows) for row in rows]
         return tuple(
             Layer(row["name"], forward * row["own_ns"], backward * share)
             for row, share in zip(rows, shares, strict=True)
         )
     count = len(rows) // batches if len(rows) % batches == 0 else len(rows)
-    found: list[Layer] = []
+    layers: list[Layer] = []
     for begin in range(0, len(rows), count):
-        found += in_order(
+        layers += in_order(
             [
                 Call(
                     row["name"],
                     forward * row["own_ns"],
-                    [(at, backward * took / known) for at, took in row["stretches"]],
+                    [(position, backward * ns / backward_ns) for position, ns in row["stretches"]],
                 )
                 for row in rows[begin : begin + count]
             ]
         )
-    return tuple(found)
+    return tuple(layers)
 
 
 def batches(trace: Trace) -> int:
@@ -201,8 +201,8 @@ def batches(trace: Trace) -> int:
         """
     ).fetchall()
     passes, updates, calls = rows[0]
-    several = updates == 1 and passes > 1 and calls and set(calls) == {passes}
-    return int(passes) if several and closures(trace) < 2 else 1
+    accumulates = updates == 1 and passes > 1 and calls and set(calls) == {passes}
+    return int(passes) if accumulates and closures(trace) < 2 else 1
 
 
 def closures(trace: Trace) -> int:
@@ -234,13 +234,13 @@ def _waited_for_ranks(trace: Trace) -> float:
             AND NOT starts_with(name, 'c10d::') OR {_SENT}
         """
     ).fetchall()
-    those = {what: [(a, b) for each, a, b, _ in rows if each == what] for what in ("pass", "sent", "ran")}
-    of_layers = [(a, b) for what, a, b, of_layer in rows if what == "ran" and of_layer]
-    waited, ran = 0, _union(those["ran"])
-    for begin, stop in _union(those["pass"]):
-        computed = max((b for a, b in of_layers if begin <= a < stop), default=begin)
+    intervals = {what: [(a, b) for kind, a, b, _ in rows if kind == what] for what in ("pass", "sent", "ran")}
+    layer_operators = [(a, b) for what, a, b, in_layer in rows if what == "ran" and in_layer]
+    waited, ran = 0, _union(intervals["ran"])
+    for begin, stop in _union(intervals["pass"]):
+        computed = max((b for a, b in layer_operators if begin <= a < stop), default=begin)
         for start, end in _gaps(ran, begin, stop):
-            sent = [(a, b) for a, b in those["sent"] if b > start and (start >= computed or b <= end)]
+            sent = [(a, b) for a, b in intervals["sent"] if b > start and (start >= computed or b <= end)]
             waited += _length(_both([(start, end)], _union(sent)))
     return waited / 1e9
 
@@ -258,28 +258,28 @@ def _gaps(covered: Sequence[tuple[int, int]], start: int, stop: int) -> Iterator
 
 
 def _union(intervals: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         elif end > start:
-            found.append((start, end))
-    return found
+            merged.append((start, end))
+    return merged
 
 
-def _both(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _both(left: Sequence[tuple[int, int]], right: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the intersection of two unions of intervals."""
     marks = sorted(
-        [(at, step) for start, end in (*one, *other) for at, step in ((start, 1), (end, -1))],
+        [(position, step) for start, end in (*left, *right) for position, step in ((start, 1), (end, -1))],
         key=lambda mark: (mark[0], mark[1]),
     )
-    found: list[tuple[int, int]] = []
-    depth = before = 0
-    for at, step in marks:
-        if depth == 2 and at > before:
-            found.append((before, at))
-        depth, before = depth + step, at
-    return found
+    overlaps: list[tuple[int, int]] = []
+    depth = previous = 0
+    for position, step in marks:
+        if depth == 2 and position > previous:
+            overlaps.append((previous, position))
+        depth, previous = depth + step, position
+    return overlaps
 
 
 def _length(intervals: Sequence[tuple[int, int]]) -> int:
@@ -304,4 +304,4 @@ def _lanes(trace: Trace) -> dict[str, Lane]:
     lanes: dict[str, list[tuple[float, float]]] = {}
     for kind, start, end in rows:
         lanes.setdefault(names.get(kind, "communication"), []).append((float(start), float(end)))
-    return {name: tuple(those) for name, those in lanes.items()}
+    return {name: tuple(intervals) for name, intervals in lanes.items()}

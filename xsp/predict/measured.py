@@ -72,10 +72,10 @@ class Measured:
             return 0.0
         shape = self.shapes.get((what, ranks))
         if shape is None:
-            known = sorted({count for name, count in self.shapes if name == what})
-            there = f"there are figures of {', '.join(map(str, known))} ranks" if known else "there are none"
+            counts = sorted({count for name, count in self.shapes if name == what})
+            known = f"there are figures of {', '.join(map(str, counts))} ranks" if counts else "there are none"
             raise UsageError(
-                f"{what} of {ranks} ranks was not measured here ({there}): measure it, `xsp bench collectives --ranks "
+                f"{what} of {ranks} ranks was not measured here ({known}): measure it, `xsp bench collectives --ranks "
                 f"{ranks}`; for ranks on several machines give their link"
             )
         piece = shape.piece(size)
@@ -87,7 +87,7 @@ class Measured:
         """Return the slowdown of a number of ranks; none for one rank, or if it was not timed."""
         return self.sharing.get(ranks, ALONE) if ranks > 1 else ALONE
 
-    def tells(self, what: str, ranks: int) -> bool:
+    def covers(self, what: str, ranks: int) -> bool:
         """Return whether a collective was timed with a number of ranks; always true for one rank."""
         return ranks == 1 or (what, ranks) in self.shapes
 
@@ -97,14 +97,14 @@ class Measured:
 
     def notes(self, ranks: Sequence[int], largest: float) -> list[str]:
         """Return notes on the link for some numbers of ranks and the bytes of the largest bucket."""
-        found = ["The link is this machine, and loopback is not a network; several machines have another link."]
+        notes = ["The link is this machine, and loopback is not a network; several machines have another link."]
         if self.other_cpu is not None:
-            found.append(
+            notes.append(
                 f"The run was recorded on another processor, {self.other_cpu}: ranks here would compute at another "
                 "speed."
             )
         if self.threads != self.timed_threads and max(ranks) > 1:
-            found.append(
+            notes.append(
                 f"The run has {_threads(self.threads)}, ranks were timed with {self.timed_threads}: their slowdown is "
                 f"at least the ratio of threads to cores. `xsp bench collectives --threads {self.threads}` measures "
                 "it; under torchrun a rank has one thread, unless OMP_NUM_THREADS is set."
@@ -114,21 +114,21 @@ class Measured:
                 continue
             shared = self.sharing.get(count)
             if shared is None:
-                found.append(f"The slowdown of {count} ranks that compute at once was not measured; it is left out.")
+                notes.append(f"The slowdown of {count} ranks that compute at once was not measured; it is left out.")
                 continue
-            of = f" of {_threads(self.threads)}" if self.threads > 1 else ""
-            more = f"Cores are shared: {count} ranks{of} have {self.cores}. " if self.crowded(count) else ""
-            found.append(
-                f"{more}{count} ranks at once: products take {shared.computing:.2f} times as long, copies "
+            threads_note = f" of {_threads(self.threads)}" if self.threads > 1 else ""
+            prefix = f"Cores are shared: {count} ranks{threads_note} have {self.cores}. " if self.crowded(count) else ""
+            notes.append(
+                f"{prefix}{count} ranks at once: products take {shared.computing:.2f} times as long, copies "
                 f"{shared.copying:.2f}; a second of collectives beside computation costs both {shared.lost:.2f} s."
             )
             shape = self.shapes.get(("all_reduce", count))
             if shape is not None and largest > shape.reach:
-                found.append(
+                notes.append(
                     f"A bucket of {largest / 1e6:.4g} MB is beyond the {shape.reach / 1e6:.4g} MB up to which the "
                     f"all-reduce of {count} ranks can be extrapolated."
                 )
-        return found
+        return notes
 
 
 ALONE = Sharing(1.0, 1.0, 0.0, 0.0)
@@ -151,12 +151,12 @@ def of(timings: Timings, threads: int | None = None, cpu: str | None = None) -> 
     Raises:
         UsageError: no all-reduce was timed.
     """
-    found = transfers.curves(each for each in timings if each.runtime == COLLECTIVES)
-    own = [each for each in found if each.threads == (threads or 1)]
+    curves = transfers.curves(timing for timing in timings if timing.runtime == COLLECTIVES)
+    matching = [curve for curve in curves if curve.threads == (threads or 1)]
     timed_threads = threads or 1
-    if not any(each.family.name == "all_reduce" for each in own):
-        own, timed_threads = [each for each in found if each.threads == 1], 1
-    shapes = {(each.family.name, each.ranks): each.shape for each in own if each.shape is not None}
+    if not any(curve.family.name == "all_reduce" for curve in matching):
+        matching, timed_threads = [curve for curve in curves if curve.threads == 1], 1
+    shapes = {(curve.family.name, curve.ranks): curve.shape for curve in matching if curve.shape is not None}
     reduced = sorted(ranks for name, ranks in shapes if name == "all_reduce")
     if not reduced:
         raise UsageError(
@@ -164,16 +164,18 @@ def of(timings: Timings, threads: int | None = None, cpu: str | None = None) -> 
         )
     first = shapes["all_reduce", reduced[0]]
     alpha, beta = first.alpha.value, first.beta.value
-    known = timings.cores
-    crowd = {ranks: max(1.0, ranks * min(threads or 1, known) / known if known else 1.0) for ranks in reduced}
+    cores = timings.cores
+    crowding = {ranks: max(1.0, ranks * min(threads or 1, cores) / cores if cores else 1.0) for ranks in reduced}
     sharing = {
-        ranks: each for ranks in reduced if (each := _sharing(own, ranks, timed_threads, crowd[ranks])) is not None
+        ranks: slowdown
+        for ranks in reduced
+        if (slowdown := _sharing(matching, ranks, timed_threads, crowding[ranks])) is not None
     }
-    here = timings.environment.equal.get("cpu")
-    other = cpu if cpu and here and cpu != here else None
-    held = Measured(shapes, sharing, alpha, beta, known, threads or 1, timed_threads, other)
+    local_cpu = timings.environment.equal.get("cpu")
+    other_cpu = cpu if cpu and local_cpu and cpu != local_cpu else None
+    measured = Measured(shapes, sharing, alpha, beta, cores, threads or 1, timed_threads, other_cpu)
     source = f"gloo on this machine, all-reduce of {reduced[0]} ranks (xsp bench collectives)"
-    return Link(NAME, alpha, beta, source=source, measured=held)
+    return Link(NAME, alpha, beta, source=source, measured=measured)
 
 
 READS = ("read-cold", "read-direct", "read-cached")
@@ -186,41 +188,44 @@ def reading(timings: Timings, size: int) -> tuple[float, str]:
     Raises:
         UsageError: no reading was timed on this machine.
     """
-    found = [each for each in transfers.curves(each for each in timings if each.runtime == transfers.TRANSFERS)
-             if each.family.name in READS and each.shape is not None]  # fmt: skip
-    if not found:
+    curves = [entry for entry in transfers.curves(entry for entry in timings if entry.runtime == transfers.TRANSFERS)
+             if entry.family.name in READS and entry.shape is not None]  # fmt: skip
+    if not curves:
         raise UsageError(
             f"{timings.folder}: reading from storage was not timed on this machine: `xsp bench transfers --families "
             "storage`, or give READ as a time"
         )
-    curve = min(found, key=lambda each: READS.index(each.family.name))
+    curve = min(curves, key=lambda candidate: READS.index(candidate.family.name))
     shape = curve.shape
     assert shape is not None
-    told = f"reading: a batch of {size / 1e6:.4g} MB as {curve.name} takes on this machine (xsp bench transfers)"
+    source = f"reading: a batch of {size / 1e6:.4g} MB as {curve.name} takes on this machine (xsp bench transfers)"
     if curve.family.name == "read-cached":
-        told += ", from memory: the time of the disk is unknown"
+        source += ", from memory: the time of the disk is unknown"
     if size > shape.reach:
-        told += f", beyond the {shape.reach / 1e6:.4g} MB up to which it can be extrapolated"
-    return max(0.0, shape.seconds(size)), told
+        source += f", beyond the {shape.reach / 1e6:.4g} MB up to which it can be extrapolated"
+    return max(0.0, shape.seconds(size)), source
 
 
-def _sharing(found: Sequence[Curve], ranks: int, threads: int, least: float) -> Sharing | None:
+def _sharing(curves: Sequence[Curve], ranks: int, threads: int, least: float) -> Sharing | None:
     """Return the slowdown of ranks, with factors of at least `least` for computing and copying; None if not timed."""
-    computing = transfers.together(found, "together-product", ranks, threads)
-    copying = transfers.together(found, "together-copy", ranks, threads)
+    computing = transfers.crowding_factor(curves, "together-product", ranks, threads)
+    copying = transfers.crowding_factor(curves, "together-copy", ranks, threads)
     if computing is None or copying is None:
         return None
-    took = {(each.family.name, each.ranks): each for each in found}
-    copied = (took["together-copy", ranks].timings[0][1].trimmed_ns or 0.0) / 1e9
-    product = (took["together-product", ranks].timings[0][1].trimmed_ns or 0.0) / 1e9
-    lost = []
-    beside, reduce = took.get(("beside", ranks)), took.get(("all_reduce", ranks))
-    if beside is not None and reduce is not None and reduce.shape is not None:
-        for size, timing in beside.timings:
-            alone = transfers.PRODUCTS.get(size, 0) * product, reduce.shape.seconds(size)
-            both = (timing.trimmed_ns or 0.0) / 1e9
-            if min(alone) > 0:
-                lost.append(min(1.0, max(0.0, (both - max(alone)) / min(alone))))
+    by_family = {(curve.family.name, curve.ranks): curve for curve in curves}
+    copied = (by_family["together-copy", ranks].timings[0][1].trimmed_ns or 0.0) / 1e9
+    product = (by_family["together-product", ranks].timings[0][1].trimmed_ns or 0.0) / 1e9
+    losses = []
+    beside_curve, reduce_curve = by_family.get(("beside", ranks)), by_family.get(("all_reduce", ranks))
+    if beside_curve is not None and reduce_curve is not None and reduce_curve.shape is not None:
+        for size, timing in beside_curve.timings:
+            separate = transfers.PRODUCTS.get(size, 0) * product, reduce_curve.shape.seconds(size)
+            combined = (timing.trimmed_ns or 0.0) / 1e9
+            if min(separate) > 0:
+                losses.append(min(1.0, max(0.0, (combined - max(separate)) / min(separate))))
     return Sharing(
-        max(least, computing), max(least, copying), copied / transfers.COPIED, statistics.median(lost) if lost else 0.0
+        max(least, computing),
+        max(least, copying),
+        copied / transfers.COPIED,
+        statistics.median(losses) if losses else 0.0,
     )

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xsp.predict import judged as judging
+from xsp.predict import crossvalidation as judging
 from xsp.predict.configurations import Factor, Floats
-from xsp.predict.judged import Judged
+from xsp.predict.crossvalidation import Evaluation
 
 MOST_CANDIDATES = 4_000
 STEPS = 100
@@ -32,12 +32,12 @@ class Next(NamedTuple):
     """Standard deviation of the resampled fits there, as a share, before anything is recorded."""
 
     cost: float
-    left: float
+    remaining_doubt: float
     """The share of doubt that is expected to be left once this configuration and those before it are recorded."""
 
 
 def choose(
-    judged: Judged,
+    judged: Evaluation,
     count: int = 5,
     point: Mapping[str, float | str] | None = None,
     steps: int = STEPS,
@@ -55,76 +55,78 @@ def choose(
     Raises:
         UsageError: the point lacks a factor, or has an unknown factor or value.
     """
-    wanted = None if point is None else judging.asked_values(judged, [point])
-    asked = candidates(judged)
-    if not asked:
+    point_values = None if point is None else judging.point_columns(judged, [point])
+    configurations = candidates(judged)
+    if not configurations:
         return []
-    values = judging.asked_values(judged, asked)
+    values = judging.point_columns(judged, configurations)
     seconds = judging.offered(judged)(values)
-    apart = _apart(judging.spread(judged, values))
-    target = apart if wanted is None else _apart(judging.spread(judged, wanted))
+    deviations = _centered(judging.spread(judged, values))
+    target_deviations = deviations if point_values is None else _centered(judging.spread(judged, point_values))
     noise = float(np.var(judged.residuals)) or 1e-12
     cost = start + steps * seconds
-    doubt = apart.std(axis=1)
-    whole = float((target**2).sum()) or 1.0
-    found: list[Next] = []
-    taken = np.zeros(len(asked), dtype=bool)
-    for _ in range(min(count, len(asked))):
-        size = apart.shape[1]
-        shared = ((apart @ target.T / size) ** 2).sum(axis=1)
-        worth = np.where(taken, -1.0, shared / ((apart**2).mean(axis=1) + noise) / cost)
-        best = int(worth.argmax())
-        taken[best] = True
-        row = apart[best].copy()
-        apart, target = _told(apart, row, noise), _told(target, row, noise)
-        left = float(np.sqrt((target**2).sum() / whole))
-        found.append(Next(asked[best], float(seconds[best]), float(doubt[best]), float(cost[best]), left))
-    return found
+    doubt = deviations.std(axis=1)
+    total = float((target_deviations**2).sum()) or 1.0
+    result: list[Next] = []
+    chosen = np.zeros(len(configurations), dtype=bool)
+    for _ in range(min(count, len(configurations))):
+        size = deviations.shape[1]
+        shared = ((deviations @ target_deviations.T / size) ** 2).sum(axis=1)
+        gain = np.where(chosen, -1.0, shared / ((deviations**2).mean(axis=1) + noise) / cost)
+        best = int(gain.argmax())
+        chosen[best] = True
+        row = deviations[best].copy()
+        deviations, target_deviations = _updated(deviations, row, noise), _updated(target_deviations, row, noise)
+        remaining = float(np.sqrt((target_deviations**2).sum() / total))
+        result.append(
+            Next(configurations[best], float(seconds[best]), float(doubt[best]), float(cost[best]), remaining)
+        )
+    return result
 
 
-def _apart(spread: Floats) -> Floats:
+def _centered(spread: Floats) -> Floats:
     """Return the deviation of logarithms from their mean, by configuration (rows) and resampled fit (columns)."""
     logs = np.log(np.maximum(spread, 1e-300)).T
-    found: Floats = logs - logs.mean(axis=1, keepdims=True)
-    return found
+    deviations: Floats = logs - logs.mean(axis=1, keepdims=True)
+    return deviations
 
 
-def _told(apart: Floats, row: Floats, noise: float) -> Floats:
+def _updated(deviations: Floats, row: Floats, noise: float) -> Floats:
     """Return deviations with the covariance after a noisy measurement of one row, by a square-root update."""
     square = float(row @ row)
     if not square:
-        return apart
+        return deviations
     size = len(row)
-    keeps = 1 - square / (square + size * noise)
-    found: Floats = apart - np.outer(apart @ row, row) * ((1 - np.sqrt(keeps)) / square)
-    return found
+    kept = 1 - square / (square + size * noise)
+    updated: Floats = deviations - np.outer(deviations @ row, row) * ((1 - np.sqrt(kept)) / square)
+    return updated
 
 
-def candidates(judged: Judged) -> list[dict[str, float | str]]:
+def candidates(judged: Evaluation) -> list[dict[str, float | str]]:
     """Return combinations of recorded values that were not recorded, at most `MOST_CANDIDATES` random ones."""
     factors = judged.table.factors
-    choices = [_choices(judged, each) for each in factors]
-    recorded = set(zip(*(judged.table.values[each.name].tolist() for each in factors), strict=True))
-    chance = np.random.default_rng(judged.seed)
+    choices = [_choices(judged, factor) for factor in factors]
+    recorded = set(zip(*(judged.table.values[factor.name].tolist() for factor in factors), strict=True))
+    rng = np.random.default_rng(judged.seed)
     if prod(map(len, choices)) <= 4 * MOST_CANDIDATES:
         combined: Sequence[tuple[float | str, ...]] = list(product(*choices))
     else:
         combined = list(
             dict.fromkeys(
-                tuple(each[chance.integers(len(each))] for each in choices) for _ in range(2 * MOST_CANDIDATES)
+                tuple(values[rng.integers(len(values))] for values in choices) for _ in range(2 * MOST_CANDIDATES)
             )
         )
-    new = [each for each in combined if each not in recorded]
+    new = [combination for combination in combined if combination not in recorded]
     if len(new) > MOST_CANDIDATES:
-        new = [new[each] for each in np.sort(chance.choice(len(new), MOST_CANDIDATES, replace=False))]
-    return [{factor.name: value for factor, value in zip(factors, each, strict=True)} for each in new]
+        new = [new[index] for index in np.sort(rng.choice(len(new), MOST_CANDIDATES, replace=False))]
+    return [{factor.name: value for factor, value in zip(factors, combination, strict=True)} for combination in new]
 
 
-def _choices(judged: Judged, factor: Factor) -> list[float | str]:
+def _choices(judged: Evaluation, factor: Factor) -> list[float | str]:
     """Return the candidate values of a factor; at most eight over the range of a number."""
     if not factor.numeric:
         return list(factor.levels)
-    found = np.unique(judged.table.values[factor.name])
-    if len(found) > 8:
-        found = np.unique(np.quantile(found, np.linspace(0, 1, 8), method="nearest"))
-    return [float(each) for each in found]
+    values = np.unique(judged.table.values[factor.name])
+    if len(values) > 8:
+        values = np.unique(np.quantile(values, np.linspace(0, 1, 8), method="nearest"))
+    return [float(value) for value in values]

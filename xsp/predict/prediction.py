@@ -48,12 +48,12 @@ class Predicted:
     @property
     def bound_by(self) -> str:
         """The largest part of the critical path: computation, input, copy or communication."""
-        found: dict[str, float] = defaultdict(float)
-        for cause, took in self.path.items():
+        totals: dict[str, float] = defaultdict(float)
+        for cause, seconds in self.path.items():
             if cause == Cause.SERVING:  # time that collectives take from the cores
                 cause = str(Cause.COMMUNICATION)
-            found["computation" if cause in map(str, schedule.COMPUTING) else cause] += took
-        return max(found, key=lambda each: found[each]) if found else "computation"
+            totals["computation" if cause in map(str, schedule.COMPUTING) else cause] += seconds
+        return max(totals, key=lambda kind: totals[kind]) if totals else "computation"
 
     @property
     def hidden(self) -> float:
@@ -75,18 +75,18 @@ def predict(work: Work, job: Job, *, fine: bool = False) -> Predicted:
     slow = job.straggler
     if slow.who is Slow.TOGETHER and slow.factor != 1.0:
         return _together(work, job, fine)
-    found, period, step, steady = _simulated(work, job, fine)
-    those = training.classes(job)
-    last = [_updates(found, rank) for rank in range(len(those))]
+    simulated, period, step, steady = _simulated(work, job, fine)
+    rank_classes = training.classes(job)
+    updates = [_updates(simulated, rank) for rank in range(len(rank_classes))]
     parts: dict[str, float] = dict.fromkeys(PARTS, 0.0)
-    for rank, (count, _) in enumerate(those):
-        for part, took in _account(found, rank, last[rank][-1 - period], last[rank][-1]).items():
-            parts[part] += took / period * count / job.ranks
-    window = sum(each.seconds for each in found.tasks if each.cause is Cause.COMMUNICATION)
-    steps = found.tasks[-1].step + 1
+    for rank, (count, _) in enumerate(rank_classes):
+        for part, seconds in _account(simulated, rank, updates[rank][-1 - period], updates[rank][-1]).items():
+            parts[part] += seconds / period * count / job.ranks
+    window = sum(task.seconds for task in simulated.tasks if task.cause is Cause.COMMUNICATION)
+    steps = simulated.tasks[-1].step + 1
     return Predicted(
-        job, step, parts, _along(found, last, period, step), window / steps, _overlap(found, job, period), steady,
-        _of_steps(found, steps - period),
+        job, step, parts, _along(simulated, updates, period, step), window / steps, _overlap(simulated, job, period),
+        steady, _of_steps(simulated, steps - period),
     )  # fmt: skip
 
 
@@ -97,8 +97,8 @@ def _together(work: Work, job: Job, fine: bool) -> Predicted:
     slow = predict(work.scaled(computing=factor, update=factor), replace(job, straggler=Straggler()), fine=fine)
     share = 1 / job.ranks
 
-    def mean(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-        return {each: one.get(each, 0.0) * (1 - share) + other.get(each, 0.0) * share for each in {**one, **other}}
+    def mean(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+        return {key: first.get(key, 0.0) * (1 - share) + second.get(key, 0.0) * share for key in {**first, **second}}
 
     step = fast.step * (1 - share) + slow.step * share
     overlap = fast.overlap
@@ -114,72 +114,76 @@ def _together(work: Work, job: Job, fine: bool) -> Predicted:
 def _simulated(work: Work, job: Job, fine: bool) -> tuple[Schedule, int, float, bool]:
     """Return the schedule of simulated steps, their period, the time of a step, and whether steps became periodic."""
     for steps in STEPS:
-        found = schedule.simulate(training.tasks(work, job, steps, fine=fine))
-        ends = [max(those) for those in zip(*([found.ends[each] for each in _updates(found, rank)]
+        simulated = schedule.simulate(training.tasks(work, job, steps, fine=fine))
+        ends = [max(rank_ends) for rank_ends in zip(*([simulated.ends[number] for number in _updates(simulated, rank)]
                                               for rank in range(len(training.classes(job)))), strict=True)]  # fmt: skip
         repeats = schedule.steady(ends, 2 * work.input.workers + 2)
         if repeats is not None:
-            return found, *repeats, True
+            return simulated, *repeats, True
     half = len(ends) // 2
-    return found, half, (ends[-1] - ends[-1 - half]) / half, False
+    return simulated, half, (ends[-1] - ends[-1 - half]) / half, False
 
 
-def _updates(found: Schedule, rank: int) -> list[int]:
-    return [number for number, task in enumerate(found.tasks) if task.cause is Cause.UPDATE and task.rank == rank]
+def _updates(simulated: Schedule, rank: int) -> list[int]:
+    return [number for number, task in enumerate(simulated.tasks) if task.cause is Cause.UPDATE and task.rank == rank]
 
 
-def _of_steps(found: Schedule, first: int) -> Schedule:
+def _of_steps(simulated: Schedule, first: int) -> Schedule:
     """Return the schedule from step `first` on, without dependencies on earlier steps."""
-    kept = [number for number, task in enumerate(found.tasks) if task.step >= first]
-    place = {number: new for new, number in enumerate(kept)}
+    numbers = [number for number, task in enumerate(simulated.tasks) if task.step >= first]
+    new_numbers = {number: new for new, number in enumerate(numbers)}
     tasks = [
-        found.tasks[each]._replace(after=tuple(place[one] for one in found.tasks[each].after if one in place))
-        for each in kept
+        simulated.tasks[number]._replace(
+            after=tuple(
+                new_numbers[dependency] for dependency in simulated.tasks[number].after if dependency in new_numbers
+            )
+        )
+        for number in numbers
     ]
     return Schedule(
-        tasks, [found.starts[each] for each in kept], [found.ends[each] for each in kept],
-        [place.get(found.because[each], -1) for each in kept],
+        tasks, [simulated.starts[number] for number in numbers], [simulated.ends[number] for number in numbers],
+        [new_numbers.get(simulated.because[number], -1) for number in numbers],
     )  # fmt: skip
 
 
 # --- where the time goes -----------------------------------------------------------------------------------------
 
 
-def _account(found: Schedule, rank: int, since: int, until: int) -> dict[str, float]:
+def _account(simulated: Schedule, rank: int, since: int, until: int) -> dict[str, float]:
     """Return the seconds of work and of waits of a rank between the ends of two of its updates, by part."""
     parts: dict[str, float] = defaultdict(float)
     stream = f"compute {rank}"
-    at = found.ends[since]
+    clock = simulated.ends[since]
     for number in range(since + 1, until + 1):
-        task = found.tasks[number]
+        task = simulated.tasks[number]
         if stream not in task.on:
             continue
-        for cause, took in _waited(found, number, at):
-            parts[_seen(found, cause, rank)] += took
+        for cause, seconds in _waited(simulated, number, clock):
+            parts[_seen(simulated, cause, rank)] += seconds
         parts[str(task.cause)] += task.seconds
-        at = found.ends[number]
+        clock = simulated.ends[number]
     return parts
 
 
-def _waited(found: Schedule, number: int, since: float) -> Iterable[tuple[int, float]]:
+def _waited(simulated: Schedule, number: int, since: float) -> Iterable[tuple[int, float]]:
     """Yield the tasks that a task waited for after a point in time, and the seconds of each wait."""
-    until = found.starts[number]
-    number = found.because[number]
+    until = simulated.starts[number]
+    number = simulated.because[number]
     while number >= 0 and until > since:
-        begin = max(found.starts[number], since)
+        begin = max(simulated.starts[number], since)
         yield number, until - begin
-        until, number = begin, found.because[number]
+        until, number = begin, simulated.because[number]
 
 
-def _seen(found: Schedule, number: int, rank: int) -> str:
+def _seen(simulated: Schedule, number: int, rank: int) -> str:
     """Return the part of a rank's step that a wait for a task belongs to."""
-    task = found.tasks[number]
+    task = simulated.tasks[number]
     if task.rank == ALL:
         return EXPOSED
     return str(task.cause) if task.rank == rank else WAITING
 
 
-def _overlap(found: Schedule, job: Job, period: int) -> float | None:
+def _overlap(simulated: Schedule, job: Job, period: int) -> float | None:
     """Return the share of communication within the backward pass, as DistributedDataParallel counts it.
 
     In its log (`_get_ddp_logging_data`, `reducer.cpp`) communication lasts from the launch of the first bucket until
@@ -190,47 +194,47 @@ def _overlap(found: Schedule, job: Job, period: int) -> float | None:
     if job.ranks == 1 or job.sharded:
         return None
     if not job.overlap:
-        return 0.0 if any(each.cause is Cause.COMMUNICATION for each in found.tasks) else None
-    first = found.tasks[-1].step + 1 - period
+        return 0.0 if any(task.cause is Cause.COMMUNICATION for task in simulated.tasks) else None
+    first = simulated.tasks[-1].step + 1 - period
     shares = []
     for rank, (count, _) in enumerate(training.classes(job)):
         launched: dict[int, float] = {}
         computed: dict[int, float] = {}
-        back: dict[int, float] = {}
-        for number, task in enumerate(found.tasks):
+        update_starts: dict[int, float] = {}
+        for number, task in enumerate(simulated.tasks):
             step = task.step
             if step < first:
                 continue
             if task.cause is Cause.COMMUNICATION and step not in launched:
-                own = [found.ends[each] for each in task.after if found.tasks[each].rank == rank]
-                launched[step] = max(own, default=found.starts[number])
+                rank_ends = [simulated.ends[index] for index in task.after if simulated.tasks[index].rank == rank]
+                launched[step] = max(rank_ends, default=simulated.starts[number])
             elif task.rank == rank and task.cause is Cause.UPDATE:
-                back[step] = found.starts[number]
+                update_starts[step] = simulated.starts[number]
             elif task.rank == rank and task.cause in (Cause.BACKWARD, Cause.SERVING) and task.name != training.OUT:
-                computed[step] = found.ends[number]
-        whole = sum(back[step] - at for step, at in launched.items())
-        if whole > 0:
-            beside = sum(max(0.0, computed[step] - at) for step, at in launched.items())
-            shares.append((count, min(1.0, beside / whole)))
+                computed[step] = simulated.ends[number]
+        total = sum(update_starts[step] - launch for step, launch in launched.items())
+        if total > 0:
+            overlapped = sum(max(0.0, computed[step] - launch) for step, launch in launched.items())
+            shares.append((count, min(1.0, overlapped / total)))
     ranks = sum(count for count, _ in shares)
     return sum(count * share for count, share in shares) / ranks if ranks else None
 
 
-def _along(found: Schedule, last: list[list[int]], period: int, step: float) -> dict[str, float]:
+def _along(simulated: Schedule, last: list[list[int]], period: int, step: float) -> dict[str, float]:
     """Return the seconds of a step along the critical path, by cause.
 
     The path always ends in the last update, whatever limits the steps. It is therefore evaluated in the middle of all
     steps, where it has reached the limiting tasks.
     """
-    final = max((those[-1] for those in last), key=lambda each: found.ends[each])
-    whole = period * step
-    back = min(len(last[0]) // period // 2, int(found.ends[final] / whole) - 1 if whole else 0)
-    until = found.ends[final] - max(0, back) * whole
+    final = max((updates[-1] for updates in last), key=lambda number: simulated.ends[number])
+    window = period * step
+    periods_back = min(len(last[0]) // period // 2, int(simulated.ends[final] / window) - 1 if window else 0)
+    until = simulated.ends[final] - max(0, periods_back) * window
     parts: dict[str, float] = defaultdict(float)
-    for number in found.path(final):
-        took = min(found.ends[number], until) - max(found.starts[number], until - whole)
-        if took > 0:
-            parts[str(found.tasks[number].cause)] += took / period
+    for number in simulated.path(final):
+        seconds = min(simulated.ends[number], until) - max(simulated.starts[number], until - window)
+        if seconds > 0:
+            parts[str(simulated.tasks[number].cause)] += seconds / period
     return dict(parts)
 
 
@@ -259,24 +263,24 @@ def worth(work: Work, job: Job) -> list[Worth]:
 
     `slower ranks` is the additional time of slow ranks compared with the others.
     """
-    now = predict(work, job).step
-    found = []
+    current = predict(work, job).step
+    gains = []
     for constant in _CONSTANTS:
         if not _has(constant, work, job):
             continue
-        less, half = (now - predict(*_changed(constant, work, job, factor)).step for factor in (0.99, 0.5))
-        found.append(Worth(constant, max(0.0, less), max(0.0, half)))
-    return sorted(found, key=lambda each: -each.if_halved)
+        less, half = (current - predict(*_changed(constant, work, job, factor)).step for factor in (0.99, 0.5))
+        gains.append(Worth(constant, max(0.0, less), max(0.0, half)))
+    return sorted(gains, key=lambda entry: -entry.if_halved)
 
 
 def _has(constant: str, work: Work, job: Job) -> bool:
-    given, link = work.input, job.link if job.ranks > 1 else NO_LINK
+    loader, link = work.input, job.link if job.ranks > 1 else NO_LINK
     return {
-        "computation": any(each.forward or each.backward for each in work.layers) or work.other > 0,
+        "computation": any(layer.forward or layer.backward for layer in work.layers) or work.other > 0,
         "update": work.update > 0,
-        "reading": given.read > 0,
-        "decoding": given.decode > 0,
-        "copying": given.copy > 0,
+        "reading": loader.read > 0,
+        "decoding": loader.decode > 0,
+        "copying": loader.copy > 0,
         "latency of the link": link.alpha > 0 and bool(work.arrivals),
         "bandwidth of the link": link.beta > 0 and bool(work.arrivals),
         "adding in collectives": link.gamma > 0 and bool(work.arrivals),
@@ -285,11 +289,11 @@ def _has(constant: str, work: Work, job: Job) -> bool:
 
 
 def _changed(constant: str, work: Work, job: Job, factor: float) -> tuple[Work, Job]:
-    given, link, slow = work.input, job.link, job.straggler
+    loader, link, slow = work.input, job.link, job.straggler
     inputs: dict[str, Input] = {
-        "reading": replace(given, read=given.read * factor),
-        "decoding": replace(given, decode=given.decode * factor),
-        "copying": replace(given, copy=given.copy * factor),
+        "reading": replace(loader, read=loader.read * factor),
+        "decoding": replace(loader, decode=loader.decode * factor),
+        "copying": replace(loader, copy=loader.copy * factor),
     }
     links = {
         "latency of the link": replace(link, alpha=link.alpha * factor),

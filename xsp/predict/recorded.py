@@ -48,7 +48,7 @@ class Recorded:
     plan: Buckets | None
     """Buckets of the run; None if the plan follows from the parameters."""
 
-    told: tuple[str, ...]
+    sources: tuple[str, ...]
     """Texts on the sources of the figures."""
 
     unknown: tuple[str, ...]
@@ -60,7 +60,7 @@ class Recorded:
     accumulated: int = 1
     """Batches per update; `work` and `samples` are of one batch, `step` is of all."""
 
-    lasted: tuple[float, ...] = ()
+    collective_seconds: tuple[float, ...] = ()
     """Duration of the collective of each bucket of the plan in the run; empty if the run has no plan."""
 
     exposed: float = 0.0
@@ -78,23 +78,23 @@ class Recorded:
         if not self.samples:
             raise UsageError(f"{self.name} does not record the samples of its step, so --batch cannot be applied")
         factor = batch / self.samples
-        told = f"times of {self.samples:g} samples are scaled to {batch}, as if the time per sample were constant"
+        note = f"times of {self.samples:g} samples are scaled to {batch}, as if the time per sample were constant"
         return replace(
-            self, work=self.work.scaled(factor, 1.0, factor), samples=float(batch), unknown=(*self.unknown, told)
+            self, work=self.work.scaled(factor, 1.0, factor), samples=float(batch), unknown=(*self.unknown, note)
         )
 
     def computing(self, factor: float) -> Recorded:
         """Return the step with the time of passes, update and other work multiplied by a factor."""
-        told = f"the device that --compute stands for: all work of a rank is assumed to take {factor:g} times as long"
+        note = f"the device that --compute stands for: all work of a rank is assumed to take {factor:g} times as long"
         work = self.work.scaled(factor, factor)
-        return replace(self, work=work, unknown=(*self.unknown, told)) if factor != 1.0 else self
+        return replace(self, work=work, unknown=(*self.unknown, note)) if factor != 1.0 else self
 
-    def with_loader(self, read: float, decode: float, workers: int, told: str | None = None) -> Recorded:
+    def with_loader(self, read: float, decode: float, workers: int, source: str | None = None) -> Recorded:
         """Return the step with a loader in place of the recorded wait for data; times are seconds per batch."""
-        given = replace(self.work.input, read=read, decode=decode, workers=workers)
+        loader = replace(self.work.input, read=read, decode=decode, workers=workers)
         return replace(
-            self, work=replace(self.work, input=given), told=(*self.told, *([told] if told else [])),
-            unknown=tuple(each for each in self.unknown if each != WAITED),
+            self, work=replace(self.work, input=loader), sources=(*self.sources, *([source] if source else [])),
+            unknown=tuple(text for text in self.unknown if text != WAITED),
         )  # fmt: skip
 
 
@@ -119,13 +119,13 @@ def loaded(place: str, kind: str | None = None) -> Trace:
         XspError: as in `xsp.load`.
     """
     trace = load.load(place, kind=kind)
-    trains = {each.kind for each in trace.run.kinds if each.training}
+    trains = {step_kind.kind for step_kind in trace.run.kinds if step_kind.training}
     if kind is not None or not trains or trace.kind is None or trace.kind in trains:
         return trace
-    for each in iterations(trace.con):
-        if each.kind in trains:
+    for iteration in iterations(trace.con):
+        if iteration.kind in trains:
             with contextlib.suppress(UsageError):  # this kind has no recorded step
-                return load.load(place, kind=each.kind)
+                return load.load(place, kind=iteration.kind)
     return trace
 
 
@@ -141,28 +141,38 @@ def of(trace: Trace, stated: int | None = None) -> Recorded:
         UsageError: `stated` is given, although the trace has the sizes.
     """
     answers = Answers(trace)
-    told: list[str] = []
+    notes: list[str] = []
     unknown: list[str] = []
     plan = None
-    lasted: tuple[float, ...] = ()
+    durations: tuple[float, ...] = ()
     batches = 1
     if len(trace.run.kinds) > 1:
-        name = next((each.name for each in trace.run.kinds if each.kind == trace.kind), "the one with the most time")
-        told.append(f"kind of step: {name}, one of {len(trace.run.kinds)} of the run; --kind selects another")
+        name = next(
+            (step_kind.name for step_kind in trace.run.kinds if step_kind.kind == trace.kind),
+            "the one with the most time",
+        )
+        notes.append(f"kind of step: {name}, one of {len(trace.run.kinds)} of the run; --kind selects another")
     on_device = trace.has(Level.KERNEL)
-    loop = next((each for each in iterations(trace.con) if (each.rank, each.kind) == (trace.rank, trace.kind)), None)
+    loop = next(
+        (
+            iteration
+            for iteration in iterations(trace.con)
+            if (iteration.rank, iteration.kind) == (trace.rank, trace.kind)
+        ),
+        None,
+    )
     if on_device:
-        found = devicestep.of(trace)
-        step, ends = measured(answers, loop, told, found.step)
-        told += found.told
-        unknown += found.unknown
-        plan, lasted, lanes, exposed = found.plan, found.lasted, found.lanes, found.exposed
+        device = devicestep.of(trace)
+        step, ends = measured(answers, loop, notes, device.step)
+        notes += device.sources
+        unknown += device.unknown
+        plan, durations, lanes, exposed = device.plan, device.collective_seconds, device.lanes, device.exposed
         data = loop.data_ns if loop is not None and loop.data_ns else 0.0
-        parts = Parts(found.layers, found.update, found.others, data / 1e9, found.copy)
+        parts = Parts(device.layers, device.update, device.others, data / 1e9, device.copy)
     else:
-        step, ends = measured(answers, loop, told)
+        step, ends = measured(answers, loop, notes)
         host = hoststep.of(trace, answers)
-        told += host.told
+        notes += host.sources
         unknown += host.unknown
         lanes, exposed, batches = host.lanes, host.exposed, host.batches
         parts = Parts(host.layers, host.update, host.other, host.data, 0.0)
@@ -171,13 +181,13 @@ def of(trace: Trace, stated: int | None = None) -> Recorded:
     if stated is not None and (of_modules is not None or plan is not None):
         raise UsageError(f"{trace.name} has the sizes of its gradients: omit --gradients")
     if of_modules is not None:
-        layers, plan, lasted = of_modules.layers, None, ()
-        told.append(of_modules.told)
+        layers, plan, durations = of_modules.layers, None, ()
+        notes.append(of_modules.source)
     elif plan is not None:
-        told.append("gradients: the all-reduces of the trace, with their sizes")
+        notes.append("gradients: the all-reduces of the trace, with their sizes")
     elif stated is not None:
         layers = gradients.spread(layers, stated)
-        told.append("gradients: as stated, spread over the backward pass in proportion to time")
+        notes.append("gradients: as stated, spread over the backward pass in proportion to time")
     else:
         raise AnalysisError(
             f"{trace.name!r} has neither the parameters of its modules nor the sizes of its collectives: give the "
@@ -189,7 +199,7 @@ def of(trace: Trace, stated: int | None = None) -> Recorded:
     if batches < passes:
         unknown.append(f"how the {passes} batches of an update differ: the step is treated as one batch of their size")
     if batches > 1:
-        told.append(
+        notes.append(
             f"the run accumulates the gradients of {batches} batches: they are sent in the last one's backward pass, "
             "as with DistributedDataParallel.no_sync(); without it they are sent in each"
         )
@@ -202,62 +212,66 @@ def of(trace: Trace, stated: int | None = None) -> Recorded:
         unknown.append("confidence interval of the step: its steps do not give one")
     return Recorded(
         trace.name, work, step, ends, _ranks(trace),
-        samples / batches if samples else None, plan, tuple(told), tuple(unknown), lanes, batches,
-        lasted, exposed, of_modules.frozen if of_modules is not None else 0,
+        samples / batches if samples else None, plan, tuple(notes), tuple(unknown), lanes, batches,
+        durations, exposed, of_modules.frozen if of_modules is not None else 0,
     )  # fmt: skip
 
 
 def measured(
-    answers: Answers, loop: Iteration | None, told: list[str], device: float | None = None
+    answers: Answers, loop: Iteration | None, sources: list[str], device: float | None = None
 ) -> tuple[float, tuple[float, float] | None]:
     """Return the seconds of a step, and the ends of their interval if it is known.
 
-    The source is the loop, else the recorded steps, else the time of a device; a text on it is added to `told`.
+    The source is the loop, else the recorded steps, else the time of a device; a text on it is added to `sources`.
 
     Raises:
         AnalysisError: the trace has none of them.
     """
     if loop is not None and loop.mean_ns:
-        told.append("step: iterations of the loop that were not recorded")
+        sources.append("step: iterations of the loop that were not recorded")
         return loop.mean_ns / 1e9, (loop.ends.lo / 1e9, loop.ends.hi / 1e9) if loop.ends is not None else None
-    found = steptime.of(answers)
-    if found is not None and found.what != "window":
-        told.append("step: recorded steps, without the cost of profiling")
-        low, value, high = (each / 1e3 for each in (found.ms.low, found.ms.value, found.ms.high))
+    estimate = steptime.of(answers)
+    if estimate is not None and estimate.what != "window":
+        sources.append("step: recorded steps, without the cost of profiling")
+        low, value, high = (figure / 1e3 for figure in (estimate.ms.low, estimate.ms.value, estimate.ms.high))
         return value, (low, high) if high > low else None
     if device is None:
         raise AnalysisError(f"{answers.trace.name!r} does not have the time of a step")
-    told.append("step: from the first device work to the end of the last, divided by the number of steps")
+    sources.append("step: from the first device work to the end of the last, divided by the number of steps")
     return device, None
 
 
 def _ranks(trace: Trace) -> int:
     """Return the number of ranks: the larger of the world size (or ranks of the run) and the largest group."""
-    own = next((run for run in trace.run.each_rank if (run.rank or 0) == trace.rank), trace.run)
-    stated = own.world_size or trace.run.world_size
+    rank_run = next((run for run in trace.run.each_rank if (run.rank or 0) == trace.rank), trace.run)
+    stated = rank_run.world_size or trace.run.world_size
     return max(stated or len(trace.run.each_rank), devicestep.group(trace) or 1, 1)
 
 
 def _of_one_batch(work: Work, batches: int) -> tuple[Work, int]:
     """Return the mean batch of a step and the number of batches; the step and 1 if the batches differ in layers."""
-    count, rest = divmod(len(work.layers), batches)
-    each = [work.layers[at * count : (at + 1) * count] for at in range(batches)]
-    if batches == 1 or rest or any([one.name for one in those] != [one.name for one in each[0]] for those in each):
+    count, remainder = divmod(len(work.layers), batches)
+    parts = [work.layers[index * count : (index + 1) * count] for index in range(batches)]
+    if (
+        batches == 1
+        or remainder
+        or any([layer.name for layer in part] != [layer.name for layer in parts[0]] for part in parts)
+    ):
         return work, 1
     layers = tuple(
         Layer(
-            those[0].name, sum(one.forward for one in those) / batches, sum(one.backward for one in those) / batches,
-            those[0].gradients,
+            calls[0].name, sum(layer.forward for layer in calls) / batches,
+            sum(layer.backward for layer in calls) / batches, calls[0].gradients,
         )
-        for those in zip(*each, strict=True)
+        for calls in zip(*parts, strict=True)
     )  # fmt: skip
-    given = replace(work.input, read=work.input.read / batches, copy=work.input.copy / batches)
-    return Work(layers, work.update, work.other / batches, given), batches
+    loader = replace(work.input, read=work.input.read / batches, copy=work.input.copy / batches)
+    return Work(layers, work.update, work.other / batches, loader), batches
 
 
 def _fitting(parts: Parts, step: float, unknown: list[str]) -> Work:
     """Return the step with a total time: unexplained time becomes other work, and parts that exceed it are scaled."""
-    computing = sum(each.forward + each.backward for each in parts.layers) + parts.update
+    computing = sum(layer.forward + layer.backward for layer in parts.layers) + parts.update
     fixed = parts.data + parts.copy
     room = step - fixed - parts.other
     factor, other = 1.0, parts.other
@@ -271,6 +285,6 @@ def _fitting(parts: Parts, step: float, unknown: list[str]) -> Work:
     else:
         other = max(0.0, step - fixed - computing)
     layers = tuple(
-        replace(each, forward=each.forward * factor, backward=each.backward * factor) for each in parts.layers
+        replace(layer, forward=layer.forward * factor, backward=layer.backward * factor) for layer in parts.layers
     )
     return Work(layers, parts.update * factor, other, Input(read=parts.data, copy=parts.copy))

@@ -24,7 +24,7 @@ class Point:
     """The prediction for a number of ranks; durations are seconds."""
 
     ranks: int
-    found: Predicted
+    predicted: Predicted
     low: float | None
     high: float | None
     """Interval of the step, from that of the recorded step; None if that has none. A link has no interval."""
@@ -98,42 +98,47 @@ def of(
         changes: changes to predict on the largest number of ranks.
     """
     original = original or recorded
-    alone = replace(job, ranks=1, plan=None, straggler=type(job.straggler)())
-    one = prediction.predict(sharing_cores(recorded, alone), alone)
-    points = tuple(_point(recorded, replace(job, ranks=each), one.step) for each in sorted(set(ranks)))
+    single_job = replace(job, ranks=1, plan=None, straggler=type(job.straggler)())
+    single = prediction.predict(sharing_cores(recorded, single_job), single_job)
+    points = tuple(_point(recorded, replace(job, ranks=count), single.step) for count in sorted(set(ranks)))
     largest = replace(job, ranks=max(ranks))
-    bare = Job(
+    unchanged = Job(
         recorded.ranks, job.link, job.algorithm, job.bucket, job.plan, accumulate=original.accumulated,
         on_link=job.on_link,
     )  # fmt: skip
-    check = prediction.predict(original.work, bare) if _tells(job.link, original.ranks) else None
+    check = prediction.predict(original.work, unchanged) if _covers(job.link, original.ranks) else None
     worth = tuple(prediction.worth(sharing_cores(recorded, largest), largest))
     rebuilt = None
-    if original.lasted and original.ranks > 1:
-        own = Job(original.ranks, plan=original.plan, lasting=original.lasted, accumulate=original.accumulated)
-        rebuilt = prediction.predict(original.work, own)
-    changed = tuple(_changed(each, points[-1], job.accumulate) for each in changes)
+    if original.collective_seconds and original.ranks > 1:
+        recorded_job = Job(
+            original.ranks,
+            plan=original.plan,
+            collective_seconds=original.collective_seconds,
+            accumulate=original.accumulated,
+        )
+        rebuilt = prediction.predict(original.work, recorded_job)
+    changed = tuple(_changed(change, points[-1], job.accumulate) for change in changes)
     return Scaling(recorded, job, points, worth, check, rebuilt, changed, original)
 
 
-def _changed(asked: Change, before: Point, batches: int) -> Changed:
+def _changed(change: Change, base: Point, batches: int) -> Changed:
     """Return the prediction with a change; `faster` compares samples, as a step of more samples may last longer."""
-    alone = replace(asked.job, ranks=1, plan=None, straggler=type(asked.job.straggler)())
-    one = prediction.predict(sharing_cores(asked.recorded, alone), alone)
-    point = _point(asked.recorded, replace(asked.job, ranks=before.ranks), one.step)
-    if point.samples_per_s and before.samples_per_s:
-        return Changed(asked.name, point, point.samples_per_s / before.samples_per_s - 1)
-    steps = before.found.step / point.found.step if point.found.step else 1.0
-    return Changed(asked.name, point, steps * asked.job.accumulate / batches - 1)
+    single_job = replace(change.job, ranks=1, plan=None, straggler=type(change.job.straggler)())
+    single = prediction.predict(sharing_cores(change.recorded, single_job), single_job)
+    point = _point(change.recorded, replace(change.job, ranks=base.ranks), single.step)
+    if point.samples_per_s and base.samples_per_s:
+        return Changed(change.name, point, point.samples_per_s / base.samples_per_s - 1)
+    steps = base.predicted.step / point.predicted.step if point.predicted.step else 1.0
+    return Changed(change.name, point, steps * change.job.accumulate / batches - 1)
 
 
 def to_chakra(found: Scaling, folder: Path) -> int:
     """Write the step on the largest number of ranks as execution traces; return their number (see `chakra.write`)."""
-    job = found.points[-1].found.job
+    job = found.points[-1].predicted.job
     step = prediction.predict(sharing_cores(found.recorded, job), job, fine=True)
     arrivals = found.recorded.work.arrivals
     plan = training.plan_of(found.recorded.work, job) if job.ranks > 1 else ()
-    return chakra.write(step, [sum(arrivals[each] for each in bucket) for bucket in plan], folder)
+    return chakra.write(step, [sum(arrivals[index] for index in bucket) for bucket in plan], folder)
 
 
 def sharing_cores(recorded: Recorded, job: Job) -> Work:
@@ -141,30 +146,31 @@ def sharing_cores(recorded: Recorded, job: Job) -> Work:
 
     The recorded step already includes the slowdown of the recorded number of ranks.
     """
-    held = job.link.measured
-    if held is None:
+    measured = job.link.measured
+    if measured is None:
         return recorded.work
-    now, then = held.at(job.ranks), held.at(recorded.ranks)
-    return recorded.work.scaled(computing=now.computing / then.computing, update=now.copying / then.copying)
+    target, source = measured.at(job.ranks), measured.at(recorded.ranks)
+    return recorded.work.scaled(computing=target.computing / source.computing, update=target.copying / source.copying)
 
 
-def _tells(link: Link, ranks: int) -> bool:
+def _covers(link: Link, ranks: int) -> bool:
     """Return whether a link has the cost of collectives for a number of ranks."""
-    return ranks == 1 or (link is not NO_LINK if link.measured is None else link.measured.tells("all_reduce", ranks))
+    return ranks == 1 or (link is not NO_LINK if link.measured is None else link.measured.covers("all_reduce", ranks))
 
 
-def _point(recorded: Recorded, job: Job, alone: float) -> Point:
+def _point(recorded: Recorded, job: Job, single_step: float) -> Point:
     work = sharing_cores(recorded, job)
-    found = prediction.predict(work, job)
+    predicted = prediction.predict(work, job)
     low = high = None
     if recorded.ends is not None and recorded.step:
         shorter, longer = (
             prediction.predict(work.scaled(factor, factor, factor), job).step
-            for factor in (max(0.0, each) / recorded.step for each in recorded.ends)
+            for factor in (max(0.0, end) / recorded.step for end in recorded.ends)
         )
-        low, high = min(shorter, found.step), max(longer, found.step)
+        low, high = min(shorter, predicted.step), max(longer, predicted.step)
     samples = recorded.samples * job.ranks * job.accumulate if recorded.samples else None
     return Point(
-        job.ranks, found, low, high,
-        samples / found.step if samples and found.step else None, alone / found.step if found.step else 1.0,
+        job.ranks, predicted, low, high,
+        samples / predicted.step if samples and predicted.step else None,
+        single_step / predicted.step if predicted.step else 1.0,
     )  # fmt: skip

@@ -72,7 +72,7 @@ class Schedule(NamedTuple):
 
 
 def seconds(value: float, what: str) -> float:
-    """Return a duration after a check.
+    """Check a duration, and return it.
 
     Raises:
         UsageError: the duration is negative or not finite.
@@ -97,31 +97,31 @@ def simulate(tasks: Sequence[Task]) -> Schedule:
     for number, task in enumerate(tasks):
         if not (math.isfinite(task.seconds) and task.seconds >= 0):
             raise UsageError(f"{task.name} takes {task.seconds} s: it must be a finite number, and not negative")
-        for other in task.after:
-            if not 0 <= other < number:
+        for dependency in task.after:
+            if not 0 <= dependency < number:
                 raise UsageError(f"{task.name} waits for itself or for a later task")
-            waiters[other].append(number)
+            waiters[dependency].append(number)
     starts, ends, because = [0.0] * count, [0.0] * count, [-1] * count
     free: dict[str, float] = {}
     user: dict[str, int] = {}
     ready = [(0.0, number) for number in range(count) if not waiting[number]]
     heapq.heapify(ready)
     while ready:
-        at, number = heapq.heappop(ready)
+        ready_at, number = heapq.heappop(ready)
         task = tasks[number]
-        start = at
+        start = ready_at
         for name in task.on:
             if free.get(name, 0.0) > start:
                 start, because[number] = free[name], user[name]
         starts[number], ends[number] = start, start + task.seconds
         for name in task.on:
             free[name], user[name] = ends[number], number
-        for other in waiters[number]:
-            waiting[other] -= 1
-            if not waiting[other]:
-                latest = max(tasks[other].after, key=lambda each: ends[each])
-                because[other] = latest
-                heapq.heappush(ready, (ends[latest], other))
+        for follower in waiters[number]:
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                latest = max(tasks[follower].after, key=lambda index: ends[index])
+                because[follower] = latest
+                heapq.heappush(ready, (ends[latest], follower))
     return Schedule(tasks, starts, ends, because)
 
 
@@ -139,11 +139,11 @@ def steady(ends: Sequence[float], least: int = 0) -> tuple[int, float] | None:
     Returns:
         None if the last steps are not periodic.
     """
-    took = [after - before for before, after in itertools.pairwise(ends)]
-    near = 1e-9 * max(took, default=0.0)
-    for period in range(1, min(MOST_PERIOD, len(took) // 3) + 1):
-        last = took[-max(3 * period, least) :]
+    durations = [after - before for before, after in itertools.pairwise(ends)]
+    tolerance = 1e-9 * max(durations, default=0.0)
+    for period in range(1, min(MOST_PERIOD, len(durations) // 3) + 1):
+        last = durations[-max(3 * period, least) :]
         pairs = zip(last, last[period:], strict=False)
-        if len(took) > least and all(abs(one - other) <= near for one, other in pairs):
+        if len(durations) > least and all(abs(first - second) <= tolerance for first, second in pairs):
             return period, sum(last[-period:]) / period
     return None

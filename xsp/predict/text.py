@@ -31,35 +31,39 @@ def page(found: Scaling) -> str:
     """Return the step on each number of ranks, its parts, and the gain of improving each constant, as text."""
     recorded, job = found.recorded, found.job
     samples = f", {found.original.samples:g} samples per rank" if found.original.samples else ""
-    about = f"{_interval(recorded.step, recorded.ends)} a step"
-    lines = wrapped(f"{plain(recorded.name)}: {about}, recorded on {_count(recorded.ranks, 'rank')}{samples}", "  ")
+    step_text = f"{_interval(recorded.step, recorded.ends)} a step"
+    lines = wrapped(f"{plain(recorded.name)}: {step_text}, recorded on {_count(recorded.ranks, 'rank')}{samples}", "  ")
     lines += wrapped(f"link   {plain(job.link.about)}", "       ")
     lines += wrapped(f"job    {_job(found)}", "       ")
     lines += [
         "",
         *columns(("ranks", "step", "from", "to", "samples/s", "efficiency", "bound by"), map(_row, found.points)),
     ]
-    names = [each for each in PARTS if any(point.found.parts[each] for point in found.points)]
+    names = [part for part in PARTS if any(point.predicted.parts[part] for point in found.points)]
     lines += ["", "a step of the average rank, in ms", *columns(
-        ("ranks", *(_SHORT.get(each, each) for each in names), "hidden"),
-        ([_number(each.ranks), *(_ms(each.found.parts[name]) for name in names), _ms(each.found.hidden)]
-         for each in found.points),
+        ("ranks", *(_SHORT.get(name, name) for name in names), "hidden"),
+        ([_number(point.ranks), *(_ms(point.predicted.parts[name]) for name in names), _ms(point.predicted.hidden)]
+         for point in found.points),
     )]  # fmt: skip
     if found.worth:
         last = found.points[-1]
         head = ("constant", "saves if halved", "per percent", "of the step")
-        step = last.found.step or math.inf
+        step = last.predicted.step or math.inf
         rows = (
-            [each.constant, duration(1e3 * each.if_halved), duration(1e3 * each.per_percent),
-             f"{100 * each.if_halved / step:.1f} %"] for each in found.worth
+            [gain.constant, duration(1e3 * gain.if_halved), duration(1e3 * gain.per_percent),
+             f"{100 * gain.if_halved / step:.1f} %"] for gain in found.worth
         )  # fmt: skip
         lines += ["", f"what to buy, on {_count(last.ranks, 'rank')}", *columns(head, rows, left=1)]
     if found.changed:
         heads = ("what if", "step", "from", "to", "samples/s", "faster")
-        lines += ["", f"on {_count(found.points[-1].ranks, 'rank')}", *columns(heads, map(_if, found.changed), left=1)]
+        lines += [
+            "",
+            f"on {_count(found.points[-1].ranks, 'rank')}",
+            *columns(heads, map(_change_row, found.changed), left=1),
+        ]
     lines += [
         "",
-        *listed("from", recorded.told),
+        *listed("from", recorded.sources),
         *listed("not known", recorded.unknown),
         *listed("note", _notes(found)),
     ]
@@ -90,25 +94,26 @@ def as_json(found: Scaling) -> dict[str, Any]:
         },
         "ranks": [
             {
-                "ranks": each.ranks, "step_s": each.found.step, "low_s": each.low, "high_s": each.high,
-                "samples_per_s": each.samples_per_s, "efficiency": each.efficiency, "bound_by": each.found.bound_by,
-                "parts_s": dict(each.found.parts), "critical_path_s": dict(each.found.path),
-                "communication_s": each.found.communication, "hidden_s": each.found.hidden,
-                "overlap": each.found.overlap, "steady": each.found.steady,
+                "ranks": point.ranks, "step_s": point.predicted.step, "low_s": point.low, "high_s": point.high,
+                "samples_per_s": point.samples_per_s, "efficiency": point.efficiency,
+                "bound_by": point.predicted.bound_by,
+                "parts_s": dict(point.predicted.parts), "critical_path_s": dict(point.predicted.path),
+                "communication_s": point.predicted.communication, "hidden_s": point.predicted.hidden,
+                "overlap": point.predicted.overlap, "steady": point.predicted.steady,
             }
-            for each in found.points
+            for point in found.points
         ],
         "worth": [
-            {"constant": each.constant, "saves_s_if_halved": each.if_halved, "saves_s_per_percent": each.per_percent}
-            for each in found.worth
+            {"constant": gain.constant, "saves_s_if_halved": gain.if_halved, "saves_s_per_percent": gain.per_percent}
+            for gain in found.worth
         ],
         "what_if": [
             {
-                "change": plain(each.name), "step_s": each.point.found.step, "low_s": each.point.low,
-                "high_s": each.point.high, "samples_per_s": each.point.samples_per_s, "faster": each.faster,
-                "bound_by": each.point.found.bound_by,
+                "change": plain(change.name), "step_s": change.point.predicted.step, "low_s": change.point.low,
+                "high_s": change.point.high, "samples_per_s": change.point.samples_per_s, "faster": change.faster,
+                "bound_by": change.point.predicted.bound_by,
             }
-            for each in found.changed
+            for change in found.changed
         ],
         "check": None if found.check is None else {
             "predicted_s": found.check.step, "recorded_s": found.measured, "ranks": recorded.ranks
@@ -117,7 +122,7 @@ def as_json(found: Scaling) -> dict[str, Any]:
             "predicted_s": found.rebuilt.step, "exposed_s": found.rebuilt.parts[EXPOSED],
             "recorded_s": found.measured, "recorded_exposed_s": recorded.exposed,
         },
-        "from": list(map(plain, recorded.told)),
+        "from": list(map(plain, recorded.sources)),
         "unknown": list(map(plain, recorded.unknown)),
         "notes": list(_notes(found)),
     }  # fmt: skip
@@ -151,13 +156,13 @@ def _job(found: Scaling) -> str:
 
 
 def _notes(found: Scaling) -> list[str]:
-    held = found.job.link.measured
+    curves = found.job.link.measured
     notes = list(LIMITS)
-    if held is not None:
+    if curves is not None:
         plan = training.plan_of(found.recorded.work, found.job)
         sizes = found.recorded.work.arrivals
-        largest = max((sum(sizes[each] for each in bucket) for bucket in plan), default=0)
-        notes = held.notes([each.ranks for each in found.points], largest)
+        largest = max((sum(sizes[index] for index in bucket) for bucket in plan), default=0)
+        notes = curves.notes([point.ranks for point in found.points], largest)
     if found.job.link.quoted:
         notes.insert(0, "The constants of the link are figures of its manufacturer, not measured; programs reach less.")
     if found.job.sharded and found.recorded.frozen:
@@ -165,43 +170,43 @@ def _notes(found: Scaling) -> list[str]:
     if found.recorded.plan is not None and found.job.bucket and found.job.bucket < max(found.recorded.work.arrivals):
         notes.append("Only the buckets of the run are known, no gradients: a smaller --bucket does not divide them.")
     measured = found.measured or math.inf
-    apart = 0.0 if found.check is None else round(100 * (found.check.step / measured - 1), 1) + 0.0  # no "-0.0"
+    deviation = 0.0 if found.check is None else round(100 * (found.check.step / measured - 1), 1) + 0.0  # no "-0.0"
     if found.check is None:
         notes.append(
             f"No check: the run has {_count(found.recorded.ranks, 'rank')}, and their time over "
             f"{'no link' if found.job.link is training.NO_LINK else 'this link'} is unknown."
         )
     elif found.recorded.ranks == 1:
-        notes.append(f"Check: the simulated step of one rank is {apart:+.1f} % from the measured one.")
+        notes.append(f"Check: the simulated step of one rank is {deviation:+.1f} % from the measured one.")
     else:
         notes.append(
             f"Check: for the {_count(found.recorded.ranks, 'rank')} of the run, the prediction over this link is "
-            f"{duration(1e3 * found.check.step)}, {apart:+.1f} % from what was measured over the run's own link."
+            f"{duration(1e3 * found.check.step)}, {deviation:+.1f} % from what was measured over the run's own link."
         )
     if found.rebuilt is not None:
-        apart = round(100 * (found.rebuilt.step / measured - 1), 1) + 0.0
+        deviation = round(100 * (found.rebuilt.step / measured - 1), 1) + 0.0
         notes.append(
             f"Check: with each all-reduce as long as in the run, the simulated step is "
-            f"{duration(1e3 * found.rebuilt.step)}, {apart:+.1f} % from the measured one; "
+            f"{duration(1e3 * found.rebuilt.step)}, {deviation:+.1f} % from the measured one; "
             f"{duration(1e3 * found.rebuilt.parts[EXPOSED])} of it are exposed communication, in the run "
             f"{duration(1e3 * found.recorded.exposed)}."
         )
-    if not all(each.found.steady for each in found.points):
+    if not all(point.predicted.steady for point in found.points):
         notes.append("The simulated steps did not become periodic; figures are means of the later ones.")
     return notes
 
 
-def _row(each: Point) -> list[str]:
-    rate = "–" if each.samples_per_s is None else _number(each.samples_per_s)
-    return [_number(each.ranks), *map(_duration, (each.found.step, each.low, each.high)), rate,
-            f"{100 * each.efficiency:.1f} %", each.found.bound_by]  # fmt: skip
-
-
-def _if(each: Changed) -> list[str]:
-    point = each.point
+def _row(point: Point) -> list[str]:
     rate = "–" if point.samples_per_s is None else _number(point.samples_per_s)
-    return [plain(each.name), *map(_duration, (point.found.step, point.low, point.high)), rate,
-            f"{100 * each.faster:+.1f} %"]  # fmt: skip
+    return [_number(point.ranks), *map(_duration, (point.predicted.step, point.low, point.high)), rate,
+            f"{100 * point.efficiency:.1f} %", point.predicted.bound_by]  # fmt: skip
+
+
+def _change_row(change: Changed) -> list[str]:
+    point = change.point
+    rate = "–" if point.samples_per_s is None else _number(point.samples_per_s)
+    return [plain(change.name), *map(_duration, (point.predicted.step, point.low, point.high)), rate,
+            f"{100 * change.faster:+.1f} %"]  # fmt: skip
 
 
 def columns(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 0) -> list[str]:
@@ -261,41 +266,45 @@ def _count(count: int, what: str) -> str:
 
 def section(found: Scaling) -> Section:
     """Return the section of a run's report: scaling, parts of a step, and the predicted next to the recorded step."""
-    at = tuple(each.ranks for each in found.points)
+    rank_counts = tuple(point.ranks for point in found.points)
     parts: list[sections.Part] = [
         Text(plain(f"{_job(found)}. Link: {found.job.link.about}. " + " ".join(_notes(found))))
     ]
     if found.recorded.samples:
-        rates = tuple(each.samples_per_s for each in found.points)
+        rates = tuple(point.samples_per_s for point in found.points)
         samples = found.recorded.samples * found.job.accumulate
-        known = found.recorded.ends is not None  # either all points have whiskers or none has
+        has_interval = found.recorded.ends is not None  # either all points have whiskers or none has
         low, high = (
-            tuple(samples * each.ranks / took if took else None for each, took in zip(found.points, those, strict=True))
-            if known
+            tuple(
+                samples * point.ranks / step if step else None for point, step in zip(found.points, steps, strict=True)
+            )
+            if has_interval
             else ()
-            for those in ([each.high for each in found.points], [each.low for each in found.points])
+            for steps in ([point.high for point in found.points], [point.low for point in found.points])
         )
-        alone = found.points[0].efficiency * found.points[0].found.step
-        perfect = tuple(samples * ranks / alone if alone else None for ranks in at)
+        single_step = found.points[0].efficiency * found.points[0].predicted.step
+        perfect = tuple(samples * ranks / single_step if single_step else None for ranks in rank_counts)
         lines = (Series("predicted", rates, low, high), Series("perfect scaling", perfect))
-        parts.append(Chart("lines", "Scaling", "samples/s", at, lines, over="ranks", log=("at", "values")))
-    names = [each for each in PARTS if any(point.found.parts[each] for point in found.points)]
-    stacked = tuple(Series(name, tuple(1e3 * each.found.parts[name] for each in found.points)) for name in names)
-    parts.append(Chart("stacked", "Average step of a rank", "ms", tuple(_count(each, "rank") for each in at), stacked))
+        parts.append(Chart("lines", "Scaling", "samples/s", rank_counts, lines, over="ranks", log=("at", "values")))
+    names = [part for part in PARTS if any(point.predicted.parts[part] for point in found.points)]
+    stacked = tuple(Series(name, tuple(1e3 * point.predicted.parts[name] for point in found.points)) for name in names)
+    parts.append(
+        Chart("stacked", "Average step of a rank", "ms", tuple(_count(count, "rank") for count in rank_counts), stacked)
+    )
     parts += _pictures(found)
     if found.worth:
-        rows = tuple((each.constant, 1e3 * each.if_halved, 1e3 * each.per_percent) for each in found.worth)
-        title = f"Gain from each constant on {_count(at[-1], 'rank')}"
+        rows = tuple((gain.constant, 1e3 * gain.if_halved, 1e3 * gain.per_percent) for gain in found.worth)
+        title = f"Gain from each constant on {_count(rank_counts[-1], 'rank')}"
         parts.append(Table(("constant", "saves if halved_ms", "saves per percent_ms"), rows, title))
     if found.changed:
-        asked = tuple(
-            (plain(each.name), 1e3 * each.point.found.step, each.point.samples_per_s, 100 * each.faster)
-            for each in found.changed
+        change_rows = tuple(
+            (plain(change.name), 1e3 * change.point.predicted.step, change.point.samples_per_s, 100 * change.faster)
+            for change in found.changed
         )
-        title = f"What if, on {_count(at[-1], 'rank')}"
-        parts.append(Table(("change", "step_ms", "samples/s", "faster_percent"), asked, title))
+        title = f"What if, on {_count(rank_counts[-1], 'rank')}"
+        parts.append(Table(("change", "step_ms", "samples/s", "faster_percent"), change_rows, title))
     if found.recorded.unknown:
-        parts.append(Table(("not known",), tuple((plain(each),) for each in found.recorded.unknown)))
+        parts.append(Table(("not known",), tuple((plain(text),) for text in found.recorded.unknown)))
     return Section("Prediction", tuple(parts))
 
 
@@ -306,25 +315,27 @@ def keep(found: Scaling, place: Path | str) -> Path | None:
 
 def _pictures(found: Scaling) -> list[sections.Part]:
     """Return charts of the recorded and the predicted step over the same time: the busy share of each interval."""
-    last = found.points[-1]
+    largest = found.points[-1]
     predicted = lanes(
-        prediction.predict(sharing_cores(found.recorded, last.found.job), last.found.job, fine=True).schedule
+        prediction.predict(
+            sharing_cores(found.recorded, largest.predicted.job), largest.predicted.job, fine=True
+        ).schedule
     )
-    ends = [end for those in (predicted, found.recorded.lanes) for lane in those.values() for _, end in lane]
-    whole = max(ends, default=0.0)
-    if not whole or not math.isfinite(whole):
+    ends = [end for step_lanes in (predicted, found.recorded.lanes) for lane in step_lanes.values() for _, end in lane]
+    total = max(ends, default=0.0)
+    if not total or not math.isfinite(total):
         return []
-    drawn = []
+    charts = []
     titles = (
         (found.recorded.lanes, "The step as recorded, with the cost of profiling"),
-        (predicted, f"Predicted on {_count(last.ranks, 'rank')}"),
+        (predicted, f"Predicted on {_count(largest.ranks, 'rank')}"),
     )
-    for those, title in titles:
-        if those:
-            rows = tuple(Series(name, _shares(lane, whole)) for name, lane in those.items())
-            at = tuple(float(f"{1e3 * whole * (place + 0.5) / BINS:.3g}") for place in range(BINS))
-            drawn.append(Chart("grid", title, "share of the time", at, rows, over="ms"))
-    return list(drawn)
+    for step_lanes, title in titles:
+        if step_lanes:
+            rows = tuple(Series(name, _shares(lane, total)) for name, lane in step_lanes.items())
+            centers = tuple(float(f"{1e3 * total * (place + 0.5) / BINS:.3g}") for place in range(BINS))
+            charts.append(Chart("grid", title, "share of the time", centers, rows, over="ms"))
+    return list(charts)
 
 
 _ROWS = {Cause.INPUT: "input", Cause.COPY: "copy", Cause.FORWARD: "forward", Cause.BACKWARD: "backward",
@@ -335,25 +346,25 @@ _ROWS = {Cause.INPUT: "input", Cause.COPY: "copy", Cause.FORWARD: "forward", Cau
 def lanes(found: Schedule) -> dict[str, Lane]:
     """Return the intervals of each activity of a rank of the first class in the last simulated step."""
     step = found.tasks[-1].step
-    mine = [
+    selected = [
         (number, task)
         for number, task in enumerate(found.tasks)
         if task.step == step and task.rank in (0, ALL) and task.seconds > 0
     ]
-    begin = min((found.starts[number] for number, task in mine if "compute 0" in task.on), default=0.0)
-    made: dict[str, list[tuple[float, float]]] = {}
-    for number, task in sorted(mine, key=lambda each: found.starts[each[0]]):
+    begin = min((found.starts[number] for number, task in selected if "compute 0" in task.on), default=0.0)
+    intervals: dict[str, list[tuple[float, float]]] = {}
+    for number, task in sorted(selected, key=lambda entry: found.starts[entry[0]]):
         if found.ends[number] > begin:
             span = (max(0.0, found.starts[number] - begin), found.ends[number] - begin)
-            made.setdefault(_ROWS[task.cause], []).append(span)
-    return {name: tuple(made[name]) for name in _ROWS.values() if name in made}
+            intervals.setdefault(_ROWS[task.cause], []).append(span)
+    return {name: tuple(intervals[name]) for name in _ROWS.values() if name in intervals}
 
 
-def _shares(lane: Lane, whole: float) -> tuple[float, ...]:
+def _shares(lane: Lane, total: float) -> tuple[float, ...]:
     """Return the share of each of `BINS` equal intervals that a lane covers."""
-    width = whole / BINS
+    width = total / BINS
     covered = [0.0] * BINS
     for start, end in lane:
         for place in range(max(0, int(start / width)), min(BINS - 1, int(end / width)) + 1):
             covered[place] += max(0.0, min(end, (place + 1) * width) - max(start, place * width))
-    return tuple(min(1.0, each / width) for each in covered)
+    return tuple(min(1.0, seconds / width) for seconds in covered)

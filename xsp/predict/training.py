@@ -62,7 +62,7 @@ class Input:
     workers: int = 0
     """Worker processes of the loader; with 0 the training process loads the batch, and computes nothing meanwhile."""
 
-    held: int | None = None
+    prefetch_limit: int | None = None
     """Maximum number of batches that a loader reads or holds at a time; default: two for each worker."""
 
     copy_ahead: bool = False
@@ -91,11 +91,11 @@ class Work:
             seconds(layer.backward, f"backward of {layer.name}")
             if any(size < 0 for size in layer.gradients):
                 raise UsageError(f"{layer.name} has a gradient of negative size")
-        given = self.input
-        for value, what in ((self.update, "update"), (self.other, "other work"), (given.read, "reading"),
-                            (given.decode, "decoding"), (given.copy, "copying")):  # fmt: skip
+        loader = self.input
+        for value, what in ((self.update, "update"), (self.other, "other work"), (loader.read, "reading"),
+                            (loader.decode, "decoding"), (loader.copy, "copying")):  # fmt: skip
             seconds(value, what)
-        if given.workers < 0 or (given.held is not None and given.held < 1):
+        if loader.workers < 0 or (loader.prefetch_limit is not None and loader.prefetch_limit < 1):
             raise UsageError("a loader must have 0 or more workers, and hold at least one batch")
 
     @property
@@ -106,10 +106,11 @@ class Work:
     def scaled(self, computing: float = 1.0, update: float = 1.0, loading: float = 1.0) -> Work:
         """Return the step with durations multiplied by factors: layers and other work, update, input."""
         layers = tuple(
-            replace(each, forward=each.forward * computing, backward=each.backward * computing) for each in self.layers
+            replace(layer, forward=layer.forward * computing, backward=layer.backward * computing)
+            for layer in self.layers
         )
-        given = self.input
-        loaded = replace(given, read=given.read * loading, decode=given.decode * loading, copy=given.copy * loading)
+        loader = self.input
+        loaded = replace(loader, read=loader.read * loading, decode=loader.decode * loading, copy=loader.copy * loading)
         return Work(layers, self.update * update, self.other * computing, loaded)
 
 
@@ -169,7 +170,7 @@ class Job:
     compress: float = 1.0
     """Compression factor of communicated gradients; gathered parameters are not compressed."""
 
-    lasting: tuple[float, ...] = ()
+    collective_seconds: tuple[float, ...] = ()
     """Seconds of the all-reduce of each bucket, used instead of the link."""
 
     def __post_init__(self) -> None:
@@ -179,10 +180,12 @@ class Job:
             raise UsageError("batches per update, and ranks per link and per disk, must be 1 or more")
         if not 0 < seconds(self.compress, "the compression of gradients") < 1e6:
             raise UsageError("gradients must be compressed by a factor above 0, such as 2: 16 bits instead of 32")
-        if self.lasting and (self.sharded or self.plan is None or len(self.lasting) != len(self.plan)):
+        if self.collective_seconds and (
+            self.sharded or self.plan is None or len(self.collective_seconds) != len(self.plan)
+        ):
             raise UsageError("durations of all-reduces need a plan of buckets, and one for each of its buckets")
-        for each in self.lasting:
-            seconds(each, "an all-reduce")
+        for duration in self.collective_seconds:
+            seconds(duration, "an all-reduce")
 
 
 class Class(NamedTuple):
@@ -238,18 +241,18 @@ class _Builder:
 
     def __init__(self, work: Work, job: Job, fine: bool) -> None:
         self.work, self.job = work, job
-        self.those = classes(job)
+        self.rank_classes = classes(job)
         self.plan = plan_of(work, job) if job.ranks > 1 else ()
-        self.sizes = [sum(work.arrivals[each] for each in bucket) for bucket in self.plan]
+        self.sizes = [sum(work.arrivals[index] for index in bucket) for bucket in self.plan]
         self.link = job.link.shared(min(job.on_link, job.ranks))
-        held = job.link.measured
-        self.sharing = held.at(job.ranks) if held is not None and job.ranks > 1 else None
-        self.buckets_of, self.full_at = _where(work, self.plan)
+        measured = job.link.measured
+        self.sharing = measured.at(job.ranks) if measured is not None and job.ranks > 1 else None
+        self.buckets_of, self.full_at = _buckets_by_layer(work, self.plan)
         numbers = range(len(work.layers))
-        self.forward = [[each] for each in numbers] if fine or job.sharded else [list(numbers)]
+        self.forward = [[number] for number in numbers] if fine or job.sharded else [list(numbers)]
         self.backward = self._backward(fine or job.sharded)
-        self.made: list[Task] = []
-        count = len(self.those)
+        self.tasks: list[Task] = []
+        count = len(self.rank_classes)
         self.computed: list[list[int]] = [[] for _ in range(count)]  # tasks that the next task of the stream waits for
         self.decoded: list[list[int]] = [[] for _ in range(count)]
         self.copied: list[list[int]] = [[] for _ in range(count)]
@@ -258,41 +261,41 @@ class _Builder:
 
     def _backward(self, fine: bool) -> list[list[int]]:
         """Return the layers of the backward pass by task; unless `fine`, a task ends where a bucket is full."""
-        found: list[list[int]] = [[]]
+        stretches: list[list[int]] = [[]]
         for number in range(len(self.work.layers) - 1, -1, -1):
-            found[-1].append(number)
+            stretches[-1].append(number)
             if number and (fine or self.full_at[number]):
-                found.append([])
-        return found
+                stretches.append([])
+        return stretches
 
     def all(self, steps: int) -> list[Task]:
         for step in range(steps):
             for part in range(self.job.accumulate):
                 self._part(step, part)
             self._update(step)
-        return self.made
+        return self.tasks
 
     def _put(
-        self, name: str, cause: Cause, took: float, on: Sequence[str], after: Sequence[int], rank: int, step: int
+        self, name: str, cause: Cause, duration: float, on: Sequence[str], after: Sequence[int], rank: int, step: int
     ) -> int:
-        self.made.append(Task(name, cause, took, tuple(on), tuple(dict.fromkeys(after)), rank, step))
-        return len(self.made) - 1
+        self.tasks.append(Task(name, cause, duration, tuple(on), tuple(dict.fromkeys(after)), rank, step))
+        return len(self.tasks) - 1
 
-    def _compute(self, name: str, cause: Cause, took: float, after: Sequence[int], rank: int, step: int) -> int:
+    def _compute(self, name: str, cause: Cause, duration: float, after: Sequence[int], rank: int, step: int) -> int:
         """Append a task after the last one of the compute stream, and return its index."""
         factor = 1.0 if cause in (Cause.INPUT, Cause.COPY) else self._factor(rank, step)
         on = [f"compute {rank}"] + ([f"storage {rank}"] if cause is Cause.INPUT else [])
-        number = self._put(name, cause, took * factor, on, [*self.computed[rank], *after], rank, step)
+        number = self._put(name, cause, duration * factor, on, [*self.computed[rank], *after], rank, step)
         self.computed[rank] = [number]
         return number
 
     def _factor(self, rank: int, step: int) -> float:
-        factors = self.those[rank].factors
+        factors = self.rank_classes[rank].factors
         return factors[step % len(factors)]
 
     def _part(self, step: int, part: int) -> None:
         """Append the input, the forward and the backward pass of one batch."""
-        ranks = range(len(self.those))
+        ranks = range(len(self.rank_classes))
         for rank in ranks:
             self._input(rank, step)
             if self.work.other:
@@ -301,31 +304,33 @@ class _Builder:
         self._pass(step, self.backward, Cause.BACKWARD, last=part == self.job.accumulate - 1)
 
     def _input(self, rank: int, step: int) -> None:
-        given = self.work.input
-        read = given.read * min(self.job.on_disk, self.job.ranks)
-        place = len(self.decoded[rank])
-        if given.workers:
+        loader = self.work.input
+        read = loader.read * min(self.job.on_disk, self.job.ranks)
+        index = len(self.decoded[rank])
+        if loader.workers:
             after = (
-                self.decoded[rank][place - given.workers : place - given.workers + 1] if place >= given.workers else []
+                self.decoded[rank][index - loader.workers : index - loader.workers + 1]
+                if index >= loader.workers
+                else []
             )
-            held = given.held or 2 * given.workers
-            after = [*after, *(self.copied[rank][place - held : place - held + 1] if place >= held else [])]
-            worker = f"worker {rank}.{place % given.workers}"
-            made = self._put("read", Cause.INPUT, read, (worker, f"storage {rank}"), after, rank, step)
-            made = self._put("decode", Cause.INPUT, given.decode, (worker,), [made], rank, step)
-        elif read + given.decode:
-            made = self._compute("read, decode", Cause.INPUT, read + given.decode, (), rank, step)
+            limit = loader.prefetch_limit or 2 * loader.workers
+            after = [*after, *(self.copied[rank][index - limit : index - limit + 1] if index >= limit else [])]
+            worker = f"worker {rank}.{index % loader.workers}"
+            loaded = self._put("read", Cause.INPUT, read, (worker, f"storage {rank}"), after, rank, step)
+            loaded = self._put("decode", Cause.INPUT, loader.decode, (worker,), [loaded], rank, step)
+        elif read + loader.decode:
+            loaded = self._compute("read, decode", Cause.INPUT, read + loader.decode, (), rank, step)
         else:
-            made = -1
-        self.decoded[rank].append(made)
-        if given.copy_ahead:
-            after = [] if made < 0 else [made]
-            copied = self._put("copy", Cause.COPY, given.copy, (f"copy {rank}",), after, rank, step)
+            loaded = -1
+        self.decoded[rank].append(loaded)
+        if loader.copy_ahead:
+            after = [] if loaded < 0 else [loaded]
+            copied = self._put("copy", Cause.COPY, loader.copy, (f"copy {rank}",), after, rank, step)
             self.computed[rank].append(copied)
-        elif given.copy or given.workers:
-            copied = self._compute("copy", Cause.COPY, given.copy, [] if made < 0 else [made], rank, step)
+        elif loader.copy or loader.workers:
+            copied = self._compute("copy", Cause.COPY, loader.copy, [] if loaded < 0 else [loaded], rank, step)
         else:
-            copied = made
+            copied = loaded
         self.copied[rank].append(copied)
 
     def _pass(self, step: int, stretches: list[list[int]], cause: Cause, *, last: bool = False) -> None:
@@ -334,9 +339,9 @@ class _Builder:
         Parameters are gathered one bucket ahead: the next bucket arrives during computation with the current one.
         """
         gathered: dict[int, int] = {}
-        done: dict[int, list[int]] = {}  # bucket → the last tasks that computed with it
-        before = [number for those in self.computed for number in those]
-        made = before
+        last_tasks: dict[int, list[int]] = {}  # bucket → the last tasks that computed with it
+        previous = [number for stream in self.computed for number in stream]
+        computed = previous
         self.ahead = sum(self.work.layers[number].backward for stretch in stretches for number in stretch)
         self.clock = self.channel = 0.0
         for stretch in stretches:
@@ -344,21 +349,25 @@ class _Builder:
             if self.job.sharded:
                 needed = {bucket for number in stretch for bucket in self.buckets_of[number]}
                 for bucket in sorted(needed - set(gathered), reverse=cause is Cause.FORWARD):
-                    limit = done.get(list(gathered)[-2], before) if len(gathered) > 1 else before
+                    limit = last_tasks.get(list(gathered)[-2], previous) if len(gathered) > 1 else previous
                     gathered[bucket] = self._collective("all-gather", bucket, limit, step)
-            needs = [gathered[bucket] for number in stretch for bucket in self.buckets_of[number] if bucket in gathered]
-            took = sum(each.forward if cause is Cause.FORWARD else each.backward for each in layers)
+            dependencies = [
+                gathered[bucket] for number in stretch for bucket in self.buckets_of[number] if bucket in gathered
+            ]
+            duration = sum(layer.forward if cause is Cause.FORWARD else layer.backward for layer in layers)
             name = f"{cause} {layers[0].name}" + (f" … {layers[-1].name}" if len(layers) > 1 else "")
-            made = [self._compute(name, cause, took, needs, rank, step) for rank in range(len(self.those))]
-            self.ahead, self.clock = self.ahead - took, self.clock + took
+            computed = [
+                self._compute(name, cause, duration, dependencies, rank, step) for rank in range(len(self.rank_classes))
+            ]
+            self.ahead, self.clock = self.ahead - duration, self.clock + duration
             for number in stretch:
-                done |= dict.fromkeys(self.buckets_of[number], made)
+                last_tasks |= dict.fromkeys(self.buckets_of[number], computed)
                 if last and self.job.overlap:
                     for bucket in self.full_at[number]:
-                        self._reduce(bucket, made, step)
+                        self._reduce(bucket, computed, step)
         if last and not self.job.overlap:
             for bucket in range(len(self.plan)):
-                self._reduce(bucket, made, step)
+                self._reduce(bucket, computed, step)
 
     def _reduce(self, bucket: int, after: Sequence[int], step: int) -> None:
         """Append the collective of a bucket after those of the previous buckets.
@@ -366,19 +375,21 @@ class _Builder:
         On shared cores the gradients are copied into the bucket, and both the collective and concurrent computation
         take longer, by `Sharing.lost` of the time in which both would run.
         """
-        what = "reduce-scatter" if self.job.sharded else "all-reduce"
-        beside = 0.0
+        collective = "reduce-scatter" if self.job.sharded else "all-reduce"
+        slowdown = 0.0
         shared = self.sharing
-        ranks = range(len(self.those))
+        ranks = range(len(self.rank_classes))
         if shared is not None:
-            took = shared.copy_per_byte * self.sizes[bucket]
-            after = [self._compute(f"bucket {bucket}", Cause.SERVING, took, after, rank, step) for rank in ranks]
-            beside = shared.lost * self._overlapped(took, self._seconds(what, bucket)) if self.job.overlap else 0.0
-            self.clock, self.channel = self.clock + beside, self.channel + beside
-        self.sent.append(self._collective(what, bucket, after, step, beside))
-        if beside:
+            duration = shared.copy_per_byte * self.sizes[bucket]
+            after = [self._compute(f"bucket {bucket}", Cause.SERVING, duration, after, rank, step) for rank in ranks]
+            slowdown = (
+                shared.lost * self._overlapped(duration, self._seconds(collective, bucket)) if self.job.overlap else 0.0
+            )
+            self.clock, self.channel = self.clock + slowdown, self.channel + slowdown
+        self.sent.append(self._collective(collective, bucket, after, step, slowdown))
+        if slowdown:
             for rank in ranks:
-                self._compute(f"beside {what} {bucket}", Cause.SERVING, beside, (), rank, step)
+                self._compute(f"beside {collective} {bucket}", Cause.SERVING, slowdown, (), rank, step)
 
     def _overlapped(self, copied: float, sent: float) -> float:
         """Return the seconds of a collective that overlap with layers of the backward pass, and advance the channel."""
@@ -387,35 +398,35 @@ class _Builder:
         self.channel = start + sent
         return max(0.0, min(sent, self.ahead - (start - self.clock)))
 
-    def _seconds(self, what: str, bucket: int) -> float:
-        if self.job.lasting:
-            return self.job.lasting[bucket]
+    def _seconds(self, collective: str, bucket: int) -> float:
+        if self.job.collective_seconds:
+            return self.job.collective_seconds[bucket]
         size, ranks = self.sizes[bucket], self.job.ranks
-        if what == "all-gather":
+        if collective == "all-gather":
             return collectives.gather_seconds(self.link, ranks, size)
         size = sent_bytes(size, self.job)
-        if what == "reduce-scatter":
+        if collective == "reduce-scatter":
             return collectives.scatter_seconds(self.link, ranks, size)
         return collectives.all_reduce_seconds(self.job.algorithm, self.link, ranks, size)
 
-    def _collective(self, what: str, bucket: int, after: Sequence[int], step: int, more: float = 0.0) -> int:
-        took = self._seconds(what, bucket) + more
-        if what == "all-reduce":
+    def _collective(self, collective: str, bucket: int, after: Sequence[int], step: int, extra: float = 0.0) -> int:
+        duration = self._seconds(collective, bucket) + extra
+        if collective == "all-reduce":
             after = [*after, *self.sent[-1:]]
-        return self._put(f"{what} {bucket}", Cause.COMMUNICATION, took, ("channel",), after, ALL, step)
+        return self._put(f"{collective} {bucket}", Cause.COMMUNICATION, duration, ("channel",), after, ALL, step)
 
     def _update(self, step: int) -> None:
-        took = self.work.update / (self.job.ranks if self.job.sharded else 1)
-        for rank in range(len(self.those)):
+        duration = self.work.update / (self.job.ranks if self.job.sharded else 1)
+        for rank in range(len(self.rank_classes)):
             after: Sequence[int] = self.sent
             if self.sharing is not None and self.sent:
-                back = self.sharing.copy_per_byte * sum(self.sizes)
-                after = [self._compute(OUT, Cause.SERVING, back, self.sent, rank, step)]
-            self._compute("update", Cause.UPDATE, took, after, rank, step)
+                copy_back = self.sharing.copy_per_byte * sum(self.sizes)
+                after = [self._compute(OUT, Cause.SERVING, copy_back, self.sent, rank, step)]
+            self._compute("update", Cause.UPDATE, duration, after, rank, step)
         self.sent = []
 
 
-def _where(work: Work, plan: Buckets) -> tuple[list[list[int]], list[list[int]]]:
+def _buckets_by_layer(work: Work, plan: Buckets) -> tuple[list[list[int]], list[list[int]]]:
     """Return, for each layer, the buckets with its gradients, and the buckets that are full at its end."""
     bucket_of = {place: number for number, bucket in enumerate(plan) for place in bucket}
     last = {bucket[-1]: number for number, bucket in enumerate(plan)}
@@ -424,7 +435,7 @@ def _where(work: Work, plan: Buckets) -> tuple[list[list[int]], list[list[int]]]
     place = 0
     for number in range(len(work.layers) - 1, -1, -1):
         places = range(place, place + len(work.layers[number].gradients))
-        holding[number] = sorted({bucket_of[each] for each in places if each in bucket_of})
-        full[number] = sorted(last[each] for each in places if each in last)
+        holding[number] = sorted({bucket_of[index] for index in places if index in bucket_of})
+        full[number] = sorted(last[index] for index in places if index in last)
         place = places.stop
     return holding, full

@@ -15,7 +15,7 @@ from xsp.advise import Asked, provides
 from xsp.bench.plan import missing, overheads, runtime_of, worth
 from xsp.bench.spec import AS_RUN, OTHER_NUMBERS, Spec
 from xsp.bench.timings import Timings
-from xsp.bound import seen, timed
+from xsp.bound import recordedcalls, timed
 from xsp.graph.node import Graph
 from xsp.processes import cores
 from xsp.questions import layouts
@@ -41,21 +41,21 @@ def timings(asked: Asked) -> Timings:
     Raises:
         BenchError: the timings are not available.
     """
-    given = asked.settings
-    known = Timings.open(given.get("timings"), like=given.get("like"))
-    seconds = given.get("fill")
-    if seconds and timed.timed_here(asked.graph) and not seen.is_elsewhere(asked.trace):
-        fill(asked.graph, known, threads_of(asked), float(seconds), given.get("progress"))
+    settings = asked.settings
+    known = Timings.open(settings.get("timings"), like=settings.get("like"))
+    seconds = settings.get("fill")
+    if seconds and timed.timed_here(asked.graph) and not recordedcalls.is_elsewhere(asked.trace):
+        fill(asked.graph, known, threads_of(asked), float(seconds), settings.get("progress"))
     return known
 
 
 def fill(graph: Graph, known: Timings, threads: int, seconds: float, progress: Progress | None = None) -> None:
     """Take missing timings that the questions need, for at most `seconds`."""
-    ends = monotonic() + seconds
-    for wanted, share in zip(rounds(graph, threads, cores()), SHARES, strict=True):
-        left = (ends - monotonic()) * share
-        if left > 0 and missing(wanted, known):
-            bench.fill(wanted, known, left, *(() if progress is None else (progress,)))
+    deadline = monotonic() + seconds
+    for pairs, share in zip(rounds(graph, threads, cores()), SHARES, strict=True):
+        remaining = (deadline - monotonic()) * share
+        if remaining > 0 and missing(pairs, known):
+            bench.fill(pairs, known, remaining, *(() if progress is None else (progress,)))
 
 
 def rounds(graph: Graph, threads: int, cores: int) -> tuple[Pairs, ...]:
@@ -67,18 +67,18 @@ def rounds(graph: Graph, threads: int, cores: int) -> tuple[Pairs, ...]:
     heavy = {spec.block.work_key for spec, _ in most(as_run)}
 
     def of(count: int, variants: Sequence[str] = (AS_RUN,)) -> Pairs:
-        found = bench.specs(graph, threads=count, variants=variants, runtime=runtime)
+        pairs = bench.specs(graph, threads=count, variants=variants, runtime=runtime)
         # without timings in both layouts, even a small call would force conversions around it
-        return [pair for pair in found if pair[0].block.work_key in heavy or pair[0].variant in layouts.VARIANTS]
+        return [pair for pair in pairs if pair[0].block.work_key in heavy or pair[0].variant in layouts.VARIANTS]
 
     if runtime != "torch":
         return as_run, [], [], []
-    others = [pair for count in thread_counts(cores) if count != threads for pair in of(count)]
+    by_threads = [pair for count in thread_counts(cores) if count != threads for pair in of(count)]
     reference = min(threads, cores)
     conversions = [(spec, 1) for spec in layouts.conversions(graph, reference)]
     return (
         [*as_run, *((spec, 1) for spec in overheads(threads))],
-        others,
+        by_threads,
         [*of(reference, tuple(VARIANTS)), *conversions],
         of(reference, tuple(OTHER_NUMBERS)),
     )
@@ -94,11 +94,11 @@ def thread_counts(cores: int) -> list[int]:
 def most(pairs: Pairs) -> Pairs:
     """Return the specs that take nearly all of the expected time, largest first."""
     ordered = sorted(pairs, key=lambda pair: -worth(*pair))
-    enough, taken = MOST_OF_TIME * sum(worth(*pair) for pair in ordered), 0.0
-    found = []
+    target, total = MOST_OF_TIME * sum(worth(*pair) for pair in ordered), 0.0
+    selected = []
     for pair in ordered:
-        if taken >= enough:
+        if total >= target:
             break
-        taken += worth(*pair)
-        found.append(pair)
-    return found
+        total += worth(*pair)
+        selected.append(pair)
+    return selected

@@ -30,46 +30,48 @@ BETWEEN = "add add_ sub mul mul_ div div_ masked_fill masked_fill_ where to _to_
 
 def foldable(graph: Graph) -> list[tuple[int, ...]]:
     """Return the places of batch norms in evaluation mode directly after a convolution with their shape."""
-    found: list[tuple[int, ...]] = []
+    places: list[tuple[int, ...]] = []
     computing = [place for place, node in enumerate(graph.nodes) if node.computes]
     for before, place in pairwise(computing):
         first, norm = graph.nodes[before], graph.nodes[place]
         if _op(norm) not in NORMS or _op(first) not in CONVOLUTIONS or norm.phase is not Phase.FORWARD:
             continue
-        told = dict(norm.call.arguments)
-        same = first.call.outputs and norm.call.inputs and first.call.outputs[0].shape == norm.call.inputs[0].shape
-        if told.get("training") is False and same and first.call.outputs[0].shape is not None:
-            found.append((place,))
-    return found
+        arguments = dict(norm.call.arguments)
+        same_shape = (
+            first.call.outputs and norm.call.inputs and first.call.outputs[0].shape == norm.call.inputs[0].shape
+        )
+        if arguments.get("training") is False and same_shape and first.call.outputs[0].shape is not None:
+            places.append((place,))
+    return places
 
 
 def by_hand(graph: Graph) -> list[tuple[int, ...]]:
     """Return the places of the calls between the two products of hand-written attention, including the softmax."""
-    found: list[tuple[int, ...]] = []
+    groups: list[tuple[int, ...]] = []
     computing = [place for place, node in enumerate(graph.nodes) if node.computes]
-    for at, place in enumerate(computing):
+    for index, place in enumerate(computing):
         node = graph.nodes[place]
         if _op(node) not in SOFTMAX or node.phase is not Phase.FORWARD or not node.call.inputs:
             continue
         shape = node.call.inputs[0].shape
         if shape is None or len(shape) < 3:
             continue
-        first = _product(graph, computing[max(0, at - FAR) : at][::-1])
-        last = _product(graph, computing[at + 1 : at + 1 + FAR])
+        first = _product(graph, computing[max(0, index - FAR) : index][::-1])
+        last = _product(graph, computing[index + 1 : index + 1 + FAR])
         if first is None or last is None:
             continue
-        made, taken = graph.nodes[first].call.outputs, graph.nodes[last].call.inputs
-        if made and taken and (made[0].shape or ())[-2:] == shape[-2:] == (taken[0].shape or ())[-2:]:
-            found.append(tuple(each for each in computing if first < each < last))
-    return found
+        outputs, inputs = graph.nodes[first].call.outputs, graph.nodes[last].call.inputs
+        if outputs and inputs and (outputs[0].shape or ())[-2:] == shape[-2:] == (inputs[0].shape or ())[-2:]:
+            groups.append(tuple(position for position in computing if first < position < last))
+    return groups
 
 
 def _product(graph: Graph, places: Sequence[int]) -> int | None:
     """Return the first product among calls; None if a call that is not part of attention comes before it."""
-    for each in places:
-        op = _op(graph.nodes[each])
+    for place in places:
+        op = _op(graph.nodes[place])
         if op in PRODUCTS:
-            return each
+            return place
         if op not in BETWEEN:
             return None
     return None
@@ -103,28 +105,28 @@ def advice(asked: Asked, least_percent: float) -> Iterator[Advice]:
     figures = bound.figures.get(Rung.IN_PLACE.value) or bound.figures.get(Rung.AS_RUN.value)
     if figures is None:
         return
-    whole = step_ns(asked, bound, figures)
-    for find, said, do, trial in WAYS:
+    total_ns = step_ns(asked, bound, figures)
+    for find, text, do, trial in WAYS:
         groups = find(graph)
-        nodes = [each for those in groups for each in those]
-        there: list[Figure] = [figure for each in nodes if (figure := figures[each]) is not None]
-        if not there or not whole:
+        nodes = [place for group in groups for place in group]
+        known: list[Figure] = [figure for place in nodes if (figure := figures[place]) is not None]
+        if not known or not total_ns:
             continue
-        ns, half = math.fsum(each.ns for each in there), totals.half(there)
-        if 100 * ns / whole < least_percent:
+        ns, half = math.fsum(figure.ns for figure in known), totals.half(known)
+        if 100 * ns / total_ns < least_percent:
             continue
         times = f", {len(groups)} times" if len(groups) > 1 else ""
         why = (
             f"{len(nodes)} calls that take {ns / 1e6:.3g} ms of a step",
             "the data flow is inferred from the order and shapes of the calls",
         )
-        ends = Interval((ns - half) / 1e6, ns / 1e6, (ns + half) / 1e6).within(whole / 1e6)
+        gain = Interval((ns - half) / 1e6, ns / 1e6, (ns + half) / 1e6).within(total_ns / 1e6)
         where = placed(graph, nodes, figures, _spans(bound))
-        yield Advice("fusion", said + times, where, ends, True, 100 * ns / whole, why, do, None, trial)
+        yield Advice("fusion", text + times, where, gain, True, 100 * ns / total_ns, why, do, None, trial)
 
 
 def _spans(bound: Bound) -> tuple[str, ...]:
-    joined = bound.join
-    if joined is None:
+    join = bound.join
+    if join is None:
         return ()
-    return tuple("" if at is None else joined.seen[at].span for at in joined.of_node)
+    return tuple("" if index is None else join.seen[index].span for index in join.of_node)

@@ -73,11 +73,11 @@ def setting(ground: Ground, variant: str, to: str = "", nodes: Sequence[int] | N
         before, after = ground.timing(node, variant), ground.timing(node, to or AS_RUN)
         if before is not None and after is not None:
             pairs[node] = before, after
-        elif ground.may_be(node, variant if variant != AS_RUN else to):
+        elif ground.supports(node, variant if variant != AS_RUN else to):
             missing += 1
     if not pairs:
         return None
-    ns = [[each.trimmed_ns or 0.0 for each in pair] for pair in pairs.values()]
+    ns = [[timing.trimmed_ns or 0.0 for timing in pair] for pair in pairs.values()]
     return Setting(
         tuple(pairs),
         difference((before for before, _ in pairs.values()), (after for _, after in pairs.values())),
@@ -90,67 +90,67 @@ def setting(ground: Ground, variant: str, to: str = "", nodes: Sequence[int] | N
 
 def without_onednn(ground: Ground) -> tuple[int, ...]:
     """Return convolutions that ran without oneDNN although torch would use it; empty if any convolution used it."""
-    without = []
+    nodes = []
     for node in ground.computing:
         call = ground.graph.nodes[node].call
-        there = ground.seen[node] if ground.seen else None
-        if there is None or "conv" not in call.op or not call.inputs or call.inputs[0].dtype != "float32":
+        seen_call = ground.traced_calls[node] if ground.traced_calls else None
+        if seen_call is None or "conv" not in call.op or not call.inputs or call.inputs[0].dtype != "float32":
             continue
-        if OF_ONEDNN in there.inside:
+        if OF_ONEDNN in seen_call.inside:
             return ()
         large = (call.inputs[0].elements or 0) > ONEDNN_FROM and len(call.inputs[0].shape or ()) == 4
-        if large and not there.inside.isdisjoint(WITHOUT):
-            without.append(node)
-    return tuple(without)
+        if large and not seen_call.inside.isdisjoint(WITHOUT):
+            nodes.append(node)
+    return tuple(nodes)
 
 
 def _onednn(ground: Ground, off: tuple[int, ...]) -> Iterator[Advice]:
     if not off:
-        found = setting(ground, AS_RUN, OFF)
-        if found is not None and found.gain.sure:
+        change = setting(ground, AS_RUN, OFF)
+        if change is not None and change.gain.sure:
             yield _advice(
                 ground,
-                found,
-                f"oneDNN is slower here than torch's own kernels, in {len(found.nodes)} calls in total",
+                change,
+                f"oneDNN is slower here than torch's own kernels, in {len(change.nodes)} calls in total",
                 "torch.backends.mkldnn.enabled = False",
                 None,
             )
         return
-    found = setting(ground, OFF, nodes=off)
+    change = setting(ground, OFF, nodes=off)
     what = f"oneDNN is switched off: {len(off)} convolutions run without it"
     do = "remove torch.backends.mkldnn.enabled = False (or set it to True)"
-    if found is not None:
-        if found.gain.sure:
-            yield _advice(ground, found, what, do, "onednn=on")
+    if change is not None:
+        if change.gain.sure:
+            yield _advice(ground, change, what, do, "onednn=on")
         return
-    took = ground.in_place_ns(off)
-    if took:
-        every = Interval(took / 1e6, took / 1e6, took / 1e6)
+    calls_ns = ground.in_place_ns(off)
+    if calls_ns:
+        gain = Interval(calls_ns / 1e6, calls_ns / 1e6, calls_ns / 1e6)
         yield Advice(
             "choice",
             what,
             ground.places(dict.fromkeys(off, 1.0)),
-            every,
+            gain,
             True,
-            100 * took / ground.total_ns,
-            (f"all of their time in the trace, {took / 1e6:.3g} ms; not timed with oneDNN yet: --fill 60s",),
+            100 * calls_ns / ground.total_ns,
+            (f"all of their time in the trace, {calls_ns / 1e6:.3g} ms; not timed with oneDNN yet: --fill 60s",),
             do,
             trial="onednn=on",
         )
 
 
 def _layouts(ground: Ground) -> Iterator[Advice]:
-    one = {to: layouts.uniform(ground, to) for to in (layouts.LAST, layouts.CONTIGUOUS)}
+    plans = {to: layouts.uniform(ground, to) for to in (layouts.LAST, layouts.CONTIGUOUS)}
     to, plan = max(
-        ((to, found) for to, found in one.items() if found is not None),
-        key=lambda each: each[1].gain.ns,
+        ((to, candidate) for to, candidate in plans.items() if candidate is not None),
+        key=lambda pair: pair[1].gain.ns,
         default=(layouts.LAST, None),
     )
     mixed = layouts.best(ground)
     if mixed is not None and mixed.gain.sure:
         single = plan.gain.ns if plan is not None and plan.gain.sure else 0.0
         if mixed.gain.ns - single > BETTER * ground.total_ns:
-            yield _mixed(ground, mixed, plan)
+            yield _mixed_advice(ground, mixed, plan)
             return
     if plan is None or not plan.gain.sure:
         return
@@ -166,20 +166,20 @@ def _layouts(ground: Ground) -> Iterator[Advice]:
     )  # fmt: skip
 
 
-def _mixed(ground: Ground, plan: layouts.Plan, one: layouts.Plan | None) -> Advice:
+def _mixed_advice(ground: Ground, plan: layouts.Plan, single: layouts.Plan | None) -> Advice:
     modules = list(dict.fromkeys(ground.graph.nodes[node].module or "the model" for node in plan.changed))
-    shown = ", ".join(modules[:3]) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
+    listing = ", ".join(modules[:3]) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
     last = layouts.label_of(ground.graph.nodes[plan.changed[0]]) == layouts.CONTIGUOUS
     name = "channels_last" if last else "contiguous_format"
-    found = _planned(
+    advice = _planned(
         ground,
         plan,
         f"{len(plan.changed)} calls are faster in another layout than the rest",
-        f"convert the input of {shown}: x.contiguous(memory_format=torch.{name}), and convert back after them",
+        f"convert the input of {listing}: x.contiguous(memory_format=torch.{name}), and convert back after them",
         None,
     )
-    alone = "nothing" if one is None or one.gain.ns <= 0 else f"{one.gain.ns / 1e6:.3g} ms"
-    return Advice(**{**vars(found), "why": (*found.why, f"the same layout for all calls gains {alone}")})
+    single_gain = "nothing" if single is None or single.gain.ns <= 0 else f"{single.gain.ns / 1e6:.3g} ms"
+    return Advice(**{**vars(advice), "why": (*advice.why, f"the same layout for all calls gains {single_gain}")})
 
 
 def _planned(ground: Ground, plan: layouts.Plan, what: str, do: str, trial: str | None) -> Advice:
@@ -209,10 +209,10 @@ def _ns(timing: Timing | None) -> float:
 
 
 def _attention(ground: Ground) -> Iterator[Advice]:
-    found = [(name, each) for name in BACKENDS if (each := setting(ground, AS_RUN, name)) is not None]
-    if not found:
+    candidates = [(name, candidate) for name in BACKENDS if (candidate := setting(ground, AS_RUN, name)) is not None]
+    if not candidates:
         return
-    name, best = max(found, key=lambda each: each[1].gain.ns)
+    name, best = max(candidates, key=lambda candidate: candidate[1].gain.ns)
     if best.gain.sure:
         backend, trial = BACKENDS[name]
         yield _advice(
@@ -224,15 +224,15 @@ def _attention(ground: Ground) -> Iterator[Advice]:
         )
 
 
-def _advice(ground: Ground, found: Setting, what: str, do: str, trial: str | None) -> Advice:
-    gain, percent = ground.gain(found.gain, found.nodes)
+def _advice(ground: Ground, change: Setting, what: str, do: str, trial: str | None) -> Advice:
+    gain, percent = ground.gain(change.gain, change.nodes)
     why = [
-        f"{len(found.nodes)} calls in isolation: {found.before_ns / 1e6:.3g} ms now, {found.after_ns / 1e6:.3g} ms "
+        f"{len(change.nodes)} calls in isolation: {change.before_ns / 1e6:.3g} ms now, {change.after_ns / 1e6:.3g} ms "
         f"with the change, {ground.reference} threads"
     ]
-    if found.missing:
-        why.append(f"{found.missing} calls are not timed both ways, and keep their time")
+    if change.missing:
+        why.append(f"{change.missing} calls are not timed both ways, and keep their time")
     return Advice(
-        "choice", what, ground.places(found.gains), gain, False, percent, tuple(why), do,
-        trial=trial, by_call=milliseconds(found.gains),
+        "choice", what, ground.places(change.gains), gain, False, percent, tuple(why), do,
+        trial=trial, by_call=milliseconds(change.gains),
     )  # fmt: skip

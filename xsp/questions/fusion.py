@@ -61,12 +61,12 @@ def fusion(asked: Asked) -> Iterator[Advice]:
     prices: Prices = asked.part("prices")
     for gain in prices.gains(FOLDS):
         do, trial = FOLDS[gain.changes[0].rule]
-        found = prices.advice("fusion", gain, what(gain), do, trial)
-        if not gain.at_most or found.of_step_percent >= LEAST_PERCENT:
-            yield found
-    taken = {place for each in prices.rewritten.changes for place in each.removed}
-    found_chains = chains(prices.rewritten.original, taken)
-    for ops, groups in found_chains.items():
+        advice = prices.advice("fusion", gain, what(gain), do, trial)
+        if not gain.at_most or advice.of_step_percent >= LEAST_PERCENT:
+            yield advice
+    removed = {place for change in prices.rewritten.changes for place in change.removed}
+    chains_by_ops = chains(prices.rewritten.original, removed)
+    for ops, groups in chains_by_ops.items():
         yield from _chain(prices, ops, groups)
     if asked.trace is None:  # for a trace, the question `optimizer` is more precise
         yield from _updates(prices)
@@ -84,73 +84,75 @@ def chains(graph: Graph, taken: set[int]) -> dict[tuple[str, ...], list[list[int
     """
     draft = Draft(graph)
     web = Web(draft)
-    group: dict[int, list[int]] = {}
+    chain_of: dict[int, list[int]] = {}
     for number in draft.order:
         step = draft.steps[number]
         if number in taken or step.call.op not in ELEMENTWISE or not step.plain or step.phase is not Phase.FORWARD:
             continue
-        mine = [number]
+        chain = [number]
         for origin in dict.fromkeys(step.takes):
-            before = draft.maker(origin)
+            producer = draft.maker(origin)
             fits = (
-                before is not None and origin[0] in group and before.call.outputs[0].shape == step.call.outputs[0].shape
+                producer is not None
+                and origin[0] in chain_of
+                and producer.call.outputs[0].shape == step.call.outputs[0].shape
             )
-            if fits and web.only_reader(origin) == number and group[origin[0]] is not mine:
-                mine[:0] = group[origin[0]]
-        for each in mine:
-            group[each] = mine
-    found: dict[tuple[str, ...], list[list[int]]] = defaultdict(list)
-    for those in {id(each): each for each in group.values()}.values():
-        if len(those) >= LEAST_CALLS:
-            found[tuple(graph.nodes[each].call.op.removeprefix("aten::") for each in those)].append(those)
-    return found
+            if fits and web.only_reader(origin) == number and chain_of[origin[0]] is not chain:
+                chain[:0] = chain_of[origin[0]]
+        for place in chain:
+            chain_of[place] = chain
+    groups: dict[tuple[str, ...], list[list[int]]] = defaultdict(list)
+    for members in {id(chain): chain for chain in chain_of.values()}.values():
+        if len(members) >= LEAST_CALLS:
+            groups[tuple(graph.nodes[place].call.op.removeprefix("aten::") for place in members)].append(members)
+    return groups
 
 
 def _chain(prices: Prices, ops: tuple[str, ...], groups: Sequence[Sequence[int]]) -> Iterator[Advice]:
     graph = prices.rewritten.original
-    nodes = [each for those in groups for each in those]
-    all_bytes = outside = 0
-    for those in groups:
-        moved = [work.bytes_of(graph.nodes[each]) for each in those]
-        if None in moved:
+    nodes = [place for chain in groups for place in chain]
+    all_bytes = outside_bytes = 0
+    for chain in groups:
+        byte_counts = [work.bytes_of(graph.nodes[place]) for place in chain]
+        if None in byte_counts:
             return
-        inside = {(each, 0) for each in those}
-        read = [
+        internal = {(place, 0) for place in chain}
+        read_bytes = [
             tensor.bytes or 0
-            for each in those
-            for origin, tensor in zip(graph.nodes[each].origins, graph.nodes[each].call.inputs, strict=True)
-            if origin not in inside
+            for place in chain
+            for origin, tensor in zip(graph.nodes[place].origins, graph.nodes[place].call.inputs, strict=True)
+            if origin not in internal
         ]
-        all_bytes += sum(filter(None, moved))
-        outside += sum(read) + (graph.nodes[those[-1]].call.outputs[0].bytes or 0)
+        all_bytes += sum(filter(None, byte_counts))
+        outside_bytes += sum(read_bytes) + (graph.nodes[chain[-1]].call.outputs[0].bytes or 0)
     where = graph.nodes[nodes[0]].module
     times = f", {len(groups)} times" if len(groups) > 1 else ""
-    said = f"{where + ': ' if where else ''}{len(ops)} elementwise calls in a row ({', '.join(ops[:6])}){times}"
-    by_hand = "pow" in ops and "tanh" in ops
-    way = "torch.nn.functional.gelu(x, approximate='tanh') if it is that function, else " if by_hand else ""
+    text = f"{where + ': ' if where else ''}{len(ops)} elementwise calls in a row ({', '.join(ops[:6])}){times}"
+    is_gelu = "pow" in ops and "tanh" in ops
+    hint = "torch.nn.functional.gelu(x, approximate='tanh') if it is that function, else " if is_gelu else ""
     yield from _at_most(
-        prices, said, nodes, outside, all_bytes, f"{way}torch.compile(model), which fuses them", "compile"
+        prices, text, nodes, outside_bytes, all_bytes, f"{hint}torch.compile(model), which fuses them", "compile"
     )
 
 
 def _at_most(
-    prices: Prices, said: str, nodes: Sequence[int], outside: int, all_bytes: int, do: str, trial: str | None
+    prices: Prices, text: str, nodes: Sequence[int], outside_bytes: int, all_bytes: int, do: str, trial: str | None
 ) -> Iterator[Advice]:
     """Yield the gain if time is proportional to bytes, and only bytes from and to the outside are moved."""
-    figures = [prices.before[each] for each in nodes]
-    there = [each for each in figures if each is not None]
-    if len(there) < len(figures) or not all_bytes:
+    figures = [prices.before[place] for place in nodes]
+    known = [figure for figure in figures if figure is not None]
+    if len(known) < len(figures) or not all_bytes:
         return
-    share = max(0.0, 1 - outside / all_bytes)
-    ns, half = (share * each for each in (math.fsum(each.ns for each in there), totals.half(there)))
+    share = max(0.0, 1 - outside_bytes / all_bytes)
+    ns, half = (share * part for part in (math.fsum(figure.ns for figure in known), totals.half(known)))
     gain = Interval((ns - half) / 1e6, ns / 1e6, (ns + half) / 1e6)
     why = (
-        f"{len(nodes)} calls that take {math.fsum(each.ns for each in there) / 1e6:.3g} ms",
+        f"{len(nodes)} calls that take {math.fsum(figure.ns for figure in known) / 1e6:.3g} ms",
         f"{100 * share:.0f} % of the bytes that they move are intermediate results",
     )
-    found = piece(prices, "fusion", said, nodes, gain, True, why, do, None, trial)
-    if found.of_step_percent >= LEAST_PERCENT:
-        yield found
+    advice = piece(prices, "fusion", text, nodes, gain, True, why, do, None, trial)
+    if advice.of_step_percent >= LEAST_PERCENT:
+        yield advice
 
 
 # --- optimizers ---------------------------------------------------------------------------------------------
@@ -166,7 +168,9 @@ def updates(graph: Graph) -> list[int]:
     if any(name.startswith(("_foreach", "_fused")) for name in names):
         return []
     writes = [
-        place for place in after if any(graph.values[each].role is Role.WEIGHT for each in graph.nodes[place].writes)
+        place
+        for place in after
+        if any(graph.values[number].role is Role.WEIGHT for number in graph.nodes[place].writes)
     ]
     return after if len(writes) >= LEAST_UPDATES else []
 
@@ -174,24 +178,32 @@ def updates(graph: Graph) -> list[int]:
 def _updates(prices: Prices) -> Iterator[Advice]:
     graph = prices.rewritten.original
     nodes = updates(graph)
-    moved = [work.bytes_of(graph.nodes[each]) for each in nodes]
-    if not nodes or None in moved:
+    byte_counts = [work.bytes_of(graph.nodes[place]) for place in nodes]
+    if not nodes or None in byte_counts:
         return
-    made = {value for each in nodes for value in graph.nodes[each].writes}
-    read: dict[int, int] = {}
-    written: dict[int, int] = {}
-    for each in nodes:
-        node = graph.nodes[each]
+    outputs = {value for place in nodes for value in graph.nodes[place].writes}
+    read_bytes: dict[int, int] = {}
+    written_bytes: dict[int, int] = {}
+    for place in nodes:
+        node = graph.nodes[place]
         for number, tensor in zip(node.reads, node.call.inputs, strict=True):
-            if number not in made:
-                read[graph.values[number].storage] = tensor.bytes or 0
+            if number not in outputs:
+                read_bytes[graph.values[number].storage] = tensor.bytes or 0
         for number in node.writes:
             value = graph.values[number]
             if value.version:
-                written[value.storage] = value.bytes or 0
-    weights = sum(graph.values[each].role is Role.WEIGHT for each in {w for n in nodes for w in graph.nodes[n].writes})
-    said = f"the optimizer updates weights one by one: {len(nodes)} calls, {weights} of them write a weight"
+                written_bytes[value.storage] = value.bytes or 0
+    weights = sum(
+        graph.values[number].role is Role.WEIGHT for number in {w for n in nodes for w in graph.nodes[n].writes}
+    )
+    text = f"the optimizer updates weights one by one: {len(nodes)} calls, {weights} of them write a weight"
     do = "torch.optim.AdamW(parameters, ..., fused=True), also SGD and Adagrad; foreach=True where fused fails"
     yield from _at_most(
-        prices, said, nodes, sum(read.values()) + sum(written.values()), sum(filter(None, moved)), do, None
+        prices,
+        text,
+        nodes,
+        sum(read_bytes.values()) + sum(written_bytes.values()),
+        sum(filter(None, byte_counts)),
+        do,
+        None,
     )

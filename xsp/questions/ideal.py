@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from xsp.advise import Asked, provides
-from xsp.bound import seen
+from xsp.bound import recordedcalls
 from xsp.bound.ladder import NAMES, Bound, Rung
 from xsp.errors import AnalysisError
 
@@ -29,7 +29,7 @@ def ideal(asked: Asked) -> tuple[str, ...]:
         AnalysisError: the step ran on another device.
         XspError: there is no bound.
     """
-    if asked.settings.get("device") is not None or seen.is_elsewhere(asked.trace):
+    if asked.settings.get("device") is not None or recordedcalls.is_elsewhere(asked.trace):
         raise AnalysisError("the step ran on another device, for which there are no timings here")
     return tuple(lines(asked.bound))
 
@@ -38,24 +38,28 @@ def lines(bound: Bound) -> Iterator[str]:
     """Yield the lines for a bound; nothing if it has no total of timings, or one far above the step."""
     rungs = {rung: bound.rungs[rung.value].sequential for rung in Rung}
     best, as_run = rungs[Rung.BEST], rungs[Rung.AS_RUN]
-    whole = rungs[Rung.MEASURED] or as_run
-    if best is None or as_run is None or not whole or best > BEYOND * whole:
+    step_ns = rungs[Rung.MEASURED] or as_run
+    if best is None or as_run is None or not step_ns or best > BEYOND * step_ns:
         return
-    part = "" if bound.coverage.whole else f" (of {bound.coverage.nodes} of {bound.coverage.of_nodes} calls)"
+    part = "" if bound.coverage.is_complete else f" (of {bound.coverage.nodes} of {bound.coverage.of_nodes} calls)"
     ceiling = rungs[Rung.CEILING]
     roof = "" if ceiling is None else f"; nothing is faster than {_ms(ceiling)} here"
-    if ceiling is not None and ceiling > whole:
+    if ceiling is not None and ceiling > step_ns:
         roof = "; the step is below the ceilings that were measured here, so measure them again: xsp doctor --measure"
-    yield f"ideal: {_ms(best)} with the best kernel of each call{part}, {_percent(best / whole)} of the step{roof}"
-    known = [each for each in bound.differences if each.ns >= WORTH * whole and each.below is not Rung.CEILING]
-    known.sort(key=lambda each: -each.ns)
-    if known:
-        yield "above it: " + ", ".join(f"{each.name} {_ms(each.ns)}" for each in known[:MOST])
+    yield f"ideal: {_ms(best)} with the best kernel of each call{part}, {_percent(best / step_ns)} of the step{roof}"
+    differences = [
+        difference
+        for difference in bound.differences
+        if difference.ns >= WORTH * step_ns and difference.below is not Rung.CEILING
+    ]
+    differences.sort(key=lambda difference: -difference.ns)
+    if differences:
+        yield "above it: " + ", ".join(f"{difference.name} {_ms(difference.ns)}" for difference in differences[:MOST])
     families = _by_operator(bound)
-    shown = [(op, ns) for op, ns in families if ns >= WORTH * whole][:MOST]
-    if shown:
+    largest = [(op, ns) for op, ns in families if ns >= WORTH * step_ns][:MOST]
+    if largest:
         upper = NAMES[_upper(bound)]
-        yield f"furthest above their best, {upper}: " + ", ".join(f"{op} {_ms(ns)}" for op, ns in shown)
+        yield f"furthest above their best, {upper}: " + ", ".join(f"{op} {_ms(ns)}" for op, ns in largest)
 
 
 def _upper(bound: Bound) -> Rung:
@@ -64,13 +68,13 @@ def _upper(bound: Bound) -> Rung:
 
 def _by_operator(bound: Bound) -> list[tuple[str, float]]:
     """Return operators with the time of their calls beyond the best, most first, over calls known on both rungs."""
-    upper, lower = (bound.figures.get(each.value) or () for each in (_upper(bound), Rung.BEST))
-    beyond: dict[str, list[float]] = defaultdict(list)
+    upper, lower = (bound.figures.get(rung.value) or () for rung in (_upper(bound), Rung.BEST))
+    excess: dict[str, list[float]] = defaultdict(list)
     for number, (above, below) in enumerate(zip(upper, lower, strict=False)):
         if above is not None and below is not None and bound.counted[number]:
             op = bound.graph.nodes[number].call.op
-            beyond[op.rpartition("::")[2].strip("_")].append(above.ns - below.ns)
-    return sorted(((op, math.fsum(those)) for op, those in beyond.items()), key=lambda each: -each[1])
+            excess[op.rpartition("::")[2].strip("_")].append(above.ns - below.ns)
+    return sorted(((op, math.fsum(gaps)) for op, gaps in excess.items()), key=lambda entry: -entry[1])
 
 
 def _ms(ns: float) -> str:

@@ -69,8 +69,8 @@ def label(tensor: Tensor) -> int | None:
 
 def label_of(node: Node) -> int | None:
     """Return the layout in which a call ran: a channels-last input of an image operator gives such a result."""
-    found = {label(each) for each in node.call.inputs} - {None}
-    return LAST if LAST in found else CONTIGUOUS if found else None
+    labels = {label(tensor) for tensor in node.call.inputs} - {None}
+    return LAST if LAST in labels else CONTIGUOUS if labels else None
 
 
 def conversions(graph: Graph, threads: int) -> list[Spec]:
@@ -78,63 +78,65 @@ def conversions(graph: Graph, threads: int) -> list[Spec]:
     problem = _Problem(graph, threads)
     if not problem.choices:
         return []
-    both = (problem.conversion(each.tensor, to) for each in problem.values if each.tensor for to in (LAST, CONTIGUOUS))
-    return list({spec.key: spec for spec in both}.values())
+    specs = (
+        problem.conversion(value.tensor, to) for value in problem.values if value.tensor for to in (LAST, CONTIGUOUS)
+    )
+    return list({spec.key: spec for spec in specs}.values())
 
 
 def uniform(ground: Ground, to: int) -> Plan | None:
     """Return the gain if all possible calls run in layout `to`; None if too little is timed, or nothing changes."""
-    return _solved(ground, to)
+    return _best_plan(ground, to)
 
 
 def best(ground: Ground) -> Plan | None:
     """Return the best choice of layouts; None if the data flow is unknown, nothing is timed, or nothing changes."""
-    return None if ground.graph.known_by is KnownBy.ORDER else _solved(ground, None)
+    return None if ground.graph.known_by is KnownBy.ORDER else _best_plan(ground, None)
 
 
-def _solved(ground: Ground, to: int | None) -> Plan | None:
+def _best_plan(ground: Ground, to: int | None) -> Plan | None:
     problem = _Problem(ground.graph, ground.reference)
     costs: list[tuple[mincut.Cost, mincut.Cost]] = [(0, 0) for _ in range(problem.count)]
-    taken: dict[int, tuple[Timing, Timing]] = {}
+    pairs: dict[int, tuple[Timing, Timing]] = {}
     for number in range(problem.count):
-        ran = problem.ran[number]
-        if number in problem.choices and ran is not None:
-            pair = ground.timing(number), ground.timing(number, VARIANTS[1 - ran])
+        layout = problem.ran[number]
+        if number in problem.choices and layout is not None:
+            pair = ground.timing(number), ground.timing(number, VARIANTS[1 - layout])
             if pair[0] is not None and pair[1] is not None:
-                taken[number] = pair[0], pair[1]
-                ns = [round(each.trimmed_ns or 0.0) for each in taken[number]]
-                costs[number] = _allowed(ns[ran], ns[1 - ran], to)
+                pairs[number] = pair[0], pair[1]
+                ns = [round(timing.trimmed_ns or 0.0) for timing in pairs[number]]
+                costs[number] = _label_costs(ns[layout], ns[1 - layout], to)
                 continue
-        if number not in problem.neutral and ran is not None:
-            costs[number] = (None, 0) if ran else (0, None)
+        if number not in problem.neutral and layout is not None:
+            costs[number] = (None, 0) if layout else (0, None)
     prices: dict[str, Timing | None] = {}
     values = []
     for value in problem.values:
-        to_one, to_zero = (_price(ground, problem, value.tensor, each, prices) for each in (LAST, CONTIGUOUS))
+        to_one, to_zero = (_price(ground, problem, value.tensor, target, prices) for target in (LAST, CONTIGUOUS))
         values.append(mincut.Shared(value.maker, value.readers, to_one, to_zero))
     try:
         labels = mincut.two_labels(costs, values)
     except ValueError:
         return None  # a necessary conversion was not timed
-    changed = [number for number in taken if labels[number] != problem.ran[number]]
+    changed = [number for number in pairs if labels[number] != problem.ran[number]]
     if not changed:
         return None
-    made = [
+    conversion_timings = [
         prices[problem.conversion(value.tensor, 1 - labels[value.maker]).key]
         for value in problem.values
-        if value.tensor is not None and any(labels[each] != labels[value.maker] for each in value.readers)
+        if value.tensor is not None and any(labels[reader] != labels[value.maker] for reader in value.readers)
     ]
-    paid = [each for each in made if each is not None]
+    paid = [timing for timing in conversion_timings if timing is not None]
     return Plan(
         tuple(changed),
-        difference((taken[each][0] for each in changed), [*(taken[each][1] for each in changed), *paid]),
+        difference((pairs[number][0] for number in changed), [*(pairs[number][1] for number in changed), *paid]),
         len(paid),
-        math.fsum(each.trimmed_ns or 0.0 for each in paid),
-        len(problem.choices) - len(taken),
+        math.fsum(timing.trimmed_ns or 0.0 for timing in paid),
+        len(problem.choices) - len(pairs),
     )
 
 
-def _allowed(zero: int, one: int, to: int | None) -> tuple[mincut.Cost, mincut.Cost]:
+def _label_costs(zero: int, one: int, to: int | None) -> tuple[mincut.Cost, mincut.Cost]:
     return (None if to == LAST else zero), (None if to == CONTIGUOUS else one)
 
 
@@ -145,10 +147,10 @@ def _price(
     if tensor is None:
         return 0
     spec = problem.conversion(tensor, to)
-    found = ground.timings.get(spec.key)
-    prices[spec.key] = found if found is not None and found.is_timed else None
-    known = prices[spec.key]
-    return None if known is None else round(known.trimmed_ns or 0.0)
+    timing = ground.timings.get(spec.key)
+    prices[spec.key] = timing if timing is not None and timing.is_timed else None
+    stored = prices[spec.key]
+    return None if stored is None else round(stored.trimmed_ns or 0.0)
 
 
 @dataclass(frozen=True)
@@ -171,13 +173,13 @@ class _Problem:
         self.choices: set[int] = set()
         self.neutral: set[int] = set()
         for number, spec in enumerate(timed.specs_of(graph, threads)):
-            node, ran = graph.nodes[number], self.ran[number]
-            if ran is None or node.call.op.partition("::")[2].rstrip("_") in NEUTRAL or not node.computes:
+            node, layout = graph.nodes[number], self.ran[number]
+            if layout is None or node.call.op.partition("::")[2].rstrip("_") in NEUTRAL or not node.computes:
                 self.neutral.add(number)
             elif spec is not None and KNOWN["channels-last"].applies(spec):
                 self.choices.add(number)
-        order = graph.known_by is KnownBy.ORDER
-        self.values = list(_by_shape(self) if order else _by_flow(self))
+        only_order = graph.known_by is KnownBy.ORDER
+        self.values = list(_by_shape(self) if only_order else _by_flow(self))
 
     @property
     def count(self) -> int:
@@ -191,16 +193,20 @@ class _Problem:
 
     def conversion(self, tensor: Tensor, to: int) -> Spec:
         """Return the spec of the conversion of a tensor to a layout."""
-        lies, becomes = (Tensor(tensor.dtype, tensor.shape, _strides(tensor, each)) for each in (1 - to, to))
-        call = Call("aten::contiguous", (("self", lies), ("memory_format", FORMATS[to])), (becomes,))
+        source, target = (Tensor(tensor.dtype, tensor.shape, _strides(tensor, layout)) for layout in (1 - to, to))
+        call = Call("aten::contiguous", (("self", source), ("memory_format", FORMATS[to])), (target,))
         return Spec(Block((call,), (Wires((0,), (1,), (1,)),)), AS_RUN, self._state, self._threads, self._runtime)
 
     def value(self, maker: int, readers: Sequence[int], tensor: Tensor | None) -> _Value | None:
         """Return a value between nodes, or None without readers. A reader that ran in another layout already paid."""
-        ran = self.ran[maker]
-        there = [each for each in dict.fromkeys(readers) if None in (ran, self.ran[each]) or self.ran[each] == ran]
-        shown = None if tensor is None or label(tensor) is None else tensor
-        return _Value(maker, tuple(there), shown) if there else None
+        layout = self.ran[maker]
+        remaining = [
+            reader
+            for reader in dict.fromkeys(readers)
+            if None in (layout, self.ran[reader]) or self.ran[reader] == layout
+        ]
+        convertible = None if tensor is None or label(tensor) is None else tensor
+        return _Value(maker, tuple(remaining), convertible) if remaining else None
 
 
 def _strides(tensor: Tensor, layout: int) -> tuple[int, ...] | None:
@@ -229,35 +235,35 @@ def _by_flow(problem: _Problem) -> Iterator[_Value]:
     for value, tensor in tensors.items():
         if graph.values[value].role in LASTING or graph.values[value].role is Role.CONSTANT:
             continue
-        ran = label(tensor)
+        layout = label(tensor)
         maker = makers.get(value)
         if maker is None:
-            maker = problem.terminal(ran or CONTIGUOUS)
-        those = readers.get(value) or [problem.terminal(problem.ran[maker] or CONTIGUOUS)]
-        if (found := problem.value(maker, those, tensor)) is not None:
-            yield found
+            maker = problem.terminal(layout or CONTIGUOUS)
+        consumers = readers.get(value) or [problem.terminal(problem.ran[maker] or CONTIGUOUS)]
+        if (entry := problem.value(maker, consumers, tensor)) is not None:
+            yield entry
 
 
 def _by_shape(problem: _Problem) -> Iterator[_Value]:
     """Yield the values of a graph with known order only: a call reads the latest value with its input's shape."""
     latest: dict[Any, tuple[int, Tensor]] = {}
     readers: dict[int, list[int]] = {}
-    made: dict[int, Tensor] = {}
+    tensors: dict[int, Tensor] = {}
     outside: dict[Any, int] = {}
     for number, node in enumerate(problem.graph.nodes):
         for name, argument in node.call.arguments:
             for tensor in argument if isinstance(argument, tuple) else (argument,):
                 if not isinstance(tensor, Tensor) or label(tensor) is None or name in OF_THE_MODEL:
                     continue
-                form = tensor.dtype, tensor.shape
-                maker = latest[form][0] if form in latest else outside.get(form)
+                signature = tensor.dtype, tensor.shape
+                maker = latest[signature][0] if signature in latest else outside.get(signature)
                 if maker is None:
-                    maker = outside[form] = problem.terminal(label(tensor) or CONTIGUOUS)
+                    maker = outside[signature] = problem.terminal(label(tensor) or CONTIGUOUS)
                 readers.setdefault(maker, []).append(number)
-                made.setdefault(maker, tensor)
+                tensors.setdefault(maker, tensor)
         for tensor in node.call.outputs:
             if label(tensor) is not None:
                 latest[tensor.dtype, tensor.shape] = number, tensor
-    for maker, those in readers.items():
-        if (found := problem.value(maker, those, made[maker])) is not None:
-            yield found
+    for maker, consumers in readers.items():
+        if (entry := problem.value(maker, consumers, tensors[maker])) is not None:
+            yield entry

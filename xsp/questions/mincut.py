@@ -31,11 +31,11 @@ class Shared:
 
 def price(costs: Sequence[tuple[Cost, Cost]], values: Sequence[Shared], labels: Sequence[int]) -> float:
     """Return the total cost of labels; infinite if they are impossible."""
-    parts: list[Cost] = [each[label] for each, label in zip(costs, labels, strict=True)]
+    parts: list[Cost] = [pair[label] for pair, label in zip(costs, labels, strict=True)]
     for value in values:
         if any(labels[reader] != labels[value.maker] for reader in value.readers):
             parts.append(value.to_zero if labels[value.maker] else value.to_one)
-    return math.inf if None in parts else float(sum(each for each in parts if each is not None))
+    return math.inf if None in parts else float(sum(part for part in parts if part is not None))
 
 
 def two_labels(costs: Sequence[tuple[Cost, Cost]], values: Sequence[Shared]) -> list[int]:
@@ -48,22 +48,22 @@ def two_labels(costs: Sequence[tuple[Cost, Cost]], values: Sequence[Shared]) -> 
     Raises:
         ValueError: no labels are possible.
     """
-    finite = [each for pair in costs for each in pair if each is not None]
-    finite += [each for value in values for each in (value.to_one, value.to_zero) if each is not None]
-    never = sum(finite) + 1
+    finite = [cost for pair in costs for cost in pair if cost is not None]
+    finite += [cost for value in values for cost in (value.to_one, value.to_zero) if cost is not None]
+    forbidden = sum(finite) + 1
     net = _Net(len(costs) + 2 * len(values) + 2)
     source, sink = len(costs) + 2 * len(values), len(costs) + 2 * len(values) + 1
     for node, (zero, one) in enumerate(costs):
-        net.join(source, node, never if one is None else one)
-        net.join(node, sink, never if zero is None else zero)
+        net.join(source, node, forbidden if one is None else one)
+        net.join(node, sink, forbidden if zero is None else zero)
     for number, value in enumerate(values):
         to_one, to_zero = len(costs) + 2 * number, len(costs) + 2 * number + 1
-        net.join(value.maker, to_one, never if value.to_one is None else value.to_one)
-        net.join(to_zero, value.maker, never if value.to_zero is None else value.to_zero)
+        net.join(value.maker, to_one, forbidden if value.to_one is None else value.to_one)
+        net.join(to_zero, value.maker, forbidden if value.to_zero is None else value.to_zero)
         for reader in value.readers:
-            net.join(to_one, reader, never)
-            net.join(reader, to_zero, never)
-    if net.flow(source, sink) >= never:
+            net.join(to_one, reader, forbidden)
+            net.join(reader, to_zero, forbidden)
+    if net.flow(source, sink) >= forbidden:
         raise ValueError("no labels are possible: a node allows neither label, or two must be equal and differ")
     near_sink = net.reaching(sink)
     return [int(near_sink[node]) for node in range(len(costs))]
@@ -79,10 +79,10 @@ class _Net:
 
     def join(self, start: int, end: int, capacity: int) -> None:
         """Add an edge, and its reverse edge with capacity 0."""
-        for at, to, left in ((start, end, capacity), (end, start, 0)):
-            self._edges[at].append(len(self._to))
+        for vertex, to, amount in ((start, end, capacity), (end, start, 0)):
+            self._edges[vertex].append(len(self._to))
             self._to.append(to)
-            self._left.append(left)
+            self._left.append(amount)
 
     def flow(self, source: int, sink: int) -> int:
         """Return the maximum flow; the residual capacities remain in the network."""
@@ -96,48 +96,48 @@ class _Net:
                 total += pushed
 
     def reaching(self, sink: int) -> list[bool]:
-        """Return which vertices can still reach the sink: its smallest side of all minimum cuts."""
-        found = [False] * len(self._edges)
-        found[sink], pending = True, [sink]
+        """Return which vertices can still reach the sink: the smallest sink side of all minimum cuts."""
+        reachable = [False] * len(self._edges)
+        reachable[sink], pending = True, [sink]
         while pending:
-            at = pending.pop()
-            for edge in self._edges[at]:
-                before = self._to[edge]
-                if self._left[edge ^ 1] and not found[before]:
-                    found[before] = True
-                    pending.append(before)
-        return found
+            vertex = pending.pop()
+            for edge in self._edges[vertex]:
+                previous = self._to[edge]
+                if self._left[edge ^ 1] and not reachable[previous]:
+                    reachable[previous] = True
+                    pending.append(previous)
+        return reachable
 
     def _levels(self, source: int) -> list[int]:
         level = [-1] * len(self._edges)
         level[source], pending = 0, deque([source])
         while pending:
-            at = pending.popleft()
-            for edge in self._edges[at]:
+            vertex = pending.popleft()
+            for edge in self._edges[vertex]:
                 if self._left[edge] and level[self._to[edge]] < 0:
-                    level[self._to[edge]] = level[at] + 1
+                    level[self._to[edge]] = level[vertex] + 1
                     pending.append(self._to[edge])
         return level
 
     def _push(self, source: int, sink: int, level: list[int], turn: list[int]) -> int:
         """Push flow along one path of edges to the next level, and return the amount; 0 if no path is left."""
         path: list[int] = []
-        at = source
-        while at != sink:
-            edges = self._edges[at]
-            while turn[at] < len(edges):
-                edge = edges[turn[at]]
-                if self._left[edge] and level[self._to[edge]] == level[at] + 1:
+        vertex = source
+        while vertex != sink:
+            edges = self._edges[vertex]
+            while turn[vertex] < len(edges):
+                edge = edges[turn[vertex]]
+                if self._left[edge] and level[self._to[edge]] == level[vertex] + 1:
                     break
-                turn[at] += 1
+                turn[vertex] += 1
             else:
                 if not path:
                     return 0
-                level[at] = -1
-                at = self._to[path.pop() ^ 1]
+                level[vertex] = -1
+                vertex = self._to[path.pop() ^ 1]
                 continue
             path.append(edge)
-            at = self._to[edge]
+            vertex = self._to[edge]
         least = min(self._left[edge] for edge in path)
         for edge in path:
             self._left[edge] -= least

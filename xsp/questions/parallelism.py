@@ -67,64 +67,64 @@ def parallelism(asked: Asked) -> Iterator[Advice]:
 
 def of_threads(ground: Ground) -> Iterator[Advice]:
     """Yield advice on the number of threads if another number is better."""
-    found = best_threads(ground)
-    if found is None or not found.gain.sure:
+    best = best_threads(ground)
+    if best is None or not best.gain.sure:
         return
-    gain, percent = ground.gain(found.gain, found.nodes)
+    gain, percent = ground.gain(best.gain, best.nodes)
     why = [
-        f"{len(found.nodes)} calls in isolation take in total "
-        + ", ".join(f"{ns / 1e6:.3g} ms with {count}" for count, ns in sorted(found.ns.items())),
+        f"{len(best.nodes)} calls in isolation take in total "
+        + ", ".join(f"{ns / 1e6:.3g} ms with {count}" for count, ns in sorted(best.ns.items())),
         f"the process can use {ground.cores} cores",
     ]
-    if found.missing:
-        why.append(f"{found.missing} calls are not timed with both, and keep their time")
+    if best.missing:
+        why.append(f"{best.missing} calls are not timed with both, and keep their time")
     yield Advice(
         "thread-count",
-        _wrong(ground.threads, found.count, ground.cores),
-        ground.places(found.gains),
+        _problem_text(ground.threads, best.count, ground.cores),
+        ground.places(best.gains),
         gain,
         False,
         percent,
         tuple(why),
-        f"torch.set_num_threads({found.count}), or OMP_NUM_THREADS={found.count} before the program starts",
-        trial=f"threads={found.count}",
-        by_call=milliseconds(found.gains),
+        f"torch.set_num_threads({best.count}), or OMP_NUM_THREADS={best.count} before the program starts",
+        trial=f"threads={best.count}",
+        by_call=milliseconds(best.gains),
     )
 
 
 def best_threads(ground: Ground) -> Threads | None:
     """Return the number of threads with the largest gain, among those with enough timed calls, or None."""
-    now = {node: found for node in ground.computing if (found := ground.timing(node, threads=ground.threads))}
-    every = math.fsum(each.trimmed_ns or 0.0 for each in now.values())
-    counts = []
+    current = {node: timing for node in ground.computing if (timing := ground.timing(node, threads=ground.threads))}
+    total = math.fsum(timing.trimmed_ns or 0.0 for timing in current.values())
+    results = []
     for count in thread_counts(ground.cores):
         if count == ground.threads:
             continue
-        then = {node: other for node in now if (other := ground.timing(node, threads=count))}
-        known = math.fsum(now[node].trimmed_ns or 0.0 for node in then)
-        if then and known >= KNOWN * every:
-            counts.append(_with(ground, count, now, then))
-    return max(counts, key=lambda each: each.gain.ns, default=None)
+        candidate = {node: alternative for node in current if (alternative := ground.timing(node, threads=count))}
+        known = math.fsum(current[node].trimmed_ns or 0.0 for node in candidate)
+        if candidate and known >= KNOWN * total:
+            results.append(_compare_counts(ground, count, current, candidate))
+    return max(results, key=lambda threads: threads.gain.ns, default=None)
 
 
-def _with(ground: Ground, count: int, now: dict[int, Timing], then: dict[int, Timing]) -> Threads:
-    before = [now[node] for node in then]
+def _compare_counts(ground: Ground, count: int, current: dict[int, Timing], candidate: dict[int, Timing]) -> Threads:
+    before = [current[node] for node in candidate]
     sums = {
-        ground.threads: math.fsum(each.trimmed_ns or 0.0 for each in before),
-        count: math.fsum(each.trimmed_ns or 0.0 for each in then.values()),
+        ground.threads: math.fsum(timing.trimmed_ns or 0.0 for timing in before),
+        count: math.fsum(timing.trimmed_ns or 0.0 for timing in candidate.values()),
     }
-    gains = {node: (now[node].trimmed_ns or 0.0) - (other.trimmed_ns or 0.0) for node, other in then.items()}
-    missing = len(ground.computing) - len(then)
-    return Threads(count, difference(before, then.values()), tuple(then), gains, sums, missing)
+    gains = {node: (current[node].trimmed_ns or 0.0) - (timing.trimmed_ns or 0.0) for node, timing in candidate.items()}
+    missing = len(ground.computing) - len(candidate)
+    return Threads(count, difference(before, candidate.values()), tuple(candidate), gains, sums, missing)
 
 
-def _wrong(now: int, then: int, cores: int) -> str:
-    threads = f"{now} threads" if now != 1 else "one thread"
-    if now > cores:
+def _problem_text(current: int, better: int, cores: int) -> str:
+    threads = f"{current} threads" if current != 1 else "one thread"
+    if current > cores:
         return f"{threads} share {cores} {'cores' if cores != 1 else 'core'}"
-    if now < then:
-        return f"{threads}, although {then} of {cores} cores help"
-    return f"{threads}, although {then} would do: the calls are too small to be divided"
+    if current < better:
+        return f"{threads}, although {better} of {cores} cores help"
+    return f"{threads}, although {better} would do: the calls are too small to be divided"
 
 
 # --- branches -----------------------------------------------------------------------------------------------
@@ -152,23 +152,24 @@ class Branches:
 
 def of_branches(ground: Ground) -> Iterator[Advice]:
     """Yield advice on branches that are worth running at the same time."""
-    found = scheduled(ground)
-    if found is None:
+    branches = scheduled(ground)
+    if branches is None:
         raise AnalysisError(f"too few calls are timed with one thread; {FILL}")
-    if not found.gain.sure or found.gain.ns < LEAST_SHARE * ground.total_ns or ground.overlapping:
+    if not branches.gain.sure or branches.gain.ns < LEAST_SHARE * ground.total_ns or ground.overlapping:
         return
-    gain, percent = ground.gain(found.gain, ground.computing)
+    gain, percent = ground.gain(branches.gain, ground.computing)
     why = [
-        f"sequentially {found.sequential_ns / 1e6:.3g} ms with {found.threads} threads; in parallel "
-        f"{found.schedule_ns / 1e6:.3g} ms, each call with one thread, {found.width} at once on {ground.cores} cores",
-        f"{found.crossings} times a thread waits for another one, {CROSSING_NS / 1000:.0f} µs each, included",
+        f"sequentially {branches.sequential_ns / 1e6:.3g} ms with {branches.threads} threads; in parallel "
+        f"{branches.schedule_ns / 1e6:.3g} ms, each call with one thread, "
+        f"{branches.width} at once on {ground.cores} cores",
+        f"{branches.crossings} times a thread waits for another one, {CROSSING_NS / 1000:.0f} µs each, included",
     ]
-    if ground.seen:
+    if ground.traced_calls:
         why.append("no two calls overlapped in the trace")
     yield Advice(
         "parallelism",
-        f"{found.width} independent branches run one after the other, and their calls gain little from more threads",
-        ground.places({node: _one(ground, node) for node in found.nodes}),
+        f"{branches.width} independent branches run one after the other, and their calls gain little from more threads",
+        ground.places({node: _single_ns(ground, node) for node in branches.nodes}),
         gain,
         False,
         percent,
@@ -180,31 +181,33 @@ def of_branches(ground: Ground) -> Iterator[Advice]:
 def scheduled(ground: Ground) -> Branches | None:
     """Return the gain of a schedule; None with a single core, or if too few calls are timed with one thread."""
     graph, cores = ground.graph, ground.cores
-    one = {node: found for node in ground.computing if (found := ground.timing(node, threads=1))}
+    single = {node: timing for node in ground.computing if (timing := ground.timing(node, threads=1))}
     sums = []
     for count in dict.fromkeys((ground.threads, *thread_counts(cores))):
-        there = {node: found for node in one if (found := ground.timing(node, threads=count))}
-        if len(there) == len(one):
-            sums.append((math.fsum(each.trimmed_ns or 0.0 for each in there.values()), count, list(there.values())))
-    coverage = len(one) / len(ground.computing) if ground.computing else 0.0
+        timings = {node: timing for node in single if (timing := ground.timing(node, threads=count))}
+        if len(timings) == len(single):
+            sums.append(
+                (math.fsum(timing.trimmed_ns or 0.0 for timing in timings.values()), count, list(timings.values()))
+            )
+    coverage = len(single) / len(ground.computing) if ground.computing else 0.0
     if not sums or coverage < KNOWN or cores < 2:
         return None
-    sequential, threads, before = min(sums, key=lambda each: each[0])
+    sequential, threads, sequential_timings = min(sums, key=lambda entry: entry[0])
     times: list[schedule.Times] = [
-        {1: one[node].trimmed_ns or 0.0} if node in one else {1: 0.0} for node in range(len(graph.nodes))
+        {1: single[node].trimmed_ns or 0.0} if node in single else {1: 0.0} for node in range(len(graph.nodes))
     ]
-    every = paths.before(graph, *Why)
-    placed = schedule.list_schedule(every, times, cores)
-    core = {each.node: each.core for each in placed if each.core is not None}
+    predecessors = paths.before(graph, *Why)
+    slots = schedule.list_schedule(predecessors, times, cores)
+    core = {slot.node: slot.core for slot in slots if slot.core is not None}
     before_by_data = paths.contracted(graph, lambda node: node.computes)
-    crossings = _crossings(before_by_data, [core.get(each) for each in ground.computing])
-    beside, width = _beside(placed)
+    crossings = _crossings(before_by_data, [core.get(node) for node in ground.computing])
+    concurrent, width = _concurrent_calls(slots)
     crossings += max(0, width - 1)  # each additional thread is woken once
-    end = max((each.end for each in placed), default=0.0) + crossings * CROSSING_NS
-    apart = difference(before, ())
-    half = math.hypot((apart.high - apart.low) / 2, ALLOWANCE * end)
+    end = max((slot.end for slot in slots), default=0.0) + crossings * CROSSING_NS
+    spread = difference(sequential_timings, ())
+    half = math.hypot((spread.high - spread.low) / 2, ALLOWANCE * end)
     gain = sequential - end
-    forward = tuple(node for node in beside if graph.nodes[node].phase is Phase.FORWARD)
+    forward = tuple(node for node in concurrent if graph.nodes[node].phase is Phase.FORWARD)
     return Branches(
         Difference(gain, gain - half, gain + half), sequential, end, threads, crossings, width, forward, coverage
     )
@@ -213,34 +216,34 @@ def scheduled(ground: Ground) -> Branches | None:
 def _crossings(before: Sequence[Sequence[int]], core: Sequence[int | None]) -> int:
     """Return the number of calls that wait for a call on another core."""
     return sum(
-        any(core[each] is not None and core[each] != core[node] for each in those)
-        for node, those in enumerate(before)
+        any(core[predecessor] is not None and core[predecessor] != core[node] for predecessor in predecessors)
+        for node, predecessors in enumerate(before)
         if core[node] is not None
     )
 
 
-def _beside(placed: Sequence[schedule.Placed]) -> tuple[tuple[int, ...], int]:
+def _concurrent_calls(slots: Sequence[schedule.Slot]) -> tuple[tuple[int, ...], int]:
     """Return the calls that run while another one does, by number, and the maximum that run at the same time."""
-    ends = sorted(
-        (moment, is_start, each.node)
-        for each in placed
-        if each.core is not None
-        for moment, is_start in ((each.start, True), (each.end, False))
+    events = sorted(
+        (moment, is_start, slot.node)
+        for slot in slots
+        if slot.core is not None
+        for moment, is_start in ((slot.start, True), (slot.end, False))
     )
     running: set[int] = set()
-    found: set[int] = set()
+    concurrent: set[int] = set()
     width = 0
-    for _, is_start, node in ends:
+    for _, is_start, node in events:
         if is_start:
             running.add(node)
             if len(running) > 1:
-                found |= running
+                concurrent |= running
             width = max(width, len(running))
         else:
             running.discard(node)
-    return tuple(sorted(found)), width
+    return tuple(sorted(concurrent)), width
 
 
-def _one(ground: Ground, node: int) -> float:
-    found = ground.timing(node, threads=1)
-    return 0.0 if found is None else found.trimmed_ns or 0.0
+def _single_ns(ground: Ground, node: int) -> float:
+    timing = ground.timing(node, threads=1)
+    return 0.0 if timing is None else timing.trimmed_ns or 0.0

@@ -26,28 +26,28 @@ def precision(asked: Asked) -> Iterator[Advice]:
 
 def pieces(ground: Ground) -> Iterator[Advice]:
     """Yield advice on reduced precision, for a graph with timings."""
-    found = setting(ground, AS_RUN, AUTOCAST)
-    if found is None or not found.gain.sure:
+    change = setting(ground, AS_RUN, AUTOCAST)
+    if change is None or not change.gain.sure:
         return
     errors = [
         timing.error_max
-        for node in found.nodes
+        for node in change.nodes
         if (timing := ground.timing(node, AUTOCAST)) is not None and timing.error_max is not None
     ]
-    gain, percent = ground.gain(found.gain, found.nodes)
+    gain, percent = ground.gain(change.gain, change.nodes)
     worst = f"up to {100 * max(errors):.2g} % of the largest result of a call" if errors else "an unknown amount"
     why = [
-        f"{len(found.nodes)} calls in isolation: {found.before_ns / 1e6:.3g} ms in float32, "
-        f"{found.after_ns / 1e6:.3g} ms under autocast, casts included, {ground.reference} threads"
+        f"{len(change.nodes)} calls in isolation: {change.before_ns / 1e6:.3g} ms in float32, "
+        f"{change.after_ns / 1e6:.3g} ms under autocast, casts included, {ground.reference} threads"
     ]
-    if found.missing:
-        why.append(f"{found.missing} calls are not timed both ways, and keep their time")
-    if any(ground.graph.nodes[node].phase is Phase.BACKWARD for node in found.nodes):
+    if change.missing:
+        why.append(f"{change.missing} calls are not timed both ways, and keep their time")
+    if any(ground.graph.nodes[node].phase is Phase.BACKWARD for node in change.nodes):
         why.append("the backward pass uses the precision of the forward pass")
     yield Advice(
         "precision",
         "products and convolutions in bfloat16 are faster here than in float32",
-        ground.places(found.gains),
+        ground.places(change.gains),
         gain,
         False,
         percent,
@@ -56,5 +56,5 @@ def pieces(ground: Ground) -> Iterator[Advice]:
         f"results differ by {worst}, measured call by call on random values",
         option=True,
         trial="autocast=bfloat16",
-        by_call=milliseconds(found.gains),
+        by_call=milliseconds(change.gains),
     )

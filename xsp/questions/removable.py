@@ -27,19 +27,19 @@ def removable(asked: Asked) -> Iterator[Advice]:
 def what(gain: Gain) -> str:
     """Return the problem in one line."""
     first, count = gain.changes[0], len(gain.changes)
-    said = first.said if count == 1 else f"{first.said}, {count} times"
+    text = first.said if count == 1 else f"{first.said}, {count} times"
     where = _where(first)
-    return f"{where}: {said}" if where else said
+    return f"{where}: {text}" if where else text
 
 
 def _where(change: Change) -> str:
     """Return the module that contains all of a change, with the number of its call; empty for the outermost one."""
     if not change.modules:
         return ""
-    paths = [each.split(".") for each in change.modules]
+    paths = [module.split(".") for module in change.modules]
     if change.rule == "loop":  # each sample is another call of the same modules
-        same = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
-        return ".".join(same)
+        shared = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
+        return ".".join(shared)
     path, _, turn = change.modules[0].partition("#")
     return f"{path}, call {turn}" if turn else path
 
@@ -52,8 +52,8 @@ def do(change: Change) -> str:
     if change.rule == "equal":
         return f"compute it once{where} and keep it: y = layer(x), then use y in both places"
     if change.rule == "cast":
-        kept = "" if change.changes_numbers is None else "; compare results, which are then computed in another type"
-        return f"delete the casts (.double(), .float(), .to(dtype)){where}{kept}"
+        note = "" if change.changes_numbers is None else "; compare results, which are then computed in another type"
+        return f"delete the casts (.double(), .float(), .to(dtype)){where}{note}"
     if change.rule == "copy":
         return f"delete the copy (.clone(), .contiguous(), F.pad by 0, torch.cat of one){where}"
     return f"call it once on the whole batch{where}: y = f(x) instead of torch.stack([f(each) for each in x])"

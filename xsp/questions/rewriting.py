@@ -71,34 +71,36 @@ class Prices:
     def gains(self, rules: Iterable[str]) -> list[Gain]:
         """Return the gains of the changes of some rules, equal changes together, largest first."""
         groups: dict[tuple[str, str, str | None], list[Change]] = defaultdict(list)
-        for each in self.rewritten.changes:
-            if each.rule in rules:
-                groups[each.rule, NUMBERED.sub("*", each.said), each.changes_numbers].append(each)
-        found = [self._gain(tuple(those)) for those in groups.values()]
-        return sorted((each for each in found if each is not None), key=lambda gain: -gain.ns)
+        for change in self.rewritten.changes:
+            if change.rule in rules:
+                groups[change.rule, NUMBERED.sub("*", change.said), change.changes_numbers].append(change)
+        gains = [self._gain(tuple(changes)) for changes in groups.values()]
+        return sorted((gain for gain in gains if gain is not None), key=lambda gain: -gain.ns)
 
     def _gain(self, changes: tuple[Change, ...]) -> Gain | None:
-        if any(each.added for each in changes):  # leave out changes with unknown times of removed calls
+        if any(change.added for change in changes):  # leave out changes with unknown times of removed calls
             changes = tuple(
-                each for each in changes if None not in [self.before[place] for place in self.rewritten.removed(each)]
+                change
+                for change in changes
+                if None not in [self.before[place] for place in self.rewritten.removed(change)]
             )
-        removed = tuple(place for each in changes for place in self.rewritten.removed(each))
-        added = tuple(place for each in changes for place in self.rewritten.added(each))
-        figures: Sequence[Figure | None] = [self.before[each] for each in removed]
+        removed = tuple(place for change in changes for place in self.rewritten.removed(change))
+        added = tuple(place for change in changes for place in self.rewritten.added(change))
+        figures: Sequence[Figure | None] = [self.before[place] for place in removed]
         if not added:
-            seen = [self.in_place[each] for each in removed]
-            figures = seen if None not in seen else figures
-        there = [each for each in figures if each is not None]
-        if not there:
+            in_place = [self.in_place[place] for place in removed]
+            figures = in_place if None not in in_place else figures
+        known = [figure for figure in figures if figure is not None]
+        if not known:
             return None
-        before = math.fsum(each.ns for each in there)
-        half = math.hypot(totals.half(there), ALLOWANCE * before if added else 0.0)
-        after = [self.after.get(each) for each in added]
+        before = math.fsum(figure.ns for figure in known)
+        half = math.hypot(totals.half(known), ALLOWANCE * before if added else 0.0)
+        after = [self.after.get(place) for place in added]
         if None not in after:
-            new = [each for each in after if each is not None]
-            ns, half = before - math.fsum(each.ns for each in new), math.hypot(half, totals.half(new))
-            return Gain(changes, removed, added, ns, half, False, before, len(figures) - len(there))
-        least = math.fsum(self._least(each) for each in changes)
+            additions = [figure for figure in after if figure is not None]
+            ns, half = before - math.fsum(figure.ns for figure in additions), math.hypot(half, totals.half(additions))
+            return Gain(changes, removed, added, ns, half, False, before, len(figures) - len(known))
+        least = math.fsum(self._least(change) for change in changes)
         return Gain(changes, removed, added, before - least, half, True, before, 0)
 
     def _least(self, change: Change) -> float:
@@ -107,16 +109,16 @@ class Prices:
         One call on all samples takes at least as long as that on one sample; attention at least as long as its
         products; a call with other weights as long as before, and a call in a type of half the size half as long.
         """
-        taken = {each: self.before[each] for each in self.rewritten.removed(change)}
+        figures = {place: self.before[place] for place in self.rewritten.removed(change)}
         nodes = self.rewritten.original.nodes
         if change.rule == "attention":
-            return math.fsum(each.ns for place, each in taken.items() if each and work.flops_of(nodes[place]))
+            return math.fsum(figure.ns for place, figure in figures.items() if figure and work.flops_of(nodes[place]))
         share = 0.5 if change.rule == "cast" else 1.0
-        most: dict[str, float] = defaultdict(float)
-        for place, figure in taken.items():
-            most[nodes[place].call.op] = max(most[nodes[place].call.op], figure.ns if figure else 0.0)
-        ops = [self.rewritten.graph.nodes[each].call.op for each in self.rewritten.added(change)]
-        return share * math.fsum(most.get(op, 0.0) for op in ops)
+        longest: dict[str, float] = defaultdict(float)
+        for place, figure in figures.items():
+            longest[nodes[place].call.op] = max(longest[nodes[place].call.op], figure.ns if figure else 0.0)
+        ops = [self.rewritten.graph.nodes[place].call.op for place in self.rewritten.added(change)]
+        return share * math.fsum(longest.get(op, 0.0) for op in ops)
 
     def advice(self, question: str, gain: Gain, what: str, do: str, trial: str | None = None) -> Advice:
         """Return the piece of advice for a gain."""
@@ -134,15 +136,15 @@ class Prices:
         )
 
     def _why(self, gain: Gain) -> tuple[str, ...]:
-        said = [f"{len(gain.removed)} calls that take {gain.before_ns / 1e6:.3g} ms are removed"]
+        lines = [f"{len(gain.removed)} calls that take {gain.before_ns / 1e6:.3g} ms are removed"]
         if gain.added and not gain.at_most:
             after = gain.before_ns - gain.ns
-            said.append(f"{len(gain.added)} calls that take {after / 1e6:.3g} ms replace them")
+            lines.append(f"{len(gain.added)} calls that take {after / 1e6:.3g} ms replace them")
         elif gain.added:
-            said.append(f"{len(gain.added)} calls that replace them are not timed: --fill 60s")
+            lines.append(f"{len(gain.added)} calls that replace them are not timed: --fill 60s")
         if gain.unknown:
-            said.append(f"{gain.unknown} of the removed calls have no time")
-        return tuple(said)
+            lines.append(f"{gain.unknown} of the removed calls have no time")
+        return tuple(lines)
 
 
 def piece(
@@ -158,11 +160,11 @@ def piece(
     trial: str | None = None,
 ) -> Advice:
     """Return a piece of advice on calls of the original graph."""
-    most = prices.total_ns
-    if most is not None:
-        gain = gain.within(most / 1e6)
+    total_ns = prices.total_ns
+    if total_ns is not None:
+        gain = gain.within(total_ns / 1e6)
     where = placed(prices.rewritten.original, nodes, prices.before, prices.spans)
-    percent = 100 * gain.value * 1e6 / most if most else 0.0
+    percent = 100 * gain.value * 1e6 / total_ns if total_ns else 0.0
     return Advice(question, what, where, gain, at_most, percent, why, do, changes_numbers, trial)
 
 
@@ -171,21 +173,21 @@ def placed(
 ) -> tuple[Place, ...]:
     """Return the modules and operators of calls, those with the most time first, at most `MOST_PLACES`."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for each in nodes:
-        groups[graph.nodes[each].module, graph.nodes[each].call.op].append(each)
+    for node in nodes:
+        groups[graph.nodes[node].module, graph.nodes[node].call.op].append(node)
 
-    def taken(those: Sequence[int]) -> float:
-        return math.fsum(figure.ns for each in those if (figure := figures[each]) is not None)
+    def taken(group: Sequence[int]) -> float:
+        return math.fsum(figure.ns for node in group if (figure := figures[node]) is not None)
 
     order = sorted(groups.items(), key=lambda item: -taken(item[1]))
     return tuple(
         Place(
             module or None,
             op,
-            tuple(spans[each] for each in those if spans and spans[each])[:MOST_SPANS],
-            len(those),
+            tuple(spans[node] for node in group if spans and spans[node])[:MOST_SPANS],
+            len(group),
         )
-        for (module, op), those in order[:MOST_PLACES]
+        for (module, op), group in order[:MOST_PLACES]
     )
 
 
@@ -197,35 +199,35 @@ def prices(asked: Asked) -> Prices:
         GraphError: the graph does not have the information needed to rewrite it.
     """
     bound: Bound = asked.bound
-    found = rewrite.of(bound.graph)
-    nothing: tuple[Figure | None, ...] = (None,) * len(bound.graph.nodes)
-    in_place = bound.figures.get(Rung.IN_PLACE.value, nothing)
-    as_run = bound.figures.get(Rung.AS_RUN.value, nothing)
+    rewritten = rewrite.of(bound.graph)
+    unknown: tuple[Figure | None, ...] = (None,) * len(bound.graph.nodes)
+    in_place = bound.figures.get(Rung.IN_PLACE.value, unknown)
+    as_run = bound.figures.get(Rung.AS_RUN.value, unknown)
     before = tuple(mine or theirs for mine, theirs in zip(as_run, in_place, strict=True))
-    joined = bound.join
+    join = bound.join
     spans: tuple[str, ...] = ()
-    if joined is not None:
-        spans = tuple("" if at is None else joined.seen[at].span or "" for at in joined.of_node)
-    return Prices(found, before, in_place, _added(asked, bound, found), step_ns(asked, bound, before), spans)
+    if join is not None:
+        spans = tuple("" if index is None else join.seen[index].span or "" for index in join.of_node)
+    return Prices(rewritten, before, in_place, _added(asked, bound, rewritten), step_ns(asked, bound, before), spans)
 
 
-def _added(asked: Asked, bound: Bound, found: Rewritten) -> dict[int, Figure]:
+def _added(asked: Asked, bound: Bound, rewritten: Rewritten) -> dict[int, Figure]:
     """Return the timings of added calls; missing ones are taken if there is a budget."""
     threads = bound.settings.get("threads")
-    wanted = {place for each in found.changes for place in found.added(each)}
-    if threads is None or not wanted:
+    places = {place for change in rewritten.changes for place in rewritten.added(change)}
+    if threads is None or not places:
         return {}
-    specs = {place: spec for place, spec in enumerate(timed.specs_of(found.graph, threads)) if place in wanted}
-    known: Timings = asked.part("timings")
+    specs = {place: spec for place, spec in enumerate(timed.specs_of(rewritten.graph, threads)) if place in places}
+    timings: Timings = asked.part("timings")
     seconds = asked.settings.get("fill")
-    missing = [spec for spec in specs.values() if spec is not None and known.get(spec.key) is None]
+    missing = [spec for spec in specs.values() if spec is not None and timings.get(spec.key) is None]
     if seconds and missing:
-        bench.fill(missing, known, min(float(seconds), MOST_FILL_S))
-    return {place: figure for place, spec in specs.items() if (figure := _figure(known, spec)) is not None}
+        bench.fill(missing, timings, min(float(seconds), MOST_FILL_S))
+    return {place: figure for place, spec in specs.items() if (figure := _figure(timings, spec)) is not None}
 
 
-def _figure(known: Timings, spec: Spec | None) -> Figure | None:
-    timing: Any = None if spec is None else known.get(spec.key)
+def _figure(timings: Timings, spec: Spec | None) -> Figure | None:
+    timing: Any = None if spec is None else timings.get(spec.key)
     if timing is None or not timing.is_timed:
         return None
     return Figure(float(round(timing.trimmed_ns)), timing.half_ns or 0.0, timing.key)
@@ -236,7 +238,7 @@ def step_ns(asked: Asked, bound: Bound, before: Sequence[Figure | None]) -> floa
     if asked.step is not None and asked.step.what == "step":
         return asked.step.ms.value * 1e6
     for rung in (Rung.MEASURED, Rung.FRAMEWORK, Rung.AS_RUN):
-        found = bound.rungs[rung.value].sequential
-        if found:
-            return found
-    return math.fsum(each.ns for each in before if each is not None) or None
+        total = bound.rungs[rung.value].sequential
+        if total:
+            return total
+    return math.fsum(figure.ns for figure in before if figure is not None) or None

@@ -19,8 +19,8 @@ from xsp.advise import Asked, Interval, Place, provides
 from xsp.advise.advice import MOST_SPANS
 from xsp.bench.spec import AS_RUN, Spec, Timing
 from xsp.bench.timings import Timings
-from xsp.bound import join, planned, seen, timed
-from xsp.bound.seen import Seen
+from xsp.bound import join, planned, recordedcalls, timed
+from xsp.bound.recordedcalls import RecordedCall
 from xsp.errors import AnalysisError
 from xsp.graph.node import Graph, Source
 from xsp.processes import cores
@@ -59,16 +59,19 @@ class Difference:
 def difference(before: Iterable[Timing], after: Iterable[Timing]) -> Difference:
     """Return by how much calls take longer in one variant than in another; timings in both cancel out."""
     counts: Counter[str] = Counter()
-    known: dict[str, Timing] = {}
-    for sign, those in ((1, before), (-1, after)):
-        for each in those:
-            counts[each.key] += sign
-            known[each.key] = each
-    left = [(count, known[key]) for key, count in counts.items() if count]
-    trimmed = math.fsum(count * (each.trimmed_ns or 0.0) for count, each in left)
-    least = math.fsum(count * (each.least_ns or each.trimmed_ns or 0.0) for count, each in left)
-    half = math.sqrt(math.fsum((count * (each.half_ns or 0.0)) ** 2 for count, each in left))
-    sides = [math.fsum(abs(count) * (each.trimmed_ns or 0.0) for count, each in left if count * s > 0) for s in (1, -1)]
+    by_key: dict[str, Timing] = {}
+    for sign, timings in ((1, before), (-1, after)):
+        for timing in timings:
+            counts[timing.key] += sign
+            by_key[timing.key] = timing
+    remaining = [(count, by_key[key]) for key, count in counts.items() if count]
+    trimmed = math.fsum(count * (timing.trimmed_ns or 0.0) for count, timing in remaining)
+    least = math.fsum(count * (timing.least_ns or timing.trimmed_ns or 0.0) for count, timing in remaining)
+    half = math.sqrt(math.fsum((count * (timing.half_ns or 0.0)) ** 2 for count, timing in remaining))
+    sides = [
+        math.fsum(abs(count) * (timing.trimmed_ns or 0.0) for count, timing in remaining if count * s > 0)
+        for s in (1, -1)
+    ]
     half = math.hypot(half, ALLOWANCE * max(sides))
     return Difference(trimmed, min(trimmed, least) - half, max(trimmed, least) + half)
 
@@ -88,7 +91,7 @@ class Ground:
     """Number of threads of the step."""
 
     cores: int
-    seen: tuple[Seen | None, ...] = ()
+    traced_calls: tuple[RecordedCall | None, ...] = ()
     """The call of each node in the trace; empty without a trace."""
 
     step_ms: Interval | None = None
@@ -116,18 +119,18 @@ class Ground:
         if spec is None:
             return None
         threads = threads or self.reference
-        known = self._known.get((node, variant, threads))
-        if known is None:
-            known = self.timings.get(replace(spec, variant=variant, threads=threads).key)
-            self._known[node, variant, threads] = known
-        return known if known is not None and known.is_timed else None
+        timing = self._known.get((node, variant, threads))
+        if timing is None:
+            timing = self.timings.get(replace(spec, variant=variant, threads=threads).key)
+            self._known[node, variant, threads] = timing
+        return timing if timing is not None and timing.is_timed else None
 
-    def may_be(self, node: int, variant: str) -> bool:
+    def supports(self, node: int, variant: str) -> bool:
         """Return whether a variant applies to the call of a node."""
         from xsp.bench.variants import named
 
-        spec, known = self.specs[node], named(variant)
-        return spec is not None and known is not None and known.applies(spec)
+        spec, definition = self.specs[node], named(variant)
+        return spec is not None and definition is not None and definition.applies(spec)
 
     @cached_property
     def _known(self) -> dict[tuple[int, str, int], Timing | None]:
@@ -138,36 +141,36 @@ class Ground:
         """Time of the step: as measured, else of its calls in the trace, else the sum of timings."""
         if self.step_ms is not None:
             return self.step_ms.value * 1e6
-        if self.seen:
-            return math.fsum(each.ns for each in self.seen if each is not None)
-        known = [self.timing(node, threads=self.threads) for node in self.computing]
-        return math.fsum(each.trimmed_ns or 0.0 for each in known if each is not None)
+        if self.traced_calls:
+            return math.fsum(call.ns for call in self.traced_calls if call is not None)
+        timings = [self.timing(node, threads=self.threads) for node in self.computing]
+        return math.fsum(timing.trimmed_ns or 0.0 for timing in timings if timing is not None)
 
     def gain(self, found: Difference, nodes: Iterable[int]) -> tuple[Interval, float]:
         """Return a difference in milliseconds and in percent of the step, at most the calls' time in the trace."""
-        most = self.total_ns
-        if self.seen:
-            took = [self.seen[node] for node in nodes]
-            if all(each is not None for each in took):
-                most = min(most, math.fsum(each.ns for each in took if each is not None))
-        ends = Interval(found.low / 1e6, found.ns / 1e6, found.high / 1e6).within(most / 1e6)
-        return ends, 100 * ends.value * 1e6 / self.total_ns if self.total_ns else 0.0
+        limit = self.total_ns
+        if self.traced_calls:
+            calls = [self.traced_calls[node] for node in nodes]
+            if all(call is not None for call in calls):
+                limit = min(limit, math.fsum(call.ns for call in calls if call is not None))
+        interval = Interval(found.low / 1e6, found.ns / 1e6, found.high / 1e6).within(limit / 1e6)
+        return interval, 100 * interval.value * 1e6 / self.total_ns if self.total_ns else 0.0
 
     def in_place_ns(self, nodes: Iterable[int]) -> float | None:
         """Return the total time of calls in the trace; None if the trace lacks one of them."""
-        took = [self.seen[node] if self.seen else None for node in nodes]
-        return None if None in took else math.fsum(each.ns for each in took if each is not None)
+        calls = [self.traced_calls[node] if self.traced_calls else None for node in nodes]
+        return None if None in calls else math.fsum(call.ns for call in calls if call is not None)
 
     @property
     def slower_alone(self) -> float | None:
         """Ratio of the time of calls timed alone to that in the trace, over calls known both ways; None without any."""
-        both = [
-            (timing.trimmed_ns or 0.0, there.ns)
-            for node, there in enumerate(self.seen)
-            if there is not None and (timing := self.timing(node, threads=self.threads)) is not None
+        pairs = [
+            (timing.trimmed_ns or 0.0, call.ns)
+            for node, call in enumerate(self.traced_calls)
+            if call is not None and (timing := self.timing(node, threads=self.threads)) is not None
         ]
-        in_place = math.fsum(ns for _, ns in both)
-        return math.fsum(ns for ns, _ in both) / in_place if in_place else None
+        in_place = math.fsum(ns for _, ns in pairs)
+        return math.fsum(ns for ns, _ in pairs) / in_place if in_place else None
 
     def undisturbed(self) -> Ground:
         """Return this object.
@@ -187,7 +190,7 @@ class Ground:
         groups: dict[tuple[str, str], list[int]] = defaultdict(list)
         for node in gains:
             groups[self.graph.nodes[node].module, self.graph.nodes[node].call.op].append(node)
-        order = sorted(groups.items(), key=lambda each: -math.fsum(gains[node] for node in each[1]))
+        order = sorted(groups.items(), key=lambda entry: -math.fsum(gains[node] for node in entry[1]))
         return tuple(
             Place(module or None, op, self.spans(nodes)[:MOST_SPANS], len(nodes))
             for (module, op), nodes in order[:MOST_PLACES]
@@ -195,8 +198,8 @@ class Ground:
 
     def spans(self, nodes: Iterable[int]) -> tuple[str, ...]:
         """Return the span ids of nodes that are in the trace."""
-        found = [self.seen[node] for node in nodes] if self.seen else []
-        return tuple(each.span for each in found if each is not None and each.span)
+        calls = [self.traced_calls[node] for node in nodes] if self.traced_calls else []
+        return tuple(call.span for call in calls if call is not None and call.span)
 
 
 @provides("ground")
@@ -207,78 +210,78 @@ def ground(asked: Asked) -> Ground:
         AnalysisError: the calls cannot be timed here, or there are no timings.
     """
     trace = asked.trace
-    if asked.settings.get("device") is not None or seen.is_elsewhere(trace):
+    if asked.settings.get("device") is not None or recordedcalls.is_elsewhere(trace):
         raise AnalysisError("single calls are timed on this processor, and the step ran on another device")
     graph = asked.graph
     if not timed.timed_here(graph):
         raise AnalysisError(f"the calls of {graph.name} cannot be run in isolation here, so they have no timings")
-    if trace is not None and seen.is_compiled(trace):
+    if trace is not None and recordedcalls.is_compiled(trace):
         raise AnalysisError("the step ran compiled: its calls are not those that are timed in isolation")
     if not any(node.call.inputs for node in graph.computing):
-        raise AnalysisError(seen.no_shapes(trace))
-    step, known = asked.step, () if trace is None else _seen(asked, graph)
-    made = Ground(
+        raise AnalysisError(recordedcalls.no_shapes(trace))
+    step, calls = asked.step, () if trace is None else _traced_calls(asked, graph)
+    basis = Ground(
         graph,
         asked.part("timings"),
         threads_of(asked),
         cores(),
-        known,
+        calls,
         step.ms if step is not None and step.what == "step" else None,
-        trace is not None and _overlap(asked, known),
+        trace is not None and _overlap(asked, calls),
     )
-    if not any(made.timing(node, threads=made.threads) for node in made.computing):
+    if not any(basis.timing(node, threads=basis.threads) for node in basis.computing):
         raise AnalysisError(f"no call is timed here; {FILL}")
-    return made.undisturbed()
+    return basis.undisturbed()
 
 
 def threads_of(asked: Asked) -> int:
     """Return the number of threads of the step: from the settings, else from the run, else all cores."""
-    ran = asked.trace.run.machine.torch_threads if asked.trace is not None else None
-    return int(asked.settings.get("threads") or ran or cores())
+    run_threads = asked.trace.run.machine.torch_threads if asked.trace is not None else None
+    return int(asked.settings.get("threads") or run_threads or cores())
 
 
-def _seen(asked: Asked, graph: Graph) -> tuple[Seen | None, ...]:
+def _traced_calls(asked: Asked, graph: Graph) -> tuple[RecordedCall | None, ...]:
     if graph.source is Source.SPANS:
-        return tuple(seen.of_nodes(asked.traced))
-    calls = seen.of(asked.traced, {node.call.op for node in graph.nodes})
-    return tuple(None if place is None else calls[place] for place in join.of(graph, calls).of_node)
+        return tuple(recordedcalls.of_nodes(asked.traced))
+    calls = recordedcalls.of(asked.traced, {node.call.op for node in graph.nodes})
+    return tuple(None if index is None else calls[index] for index in join.of(graph, calls).of_node)
 
 
-def _overlap(asked: Asked, known: Sequence[Seen | None]) -> bool:
+def _overlap(asked: Asked, calls: Sequence[RecordedCall | None]) -> bool:
     """Return whether calls of different threads ran at the same time, for more than `ALLOWANCE` of their time."""
-    wanted = {each.span for each in known if each is not None}
+    span_ids = {call.span for call in calls if call is not None}
     rows = asked.traced.con.execute(
         f"SELECT span_id, start_ns, dur_ns, process, thread FROM merged WHERE level = {int(Level.OP)} ORDER BY start_ns"
     ).fetchall()
     ends: dict[tuple[object, object], int] = {}
-    whole = both = 0
+    total = overlap = 0
     for span, start, duration, process, thread in rows:
-        if span not in wanted or not duration:
+        if span not in span_ids or not duration:
             continue
-        others = [end for place, end in ends.items() if place != (process, thread)]
-        both += max(0, min(start + duration, max(others, default=0)) - start)
-        whole += duration
+        other_ends = [end for key, end in ends.items() if key != (process, thread)]
+        overlap += max(0, min(start + duration, max(other_ends, default=0)) - start)
+        total += duration
         ends[process, thread] = max(start + duration, ends.get((process, thread), 0))
-    return both > ALLOWANCE * whole
+    return overlap > ALLOWANCE * total
 
 
 @provides("graph")
 def graph(asked: Asked) -> Any:
     """Return the graph of the model that was run or given, else that of the trace's calls."""
-    found, _ = planned.of(_what(asked), (), None, _given(asked, OF_MODEL))
-    return found
+    result, _ = planned.of(_subject(asked), (), None, _options(asked, OF_MODEL))
+    return result
 
 
 @provides("bound")
 def bound(asked: Asked) -> Any:
     """Return the bound of the graph, joined with the trace if there is one."""
     what = asked.graph
-    return bounds.of(what, trace=asked.trace, timings=asked.part("timings"), **_given(asked, OF_BOUND))
+    return bounds.of(what, trace=asked.trace, timings=asked.part("timings"), **_options(asked, OF_BOUND))
 
 
-def _what(asked: Asked) -> Any:
+def _subject(asked: Asked) -> Any:
     return asked.trace if asked.trace is not None else asked.source
 
 
-def _given(asked: Asked, names: tuple[str, ...]) -> dict[str, Any]:
+def _options(asked: Asked, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: asked.settings[name] for name in names if asked.settings.get(name) is not None}

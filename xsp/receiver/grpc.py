@@ -9,7 +9,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from xsp.errors import OutputError, TraceError
 from xsp.receiver.http import PROTOBUF, parts_of, response_of
-from xsp.receiver.journal import Receiving
+from xsp.receiver.journal import RunWriter
 from xsp.receiver.limits import Full, Limits, Room, TooLarge
 
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
@@ -18,7 +18,7 @@ AGE_MS = 60_000
 """Age in milliseconds at which a connection is renewed, so that requests that never end do not stay."""
 
 
-def server(address: str, receiving: Receiving, room: Room, limits: Limits) -> tuple[grpc.Server, int]:
+def server(address: str, receiving: RunWriter, room: Room, limits: Limits) -> tuple[grpc.Server, int]:
     """Return a gRPC server that is bound but not started, and its port.
 
     Raises:
@@ -38,7 +38,7 @@ def server(address: str, receiving: Receiving, room: Room, limits: Limits) -> tu
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         raise AssertionError("abort raises")
 
-    made = grpc.server(
+    rpc_server = grpc.server(
         ThreadPoolExecutor(THREADS, thread_name_prefix="xsp-grpc"),
         maximum_concurrent_rpcs=limits.connections,
         options=[
@@ -50,11 +50,11 @@ def server(address: str, receiving: Receiving, room: Room, limits: Limits) -> tu
     )
     # no deserializer: a request that cannot be decoded gets an answer of ours
     handler = grpc.unary_unary_rpc_method_handler(export, None, ExportTraceServiceResponse.SerializeToString)
-    made.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {"Export": handler})])
+    rpc_server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {"Export": handler})])
     try:
-        port = made.add_insecure_port(address)
+        port = rpc_server.add_insecure_port(address)
     except RuntimeError as error:
         raise OSError(f"{address} cannot be used: {error}") from error
     if not port:
         raise OSError(f"{address} cannot be used")
-    return made, int(port)
+    return rpc_server, int(port)

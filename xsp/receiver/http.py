@@ -17,9 +17,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from xsp.errors import OutputError, TraceError
 from xsp.importers import otlp_json, otlp_proto
 from xsp.importers.otlp import Part
-from xsp.receiver.journal import Answer, Receiving
+from xsp.receiver.journal import Answer, RunWriter
 from xsp.receiver.limits import CHUNK, Broken, Full, Limits, Room, Share, TooLarge, check_json, check_protobuf, unzipped
-from xsp.receiver.loopback import LOOPBACK, RETRY_AFTER_S, Door, Prompt, asks_for_loopback
+from xsp.receiver.loopback import LOOPBACK, RETRY_AFTER_S, DeadlineHandler, LimitedHTTPServer, asks_for_loopback
 
 PATH = "/v1/traces"
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -36,10 +36,10 @@ class Refused(Exception):
         self.status = status
 
 
-class Web(Door):
+class OtlpHttpServer(LimitedHTTPServer):
     """The HTTP server of a receiver."""
 
-    def __init__(self, address: tuple[str, int], receiving: Receiving, room: Room, limits: Limits) -> None:
+    def __init__(self, address: tuple[str, int], receiving: RunWriter, room: Room, limits: Limits) -> None:
         """Start to listen.
 
         Raises:
@@ -50,10 +50,10 @@ class Web(Door):
         super().__init__(address, _Request, limits.connections)
 
 
-class _Request(Prompt):
+class _Request(DeadlineHandler):
     """A connection to the receiver."""
 
-    server: Web
+    server: OtlpHttpServer
     protocol_version = "HTTP/1.1"
 
     @property
@@ -69,12 +69,14 @@ class _Request(Prompt):
             self._refuse(refused)
 
     def do_GET(self) -> None:
-        known = self.path.partition("?")[0] == PATH
-        self._refuse(Refused(HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND, f"POST spans to {PATH}"))
+        is_known_path = self.path.partition("?")[0] == PATH
+        self._refuse(
+            Refused(HTTPStatus.METHOD_NOT_ALLOWED if is_known_path else HTTPStatus.NOT_FOUND, f"POST spans to {PATH}")
+        )
 
     do_PUT = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_GET
 
-    # --- in -------------------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------------
 
     def _body(self, share: Share) -> tuple[str, bytes]:
         """Return the content type of a request, and its body, decompressed."""
@@ -83,20 +85,20 @@ class _Request(Prompt):
         if self.path.partition("?")[0] != PATH:
             raise Refused(HTTPStatus.NOT_FOUND, f"there is nothing here; POST spans to {PATH}")
         kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        packed = self.headers.get("Content-Encoding", "identity").strip().lower()
+        encoding = self.headers.get("Content-Encoding", "identity").strip().lower()
         if kind not in (PROTOBUF, JSON):
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send {PROTOBUF} or {JSON}")
-        if packed not in ("gzip", "identity", ""):
+        if encoding not in ("gzip", "identity", ""):
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send it uncompressed or as gzip")
-        most = self.server.limits.max_body
+        limit = self.server.limits.max_body
         try:
             content = bytearray()
             for piece in self._pieces():
-                if len(content) + len(piece) > most:
-                    raise TooLarge(f"more than {most} bytes; send smaller requests")
+                if len(content) + len(piece) > limit:
+                    raise TooLarge(f"more than {limit} bytes; send smaller requests")
                 share.take(len(piece))
                 content += piece
-            return kind, unzipped(bytes(content), most, share) if packed == "gzip" else bytes(content)
+            return kind, unzipped(bytes(content), limit, share) if encoding == "gzip" else bytes(content)
         except TooLarge as error:
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from error
         except Broken as error:
@@ -115,17 +117,17 @@ class _Request(Prompt):
             while self.rfile.readline(1024).strip():
                 pass
             return
-        stated = self.headers.get("Content-Length")
-        if stated is None:
+        content_length = self.headers.get("Content-Length")
+        if content_length is None:
             raise Refused(HTTPStatus.LENGTH_REQUIRED, "state the length of the request")
-        size = self._number(stated.encode("latin-1", "replace"), 10)
+        size = self._number(content_length.encode("latin-1", "replace"), 10)
         if size > self.server.limits.max_body:
             raise TooLarge(f"more than {self.server.limits.max_body} bytes; send smaller requests")
         yield from self._exactly(size)
 
-    def _number(self, text: bytes, digits: int) -> int:
+    def _number(self, text: bytes, base: int) -> int:
         try:
-            size = int(text, digits) if text.isalnum() else -1  # without the signs and marks that Python allows
+            size = int(text, base) if text.isalnum() else -1  # without the signs and marks that Python allows
         except ValueError:
             size = -1
         if size < 0 or text[1:2] in (b"x", b"X"):
@@ -150,7 +152,7 @@ class _Request(Prompt):
         except OutputError as error:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
 
-    # --- out ------------------------------------------------------------------------------------------
+    # --- responses ------------------------------------------------------------------------------------
 
     def _acknowledge(self, kind: str, answer: Answer) -> None:
         response = response_of(answer)

@@ -9,8 +9,8 @@ OUT/
   services/                spans in traces without a run of xsp
 ```
 
-A request is stored completely or not at all: its files are written beside their places and flushed, and renamed into
-place together. The spans are put in order, without duplicates, when all ranks have reported that they are finished and
+A request is stored completely or not at all: its files are written under temporary names and flushed, then renamed
+together. The spans are put in order, without duplicates, when all ranks have reported that they are finished and
 no more spans arrive, or when the receiver ends. If a directory is not in order yet, for example because the receiver
 was killed, `xsp.load` puts the spans in order temporarily, and leaves the directory unchanged.
 """
@@ -75,7 +75,7 @@ class Answer(NamedTuple):
 
 
 @dataclass
-class _Arriving:
+class _RunDirectory:
     """A run directory that is being received."""
 
     place: Path
@@ -95,7 +95,7 @@ class _Arriving:
     """Whether the steps that are in order were made of traces; then they are made again, with those that arrive."""
 
     staging: int = 0
-    """Number of requests that are writing files beside their places."""
+    """Number of requests that are writing temporary files into the directory."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while files are renamed into place, and while `run.json` is written."""
@@ -109,7 +109,7 @@ class _Arriving:
 
     def content(self) -> Run:
         """Return the content of `run.json` while spans arrive."""
-        run = jobs.as_one(list(self.runs.values())).run if self.runs else Run.of({"name": self.place.name})
+        run = jobs.merge_runs(list(self.runs.values())).run if self.runs else Run.of({"name": self.place.name})
         received = {
             "requests": self.requests,
             "skipped": dict(self.skipped),
@@ -120,7 +120,7 @@ class _Arriving:
         return (run | {"finished": False, "received": received}).noted(SOURCE, [NO_STEPS] if self.made_steps else [])
 
 
-class Receiving:
+class RunWriter:
     """A writer of run directories that accepts decoded requests from any number of threads."""
 
     def __init__(self, out: Path, say: Callable[[str], None]) -> None:
@@ -145,9 +145,9 @@ class Receiving:
         for _ in range(AT_ONCE):
             self._engines.put(None)
         self._staged = itertools.count()
-        self._jobs: dict[str, _Arriving] = {}
-        self._by_run: dict[str, _Arriving] = {}
-        self._by_trace: OrderedDict[str, _Arriving] = OrderedDict()
+        self._jobs: dict[str, _RunDirectory] = {}
+        self._by_run: dict[str, _RunDirectory] = {}
+        self._by_trace: OrderedDict[str, _RunDirectory] = OrderedDict()
         try:
             self.out.mkdir(parents=True, exist_ok=True)
             self._held = rundir.lock(self.out)
@@ -187,101 +187,102 @@ class Receiving:
     def _engine(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """Yield an engine for exclusive use; wait if all are in use."""
         con = self._engines.get()
-        whole = None
+        reusable = None
         try:
             if con is None:
                 con = table.connect()
                 con.execute("SET threads = 1")
             yield con
             con.execute("DROP TABLE IF EXISTS arrived")
-            whole = con
+            reusable = con
         finally:
-            if whole is None and con is not None:
+            if reusable is None and con is not None:
                 con.close()
-            self._engines.put(whole)
+            self._engines.put(reusable)
 
     def _store(self, con: duckdb.DuckDBPyConnection, reader: Reader) -> None:
-        """Write the spans of each run beside their place, then rename all files into place."""
+        """Write the spans of each run to a temporary file, then rename all files into place."""
         if len(reader.runs) > MOST_RUNS:
             raise TraceError(f"{len(reader.runs)} runs in one request, more than {MOST_RUNS}; send smaller requests")
         with self._lock:
-            touched = [self._of_run(con, run) for run in reader.runs]
+            run_dirs = [self._of_run(con, run) for run in reader.runs]
             conditions = [(self._by_run[str(run.id)], f"run = {table.literal(str(run.id))}") for run in reader.runs]
             conditions += self._of_others(con)
-            for arriving, _ in conditions:
-                arriving.staging += 1
-        staged: list[tuple[_Arriving, Path]] = []
+            for run_dir, _ in conditions:
+                run_dir.staging += 1
+        staged: list[tuple[_RunDirectory, Path]] = []
         try:
-            for arriving, where in conditions:
-                if path := self._stage(con, arriving, where):
-                    staged.append((arriving, path))
-            self._let_in(con, touched, staged, reader.losses)
+            for run_dir, condition in conditions:
+                if path := self._stage(con, run_dir, condition):
+                    staged.append((run_dir, path))
+            self._let_in(con, run_dirs, staged, reader.losses)
         except BaseException:
             for _, path in staged:
                 path.unlink(missing_ok=True)
             raise
         finally:
             with self._lock:
-                for arriving, _ in conditions:
-                    arriving.staging -= 1
+                for run_dir, _ in conditions:
+                    run_dir.staging -= 1
 
     def _let_in(
         self,
         con: duckdb.DuckDBPyConnection,
-        touched: list[_Arriving],
-        staged: list[tuple[_Arriving, Path]],
+        run_dirs: list[_RunDirectory],
+        staged: list[tuple[_RunDirectory, Path]],
         losses: Losses,
     ) -> None:
         """Rename the files of a request into place, while no other request changes the same directories."""
-        concerned = {id(arriving): arriving for arriving in (*touched, *(arriving for arriving, _ in staged))}
+        directories = {id(run_dir): run_dir for run_dir in (*run_dirs, *(run_dir for run_dir, _ in staged))}
         # All requests take the locks in the same order, which prevents a deadlock.
-        in_order = sorted(concerned.values(), key=lambda each: each.place)
-        with contextlib.ExitStack() as held:
-            for arriving in in_order:
-                held.enter_context(arriving.lock)
-            for place, arriving in enumerate(concerned.values()):
-                arriving.requests += 1
-                if place == 0:  # only a Collector puts several runs into one request
-                    arriving.skipped.update(losses.skipped)
-                    arriving.changed.update(losses.changed)
-                arriving.place.mkdir(exist_ok=True)
-                rundir.write_run(arriving.place, arriving.content())
-            for arriving, path in staged:
-                os.replace(path, path.with_name(f"{arriving.files:09d}.parquet"))
-                arriving.files += 1
-                arriving.waiting, arriving.touched = True, time.monotonic()
-                if arriving.files % TOGETHER == 0:
-                    self._put_together(con, arriving)
+        ordered = sorted(directories.values(), key=lambda directory: directory.place)
+        with contextlib.ExitStack() as locks:
+            for run_dir in ordered:
+                locks.enter_context(run_dir.lock)
+            for index, run_dir in enumerate(directories.values()):
+                run_dir.requests += 1
+                if index == 0:  # only a Collector puts several runs into one request
+                    run_dir.skipped.update(losses.skipped)
+                    run_dir.changed.update(losses.changed)
+                run_dir.place.mkdir(exist_ok=True)
+                rundir.write_run(run_dir.place, run_dir.content())
+            for run_dir, path in staged:
+                os.replace(path, path.with_name(f"{run_dir.files:09d}.parquet"))
+                run_dir.files += 1
+                run_dir.waiting, run_dir.touched = True, time.monotonic()
+                if run_dir.files % TOGETHER == 0:
+                    self._put_together(con, run_dir)
 
-    def _put_together(self, con: duckdb.DuckDBPyConnection, arriving: _Arriving) -> None:
-        """Merge the small waiting files: else other programs' spans, which never end, are one file per request.
+    def _put_together(self, con: duckdb.DuckDBPyConnection, run_dir: _RunDirectory) -> None:
+        """Merge the small waiting files: spans of other programs, which never end, add one file per request.
 
-        A kill in between leaves spans twice, which count once. If the disk cannot be written, the files stay unchanged.
+        If the process is killed in between, some spans are stored twice; they count once. If the disk cannot be
+        written, the files stay unchanged.
         """
-        small = [file for file in (arriving.place / rundir.WAITING).glob("[0-9]*.parquet") if _size(file) < SMALL_FILE]
-        whole = arriving.place / rundir.WAITING / f".{arriving.files:09d}-whole.staged"
+        small = [file for file in (run_dir.place / rundir.WAITING).glob("[0-9]*.parquet") if _size(file) < SMALL_FILE]
+        merged = run_dir.place / rundir.WAITING / f".{run_dir.files:09d}-whole.staged"
         with contextlib.suppress(duckdb.Error, OSError):
             con.execute(f"CREATE OR REPLACE TEMP VIEW staged AS SELECT {_NAMES} FROM {table.parquet(small)}")
-            table.write_parquet(con, "staged", whole)
-            os.replace(whole, whole.with_name(f"{arriving.files:09d}.parquet"))
-            arriving.files += 1
+            table.write_parquet(con, "staged", merged)
+            os.replace(merged, merged.with_name(f"{run_dir.files:09d}.parquet"))
+            run_dir.files += 1
             for file in small:
                 file.unlink(missing_ok=True)
 
-    def _stage(self, con: duckdb.DuckDBPyConnection, arriving: _Arriving, where: str) -> Path | None:
-        """Write the spans of one run beside their place; return the file, None if there are no spans.
+    def _stage(self, con: duckdb.DuckDBPyConnection, run_dir: _RunDirectory, condition: str) -> Path | None:
+        """Write the spans of one run to a temporary file; return its path, None if there are no spans.
 
         Args:
             con: engine with the received spans.
-            arriving: directory of the run.
-            where: SQL condition for its spans.
+            run_dir: directory of the run.
+            condition: SQL condition for its spans.
         """
-        con.execute(f"CREATE OR REPLACE TEMP VIEW staged AS SELECT {_NAMES} FROM arrived WHERE {where}")
+        con.execute(f"CREATE OR REPLACE TEMP VIEW staged AS SELECT {_NAMES} FROM arrived WHERE {condition}")
         if not con.execute("SELECT 1 FROM staged LIMIT 1").fetchall():
             return None
-        folder = arriving.place / rundir.WAITING
-        if not arriving.place.is_dir():  # it was removed meanwhile; spans that arrive from now on are kept
-            rundir.create(arriving.place)
+        folder = run_dir.place / rundir.WAITING
+        if not run_dir.place.is_dir():  # it was removed meanwhile; spans that arrive from now on are kept
+            rundir.create(run_dir.place)
         folder.mkdir(exist_ok=True)
         path = folder / f".{next(self._staged):09d}.staged"
         table.write_parquet(con, "staged", path)
@@ -289,68 +290,68 @@ class Receiving:
 
     # --- which directory ------------------------------------------------------------------------------
 
-    def _of_run(self, con: duckdb.DuckDBPyConnection, run: Run) -> _Arriving:
+    def _of_run(self, con: duckdb.DuckDBPyConnection, run: Run) -> _RunDirectory:
         """Return the directory of a run, with the latest description of the run."""
-        identity = str(run.id)
-        arriving = self._by_run.get(identity)
+        run_id = str(run.id)
+        run_dir = self._by_run.get(run_id)
         traces = [
             trace
-            for (trace,) in con.execute("SELECT DISTINCT trace_id FROM arrived WHERE run = ?", [identity]).fetchall()
+            for (trace,) in con.execute("SELECT DISTINCT trace_id FROM arrived WHERE run = ?", [run_id]).fetchall()
         ]
-        if arriving is None:
+        if run_dir is None:
             key = jobs.job_of(run, min(traces, default=""))
-            arriving = self._jobs.get(key) or self._create(run)
-            self._jobs[key] = self._by_run[identity] = arriving
-        known = arriving.runs.get(identity)
-        if known is None or (run.end_ns or 0) >= (known.end_ns or 0):
-            arriving.runs[identity] = run
-        self._remember(traces, arriving)
-        return arriving
+            run_dir = self._jobs.get(key) or self._create(run)
+            self._jobs[key] = self._by_run[run_id] = run_dir
+        previous = run_dir.runs.get(run_id)
+        if previous is None or (run.end_ns or 0) >= (previous.end_ns or 0):
+            run_dir.runs[run_id] = run
+        self._remember(traces, run_dir)
+        return run_dir
 
-    def _remember(self, traces: Iterable[str], arriving: _Arriving) -> None:
+    def _remember(self, traces: Iterable[str], run_dir: _RunDirectory) -> None:
         for trace in traces:
-            self._by_trace[trace] = arriving
+            self._by_trace[trace] = run_dir
             self._by_trace.move_to_end(trace)
         while len(self._by_trace) > REMEMBERED:
             self._by_trace.popitem(last=False)
 
-    def _of_others(self, con: duckdb.DuckDBPyConnection) -> list[tuple[_Arriving, str]]:
+    def _of_others(self, con: duckdb.DuckDBPyConnection) -> list[tuple[_RunDirectory, str]]:
         """Return directories and conditions for spans of no run: the run with their trace, else `services`."""
         rows = con.execute("SELECT DISTINCT trace_id FROM arrived WHERE run = '' ORDER BY ALL").fetchall()
-        traces: dict[int, tuple[_Arriving, list[str]]] = {}
+        traces: dict[int, tuple[_RunDirectory, list[str]]] = {}
         for (trace,) in rows:
-            arriving = self._by_trace.get(trace) or self._others()
-            traces.setdefault(id(arriving), (arriving, []))[1].append(table.literal(trace))
-        return [(arriving, f"run = '' AND trace_id IN ({', '.join(names)})") for arriving, names in traces.values()]
+            run_dir = self._by_trace.get(trace) or self._others()
+            traces.setdefault(id(run_dir), (run_dir, []))[1].append(table.literal(trace))
+        return [(run_dir, f"run = '' AND trace_id IN ({', '.join(names)})") for run_dir, names in traces.values()]
 
-    def _others(self) -> _Arriving:
+    def _others(self) -> _RunDirectory:
         return self._jobs.get(jobs.OTHERS) or self._jobs.setdefault(jobs.OTHERS, self._create(Run.of({})))
 
-    def _create(self, run: Run) -> _Arriving:
+    def _create(self, run: Run) -> _RunDirectory:
         """Create a run directory; an existing directory with its name stays unchanged."""
         name, number = jobs.name_of(run), 1
         while (self.out / name).exists():
             number += 1
             name = f"{jobs.name_of(run)}-{number}"
-        return _Arriving(rundir.create(self.out / name))
+        return _RunDirectory(rundir.create(self.out / name))
 
-    def _resume(self, place: Path) -> None:
+    def _resume(self, path: Path) -> None:
         """Continue with a directory that an earlier receiver wrote."""
         try:
-            content = rundir.read_run(place)
+            content = rundir.read_run(path)
         except TraceError:
-            _remove_if_empty(place)
+            _remove_if_empty(path)
             return  # it is not a run directory
         received = content.received
         if received is None:
             return
         runs = received.runs or content.ranks or ((content,) if content.id is not None else ())
-        names = [int(file.stem) for file in rundir.numbered(place / rundir.WAITING)]
-        for staged in (place / rundir.WAITING).glob(".*"):
-            staged.unlink(missing_ok=True)
-        arriving = _Arriving(
-            place,
-            {str(run.id): run.without(*_OURS) for run in runs},
+        names = [int(file.stem) for file in rundir.numbered(path / rundir.WAITING)]
+        for file in (path / rundir.WAITING).glob(".*"):
+            file.unlink(missing_ok=True)
+        run_dir = _RunDirectory(
+            path,
+            {str(run.id): run.without(*_RECEIVER_FIELDS) for run in runs},
             Counter(received.skipped),
             Counter(received.changed),
             received.requests,
@@ -359,25 +360,25 @@ class Receiving:
             doubled=received.doubled,
             made_steps=has_made_steps(content),
         )
-        files = [*rundir.segments(place), *(place / rundir.WAITING).glob("*.parquet")]
+        files = [*rundir.segments(path), *(path / rundir.WAITING).glob("*.parquet")]
         traces = self._traces(files)
-        for identity, run in arriving.runs.items():
-            self._by_run[identity] = self._jobs[jobs.job_of(run, min(traces, default=""))] = arriving
-        if arriving.runs:
-            self._remember(traces, arriving)
+        for run_id, run in run_dir.runs.items():
+            self._by_run[run_id] = self._jobs[jobs.job_of(run, min(traces, default=""))] = run_dir
+        if run_dir.runs:
+            self._remember(traces, run_dir)
         else:
-            self._jobs[jobs.OTHERS] = arriving
+            self._jobs[jobs.OTHERS] = run_dir
 
     def _traces(self, files: list[Path]) -> list[str]:
         if not files:
             return []
         try:
             with self._engine() as con:
-                found = con.execute(f"SELECT DISTINCT trace_id FROM {table.parquet(files)}").fetchall()
+                rows = con.execute(f"SELECT DISTINCT trace_id FROM {table.parquet(files)}").fetchall()
         except duckdb.Error as error:
             self._say(f"{files[0].parent.parent}: damaged ({str(error).splitlines()[0]})")
             return []
-        return [trace for (trace,) in found]
+        return [trace for (trace,) in rows]
 
     # --- in order -------------------------------------------------------------------------------------
 
@@ -389,13 +390,13 @@ class Receiving:
         """
         with self._lock:
             now = time.monotonic()
-            chosen = [
-                arriving
-                for arriving in {id(each): each for each in self._jobs.values()}.values()
-                if arriving.waiting and (all_of_them or (arriving.complete and now - arriving.touched > QUIET_S))
+            due = [
+                run_dir
+                for run_dir in {id(job): job for job in self._jobs.values()}.values()
+                if run_dir.waiting and (all_of_them or (run_dir.complete and now - run_dir.touched > QUIET_S))
             ]
-        for arriving in chosen:
-            self._put_in_order(arriving)
+        for run_dir in due:
+            self._put_in_order(run_dir)
 
     def close(self) -> None:
         """Put the spans of all runs in order, and stop accepting requests."""
@@ -409,38 +410,38 @@ class Receiving:
                 os.close(self._held)
                 self._held = None
 
-    def _put_in_order(self, arriving: _Arriving) -> None:
+    def _put_in_order(self, run_dir: _RunDirectory) -> None:
         """Put the spans of a run in order; spans that arrive meanwhile wait for the next time."""
         with self._lock:
-            files, arriving.waiting = arriving.files, False
+            files, run_dir.waiting = run_dir.files, False
         try:
-            written = put_in_order(arriving.place, arriving.place)
+            run = put_in_order(run_dir.place, run_dir.place)
         except (XspError, duckdb.Error, OSError) as error:
-            arriving.waiting, arriving.touched = True, time.monotonic()
-            self._say(f"{str(error).splitlines()[0]}; what arrived is kept in {arriving.place}, and can be loaded")
+            run_dir.waiting, run_dir.touched = True, time.monotonic()
+            self._say(f"{str(error).splitlines()[0]}; what arrived is kept in {run_dir.place}, and can be loaded")
             return
-        with arriving.lock:
-            arriving.doubled = written.received.doubled if written.received is not None else 0
-            arriving.made_steps = has_made_steps(written)
-            if more := arriving.files != files:
-                rundir.write_run(arriving.place, arriving.content())
-        if not more:
+        with run_dir.lock:
+            run_dir.doubled = run.received.doubled if run.received is not None else 0
+            run_dir.made_steps = has_made_steps(run)
+            if has_more := run_dir.files != files:
+                rundir.write_run(run_dir.place, run_dir.content())
+        if not has_more:
             with self._lock, contextlib.suppress(OSError):
                 self.finished += 1
-                if not arriving.staging:
-                    (arriving.place / rundir.WAITING).rmdir()
-        self._say(f"{arriving.place}: {_counted(arriving.place, written)}")
+                if not run_dir.staging:
+                    (run_dir.place / rundir.WAITING).rmdir()
+        self._say(f"{run_dir.place}: {_summary(run_dir.place, run)}")
 
 
-_OURS = ("format", "received", "ranks")
+_RECEIVER_FIELDS = ("format", "received", "ranks")
 """Fields of `run.json` that a receiver writes, and that do not come from the run."""
 
 
-def _counted(place: Path, run: Run) -> str:
+def _summary(directory: Path, run: Run) -> str:
     """Return the numbers of steps, spans and ranks in a run directory, as text."""
     counts = "count(DISTINCT (trace_id, step, rank)) FILTER (step IS NOT NULL), count(*)"
     steps = spans = 0
-    if segments := rundir.segments(place):  # a program may have recorded no step: then only its loop arrived
+    if segments := rundir.segments(directory):  # a program may have recorded no step: then only its loop arrived
         with table.connect() as con:
             ((steps, spans),) = con.execute(f"SELECT {counts} FROM {table.parquet(segments)}").fetchall()
     ranks = f", {len(run.ranks)} ranks" if run.ranks else ""
@@ -454,14 +455,14 @@ def _size(file: Path) -> int:
         return SMALL_FILE
 
 
-def _remove_if_empty(place: Path) -> None:
+def _remove_if_empty(directory: Path) -> None:
     """Remove a run directory without spans: its receiver was killed just after it had created the directory."""
-    folders = [place / rundir.WAITING, place / rundir.STEPS]
-    halves = [*place.glob(f".{rundir.RUN_FILE}.*.part"), *folders[0].glob(".*.staged*")]
+    folders = [directory / rundir.WAITING, directory / rundir.STEPS]
+    leftovers = [*directory.glob(f".{rundir.RUN_FILE}.*.part"), *folders[0].glob(".*.staged*")]
     with contextlib.suppress(OSError):  # it is not empty, or not a directory
-        if set(place.iterdir()) <= {*folders, *halves}:
-            for half in halves:
-                half.unlink()
+        if set(directory.iterdir()) <= {*folders, *leftovers}:
+            for leftover in leftovers:
+                leftover.unlink()
             for folder in filter(Path.is_dir, folders):
                 folder.rmdir()
-            place.rmdir()
+            directory.rmdir()

@@ -99,7 +99,7 @@ def unzipped(content: bytes, most: int, share: Share) -> bytes:
         Broken: it is not gzip, or ends in the middle.
         Full: there is no room for it now.
     """
-    found = bytearray()
+    output = bytearray()
     rest = content
     while rest:
         stream = zlib.decompressobj(16 + zlib.MAX_WBITS)
@@ -111,15 +111,15 @@ def unzipped(content: bytes, most: int, share: Share) -> bytes:
             rest = stream.unconsumed_tail
             if not piece and not rest and not stream.eof:
                 raise Broken("the gzip is truncated")
-            found += piece
-            if len(found) > most:
+            output += piece
+            if len(output) > most:
                 raise TooLarge(f"more than {most} bytes, decompressed")
             share.take(len(piece))
         rest = stream.unused_data
-    return bytes(found)
+    return bytes(output)
 
 
-# --- what is inside ---------------------------------------------------------------------------------------------
+# --- contents ---------------------------------------------------------------------------------------------------
 
 _ANY: dict[int, Any] = {}
 _PAIR = {2: _ANY}
@@ -141,40 +141,40 @@ def check_protobuf(body: bytes) -> None:
     pending: list[tuple[int, int, dict[int, Any]]] = [(0, len(body), _REQUEST)]
     try:
         while pending:
-            place, end, known = pending.pop()
-            while place < end:
-                tag, place = _varint(body, place)
+            offset, end, fields = pending.pop()
+            while offset < end:
+                tag, offset = _varint(body, offset)
                 kind = tag & 7
                 if kind == 2:
-                    size, place = _varint(body, place)
-                    inside = known.get(tag >> 3)
-                    if inside is not None:
+                    size, offset = _varint(body, offset)
+                    subfields = fields.get(tag >> 3)
+                    if subfields is not None:
                         count += 1
                         if size:
-                            pending.append((place, min(place + size, end), inside))
-                    place += size
+                            pending.append((offset, min(offset + size, end), subfields))
+                    offset += size
                 elif kind == 0:
-                    _, place = _varint(body, place)
+                    _, offset = _varint(body, offset)
                 else:
-                    place += {1: 8, 5: 4}.get(kind, end)
+                    offset += {1: 8, 5: 4}.get(kind, end)
                 if count > OBJECTS:
                     raise TooLarge(f"more than {OBJECTS} spans and attributes; send smaller requests")
     except IndexError:
         return  # cut off: decoding reports the place
 
 
-def _varint(body: bytes, place: int) -> tuple[int, int]:
+def _varint(body: bytes, offset: int) -> tuple[int, int]:
     """Return a variable-length integer, and the position after it."""
-    byte = body[place]
+    byte = body[offset]
     if byte < 0x80:
-        return byte, place + 1
+        return byte, offset + 1
     value = shift = 0
     while True:
-        byte = body[place]
+        byte = body[offset]
         value |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
+        offset, shift = offset + 1, shift + 7
         if byte < 0x80 or shift > 63:
-            return value, place
+            return value, offset
 
 
 def check_json(body: bytes) -> None:

@@ -28,7 +28,7 @@ def asks_for_loopback(host: str | None) -> bool:
     return name.lower() in LOOPBACK
 
 
-class Door(ThreadingHTTPServer):
+class LimitedHTTPServer(ThreadingHTTPServer):
     """An HTTP server with a thread for each connection, and a limit on their number."""
 
     daemon_threads = True
@@ -54,10 +54,10 @@ class Door(ThreadingHTTPServer):
                 self._free.release()
                 raise
             return
-        answer = f"HTTP/1.1 503 Service Unavailable\r\nRetry-After: {RETRY_AFTER_S}\r\nContent-Length: 0\r\n"
+        response = f"HTTP/1.1 503 Service Unavailable\r\nRetry-After: {RETRY_AFTER_S}\r\nContent-Length: 0\r\n"
         try:
             request.settimeout(1)
-            request.sendall(f"{answer}Connection: close\r\n\r\n".encode())
+            request.sendall(f"{response}Connection: close\r\n\r\n".encode())
         except OSError:
             pass  # the client did not wait for the answer
         self.shutdown_request(request)
@@ -84,14 +84,14 @@ class _Deadline(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        left = self.until - time.monotonic()
-        if left <= 0:
+        remaining = self.until - time.monotonic()
+        if remaining <= 0:
             raise TimeoutError("the request did not arrive in time")
-        self._connection.settimeout(left)
+        self._connection.settimeout(remaining)
         return self._connection.recv_into(buffer)
 
 
-class Prompt(BaseHTTPRequestHandler):
+class DeadlineHandler(BaseHTTPRequestHandler):
     """A connection whose requests must arrive within a time limit."""
 
     server_version = "xsp"

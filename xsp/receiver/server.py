@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xsp.errors import PluginError, UsageError
-from xsp.receiver.journal import Receiving
+from xsp.receiver.journal import RunWriter
 from xsp.receiver.limits import Limits, Room
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -65,15 +65,15 @@ class Server:
         """
         self._say = say
         self._ended = threading.Event()
-        self.receiving = Receiving(out, say)
+        self.receiving = RunWriter(out, say)
         room = Room(BODIES * limits.max_body)
-        with contextlib.ExitStack() as opened:
-            opened.callback(self.receiving.close)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.receiving.close)
             self._web: Any = self._open_http(http, room, limits) if http else None
             if self._web is not None:
-                opened.callback(self._web.server_close)
+                stack.callback(self._web.server_close)
             self._rpc: Any = self._open_grpc(grpc, room, limits) if grpc else None
-            opened.pop_all()
+            stack.pop_all()
 
     def start(self) -> None:
         """Start answering requests, in other threads."""
@@ -94,8 +94,8 @@ class Server:
         self._ended.set()
         self._tidying.join()
         self.receiving.close()
-        taken = self.receiving
-        self._say(f"{taken.spans} spans received, {taken.rejected} rejected, {taken.finished} runs written")
+        totals = self.receiving
+        self._say(f"{totals.spans} spans received, {totals.rejected} rejected, {totals.finished} runs written")
 
     def _tidy(self) -> None:
         while not self._ended.wait(TIDY_S):
@@ -104,28 +104,28 @@ class Server:
             except Exception as error:  # a full disk, for example: the next turn may succeed
                 self._say(f"runs could not be put in order yet: {type(error).__name__}: {error}")
 
-    def _open_http(self, where: Address, room: Room, limits: Limits) -> Any:
+    def _open_http(self, endpoint: Address, room: Room, limits: Limits) -> Any:
         web = _module("http")
         try:
-            opened = web.Web(tuple(where), self.receiving, room, limits)
+            server = web.Web(tuple(endpoint), self.receiving, room, limits)
         except OSError as error:
-            raise UsageError(f"--http {where}: cannot listen there ({error.strerror or error})") from error
-        self._say(f"listening for OTLP on http://{where._replace(port=opened.server_address[1])}{web.PATH}")
-        self._warn(where, "--http")
-        return opened
+            raise UsageError(f"--http {endpoint}: cannot listen there ({error.strerror or error})") from error
+        self._say(f"listening for OTLP on http://{endpoint._replace(port=server.server_address[1])}{web.PATH}")
+        self._warn(endpoint, "--http")
+        return server
 
-    def _open_grpc(self, where: Address, room: Room, limits: Limits) -> Any:
+    def _open_grpc(self, endpoint: Address, room: Room, limits: Limits) -> Any:
         try:
-            opened, port = _module("grpc").server(str(where), self.receiving, room, limits)
+            server, port = _module("grpc").server(str(endpoint), self.receiving, room, limits)
         except OSError as error:
-            raise UsageError(f"--grpc {where}: cannot listen there ({error})") from error
-        self._say(f"listening for OTLP on grpc://{where._replace(port=port)}")
-        self._warn(where, "--grpc")
-        return opened
+            raise UsageError(f"--grpc {endpoint}: cannot listen there ({error})") from error
+        self._say(f"listening for OTLP on grpc://{endpoint._replace(port=port)}")
+        self._warn(endpoint, "--grpc")
+        return server
 
-    def _warn(self, where: Address, option: str) -> None:
-        if where.host not in LOOPBACK:
-            self._say(f"warning: {option} {where}: everybody who can reach this address can send spans")
+    def _warn(self, endpoint: Address, option: str) -> None:
+        if endpoint.host not in LOOPBACK:
+            self._say(f"warning: {option} {endpoint}: everybody who can reach this address can send spans")
 
 
 def _module(name: str) -> Any:

@@ -3,7 +3,7 @@
 A training step begins with the first outermost call of a module after the last step, or with the optimizer's step if
 that makes the calls itself (a closure), and ends with the optimizer's step. An inference step is one outermost call. A
 call counts as training if its module is in training mode and gradients are on. If training calls no module that has
-parameters, the begin of its forward pass cannot be seen: a step then begins where the last one ended.
+parameters, the start of its forward pass cannot be seen: a step then begins where the last one ended.
 
 Repeated patterns are learned: optimizers that step directly one after the other end one step, not two; a call without
 gradients that is always followed by training calls (of a teacher or an encoder) begins a training step.
@@ -89,7 +89,7 @@ class AutoStep:
             return
         if self._quiet.left:
             if threading.get_ident() == self._owner:
-                self._quiet.heard(signal)
+                self._quiet.on_signal(signal)
                 self._open_next()
             return
         if signal is Signal.CALL_BEGIN:
@@ -185,7 +185,7 @@ class AutoStep:
             self._step.awaits_work = False
 
     def _open_next(self) -> None:
-        """Begin a training step where the last one ended, if no call would signal its begin."""
+        """Begin a training step where the last one ended, if no call would signal its start."""
         if self._quiet.follows_on and self._step is None and not self._quiet.left:
             self._trains = True
             self._open(by_call=False)
@@ -252,9 +252,9 @@ class Proof:
         """Count a backward pass, and return whether it is the one that shows that there is no optimizer."""
         self._backwards += 1
         self._graphs.clear()
-        shown = not self._steps and self._backwards == MOST_BACKWARDS
-        self.has_no_optimizer |= shown
-        return shown
+        is_proven = not self._steps and self._backwards == MOST_BACKWARDS
+        self.has_no_optimizer |= is_proven
+        return is_proven
 
     def saw_optimizer(self) -> None:
         """Note that an optimizer stepped."""
@@ -281,8 +281,8 @@ def _graph(value: Any, nesting: int = 3) -> Any:
     if node is not None and hasattr(node, "metadata"):
         return node
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    found = (_graph(part, nesting - 1) for part in parts if nesting)
-    return next((node for node in found if node is not None), None)
+    nodes = (_graph(part, nesting - 1) for part in parts if nesting)
+    return next((node for node in nodes if node is not None), None)
 
 
 class Order:
@@ -310,7 +310,7 @@ class Order:
             return
         number = self._number(module)
         if not trains:
-            if len(self._before) <= LONGEST_PREFIX:  # a longer one is no prefix, however long
+            if len(self._before) <= LONGEST_PREFIX:  # a longer sequence is not a prefix
                 self._before.append(number)
             if not getattr(module, "training", True):
                 self._evaluated.add(number)
@@ -341,19 +341,21 @@ class Order:
         """Return whether an optimizer that used to follow another one did not step; it is not awaited again."""
         if self._awaited is None:
             return False
-        self._follower = {before: None if this == self._awaited else this for before, this in self._follower.items()}
+        self._follower = {
+            previous: None if follower == self._awaited else follower for previous, follower in self._follower.items()
+        }
         self._awaited = None
         return True
 
     def stepped(self, optimizer: object) -> bool:
         """Note an optimizer's step, and return whether it ends the training step."""
-        this, before = self._number(optimizer), self._last_optimizer
-        if before is not None and before != this:
-            self._follower.setdefault(before, this)
-        self._last_optimizer = this
+        number, previous = self._number(optimizer), self._last_optimizer
+        if previous is not None and previous != number:
+            self._follower.setdefault(previous, number)
+        self._last_optimizer = number
         self._before, self._has_trained = [], False
         self._evaluated.clear()
-        self._awaited = self._follower.get(this)
+        self._awaited = self._follower.get(number)
         return self._awaited is None
 
 
@@ -374,7 +376,7 @@ class OneAtATime:
         self._held = threading.local()
 
     def __call__(self, signal: Signal, subject: object) -> None:
-        """Acquire the turn at a call's begin and release it at its end; after a timeout the call runs without it."""
+        """Acquire the turn at a call's start and release it at its end; after a timeout the call runs without it."""
         if signal is Signal.CALL_BEGIN:
             self._held.yes = self._turn.acquire(timeout=self.TIMEOUT_S)
             if not self._held.yes:

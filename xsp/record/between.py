@@ -64,26 +64,26 @@ class Between:
 
         self._frames: list[FrameType] = []
         self._thread: int | None = None
-        self._at: _Line | None = None
+        self._line: _Line | None = None
         self._since_ns = self._left_out_ns = self._calls = 0
 
     def begin(self) -> None:
         """Trace the frames that are on the stack from now on, except frames of xsp."""
         if self._thread is not None or self._gaps >= MOST_GAPS or sys.gettrace() is not None:
             return
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and len(self._frames) < MOST_FRAMES:
-            if not _is_own(frame):
-                self._frames.append(frame)
-            frame = frame.f_back
-        if not self._frames or any(each.f_trace is not None for each in self._frames):
+        caller: FrameType | None = sys._getframe(1)
+        while caller is not None and len(self._frames) < MOST_FRAMES:
+            if not _is_own(caller):
+                self._frames.append(caller)
+            caller = caller.f_back
+        if not self._frames or any(frame.f_trace is not None for frame in self._frames):
             self._frames.clear()
             return
-        first = self._frames[0]
-        self._at, self._thread = (first.f_code, first.f_lineno), threading.get_ident()
+        innermost = self._frames[0]
+        self._line, self._thread = (innermost.f_code, innermost.f_lineno), threading.get_ident()
         self._ns, self._calls, self._left_out_ns = {}, 0, 0
-        for each in self._frames:
-            each.f_trace = self._went_on
+        for frame in self._frames:
+            frame.f_trace = self._on_event
         self._since_ns = clock.monotonic_ns()
         sys.settrace(self._called)
 
@@ -92,40 +92,40 @@ class Between:
         if self._thread is None:
             return
         now_ns = clock.monotonic_ns()
-        if self._at is None:
+        if self._line is None:
             self._unknown_ns += now_ns - self._since_ns
         self._take(now_ns)
-        self._let_go()
+        self._stop_tracing()
         self._gaps += 1
         for line, ns in self._ns.items():
-            took = self._took.setdefault(line, [0, 0])
-            took[0] += ns
-            took[1] += 1
+            total = self._took.setdefault(line, [0, 0])
+            total[0] += ns
+            total[1] += 1
 
     def forget(self) -> None:
         """Stop tracing in a forked child, which inherits the trace function in the middle of a gap."""
         if self._thread is not None:
-            self._let_go()
+            self._stop_tracing()
 
     def leave_out(self, ns: int) -> None:
         """Subtract the current line's wait for data, which is counted separately."""
         if self._thread == threading.get_ident():
             self._left_out_ns += ns
 
-    def _let_go(self) -> None:
+    def _stop_tracing(self) -> None:
         if self._thread == threading.get_ident() and sys.gettrace() == self._called:
             sys.settrace(None)
-        for each in self._frames:
-            if each.f_trace == self._went_on:
-                each.f_trace = None
-        self._thread = self._at = None
+        for frame in self._frames:
+            if frame.f_trace == self._on_event:
+                frame.f_trace = None
+        self._thread = self._line = None
         self._frames.clear()
 
     def _take(self, now_ns: int) -> None:
         """Add the time since the last event to the line that ran."""
-        if self._at is not None:
+        if self._line is not None:
             ns = max(0, now_ns - self._since_ns - self._left_out_ns)
-            self._ns[self._at] = self._ns.get(self._at, 0) + ns
+            self._ns[self._line] = self._ns.get(self._line, 0) + ns
         self._left_out_ns = 0
 
     def _called(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -137,33 +137,33 @@ class Between:
             sys.settrace(None)
             now_ns = clock.monotonic_ns()
             self._take(now_ns)
-            self._at, self._since_ns = None, now_ns
+            self._line, self._since_ns = None, now_ns
 
-    def _went_on(self, frame: FrameType, event: str, argument: Any) -> Any:
+    def _on_event(self, frame: FrameType, event: str, argument: Any) -> Any:
         """Handle a trace event: a traced frame reaches another line, or returns. Hot."""
         if self._thread != threading.get_ident():
             sys.settrace(None)
             frame.f_trace = None
             return None
         if event == "exception":
-            return self._went_on
+            return self._on_event
         now_ns = clock.monotonic_ns()
         self._take(now_ns)
         if event == "return":  # or a generator yields
             with contextlib.suppress(ValueError):
                 self._frames.remove(frame)  # a reference would keep its variables alive
-            frame.f_trace, outer = None, frame.f_back
-            self._at = None if outer is None or _is_own(outer) else (outer.f_code, outer.f_lineno)
+            frame.f_trace, caller = None, frame.f_back
+            self._line = None if caller is None or _is_own(caller) else (caller.f_code, caller.f_lineno)
         else:
-            self._at = frame.f_code, frame.f_lineno
+            self._line = frame.f_code, frame.f_lineno
         self._since_ns = clock.monotonic_ns()
-        return None if event == "return" else self._went_on
+        return None if event == "return" else self._on_event
 
     def content(self) -> dict[str, Any] | None:
         """Return its content for `run.json`, see `xsp.run.Between`; None if nothing was traced."""
         if not self._gaps:
             return None
-        ordered = sorted(self._took.items(), key=lambda item: -item[1][0])
+        ordered = sorted(self._took.items(), key=lambda entry: -entry[1][0])
         return {
             "gaps": self._gaps,
             "ns": sum(ns for _, (ns, _) in ordered),
@@ -187,10 +187,10 @@ def _shown(path: str) -> str:
     """Return a file's path in its package or below the working directory, else its name: never a user's directory."""
     if _PACKAGES.match(path):
         return _PACKAGES.sub("", path)
-    with contextlib.suppress(ValueError, OSError):  # another drive; a working directory that is gone
-        below = os.path.relpath(path)
-        if not below.startswith(os.pardir) and not os.path.isabs(below):
-            return below
+    with contextlib.suppress(ValueError, OSError):  # another drive; a deleted working directory
+        relative = os.path.relpath(path)
+        if not relative.startswith(os.pardir) and not os.path.isabs(relative):
+            return relative
     return os.path.basename(path)
 
 

@@ -24,8 +24,8 @@ class Blocks:
     def take(self, since_ns: int = 0) -> list[Span]:
         """Return and forget the blocks that ended since the last call and began at `since_ns` or later.
 
-        Blocks that began earlier are around the step before, or around several: they belong to none of them, and stay
-        for the end. Those around a step that was dropped are forgotten.
+        Blocks that began earlier enclose the previous step, or several steps: they belong to no single step, and are
+        kept until the end of the run. Those that enclose a dropped step are forgotten.
         """
         ended, self.ended = self.ended, []
         kept_ns = self._since_ns if self._was_dropped else since_ns
@@ -65,21 +65,21 @@ def enter(span_id: str) -> None:
 
 
 def leave(span_id: str) -> str | None:
-    """Close a span on this thread, and all spans left open inside it; return the id of the span around it."""
+    """Close a span on this thread, and all spans left open inside it; return the id of its parent span."""
     ids = _open.ids
     if span_id in ids:
         del ids[ids.index(span_id) :]
     return ids[-1] if ids else None
 
 
-def took(name: str, start_ns: int, end_ns: int) -> None:
+def add_span(name: str, start_ns: int, end_ns: int) -> None:
     """Keep a span of the application that has ended, with the block that is open on this thread as its parent.
 
     It is used for work that another process of the machine did for this one. Without an active profile it does nothing.
 
     Args:
         name: name of the span.
-        start_ns: its begin, on the monotonic clock of the machine (`xsp.clock.monotonic_ns`).
+        start_ns: its start, on the monotonic clock of the machine (`xsp.clock.monotonic_ns`).
         end_ns: its end, on the same clock.
     """
     if _active is not None:

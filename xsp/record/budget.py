@@ -120,20 +120,20 @@ class Budgeted(Schedule):
 
     def left_out(self) -> dict[str, int | None]:
         """Return the names of rungs that cost too much, with the bare steps that earn one step; None if not tried."""
-        dear: dict[str, int | None] = {}
+        too_costly: dict[str, int | None] = {}
         for rung in self.rungs[1:]:
             steps = self._earned_in(rung)
-            if dear or (steps or 0) > RAREST:  # rungs below a rung that is left out are left out too
-                dear[rung_name(rung)] = steps
-        return dear
+            if too_costly or (steps or 0) > RAREST:  # rungs below a rung that is left out are left out too
+                too_costly[rung_name(rung)] = steps
+        return too_costly
 
     def _earned_in(self, rung: Level) -> int | None:
         mean_ns, cost_ns = self._account.mean_ns, self._account.cost_ns(rung)
         return round(cost_ns / (self.share * mean_ns)) if mean_ns and cost_ns is not None else None
 
-    def _warming(self, place: int) -> Level:
+    def _warmup_rung(self, index: int) -> Level:
         in_use = self._in_use()  # the cheapest first
-        return in_use[min(place, len(in_use) - 1)]
+        return in_use[min(index, len(in_use) - 1)]
 
     def _in_use(self) -> tuple[Level, ...]:
         if self._unearned and min(self.repeats.values()) < FIRST:
@@ -189,8 +189,8 @@ class Budgeted(Schedule):
             return False
         if account.bare < FIRST_BARE:
             return True
-        known = (account.cost_ns(rung) for rung in self.rungs if rung <= turn.rung)  # for a trial: the rungs before it
-        expected_ns = max((cost_ns for cost_ns in known if cost_ns is not None), default=0.0)
+        costs = (account.cost_ns(rung) for rung in self.rungs if rung <= turn.rung)  # for a trial: the rungs before it
+        expected_ns = max((cost_ns for cost_ns in costs if cost_ns is not None), default=0.0)
         if account.spent_ns - self._given_ns + expected_ns > (1 - RESERVE) * self.share * account.loop_ns:
             return True
         return self._is_kept_for_another(plan)
@@ -206,7 +206,7 @@ class Budgeted(Schedule):
         """Return whether earned time is saved for a kind that was recorded less often and is likely to occur again."""
         if self._lags(plan):
             return False
-        return any(self._lags(other) and self._may_come(other) for other in self._plans.values())
+        return any(self._lags(candidate) and self._may_come(candidate) for candidate in self._plans.values())
 
 
 def schedule_of(settings: Settings, account: Account, alone: bool) -> Schedule:
@@ -218,12 +218,12 @@ def schedule_of(settings: Settings, account: Account, alone: bool) -> Schedule:
         alone: False if other processes must choose the same turns.
     """
     rungs, warmup, seed, only = settings.rungs, settings.warmup, settings.seed, settings.only
-    settle, every, spread, usual = settings.settle, settings.every, settings.spread, settings.budget == UNASKED
-    if usual and not alone:
+    settle, every, spread, is_default = settings.settle, settings.every, settings.spread, settings.budget == UNASKED
+    if is_default and not alone:
         return Schedule(rungs, warmup, seed, only, every=every, spread=spread, by_time=False, later=EVERY_OF_RANKS)
     if settings.budget is not None:
-        share = parse(USUAL if usual else settings.budget)
-        return Budgeted(share, account, rungs, warmup, seed, only, every, spread, unearned=usual, rests=True)
+        share = parse(USUAL if is_default else settings.budget)
+        return Budgeted(share, account, rungs, warmup, seed, only, every, spread, unearned=is_default, rests=True)
     if only is not None:  # a process of a run once per level measures only that rung
         return Schedule(rungs, warmup, seed, only, 1 if settle is None else settle, every)
     stretch = STRETCH if settle is None and every is None and alone else 0
@@ -232,9 +232,9 @@ def schedule_of(settings: Settings, account: Account, alone: bool) -> Schedule:
 
 def progress(schedule: Schedule, account: Account) -> dict[str, Any]:
     """Return the cost of profiling so far, and the budget if there is one."""
-    asked = 100 * schedule.share if isinstance(schedule, Budgeted) else None
+    limit_percent = 100 * schedule.share if isinstance(schedule, Budgeted) else None
     return {
-        "asked_percent": asked,
+        "asked_percent": limit_percent,
         "given_ns": schedule.given_ns if isinstance(schedule, Budgeted) else 0,
         "every": schedule.every,
         "left_out": schedule.left_out() if isinstance(schedule, Budgeted) else {},
@@ -247,8 +247,8 @@ def content(schedule: Schedule, account: Account) -> dict[str, Any]:
 
     `kept` is None if there was no budget, or no bare step from which to tell how long a step takes.
     """
-    found = progress(schedule, account)
-    asked, spent = found["asked_percent"], found["overhead_percent"]
-    kept = spent <= asked if asked is not None and spent is not None else None
+    figures = progress(schedule, account)
+    limit_percent, spent_percent = figures["asked_percent"], figures["overhead_percent"]
+    is_kept = spent_percent <= limit_percent if limit_percent is not None and spent_percent is not None else None
     low, high = account.interval_percent()
-    return {**found, "low_percent": low, "high_percent": high, "kept": kept}
+    return {**figures, "low_percent": low, "high_percent": high, "kept": is_kept}

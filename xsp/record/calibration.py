@@ -43,14 +43,14 @@ def cost_per_span(collector: Collector, passed: bool = True) -> dict[str, Any] |
     try:
         probe.run()
         for _ in range(ROUNDS):
-            off = _time(probe.run)
+            off_ns = _time(probe.run)
             collector.start(deepest, describe=False)
             try:
-                on = _time(probe.run)
+                on_ns = _time(probe.run)
             finally:
                 collector.stop()
-            seen = sum(1 for _ in collector.spans())
-            differences.append((on - off) / max(seen, probe.spans))
+            span_count = sum(1 for _ in collector.spans())
+            differences.append((on_ns - off_ns) / max(span_count, probe.spans))
     finally:
         collector.close()
         list(collector.notes())
@@ -58,7 +58,7 @@ def cost_per_span(collector: Collector, passed: bool = True) -> dict[str, Any] |
         "ns_per_span": max(0.0, percentile(differences, 0.5)),
         "level": int(deepest if Level.KERNEL not in collector.levels else min(collector.levels)),
         "rounds": ROUNDS,
-        **(passing_costs(collector, probe) if passed and type(collector).hush is not Collector.hush else {}),
+        **(passing_costs(collector, probe) if passed and type(collector).mute is not Collector.mute else {}),
     }
 
 
@@ -70,28 +70,28 @@ def passing_costs(collector: Collector, probe: Probe) -> dict[str, float]:
         in the caches, `ns_passing_cold`, after its code was evicted, and `sweep_ns`, the duration of the eviction.
     """
     outer, sweep = collector.outer_probe(), _Sweep()
-    found = {"ns_passing": _Difference(probe)}
+    differences = {"ns_passing": _Difference(probe)}
     if outer is not None:
-        found |= {"ns_passing_outer": _Difference(outer), "ns_passing_cold": _Difference(outer, sweep)}
+        differences |= {"ns_passing_outer": _Difference(outer), "ns_passing_cold": _Difference(outer, sweep)}
     try:
         for _ in range(ROUNDS):
-            for each in found.values():
-                each.time(each.without)
+            for difference in differences.values():
+                difference.time(difference.without)
             collector.outline = outline = Outline()
             collector.open()
             try:
-                for each in found.values():
-                    each.probe.run()
+                for difference in differences.values():
+                    difference.probe.run()
                 outline.usual = set(outline)  # as in a stretch of steps, see `xsp.record.quiet`
-                collector.hush(True)
-                for each in found.values():
-                    each.time(each.hushed)
+                collector.mute(True)
+                for difference in differences.values():
+                    difference.time(difference.hushed)
                     outline.clear()
             finally:
                 collector.close()
     finally:
         collector.outline = None
-    costs = {name: each.ns for name, each in found.items()}
+    costs = {name: difference.ns for name, difference in differences.items()}
     return {**costs, "sweep_ns": percentile(sweep.times, 0.5)} if sweep.times else costs
 
 
@@ -113,9 +113,9 @@ def context_cost(step: Callable[[], AbstractContextManager[object]]) -> dict[str
 
     warm, cold = _Difference(Probe(within, spans=1)), _Difference(Probe(within, spans=1), sweep)
     for _ in range(ROUNDS):
-        for each in (warm, cold):
-            each.time(each.without, without)
-            each.time(each.hushed)
+        for difference in (warm, cold):
+            difference.time(difference.without, without)
+            difference.time(difference.hushed)
     return {
         "ns_per_span": 0.0, "level": int(Level.APPLICATION), "rounds": ROUNDS, "ns_passing": warm.ns,
         "ns_passing_outer": warm.ns, "ns_passing_cold": cold.ns, "sweep_ns": percentile(sweep.times, 0.5),

@@ -57,54 +57,56 @@ class Collecting:
         Raises:
             PluginError: a collector or a source of device work that was requested by name cannot work here.
         """
-        names: Sequence[str | Collector] = plugins.names("xsp.collectors") if wanted is None else wanted
-        found = []
-        for item in names:
+        requests: Sequence[str | Collector] = plugins.names("xsp.collectors") if wanted is None else wanted
+        collectors = []
+        for request in requests:
             try:
-                collector, reason = self._found(item)
+                collector, reason = self._load_collector(request)
             except PluginError as error:
                 if wanted is not None:
                     raise
-                self.absent[str(item)] = str(error)
-                if not isinstance(error.__cause__, ImportError):  # a missing package is no fault of the collector
-                    self.note(str(item), f"{error}; it was left out")
+                self.absent[str(request)] = str(error)
+                if not isinstance(error.__cause__, ImportError):  # a missing package is not a fault of the collector
+                    self.note(str(request), f"{error}; it was left out")
                 continue
             if wanted is None and collector.on_request:
                 continue
             if reason is not None:
                 self.absent[collector.name] = reason
             elif min(collector.levels) <= deepest:
-                found.append(collector)
+                collectors.append(collector)
         self.device_work = KernelSource(kernels)
-        found = self.device_work.choose(found, self.absent, deepest)
+        collectors = self.device_work.choose(collectors, self.absent, deepest)
         for name in self.device_work.reasons:  # an absent source is not missing if there is no device
             self.absent.pop(name, None)
-        self.collectors = _in_order(found)
+        self.collectors = _in_order(collectors)
         if (note := self.device_work.note()) is not None:
             self.note("xsp", note)
 
-    def _found(self, item: str | Collector) -> tuple[Collector, str | None]:
+    def _load_collector(self, request: str | Collector) -> tuple[Collector, str | None]:
         """Return a collector and why it cannot work here, or None; add the time of importing torch, if it did that."""
-        had, began_ns = OBSERVED in sys.modules, clock.monotonic_ns()
+        was_imported, began_ns = OBSERVED in sys.modules, clock.monotonic_ns()
         try:
-            return plugins.collector(item)
+            return plugins.collector(request)
         finally:
-            if not had and OBSERVED in sys.modules:
+            if not was_imported and OBSERVED in sys.modules:
                 self.observed_ns += clock.monotonic_ns() - began_ns
 
     def widen(self, more: Collecting, notify: Listener) -> None:
         """Add and install the collectors of `more` whose names are not here yet; no collector is on meanwhile."""
-        here = {each.name: each for each in self.collectors}
+        installed = {collector.name: collector for collector in self.collectors}
         if self.device_work.source is None and (source := more.device_work.source) is not None:
             self.device_work = more.device_work
-            known = here.get(source.name)
-            self.device_work.source = known if isinstance(known, DeviceCollector) else source
+            installed_source = installed.get(source.name)
+            self.device_work.source = installed_source if isinstance(installed_source, DeviceCollector) else source
             self.device_work.source.is_device_source = True
-        new = [each for each in more.collectors if each.name not in here]
-        new = [each for each in new if not each.innermost or each is self.device_work.source]
+        additions = [collector for collector in more.collectors if collector.name not in installed]
+        additions = [
+            collector for collector in additions if not collector.innermost or collector is self.device_work.source
+        ]
         self.absent = {**more.absent, **self.absent}
-        self.collectors = _in_order([*self.collectors, *new])
-        self.open(notify, those=new)
+        self.collectors = _in_order([*self.collectors, *additions])
+        self.open(notify, those=additions)
 
     def open(
         self,
@@ -124,7 +126,9 @@ class Collecting:
                 collector.notify = notify
             collector.outline = outline
             self._guard(collector, "open", collector.open)
-        self._forgetting = [each for each in self.collectors if type(each).forget is not Collector.forget]
+        self._forgetting = [
+            collector for collector in self.collectors if type(collector).forget is not Collector.forget
+        ]
 
     def close(self, calibrate: bool = True, passed: bool = False) -> dict[str, Any]:
         """Remove the collectors, and return the cost of one span of each, by name.
@@ -160,14 +164,14 @@ class Collecting:
             describe: record shapes and memory, too.
             by_thread: only collectors that can (True) or cannot (False) separate concurrent recordings by thread.
         """
-        on = [each for each in self._those(by_thread) if min(each.levels) <= rung]
+        active = [collector for collector in self._select(by_thread) if min(collector.levels) <= rung]
         try:
-            for collector in on:
+            for collector in active:
                 self._guard(collector, "start", lambda c=collector: c.start(rung, describe))  # type: ignore[misc]
         except BaseException:  # an interrupt
-            self.stop(on)
+            self.stop(active)
             raise
-        return on
+        return active
 
     def settle(self, on: Iterable[Collector]) -> None:
         """Wait for asynchronous work that the step started, for instance on a device."""
@@ -190,16 +194,16 @@ class Collecting:
         if interrupts:
             raise interrupts[0]
 
-    def hush(self, quiet: bool, but: Signal | None = None) -> None:
+    def mute(self, quiet: bool, but: Signal | None = None) -> None:
         """Have collectors ignore everything between steps, except for one signal; or no longer."""
         for collector in tuple(self.collectors):
-            self._guard(collector, "hush", lambda c=collector: c.hush(quiet, but))  # type: ignore[misc]
+            self._guard(collector, "mute", lambda c=collector: c.mute(quiet, but))  # type: ignore[misc]
 
     def leave(self) -> None:
         """Have the collectors ignore everything from now on, in a forked child; what they installed stays."""
         for collector in self.collectors:
             collector.notify, collector.outline = ignore, None
-        self.hush(True)
+        self.mute(True)
 
     def forget(self) -> None:
         """Discard the rows of a step that is not recorded."""
@@ -209,51 +213,53 @@ class Collecting:
     def rows(self, anchor: clock.Anchor, by_thread: bool | None = None) -> list[Span]:
         """Take the collectors' spans, with times on the epoch, and their notes; `by_thread` as in `start`."""
         rows: list[Span] = []
-        for collector in self._those(by_thread):
-            seen = self._guard(collector, "spans", lambda c=collector: _checked(c.spans())) or []  # type: ignore[misc]
-            rows += _unmoved(seen, anchor) if collector.epoch else [clock.on_epoch(span, anchor) for span in seen]
+        for collector in self._select(by_thread):
+            spans = self._guard(collector, "spans", lambda c=collector: _checked(c.spans())) or []  # type: ignore[misc]
+            rows += (
+                _on_run_clock(spans, anchor) if collector.epoch else [clock.on_epoch(span, anchor) for span in spans]
+            )
             self._collect_notes(collector)
         if (change := self.device_work.replace()) is not None:
             self.note("xsp", change)
         return rows
 
-    def without_misfits(self, rows: Sequence[Span]) -> list[Span]:
+    def drop_invalid_rows(self, rows: Sequence[Span]) -> list[Span]:
         """Return the rows without those of collectors that gave any value of another type than its column.
 
         These collectors are left out from then on, and noted.
         """
-        wrong = {row.collector: text for row in rows if (text := _misfit(row)) is not None}
+        errors = {row.collector: text for row in rows if (text := _misfit(row)) is not None}
         for collector in list(self.collectors):
-            if collector.name in wrong:
-                self._guard(collector, "spans", partial(_raise, TypeError(wrong[collector.name])))
-        return [row for row in rows if row.collector not in wrong]
+            if collector.name in errors:
+                self._guard(collector, "spans", partial(_raise, TypeError(errors[collector.name])))
+        return [row for row in rows if row.collector not in errors]
 
     def rows_during(self, anchor: clock.Anchor, start: int, end: int, thread: int | None = None) -> list[Span]:
         """Return the spans of the collectors that can separate recordings by thread, with times on the epoch.
 
         Args:
             anchor: anchor of the clock.
-            start: earliest begin, of `clock.monotonic_ns`.
+            start: earliest start, of `clock.monotonic_ns`.
             end: latest end, of `clock.monotonic_ns`.
             thread: the only thread; None for all.
         """
         rows: list[Span] = []
-        for collector in self._those(by_thread=True):
-            seen = self._guard(collector, "spans", lambda c=collector: list(c.spans_during(start, end, thread)))  # type: ignore[misc]
-            rows += [clock.on_epoch(span, anchor) for span in seen or []]
+        for collector in self._select(by_thread=True):
+            spans = self._guard(collector, "spans", lambda c=collector: list(c.spans_during(start, end, thread)))  # type: ignore[misc]
+            rows += [clock.on_epoch(span, anchor) for span in spans or []]
             self._collect_notes(collector)
         return rows
 
     def drop_before(self, time: int) -> None:
         """Have these collectors discard spans that ended before a time of `clock.monotonic_ns`."""
-        for collector in self._those(by_thread=True):
+        for collector in self._select(by_thread=True):
             self._guard(collector, "drop_before", lambda c=collector: c.drop_before(time))  # type: ignore[misc]
 
-    def _those(self, by_thread: bool | None) -> list[Collector]:
-        return [each for each in self.collectors if by_thread is None or each.by_thread is by_thread]
+    def _select(self, by_thread: bool | None) -> list[Collector]:
+        return [collector for collector in self.collectors if by_thread is None or collector.by_thread is by_thread]
 
     def note(self, source: str, text: str) -> None:
-        """Remember a sentence on what is missing, unless it is known."""
+        """Remember a sentence on what is missing, unless it was noted before."""
         note = {"source": source, "text": text}
         if note not in self.notes:
             self.notes.append(note)
@@ -273,7 +279,7 @@ class Collecting:
                 collector.gave_up = f"{verb} failed: {type(error).__name__}: {error}"
             if collector in self.collectors:
                 self.collectors.remove(collector)
-                self._forgetting = [each for each in self._forgetting if each is not collector]
+                self._forgetting = [candidate for candidate in self._forgetting if candidate is not collector]
                 if verb != "close":
                     with contextlib.suppress(Exception):
                         collector.stop()
@@ -282,13 +288,13 @@ class Collecting:
             return None
 
 
-def _checked(seen: Iterable[Any]) -> list[Span]:
+def _checked(spans: Iterable[Any]) -> list[Span]:
     """Return the spans of a collector as a list.
 
     Raises:
-        TypeError: an item is no span, or its name or a time has another type than its column.
+        TypeError: an item is not a span, or its name or a time does not have the type of its column.
     """
-    rows = list(seen)
+    rows = list(spans)
     for row in rows:
         if not isinstance(row, Span):
             raise TypeError(f"{type(row).__name__} is not a Span")
@@ -321,9 +327,9 @@ def _raise(error: Exception) -> NoReturn:
 
 def _in_order(collectors: Iterable[Collector]) -> list[Collector]:
     """Return collectors in the order of switching on: deeper ones first, and off last; innermost ones at the end."""
-    return sorted(collectors, key=lambda each: (not each.innermost, min(each.levels)), reverse=True)
+    return sorted(collectors, key=lambda collector: (not collector.innermost, min(collector.levels)), reverse=True)
 
 
-def _unmoved(rows: list[Span], anchor: clock.Anchor) -> list[Span]:
-    """Return rows that a collector placed on the epoch itself, as if the clock had not been set since the run began."""
+def _on_run_clock(rows: list[Span], anchor: clock.Anchor) -> list[Span]:
+    """Return rows that a collector placed on the epoch itself, corrected for settings of the clock during the run."""
     return [row._replace(start_ns=row.start_ns - anchor.set_ns) for row in rows] if anchor.set_ns else rows

@@ -16,7 +16,7 @@ from xsp.record.steps import Steps
 from xsp.run import Run, StepKind
 from xsp.version import __version__
 
-_ALIKE = (
+_COMMON = (
     "xsp",
     "created",
     "command",
@@ -43,7 +43,7 @@ def of_steps(
         steps: the steps of its block.
         levels: the levels as the user wrote them.
         own: the run's place in its job and its trace.
-        started_ns: begin of the run, in nanoseconds since the epoch.
+        started_ns: start of the run, in nanoseconds since the epoch.
         finished: whether the block was left.
         costs: the cost of one span of each collector, see `Collecting.close`; empty until then.
     """
@@ -80,12 +80,12 @@ def of_steps(
         "absent": collecting.absent,
         "kernels": collecting.device_work.content(),
         "costs": costs,
-        "notes": [*collecting.notes, *_that_the_clock_was_set(anchor)],
+        "notes": [*collecting.notes, *_clock_notes(anchor)],
         "machine": device.describe(),
     }
 
 
-def _that_the_clock_was_set(anchor: clock.Anchor) -> list[dict[str, str]]:
+def _clock_notes(anchor: clock.Anchor) -> list[dict[str, str]]:
     if not anchor.set_ns:
         return []
     by = f"{anchor.set_ns / 1e9:+.1f} s"
@@ -102,15 +102,20 @@ def of_parts(parts: Sequence[Run]) -> dict[str, Any]:
     if not parts:
         return {}
     steps = [part.steps for part in parts if part.steps is not None]
-    counted = {name: sum(each.get(name) or 0 for each in steps) for name in ("seen", "stored", "lost", "skipped")}
+    totals = {name: sum(counts.get(name) or 0 for counts in steps) for name in ("seen", "stored", "lost", "skipped")}
     notes = rundir.different(dict(note) for part in parts for note in part.notes)
-    alike = {name: parts[-1][name] for name in _ALIKE if name in parts[-1]}
-    if "kinds" in alike:
-        alike["kinds"] = [{**each, "steps": _steps_of(each, parts)} for each in parts[-1].kinds]
-    return {**alike, "steps": counted, "notes": notes}
+    common = {name: parts[-1][name] for name in _COMMON if name in parts[-1]}
+    if "kinds" in common:
+        common["kinds"] = [{**kind, "steps": _steps_of(kind, parts)} for kind in parts[-1].kinds]
+    return {**common, "steps": totals, "notes": notes}
 
 
 def _steps_of(kind: StepKind, parts: Sequence[Run]) -> int | None:
-    """Return the number of steps of a kind in all parts; None if it is not known of a part."""
-    told = [each.steps for part in parts for each in part.kinds if (each.kind, each.name) == (kind.kind, kind.name)]
-    return sum(each or 0 for each in told) if None not in told else None
+    """Return the number of steps of a kind in all parts; None if it is unknown for a part."""
+    counts = [
+        candidate.steps
+        for part in parts
+        for candidate in part.kinds
+        if (candidate.kind, candidate.name) == (kind.kind, kind.name)
+    ]
+    return sum(count or 0 for count in counts) if None not in counts else None

@@ -33,35 +33,35 @@ class KernelSource:
             absent: why other collectors are not available, by name.
             deepest: deepest level of the run.
 
-            Raises:
-                PluginError: a source was requested, the run reaches its levels, and it cannot work here.
+        Raises:
+            PluginError: a source was requested, the run reaches its levels, and it cannot work here.
         """
-        sources = [each for each in found if isinstance(each, DeviceCollector)]
+        sources = [collector for collector in found if isinstance(collector, DeviceCollector)]
         for source in sources:
             source.is_device_source, source.gave_up = False, None
         kinds = {str(kind) for kind in Kernels}
         self.reasons = {name: reason for name, reason in absent.items() if name in kinds}
-        able = {each.device_work: each for each in sources}
+        by_kind = {collector.device_work: collector for collector in sources}
         if deepest >= Level.LIBRARY:
-            in_order = [able[kind] for kind in Kernels if kind in able]
-            self._try([each for each in in_order if self.wanted in (each.device_work, Kernels.AUTO)])
-            self._refuse_a_wish(deepest)
+            candidates = [by_kind[kind] for kind in Kernels if kind in by_kind]
+            self._try([collector for collector in candidates if self.wanted in (collector.device_work, Kernels.AUTO)])
+            self._check_requested(deepest)
             # successors, if the source gives up later
-            self._others = in_order[in_order.index(self.source) + 1 :] if self.source is not None else []
-        return [each for each in found if not each.innermost or each is self.source]
+            self._others = candidates[candidates.index(self.source) + 1 :] if self.source is not None else []
+        return [collector for collector in found if not collector.innermost or collector is self.source]
 
     def replace(self) -> str | None:
         """Switch to another collector if the source gave up, and return a sentence on it, else None."""
         if self.source is None or self.source.gave_up is None:
             return None
-        gone, reason = self.source, self.source.gave_up
-        gone.is_device_source, gone.gave_up = False, None
+        failed, reason = self.source, self.source.gave_up
+        failed.is_device_source, failed.gave_up = False, None
         self.source = None
-        self.reasons[str(gone.device_work)] = reason
+        self.reasons[str(failed.device_work)] = reason
         self._try(self._others)
         self._others = self._others[self._others.index(self.source) + 1 :] if self.source is not None else []
-        now = f"comes from {self.source.device_work}" if self.source is not None else "is not recorded"
-        return f"{gone.device_work} gave up recording device work, which {now} from then on: {reason}"
+        outcome = f"comes from {self.source.device_work}" if self.source is not None else "is not recorded"
+        return f"{failed.device_work} gave up recording device work, which {outcome} from then on: {reason}"
 
     def note(self) -> str | None:
         """Return a sentence if device work does not come from the preferred source, else None."""
@@ -92,7 +92,7 @@ class KernelSource:
                 return
             self.reasons[str(collector.device_work)] = reason
 
-    def _refuse_a_wish(self, deepest: Level) -> None:
+    def _check_requested(self, deepest: Level) -> None:
         """Raise if the source that was requested by name cannot be used."""
         if self.wanted is Kernels.CUPTI and self.source is None and deepest >= Level.RUNTIME:
             reason = self.reasons.get(Kernels.CUPTI.value, "its collector is not among those that were asked for")

@@ -57,7 +57,7 @@ class StepKind:
         """Optimizer steps, or calls if there are none: a step that is found at signals ends with the last of them."""
 
         self.trains = any(token.kind in (Kind.BACKWARD, Kind.OPTIMIZER) for token in tokens)
-        self.calls = [_called(token) for token in tokens[:20]]
+        self.calls = [_call_content(token) for token in tokens[:20]]
         self.batch = batch
         self.words: set[tuple[Any, ...]] = set()
         """The words of the outlines of its steps, as collectors note them."""
@@ -109,8 +109,8 @@ class Kinds:
             With `first`, the kind that began with that word; else the one that followed the last kind; None if unknown.
         """
         if first is not None:
-            found = self._by_first.get(_form(Token(*first)))
-            return found.number if found is not None else None
+            kind = self._by_first.get(_form(Token(*first)))
+            return kind.number if kind is not None else None
         return self._last.next if self._last is not None else None
 
     def ended(self, outline: Sequence[tuple[Any, ...]], stated: int | None = None) -> Known:
@@ -121,10 +121,10 @@ class Kinds:
             stated: samples in the step according to the program; None if it does not state them.
         """
         words = tuple(outline)
-        known = self._by_outline.get(words)
-        if known is None:
-            known = self._look_closer(words)
-        kind = known.kind
+        entry = self._by_outline.get(words)
+        if entry is None:
+            entry = self._look_closer(words)
+        kind = entry.kind
         kind.seen += 1
         if self._last is not None:
             self._last.next = kind.number
@@ -132,27 +132,27 @@ class Kinds:
         if stated is not None:
             kind.batch = Batch(stated, "stated")
             return Known(kind, kind.batch)
-        return known
+        return entry
 
     def _look_closer(self, words: tuple[tuple[Any, ...], ...]) -> Known:
-        whole = _without_recomputed([Token(*word) for word in words])
-        tokens = [token for token in whole if token.kind is not Kind.OPTIMIZER or token.subject]
-        form = tuple((word, _rounded(len(list(alike)))) for word, alike in groupby(map(_form, tokens)))
+        outline = _without_recomputed([Token(*word) for word in words])
+        tokens = [token for token in outline if token.kind is not Kind.OPTIMIZER or token.subject]
+        form = tuple((word, _rounded(len(list(group)))) for word, group in groupby(map(_form, tokens)))
         kind = self._by_form.get(form)
         if kind is None:
-            kind = self._new(tokens, batch_of(whole, self._layouts))
+            kind = self._new(tokens, batch_of(outline, self._layouts))
             if kind.name != OTHER:
                 self._by_form[form] = kind
         self._words += len(words)
         if len(self._by_outline) >= MOST_KNOWN or self._words > MOST_WORDS:
             self._by_outline.clear()
             self._words = len(words)
-        known = self._by_outline[words] = Known(kind, batch_of(whole, self._layouts))
+        entry = self._by_outline[words] = Known(kind, batch_of(outline, self._layouts))
         if len(kind.words) < MOST_KNOWN:
             kind.words.update(words)
         if tokens:
             self._by_first[_form(tokens[0])] = kind
-        return known
+        return entry
 
     def _new(self, tokens: Sequence[Token], batch: Batch) -> StepKind:
         if len(self.all) >= MOST_KINDS:
@@ -160,12 +160,12 @@ class Kinds:
                 self.all.append(StepKind(len(self.all), (), OTHER, batch))
             return self.all[-1]
         name = self._name(tokens)
-        taken = {known.name for known in self.all}
+        taken = {kind.name for kind in self.all}
         if name in taken and (optimizers := _optimizers(tokens)):
             name += f", {' + '.join(optimizers)}"
-        numbered = (f"{name} #{number}" for number in range(2, MOST_KINDS + 2))
-        chosen = next(each for each in (name, *numbered) if each not in taken)
-        self.all.append(StepKind(len(self.all), tokens, chosen, batch))
+        numbered_names = (f"{name} #{number}" for number in range(2, MOST_KINDS + 2))
+        unique_name = next(candidate for candidate in (name, *numbered_names) if candidate not in taken)
+        self.all.append(StepKind(len(self.all), tokens, unique_name, batch))
         return self.all[-1]
 
     def _name(self, tokens: Sequence[Token]) -> str:
@@ -176,19 +176,19 @@ class Kinds:
             if any(token.kind is Kind.BACKWARD for token in tokens):
                 return f"training by {optimizers}" if optimizers else "training"
             return f"{optimizers} alone" if optimizers else NO_CALL
-        different = list(dict.fromkeys(calls))
-        named = [
-            f"{calls.count(each)}× {_text(*each)}" if calls.count(each) > 1 else _text(*each) for each in different[:3]
+        distinct = list(dict.fromkeys(calls))
+        labels = [
+            f"{calls.count(call)}× {_text(*call)}" if calls.count(call) > 1 else _text(*call) for call in distinct[:3]
         ]
-        more = f" + {len(different) - 3} more" if len(different) > 3 else ""
+        suffix = f" + {len(distinct) - 3} more" if len(distinct) > 3 else ""
         trains = any(token.kind in (Kind.BACKWARD, Kind.OPTIMIZER) for token in tokens)
-        return f"{'training ' if trains else ''}{' + '.join(named)}{more}"
+        return f"{'training ' if trains else ''}{' + '.join(labels)}{suffix}"
 
     def _instance(self, token: Token) -> str:
         """Return the name of a module's class, with a number if there are several of that class."""
-        known = self._instances.setdefault(token.type, {})
-        number = known.setdefault(token.subject, len(known))
-        return f"{_of_type(token)}{f'({number + 1})' if number else ''}"
+        numbers = self._instances.setdefault(token.type, {})
+        number = numbers.setdefault(token.subject, len(numbers))
+        return f"{_type_name(token)}{f'({number + 1})' if number else ''}"
 
     def content(self) -> list[dict[str, Any]]:
         """Return the content of all kinds for `run.json`."""
@@ -206,18 +206,18 @@ def batch_of(tokens: Sequence[Token], layouts: Mapping[int, Layout | None]) -> B
     """
     least = min((token.subject for token in tokens if token.kind is Kind.BACKWARD and token.subject), default=1)
     parts: list[tuple[int, int]] = [(0, 0)]  # by a layout, which has priority; by the first dimension
-    inside = False
+    in_optimizer = False
     calls = [token for token in tokens if token.kind is Kind.FORWARD and token.shape]
     for token in tokens:
         if token.kind is Kind.FORWARD and token.shape:
             layout = layouts.get(token.subject)
-            told = layout.samples(token.shape) if layout is not None else 0
-            parts[-1] = max(parts[-1][0], told), max(parts[-1][1], token.shape[0])
+            sample_count = layout.samples(token.shape) if layout is not None else 0
+            parts[-1] = max(parts[-1][0], sample_count), max(parts[-1][1], token.shape[0])
         elif token.kind is Kind.OPTIMIZER:
-            inside = not token.subject
-        elif token.kind is Kind.BACKWARD and not inside and token.subject == least:
+            in_optimizer = not token.subject
+        elif token.kind is Kind.BACKWARD and not in_optimizer and token.subject == least:
             parts.append((0, 0))
-    total = sum(told or first for told, first in parts)
+    total = sum(sample_count or first for sample_count, first in parts)
     if not total:
         return Batch(None, None)
     if len(calls) != 1:
@@ -229,11 +229,11 @@ def batch_of(tokens: Sequence[Token], layouts: Mapping[int, Layout | None]) -> B
 
 def _without_recomputed(tokens: Sequence[Token]) -> list[Token]:
     """Return an outline without the calls inside backward passes: the recomputation of activation checkpointing."""
-    kept, inside = [], 0
+    kept, depth = [], 0
     for token in tokens:
         if token.kind is Kind.BACKWARD:
-            inside = max(0, inside + (-1 if token.subject else 1))
-        if not inside and (token.kind is not Kind.BACKWARD or token.subject):
+            depth = max(0, depth + (-1 if token.subject else 1))
+        if not depth and (token.kind is not Kind.BACKWARD or token.subject):
             kept.append(token)
     return kept
 
@@ -249,10 +249,10 @@ def _rounded(size: int) -> int:
 
 
 def _optimizers(tokens: Sequence[Token]) -> list[str]:
-    return list(dict.fromkeys(_of_type(token) for token in tokens if token.kind is Kind.OPTIMIZER))
+    return list(dict.fromkeys(_type_name(token) for token in tokens if token.kind is Kind.OPTIMIZER))
 
 
-def _of_type(token: Token) -> str:
+def _type_name(token: Token) -> str:
     return token.type.__name__ if token.type is not None else "?"
 
 
@@ -260,10 +260,10 @@ def _text(name: str, shape: tuple[int, ...] | None) -> str:
     return f"{name} {'×'.join(map(str, shape))}" if shape else name
 
 
-def _called(token: Token) -> dict[str, Any]:
-    found: dict[str, Any] = {"what": str(token.kind)}
+def _call_content(token: Token) -> dict[str, Any]:
+    call: dict[str, Any] = {"what": str(token.kind)}
     if token.type is not None:
-        found["type"] = token.type.__name__
+        call["type"] = token.type.__name__
     if token.shape:
-        found["shape"] = list(token.shape)
-    return found
+        call["shape"] = list(token.shape)
+    return call

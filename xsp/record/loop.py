@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import enum
+import sys
 from typing import NamedTuple
 
 from xsp.schema import LOOP_COLUMNS, Level
@@ -84,12 +85,12 @@ class Usage:
         """
         if resource is None:
             return UNKNOWN, UNKNOWN
-        now = resource.getrusage(resource.RUSAGE_SELF)
+        usage = resource.getrusage(resource.RUSAGE_SELF)
         faults, system_s, was_known = self._faults, self._system_s, self._is_known
-        self._faults, self._system_s, self._is_known = now.ru_minflt, now.ru_stime, True
+        self._faults, self._system_s, self._is_known = usage.ru_minflt, usage.ru_stime, True
         if not was_known:
             return UNKNOWN, UNKNOWN
-        return round((now.ru_minflt - faults) / steps), round((now.ru_stime - system_s) * 1e9 / steps)
+        return round((usage.ru_minflt - faults) / steps), round((usage.ru_stime - system_s) * 1e9 / steps)
 
 
 class Loop:
@@ -115,13 +116,13 @@ class Loop:
             return
         if row.steps > 1:  # a stretch, whose times are means
             row = row._replace(**{name: getattr(row, name) * row.steps for name in _MEANS})
-        into = self._folding
-        if into is not None and (_unlike(into, row) or into.dur_ns + into.before_ns >= FOLDED_NS):
+        folded = self._folding
+        if folded is not None and (_unlike(folded, row) or folded.dur_ns + folded.before_ns >= FOLDED_NS):
             self._end_fold()
-            into = None
-        if into is not None:
-            sums = {name: getattr(into, name) + getattr(row, name) for name in _MEANS}
-            row = into._replace(steps=into.steps + row.steps, **sums)
+            folded = None
+        if folded is not None:
+            sums = {name: getattr(folded, name) + getattr(row, name) for name in _MEANS}
+            row = folded._replace(steps=folded.steps + row.steps, **sums)
         self._folding = row
 
     def _end_fold(self) -> None:
@@ -139,6 +140,8 @@ class Loop:
         """Return the rows as little-endian 64-bit numbers, and forget them."""
         self._end_fold()
         rows, self._rows = self._rows, array.array("q")
+        if sys.byteorder == "big":
+            rows.byteswap()
         return rows.tobytes()
 
 

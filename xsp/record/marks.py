@@ -26,9 +26,9 @@ class Marks:
 
     def called(self, step: Step) -> bool:
         """Handle a request for the context of a step, and return whether the program enters its contexts."""
-        before, self._last = self._last, step
+        previous, self._last = self._last, step
         quiet = self._steps.quiet
-        quiet.by_mark = before is not None and not before.was_entered
+        quiet.by_mark = previous is not None and not previous.was_entered
         if not quiet.by_mark:
             return True
         if self._open is None:
@@ -43,6 +43,6 @@ class Marks:
 
     def end(self) -> None:
         """Abandon the step after the last mark: it was not ended."""
-        ended, self._open = self._open, None
-        if ended is not None and self._steps.open is ended:
-            ended.abandon()
+        step, self._open = self._open, None
+        if step is not None and self._steps.open is step:
+            step.abandon()

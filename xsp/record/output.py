@@ -54,16 +54,19 @@ def claim(
         OutputError: the directory is taken, and `next_free` is not set.
         UnwritableError: the disk refuses; or another process is writing there, and `next_free` is not set.
     """
-    own = identity.of_this_process()
-    part = part_of(own)
-    job = _job(own) if part and next_free else None
+    process = identity.of_this_process()
+    part = part_of(process)
+    job = _job(process) if part and next_free else None
     if not next_free and _is_started_again():
-        if own.local_rank == 0 and (gone := rundir.remove_ranks(Path(path).expanduser(), own.world_size)):
-            say(f"the job was restarted with {own.world_size} ranks: removed {', '.join(gone)} of the previous attempt")
+        if process.local_rank == 0 and (stale := rundir.remove_ranks(Path(path).expanduser(), process.world_size)):
+            say(
+                f"the job was restarted with {process.world_size} ranks: "
+                f"removed {', '.join(stale)} of the previous attempt"
+            )
         if (Path(path) / part / rundir.RUN_FILE).exists():
-            say(f"rank {own.rank} was restarted: its run replaces that of the previous attempt")
+            say(f"rank {process.rank} was restarted: its run replaces that of the previous attempt")
             overwrite = True
-    return _claim(Path(path), part, job, start, overwrite, next_free, says=own.rank == 0)
+    return _claim(Path(path), part, job, start, overwrite, next_free, says=process.rank == 0)
 
 
 @contextlib.contextmanager
@@ -73,8 +76,8 @@ def claimed_for_several(settings: Settings) -> Iterator[Path]:
     Raises:
         OutputError: as `claim`.
     """
-    held = _claim(settings.place, "", None, rundir.hold, settings.overwrite, settings.next_free)
-    with rundir.several(*held) as out:
+    claimed = _claim(settings.place, "", None, rundir.hold, settings.overwrite, settings.next_free)
+    with rundir.unlock_after_runs(*claimed) as out:
         yield out
 
 
@@ -87,20 +90,20 @@ def _claim(
     next_free: bool,
     says: bool = True,
 ) -> tuple[Path, _T]:
-    asked = path.expanduser().absolute()
-    for place in _names(asked) if next_free else (asked,):
+    target = path.expanduser().absolute()
+    for place in _names(target) if next_free else (target,):
         run = place / part
         try:
             if job is not None and not _is_of_this_job(place, job, overwrite):
                 continue
-            held = rundir.create(run, overwrite), start(run)
+            claimed = rundir.create(run, overwrite), start(run)
         except OutputError:
             if not (next_free and _is_in_the_way(run)):
                 raise
             continue
-        if place != asked and says:
-            say(f"{shown(asked)} is taken: this run goes to {shown(place)} (--overwrite, overwrite=True: replace it)")
-        return held
+        if place != target and says:
+            say(f"{shown(target)} is taken: this run goes to {shown(place)} (--overwrite, overwrite=True: replace it)")
+        return claimed
     raise AssertionError("names do not end")
 
 
@@ -152,10 +155,14 @@ def _is_in_the_way(place: Path) -> bool:
 # --- the ranks of a job -----------------------------------------------------------------------------------
 
 
-def _job(own: identity.Identity) -> str:
+def _job(process: identity.Identity) -> str:
     """Return a digest that is equal in all ranks of this job and different in others, as far as variables allow."""
-    said = [own.trace_id if own.shared else "", str(own.world_size), *(os.environ.get(name, "") for name in _OF_A_JOB)]
-    return hashlib.blake2b(os.fsencode("\n".join(said)), digest_size=16).hexdigest()
+    values = [
+        process.trace_id if process.shared else "",
+        str(process.world_size),
+        *(os.environ.get(name, "") for name in _OF_A_JOB),
+    ]
+    return hashlib.blake2b(os.fsencode("\n".join(values)), digest_size=16).hexdigest()
 
 
 def _is_of_this_job(place: Path, job: str, overwrite: bool) -> bool:

@@ -27,7 +27,7 @@ REMEMBERED = 64
 
 UNUSUAL = 10
 """Factor over the usual time around a bare step (the same few microseconds each time) above which the usual time is
-counted instead: the excess was no work of xsp, but the system had given the processor to another program."""
+counted instead: the excess is not work of xsp, because the system gave the processor to another program."""
 
 LAST = 9
 """Number of latest steps that predict the cost of the next one of a rung."""
@@ -69,23 +69,23 @@ class RungAccount:
         self.once_ns = 0.0
         """Extra time of warm-up and describing steps, summed individually because no two are alike."""
 
-        self.around_ns = 0
+        self.between_ns = 0
         self.taken = 0
         self._costs: deque[float] = deque(maxlen=LAST)
 
-    def add(self, turn: Turn, difference_ns: float | None, around_ns: int) -> None:
-        """Count one step; its difference is None if no step of its kind ran bare yet, and `tell` may follow.
+    def add(self, turn: Turn, difference_ns: float | None, between_ns: int) -> None:
+        """Count one step; its difference is None if no step of its kind ran bare yet, and `add_difference` may follow.
 
         A describing step does not count in the predicted cost of the others.
         """
         self.taken += 1
-        self.around_ns += around_ns
+        self.between_ns += between_ns
         if difference_ns is not None:
-            self.tell(turn, difference_ns)
+            self.add_difference(turn, difference_ns)
         if not turn.describe:
-            self._costs.append(max(0.0, difference_ns or 0.0) + around_ns)
+            self._costs.append(max(0.0, difference_ns or 0.0) + between_ns)
 
-    def tell(self, turn: Turn, difference_ns: float) -> None:
+    def add_difference(self, turn: Turn, difference_ns: float) -> None:
         """Add the extra time of one step over a bare one."""
         if turn.timed:
             self.inside.add(difference_ns)
@@ -95,7 +95,7 @@ class RungAccount:
     @property
     def spent_ns(self) -> float:
         """Total cost of the steps in nanoseconds."""
-        return self.inside.total_ns + self.once_ns + self.around_ns
+        return self.inside.total_ns + self.once_ns + self.between_ns
 
     @property
     def cost_ns(self) -> float | None:
@@ -104,20 +104,24 @@ class RungAccount:
 
 
 class Bare:
-    """Durations of the latest bare steps: of undisturbed ones, and of the first ones after recorded steps."""
+    """Durations of the latest bare steps: of undisturbed ones, and of those slowed by recording or storing another."""
 
     def __init__(self) -> None:
-        self.others: deque[int] = deque(maxlen=NEARBY)
-        self.firsts: deque[int] = deque(maxlen=NEARBY)
-        self.awaited: list[tuple[Turn, int]] = []
+        self.undisturbed: deque[int] = deque(maxlen=NEARBY)
+        self.disturbed: deque[int] = deque(maxlen=NEARBY)
+        self.pending: list[tuple[Turn, int]] = []
         """Steps that were recorded before the first bare one, with their durations."""
 
     @property
     def ns(self) -> float | None:
         """Median duration; None before the first bare step."""
-        if len(self.others) >= ENOUGH:
-            return summary.percentile(self.others, 0.5)
-        return summary.percentile([*self.others, *self.firsts], 0.5) if self.others or self.firsts else None
+        if len(self.undisturbed) >= ENOUGH:
+            return summary.percentile(self.undisturbed, 0.5)
+        return (
+            summary.percentile([*self.undisturbed, *self.disturbed], 0.5)
+            if self.undisturbed or self.disturbed
+            else None
+        )
 
 
 class Account:
@@ -142,8 +146,8 @@ class Account:
         """Time to remove and calibrate collectors; it belongs to no step either."""
 
         self.rungs: dict[int, RungAccount] = {}
-        self._around_ns = 0  # total of bare steps
-        self._arounds: deque[int] = deque(maxlen=REMEMBERED)
+        self._between_ns = 0  # total of bare steps
+        self._latest_between_ns: deque[int] = deque(maxlen=REMEMBERED)
         self._usual_ns: float | None = None
         self._after = Differences()
         self._beside = Differences()  # bare steps that ran while another one was being stored
@@ -155,12 +159,12 @@ class Account:
     @property
     def spent_ns(self) -> float:
         """Cost of profiling so far in nanoseconds."""
-        return self._spent_ns + self._around_ns
+        return self._spent_ns + self._between_ns
 
     @property
     def unknown(self) -> int:
         """Number of recorded steps whose kind never ran bare, so that their cost is unknown."""
-        return sum(len(each.awaited) for each in self._of_kind.values())
+        return sum(len(bare.pending) for bare in self._of_kind.values())
 
     @property
     def bare_ns(self) -> float | None:
@@ -180,8 +184,8 @@ class Account:
 
     def cost_ns(self, rung: int) -> float | None:
         """Return the cost of one step of a rung, from the latest ones; None without any."""
-        found = self.rungs.get(rung)
-        return found.cost_ns if found is not None else None
+        account = self.rungs.get(rung)
+        return account.cost_ns if account is not None else None
 
     def add(
         self, turn: Turn, dur_ns: int, before_ns: int, end_ns: int, is_disturbed: bool = False, kind: int = 0
@@ -199,12 +203,12 @@ class Account:
         self.steps += 1
         if turn.bare:
             self._add_bare(dur_ns, is_disturbed, self._of_kind[kind])
-            self._add_around(before_ns + monotonic_ns() - end_ns)
+            self._add_between(before_ns + monotonic_ns() - end_ns)
         else:
             self._add_recorded(turn, dur_ns, before_ns + monotonic_ns() - end_ns, self._of_kind[kind])
         self._follows = not turn.bare
 
-    def pass_by(self, steps: int, steps_ns: int, waited_ns: int) -> None:
+    def add_bare_stretch(self, steps: int, steps_ns: int, waited_ns: int) -> None:
         """Count bare steps around which xsp did nothing."""
         self.steps += steps
         self.bare += steps
@@ -213,57 +217,57 @@ class Account:
 
     def spend(self, taken_ns: int) -> None:
         """Count time that xsp took outside the steps."""
-        self._around_ns += taken_ns
+        self._between_ns += taken_ns
 
-    def _add_around(self, around_ns: int) -> None:
-        self._arounds.append(around_ns)
+    def _add_between(self, between_ns: int) -> None:
+        self._latest_between_ns.append(between_ns)
         if self.bare % REMEMBERED == 0:
-            self._usual_ns = summary.percentile(self._arounds, 0.5)
-        strange = self._usual_ns is not None and around_ns > UNUSUAL * self._usual_ns
-        self._around_ns += round(self._usual_ns) if strange and self._usual_ns is not None else around_ns
+            self._usual_ns = summary.percentile(self._latest_between_ns, 0.5)
+        is_unusual = self._usual_ns is not None and between_ns > UNUSUAL * self._usual_ns
+        self._between_ns += round(self._usual_ns) if is_unusual and self._usual_ns is not None else between_ns
 
-    def _add_bare(self, dur_ns: int, is_disturbed: bool, own: Bare) -> None:
+    def _add_bare(self, dur_ns: int, is_disturbed: bool, bare: Bare) -> None:
         self.bare += 1
         if not (self._follows or is_disturbed):
-            self._bare.others.append(dur_ns)
-            own.others.append(dur_ns)
+            self._bare.undisturbed.append(dur_ns)
+            bare.undisturbed.append(dur_ns)
             self.steps_ns += dur_ns
-            self._settle(own)
+            self._settle(bare)
             return
-        self._bare.firsts.append(dur_ns)
-        own.firsts.append(dur_ns)
-        if len(own.others) < ENOUGH:  # too few undisturbed ones yet
+        self._bare.disturbed.append(dur_ns)
+        bare.disturbed.append(dur_ns)
+        if len(bare.undisturbed) < ENOUGH:  # too few undisturbed ones yet
             self.steps_ns += dur_ns
-            self._settle(own)
+            self._settle(bare)
             return
-        usual = summary.percentile(own.others, 0.5)
-        self.steps_ns += usual
-        (self._after if self._follows else self._beside).add(dur_ns - usual)
+        usual_ns = summary.percentile(bare.undisturbed, 0.5)
+        self.steps_ns += usual_ns
+        (self._after if self._follows else self._beside).add(dur_ns - usual_ns)
         self._sum_up()
 
-    def _add_recorded(self, turn: Turn, dur_ns: int, around_ns: int, own: Bare) -> None:
-        usual = own.ns
-        if usual is None:
-            own.awaited.append((turn, dur_ns))
+    def _add_recorded(self, turn: Turn, dur_ns: int, between_ns: int, bare: Bare) -> None:
+        usual_ns = bare.ns
+        if usual_ns is None:
+            bare.pending.append((turn, dur_ns))
         else:
-            self.steps_ns += usual
+            self.steps_ns += usual_ns
         rung = self.rungs.setdefault(int(turn.rung), RungAccount())
-        rung.add(turn, dur_ns - usual if usual is not None else None, around_ns)
+        rung.add(turn, dur_ns - usual_ns if usual_ns is not None else None, between_ns)
         self._sum_up()
 
-    def _settle(self, own: Bare) -> None:
+    def _settle(self, bare: Bare) -> None:
         """Count the cost of steps that were recorded before the first bare one of their kind.
 
         Describing and warm-up steps are left out: at the first steps of a kind the program itself warms up.
         """
-        usual = own.ns
-        if usual is None or not own.awaited:
+        usual_ns = bare.ns
+        if usual_ns is None or not bare.pending:
             return
-        for turn, dur_ns in own.awaited:
-            self.steps_ns += usual
+        for turn, dur_ns in bare.pending:
+            self.steps_ns += usual_ns
             if turn.timed:
-                self.rungs[int(turn.rung)].tell(turn, dur_ns - usual)
-        own.awaited.clear()
+                self.rungs[int(turn.rung)].add_difference(turn, dur_ns - usual_ns)
+        bare.pending.clear()
         self._sum_up()
 
     def _sum_up(self) -> None:
@@ -276,7 +280,7 @@ class Account:
         A cost is not negative. If the noise of the machine makes it seem negative, the upper end is 0.
         """
         inside = [rung.inside for rung in self.rungs.values()]
-        margin_ns = math.hypot(*(each.margin_ns for each in (*inside, self._after, self._beside)))
+        margin_ns = math.hypot(*(differences.margin_ns for differences in (*inside, self._after, self._beside)))
         low_ns, high_ns = self.spent_ns - margin_ns, self.spent_ns + margin_ns
         return _percent(low_ns, self.loop_ns), _percent(max(0.0, high_ns), self.loop_ns)
 
@@ -289,7 +293,7 @@ class Account:
             "wall_ns": monotonic_ns() - self.began_ns,
             "spent_ns": round(self.spent_ns),
             "inside_ns": round(sum(rung.inside.total_ns + rung.once_ns for rung in self.rungs.values())),
-            "around_ns": self._around_ns + sum(rung.around_ns for rung in self.rungs.values()),
+            "around_ns": self._between_ns + sum(rung.between_ns for rung in self.rungs.values()),
             "after_ns": round(self._after.total_ns + self._beside.total_ns),
             "start_ns": self.start_ns,
             "end_ns": self.end_ns,
@@ -300,8 +304,8 @@ class Account:
         }
 
 
-def _percent(part: float, whole: float) -> float | None:
-    return round(100 * part / whole, 4) if whole else None
+def _percent(part: float, total: float) -> float | None:
+    return round(100 * part / total, 4) if total else None
 
 
 def _rounded(value: float | None) -> int | None:

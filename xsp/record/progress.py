@@ -22,7 +22,7 @@ RAREFIED = 1000
 """Minimum pause as a multiple of the last duration: even on a slow disk, showing takes no more than 0.1 %."""
 
 
-class Underway:
+class ProgressDisplay:
     """The display of a run's progress."""
 
     def __init__(self) -> None:
@@ -65,23 +65,23 @@ class Underway:
         self._run, self._line = None, None
 
     def forget(self) -> None:
-        """Show nothing any more, in a forked child: the line and the file are the parent's."""
+        """Show nothing from now on, in a forked child: the line and the file are the parent's."""
         self._run, self._line = None, None
 
     def _write(self, path: Path, progress: dict[str, Any]) -> None:
         """Write the file atomically; it is not flushed to the disk, because it is of no use after a crash."""
         # errors are ignored: on a full disk steps are lost, which is counted; progress is only informative
-        with contextlib.suppress(OSError), atomic.written(path, flush=False) as beside:
-            beside.write_text(json.dumps(progress), encoding="utf-8")
+        with contextlib.suppress(OSError), atomic.replacing(path, flush=False) as temporary:
+            temporary.write_text(json.dumps(progress), encoding="utf-8")
 
 
 def read(run: Path) -> dict[str, Any]:
     """Return the last progress that a run wrote; empty if there is none, for instance before its first stored step."""
     try:
-        found = json.loads((run / PROGRESS_FILE).read_text(encoding="utf-8"))
+        content = json.loads((run / PROGRESS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return dict(found) if isinstance(found, dict) else {}
+    return dict(content) if isinstance(content, dict) else {}
 
 
 def line(progress: dict[str, Any]) -> str:
@@ -98,5 +98,5 @@ def overhead(budget: Budget) -> str:
     """Return the cost of profiling as text."""
     if budget.overhead_percent is None:
         return "overhead not known yet"
-    asked = f" of {budget.asked_percent:g} %" if budget.asked_percent is not None else ""
-    return f"overhead {budget.overhead_percent:.2f} %{asked}"
+    limit = f" of {budget.asked_percent:g} %" if budget.asked_percent is not None else ""
+    return f"overhead {budget.overhead_percent:.2f} %{limit}"

@@ -33,7 +33,7 @@ ALIKE = 50
 """Consecutive steps of one kind before a stretch: the next ones are then assumed to be of it as well."""
 
 
-class _Passing:
+class _StretchStep:
     """The context of a step in a stretch."""
 
     __slots__ = ("_outline", "_quiet", "inside")
@@ -51,7 +51,7 @@ class _Passing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.inside = False
-        self._quiet.passed()
+        self._quiet.on_step_end()
 
 
 class Steps(Protocol):
@@ -99,14 +99,14 @@ class Quiet:
         self.by_signal: Signal | None = None
         """The signal that ends a step and by which steps are counted, if steps are found at signals."""
 
-        self.passing = _Passing(self, steps.outline)
+        self.stretch_step = _StretchStep(self, steps.outline)
         self._count = 0
         self._began_ns = self._last_ns = 0
         self._waited_ns = 0
         """Time that the program had waited for data when the last step of the stretch ended."""
 
         self._other_ns: int | None = None
-        """Begin of the open step, if the program delimits it and it is of another kind than its stretch; else None."""
+        """Start of the open step, if the program delimits it and its kind differs from its stretch's; else None."""
 
         self._kind = self._alike = 0
         self._samples = UNKNOWN
@@ -151,12 +151,12 @@ class Quiet:
             self._steps.outline.thread = threading.get_native_id()
             self._steps.outline.clear()
             self._steps.outline.usual = self._steps.kinds.all[self._kind].words
-            self._steps.collecting.hush(True, None if self.by_context or self.by_mark else self.by_signal)
+            self._steps.collecting.mute(True, None if self.by_context or self.by_mark else self.by_signal)
             self._steps.usage.since()
             self._began_ns = self._last_ns = self._steps.outline.ended_ns = self._steps.left_ns
             self._steps.outline.between_ns = self._steps.outline.begun = self._waited_ns = 0
 
-    def heard(self, signal: Signal) -> None:
+    def on_signal(self, signal: Signal) -> None:
         """Handle a signal in a stretch: it may be the end of a step."""
         if signal is self.by_signal:
             self.left -= 1
@@ -171,17 +171,17 @@ class Quiet:
             self.left -= 1
             self._steps.outline.clear()
         if self.has_begun or self._other_ns is not None:
-            self.passed()
+            self.on_step_end()
         if self.has_begun and not self.left:
             self.end()
 
-    def passed(self) -> None:
+    def on_step_end(self) -> None:
         """Handle the end of a step that the program delimits, in a stretch or where it broke one off."""
         now_ns = monotonic_ns()
         if self._other_ns is None:
             self._pass(now_ns)
         else:
-            self._take_in_other(self._other_ns, now_ns)
+            self._count_other(self._other_ns, now_ns)
 
     def _pass(self, now_ns: int) -> None:
         self._last_ns = self._steps.outline.ended_ns = now_ns
@@ -191,7 +191,7 @@ class Quiet:
         """End the stretch with the last complete step: the program now runs a step of another kind."""
         if not self.has_begun:
             return
-        if not self.passing.inside and not self.by_mark:
+        if not self.stretch_step.inside and not self.by_mark:
             self.end()
             return
         outline = self._steps.outline
@@ -203,7 +203,7 @@ class Quiet:
         outline.clear()
         outline.extend(words)
 
-    def _take_in_other(self, since_ns: int, now_ns: int) -> None:
+    def _count_other(self, since_ns: int, now_ns: int) -> None:
         """Count the step that broke a stretch off, as a row of the loop that is not steady: its start was not seen."""
         self._other_ns = None
         steps = self._steps
@@ -218,7 +218,7 @@ class Quiet:
         steps.usage.forget()
         steps.waited_ns = 0
         steps.seen += 1
-        steps.account.pass_by(1, dur_ns, before_ns)
+        steps.account.add_bare_stretch(1, dur_ns, before_ns)
         steps.schedule.passed(kind.number, 1, dur_ns)
         steps.left_ns, steps.after_ns = now_ns, 0
         steps.outline.clear()
@@ -228,7 +228,7 @@ class Quiet:
         """Count the stretch that ended or was broken off, as a row of the loop up to the end of its last step."""
         count, self._count, self.left = self._count - self.left, 0, 0
         steps = self._steps
-        steps.collecting.hush(False)
+        steps.collecting.mute(False)
         before_ns = self._before_ns(count)
         steps.outline.usual = steps.outline.thread = steps.outline.ended_ns = None
         steps.collecting.forget()
@@ -237,17 +237,17 @@ class Quiet:
         if not count:
             return
         self.has_passed = True
-        each_ns = round((self._last_ns - self._began_ns) / count)
+        step_ns = round((self._last_ns - self._began_ns) / count)
         steps.loop.add((
-            steps.rank, steps.seen, count, self._kind, SETTLE.rung, 1, self._began_ns, each_ns - before_ns, before_ns,
+            steps.rank, steps.seen, count, self._kind, SETTLE.rung, 1, self._began_ns, step_ns - before_ns, before_ns,
             self._waited_ns // count, 0, self._samples, Status.OK, *steps.usage.since(count),
         ))  # fmt: skip
         steps.waited_ns -= self._waited_ns
         self._alike += count
         steps.seen += count
         steps.kinds.all[self._kind].seen += count
-        steps.account.pass_by(count, (each_ns - before_ns) * count, before_ns * count)
-        steps.schedule.passed(self._kind, count, each_ns * count)
+        steps.account.add_bare_stretch(count, (step_ns - before_ns) * count, before_ns * count)
+        steps.schedule.passed(self._kind, count, step_ns * count)
         steps.left_ns, steps.after_ns = self._last_ns, 0
 
     def _before_ns(self, count: int) -> int:
@@ -263,5 +263,5 @@ class Quiet:
             begun, between_ns = begun - 1, between_ns - (outline.began_ns - self._last_ns)
         if begun == count:
             return round(between_ns / count)
-        each_ns = (self._last_ns - self._began_ns) / count
-        return round(min(each_ns, max(percentile(list(self._between), 0.5) * each_ns, self._waited_ns / count)))
+        step_ns = (self._last_ns - self._began_ns) / count
+        return round(min(step_ns, max(percentile(list(self._between), 0.5) * step_ns, self._waited_ns / count)))

@@ -81,7 +81,7 @@ class Plan:
         self.upcoming: Turn | None = None
         """The turn of its next recorded step, once chosen."""
 
-    def took(self, turn: Turn) -> None:
+    def add_turn(self, turn: Turn) -> None:
         """Count a turn that was planned for another kind and was used by a step of this one."""
         if turn.describe:
             self.described = True
@@ -89,7 +89,7 @@ class Plan:
             self.block.remove(turn.rung)
         self.taken += 1
 
-    def gave(self, turn: Turn) -> None:
+    def return_turn(self, turn: Turn) -> None:
         """Take back a turn of this kind that was used by a step of another one."""
         if turn.describe:
             self.described = False
@@ -133,8 +133,8 @@ class Schedule:
         self.warmup = len(self.rungs) if warmup is None else warmup
         self.seed = seed
         self._random = random.Random(seed)
-        usual = 1 + settle if settle is not None else 3 if spread else 2
-        self.every = every if every is not None else usual
+        default_every = 1 + settle if settle is not None else 3 if spread else 2
+        self.every = every if every is not None else default_every
         self.settle = self.every > 1
         self._stretch = stretch
         self._by_time = by_time and settle is None and every is None
@@ -170,8 +170,8 @@ class Schedule:
     @property
     def waits_for_storing(self) -> bool:
         """Whether the last recorded step must be stored before the next one begins: the one after may be recorded."""
-        hurries = self._is_first or any(self._lags(each) and self._may_come(each) for each in self._plans.values())
-        return (self._gaps[0] if hurries else self._gap) - self._bare <= 1
+        is_urgent = self._is_first or any(self._lags(plan) and self._may_come(plan) for plan in self._plans.values())
+        return (self._gaps[0] if is_urgent else self._gap) - self._bare <= 1
 
     def next(self, kind: int | None = None) -> Turn:
         """Return the turn of the next step.
@@ -194,10 +194,10 @@ class Schedule:
         return SETTLE
 
     def _plan(self, kind: int | None) -> Plan:
-        found = self._plans.get(kind)
-        if found is None:
-            found = self._plans[kind] = Plan(described=not self._describes)
-        return found
+        plan = self._plans.get(kind)
+        if plan is None:
+            plan = self._plans[kind] = Plan(described=not self._describes)
+        return plan
 
     def _take(self, turn: Turn, plan: Plan) -> None:
         """Count a turn, and draw the distance to the next one."""
@@ -205,7 +205,7 @@ class Schedule:
             self._warmed += 1
         else:
             plan.tried += 1
-            plan.took(turn)
+            plan.add_turn(turn)
         if turn.timed:
             self.repeats[turn.rung] += 1
         if turn.timed and not plan.block:
@@ -214,8 +214,8 @@ class Schedule:
             self.every, self._later = self._later, None
             self._gaps = self._between(self.every)
         self._planned, self._gap = plan, self._draw()
-        for each in self._plans.values():
-            each.upcoming = None
+        for pending in self._plans.values():
+            pending.upcoming = None
         self._bare = 0
         self.paused()
 
@@ -228,8 +228,8 @@ class Schedule:
             self._since += 1
             self._since_ns += dur_ns
         elif turn.kept and self._planned is not None and actual is not self._planned:
-            self._planned.gave(turn)
-            actual.took(turn)
+            self._planned.return_turn(turn)
+            actual.add_turn(turn)
 
     def passed(self, kind: int, steps: int, taken_ns: int) -> None:
         """Count bare steps that ran without a turn."""
@@ -248,7 +248,7 @@ class Schedule:
     def abandoned(self, turn: Turn) -> None:
         """Take back the turn of a step that was abandoned."""
         if turn.kept and self._planned is not None:
-            self._planned.gave(turn)
+            self._planned.return_turn(turn)
             if turn.timed:
                 self.repeats[turn.rung] -= 1
 
@@ -258,11 +258,11 @@ class Schedule:
 
     def _waits(self, turn: Turn, plan: Plan) -> bool:
         """Return whether the next step runs bare although a turn was chosen."""
-        begins = turn.timed and len(plan.block) == len(self._in_use()) and not self._is_first
-        if begins and self._rests(plan):
+        begins_block = turn.timed and len(plan.block) == len(self._in_use()) and not self._is_first
+        if begins_block and self._rests(plan):
             return True
-        hurries = self._is_first or self._lags(plan)
-        return self._bare < self._gap and not (self._bare >= self._gaps[0] and hurries)
+        is_urgent = self._is_first or self._lags(plan)
+        return self._bare < self._gap and not (self._bare >= self._gaps[0] and is_urgent)
 
     def _rests(self, plan: Plan) -> bool:
         """Return whether steady steps should run before the next block of rungs."""
@@ -280,7 +280,7 @@ class Schedule:
 
     def _lags(self, plan: Plan) -> bool:
         """Return whether a kind was recorded less often than another by at least a whole block."""
-        return plan.taken + len(self.rungs) <= max(each.taken for each in self._plans.values())
+        return plan.taken + len(self.rungs) <= max(candidate.taken for candidate in self._plans.values())
 
     def _may_come(self, plan: Plan) -> bool:
         """Return whether more steps of a kind are expected."""
@@ -289,7 +289,7 @@ class Schedule:
     def _choose(self, plan: Plan) -> Turn:
         """Return the next turn of a kind, which is not bare."""
         if self._warmed < self.warmup:
-            return Turn(self._warming(self._warmed % len(self.rungs)), timed=False, describe=False)
+            return Turn(self._warmup_rung(self._warmed % len(self.rungs)), timed=False, describe=False)
         rungs = self._in_use()
         if not plan.described:
             return Turn(rungs[-1], timed=False, describe=True)
@@ -297,9 +297,9 @@ class Schedule:
             plan.block = self._random.sample(rungs, k=len(rungs))
         return Turn(plan.block[-1], timed=True, describe=False)
 
-    def _warming(self, place: int) -> Level:
+    def _warmup_rung(self, index: int) -> Level:
         """Return the rung of a warm-up step: the deepest first."""
-        return self.rungs[-1 - place]
+        return self.rungs[-1 - index]
 
     def _in_use(self) -> tuple[Level, ...]:
         """Return the rungs that currently take turns."""

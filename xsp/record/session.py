@@ -22,7 +22,7 @@ from xsp.record.collecting import Listener
 from xsp.record.overhead import Account
 from xsp.record.quiet import Quiet
 from xsp.record.schedule import DescribeOnce, Schedule
-from xsp.record.settings import Settings, named, whole
+from xsp.record.settings import Settings, name_and_path, sample_count
 from xsp.record.steps import UNCLOSED, Step, Steps
 from xsp.record.terminal import say
 from xsp.schema import Level
@@ -108,9 +108,11 @@ class profile:
         Raises:
             UsageError: a setting is invalid, for instance a level is unknown, or two different paths are given.
         """
-        given = locals()
-        given["name"], given["out"] = named(name, out)
-        settings = Settings(**{each.name: given[each.name] for each in fields(Settings) if each.name in given})
+        arguments = locals()
+        arguments["name"], arguments["out"] = name_and_path(name, out)
+        settings = Settings(
+            **{field.name: arguments[field.name] for field in fields(Settings) if field.name in arguments}
+        )
         self._set_up(settings, listener, hosts, enabled)
 
     @classmethod
@@ -118,9 +120,9 @@ class profile:
         cls, settings: Settings, listener: Callable[[profile], Listener] | None = None, hosts: bool = False
     ) -> profile:
         """Return a block with these settings; `listener` and `hosts` are described above."""
-        made = cls.__new__(cls)
-        made._set_up(settings, listener, hosts, enabled=True)
-        return made
+        block = cls.__new__(cls)
+        block._set_up(settings, listener, hosts, enabled=True)
+        return block
 
     def _set_up(
         self, settings: Settings, listener: Callable[[profile], Listener] | None, hosts: bool, enabled: bool
@@ -132,7 +134,7 @@ class profile:
         self.hosts = hosts
         self.has_explicit_steps = False
         self.records = False
-        """Whether the block was entered and a run is being written, or has been."""
+        """Whether the block was entered and a run is or was written."""
 
         self._enabled = enabled
         self._was_entered, self._has_begun = not enabled, False
@@ -143,7 +145,7 @@ class profile:
         self._steps = Steps(settings.name, schedule, account, settings.batch_size)
         self._marks = marks.Marks(self._steps)
         self.doubt: str | None = None
-        """Why the whole program may look like one step, set by what finds the steps; shown if no step is stored."""
+        """Why the whole program may look like one step, set by step detection; shown if no step is stored."""
 
         self._writer: Writer
 
@@ -182,7 +184,7 @@ class profile:
         """Make the run directory, start the storing process, install the collectors.
 
         Raises:
-            UsageError: another block is active in this process; `otlp` is no endpoint.
+            UsageError: another block is active in this process; `otlp` is not an endpoint.
             OutputError: the settings require a run, and it cannot be written; or the run directory is taken, and the
                 settings do not allow the next free name.
             PluginError: a collector or a source of device work that was requested by name cannot work here, or a
@@ -264,7 +266,7 @@ class profile:
             self._writer.close(0.0)
             raise
 
-    def _end(self, kind: type[BaseException] | None) -> None:
+    def _end(self, error_type: type[BaseException] | None) -> None:
         global _active
         steps = self._steps
         self._marks.end()
@@ -279,14 +281,14 @@ class profile:
         steps.underway.end()
         steps.storing.wait(counts=True)
         began_ns = clock.monotonic_ns()
-        of_context = self._cost_of_context()
+        context_costs = self._cost_of_context()
         _active = None
         blocks.keep_in(None)
-        costs = steps.collecting.close(passed=steps.quiet.has_passed) | of_context
+        costs = steps.collecting.close(passed=steps.quiet.has_passed) | context_costs
         steps.account.end_ns = clock.monotonic_ns() - began_ns
         steps.store_rest()
-        if kind is not None:
-            steps.collecting.note("xsp", f"the block was left by {kind.__name__}; the steps before it are kept")
+        if error_type is not None:
+            steps.collecting.note("xsp", f"the block was left by {error_type.__name__}; the steps before it are kept")
         try:
             self._finish(costs)
         except Exception as error:  # the program ends as it would have without xsp
@@ -331,11 +333,11 @@ class profile:
         if quiet.left:
             if not quiet.by_mark:
                 quiet.left -= 1
-                return quiet.passing
+                return quiet.stretch_step
             if quiet.left > 1:
                 quiet.marked()
-                return quiet.passing
-        samples = whole(batch_size) if batch_size is not None else None
+                return quiet.stretch_step
+        samples = sample_count(batch_size) if batch_size is not None else None
         if samples is None and batch_size is not None:
             self.note("prof.step(batch_size=…) got no whole number above 0: the samples of these steps are unknown")
         step = Step(self._steps, samples)
@@ -399,15 +401,17 @@ class profile:
             return self.doubt
         if steps.seen and isinstance(self.schedule, budgets.Budgeted):
             percent = 100 * self.schedule.share
-            larger = f"larger budget (--budget {2 * percent:g}%, or off)" if percent < 50 else "budget of any size"
-            paid = f"{steps.seen} ran, so few or so short that {percent:g} % of their time does not pay for one"
-            return f"{paid}: use a {larger}"
+            remedy = f"larger budget (--budget {2 * percent:g}%, or off)" if percent < 50 else "budget of any size"
+            budget_reason = (
+                f"{steps.seen} ran, so few or so short that {percent:g} % of their time does not pay for one"
+            )
+            return f"{budget_reason}: use a {remedy}"
         if steps.seen and not self.schedule.warmup:
-            settled = f"{steps.seen} ran, so short that all of them served to settle"
-            return f"{settled}; run more, or set settle=0"
+            settle_reason = f"{steps.seen} ran, so short that all of them served to settle"
+            return f"{settle_reason}; run more, or set settle=0"
         if steps.seen:
-            few = f"{steps.seen} ran, the first {self.schedule.warmup} of them to warm up"
-            return f"{few}; run more, or set warmup=0 (--warmup 0)"
+            warmup_reason = f"{steps.seen} ran, the first {self.schedule.warmup} of them to warm up"
+            return f"{warmup_reason}; run more, or set warmup=0 (--warmup 0)"
         children = sum(os.times()[2:4])
         if children > CHILDREN_S:
             return (
@@ -436,13 +440,13 @@ class profile:
 
     def _say_what_is_left(self, delivery: dict[str, Any] | None) -> None:
         """Print on one line what was not delivered, why, and the command that sends it."""
-        again = f"xsp export {shlex.quote(str(self.out))} --resume"
+        command = f"xsp export {shlex.quote(str(self.out))} --resume"
         if delivery is None:
-            say(f"it is unknown what was delivered; `{again}` sends the rest")
+            say(f"it is unknown what was delivered; `{command}` sends the rest")
         elif delivery["left"] or delivery["rejected"]:
-            what = f"{delivery['left']} traces were not delivered, {delivery['rejected']} spans were rejected"
-            why = "; ".join(delivery["messages"])
-            say(f"{what} ({why}); `{again}` sends what is left")
+            counts = f"{delivery['left']} traces were not delivered, {delivery['rejected']} spans were rejected"
+            reasons = "; ".join(delivery["messages"])
+            say(f"{counts} ({reasons}); `{command}` sends what is left")
 
 
 CHILDREN_S = 1.0
@@ -452,7 +456,7 @@ _NOTHING: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 
 
 def _devices() -> list[str]:
-    """Return the identities of the program's devices for the storing process, if the program uses any by now."""
+    """Return the identities of the program's devices for the storing process, if the program uses any yet."""
     try:
         return device.identities()
     except Exception:  # a failed device must fail in the program, not here; the environment lists devices as well
@@ -462,9 +466,9 @@ def _devices() -> list[str]:
 def _forget() -> None:
     """Drop the profile in a forked child (a DataLoader's worker): it continues only in the parent."""
     global _active
-    profiled, _active = _active, None
+    block, _active = _active, None
     blocks.keep_in(None)
-    if profiled is not None:
-        profiled.records, profiled.has_explicit_steps = False, True  # what finds steps finds none here
-        profiled._writer.forget()
-        profiled._steps.forget()
+    if block is not None:
+        block.records, block.has_explicit_steps = False, True  # step detection finds none here
+        block._writer.forget()
+        block._steps.forget()

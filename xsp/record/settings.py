@@ -64,12 +64,12 @@ class Settings:
         if self.warmup is not None and self.warmup < 0:
             raise UsageError(f"warmup={self.warmup}: the number of warm-up steps cannot be negative; write 0 or more")
         if self.batch_size is not None:
-            if whole(self.batch_size) is None:
+            if sample_count(self.batch_size) is None:
                 raise UsageError(f"batch_size={self.batch_size!r}: not a whole number of samples; write 1 or more")
-            object.__setattr__(self, "batch_size", whole(self.batch_size))
+            object.__setattr__(self, "batch_size", sample_count(self.batch_size))
         if self.only is not None and self.only not in rungs:
-            known = ", ".join(map(rung_name, rungs))
-            raise UsageError(f"{self.only.name} is not among the rungs {known}; name one of them")
+            names = ", ".join(map(rung_name, rungs))
+            raise UsageError(f"{self.only.name} is not among the rungs {names}; name one of them")
 
     @property
     def rungs(self) -> tuple[Level, ...]:
@@ -87,16 +87,16 @@ class Settings:
         That process prints nothing of its own, writes to `out`, and keeps no budget, which is for one run. The delivery
         target is passed in the environment; a command line would show it to everybody.
         """
-        given = ["--quiet", "--out", str(self.place), "--levels", self.levels, "--seed", str(self.seed)]
-        given += ["--kernels", self.kernels, "--otlp-policy", self.otlp_policy]
-        given += ["--warmup", str(self.warmup)] if self.warmup is not None else []
-        given += ["--every", str(self.every)] if self.every is not None else []
-        given += ["--only", self.only.name.lower()] if self.only is not None else []
-        return [*given, *([] if self.samples else ["--no-samples"])]
+        options = ["--quiet", "--out", str(self.place), "--levels", self.levels, "--seed", str(self.seed)]
+        options += ["--kernels", self.kernels, "--otlp-policy", self.otlp_policy]
+        options += ["--warmup", str(self.warmup)] if self.warmup is not None else []
+        options += ["--every", str(self.every)] if self.every is not None else []
+        options += ["--only", self.only.name.lower()] if self.only is not None else []
+        return [*options, *([] if self.samples else ["--no-samples"])]
 
 
-def whole(samples: object) -> int | None:
-    """Return a number of samples (of NumPy, or a tensor) as Python's own; None if it is no whole number above 0."""
+def sample_count(samples: object) -> int | None:
+    """Return a number of samples (of NumPy, or a tensor) as a Python integer; None if it is not one above 0."""
     try:
         number = operator.index(samples)  # type: ignore[arg-type]
     except Exception:  # the program's own classes may raise anything
@@ -104,7 +104,7 @@ def whole(samples: object) -> int | None:
     return number if number > 0 else None
 
 
-def named(name: object, out: str | os.PathLike[str] | None) -> tuple[str, str | os.PathLike[str] | None]:
+def name_and_path(name: object, out: str | os.PathLike[str] | None) -> tuple[str, str | os.PathLike[str] | None]:
     """Return the name of a run and its directory; a path may have been given in place of the name.
 
     A `Path`, or text with a prefix that only paths have (`/`, `~/`, `./`, `runs/`), is a path: the run goes there, and
@@ -129,5 +129,5 @@ _OF_PATHS = ("/", "~/", "./", "../", "runs/", *((".\\", "..\\", "runs\\") if os.
 
 
 def _file_name(name: str) -> str:
-    found = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
-    return found if found.strip(".") else "run"
+    safe_name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+    return safe_name if safe_name.strip(".") else "run"

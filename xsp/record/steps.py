@@ -22,7 +22,7 @@ from xsp.record.collecting import Collecting, Listener
 from xsp.record.kinds import Kinds
 from xsp.record.loop import UNKNOWN, Loop, Status, Usage
 from xsp.record.overhead import Account
-from xsp.record.progress import Underway
+from xsp.record.progress import ProgressDisplay
 from xsp.record.quiet import Quiet
 from xsp.record.schedule import NEW, Schedule, Turn
 from xsp.record.storing import Storing
@@ -43,7 +43,7 @@ class Steps:
         self.batch_size = batch_size
         self.collecting = Collecting()
         self.blocks = blocks.Blocks()
-        self.underway = Underway()
+        self.underway = ProgressDisplay()
         self.outline = Outline()
         self.kinds = Kinds(self.outline.subjects.layouts)
         self.loop = Loop()
@@ -54,7 +54,7 @@ class Steps:
         """Native id of the thread of the last step."""
 
         self.seen = self.skipped = 0
-        self.taken = threading.Lock()
+        self.lock = threading.Lock()
         """Held by the open step."""
 
         self.quiet = Quiet(self)
@@ -65,12 +65,12 @@ class Steps:
         self.after_ns = self.waited_ns = 0
         """Nanoseconds that xsp took after the last step, and that the program has waited for data since."""
 
-        self._own: identity.Identity
+        self._identity: identity.Identity
         self._writer: Writer
 
     def begin(self, own: identity.Identity, writer: Writer) -> None:
         """Set the identity of the run and the process that stores its steps."""
-        self._own, self._writer, self.storing.writer = own, writer, writer
+        self._identity, self._writer, self.storing.writer = own, writer, writer
 
     def listener(self, inner: Listener | None) -> Listener:
         """Return the listener for the collectors' signals at the program's boundaries.
@@ -82,7 +82,7 @@ class Steps:
 
         def hear(signal: Signal, subject: Any) -> None:
             if signal is data:
-                if self.thread in (None, threading.get_native_id()):  # others load ahead, while the steps go on
+                if self.thread in (None, threading.get_native_id()):  # other threads prefetch, while the steps continue
                     self.waited_ns += subject
                 self.between.leave_out(subject)
             elif signal is unusual:
@@ -105,7 +105,7 @@ class Steps:
     @property
     def rank(self) -> int:
         """Number of this process in its job."""
-        return self._own.rank
+        return self._identity.rank
 
     # --- the lifecycle of a step ----------------------------------------------------------------------
 
@@ -114,10 +114,10 @@ class Steps:
         self.skipped += 1
         self.collecting.note("xsp", "steps that began while another one was being recorded were not recorded")
 
-    def turn_away(self) -> None:
+    def reject(self) -> None:
         """Drop a step that was admitted and did not begin."""
         self.skipped += 1
-        self.taken.release()
+        self.lock.release()
 
     def next_turn(self, by_call: bool) -> Turn:
         """Return the turn of a step that begins.
@@ -137,7 +137,7 @@ class Steps:
 
     def caller(self) -> identity.Caller | None:
         """Return the parent span of a step: the program's own, or the run's, if its trace is shared; else None."""
-        own = self._own
+        own = self._identity
         return identity.caller_here() or (identity.Caller(own.trace_id, own.span_id) if own.shared else None)
 
     def enter_in_loop(self, step: Step) -> int | None:
@@ -151,10 +151,10 @@ class Steps:
         steady = UNKNOWN if step.is_disturbed else int(is_steady)
         if step.is_disturbed or not turn.bare:
             self.usage.forget()
-        used = self.usage.since() if turn.bare else (UNKNOWN, UNKNOWN)
+        usage = self.usage.since() if turn.bare else (UNKNOWN, UNKNOWN)
         self.loop.add((
-            self._own.rank, step.number, 1, kind.number, turn.rung, steady, step.start_ns, dur_ns,
-            step.waited_ns, self.waited_ns, step.own_ns, samples, step.status_number, *used,
+            self._identity.rank, step.number, 1, kind.number, turn.rung, steady, step.start_ns, dur_ns,
+            step.waited_ns, self.waited_ns, step.own_ns, samples, step.status_number, *usage,
         ))  # fmt: skip
         self.waited_ns = 0
         self.schedule.ended(turn, kind.number, dur_ns)
@@ -167,10 +167,10 @@ class Steps:
 
     def store(self, step: Step, samples: int | None) -> None:
         """Send the rows of a step to be stored, unless its turn keeps nothing."""
-        seen, named = self.collecting.rows(step.anchor), self.blocks.take(since_ns=step.since_ns)
+        spans, block_spans = self.collecting.rows(step.anchor), self.blocks.take(since_ns=step.since_ns)
         if not step.turn.kept:
             return
-        rows = seen + [clock.on_epoch(span, step.anchor) for span in named]
+        rows = spans + [clock.on_epoch(span, step.anchor) for span in block_spans]
         if samples is None:
             samples = next((row.batch_size for row in rows if row.batch_size is not None), None)
         common = self._common(trace_id=step.trace_id, step=step.number, rung=int(step.turn.rung), timed=step.turn.timed)
@@ -180,15 +180,15 @@ class Steps:
     def store_rest(self) -> None:
         """Store the rest of the loop, and named blocks that belong to no single step, for instance around several."""
         self.hand_over_loop()
-        rest = self.blocks.take()
-        if rest and self.stored:
+        block_spans = self.blocks.take()
+        if block_spans and self.stored:
             anchor = self.clock.anchor()
-            rows = [clock.on_epoch(span, anchor) for span in rest]
-            self._writer.store(self.seen, rows, self._common(trace_id=self._own.trace_id), b"", 0)
+            rows = [clock.on_epoch(span, anchor) for span in block_spans]
+            self._writer.store(self.seen, rows, self._common(trace_id=self._identity.trace_id), b"", 0)
 
     def _common(self, **values: Any) -> dict[str, Any]:
         """Return the values that rows have in common, by column."""
-        return {**values, "process": self._own.process, "rank": self._own.rank}
+        return {**values, "process": self._identity.process, "rank": self._identity.rank}
 
     def release(self, step: Step, counts: bool) -> None:
         """Count the cost of a closed step, show progress, and let the next step begin.
@@ -219,7 +219,7 @@ class Steps:
                 if step.turn.bare:
                     self.quiet.begin()
             finally:
-                self.taken.release()
+                self.lock.release()
 
     def forget(self) -> None:
         """Leave everything to the parent, in a forked child: no step ends here, and no collector notes anything."""
@@ -231,8 +231,8 @@ class Steps:
 
     def _progress(self) -> dict[str, Any]:
         """Return the progress of the run, for `Underway.show`."""
-        spent = budgets.progress(self.schedule, self.account)
-        return {"seen": self.seen, "stored": self.stored, "lost": self.lost, "time_ns": time.time_ns(), "budget": spent}
+        costs = budgets.progress(self.schedule, self.account)
+        return {"seen": self.seen, "stored": self.stored, "lost": self.lost, "time_ns": time.time_ns(), "budget": costs}
 
 
 class Step:
@@ -279,9 +279,9 @@ class Step:
         self._recording = False
 
     def __enter__(self) -> Step:
-        entered, steps = clock.monotonic_ns(), self._steps
+        entered_ns, steps = clock.monotonic_ns(), self._steps
         self.was_entered = True
-        if not steps.taken.acquire(blocking=False):
+        if not steps.lock.acquire(blocking=False):
             steps.skip()
             return self
         try:
@@ -292,9 +292,9 @@ class Step:
             steps.seen += 1
             if steps.left_ns >= 0:
                 self.since_ns = steps.left_ns - steps.after_ns
-                self.waited_ns, self.own_ns = entered - steps.left_ns, steps.after_ns
-            taken_ns = steps.storing.look()
-            entered, self.own_ns = entered + taken_ns, self.own_ns + taken_ns
+                self.waited_ns, self.own_ns = entered_ns - steps.left_ns, steps.after_ns
+            taken_ns = steps.storing.poll()
+            entered_ns, self.own_ns = entered_ns + taken_ns, self.own_ns + taken_ns
             self.is_disturbed = steps.storing.is_underway
             self.is_steady = steps.schedule.is_steady
             # before the outline is cleared: from here on no other thread writes to it
@@ -302,16 +302,16 @@ class Step:
             self.turn = steps.next_turn(self._by_call)
             self._on = []
             if not self.turn.bare:
-                entered += steps.storing.wait(counts=True) + self._drain()
+                entered_ns += steps.storing.wait(counts=True) + self._drain()
                 self._on = self._switch_on()
         except BaseException:  # an interrupt meant for the program: this step does not begin
             steps.outline.thread = None
             if hasattr(self, "span_id"):
                 blocks.leave(self.span_id)
-            steps.turn_away()
+            steps.reject()
             raise
         self._recording, steps.open = True, self
-        self.before_ns = clock.monotonic_ns() - entered
+        self.before_ns = clock.monotonic_ns() - entered_ns
         self.own_ns += self.before_ns
         self.start_ns = self.end_ns = clock.monotonic_ns()
         return self
@@ -331,9 +331,9 @@ class Step:
         self._parent_id = caller.span_id if caller else None
         self.span_id = os.urandom(8).hex()
         blocks.enter(self.span_id)
-        on = self._steps.collecting.start(self.turn.rung, self.turn.describe)
+        collectors = self._steps.collecting.start(self.turn.rung, self.turn.describe)
         self.anchor = self._steps.clock.anchor()
-        return on
+        return collectors
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -344,15 +344,15 @@ class Step:
     def close(self, status: str) -> None:
         """Read the clock, switch everything off, store the step."""
         self.end_ns = clock.monotonic_ns()
-        steps, before = self._steps, self._steps.storing.accounted
+        steps, accounted_before = self._steps, self._steps.storing.accounted
         try:
             if self._on:
                 steps.collecting.settle(self._on)
                 self.end_ns = clock.monotonic_ns()
             self._recording, self._status, steps.open = False, status, None
-            self._take_in()
+            self._finish()
         except BaseException as error:
-            steps.storing.lost += self.turn.kept and steps.storing.accounted == before
+            steps.storing.lost += self.turn.kept and steps.storing.accounted == accounted_before
             if not isinstance(error, Exception) or processes.raised_by_handler(error):  # meant for the program
                 self._drop()
                 steps.blocks.drop(self.since_ns)
@@ -382,7 +382,7 @@ class Step:
                 raise
             steps.collecting.note("xsp", f"a step could not be left out: {type(error).__name__}: {error}")
         finally:
-            steps.taken.release()
+            steps.lock.release()
 
     def _drop(self) -> None:
         """Switch off what is still on, and discard what it saw: nothing of it becomes part of another step."""
@@ -400,7 +400,7 @@ class Step:
         """Its outcome as a number."""
         return Status.OK if self._status == "ok" else Status.UNCLOSED if self._status == UNCLOSED else Status.ERROR
 
-    def _take_in(self) -> None:
+    def _finish(self) -> None:
         steps = self._steps
         if not self.turn.bare:
             self._switch_off()

@@ -62,7 +62,7 @@ class Storing:
         if number is None or self._steps.schedule.waits_for_storing:
             self.wait()
 
-    def look(self) -> int:
+    def poll(self) -> int:
         """Check, before another step begins, whether the step is on the disk; wait if the schedule requires it.
 
         Returns:
@@ -103,8 +103,8 @@ class Storing:
         """Return whether a step is on the disk, if necessary without the rows of collectors that gave wrong types."""
         if sent.number is not None and self.writer.is_stored(sent.number):
             return True
-        fitting = self._steps.collecting.without_misfits(sent.rows)
-        if len(fitting) < len(sent.rows) and self.writer.store(sent.step, fitting, *sent[3:]):
+        valid_rows = self._steps.collecting.drop_invalid_rows(sent.rows)
+        if len(valid_rows) < len(sent.rows) and self.writer.store(sent.step, valid_rows, *sent[3:]):
             return True
         self.writer.add_to_loop(sent.of_loop, sent.offset_ns)  # the step is lost, but its row in the loop is kept
         return False

@@ -2,8 +2,8 @@
 
 While that line may be drawn, the program's streams that end in the terminal have a replaced `write`, which erases the
 line first. The streams otherwise stay the same objects; output that bypasses them (from C, from another process)
-appears beside the line. The line is drawn only if the program's output ended with a newline: behind a prompt or a
-progress bar there is no place for it.
+appears beside the line. The line is drawn only if the program's output ended with a newline: after a prompt or a
+progress bar there is no room for it.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class LiveLine:
         try:
             for stream in dict.fromkeys((sys.stdout, sys.stderr)):
                 if self._free and stream.isatty():
-                    ours, before = self._after_clearing(stream.write), vars(stream).get("write")
-                    stream.write = ours  # type: ignore[method-assign]
-                    self._streams[stream] = ours, before
+                    replacement, original = self._after_clearing(stream.write), vars(stream).get("write")
+                    stream.write = replacement  # type: ignore[method-assign]
+                    self._streams[stream] = replacement, original
         except (AttributeError, TypeError, ValueError):
             self._free = False
 
@@ -65,11 +65,12 @@ class LiveLine:
     def close(self) -> None:
         """Erase the line, and restore the streams."""
         self._clear()
-        for stream, (ours, before) in self._streams.items():
-            if vars(stream).get("write") is ours:  # else the program has replaced it by its own, which calls ours
+        for stream, (replacement, original) in self._streams.items():
+            # else the program has set its own `write`, which calls the replacement
+            if vars(stream).get("write") is replacement:
                 del stream.write
-                if before is not None:
-                    stream.write = before  # type: ignore[method-assign]
+                if original is not None:
+                    stream.write = original  # type: ignore[method-assign]
         self._streams.clear()
         self._free = False
 

@@ -126,7 +126,7 @@ def _storing(run: Path) -> Iterator[Callable[[tuple[Any, ...]], Any]]:
         store.add(step, _completed(columns, common))
         store.add_to_loop(*of_loop)
 
-    does: dict[str, Callable[..., Any]] = {
+    handlers: dict[str, Callable[..., Any]] = {
         "step": add,
         "loop": store.add_to_loop,
         "deliver": store.deliver_to,
@@ -135,7 +135,7 @@ def _storing(run: Path) -> Iterator[Callable[[tuple[Any, ...]], Any]]:
 
     def answer_to(message: tuple[Any, ...]) -> Any:
         kind, *content = message
-        return store.finish(json.loads(*content)) if kind == "finish" else does[kind](*content) or True
+        return store.finish(json.loads(*content)) if kind == "finish" else handlers[kind](*content) or True
 
     yield answer_to
     store.close()

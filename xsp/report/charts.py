@@ -208,25 +208,25 @@ def charts(answers: Answers) -> list[dict[str, Any]]:
     """Return the data of all charts in the order of the page; for an empty chart, the reason under `missing`."""
     roof = roofs(answers.trace)
     return [
-        {**drawn(chart, answers[chart.analysis]), **(roof if chart.kind == "roofline" else {})}
+        {**chart_data(chart, answers[chart.analysis]), **(roof if chart.kind == "roofline" else {})}
         for chart in CHARTS
         if chart.analysis in ANALYSES
     ]
 
 
-def drawn(chart: Chart, answer: Answer) -> dict[str, Any]:
+def chart_data(chart: Chart, answer: Answer) -> dict[str, Any]:
     """Return the data that the page draws of an analysis, or the reason why there is nothing to draw."""
-    said = {"section": chart.section, "id": chart.analysis, "title": chart.title}
+    header = {"section": chart.section, "id": chart.analysis, "title": chart.title}
     if answer.refused is not None:
-        return {**said, "missing": answer.refused}
+        return {**header, "missing": answer.refused}
     rows = [row for row in answer.dicts() if all(_is(row[column], value) for column, value in chart.where.items())]
     if len(rows) < chart.least:
-        return {**said, "missing": f"{chart.title}: there is none in this trace"}
+        return {**header, "missing": f"{chart.title}: there is none in this trace"}
     if not any(row[column] is not None for column in chart.measured for row in rows):
-        return {**said, "missing": f"{chart.title}: {_words(chart.measured)} was not measured"}
+        return {**header, "missing": f"{chart.title}: {_words(chart.measured)} was not measured"}
     shown = rows[: chart.most]
     return {
-        **said,
+        **header,
         "kind": chart.kind,
         "unit": chart.unit,
         "left_out": len(rows) - len(shown),
@@ -234,10 +234,10 @@ def drawn(chart: Chart, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _is(value: Any, wanted: Any) -> bool:
-    if isinstance(wanted, frozenset):
-        return value in wanted
-    return value is not None if wanted is ... else bool(value == wanted)
+def _is(value: Any, condition: Any) -> bool:
+    if isinstance(condition, frozenset):
+        return value in condition
+    return value is not None if condition is ... else bool(value == condition)
 
 
 def _columns(chart: Chart, rows: Sequence[Row]) -> dict[str, Any]:
@@ -245,7 +245,7 @@ def _columns(chart: Chart, rows: Sequence[Row]) -> dict[str, Any]:
     if chart.names:
         data["name"] = [_name(chart.names, row) for row in rows]
     if chart.analysis in OF_KERNELS:
-        names = [str(each) for each in data["name"]]
+        names = [str(name) for name in data["name"]]
         labels = zip(names, readable_each(names, LETTERS), strict=True)
         data["label"] = [label if is_cpp(name) else None for name, label in labels]
     parts = [{"name": name, "values": [row[column] for row in rows]} for column, name in chart.series.items()]
@@ -253,7 +253,7 @@ def _columns(chart: Chart, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _pivoted(chart: Chart, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return parts from separate rows as series beside each other."""
+    """Return parts from separate rows as adjacent series."""
     assert chart.pivot is not None
     part, value = chart.pivot
     sums: dict[tuple[str, Any], float] = {}
@@ -261,10 +261,12 @@ def _pivoted(chart: Chart, rows: Sequence[Row]) -> dict[str, Any]:
         key = (_name(chart.names, row), row[part])
         sums[key] = sums.get(key, 0.0) + (row[value] or 0.0)
     names = list(dict.fromkeys(name for name, _ in sums))
-    parts = list(dict.fromkeys(each for _, each in sums))
+    parts = list(dict.fromkeys(part_name for _, part_name in sums))
     return {
         "data": {"name": names},
-        "series": [{"name": str(each), "values": [sums.get((name, each)) for name in names]} for each in parts],
+        "series": [
+            {"name": str(part_name), "values": [sums.get((name, part_name)) for name in names]} for part_name in parts
+        ],
     }
 
 
@@ -289,13 +291,15 @@ SHOWN = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
 def roofs(trace: Trace) -> dict[str, Any]:
     """Return bandwidth and peaks under `roofs`, in bytes and GFLOP per second; if unknown, the reason as `roofless`."""
     try:
-        found = ceilings.of_run(trace.run, trace.has(Level.KERNEL))
+        ceiling = ceilings.of_run(trace.run, trace.has(Level.KERNEL))
     except AnalysisError as error:
         return {"roofs": None, "roofless": str(error)}
     lines: dict[float, list[str]] = {}
     for precision in SHOWN:
-        peak = found.peak(precision)
+        peak = ceiling.peak(precision)
         if peak is not None:
             lines.setdefault(peak, []).append(precision)
     peaks = [{"name": ", ".join(names), "gflop_per_s": peak / 1e9} for peak, names in lines.items()]
-    return {"roofs": {"device": found.name, "bytes_per_s": found.bytes_per_s, "peaks": peaks, "source": found.source}}
+    return {
+        "roofs": {"device": ceiling.name, "bytes_per_s": ceiling.bytes_per_s, "peaks": peaks, "source": ceiling.source}
+    }

@@ -42,7 +42,7 @@ class _Token(NamedTuple):
 _END = _Token("end", "")
 
 
-def chosen(
+def select_rows(
     relation: duckdb.DuckDBPyRelation, name: str, where: Sequence[str] = (), sort: str | None = None
 ) -> duckdb.DuckDBPyRelation:
     """Return the rows of a table that meet all conditions, in the requested order.
@@ -72,39 +72,39 @@ def sorted_by(relation: duckdb.DuckDBPyRelation, name: str, sort: str | None) ->
 
 
 def _sorting(relation: duckdb.DuckDBPyRelation, name: str, sort: str) -> list[tuple[str, str]]:
-    found = []
-    for asked in sort.split(","):
-        column, mark, way = asked.strip().partition(":")
-        if way.lower() not in ("asc", "desc") and mark:
-            raise UsageError(f"--sort {asked.strip()}: behind a column stands :asc or :desc, as in --sort {column}:asc")
-        found.append((_column(relation, name, column, "--sort"), way.lower()))
-    return found
+    keys = []
+    for entry in sort.split(","):
+        column, mark, direction = entry.strip().partition(":")
+        if direction.lower() not in ("asc", "desc") and mark:
+            raise UsageError(f"--sort {entry.strip()}: behind a column stands :asc or :desc, as in --sort {column}:asc")
+        keys.append((_column(relation, name, column, "--sort"), direction.lower()))
+    return keys
 
 
 def _orders(relation: duckdb.DuckDBPyRelation, name: str, sort: str) -> list[str]:
     kinds = _kinds(relation)
     return [
-        f"{table.quoted(column)} {way or ('asc' if kinds[column] == 'text' else 'desc')} NULLS LAST"
-        for column, way in _sorting(relation, name, sort)
+        f"{table.quoted(column)} {direction or ('asc' if kinds[column] == 'text' else 'desc')} NULLS LAST"
+        for column, direction in _sorting(relation, name, sort)
     ]
 
 
-def _column(relation: duckdb.DuckDBPyRelation, name: str, asked: str, option: str) -> str:
+def _column(relation: duckdb.DuckDBPyRelation, name: str, heading: str, option: str) -> str:
     """Return a column by its name, or by its heading, which has spaces instead of underscores."""
-    known = {column.lower(): column for column in relation.columns}
-    found = known.get(re.sub(r"\s+", "_", asked.strip()).lower())
-    if found is None:
+    by_name = {column.lower(): column for column in relation.columns}
+    match = by_name.get(re.sub(r"\s+", "_", heading.strip()).lower())
+    if match is None:
         columns = ", ".join(relation.columns)
         raise UsageError(
-            f"{option}: {name} has no column {asked!r}{nearest(asked, relation.columns)}; its columns: {columns}"
+            f"{option}: {name} has no column {heading!r}{nearest(heading, relation.columns)}; its columns: {columns}"
         )
-    return found
+    return match
 
 
 def _kinds(relation: duckdb.DuckDBPyRelation) -> dict[str, str]:
     """Return the kind of each column: number, text or truth."""
-    kinds = ["text" if str(each) == "VARCHAR" else "truth" if str(each) == "BOOLEAN" else "number"
-             for each in relation.types]  # fmt: skip
+    kinds = ["text" if str(dtype) == "VARCHAR" else "truth" if str(dtype) == "BOOLEAN" else "number"
+             for dtype in relation.types]  # fmt: skip
     return dict(zip(relation.columns, kinds, strict=True))
 
 
@@ -114,8 +114,8 @@ class _Condition:
     def __init__(self, relation: duckdb.DuckDBPyRelation, name: str, text: str) -> None:
         self._relation, self._name, self._text = relation, name, text
         self._kinds = _kinds(relation)
-        self._tokens = [_Token(str(found.lastgroup), str(found.group(str(found.lastgroup))))
-                        for found in _TOKEN.finditer(text)]  # fmt: skip
+        self._tokens = [_Token(str(match.lastgroup), str(match.group(str(match.lastgroup))))
+                        for match in _TOKEN.finditer(text)]  # fmt: skip
         self._place = 0
 
     def sql(self) -> str:
@@ -124,22 +124,22 @@ class _Condition:
         Raises:
             UsageError: it cannot be parsed.
         """
-        made = self._either()
+        condition = self._either()
         if self._next is not _END:
             raise self._unread(f"{self._next.text!r} is not understood there")
-        return made
+        return condition
 
     @property
     def _next(self) -> _Token:
         return self._tokens[self._place] if self._place < len(self._tokens) else _END
 
     def _take(self, *words: str) -> bool:
-        taken = self._next.says(*words)
-        self._place += taken
-        return taken
+        is_taken = self._next.says(*words)
+        self._place += is_taken
+        return is_taken
 
-    def _unread(self, why: str) -> UsageError:
-        return UsageError(f"--where {self._text!r}: {why}; write a condition like {EXAMPLE}")
+    def _unread(self, reason: str) -> UsageError:
+        return UsageError(f"--where {self._text!r}: {reason}; write a condition like {EXAMPLE}")
 
     def _either(self) -> str:
         parts = [self._both()]
@@ -157,10 +157,10 @@ class _Condition:
         if self._take("not"):
             return f"(NOT coalesce({self._one()}, false))"
         if self._take("("):
-            made = self._either()
+            condition = self._either()
             if not self._take(")"):
                 raise self._unread("a parenthesis is not closed")
-            return made
+            return condition
         return self._compared()
 
     def _compared(self) -> str:
@@ -179,8 +179,8 @@ class _Condition:
         if not self._next.says(*(PATTERNS if negated else (*COMPARISONS, *PATTERNS))):
             raise self._unread(f"behind {column} a comparison is missing: {' '.join((*COMPARISONS, *PATTERNS))}")
         self._place += 1
-        made = self._pattern(column, mark) if mark in PATTERNS else self._comparison(column, COMPARISONS[mark])
-        return f"(NOT {made})" if negated else made
+        comparison = self._pattern(column, mark) if mark in PATTERNS else self._comparison(column, COMPARISONS[mark])
+        return f"(NOT {comparison})" if negated else comparison
 
     def _value(self) -> str:
         token = self._next
@@ -208,5 +208,5 @@ class _Condition:
             duckdb.execute("SELECT regexp_matches('', $1)", [pattern])
         except duckdb.Error:
             raise self._unread(f"{pattern!r} is no regular expression") from None
-        found = f"regexp_matches({table.quoted(column)}, {table.literal(pattern)}, 'i')"
-        return f"(NOT {found})" if mark == "!~" else f"({found})"
+        expression = f"regexp_matches({table.quoted(column)}, {table.literal(pattern)}, 'i')"
+        return f"(NOT {expression})" if mark == "!~" else f"({expression})"

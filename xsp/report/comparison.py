@@ -52,7 +52,7 @@ def tables(found: Comparison, limit: int | None = None) -> RenderableType:
     ]
     parts.append(Text())
     parts += [
-        Text(plain(sentence), style="bold" if place == 0 else "") for place, sentence in enumerate(conclusion(found))
+        Text(plain(sentence), style="bold" if index == 0 else "") for index, sentence in enumerate(conclusion(found))
     ]
     if found.differences:
         parts += [Text(), _table(*_different(found))]
@@ -80,7 +80,9 @@ _Section = tuple[str, Sequence[str], list[tuple[object, ...]], int]
 
 
 def _different(found: Comparison) -> _Section:
-    rows: list[tuple[object, ...]] = [(each.subject, each.a, each.b) for each in found.differences]
+    rows: list[tuple[object, ...]] = [
+        (difference.subject, difference.a, difference.b) for difference in found.differences
+    ]
     return "What differs beside the times", ("", "A", "B"), rows, 0
 
 
@@ -91,8 +93,8 @@ def _sections(found: Comparison, limit: int | None) -> Iterator[_Section]:
         if not rows:
             continue
         shown = rows if limit is None or len(rows) <= limit else _weightiest(rows, limit)
-        wanted = _MEMORY if section == "memory" else _TIMES
-        names = [name for name in wanted if any(_worth_a_column(row, name) for row in rows)]
+        columns = _MEMORY if section == "memory" else _TIMES
+        names = [name for name in columns if any(_worth_a_column(row, name) for row in rows)]
         yield (
             title,
             [name.replace("_", " ") for name in names],
@@ -109,20 +111,22 @@ def _worth_a_column(row: Row, name: str) -> bool:
 def _weightiest(rows: Sequence[Row], limit: int) -> list[Row]:
     """Return the changed rows first, then the most expensive ones, in their original order."""
 
-    def weight(place: int) -> tuple[bool, float]:
-        row = rows[place]
-        moved = row.change_ms if row.change_ms is not None else row.change_mib
-        size = max(abs(each) for each in (moved, row.a_ms, row.b_ms, row.a_mib, row.b_mib, 0.0) if each is not None)
-        changed = row.verdict in _MOVED or row.aligned is None
-        return changed, abs(moved or 0.0) if changed and moved is not None else size
+    def weight(index: int) -> tuple[bool, float]:
+        row = rows[index]
+        change = row.change_ms if row.change_ms is not None else row.change_mib
+        size = max(
+            abs(figure) for figure in (change, row.a_ms, row.b_ms, row.a_mib, row.b_mib, 0.0) if figure is not None
+        )
+        is_changed = row.verdict in _MOVED or row.aligned is None
+        return is_changed, abs(change or 0.0) if is_changed and change is not None else size
 
-    return [rows[place] for place in sorted(sorted(range(len(rows)), key=weight, reverse=True)[:limit])]
+    return [rows[index] for index in sorted(sorted(range(len(rows)), key=weight, reverse=True)[:limit])]
 
 
 def _table(title: str, names: Sequence[str], rows: Sequence[tuple[object, ...]], left: int) -> RenderableType:
     columns = []
-    for place, name in enumerate(names):
-        values = [row[place] for row in rows]
+    for index, name in enumerate(names):
+        values = [row[index] for row in rows]
         column = FittingColumn(name, [cell(value) for value in values], any(isinstance(v, float) for v in values))
         column.main = name in _MAIN
         column.kernels = name == "name" and title == TITLES["kernel"]

@@ -41,34 +41,38 @@ _PATH = re.compile(r"[\w-]+(\.[\w-]+)+")
 """The name of a module, a file or a function: parts with dots between them."""
 
 
-def told_apart(names: Sequence[str], width: int) -> list[str]:
+def shorten_distinctly(names: Sequence[str], width: int) -> list[str]:
     """Return names in at most `width` columns of a terminal; different module names stay different if possible.
 
     Parts of the name of a module are removed from the left if no other part occurs at their place after the same
     prefix. If that is not enough, the remaining words are cut to their first letter, numbers never; and if that is not
     enough either, the middle is removed. Other names lose the words that all of them begin with, then the middle.
     """
-    follow: dict[tuple[str, ...], set[str | None]] = defaultdict(set)
+    followers: dict[tuple[str, ...], set[str | None]] = defaultdict(set)
     paths = [tuple(name.split(".")) for name in names if _PATH.fullmatch(name)]
     for path in paths:
-        for place, part in enumerate((*path, None)):
-            follow[path[:place]].add(part)
+        for index, part in enumerate((*path, None)):
+            followers[path[:index]].add(part)
     lead = _shared_lead([name for name in names if not _PATH.fullmatch(name)])
-    return [_path_in(name, width, follow) if _PATH.fullmatch(name) else _words_in(name, width, lead) for name in names]
+    return [
+        _path_in(name, width, followers) if _PATH.fullmatch(name) else _words_in(name, width, lead) for name in names
+    ]
 
 
 def kernel_names(names: Sequence[str], width: int | None = None) -> list[str]:
-    """Return names in at most `width` columns of a terminal: those of kernels readable, others as `told_apart` does.
+    """Return names in at most `width` columns: those of kernels readable, others as `shorten_distinctly` does.
 
     Without a device, the names in a column of kernels are those of operators and primitives.
     """
     letters = max(map(len, names), default=0) if width is None else width
-    are = [kernelnames.is_cpp(name) or re.fullmatch(r"\w+", name) is not None for name in names]
+    flags = [kernelnames.is_cpp(name) or re.fullmatch(r"\w+", name) is not None for name in names]
     kernels = iter(
-        kernelnames.readable_each([name for name, is_one in zip(names, are, strict=True) if is_one], letters)
+        kernelnames.readable_each([name for name, is_one in zip(names, flags, strict=True) if is_one], letters)
     )
-    others = iter(told_apart([name for name, is_one in zip(names, are, strict=True) if not is_one], letters))
-    return [shortened(next(kernels if is_one else others), letters) for is_one in are]
+    plain_names = iter(
+        shorten_distinctly([name for name, is_one in zip(names, flags, strict=True) if not is_one], letters)
+    )
+    return [shortened(next(kernels if is_one else plain_names), letters) for is_one in flags]
 
 
 def _shared_lead(names: Sequence[str]) -> str:
@@ -85,29 +89,29 @@ def _words_in(name: str, width: int, lead: str) -> str:
     return shortened(name if cell_len(name) <= width else f"…{name[len(lead) :]}" if lead else name, width)
 
 
-def _path_in(name: str, width: int, follow: Mapping[tuple[str, ...], Collection[str | None]]) -> str:
+def _path_in(name: str, width: int, followers: Mapping[tuple[str, ...], Collection[str | None]]) -> str:
     path = tuple(name.split("."))
     parts: list[str] = list(path)
-    for place in range(len(path) - 1):
+    for index in range(len(path) - 1):
         if cell_len(_joined(parts)) <= width:
             break
-        if len(follow[path[:place]]) == 1:
-            parts[place] = ""
-    for place in range(len(path) - 1):
+        if len(followers[path[:index]]) == 1:
+            parts[index] = ""
+    for index in range(len(path) - 1):
         if cell_len(_joined(parts)) <= width:
             break
-        if not parts[place].isdigit():
-            parts[place] = parts[place][:1]
+        if not parts[index].isdigit():
+            parts[index] = parts[index][:1]
     return shortened(_joined(parts), width)
 
 
 def _joined(parts: Sequence[str]) -> str:
     """Return parts with dots between them; one ellipsis replaces adjacent parts that are left out."""
     shown = ""
-    for part, before in zip(parts, ("", *parts), strict=False):
+    for part, previous in zip(parts, ("", *parts), strict=False):
         if part:
-            shown += f".{part}" if before else part
-        elif before or not shown:
+            shown += f".{part}" if previous else part
+        elif previous or not shown:
             shown += "…"
     return shown
 
@@ -154,19 +158,19 @@ class FittingTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """Yield the table and the notes below it."""
-        shown = fitting(self.columns, options.max_width)
-        made = Table(
+        columns = fitting(self.columns, options.max_width)
+        grid = Table(
             title=Text(plain(self.title), style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
         )
-        for column, width in zip(shown, widths(shown, options.max_width), strict=True):
-            made.add_column(Text(column.heading), width=width, justify="right" if column.numeric else "left")
+        for column, width in zip(columns, widths(columns, options.max_width), strict=True):
+            grid.add_column(Text(column.heading), width=width, justify="right" if column.numeric else "left")
         for row in zip(
-            *(_cut(column, width.width) for column, width in zip(shown, made.columns, strict=True)), strict=True
+            *(_cut(column, width.width) for column, width in zip(columns, grid.columns, strict=True)), strict=True
         ):
-            made.add_row(*row)
-        yield made
-        left = [column.heading for column in self.columns if not any(column is each for each in shown)]
-        for note in [*self.notes, *([f"columns that do not fit: {', '.join(left)}"] if left else [])]:
+            grid.add_row(*row)
+        yield grid
+        hidden = [column.heading for column in self.columns if not any(column is candidate for candidate in columns)]
+        for note in [*self.notes, *([f"columns that do not fit: {', '.join(hidden)}"] if hidden else [])]:
             yield Text(note, style="dim")
 
 
@@ -174,7 +178,7 @@ def _cut(column: FittingColumn, width: int | None) -> list[Text]:
     if column.prose:
         return [Text(cell) for cell in column.cells]
     room = width or column.wanted
-    shown = kernel_names(column.cells, room) if column.kernels else told_apart(column.cells, room)
+    shown = kernel_names(column.cells, room) if column.kernels else shorten_distinctly(column.cells, room)
     return [Text(cell, no_wrap=True) for cell in shown]
 
 
@@ -182,8 +186,8 @@ def fitting(columns: Sequence[FittingColumn], room: int) -> list[FittingColumn]:
     """Return the columns that fit at their least width, at least one; drop the last ones first, main columns last."""
     shown = list(columns)
     while len(shown) > 1 and _total([column.least for column in shown]) > room:
-        loose = [place for place, column in enumerate(shown) if not column.main]
-        shown.pop(loose[-1] if loose else -1)
+        optional = [index for index, column in enumerate(shown) if not column.main]
+        shown.pop(optional[-1] if optional else -1)
     return shown
 
 
@@ -191,11 +195,11 @@ def widths(columns: Sequence[FittingColumn], room: int) -> list[int]:
     """Return the width of each column: its least width, and a share of the rest, for names first, then for headings."""
     chosen = [column.least for column in columns]
     for wanted in ([c.wanted for c in columns], [max(c.wanted, cell_len(c.heading)) for c in columns]):
-        growing = [place for place in range(len(columns)) if chosen[place] < wanted[place]]
+        growing = [index for index in range(len(columns)) if chosen[index] < wanted[index]]
         while growing and _total(chosen) < room:
-            place = min(growing, key=lambda place: chosen[place])
-            chosen[place] += 1
-            growing = [place for place in growing if chosen[place] < wanted[place]]
+            index = min(growing, key=lambda index: chosen[index])
+            chosen[index] += 1
+            growing = [index for index in growing if chosen[index] < wanted[index]]
     return chosen
 
 

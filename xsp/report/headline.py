@@ -31,8 +31,8 @@ def headline(answers: Answers, said: Verdict | None, attributed: Sequence[tuple[
         said: the verdict on the trace, if it has device work.
         attributed: grade, spans and milliseconds of device work, see `xsp.report.words`.
     """
-    run, usual, ledger = answers.trace.run, answers.latency(), answers["ledger"].dicts()
-    models = sorted(answers["A1"].dicts(), key=lambda row: row != usual)
+    run, latency, ledger = answers.trace.run, answers.latency(), answers["ledger"].dicts()
+    models = sorted(answers["A1"].dicts(), key=lambda row: row != latency)
     return [
         *_loop([row for row in answers["loop"].dicts() if row["kind"] == answers.trace.kind], models),
         *_latency(models),
@@ -60,18 +60,24 @@ def _loop(rows: Sequence[Row], models: Sequence[Row]) -> list[Figure]:
         return []
     if models and all(model.get("loop_ms") is None for model in models):
         return [("an iteration of the loop", "–", "only short steps soon after recorded ones ran bare; run more steps")]
-    whole, told = row["iteration_ms"], FROM[TOLD_BY.index(row["figures_from"])]
-    of_whom = "" if row["scope"] == "program" else f" of the {row['scope']}"
-    shown = [("an iteration of the loop", f"{whole:.4g} ms", f"wall time from step to step; {_between(row)}; {told}")]
+    iteration_ms, basis = row["iteration_ms"], FROM[TOLD_BY.index(row["figures_from"])]
+    scope = "" if row["scope"] == "program" else f" of the {row['scope']}"
+    figures = [
+        (
+            "an iteration of the loop",
+            f"{iteration_ms:.4g} ms",
+            f"wall time from step to step; {_interval_text(row)}; {basis}",
+        )
+    ]
     if row["samples_per_s"] is not None:
-        about = f"as the program ran, {row['samples']:g} samples a step{_guessed(row)}{of_whom}"
-        shown.append(("the loop's throughput", f"{number(row['samples_per_s'])} samples/s", about))
-    data, between = (100 * row[part] / whole if whole else 0.0 for part in ("data_ms", "between_ms"))
-    about = f"of the wall time of an iteration; {between:.1f} % is other time between steps"
-    return [*shown, ("waiting for data", f"{data:.1f} %", about)]
+        note = f"as the program ran, {row['samples']:g} samples a step{_guess_note(row)}{scope}"
+        figures.append(("the loop's throughput", f"{number(row['samples_per_s'])} samples/s", note))
+    data, between = (100 * row[part] / iteration_ms if iteration_ms else 0.0 for part in ("data_ms", "between_ms"))
+    note = f"of the wall time of an iteration; {between:.1f} % is other time between steps"
+    return [*figures, ("waiting for data", f"{data:.1f} %", note)]
 
 
-def _guessed(row: Row) -> str:
+def _guess_note(row: Row) -> str:
     return ", a guess" if row.get("samples_from") == "guess" else ""
 
 
@@ -80,67 +86,69 @@ def _latency(models: Sequence[Row]) -> list[Figure]:
         return [("latency of a step", "–", "no timed step")]
     row = models[0]
     several = row["steps"] > 1
-    shown = [("latency of a step", f"{row['latency_ms']:.4g} ms", _between(row) if several else "one step")]
+    figures = [("latency of a step", f"{row['latency_ms']:.4g} ms", _interval_text(row) if several else "one step")]
     if row.get("samples_per_s") is not None:
-        about = f"batch size {row['batch_size']}{_guessed(row)}, steps back to back"
-        shown.append(("a step's throughput", f"{number(row['samples_per_s'])} samples/s", about))
+        note = f"batch size {row['batch_size']}{_guess_note(row)}, steps back to back"
+        figures.append(("a step's throughput", f"{number(row['samples_per_s'])} samples/s", note))
     if several:
-        about = f"90 % of the steps are faster; median {row['median_ms']:.4g} ms, {row['steps']} steps"
-        shown.append(("90th percentile", f"{row['p90_ms']:.4g} ms", about))
-    return shown
+        note = f"90 % of the steps are faster; median {row['median_ms']:.4g} ms, {row['steps']} steps"
+        figures.append(("90th percentile", f"{row['p90_ms']:.4g} ms", note))
+    return figures
 
 
-def _device(said: Verdict | None, attributed: Sequence[tuple[str, int, float]], devices: int) -> list[Figure]:
+def _device(conclusion: Verdict | None, attributed: Sequence[tuple[str, int, float]], devices: int) -> list[Figure]:
     """Return how busy the devices are, the largest loss, and the share of their time with a known layer."""
-    if said is None:
+    if conclusion is None:
         return []
     mean = f"; the mean of {devices} GPUs" if devices > 1 else ""
-    shown = [("device busy", f"{said.busy_percent:.1f} %", f"of the wall time from its first work to its last{mean}")]
-    if said.losses and said.losses[0].ms:
-        worst = said.losses[0]
-        together = f" on {devices} GPUs together" if devices > 1 else ""
-        shown.append(("largest loss", worst.name, f"{worst.percent:.1f} % of that time, {worst.ms:.4g} ms{together}"))
-    whole = sum(ms for _, _, ms in attributed)
-    if whole:
-        known = sum(ms for grade, _, ms in attributed if grade != Grade.UNKNOWN)
-        shown.append(
-            ("device time with a layer", f"{100 * known / whole:.1f} %", "of GPU time; its certainty is below")
+    figures = [
+        ("device busy", f"{conclusion.busy_percent:.1f} %", f"of the wall time from its first work to its last{mean}")
+    ]
+    if conclusion.losses and conclusion.losses[0].ms:
+        worst = conclusion.losses[0]
+        suffix = f" on {devices} GPUs together" if devices > 1 else ""
+        figures.append(("largest loss", worst.name, f"{worst.percent:.1f} % of that time, {worst.ms:.4g} ms{suffix}"))
+    total_ms = sum(ms for _, _, ms in attributed)
+    if total_ms:
+        known_ms = sum(ms for grade, _, ms in attributed if grade != Grade.UNKNOWN)
+        figures.append(
+            ("device time with a layer", f"{100 * known_ms / total_ms:.1f} %", "of GPU time; its certainty is below")
         )
-    return shown
+    return figures
 
 
 def _profiling(run: Run, models: Sequence[Row], ledger: Sequence[Row]) -> list[Figure]:
-    shown = [*_whole_program(run.budget), *([cost(ledger)] if len(ledger) > 1 else [])]
+    figures = [*_whole_program(run.budget), *([cost(ledger)] if len(ledger) > 1 else [])]
     if len(models) > 1:
         sizes = ", ".join(str(model["batch_size"]) for model in models[1:])
-        shown.append(("also measured", f"{len(models) - 1} more", f"batch size {sizes}: see the first table"))
-    return shown
+        figures.append(("also measured", f"{len(models) - 1} more", f"batch size {sizes}: see the first table"))
+    return figures
 
 
 def _whole_program(budget: Budget | None) -> list[Figure]:
     """Return the overhead of profiling on the whole program, and the option that lowers it if it is large."""
     if budget is None or budget.program_percent is None:
         return []
-    percent, asked = budget.program_percent, budget.asked_percent
-    if percent > 5 * CHEAPER and (asked is None or asked > CHEAPER):
-        about = f"--budget {CHEAPER}% would cost less"
+    percent, limit = budget.program_percent, budget.asked_percent
+    if percent > 5 * CHEAPER and (limit is None or limit > CHEAPER):
+        note = f"--budget {CHEAPER}% would cost less"
     else:
-        about = f"the budget was {asked:g} %" if asked is not None else "the whole program"
-    much = f"{1 + percent / 100:.3g} times as long" if percent >= 10 else f"{percent:.2g} % longer"
-    return [("profiling made the program", much, about)]
+        note = f"the budget was {limit:g} %" if limit is not None else "the whole program"
+    factor = f"{1 + percent / 100:.3g} times as long" if percent >= 10 else f"{percent:.2g} % longer"
+    return [("profiling made the program", factor, note)]
 
 
 def cost(ledger: Sequence[Row]) -> Figure:
     """Return the overhead of full recording on a step, or that it cannot be distinguished from noise."""
-    true, full, rung = ledger[0]["step_ms"], ledger[-1]["step_ms"], ledger[-1]["rung"]
-    added = f"{full - true:+.3g} ms"
-    told = any(row.get("low_ms") is None or not row["low_ms"] <= 0 <= row["high_ms"] for row in ledger[1:])
-    share = f"{100 * (full / true - 1):+.1f} % of its latency, with all down to {depth(rung)} recorded"
-    what = "recording adds to a step"
-    return (what, added, share) if told else (what, "in the noise", f"{added}, {share}")
+    bare_ms, full_ms, rung = ledger[0]["step_ms"], ledger[-1]["step_ms"], ledger[-1]["rung"]
+    added = f"{full_ms - bare_ms:+.3g} ms"
+    is_significant = any(row.get("low_ms") is None or not row["low_ms"] <= 0 <= row["high_ms"] for row in ledger[1:])
+    share = f"{100 * (full_ms / bare_ms - 1):+.1f} % of its latency, with all down to {depth(rung)} recorded"
+    label = "recording adds to a step"
+    return (label, added, share) if is_significant else (label, "in the noise", f"{added}, {share}")
 
 
-def _between(row: Row) -> str:
+def _interval_text(row: Row) -> str:
     if row.get("low_ms") is None or row.get("high_ms") is None:
         return "too few steps for an interval"
     return f"95 % interval {row['low_ms']:.4g} to {row['high_ms']:.4g} ms"

@@ -24,8 +24,8 @@ from xsp.levels import depth
 from xsp.report import timeline, words
 from xsp.report.charts import charts
 from xsp.report.headline import headline, phases
-from xsp.report.loop import listed, loop
-from xsp.report.words import devices, explained
+from xsp.report.loop import kinds_data, loop
+from xsp.report.words import describe_rungs, devices_text
 from xsp.store.trace import Trace
 
 MOST_ROWS = 1000
@@ -104,15 +104,15 @@ def write_sections(path: str | Path, title: str, shown: Sequence[sections.Sectio
     code = [_asset(name) for name in ("echarts.min.js", "words.js", "charts.js", "tables.js", "sections.js")]
     code.insert(1, "const timeline = { redraw() {} };")
     code.append("drawSections();")
-    listed = [{"name": str(number), **sections.plain(section)} for number, section in enumerate(shown, 1)]
+    entries = [{"name": str(number), **sections.plain(section)} for number, section in enumerate(shown, 1)]
     contents = {
         "__TITLE__": html.escape(title),
         "__CSS__": _asset("report.css"),
         "__ALLOWED__": " ".join(_allowed(script) for script in code),
         "__SCRIPTS__": "\n".join(f"<script>{script}</script>" for script in code),
-        "__DATA__": _as_json({"sections": listed, "damaged": []}),
+        "__DATA__": _as_json({"sections": entries, "damaged": []}),
     }
-    text = re.sub("|".join(contents), lambda found: contents[found.group()], _OF_SECTIONS)
+    text = re.sub("|".join(contents), lambda match: contents[match.group()], _OF_SECTIONS)
     page = Path(path)
     rundir.write_whole(page, text.encode("utf-8", "replace"))
     return page
@@ -121,17 +121,17 @@ def write_sections(path: str | Path, title: str, shown: Sequence[sections.Sectio
 def render(trace: Trace, others: Sequence[Trace] = ()) -> str:
     """Return the page of a trace, with a choice between it and others: the same run with other kinds of steps."""
     scripts = [_asset(name) for name in SCRIPTS]
-    shown = [trace, *others]
+    traces = [trace, *others]
     pages, room = [], timeline.MOST_SPANS
-    for each in shown:
-        pages.append(_data(each, room))
+    for kind_trace in traces:
+        pages.append(_data(kind_trace, room))
         room = max(LEAST_SPANS, room - pages[-1]["timeline"]["count"])
     common = {
         "name": trace.name,
         "facts": _facts(trace),
         "loop": loop(trace),
-        **_written_by_others(trace),
-        "kinds": listed(trace, shown),
+        **_added_sections(trace),
+        "kinds": kinds_data(trace, traces),
     }
     contents = {
         "__TITLE__": html.escape(f"{trace.name} · xsp"),
@@ -140,12 +140,12 @@ def render(trace: Trace, others: Sequence[Trace] = ()) -> str:
         "__SCRIPTS__": "\n".join(f"<script>{script}</script>" for script in scripts),
         "__DATA__": _as_json({**common, **pages[0]}),
         "__OTHERS__": "\n".join(
-            f'<script type="application/json" id="kind-{place}">{_as_json(page)}</script>'
-            for place, page in enumerate(pages[1:], 1)
+            f'<script type="application/json" id="kind-{index}">{_as_json(page)}</script>'
+            for index, page in enumerate(pages[1:], 1)
         ),
     }
     # In one pass: inserted content is never searched for placeholders.
-    return re.sub("|".join(contents), lambda found: contents[found.group()], _asset("report.html"))
+    return re.sub("|".join(contents), lambda match: contents[match.group()], _asset("report.html"))
 
 
 def _asset(name: str) -> str:
@@ -160,11 +160,11 @@ def _allowed(script: str) -> str:
 
 def _as_json(data: Any) -> str:
     """Return JSON that is safe inside a script element, whatever text it has; other types than JSON's become text."""
-    written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
+    encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
     try:
-        text = written.encode(data)
+        text = encoder.encode(data)
     except ValueError:  # some numbers are not finite, which is rare
-        text = written.encode(_finite(data))
+        text = encoder.encode(_finite(data))
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text
@@ -172,43 +172,43 @@ def _as_json(data: Any) -> str:
 
 def _data(trace: Trace, most_spans: int) -> dict[str, Any]:
     """Return the data that the page shows of one kind of step."""
-    trace.hold(MOST_HELD)
-    with ThreadPoolExecutor(1) as beside:  # both spend most of their time in the engine
-        drawn = beside.submit(timeline.timeline, trace, most_spans, table.cursor(trace.con))
+    trace.load_into_memory(MOST_HELD)
+    with ThreadPoolExecutor(1) as executor:  # both spend most of their time in the engine
+        drawing = executor.submit(timeline.timeline, trace, most_spans, table.cursor(trace.con))
         answers = Answers(trace)
-        found = {name: answers[name] for name in ANALYSES if name != "health"}  # the page has a section of it
-        said, believed = verdict(answers), words.trust(trace)
-        ledger = found["ledger"].dicts()
+        results = {name: answers[name] for name in ANALYSES if name != "health"}  # the page has a section of it
+        conclusion, reliability = verdict(answers), words.trust(trace)
+        ledger = results["ledger"].dicts()
         return {
-            "verdict": [said.verdict, *said.next] if said else [],
-            "headline": headline(answers, said, believed["attributed"]),
-            "phases": phases(found["phases"].dicts() if "phases" in found else []),
-            "health": believed,
+            "verdict": [conclusion.verdict, *conclusion.next] if conclusion else [],
+            "headline": headline(answers, conclusion, reliability["attributed"]),
+            "phases": phases(results["phases"].dicts() if "phases" in results else []),
+            "health": reliability,
             "charts": charts(answers),
             "ledger": [{**row, "records": depth(row["rung"])} for row in ledger],
-            "rungs": explained(row["rung"] for row in ledger),
-            "tables": [_table(trace, name, answer) for name, answer in found.items() if answer.refused is None],
-            "refused": [(name, answer.refused) for name, answer in found.items() if answer.refused is not None],
-            "timeline": drawn.result(),
+            "rungs": describe_rungs(row["rung"] for row in ledger),
+            "tables": [_table(trace, name, answer) for name, answer in results.items() if answer.refused is None],
+            "refused": [(name, answer.refused) for name, answer in results.items() if answer.refused is not None],
+            "timeline": drawing.result(),
         }
 
 
 def _finite(value: Any) -> Any:
     """Replace numbers that are not finite, which JSON cannot represent, by null."""
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _finite(element) for key, element in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
+        return [_finite(element) for element in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _written_by_others(trace: Trace) -> dict[str, Any]:
+def _added_sections(trace: Trace) -> dict[str, Any]:
     """Return the sections in the run directory, and the files there that are not sections."""
     if trace.path is None or not trace.path.is_dir():
         return {"sections": [], "damaged": []}
-    found = sections.read(trace.path)
-    shown = [{"name": name, **sections.plain(section)} for name, section in found.sections.items()]
-    return {"sections": shown, "damaged": [f"{rundir.SECTIONS}/{line}" for line in found.damaged]}
+    content = sections.read(trace.path)
+    entries = [{"name": name, **sections.plain(section)} for name, section in content.sections.items()]
+    return {"sections": entries, "damaged": [f"{rundir.SECTIONS}/{line}" for line in content.damaged]}
 
 
 def _facts(trace: Trace) -> list[tuple[str, str]]:
@@ -218,38 +218,38 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
     versions = {"xsp": run.xsp, "Python": machine.python, **machine.packages}
     facts = [
         ("recorded", (run.created or "").replace("T", " ").replace("Z", " UTC")),
-        ("recorded levels", explained(run.rungs) or run.levels or ""),
+        ("recorded levels", describe_rungs(run.rungs) or run.levels or ""),
         ("processor", f"{machine.cpu}, {machine.cores or '?'} cores" if machine.cpu else ""),
-        ("devices", devices(trace)),
+        ("devices", devices_text(trace)),
         ("system", system),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)),
     ]
-    return [(what, text) for what, text in facts if text]
+    return [(label, text) for label, text in facts if text]
 
 
 def _table(trace: Trace, name: str, answer: Answer) -> dict[str, Any]:
     """Return as many rows of a table as the page shows, without columns that hold nothing."""
     columns, rows, most, chosen = answer.columns, answer.rows, MOST_ROWS, "the first"
     if name in DEAREST:
-        by, most = DEAREST[name]
-        rows = _by(rows, columns.index(by))
-        chosen = f"those with the highest {by}"
-    kept = [place for place in range(len(columns)) if not rows or any(row[place] is not None for row in rows)]
+        measure, most = DEAREST[name]
+        rows = _by(rows, columns.index(measure))
+        chosen = f"those with the highest {measure}"
+    indices = [index for index in range(len(columns)) if not rows or any(row[index] is not None for row in rows)]
     run = shlex.quote(trace.path.name) if trace.path else "RUN"
     kind = f" --kind {trace.kind}" if len(kinds_of(trace, trace.rank)) > 1 else ""
     return {
         "id": name,
         "title": ANALYSES[name].title,
         "about": ANALYSES[name].about,
-        "columns": [columns[place] for place in kept],
-        "empty": [column for place, column in enumerate(columns) if place not in kept],
-        "rows": [[row[place] for place in kept] for row in rows[:most]],
+        "columns": [columns[index] for index in indices],
+        "empty": [column for index, column in enumerate(columns) if index not in indices],
+        "rows": [[row[index] for index in indices] for row in rows[:most]],
         "total": len(rows),
         "chosen": chosen,
         "command": f"xsp analyze {run} {name} --limit {len(rows)}{kind}",
     }
 
 
-def _by(rows: Sequence[tuple[Any, ...]], place: int) -> list[tuple[Any, ...]]:
+def _by(rows: Sequence[tuple[Any, ...]], index: int) -> list[tuple[Any, ...]]:
     """Return the rows by the values of one column, the highest first and nulls last."""
-    return sorted(rows, key=lambda row: (row[place] is None, -(row[place] or 0)))
+    return sorted(rows, key=lambda row: (row[index] is None, -(row[index] or 0)))

@@ -57,7 +57,7 @@ def lanes(bars: Bars) -> list[Lane]:
     """Return spans in lanes: rank by rank, threads first, beginning with the busiest, then devices."""
     tracks = _tracks(bars)
     order = _outer_first(bars)
-    return list(_in_order(bars, {track: order[own[order]] for track, own in tracks.items()}))
+    return list(_in_order(bars, {track: order[mask[order]] for track, mask in tracks.items()}))
 
 
 def _tracks(bars: Bars) -> dict[Track, Array]:
@@ -66,23 +66,23 @@ def _tracks(bars: Bars) -> dict[Track, Array]:
     A span without a thread (a primitive) gets the thread of its nearest ancestor that has one.
     """
     on_device = bars.device != NONE
-    outer = np.arange(len(on_device))
+    ancestor = np.arange(len(on_device))
     for _ in range(MOST_LANES):
-        climbs = ~on_device & (bars.thread[outer] == NONE) & (bars.parent[outer] >= 0)
+        climbs = ~on_device & (bars.thread[ancestor] == NONE) & (bars.parent[ancestor] >= 0)
         if not climbs.any():
             break
-        outer[climbs] = bars.parent[outer[climbs]]
-    first = np.where(on_device, bars.device, bars.process[outer])
-    second = np.where(on_device, bars.stream, bars.thread[outer])
+        ancestor[climbs] = bars.parent[ancestor[climbs]]
+    first = np.where(on_device, bars.device, bars.process[ancestor])
+    second = np.where(on_device, bars.stream, bars.thread[ancestor])
     rows = np.stack([bars.rank, on_device, first, second], axis=1)
-    different, places, own = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-    own = own.ravel()
-    found: dict[Track, Array] = {}
+    distinct, places, track_numbers = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    track_numbers = track_numbers.ravel()
+    tracks: dict[Track, Array] = {}
     for number in np.argsort(places).tolist():
-        rank, device, *place = different[number].tolist()
-        above, line = (None if each == NONE else each for each in place)
-        found[rank, bool(device), above, line] = own == number
-    return found
+        rank, device, *location = distinct[number].tolist()
+        outer_id, inner_id = (None if part == NONE else part for part in location)
+        tracks[rank, bool(device), outer_id, inner_id] = track_numbers == number
+    return tracks
 
 
 def _in_order(bars: Bars, tracks: Mapping[Track, Array]) -> Iterator[Lane]:
@@ -93,11 +93,11 @@ def _in_order(bars: Bars, tracks: Mapping[Track, Array]) -> Iterator[Lane]:
             rank, thread = track[0], 0
             yield Lane(f"rank {rank}", [], np.zeros(0, np.int64))
         thread += not track[1]
-        own = tracks[track]
-        lane = _nested(bars.start[own].tolist(), (bars.start + bars.dur)[own].tolist())
-        for number in range(lane.max(initial=-1) + 1):
-            places = own[lane == number]
-            yield Lane(_title(track, thread), _levels(bars.level[places], bars.dur[places]), places)
+        members = tracks[track]
+        lane_numbers = _nested(bars.start[members].tolist(), (bars.start + bars.dur)[members].tolist())
+        for number in range(lane_numbers.max(initial=-1) + 1):
+            indices = members[lane_numbers == number]
+            yield Lane(_title(track, thread), _levels(bars.level[indices], bars.dur[indices]), indices)
 
 
 def _place(track: Track, dur: Array) -> tuple[int, ...]:
@@ -110,7 +110,7 @@ def _place(track: Track, dur: Array) -> tuple[int, ...]:
 def _levels(level: Array, dur: Array) -> list[int]:
     """Return the levels of a lane's spans, outermost first, without levels that take hardly any of its time."""
     total = dur.sum()
-    return [int(each) for each in np.unique(level) if dur[level == each].sum() >= WORTH * total]
+    return [int(value) for value in np.unique(level) if dur[level == value].sum() >= WORTH * total]
 
 
 def _title(track: Track, thread: int) -> str:
@@ -122,25 +122,25 @@ def _title(track: Track, thread: int) -> str:
 
 def _nested(starts: list[int], stops: list[int]) -> Array:
     """Return the lane of each span: the first below all lanes that are taken when it starts; -1 if that is too deep."""
-    found: list[int] = []
+    depths: list[int] = []
     ends: list[int] = []
     for start, stop in zip(starts, stops, strict=True):
-        place = len(ends)
-        while place and ends[place - 1] <= start:
-            place -= 1
-        if place == MOST_LANES:
-            found.append(-1)
+        depth = len(ends)
+        while depth and ends[depth - 1] <= start:
+            depth -= 1
+        if depth == MOST_LANES:
+            depths.append(-1)
             continue
-        if place == len(ends):
+        if depth == len(ends):
             ends.append(0)
-        ends[place] = stop
-        found.append(place)
-    return np.array(found, np.int64)
+        ends[depth] = stop
+        depths.append(depth)
+    return np.array(depths, np.int64)
 
 
 def _outer_first(bars: Bars) -> Array:
     """Return the order by start; a span that another clock places just before its parent comes after the parent."""
-    above = np.where(bars.parent >= 0, bars.start[bars.parent], bars.start)
-    late = (bars.start < above) & (above <= bars.start + bars.dur // 2)
-    order: Array = np.lexsort((bars.depth, -bars.dur, bars.level, np.where(late, above, bars.start)))
+    parent_start = np.where(bars.parent >= 0, bars.start[bars.parent], bars.start)
+    is_late = (bars.start < parent_start) & (parent_start <= bars.start + bars.dur // 2)
+    order: Array = np.lexsort((bars.depth, -bars.dur, bars.level, np.where(is_late, parent_start, bars.start)))
     return order

@@ -55,7 +55,7 @@ def loop(trace: Trace) -> dict[str, Any] | None:
         return None
     con = trace.con
     kinds = _kinds(con, kinds_of(trace, trace.rank))
-    words, wanted = _basis(con)
+    basis, condition = _basis(con)
     total = _first(con, "SELECT count(*) AS rows, sum(steps) AS steps, "
                         "sum(steps) FILTER (recorded) AS recorded FROM loop_rows")  # fmt: skip
     points = _points(con, kinds, total["rows"])
@@ -63,8 +63,8 @@ def loop(trace: Trace) -> dict[str, Any] | None:
     return {
         "kinds": [name for name, _ in kinds],
         "points": points,
-        "parts": _parts(con, wanted),
-        "basis": words,
+        "parts": _parts(con, condition),
+        "basis": basis,
         "left_out": total["rows"] - len(points["step"]),
         "told": [
             f"{total['steps']:,} step{'s' * (total['steps'] != 1)}, {_count(total['recorded'])} of them recorded"
@@ -75,7 +75,7 @@ def loop(trace: Trace) -> dict[str, Any] | None:
 
 def weights(trace: Trace) -> dict[int, float]:
     """Return the share of the loop's time that each kind of step takes, the largest first; empty without a loop."""
-    return {each.kind: each.share for each in iterations(trace.con) if each.rank == trace.rank}
+    return {row.kind: row.share for row in iterations(trace.con) if row.rank == trace.rank}
 
 
 def _prepare(trace: Trace) -> bool:
@@ -84,7 +84,7 @@ def _prepare(trace: Trace) -> bool:
     Waiting for data counts as such, whether it was before the step or in it. `most` is null in a step that is left out
     of the means.
     """
-    trace.once(
+    trace.create_temp_table(
         "loop_rows",
         f"""
         WITH {UNDISTURBED}
@@ -111,18 +111,18 @@ def _mean(column: str) -> str:
     return f"sum(steps * ({column})) / sum(steps)"
 
 
-def _kinds(con: duckdb.DuckDBPyConnection, said: Mapping[int, StepKind]) -> list[tuple[str, int | None]]:
+def _kinds(con: duckdb.DuckDBPyConnection, known_kinds: Mapping[int, StepKind]) -> list[tuple[str, int | None]]:
     """Return the kinds with a colour of their own, the longest first, and if there are more, one for the others."""
-    names = {kind: each.name for kind, each in said.items()}
-    found = con.execute("SELECT kind FROM loop_rows GROUP BY kind ORDER BY sum(steps * ms) DESC, kind").fetchall()
-    shown = [(names.get(kind, "steps" if kind == _NO_KIND else f"kind {kind}"), kind) for (kind,) in found]
-    return shown if len(shown) <= MOST_KINDS + 1 else [*shown[:MOST_KINDS], (_OTHERS, None)]
+    names = {kind: step_kind.name for kind, step_kind in known_kinds.items()}
+    rows = con.execute("SELECT kind FROM loop_rows GROUP BY kind ORDER BY sum(steps * ms) DESC, kind").fetchall()
+    coloured = [(names.get(kind, "steps" if kind == _NO_KIND else f"kind {kind}"), kind) for (kind,) in rows]
+    return coloured if len(coloured) <= MOST_KINDS + 1 else [*coloured[:MOST_KINDS], (_OTHERS, None)]
 
 
 def _points(con: duckdb.DuckDBPyConnection, kinds: Sequence[tuple[str, int | None]], rows: int) -> dict[str, list[Any]]:
     """Return single steps: all, or from each stretch the shortest, the longest, and the one with the longest wait."""
-    coloured = " ".join(f"WHEN {number} THEN {place}" for place, (_, number) in enumerate(kinds) if number is not None)
-    group = f"CASE kind {coloured} ELSE {len(kinds) - 1} END" if coloured else "0"
+    cases = " ".join(f"WHEN {number} THEN {index}" for index, (_, number) in enumerate(kinds) if number is not None)
+    group = f"CASE kind {cases} ELSE {len(kinds) - 1} END" if cases else "0"
     stretches = rows if rows <= MOST_POINTS else max(1, MOST_POINTS // (6 * len(kinds)))
     return _columns(
         con,
@@ -140,15 +140,15 @@ def _points(con: duckdb.DuckDBPyConnection, kinds: Sequence[tuple[str, int | Non
     )
 
 
-def _parts(con: duckdb.DuckDBPyConnection, wanted: str) -> dict[str, list[Any]]:
-    """Return means over stretches of the run, from the steps that meet the condition `wanted`."""
+def _parts(con: duckdb.DuckDBPyConnection, condition: str) -> dict[str, list[Any]]:
+    """Return means over stretches of the run, from the steps that meet an SQL condition."""
     means = ", ".join(f"{_mean(column)} AS {column}" for column in ("self_ms", "data_ms", "between_ms"))
     return _columns(
         con,
         f"""
         WITH wanted AS (
             SELECT *, row_number() OVER (ORDER BY number) - 1 AS place, count(*) OVER () AS rows FROM loop_rows
-            WHERE {wanted}
+            WHERE {condition}
         )
         SELECT min(step) AS step, min(at_s) AS at_s, {means} FROM wanted
         GROUP BY place * least(rows, {MOST_PARTS}) // rows ORDER BY step
@@ -156,14 +156,14 @@ def _parts(con: duckdb.DuckDBPyConnection, wanted: str) -> dict[str, list[Any]]:
     )
 
 
-def _count(found: int | None) -> str:
-    return f"{found:,}" if found else "none"
+def _count(count: int | None) -> str:
+    return f"{count:,}" if count else "none"
 
 
 def _columns(con: duckdb.DuckDBPyConnection, query: str) -> dict[str, list[Any]]:
-    found = con.execute(query)
-    names, rows = [name for name, *_ in found.description or ()], found.fetchall()
-    return {name: [_short(row[place]) for row in rows] for place, name in enumerate(names)}
+    cursor = con.execute(query)
+    names, rows = [name for name, *_ in cursor.description or ()], cursor.fetchall()
+    return {name: [_short(row[index]) for row in rows] for index, name in enumerate(names)}
 
 
 def _short(value: Any) -> Any:
@@ -171,8 +171,8 @@ def _short(value: Any) -> Any:
 
 
 def _first(con: duckdb.DuckDBPyConnection, query: str) -> dict[str, Any]:
-    found = con.execute(query)
-    return dict(zip((name for name, *_ in found.description or ()), found.fetchall()[0], strict=True))
+    cursor = con.execute(query)
+    return dict(zip((name for name, *_ in cursor.description or ()), cursor.fetchall()[0], strict=True))
 
 
 # --- kinds -------------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ MOST = 4
 """Maximum number of kinds whose figures are on one page."""
 
 
-def listed(trace: Trace, shown: Sequence[Trace]) -> dict[str, Any]:
+def kinds_data(trace: Trace, shown: Sequence[Trace]) -> dict[str, Any]:
     """Return the kinds of a run for the page.
 
     Args:
@@ -194,26 +194,28 @@ def listed(trace: Trace, shown: Sequence[Trace]) -> dict[str, Any]:
         `shown`: name, steps and share of the loop's time of each; `others`: the same, with the command that writes a
         page of it. Both are empty if the run has only one kind.
     """
-    known = kinds_of(trace, trace.rank)
-    if len(known) < 2:
+    all_kinds = kinds_of(trace, trace.rank)
+    if len(all_kinds) < 2:
         return {"shown": [], "others": []}
     shares = weights(trace)
-    here = [each.kind for each in shown]
+    page_kinds = [page_trace.kind for page_trace in shown]
     run = shlex.quote(trace.path.name) if trace.path else "RUN"
 
     def said(kind: int | None) -> dict[str, Any]:
-        one = known.get(kind) if kind is not None else None
+        step_kind = all_kinds.get(kind) if kind is not None else None
         share = shares.get(kind) if kind is not None else None
         return {
-            "name": one.name if one is not None else f"kind {kind}",
-            "steps": one.steps if one is not None else None,
+            "name": step_kind.name if step_kind is not None else f"kind {kind}",
+            "steps": step_kind.steps if step_kind is not None else None,
             "percent": None if share is None else 100 * share,
         }
 
-    rest = sorted((kind for kind in known if kind not in here), key=lambda kind: (-shares.get(kind, 0), kind))
+    other_kinds = sorted(
+        (kind for kind in all_kinds if kind not in page_kinds), key=lambda kind: (-shares.get(kind, 0), kind)
+    )
     return {
-        "shown": [said(kind) for kind in here],
-        "others": [{**said(kind), "command": f"xsp report {run} --kind {kind}"} for kind in rest],
+        "shown": [said(kind) for kind in page_kinds],
+        "others": [{**said(kind), "command": f"xsp report {run} --kind {kind}"} for kind in other_kinds],
     }
 
 
@@ -230,12 +232,12 @@ def load(path: str | os.PathLike[str], kind: int | str | None = None, *, skip_da
         As `xsp.load`.
     """
     first = runs.load(path, skip_damaged=skip_damaged, kind=kind)
-    loaded = [first]
-    known = kinds_of(first, first.rank)
+    traces = [first]
+    all_kinds = kinds_of(first, first.rank)
     for number in weights(first):
-        if len(loaded) == MOST:
+        if len(traces) == MOST:
             break
-        if number in known and number != first.kind:
+        if number in all_kinds and number != first.kind:
             with contextlib.suppress(UsageError):
-                loaded.append(runs.load(path, skip_damaged=skip_damaged, kind=number))
-    return loaded
+                traces.append(runs.load(path, skip_damaged=skip_damaged, kind=number))
+    return traces

@@ -42,17 +42,17 @@ def pack(places: Array, values: Array) -> dict[str, Any]:
         missing = np.ma.getmaskarray(values)
         numbers = np.where(missing, 0, np.ma.getdata(values)).astype(np.int64)
         if not len(numbers) or -EXACT < numbers.min() <= numbers.max() < EXACT:
-            different = len(np.unique(numbers[~missing])) + int(missing.any())
-            if different > 1 and 16 * different > len(numbers):
+            distinct_count = len(np.unique(numbers[~missing])) + int(missing.any())
+            if distinct_count > 1 and 16 * distinct_count > len(numbers):
                 packed = {"numbers": differences(_filled(numbers, missing)), "holes": stretches(missing)}
                 return {"from": differences(places), **packed}
     column = values.tolist()
-    plain = {value: _plain(value) for value in dict.fromkeys(column)}
-    column = [plain[value] for value in column]
-    different_ones = list(dict.fromkeys(plain.values()))
-    if len(different_ones) <= 1:
-        return {"all": different_ones[0] if different_ones else None}
-    return {"from": differences(places), **_values(column, different_ones)}
+    json_values = {value: _plain(value) for value in dict.fromkeys(column)}
+    column = [json_values[value] for value in column]
+    distinct = list(dict.fromkeys(json_values.values()))
+    if len(distinct) <= 1:
+        return {"all": distinct[0] if distinct else None}
+    return {"from": differences(places), **_values(column, distinct)}
 
 
 def changes(values: Array) -> Array:
@@ -61,38 +61,38 @@ def changes(values: Array) -> Array:
     Args:
         values: the column; missing values are masked.
     """
-    held, missing = np.ma.getdata(values), np.ma.getmaskarray(values)
-    begins = np.ones(len(held), bool)
-    begins[1:] = np.where(missing[1:] | missing[:-1], missing[1:] != missing[:-1], held[1:] != held[:-1])
-    places: Array = np.flatnonzero(begins)
+    raw, missing = np.ma.getdata(values), np.ma.getmaskarray(values)
+    is_change = np.ones(len(raw), bool)
+    is_change[1:] = np.where(missing[1:] | missing[:-1], missing[1:] != missing[:-1], raw[1:] != raw[:-1])
+    places: Array = np.flatnonzero(is_change)
     return places
 
 
-def _values(column: Sequence[Any], different: Sequence[Any]) -> dict[str, Any]:
-    several = 16 * len(different) > len(column)
-    if several and all(isinstance(value, str) and _ID.fullmatch(value) for value in different):
+def _values(column: Sequence[Any], distinct: Sequence[Any]) -> dict[str, Any]:
+    is_varied = 16 * len(distinct) > len(column)
+    if is_varied and all(isinstance(value, str) and _ID.fullmatch(value) for value in distinct):
         return {"hex": base64.b64encode(bytes.fromhex("".join(column))).decode()}
-    number = {value: place for place, value in enumerate(different)}
-    return {"values": different, "at": differences([number[value] for value in column])}
+    index_by_value = {value: index for index, value in enumerate(distinct)}
+    return {"values": distinct, "at": differences([index_by_value[value] for value in column])}
 
 
 def differences(numbers: Sequence[int] | Array) -> str:
     """Return integers below `EXACT` as text, each as its difference from the one before."""
     steps: Array = np.diff(np.asarray(numbers, dtype=np.int64), prepend=0)
-    rest: Array = np.where(steps >= 0, steps << 1, (-steps << 1) - 1)
-    lengths = np.ones(len(rest), np.int64)
+    zigzag: Array = np.where(steps >= 0, steps << 1, (-steps << 1) - 1)
+    lengths = np.ones(len(zigzag), np.int64)
     for bits in range(7, 63, 7):
-        lengths += rest >> bits > 0
+        lengths += zigzag >> bits > 0
     ends = np.cumsum(lengths)
-    written = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
-    place, own = ends - lengths, np.arange(len(rest))
-    while len(own):
-        goes_on = rest[own] > 127
-        written[place[own]] = rest[own] & 127 | goes_on << 7
-        own = own[goes_on]
-        rest[own] >>= 7
-        place[own] += 1
-    return base64.b64encode(written.tobytes()).decode()
+    encoded = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+    position, active = ends - lengths, np.arange(len(zigzag))
+    while len(active):
+        continues = zigzag[active] > 127
+        encoded[position[active]] = zigzag[active] & 127 | continues << 7
+        active = active[continues]
+        zigzag[active] >>= 7
+        position[active] += 1
+    return base64.b64encode(encoded.tobytes()).decode()
 
 
 def stretches(missing: Array) -> list[int]:
@@ -104,8 +104,8 @@ def stretches(missing: Array) -> list[int]:
 
 def _filled(numbers: Array, missing: Array) -> Array:
     """Replace missing values by the value before, so that their difference is 0; by 0 if there is none before."""
-    before = np.maximum.accumulate(np.where(missing, -1, np.arange(len(numbers))))
-    return np.where(before >= 0, numbers[before], 0)
+    last_present = np.maximum.accumulate(np.where(missing, -1, np.arange(len(numbers))))
+    return np.where(last_present >= 0, numbers[last_present], 0)
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from urllib.parse import quote, unquote
 
 from xsp.errors import UsageError
-from xsp.receiver.loopback import Door, Prompt, asks_for_loopback
+from xsp.receiver.loopback import DeadlineHandler, LimitedHTTPServer, asks_for_loopback
 from xsp.report.html import render
 from xsp.store.trace import Trace
 
@@ -43,7 +43,7 @@ def pages(runs: Iterable[Sequence[Trace]]) -> dict[str, bytes]:
     return rendered
 
 
-def server(rendered: Mapping[str, bytes], port: int = PORT) -> Door:
+def server(rendered: Mapping[str, bytes], port: int = PORT) -> LimitedHTTPServer:
     """Return a server that listens on loopback; `serve_forever` answers, `server_close` ends it.
 
     Args:
@@ -54,21 +54,21 @@ def server(rendered: Mapping[str, bytes], port: int = PORT) -> Door:
         UsageError: the port is in use or invalid.
     """
     try:
-        return Door((_LOOPBACK, port), _answering(rendered), CONNECTIONS)
+        return LimitedHTTPServer((_LOOPBACK, port), _answering(rendered), CONNECTIONS)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"--port {port}: cannot listen on {_LOOPBACK} ({reason}); name another port") from error
 
 
-def address(listening: Door, name: str) -> str:
+def address(listening: LimitedHTTPServer, name: str) -> str:
     """Return the URL of the page of a run."""
     return f"http://{_LOOPBACK}:{listening.server_port}/{quote(name, safe='')}"
 
 
-def _answering(rendered: Mapping[str, bytes]) -> type[Prompt]:
+def _answering(rendered: Mapping[str, bytes]) -> type[DeadlineHandler]:
     """Return the request handler for these pages."""
 
-    class Handler(Prompt):
+    class Handler(DeadlineHandler):
         def do_GET(self) -> None:
             self.connection.settimeout(self.seconds)
             status, kind, body = _answer(rendered, self.path, self.headers.get("Host", ""))
@@ -95,9 +95,9 @@ def _answer(rendered: Mapping[str, bytes], path: str, host: str) -> tuple[HTTPSt
         return HTTPStatus.OK, "text/html", rendered[name]
     if not name:
         return HTTPStatus.OK, "text/html", _index(rendered)
-    known = ", ".join(rendered)
-    missing = f"No run called {name!r} is served here, only: {known}. To serve it: xsp report DIRECTORY --serve\n"
-    return HTTPStatus.NOT_FOUND, "text/plain", missing.encode("utf-8", "replace")
+    names = ", ".join(rendered)
+    message = f"No run called {name!r} is served here, only: {names}. To serve it: xsp report DIRECTORY --serve\n"
+    return HTTPStatus.NOT_FOUND, "text/plain", message.encode("utf-8", "replace")
 
 
 def _index(rendered: Mapping[str, bytes]) -> bytes:

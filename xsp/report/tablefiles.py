@@ -32,19 +32,19 @@ def write(answers: Answers, path: Path, form: str) -> None:
         _, con, relation = answers[0]
         table.write(con, relation, path, form)
         return
-    with tempfile.TemporaryDirectory() as place:
-        parts = [Path(place) / f"{number}.parquet" for number in range(len(answers))]
+    with tempfile.TemporaryDirectory() as folder:
+        parts = [Path(folder) / f"{number}.parquet" for number in range(len(answers))]
         for part, (run, con, relation) in zip(parts, answers, strict=True):
             table.write(con, relation.project(f"{table.literal(run)} AS run, *"), part, "parquet")
-        together = table.connect()
-        table.write(together, together.sql(f"SELECT * FROM {table.parquet(parts)}"), path, form)
+        combined = table.connect()
+        table.write(combined, combined.sql(f"SELECT * FROM {table.parquet(parts)}"), path, form)
 
 
 def text(answers: Answers, form: str) -> str:
     """Return the text that `write` would write, for CSV and JSON."""
-    with tempfile.TemporaryDirectory() as place:
-        write(answers, Path(place) / "rows", form)
-        return (Path(place) / "rows").read_bytes().decode()  # line breaks inside fields stay as they are
+    with tempfile.TemporaryDirectory() as folder:
+        write(answers, Path(folder) / "rows", form)
+        return (Path(folder) / "rows").read_bytes().decode()  # line breaks inside fields stay as they are
 
 
 def several_as_json(found: Mapping[str, Answers]) -> str:

@@ -24,7 +24,7 @@ from xsp.errors import AnalysisError
 from xsp.health import grade, health
 from xsp.health.finding import Finding, Severity
 from xsp.report.fitting import FittingColumn, FittingTable
-from xsp.report.words import attributed, devices, number, used_devices
+from xsp.report.words import attributed, devices_text, number, used_devices
 from xsp.scrub import plain
 from xsp.store.iterations import iterations
 from xsp.store.trace import Trace
@@ -76,31 +76,33 @@ def table(
     """
     names, rows = relation.columns, rows_of(relation)
     shown = rows if limit is None else rows[:limit]
-    chosen = [
-        place
-        for place, name in enumerate(names)
-        if (name in columns if columns is not None else any(row[place] is not None for row in rows) or not rows)
+    indices = [
+        index
+        for index, name in enumerate(names)
+        if (name in columns if columns is not None else any(row[index] is not None for row in rows) or not rows)
     ]
-    made = [_column(names[place], [row[place] for row in rows], len(shown), kernels) for place in chosen]
+    fitting_columns = [_column(names[index], [row[index] for row in rows], len(shown), kernels) for index in indices]
     for kind in (str, float):  # a narrow terminal too shows a name and a figure
-        about = (column for column, place in zip(made, chosen, strict=True) if _holds(rows, place, kind))
-        for column in itertools.islice(about, 1):
+        candidates = (
+            column for column, index in zip(fitting_columns, indices, strict=True) if _holds(rows, index, kind)
+        )
+        for column in itertools.islice(candidates, 1):
             column.main = True
-    for column, place in zip(made, chosen, strict=True):
-        column.main |= names[place] in main
-    left = len(rows) - len(shown)
-    return FittingTable(title, made, [f"{left:,} more row{'s' * (left > 1)}"] if left else [])
+    for column, index in zip(fitting_columns, indices, strict=True):
+        column.main |= names[index] in main
+    hidden = len(rows) - len(shown)
+    return FittingTable(title, fitting_columns, [f"{hidden:,} more row{'s' * (hidden > 1)}"] if hidden else [])
 
 
 def _column(name: str, values: Sequence[Any], shown: int, kernels: Sequence[str] = ()) -> FittingColumn:
     numeric = any(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
-    shortly = [cell(value) for value in values[:shown]]
+    cells = [cell(value) for value in values[:shown]]
     heading = name.replace("_", " ")
-    return FittingColumn(heading, shortly, numeric, prose=name == _SENTENCES, kernels=name in kernels)
+    return FittingColumn(heading, cells, numeric, prose=name == _SENTENCES, kernels=name in kernels)
 
 
-def _holds(rows: Sequence[Sequence[Any]], place: int, kind: type) -> bool:
-    return any(isinstance(row[place], kind) for row in rows)
+def _holds(rows: Sequence[Sequence[Any]], index: int, kind: type) -> bool:
+    return any(isinstance(row[index], kind) for row in rows)
 
 
 def cell(value: Any) -> str:
@@ -122,20 +124,20 @@ def health_table(trace: Trace) -> RenderableType:
 
 
 def _findings(findings: Sequence[Finding]) -> RenderableType:
-    made = Table(
+    grid = Table(
         title=Text("What is missing or doubtful", style="bold"), title_justify="left", show_header=False, box=None
     )
     for finding in findings:
         style = _COLOURS[finding.severity]
-        made.add_row(Text(str(finding.severity), style=style), Text(plain(finding.subject)), Text(plain(finding.text)))
-    return made
+        grid.add_row(Text(str(finding.severity), style=style), Text(plain(finding.subject)), Text(plain(finding.text)))
+    return grid
 
 
 def overview(trace: Trace) -> RenderableType:
     """Return the overview: verdict, reasons and next steps for a trace with device work, else latency and layers."""
     answers = Answers(trace)
-    said = verdict(answers)
-    return _of_devices(answers, said) if said is not None else _of_host(trace)
+    conclusion = verdict(answers)
+    return _of_devices(answers, conclusion) if conclusion is not None else _of_host(trace)
 
 
 def _of_host(trace: Trace) -> RenderableType:
@@ -159,8 +161,8 @@ def _is_much_between(trace: Trace) -> bool:
     """Return whether the lines that ran between steps are known, and take a large part of the loop."""
     if analyses.lines_between_steps.refusal(trace) is not None:
         return False
-    whole = [(each.between_ns or 0.0, each.mean_ns or 0.0) for each in iterations(trace.con)]
-    return any(between > BETWEEN_PERCENT / 100 * mean for between, mean in whole if mean)
+    durations = [(row.between_ns or 0.0, row.mean_ns or 0.0) for row in iterations(trace.con)]
+    return any(between > BETWEEN_PERCENT / 100 * mean for between, mean in durations if mean)
 
 
 def _ranks_of_loop(trace: Trace) -> int:
@@ -168,24 +170,28 @@ def _ranks_of_loop(trace: Trace) -> int:
     return int(ranks)
 
 
-def _of_devices(answers: Answers, said: Verdict) -> RenderableType:
+def _of_devices(answers: Answers, conclusion: Verdict) -> RenderableType:
     """Return one screen: verdict, reasons, next steps, the longest layers and kernels, and the grade."""
     grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row("verdict", Text(said.verdict, style="bold"))
-    for word, sentences in (("why", said.why), ("next", said.next), ("layers known", _known(answers.trace))):
-        for place, sentence in enumerate(sentences):
-            grid.add_row("" if place else word, Text(plain(sentence.replace("`", ""))))
+    grid.add_row("verdict", Text(conclusion.verdict, style="bold"))
+    for word, sentences in (
+        ("why", conclusion.why),
+        ("next", conclusion.next),
+        ("layers known", _known(answers.trace)),
+    ):
+        for index, sentence in enumerate(sentences):
+            grid.add_row("" if index else word, Text(plain(sentence.replace("`", ""))))
     findings = health(answers.trace)
     grid.add_row("grade", f"{grade(findings).letter} (from A to F: how reliable these figures are)")
     parts: list[RenderableType] = [Text(plain(_named(answers)), style="bold"), grid, Text()]
     count = len(used_devices(answers.trace))
-    together = f", on {count} GPUs together" if count > 1 else ""
+    suffix = f", on {count} GPUs together" if count > 1 else ""
     for identity, title, columns in _MOST:
         if answers[identity].rows:
             kernels = KERNELS.get(identity, ())
-            parts += [_most(answers[identity], f"{title}{together} ({identity})", columns, kernels)]
+            parts += [_most(answers[identity], f"{title}{suffix} ({identity})", columns, kernels)]
     warnings = [finding for finding in findings if finding.severity is Severity.WARNING]
     if warnings:
         parts += [_findings(warnings)]
@@ -206,7 +212,7 @@ _MOST = (
 
 def _named(answers: Answers) -> str:
     """Return the trace's name, its devices, and the latency of a step."""
-    parts = [answers.trace.name, *filter(None, [devices(answers.trace)])]
+    parts = [answers.trace.name, *filter(None, [devices_text(answers.trace)])]
     if (row := answers.latency()) is not None:
         parts.append(f"{row['steps']} step{'s' * (row['steps'] > 1)} of {number(row['latency_ms'])} ms")
     return ", ".join(parts)
@@ -215,9 +221,9 @@ def _named(answers: Answers) -> str:
 def _known(trace: Trace) -> list[str]:
     """Return the shares of device time by grade of attribution, in a sentence."""
     shares = attributed(trace)
-    whole = sum(ms for _, _, ms in shares)
-    named = [f"{100 * ms / whole:.0f} % {grade}" for grade, _, ms in shares] if whole else []
-    return [f"{', '.join(named)} (of device time)"] if named else []
+    total = sum(ms for _, _, ms in shares)
+    labels = [f"{100 * ms / total:.0f} % {grade}" for grade, _, ms in shares] if total else []
+    return [f"{', '.join(labels)} (of device time)"] if labels else []
 
 
 def _most(answer: Answer, title: str, columns: Sequence[str], kernels: Sequence[str]) -> RenderableType:
@@ -226,30 +232,30 @@ def _most(answer: Answer, title: str, columns: Sequence[str], kernels: Sequence[
     rows = sorted((row for row in answer.dicts() if row.get("device") is None), key=lambda row: -(row[measure] or 0))[
         :_TOP
     ]
-    held = {column: [row[column] for row in rows] for column in columns}
-    made = {
+    values_by_name = {column: [row[column] for row in rows] for column in columns}
+    columns_by_name = {
         name: _column(name, values, len(rows), kernels)
-        for name, values in held.items()
+        for name, values in values_by_name.items()
         if any(value is not None for value in values)
     }
-    for name, column in made.items():
+    for name, column in columns_by_name.items():
         column.main = name in (columns[0], measure)
-    return FittingTable(title, list(made.values()))
+    return FittingTable(title, list(columns_by_name.values()))
 
 
 def _of(
-    each: Analysis,
+    analysis: Analysis,
     trace: Trace,
     limit: int | None = None,
     columns: Sequence[str] | None = None,
 ) -> RenderableType:
     """Return an analysis as a table, or the reason why this trace lacks the data for it."""
     try:
-        relation = each(trace)
+        relation = analysis(trace)
     except AnalysisError as error:
         return Text(plain(str(error)), style="dim")
-    title = f"{each.title} ({each.id})"
-    return table(relation, title, limit, columns, MAIN.get(each.id, ()), KERNELS.get(each.id, ()))
+    title = f"{analysis.title} ({analysis.id})"
+    return table(relation, title, limit, columns, MAIN.get(analysis.id, ()), KERNELS.get(analysis.id, ()))
 
 
 # --- optimum -----------------------------------------------------------------------------------------------------
@@ -264,22 +270,24 @@ def sweep(traces: Sequence[Trace], target_ms: float | None = None) -> Renderable
         target_ms: the longest acceptable latency, if there is one.
     """
     title = Text(f"{A1.title} (A1): {plain(traces[0].name)}", style="bold")
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    grid = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("batch", "latency ms", "95 % interval", "p90 ms", "p99 ms", "samples/s", "gain", "steps"):
-        table.add_column(column, justify="right")
-    asked = "batch_size, latency_ms, low_ms, high_ms, p90_ms, p99_ms, samples_per_s, steps"
-    rows = sorted(row for trace in traces for row in A1(trace).select(asked).fetchall())
-    before: float | None = None
+        grid.add_column(column, justify="right")
+    columns = "batch_size, latency_ms, low_ms, high_ms, p90_ms, p99_ms, samples_per_s, steps"
+    rows = sorted(row for trace in traces for row in A1(trace).select(columns).fetchall())
+    previous: float | None = None
     for batch, latency, low, high, p90, p99, rate, steps in rows:
-        ends = f"{low:.2f} … {high:.2f}" if low is not None else "–"
-        gain = f"{100 * (rate / before - 1):+.1f} %" if before else "–"
-        table.add_row(str(batch), f"{latency:.2f}", ends, f"{p90:.2f}", f"{p99:.2f}", f"{rate:.1f}", gain, str(steps))
-        before = rate
+        interval = f"{low:.2f} … {high:.2f}" if low is not None else "–"
+        gain = f"{100 * (rate / previous - 1):+.1f} %" if previous else "–"
+        grid.add_row(
+            str(batch), f"{latency:.2f}", interval, f"{p90:.2f}", f"{p99:.2f}", f"{rate:.1f}", gain, str(steps)
+        )
+        previous = rate
     best = optimal_batch([row[0] for row in rows], [row[1] for row in rows], target_ms)
     measured = best.first_plateau < rows[-1][0]
-    why = "the first whose doubling gains at most 5 %" if measured else "the largest here: try larger ones"
-    lines = [f"optimal batch size: {best.first_plateau} ({why}), {best.max_throughput} (the highest throughput)"]
+    reason = "the first whose doubling gains at most 5 %" if measured else "the largest here: try larger ones"
+    lines = [f"optimal batch size: {best.first_plateau} ({reason}), {best.max_throughput} (the highest throughput)"]
     if target_ms is not None:
-        found = "no size meets it" if best.within_target is None else f"batch size {best.within_target}"
-        lines.append(f"latency target {target_ms:g} ms: {found}")
-    return Group(table, *lines)
+        answer = "no size meets it" if best.within_target is None else f"batch size {best.within_target}"
+        lines.append(f"latency target {target_ms:g} ms: {answer}")
+    return Group(grid, *lines)

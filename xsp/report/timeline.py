@@ -33,14 +33,13 @@ _SHOWN = [column for column in (*COLUMNS, *MERGED_COLUMNS) if column.name not in
 def timeline(trace: Trace, most: int | None = None, con: duckdb.DuckDBPyConnection | None = None) -> dict[str, Any]:
     """Return the spans for the page: lanes, packed columns, and what was left out.
 
+    Times are nanoseconds from the start of the first span; in a step that waited for data this is the wait, not the
+    step span. `parent`, `layer` and `launch` are indices of spans; `key` identifies a span in links from elsewhere.
+
     Args:
         trace: any trace.
         most: maximum number of spans (default: `MOST_SPANS`).
         con: a separate connection to the trace's engine, if other threads use the trace's own connection meanwhile.
-
-    Times are nanoseconds from the start of the first span; in a step that waited for data this is the wait, not the
-    step span.
-    `parent`, `layer` and `launch` are indices of spans; `key` identifies a span in links from elsewhere.
     """
     most = MOST_SPANS if most is None else most
     con = con or table.cursor(trace.con)
@@ -49,16 +48,18 @@ def timeline(trace: Trace, most: int | None = None, con: duckdb.DuckDBPyConnecti
     _limit(con, most if total > most else None)
     spans = _Drawn(con)
     columns, too_long = _columns(spans)
-    shown, begins, ends = len(spans.numbers), spans.start_ns, spans.start_ns + spans.dur_ns
-    zero = begins.min() if shown else 0
+    span_count, starts, ends = len(spans.numbers), spans.start_ns, spans.start_ns + spans.dur_ns
+    origin = starts.min() if span_count else 0
     return {
-        "count": shown,
-        "note": _note(shown, steps, [(total - spans.count, "the shortest"), (spans.count - shown, _DEEP)], too_long),
+        "count": span_count,
+        "note": _note(
+            span_count, steps, [(total - spans.count, "the shortest"), (spans.count - span_count, _DEEP)], too_long
+        ),
         "lanes": _bounds(spans.lanes),
-        "range": [0, (ends.max() - zero).tolist()] if shown else [None, None],
+        "range": [0, (ends.max() - origin).tolist()] if span_count else [None, None],
         "about": {column.name: column.about for column in _SHOWN},
         "columns": {
-            "start": _packed(begins - zero),
+            "start": _packed(starts - origin),
             "dur_ns": _packed(spans.dur_ns),
             **{name: _packed(values) for name, values in spans.relations().items()},
             **columns,
@@ -80,23 +81,23 @@ class Steps(NamedTuple):
 def _choose(con: duckdb.DuckDBPyConnection, trace: Trace, most: int) -> Steps:
     """Create the view `chosen_spans`: the merged step, or as many steps of an imported trace as fit."""
     seen_once = trace.run.imported is not None and len(trace.rungs) <= 1
-    found = con.execute("SELECT step, rung, trace_id, rank FROM merged WHERE step IS NOT NULL LIMIT 1").fetchall()
-    if not found:
+    rows = con.execute("SELECT step, rung, trace_id, rank FROM merged WHERE step IS NOT NULL LIMIT 1").fetchall()
+    if not rows:
         _view(con, "true")
         return Steps(0, 0, False)
-    step, rung, trace_id, rank = found[0]
+    step, rung, trace_id, rank = rows[0]
     if seen_once:
-        return _around(con, step, most)
+        return _steps_around(con, step, most)
     _view(con, f"step = {step} AND rung = {rung} AND (trace_id = {table.literal(trace_id)} OR rank <> {rank})")
     return Steps(1, 1, True)
 
 
-def _around(con: duckdb.DuckDBPyConnection, middle: int, most: int) -> Steps:
+def _steps_around(con: duckdb.DuckDBPyConnection, middle: int, most: int) -> Steps:
     """Choose the steps next to the merged one while they fit, and the spans outside of steps at that time."""
     counts = con.execute("SELECT step, count(*) FROM spans WHERE step IS NOT NULL GROUP BY step").fetchall()
     chosen: list[int] = []
     room = most
-    for step, count in sorted(counts, key=lambda each: (abs(each[0] - middle), each[0])):
+    for step, count in sorted(counts, key=lambda entry: (abs(entry[0] - middle), entry[0])):
         room -= count
         if chosen and room < 0:
             break
@@ -159,30 +160,38 @@ class _Drawn:
         self.con = con
         self.count = _number(con, "SELECT count(*) FROM numbered")
         self.numbers = np.arange(self.count)
-        self._related = self.columns({each: f"coalesce({each}, -1)" for each in _RELATED}, "related")
-        maybe = {name: f"coalesce({name}, {NONE})" for name in ("process", "thread", "device", "stream")}
-        whole = {"start": "start_ns", "dur": "dur_ns", "level": "level", "depth": "coalesce(depth, 0)", "rank": "rank"}
-        bars = self.columns(whole | maybe)
+        self._related = self.columns({relation: f"coalesce({relation}, -1)" for relation in _RELATED}, "related")
+        nullable = {name: f"coalesce({name}, {NONE})" for name in ("process", "thread", "device", "stream")}
+        required = {
+            "start": "start_ns",
+            "dur": "dur_ns",
+            "level": "level",
+            "depth": "coalesce(depth, 0)",
+            "rank": "rank",
+        }
+        bars = self.columns(required | nullable)
         self.lanes = lanes(
-            Bars(self._related["parent"], **{name: each.astype(np.int64) for name, each in bars.items()})
+            Bars(self._related["parent"], **{name: values.astype(np.int64) for name, values in bars.items()})
         )
         self.numbers = np.concatenate([np.zeros(0, np.int64), *(lane.places for lane in self.lanes)])
         self.start_ns, self.dur_ns = bars["start"][self.numbers], bars["dur"][self.numbers]
 
     def columns(self, expressions: Mapping[str, str], source: str = "numbered") -> dict[str, Array]:
         """Return columns by the names in `expressions`; missing values are masked."""
-        named = ", ".join(f"{expression} AS {name}" for name, expression in expressions.items())
-        found = self.con.execute(f"SELECT number, {named} FROM {source}").fetchnumpy()
-        number = np.asarray(found["number"])
+        selection = ", ".join(f"{expression} AS {name}" for name, expression in expressions.items())
+        arrays = self.con.execute(f"SELECT number, {selection} FROM {source}").fetchnumpy()
+        number = np.asarray(arrays["number"])
         rows = np.zeros(number.max(initial=-1) + 1, np.int64)  # the engine returns rows in any order
         rows[number] = np.arange(len(number))
-        return {name: found[name][rows[self.numbers]] for name in expressions}
+        return {name: arrays[name][rows[self.numbers]] for name in expressions}
 
     def relations(self) -> dict[str, Array]:
         """Return the positions of parents, layers and launches; masked if there is none, or it is not drawn."""
-        places = np.full(self.count + 1, -1, np.int64)  # the last element is for index -1, no span
-        places[self.numbers] = np.arange(len(self.numbers))
-        return {name: np.ma.masked_equal(places[each[self.numbers]], -1) for name, each in self._related.items()}
+        positions = np.full(self.count + 1, -1, np.int64)  # the last element is for index -1, no span
+        positions[self.numbers] = np.arange(len(self.numbers))
+        return {
+            name: np.ma.masked_equal(positions[indices[self.numbers]], -1) for name, indices in self._related.items()
+        }
 
 
 _RELATED = ("parent", "layer", "launch")
@@ -190,19 +199,19 @@ _RELATED = ("parent", "layer", "launch")
 
 def _columns(spans: _Drawn) -> tuple[dict[str, Any], list[str]]:
     """Return the packed columns that hold a value, and the names of the columns whose texts are too long."""
-    counted = ", ".join(f"count({column.name}), {_letters(column)}" for column in _SHOWN)
-    figures = _row(spans.con, f"SELECT {counted} FROM numbered")
+    expressions = ", ".join(f"count({column.name}), {_letters(column)}" for column in _SHOWN)
+    figures = _row(spans.con, f"SELECT {expressions} FROM numbered")
     texts, numbers, too_long = ["key"], {}, []
-    for column, held, letters in zip(_SHOWN, figures[::2], figures[1::2], strict=True):
+    for column, count, letters in zip(_SHOWN, figures[::2], figures[1::2], strict=True):
         if letters > MOST_TEXT:
             too_long.append(column.name)
-        elif (held or column.name in ALWAYS) and column.type == "VARCHAR":
+        elif (count or column.name in ALWAYS) and column.type == "VARCHAR":
             texts.append(column.name)
-        elif held or column.name in ALWAYS:
+        elif count or column.name in ALWAYS:
             numbers[column.name] = _figure(column)
-    named = f"(WITH {NAMES} SELECT number, {_WORK} AS work FROM numbered LEFT JOIN names USING (name))"
-    found = {**spans.columns(numbers), **spans.columns({"work": "work"}, named)}
-    packed = {name: _packed(values) for name, values in found.items()}
+    source = f"(WITH {NAMES} SELECT number, {_WORK} AS work FROM numbered LEFT JOIN names USING (name))"
+    arrays = {**spans.columns(numbers), **spans.columns({"work": "work"}, source)}
+    packed = {name: _packed(values) for name, values in arrays.items()}
     # one text column at a time: all of them at once take hundreds of megabytes
     return {**packed, **{name: _packed(spans.columns({name: name})[name]) for name in texts}}, too_long
 

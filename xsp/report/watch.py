@@ -41,7 +41,7 @@ class Figures:
     """The slowest layers of the last steps, slowest first: name, milliseconds, share of the step in percent."""
 
 
-def look(run: Path) -> Figures:
+def read_figures(run: Path) -> Figures:
     """Return the figures of a run.
 
     Raises:
@@ -128,8 +128,8 @@ def _rungs(figures: Figures) -> list[str]:
     for rung in names:
         last, ms = figures.steps_ms.get(rung, (None, None))
         number = taken.get(rung, last)
-        counted = "–" if number is None else f"{number:,}"
-        lines.append(f"  {plain(depth(rung)):<16} {counted:>9} {'–' if ms is None else f'{ms:.3f}':>18}")
+        count_text = "–" if number is None else f"{number:,}"
+        lines.append(f"  {plain(depth(rung)):<16} {count_text:>9} {'–' if ms is None else f'{ms:.3f}':>18}")
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,9 +14,9 @@ from xsp.schema import Grade, Level
 from xsp.store.trace import Trace
 
 
-def explained(rungs: Iterable[str]) -> str:
+def describe_rungs(rungs: Iterable[str]) -> str:
     """Return rungs with the levels that they record: `steps and calls (M), layers too (M/L)`."""
-    return ", ".join(f"{depth(rung)}{' too' if place else ''} ({rung})" for place, rung in enumerate(rungs))
+    return ", ".join(f"{depth(rung)}{' too' if index else ''} ({rung})" for index, rung in enumerate(rungs))
 
 
 def used_devices(trace: Trace) -> list[tuple[int, int]]:
@@ -25,24 +26,24 @@ def used_devices(trace: Trace) -> list[tuple[int, int]]:
     ).fetchall()
 
 
-def devices(trace: Trace) -> str:
+def devices_text(trace: Trace) -> str:
     """Return the devices that work ran on, and how many the machine has; an empty text if none is known.
 
     `2 × NVIDIA A100 (of 8 in the machine)`; a trace of one GPU has one device, however many the machine has.
     """
-    held = list(trace.run.machine.devices)
+    installed = list(trace.run.machine.devices)
     used = used_devices(trace)
     if not used:
-        return f"{_counted(held)} (no work of it in the trace)" if held else ""
-    names = [_name(held, device) for _, device in used]
-    idle = len(held) > len(used)
-    return _counted(names) + (f" (of {len(held)} in the machine)" if idle else "")
+        return f"{_counted(installed)} (no work of it in the trace)" if installed else ""
+    names = [_name(installed, device) for _, device in used]
+    idle = len(installed) > len(used)
+    return _counted(names) + (f" (of {len(installed)} in the machine)" if idle else "")
 
 
-def _name(held: list[str], device: int) -> str:
-    if len(set(held)) == 1:
-        return held[0]
-    return held[device] if 0 <= device < len(held) else _UNNAMED
+def _name(installed: list[str], device: int) -> str:
+    if len(set(installed)) == 1:
+        return installed[0]
+    return installed[device] if 0 <= device < len(installed) else _UNNAMED
 
 
 def _counted(names: Iterable[str]) -> str:
@@ -65,13 +66,15 @@ def trust(trace: Trace) -> dict[str, Any]:
     """Return the data of the page on the reliability of a trace.
 
     `grade` with its reasons; `findings` as (severity, subject, text); `absent`: collectors that had nothing to observe
-    or could not, each with the reason, which are no findings; `attributed`: device time by certainty of its layer.
+    or could not work, with the reasons; these are not findings; `attributed`: device time by certainty of its layer.
     """
     findings, absent = health(trace), trace.run.absent
     return {
         "grade": grade(findings)._asdict(),
         "findings": [
-            [str(found.severity), found.subject, found.text] for found in findings if not _is_of(found, absent)
+            [str(finding.severity), finding.subject, finding.text]
+            for finding in findings
+            if not _is_of(finding, absent)
         ],
         "absent": [[str(name), str(reason)] for name, reason in absent.items()],
         "attributed": attributed(trace),
@@ -85,19 +88,21 @@ def _is_of(finding: Finding, absent: Mapping[str, Any]) -> bool:
 
 def attributed(trace: Trace) -> list[tuple[str, int, float]]:
     """Return grade, spans and milliseconds of device work, exact first; nothing without device work."""
-    found = trace.con.execute(
+    rows = trace.con.execute(
         f"""
         SELECT coalesce(grade, '{Grade.UNKNOWN}') AS held, count(*), sum(dur_ns) / 1e6 FROM spans
         WHERE level = {int(Level.KERNEL)} AND device IS NOT NULL GROUP BY held
         """
     ).fetchall()
-    order = [each.value for each in Grade]
-    return sorted(found, key=lambda row: order.index(row[0]))
+    order = [entry.value for entry in Grade]
+    return sorted(rows, key=lambda row: order.index(row[0]))
 
 
 def number(value: float) -> str:
-    """Return a number with about four significant digits; only very large or small ones have an exponent."""
-    if value == 0 or 0.001 <= abs(value) < 100_000:
+    """Return a number with three or four significant digits; only very large or small ones have an exponent."""
+    if 0.001 <= abs(value) < 0.1:
+        return f"{value:.{2 - math.floor(math.log10(abs(value)))}f}"
+    if value == 0 or 0.1 <= abs(value) < 100_000:
         digits = max(0, 3 - len(str(int(abs(value))))) + (1 if abs(value) < 1000 else 0)
         return f"{value:.{digits}f}"
     return f"{value:,.0f}" if 100_000 <= abs(value) < 10_000_000 else f"{value:.3g}"

@@ -48,7 +48,7 @@ class Host(Source):
         self._ticks_per_s = os.sysconf("SC_CLK_TCK")
         return None
 
-    def read(self, seldom: bool) -> Iterator[Reading]:
+    def read(self, include_slow: bool) -> Iterator[Reading]:
         """Yield resident memory and CPU use, and once a second the machine's available memory and core clocks."""
         pages = _words(self._own / "statm")
         if len(pages) > 1:
@@ -57,7 +57,7 @@ class Host(Source):
             used = self._cores(name, ticks)
             if used is not None:
                 yield Reading(name, "cores", used)
-        if seldom:
+        if include_slow:
             yield from self._memory()
             yield from self._clocks()
 
@@ -89,8 +89,8 @@ class Host(Source):
 
     def _clocks(self) -> Iterator[Reading]:
         """Yield the mean and the highest clock of the cores, from cpufreq, else from /proc/cpuinfo."""
-        words = [_words(policy / "scaling_cur_freq") for policy in sorted(self._policies.glob("policy*"))]
-        clocks = [int(each[0]) / 1e3 for each in words if each and each[0].isdigit()]
+        readings = [_words(policy / "scaling_cur_freq") for policy in sorted(self._policies.glob("policy*"))]
+        clocks = [int(fields[0]) / 1e3 for fields in readings if fields and fields[0].isdigit()]
         if not clocks:
             lines = _text(self._proc / "cpuinfo").splitlines()
             clocks = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]

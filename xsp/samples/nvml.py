@@ -51,18 +51,18 @@ def devices(nvml: Any, told: Sequence[str], environment: Mapping[str, str]) -> D
     """
     count = int(nvml.nvmlDeviceGetCount())
     if told:
-        found = [_by_uuid(nvml, each) for each in told]
-        known = {number: handle for number, handle in enumerate(found) if handle is not None}
-        return Devices(known, certain=True, whole=len(known) == count)
-    every = [nvml.nvmlDeviceGetHandleByIndex(place) for place in range(count)]
-    models = {str(nvml.nvmlDeviceGetName(handle)) for handle in every}
+        handles = [_by_uuid(nvml, uuid) for uuid in told]
+        by_number = {number: handle for number, handle in enumerate(handles) if handle is not None}
+        return Devices(by_number, certain=True, whole=len(by_number) == count)
+    all_handles = [nvml.nvmlDeviceGetHandleByIndex(place) for place in range(count)]
+    models = {str(nvml.nvmlDeviceGetName(handle)) for handle in all_handles}
     certain = len(models) < 2 or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return Devices(dict(enumerate(every)), certain, whole=True)
-    chosen = _chosen(nvml, visible, every)
+        return Devices(dict(enumerate(all_handles)), certain, whole=True)
+    visible_handles = _visible_devices(nvml, visible, all_handles)
     by_uuid = all(not word.strip().isdigit() for word in visible.split(","))
-    return Devices(dict(enumerate(chosen)), certain or by_uuid, whole=len(chosen) == count)
+    return Devices(dict(enumerate(visible_handles)), certain or by_uuid, whole=len(visible_handles) == count)
 
 
 def share(found: Devices, local_rank: int, local_ranks: int) -> dict[int, Any]:
@@ -72,32 +72,32 @@ def share(found: Devices, local_rank: int, local_ranks: int) -> dict[int, Any]:
     return {number: handle for number, handle in found.handles.items() if number % local_ranks == local_rank}
 
 
-def _chosen(nvml: Any, visible: str, every: Sequence[Any]) -> list[Any]:
+def _visible_devices(nvml: Any, visible: str, handles: Sequence[Any]) -> list[Any]:
     """Return the devices of a list of numbers or UUID prefixes, up to the first entry that CUDA would not recognise."""
-    chosen: list[Any] = []
+    selected: list[Any] = []
     for word in (part.strip() for part in visible.split(",")):
         if word.isdigit():
-            handle = every[int(word)] if int(word) < len(every) else None
+            handle = handles[int(word)] if int(word) < len(handles) else None
         else:
-            handle = _by_beginning(nvml, word, every)
+            handle = _by_prefix(nvml, word, handles)
         if handle is None:
             break
-        chosen.append(handle)
-    return chosen
+        selected.append(handle)
+    return selected
 
 
-def _by_beginning(nvml: Any, word: str, every: Sequence[Any]) -> Any:
+def _by_prefix(nvml: Any, word: str, handles: Sequence[Any]) -> Any:
     if word.startswith("GPU-"):
-        fitting = [handle for handle in every if str(nvml.nvmlDeviceGetUUID(handle)).startswith(word)]
-        return fitting[0] if len(fitting) == 1 else None
+        matches = [handle for handle in handles if str(nvml.nvmlDeviceGetUUID(handle)).startswith(word)]
+        return matches[0] if len(matches) == 1 else None
     return _handle(nvml, word) if word.startswith("MIG-") else None
 
 
 def _by_uuid(nvml: Any, uuid: str) -> Any:
     """Return the device, or the MIG part of one, with this UUID; torch omits the prefix of NVML's UUIDs."""
     bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
-    whole = _handle(nvml, f"GPU-{bare}")
-    return whole if whole is not None else _handle(nvml, f"MIG-{bare}")
+    device = _handle(nvml, f"GPU-{bare}")
+    return device if device is not None else _handle(nvml, f"MIG-{bare}")
 
 
 def _handle(nvml: Any, uuid: str) -> Any:
@@ -123,25 +123,25 @@ class Reason(NamedTuple):
 
     bit: int
     name: str
-    held: bool
+    throttles: bool
     """Whether this reason slows the device down; an idle device and clocks set by the user do not count."""
     harm: bool = False
     """Whether cooling or power is faulty; a power cap is normal at full load."""
 
 
 REASONS: tuple[Reason, ...] = (
-    Reason(0x001, "idle", held=False),
-    Reason(0x002, "clocks set by the user", held=False),
-    Reason(0x004, "power cap", held=True),
-    Reason(0x008, "hardware slowdown", held=True, harm=True),
-    Reason(0x010, "sync boost group", held=True),
-    Reason(0x020, "too hot, driver", held=True, harm=True),
-    Reason(0x040, "too hot, hardware", held=True, harm=True),
-    Reason(0x080, "power brake", held=True, harm=True),
-    Reason(0x100, "display clocks", held=False),
+    Reason(0x001, "idle", throttles=False),
+    Reason(0x002, "clocks set by the user", throttles=False),
+    Reason(0x004, "power cap", throttles=True),
+    Reason(0x008, "hardware slowdown", throttles=True, harm=True),
+    Reason(0x010, "sync boost group", throttles=True),
+    Reason(0x020, "too hot, driver", throttles=True, harm=True),
+    Reason(0x040, "too hot, hardware", throttles=True, harm=True),
+    Reason(0x080, "power brake", throttles=True, harm=True),
+    Reason(0x100, "display clocks", throttles=False),
 )
 
-HELD = sum(reason.bit for reason in REASONS if reason.held)
+HELD = sum(reason.bit for reason in REASONS if reason.throttles)
 """Mask of the bits that mean throttling."""
 
 ALL_BITS = sum(reason.bit for reason in REASONS)
@@ -152,7 +152,7 @@ WHILE = f"""
                lead(time_ns) OVER (PARTITION BY rank, device ORDER BY time_ns) AS to_ns
         FROM samples WHERE name = '{MASK}'
     ),
-    why AS (SELECT * FROM (VALUES {", ".join(f"({r.bit}, '{r.name}', {r.held}, {r.harm})" for r in REASONS)},
+    why AS (SELECT * FROM (VALUES {", ".join(f"({r.bit}, '{r.name}', {r.throttles}, {r.harm})" for r in REASONS)},
                                   ({1 << 62}, 'unknown to this version of xsp', false, false))
             AS known(bit, reason, held, harm)),
     reasons AS (
@@ -186,7 +186,7 @@ class _Figure(NamedTuple):
     unit: str
     read: Callable[[Any, Any], float]
     """Function of the module and the device's handle; raises NVMLError, or AttributeError if the package is too old."""
-    seldom: bool = False
+    is_slow: bool = False
 
 
 class Nvml(Source):
@@ -222,27 +222,27 @@ class Nvml(Source):
         try:
             nvml.nvmlInit()
             self._nvml = nvml
-            found = devices(nvml, self._told, os.environ)
+            visible = devices(nvml, self._told, os.environ)
         except (nvml.NVMLError, AttributeError) as error:
             return f"there is no NVIDIA GPU to read, or its driver is not loaded (NVML: {error})"
-        self._devices = share(found, self._local_rank, self._local_ranks)
-        if not found.certain:
+        self._devices = share(visible, self._local_rank, self._local_ranks)
+        if not visible.certain:
             self._notes[ORDER_UNKNOWN] = set()
-        return None if found.handles else "NVML shows no device that the program may use"
+        return None if visible.handles else "NVML shows no device that the program may use"
 
-    def read(self, seldom: bool) -> Iterator[Reading]:
+    def read(self, include_slow: bool) -> Iterator[Reading]:
         """Yield the figures of each device; once a second also the limit, the highest clock and the processes."""
         for device, handle in self._devices.items():
             for figure in _FIGURES:
-                if not figure.seldom or seldom:
+                if not figure.is_slow or include_slow:
                     yield from self._figure(device, figure, handle)
             yield from self._energy_used(device, handle)
-            if seldom:
+            if include_slow:
                 yield from self._processes(device, handle)
 
     def notes(self) -> Iterator[str]:
         """Yield notes on figures that could not be read, with their devices."""
-        strangers = {device for device, own in self._listed.items() if not own}
+        strangers = {device for device, is_listed in self._listed.items() if not is_listed}
         for text, devices in {**self._notes, **({_STRANGERS: strangers} if strangers else {})}.items():
             numbers = ", ".join(map(str, sorted(devices)))
             yield f"device {numbers}: {text}" if devices else text
@@ -259,22 +259,22 @@ class Nvml(Source):
 
     def _energy_used(self, device: int, handle: Any) -> Iterator[Reading]:
         """Yield the energy since the first reading; NVML counts since the driver was loaded."""
-        counted = self._try(device, "gpu.energy", lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3)
-        if counted is not None:
-            yield Reading("gpu.energy", "J", counted - self._energy.setdefault(device, counted), device)
+        joules = self._try(device, "gpu.energy", lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3)
+        if joules is not None:
+            yield Reading("gpu.energy", "J", joules - self._energy.setdefault(device, joules), device)
 
     def _processes(self, device: int, handle: Any) -> Iterator[Reading]:
-        found = self._try(device, "gpu.processes", lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-        if found is None:
+        processes = self._try(device, "gpu.processes", lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        if processes is None:
             return
-        own = [each for each in found if each.pid == self._process]
-        yield Reading("gpu.processes", "processes", len(found), device)
-        if own:
-            yield Reading("gpu.processes.others", "processes", len(found) - len(own), device)
-            if own[0].usedGpuMemory is not None:
-                yield Reading("gpu.memory.process", "bytes", own[0].usedGpuMemory, device)
-        if found:
-            self._listed[device] = self._listed.get(device, False) or bool(own)
+        measured = [process for process in processes if process.pid == self._process]
+        yield Reading("gpu.processes", "processes", len(processes), device)
+        if measured:
+            yield Reading("gpu.processes.others", "processes", len(processes) - len(measured), device)
+            if measured[0].usedGpuMemory is not None:
+                yield Reading("gpu.memory.process", "bytes", measured[0].usedGpuMemory, device)
+        if processes:
+            self._listed[device] = self._listed.get(device, False) or bool(measured)
 
     def _try(self, device: int, name: str, read: Callable[[], Any]) -> Any:
         """Return the result of `read`, or None; after `MOST_FAILURES` failures, read it no more and add a note."""
@@ -299,10 +299,10 @@ def _power(nvml: Any, device: Any) -> float:
 
 def _reasons(nvml: Any, device: Any) -> float:
     """Return the mask of reasons why clocks are not at their highest."""
-    named = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-    if named is not None:
+    getter = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+    if getter is not None:
         try:
-            return float(named(device))
+            return float(getter(device))
         except nvml.NVMLError:  # drivers before 535 know only the former name
             pass
     return float(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device))

@@ -72,10 +72,10 @@ class Sampler:
         self._thread.join(PATIENCE_S)
         if self._thread.is_alive():
             self._notes.append(f"a reading did not return within {PATIENCE_S:g} s; the last portion is missing")
-        kept = (self._last_ns - self._first_ns) / (self._readings - 1) if self._readings > 1 else None
+        interval = (self._last_ns - self._first_ns) / (self._readings - 1) if self._readings > 1 else None
         return {
             "interval_ms": self._asked_ns / 1e6,
-            "kept_ms": round(kept / 1e6, 3) if kept is not None else None,
+            "kept_ms": round(interval / 1e6, 3) if interval is not None else None,
             "readings": self._readings,
             "missed": self._missed,
             "reading_ms": round(self._busy_ns / self._readings / 1e6, 3) if self._readings else None,
@@ -113,32 +113,35 @@ class Sampler:
     def _repeat(self) -> None:
         if not self._sources:
             return
-        due = stored = time.monotonic_ns()
+        due = last_store = time.monotonic_ns()
         seldom_due = due
         while not self._ended.wait(max(0, due - time.monotonic_ns()) / 1e9):
-            begun = time.monotonic_ns()
-            now = self._read_all(begun, seldom=begun >= seldom_due)
-            seldom_due = begun + SELDOM_NS if begun >= seldom_due else seldom_due
-            if now - stored >= PORTION_NS:
+            start = time.monotonic_ns()
+            now = self._read_all(start, include_slow=start >= seldom_due)
+            seldom_due = start + SELDOM_NS if start >= seldom_due else seldom_due
+            if now - last_store >= PORTION_NS:
                 self._store()
-                now = stored = time.monotonic_ns()
-            late = max(0, (now - due) // self._interval_ns)
-            self._missed += late
-            due += (late + 1) * self._interval_ns
-        self._read_all(time.monotonic_ns(), seldom=True)  # so that even a short run has a reading
+                now = last_store = time.monotonic_ns()
+            missed = max(0, (now - due) // self._interval_ns)
+            self._missed += missed
+            due += (missed + 1) * self._interval_ns
+        self._read_all(time.monotonic_ns(), include_slow=True)  # so that even a short run has a reading
         self._store()
 
-    def _read_all(self, begun: int, seldom: bool) -> int:
+    def _read_all(self, start: int, include_slow: bool) -> int:
         """Read every source and return the time after that; the time of a figure is the middle of its source's read."""
         for source in self._sources:
             before = clock.monotonic_ns()
-            found = list(source.read(seldom))
-            at = (before + clock.monotonic_ns()) // 2 + self._clock.anchor().offset_ns
-            self._rows += [Sample(at, self._rank, each.device, each.name, each.unit, each.value) for each in found]
-            self._read.setdefault(source.name, set()).update(each.name for each in found)
-            self._first_ns, self._last_ns = self._first_ns or at, at
+            readings = list(source.read(include_slow))
+            time_ns = (before + clock.monotonic_ns()) // 2 + self._clock.anchor().offset_ns
+            self._rows += [
+                Sample(time_ns, self._rank, reading.device, reading.name, reading.unit, reading.value)
+                for reading in readings
+            ]
+            self._read.setdefault(source.name, set()).update(reading.name for reading in readings)
+            self._first_ns, self._last_ns = self._first_ns or time_ns, time_ns
         now = time.monotonic_ns()
-        self._count(now - begun)
+        self._count(now - start)
         return now
 
     def _count(self, took_ns: int) -> None:
@@ -147,9 +150,9 @@ class Sampler:
         self._busy_ns += took_ns
         self._most_ns = max(self._most_ns, took_ns)
         self._times.append(took_ns)
-        many = len(self._times) >= MOST_READINGS
-        long = len(self._times) >= 20 and sum(self._times) > BUSY * len(self._times) * self._interval_ns
-        if many or long:
+        is_full = len(self._times) >= MOST_READINGS
+        is_slow = len(self._times) >= 20 and sum(self._times) > BUSY * len(self._times) * self._interval_ns
+        if is_full or is_slow:
             self._interval_ns *= 2
             self._times.clear()
 

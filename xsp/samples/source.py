@@ -28,11 +28,11 @@ class Source:
         """Prepare for reading; return None, or why nothing can be read here and what to install or do."""
         return None
 
-    def read(self, seldom: bool) -> Iterator[Reading]:
+    def read(self, include_slow: bool) -> Iterator[Reading]:
         """Yield the current readings. Values that cannot be read are left out, never made up.
 
         Args:
-            seldom: True about once a second: also read values that are expensive to read or hardly change.
+            include_slow: True about once a second: also read values that are expensive to read or hardly change.
         """
         yield from ()
 

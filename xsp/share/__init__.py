@@ -29,5 +29,5 @@ __all__ = ["Attachment", "attach", "detach", "empty", "put"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'xsp.share' has no attribute {name!r}")
-    of = "building" if name == "empty" else "modules"
-    return getattr(import_module(f"xsp.share.{of}"), name)  # this imports torch, which the store does not need
+    submodule = "building" if name == "empty" else "modules"
+    return getattr(import_module(f"xsp.share.{submodule}"), name)  # this imports torch, which the store does not need

@@ -26,9 +26,14 @@ _blocks = 0
 def _register(self: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
     """Call `torch.nn.Module.register_parameter`, and drop the values if this thread is in an `empty` block."""
     _emptied[0](self, name, param)
-    kept = self._parameters[name]
-    if _emptying.blocks and kept is not None and kept.device.type != "meta" and type(kept) is torch.nn.Parameter:
-        self._parameters[name] = torch.nn.Parameter(kept.to("meta"), requires_grad=kept.requires_grad)
+    parameter = self._parameters[name]
+    if (
+        _emptying.blocks
+        and parameter is not None
+        and parameter.device.type != "meta"
+        and type(parameter) is torch.nn.Parameter
+    ):
+        self._parameters[name] = torch.nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
 
 @contextlib.contextmanager

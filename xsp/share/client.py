@@ -17,7 +17,7 @@ from typing import Any
 
 from xsp import clock
 from xsp.errors import ShareError
-from xsp.record.blocks import span, took
+from xsp.record.blocks import add_span, span
 from xsp.share import pages, store, weights, wire
 
 PATIENCE_S = 300.0
@@ -72,7 +72,7 @@ def _array(nbytes: int) -> Any:
     return type("Weights", (ctypes.c_char * nbytes,), {})
 
 
-class Held:
+class AttachedWeights:
     """Weights that this process is attached to."""
 
     def __init__(self, answer: dict[str, Any], mapping: Mapping) -> None:
@@ -98,26 +98,26 @@ def connect(
     Raises:
         ShareError: no store runs there.
     """
-    place = wire.directory(folder)
-    path = wire.socket_of(place, name)
+    directory = wire.directory(folder)
+    path = wire.socket_of(directory, name)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(patience_s)
-    until = time.monotonic() + patience_s
+    deadline = time.monotonic() + patience_s
     try:
         while True:
             try:
                 connection.connect(path)
                 return connection
             except BlockingIOError:  # more clients than the socket's queue holds are waiting to be accepted
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     raise TimeoutError from None
                 time.sleep(0.01)
     except TimeoutError:
         connection.close()
-        raise ShareError(f"{place}: the store there did not answer within {patience_s:.0f} s") from None
+        raise ShareError(f"{directory}: the store there did not answer within {patience_s:.0f} s") from None
     except OSError as error:
         connection.close()
-        raise ShareError(f"{place}: {missing.format(error.strerror)}") from error
+        raise ShareError(f"{directory}: {missing.format(error.strerror)}") from error
 
 
 def ask(connection: socket.socket, asked: dict[str, Any], file: int | None = None) -> tuple[dict[str, Any], list[int]]:
@@ -128,7 +128,7 @@ def ask(connection: socket.socket, asked: dict[str, Any], file: int | None = Non
     """
     try:
         wire.send(connection, asked, file)
-        text, sent = wire.received(connection)
+        text, descriptors = wire.received(connection)
     except TimeoutError:
         raise ShareError(f"the store did not answer within {connection.gettimeout():.0f} s") from None
     except OSError as error:
@@ -142,13 +142,15 @@ def ask(connection: socket.socket, asked: dict[str, Any], file: int | None = Non
         if "error" in answer:
             raise ShareError(str(answer["error"]))
     except (ValueError, ShareError) as error:
-        for descriptor in sent:
+        for descriptor in descriptors:
             os.close(descriptor)
         raise error if isinstance(error, ShareError) else ShareError(_OTHER) from error
-    return answer, sent
+    return answer, descriptors
 
 
-def attach(source: str | os.PathLike[str] | int, folder: Path | None = None, patience_s: float = PATIENCE_S) -> Held:
+def attach(
+    source: str | os.PathLike[str] | int, folder: Path | None = None, patience_s: float = PATIENCE_S
+) -> AttachedWeights:
     """Attach to the weights of a file; the store copies them if it does not hold them.
 
     Args:
@@ -160,20 +162,22 @@ def attach(source: str | os.PathLike[str] | int, folder: Path | None = None, pat
     Raises:
         ShareError: there is no store or no such file, or the store refuses the file; the message gives the reason.
     """
-    connection, answer, sent = obtained("share", lambda: connect(folder, patience_s), lambda to: _asked(to, source))
+    connection, answer, descriptors = request_attachment(
+        "share", lambda: connect(folder, patience_s), lambda connection: _asked(connection, source)
+    )
     with span("share.map"):
         try:
-            mapping = Mapping(sent[0], answer["nbytes"], connection)
+            mapping = Mapping(descriptors[0], answer["nbytes"], connection)
         except BaseException:
             connection.close()
             raise
         finally:
-            for descriptor in sent:
+            for descriptor in descriptors:
                 os.close(descriptor)
-        return Held(answer, mapping)
+        return AttachedWeights(answer, mapping)
 
 
-def obtained(
+def request_attachment(
     named: str,
     connecting: Callable[[], socket.socket],
     asking: Callable[[socket.socket], tuple[dict[str, Any], list[int]]],
@@ -188,18 +192,18 @@ def obtained(
     Raises:
         ShareError: `connecting` or `asking` failed.
     """
-    with span(f"{named}.hit") as asked:
+    with span(f"{named}.hit") as block:
         began_ns = clock.monotonic_ns()
         connection = connecting()
         try:
-            answer, sent = asking(connection)
+            answer, descriptors = asking(connection)
         except BaseException:
             connection.close()
             raise
-        asked.name = f"{named}.hit" if answer["hit"] else f"{named}.miss"
+        block.name = f"{named}.hit" if answer["hit"] else f"{named}.miss"
         for name, start_ns, end_ns in answer["spans"]:  # the copy may have begun earlier, for another process
-            took(name, min(max(start_ns, began_ns), end_ns), end_ns)
-    return connection, answer, sent
+            add_span(name, min(max(start_ns, began_ns), end_ns), end_ns)
+    return connection, answer, descriptors
 
 
 def _asked(connection: socket.socket, source: str | os.PathLike[str] | int) -> tuple[dict[str, Any], list[int]]:
@@ -225,18 +229,18 @@ def status(folder: Path | None = None, name: str = wire.SOCKET) -> dict[str, Any
         ShareError: there is no store.
     """
     with connect(folder, name=name) as connection:
-        found: dict[str, Any] = told(connection, {"ask": "status"})
-    return found
+        state: dict[str, Any] = ask_large(connection, {"ask": "status"})
+    return state
 
 
-def told(connection: socket.socket, asked: dict[str, Any]) -> Any:
+def ask_large(connection: socket.socket, asked: dict[str, Any]) -> Any:
     """Return an answer that is too long for a message, so the store sends it in memory.
 
     Raises:
         ShareError: see `ask`.
     """
-    _, sent = ask(connection, asked)
-    with open(sent[0], "rb") as file:
+    _, descriptors = ask(connection, asked)
+    with open(descriptors[0], "rb") as file:
         return json.loads(os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0))
 
 

@@ -94,14 +94,14 @@ def _close() -> None:
                 address, count = _addresses.pop(key)
                 if count > 1:
                     _addresses[key] = address, count - 1
-                    _let_go(connection)
+                    _detach(connection)
                     continue
                 try:
                     device.close(address)
                 except ShareError:  # the attachment lasts until the process ends
                     _unclosed.append(connection)
                 else:
-                    _let_go(connection)
+                    _detach(connection)
         finally:
             _lock.release()
 
@@ -121,17 +121,17 @@ def _forget() -> None:
 processes.in_children(_forget)
 
 
-def _let_go(connection: socket.socket) -> None:
+def _detach(connection: socket.socket) -> None:
     """Tell the device's store that this process has closed its memory, or never opened it, and close the connection."""
     with contextlib.suppress(OSError):
         wire.send(connection, {"ask": "detach"})
     connection.close()
 
 
-class DeviceHeld:
+class DeviceWeights:
     """Weights on a device that this process is attached to."""
 
-    def __init__(self, on_host: client.Held, answer: dict[str, Any], mapping: DeviceMapping) -> None:
+    def __init__(self, on_host: client.AttachedWeights, answer: dict[str, Any], mapping: DeviceMapping) -> None:
         self.key = on_host.key
         self.hit: bool = answer["hit"]
         self.tensors = on_host.tensors
@@ -141,12 +141,12 @@ class DeviceHeld:
 
 
 def attach(
-    held: client.Held,
+    held: client.AttachedWeights,
     device: driver.Device,
     source: str,
     folder: Path | None = None,
     patience_s: float = client.PATIENCE_S,
-) -> DeviceHeld:
+) -> DeviceWeights:
     """Attach to weights on a device; the device's store copies them there if it does not hold them.
 
     Args:
@@ -159,17 +159,17 @@ def attach(
     Raises:
         ShareError: the device has no store, the store has no room, or the memory cannot be opened; see the message.
     """
-    asked = {"ask": "attach", "key": held.key, "device": device.uuid, "source": source}
+    request = {"ask": "attach", "key": held.key, "device": device.uuid, "source": source}
     missing = _MISSING.format(device.where, device.ordinal)
 
     def ask(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         try:
-            return client.ask(connection, asked)
+            return client.ask(connection, request)
         except BaseException:
-            _let_go(connection)
+            _detach(connection)
             raise
 
-    connection, answer, _ = client.obtained(
+    connection, answer, _ = client.request_attachment(
         "share.device",
         lambda: client.connect(folder, patience_s, wire.device_socket(device.uuid), missing),
         ask,
@@ -179,9 +179,9 @@ def attach(
         try:
             mapping = DeviceMapping(device, answer["generation"], handle, answer["nbytes"], connection)
         except BaseException:
-            _let_go(connection)
+            _detach(connection)
             raise
-        return DeviceHeld(held, answer, mapping)
+        return DeviceWeights(held, answer, mapping)
 
 
 def status(folder: Path | None = None) -> list[dict[str, Any]]:
@@ -189,13 +189,13 @@ def status(folder: Path | None = None) -> list[dict[str, Any]]:
 
     A store that was killed, has another version or does not answer has an entry with an `error` instead.
     """
-    found: list[dict[str, Any]] = []
+    states: list[dict[str, Any]] = []
     for name in wire.device_sockets(wire.directory(folder)):
         try:
-            found.append(client.status(folder, name))
+            states.append(client.status(folder, name))
         except ShareError as error:
-            found.append({"socket": name, "error": str(error)})
-    return found
+            states.append({"socket": name, "error": str(error)})
+    return states
 
 
 def evict(key: str, folder: Path | None = None, told: Callable[[str], object] = lambda text: None) -> int:
@@ -209,14 +209,14 @@ def evict(key: str, folder: Path | None = None, told: Callable[[str], object] = 
     Raises:
         ShareError: a process is attached to the object, or several keys begin with these digits.
     """
-    found = 0
-    for each in status(folder):
-        if "error" in each:
-            told(f"{each['socket']}: {each['error']}")
-        keys = [held["key"] for held in each.get("objects", ()) if key == "*" or held["key"].startswith(key)]
+    evicted = 0
+    for state in status(folder):
+        if "error" in state:
+            told(f"{state['socket']}: {state['error']}")
+        keys = [entry["key"] for entry in state.get("objects", ()) if key == "*" or entry["key"].startswith(key)]
         if keys:
-            found += client.evict(key, folder, wire.device_socket(each["device"]["uuid"]))["evicted"]
-    return found
+            evicted += client.evict(key, folder, wire.device_socket(state["device"]["uuid"]))["evicted"]
+    return evicted
 
 
 def check(folder: Path | None = None) -> list[dict[str, Any]]:
@@ -227,11 +227,11 @@ def check(folder: Path | None = None) -> list[dict[str, Any]]:
     Raises:
         ShareError: a device's store does not answer.
     """
-    found: list[dict[str, Any]] = []
-    for each in status(folder):
-        if "error" in each:
-            raise ShareError(each["error"])
-        with client.connect(folder, name=wire.device_socket(each["device"]["uuid"])) as connection:
-            told = client.told(connection, {"ask": "check"})
-        found += [{"device": each["device"], **one} for one in told]
-    return found
+    tables: list[dict[str, Any]] = []
+    for state in status(folder):
+        if "error" in state:
+            raise ShareError(state["error"])
+        with client.connect(folder, name=wire.device_socket(state["device"]["uuid"])) as connection:
+            results = client.ask_large(connection, {"ask": "check"})
+        tables += [{"device": state["device"], **result} for result in results]
+    return tables

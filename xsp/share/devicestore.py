@@ -31,7 +31,7 @@ from xsp.errors import ShareError, UsageError, XspError
 from xsp.scrub import plain
 from xsp.share import client as host
 from xsp.share import driver
-from xsp.share.serving import Made, Serving
+from xsp.share.serving import CopyResult, Serving
 from xsp.share.shelf import Client, Eviction, Object, Shelf, Span, size_text
 from xsp.share.weights import Tensor
 from xsp.share.wire import device_socket, in_memory
@@ -55,7 +55,7 @@ class OnDevice(Object):
     """Weights on a device."""
 
     device: driver.Device = field(kw_only=True)
-    held: host.Held | None = field(kw_only=True)
+    held: host.AttachedWeights | None = field(kw_only=True)
     """The same weights in the host's store, which cannot evict them while this copy exists."""
 
     handle: bytes = field(kw_only=True)
@@ -155,26 +155,26 @@ class DeviceStore(Serving[OnDevice]):
             client.process = -1
         self.shelf.detach(client)
 
-    def _answer(self, client: Client, asked: dict[str, Any], sent: list[int]) -> None:
-        if asked.get("ask") == "detach":  # also accepted while the store is ending
+    def _answer(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
+        if request.get("ask") == "detach":  # also accepted while the store is ending
             self._ended(client)
         else:
-            super()._answer(client, asked, sent)
+            super()._answer(client, request, descriptors)
 
     # --- attachments ----------------------------------------------------------------------------------
 
-    def _begin(self, client: Client, asked: dict[str, Any], sent: list[int]) -> None:
-        del sent
-        if asked.get("device") != self.device.uuid:
+    def _begin(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
+        del descriptors
+        if request.get("device") != self.device.uuid:
             raise ShareError("the client requests another device than that of this store")
-        key = str(asked.get("key", ""))
-        there = self.shelf.objects.get(key)
-        if there is not None and self.shelf.attach(client, there) and self._is_intact(client, there):
-            self._give(client, there, True, [])
+        key = str(request.get("key", ""))
+        stored = self.shelf.objects.get(key)
+        if stored is not None and self.shelf.attach(client, stored) and self._is_intact(client, stored):
+            self._give(client, stored, True, [])
         elif not self._waits(client, key):
-            self._have_done(key, functools.partial(self._copy, key, plain(str(asked.get("source", "")))), self._put)
+            self._have_done(key, functools.partial(self._copy, key, plain(str(request.get("source", "")))), self._put)
 
-    def _is_intact(self, client: Client, there: OnDevice) -> bool:
+    def _is_intact(self, client: Client, stored: OnDevice) -> bool:
         """Compare a sample of blocks with the host's copy; if they differ, detach the client and withdraw the object.
 
         Raises:
@@ -183,77 +183,77 @@ class DeviceStore(Serving[OnDevice]):
         self._draws += 1
         differs = "?"
         try:
-            differs = differing(there, sample(there.size, self._draws))
+            differs = differing(stored, sample(stored.size, self._draws))
         finally:
             if differs:
                 self.shelf.detach(client)
         if differs:
-            self._withdraw(there, differs)
+            self._withdraw(stored, differs)
         return not differs
 
-    def _withdraw(self, there: OnDevice, differs: str) -> None:
-        if self.shelf.objects.get(there.key) is there:
-            there.differs = differs
-            self.shelf.withdraw(there)
+    def _withdraw(self, stored: OnDevice, differs: str) -> None:
+        if self.shelf.objects.get(stored.key) is stored:
+            stored.differs = differs
+            self.shelf.withdraw(stored)
 
-    def _give(self, client: Client, given: OnDevice, hit: bool, spans: Iterable[Span]) -> None:
+    def _give(self, client: Client, stored: OnDevice, hit: bool, spans: Iterable[Span]) -> None:
         with contextlib.suppress(OSError):  # the process is not visible from here: its connection counts
             client.process = os.pidfd_open(client.pid)
             self._selector.register(
                 client.process, selectors.EVENT_READ, functools.partial(self._process_ended, client)
             )
-        super()._give(client, given, hit, spans)
+        super()._give(client, stored, hit, spans)
 
     def _process_ended(self, client: Client) -> None:
         if client.process >= 0:
             self._ended(client)
             self._drop(client)
 
-    def _handed(self, given: OnDevice) -> tuple[dict[str, Any], int | None]:
-        return {"nbytes": given.size, "handle": given.handle.hex()}, None
+    def _handed(self, stored: OnDevice) -> tuple[dict[str, Any], int | None]:
+        return {"nbytes": stored.size, "handle": stored.handle.hex()}, None
 
-    def _described(self, each: OnDevice) -> dict[str, Any]:
-        return {**super()._described(each), "corrupted": each.differs or None}
+    def _described(self, stored: OnDevice) -> dict[str, Any]:
+        return {**super()._described(stored), "corrupted": stored.differs or None}
 
     def status(self) -> dict[str, Any]:
         """Return the contents of the device's store, and the attached processes."""
         device = {"ordinal": self.device.ordinal, "name": self.device.name, "uuid": self.device.uuid}
         return {"device": device, **super().status()}
 
-    def _copy(self, key: str, source: str) -> Made[OnDevice]:
+    def _copy(self, key: str, source: str) -> CopyResult[OnDevice]:
         """Copy an object of the host's store onto the device; an error becomes a message in the result."""
         spans: list[Span] = []
         reserved, address = 0, 0
         try:
-            held = host.attach(f"sha256:{key}", self.folder)
-            size = held.mapping.nbytes
-            wanted = -(-size // driver.GRANULE) * driver.GRANULE
-            at = clock.monotonic_ns()
-            evicted = self.shelf.reserve(wanted, f"{self.device.where}: {source}")
-            reserved = wanted
-            address, more = self._allocate(wanted, source)
-            if evicted + more:
-                spans.append(Span(f"share.device.evict {evicted + more}", at, clock.monotonic_ns()))
-            began = clock.monotonic_ns()
-            for done in range(0, size, PIECE):
+            on_host = host.attach(f"sha256:{key}", self.folder)
+            size = on_host.mapping.nbytes
+            allocated = -(-size // driver.GRANULE) * driver.GRANULE
+            evict_start = clock.monotonic_ns()
+            evicted = self.shelf.reserve(allocated, f"{self.device.where}: {source}")
+            reserved = allocated
+            address, evicted_more = self._allocate(allocated, source)
+            if evicted + evicted_more:
+                spans.append(Span(f"share.device.evict {evicted + evicted_more}", evict_start, clock.monotonic_ns()))
+            copy_start = clock.monotonic_ns()
+            for offset in range(0, size, PIECE):
                 if not self._goes_on:
                     raise ShareError(f"the {self.WHAT} is ending")
-                self.device.fill(address + done, held.mapping.address + done, min(PIECE, size - done))
+                self.device.fill(address + offset, on_host.mapping.address + offset, min(PIECE, size - offset))
             self.device.synchronise()  # before any client opens it, so that no other process has to wait for an event
             handle = self.device.handle(address)
-            ended = clock.monotonic_ns()
-            spans.append(Span("share.device.copy", began, ended))
-            made = OnDevice(
-                key, address, wanted, len(held.tensors), source,
-                copy_ns=ended - began, device=self.device, held=held, handle=handle, size=size,
+            copy_end = clock.monotonic_ns()
+            spans.append(Span("share.device.copy", copy_start, copy_end))
+            on_device = OnDevice(
+                key, address, allocated, len(on_host.tensors), source,
+                copy_ns=copy_end - copy_start, device=self.device, held=on_host, handle=handle, size=size,
             )  # fmt: skip
-            return Made(made, reserved, spans, None)
+            return CopyResult(on_device, reserved, spans, None)
         except Exception as error:
             if address:
                 with contextlib.suppress(ShareError):
                     self.device.free(address)
             message = str(error) if isinstance(error, ShareError) else f"{source}: {type(error).__name__}: {error}"
-            return Made(None, reserved, spans, message)
+            return CopyResult(None, reserved, spans, message)
 
     def _allocate(self, nbytes: int, source: str) -> tuple[int, int]:
         """Return the address of memory, and the number of objects evicted for it beyond what the capacity requires.
@@ -279,41 +279,41 @@ class DeviceStore(Serving[OnDevice]):
 
     # --- checks ---------------------------------------------------------------------------------------
 
-    def _check(self, client: Client, asked: dict[str, Any], sent: list[int]) -> None:
+    def _check(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
         """Compare all objects with the host's copies."""
-        del asked, sent
+        del request, descriptors
         if self._waits(client, _CHECK):
             return
         holders = []
-        for each in list(self.shelf.objects.values()):  # attached, so that no object is freed during the comparison
+        for stored in list(self.shelf.objects.values()):  # attached, so that no object is freed during the comparison
             holder = Client(self._store, os.getpid())
-            if self.shelf.attach(holder, each):
+            if self.shelf.attach(holder, stored):
                 holders.append(holder)
         objects = [holder.object for holder in holders if isinstance(holder.object, OnDevice)]
         self._have_done(_CHECK, lambda: self._compared(objects), functools.partial(self._tell_compared, holders))
 
     def _compared(self, objects: list[OnDevice]) -> list[Compared]:
-        found = []
-        for each in objects:
+        results = []
+        for stored in objects:
             if self._goes_on:
                 try:
-                    found.append(Compared(each, differing(each), None))
+                    results.append(Compared(stored, differing(stored), None))
                 except ShareError as error:
-                    found.append(Compared(each, "", str(error)))
-        return found
+                    results.append(Compared(stored, "", str(error)))
+        return results
 
-    def _tell_compared(self, holders: list[Client], found: list[Compared], waiting: list[Client]) -> None:
+    def _tell_compared(self, holders: list[Client], results: list[Compared], waiting: list[Client]) -> None:
         for holder in holders:
             self.shelf.detach(holder)
-        told = []
-        for each, differs, error in found:
-            pids = sorted(client.pid for client in each.attached)
-            told.append({"key": each.key, "source": each.source, "nbytes": each.size, "attached": pids,
+        rows = []
+        for stored, differs, error in results:
+            pids = sorted(client.pid for client in stored.attached)
+            rows.append({"key": stored.key, "source": stored.source, "nbytes": stored.size, "attached": pids,
                          "corrupted": differs or None, "error": error})  # fmt: skip
             if differs:
-                self._withdraw(each, differs)
+                self._withdraw(stored, differs)
         for client in waiting:
-            self._send(client, {}, in_memory(json.dumps(told).encode()))
+            self._send(client, {}, in_memory(json.dumps(rows).encode()))
 
 
 _CHECK = "check"
@@ -336,7 +336,7 @@ def sample(nbytes: int, draw: int) -> list[int]:
     blocks = -(-nbytes // BLOCK)
     inner = range(1, blocks - 1)
     drawn = random.Random(draw).sample(inner, min(SAMPLED - 2, len(inner)))
-    return [each * BLOCK for each in sorted({0, *drawn, blocks - 1})]
+    return [block * BLOCK for block in sorted({0, *drawn, blocks - 1})]
 
 
 def differing(each: OnDevice, offsets: list[int] | None = None) -> str:
@@ -355,18 +355,22 @@ def differing(each: OnDevice, offsets: list[int] | None = None) -> str:
     for offset in range(0, each.size, piece) if offsets is None else offsets:
         length = min(piece, each.size - offset)
         each.device.read(each.memory + offset, ctypes.addressof(buffer), length)
-        right = each.held.mapping.address + offset
-        if _memcmp(buffer, right, length):
-            pairs = zip(buffer.raw[:length], ctypes.string_at(right, length), strict=True)
-            return _place(each.held.tensors, offset + next(at for at, (one, other) in enumerate(pairs) if one != other))
+        host_address = each.held.mapping.address + offset
+        if _memcmp(buffer, host_address, length):
+            pairs = zip(buffer.raw[:length], ctypes.string_at(host_address, length), strict=True)
+            return _place(
+                each.held.tensors,
+                offset
+                + next(index for index, (device_byte, host_byte) in enumerate(pairs) if device_byte != host_byte),
+            )
     return ""
 
 
-def _place(tensors: list[Tensor], at: int) -> str:
+def _place(tensors: list[Tensor], offset: int) -> str:
     for tensor in tensors:
-        if tensor.offset <= at < tensor.offset + tensor.nbytes:
-            return f"byte {at}, in {plain(tensor.name)}"
-    return f"byte {at}, outside tensors"
+        if tensor.offset <= offset < tensor.offset + tensor.nbytes:
+            return f"byte {offset}, in {plain(tensor.name)}"
+    return f"byte {offset}, outside tensors"
 
 
 # --- its process ------------------------------------------------------------------------------------------------------
@@ -375,7 +379,9 @@ _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from xsp.share.devicestore
 START_S, END_S = 120.0, 2.0
 
 
-def started(folder: Path, ordinal: int, capacity_bytes: int | None, eviction: Eviction) -> subprocess.Popen[bytes]:
+def start_process(
+    folder: Path, ordinal: int, capacity_bytes: int | None, eviction: Eviction
+) -> subprocess.Popen[bytes]:
     """Start a process that serves a device, and return it once it accepts clients.
 
     It runs in its own session: an interrupt in the terminal ends the store, and this process follows its clients.
@@ -384,22 +390,22 @@ def started(folder: Path, ordinal: int, capacity_bytes: int | None, eviction: Ev
         ShareError: it cannot serve the device; the message gives the reason.
     """
     reads, writes = os.pipe()
-    given = [os.path.abspath(folder), str(ordinal), str(capacity_bytes or ""), eviction.value, str(writes)]
+    arguments = [os.path.abspath(folder), str(ordinal), str(capacity_bytes or ""), eviction.value, str(writes)]
     try:
-        process = processes.start_python(_CODE, *given, stdin=subprocess.DEVNULL, pass_fds=(writes,))
+        process = processes.start_python(_CODE, *arguments, stdin=subprocess.DEVNULL, pass_fds=(writes,))
     finally:
         os.close(writes)
     with open(reads, "rb") as answers:
         ready, _, _ = select.select([answers], [], [], START_S)
-        said = answers.read().decode(errors="replace") if ready else f"did not answer within {START_S:.0f} s"
-    if said == READY:
+        message = answers.read().decode(errors="replace") if ready else f"did not answer within {START_S:.0f} s"
+    if message == READY:
         return process
     process.kill()
-    how = processes.ending(process.wait())
-    raise ShareError(said or f"cuda:{ordinal}: the process that serves it ended with {how}")
+    ending = processes.ending(process.wait())
+    raise ShareError(message or f"cuda:{ordinal}: the process that serves it ended with {ending}")
 
 
-def beside(
+def start_device_stores(
     serving: Serving[Object], ordinals: Sequence[int], capacity_bytes: int | None, eviction: Eviction
 ) -> dict[int, subprocess.Popen[bytes]]:
     """Start a process for each device, for a store that does not serve yet, and return the processes by ordinal.
@@ -407,33 +413,33 @@ def beside(
     Raises:
         ShareError: a device cannot be served; the store is then ended as well.
     """
-    found: dict[int, subprocess.Popen[bytes]] = {}
+    by_ordinal: dict[int, subprocess.Popen[bytes]] = {}
     try:
         for ordinal in dict.fromkeys(ordinals):
-            found[ordinal] = started(serving.folder, ordinal, capacity_bytes, eviction)
+            by_ordinal[ordinal] = start_process(serving.folder, ordinal, capacity_bytes, eviction)
     except BaseException:
-        for process in found.values():
+        for process in by_ordinal.values():
             process.terminate()
         serving.end()
         serving.serve()
         raise
-    return found
+    return by_ordinal
 
 
-def left(beside: Mapping[int, subprocess.Popen[bytes]]) -> list[tuple[int, int]]:
+def wait_for_exit(beside: Mapping[int, subprocess.Popen[bytes]]) -> list[tuple[int, int]]:
     """Wait up to `END_S` for the processes to end; return (ordinal, process ID) of those that still have clients."""
-    until = time.monotonic() + END_S
-    found = []
+    deadline = time.monotonic() + END_S
+    remaining = []
     for ordinal, process in beside.items():
         try:
-            process.wait(max(0.0, until - time.monotonic()))
+            process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            found.append((ordinal, process.pid))
-    return found
+            remaining.append((ordinal, process.pid))
+    return remaining
 
 
 def main(folder: str, ordinal: str, capacity_bytes: str, eviction: str, answers: str) -> None:
-    """Serve a device; the entry point of the process that `started` starts."""
+    """Serve a device; the entry point of the process that `start_process` starts."""
     with open(int(answers), "w", encoding="utf-8") as answer:
         try:
             capacity = int(capacity_bytes) if capacity_bytes else None

@@ -109,11 +109,11 @@ class _Driver:
                 f"there is no NVIDIA driver here ({library} cannot be loaded): attach without device=, on the CPU"
             ) from None
         self._calls = {}
-        for name, takes in _SIGNATURES.items():
+        for name, types in _SIGNATURES.items():
             call = getattr(loaded, name, None)
             if call is None:
                 raise ShareError(f"{library} has no {name}: the driver is too old; CUDA 11.4 or later has it")
-            call.argtypes, call.restype = takes, _INT
+            call.argtypes, call.restype = types, _INT
             self._calls[name] = call
         self.call("the driver", "cuInit", 0)
 
@@ -183,8 +183,8 @@ class Device:
         """Name of the device in messages."""
         return f"cuda:{self.ordinal}"
 
-    def _call(self, name: str, *given: Any) -> None:
-        self._driver.call(self.where, name, *given)
+    def _call(self, name: str, *arguments: Any) -> None:
+        self._driver.call(self.where, name, *arguments)
 
     @contextlib.contextmanager
     def _current(self) -> Iterator[None]:

@@ -25,7 +25,7 @@ from xsp.bench.shapes import Shape
 from xsp.bench.timings import Timings
 from xsp.errors import ShareError
 from xsp.share import measuring, weights
-from xsp.share.measured import ATTACH, MMAP, PICKLE, WAYS
+from xsp.share.loadworker import ATTACH, MMAP, PICKLE, WAYS
 from xsp.share.measuring import COLD, WARM
 
 FEW, MANY = 2, 1000
@@ -65,7 +65,7 @@ class Constants:
         return max(0.0, self.shapes[family].seconds(nbytes)) * 1e9
 
 
-class Foretold(NamedTuple):
+class SavingEstimate(NamedTuple):
     """The estimated saving of sharing over one way, in one state."""
 
     way: str
@@ -94,58 +94,58 @@ def curves(timings: Timings) -> dict[str, Shape]:
     Raises:
         ShareError: a family was not timed on this machine.
     """
-    found = {
-        each.family.name: each.shape
-        for each in transfers.curves(timings)
-        if each.family.name in NEEDED and each.threads == 1 and each.shape is not None
+    shapes = {
+        curve.family.name: curve.shape
+        for curve in transfers.curves(timings)
+        if curve.family.name in NEEDED and curve.threads == 1 and curve.shape is not None
     }
-    missing = [name for name in NEEDED if name not in found]
+    missing = [name for name in NEEDED if name not in shapes]
     if missing:
         raise ShareError(
             f"{timings.folder}: not timed on this machine, or at too few sizes: {', '.join(missing)}; "
             f"xsp bench transfers --families {','.join(NEEDED)} --threads 1"
         )
-    return found
+    return shapes
 
 
-def costs(told: measuring.Told = lambda *_: None) -> dict[str, Cost]:
+def costs(told: measuring.ProgressCallback = lambda *_: None) -> dict[str, Cost]:
     """Measure the cost per tensor and per request, by way, on files of 2 and of 1000 tiny tensors, in turns.
 
     Raises:
         ShareError: libraries are missing, or no store can be started.
     """
-    taken: dict[tuple[str, int], list[float]] = {}
+    times: dict[tuple[str, int], list[float]] = {}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xsp-")))
-        asked = {"cwd": os.getcwd(), "folder": str(folder), "store": str(folder / "s"), "counts": [FEW, MANY]}
+        request = {"cwd": os.getcwd(), "folder": str(folder), "store": str(folder / "s"), "counts": [FEW, MANY]}
         process = stack.enter_context(measuring.started())
         stack.enter_context(measuring.store_at(folder / "s", 256 << 20))
-        measuring.answer_of(process, {"do": "small", **asked})
+        measuring.answer_of(process, {"do": "small", **request})
         for turn in range(TURNS):
-            for place, (way, count) in enumerate((way, count) for way in WAYS for count in (FEW, MANY)):
-                told(f"what a tensor takes: {way}", turn * 2 * len(WAYS) + place, TURNS * 2 * len(WAYS))
-                answer = measuring.answer_of(process, {"do": "time", "way": way, "count": count, **asked})
-                taken.setdefault((way, count), []).append(answer["load_ns"])
-    found = {}
+            for index, (way, count) in enumerate((way, count) for way in WAYS for count in (FEW, MANY)):
+                told(f"what a tensor takes: {way}", turn * 2 * len(WAYS) + index, TURNS * 2 * len(WAYS))
+                answer = measuring.answer_of(process, {"do": "time", "way": way, "count": count, **request})
+                times.setdefault((way, count), []).append(answer["load_ns"])
+    by_way = {}
     for way in WAYS:
-        few, many = min(taken[way, FEW]), min(taken[way, MANY])
-        each = max(0.0, (many - few) / (MANY - FEW))
-        found[way] = Cost(max(0.0, few - FEW * each), each)
-    return found
+        few, many = min(times[way, FEW]), min(times[way, MANY])
+        per_tensor = max(0.0, (many - few) / (MANY - FEW))
+        by_way[way] = Cost(max(0.0, few - FEW * per_tensor), per_tensor)
+    return by_way
 
 
 def digest_ns() -> float:
     """Return the nanoseconds that SHA-256 takes per byte."""
     data = bytes(weights.CHUNK)
-    taken = []
+    times = []
     for _ in range(TURNS):
-        began = clock.monotonic_ns()
+        start = clock.monotonic_ns()
         hashlib.sha256(data).digest()
-        taken.append(clock.monotonic_ns() - began)
-    return min(taken) / len(data)
+        times.append(clock.monotonic_ns() - start)
+    return min(times) / len(data)
 
 
-def foretell(nbytes: int, tensors: int, known: Constants) -> list[Foretold]:
+def estimate_savings(nbytes: int, tensors: int, known: Constants) -> list[SavingEstimate]:
     """Return the saving of sharing weights over each way, warm and cold.
 
     Warm: the file is in the page cache and the store holds the weights. `load_file` and `attach` map memory, and both
@@ -154,20 +154,20 @@ def foretell(nbytes: int, tensors: int, known: Constants) -> list[Foretold]:
     """
     copying = known.moved_ns("first-touch", nbytes) + known.moved_ns("read-cached", nbytes)
     attach = known.costs[ATTACH].of(tensors)
-    keeping = copying + known.moved_ns("copy", nbytes) + nbytes * known.digest_ns
-    found = []
-    for way, own in ((MMAP, 0.0), (PICKLE, copying)):
-        for state, first in ((WARM, 0.0), (COLD, keeping)):
-            other = known.costs[way].of(tensors) + own
-            found.append(Foretold(way, state, nbytes, tensors, other, attach + first))
-    return found
+    storing_ns = copying + known.moved_ns("copy", nbytes) + nbytes * known.digest_ns
+    result = []
+    for way, reading in ((MMAP, 0.0), (PICKLE, copying)):
+        for state, storing in ((WARM, 0.0), (COLD, storing_ns)):
+            way_ns = known.costs[way].of(tensors) + reading
+            result.append(SavingEstimate(way, state, nbytes, tensors, way_ns, attach + storing))
+    return result
 
 
 def groups(tensors: Sequence[weights.Tensor]) -> dict[str, tuple[int, int]]:
     """Return bytes and number of tensors of a model's parts, by the first component of the names, largest first."""
-    found: dict[str, tuple[int, int]] = {}
-    for each in tensors:
-        name = each.name.partition(".")[0]
-        nbytes, count = found.get(name, (0, 0))
-        found[name] = nbytes + each.nbytes, count + 1
-    return dict(sorted(found.items(), key=lambda each: -each[1][0]))
+    totals: dict[str, tuple[int, int]] = {}
+    for tensor in tensors:
+        name = tensor.name.partition(".")[0]
+        nbytes, count = totals.get(name, (0, 0))
+        totals[name] = nbytes + tensor.nbytes, count + 1
+    return dict(sorted(totals.items(), key=lambda pair: -pair[1][0]))

@@ -27,7 +27,7 @@ from xsp import processes
 from xsp.comparison import evidence
 from xsp.errors import ShareError
 from xsp.share import client
-from xsp.share.measured import ATTACH, MMAP, WAYS, memory_of
+from xsp.share.loadworker import ATTACH, MMAP, WAYS, memory_of
 
 WARM, COLD = "warm", "cold"
 TOGETHER = 3
@@ -45,14 +45,14 @@ END_S = 5.0
 COLD_SHARE = 0.02
 """A file is not cold if more than this share of it is still in memory after dropping it."""
 
-_CODE = processes.calling("xsp.share.measured", "work")
+_CODE = processes.calling("xsp.share.loadworker", "work")
 _STORE = (
     "import sys; sys.path.insert(0, sys.argv[1])\n"
     "from xsp import processes; processes.end_with_parent(int(sys.argv[2]))\n"
     "from xsp.cli import main; sys.exit(main(['share', 'serve', '--dir', sys.argv[3], '--capacity', *sys.argv[4:]]))"
 )
 
-Told = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, int, int], None]
 """Called before each process with a description, the number of processes so far, and the maximum number."""
 
 
@@ -110,7 +110,7 @@ def measure(
     module: str = "",
     turns: int = TURNS,
     seed: int = 0,
-    told: Told = lambda *_: None,
+    told: ProgressCallback = lambda *_: None,
     states: Sequence[str] = (WARM, COLD),
     together: int = TOGETHER,
 ) -> Measured:
@@ -123,7 +123,7 @@ def measure(
         module: the name of the model to which the file belongs; without it, tensors are read once instead of a call.
         turns: maximum number of turns; 3 or more.
         seed: seed of the order.
-        told: progress callback, see `Told`.
+        told: progress callback, see `ProgressCallback`.
         states: which of warm and cold to measure.
         together: concurrent processes for memory; 2 or more, or 0 to leave memory out.
 
@@ -131,7 +131,7 @@ def measure(
         ShareError: a process cannot load the weights or call the model; the message gives the reason.
         UsageError: the number of turns is invalid.
     """
-    how = evidence.repeats(turns)
+    repeats = evidence.repeats(turns)
     for library in ("torch", "safetensors"):
         if importlib.util.find_spec(library) is None:
             raise ShareError(f"measuring needs {library}: pip install 'xsp[share]'")
@@ -145,107 +145,107 @@ def measure(
             raise ShareError(f"{source}: no such file; omit MODULE if the source is the name of a model")
     weights, module = (str(path.resolve()), module) if path.is_file() else ("", source)
     with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
-        asked = {"cwd": os.getcwd(), "folder": folder, "module": module, "weights": weights, "store": f"{folder}/s"}
+        request = {"cwd": os.getcwd(), "folder": folder, "module": module, "weights": weights, "store": f"{folder}/s"}
         told("writing the weights", 0, 1)
         with started() as preparing:
-            made = answer_of(preparing, {"do": "prepare", **asked})
-        asked["weights"] = weights or f"{folder}/model.safetensors"
-        found = Measured(source, module, made["nbytes"], made["tensors"], most=turns)
-        files = [Path(asked["weights"]), Path(folder) / "model.pt"]
-        found.not_cold = _not_cold(files) if COLD in states else "it was not requested"
-        with store_at(Path(asked["store"]), 2 * made["nbytes"] + (64 << 20)) as store:
-            _take_turns(found, asked, files, how, random.Random(seed), told)
+            prepared = answer_of(preparing, {"do": "prepare", **request})
+        request["weights"] = weights or f"{folder}/model.safetensors"
+        result = Measured(source, module, prepared["nbytes"], prepared["tensors"], most=turns)
+        files = [Path(request["weights"]), Path(folder) / "model.pt"]
+        result.not_cold = _not_cold(files) if COLD in states else "it was not requested"
+        with store_at(Path(request["store"]), 2 * prepared["nbytes"] + (64 << 20)) as store:
+            _take_turns(result, request, files, repeats, random.Random(seed), told)
             if together:
-                _take_memory(found, asked, files, store, told, together)
-            found.large_bytes = sum(each["large_bytes"] for each in client.status(Path(asked["store"]))["objects"])
-    return found
+                _take_memory(result, request, files, store, told, together)
+            result.large_bytes = sum(entry["large_bytes"] for entry in client.status(Path(request["store"]))["objects"])
+    return result
 
 
 def _take_turns(
-    found: Measured,
-    asked: dict[str, str],
+    result: Measured,
+    request: dict[str, str],
     files: Sequence[Path],
-    how: evidence.Repeats,
-    draw: random.Random,
-    told: Told,
+    repeats: evidence.Repeats,
+    rng: random.Random,
+    report: ProgressCallback,
 ) -> None:
-    states = [WARM] if found.not_cold else [WARM, COLD]
+    states = [WARM] if result.not_cold else [WARM, COLD]
     order = [(way, state) for way in WAYS for state in states]
-    found.taken = {each: Taken() for each in order}
+    result.taken = {key: Taken() for key in order}
     with started() as parent:
-        answer_of(parent, {"do": "build", "forks": True, **asked})
-        for turn in range(1, found.most + 1):
-            these = [each for each in order if each[1] == WARM or turn <= COLD_TURNS]
-            for place, (way, state) in enumerate(draw.sample(these, len(these))):
-                said = f"turn {turn} of at most {found.most}: {way}, {state}"
-                told(said, (turn - 1) * len(order) + place, found.most * len(order))
+        answer_of(parent, {"do": "build", "forks": True, **request})
+        for turn in range(1, result.most + 1):
+            chosen = [key for key in order if key[1] == WARM or turn <= COLD_TURNS]
+            for index, (way, state) in enumerate(rng.sample(chosen, len(chosen))):
+                message = f"turn {turn} of at most {result.most}: {way}, {state}"
+                report(message, (turn - 1) * len(order) + index, result.most * len(order))
                 answer_of(parent, {"do": "fork"})
-                _bring_about(state, files, Path(asked["store"]))
-                took = answer_of(parent, {"do": "load", "way": way})
+                _set_state(state, files, Path(request["store"]))
+                times = answer_of(parent, {"do": "load", "way": way})
                 answer_of(parent, {"do": "end"})
-                found.taken[way, state].load_ns.append(took["load_ns"])
-                found.taken[way, state].call_ns.append(took["call_ns"])
-            found.turns = turn
-            pair = found.taken[MMAP, WARM].total_ns, found.taken[ATTACH, WARM].total_ns
-            if turn >= evidence.FIRST and evidence.look(how, *pair).enough:
+                result.taken[way, state].load_ns.append(times["load_ns"])
+                result.taken[way, state].call_ns.append(times["call_ns"])
+            result.turns = turn
+            pair = result.taken[MMAP, WARM].total_ns, result.taken[ATTACH, WARM].total_ns
+            if turn >= evidence.FIRST and evidence.compare_turn(repeats, *pair).enough:
                 return
 
 
 def _take_memory(
-    found: Measured,
-    asked: dict[str, str],
+    result: Measured,
+    request: dict[str, str],
     files: Sequence[Path],
     store: subprocess.Popen[bytes],
-    told: Told,
+    report: ProgressCallback,
     together: int,
 ) -> None:
     """Measure the memory of one process, and of several concurrent processes, of each way."""
-    for place, way in enumerate(WAYS):
+    for index, way in enumerate(WAYS):
         totals: list[int] = []
         pss = 0
         for count in (1, together):
-            told(f"memory: {count} × {way}", place, len(WAYS))
+            report(f"memory: {count} × {way}", index, len(WAYS))
             with contextlib.ExitStack() as stack:
-                several = [stack.enter_context(started()) for _ in range(count)]
-                for process in several:
-                    answer_of(process, {"do": "build", **asked})
-                _bring_about(WARM, files, Path(asked["store"]))
-                for process in several:
+                workers = [stack.enter_context(started()) for _ in range(count)]
+                for process in workers:
+                    answer_of(process, {"do": "build", **request})
+                _set_state(WARM, files, Path(request["store"]))
+                for process in workers:
                     answer_of(process, {"do": "load", "way": way})
-                told_of = [answer_of(process, {"do": "memory"}) for process in several]
+                memories = [answer_of(process, {"do": "memory"}) for process in workers]
                 if way == ATTACH:
-                    told_of.append(memory_of(store.pid))
-            if not all(told_of):
+                    memories.append(memory_of(store.pid))
+            if not all(memories):
                 return  # the system does not report it
-            totals.append(sum(each["pss"] - each["libraries"] for each in told_of))
-            pss = told_of[0]["pss"]
-        found.memory[way] = Memory(totals[0], (totals[1] - totals[0]) / (together - 1), pss)
+            totals.append(sum(memory["pss"] - memory["libraries"] for memory in memories))
+            pss = memories[0]["pss"]
+        result.memory[way] = Memory(totals[0], (totals[1] - totals[0]) / (together - 1), pss)
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def started() -> Iterator[processes.Asked]:
+def started() -> Iterator[processes.WorkerProcess]:
     """Run a process under measurement."""
-    process = processes.Asked(_CODE, str(os.getpid()))
+    process = processes.WorkerProcess(_CODE, str(os.getpid()))
     try:
         yield process
     finally:
         process.end()
 
 
-def answer_of(process: processes.Asked, question: dict[str, Any]) -> dict[str, Any]:
+def answer_of(process: processes.WorkerProcess, question: dict[str, Any]) -> dict[str, Any]:
     """Send a request to a process under measurement, and return its answer.
 
     Raises:
         ShareError: the process reports an error, ends, or takes too long.
     """
     process.ask(question)
-    until = time.monotonic() + ANSWER_S
-    line = process.answer(until)
+    deadline = time.monotonic() + ANSWER_S
+    line = process.answer(deadline)
     if not line:
-        late = time.monotonic() >= until
+        late = time.monotonic() >= deadline
         code = process.end(0.0 if late else END_S)
         ended = f"took more than {ANSWER_S:.0f} s" if late else f"ended ({processes.ending(code)})"
         raise ShareError(f"the process for {question['do']!r} {ended}")
@@ -258,16 +258,16 @@ def answer_of(process: processes.Asked, question: dict[str, Any]) -> dict[str, A
 @contextlib.contextmanager
 def store_at(folder: Path, capacity: int, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a store of `capacity` bytes in a subprocess; `words` are further arguments of `xsp share serve`."""
-    given = [str(os.getpid()), str(folder), str(capacity), *words]
-    process = processes.start_python(_STORE, *given, stdin=subprocess.DEVNULL)
+    arguments = [str(os.getpid()), str(folder), str(capacity), *words]
+    process = processes.start_python(_STORE, *arguments, stdin=subprocess.DEVNULL)
     try:
-        until = time.monotonic() + START_S
+        deadline = time.monotonic() + START_S
         while True:
             try:
                 client.connect(folder).close()
                 break
             except ShareError:
-                if process.poll() is not None or time.monotonic() > until:
+                if process.poll() is not None or time.monotonic() > deadline:
                     raise
                 time.sleep(0.02)
         yield process
@@ -279,7 +279,7 @@ def store_at(folder: Path, capacity: int, *words: str) -> Iterator[subprocess.Po
             process.kill()
 
 
-def _bring_about(state: str, files: Sequence[Path], store: Path) -> None:
+def _set_state(state: str, files: Sequence[Path], store: Path) -> None:
     """Bring the files into memory and their weights into the store (warm), or remove both (cold)."""
     if state == WARM:
         for path in files:
@@ -288,9 +288,9 @@ def _bring_about(state: str, files: Sequence[Path], store: Path) -> None:
                     pass
         client.attach(files[0], store)
         return
-    until = time.monotonic() + START_S
+    deadline = time.monotonic() + START_S
     while client.evict("*", store)["attached"]:  # the end of the last turn's process is noticed late
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             raise ShareError("the weights stay attached, so cold loading cannot be measured")
         time.sleep(0.005)
     for path in files:
@@ -323,8 +323,8 @@ def resident(path: Path) -> float | None:
     if not size or not hasattr(libc, "mincore"):
         return None
     pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE) as mapped:
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE) as mapping:
         # ctypes gives the address only of a writable mapping; this one is private, and nothing writes to it
-        address = ctypes.addressof(ctypes.c_ubyte.from_buffer(mapped))
+        address = ctypes.addressof(ctypes.c_ubyte.from_buffer(mapping))
         failed = libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), pages)
-    return None if failed else sum(each & 1 for each in pages) / len(pages)
+    return None if failed else sum(page & 1 for page in pages) / len(pages)

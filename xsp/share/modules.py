@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from xsp.errors import ShareError
+from xsp.errors import ShareError, first_line
 from xsp.record.blocks import span
 from xsp.scrub import plain
 from xsp.share import client, devices, driver, wire
-from xsp.share.devices import DeviceHeld, DeviceMapping
+from xsp.share.devices import DeviceMapping, DeviceWeights
 from xsp.share.weights import Tensor, shards
 
 TYPES = {
@@ -41,8 +41,8 @@ def is_shared(tensor: torch.Tensor) -> bool:
     """Return whether a tensor lies in shared memory of this process, which is read-only."""
     if tensor.is_meta:
         return False
-    at = tensor.data_ptr()  # unified addressing: host and device addresses do not overlap
-    return any(each.address <= at < each.address + each.nbytes for each in tuple(_live))
+    address = tensor.data_ptr()  # unified addressing: host and device addresses do not overlap
+    return any(mapping.address <= address < mapping.address + mapping.nbytes for mapping in tuple(_live))
 
 
 class SharedParameter(torch.nn.Parameter):
@@ -145,43 +145,43 @@ def attach(
     Raises:
         ShareError: there is no store, the file is invalid, or it does not match the module; the message says why.
     """
-    named = os.fsdecode(source)
+    name = os.fsdecode(source)
     ordinal = None if device is None else _ordinal(device)
     with span("share.attach"):
-        opened = None if ordinal is None else driver.device(ordinal)
-        on_host = [client.attach(each, folder, patience_s) for each in shards(named)]
+        target = None if ordinal is None else driver.device(ordinal)
+        on_host = [client.attach(path, folder, patience_s) for path in shards(name)]
         held: Sequence[Held] = on_host
-        if opened is not None:
-            held = [devices.attach(each, opened, named, folder, patience_s) for each in on_host]
+        if target is not None:
+            held = [devices.attach(weights, target, name, folder, patience_s) for weights in on_host]
         with span("share.assign"):
-            return _assigned(module, held, named, strict, cast)
+            return _assigned(module, held, name, strict, cast)
 
 
-def _ordinal(given: str | torch.device) -> int | None:
+def _ordinal(device: str | torch.device) -> int | None:
     """Return the ordinal of a device; None for the host.
 
     Raises:
         ShareError: memory of this device cannot be shared.
     """
     try:
-        found = torch.device(given)
+        resolved = torch.device(device)
     except RuntimeError as error:
-        raise ShareError(f"device={given!r}: {str(error).splitlines()[0]}") from None
-    if found.type == "cpu":
+        raise ShareError(f"device={device!r}: {first_line(error)}") from None
+    if resolved.type == "cpu":
         return None
-    if found.type != "cuda" or torch.version.hip is not None:
-        raise ShareError(f"device={str(given)!r}: memory is shared on the host and on NVIDIA's devices: cpu, cuda:0")
+    if resolved.type != "cuda" or torch.version.hip is not None:
+        raise ShareError(f"device={str(device)!r}: memory is shared on the host and on NVIDIA's devices: cpu, cuda:0")
     if torch.version.cuda is None:
-        raise ShareError(f"device={str(given)!r}: this PyTorch ({torch.__version__}) is built without CUDA")
-    if found.index is not None:
-        return found.index
+        raise ShareError(f"device={str(device)!r}: this PyTorch ({torch.__version__}) is built without CUDA")
+    if resolved.index is not None:
+        return resolved.index
     try:
         return torch.cuda.current_device()
     except (RuntimeError, AssertionError) as error:
-        raise ShareError(f"device={str(given)!r}: {str(error).splitlines()[0]}") from None
+        raise ShareError(f"device={str(device)!r}: {first_line(error)}") from None
 
 
-Held = client.Held | DeviceHeld
+Held = client.AttachedWeights | DeviceWeights
 """Weights that this process is attached to, on the host or on a device."""
 
 Slot = tuple[torch.nn.Module, str]
@@ -194,18 +194,18 @@ def _assigned(module: torch.nn.Module, held: Sequence[Held], source: str, strict
     Raises:
         ShareError: they do not match the module.
     """
-    place = _place(held[0])
-    parameters, buffers, volatile, others = _slots(module, place)
-    there = {tensor.name: (each, tensor) for each in held for tensor in each.tensors}
-    if len(there) < sum(len(each.tensors) for each in held):
-        counted = Counter(tensor.name for each in held for tensor in each.tensors)
-        raise ShareError(f"{source}: more than one shard has {_some([name for name in counted if counted[name] > 1])}")
+    device = _place(held[0])
+    parameters, buffers, volatile, others = _slots(module, device)
+    available = {tensor.name: (weights, tensor) for weights in held for tensor in weights.tensors}
+    if len(available) < sum(len(weights.tensors) for weights in held):
+        counts = Counter(tensor.name for weights in held for tensor in weights.tensors)
+        raise ShareError(f"{source}: more than one shard has {_some([name for name in counts if counts[name] > 1])}")
     groups: dict[int, list[str]] = {}
-    for name, (owner, own) in parameters.items():
-        groups.setdefault(id(owner._parameters[own]), []).append(name)
-    missing = [", ".join(names) for names in groups.values() if not any(name in there for name in names)]
-    missing += [name for name in buffers if name not in there]
-    unused = tuple(name for name in there if name not in parameters and name not in buffers)
+    for name, (owner, attribute) in parameters.items():
+        groups.setdefault(id(owner._parameters[attribute]), []).append(name)
+    missing = [", ".join(names) for names in groups.values() if not any(name in available for name in names)]
+    missing += [name for name in buffers if name not in available]
+    unused = tuple(name for name in available if name not in parameters and name not in buffers)
     where = f"{source} and {type(module).__name__}"
     if missing:
         raise ShareError(f"{where}: the file lacks {_some(missing)}; nothing was changed")
@@ -217,53 +217,53 @@ def _assigned(module: torch.nn.Module, held: Sequence[Held], source: str, strict
             "build it in `with xsp.share.empty():`, which creates buffers, instead of on the meta device, or with its "
             "values if it computes these buffers from them (Swin of timm)"
         )
-    made: list[tuple[list[Slot], Any]] = []
+    assignments: list[tuple[list[Slot], Any]] = []
     private: dict[str, str] = {}
     shared_bytes = private_bytes = shared = 0
-    _live.update(each.mapping for each in held)
+    _live.update(weights.mapping for weights in held)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable")
         for names in groups.values():
-            owner, own = parameters[names[0]]
-            (of, first), *rest = [there[name] for name in names if name in there]
-            wanted: Any = owner._parameters[own]
-            view = _checked(of, first, wanted, where)
-            for also, other in rest:
-                if other.dtype != first.dtype or not torch.equal(view, _checked(also, other, wanted, where)):
-                    raise ShareError(f"{where}: {first.name} and {other.name} are tied, but differ in the file")
-            if view.dtype != wanted.dtype:
+            owner, attribute = parameters[names[0]]
+            (holder, first), *rest = [available[name] for name in names if name in available]
+            target: Any = owner._parameters[attribute]
+            view = _checked(holder, first, target, where)
+            for other_holder, tied in rest:
+                if tied.dtype != first.dtype or not torch.equal(view, _checked(other_holder, tied, target, where)):
+                    raise ShareError(f"{where}: {first.name} and {tied.name} are tied, but differ in the file")
+            if view.dtype != target.dtype:
                 if not cast:
                     raise ShareError(
-                        f"{where}: {plain(first.name)} is {_type(view)} in the file and {_type(wanted)} in the module; "
+                        f"{where}: {plain(first.name)} is {_type(view)} in the file and {_type(target)} in the module; "
                         f"convert the module (module.to({view.dtype})), or pass cast=True for a private copy"
                     )
-                copied = torch.nn.Parameter(view.to(wanted.dtype), requires_grad=False)
+                copied = torch.nn.Parameter(view.to(target.dtype), requires_grad=False)
                 private[first.name] = f"{_type(view)} in the file, {_type(copied)} here"
                 private_bytes += copied.nbytes
-                made.append(([parameters[name] for name in names], copied))
+                assignments.append(([parameters[name] for name in names], copied))
                 continue
             shared += 1
             shared_bytes += first.nbytes
-            made.append(([parameters[name] for name in names], SharedParameter(view, requires_grad=False)))
-        for name, (owner, own) in buffers.items():
-            buffer: Any = owner._buffers[own]
-            copy = _checked(*there[name], buffer, where).to(buffer.dtype, copy=True)
+            assignments.append(([parameters[name] for name in names], SharedParameter(view, requires_grad=False)))
+        for name, (owner, attribute) in buffers.items():
+            buffer: Any = owner._buffers[attribute]
+            copy = _checked(*available[name], buffer, where).to(buffer.dtype, copy=True)
             private[name] = "a buffer"
             private_bytes += copy.nbytes
-            made.append(([(owner, own)], copy))
-    made += [([(owner, own)], owner._buffers[own].to(place)) for owner, own in others]  # type: ignore[union-attr]
-    for slots, tensor in made:
-        for owner, own in slots:
-            (owner._parameters if own in owner._parameters else owner._buffers)[own] = tensor
-    if any(each.training for each in module.modules()):
+            assignments.append(([(owner, attribute)], copy))
+    assignments += [([(owner, attribute)], owner._buffers[attribute].to(device)) for owner, attribute in others]  # type: ignore[union-attr]
+    for slots, tensor in assignments:
+        for owner, attribute in slots:
+            (owner._parameters if attribute in owner._parameters else owner._buffers)[attribute] = tensor
+    if any(submodule.training for submodule in module.modules()):
         module.eval()
     _refuse_training(module)
-    keys = ",".join(f"sha256:{each.key}" for each in held)
-    return Attachment(keys, all(each.hit for each in held), shared, shared_bytes, private, private_bytes, unused)
+    keys = ",".join(f"sha256:{weights.key}" for weights in held)
+    return Attachment(keys, all(weights.hit for weights in held), shared, shared_bytes, private, private_bytes, unused)
 
 
 def _slots(
-    module: torch.nn.Module, place: torch.device
+    module: torch.nn.Module, device: torch.device
 ) -> tuple[dict[str, Slot], dict[str, Slot], list[str], list[Slot]]:
     """Return the places of a module's parameters and of its persistent buffers, by name, and of non-persistent buffers.
 
@@ -276,43 +276,43 @@ def _slots(
     buffers: dict[str, Slot] = {}
     volatile: list[str] = []
     others: list[Slot] = []
-    for path, each in module.named_modules(remove_duplicate=False):
+    for path, submodule in module.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
-        for name, parameter in each._parameters.items():
+        for name, parameter in submodule._parameters.items():
             if parameter is None:
                 continue
             is_plain = type(parameter) is torch.nn.Parameter and parameter.layout == torch.strided
             if not is_plain and isinstance(parameter, torch.nn.parameter.UninitializedParameter):
                 raise ShareError(f"{prefix}{name}: has no shape before the first call (a lazy module); call it once")
-            if parameter.device.type not in ("cpu", "meta") and parameter.device != place:
+            if parameter.device.type not in ("cpu", "meta") and parameter.device != device:
                 raise ShareError(
-                    f"{prefix}{name}: is on {parameter.device}, and the shared weights are on {place}; pass "
+                    f"{prefix}{name}: is on {parameter.device}, and the shared weights are on {device}; pass "
                     f"device={str(parameter.device)!r}, which the store has to serve, or move the module to the CPU"
                 )
             if not is_plain and (type(parameter.data) is not torch.Tensor or parameter.layout != torch.strided):
                 raise ShareError(f"{prefix}{name}: is {type(parameter.data).__name__}, not a plain tensor")
-            parameters[prefix + name] = each, name
-        for name, buffer in each._buffers.items():
+            parameters[prefix + name] = submodule, name
+        for name, buffer in submodule._buffers.items():
             if buffer is None:
                 continue
-            if name not in each._non_persistent_buffers_set:
-                buffers[prefix + name] = each, name
+            if name not in submodule._non_persistent_buffers_set:
+                buffers[prefix + name] = submodule, name
             elif buffer.device.type == "meta":
                 volatile.append(prefix + name)
-            elif place.type != "cpu" and buffer.device != place:
-                others.append((each, name))
+            elif device.type != "cpu" and buffer.device != device:
+                others.append((submodule, name))
     return parameters, buffers, volatile, others
 
 
-def _checked(held: Held, tensor: Tensor, wanted: Any, where: str) -> torch.Tensor:
+def _checked(held: Held, tensor: Tensor, target: Any, where: str) -> torch.Tensor:
     """Return the view of a tensor.
 
     Raises:
         ShareError: its shape differs from that of the parameter or buffer.
     """
-    if tensor.shape != wanted.shape:
+    if tensor.shape != target.shape:
         raise ShareError(
-            f"{where}: {plain(tensor.name)} is {list(tensor.shape)} in the file and {list(wanted.shape)} in the module"
+            f"{where}: {plain(tensor.name)} is {list(tensor.shape)} in the file and {list(target.shape)} in the module"
         )
     return view_of(held, tensor)
 
@@ -322,7 +322,7 @@ def view_of(held: Held, tensor: Tensor) -> torch.Tensor:
     kind = TYPES[tensor.dtype]
     if not tensor.nbytes:
         return torch.empty(tensor.shape, dtype=kind, device=_place(held))
-    if isinstance(held, DeviceHeld):
+    if isinstance(held, DeviceWeights):
         part = _whole(held)[tensor.offset : tensor.offset + tensor.nbytes]
         return part.view(kind).view(tensor.shape)
     count = tensor.nbytes // kind.itemsize
@@ -330,10 +330,10 @@ def view_of(held: Held, tensor: Tensor) -> torch.Tensor:
 
 
 def _place(held: Held) -> torch.device:
-    return _whole(held).device if isinstance(held, DeviceHeld) else torch.device("cpu")
+    return _whole(held).device if isinstance(held, DeviceWeights) else torch.device("cpu")
 
 
-def _whole(held: DeviceHeld) -> torch.Tensor:
+def _whole(held: DeviceWeights) -> torch.Tensor:
     """Return all bytes of weights on a device as one tensor, which is created once."""
     if held.whole is None:
         held.whole = on_device(held.mapping)
@@ -365,7 +365,9 @@ class _Refuses:
     def __call__(self, mode: bool = True) -> torch.nn.Module:
         module = self._module()
         assert module is not None
-        if mode and any(isinstance(each, SharedParameter) and is_shared(each) for each in module.parameters()):
+        if mode and any(
+            isinstance(parameter, SharedParameter) and is_shared(parameter) for parameter in module.parameters()
+        ):
             raise RuntimeError(f"{type(module).__name__}: {_WRITTEN}, so it cannot be trained; {_REMEDY}")
         return type(module).train(module, mode)
 
@@ -375,9 +377,9 @@ class _Refuses:
 
 def _refuse_training(module: torch.nn.Module) -> None:
     module.__dict__["train"] = _Refuses(module)
-    for each in module.modules():
-        if _guarded not in each._state_dict_hooks.values():
-            each._register_state_dict_hook(_guarded)
+    for submodule in module.modules():
+        if _guarded not in submodule._state_dict_hooks.values():
+            submodule._register_state_dict_hook(_guarded)
 
 
 def _guarded(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
@@ -393,17 +395,17 @@ def _guarded(module: torch.nn.Module, state: dict[str, Any], prefix: str, metada
 
 def detach(module: torch.nn.Module) -> int:
     """Copy the shared weights of a module, so that they can be trained; return the number of copied bytes."""
-    own: dict[int, torch.nn.Parameter] = {}
+    copies: dict[int, torch.nn.Parameter] = {}
     copied = 0
-    for each in module.modules():
-        each.__dict__.pop("train", None)
-        for name, parameter in each._parameters.items():
+    for submodule in module.modules():
+        submodule.__dict__.pop("train", None)
+        for name, parameter in submodule._parameters.items():
             if isinstance(parameter, SharedParameter):
-                if id(parameter) not in own:
+                if id(parameter) not in copies:
                     trainable = parameter.is_floating_point() or parameter.is_complex()
-                    own[id(parameter)] = torch.nn.Parameter(parameter.detach().clone(), requires_grad=trainable)
+                    copies[id(parameter)] = torch.nn.Parameter(parameter.detach().clone(), requires_grad=trainable)
                     copied += parameter.nbytes
-                each._parameters[name] = own[id(parameter)]
+                submodule._parameters[name] = copies[id(parameter)]
     return copied
 
 
@@ -430,17 +432,19 @@ def _saved(weights: Mapping[str, torch.Tensor]) -> int:
     """
     from safetensors.torch import save
 
-    known = set(TYPES.values())
+    supported = set(TYPES.values())
     for name, tensor in weights.items():
         where = f"the state dict cannot be shared: {plain(str(name))[:100]}"
         if not isinstance(tensor, torch.Tensor):
             raise ShareError(f"{where} is {type(tensor).__name__}, not a tensor (as in packed and quantised layers)")
         if tensor.is_meta:
             raise ShareError(f"{where} has no values: it is on the meta device")
-        if tensor.is_nested or tensor.layout != torch.strided or tensor.dtype not in known:
+        if tensor.is_nested or tensor.layout != torch.strided or tensor.dtype not in supported:
             kind = "nested" if tensor.is_nested else f"{_type(tensor)}, {tensor.layout}"
             raise ShareError(f"{where} is {kind}; only dense tensors of plain types can be")
     try:
-        return wire.in_memory(save({name: each.detach().cpu().contiguous().clone() for name, each in weights.items()}))
+        return wire.in_memory(
+            save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()})
+        )
     except (AttributeError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise ShareError(f"the state dict cannot be shared: {str(error).splitlines()[0]}") from error
+        raise ShareError(f"the state dict cannot be shared: {first_line(error)}") from error

@@ -62,18 +62,18 @@ def mapped(memory: int, nbytes: int) -> int:
         raise
     page = os.sysconf("SC_PAGE_SIZE")
     end = address + -(-nbytes // page) * page
-    for unused, until in ((start, address), (end, start + reserved)):
-        if until > unused:
-            _LIBC.munmap(unused, until - unused)
+    for gap_start, gap_end in ((start, address), (end, start + reserved)):
+        if gap_end > gap_start:
+            _LIBC.munmap(gap_start, gap_end - gap_start)
     return address
 
 
 def _map(address: int | None, nbytes: int, protection: int, flags: int, memory: int) -> int:
-    found: int | None = _LIBC.mmap(address, nbytes, protection, flags, memory, 0)
-    if found in (None, _FAILED):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return found
+    result: int | None = _LIBC.mmap(address, nbytes, protection, flags, memory, 0)
+    if result in (None, _FAILED):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
 
 
 def unmap(address: int, nbytes: int, munmap: Any = _LIBC.munmap) -> None:
@@ -102,15 +102,15 @@ def enlarge(memory: int, nbytes: int, goes_on: Callable[[], bool]) -> int:
         address = mapped(memory, nbytes)
     except OSError:
         return 0
-    done = 0
+    enlarged = 0
     try:
-        while done + size <= nbytes and goes_on():
-            os.pwrite(memory, b"\0", done)  # a range without any page is not collapsed
-            if _LIBC.madvise(address + done, size, _MADV_COLLAPSE):
+        while enlarged + size <= nbytes and goes_on():
+            os.pwrite(memory, b"\0", enlarged)  # a range without any page is not collapsed
+            if _LIBC.madvise(address + enlarged, size, _MADV_COLLAPSE):
                 break  # an old kernel, a setting, or no contiguous free memory: the rest gets small pages
-            done += size
+            enlarged += size
     except OSError:
         pass  # memory is full: the caller's writes report it
     finally:
         unmap(address, nbytes)
-    return done
+    return enlarged

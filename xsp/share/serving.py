@@ -36,7 +36,7 @@ Then = Callable[[list[Client]], object]
 """Callback in the event loop when the thread has finished, with the clients that wait for the result."""
 
 
-class Made(NamedTuple, Generic[Kind]):
+class CopyResult(NamedTuple, Generic[Kind]):
     """The result of the thread's work."""
 
     object: Kind | None
@@ -92,7 +92,7 @@ class Serving(Generic[Kind]):
             raise
         self._woken, self._wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._path = path
-        _many_descriptors()
+        _raise_descriptor_limit()
 
     def end(self) -> None:
         """Make `serve` return; may be called from a signal handler or another thread."""
@@ -109,20 +109,20 @@ class Serving(Generic[Kind]):
         Args:
             ready: called once the signal handlers are installed.
         """
-        earlier = signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)  # any thread may get the signal
-        before = {each: signal.signal(each, lambda *_: self.end()) for each in (signal.SIGINT, signal.SIGTERM)}
+        previous_fd = signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)  # any thread may get the signal
+        handlers = {signum: signal.signal(signum, lambda *_: self.end()) for signum in (signal.SIGINT, signal.SIGTERM)}
         try:
             ready()
             self.serve()
         finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
-            signal.set_wakeup_fd(earlier)
+            for signum, handler in handlers.items():
+                signal.signal(signum, handler)
+            signal.set_wakeup_fd(previous_fd)
 
     def serve(self) -> None:
         """Answer clients until `end`; then release everything."""
-        working = threading.Thread(target=self._work, name="xsp-share-copy", daemon=True)
-        working.start()
+        thread = threading.Thread(target=self._work, name="xsp-share-copy", daemon=True)
+        thread.start()
         with selectors.DefaultSelector() as self._selector:
             self._selector.register(self._listening, selectors.EVENT_READ, self._accept)
             self._selector.register(self._woken, selectors.EVENT_READ, self._woke)
@@ -133,7 +133,7 @@ class Serving(Generic[Kind]):
             finally:
                 self._goes_on = False
                 self._asked.put(None)
-                working.join()
+                thread.join()
                 self._hand_out()
                 self._refuse()
                 while self._is_needed():
@@ -163,8 +163,8 @@ class Serving(Generic[Kind]):
         for client in list(self._clients.values()):
             self._drop(client)
         with self.shelf.lock:
-            for each in list(self.shelf.objects.values()):
-                self.shelf.evict(each)
+            for stored in list(self.shelf.objects.values()):
+                self.shelf.evict(stored)
         for descriptor in (self._woken, self._wakes):
             os.close(descriptor)
 
@@ -204,7 +204,7 @@ class Serving(Generic[Kind]):
         if client.connection not in self._clients:  # dropped in the same turn
             return
         try:
-            text, sent = received(client.connection)
+            text, descriptors = received(client.connection)
         except BlockingIOError:
             return
         except (OSError, ShareError):
@@ -215,39 +215,39 @@ class Serving(Generic[Kind]):
                 self._drop(client)
                 return
             try:
-                asked = json.loads(text)
-                if not isinstance(asked, dict):
+                request = json.loads(text)
+                if not isinstance(request, dict):
                     raise ValueError("no table")
-                self._answer(client, asked, sent)
+                self._answer(client, request, descriptors)
             except (ValueError, RecursionError):
                 self._send(client, {"error": f"the {self.WHAT} does not understand the message"})
             except ShareError as error:
                 self._send(client, {"error": str(error)})
         finally:
-            for descriptor in sent:
+            for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _answer(self, client: Client, asked: dict[str, Any], sent: list[int]) -> None:
-        """Answer a message; a handler that keeps a descriptor removes it from `sent`."""
-        if asked.get("protocol") != PROTOCOL:
+    def _answer(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
+        """Answer a message; a handler that keeps a descriptor removes it from `descriptors`."""
+        if request.get("protocol") != PROTOCOL:
             raise ShareError("the client is of another version of xsp than the store; use the store's version for both")
         if not self._goes_on:
             raise ShareError(f"the {self.WHAT} is ending; start one (xsp share serve) and attach again")
-        wanted = self._asks.get(str(asked.get("ask")))
-        if wanted is None or (wanted == self._begin and (client.object is not None or client.waits_for is not None)):
+        handler = self._asks.get(str(request.get("ask")))
+        if handler is None or (handler == self._begin and (client.object is not None or client.waits_for is not None)):
             raise ShareError(f"the {self.WHAT} does not know the request, or the connection is attached already")
-        wanted(client, asked, sent)
+        handler(client, request, descriptors)
 
-    def _send(self, client: Client, told: dict[str, Any], memory: int | None = None, keep: bool = False) -> None:
+    def _send(self, client: Client, answer: dict[str, Any], memory: int | None = None, keep: bool = False) -> None:
         try:
-            send(client.connection, told, memory)
+            send(client.connection, answer, memory)
         except OSError:  # the client has gone, or does not read
             self._drop(client)
         finally:
             if memory is not None and not keep:
                 os.close(memory)
 
-    def _begin(self, client: Client, asked: dict[str, Any], sent: list[int]) -> None:
+    def _begin(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
         """Attach a client, or start to make the object that it requests.
 
         Raises:
@@ -255,60 +255,60 @@ class Serving(Generic[Kind]):
         """
         raise NotImplementedError
 
-    def _handed(self, given: Kind) -> tuple[dict[str, Any], int | None]:
+    def _handed(self, stored: Kind) -> tuple[dict[str, Any], int | None]:
         """Return what a client gets of an object besides its key: fields of the answer, and a descriptor to send."""
         raise NotImplementedError
 
-    def _give(self, client: Client, given: Kind, hit: bool, spans: Iterable[Span]) -> None:
+    def _give(self, client: Client, stored: Kind, hit: bool, spans: Iterable[Span]) -> None:
         """Hand an object to a client that is attached to it."""
-        given.hits += hit
-        told, memory = self._handed(given)
-        told |= {"key": given.key, "hit": hit, "generation": self.generation, "spans": [*spans]}
-        self._send(client, told, memory, keep=True)
+        stored.hits += hit
+        answer, memory = self._handed(stored)
+        answer |= {"key": stored.key, "hit": hit, "generation": self.generation, "spans": [*spans]}
+        self._send(client, answer, memory, keep=True)
 
     def _of_key(self, key: str) -> Kind:
-        found = [each for each in self.shelf.objects.values() if len(key) >= 8 and each.key.startswith(key)]
-        if len(found) != 1:
+        matches = [stored for stored in self.shelf.objects.values() if len(key) >= 8 and stored.key.startswith(key)]
+        if len(matches) != 1:
             raise ShareError(
-                f"{plain(key)[:80]}: {'several objects begin with it' if found else 'the store has no such object'}; "
+                f"{plain(key)[:80]}: {'several objects begin with it' if matches else 'the store has no such object'}; "
                 "xsp share status lists them"
             )
-        return found[0]
+        return matches[0]
 
-    def _evict(self, client: Client, asked: dict[str, Any], sent: list[int]) -> None:
-        del sent
-        key = str(asked.get("key", ""))
-        wanted = list(self.shelf.objects.values()) if key == "*" else [self._of_key(key)]
+    def _evict(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
+        del descriptors
+        key = str(request.get("key", ""))
+        chosen = list(self.shelf.objects.values()) if key == "*" else [self._of_key(key)]
         with self.shelf.lock:
-            attached = [each for each in wanted if each.attached]
+            attached = [stored for stored in chosen if stored.attached]
             if key != "*" and attached:
-                pids = ", ".join(str(each.pid) for each in attached[0].attached)
+                pids = ", ".join(str(client.pid) for client in attached[0].attached)
                 raise ShareError(f"{attached[0].key[:16]}: is attached (to process {pids}), and is kept")
-            for each in wanted:
-                if not each.attached:
-                    self.shelf.evict(each)
-        self._send(client, {"evicted": len(wanted) - len(attached), "attached": len(attached)})
+            for stored in chosen:
+                if not stored.attached:
+                    self.shelf.evict(stored)
+        self._send(client, {"evicted": len(chosen) - len(attached), "attached": len(attached)})
 
-    def _tell(self, client: Client, asked: dict[str, Any], sent: list[int]) -> None:
-        del asked, sent
+    def _tell(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
+        del request, descriptors
         self._send(client, {}, in_memory(json.dumps(self.status()).encode()))
 
-    def _described(self, each: Kind) -> dict[str, Any]:
+    def _described(self, stored: Kind) -> dict[str, Any]:
         """Return the status entry of an object."""
         return {
-            "key": each.key,
-            "source": each.source,
-            "nbytes": each.nbytes,
-            "tensors": each.tensors,
-            "hits": each.hits,
-            "copy_ns": each.copy_ns,
-            "attached": sorted(client.pid for client in each.attached),
+            "key": stored.key,
+            "source": stored.source,
+            "nbytes": stored.nbytes,
+            "tensors": stored.tensors,
+            "hits": stored.hits,
+            "copy_ns": stored.copy_ns,
+            "attached": sorted(client.pid for client in stored.attached),
         }
 
     def status(self) -> dict[str, Any]:
         """Return the contents of the store, and the attached processes."""
         with self.shelf.lock:
-            held = [*self.shelf.objects.values(), *self.shelf.withdrawn]
+            entries = [*self.shelf.objects.values(), *self.shelf.withdrawn]
             return {
                 "pid": os.getpid(),
                 "generation": self.generation,
@@ -318,10 +318,10 @@ class Serving(Generic[Kind]):
                 "eviction": self.shelf.eviction.value,
                 "evictions": self.shelf.evictions,
                 "connections": len(self._clients),
-                "objects": [self._described(each) for each in sorted(held, key=lambda each: -each.used)],
+                "objects": [self._described(stored) for stored in sorted(entries, key=lambda stored: -stored.used)],
             }
 
-    # --- what takes longer ----------------------------------------------------------------------------
+    # --- work of the thread ---------------------------------------------------------------------------
 
     def _waits(self, client: Client, for_what: Hashable) -> bool:
         """Add a client to those that wait; return whether the object is being made already, for other clients."""
@@ -342,8 +342,8 @@ class Serving(Generic[Kind]):
         self._asked.put((for_what, work, then))
 
     def _work(self) -> None:
-        while (asked := self._asked.get()) is not None:
-            for_what, work, then = asked
+        while (job := self._asked.get()) is not None:
+            for_what, work, then = job
             self._done.put((for_what, functools.partial(then, work())))
             self._wake()
 
@@ -361,17 +361,17 @@ class Serving(Generic[Kind]):
                 client.waits_for = None
             then(waiting)
 
-    def _put(self, made: Made[Kind], waiting: list[Client]) -> Kind | None:
+    def _put(self, result: CopyResult[Kind], waiting: list[Client]) -> Kind | None:
         """Keep a new object and give it to the clients that wait; return the kept object, None after an error."""
-        if made.object is None:
-            self.shelf.release(made.reserved)
+        if result.object is None:
+            self.shelf.release(result.reserved)
             for client in waiting:
-                self._send(client, {"error": made.error})
+                self._send(client, {"error": result.error})
             return None
-        kept = self.shelf.put(made.object, waiting)
+        stored = self.shelf.put(result.object, waiting)
         for client in waiting:
-            self._give(client, kept, False, made.spans)
-        return kept
+            self._give(client, stored, False, result.spans)
+        return stored
 
 
 def _listen(path: str) -> socket.socket:
@@ -380,26 +380,26 @@ def _listen(path: str) -> socket.socket:
     Raises:
         ShareError: the path is not a socket, or the socket cannot be created.
     """
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
                 raise ShareError(f"{path}: is not a socket; move it away, or give another directory with --dir")
             os.unlink(path)
-        listening.bind(path)
+        listener.bind(path)
         os.chmod(path, 0o600)
-        listening.listen(256)
-        listening.setblocking(False)
+        listener.listen(256)
+        listener.setblocking(False)
     except OSError as error:
-        listening.close()
+        listener.close()
         raise ShareError(f"{path}: no socket can be created there ({error.strerror})") from error
     except ShareError:
-        listening.close()
+        listener.close()
         raise
-    return listening
+    return listener
 
 
-def _many_descriptors() -> None:
+def _raise_descriptor_limit() -> None:
     """Raise the descriptor limit of this process to the maximum: each attachment takes a descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:

@@ -110,7 +110,7 @@ class Shelf(Generic[Kind]):
     @property
     def held_bytes(self) -> int:
         """Bytes of all objects."""
-        return sum(each.nbytes for each in [*self.objects.values(), *self.withdrawn])
+        return sum(stored.nbytes for stored in [*self.objects.values(), *self.withdrawn])
 
     def reserve(self, nbytes: int, named: str) -> int:
         """Make room by evicting unattached objects, in the order of `eviction`; return the number of evicted objects.
@@ -122,40 +122,42 @@ class Shelf(Generic[Kind]):
         """
         with self.lock:
             free = self.capacity_bytes - self.held_bytes - self.reserved_bytes
-            unused = sorted((each for each in self.objects.values() if not each.attached), key=self._worth)
-            if nbytes > free + sum(each.nbytes for each in unused):
-                held = self.capacity_bytes - free - sum(each.nbytes for each in unused)
+            unused = sorted((stored for stored in self.objects.values() if not stored.attached), key=self._worth)
+            if nbytes > free + sum(stored.nbytes for stored in unused):
+                used = self.capacity_bytes - free - sum(stored.nbytes for stored in unused)
                 raise ShareError(
-                    f"{named}: {size_text(nbytes)} do not fit: of {size_text(self.capacity_bytes)}, {size_text(held)} "
+                    f"{named}: {size_text(nbytes)} do not fit: of {size_text(self.capacity_bytes)}, {size_text(used)} "
                     f"are attached{self._by_whom()} or being copied, which is never evicted; increase it with "
                     f"{self._option} SIZE"
                 )
-            going: list[Kind] = []
-            for each in unused:
+            evicted: list[Kind] = []
+            for stored in unused:
                 if nbytes <= free:
                     break
-                going.append(each)
-                free += each.nbytes
-            for each in reversed(going[:-1]):
-                if nbytes <= free - each.nbytes:
-                    going.remove(each)
-                    free -= each.nbytes
-            for each in going:
-                self.evict(each)
-                self._inflation = max(self._inflation, each.priority)
+                evicted.append(stored)
+                free += stored.nbytes
+            for stored in reversed(evicted[:-1]):
+                if nbytes <= free - stored.nbytes:
+                    evicted.remove(stored)
+                    free -= stored.nbytes
+            for stored in evicted:
+                self.evict(stored)
+                self._inflation = max(self._inflation, stored.priority)
             self.reserved_bytes += nbytes
-            return len(going)
+            return len(evicted)
 
     def _by_whom(self) -> str:
         """Return the part of a message that names the attached processes; the caller holds the lock."""
-        pids = sorted({client.pid for each in [*self.objects.values(), *self.withdrawn] for client in each.attached})
+        pids = sorted(
+            {client.pid for stored in [*self.objects.values(), *self.withdrawn] for client in stored.attached}
+        )
         shown = ", ".join(map(str, pids[:5])) + (f" and {len(pids) - 5} more" if len(pids) > 5 else "")
         return f" (by process {shown})" if pids else ""
 
     def spare(self) -> bool:
         """Evict the unattached object of the least worth; return whether there was one."""
         with self.lock:
-            unused = [each for each in self.objects.values() if not each.attached]
+            unused = [stored for stored in self.objects.values() if not stored.attached]
             if unused:
                 self.evict(min(unused, key=self._worth))
             return bool(unused)
@@ -174,11 +176,11 @@ class Shelf(Generic[Kind]):
         with self.lock:
             return self._by_whom()
 
-    def _worth(self, each: Kind) -> tuple[float, int]:
+    def _worth(self, stored: Kind) -> tuple[float, int]:
         """Return the sort key for eviction: the lowest goes first."""
         if self.eviction is Eviction.LFU:
-            return each.hits, each.used
-        return (each.priority if self.eviction is Eviction.GDSF else 0.0), each.used
+            return stored.hits, stored.used
+        return (stored.priority if self.eviction is Eviction.GDSF else 0.0), stored.used
 
     def release(self, nbytes: int) -> None:
         """Release reserved bytes."""
@@ -193,13 +195,13 @@ class Shelf(Generic[Kind]):
         """
         with self.lock:
             self.reserved_bytes -= made.nbytes
-            there = self.objects.setdefault(made.key, made)
-            if there is not made:
+            stored = self.objects.setdefault(made.key, made)
+            if stored is not made:
                 made.free()
-            self.touch(there)
+            self.touch(stored)
             for client in clients:
-                self._attach(client, there)
-            return there
+                self._attach(client, stored)
+            return stored
 
     def touch(self, used: Object) -> None:
         """Record a use of an object."""
@@ -215,23 +217,23 @@ class Shelf(Generic[Kind]):
             self._attach(client, to)
             return True
 
-    def _attach(self, client: Client, to: Kind) -> None:
-        to.attached.add(client)
-        client.object = to
-        self.touch(to)
+    def _attach(self, client: Client, stored: Kind) -> None:
+        stored.attached.add(client)
+        client.object = stored
+        self.touch(stored)
 
     def detach(self, client: Client) -> None:
         """Detach a client; a second call has no effect."""
         with self.lock:
-            used, client.object = client.object, None
-            if used is None:
+            stored, client.object = client.object, None
+            if stored is None:
                 return
-            used.attached.discard(client)
-            self.touch(used)
-            gone = [each for each in self.withdrawn if not each.attached]
-            self.withdrawn = [each for each in self.withdrawn if each.attached]
-            for each in gone:
-                each.free()
+            stored.attached.discard(client)
+            self.touch(stored)
+            unattached = [entry for entry in self.withdrawn if not entry.attached]
+            self.withdrawn = [entry for entry in self.withdrawn if entry.attached]
+            for entry in unattached:
+                entry.free()
 
     def evict(self, unused: Kind) -> None:
         """Remove an unattached object; the caller holds the lock."""

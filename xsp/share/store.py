@@ -22,7 +22,7 @@ from xsp import clock
 from xsp.errors import ShareError, UsageError
 from xsp.scrub import plain
 from xsp.share import pages, weights
-from xsp.share.serving import Made, Serving
+from xsp.share.serving import CopyResult, Serving
 from xsp.share.shelf import Client, Eviction, Object, Shelf, Span
 
 SETTLED_NS = 50_000_000
@@ -54,34 +54,34 @@ class Store(Serving[Object]):
         self._known: dict[Version, str] = {}
         super().__init__(folder, Shelf(capacity_bytes, eviction))
 
-    def _begin(self, client: Client, asked: dict[str, Any], sent: list[int]) -> None:
-        if "key" in asked:
-            named = self._of_key(str(asked["key"]))
-            if not self.shelf.attach(client, named):
-                raise ShareError(f"{named.key[:16]}: has just been evicted; attach its file")
-            self._give(client, named, True, [])
+    def _begin(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
+        if "key" in request:
+            stored = self._of_key(str(request["key"]))
+            if not self.shelf.attach(client, stored):
+                raise ShareError(f"{stored.key[:16]}: has just been evicted; attach its file")
+            self._give(client, stored, True, [])
             return
-        if not sent:
+        if not descriptors:
             raise ShareError("an attachment needs a file or a key")
-        source = plain(str(asked.get("source", "")))[:4096]
-        found = os.fstat(sent[0])
-        if not stat.S_ISREG(found.st_mode):
+        source = plain(str(request.get("source", "")))[:4096]
+        file_stat = os.fstat(descriptors[0])
+        if not stat.S_ISREG(file_stat.st_mode):
             raise ShareError(f"{source}: is not a regular file")
-        version = version_of(found)
-        there = self.shelf.objects.get(self._known.get(version, ""))
-        if there is not None and self.shelf.attach(client, there):
-            self._give(client, there, True, [])
+        version = version_of(file_stat)
+        cached = self.shelf.objects.get(self._known.get(version, ""))
+        if cached is not None and self.shelf.attach(client, cached):
+            self._give(client, cached, True, [])
         elif not self._waits(client, version):
-            work = functools.partial(self._copied, version, sent.pop(0), source)
+            work = functools.partial(self._copied, version, descriptors.pop(0), source)
             self._have_done(version, work, functools.partial(self._keep, version))
 
-    def _handed(self, given: Object) -> tuple[dict[str, Any], int | None]:
-        return {"nbytes": given.nbytes}, given.memory
+    def _handed(self, stored: Object) -> tuple[dict[str, Any], int | None]:
+        return {"nbytes": stored.nbytes}, stored.memory
 
-    def _described(self, each: Object) -> dict[str, Any]:
-        return {**super()._described(each), "large_bytes": each.large_bytes}
+    def _described(self, stored: Object) -> dict[str, Any]:
+        return {**super()._described(stored), "large_bytes": stored.large_bytes}
 
-    def _copied(self, version: Version, file: int, source: str) -> tuple[Made[Object], bool]:
+    def _copied(self, version: Version, file: int, source: str) -> tuple[CopyResult[Object], bool]:
         """Copy a file and close it; return the result, and whether the file's times would show another change."""
         is_settled = abs(time.time_ns() - max(version[-2:])) > SETTLED_NS
         try:
@@ -89,41 +89,41 @@ class Store(Serving[Object]):
         finally:
             os.close(file)
 
-    def _keep(self, version: Version, copied: tuple[Made[Object], bool], waiting: list[Client]) -> None:
-        made, is_settled = copied
-        kept = self._put(made, waiting)
-        if kept is not None and is_settled:
+    def _keep(self, version: Version, outcome: tuple[CopyResult[Object], bool], waiting: list[Client]) -> None:
+        result, is_settled = outcome
+        stored = self._put(result, waiting)
+        if stored is not None and is_settled:
             self._known = {version: key for version, key in self._known.items() if key in self.shelf.objects}
-            self._known[version] = kept.key
+            self._known[version] = stored.key
 
-    def _copy(self, version: Version, file: int, source: str) -> Made[Object]:
+    def _copy(self, version: Version, file: int, source: str) -> CopyResult[Object]:
         """Copy a file into sealed memory; an error becomes a message in the result."""
         spans: list[Span] = []
         reserved, memory = 0, -1
-        began = clock.monotonic_ns()
+        start = clock.monotonic_ns()
         try:
             tensors = weights.read_header(file, source)
             layout = weights.laid_out(tensors)
-            at = clock.monotonic_ns()
+            evict_start = clock.monotonic_ns()
             evicted = self.shelf.reserve(layout.size, source)
             reserved = layout.size
             if evicted:
-                spans.append(Span(f"share.evict {evicted}", at, clock.monotonic_ns()))
+                spans.append(Span(f"share.evict {evicted}", evict_start, clock.monotonic_ns()))
             memory = os.memfd_create("xsp-share", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             large = pages.enlarge(memory, layout.size, lambda: self._goes_on)
             key = weights.copy(file, tensors, layout, memory, source, lambda: self._goes_on)
             if version_of(os.fstat(file)) != version:
                 raise ShareError(f"{source}: it was changed while it was read; attach again")
             fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
-            spans.append(Span("share.copy", began, clock.monotonic_ns()))
-            took = clock.monotonic_ns() - began
-            made = Object(key, memory, layout.size, len(tensors), source, copy_ns=took, large_bytes=large)
-            return Made(made, reserved, spans, None)
+            spans.append(Span("share.copy", start, clock.monotonic_ns()))
+            copy_ns = clock.monotonic_ns() - start
+            stored = Object(key, memory, layout.size, len(tensors), source, copy_ns=copy_ns, large_bytes=large)
+            return CopyResult(stored, reserved, spans, None)
         except Exception as error:
             if memory >= 0:
                 os.close(memory)
             message = str(error) if isinstance(error, ShareError) else f"{source}: {type(error).__name__}: {error}"
-            return Made(None, reserved, spans, message)
+            return CopyResult(None, reserved, spans, message)
 
 
 def version_of(found: os.stat_result) -> Version:

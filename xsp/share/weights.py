@@ -78,15 +78,17 @@ def read_header(file: int, named: str) -> list[Tensor]:
         raise ShareError(f"{named}: its header is not a table of tensors")
     header.pop("__metadata__", None)
     data = 8 + length
-    found = sorted((_tensor(name, told, named, data) for name, told in header.items()), key=lambda each: each[3:])
+    tensors = sorted(
+        (_tensor(name, description, named, data) for name, description in header.items()), key=lambda tensor: tensor[3:]
+    )
     end = data
-    for each in found:
-        if each.offset != end:
-            raise ShareError(f"{named}: the bytes of {plain(each.name)} overlap others or leave a gap")
-        end += each.nbytes
+    for tensor in tensors:
+        if tensor.offset != end:
+            raise ShareError(f"{named}: the bytes of {plain(tensor.name)} overlap others or leave a gap")
+        end += tensor.nbytes
     if end != size:
         raise ShareError(f"{named}: its tensors end at byte {end}, the file at {size}: it is truncated or damaged")
-    return found
+    return tensors
 
 
 def shards(source: str) -> list[str]:
@@ -99,31 +101,31 @@ def shards(source: str) -> list[str]:
             separated by commas.
 
     Raises:
-        ShareError: the index is damaged, a file that it names is not beside it, or the folder contains neither.
+        ShareError: the index is damaged, a file that it names is not in its folder, or the folder contains neither.
     """
     if source.startswith("sha256:"):
         return source.split(",")
     path = Path(source)
     if path.is_dir():
-        found = [each for each in (path / WHOLE, path / INDEX) if each.is_file()]
-        if not found:
+        candidates = [candidate for candidate in (path / WHOLE, path / INDEX) if candidate.is_file()]
+        if not candidates:
             raise ShareError(f"{source}: is a folder without {WHOLE} or {INDEX}")
-        path = found[0]
+        path = candidates[0]
     if not path.name.endswith(".index.json"):
         return [str(path)]
     try:
         if path.stat().st_size > MOST_HEADER:
             raise ValueError("too large")
-        of = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)["weight_map"]
-        names = sorted({_plain_name(each) for each in of.values()})
+        weight_map = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)["weight_map"]
+        names = sorted({_plain_name(name) for name in weight_map.values()})
     except OSError as error:
         raise ShareError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ShareError(f"{path}: is not an index of safetensors files ({error})") from error
-    missing = [each for each in names if not (path.parent / each).is_file()]
+    missing = [name for name in names if not (path.parent / name).is_file()]
     if missing or not names:
         raise ShareError(f"{path}: there is no {missing[0]} beside it" if missing else f"{path}: it names no file")
-    return [str(path.parent / each) for each in names]
+    return [str(path.parent / name) for name in names]
 
 
 def _plain_name(name: object) -> str:
@@ -141,26 +143,26 @@ def _refuse_pickle(start: bytes, named: str) -> None:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    table = dict(pairs)
+    if len(table) != len(pairs):
         raise ValueError("a name occurs twice")
-    return found
+    return table
 
 
 def _whole(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 62
 
 
-def _tensor(name: str, told: Any, named: str, data: int) -> Tensor:
+def _tensor(name: str, description: Any, named: str, data: int) -> Tensor:
     """Return a tensor from its description in the header.
 
     Raises:
         ShareError: the description is invalid or inconsistent.
     """
     where = f"{named}: tensor {plain(name)[:100]}"
-    if not isinstance(told, dict) or set(told) != {"dtype", "shape", "data_offsets"}:
+    if not isinstance(description, dict) or set(description) != {"dtype", "shape", "data_offsets"}:
         raise ShareError(f"{where}: must have dtype, shape and data_offsets")
-    dtype, shape, offsets = told["dtype"], told["shape"], told["data_offsets"]
+    dtype, shape, offsets = description["dtype"], description["shape"], description["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise ShareError(f"{where}: its type {plain(str(dtype))[:40]} is not known; there are {', '.join(ITEM_BYTES)}")
     if not isinstance(shape, list) or not all(map(_whole, shape)) or len(shape) > 64:
@@ -198,16 +200,16 @@ class Layout(NamedTuple):
 
 def laid_out(tensors: list[Tensor]) -> Layout:
     """Return the layout in memory of a file's tensors."""
-    at, placed = 0, []
-    for each in tensors:
-        at = -(-at // ALIGNED) * ALIGNED
-        placed.append(each._replace(offset=at))
-        at += each.nbytes
-    told = json.dumps(placed, separators=(",", ":")).encode()
-    before = -(-(16 + len(told)) // PAGE) * PAGE
-    table = MAGIC + struct.pack("<Q", len(told)) + told
-    inside = [each._replace(offset=each.offset + before) for each in placed]
-    return Layout(table.ljust(before, b"\0"), inside, max(before + at, PAGE))
+    position, placed = 0, []
+    for tensor in tensors:
+        position = -(-position // ALIGNED) * ALIGNED
+        placed.append(tensor._replace(offset=position))
+        position += tensor.nbytes
+    encoded = json.dumps(placed, separators=(",", ":")).encode()
+    table_bytes = -(-(16 + len(encoded)) // PAGE) * PAGE
+    table = MAGIC + struct.pack("<Q", len(encoded)) + encoded
+    shifted = [tensor._replace(offset=tensor.offset + table_bytes) for tensor in placed]
+    return Layout(table.ljust(table_bytes, b"\0"), shifted, max(table_bytes + position, PAGE))
 
 
 def read_table(memory: Any) -> list[Tensor]:
@@ -222,9 +224,9 @@ def read_table(memory: Any) -> list[Tensor]:
     if bytes(memory[:8]) != MAGIC:
         raise ShareError("the store provided an object that is not weights")
     (length,) = struct.unpack("<Q", bytes(memory[8:16]))
-    before = -(-(16 + length) // PAGE) * PAGE
+    table_bytes = -(-(16 + length) // PAGE) * PAGE
     return [
-        Tensor(name, dtype, tuple(shape), offset + before, nbytes)
+        Tensor(name, dtype, tuple(shape), offset + table_bytes, nbytes)
         for name, dtype, shape, offset, nbytes in json.loads(bytes(memory[16 : 16 + length]))
     ]
 
@@ -249,14 +251,14 @@ def copy(file: int, tensors: list[Tensor], layout: Layout, to: int, named: str, 
         _write(to, memoryview(layout.table), 0)
         buffer = memoryview(bytearray(CHUNK))
         for source, target in zip(tensors, layout.tensors, strict=True):
-            done = 0
-            while done < source.nbytes:
-                read = os.preadv(file, [buffer[: min(CHUNK, source.nbytes - done)]], source.offset + done)
-                if not read:
+            copied = 0
+            while copied < source.nbytes:
+                count = os.preadv(file, [buffer[: min(CHUNK, source.nbytes - copied)]], source.offset + copied)
+                if not count:
                     raise ShareError(f"{named}: it became shorter while it was read")
-                digest.update(buffer[:read])
-                _write(to, buffer[:read], target.offset + done)
-                done += read
+                digest.update(buffer[:count])
+                _write(to, buffer[:count], target.offset + copied)
+                copied += count
                 if not goes_on():
                     raise ShareError("the store is ending")
     except OSError as error:
@@ -264,7 +266,7 @@ def copy(file: int, tensors: list[Tensor], layout: Layout, to: int, named: str, 
     return digest.hexdigest()
 
 
-def _write(to: int, data: memoryview, offset: int) -> None:
+def _write(memory: int, data: memoryview, offset: int) -> None:
     while data:
-        written = os.pwrite(to, data, offset)
+        written = os.pwrite(memory, data, offset)
         data, offset = data[written:], offset + written

@@ -30,8 +30,8 @@ def directory(given: Path | None = None) -> Path:
         return given
     if os.environ.get(DIRECTORY):
         return Path(os.environ[DIRECTORY])
-    own = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(own) / "xsp-share" if own else Path("/tmp") / f"xsp-share-{os.getuid()}"
+    runtime_folder = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime_folder) / "xsp-share" if runtime_folder else Path("/tmp") / f"xsp-share-{os.getuid()}"
 
 
 def socket_of(folder: Path, name: str = SOCKET) -> str:
@@ -41,10 +41,10 @@ def socket_of(folder: Path, name: str = SOCKET) -> str:
         ShareError: the directory is missing, another user's or open to others, or the path is too long.
     """
     try:
-        found = os.lstat(folder)
+        info = os.lstat(folder)
     except OSError as error:
         raise ShareError(f"{folder}: no store runs there ({error.strerror}); start one: xsp share serve") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
         raise ShareError(f"{folder}: must be your directory, without access for others (chmod 700)")
     path = str(folder / name)
     if len(os.fsencode(path)) > LONGEST_PATH:
@@ -59,7 +59,7 @@ def device_socket(uuid: str) -> str:
 
 def device_sockets(folder: Path) -> list[str]:
     """Return the socket names of the device stores in a directory; empty if there are none."""
-    return sorted(each.name for each in folder.glob("cuda-*.sock"))
+    return sorted(path.name for path in folder.glob("cuda-*.sock"))
 
 
 def in_memory(data: bytes) -> int:
@@ -88,12 +88,12 @@ def received(connection: socket.socket) -> tuple[bytes, list[int]]:
         ShareError: the message exceeds the maximum length.
     """
     text, ancillary, flags, _ = connection.recvmsg(MOST_MESSAGE, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
-    sent = array.array("i")
+    descriptors = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            sent.frombytes(data[: len(data) - len(data) % sent.itemsize])
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-        for descriptor in sent:
+        for descriptor in descriptors:
             os.close(descriptor)
         raise ShareError("a message that is too long")
-    return text, list(sent)
+    return text, list(descriptors)

@@ -1,7 +1,7 @@
 """Translation of DuckDB's SQL to Spark's: one function per rule for constructs that sqlglot does not translate.
 
 A rule takes a node of the parsed query and returns its replacement. A construct without a translation raises an
-error with its name; it is never replaced by something that merely looks alike.
+error with its name; it is never replaced by a merely similar construct.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def translate(tree: exp.Expression) -> str:
     for rule in RULES:
         tree = tree.transform(rule)
     try:
-        written: str = tree.sql("spark", unsupported_level=ErrorLevel.RAISE)
+        sql: str = tree.sql("spark", unsupported_level=ErrorLevel.RAISE)
     except UnsupportedError as error:
         raise AnalysisError(f"the SQL does not carry over to Spark: {error}") from error
-    return written
+    return sql
 
 
 def tables(tree: exp.Expression) -> set[str]:
     """Return the names of the tables that a query reads, without the tables that it defines itself."""
-    defined = {each.alias for each in tree.find_all(exp.CTE)}
-    return {each.name for each in tree.find_all(exp.Table)} - defined
+    defined = {cte.alias for cte in tree.find_all(exp.CTE)}
+    return {table.name for table in tree.find_all(exp.Table)} - defined
 
 
 def materialized(tree: exp.Expression) -> Iterator[tuple[exp.CTE, str]]:
@@ -56,16 +56,17 @@ def materialized(tree: exp.Expression) -> Iterator[tuple[exp.CTE, str]]:
 
     The caller may replace a table before it requests the next one.
     """
-    defined: list[exp.CTE] = []
-    for each in tree.ctes:
-        if each.args.get("materialized"):
-            alone = each.this.copy()
-            inner = alone.args.get("with_")
-            alone.set(
-                "with_", exp.With(expressions=[one.copy() for one in defined + (inner.expressions if inner else [])])
+    earlier: list[exp.CTE] = []
+    for cte in tree.ctes:
+        if cte.args.get("materialized"):
+            query = cte.this.copy()
+            clause = query.args.get("with_")
+            query.set(
+                "with_",
+                exp.With(expressions=[table.copy() for table in earlier + (clause.expressions if clause else [])]),
             )
-            yield each, translate(alone)
-        defined.append(each)
+            yield cte, translate(query)
+        earlier.append(cte)
 
 
 def _inline(node: exp.Expression) -> exp.Expression:
@@ -79,27 +80,29 @@ def _asof(node: exp.Expression) -> exp.Expression:
     """Translate an ASOF join: each row of the right side applies until the next row with the same keys begins."""
     if not isinstance(node, exp.Join) or node.args.get("method") != "ASOF":
         return node
-    name, equal, later = node.this.alias_or_name, [], None
-    for each in node.args["on"].flatten():
-        if isinstance(each, exp.EQ):
-            equal.append(each)
+    name, equalities, inequality = node.this.alias_or_name, [], None
+    for condition in node.args["on"].flatten():
+        if isinstance(condition, exp.EQ):
+            equalities.append(condition)
         else:
-            later = each
-    if not isinstance(later, exp.LTE) or later.this.table != name:
+            inequality = condition
+    if not isinstance(inequality, exp.LTE) or inequality.this.table != name:
         raise AnalysisError(f"the SQL does not carry over to Spark: {node.sql('duckdb')}")
-    own = [side for each in equal for side in (each.this, each.expression) if side.table == name]
-    begins = exp.column(later.this.name)
-    until = exp.Window(
-        this=exp.Lead(this=begins.copy()),
-        partition_by=[exp.column(each.name) for each in own],
-        order=exp.Order(expressions=[exp.Ordered(this=begins.copy(), nulls_first=False)]),
+    keys = [side for condition in equalities for side in (condition.this, condition.expression) if side.table == name]
+    start = exp.column(inequality.this.name)
+    end = exp.Window(
+        this=exp.Lead(this=start.copy()),
+        partition_by=[exp.column(column.name) for column in keys],
+        order=exp.Order(expressions=[exp.Ordered(this=start.copy(), nulls_first=False)]),
     )
-    held = exp.select("*", exp.alias_(until, "asof_until")).from_(exp.to_table(node.this.name)).subquery(name)
-    bound = exp.column("asof_until", table=name)
-    holds = exp.or_(bound.is_(exp.null()), exp.LT(this=later.expression.copy(), expression=bound.copy()))
+    intervals = exp.select("*", exp.alias_(end, "asof_until")).from_(exp.to_table(node.this.name)).subquery(name)
+    end_column = exp.column("asof_until", table=name)
+    is_current = exp.or_(
+        end_column.is_(exp.null()), exp.LT(this=inequality.expression.copy(), expression=end_column.copy())
+    )
     node.set("method", None)
-    node.set("this", held)
-    node.set("on", exp.and_(node.args["on"], holds))
+    node.set("this", intervals)
+    node.set("on", exp.and_(node.args["on"], is_current))
     return node
 
 
@@ -108,8 +111,8 @@ def _filtered_window(node: exp.Expression) -> exp.Expression:
     if not isinstance(node, exp.Window) or not isinstance(node.this, exp.Filter):
         return node
     function, condition = node.this.this.copy(), node.this.expression.this
-    counted = exp.Literal.number(1) if isinstance(function.this, exp.Star) else function.this
-    function.set("this", exp.Case(ifs=[exp.If(this=condition.copy(), true=counted.copy())]))
+    operand = exp.Literal.number(1) if isinstance(function.this, exp.Star) else function.this
+    function.set("this", exp.Case(ifs=[exp.If(this=condition.copy(), true=operand.copy())]))
     node.set("this", function)
     return node
 
@@ -118,8 +121,8 @@ def _first(node: exp.Expression) -> exp.Expression:
     """Translate `first(… ORDER BY …)` to the value with the smallest key; keys are negated for descending order."""
     if not isinstance(node, exp.First) or not isinstance(node.this, exp.Order):
         return node
-    keys = [exp.Neg(this=each.this.copy()) if each.args.get("desc") else each.this.copy()
-            for each in node.this.expressions]  # fmt: skip
+    keys = [exp.Neg(this=key.this.copy()) if key.args.get("desc") else key.this.copy()
+            for key in node.this.expressions]  # fmt: skip
     return exp.ArgMin(this=node.this.this.copy(), expression=_struct(keys))
 
 
@@ -127,17 +130,17 @@ def _ordered_list(node: exp.Expression) -> exp.Expression:
     """Translate `list(… ORDER BY …)`: sort it afterwards, by its values or by key structs; Spark collects unordered."""
     if not isinstance(node, exp.ArrayAgg) or not isinstance(node.this, exp.Order):
         return node
-    what, (key,) = node.this.this, node.this.expressions[:1]
-    first = what.expressions[0] if isinstance(what, exp.Tuple) else what
+    element, (key,) = node.this.this, node.this.expressions[:1]
+    first = element.expressions[0] if isinstance(element, exp.Tuple) else element
     if len(node.this.expressions) == 1 and first == key.this and not key.args.get("desc"):
-        return exp.func("sort_array", exp.ArrayAgg(this=what.copy()))
-    pairs = exp.func("sort_array", exp.ArrayAgg(this=_struct([each.this.copy() for each in node.this.expressions]
-                                                            + [what.copy()])))  # fmt: skip
-    if any(each.args.get("desc") for each in node.this.expressions):
+        return exp.func("sort_array", exp.ArrayAgg(this=element.copy()))
+    pairs = exp.func("sort_array", exp.ArrayAgg(this=_struct([term.this.copy() for term in node.this.expressions]
+                                                            + [element.copy()])))  # fmt: skip
+    if any(term.args.get("desc") for term in node.this.expressions):
         raise AnalysisError(f"the SQL does not carry over to Spark: {node.sql('duckdb')}")
     last = f"f{len(node.this.expressions) + 1}"
-    one = exp.to_identifier("one")
-    return exp.func("transform", pairs, exp.Lambda(this=exp.column(last, table="one"), expressions=[one]))
+    parameter = exp.to_identifier("one")
+    return exp.func("transform", pairs, exp.Lambda(this=exp.column(last, table="one"), expressions=[parameter]))
 
 
 def _comprehension(node: exp.Expression) -> exp.Expression:
@@ -145,28 +148,28 @@ def _comprehension(node: exp.Expression) -> exp.Expression:
     if not isinstance(node, exp.Array) or not isinstance(node.expressions[0] if node.expressions else None,
                                                         exp.Comprehension):  # fmt: skip
         return node
-    made = node.expressions[0]
-    name = made.expression.name
+    comprehension = node.expressions[0]
+    name = comprehension.expression.name
 
-    def field(each: exp.Expression) -> exp.Expression:
-        if isinstance(each, exp.Bracket) and each.this.name == name:
-            return exp.column(f"f{int(each.expressions[0].name) + 1}", table=name)
-        return each
+    def field(child: exp.Expression) -> exp.Expression:
+        if isinstance(child, exp.Bracket) and child.this.name == name:
+            return exp.column(f"f{int(child.expressions[0].name) + 1}", table=name)
+        return child
 
-    function = exp.Lambda(this=made.this.transform(field), expressions=[exp.to_identifier(name)])
-    return exp.func("transform", made.args["iterator"].copy(), function)
+    function = exp.Lambda(this=comprehension.this.transform(field), expressions=[exp.to_identifier(name)])
+    return exp.func("transform", comprehension.args["iterator"].copy(), function)
 
 
 def _tuple(node: exp.Expression) -> exp.Expression:
     """Translate an unnamed tuple to a struct with fields named by position."""
     if isinstance(node, exp.Tuple) and not isinstance(node.parent, (exp.In, exp.Values)):
-        return _struct([each.copy() for each in node.expressions])
+        return _struct([element.copy() for element in node.expressions])
     return node
 
 
 def _struct(fields: list[exp.Expression]) -> exp.Expression:
-    named = [part for number, each in enumerate(fields, 1) for part in (exp.Literal.string(f"f{number}"), each)]
-    return exp.func("named_struct", *named)
+    arguments = [part for number, field in enumerate(fields, 1) for part in (exp.Literal.string(f"f{number}"), field)]
+    return exp.func("named_struct", *arguments)
 
 
 def _quantiles(node: exp.Expression) -> exp.Expression:
@@ -195,18 +198,18 @@ def _json_list(node: exp.Expression) -> exp.Expression:
     """Translate the extraction of several JSON paths at once to an array of single extractions."""
     if not isinstance(node, exp.JSONExtractScalar) or not isinstance(node.expression, exp.Array):
         return node
-    return exp.func("array", *(exp.func("get_json_object", node.this.copy(), each.copy())
-                               for each in node.expression.expressions))  # fmt: skip
+    return exp.func("array", *(exp.func("get_json_object", node.this.copy(), path.copy())
+                               for path in node.expression.expressions))  # fmt: skip
 
 
 def _part(node: exp.Expression) -> exp.Expression:
     """Translate `list[:n]`; refuse a computed index, which counts from 1 in DuckDB and from 0 in Spark."""
     if not isinstance(node, exp.Bracket):
         return node
-    (place,) = node.expressions
-    if isinstance(place, exp.Slice) and place.this is None:
-        return exp.func("slice", node.this.copy(), exp.Literal.number(1), place.expression.copy())
-    if not isinstance(place, exp.Literal):
+    (index,) = node.expressions
+    if isinstance(index, exp.Slice) and index.this is None:
+        return exp.func("slice", node.this.copy(), exp.Literal.number(1), index.expression.copy())
+    if not isinstance(index, exp.Literal):
         raise AnalysisError(f"the SQL does not carry over to Spark: {node.sql('duckdb')}")
     return node
 

@@ -58,15 +58,15 @@ def start(engine: str) -> Any:
         raise PluginError(f"--engine {engine}: {error.name} is not installed; pip install 'xsp[spark]'") from error
     check_java(engine)
     settings = {**SETTINGS, "spark.master": cluster, **(_here() if cluster.startswith("local") else {})}
-    with tempfile.TemporaryFile() as told:
+    with tempfile.TemporaryFile() as log:
         try:
-            _start_java(settings, told)
-            building = SparkSession.builder
+            _start_java(settings, log)
+            builder = SparkSession.builder
             for name, value in settings.items():
-                building = building.config(name, value)
-            session = building.getOrCreate()
+                builder = builder.config(name, value)
+            session = builder.getOrCreate()
         except Exception as error:  # errors of Java, which py4j raises as various classes
-            reason = _last_line(told) if "JAVA_GATEWAY_EXITED" in str(error) else reason_of(error)
+            reason = _last_line(log) if "JAVA_GATEWAY_EXITED" in str(error) else reason_of(error)
             raise AnalysisError(f"--engine {engine}: no session with this cluster ({reason})") from error
     session.sparkContext.setLogLevel("ERROR")
     return session
@@ -85,7 +85,7 @@ def _here() -> dict[str, str]:
     }
 
 
-def _start_java(settings: dict[str, str], told: IO[bytes]) -> None:
+def _start_java(settings: dict[str, str], log: IO[bytes]) -> None:
     """Start the JVM that drives Spark, unless this process has one; its log goes to a file, not to the terminal.
 
     Its errors are raised as exceptions, so the log would only repeat them, between the lines of a table.
@@ -94,7 +94,7 @@ def _start_java(settings: dict[str, str], told: IO[bytes]) -> None:
     from pyspark.java_gateway import launch_gateway
 
     if SparkContext._gateway is None:
-        java = launch_gateway(SparkConf(loadDefaults=False).setAll(list(settings.items())), {"stderr": told})
+        java = launch_gateway(SparkConf(loadDefaults=False).setAll(list(settings.items())), {"stderr": log})
         SparkContext._ensure_initialized(gateway=java)
 
 
@@ -106,25 +106,25 @@ def check_java(engine: str) -> None:
     """
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    wanted = f"Spark 4 needs Java {JAVA} or later (install a JRE, or set JAVA_HOME)"
+    requirement = f"Spark 4 needs Java {JAVA} or later (install a JRE, or set JAVA_HOME)"
     if java is None or not Path(java).is_file():
-        raise PluginError(f"--engine {engine}: there is no Java; {wanted}")
+        raise PluginError(f"--engine {engine}: there is no Java; {requirement}")
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=60).stderr
+        output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=60).stderr
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise PluginError(f"--engine {engine}: {java} does not run ({error}); {wanted}") from error
-    found = re.search(r'version "(?:1\.)?(\d+)', said)
-    if found is not None and int(found[1]) < JAVA:
-        raise PluginError(f"--engine {engine}: this Java is of version {found[1]}; {wanted}")
+        raise PluginError(f"--engine {engine}: {java} does not run ({error}); {requirement}") from error
+    version = re.search(r'version "(?:1\.)?(\d+)', output)
+    if version is not None and int(version[1]) < JAVA:
+        raise PluginError(f"--engine {engine}: this Java is of version {version[1]}; {requirement}")
 
 
 def reason_of(error: Exception) -> str:
     """Return the message of Spark or Java in one line, without py4j's first line, which names an internal call."""
     lines = [line.strip(": ") for line in str(error).splitlines() if line.strip()]
-    said = lines[1:] if lines and lines[0].startswith("An error occurred while calling") else lines
-    return (said or [type(error).__name__])[0][:300]
+    message = lines[1:] if lines and lines[0].startswith("An error occurred while calling") else lines
+    return (message or [type(error).__name__])[0][:300]
 
 
-def _last_line(told: IO[bytes]) -> str:
-    told.seek(0)
-    return (told.read().decode(errors="replace").strip().splitlines() or ["Java ended without a word"])[-1]
+def _last_line(log: IO[bytes]) -> str:
+    log.seek(0)
+    return (log.read().decode(errors="replace").strip().splitlines() or ["Java ended without a word"])[-1]

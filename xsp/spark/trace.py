@@ -15,7 +15,7 @@ import duckdb
 from xsp import table
 from xsp.errors import AnalysisError, TraceError
 from xsp.run import Run
-from xsp.rundir import MERGED_FILE, RUN_FILE, STEPS, of_ranks, parsed
+from xsp.rundir import MERGED_FILE, RUN_FILE, STEPS, of_ranks, parse_run
 from xsp.schema import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, Column
 from xsp.spark import dialect
 from xsp.spark.session import reason_of
@@ -72,9 +72,9 @@ class SparkTrace(Trace):
         answer: duckdb.DuckDBPyRelation = self.con.execute(query, params)
         return answer
 
-    def once(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
+    def create_temp_table(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
         """Create a table on the cluster, unless this trace has created it; it exists until the end of the session."""
-        if not self.has_made(name):
+        if not self.has_temp_table(name):
             self.con.keep(name, query, params)
             self._made.add(name)
 
@@ -91,13 +91,13 @@ class SparkTrace(Trace):
         """Return the content of each `run.json`, by rank."""
         try:
             rows = self._spark.read.text(where, wholetext=True).collect()
-            found = [parsed(row[0], where) for row in rows]
+            runs = [parse_run(row[0], where) for row in rows]
         except Exception as error:  # errors of Spark and Java, which depend on the URL's scheme
             raise TraceError(
                 f"{where}: Spark reads no run there ({reason_of(error)}); import traces of other tools first: "
                 "xsp import FOLDER -o RUN"
             ) from error
-        return sorted(found, key=lambda run: run.rank or 0)
+        return sorted(runs, key=lambda run: run.rank or 0)
 
     def _show(self, name: str, files: str, columns: Sequence[Column], optional: bool = False) -> None:
         """Create a view of files with all columns; missing columns have their defaults."""
@@ -108,8 +108,8 @@ class SparkTrace(Trace):
                 raise TraceError(f"{files}: Spark reads no spans there ({reason_of(error)})") from error
             frame = self._spark.createDataFrame([], "none int")
         frame.createOrReplaceTempView(f"{name}_files")
-        shown = table.shown(columns, frame.columns)
-        view = dialect.translate(dialect.parse(f"SELECT {shown} FROM {name}_files"))
+        select_list = table.select_list(columns, frame.columns)
+        view = dialect.translate(dialect.parse(f"SELECT {select_list} FROM {name}_files"))
         self._spark.sql(view).createOrReplaceTempView(name)
 
 
@@ -164,8 +164,8 @@ class Queries:
             raise AnalysisError(NO_LOOP)
         for name in dialect.tables(tree) & self._own:
             self._hand_over(name)
-        for each, query in dialect.materialized(tree):
-            each.set("this", dialect.parse(f"SELECT * FROM {self._kept_as(query)}"))
+        for cte, query in dialect.materialized(tree):
+            cte.set("this", dialect.parse(f"SELECT * FROM {self._kept_as(query)}"))
         try:
             return self._spark.sql(dialect.translate(tree), args=list(params) if params else None)
         except AnalysisError:
@@ -199,14 +199,14 @@ class Queries:
 
     def _hand_over(self, name: str) -> None:
         """Copy a table of this process to Spark."""
-        found = self._here.sql(f"SELECT * FROM {name}")
+        rows = self._here.sql(f"SELECT * FROM {name}")
         kinds = {ours: theirs for theirs, ours in TYPES.items() if theirs != "void"}
-        if others := sorted({str(kind) for kind in found.types} - kinds.keys()):
-            raise AnalysisError(f"Spark cannot hold columns of the type {', '.join(others)}")
+        if unsupported := sorted({str(kind) for kind in rows.types} - kinds.keys()):
+            raise AnalysisError(f"Spark cannot hold columns of the type {', '.join(unsupported)}")
         schema = ", ".join(
-            f"`{each}` {kinds[str(kind)]}" for each, kind in zip(found.columns, found.types, strict=True)
+            f"`{column}` {kinds[str(kind)]}" for column, kind in zip(rows.columns, rows.types, strict=True)
         )
-        self._spark.createDataFrame(found.fetchall(), schema).createOrReplaceTempView(name)
+        self._spark.createDataFrame(rows.fetchall(), schema).createOrReplaceTempView(name)
 
     def _collected(self, frame: Any) -> duckdb.DuckDBPyRelation:
         """Fetch rows into a table of this process."""
@@ -216,7 +216,9 @@ class Queries:
             raise AnalysisError(f"Spark could not answer: {reason_of(error)}") from error
         self._answers += 1
         name = f"answer_{self._answers}"
-        columns = [Column(_quoted(each.name), _type(each.dataType.simpleString()), "") for each in frame.schema.fields]
+        columns = [
+            Column(_quoted(field.name), _type(field.dataType.simpleString()), "") for field in frame.schema.fields
+        ]
         table.create(self._here, name, columns)
         table.insert(self._here, name, [tuple(row) for row in rows], columns)
         return self._here.sql(f"SELECT * FROM {name}")

@@ -40,13 +40,13 @@ class Measured:
     shares: tuple[float | None, ...] = (None, None, None)
     """The median, the 90th and the 99th percentile."""
 
-    def take_own(self, durations: list[float]) -> None:
+    def set_from_own_rung(self, durations: list[float]) -> None:
         """Compute the statistics from the durations at the own rung."""
         self.steps, self.mean = len(durations), summary.trimmed_mean(durations)
         self.ends = summary.interval(durations)
         self.shares = tuple(summary.percentile(durations, share) for share in _SHARES)
 
-    def take_bare(self, steps: Sequence[iterations.BareStep]) -> None:
+    def set_from_bare_steps(self, steps: Sequence[iterations.BareStep]) -> None:
         """Compute the statistics from steady bare steps, in the order in which they ran."""
         self.steps, self.mean = min(iterations.count_of(steps), _MOST), iterations.mean_ns(steps)
         self.ends = iterations.bare_interval(steps)
@@ -84,13 +84,13 @@ def figures_of(
     if own is None or not measured.steps:
         return Figures(0, measured.raw, cause=UNMEASURED)
     median, p90, p99 = measured.shares
-    seen = Figures(measured.steps, measured.raw, median_ns=median, p90_ns=p90, p99_ns=p99)
+    figures = Figures(measured.steps, measured.raw, median_ns=median, p90_ns=p90, p99_ns=p99)
     if own.added_ns is None and own.level > Level.MODEL:
-        return seen._replace(cause=NO_RUNG_OUTSIDE)
+        return figures._replace(cause=NO_RUNG_OUTSIDE)
     nested, ends = inside.get(own.level, 0), measured.ends
     deeper = [rung for rung in rungs if rung.level > own.level]
     true = max(min(least_ns, measured.mean), measured.mean - nested * own.cost_ns)
-    return seen._replace(
+    return figures._replace(
         true_ns=true,
         true_lo_ns=min(true, max(0.0, ends.lo - nested * own.cost.hi)) if ends is not None else None,
         true_hi_ns=max(true, ends.hi - nested * own.cost.lo) if ends is not None else None,
@@ -108,8 +108,8 @@ def on_cold_caches(figures: Figures, cold: iterations.Coldness) -> Figures:
     if figures.true_ns is None or cold.ratio <= 1:
         return figures
     if cold.ratio > 1 + iterations.TOO_COLD:
-        why = f"recorded on cold caches, where a step takes {cold.ratio:.2f} times as long"
-        return figures._replace(true_ns=None, true_lo_ns=None, true_hi_ns=None, cause=why)
+        reason = f"recorded on cold caches, where a step takes {cold.ratio:.2f} times as long"
+        return figures._replace(true_ns=None, true_lo_ns=None, true_hi_ns=None, cause=reason)
     low = figures.true_lo_ns if figures.true_lo_ns is not None else figures.true_ns
     return figures._replace(true_lo_ns=low / cold.ratio, true_hi_ns=figures.true_hi_ns or figures.true_ns)
 

@@ -48,7 +48,7 @@ class BareStep(NamedTuple):
     step: int
     dur_ns: float
     samples: int | None
-    passing_ns: float = 0.0
+    idle_hook_ns: float = 0.0
     """Nanoseconds that were subtracted, because collectors slow a step even while they record nothing."""
 
     place: int = 0
@@ -68,16 +68,16 @@ def mean_ns(steps: Sequence[BareStep]) -> float:
 
 def percentile_ns(steps: Sequence[BareStep], share: float) -> float:
     """Return a percentile of the times of bare steps, in nanoseconds; each row counts as often as it has steps."""
-    return summary.percentile([each.dur_ns for each in steps], share, [each.steps for each in steps])
+    return summary.percentile([step.dur_ns for step in steps], share, [step.steps for step in steps])
 
 
 def count_of(steps: Sequence[BareStep]) -> int:
     """Return the number of steps that the rows represent."""
-    return sum(each.steps for each in steps)
+    return sum(step.steps for step in steps)
 
 
 def _of_equal_weight(steps: Sequence[BareStep]) -> list[float]:
-    return summary.of_equal_weight([each.dur_ns for each in steps], [each.steps for each in steps])
+    return summary.of_equal_weight([step.dur_ns for step in steps], [step.steps for step in steps])
 
 
 def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
@@ -93,7 +93,7 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
     Returns:
         The steps; none if there are fewer than `ENOUGH` rows, or if a device works on after the end of the host's step.
     """
-    found = con.execute(
+    rows = con.execute(
         f"""
         WITH parted AS (
             SELECT *, sum(CASE WHEN steady THEN 0 ELSE 1 END) OVER (PARTITION BY rank ORDER BY step) AS part FROM loop
@@ -109,13 +109,13 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
         ORDER BY step
         """
     ).fetchall()
-    if len(found) < ENOUGH:
+    if len(rows) < ENOUGH:
         return []
-    passing = passing_of(con, run) if any(steps > 1 for *_, steps in found) else Passing()
-    taken_off = [passing.of(dur_ns) if steps > 1 else 0.0 for _, dur_ns, *_, steps in found]
+    passing = idle_hook_cost(con, run) if any(steps > 1 for *_, steps in rows) else IdleHookCost()
+    subtracted = [passing.of(dur_ns) if steps > 1 else 0.0 for _, dur_ns, *_, steps in rows]
     return [
-        BareStep(step, dur_ns - off, samples, off, place, 0.0 if steps > 1 else own_ns, steps)
-        for (step, dur_ns, samples, place, own_ns, steps), off in zip(found, taken_off, strict=True)
+        BareStep(step, dur_ns - subtracted_ns, samples, subtracted_ns, place, 0.0 if steps > 1 else own_ns, steps)
+        for (step, dur_ns, samples, place, own_ns, steps), subtracted_ns in zip(rows, subtracted, strict=True)
     ]
 
 
@@ -132,14 +132,14 @@ def disturbed_steps(con: duckdb.DuckDBPyConnection) -> list[BareStep]:
         The steps; none if steps are not short or their rows fewer than `ENOUGH`, or if a device works on after the end
         of the host's step.
     """
-    found = con.execute(
+    rows = con.execute(
         f"""
         WITH {UNDISTURBED}
         SELECT step, dur_ns, samples, steps FROM undisturbed
         WHERE {OF_ALIKE} AND NOT EXISTS (SELECT 1 FROM spans WHERE device IS NOT NULL) ORDER BY step
         """
     ).fetchall()
-    steps = [BareStep(step, dur_ns, samples, steps=count) for step, dur_ns, samples, count in found]
+    steps = [BareStep(step, dur_ns, samples, steps=count) for step, dur_ns, samples, count in rows]
     is_short = steps and percentile_ns(steps, 0.5) < SHORT_NS
     return steps if is_short and len(steps) >= ENOUGH else []
 
@@ -154,7 +154,7 @@ def bare_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
     """Return the 95 % interval of the trimmed mean of bare steps, in the order in which they ran.
 
     The subtracted time is an estimate, so the interval allows for zero to twice this time. Its lower end also
-    allows for steps that had not settled (`unsettled`) and for evictions by xsp's work between steps (`evicted`).
+    allows for steps that had not settled (`settling_ns`) and for evictions by xsp's work between steps (`eviction_ns`).
 
     Returns:
         None for fewer than three steps.
@@ -162,8 +162,10 @@ def bare_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
     ends = spread_interval(steps)
     if ends is None:
         return None
-    off = max(each.passing_ns for each in steps)
-    return summary.Interval(max(0.0, ends.lo - off - unsettled(steps) - evicted(steps)), ends.hi + off)
+    subtracted_ns = max(step.idle_hook_ns for step in steps)
+    return summary.Interval(
+        max(0.0, ends.lo - subtracted_ns - settling_ns(steps) - eviction_ns(steps)), ends.hi + subtracted_ns
+    )
 
 
 def spread_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
@@ -172,36 +174,36 @@ def spread_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
     if ends is not None or len(steps) < 3:
         return ends
     # one or two rows have nearly all the steps
-    ends = summary.mean_interval([each.dur_ns for each in steps], [each.steps for each in steps])
+    ends = summary.mean_interval([step.dur_ns for step in steps], [step.steps for step in steps])
     middle = mean_ns(steps)
     return None if ends is None else summary.Interval(min(ends.lo, middle), max(ends.hi, middle))
 
 
-def unsettled(steps: Sequence[BareStep]) -> float:
+def settling_ns(steps: Sequence[BareStep]) -> float:
     """Return how much slower steady steps are because some are near a recorded one; 0 if there are too few steps.
 
     Rows that contain one of the first `NEAR` steps of a series of steady steps are compared with the later ones. In
     nanoseconds.
     """
-    near = [each for each in steps if 0 < each.place <= NEAR]
-    far = [each for each in steps if each.place > NEAR]
+    near = [step for step in steps if 0 < step.place <= NEAR]
+    far = [step for step in steps if step.place > NEAR]
     if min(len(near), len(far)) < ENOUGH:
         return 0.0
     return max(0.0, mean_ns(near) - mean_ns(far)) * count_of(near) / count_of(steps)
 
 
-def evicted(steps: Sequence[BareStep]) -> float:
+def eviction_ns(steps: Sequence[BareStep]) -> float:
     """Return by how much steps may be slower because xsp's work before each evicts some of their code and data.
 
     This work starts on cold caches in each iteration too: loading its own cache lines takes as long as reloading the
     lines that it evicts. So it slows a step by at most about its own duration. The result is the median of these
     durations, at most `MOST_PASSING` of the step, in nanoseconds.
     """
-    own_ns = summary.percentile([each.own_ns for each in steps], 0.5, [each.steps for each in steps])
+    own_ns = summary.percentile([step.own_ns for step in steps], 0.5, [step.steps for step in steps])
     return min(own_ns, MOST_PASSING * percentile_ns(steps, 0.5))
 
 
-class Passing(NamedTuple):
+class IdleHookCost(NamedTuple):
     """Nanoseconds that a step takes longer because its calls pass through hooks of collectors that record nothing."""
 
     warm_ns: float = 0.0
@@ -222,17 +224,17 @@ class Passing(NamedTuple):
         return min(self.warm_ns + coldness * max(0.0, self.cold_ns - self.warm_ns), dur_ns * MOST_PASSING)
 
 
-def passing_of(con: duckdb.DuckDBPyConnection, run: Run) -> Passing:
+def idle_hook_cost(con: duckdb.DuckDBPyConnection, run: Run) -> IdleHookCost:
     """Return the cost of idle collectors for the spans of a step, according to the calibration.
 
     Args:
         con: holds `alike_spans`.
         run: contains the calibration.
     """
-    costs = {name: each for name, each in run.costs.items() if each.ns_passing or _outer_ns(each)}
+    costs = {name: cost for name, cost in run.costs.items() if cost.ns_passing or _outer_ns(cost)}
     if not costs:
-        return Passing()
-    found = con.execute(
+        return IdleHookCost()
+    rows = con.execute(
         """
         SELECT collector, level, median(spans) FROM (
             SELECT collector, level, count(*) AS spans FROM alike_spans
@@ -242,12 +244,12 @@ def passing_of(con: duckdb.DuckDBPyConnection, run: Run) -> Passing:
         [list(costs)],
     ).fetchall()
     warm = cold = 0.0
-    for name, level, spans in found:
+    for name, level, spans in rows:
         cost = costs[name]
         is_outer = level <= Level.MODEL and _outer_ns(cost) > 0
         warm += spans * (cost.ns_passing_outer if is_outer else cost.ns_passing)
         cold += spans * (_outer_ns(cost) if is_outer else cost.ns_passing)
-    return Passing(warm, cold, max(each.sweep_ns for each in costs.values()))
+    return IdleHookCost(warm, cold, max(cost.sweep_ns for cost in costs.values()))
 
 
 def _outer_ns(cost: Cost) -> float:
@@ -266,13 +268,13 @@ def nearby(bare: Sequence[BareStep], recorded: Sequence[tuple[int, float]]) -> l
 
     The rows count once each: of a row of many steps only the nearest ones are next to the recorded step.
     """
-    numbers = [each.step for each in bare]
-    found = []
+    numbers = [step.step for step in bare]
+    medians = []
     for number, _ in recorded:
-        place = bisect_left(numbers, number)
-        first = max(0, min(place - NEARBY // 2, len(bare) - NEARBY))
-        found.append(summary.percentile([each.dur_ns for each in bare[first : first + NEARBY]], 0.5))
-    return found
+        index = bisect_left(numbers, number)
+        first = max(0, min(index - NEARBY // 2, len(bare) - NEARBY))
+        medians.append(summary.percentile([step.dur_ns for step in bare[first : first + NEARBY]], 0.5))
+    return medians
 
 
 class Coldness(NamedTuple):
@@ -396,7 +398,7 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
         samples: use only steps with this number of samples.
     """
     of_size = "true" if samples is None else f"samples = {int(samples)}"
-    found = con.execute(
+    cursor = con.execute(
         f"""
         WITH {UNDISTURBED}, measured AS (
             SELECT rank, kind, list(iteration_ns ORDER BY step) AS each, list(steps ORDER BY step) AS weights,
@@ -423,31 +425,31 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
         FROM together c LEFT JOIN measured m USING (rank, kind) ORDER BY rank, c.ns DESC, kind
         """
     )
-    names, rows = [column[0] for column in found.description], found.fetchall()
+    names, rows = [column[0] for column in cursor.description], cursor.fetchall()
     on_device = bool(con.execute("SELECT 1 FROM spans WHERE device IS NOT NULL LIMIT 1").fetchall())
     return [_iteration(dict(zip(names, row, strict=True)), on_device) for row in rows]
 
 
 def _iteration(row: Mapping[str, Any], on_device: bool) -> Iteration:
-    told = (row["rank"], row["kind"], row["steps"], row["recorded"], row["share"])
-    measured = row["measured"]
-    if not measured:
-        return Iteration(*told, None, None, None, None, None, row["samples"], row["disturbed"])
-    # The host runs ahead of a device; the device's backlog shows as time before the next recorded step, which waits,
-    # beyond the time that is usual before a step. It is the backlog of all steps that ran bare: the first of them take
-    # less time than the device, those after the queue of launches is full as much. So it counts with all of them, and
-    # adds to the undisturbed ones only what these lack of that mean.
-    usual_ns = row["drained"] * row["before_ns"] / measured
+    identity = (row["rank"], row["kind"], row["steps"], row["recorded"], row["share"])
+    measured_steps = row["measured"]
+    if not measured_steps:
+        return Iteration(*identity, None, None, None, None, None, row["samples"], row["disturbed"])
+    # The host runs ahead of a device. The device's backlog shows as time before the next recorded step, which waits for
+    # the device, beyond the usual time before a step. It is the backlog of all bare steps: the first of them take less
+    # time than the device, and the others, once the queue of launches is full, take as long as the device. So it is
+    # spread over all bare steps, and raises the mean of the undisturbed steps at most to the mean of all bare steps.
+    usual_ns = row["drained"] * row["before_ns"] / measured_steps
     behind_ns = max(0.0, row["drained_ns"] - usual_ns) / row["bare"] if on_device else 0.0
-    behind_ns = max(0.0, min(behind_ns, row["bare_ns"] / row["bare"] + behind_ns - row["ns"] / measured))
+    behind_ns = max(0.0, min(behind_ns, row["bare_ns"] / row["bare"] + behind_ns - row["ns"] / measured_steps))
     ends = summary.mean_interval(row["each"], row["weights"])
     return Iteration(
-        *told,
-        row["ns"] / measured + behind_ns,
+        *identity,
+        row["ns"] / measured_steps + behind_ns,
         summary.Interval(ends.lo + behind_ns, ends.hi + behind_ns) if ends is not None else None,
-        row["step_ns"] / measured,
-        row["data_ns"] / measured,
-        row["between_ns"] / measured,
+        row["step_ns"] / measured_steps,
+        row["data_ns"] / measured_steps,
+        row["between_ns"] / measured_steps,
         row["samples"],
         row["disturbed"],
         row["faults"],

@@ -50,81 +50,90 @@ def append(run: Path, rows: bytes, offset_ns: int) -> None:
     """
     if not rows:
         return
-    values = array.array("q", rows)
-    for place in range(_START, len(values), _WIDTH):
-        values[place] += offset_ns
+    values = _numbers(rows)
+    for index in range(_START, len(values), _WIDTH):
+        values[index] += offset_ns
+    if sys.byteorder == "big":
+        values.byteswap()
     with open(run / rundir.LOOP_ROWS, "ab") as file:
         file.truncate(file.tell() // ROW_BYTES * ROW_BYTES)  # a full disk may have cut off the last row
         file.write(values.tobytes())
 
 
-def show(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> list[str]:
+def _numbers(content: bytes) -> array.array[int]:
+    """Return 64-bit little-endian integers as numbers of this machine."""
+    numbers = array.array("q", content)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+def create_table(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> list[str]:
     """Make the table `loop` from the rows of run directories; it is empty if they have none.
 
     Returns:
         A sentence for each damaged file that was left out.
     """
     table.create(con, "loop", LOOP_COLUMNS)
-    said = []
+    warnings = []
     for run in runs:
-        written, growing = run / rundir.LOOP_FILE, run / rundir.LOOP_ROWS
+        parquet_file, row_file = run / rundir.LOOP_FILE, run / rundir.LOOP_ROWS
         try:
-            if written.is_file():
-                rundir.check_inside(run, [written])
-                _read(con, written)
-            elif growing.is_file():
-                rundir.check_inside(run, [growing])
-                table.insert(con, "loop", _rows(growing), LOOP_COLUMNS)
+            if parquet_file.is_file():
+                rundir.check_inside(run, [parquet_file])
+                _read(con, parquet_file)
+            elif row_file.is_file():
+                rundir.check_inside(run, [row_file])
+                table.insert(con, "loop", _rows(row_file), LOOP_COLUMNS)
         except (duckdb.Error, OSError, TraceError) as error:
-            said.append(f"left out: {written if written.is_file() else growing}: {str(error).splitlines()[0]}")
-    return said
+            warnings.append(
+                f"left out: {parquet_file if parquet_file.is_file() else row_file}: {str(error).splitlines()[0]}"
+            )
+    return warnings
 
 
-def show_in_turn(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> tuple[list[str], dict[Path, int]]:
+def create_table_in_sequence(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> tuple[list[str], dict[Path, int]]:
     """Make the table `loop` of several runs of one program, with the steps of a run numbered after those before it.
 
     Returns:
         A sentence for each damaged file that was left out, and the number that was added to the steps of each run.
     """
-    said: list[str] = []
-    added: dict[Path, int] = {}
-    number = 0
+    warnings: list[str] = []
+    offsets: dict[Path, int] = {}
+    offset = 0
     table.create(con, "loop_in_turn", LOOP_COLUMNS)
     for run in runs:
-        said += show(con, [run])
-        added[run] = number
-        con.execute(f"INSERT INTO loop_in_turn SELECT * REPLACE (step + {number} AS step) FROM loop")
-        ((after,),) = con.execute("SELECT coalesce(max(step + steps), 0) FROM loop").fetchall()
-        number += max([int(after), *(int(file.stem) + 1 for file in rundir.segments(run))])
+        warnings += create_table(con, [run])
+        offsets[run] = offset
+        con.execute(f"INSERT INTO loop_in_turn SELECT * REPLACE (step + {offset} AS step) FROM loop")
+        ((end,),) = con.execute("SELECT coalesce(max(step + steps), 0) FROM loop").fetchall()
+        offset += max([int(end), *(int(file.stem) + 1 for file in rundir.segments(run))])
     con.execute("DROP TABLE loop")
     con.execute("ALTER TABLE loop_in_turn RENAME TO loop")
-    return said, added
+    return warnings, offsets
 
 
-def _read(con: duckdb.DuckDBPyConnection, written: Path) -> None:
-    there = {name for name, *_ in con.execute(f"DESCRIBE SELECT * FROM {table.parquet(written)}").fetchall()}
-    chosen = ", ".join(
-        f"{'NULL' if column.name in _LATER and column.name not in there else column.name}::{column.type}"
+def _read(con: duckdb.DuckDBPyConnection, file: Path) -> None:
+    existing = {name for name, *_ in con.execute(f"DESCRIBE SELECT * FROM {table.parquet(file)}").fetchall()}
+    selected = ", ".join(
+        f"{'NULL' if column.name in _LATER and column.name not in existing else column.name}::{column.type}"
         for column in LOOP_COLUMNS
     )
-    con.execute(f"INSERT INTO loop SELECT {chosen} FROM {table.parquet(written)}")
+    con.execute(f"INSERT INTO loop SELECT {selected} FROM {table.parquet(file)}")
 
 
 def _rows(file: Path) -> list[tuple[Any, ...]]:
     """Return the complete rows of a file of numbers; a last row that was cut off by a kill is dropped."""
-    values = array.array("q")
     content = file.read_bytes()
-    values.frombytes(content[: len(content) // ROW_BYTES * ROW_BYTES])
-    if sys.byteorder == "big":
-        values.byteswap()
-    columns: list[Sequence[Any]] = [values[place::_WIDTH] for place in range(_WIDTH)]
-    for place, name in enumerate(_NAMES):
+    values = _numbers(content[: len(content) // ROW_BYTES * ROW_BYTES])
+    columns: list[Sequence[Any]] = [values[index::_WIDTH] for index in range(_WIDTH)]
+    for index, name in enumerate(_NAMES):
         if name in _UNKNOWN:
-            columns[place] = [None if value == -1 else value for value in columns[place]]
+            columns[index] = [None if value == -1 else value for value in columns[index]]
         if name == "steady":
-            columns[place] = [None if value is None else bool(value) for value in columns[place]]
+            columns[index] = [None if value is None else bool(value) for value in columns[index]]
         elif name == "status":
-            columns[place] = [_STATUS[value] if 0 <= value < len(_STATUS) else _STATUS[1] for value in columns[place]]
+            columns[index] = [_STATUS[value] if 0 <= value < len(_STATUS) else _STATUS[1] for value in columns[index]]
     return list(zip(*columns, strict=True))
 
 
@@ -157,9 +166,9 @@ def spans(con: duckdb.DuckDBPyConnection, own: Otel) -> Iterator[Span]:
         rows = [row[1:] for row in group]
         end = max(_end(row) for row in rows)
         for first in range(0, len(rows), ROWS_OF_A_SPAN):
-            held = rows[first : first + ROWS_OF_A_SPAN]
-            start = held[0][_SENT_START]
-            columns = {column.name: [row[place] for row in held] for place, column in enumerate(_SENT)}
+            chunk = rows[first : first + ROWS_OF_A_SPAN]
+            start = chunk[0][_SENT_START]
+            columns = {column.name: [row[index] for row in chunk] for index, column in enumerate(_SENT)}
             identity = hashlib.blake2b(f"{own.span_id}/loop/{rank}/{first}/{end}".encode(), digest_size=8)
             yield Span(
                 trace_id=own.trace_id,
@@ -167,9 +176,9 @@ def spans(con: duckdb.DuckDBPyConnection, own: Otel) -> Iterator[Span]:
                 parent_id=own.span_id,
                 level=Level.APPLICATION,
                 kind=Kind.LOOP.value,
-                name=f"steps {held[0][0]} to {held[-1][0] + held[-1][1] - 1}",
+                name=f"steps {chunk[0][0]} to {chunk[-1][0] + chunk[-1][1] - 1}",
                 start_ns=start,
-                dur_ns=max(map(_end, held)) - start,
+                dur_ns=max(map(_end, chunk)) - start,
                 rank=rank,
                 collector="session",
                 attributes=json.dumps({semconv.LOOP: json.dumps({_END: end, **columns})}),
@@ -189,20 +198,20 @@ def take(con: duckdb.DuckDBPyConnection, source: str) -> int:
     Returns:
         Number of spans of kind `loop` that were left out because their content is invalid.
     """
-    brought = con.execute(f"SELECT rank, attributes FROM {source} WHERE kind = '{Kind.LOOP}'").fetchall()
-    wrong = 0
+    received = con.execute(f"SELECT rank, attributes FROM {source} WHERE kind = '{Kind.LOOP}'").fetchall()
+    invalid = 0
     latest: dict[int, tuple[int, list[list[tuple[Any, ...]]]]] = {}
-    for rank, text in brought:
+    for rank, text in received:
         try:
             end, rows = _unpacked(rank, text)
         except (ValueError, TypeError, LookupError, RecursionError):
-            wrong += 1
+            invalid += 1
             continue
-        known = latest.get(rank)
-        if known is None or end > known[0]:
+        current = latest.get(rank)
+        if current is None or end > current[0]:
             latest[rank] = (end, [rows])
-        elif end == known[0]:
-            known[1].append(rows)
+        elif end == current[0]:
+            current[1].append(rows)
     for rank, (end, parts) in latest.items():
         ((last,),) = con.execute("SELECT max(start_ns + dur_ns * steps) FROM loop WHERE rank = ?", [rank]).fetchall()
         if last is not None and end < int(last):
@@ -212,7 +221,7 @@ def take(con: duckdb.DuckDBPyConnection, source: str) -> int:
             con.execute("DELETE FROM loop WHERE rank = ? AND step < ? AND step + steps > ?", [rank, stop, first])
             con.execute("DELETE FROM loop WHERE rank = ? AND step >= ? AND start_ns < ?", [rank, first, start_ns])
         table.insert(con, "loop", [row for rows in parts for row in rows], LOOP_COLUMNS)
-    return wrong
+    return invalid
 
 
 _SENT_START = [column.name for column in _SENT].index("start_ns")
@@ -239,15 +248,15 @@ def _end(row: Sequence[Any]) -> int:
 
 def _unpacked(rank: int, attributes: str) -> tuple[int, list[tuple[Any, ...]]]:
     """Return the end of a loop and the rows in a span; raise ValueError, TypeError or LookupError for other content."""
-    said = json.loads(json.loads(attributes)[semconv.LOOP])
-    lacking = [None] * len(said["step"])
-    columns = [said.get(column.name, lacking) if column.name in _LATER else said[column.name] for column in _SENT]
+    content = json.loads(json.loads(attributes)[semconv.LOOP])
+    missing = [None] * len(content["step"])
+    columns = [content.get(column.name, missing) if column.name in _LATER else content[column.name] for column in _SENT]
     for column, values in zip(_SENT, columns, strict=True):
-        fits, may_lack = _FITS[column.type], column.name in _UNKNOWN
-        if not all(fits(value) or (may_lack and value is None) for value in values):
+        fits, nullable = _FITS[column.type], column.name in _UNKNOWN
+        if not all(fits(value) or (nullable and value is None) for value in values):
             raise ValueError(column.name)
-    if not _is_whole(said[_END], 62):
+    if not _is_whole(content[_END], 62):
         raise ValueError(_END)
     if not all(columns[_SENT_STEPS]):  # figures are weighted by the steps of a row
         raise ValueError("steps")
-    return said[_END], [(rank, *row) for row in zip(*columns, strict=True)]
+    return content[_END], [(rank, *row) for row in zip(*columns, strict=True)]

@@ -82,7 +82,7 @@ def true_trace(
         kind: kind of step to compute figures for, a number in `loop`; default: the kind that takes most time.
     """
     run = Run.of(run)
-    if table.holds(con, "merged"):
+    if table.has_table(con, "merged"):
         find_alike(con, kind)
     else:
         merge(con, run, kind)
@@ -148,9 +148,9 @@ def find_alike(con: duckdb.DuckDBPyConnection, kind: int | None = None) -> None:
         con: holds `spans`, and `loop` if there is one.
         kind: kind of step; default: the recorded kind whose steps took most of the program's time.
     """
-    if not table.holds(con, "loop"):
+    if not table.has_table(con, "loop"):
         table.create(con, "loop", LOOP_COLUMNS)
-    wanted = "NULL::INTEGER" if kind is None else str(int(kind))
+    requested = "NULL::INTEGER" if kind is None else str(int(kind))
     con.execute(
         f"""
         CREATE OR REPLACE TABLE alike AS
@@ -175,10 +175,10 @@ def find_alike(con: duckdb.DuckDBPyConnection, kind: int | None = None) -> None:
             ORDER BY bool_or(timed AND status = 'ok') DESC, max(ns) DESC NULLS LAST, step_kind LIMIT 1
         ), first AS (
             SELECT * FROM here
-            WHERE step_kind IS NOT DISTINCT FROM coalesce({wanted}, (SELECT step_kind FROM heaviest))
+            WHERE step_kind IS NOT DISTINCT FROM coalesce({requested}, (SELECT step_kind FROM heaviest))
         ), weightiest AS (
             SELECT kind FROM first GROUP BY kind
-            -- of a service's requests those that were looked into; a program's kinds are all looked into
+            -- without a loop (a service): the kind of request that was recorded most deeply
             ORDER BY CASE WHEN NOT EXISTS (SELECT 1 FROM loop) THEN max(rung) END DESC NULLS LAST,
                      coalesce(sum(dur_ns) FILTER (timed AND status = 'ok'), 0) DESC, count(*) DESC,
                      min(step), min(trace_id) LIMIT 1
@@ -209,43 +209,43 @@ def rungs_of(con: duckdb.DuckDBPyConnection, run: Run) -> list[Rung]:
     bare = iterations.steady_steps(con, run) if steps else []
     if bare:
         rungs.append(Rung(BARE, iterations.count_of(bare), iterations.mean_ns(bare), None, None, 0))
-    before: int | None = None
-    for level, numbered in steps.items():
-        durations = [dur_ns for _, dur_ns in numbered]
-        figure = summary.trimmed_mean(durations)
+    outer_rung: int | None = None
+    for level, recorded in steps.items():
+        durations = [dur_ns for _, dur_ns in recorded]
+        step_ns = summary.trimmed_mean(durations)
         added = added_interval = None
         pairs: list[float] = []
-        if before is not None:
+        if outer_rung is not None:
             # The k-th steps of two rungs ran in the same block, so drift between blocks cancels out.
-            outer = [dur_ns for _, dur_ns in steps[before]]
-            pairs = [deep - shallow for deep, shallow in zip(durations, outer, strict=False)]
+            outer_ns = [dur_ns for _, dur_ns in steps[outer_rung]]
+            pairs = [deep - shallow for deep, shallow in zip(durations, outer_ns, strict=False)]
         elif bare:
-            usual = iterations.nearby(bare, numbered)
-            pairs = [deep - shallow for deep, shallow in zip(durations, usual, strict=True)]
+            baseline = iterations.nearby(bare, recorded)
+            pairs = [deep - shallow for deep, shallow in zip(durations, baseline, strict=True)]
         if pairs:
             added, added_interval = summary.trimmed_mean(pairs), summary.interval(pairs)
-        spans = _spans_added(con, level, before if before is not None else BARE)
-        alone = _alone(run, before if before is not None else BARE, level)
-        rungs.append(Rung(level, len(durations), figure, added, added_interval, spans, alone))
-        before = level
+        spans = _spans_added(con, level, outer_rung if outer_rung is not None else BARE)
+        calibrated_ns = _calibrated_ns(run, outer_rung if outer_rung is not None else BARE, level)
+        rungs.append(Rung(level, len(durations), step_ns, added, added_interval, spans, calibrated_ns))
+        outer_rung = level
     return rungs
 
 
-def _alone(run: Run, outer: int, rung: int) -> float | None:
+def _calibrated_ns(run: Run, outer: int, rung: int) -> float | None:
     """Return the cost of a span by the calibration: the mean over the collectors that a rung adds; None without any."""
-    costs = [each.ns_per_span for each in run.costs.values() if outer < each.level <= rung and each.ns_per_span > 0]
+    costs = [cost.ns_per_span for cost in run.costs.values() if outer < cost.level <= rung and cost.ns_per_span > 0]
     return statistics.fmean(costs) if costs else None
 
 
 def _spans_added(con: duckdb.DuckDBPyConnection, rung: int, outer: int) -> int:
     """Return the median number of host spans in a step of a rung, of levels that the next outer rung lacks."""
-    found = con.execute(
+    rows = con.execute(
         "SELECT coalesce(median(spans), 0) FROM (SELECT coalesce(list_sum(list_transform("
         "map_entries(on_host), lambda entry: CASE WHEN entry.key > ? AND entry.key <= ? THEN entry.value END)), 0) "
         "AS spans FROM alike WHERE timed AND rung = ?)",
         [outer, rung, rung],
     ).fetchall()
-    return int(found[0][0])
+    return int(rows[0][0])
 
 
 def _chosen(con: duckdb.DuckDBPyConnection) -> tuple[Any, ...] | None:
@@ -254,7 +254,7 @@ def _chosen(con: duckdb.DuckDBPyConnection) -> tuple[Any, ...] | None:
     The steps of all equally common structures are pooled: if every step differs from all others, the step of median
     duration is chosen.
     """
-    found = con.execute(
+    candidates = con.execute(
         """
         WITH deepest AS (
             SELECT * FROM alike
@@ -267,7 +267,7 @@ def _chosen(con: duckdb.DuckDBPyConnection) -> tuple[Any, ...] | None:
         ORDER BY dur_ns, step, trace_id
         """
     ).fetchall()
-    return found[len(found) // 2] if found else None
+    return candidates[len(candidates) // 2] if candidates else None
 
 
 _STEP = "(trace_id, step, rung, rank) = (?, ?, ?, ?)"
@@ -281,8 +281,8 @@ def _template(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...]) -> _Templ
 
 def _is_alone(con: duckdb.DuckDBPyConnection) -> bool:
     """Return whether all steps were recorded at a single rung below the model level, so that no cost can be derived."""
-    found = con.execute("SELECT count(DISTINCT rung), max(rung), bool_and(timed) FROM alike").fetchall()
-    rungs, rung, timed = found[0]
+    rows = con.execute("SELECT count(DISTINCT rung), max(rung), bool_and(timed) FROM alike").fetchall()
+    rungs, rung, timed = rows[0]
     return bool(rungs == 1 and rung > Level.MODEL and timed)
 
 
@@ -318,7 +318,7 @@ def _count_inside(template: _Template, rungs: Sequence[Rung]) -> None:
     launch) did not run inside it and add no cost to it.
     """
     rows = template.rows
-    place = {row.span_id: number for number, row in enumerate(rows)}
+    indices = {row.span_id: index for index, row in enumerate(rows)}
     template.inside = [defaultdict(int) for _ in rows]
     for row in rows:
         rung = own_rung(row.level, rungs)
@@ -326,34 +326,34 @@ def _count_inside(template: _Template, rungs: Sequence[Rung]) -> None:
             continue
         outer = row
         for _ in range(DEEPEST):
-            if outer.parent_id not in place or outer.parent_rule in (Rule.SEQUENCE, Rule.CORRELATION):
+            if outer.parent_id not in indices or outer.parent_rule in (Rule.SEQUENCE, Rule.CORRELATION):
                 break
-            number = place[outer.parent_id]
-            template.inside[number][rung.level] += 1
-            outer = rows[number]
+            index = indices[outer.parent_id]
+            template.inside[index][rung.level] += 1
+            outer = rows[index]
 
 
 def _measured(
     con: duckdb.DuckDBPyConnection, template: _Template, rungs: Sequence[Rung], run: Run
 ) -> dict[str, Measured]:
     """Return the statistics of the timed steps for each key of the template."""
-    own = {row.key: own_rung(row.level, rungs) for row in template.rows}
-    step = next((row.key for row in template.rows if row.kind == Kind.STEP), None)
+    rungs_by_key = {row.key: own_rung(row.level, rungs) for row in template.rows}
+    step_key = next((row.key for row in template.rows if row.kind == Kind.STEP), None)
     measured: dict[str, Measured] = defaultdict(Measured)
-    found = con.execute(
+    cursor = con.execute(
         "SELECT key, rung, list(dur_ns::DOUBLE) FROM alike_spans "
         "WHERE timed AND status = 'ok' AND key IN (SELECT unnest(?::VARCHAR[])) GROUP BY key, rung",
-        [list(own)],
+        [list(rungs_by_key)],
     )
-    while some := found.fetchmany(_AT_ONCE):
-        for key, rung, durations in some:
-            here = own[key]
-            if here is not None and rung == here.level:
-                measured[key].take_own(durations)
-            if rung == rungs[-1].level:
+    while batch := cursor.fetchmany(_AT_ONCE):
+        for key, rung, durations in batch:
+            rung_of_key = rungs_by_key[key]
+            if rung_of_key is not None and rung == rung_of_key.level:
+                measured[key].set_from_own_rung(durations)
+            if rungs and rung == rungs[-1].level:  # without rungs, calls in steps that raised
                 measured[key].raw = summary.trimmed_mean(durations)
-    if step is not None and rungs and rungs[0].level == BARE:
-        measured[step].take_bare(iterations.steady_steps(con, run))
+    if step_key is not None and rungs and rungs[0].level == BARE:
+        measured[step_key].set_from_bare_steps(iterations.steady_steps(con, run))
     return measured
 
 
@@ -365,53 +365,57 @@ def _described(con: duckdb.DuckDBPyConnection, template: _Template) -> _Describe
     the template with its own shapes, from the model down.
     """
     names = ", ".join(DESCRIBED)
-    found = con.execute(
+    rows = con.execute(
         f"""
         SELECT trace_id, step, rung, rank, alike.structure IS NOT NULL, key, {names}
         FROM spans LEFT JOIN alike USING (trace_id, step, rung, rank) WHERE NOT spans.timed
         """
     ).fetchall()
     steps: dict[tuple[Any, ...], dict[str | None, dict[str, Any]]] = defaultdict(dict)
-    for row in found:
+    for row in rows:
         steps[tuple(row[:5])][row[5]] = dict(zip(DESCRIBED, row[6:], strict=True))
     calls = [span for span in template.rows if span.kind == Kind.FORWARD and span.timed]
-    ordered = sorted(steps.items(), key=lambda each: (not each[0][4], str(each[0])))
-    for _, known in ordered:
-        if all(span.key in known and known[span.key]["input_shapes"] == span.input_shapes for span in calls):
-            return _Described(known)
+    ordered = sorted(steps.items(), key=lambda entry: (not entry[0][4], str(entry[0])))
+    for _, descriptions in ordered:
+        if all(
+            span.key in descriptions and descriptions[span.key]["input_shapes"] == span.input_shapes for span in calls
+        ):
+            return _Described(descriptions)
     if _vary(con, [span.key for span in calls]):
-        for (*_, alike), known in ordered:
-            if alike and all(span.key in known for span in calls):
-                return _Described(known, of_other_inputs=True)
+        for (*_, alike), descriptions in ordered:
+            if alike and all(span.key in descriptions for span in calls):
+                return _Described(descriptions, of_other_inputs=True)
     return None
 
 
 def _vary(con: duckdb.DuckDBPyConnection, calls: Sequence[str | None]) -> bool:
     """Return whether timed steps of the kind called a model with different inputs."""
-    found = con.execute(
+    rows = con.execute(
         "SELECT max(inputs) FROM (SELECT count(DISTINCT input_shapes) AS inputs FROM alike_spans "
         "WHERE timed AND key IN (SELECT unnest(?::VARCHAR[])) GROUP BY key)",
         [list(calls)],
     ).fetchall()
-    return bool((found[0][0] or 0) > 1)
+    return bool((rows[0][0] or 0) > 1)
 
 
-def _with_description(span: Span, found: Mapping[str, Any], of_other_inputs: bool) -> Span:
+def _with_description(span: Span, description: Mapping[str, Any], of_other_inputs: bool) -> Span:
     """Return a span of a timed step with its empty columns filled in from the describing step.
 
     Args:
         span: span of the template.
-        found: the columns `DESCRIBED`.
+        description: the columns `DESCRIBED`.
         of_other_inputs: whether the described input shapes replace those of the span.
     """
-    filled = {name: value for name, value in found.items() if getattr(span, name) is None}
-    if of_other_inputs and found["input_shapes"] is not None:
-        filled["input_shapes"] = found["input_shapes"]
-    told = found["attributes"]
-    if span.attributes is not None and told is not None and told != span.attributes:
+    filled = {name: value for name, value in description.items() if getattr(span, name) is None}
+    if of_other_inputs and description["input_shapes"] is not None:
+        filled["input_shapes"] = description["input_shapes"]
+    text = description["attributes"]
+    if span.attributes is not None and text is not None and text != span.attributes:
         with contextlib.suppress(ValueError, AttributeError):  # a third party's collector may write no JSON object
-            own = json.loads(span.attributes)
-            more = {name: value for name, value in json.loads(told).items() if name in DESCRIBING and name not in own}
-            if more:
-                filled["attributes"] = json.dumps({**own, **more}, separators=(",", ":"))
+            attributes = json.loads(span.attributes)
+            added = {
+                name: value for name, value in json.loads(text).items() if name in DESCRIBING and name not in attributes
+            }
+            if added:
+                filled["attributes"] = json.dumps({**attributes, **added}, separators=(",", ":"))
     return span._replace(**filled)

@@ -38,7 +38,7 @@ _AT_ONCE = 100_000
 
 _COLUMNS = [
     Column("span_id", "VARCHAR", "of an operator"),
-    Column("around_id", "VARCHAR", "the operator around it on its thread; null for an outermost one"),
+    Column("outer_id", "VARCHAR", "the operator around it on its thread; null for an outermost one"),
     Column("within_id", "VARCHAR", "the operator of the same name that did nothing but call this one; null elsewhere"),
     Column("without_ops_ns", "DOUBLE", "without the operators inside it"),
     Column("own_ns", "DOUBLE", "without the operators and the primitives inside it"),
@@ -87,7 +87,7 @@ class _Operator:
     """An operator whose end the sweep has not reached."""
 
     row: _Row
-    around: _Operator | None
+    parent: _Operator | None
     operators_ns: float = 0.0
     """Total time of the operators directly inside it."""
 
@@ -95,7 +95,7 @@ class _Operator:
     """Whether an operator or primitive inside it, at any depth, computes."""
 
     holds_bytes: bool = False
-    inside: int = 0
+    children: int = 0
     """Number of operators directly inside it."""
 
     same: list[tuple[Any, ...]] = field(default_factory=list)
@@ -103,24 +103,24 @@ class _Operator:
 
     def open(self) -> list[tuple[Any, ...]]:
         """Register the operator with the operator around it, and return the rows that are now ready."""
-        if self.around is None:
+        if self.parent is None:
             return []
-        self.around.inside += 1
-        ready, self.around.same = self.around.same, []
+        self.parent.children += 1
+        ready, self.parent.same = self.parent.same, []
         return ready
 
     def close(self) -> list[tuple[Any, ...]]:
         """Add the operator's figures to the operator around it, and return the rows that are ready."""
         row = self._row()
-        rows = [row, *((span_id, around_id, row[0], *rest) for span_id, around_id, _, *rest in self.same)]
-        around = self.around
-        if around is None:
+        rows = [row, *((span_id, outer_id, row[0], *rest) for span_id, outer_id, _, *rest in self.same)]
+        outer = self.parent
+        if outer is None:
             return rows
-        around.operators_ns += self.row.ns
-        around.holds_work |= self.holds_work or self.row.is_busy or self.row.primitives > 0
-        around.holds_bytes |= self.holds_bytes or self.row.states_bytes
-        if around.inside == 1 and around.row.name == self.row.name:
-            around.same = rows
+        outer.operators_ns += self.row.ns
+        outer.holds_work |= self.holds_work or self.row.is_busy or self.row.primitives > 0
+        outer.holds_bytes |= self.holds_bytes or self.row.states_bytes
+        if outer.children == 1 and outer.row.name == self.row.name:
+            outer.same = rows
             return []
         return rows
 
@@ -132,29 +132,29 @@ class _Operator:
         counts_bytes = row.states_bytes and (row.states_flops or not self.holds_bytes)
         computes = own_ns > row.ns / 2 or not (row.primitives or self.holds_work)
         computes = computes or (not row.primitives and (row.states_flops or counts_bytes))
-        around_id = self.around.row.span_id if self.around is not None else None
+        outer_id = self.parent.row.span_id if self.parent is not None else None
         computes = computes and row.is_busy
-        return row.span_id, around_id, None, without_ops_ns, own_ns, row.scale, computes, counts_bytes
+        return row.span_id, outer_id, None, without_ops_ns, own_ns, row.scale, computes, counts_bytes
 
 
 def make(trace: Trace) -> None:
     """Make the table `own_times` of the operators of the merged step, unless this trace has made it."""
-    if trace.has_made(TABLE):
+    if trace.has_temp_table(TABLE):
         return
     table.create(trace.con, "own_times_found", _COLUMNS)
-    found: list[tuple[Any, ...]] = []
+    batch: list[tuple[Any, ...]] = []
     for row in _swept(_operators(trace)):
-        found.append(row)
-        if len(found) == _AT_ONCE:
-            table.insert(trace.con, "own_times_found", found, _COLUMNS)
-            found.clear()
-    table.insert(trace.con, "own_times_found", found, _COLUMNS)
-    trace.once(TABLE, "SELECT * FROM own_times_found")
+        batch.append(row)
+        if len(batch) == _AT_ONCE:
+            table.insert(trace.con, "own_times_found", batch, _COLUMNS)
+            batch.clear()
+    table.insert(trace.con, "own_times_found", batch, _COLUMNS)
+    trace.create_temp_table(TABLE, "SELECT * FROM own_times_found")
 
 
 def _operators(trace: Trace) -> Iterator[_Row]:
     """Yield the operators, thread by thread, outer operators first."""
-    trace.once(
+    trace.create_temp_table(
         "own_times_of",
         f"""
         WITH ran AS (
@@ -189,18 +189,18 @@ def _operators(trace: Trace) -> Iterator[_Row]:
 def _swept(operators: Iterable[_Row]) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of the table, each as soon as everything inside its operator is known."""
     thread: tuple[int | None, int | None] | None = None
-    open_ones: list[_Operator] = []
+    stack: list[_Operator] = []
     threadless: dict[str, _Operator] = {}
     for row in operators:
         if row.thread is None:  # the source has no threads: the nesting follows from the parents instead
-            threadless[row.span_id] = each = _Operator(row, threadless.get(row.parent_id or ""))
-            yield from each.open()
+            threadless[row.span_id] = operator = _Operator(row, threadless.get(row.parent_id or ""))
+            yield from operator.open()
             continue
         middle = (row.start_ns + row.end_ns) // 2  # rounding may put an end behind the end of the outer operator
-        while open_ones and (thread != (row.process, row.thread) or open_ones[-1].row.end_ns <= middle):
-            yield from open_ones.pop().close()
+        while stack and (thread != (row.process, row.thread) or stack[-1].row.end_ns <= middle):
+            yield from stack.pop().close()
         thread = (row.process, row.thread)
-        open_ones.append(_Operator(row, open_ones[-1] if open_ones else None))
-        yield from open_ones[-1].open()
-    for each in (*reversed(open_ones), *reversed(threadless.values())):
-        yield from each.close()
+        stack.append(_Operator(row, stack[-1] if stack else None))
+        yield from stack[-1].open()
+    for operator in (*reversed(stack), *reversed(threadless.values())):
+        yield from operator.close()

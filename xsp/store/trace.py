@@ -44,15 +44,15 @@ class Rung:
         With a calibration, it is the mean of the estimates from steps and calibration, each weighted by its precision:
         on a busy machine, the difference of a few steps may be many times the possible cost of a span.
         """
-        found = self._weighted()
-        return found[0] if found is not None else self.per_span_ns
+        weighted = self._weighted()
+        return weighted[0] if weighted is not None else self.per_span_ns
 
     @property
     def cost(self) -> summary.Interval:
         """The 95 % interval of `cost_ns`."""
-        found = self._weighted()
-        if found is not None:
-            mean, deviation = found
+        weighted = self._weighted()
+        if weighted is not None:
+            mean, deviation = weighted
             return summary.Interval(max(0.0, mean - _Z * deviation), mean + _Z * deviation)
         if self.added is None or not self.spans:
             return summary.Interval(self.cost_ns, self.cost_ns)
@@ -66,15 +66,17 @@ class Rung:
         """
         if not self.alone_ns or self.added_ns is None or not self.spans:
             return None
-        by_steps = 0.0
+        steps_weight = 0.0
         if self.added is not None:
             deviation = (self.added.hi - self.added.lo) / (2 * _Z) / self.spans
             if not deviation:
                 return None
-            by_steps = deviation**-2
-        alone = self.alone_ns**-2
-        mean = (by_steps * self.added_ns / self.spans + alone * self.alone_ns) / (by_steps + alone)
-        return max(0.0, mean), (by_steps + alone) ** -0.5
+            steps_weight = deviation**-2
+        calibration_weight = self.alone_ns**-2
+        mean = (steps_weight * self.added_ns / self.spans + calibration_weight * self.alone_ns) / (
+            steps_weight + calibration_weight
+        )
+        return max(0.0, mean), (steps_weight + calibration_weight) ** -0.5
 
 
 _Z = 1.96
@@ -112,7 +114,7 @@ class Trace:
         self.rungs = list(rungs)
         self.path = path
         for name, columns in (("samples", SAMPLE_COLUMNS), ("loop", LOOP_COLUMNS)):
-            if not table.holds(con, name):
+            if not table.has_table(con, name):
                 table.create(con, name, columns)
 
     def __repr__(self) -> str:
@@ -144,14 +146,14 @@ class Trace:
     @property
     def kind(self) -> int | None:
         """The kind of step, a number in `loop`, that `merged` and the figures describe; None if no kinds are known."""
-        found = self.con.execute("SELECT any_value(step_kind) FROM alike").fetchall()
-        return int(found[0][0]) if found[0][0] is not None else None
+        rows = self.con.execute("SELECT any_value(step_kind) FROM alike").fetchall()
+        return int(rows[0][0]) if rows[0][0] is not None else None
 
     @property
     def rank(self) -> int:
         """The rank that `merged` and the figures describe: the lowest recorded rank."""
-        found = self.con.execute("SELECT any_value(rank) FROM alike").fetchall()
-        return int(found[0][0] or 0)
+        rows = self.con.execute("SELECT any_value(rank) FROM alike").fetchall()
+        return int(rows[0][0] or 0)
 
     def at(self, level: Level) -> duckdb.DuckDBPyRelation:
         """Return the merged spans of one level, by start."""
@@ -165,7 +167,7 @@ class Trace:
         """Return the result of a SQL query on `spans`, `merged`, `loop` and `samples`."""
         return self.con.sql(query, params=params)
 
-    def hold(self, most: int) -> None:
+    def load_into_memory(self, most: int) -> None:
         """Copy the spans of a run directory into memory, so that queries do not read its files each time.
 
         Args:
@@ -181,14 +183,14 @@ class Trace:
                 self.con.execute(f"DROP VIEW {name}")
                 self.con.execute(f"ALTER TABLE held_{name} RENAME TO {name}")
 
-    def once(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
+    def create_temp_table(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
         """Make a temporary table that several analyses start from, unless this trace has already made it."""
-        if not self.has_made(name):
+        if not self.has_temp_table(name):
             self.con.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}", params)
             self._made.add(name)
 
-    def has_made(self, name: str) -> bool:
-        """Return whether `once` has made the table."""
+    def has_temp_table(self, name: str) -> bool:
+        """Return whether `create_temp_table` has made the table."""
         return name in self._made
 
     def has(self, level: Level) -> bool:

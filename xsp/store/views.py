@@ -46,7 +46,7 @@ def library_calls(trace: Trace, table: str = "merged") -> str:
     around the outermost of such calls; if there is none, of the outermost call. So the operator of device work is
     `coalesce(op_id, parent_id)`, joined by rank, trace and parent. `called` is the call's library.
     """
-    trace.once(
+    trace.create_temp_table(
         name := f"library_calls_of_{table}",
         f"""
         WITH RECURSIVE up(rank, trace_id, span_id, called, outermost, above_id, calls) AS (
@@ -120,7 +120,7 @@ _ON_HOST = f"""
 
 WHOLE_NS = f"""(
     SELECT sum({NS})::DOUBLE FROM merged LEFT JOIN own_times USING (span_id)
-    WHERE own_times.span_id IS NOT NULL AND around_id IS NULL
+    WHERE own_times.span_id IS NOT NULL AND outer_id IS NULL
        OR kind = '{Kind.PRIMITIVE}' AND coalesce(parent_id, '') NOT IN (SELECT span_id FROM own_times)
 )"""
 """Time of the outermost operators, and of primitives outside all operators: the sum of kernels without a device."""
@@ -143,14 +143,14 @@ _NONE_COUNTED = f"""coalesce(
 operator that launched it."""
 
 
-def _figure(own: str, ops: str, counted: str, carries: str = "carries", of: str = "") -> str:
+def _figure(own: str, column: str, counted: str, carries: str = "carries", prefix: str = "") -> str:
     """Return the SQL of a figure's three columns: for the call, for calls of its name, for all of its operator."""
-    share = f"CASE WHEN {carries} THEN op.{ops} / work.{of}kernels END"
-    known = f"{own} IS NOT NULL OR work.{counted}"
+    share = f"CASE WHEN {carries} THEN op.{column} / work.{prefix}kernels END"
+    is_counted = f"{own} IS NOT NULL OR work.{counted}"
     return f"""
-        CASE WHEN {known} THEN {own} WHEN {carries} AND work.{of}kernels = 1 THEN op.{ops} END AS {ops},
-        CASE WHEN {known} THEN {own} WHEN work.{of}names = 1 THEN {share} END AS name_{ops},
-        CASE WHEN {known} THEN {own} WHEN carries THEN coalesce({share}, 0 * op.{ops}) END AS whole_{ops}
+        CASE WHEN {is_counted} THEN {own} WHEN {carries} AND work.{prefix}kernels = 1 THEN op.{column} END AS {column},
+        CASE WHEN {is_counted} THEN {own} WHEN work.{prefix}names = 1 THEN {share} END AS name_{column},
+        CASE WHEN {is_counted} THEN {own} WHEN carries THEN coalesce({share}, 0 * op.{column}) END AS whole_{column}
     """
 
 
@@ -227,5 +227,5 @@ def kernels(trace: Trace) -> str:
     else:
         selftimes.make(trace)
         prepared = f"{_ON_HOST}, {_OPS_ON_HOST}, {_KERNELS}"
-    trace.once("attributed_kernels", f"WITH {prepared} SELECT * FROM kernels")
+    trace.create_temp_table("attributed_kernels", f"WITH {prepared} SELECT * FROM kernels")
     return "kernels AS (SELECT * FROM attributed_kernels)"

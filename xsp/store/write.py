@@ -1,4 +1,4 @@
-"""The work of the storing process on each step: correlate it, write its segment, and have it delivered."""
+"""The work of the storing process on each step: correlate it, write its segment, and deliver it."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ class Store:
         Returns:
             The number of segments, the number of spans of the merged trace, and the result of the delivery.
         """
-        began = time.monotonic_ns()
+        start_ns = time.monotonic_ns()
         run = Run.of(content)
-        loop.show(self._con, [self._run])
+        loop.create_table(self._con, [self._run])
         loop.write(self._con, self._run)
         segments = rundir.segments(self._run)
         summary: dict[str, Any] = {"segments": len(segments)}
@@ -97,7 +97,7 @@ class Store:
             text = f"{self._loop_lost} rows of the loop were not stored: the times of the steps are incomplete"
             run = run.noted("xsp", [text])
         if run.budget is not None and "program_percent" not in run.budget:  # else this is a repeated merge
-            run |= {"budget": _with_end(run.budget, time.monotonic_ns() - began)}
+            run |= {"budget": _with_end(run.budget, time.monotonic_ns() - start_ns)}
         rundir.write_run(self._run, run)
         if self._live is not None:
             summary["delivery"] = self._live.finish()
@@ -139,14 +139,14 @@ def resolve_run(run: Path, serialised: Path) -> int:
         return [Span._make(row) for row in rows]
 
     serial = [span for segment in rundir.segments(serialised) for span in read(segment)]
-    found = 0
+    resolved = 0
     for segment in rundir.segments(run):
         before = read(segment)
         after = resolve(before, serial)
         gained = sum(span.parent_rule == Rule.SERIALISED for span in after)
         if gained:
-            found += gained
+            resolved += gained
             table.write_columns(list(zip(*after, strict=True)), segment, con)
-    if found:
+    if resolved:
         Store(run).finish(rundir.read_run(run))
-    return found
+    return resolved

@@ -27,24 +27,32 @@ class ChannelsLast(Trial):
 
         changed = kept = 0
         for parameter in module.parameters():
-            wanted = _format(torch, parameter)
-            if wanted is None or min(parameter.shape[1], *parameter.shape[2:]) < 1 or parameter.shape[2:].numel() == 1:
+            memory_format = _format(torch, parameter)
+            if (
+                memory_format is None
+                or min(parameter.shape[1], *parameter.shape[2:]) < 1
+                or parameter.shape[2:].numel() == 1
+            ):
                 continue
-            if parameter.is_contiguous(memory_format=wanted):
+            if parameter.is_contiguous(memory_format=memory_format):
                 kept += 1
                 continue
             with torch.no_grad():
-                parameter.data = parameter.data.contiguous(memory_format=wanted)
+                parameter.data = parameter.data.contiguous(memory_format=memory_format)
             changed += 1
-        given = sum(_is_other(torch, each) for each in _tensors((args, dict(kwargs))))
-        if not changed and not given:
-            self.not_for(f"{_name(module)}: channels-last already" if kept else f"{_name(module)}: no convolutions")
+        inputs = sum(_needs_channels_last(torch, tensor) for tensor in _tensors((args, dict(kwargs))))
+        if not changed and not inputs:
+            self.record_reason(
+                f"{_name(module)}: channels-last already" if kept else f"{_name(module)}: no convolutions"
+            )
             return
         if not changed and not kept:
-            self.not_for(f"{_name(module)}: no convolutions")
+            self.record_reason(f"{_name(module)}: no convolutions")
             return
-        module.register_forward_pre_hook(lambda called, at, named: _last(torch, (at, named)), with_kwargs=True)
-        self.did(f"{_name(module)}: {changed} weights and {given} inputs made channels-last")
+        module.register_forward_pre_hook(
+            lambda called, positional, keywords: _last(torch, (positional, keywords)), with_kwargs=True
+        )
+        self.record_change(f"{_name(module)}: {changed} weights and {inputs} inputs made channels-last")
 
 
 class InferenceMode(Trial):
@@ -57,10 +65,10 @@ class InferenceMode(Trial):
         import torch
 
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-            self.not_for(f"{_name(module)}: gradients are off already")
+            self.record_reason(f"{_name(module)}: gradients are off already")
             return
-        around(module, torch.inference_mode)
-        self.did(f"{_name(module)}: called in inference mode")
+        wrap_forward(module, torch.inference_mode)
+        self.record_change(f"{_name(module)}: called in inference mode")
 
 
 class Autocast(Trial):
@@ -77,15 +85,15 @@ class Autocast(Trial):
         """See `Trial`."""
         import torch
 
-        held = next(iter(_tensors((args, dict(kwargs)))), None)
-        device = next((each.device.type for each in module.parameters()), None) or (
-            "cpu" if held is None else held.device.type
+        tensor = next(iter(_tensors((args, dict(kwargs)))), None)
+        device = next((parameter.device.type for parameter in module.parameters()), None) or (
+            "cpu" if tensor is None else tensor.device.type
         )
         if torch.is_autocast_enabled(device):
-            self.not_for(f"{_name(module)}: called under autocast already")
+            self.record_reason(f"{_name(module)}: called under autocast already")
             return
-        around(module, lambda: torch.autocast(device, dtype=getattr(torch, self.value)))
-        self.did(f"{_name(module)}: called under autocast of {self.value}")
+        wrap_forward(module, lambda: torch.autocast(device, dtype=getattr(torch, self.value)))
+        self.record_change(f"{_name(module)}: called under autocast of {self.value}")
 
 
 class Float32(Trial):
@@ -104,26 +112,26 @@ class Float32(Trial):
         first = next(iter([*module.parameters(), *_tensors((args, dict(kwargs)))]), None)
         device = "cpu" if first is None else first.device.type
         if torch.is_autocast_enabled(device):
-            around(module, lambda: torch.autocast(device, enabled=False))
-            self.did(f"{_name(module)}: called without the autocast that is around it")
-        held = [*module.parameters(), *module.buffers()]
-        others = {each.dtype for each in held if each.is_floating_point() and each.dtype != torch.float32}
-        if not others:
+            wrap_forward(module, lambda: torch.autocast(device, enabled=False))
+            self.record_change(f"{_name(module)}: called without the autocast that is around it")
+        tensors = [*module.parameters(), *module.buffers()]
+        dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point() and tensor.dtype != torch.float32}
+        if not dtypes:
             if not self.applied:
-                self.not_for(f"{_name(module)}: its weights are float32 already")
+                self.record_reason(f"{_name(module)}: its weights are float32 already")
             return
         module.float()
 
-        def give(called: Any, at: Any, named: Any) -> Any:
-            return _in_type(torch, at, others, torch.float32), _in_type(torch, named, others, torch.float32)
+        def give(called: Any, inputs: Any, keywords: Any) -> Any:
+            return _in_type(torch, inputs, dtypes, torch.float32), _in_type(torch, keywords, dtypes, torch.float32)
 
-        def take(called: Any, at: Any, result: Any) -> Any:
-            return _in_type(torch, result, {torch.float32}, next(iter(others)))
+        def take(called: Any, inputs: Any, result: Any) -> Any:
+            return _in_type(torch, result, {torch.float32}, next(iter(dtypes)))
 
         module.register_forward_pre_hook(give, with_kwargs=True)
-        if len(others) == 1:
+        if len(dtypes) == 1:
             module.register_forward_hook(take)
-        self.did(f"{_name(module)}: weights and inputs of {', '.join(sorted(map(str, others)))} as float32")
+        self.record_change(f"{_name(module)}: weights and inputs of {', '.join(sorted(map(str, dtypes)))} as float32")
 
 
 _BACKENDS = {
@@ -138,7 +146,7 @@ class Sdpa(Trial):
         super().__init__(value)
         if value and value not in _BACKENDS:
             raise UsageError(
-                f"sdpa={value}: write sdpa, or the back end: {', '.join(f'sdpa={each}' for each in _BACKENDS)}"
+                f"sdpa={value}: write sdpa, or the back end: {', '.join(f'sdpa={backend}' for backend in _BACKENDS)}"
             )
 
     def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -147,8 +155,8 @@ class Sdpa(Trial):
             from torch.nn.attention import SDPBackend, sdpa_kernel
 
             backend = getattr(SDPBackend, _BACKENDS[self.value])
-            around(module, lambda: sdpa_kernel([backend]))
-            self.did(f"{_name(module)}: called with the back end {self.value}")
+            wrap_forward(module, lambda: sdpa_kernel([backend]))
+            self.record_change(f"{_name(module)}: called with the back end {self.value}")
             return
         switched = 0
         for inner in module.modules():
@@ -156,20 +164,20 @@ class Sdpa(Trial):
                 inner.fused_attn = True
                 switched += 1
         if switched:
-            self.did(f"{_name(module)}: {switched} attention layers switched to scaled_dot_product_attention")
+            self.record_change(f"{_name(module)}: {switched} attention layers switched to scaled_dot_product_attention")
         self._of_transformers(module)
         if not self.applied:
-            self.not_for(
+            self.record_reason(
                 f"{_name(module)}: its attention has no switch, or is switched already; attention that its code "
                 "computes itself can only be changed there"
             )
 
     def _of_transformers(self, module: Any) -> None:
         for inner in module.modules():
-            used = getattr(getattr(inner, "config", None), "_attn_implementation", None)
-            if used not in (None, "sdpa") and hasattr(inner, "set_attn_implementation"):
+            implementation = getattr(getattr(inner, "config", None), "_attn_implementation", None)
+            if implementation not in (None, "sdpa") and hasattr(inner, "set_attn_implementation"):
                 inner.set_attn_implementation("sdpa")
-                self.did(f"{type(inner).__name__}: attention by sdpa instead of {used}")
+                self.record_change(f"{type(inner).__name__}: attention by sdpa instead of {implementation}")
 
 
 class Compile(Trial):
@@ -177,9 +185,9 @@ class Compile(Trial):
 
     def __init__(self, value: str = "") -> None:
         super().__init__(value)
-        known = ("", "default", "reduce-overhead", "max-autotune")
-        if value not in known:
-            raise UsageError(f"compile={value}: write compile, or compile={', compile='.join(known[2:])}")
+        modes = ("", "default", "reduce-overhead", "max-autotune")
+        if value not in modes:
+            raise UsageError(f"compile={value}: write compile, or compile={', compile='.join(modes[2:])}")
         self._lock = threading.Lock()
 
     def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -187,24 +195,24 @@ class Compile(Trial):
         import torch
 
         if isinstance(module, torch._dynamo.OptimizedModule) or getattr(module, "_compiled_call_impl", None):
-            self.not_for(f"{_name(module)}: compiled already")
+            self.record_reason(f"{_name(module)}: compiled already")
             return
         first = next(iter(module.parameters()), None)
         if first is None:
             return  # for example a loss
         missing = _no_compiler(first.device.type)
         if missing:
-            self.not_for(missing)
+            self.record_reason(missing)
             return
         module.compile(**({"mode": self.value} if self.value not in ("", "default") else {}))
-        self.did(f"{_name(module)}: compiled")
+        self.record_change(f"{_name(module)}: compiled")
 
 
 def _no_compiler(device: str) -> str | None:
     """Return why nothing can be compiled for a device, or None if it can."""
     if device == "cpu":
-        wanted = os.environ.get("CXX") or "g++"
-        if not any(map(shutil.which, (wanted, "c++", "clang++"))):
+        compiler = os.environ.get("CXX") or "g++"
+        if not any(map(shutil.which, (compiler, "c++", "clang++"))):
             return "there is no C++ compiler, which torch.compile needs for the CPU: install g++"
         return None
     from importlib.util import find_spec
@@ -212,17 +220,17 @@ def _no_compiler(device: str) -> str | None:
     return None if find_spec("triton") else f"triton is not installed, which torch.compile needs for {device}"
 
 
-def around(module: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
+def wrap_forward(module: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
     """Run the calls of a module inside a context manager, by means of hooks."""
-    opened = threading.local()
+    state = threading.local()
 
-    def enter(called: Any, given: Any) -> None:
-        entered = context()
-        entered.__enter__()
-        opened.stack = [*getattr(opened, "stack", ()), entered]
+    def enter(called: Any, inputs: Any) -> None:
+        manager = context()
+        manager.__enter__()
+        state.stack = [*getattr(state, "stack", ()), manager]
 
-    def leave(called: Any, given: Any, result: Any) -> None:
-        *opened.stack, last = opened.stack
+    def leave(called: Any, inputs: Any, result: Any) -> None:
+        *state.stack, last = state.stack
         last.__exit__(None, None, None)
 
     module.register_forward_pre_hook(enter, prepend=True)
@@ -233,33 +241,33 @@ def _format(torch: Any, tensor: Any) -> Any:
     return {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
 
 
-def _is_other(torch: Any, tensor: Any) -> bool:
-    wanted = _format(torch, tensor)
-    return wanted is not None and not tensor.is_contiguous(memory_format=wanted)
+def _needs_channels_last(torch: Any, tensor: Any) -> bool:
+    memory_format = _format(torch, tensor)
+    return memory_format is not None and not tensor.is_contiguous(memory_format=memory_format)
 
 
 def _last(torch: Any, value: Any) -> Any:
     """Return arguments with their tensors in channels-last format."""
     if isinstance(value, torch.Tensor):
-        return value.contiguous(memory_format=_format(torch, value)) if _is_other(torch, value) else value
+        return value.contiguous(memory_format=_format(torch, value)) if _needs_channels_last(torch, value) else value
     if isinstance(value, dict):
-        return {name: _last(torch, each) for name, each in value.items()}
+        return {name: _last(torch, element) for name, element in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_last(torch, each) for each in value)
+        return type(value)(_last(torch, element) for element in value)
     return value
 
 
-def _in_type(torch: Any, value: Any, found: set[Any], wanted: Any) -> Any:
-    """Return arguments or a result with the tensors of the types `found` converted to `wanted`."""
+def _in_type(torch: Any, value: Any, dtypes: set[Any], target: Any) -> Any:
+    """Return arguments or a result with the tensors of the types `dtypes` converted to `target`."""
     if isinstance(value, torch.Tensor):
-        return value.to(wanted) if value.dtype in found else value
+        return value.to(target) if value.dtype in dtypes else value
     if isinstance(value, dict):
-        made = copy.copy(value)  # a model's output may be an instance of its own dictionary class
-        for name, each in value.items():
-            made[name] = _in_type(torch, each, found, wanted)
-        return made
+        result = copy.copy(value)  # a model's output may be an instance of its own dictionary class
+        for name, element in value.items():
+            result[name] = _in_type(torch, element, dtypes, target)
+        return result
     if type(value) in (list, tuple):
-        return type(value)(_in_type(torch, each, found, wanted) for each in value)
+        return type(value)(_in_type(torch, element, dtypes, target) for element in value)
     return value
 
 
@@ -270,7 +278,7 @@ def _tensors(value: Any) -> list[Any]:
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
-    return [found for each in value for found in _tensors(each)] if isinstance(value, (list, tuple)) else []
+    return [tensor for element in value for tensor in _tensors(element)] if isinstance(value, (list, tuple)) else []
 
 
 def _name(module: Any) -> str:

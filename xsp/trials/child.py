@@ -19,7 +19,7 @@ from typing import Any
 from xsp import atomic
 from xsp.trials import settings
 from xsp.trials.outputs import Outputs
-from xsp.trials.trial import Trial, named
+from xsp.trials.trial import Trial, parse
 
 CODE = """\
 import sys
@@ -30,7 +30,7 @@ with child.begun(told):
     from xsp.cli import main
     sys.exit(main())
 """
-"""The code that Python runs: as in `xsp.comparison.commands`, with the result of `told` before the command."""
+"""The code that Python runs: as in `xsp.comparison.commands`, with the text of `encode_options` before the command."""
 
 WATCHED = 64
 """Number of outermost calls without a new module after which calls are no longer watched."""
@@ -38,7 +38,7 @@ WATCHED = 64
 MOST_LINES = 20
 
 
-def told(trial: str, report: Path, seed: int = 0) -> str:
+def encode_options(trial: str, report: Path, seed: int = 0) -> str:
     """Return the argument for such a process.
 
     Args:
@@ -50,27 +50,27 @@ def told(trial: str, report: Path, seed: int = 0) -> str:
 
 
 @contextlib.contextmanager
-def begun(text: str) -> Iterator[None]:
+def trial_session(text: str) -> Iterator[None]:
     """Apply a trial to this process, run the block, and write the report at its end.
 
     Args:
-        text: the result of `told`.
+        text: the result of `encode_options`.
     """
-    asked = json.loads(text)
+    options = json.loads(text)
     try:
         import torch
     except ImportError:
         yield
         return
-    _seed(torch, asked["seed"])
-    watch = Watch(named(asked["trial"]) if asked["trial"] else [])
+    _seed(torch, options["seed"])
+    watch = Watch(parse(options["trial"]) if options["trial"] else [])
     watch.start()
     call = torch.nn.Module.__call__
-    torch.nn.Module.__call__ = watch.around(call)  # type: ignore[method-assign]
+    torch.nn.Module.__call__ = watch.wrap(call)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        _write(Path(asked["report"]), watch.content())
+        _write(Path(options["report"]), watch.content())
 
 
 def _seed(torch: Any, seed: int) -> None:
@@ -81,8 +81,8 @@ def _seed(torch: Any, seed: int) -> None:
 
 
 def _write(report: Path, content: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError), atomic.written(report) as beside:
-        beside.write_text(json.dumps(content), encoding="utf-8")
+    with contextlib.suppress(OSError), atomic.replacing(report) as temporary:
+        temporary.write_text(json.dumps(content), encoding="utf-8")
 
 
 class Watch:
@@ -102,7 +102,7 @@ class Watch:
         for trial in self.trials:
             self._try(trial, trial.start)
 
-    def around(self, original: Any) -> Any:
+    def wrap(self, original: Any) -> Any:
         """Return the replacement of `Module.__call__`."""
         import torch
 

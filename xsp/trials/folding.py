@@ -34,7 +34,7 @@ class FoldBatchNorm(Trial):
         import torch
 
         if module.training:
-            self.not_for(f"{type(module).__name__}: in training mode, where batch norm cannot be folded")
+            self.record_reason(f"{type(module).__name__}: in training mode, where batch norm cannot be folded")
             return
         for inner in module.modules():
             if isinstance(inner, torch.nn.modules.batchnorm._BatchNorm):
@@ -51,9 +51,9 @@ class FoldBatchNorm(Trial):
 
     def _took(self, norm: Any, args: Any) -> None:
         self._calls[norm] = self._calls.get(norm, 0) + 1
-        given = args[0] if args else None  # a keyword argument is not seen here
-        layer, tensor = self._returned.get(id(given), (None, lambda: None))
-        if given is not None and tensor() is given:
+        value = args[0] if args else None  # a keyword argument is not seen here
+        layer, reference = self._returned.get(id(value), (None, lambda: None))
+        if value is not None and reference() is value:
             self._pairs[norm] = layer
 
     def after(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -70,41 +70,45 @@ class FoldBatchNorm(Trial):
         self._hooks, self._returned, self._pairs, self._calls = [], {}, {}, {}
         if not pairs:
             if not self.reasons:
-                self.not_for(f"{type(module).__name__}: no batch norm in evaluation mode directly follows a layer")
+                self.record_reason(
+                    f"{type(module).__name__}: no batch norm in evaluation mode directly follows a layer"
+                )
             return
-        back: list[Any] = []
+        undo_steps: list[Any] = []
         try:
             with torch.no_grad():
-                wanted = module(*args, **kwargs)
-                _fold(torch, module, pairs, back)
-                error = _apart(torch, wanted, module(*args, **kwargs))
+                expected = module(*args, **kwargs)
+                _fold(torch, module, pairs, undo_steps)
+                error = _apart(torch, expected, module(*args, **kwargs))
         except Exception:
-            for undo in reversed(back):
+            for undo in reversed(undo_steps):
                 undo()
             raise
-        if back and error is not None and error <= CLOSE:
-            self.did(f"{type(module).__name__}: {len(back)} batch norms folded")
+        if undo_steps and error is not None and error <= CLOSE:
+            self.record_change(f"{type(module).__name__}: {len(undo_steps)} batch norms folded")
             return
-        for undo in reversed(back):
+        for undo in reversed(undo_steps):
             undo()
-        said = "results cannot be compared" if error is None else f"results differed by {error:.1e}: fold undone"
-        self.not_for(f"{type(module).__name__}: {said if back else 'none of its batch norms can be folded'}")
+        reason = "results cannot be compared" if error is None else f"results differed by {error:.1e}: fold undone"
+        self.record_reason(
+            f"{type(module).__name__}: {reason if undo_steps else 'none of its batch norms can be folded'}"
+        )
 
 
-def _fold(torch: Any, module: Any, pairs: Mapping[Any, Any], back: list[Any]) -> None:
-    """Fold pairs, and append a function for each to `back` that undoes it."""
+def _fold(torch: Any, module: Any, pairs: Mapping[Any, Any], undo_steps: list[Any]) -> None:
+    """Fold pairs, and append a function for each to `undo_steps` that undoes it."""
     from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-    places = {inner: (parent, name) for parent in module.modules() for name, inner in parent.named_children()}
+    locations = {inner: (parent, name) for parent in module.modules() for name, inner in parent.named_children()}
     for norm, layer in pairs.items():
-        stand_in = _without_norm(torch, norm)
-        if stand_in is None or norm not in places:
+        replacement = _without_norm(torch, norm)
+        if replacement is None or norm not in locations:
             continue
         if isinstance(layer, torch.nn.Linear):
             fused = fuse_linear_bn_eval(layer, norm)
         else:
             fused = fuse_conv_bn_eval(layer, norm, transpose=getattr(layer, "transposed", False))
-        parent, name = places[norm]
+        parent, name = locations[norm]
         weight, bias = layer.weight, layer.bias
 
         def undo(
@@ -114,9 +118,9 @@ def _fold(torch: Any, module: Any, pairs: Mapping[Any, Any], back: list[Any]) ->
             layer.weight, layer.bias = weight, bias
             setattr(parent, name, norm)
 
-        back.append(undo)
+        undo_steps.append(undo)
         layer.weight, layer.bias = fused.weight, fused.bias
-        setattr(parent, name, stand_in)
+        setattr(parent, name, replacement)
 
 
 def _without_norm(torch: Any, norm: Any) -> Any:
@@ -128,16 +132,16 @@ def _without_norm(torch: Any, norm: Any) -> Any:
     return None
 
 
-def _apart(torch: Any, wanted: Any, found: Any) -> float | None:
+def _apart(torch: Any, expected: Any, actual: Any) -> float | None:
     """Return the largest difference of two results as a share of the largest value; None if they have no tensors."""
     from xsp.trials.outputs import tensors
 
-    pairs = list(zip(tensors(wanted), tensors(found), strict=False))
+    pairs = list(zip(tensors(expected), tensors(actual), strict=False))
     if not pairs:
         return None
     worst = 0.0
-    for one, other in pairs:
-        most = float(one.abs().max()) if one.numel() else 0.0
-        apart = float((one - other).abs().max()) / max(most, 1e-30) if one.numel() else 0.0
-        worst = math.inf if math.isnan(apart) else max(worst, apart)
+    for reference, result in pairs:
+        scale = float(reference.abs().max()) if reference.numel() else 0.0
+        difference = float((reference - result).abs().max()) / max(scale, 1e-30) if reference.numel() else 0.0
+        worst = math.inf if math.isnan(difference) else max(worst, difference)
     return worst

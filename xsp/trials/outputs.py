@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,21 @@ class Outputs:
 
     def __init__(self) -> None:
         self._kept: dict[str, list[dict[str, Any]]] = {}
-        self._names: dict[int, str] = {}
+        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._modules = 0  # counted: the dictionary forgets modules that a program makes for one step
 
     def keep(self, module: Any, result: Any) -> None:
         """Keep the result of a call if it is one of the first."""
-        name = self._names.setdefault(id(module), f"{type(module).__name__} {len(self._names) + 1}")
-        calls = self._kept.setdefault(name, [])
-        if len(self._names) > MODULES or len(calls) >= CALLS:
+        name = self._names.get(module)
+        if name is None:
+            self._modules += 1
+            name = self._names[module] = f"{type(module).__name__} {self._modules}"
+        if self._modules > MODULES:
             return
-        calls.append({"tensors": [_plain(each) for each in tensors(result, exact=True)]})
+        calls = self._kept.setdefault(name, [])
+        if len(calls) >= CALLS:
+            return
+        calls.append({"tensors": [_plain(tensor) for tensor in tensors(result, exact=True)]})
 
     def content(self) -> dict[str, Any]:
         """Return the results as plain data."""
@@ -49,7 +56,7 @@ def tensors(value: Any, exact: bool = False) -> list[Any]:
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
-        return [found for each in value for found in tensors(each, exact)]
+        return [tensor for element in value for tensor in tensors(element, exact)]
     return []
 
 
@@ -74,31 +81,31 @@ def error(one: Path, other: Path) -> tuple[float | None, bool, str]:
         The largest difference of a result as a share of its largest value, None if nothing can be compared; whether
         rounding explains it; and the reason why nothing can be compared.
     """
-    kept = [json.loads(path.read_text(encoding="utf-8")).get("outputs") or {} for path in (one, other)]
-    if not kept[0] or not kept[1]:
+    outputs = [json.loads(path.read_text(encoding="utf-8")).get("outputs") or {} for path in (one, other)]
+    if not outputs[0] or not outputs[1]:
         return None, False, "no outermost module returned a tensor"
-    if kept[0].keys() != kept[1].keys():
+    if outputs[0].keys() != outputs[1].keys():
         return None, False, "the two runs called different modules"
     worst, same, pairs = 0.0, True, 0
-    for name, calls in kept[0].items():
-        for at, there in zip(calls, kept[1][name], strict=False):
-            for a, b in zip(at["tensors"], there["tensors"], strict=False):
+    for name, calls in outputs[0].items():
+        for before, after in zip(calls, outputs[1][name], strict=False):
+            for a, b in zip(before["tensors"], after["tensors"], strict=False):
                 if a["shape"] != b["shape"]:
                     return None, False, f"{name} returned different shapes"
-                apart = _apart(a["values"], b["values"])
+                difference = _apart(a["values"], b["values"])
                 pairs += 1
-                worst = max(worst, apart)
-                same = same and apart <= SAME.get(a["type"], 1e-2)
+                worst = max(worst, difference)
+                same = same and difference <= SAME.get(a["type"], 1e-2)
     return (worst, same, "") if pairs else (None, False, "no outermost module returned a floating-point tensor")
 
 
 def _apart(a: list[float], b: list[float]) -> float:
-    most = max((abs(each) for each in a if math.isfinite(each)), default=0.0)
-    found = 0.0
-    for one, other in zip(a, b, strict=True):
-        if one == other or (math.isnan(one) and math.isnan(other)):
+    scale = max((abs(number) for number in a if math.isfinite(number)), default=0.0)
+    worst = 0.0
+    for left, right in zip(a, b, strict=True):
+        if left == right or (math.isnan(left) and math.isnan(right)):
             continue
-        if not (math.isfinite(one) and math.isfinite(other)):
+        if not (math.isfinite(left) and math.isfinite(right)):
             return math.inf
-        found = max(found, abs(one - other) / max(most, 1e-30))
-    return found
+        worst = max(worst, abs(left - right) / max(scale, 1e-30))
+    return worst

@@ -28,12 +28,12 @@ class Threads(Trial):
 
         torch.set_num_threads(self.threads)
         torch.set_num_threads = self._ignored  # type: ignore[assignment]
-        self.did(f"torch computes with {self.threads} threads")
+        self.record_change(f"torch computes with {self.threads} threads")
 
     def _ignored(self, threads: int) -> None:
-        self.did(f"the program's set_num_threads({threads}) is ignored")
+        self.record_change(f"the program's set_num_threads({threads}) is ignored")
 
-    def was_so(self, facts: Mapping[str, Any]) -> str | None:
+    def already_applied(self, facts: Mapping[str, Any]) -> str | None:
         """See `Trial`."""
         return f"torch already computed with {self.threads} threads" if facts.get("threads") == self.threads else None
 
@@ -51,9 +51,9 @@ class Interop(Trial):
 
         torch.set_num_interop_threads(self.threads)
         torch.set_num_interop_threads = lambda nthreads: None
-        self.did(f"up to {self.threads} operators at once")
+        self.record_change(f"up to {self.threads} operators at once")
 
-    def was_so(self, facts: Mapping[str, Any]) -> str | None:
+    def already_applied(self, facts: Mapping[str, Any]) -> str | None:
         """See `Trial`."""
         same = facts.get("interop") == self.threads
         return f"torch already ran up to {self.threads} operators at once" if same else None
@@ -71,7 +71,7 @@ class OneDnn(Trial):
         import torch
 
         if not torch.backends.mkldnn.is_available():
-            self.not_for("this torch has no oneDNN")
+            self.record_reason("this torch has no oneDNN")
 
     def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """See `Trial`."""
@@ -87,9 +87,9 @@ class OneDnn(Trial):
 
         if not torch._C._get_mkldnn_enabled():
             torch._C._set_mkldnn_enabled(True)
-            self.did("oneDNN is switched on")
+            self.record_change("oneDNN is switched on")
 
-    def was_so(self, facts: Mapping[str, Any]) -> str | None:
+    def already_applied(self, facts: Mapping[str, Any]) -> str | None:
         """See `Trial`."""
         return "oneDNN was already on" if facts.get("onednn") else None
 
@@ -115,14 +115,14 @@ class Malloc(Trial):
         """See `Trial`."""
         library, version = platform.libc_ver()
         if library != "glibc":
-            self.not_for(f"the C library is {library or 'unknown'}, and this trial needs glibc")
+            self.record_reason(f"the C library is {library or 'unknown'}, and this trial needs glibc")
             return
-        self.did(f"glibc {version} keeps up to {self.KEPT_GIB} GiB of free memory")
+        self.record_change(f"glibc {version} keeps up to {self.KEPT_GIB} GiB of free memory")
 
-    def was_so(self, facts: Mapping[str, Any]) -> str | None:
+    def already_applied(self, facts: Mapping[str, Any]) -> str | None:
         """See `Trial`."""
-        kept = facts.get("malloc")
-        return f"the allocator was already set to keep memory: {kept}" if kept else None
+        setting = facts.get("malloc")
+        return f"the allocator was already set to keep memory: {setting}" if setting else None
 
 
 class Tf32(Trial):
@@ -139,13 +139,13 @@ class Tf32(Trial):
         import torch
 
         if not torch.cuda.is_available():
-            self.not_for("there is no GPU")
+            self.record_reason("there is no GPU")
             return
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.allow_tf32 = True
-        self.did("TF32 is allowed")
+        self.record_change("TF32 is allowed")
 
-    def was_so(self, facts: Mapping[str, Any]) -> str | None:
+    def already_applied(self, facts: Mapping[str, Any]) -> str | None:
         """See `Trial`."""
         return "TF32 was already allowed" if facts.get("matmul_precision") in ("high", "medium") else None
 
@@ -162,12 +162,12 @@ class CudnnBenchmark(Trial):
         import torch
 
         if not torch.backends.cudnn.is_available() or not torch.cuda.is_available():
-            self.not_for("there is no cuDNN")
+            self.record_reason("there is no cuDNN")
             return
         torch.backends.cudnn.benchmark = True
-        self.did("cuDNN chooses by timing")
+        self.record_change("cuDNN chooses by timing")
 
-    def was_so(self, facts: Mapping[str, Any]) -> str | None:
+    def already_applied(self, facts: Mapping[str, Any]) -> str | None:
         """See `Trial`."""
         return "cuDNN already chose by timing" if facts.get("cudnn_benchmark") else None
 
@@ -176,8 +176,8 @@ def facts() -> dict[str, Any]:
     """Return the current settings of this process that trials change."""
     import torch
 
-    found: dict[str, Any] = {}
-    asked: dict[str, Callable[[], Any]] = {
+    values: dict[str, Any] = {}
+    getters: dict[str, Callable[[], Any]] = {
         "threads": torch.get_num_threads,
         "interop": torch.get_num_interop_threads,
         "onednn": torch._C._get_mkldnn_enabled,
@@ -186,16 +186,16 @@ def facts() -> dict[str, Any]:
         "malloc": _malloc,
         "gradients": lambda: torch.is_grad_enabled() and not torch.is_inference_mode_enabled(),
     }
-    for name, ask in asked.items():
+    for name, getter in getters.items():
         try:
-            found[name] = ask()
+            values[name] = getter()
         except (RuntimeError, AttributeError):
-            found[name] = None
-    return found
+            values[name] = None
+    return values
 
 
 def _malloc() -> str | None:
     """Return what already keeps free memory in this process: variables of glibc, or another allocator; else None."""
     preloaded = os.environ.get("LD_PRELOAD", "")
-    other = next((each for each in ("jemalloc", "tcmalloc", "mimalloc") if each in preloaded), None)
-    return other or (" ".join(Malloc.VARIABLES) if Malloc.VARIABLES.keys() <= os.environ.keys() else None)
+    library = next((name for name in ("jemalloc", "tcmalloc", "mimalloc") if name in preloaded), None)
+    return library or (" ".join(Malloc.VARIABLES) if Malloc.VARIABLES.keys() <= os.environ.keys() else None)

@@ -18,7 +18,7 @@ class _OfOptimizers(Trial):
         """See `Trial`."""
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-        self.not_for("no torch optimizer stepped")
+        self.record_reason("no torch optimizer stepped")
         self._seen: set[int] = set()
         register_optimizer_step_pre_hook(self._set)
 
@@ -31,17 +31,17 @@ class _OfOptimizers(Trial):
         switch = next(iter(self.wanted))
         groups = [group for group in optimizer.param_groups if switch in group]
         if not groups:
-            self.not_for(f"{name} has no option {switch}")
+            self.record_reason(f"{name} has no option {switch}")
         elif all(group.get(switch) for group in groups):
-            self.not_for(f"{name} has {switch}=True already")
+            self.record_reason(f"{name} has {switch}=True already")
         elif switch == "fused" and any(group.get("differentiable") or group.get("capturable") for group in groups):
-            self.not_for(f"{name} cannot be fused with its other options")
+            self.record_reason(f"{name} cannot be fused with its other options")
         else:
             for group in groups:
                 group.update({key: value for key, value in self.wanted.items() if key in group})
             if switch == "fused":
                 optimizer._need_device_dtype_check_for_fused = True
-            self.did(f"{name}: {switch}=True")
+            self.record_change(f"{name}: {switch}=True")
 
 
 class FusedOptimizer(_OfOptimizers):
@@ -67,17 +67,17 @@ class Workers(Trial):
         """See `Trial`."""
         from torch.utils.data import DataLoader
 
-        self.not_for("no data loader without workers was made")
+        self.record_reason("no data loader without workers was made")
         original = DataLoader.__init__
-        takes = inspect.signature(original)
+        signature = inspect.signature(original)
 
         @functools.wraps(original)
         def init(loader: Any, *args: Any, **kwargs: Any) -> None:
-            given = takes.bind(loader, *args, **kwargs)
-            if not given.arguments.get("num_workers"):
-                given.arguments["num_workers"] = self.workers
+            bound = signature.bind(loader, *args, **kwargs)
+            if not bound.arguments.get("num_workers"):
+                bound.arguments["num_workers"] = self.workers
                 self.reasons.clear()
-                self.did(f"a data loader with {self.workers} workers")
-            original(*given.args, **given.kwargs)
+                self.record_change(f"a data loader with {self.workers} workers")
+            original(*bound.args, **bound.kwargs)
 
         DataLoader.__init__ = init  # type: ignore[method-assign, assignment]

@@ -63,20 +63,20 @@ class Trial:
     def after(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Change a module, after its first call."""
 
-    def was_so(self, facts: Mapping[str, Any]) -> str | None:
+    def already_applied(self, facts: Mapping[str, Any]) -> str | None:
         """Return why a program with these facts of its run without the trial needs no change, or None if it does."""
         return None
 
-    def did(self, what: str) -> None:
+    def record_change(self, what: str) -> None:
         """Record a change."""
         self.applied[what] = None
 
-    def not_for(self, why: str) -> None:
+    def record_reason(self, why: str) -> None:
         """Record why something was not changed."""
         self.reasons[why] = None
 
 
-_PLACES = {
+_CLASSES = {
     "threads": "settings:Threads",
     "interop": "settings:Interop",
     "onednn": "settings:OneDnn",
@@ -99,10 +99,10 @@ _PLACES = {
 
 def names() -> list[str]:
     """Return the names of all trials."""
-    return sorted(_PLACES)
+    return sorted(_CLASSES)
 
 
-def named(text: str) -> list[Trial]:
+def parse(text: str) -> list[Trial]:
     """Return the trials of a text such as `channels_last+threads=2`, in order.
 
     Raises:
@@ -113,11 +113,11 @@ def named(text: str) -> list[Trial]:
 
 def _one(text: str) -> Trial:
     name, _, value = text.partition("=")
-    if name not in _PLACES:
-        raise UsageError(f"there is no trial {name!r}{nearest(name, _PLACES) or '; there are ' + ', '.join(names())}")
-    module, _, kind = _PLACES[name].partition(":")
-    found: Trial = getattr(importlib.import_module(f"xsp.trials.{module}"), kind)(value)
-    return found
+    if name not in _CLASSES:
+        raise UsageError(f"there is no trial {name!r}{nearest(name, _CLASSES) or '; there are ' + ', '.join(names())}")
+    module, _, kind = _CLASSES[name].partition(":")
+    trial: Trial = getattr(importlib.import_module(f"xsp.trials.{module}"), kind)(value)
+    return trial
 
 
 def count(name: str, value: str) -> int:

@@ -184,16 +184,16 @@ class Records:
     def complete(self, records: Sequence[Any]) -> None:
         """Copy the records of a buffer. Called by CUPTI, on a thread of its own."""
         batch: list[tuple[int, tuple[Any, ...]]] = []
-        readers, keep = self._readers, batch.append
+        readers, append = self._readers, batch.append
         self._texts.clear()
         in_arrays = bool(records) and hasattr(records[0], "_data")  # a binding has one form for all records
         for record in records:
             try:
                 kind = _KIND.unpack_from(record._data)[0] if in_arrays else int(record.kind)
-                which = type(record), kind
-                read = readers[which] if which in readers else self._learn(record, kind)
+                key = type(record), kind
+                read = readers[key] if key in readers else self._learn(record, kind)
                 if read is not None:
-                    keep((kind, read(record)))
+                    append((kind, read(record)))
                 else:
                     self.other += 1
             except Exception:
@@ -202,10 +202,10 @@ class Records:
 
     def take(self) -> list[tuple[Activity, Row]]:
         """Return and forget the records that were delivered since the last call."""
-        taken: list[tuple[Activity, Row]] = []
+        rows: list[tuple[Activity, Row]] = []
         while self._batches:
-            taken += [(_KINDS[kind], _SHAPES[kind]._make(values)) for kind, values in self._batches.popleft()]
-        return taken
+            rows += [(_KINDS[kind], _SHAPES[kind]._make(values)) for kind, values in self._batches.popleft()]
+        return rows
 
     def _learn(self, record: Any, kind: int) -> Reader | None:
         """Determine and remember how records of this class are read."""
@@ -224,7 +224,7 @@ def _reader(record: Any, kind: int, texts: Texts) -> Reader | None:
     if all(_has(record, path) for path in paths):
         return operator.attrgetter(*paths)
     readers = [operator.attrgetter(path) if _has(record, path) else _absent for path in paths]
-    return lambda each: tuple(read(each) for read in readers)
+    return lambda record: tuple(read(record) for read in readers)
 
 
 _KIND = struct.Struct("<i")
@@ -236,22 +236,22 @@ _TEXTS = ("name", "domain")
 
 def _unpacked(dtype: Any, paths: Sequence[str], texts: Texts) -> Reader:
     """Return a function that unpacks fields from the bytes of records of a NumPy type."""
-    found = {path: place for path in paths if (place := _place(dtype, path)) is not None}
-    layout, at = "<", 0
-    for offset, code in sorted(found.values()):
-        layout, at = f"{layout}{offset - at}x{code}", offset + struct.calcsize(code)
-    order = {place: number for number, place in enumerate(sorted(found.values()))}
-    picked = [(order[found[path]] if path in found else None, path in _TEXTS) for path in paths]
+    fields = {path: field for path in paths if (field := _place(dtype, path)) is not None}
+    layout, end = "<", 0
+    for offset, code in sorted(fields.values()):
+        layout, end = f"{layout}{offset - end}x{code}", offset + struct.calcsize(code)
+    positions = {field: number for number, field in enumerate(sorted(fields.values()))}
+    selection = [(positions[fields[path]] if path in fields else None, path in _TEXTS) for path in paths]
     unpack = struct.Struct(layout).unpack_from
-    if all(number is not None and not text for number, text in picked):
-        pick = operator.itemgetter(*(number for number, _ in picked if number is not None))
-        return lambda record: pick(unpack(record._data))
+    if all(number is not None and not text for number, text in selection):
+        select = operator.itemgetter(*(number for number, _ in selection if number is not None))
+        return lambda record: select(unpack(record._data))
 
     def read(record: Any) -> tuple[Any, ...]:
         values = unpack(record._data)
         return tuple(
             None if number is None else _text(values[number], texts) if text else values[number]
-            for number, text in picked
+            for number, text in selection
         )
 
     return read

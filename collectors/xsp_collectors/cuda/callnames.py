@@ -27,10 +27,10 @@ class CallNames:
             interface: RUNTIME or DRIVER.
             number: CUPTI's "callback id".
         """
-        which = (interface, number)
-        if which not in self._known:
-            self._known[which] = self._enumerated(*which) or self._asked(*which) or f"{interface.name} call {number}"
-        return self._known[which]
+        key = (interface, number)
+        if key not in self._known:
+            self._known[key] = self._enumerated(*key) or self._asked(*key) or f"{interface.name} call {number}"
+        return self._known[key]
 
     def _enumerated(self, interface: Activity, number: int) -> str | None:
         for enum_name in _ENUMS[interface]:

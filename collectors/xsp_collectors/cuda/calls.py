@@ -63,18 +63,20 @@ def calls(
     attributes of the runtime call. Driver calls outside of any (Triton's, NCCL's) are launches of their own.
     """
     runtime = {_identity(call) for kind, call in seen if kind is Activity.RUNTIME and call.correlation_id}
-    inside = {_identity(call): call for kind, call in seen if kind is Activity.DRIVER and _identity(call) in runtime}
-    waited = {wait.correlation_id: wait for wait in waits if wait.type in _WAITS}
+    driver_calls = {
+        _identity(call): call for kind, call in seen if kind is Activity.DRIVER and _identity(call) in runtime
+    }
+    waits_by_id = {wait.correlation_id: wait for wait in waits if wait.type in _WAITS}
     for kind, call in seen:
-        if kind is Activity.DRIVER and _identity(call) in inside:
+        if kind is Activity.DRIVER and _identity(call) in driver_calls:
             continue
-        below = inside.get(_identity(call))
-        driver = plain(name(Activity.DRIVER, below.cbid)) if below is not None else None
-        wait = waited.pop(call.correlation_id, None)
+        driver_call = driver_calls.get(_identity(call))
+        driver = plain(name(Activity.DRIVER, driver_call.cbid)) if driver_call is not None else None
+        wait = waits_by_id.pop(call.correlation_id, None)
         yield _call(call, plain(name(kind, call.cbid)), driver, wait, thread(call.thread_id))
-    for wait in waited.values():  # waits whose call was not recorded
-        what = _WAITS[wait.type]
-        yield _span(Kind.SYNC, f"synchronize {what}", wait, {"sync": what, "context": wait.context_id})
+    for wait in waits_by_id.values():  # waits whose call was not recorded
+        subject = _WAITS[wait.type]
+        yield _span(Kind.SYNC, f"synchronize {subject}", wait, {"sync": subject, "context": wait.context_id})
 
 
 def overhead(seen: Overhead, thread: Thread) -> Span:
@@ -89,15 +91,15 @@ def _identity(call: ApiCall) -> tuple[int, int]:
 
 def _call(call: ApiCall, name: str, driver: str | None, wait: Wait | None, thread: int | None) -> Span:
     kind = kind_of(name)
-    told: dict[str, Any] = {"driver": driver} if driver is not None else {}
+    attributes: dict[str, Any] = {"driver": driver} if driver is not None else {}
     if kind is Kind.SYNC or wait is not None:
-        told["sync"] = _named_wait(name) or (_WAITS[wait.type] if wait is not None else "context")
+        attributes["sync"] = _wait_subject(name) or (_WAITS[wait.type] if wait is not None else "context")
     if call.return_value:
-        told["returned"] = call.return_value
-    return _span(kind, name, call, told, thread, call.correlation_id or None)
+        attributes["returned"] = call.return_value
+    return _span(kind, name, call, attributes, thread, call.correlation_id or None)
 
 
-def _named_wait(name: str) -> str | None:
+def _wait_subject(name: str) -> str | None:
     """Return the subject of a call's wait according to its name, or None."""
     return next((word.lower() for word in ("Device", "Stream", "Event") if f"{word}Synchronize" in name), None)
 
@@ -105,8 +107,8 @@ def _named_wait(name: str) -> str | None:
 def _span(
     kind: Kind,
     name: str,
-    seen: ApiCall | Wait | Overhead,
-    told: dict[str, Any],
+    record: ApiCall | Wait | Overhead,
+    attributes: dict[str, Any],
     thread: int | None = None,
     correlation: int | None = None,
 ) -> Span:
@@ -114,10 +116,10 @@ def _span(
         level=Level.RUNTIME,
         kind=kind.value,
         name=name,
-        start_ns=seen.start,
-        dur_ns=max(seen.end - seen.start, 0),
+        start_ns=record.start,
+        dur_ns=max(record.end - record.start, 0),
         thread=thread,
         correlation_id=correlation,
         collector=COLLECTOR,
-        attributes=json.dumps(told) if told else None,
+        attributes=json.dumps(attributes) if attributes else None,
     )

@@ -39,7 +39,7 @@ _names_of_kineto: set[str | None] = {None}
 """CUPTI's names of this process's Kineto as a subscriber; None because a client without a name may be Kineto."""
 
 
-def tool_around() -> str | None:
+def running_tool() -> str | None:
     """Return the name of a tool that runs this process and needs CUPTI exclusively, or None."""
     return next((name for variable, name in _TOOLS.items() if variable in os.environ), None)
 
@@ -107,8 +107,8 @@ class Claim:
 
     def _is_held(self) -> bool:
         """Return whether the last attempt was refused because another client has subscribed."""
-        taken = getattr(getattr(self._cupti, "Result", None), _TAKEN, None)
-        return taken is not None and getattr(self._error, "status", None) == taken
+        held_status = getattr(getattr(self._cupti, "Result", None), _TAKEN, None)
+        return held_status is not None and getattr(self._error, "status", None) == held_status
 
     def _refusal(self, error: Exception) -> str:
         if not self._is_held():
@@ -121,8 +121,8 @@ class Claim:
             name = getattr(self._params, "old_subscriber_name", None)
         except UnicodeDecodeError:  # nothing was written into the binding's buffer
             return None
-        said = str(name or "").lower().removeprefix("cupti").strip().removeprefix("for").strip()
-        return None if said in _NO_NAME else str(name)
+        label = str(name or "").lower().removeprefix("cupti").strip().removeprefix("for").strip()
+        return None if label in _NO_NAME else str(name)
 
 
 def _only_kineto_can_hold_it() -> bool:
@@ -130,10 +130,10 @@ def _only_kineto_can_hold_it() -> bool:
     if "torch" not in sys.modules or kinetouse.used_by_program() or _is_traced():
         return False
     try:
-        mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").lower()
+        mappings = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").lower()
     except OSError:
         return False
-    return not any(name in mapped for name in _CLIENTS)
+    return not any(name in mappings for name in _CLIENTS)
 
 
 def _is_traced() -> bool:

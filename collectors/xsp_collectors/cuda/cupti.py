@@ -62,7 +62,7 @@ class CuptiActivities(DeviceCollector):
         self._starting_thread = 0
         self._stopping_thread = 0
         self._counts: Counter[str] = Counter()
-        self._said: set[str] = set()
+        self._notes: set[str] = set()
 
     # --- requirements ---------------------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ class CuptiActivities(DeviceCollector):
         reason = libcupti.reason_against(self._parts)
         if reason is not None:
             return reason
-        tool = claim.tool_around()
+        tool = claim.running_tool()
         if tool is not None:
             return f"CUPTI is held by {tool}, which runs this program: {claim.WHAT_TO_DO}"
         setting = claim.setting_against()
@@ -93,11 +93,11 @@ class CuptiActivities(DeviceCollector):
 
     def details(self) -> Mapping[str, object]:
         """Return versions, the error of CUPTI's clock against the host's, and the source of library calls."""
-        found = self._parts
+        parts = self._parts
         return {
-            "driver_cuda": libcupti.dotted(found.driver) if found.driver is not None else None,
-            "libcupti": libcupti.dotted(found.library_version) if found.library is not None else None,
-            "cupti_python": libcupti.dotted(found.binding) if found.binding is not None else None,
+            "driver_cuda": libcupti.dotted(parts.driver) if parts.driver is not None else None,
+            "libcupti": libcupti.dotted(parts.library_version) if parts.library is not None else None,
+            "cupti_python": libcupti.dotted(parts.binding) if parts.binding is not None else None,
             "clock_error_ns": self._outcome.clock_error_ns if self._outcome is not None else None,
             "library_calls": self._injection.state(),
         }
@@ -109,7 +109,7 @@ class CuptiActivities(DeviceCollector):
         self._process, self._is_open, self._refused = os.getpid(), True, False
         self._injection.install(too_late=_cuda_is_in_use())
         if (text := libcupti.mismatch(self._parts)) is not None:
-            self._said.add(text)
+            self._notes.add(text)
         if self._outcome is not None or _cuda_is_in_use():
             self._take()
 
@@ -119,17 +119,17 @@ class CuptiActivities(DeviceCollector):
             return
         self._is_open = False
         self._injection.remove()
-        self._said.update(self._injection.notes(self._counts["library calls"], self._counts["kernels"]))
+        self._notes.update(self._injection.notes(self._counts["library calls"], self._counts["kernels"]))
         if self._ranges.unfinished:
             self._counts["NVTX ranges that had not ended with the block"] += self._ranges.unfinished
         self._ranges = Ranges()
         self._records.take()
         if self._claim is not None:
-            held, self._claim = self._claim, None
+            subscription, self._claim = self._claim, None
             if self._recording is not None:
                 self._recording.leave()
                 self._recording = None
-            held.release()
+            subscription.release()
 
     def start(self, rung: Level, describe: bool) -> None:
         """Record the levels of the rung: calls of libraries, and device work from the runtime's level on."""
@@ -176,17 +176,17 @@ class CuptiActivities(DeviceCollector):
 
     def notes(self) -> Iterator[str]:
         """Yield sentences on what could not be recorded, with counts."""
-        for what, count in self._counts.items():
-            if what not in ("kernels", "library calls") and count:
-                yield f"{count} {what}"
-                self._counts[what] = 0
-        yield from sorted(self._said)
-        self._said.clear()
+        for loss, count in self._counts.items():
+            if loss not in ("kernels", "library calls") and count:
+                yield f"{count} {loss}"
+                self._counts[loss] = 0
+        yield from sorted(self._notes)
+        self._notes.clear()
 
     def _host(self, rows: list[tuple[Activity, Row]]) -> Iterator[Span]:
-        made = [(kind, row) for kind, row in rows if isinstance(row, ApiCall)]
+        api_calls = [(kind, row) for kind, row in rows if isinstance(row, ApiCall)]
         waits = [row for _, row in rows if isinstance(row, Wait) and row.start < self._stopped_ns]
-        yield from calls.calls(made, waits, self._names.of, self._threads)
+        yield from calls.calls(api_calls, waits, self._names.of, self._threads)
         yield from (calls.overhead(row, self._threads) for _, row in rows if isinstance(row, Overhead))
         ranges = self._ranges.close([row for _, row in rows if isinstance(row, Marker)], self._threads)
         self._counts["library calls"] += sum(span.level == Level.LIBRARY for span in ranges)
@@ -207,11 +207,11 @@ class CuptiActivities(DeviceCollector):
 
     def _of_the_program(self, rows: list[tuple[Activity, Row]]) -> list[tuple[Activity, Row]]:
         """Return the records without xsp's own: what it started before the step's begin, and after its end."""
-        own = {row.correlation_id for _, row in rows if isinstance(row, ApiCall) and self._is_own(row)}
+        own_ids = {row.correlation_id for _, row in rows if isinstance(row, ApiCall) and self._is_own(row)}
         return [
             (kind, row)
             for kind, row in rows
-            if getattr(row, "correlation_id", None) not in own
+            if getattr(row, "correlation_id", None) not in own_ids
             and not (isinstance(row, Overhead) and row.end <= self._begun_ns)
         ]
 
@@ -238,9 +238,9 @@ class CuptiActivities(DeviceCollector):
             dropped = self._recording.dropped()
             counts["records that CUPTI dropped because no buffer was free"] += dropped or 0
             if dropped is None:
-                self._said.add("CUPTI did not report for every step how many records it dropped")
+                self._notes.add("CUPTI did not report for every step how many records it dropped")
             if self._recording.refused:
-                self._said.add(f"CUPTI does not record {', '.join(self._recording.refused)} here")
+                self._notes.add(f"CUPTI does not record {', '.join(self._recording.refused)} here")
 
     # --- CUPTI ----------------------------------------------------------------------------------------
 
@@ -254,11 +254,11 @@ class CuptiActivities(DeviceCollector):
         """Take CUPTI after its trial, or give up the role of device source."""
         reason = self._try() if self._outcome is None else self._outcome.reason
         if reason is None:
-            held = claim.Claim(self._cupti, self._captures.hear)
-            reason = held.take()
+            subscription = claim.Claim(self._cupti, self._captures.hear)
+            reason = subscription.take()
             if reason is None:
-                self._captures.listen(self._cupti, held.subscriber)
-                self._claim, self._recording = held, Recording(self._cupti, self._records, self._clock)
+                self._captures.listen(self._cupti, subscription.subscriber)
+                self._claim, self._recording = subscription, Recording(self._cupti, self._records, self._clock)
                 self._names = CallNames(self._cupti)
                 return
         self.gave_up, self._refused = reason, True

@@ -82,8 +82,8 @@ def _record(cupti: Any, clock: HostClock, work: Callable[[], object]) -> Outcome
             recording.end()
             recording.leave()
     if error_ns > CLOCK_BOUND_NS:
-        far = f"CUPTI's clock is {error_ns / 1000:.0f} µs off the host's, more than {CLOCK_BOUND_NS // 1000} µs"
-        return Outcome(f"{far}: take device work from torch.profiler with --kernels kineto", error_ns)
+        reason = f"CUPTI's clock is {error_ns / 1000:.0f} µs off the host's, more than {CLOCK_BOUND_NS // 1000} µs"
+        return Outcome(f"{reason}: take device work from torch.profiler with --kernels kineto", error_ns)
     return Outcome(_wrong_with(records.take(), before, after), error_ns)
 
 

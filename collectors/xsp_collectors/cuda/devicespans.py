@@ -35,7 +35,7 @@ def is_finished(work: Kernel | Copy | Memset) -> bool:
 def kernel(work: Kernel) -> Span:
     """Return the span of a kernel, with its launch parameters."""
     name = demangled(work.name or "kernel without a name")
-    attributes = _launched(
+    attributes = _launch_attributes(
         library_by_name(name),
         (work.grid_x, work.grid_y, work.grid_z),
         (work.block_x, work.block_y, work.block_z),
@@ -50,17 +50,17 @@ def kernel(work: Kernel) -> Span:
 def copy(work: Copy) -> Span:
     """Return the span of a copy."""
     direction = _COPIES.get(work.copy_kind)
-    attributes = _copied(work.bytes, direction, work.graph_node_id, work.context_id)
+    attributes = _copy_attributes(work.bytes, direction, work.graph_node_id, work.context_id)
     return _span(work, Kind.COPY, f"Memcpy {direction}" if direction else "Memcpy", attributes)
 
 
 def memset(work: Memset) -> Span:
     """Return the span of a memset."""
-    return _span(work, Kind.COPY, "Memset", _copied(work.bytes, "memset", work.graph_node_id, work.context_id))
+    return _span(work, Kind.COPY, "Memset", _copy_attributes(work.bytes, "memset", work.graph_node_id, work.context_id))
 
 
 @functools.lru_cache(maxsize=4096)
-def _launched(
+def _launch_attributes(
     library: str | None,
     grid: tuple[int, int, int],
     block: tuple[int, int, int],
@@ -69,22 +69,22 @@ def _launched(
     node: int | None,
     context: int,
 ) -> str:
-    known = [part for part in shared if part is not None]
-    shared_bytes = sum(known) if known else None
-    told: dict[str, Any] = {"grid": grid, "block": block, "registers": registers, "shared_bytes": shared_bytes}
-    told |= {"library": library, "evidence": "name"} if library is not None else {}
-    return _json(told, node, context)
+    sizes = [part for part in shared if part is not None]
+    shared_bytes = sum(sizes) if sizes else None
+    attributes: dict[str, Any] = {"grid": grid, "block": block, "registers": registers, "shared_bytes": shared_bytes}
+    attributes |= {"library": library, "evidence": "name"} if library is not None else {}
+    return _json(attributes, node, context)
 
 
 @functools.lru_cache(maxsize=4096)
-def _copied(size: int, direction: str | None, node: int | None, context: int) -> str:
+def _copy_attributes(size: int, direction: str | None, node: int | None, context: int) -> str:
     return _json({"bytes": size, "copy": direction}, node, context)
 
 
-def _json(told: dict[str, Any], node: int | None, context: int) -> str:
+def _json(attributes: dict[str, Any], node: int | None, context: int) -> str:
     """Return the known attributes as JSON, with the node if the work belongs to a replayed CUDA graph."""
-    told |= {"graph": True, "graph_node": node} if node else {}
-    return json.dumps({key: value for key, value in (told | {"context": context}).items() if value is not None})
+    attributes |= {"graph": True, "graph_node": node} if node else {}
+    return json.dumps({key: value for key, value in (attributes | {"context": context}).items() if value is not None})
 
 
 def _span(work: Kernel | Copy | Memset, kind: Kind, name: str, attributes: str) -> Span:

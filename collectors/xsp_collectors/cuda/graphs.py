@@ -27,7 +27,7 @@ UNSEEN = (
 )
 
 
-class Placed(NamedTuple):
+class Placement(NamedTuple):
     """Spans of a step, and the amount of its replayed work whose capture was not seen."""
 
     spans: list[Span]
@@ -54,8 +54,8 @@ class Captures:
         """
         numbers: Any = getattr(cupti, "CallbackIdResource", None)
         domains: Any = getattr(cupti, "CallbackDomain", None)
-        needed = (numbers, domains, getattr(cupti, "GraphData", None), getattr(cupti, "get_graph_node_id", None))
-        if subscriber is None or any(part is None for part in needed):
+        required = (numbers, domains, getattr(cupti, "GraphData", None), getattr(cupti, "get_graph_node_id", None))
+        if subscriber is None or any(part is None for part in required):
             return False
         self._cupti = cupti
         self._created, self._cloned = int(numbers.GRAPHNODE_CREATED), int(numbers.GRAPHNODE_CLONED)
@@ -97,24 +97,24 @@ class Captures:
     def _layer(self, module: Any, outermost: Any) -> Layer:
         names = self._names.get(outermost)
         if names is None:
-            names = self._names[outermost] = {id(each): name for name, each in outermost.named_modules()}
-        kind = type(module).__name__
-        return Layer(str(id(module)), names.get(id(module)) or kind, kind)
+            names = self._names[outermost] = {id(submodule): name for name, submodule in outermost.named_modules()}
+        class_name = type(module).__name__
+        return Layer(str(id(module)), names.get(id(module)) or class_name, class_name)
 
 
 def _modules_on(frame: FrameType | None) -> list[Any]:
     """Return the modules that are running on a stack, outermost first."""
     torch: Any = sys.modules.get("torch")
     code = torch.nn.Module._call_impl.__code__ if torch is not None else None
-    found = []
+    modules = []
     while frame is not None:
         if frame.f_code is code:
-            found.append(frame.f_locals["self"])
+            modules.append(frame.f_locals["self"])
         frame = frame.f_back
-    return found[::-1]
+    return modules[::-1]
 
 
-def place(spans: Sequence[Span], captures: Captures) -> Placed:
+def place(spans: Sequence[Span], captures: Captures) -> Placement:
     """Make the work of replays children of the layers that captured its nodes, and add those layers' calls.
 
     The call of a layer in a replay lasts from the start of its first kernel to the end of its last, on the device.
@@ -133,14 +133,14 @@ def place(spans: Sequence[Span], captures: Captures) -> Placed:
     unknown = 0
     for replay, work in replays.items():
         rows = Rows("capture")
-        for span, node in sorted(work, key=lambda each: each[0].start_ns):
+        for span, node in sorted(work, key=lambda pair: pair[0].start_ns):
             path = captures.path_of(node)
             unknown += path is None
             layer = rows.add(span, path or ())
             if layer is not None:
                 changed[id(span)] = span._replace(parent_id=layer.span_id, parent_rule=Rule.CAPTURE.value)
         layers += [call._replace(correlation_id=replay) for call in rows.calls]
-    return Placed([*(changed.get(id(span), span) for span in spans), *layers], unknown)
+    return Placement([*(changed.get(id(span), span) for span in spans), *layers], unknown)
 
 
 def _node(span: Span) -> int | None:

@@ -21,8 +21,8 @@ class Injection:
         """Return the variables to set, except those that the user has set; none if another tool is injected."""
         if self._library is None or (INJECTION in os.environ and not self._is_set()):
             return {}
-        wanted = {INJECTION: str(self._library), **SWITCHES}
-        return {name: value for name, value in wanted.items() if name not in os.environ}
+        settings = {INJECTION: str(self._library), **SWITCHES}
+        return {name: value for name, value in settings.items() if name not in os.environ}
 
     def install(self, too_late: bool) -> None:
         """Set the variables in this process.

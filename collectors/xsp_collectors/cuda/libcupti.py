@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import json
 import os
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +18,10 @@ Version = tuple[int, ...]
 _LIBRARY = "libcupti.so"
 _WHEELS = ("nvidia/cu*/lib", "nvidia/cuda_cupti/lib")
 _TOOLKIT = "extras/CUPTI/lib64"
+_DEEPEST = 6
+"""Number of folders above a library in which a toolkit's `version.json` is looked for."""
+
+_FIRST_YEAR = 2000
 _PACKAGES = ("nvidia-cuda-cupti", "nvidia-cuda-cupti-cu13", "nvidia-cuda-cupti-cu12")
 
 
@@ -34,8 +39,8 @@ class Parts(NamedTuple):
 
 def parts() -> Parts:
     """Return the parts that this process would use, without loading any of them but the driver's library."""
-    place = find()
-    return Parts(driver_version(), place, _library_version(place), _package_version("cupti-python"))
+    path = find()
+    return Parts(driver_version(), path, _library_version(path), _package_version("cupti-python"))
 
 
 def reason_against(found: Parts) -> str | None:
@@ -60,7 +65,7 @@ def reason_against(found: Parts) -> str | None:
 def mismatch(found: Parts) -> str | None:
     """Return a sentence if binding and library are of different minor versions: their records may differ."""
     version = found.library_version
-    if version is None or found.binding is None or version[:2] == found.binding[:2]:
+    if version is None or found.binding is None or version[:2] == found.binding[: len(version[:2])]:
         return None
     return f"cupti-python {dotted(found.binding)} reads the records of libcupti {dotted(version)}; a trial decides"
 
@@ -92,41 +97,63 @@ def _mapped() -> Path | None:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
-    places = (line.split(maxsplit=5)[-1] for line in lines if _LIBRARY in line)
-    return next((Path(place) for place in places if Path(place).name.startswith(_LIBRARY)), None)
+    paths = (line.split(maxsplit=5)[-1] for line in lines if _LIBRARY in line)
+    return next((Path(path) for path in paths if Path(path).name.startswith(_LIBRARY)), None)
 
 
 def _installed() -> Path | None:
     """Return the library in NVIDIA's wheels, which torch links against."""
-    spec = importlib.util.find_spec("nvidia")
-    roots = [Path(root).parent for root in (spec.submodule_search_locations or ())] if spec is not None else []
-    for root in roots:
+    for root in _wheel_roots():
         for pattern in _WHEELS:
-            for place in sorted(root.glob(f"{pattern}/{_LIBRARY}.*"), reverse=True):
-                return place
+            for path in sorted(root.glob(f"{pattern}/{_LIBRARY}.*"), reverse=True):
+                return path
     return None
+
+
+def _wheel_roots() -> list[Path]:
+    """Return the folders in which NVIDIA's wheels are installed."""
+    spec = importlib.util.find_spec("nvidia")
+    return [Path(root).parent for root in (spec.submodule_search_locations or ())] if spec is not None else []
 
 
 def _of_a_toolkit() -> Path | None:
     folders = [Path(os.environ[name]) / _TOOLKIT for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    folders += [Path(each) for each in os.environ.get("LD_LIBRARY_PATH", "").split(":") if each]
+    folders += [Path(entry) for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
     folders.append(Path("/usr/local/cuda") / _TOOLKIT)
     for folder in folders:
-        for place in sorted(folder.glob(f"{_LIBRARY}.*"), reverse=True):
-            return place
+        for path in sorted(folder.glob(f"{_LIBRARY}.*"), reverse=True):
+            return path
     return None
 
 
-def _library_version(place: Path | None) -> Version | None:
-    """Return the version of NVIDIA's wheel if the library is in it, else the version in its file name."""
-    if place is None:
+def _library_version(path: Path | None) -> Version | None:
+    """Return the version of the CUDA release that the library is of; None if nothing says it.
+
+    A wheel has it in its metadata, a toolkit in `version.json`. The name of a toolkit's file has the year of CUPTI's
+    own version (`libcupti.so.2025.1.1` of CUDA 12.8); links to it, such as `libcupti.so.12`, have the major version.
+    """
+    if path is None:
         return None
-    resolved = place.resolve()
-    if "nvidia" in place.parts:
+    resolved = path.resolve()
+    if any(resolved.is_relative_to((root / "nvidia").resolve()) for root in _wheel_roots()):
         for package in _PACKAGES:
             if (version := _package_version(package)) is not None:
                 return version
-    return _numbers(resolved.name.removeprefix(f"{_LIBRARY}."))
+    for folder in list(resolved.parents)[:_DEEPEST]:
+        if (version := _toolkit_version(folder / "version.json")) is not None:
+            return version
+    names = [resolved, path, *(link for link in path.parent.glob(f"{_LIBRARY}.*") if link.resolve() == resolved)]
+    versions = (_numbers(name.name.removeprefix(f"{_LIBRARY}.")) for name in names)
+    return next((version for version in versions if version is not None and version[0] < _FIRST_YEAR), None)
+
+
+def _toolkit_version(path: Path) -> Version | None:
+    """Return the version of CUPTI that a toolkit states; None if it states none, or the file is not readable."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return _numbers(str(content["cuda_cupti"]["version"]))
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _package_version(package: str) -> Version | None:

@@ -32,7 +32,7 @@ _PAIR = re.compile(r"([A-Za-z_]\w*)\s*[=:]\s*([^\s,;]+)")
 
 
 class Ranges:
-    """NVTX ranges, built from their begins and ends, which may lie in different steps."""
+    """NVTX ranges, built from their starts and ends, which may lie in different steps."""
 
     def __init__(self) -> None:
         self._open: dict[int, Marker] = {}
@@ -49,8 +49,8 @@ class Ranges:
 
     def close(self, markers: Iterable[Marker], thread: Thread) -> list[Span]:
         """Return the ranges that end with these markers, and the single points among them."""
-        found = []
-        for marker in sorted(markers, key=lambda each: each.timestamp):
+        spans = []
+        for marker in sorted(markers, key=lambda marker: marker.timestamp):
             if not marker.timestamp:
                 self.without_time += 1
             elif marker.flags_ & _START:
@@ -60,10 +60,10 @@ class Ranges:
                 if start is None:
                     self.without_beginning += 1
                 else:
-                    found.append(_span(start, marker, thread))
+                    spans.append(_span(start, marker, thread))
             elif marker.flags_ & _INSTANT:
-                found.append(_span(marker, marker, thread))
-        return found
+                spans.append(_span(marker, marker, thread))
+        return spans
 
 
 def library_of(domain: str | None) -> str | None:
@@ -71,7 +71,7 @@ def library_of(domain: str | None) -> str | None:
     return LIBRARIES.get((domain or "").strip().lower())
 
 
-def told(message: str) -> tuple[str, dict[str, Any]]:
+def parse_message(message: str) -> tuple[str, dict[str, Any]]:
     """Return the name of a call and its parameters, parsed from a range's message.
 
     >>> told("cublasGemmEx(m=64, n=32)")
@@ -89,20 +89,20 @@ def told(message: str) -> tuple[str, dict[str, Any]]:
 
 def _span(start: Marker, end: Marker, thread: Thread) -> Span:
     library = library_of(start.domain)
-    own = thread_of(start)
-    place: dict[str, Any] = {
+    thread_number = thread_of(start)
+    common: dict[str, Any] = {
         "collector": COLLECTOR,
         "start_ns": start.timestamp,
         "dur_ns": end.timestamp - start.timestamp,
         # no thread for a range that ends on another one: it may overlap other spans
-        "thread": thread(own) if own is not None and own == thread_of(end) else None,
+        "thread": thread(thread_number) if thread_number is not None and thread_number == thread_of(end) else None,
     }
     if library is None:
         domain = json.dumps({"domain": start.domain}) if start.domain else None
         name = start.name or "range without a name"
-        return Span(level=Level.APPLICATION, kind=Kind.USER.value, name=name, attributes=domain, **place)
-    name, parameters = told(start.name or library)
+        return Span(level=Level.APPLICATION, kind=Kind.USER.value, name=name, attributes=domain, **common)
+    name, parameters = parse_message(start.name or library)
     attributes: dict[str, Any] = {"library": library, "evidence": "nvtx"}
     if parameters:
         attributes["parameters"] = parameters
-    return Span(level=Level.LIBRARY, kind=Kind.CALL.value, name=name, attributes=json.dumps(attributes), **place)
+    return Span(level=Level.LIBRARY, kind=Kind.CALL.value, name=name, attributes=json.dumps(attributes), **common)

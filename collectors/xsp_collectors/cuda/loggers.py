@@ -1,7 +1,7 @@
 """Calls of cuBLAS, cuBLASLt and cuDNN from their logs, for use where NVTX has no ranges.
 
 Each library calls a function of this module with the text of its log. That runs Python in each call, and gives the
-begin of a call but not its duration: so the collector is on only if it is requested by name, and its spans are points
+start of a call but not its duration: so the collector is on only if it is requested by name, and its spans are points
 in time. A library is left alone if the user directed its log elsewhere by its environment variable.
 """
 
@@ -51,11 +51,11 @@ class LibraryLogs(Collector):
 
     def available(self) -> str | None:
         """Return why no library's log is available, or None."""
-        found = [kind for kind in _LOGS if kind.loaded() is not None]
-        if not found:
+        loaded = [kind for kind in _LOGS if kind.loaded() is not None]
+        if not loaded:
             return "neither cuBLAS nor cuBLASLt nor cuDNN is loaded in this process: import torch built for CUDA first"
-        if all(kind.is_users() for kind in found):
-            return f"the logs of {', '.join(kind.library for kind in found)} are redirected by the environment"
+        if all(kind.is_users() for kind in loaded):
+            return f"the logs of {', '.join(kind.library for kind in loaded)} are redirected by the environment"
         return None
 
     def open(self) -> None:
@@ -81,10 +81,10 @@ class LibraryLogs(Collector):
     def spans(self) -> Iterator[Span]:
         """Return the calls in the texts."""
         texts, self._texts = self._texts, []
-        for library, time_ns, thread, name, told in _calls(texts):
+        for library, time_ns, thread, name, parameters in _calls(texts):
             attributes: dict[str, Any] = {"library": library, "evidence": "logger"}
-            if told:
-                attributes["parameters"] = told
+            if parameters:
+                attributes["parameters"] = parameters
             yield Span(
                 level=Level.LIBRARY,
                 kind=Kind.CALL.value,
@@ -106,8 +106,8 @@ class LibraryLogs(Collector):
         if not self._on:
             return
         try:
-            here = threading.get_native_id()
-            self._texts.append(_Text(library, time.time_ns(), here, text.decode("utf-8", "replace")))
+            thread = threading.get_native_id()
+            self._texts.append(_Text(library, time.time_ns(), thread, text.decode("utf-8", "replace")))
         except Exception:
             self._lost += 1
 
@@ -115,17 +115,17 @@ class LibraryLogs(Collector):
 def _calls(texts: list[_Text]) -> Iterator[tuple[str, int, int, str, dict[str, str]]]:
     """Yield library, time, thread, name and parameters of each call; parameters may be in separate texts."""
     last: dict[tuple[str, int], tuple[str, int, int, str, dict[str, str]]] = {}
-    order = []
+    calls = []
     for library, time_ns, thread, text in texts:
-        name = _CALLED.search(text)
-        if name is not None:
+        match = _CALLED.search(text)
+        if match is not None:
             # a text without a name continues the call before it; cuBLASLt and cuDNN put values next to the name
-            call = (library, time_ns, thread, name[1], _values(_PAIR.findall(text[name.end() :])))
+            call = (library, time_ns, thread, match[1], _values(_PAIR.findall(text[match.end() :])))
             last[library, thread] = call
-            order.append(call)
+            calls.append(call)
         elif (library, thread) in last:
             last[library, thread][4].update(_values(_VALUE.findall(text)))
-    yield from order
+    yield from calls
 
 
 def _values(pairs: list[tuple[str, str]]) -> dict[str, str]:
@@ -226,7 +226,7 @@ class _Cudnn(_Log):
     def __init__(self, hear: Hear) -> None:
         super().__init__(hear)
         prototype = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
-        self._callback = prototype(lambda severity, ours, debug, text: self._hear(self.library, text))
+        self._callback = prototype(lambda severity, userdata, debug, text: self._hear(self.library, text))
         self._before = (ctypes.c_uint(), ctypes.c_void_p(), ctypes.c_void_p())
 
     def begin(self) -> None:

@@ -103,18 +103,18 @@ class Recording:
 
     def _enabled(self, kinds: Sequence[Activity]) -> list[Activity]:
         """Enable kinds, and return those that CUPTI accepted."""
-        taken: list[Activity] = []
+        enabled: list[Activity] = []
         for kind in kinds:
             try:
                 self._cupti.activity_enable(int(kind))
-                taken.append(kind)
+                enabled.append(kind)
             except Exception:
                 name = kind.name.lower()
                 if name not in self.refused:
                     self.refused.append(name)
-                if kind is kinds[-1] and not taken:
+                if kind is kinds[-1] and not enabled:
                     raise
-        return taken
+        return enabled
 
     def _name_threads_natively(self) -> None:
         kinds: Any = getattr(self._cupti, "ActivityThreadIdType", None)
@@ -127,8 +127,8 @@ class Recording:
     def _leave_out_noise(self) -> None:
         for interface, names in _NOISE.items():
             enable = getattr(self._cupti, f"activity_enable_{interface}_api", None)
-            names_of = f"{interface}_api_trace_cbid"
-            numbers = getattr(self._cupti, names_of, None) or getattr(self._cupti, names_of.capitalize(), None)
+            enum_name = f"{interface}_api_trace_cbid"
+            numbers = getattr(self._cupti, enum_name, None) or getattr(self._cupti, enum_name.capitalize(), None)
             if enable is None or numbers is None:
                 continue
             for name in names:

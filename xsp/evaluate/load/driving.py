@@ -40,8 +40,8 @@ class Clock:
 
     def wait_until(self, due_ns: int) -> None:
         """Return at that time: sleep, then spin. Each turn of the spin loop yields the interpreter to other threads."""
-        while (left := due_ns - time.perf_counter_ns()) > 0:
-            time.sleep((left - SPIN_NS) / SECOND if left > SPIN_NS else 0)
+        while (remaining := due_ns - time.perf_counter_ns()) > 0:
+            time.sleep((remaining - SPIN_NS) / SECOND if remaining > SPIN_NS else 0)
 
 
 class VirtualClock(Clock):
@@ -136,7 +136,7 @@ class _Driver:
                 self._serve(number, int(self._schedule.batch[number]))
                 end = self._clock.now_ns()
                 self._start[number], self._end[number] = start, end
-                self._look(number)
+                self._record(number)
         except BaseException as error:
             self.error = self.error or error
             self._stopped = self._stopped or "an error"
@@ -168,12 +168,14 @@ class _Driver:
             self._next = number + 1
             return number
 
-    def _look(self, number: int) -> None:
+    def _record(self, number: int) -> None:
         if self._growth is not None:
             service = int(self._end[number] - self._start[number])
             elapsed = int(self._end[number]) - self._begin
             with self._taking:
-                self._stopped = self._stopped or self._growth.said(number, bool(self._queued[number]), service, elapsed)
+                self._stopped = self._stopped or self._growth.message(
+                    number, bool(self._queued[number]), service, elapsed
+                )
         if self._progress is not None:
             self._progress(number + 1, len(self._schedule))
 
@@ -200,7 +202,7 @@ class _Growth:
     def _clear(self) -> None:
         self._served, self._sum, self._squares = 0, 0.0, 0.0
 
-    def said(self, number: int, waited: bool, service_ns: int, elapsed_ns: int) -> str | None:
+    def message(self, number: int, waited: bool, service_ns: int, elapsed_ns: int) -> str | None:
         """Return a message if the queue grows without bound, after a request that did or did not wait in the queue."""
         if not waited:
             self._clear()
@@ -238,9 +240,9 @@ def simulate(schedule: Schedule, service_ns: Times, servers: int = 1) -> Request
         start = end - service_ns
     else:
         free, start = [0] * servers, np.zeros(len(due), np.int64)
-        for number, (at, lasts) in enumerate(zip(due.tolist(), service_ns.tolist(), strict=True)):
-            place = free.index(min(free))
-            start[number] = max(at, free[place])
-            free[place] = int(start[number]) + lasts
+        for index, (arrival, duration) in enumerate(zip(due.tolist(), service_ns.tolist(), strict=True)):
+            server = free.index(min(free))
+            start[index] = max(arrival, free[server])
+            free[server] = int(start[index]) + duration
         end = start + service_ns
     return Requests(due, due, start, end, schedule.batch, servers=servers, scheduled=len(due))

@@ -91,9 +91,9 @@ class Summary:
         Raises:
             UsageError: it was not computed.
         """
-        for each in self.percentiles:
-            if each.share == share:
-                return each
+        for percentile in self.percentiles:
+            if percentile.share == share:
+                return percentile
         raise UsageError(f"the percentile {100 * share:g} was not requested")
 
 
@@ -109,26 +109,28 @@ def summarise(requests: Requests, shares: Sequence[float] = SHARES, poisson: boo
         UsageError: there are no requests.
     """
     if not len(requests):
-        why = f": {requests.stopped}" if requests.stopped else ""
-        raise UsageError(f"no request ended{why}")
+        reason = f": {requests.stopped}" if requests.stopped else ""
+        raise UsageError(f"no request ended{reason}")
     latency, service = requests.latency_ns, requests.service_ns
     floats = latency.astype(float).tolist()
-    found = tuple(of_percentile(latency, share) for share in shares)
+    percentiles = tuple(of_percentile(latency, share) for share in shares)
     lateness = requests.lateness_ns
-    late = tuple(of_percentile(lateness[lateness > 0] if (lateness > 0).any() else lateness, each) for each in LATENESS)
+    lateness_percentiles = tuple(
+        of_percentile(lateness[lateness > 0] if (lateness > 0).any() else lateness, share) for share in LATENESS
+    )
     span = int(requests.end_ns.max() - requests.due_ns.min())
     return Summary(
         requests=len(requests),
         inputs=int(requests.batch.sum()),
-        percentiles=found,
+        percentiles=percentiles,
         mean_ns=float(latency.mean()),
         trimmed_mean_ns=summary.trimmed_mean(floats),
         trimmed_mean_interval_ns=summary.drifting_interval(floats),
         service_ns=float(service.mean()),
         inputs_per_second=int(requests.batch.sum()) * SECOND / span if span else None,
         utilisation=float(service.sum()) / (span * requests.servers) if span else None,
-        lateness_ns=late,
-        late=requests.open_loop and late[1].value_ns > LATE * nearest_rank(latency, 0.5),
+        lateness_ns=lateness_percentiles,
+        late=requests.open_loop and lateness_percentiles[1].value_ns > LATE * nearest_rank(latency, 0.5),
         little=little(requests),
         waiting_ns=float(requests.waiting_ns.mean()),
         expected_waiting_ns=_expected_waiting(requests) if poisson else None,
@@ -153,7 +155,7 @@ def nearest_rank(values: NDArray[np.int64], share: float) -> int:
     """
     if not len(values) or not 0 < share <= 1:
         raise UsageError(f"the percentile {100 * share:g} of {len(values)} values does not exist")
-    return int(np.partition(values, place := rank_of(len(values), share))[place])
+    return int(np.partition(values, index := rank_of(len(values), share))[index])
 
 
 def of_percentile(values: NDArray[np.int64], share: float, confidence: float = summary.CONFIDENCE) -> Percentile:
@@ -167,10 +169,10 @@ def of_percentile(values: NDArray[np.int64], share: float, confidence: float = s
     if not len(values) or not 0 < share <= 1:
         raise UsageError(f"the percentile {100 * share:g} of {len(values)} values does not exist")
     ordered, n = np.sort(values), len(values)
-    place = rank_of(n, share)
-    value = int(ordered[place])
-    reach = _reach(values <= value, share, (1 + confidence) / 2)
-    low, high = math.floor(share * n - reach) - 1, math.ceil(share * n + reach)
+    index = rank_of(n, share)
+    value = int(ordered[index])
+    half_width = _reach(values <= value, share, (1 + confidence) / 2)
+    low, high = math.floor(share * n - half_width) - 1, math.ceil(share * n + half_width)
     # if a rank lies outside of the values, there are too few of them to bound that end
     return Percentile(share, value, int(ordered[low]) if low >= 0 else None, int(ordered[high]) if high < n else None)
 
@@ -182,14 +184,14 @@ def _reach(below: NDArray[np.bool_], share: float, quantile: float) -> float:
     Student's quantile, and the widest interval counts.
     """
     n = len(below)
-    found = statistics.NormalDist().inv_cdf(quantile) * math.sqrt(n * share * (1 - share))
+    half_width = statistics.NormalDist().inv_cdf(quantile) * math.sqrt(n * share * (1 - share))
     for batches in (summary.BATCHES, *summary.COARSER):
         if n < batches * summary.OF_A_BATCH:
             continue
-        cuts = np.arange(batches) * n // batches
-        means = np.add.reduceat(below.astype(float), cuts) / np.diff([*cuts, n])
-        found = max(found, student(quantile, batches - 1) * n * float(means.std(ddof=1)) / math.sqrt(batches))
-    return found
+        starts = np.arange(batches) * n // batches
+        means = np.add.reduceat(below.astype(float), starts) / np.diff([*starts, n])
+        half_width = max(half_width, student(quantile, batches - 1) * n * float(means.std(ddof=1)) / math.sqrt(batches))
+    return half_width
 
 
 def little(requests: Requests) -> Little | None:
@@ -197,13 +199,13 @@ def little(requests: Requests) -> Little | None:
     first, last = int(requests.due_ns[0]), int(requests.due_ns[-1])
     if last == first or not requests.open_loop:
         return None
-    inside = requests.due_ns < last  # the last one arrives as the window ends
-    moments = np.concatenate([requests.due_ns, requests.end_ns])
+    before_last = requests.due_ns < last  # the last one arrives as the window ends
+    times = np.concatenate([requests.due_ns, requests.end_ns])
     steps = np.concatenate([np.ones(len(requests)), -np.ones(len(requests))])
-    order = np.argsort(moments, kind="stable")
-    moments, present = np.clip(moments[order], first, last), np.cumsum(steps[order])
-    in_system = float((present[:-1] * np.diff(moments)).sum()) / (last - first)
-    return Little(in_system, float(requests.latency_ns[inside].sum()) / (last - first))
+    order = np.argsort(times, kind="stable")
+    times, population = np.clip(times[order], first, last), np.cumsum(steps[order])
+    in_system = float((population[:-1] * np.diff(times)).sum()) / (last - first)
+    return Little(in_system, float(requests.latency_ns[before_last].sum()) / (last - first))
 
 
 def _expected_waiting(requests: Requests) -> float | None:

@@ -88,8 +88,8 @@ def drive(
 
 def summary(text: str) -> dict[str, float]:
     """Return the figures of LoadGen's summary: lines of a name, a colon or an equals sign, and a number."""
-    found = re.findall(r"^\s*([^:=\n]+?)\s*[:=]\s*(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*$", text, re.MULTILINE)
-    return {name: float(value) for name, value in found}
+    pairs = re.findall(r"^\s*([^:=\n]+?)\s*[:=]\s*(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*$", text, re.MULTILINE)
+    return {name: float(value) for name, value in pairs}
 
 
 def missing() -> str | None:
@@ -113,21 +113,21 @@ def _settings(
     loadgen: Any, kind: str, requests: int, rate: float | None, streams: int, latency_ns: int | None, share: float,
     seed: int, seconds: float,
 ) -> Any:  # fmt: skip
-    found = loadgen.TestSettings()
-    found.scenario = getattr(loadgen.TestScenario, SCENARIOS[kind])
-    found.mode = loadgen.TestMode.PerformanceOnly
-    found.min_query_count = requests
-    found.min_duration_ms = math.ceil(1000 * seconds)
-    found.qsl_rng_seed = found.sample_index_rng_seed = found.schedule_rng_seed = seed
+    settings = loadgen.TestSettings()
+    settings.scenario = getattr(loadgen.TestScenario, SCENARIOS[kind])
+    settings.mode = loadgen.TestMode.PerformanceOnly
+    settings.min_query_count = requests
+    settings.min_duration_ms = math.ceil(1000 * seconds)
+    settings.qsl_rng_seed = settings.sample_index_rng_seed = settings.schedule_rng_seed = seed
     if kind == "multi-stream":
-        found.multi_stream_samples_per_query = streams
+        settings.multi_stream_samples_per_query = streams
     elif kind == "server":
-        found.server_target_qps = rate
-        found.server_target_latency_ns = latency_ns
-        found.server_target_latency_percentile = share
+        settings.server_target_qps = rate
+        settings.server_target_latency_ns = latency_ns
+        settings.server_target_latency_percentile = share
     elif kind == "offline":
-        found.offline_expected_qps = requests / max(seconds, 1.0)
-    return found
+        settings.offline_expected_qps = requests / max(seconds, 1.0)
+    return settings
 
 
 def _logs(loadgen: Any, folder: str) -> Any:
@@ -165,7 +165,7 @@ class _Test:
                 self._loadgen.DestroySUT(system)
 
     def _issue(self, samples: Sequence[Any]) -> None:
-        self._waiting.put((time.perf_counter_ns(), [each.id for each in samples]))
+        self._waiting.put((time.perf_counter_ns(), [sample.id for sample in samples]))
 
     def _work(self) -> None:
         while (query := self._waiting.get()) is not None:
@@ -177,7 +177,7 @@ class _Test:
             except BaseException as error:
                 self.error = error
             end = time.perf_counter_ns()
-            self._loadgen.QuerySamplesComplete([self._loadgen.QuerySampleResponse(each, 0, 0) for each in samples])
+            self._loadgen.QuerySamplesComplete([self._loadgen.QuerySampleResponse(sample, 0, 0) for sample in samples])
             self._times.append((issued, start, end, len(samples)))
 
     def requests(self) -> Requests:

@@ -54,7 +54,7 @@ def batched(requests: int, batch: int) -> Schedule:
 
 
 def multi_stream(requests: int, streams: int) -> Schedule:
-    """Return a schedule of one input of each stream at once, the next when all have ended (MLPerf's multi-stream)."""
+    """Return a schedule of requests with one input per stream, one at a time (MLPerf's multi-stream)."""
     return _closed("multi-stream", requests, streams)
 
 
@@ -145,17 +145,17 @@ def times_from_file(path: str | os.PathLike[str]) -> list[float]:
         with open(path, encoding="utf-8-sig") as file:
             text = file.read()
         if text.lstrip().startswith("["):
-            return [float(each) for each in json.loads(text)]
+            return [float(value) for value in json.loads(text)]
     except (OSError, UnicodeDecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise UsageError(f"{os.fspath(path)} has no times of requests: {error}") from error
     times = []
     for number, line in enumerate(text.splitlines(), 1):
-        if not (said := line.partition("#")[0].strip()):
+        if not (field := line.partition("#")[0].strip()):
             continue
         try:
-            times.append(float(said))
+            times.append(float(field))
         except ValueError:
-            raise UsageError(f"{os.fspath(path)}:{number}: {said[:40]!r} is not a time in seconds") from None
+            raise UsageError(f"{os.fspath(path)}:{number}: {field[:40]!r} is not a time in seconds") from None
     return times
 
 
@@ -169,9 +169,9 @@ def times_from_run(path: str | os.PathLike[str]) -> list[float]:
         As `xsp.load`; UsageError: the run has no steps, or more than `MOST_REQUESTS`.
     """
     trace = runs.load(path)
-    known = trace.con.execute("SELECT 1 FROM duckdb_columns() WHERE table_name = 'loop' LIMIT 1").fetchall()
+    has_loop = trace.con.execute("SELECT 1 FROM duckdb_columns() WHERE table_name = 'loop' LIMIT 1").fetchall()
     tables = [f"SELECT start_ns FROM spans WHERE kind = '{Kind.STEP}' AND start_ns IS NOT NULL ORDER BY 1"]
-    if known:
+    if has_loop:
         ((steps,),) = trace.con.execute("SELECT coalesce(sum(steps), 0)::BIGINT FROM loop").fetchall()
         _positive(max(1, steps), "steps to replay")
         start = "start_ns + (place * (dur_ns + coalesce(before_ns, 0)))::BIGINT"
@@ -180,10 +180,10 @@ def times_from_run(path: str | os.PathLike[str]) -> list[float]:
             f"SELECT unnest(list_transform(range(steps), lambda place: {start})) FROM loop "
             "WHERE start_ns IS NOT NULL ORDER BY 1",
         )
-    starts = next((found for each in tables if (found := trace.con.execute(each).fetchall())), [])
+    starts = next((rows for query in tables if (rows := trace.con.execute(query).fetchall())), [])
     if not starts:
         raise UsageError(f"{os.fspath(path)} has no step, so there is nothing to replay")
-    return [(int(each) - int(starts[0][0])) / SECOND for (each,) in starts]
+    return [(int(start_ns) - int(starts[0][0])) / SECOND for (start_ns,) in starts]
 
 
 def _closed(kind: str, requests: int, batch: int) -> Schedule:
@@ -218,9 +218,9 @@ def _sizes(requests: int, batch: Sequence[int] | int) -> Times:
     return sizes
 
 
-def _positive(number: int, of: str) -> None:
+def _positive(number: int, name: str) -> None:
     if not 1 <= number <= MOST_REQUESTS:
-        raise UsageError(f"{number} {of}: give a number from 1 to {MOST_REQUESTS:,}")
+        raise UsageError(f"{number} {name}: give a number from 1 to {MOST_REQUESTS:,}")
 
 
 def _rate(rate: float) -> None:

@@ -28,10 +28,10 @@ SETTLING = 0.1
 """Share of a run's first requests to leave out: the queue starts empty, so their latencies are too short."""
 
 CONFIDENCE = 0.99
-"""Confidence of the percentile's interval at one look; a probe is looked at several times."""
+"""Confidence of the percentile's interval in one check; a probe is checked several times."""
 
 
-class Held(enum.Enum):
+class LimitStatus(enum.Enum):
     """Whether a rate held the limit."""
 
     YES = "held"
@@ -40,11 +40,11 @@ class Held(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Probed:
+class ProbeResult:
     """A probed rate."""
 
     rate: float
-    held: Held
+    held: LimitStatus
     runs: int
     requests: int
     value_ns: int | None
@@ -56,7 +56,7 @@ class Probed:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The result of a search; rates are requests per second."""
 
     low: float | None
@@ -65,7 +65,7 @@ class Found:
     high: float | None
     """The lowest rate above it that broke the limit; None if none did."""
 
-    probes: tuple[Probed, ...]
+    probes: tuple[ProbeResult, ...]
     share: float
     limit_ns: int
     why: str
@@ -81,14 +81,14 @@ class Found:
         """
         if self.low is None or self.high is None:
             return None
-        within = [each for each in self.probes if self.low <= each.rate <= self.high and each.value_ns]
-        rates = np.array([each.rate for each in within])
-        inverse = np.array([self.limit_ns / (each.value_ns or 1) for each in within])
-        weights = np.array([each.requests for each in within], float)
-        rate, level = np.average(rates, weights=weights), np.average(inverse, weights=weights)
-        spread = float((weights * (rates - rate) ** 2).sum())
-        slope = float((weights * (rates - rate) * (inverse - level)).sum()) / spread if spread else 0.0
-        crossing = float(rate + (1 - level) / slope) if slope < 0 else 0.0
+        within = [probe for probe in self.probes if self.low <= probe.rate <= self.high and probe.value_ns]
+        rates = np.array([probe.rate for probe in within])
+        inverse = np.array([self.limit_ns / (probe.value_ns or 1) for probe in within])
+        weights = np.array([probe.requests for probe in within], float)
+        mean_rate, mean_inverse = np.average(rates, weights=weights), np.average(inverse, weights=weights)
+        spread = float((weights * (rates - mean_rate) ** 2).sum())
+        slope = float((weights * (rates - mean_rate) * (inverse - mean_inverse)).sum()) / spread if spread else 0.0
+        crossing = float(mean_rate + (1 - mean_inverse) / slope) if slope < 0 else 0.0
         return crossing if self.low < crossing < self.high else math.sqrt(self.low * self.high)
 
 
@@ -103,7 +103,7 @@ def highest_rate(
     most_runs: int = 6,
     seed: int = 0,
     least: float = 0.0,
-) -> Found:
+) -> SearchResult:
     """Search for the highest rate at which a percentile stays within a limit.
 
     Args:
@@ -127,18 +127,20 @@ def highest_rate(
             f"a search from {first} requests per second for {limit_ns} ns at the {100 * share:g}th percentile"
         )
     search = _Search(probe, limit_ns, share, tolerance, most_runs, seed)
-    why = f"{most_probes} probes were made"
+    reason = f"{most_probes} probes were made"
     rate: float | None = first
     while rate is not None and len(search.probes) < most_probes:
         search.probe(rate)
         if (ended := search.ended()) is not None:
-            why = ended
+            reason = ended
             break
         rate = search.next_rate
         if rate is not None and rate < least:
-            why = f"at {search.high:.3g} per second hardly any request waits for another one, and the limit is exceeded"
+            reason = (
+                f"at {search.high:.3g} per second hardly any request waits for another one, and the limit is exceeded"
+            )
             break
-    return Found(search.low, search.high, tuple(search.probes), share, limit_ns, why)
+    return SearchResult(search.low, search.high, tuple(search.probes), share, limit_ns, reason)
 
 
 BEYOND = 10
@@ -168,7 +170,7 @@ def drive_to_limit(
     seed: int = 0,
     most_probes: int = 15,
     probed: Callable[[float, int], object] | None = None,
-) -> tuple[Found, Requests]:
+) -> tuple[SearchResult, Requests]:
     """Search for the highest rate by driving Poisson arrivals.
 
     Args:
@@ -188,26 +190,26 @@ def drive_to_limit(
     """
     requests = max(requests, least_requests(share))
     clock = clock or Clock()
-    alone = drive(batched(10, batch), serve, clock=clock)
-    if len(alone) and (fastest := int(alone.latency_ns.min())) > limit_ns:
-        why = f"a request takes at least {fastest / 1e6:.3g} ms even without another one before it"
-        return Found(None, None, (), share, limit_ns, why), alone
+    unloaded = drive(batched(10, batch), serve, clock=clock)
+    if len(unloaded) and (fastest := int(unloaded.latency_ns.min())) > limit_ns:
+        reason = f"a request takes at least {fastest / 1e6:.3g} ms even without another one before it"
+        return SearchResult(None, None, (), share, limit_ns, reason), unloaded
     last: dict[float, Requests] = {}
     runs = 0
 
-    def probe(rate: float, each: int) -> Requests:
+    def probe(rate: float, seed: int) -> Requests:
         nonlocal runs
         if probed is not None:
             probed(rate, runs)
         runs += 1
-        last[rate] = drive(poisson(rate, requests, each, batch), serve, clock=clock)
+        last[rate] = drive(poisson(rate, requests, seed, batch), serve, clock=clock)
         return last[rate]
 
-    capacity = SECOND / max(1.0, float(np.median(alone.service_ns)))
-    found = highest_rate(
+    capacity = SECOND / max(1.0, float(np.median(unloaded.service_ns)))
+    result = highest_rate(
         probe, limit_ns, share, BEGIN * capacity, most_probes=most_probes, seed=seed, least=LEAST * capacity
     )
-    return found, last[found.probes[0].rate if found.low is None else found.low]
+    return result, last[result.probes[0].rate if result.low is None else result.low]
 
 
 class _Search:
@@ -218,58 +220,66 @@ class _Search:
     ) -> None:  # fmt: skip
         self._probe, self._limit_ns, self._share, self._tolerance = probe, limit_ns, share, tolerance
         self._most_runs, self._seed = most_runs, seed
-        self.probes: list[Probed] = []
+        self.probes: list[ProbeResult] = []
 
     def probe(self, rate: float) -> None:
         """Run a rate until its percentile's interval excludes the limit."""
         latencies: list[Times] = []
         runs = requests = 0
-        held, why, found = Held.UNDECIDED, "", None
-        while runs < self._most_runs and held is Held.UNDECIDED:
+        held, reason, percentile = LimitStatus.UNDECIDED, "", None
+        while runs < self._most_runs and held is LimitStatus.UNDECIDED:
             run = self._probe(rate, self._seed)
             self._seed += 1
             runs, requests = runs + 1, requests + len(run)
             latencies.append(run.latency_ns[math.floor(SETTLING * len(run)) :])
-            together = np.concatenate(latencies)
-            found = of_percentile(together, self._share, CONFIDENCE) if len(together) else None
+            pooled = np.concatenate(latencies)
+            percentile = of_percentile(pooled, self._share, CONFIDENCE) if len(pooled) else None
             if run.stopped is not None and "grows without bound" in run.stopped:
-                held, why = Held.NO, run.stopped
-            elif found is not None and found.low_ns is not None and found.low_ns > self._limit_ns:
-                held = Held.NO
-            elif found is not None and found.high_ns is not None and found.high_ns <= self._limit_ns:
-                held = Held.YES
-        if held is Held.UNDECIDED:
-            why = f"the interval of the percentile contains the limit after {runs} runs"
-        value, low, high = (found.value_ns, found.low_ns, found.high_ns) if found is not None else (None, None, None)
-        self.probes.append(Probed(rate, held, runs, requests, value, low, high, why))
+                held, reason = LimitStatus.NO, run.stopped
+            elif percentile is not None and percentile.low_ns is not None and percentile.low_ns > self._limit_ns:
+                held = LimitStatus.NO
+            elif percentile is not None and percentile.high_ns is not None and percentile.high_ns <= self._limit_ns:
+                held = LimitStatus.YES
+        if held is LimitStatus.UNDECIDED:
+            reason = f"the interval of the percentile contains the limit after {runs} runs"
+        value, low, high = (
+            (percentile.value_ns, percentile.low_ns, percentile.high_ns)
+            if percentile is not None
+            else (None, None, None)
+        )
+        self.probes.append(ProbeResult(rate, held, runs, requests, value, low, high, reason))
 
     @property
     def low(self) -> float | None:
         """The highest rate that held, below all that broke."""
         broken = self.high
         return max(
-            (each.rate for each in self.probes if each.held is Held.YES and (broken is None or each.rate < broken)),
+            (
+                probe.rate
+                for probe in self.probes
+                if probe.held is LimitStatus.YES and (broken is None or probe.rate < broken)
+            ),
             default=None,
         )
 
     @property
     def high(self) -> float | None:
         """The lowest rate that broke."""
-        return min((each.rate for each in self.probes if each.held is Held.NO), default=None)
+        return min((probe.rate for probe in self.probes if probe.held is LimitStatus.NO), default=None)
 
     @property
     def next_rate(self) -> float | None:
         """The middle of the wider gap next to an end, or a rate beyond the only known end; None if no gap is left."""
         low, high = self.low, self.high
-        tried = [each.rate for each in self.probes]
+        rates = [probe.rate for probe in self.probes]
         if low is None or high is None:
-            return 2 * max(tried) if high is None else min(tried) / 2
+            return 2 * max(rates) if high is None else min(rates) / 2
         a, b = max(self._gaps(low, high), key=lambda gap: gap[1] / gap[0])
         return math.sqrt(a * b) if b / a > 1 + self._tolerance / 2 else None
 
     def _gaps(self, low: float, high: float) -> list[tuple[float, float]]:
         """Return the unprobed gaps next to both ends; undecided rates lie between them."""
-        within = [each.rate for each in self.probes if low < each.rate < high]
+        within = [probe.rate for probe in self.probes if low < probe.rate < high]
         return [(low, min(within)), (max(within), high)] if within else [(low, high)]
 
     def ended(self) -> str | None:

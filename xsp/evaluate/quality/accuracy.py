@@ -21,18 +21,20 @@ def top_k(scores: ArrayLike, labels: ArrayLike, k: int = 1) -> float:
     Raises:
         AnalysisError: there are no rows, labels are missing, a label is not a class, or a score is NaN.
     """
-    given, wanted = np.asarray(scores, float), np.asarray(labels)
-    if given.ndim != 2 or not given.size or wanted.shape != given.shape[:1]:
-        raise AnalysisError(f"top-{k} needs rows of scores and a label for each, not {given.shape} and {wanted.shape}")
-    if not 1 <= k <= given.shape[1]:
-        raise AnalysisError(f"top-{k} of {given.shape[1]} classes does not exist")
-    if np.isnan(given).any():
-        raise AnalysisError(f"{int(np.isnan(given).any(axis=1).sum())} of {len(given)} rows have scores that are NaN")
-    if not np.issubdtype(wanted.dtype, np.integer) or wanted.min() < 0 or wanted.max() >= given.shape[1]:
-        raise AnalysisError(f"labels are whole numbers from 0 to {given.shape[1] - 1}")
-    own = np.take_along_axis(given, wanted[:, None], axis=1)
-    earlier = np.arange(given.shape[1])[None, :] < wanted[:, None]
-    ahead = ((given > own) | ((given == own) & earlier)).sum(axis=1)
+    matrix, targets = np.asarray(scores, float), np.asarray(labels)
+    if matrix.ndim != 2 or not matrix.size or targets.shape != matrix.shape[:1]:
+        raise AnalysisError(
+            f"top-{k} needs rows of scores and a label for each, not {matrix.shape} and {targets.shape}"
+        )
+    if not 1 <= k <= matrix.shape[1]:
+        raise AnalysisError(f"top-{k} of {matrix.shape[1]} classes does not exist")
+    if np.isnan(matrix).any():
+        raise AnalysisError(f"{int(np.isnan(matrix).any(axis=1).sum())} of {len(matrix)} rows have scores that are NaN")
+    if not np.issubdtype(targets.dtype, np.integer) or targets.min() < 0 or targets.max() >= matrix.shape[1]:
+        raise AnalysisError(f"labels are whole numbers from 0 to {matrix.shape[1] - 1}")
+    target_scores = np.take_along_axis(matrix, targets[:, None], axis=1)
+    earlier = np.arange(matrix.shape[1])[None, :] < targets[:, None]
+    ahead = ((matrix > target_scores) | ((matrix == target_scores) & earlier)).sum(axis=1)
     return float((ahead < k).mean())
 
 
@@ -61,10 +63,10 @@ def mask_iou(a: ArrayLike, b: ArrayLike, classes: int) -> float:
     if first.shape != second.shape or not first.size:
         raise AnalysisError(f"two maps of one shape are needed, not {first.shape} and {second.shape}")
     shares = []
-    for each in range(classes):
-        union = int(((first == each) | (second == each)).sum())
+    for label in range(classes):
+        union = int(((first == label) | (second == label)).sum())
         if union:
-            shares.append(int(((first == each) & (second == each)).sum()) / union)
+            shares.append(int(((first == label) & (second == label)).sum()) / union)
     if not shares:
         raise AnalysisError(f"none of the {classes} classes is in the maps")
     return float(np.mean(shares))
@@ -108,29 +110,31 @@ def average_precision(
     """
     if not truths:
         raise AnalysisError("average precision needs an object to be found")
-    if any(math.isnan(each.score) for each in found):
-        raise AnalysisError(f"{sum(math.isnan(each.score) for each in found)} detections have scores that are NaN")
-    free: dict[int | str, list[Box]] = {}
+    if any(math.isnan(detection.score) for detection in found):
+        raise AnalysisError(
+            f"{sum(math.isnan(detection.score) for detection in found)} detections have scores that are NaN"
+        )
+    unmatched: dict[int | str, list[Box]] = {}
     for truth in truths:
-        free.setdefault(truth.image, []).append(truth.box)
-    right = []
-    for each in sorted(found, key=lambda detection: -detection.score):
-        boxes = free.get(each.image, [])
-        shares = [iou(each.box, box) for box in boxes]
+        unmatched.setdefault(truth.image, []).append(truth.box)
+    matched = []
+    for detection in sorted(found, key=lambda d: -d.score):
+        boxes = unmatched.get(detection.image, [])
+        shares = [iou(detection.box, box) for box in boxes]
         best = max(range(len(boxes)), key=shares.__getitem__, default=None)
-        right.append(best is not None and shares[best] >= overlap)
-        if right[-1] and best is not None:
+        matched.append(best is not None and shares[best] >= overlap)
+        if matched[-1] and best is not None:
             del boxes[best]
-    if not right:
+    if not matched:
         return 0.0
-    hits = np.cumsum(right)
+    hits = np.cumsum(matched)
     recall, precision = hits / len(truths), hits / np.arange(1, len(hits) + 1)
     precision = np.maximum.accumulate(precision[::-1])[::-1]
     if points is None:
         return float((np.diff(recall, prepend=0.0) * precision).sum())
     # one hit of ten reaches a recall of 1/10, despite rounding
-    places = np.searchsorted(recall + 1e-12, np.linspace(0, 1, points), "left")
-    return float(np.append(precision, 0.0)[places].mean())
+    indices = np.searchsorted(recall + 1e-12, np.linspace(0, 1, points), "left")
+    return float(np.append(precision, 0.0)[indices].mean())
 
 
 def mean_average_precision(
@@ -148,8 +152,8 @@ def mean_average_precision(
         np.mean(
             [
                 average_precision(
-                    [each for each in found if each.kind == kind],
-                    [each for each in truths if each.kind == kind],
+                    [detection for detection in found if detection.kind == kind],
+                    [truth for truth in truths if truth.kind == kind],
                     overlap,
                     points,
                 )
@@ -171,10 +175,10 @@ def perplexity(scores: ArrayLike, tokens: ArrayLike, ignored: int | None = -100)
     Raises:
         AnalysisError: shapes do not match, a token is not in the vocabulary, no token counts, or a score is NaN.
     """
-    given, wanted = np.asarray(scores, np.float64), np.asarray(tokens)
-    if given.ndim < 1 or wanted.shape != given.shape[:-1]:
-        raise AnalysisError(f"perplexity needs a token for each row of scores, not {wanted.shape} for {given.shape}")
-    rows, flat = given.reshape(-1, given.shape[-1]), wanted.reshape(-1)
+    logits, targets = np.asarray(scores, np.float64), np.asarray(tokens)
+    if logits.ndim < 1 or targets.shape != logits.shape[:-1]:
+        raise AnalysisError(f"perplexity needs a token for each row of scores, not {targets.shape} for {logits.shape}")
+    rows, flat = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
     counted = flat != ignored if ignored is not None else np.ones(len(flat), bool)
     rows, flat = rows[counted], flat[counted]
     if not len(flat):
@@ -184,9 +188,9 @@ def perplexity(scores: ArrayLike, tokens: ArrayLike, ignored: int | None = -100)
     if flat.min() < 0 or flat.max() >= rows.shape[1]:
         raise AnalysisError(f"tokens are whole numbers from 0 to {rows.shape[1] - 1}")
     highest = rows.max(axis=1)
-    logs = highest + np.log(np.exp(rows - highest[:, None]).sum(axis=1))
+    log_sums = highest + np.log(np.exp(rows - highest[:, None]).sum(axis=1))
     with np.errstate(over="ignore"):
-        return float(np.exp((logs - rows[np.arange(len(flat)), flat]).mean()))
+        return float(np.exp((log_sums - rows[np.arange(len(flat)), flat]).mean()))
 
 
 def psnr(a: ArrayLike, b: ArrayLike, peak: float = 255.0) -> float:
@@ -198,8 +202,8 @@ def psnr(a: ArrayLike, b: ArrayLike, peak: float = 255.0) -> float:
     first, second = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if first.shape != second.shape or not first.size:
         raise AnalysisError(f"two images of one shape are needed, not {first.shape} and {second.shape}")
-    apart: NDArray[np.float64] = (first - second) ** 2
-    error = float(apart.mean())
+    squares: NDArray[np.float64] = (first - second) ** 2
+    error = float(squares.mean())
     if not math.isfinite(error):
         raise AnalysisError("an image has numbers that are not finite")
     return 10 * math.log10(peak * peak / error) if error else math.inf

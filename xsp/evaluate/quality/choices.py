@@ -53,12 +53,12 @@ def scalability(inputs_per_second: Mapping[int, float]) -> Scalability:
     _positive(inputs_per_second)
     sizes = sorted(inputs_per_second)
     best = max(inputs_per_second.values())
-    found = optimal_batch(sizes, [1000 * size / inputs_per_second[size] for size in sizes])
-    assert found.max_throughput is not None
-    assert found.first_plateau is not None
+    optimum = optimal_batch(sizes, [1000 * size / inputs_per_second[size] for size in sizes])
+    assert optimum.max_throughput is not None
+    assert optimum.first_plateau is not None
     gaining = [b for a, b in pairwise(sizes) if inputs_per_second[b] > (1 + LAST_GAIN) * inputs_per_second[a]]
     shares = {size: inputs_per_second[size] / best for size in sizes}
-    return Scalability(shares, found.max_throughput, found.first_plateau, gaining[-1] if gaining else sizes[0])
+    return Scalability(shares, optimum.max_throughput, optimum.first_plateau, gaining[-1] if gaining else sizes[0])
 
 
 def pareto(rows: Sequence[Mapping[str, float | None]], more: Sequence[str], less: Sequence[str]) -> list[int]:
@@ -77,16 +77,16 @@ def pareto(rows: Sequence[Mapping[str, float | None]], more: Sequence[str], less
     if not more and not less:
         raise UsageError("a Pareto front needs a figure for which more, or less, is better")
     points = []
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         figures = [*(row.get(name) for name in more), *(row.get(name) for name in less)]
-        known = [each for each in figures if each is not None and not math.isnan(each)]
-        if len(known) == len(figures):
-            points.append((place, [*known[: len(more)], *(-each for each in known[len(more) :])]))
+        present = [figure for figure in figures if figure is not None and not math.isnan(figure)]
+        if len(present) == len(figures):
+            points.append((index, [*present[: len(more)], *(-figure for figure in present[len(more) :])]))
     return [
-        place
-        for place, own in points
+        index
+        for index, point in points
         if not any(
-            other != own and all(b >= a for a, b in zip(own, other, strict=True)) for _, other in points
+            rival != point and all(b >= a for a, b in zip(point, rival, strict=True)) for _, rival in points
         )
     ]  # fmt: skip
 
@@ -127,23 +127,23 @@ def prices(path: str | os.PathLike[str]) -> list[Price]:
     Raises:
         UsageError: it cannot be read; for an invalid price, the message names the line.
     """
-    found = []
+    price_list = []
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
-            for number, row in enumerate(csv.DictReader(file), 2):
+            for line, row in enumerate(csv.DictReader(file), 2):
                 try:
                     per_hour = float(row["per_hour"])
                     date = datetime.date.fromisoformat(row["date"])
-                    found.append(Price(row["machine"], per_hour, row["currency"], date, row.get("source") or ""))
+                    price_list.append(Price(row["machine"], per_hour, row["currency"], date, row.get("source") or ""))
                     if not 0 <= per_hour < math.inf:
                         raise ValueError(f"{per_hour} is not a price")
                     if not row["machine"] or not row["currency"]:
                         raise ValueError("machine or currency is empty")
                 except (KeyError, TypeError, ValueError) as error:
-                    raise UsageError(f"{os.fspath(path)}:{number}: not a price with a date: {error}") from None
+                    raise UsageError(f"{os.fspath(path)}:{line}: not a price with a date: {error}") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{os.fspath(path)} cannot be read as prices: {error}") from error
-    return found
+    return price_list
 
 
 def cost_per_million(inputs_per_second: float, machine: str, known: Sequence[Price] = PRICES) -> Cost | None:
@@ -153,10 +153,10 @@ def cost_per_million(inputs_per_second: float, machine: str, known: Sequence[Pri
         AnalysisError: the throughput is not a positive number.
     """
     _positive({machine: inputs_per_second})
-    own = [each for each in known if each.machine.lower() == machine.lower()]
-    if not own:
+    matches = [entry for entry in known if entry.machine.lower() == machine.lower()]
+    if not matches:
         return None
-    price = max(own, key=lambda each: each.date)
+    price = max(matches, key=lambda entry: entry.date)
     return Cost(price.per_hour * 1e6 / (SECONDS_PER_HOUR * inputs_per_second), price.currency, price.date)
 
 
@@ -172,22 +172,22 @@ def rank_correlations(
     Returns:
         The correlation by pair; None if fewer than three rows have both figures, or one figure is constant.
     """
-    found: dict[tuple[str, str], float | None] = {}
-    for place, one in enumerate(names):
-        for other in names[place + 1 :]:
-            both = [(row.get(one), row.get(other)) for row in rows]
+    correlations: dict[tuple[str, str], float | None] = {}
+    for index, first in enumerate(names):
+        for second in names[index + 1 :]:
+            both = [(row.get(first), row.get(second)) for row in rows]
             pairs = [(a, b) for a, b in both if a is not None and b is not None]
             try:
                 a, b = zip(*pairs, strict=True) if pairs else ((), ())
-                found[one, other] = rank(a, b) if len(pairs) >= 3 else None
+                correlations[first, second] = rank(a, b) if len(pairs) >= 3 else None
             except AnalysisError:
-                found[one, other] = None
-    return found
+                correlations[first, second] = None
+    return correlations
 
 
 def _positive(figures: Mapping[int, float] | Mapping[str, float]) -> None:
     if not figures:
         raise AnalysisError("no throughput was given")
-    for name, each in figures.items():
-        if not 0 < each < math.inf:
-            raise AnalysisError(f"the throughput of {name} is {each}, not a positive number of inputs per second")
+    for name, throughput in figures.items():
+        if not 0 < throughput < math.inf:
+            raise AnalysisError(f"the throughput of {name} is {throughput}, not a positive number of inputs per second")

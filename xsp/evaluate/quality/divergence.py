@@ -21,10 +21,10 @@ Floats = NDArray[np.float64]
 
 def softmax(scores: ArrayLike) -> Floats:
     """Return the softmax of scores over the last axis."""
-    given = np.asarray(scores, np.float64)
-    powers = np.exp(given - given.max(axis=-1, keepdims=True))
-    found: Floats = powers / powers.sum(axis=-1, keepdims=True)
-    return found
+    values = np.asarray(scores, np.float64)
+    exponentials = np.exp(values - values.max(axis=-1, keepdims=True))
+    probabilities: Floats = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    return probabilities
 
 
 def kl(p: ArrayLike, q: ArrayLike) -> float:
@@ -57,10 +57,10 @@ def ks(a: ArrayLike, b: ArrayLike) -> float:
 
     The samples may have different sizes.
     """
-    first, second = (np.sort(_numbers(each, name).ravel()) for each, name in ((a, "first"), (b, "second")))
-    both = np.concatenate([first, second])
-    of_first = np.searchsorted(first, both, "right") / len(first)
-    return float(np.abs(of_first - np.searchsorted(second, both, "right") / len(second)).max())
+    first, second = (np.sort(_numbers(sample, name).ravel()) for sample, name in ((a, "first"), (b, "second")))
+    pooled = np.concatenate([first, second])
+    of_first = np.searchsorted(first, pooled, "right") / len(first)
+    return float(np.abs(of_first - np.searchsorted(second, pooled, "right") / len(second)).max())
 
 
 def cosine(a: ArrayLike, b: ArrayLike) -> float:
@@ -69,11 +69,11 @@ def cosine(a: ArrayLike, b: ArrayLike) -> float:
     Raises:
         AnalysisError: one of them is all zero, so there is no angle.
     """
-    first, second = (each.ravel() for each in _pairs(a, b))
-    sizes = float(np.linalg.norm(first)), float(np.linalg.norm(second))
-    if 0.0 in sizes:
-        raise AnalysisError(f"the {'first' if sizes[0] == 0 else 'second'} outputs are all 0: the angle is undefined")
-    return float(1 - (first / sizes[0]) @ (second / sizes[1]))
+    first, second = (values.ravel() for values in _pairs(a, b))
+    norms = float(np.linalg.norm(first)), float(np.linalg.norm(second))
+    if 0.0 in norms:
+        raise AnalysisError(f"the {'first' if norms[0] == 0 else 'second'} outputs are all 0: the angle is undefined")
+    return float(1 - (first / norms[0]) @ (second / norms[1]))
 
 
 def covariance(a: ArrayLike, b: ArrayLike) -> float:
@@ -82,7 +82,7 @@ def covariance(a: ArrayLike, b: ArrayLike) -> float:
     Raises:
         AnalysisError: there are fewer than two pairs.
     """
-    first, second = (each.ravel() for each in _pairs(a, b, least=2))
+    first, second = (values.ravel() for values in _pairs(a, b, least=2))
     return float(((first - first.mean()) * (second - second.mean())).sum() / (len(first) - 1))
 
 
@@ -124,16 +124,16 @@ def all_of(before: ArrayLike, after: ArrayLike, scores: bool = False) -> dict[st
         scores: whether they are scores, to which `softmax` is applied for measures of distributions; otherwise outputs
             that are not distributions have no such measures.
     """
-    found: dict[str, float | str] = {}
+    measures: dict[str, float | str] = {}
     for name, measure in {**OF_DISTRIBUTIONS, **OF_NUMBERS}.items():
         try:
             a, b = before, after
             if scores and name in OF_DISTRIBUTIONS:
-                a, b = (softmax(each) for each in _pairs(before, after))
-            found[name] = measure(a, b)
+                a, b = (softmax(values) for values in _pairs(before, after))
+            measures[name] = measure(a, b)
         except AnalysisError as error:
-            found[name] = str(error)
-    return found
+            measures[name] = str(error)
+    return measures
 
 
 def _kl(p: Floats, q: Floats) -> float:
@@ -148,23 +148,23 @@ def _over_rows(measure: Callable[[Floats, Floats], float], p: Floats, q: Floats)
 
 
 def _coefficient(measure: Callable[[Any, Any], float], a: ArrayLike, b: ArrayLike) -> float:
-    first, second = (each.ravel() for each in _pairs(a, b, least=2))
-    found = measure(first, second)
-    if math.isnan(found):
+    first, second = (values.ravel() for values in _pairs(a, b, least=2))
+    coefficient = measure(first, second)
+    if math.isnan(coefficient):
         raise AnalysisError("all outputs of one side are equal, so the correlation is undefined")
-    return found
+    return coefficient
 
 
-def _numbers(given: ArrayLike, name: str) -> Floats:
+def _numbers(values: ArrayLike, name: str) -> Floats:
     try:
-        found = np.asarray(given, np.float64)
+        array = np.asarray(values, np.float64)
     except (TypeError, ValueError) as error:
         raise AnalysisError(f"the {name} outputs are not a table of numbers: {error}") from None
-    if not found.size:
+    if not array.size:
         raise AnalysisError(f"the {name} outputs are empty")
-    if wrong := int(np.count_nonzero(~np.isfinite(found))):
-        raise AnalysisError(f"{wrong} of {found.size} of the {name} outputs are not finite numbers")
-    return found
+    if invalid := int(np.count_nonzero(~np.isfinite(array))):
+        raise AnalysisError(f"{invalid} of {array.size} of the {name} outputs are not finite numbers")
+    return array
 
 
 def _pairs(a: ArrayLike, b: ArrayLike, least: int = 1) -> tuple[Floats, Floats]:
@@ -178,9 +178,9 @@ def _pairs(a: ArrayLike, b: ArrayLike, least: int = 1) -> tuple[Floats, Floats]:
 
 def _distributions(p: ArrayLike, q: ArrayLike) -> tuple[Floats, Floats]:
     """Return both as rows that sum to 1."""
-    found = []
-    for each, name in zip(_pairs(p, q), ("first", "second"), strict=True):
-        rows = each.reshape(-1, each.shape[-1]) if each.ndim else each.reshape(1, 1)
+    normalised = []
+    for values, name in zip(_pairs(p, q), ("first", "second"), strict=True):
+        rows = values.reshape(-1, values.shape[-1]) if values.ndim else values.reshape(1, 1)
         if (rows < 0).any():
             raise AnalysisError(f"{int((rows < 0).sum())} of the {name} outputs are below 0: scores need softmax first")
         sums = rows.sum(axis=1, keepdims=True)
@@ -188,5 +188,5 @@ def _distributions(p: ArrayLike, q: ArrayLike) -> tuple[Floats, Floats]:
             raise AnalysisError(
                 f"{int((sums == 0).sum())} rows of the {name} outputs are all 0, and not a distribution"
             )
-        found.append(rows / sums)
-    return found[0], found[1]
+        normalised.append(rows / sums)
+    return normalised[0], normalised[1]

@@ -54,7 +54,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Around:
+class RunContext:
     """Circumstances of the latencies of a run."""
 
     slowdown: float = 1.0
@@ -80,7 +80,7 @@ class Outcome:
     precision: str = ""
     """Precision of the computation, if it differs from the type of its outputs."""
 
-    around: Mapping[str, Sequence[Around]] = field(default_factory=dict)
+    contexts: Mapping[str, Sequence[RunContext]] = field(default_factory=dict)
     """By the same names as latencies, one for each run; missing ones are unknown."""
 
 
@@ -103,11 +103,11 @@ class Judgement:
     @property
     def why(self) -> tuple[Reason, ...]:
         """The reasons for the verdict."""
-        return tuple(each for each in self.reasons if each.verdict is self.verdict)
+        return tuple(reason for reason in self.reasons if reason.verdict is self.verdict)
 
     def by(self, subject: str) -> Verdict:
         """Return the verdict of the reasons on `environment`, `outputs` or `latency`."""
-        return _together([each for each in self.reasons if each.subject == subject])
+        return _together([reason for reason in self.reasons if reason.subject == subject])
 
 
 def judge(before: Outcome, after: Outcome) -> Judgement:
@@ -133,23 +133,23 @@ def settle(before: Outcome, again: Callable[[], Outcome], most: int = MOST_TURNS
         most: maximum number of evaluations.
     """
     after = again()
-    found = judge(before, after)
+    judgement = judge(before, after)
     for _ in range(most - 1):
-        known = found.by("environment"), found.by("outputs")
-        if Verdict.DIFFERENT in known or found.by("latency") is Verdict.SAME:
+        verdicts = judgement.by("environment"), judgement.by("outputs")
+        if Verdict.DIFFERENT in verdicts or judgement.by("latency") is Verdict.SAME:
             break
-        if found.by("latency") is Verdict.DIFFERENT and _repeats(after) >= evidence.FIRST:
+        if judgement.by("latency") is Verdict.DIFFERENT and _repeats(after) >= evidence.FIRST:
             break
         if not (set(before.latencies_ns) & set(after.latencies_ns)):
             break  # without common latencies repeating decides nothing
-        more = again()
+        repeat = again()
         latencies = {
-            part: [*runs, *more.latencies_ns.get(part, ())] for part, runs in after.latencies_ns.items()
+            part: [*runs, *repeat.latencies_ns.get(part, ())] for part, runs in after.latencies_ns.items()
         }  # fmt: skip
-        around = {part: [*after.around.get(part, ()), *more.around.get(part, ())] for part in latencies}
-        after = replace(more, latencies_ns=latencies, around=around)
-        found = judge(before, after)
-    return found
+        contexts = {part: [*after.contexts.get(part, ()), *repeat.contexts.get(part, ())] for part in latencies}
+        after = replace(repeat, latencies_ns=latencies, contexts=contexts)
+        judgement = judge(before, after)
+    return judgement
 
 
 def _repeats(outcome: Outcome) -> int:
@@ -157,32 +157,32 @@ def _repeats(outcome: Outcome) -> int:
 
 
 def _together(reasons: Sequence[Reason]) -> Verdict:
-    found = {each.verdict for each in reasons}
-    if Verdict.DIFFERENT in found:
+    verdicts = {reason.verdict for reason in reasons}
+    if Verdict.DIFFERENT in verdicts:
         return Verdict.DIFFERENT
-    return Verdict.SAME if found == {Verdict.SAME} else Verdict.CANNOT_TELL
+    return Verdict.SAME if verdicts == {Verdict.SAME} else Verdict.CANNOT_TELL
 
 
 # --- environment -------------------------------------------------------------------------------------------------
 
 
 def _of_environment(before: Outcome, after: Outcome) -> Iterator[Reason]:
-    one, other = before.environment, after.environment
-    if not one or not other:
+    first, second = before.environment, after.environment
+    if not first or not second:
         yield Reason("environment", Verdict.CANNOT_TELL, "the environment of one result is unknown")
         return
-    names = sorted({*one, *other})
-    beside = [name for name in names if name in BESIDE and one.get(name) != other.get(name)]
+    names = sorted({*first, *second})
+    ignored = [name for name in names if name in BESIDE and first.get(name) != second.get(name)]
     for name in names:
-        if name in BESIDE or one.get(name) == other.get(name):
+        if name in BESIDE or first.get(name) == second.get(name):
             continue
-        known = name in one and name in other
-        text = f"{name}: {one.get(name, 'not known')}, then {other.get(name, 'not known')}"
-        yield Reason("environment", Verdict.DIFFERENT if known else Verdict.CANNOT_TELL, text)
-    shared = sum(name in one and name in other and one[name] == other[name] for name in names)
+        in_both = name in first and name in second
+        text = f"{name}: {first.get(name, 'not known')}, then {second.get(name, 'not known')}"
+        yield Reason("environment", Verdict.DIFFERENT if in_both else Verdict.CANNOT_TELL, text)
+    shared = sum(name in first and name in second and first[name] == second[name] for name in names)
     if shared:
-        but = f"; differences in {', '.join(beside)} do not count" if beside else ""
-        yield Reason("environment", Verdict.SAME, f"{shared} facts are equal{but}")
+        remark = f"; differences in {', '.join(ignored)} do not count" if ignored else ""
+        yield Reason("environment", Verdict.SAME, f"{shared} facts are equal{remark}")
 
 
 # --- outputs -----------------------------------------------------------------------------------------------------
@@ -196,15 +196,15 @@ def _of_outputs(before: Outcome, after: Outcome) -> Iterator[Reason]:
         names = f"{', '.join(sorted(before.outputs))}, then {', '.join(sorted(after.outputs))}"
         yield Reason("outputs", Verdict.DIFFERENT, f"the outputs have different names: {names}")
         return
-    found = [
-        _of_output(name, np.asarray(one), np.asarray(after.outputs[name]), before.precision)
-        for name, one in before.outputs.items()
+    reasons = [
+        _of_output(name, np.asarray(array), np.asarray(after.outputs[name]), before.precision)
+        for name, array in before.outputs.items()
     ]
-    said = constant(before.outputs) and constant(after.outputs)
-    if said and all(each.verdict is Verdict.SAME for each in found):
-        yield Reason("outputs", Verdict.CANNOT_TELL, f"equal, and constant: {said}, so equality is meaningless")
+    explanation = constant(before.outputs) and constant(after.outputs)
+    if explanation and all(reason.verdict is Verdict.SAME for reason in reasons):
+        yield Reason("outputs", Verdict.CANNOT_TELL, f"equal, and constant: {explanation}, so equality is meaningless")
     else:
-        yield from found
+        yield from reasons
 
 
 def constant(outputs: Mapping[str, NDArray[Any]]) -> str:
@@ -216,16 +216,16 @@ def constant(outputs: Mapping[str, NDArray[Any]]) -> str:
     Args:
         outputs: arrays by name, samples along the first axis.
     """
-    said = []
-    for name, each in outputs.items():
-        value = np.asarray(each)
+    reasons = []
+    for name, output in outputs.items():
+        value = np.asarray(output)
         if value.size > 1 and _equal(value, value.flat[0]):
-            said.append(f"{name} is {value.flat[0]} everywhere")
+            reasons.append(f"{name} is {value.flat[0]} everywhere")
         elif value.ndim > 1 and len(value) > 1 and value.size and _equal(value, value[:1]):
-            said.append(f"{name} is the same for all {len(value)} samples")
+            reasons.append(f"{name} is the same for all {len(value)} samples")
         else:
             return ""
-    return "; ".join(said)
+    return "; ".join(reasons)
 
 
 def _equal(one: NDArray[Any], other: Any) -> bool:
@@ -233,43 +233,47 @@ def _equal(one: NDArray[Any], other: Any) -> bool:
     return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
-def _of_output(name: str, one: NDArray[Any], other: NDArray[Any], precision: str) -> Reason:
+def _of_output(name: str, before: NDArray[Any], after: NDArray[Any], precision: str) -> Reason:
     def reason(verdict: Verdict, text: str) -> Reason:
         return Reason("outputs", verdict, f"{name}: {text}")
 
-    if one.shape != other.shape or one.dtype != other.dtype:
-        said = f"{one.dtype} of {one.shape}, then {other.dtype} of {other.shape}"
-        return reason(Verdict.DIFFERENT, said)
-    if not one.size:
+    if before.shape != after.shape or before.dtype != after.dtype:
+        detail = f"{before.dtype} of {before.shape}, then {after.dtype} of {after.shape}"
+        return reason(Verdict.DIFFERENT, detail)
+    if not before.size:
         return reason(Verdict.CANNOT_TELL, "it is empty")
-    if one.tobytes() == other.tobytes():
-        return reason(Verdict.SAME, f"{one.size} values are equal bit for bit")
-    if one.dtype.kind not in "fc":
-        unlike = int((one != other).sum())
-        verdict = Verdict.DIFFERENT if unlike else Verdict.SAME
-        return reason(verdict, f"{unlike} of {one.size} values differ" if unlike else f"{one.size} values are equal")
-    finite = np.isfinite(one) & np.isfinite(other)
-    if not np.array_equal(one[~finite], other[~finite], equal_nan=True):
+    if before.tobytes() == after.tobytes():
+        return reason(Verdict.SAME, f"{before.size} values are equal bit for bit")
+    if before.dtype.kind not in "fc":
+        unequal = int((before != after).sum())
+        verdict = Verdict.DIFFERENT if unequal else Verdict.SAME
+        return reason(
+            verdict, f"{unequal} of {before.size} values differ" if unequal else f"{before.size} values are equal"
+        )
+    finite = np.isfinite(before) & np.isfinite(after)
+    if not np.array_equal(before[~finite], after[~finite], equal_nan=True):
         return reason(Verdict.DIFFERENT, "different values are infinite or NaN")
-    kind = precision if precision in UNIT else str(one.dtype)
-    unit = UNIT.get(kind, float(np.finfo(one.dtype).eps))
-    apart = _apart(one[finite], other[finite])
-    said = f"{apart:.2g} of their norm apart, {apart / unit:.3g} units in the last place of {kind}"
-    if apart <= min(ROUNDING * unit, MOST_ROUNDING):
-        varies = _apart(one[finite], np.broadcast_to(one[:1], one.shape)[finite]) if len(one) > 1 else math.inf
-        if apart > MOST_ROUNDING * varies:
-            said += f", but samples differ by {varies:.2g}: the outputs hardly depend on the input"
-            return reason(Verdict.CANNOT_TELL, f"as little as rounding, {said}")
-        return reason(Verdict.SAME, f"rounding: {said}")
-    if apart > min(MORE_THAN_ROUNDING * unit, MOST_ROUNDING):
-        return reason(Verdict.DIFFERENT, said)
-    return reason(Verdict.CANNOT_TELL, f"more than usual rounding, less than a different computation: {said}")
+    kind = precision if precision in UNIT else str(before.dtype)
+    unit = UNIT.get(kind, float(np.finfo(before.dtype).eps))
+    distance = _apart(before[finite], after[finite])
+    detail = f"{distance:.2g} of their norm apart, {distance / unit:.3g} units in the last place of {kind}"
+    if distance <= min(ROUNDING * unit, MOST_ROUNDING):
+        spread = math.inf  # of one sample, or of a number without samples
+        if before.ndim and len(before) > 1:
+            spread = _apart(before[finite], np.broadcast_to(before[:1], before.shape)[finite])
+        if distance > MOST_ROUNDING * spread:
+            detail += f", but samples differ by {spread:.2g}: the outputs hardly depend on the input"
+            return reason(Verdict.CANNOT_TELL, f"as little as rounding, {detail}")
+        return reason(Verdict.SAME, f"rounding: {detail}")
+    if distance > min(MORE_THAN_ROUNDING * unit, MOST_ROUNDING):
+        return reason(Verdict.DIFFERENT, detail)
+    return reason(Verdict.CANNOT_TELL, f"more than usual rounding, less than a different computation: {detail}")
 
 
 def _apart(one: NDArray[Any], other: NDArray[Any]) -> float:
     """Return the norm of the difference over the larger norm; values are scaled, so nothing overflows."""
-    wide = np.complex128 if one.dtype.kind == "c" else np.float64
-    one, other = one.astype(wide).ravel(), other.astype(wide).ravel()
+    dtype = np.complex128 if one.dtype.kind == "c" else np.float64
+    one, other = one.astype(dtype).ravel(), other.astype(dtype).ravel()
     scale = max(np.abs(one).max(initial=0.0), np.abs(other).max(initial=0.0))
     if scale == 0:
         return 0.0
@@ -292,7 +296,7 @@ def _of_latency(before: Outcome, after: Outcome) -> Iterator[Reason]:
 @dataclass(frozen=True)
 class _Run:
     latencies: list[float]
-    around: Around
+    context: RunContext
 
     @property
     def figure(self) -> float:
@@ -300,78 +304,80 @@ class _Run:
 
     @property
     def processor(self) -> float | None:
-        return self.around.processor_ns
+        return self.context.processor_ns
 
     def alone(self) -> _Run:
-        """Return the run with a lower bound of its latencies: those with the machine for its requests alone."""
-        return replace(self, latencies=[each / self.around.slowdown for each in self.latencies])
+        """Return the run with lower bounds of its latencies, as if its requests had had the machine to themselves."""
+        return replace(self, latencies=[latency / self.context.slowdown for latency in self.latencies])
 
 
 def _side(outcome: Outcome, part: str) -> list[_Run]:
     runs = outcome.latencies_ns[part]
-    around = list(outcome.around.get(part, ()))
-    around += [Around()] * (len(runs) - len(around))
+    contexts = list(outcome.contexts.get(part, ()))
+    contexts += [RunContext()] * (len(runs) - len(contexts))
     return [
-        _Run(np.asarray(run, float).tolist(), each) for run, each in zip(runs, around, strict=False) if len(run)
+        _Run(np.asarray(run, float).tolist(), context) for run, context in zip(runs, contexts, strict=False) if len(run)
     ]  # fmt: skip
 
 
 def _quiet(runs: list[_Run]) -> list[_Run]:
     """Return the runs without other work on the machine; all runs if there are none."""
-    return [each for each in runs if each.around.slowdown <= CROWDED] or runs
+    return [run for run in runs if run.context.slowdown <= CROWDED] or runs
 
 
 def _of_part(before: list[_Run], after: list[_Run]) -> tuple[Verdict, str]:
     if not before or not after:
         return Verdict.CANNOT_TELL, "there are no latencies"
     before, after = _quiet(before), _quiet(after)
-    as_seen = _evidence(before, after)
-    change = f"{100 * as_seen.change / as_seen.a:+.1f} %" if as_seen.a else "not known"
-    if as_seen.low is None or as_seen.high is None or not as_seen.a:
+    observed = _evidence(before, after)
+    change = f"{100 * observed.change / observed.a:+.1f} %" if observed.a else "not known"
+    if observed.low is None or observed.high is None or not observed.a:
         return Verdict.CANNOT_TELL, f"{change}, from too few repeats"
-    low, high = as_seen.low / as_seen.a, as_seen.high / as_seen.a
+    low, high = observed.low / observed.a, observed.high / observed.a
     single = len(before) == len(after) == 1
-    what = "requests of one run each" if single else f"{len(before)} and {len(after)} runs"
-    said = f"{change} ({100 * low:+.1f} to {100 * high:+.1f}), from {what}"
-    worst = [max(each.around.slowdown for each in side) for side in (before, after)]
-    alone = [[each.alone() for each in side] for side in (before, after)]
-    # bounds: the slower side may have waited for others as long as possible, the faster side not at all
-    bounds = _evidence(before, alone[1]), _evidence(alone[0], after)
-    if _within(as_seen) and all(map(_within, bounds)):
-        return Verdict.SAME, said
-    if max(worst) > CROWDED:
-        said += f"; with other work on the machine, up to {worst[0]:.2g} and {worst[1]:.2g} times slower than alone"
-        taken = _by_processor(before, after)
-        if taken is not None:
-            return Verdict.SAME, f"{said}; requests took {taken} of processor time"
+    basis = "requests of one run each" if single else f"{len(before)} and {len(after)} runs"
+    text = f"{change} ({100 * low:+.1f} to {100 * high:+.1f}), from {basis}"
+    slowdowns = [max(run.context.slowdown for run in side) for side in (before, after)]
+    undisturbed = [[run.alone() for run in side] for side in (before, after)]
+    # bounds: other work delayed one side as much as possible, and the other side not at all
+    bounds = _evidence(before, undisturbed[1]), _evidence(undisturbed[0], after)
+    if _within(observed) and all(map(_within, bounds)):
+        return Verdict.SAME, text
+    if max(slowdowns) > CROWDED:
+        text += (
+            f"; with other work on the machine, up to {slowdowns[0]:.2g} and {slowdowns[1]:.2g} times slower than alone"
+        )
+        processor_change = _by_processor(before, after)
+        if processor_change is not None:
+            return Verdict.SAME, f"{text}; requests took {processor_change} of processor time"
     if _beyond(bounds[0]) > 0 or _beyond(bounds[1]) < 0:
-        return Verdict.DIFFERENT, said
-    return Verdict.CANNOT_TELL, said
+        return Verdict.DIFFERENT, text
+    return Verdict.CANNOT_TELL, text
 
 
 def _evidence(before: list[_Run], after: list[_Run]) -> evidence.Evidence:
     if len(before) == len(after) == 1:
         return evidence.STEPS.evidence(before[0].latencies, after[0].latencies)
-    return _of_figures([each.figure for each in before], [each.figure for each in after])
+    return _of_figures([run.figure for run in before], [run.figure for run in after])
 
 
 def _of_figures(before: list[float], after: list[float]) -> evidence.Evidence:
     return evidence.RUNS.evidence(before, after)
 
 
-def _within(found: evidence.Evidence) -> bool:
+def _within(interval: evidence.Evidence) -> bool:
     """Return whether the whole interval is within the spread of two starts."""
-    if found.low is None or found.high is None or not found.a:
+    if interval.low is None or interval.high is None or not interval.a:
         return False
-    low, high = found.low / found.a, found.high / found.a
+    low, high = interval.low / interval.a, interval.high / interval.a
     return math.isfinite(high) and -evidence.STARTS <= low <= high <= evidence.STARTS
 
 
-def _beyond(found: evidence.Evidence) -> int:
+def _beyond(interval: evidence.Evidence) -> int:
     """Return 1 if the whole interval is above the spread of two starts, -1 if it is below, else 0."""
-    if found.low is None or found.high is None or not found.a:
+    if interval.low is None or interval.high is None or not interval.a:
         return 0
-    low, high = found.low / found.a, found.high / found.a
+    low, high = interval.low / interval.a, interval.high / interval.a
     return int(low >= evidence.STARTS) - int(high <= -evidence.STARTS / (1 + evidence.STARTS))
 
 
@@ -380,15 +386,15 @@ def _by_processor(before: list[_Run], after: list[_Run]) -> str | None:
 
     They can if requests compute for most of their time on the side that had less other work.
     """
-    taken = [[run.processor for run in side if run.processor is not None] for side in (before, after)]
-    if len(taken[0]) != len(before) or len(taken[1]) != len(after):
+    times = [[run.processor for run in side if run.processor is not None] for side in (before, after)]
+    if len(times[0]) != len(before) or len(times[1]) != len(after):
         return None
-    least = min([*before, *after], key=lambda run: run.figure)
-    if not least.figure or not OF_PROCESSORS[0] <= (least.processor or 0.0) / least.figure <= OF_PROCESSORS[1]:
+    fastest = min([*before, *after], key=lambda run: run.figure)
+    if not fastest.figure or not OF_PROCESSORS[0] <= (fastest.processor or 0.0) / fastest.figure <= OF_PROCESSORS[1]:
         return None
-    if len(taken[0]) == len(taken[1]) == 1:
-        change = taken[1][0] / taken[0][0] - 1 if taken[0][0] else math.inf
-        found = -evidence.STARTS / (1 + evidence.STARTS) <= change <= evidence.STARTS
-        return f"{100 * change:+.1f} %" if found else None
-    of_both = _of_figures(*taken)
-    return f"{100 * of_both.change / of_both.a:+.1f} %" if _within(of_both) else None
+    if len(times[0]) == len(times[1]) == 1:
+        change = times[1][0] / times[0][0] - 1 if times[0][0] else math.inf
+        within = -evidence.STARTS / (1 + evidence.STARTS) <= change <= evidence.STARTS
+        return f"{100 * change:+.1f} %" if within else None
+    combined = _of_figures(*times)
+    return f"{100 * combined.change / combined.a:+.1f} %" if _within(combined) else None

@@ -38,15 +38,15 @@ def application(store: Path, there: Sequence[Agent] | None = None, queue: Queue 
         there: agents; an agent with a subprocess per evaluation if None.
         queue: queue of evaluations; a new one if None. It is closed with the application.
     """
-    waiting = queue or Queue()
-    known = list(there) if there is not None else [transports.OwnProcess()]
+    job_queue = queue or Queue()
+    agents = list(there) if there is not None else [transports.OwnProcess()]
 
     @asynccontextmanager
     async def lifetime(_: FastAPI) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            await asyncio.to_thread(waiting.close)
+            await asyncio.to_thread(job_queue.close)
 
     app = FastAPI(
         title="xsp evaluate", version=__version__, openapi_url="/api/openapi.json", docs_url=None, redoc_url=None,
@@ -59,15 +59,15 @@ def application(store: Path, there: Sequence[Agent] | None = None, queue: Queue 
 
     @app.exception_handler(RequestValidationError)
     async def _of_request(_: Request, error: RequestValidationError) -> JSONResponse:
-        said = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:8]]
-        return JSONResponse({"error": "; ".join(said)}, 422)
+        problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()[:8]]
+        return JSONResponse({"error": "; ".join(problems)}, 422)
 
     @app.exception_handler(HTTPException)
     async def _of_http(_: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"error": str(error.detail)}, error.status_code)
 
     app.include_router(routes.of_results(Shelf(store)))
-    app.include_router(routes.of_jobs(store, known, waiting))
+    app.include_router(routes.of_jobs(store, agents, job_queue))
     app.include_router(routes.of_pages())
     return app
 

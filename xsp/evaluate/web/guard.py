@@ -90,27 +90,27 @@ class Guard:
             if body is None:
                 await _answer(send, 413, f"A request may have at most {self._most >> 10} KiB.")
                 return
-            await self._application(scope, _again(body, receive), _with_headers(send))
+            await self._application(scope, _replay(body, receive), _with_headers(send))
 
     def _refused(self, scope: Scope) -> tuple[int, str] | None:
         """Return status and reason if the headers of a request are grounds to reject it."""
-        found: dict[str, list[str]] = {}
+        headers: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
-            found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-        hosts = found.get("host", [])
+            headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+        hosts = headers.get("host", [])
         if len(hosts) != 1 or not is_ours(hosts[0], self._address):
             return 403, "The Host header does not name this server."
-        for origin in found.get("origin", []):
+        for origin in headers.get("origin", []):
             if origin.partition("://")[2].lower() != hosts[0].lower():
                 return 403, "Requests from pages of other servers are refused."
-        if scope["method"] not in READING and set(found.get("sec-fetch-site", [])) - {"same-origin", "none"}:
+        if scope["method"] not in READING and set(headers.get("sec-fetch-site", [])) - {"same-origin", "none"}:
             return 403, "Requests from pages of other servers are refused."
         if scope["method"] in ("POST", "PUT", "PATCH"):
-            kind = found.get("content-type", [""])[0].partition(";")[0].strip().lower()
+            kind = headers.get("content-type", [""])[0].partition(";")[0].strip().lower()
             if kind != "application/json":
                 return 415, "Send application/json."
         try:
-            length = int(found.get("content-length", ["0"])[0])
+            length = int(headers.get("content-length", ["0"])[0])
         except ValueError:
             return 400, "Content-Length is not a number."
         return (413, f"A request may have at most {self._most >> 10} KiB.") if length > self._most else None
@@ -129,7 +129,7 @@ class Guard:
                 return bytes(body)
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
+def _replay(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that first returns a body that was already read, and then what follows."""
     pending: list[MutableMapping[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -142,9 +142,9 @@ def _again(body: bytes, receive: Receive) -> Receive:
 def _with_headers(send: Send) -> Send:
     async def put(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            there = {name.lower() for name, _ in message.get("headers", [])}
-            more = [(name, value) for name, value in HEADERS.items() if name not in there]
-            message = {**message, "headers": [*message.get("headers", []), *more]}
+            present = {name.lower() for name, _ in message.get("headers", [])}
+            defaults = [(name, value) for name, value in HEADERS.items() if name not in present]
+            message = {**message, "headers": [*message.get("headers", []), *defaults]}
         await send(message)
 
     return put

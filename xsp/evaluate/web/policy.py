@@ -16,7 +16,7 @@ from xsp.errors import ManifestError
 from xsp.evaluate import agents, dialects, reading, yamltext
 from xsp.evaluate.manifest import Dataset, Manifest, Step
 from xsp.evaluate.pipeline import MOST_PIXELS as MOST_OF_AN_IMAGE
-from xsp.evaluate.reading import Read
+from xsp.evaluate.reading import LoadedManifest
 
 SOURCES = ("torchvision", "timm", "transformers", "micro")
 DATA = ("synthetic", "synthetic:images", "synthetic:classes", "synthetic:text")
@@ -37,20 +37,20 @@ MOST_VALUES = 1 << 30
 """Values of all samples together, and of a batch: 4 GiB of floats."""
 
 
-def read(text: str) -> Read:
+def read(text: str) -> LoadedManifest:
     """Return the manifest in a text, of any dialect; sections cannot be file names.
 
     Raises:
         ManifestError: it is not a manifest.
     """
-    found = yamltext.read(text, "manifest")
-    if not isinstance(found.content, dict):
+    parsed = yamltext.read(text, "manifest")
+    if not isinstance(parsed.content, dict):
         raise ManifestError("manifest:1: a manifest must be a mapping of fields")
-    dialect = dialects.told(found.content)
-    return reading.of_plain(dialects.in_our_words(dict(found.content), dialect), text=found, dialect=dialect)
+    dialect = dialects.detect(parsed.content)
+    return reading.of_plain(dialects.translate(dict(parsed.content), dialect), text=parsed, dialect=dialect)
 
 
-def of_json(content: Any) -> Read:
+def of_json(content: Any) -> LoadedManifest:
     """Return the manifest in plain data, within the limits of one in YAML.
 
     Raises:
@@ -73,9 +73,10 @@ def _code(manifest: Manifest) -> Iterator[str]:
     kind, _, name = model.source.partition(":")
     yield from agents.without_trust(manifest)
     if not model.command and (kind not in SOURCES or not _NAME.fullmatch(name) or name.endswith(".json")):
-        yield f"model.source: here it must be one of {', '.join(f'{each}:NAME' for each in SOURCES)}; no file is read"
+        yield f"model.source: here it must be one of {', '.join(f'{hub}:NAME' for hub in SOURCES)}; no file is read"
     elif any(
-        len(each) > MOST_DIGITS or int(each) > MOST_OF_A_MODEL for each in re.findall(r"\d+", name.partition("?")[2])
+        len(digits) > MOST_DIGITS or int(digits) > MOST_OF_A_MODEL
+        for digits in re.findall(r"\d+", name.partition("?")[2])
     ):
         yield f"model.source: a number in it is above {MOST_OF_A_MODEL:,}"
     if manifest.dataset.source not in DATA:
@@ -84,10 +85,10 @@ def _code(manifest: Manifest) -> Iterator[str]:
 
 def _size(manifest: Manifest) -> Iterator[str]:
     model, data, scenario = manifest.model, manifest.dataset, manifest.scenario
-    largest = max([data.height * data.width * 3, *(math.prod(map(abs, each.shape)) for each in model.inputs)])
-    resized = max((_resized(step, data) for each in model.inputs for step in each.steps), default=0)
+    largest = max([data.height * data.width * 3, *(math.prod(map(abs, spec.shape)) for spec in model.inputs)])
+    resized = max((_resized(step, data) for spec in model.inputs for step in spec.steps), default=0)
     at_once = max(*scenario.sizes, scenario.streams)
-    for place, has, most in (
+    for subject, value, limit in (
         ("dataset.samples: their values", data.samples * largest, MOST_VALUES),
         ("scenario: the values of a batch", at_once * max(largest, resized), MOST_VALUES),
         ("model.sequence", model.sequence, MOST_SEQUENCE),
@@ -97,22 +98,22 @@ def _size(manifest: Manifest) -> Iterator[str]:
         ("scenario: requests and warmup", scenario.requests + scenario.warmup, MOST_REQUESTS),
         ("scenario: a batch", max(scenario.sizes), MOST_BATCH),
         ("scenario.streams", scenario.streams, MOST_BATCH),
-        *(("a shape of model.inputs", math.prod(map(abs, each.shape)), MOST_PIXELS) for each in model.inputs),
+        *(("a shape of model.inputs", math.prod(map(abs, spec.shape)), MOST_PIXELS) for spec in model.inputs),
         *(
             ("a step", max(map(abs, _numbers(step.options)), default=0), MOST_SIDE)
-            for each in [*model.inputs, *model.outputs]
-            for step in each.steps
+            for spec in [*model.inputs, *model.outputs]
+            for step in spec.steps
         ),
     ):
-        if has > most:
-            shown = f"{has:,}" if has < 10**MOST_DIGITS else f"a number of more than {MOST_DIGITS} digits"
-            yield f"{place}: {shown} is above the limit, {most:,}"
+        if value > limit:
+            amount = f"{value:,}" if value < 10**MOST_DIGITS else f"a number of more than {MOST_DIGITS} digits"
+            yield f"{subject}: {amount} is above the limit, {limit:,}"
 
 
 def _resized(step: Step, data: Dataset) -> int:
     """Return an upper bound of the values of an image after a step."""
-    given = step.options.get("size", step.options.get("max_dimension"))
-    sides = [min(abs(each), MOST_OF_AN_IMAGE) for each in _numbers(given)][:2] if step.op == "resize" else []
+    size = step.options.get("size", step.options.get("max_dimension"))
+    sides = [min(abs(side), MOST_OF_AN_IMAGE) for side in _numbers(size)][:2] if step.op == "resize" else []
     if len(sides) == 1:  # the shorter side, or the longer one
         sides.append(sides[0] * max(data.height, data.width) / min(data.height, data.width))
     return 3 * math.ceil(min(math.prod(sides), MOST_OF_AN_IMAGE)) if sides else 0
@@ -120,10 +121,10 @@ def _resized(step: Step, data: Dataset) -> int:
 
 def _numbers(value: Any) -> Iterator[float]:
     if isinstance(value, Mapping):
-        for each in value.values():
-            yield from _numbers(each)
+        for element in value.values():
+            yield from _numbers(element)
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _numbers(each)
+        for element in value:
+            yield from _numbers(element)
     elif isinstance(value, (int, float)):
         yield value

@@ -56,7 +56,7 @@ class Job:
     cancel: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        """Note the agent's name: to ask an agent on another machine may take seconds, in which nobody is served."""
+        """Store the agent's name: asking an agent on another machine may take seconds, and would delay requests."""
         self._by = self.agent.facts().name
 
     def plain(self) -> dict[str, Any]:
@@ -99,9 +99,9 @@ class Queue:
             job = Job(manifest, agent, options)
             self._jobs[job.id] = job
             self._waiting.append(job)
-            ended = [each for each in self._jobs.values() if each.state in ENDED]
-            for each in ended[: max(0, len(ended) - MOST_KEPT)]:
-                del self._jobs[each.id]
+            ended = [entry for entry in self._jobs.values() if entry.state in ENDED]
+            for entry in ended[: max(0, len(ended) - MOST_KEPT)]:
+                del self._jobs[entry.id]
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="xsp evaluations", daemon=True)
                 self._thread.start()
@@ -153,13 +153,13 @@ class Queue:
             self._carry_out(job)
 
     def _carry_out(self, job: Job) -> None:
-        until = time.monotonic() + self._seconds
+        deadline = time.monotonic() + self._seconds
 
-        def progress(what: str, done: int, of: int) -> None:
-            job.what, job.done, job.of = what, done, of
+        def progress(stage: str, done: int, total: int) -> None:
+            job.what, job.done, job.of = stage, done, total
             if job.cancel.is_set():
                 raise _Stopped
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise _Stopped(f"it took longer than {self._seconds:,.0f} s")
 
         state, result, error = "failed", None, None

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 from xsp.errors import ManifestError, UsageError
 from xsp.evaluate import agents, manifest, pipeline, results, standings, tables, yamltext
 from xsp.evaluate.agents import Agent, Options
-from xsp.evaluate.reading import Read
+from xsp.evaluate.reading import LoadedManifest
 from xsp.evaluate.results import Result
 from xsp.evaluate.web import policy, shelf
 from xsp.evaluate.web.queue import ENDED, Job, Queue
@@ -51,7 +51,7 @@ _KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=ut
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 
 
-class Asked(BaseModel):
+class EvaluationRequest(BaseModel):
     """A requested evaluation: a manifest as plain data or as YAML, with options."""
 
     manifest: dict[str, Any] | None = None
@@ -66,82 +66,86 @@ class Asked(BaseModel):
 
 def of_results(kept: Shelf) -> APIRouter:
     """Return the routes of evaluated manifests: results, comparisons, the leaderboard, reports of traces."""
-    made = APIRouter()
+    router = APIRouter()
     reports = _Reports()
 
     def named(name: str) -> Result:
-        there = kept.named(name)
-        if there is None:
+        result = kept.named(name)
+        if result is None:
             raise HTTPException(404, "there is no such evaluation")
-        return there
+        return result
 
-    @made.get("/api/evaluations", tags=["results"], summary="Results, newest first")
+    @router.get("/api/evaluations", tags=["results"], summary="Results, newest first")
     def evaluations(
         offset: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 50,
         task: Annotated[str | None, Query(max_length=200)] = None,
         text: Annotated[str, Query(max_length=200)] = "",
     ) -> Response:
-        every, wrong = kept.every()
-        rows = [shelf.summary(each) for each in reversed(every)]
-        wanted = text.lower()
-        chosen = [
+        stored, damaged = kept.every()
+        rows = [shelf.summary(result) for result in reversed(stored)]
+        needle = text.lower()
+        matches = [
             row
             for row in rows
             if (task is None or row["task"] == task)
-            and (not wanted or any(wanted in str(row[each]).lower() for each in ("result", "name", "model", "kind")))
+            and (
+                not needle or any(needle in str(row[column]).lower() for column in ("result", "name", "model", "kind"))
+            )
         ]
         tasks = sorted({str(row["task"]) for row in rows if row["task"]})
-        shown = chosen[offset : offset + limit]
+        page = matches[offset : offset + limit]
         return json_response(
-            {"total": len(chosen), "offset": offset, "evaluations": shown, "tasks": tasks, "damaged": wrong}
+            {"total": len(matches), "offset": offset, "evaluations": page, "tasks": tasks, "damaged": damaged}
         )
 
-    @made.get("/api/evaluations/{name}", tags=["results"], summary="One result")
+    @router.get("/api/evaluations/{name}", tags=["results"], summary="One result")
     def evaluation(name: Name) -> Response:
-        one = named(name)
-        beside = {name: (one.path / file).is_file() for name, file in _BESIDE.items()}
-        return json_response({**one.content, "result": one.name, "trace": shelf.has_trace(one), **beside})
+        result = named(name)
+        extras = {name: (result.path / file).is_file() for name, file in _BESIDE.items()}
+        return json_response({**result.content, "result": result.name, "trace": shelf.has_trace(result), **extras})
 
-    @made.get("/api/evaluations/{name}/requests", tags=["results"], summary="Requests of a batch size, and percentiles")
+    @router.get(
+        "/api/evaluations/{name}/requests", tags=["results"], summary="Requests of a batch size, and percentiles"
+    )
     def requests(
         name: Name,
         batch: Annotated[int | None, Query(ge=1)] = None,
         offset: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=MOST_REQUESTS)] = MOST_REQUESTS,
     ) -> Response:
-        one = named(name)
-        sizes = [part["batch"] for part in one.parts]
+        result = named(name)
+        sizes = [part["batch"] for part in result.parts]
         if batch is not None and batch not in sizes:
             raise HTTPException(404, f"there is no batch size {batch}; there are {', '.join(map(str, sizes))}")
-        return json_response({"batch": batch or sizes[0], **shelf.requests(one, batch or sizes[0], offset, limit)})
+        return json_response({"batch": batch or sizes[0], **shelf.requests(result, batch or sizes[0], offset, limit)})
 
-    @made.get("/api/evaluations/{name}/manifest", tags=["results"], summary="Its manifest, as YAML")
+    @router.get("/api/evaluations/{name}/manifest", tags=["results"], summary="Its manifest, as YAML")
     def manifest_of(name: Name) -> Response:
         return PlainTextResponse(yamltext.write(dict(named(name).manifest)))
 
-    @made.get("/api/evaluations/{name}/{what}", tags=["results"], summary="Its bound, or the advice of its trace")
+    @router.get("/api/evaluations/{name}/{what}", tags=["results"], summary="Its bound, or the advice of its trace")
     def beside(name: Name, what: Literal["bound", "advice"]) -> Response:
         path = named(name).path / _BESIDE[what]
         if not path.is_file():
             raise HTTPException(404, f"it has no {what}: none was requested, or its notes say why")
         return Response(path.read_bytes(), media_type="application/json")
 
-    @made.get("/evaluations/{name}/report", include_in_schema=False)
+    @router.get("/evaluations/{name}/report", include_in_schema=False)
     def report(name: Name) -> Response:
-        one = named(name)
-        if not shelf.has_trace(one):
+        result = named(name)
+        if not shelf.has_trace(result):
             raise HTTPException(404, "no trace was requested")
         # The page has its own policy, which allows its scripts by their hashes.
-        return HTMLResponse(reports.page(one), headers={"content-security-policy": "frame-ancestors 'none'"})
+        return HTMLResponse(reports.page(result), headers={"content-security-policy": "frame-ancestors 'none'"})
 
-    @made.get("/api/compare", tags=["results"], summary="Results, each compared with the first")
+    @router.get("/api/compare", tags=["results"], summary="Results, each compared with the first")
     def compare(name: Annotated[list[Name], Query(min_length=2, max_length=MOST_COMPARED)]) -> Response:
         return json_response(
             [tables.comparison_json(each) for each in standings.compared([named(each) for each in name])]
         )
 
-    @made.get("/api/leaderboard", tags=["results"], summary="Results in order, the best first")
+    @router.get("/api/leaderboard", tags=["results"], summary="Results in order, the best first")
     def leaderboard(
         task: Annotated[str | None, Query(max_length=200)] = None,
         by: Literal["inputs_per_s", "p50_ms", "p90_ms", "p99_ms", "rate", "top1"] = "inputs_per_s",
@@ -149,16 +153,16 @@ def of_results(kept: Shelf) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 50,
     ) -> Response:
         rows = standings.leaderboard(kept.every()[0], task, by)
-        some = rows[offset : offset + limit]
-        shown = [{**tables.standing_json(each), "ordered": tables.ordered_by(each, by)} for each in some]
-        return json_response({"total": len(rows), "offset": offset, "column": tables.ORDERED[by], "rows": shown})
+        page = rows[offset : offset + limit]
+        entries = [{**tables.standing_json(row), "ordered": tables.ordered_by(row, by)} for row in page]
+        return json_response({"total": len(rows), "offset": offset, "column": tables.ORDERED[by], "rows": entries})
 
-    return made
+    return router
 
 
 def of_jobs(store: Path, known: Sequence[Agent], waiting: Queue) -> APIRouter:
     """Return the routes of evaluations to run: agents, requests, and progress."""
-    made = APIRouter(tags=["evaluations"])
+    router = APIRouter(tags=["evaluations"])
     watching = 0
 
     def asked_for(name: str) -> Job:
@@ -167,65 +171,65 @@ def of_jobs(store: Path, known: Sequence[Agent], waiting: Queue) -> APIRouter:
             raise HTTPException(404, "no such evaluation was requested, or it ended long ago")
         return job
 
-    @made.get("/api/agents", summary="Agents that run evaluations")
+    @router.get("/api/agents", summary="Agents that run evaluations")
     def agents_of() -> Response:
         return json_response(
-            [{**results.plain(facts), "alive": facts.alive} for facts in (each.facts() for each in known)]
+            [{**results.plain(facts), "alive": facts.alive} for facts in (agent.facts() for agent in known)]
         )
 
-    @made.get("/api/schema", summary="JSON Schema of a manifest")
+    @router.get("/api/schema", summary="JSON Schema of a manifest")
     def schema() -> Response:
         return json_response(manifest.schema())
 
-    @made.post("/api/check", summary="Errors in a manifest, and agents that can run it")
-    def check(asked: Asked) -> Response:
+    @router.post("/api/check", summary="Errors in a manifest, and agents that can run it")
+    def check(asked: EvaluationRequest) -> Response:
         read = _read(asked)
         fit, reasons = agents.matching(read.manifest, known)
         return json_response({
             "identity": read.manifest.identity, "name": read.manifest.title, "notes": list(read.notes),
-            "refused": _refused(read), "agents": [each.facts().name for each in fit], "reasons": reasons,
+            "refused": _refused(read), "agents": [agent.facts().name for agent in fit], "reasons": reasons,
             "yaml": yamltext.write(read.manifest.plain()),
         })  # fmt: skip
 
-    @made.post("/api/jobs", status_code=202, summary="Request an evaluation")
-    def ask(asked: Asked) -> Response:
+    @router.post("/api/jobs", status_code=202, summary="Request an evaluation")
+    def ask(asked: EvaluationRequest) -> Response:
         read = _read(asked)
-        wrong = _refused(read)
-        if wrong:
-            raise ManifestError("; ".join(wrong))
+        errors = _refused(read)
+        if errors:
+            raise ManifestError("; ".join(errors))
         if asked.trace:
             parse_levels(asked.trace)
         fit, reasons = agents.matching(read.manifest, known)
         if asked.agent:
-            names = [each.facts().name for each in known]
+            names = [agent.facts().name for agent in known]
             if asked.agent not in names:
                 raise ManifestError(f"there is no agent {asked.agent!r}; there are {', '.join(names)}")
-            fit = [each for each in fit if each.facts().name == asked.agent]
+            fit = [agent for agent in fit if agent.facts().name == asked.agent]
             reasons = {name: why for name, why in reasons.items() if name == asked.agent}
         if not fit:
-            said = "; ".join(f"{name}: {', '.join(why)}" for name, why in reasons.items())
-            who = f"agent {asked.agent} does not satisfy" if asked.agent else "no agent satisfies"
-            raise ManifestError(f"{who} the manifest ({said})")
+            details = "; ".join(f"{name}: {', '.join(why)}" for name, why in reasons.items())
+            subject = f"agent {asked.agent} does not satisfy" if asked.agent else "no agent satisfies"
+            raise ManifestError(f"{subject} the manifest ({details})")
         options = Options(store, asked.trace, asked.bound, trusted=False)
         job = waiting.add(read.manifest, fit[0], options)
         return json_response(job.plain(), 202, {"location": f"/api/jobs/{job.id}"})
 
-    @made.get("/api/jobs", summary="Requested evaluations, newest first")
+    @router.get("/api/jobs", summary="Requested evaluations, newest first")
     def jobs() -> Response:
-        return json_response([each.plain() for each in reversed(waiting.jobs())])
+        return json_response([job.plain() for job in reversed(waiting.jobs())])
 
-    @made.get("/api/jobs/{job}", summary="Progress of an evaluation")
+    @router.get("/api/jobs/{job}", summary="Progress of an evaluation")
     def job_of(job: Name) -> Response:
         return json_response(asked_for(job).plain())
 
-    @made.delete("/api/jobs/{job}", summary="Cancel an evaluation")
+    @router.delete("/api/jobs/{job}", summary="Cancel an evaluation")
     def cancel(job: Name) -> Response:
         waiting.cancel(asked_for(job))
         return json_response(asked_for(job).plain())
 
-    @made.get("/api/jobs/{job}/events", summary="Its progress, as server-sent events")
+    @router.get("/api/jobs/{job}/events", summary="Its progress, as server-sent events")
     async def events(job: Name) -> Response:
-        one = asked_for(job)
+        watched = asked_for(job)
         if watching >= MOST_WATCHING:
             raise HTTPException(503, "too many clients watch already; poll /api/jobs/ID instead")
 
@@ -233,17 +237,17 @@ def of_jobs(store: Path, known: Sequence[Agent], waiting: Queue) -> APIRouter:
             nonlocal watching
             watching += 1
             try:
-                last, quiet = None, 0.0
+                previous, idle_s = None, 0.0
                 while True:
-                    now = one.plain()
-                    quiet += EVERY_S
-                    if now != last:
-                        last, quiet = now, 0.0
-                        yield f"data: {json.dumps(now)}\n\n"
-                    elif quiet > QUIET_S:
-                        quiet = 0.0
+                    snapshot = watched.plain()
+                    idle_s += EVERY_S
+                    if snapshot != previous:
+                        previous, idle_s = snapshot, 0.0
+                        yield f"data: {json.dumps(snapshot)}\n\n"
+                    elif idle_s > QUIET_S:
+                        idle_s = 0.0
                         yield ": still there\n\n"
-                    if now["state"] in ENDED:
+                    if snapshot["state"] in ENDED:
                         return
                     await asyncio.sleep(EVERY_S)
             finally:
@@ -251,26 +255,26 @@ def of_jobs(store: Path, known: Sequence[Agent], waiting: Queue) -> APIRouter:
 
         return StreamingResponse(told(), media_type="text/event-stream")
 
-    return made
+    return router
 
 
 def of_pages() -> APIRouter:
     """Return the routes of the pages and of their assets."""
-    made = APIRouter()
-    parts = {**dict.fromkeys(OF_REPORTS, "xsp.report"), **dict.fromkeys(OURS, "xsp.evaluate.web")}
+    router = APIRouter()
+    packages = {**dict.fromkeys(OF_REPORTS, "xsp.report"), **dict.fromkeys(OURS, "xsp.evaluate.web")}
 
-    @made.get("/assets/{name}", include_in_schema=False)
+    @router.get("/assets/{name}", include_in_schema=False)
     def asset(name: Name) -> Response:
-        if name not in parts:
+        if name not in packages:
             raise HTTPException(404, "there is no such file")
-        return Response(_asset(parts[name], name), media_type=_KINDS[Path(name).suffix])
+        return Response(_asset(packages[name], name), media_type=_KINDS[Path(name).suffix])
 
     def page() -> Response:
         return HTMLResponse(_asset("xsp.evaluate.web", "page.html"))
 
     for path in PAGES:
-        made.get(path, include_in_schema=False, response_class=HTMLResponse)(page)
-    return made
+        router.get(path, include_in_schema=False, response_class=HTMLResponse)(page)
+    return router
 
 
 class _Reports:
@@ -285,8 +289,8 @@ class _Reports:
 
         with self._lock:
             if found.name not in self._pages:
-                loaded, *others = loop.load(found.path / results.RUN)
-                self._pages[found.name] = html.render(loaded, others)
+                trace, *other_traces = loop.load(found.path / results.RUN)
+                self._pages[found.name] = html.render(trace, other_traces)
             self._pages.move_to_end(found.name)
             if len(self._pages) > MOST_REPORTS:
                 self._pages.popitem(last=False)
@@ -295,22 +299,22 @@ class _Reports:
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """Return JSON without validation: validating a thousand rows again would take longer than finding them."""
-    written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
+    encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
     try:
-        text = written.encode(content)
+        text = encoder.encode(content)
     except ValueError:  # there are numbers that are not finite, which is rare
-        text = written.encode(json.loads(json.dumps(content, default=str), parse_constant=lambda _: None))
+        text = encoder.encode(json.loads(json.dumps(content, default=str), parse_constant=lambda _: None))
     return Response(text.encode("utf-8", "replace"), status, headers, "application/json")
 
 
-def _read(asked: Asked) -> Read:
+def _read(asked: EvaluationRequest) -> LoadedManifest:
     if (asked.manifest is None) == (asked.yaml is None):
         raise UsageError("send a manifest, either as `manifest` or as `yaml`")
     return policy.read(asked.yaml) if asked.yaml is not None else policy.of_json(asked.manifest)
 
 
-def _refused(read: Read) -> list[str]:
-    return [*policy.refused(read.manifest), *pipeline.wrong(read.manifest)]
+def _refused(read: LoadedManifest) -> list[str]:
+    return [*policy.refused(read.manifest), *pipeline.problems(read.manifest)]
 
 
 def _asset(package: str, name: str) -> bytes:

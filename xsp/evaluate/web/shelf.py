@@ -32,17 +32,17 @@ class Shelf:
             try:
                 with os.scandir(self.store) as entries:
                     names = [
-                        each.name
-                        for each in entries
-                        if results.NAME.fullmatch(each.name) and each.is_dir(follow_symlinks=False)
+                        entry.name
+                        for entry in entries
+                        if results.NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
                     ]
             except OSError:
                 names = []
-            found = {name: each for name in names if (each := self._read(name)) is not None}
-            self._kept = {name: self._kept[name] for name in found}
-        whole = [each for each in found.values() if isinstance(each, Result)]
-        wrong = sorted(name for name, each in found.items() if isinstance(each, str))
-        return sorted(whole, key=lambda each: (str(each.content["started"]), each.name)), wrong
+            by_name = {name: loaded for name in names if (loaded := self._read(name)) is not None}
+            self._kept = {name: self._kept[name] for name in by_name}
+        valid = [result for result in by_name.values() if isinstance(result, Result)]
+        damaged = sorted(name for name, problem in by_name.items() if isinstance(problem, str))
+        return sorted(valid, key=lambda result: (str(result.content["started"]), result.name)), damaged
 
     def named(self, name: str) -> Result | None:
         """Return a result by the name of its directory; None if there is none, or if it is damaged."""
@@ -51,25 +51,25 @@ class Shelf:
         if not (self.store / name).resolve().is_relative_to(self.store.resolve()):
             return None
         with self._lock:
-            found = self._read(name)
-        return found if isinstance(found, Result) else None
+            entry = self._read(name)
+        return entry if isinstance(entry, Result) else None
 
     def _read(self, name: str) -> Result | str | None:
         """Return a result, the reason why it is damaged, or None if it does not exist."""
         path = self.store / name
         try:
-            said = os.stat(path / results.RESULT)
+            status = os.stat(path / results.RESULT)
         except OSError:
             return None
-        stamp = said.st_mtime_ns, said.st_size, said.st_ino
-        kept = self._kept.get(name)
-        if kept is None or kept[0] != stamp:
+        stamp = status.st_mtime_ns, status.st_size, status.st_ino
+        cached = self._kept.get(name)
+        if cached is None or cached[0] != stamp:
             try:
-                kept = stamp, results.read(path)
+                cached = stamp, results.read(path)
             except ManifestError as error:
-                kept = stamp, str(error)
-            self._kept[name] = kept
-        return kept[1]
+                cached = stamp, str(error)
+            self._kept[name] = cached
+        return cached[1]
 
 
 def summary(found: Result) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def summary(found: Result) -> dict[str, Any]:
         "task": model.get("task", ""), "kind": content.get("kind"), "started": content["started"],
         "agent": (content.get("agent") or {}).get("name"), "trace": has_trace(found), "accuracy": found.accuracy,
         "parts": [
-            {each: part.get(each) for each in ("batch", "p50_ms", "p99_ms", "inputs_per_s", "late", "stopped")}
+            {column: part.get(column) for column in ("batch", "p50_ms", "p99_ms", "inputs_per_s", "late", "stopped")}
             for part in found.parts
         ],
     }  # fmt: skip
@@ -96,16 +96,16 @@ def requests(found: Result, batch: int, offset: int, limit: int) -> Mapping[str,
 
     Percentiles are nearest ranks.
     """
-    every = found.requests(batch)
-    shown = slice(offset, offset + limit)
-    first = int(every.due_ns.min()) if len(every) else 0
-    ordered = np.sort(every.latency_ns)
-    ranks = [max(1, int(np.ceil(round(each * len(ordered) / 100, 9)))) - 1 for each in PERCENTILES]
+    times = found.requests(batch)
+    window = slice(offset, offset + limit)
+    first = int(times.due_ns.min()) if len(times) else 0
+    ordered = np.sort(times.latency_ns)
+    ranks = [max(1, int(np.ceil(round(percent * len(ordered) / 100, 9)))) - 1 for percent in PERCENTILES]
     return {
-        "total": len(every),
+        "total": len(times),
         "offset": offset,
-        **{f"{name}_ms": ((getattr(every, f"{name}_ns")[shown] - first) / 1e6).tolist()
+        **{f"{name}_ms": ((getattr(times, f"{name}_ns")[window] - first) / 1e6).tolist()
            for name in ("due", "issued", "start", "end")},
-        "latency_ms": (every.latency_ns[shown] / 1e6).tolist(),
+        "latency_ms": (times.latency_ns[window] / 1e6).tolist(),
         "percentiles": {"at": list(PERCENTILES), "ms": [int(ordered[rank]) / 1e6 for rank in ranks]},
     }  # fmt: skip

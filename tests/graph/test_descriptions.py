@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 import xsp  # noqa: E402
 from xsp import testing  # noqa: E402
 from xsp.bound import timed  # noqa: E402
-from xsp.graph import Graph, NodeKind, keys, told  # noqa: E402
+from xsp.graph import Graph, NodeKind, descriptions, keys  # noqa: E402
 from xsp.graph.node import Tensor  # noqa: E402
 
 nn = torch.nn
@@ -163,7 +163,7 @@ def node(op: str, shapes: str, **said: Any) -> tuple[Any, Graph]:
 
 def test_a_text_that_is_not_told_keeps_the_key_apart_and_is_named() -> None:
     gelu, graph = node("aten::gelu", "[[2,3],[]]", overload="", input_dtypes=["float", ""])
-    assert dict(gelu.call.arguments)["approximate"] == told.UNKNOWN
+    assert dict(gelu.call.arguments)["approximate"] == descriptions.UNKNOWN
     assert gelu.call.outputs == (Tensor("float32", (2, 3)),)
     assert graph.problems[-1].reason == "a trace does not tell approximate, so the keys of 1 calls are their own"
 

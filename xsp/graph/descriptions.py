@@ -34,7 +34,7 @@ VOCABULARY = "aten::"
 
 
 @dataclass(frozen=True)
-class Told:
+class CallDescription:
     """The description of a call in a span: a value for each argument, in the order of the schema."""
 
     op: str
@@ -52,7 +52,7 @@ class Told:
         return tuple(map(_tensors, self.shapes, self.dtypes, self.strides))
 
 
-def told(op: str, shapes: Any, attributes: Mapping[str, Any], parameters: Any = None) -> Told | None:
+def describe(op: str, shapes: Any, attributes: Mapping[str, Any], parameters: Any = None) -> CallDescription | None:
     """Return the description of an operator's call in its span; None if the span has none, or a damaged one.
 
     Args:
@@ -67,13 +67,15 @@ def told(op: str, shapes: Any, attributes: Mapping[str, Any], parameters: Any = 
     if not isinstance(overload, str):
         return None
     strides, scalars = (attributes.get(name) or [None] * len(dtypes) for name in (STRIDES, SCALARS))
-    if not all(isinstance(each, list) and len(each) == len(dtypes) for each in (strides, scalars)):
+    if not all(isinstance(column, list) and len(column) == len(dtypes) for column in (strides, scalars)):
         return None
     try:
         texts = tuple(_TEXT.findall(parameters)) if isinstance(parameters, str) else ()
-        found = Told(op, overload, _frozen(shapes), _frozen(dtypes), _frozen(strides), _frozen(scalars), texts)
-        hash(found)
-        return found if all(each is None or _is_whole(each) for each in found.tensors) else None
+        description = CallDescription(
+            op, overload, _frozen(shapes), _frozen(dtypes), _frozen(strides), _frozen(scalars), texts
+        )
+        hash(description)
+        return description if all(tensor is None or _is_valid(tensor) for tensor in description.tensors) else None
     except (TypeError, ValueError, RecursionError):
         return None
 
@@ -94,28 +96,28 @@ def _tensors(shape: Any, dtype: Any, stride: Any) -> Any:
     return Tensor(TYPES[dtype], shape, stride if isinstance(stride, tuple) else None)
 
 
-def _is_whole(value: Any) -> bool:
+def _is_valid(value: Any) -> bool:
     """Return whether a tensor, or each tensor in a list, has valid sizes and strides."""
     if not isinstance(value, Tensor):
-        return all(isinstance(each, Tensor) and _is_whole(each) for each in value)
-    sizes, steps = value.shape, value.stride
-    numbers = (*(sizes or ()), *(steps or ()))
-    fits = isinstance(sizes, tuple) and (steps is None or len(steps) == len(sizes))
-    return fits and all(type(each) is int and 0 <= each < 1 << 40 for each in numbers)
+        return all(isinstance(tensor, Tensor) and _is_valid(tensor) for tensor in value)
+    sizes, strides = value.shape, value.stride
+    numbers = (*(sizes or ()), *(strides or ()))
+    fits = isinstance(sizes, tuple) and (strides is None or len(strides) == len(sizes))
+    return fits and all(type(number) is int and 0 <= number < 1 << 40 for number in numbers)
 
 
 class Calls:
     """Runs the calls that spans describe, each distinct call once."""
 
     def __init__(self) -> None:
-        self._known: dict[Told, Node | None] = {}
+        self._known: dict[CallDescription, Node | None] = {}
         self.reasons: dict[str, str] = {}
         """Operator → why a call of it could not be run; one reason per operator."""
 
-        self.untold: dict[str, str] = {}
+        self.unrecorded: dict[str, str] = {}
         """Operator → an argument of it that the trace does not record."""
 
-    def of(self, said: Told) -> Node | None:
+    def of(self, said: CallDescription) -> Node | None:
         """Return a node with the call and its effects, as captured; None if the call cannot be run."""
         if said not in self._known:
             try:
@@ -125,28 +127,28 @@ class Calls:
                 self._known[said] = None
         return self._known[said]
 
-    def _run(self, said: Told) -> Node:
+    def _run(self, description: CallDescription) -> Node:
         import torch
 
         from xsp.graph.recorder import Recorder
 
-        operator = _operator(torch, said)
-        given: list[Any] = []
-        named: dict[str, Any] = {}
+        operator = _operator(torch, description)
+        positional: list[Any] = []
+        keywords: dict[str, Any] = {}
         replaced: dict[str, Any] = {}
         for place, argument in enumerate(operator._schema.arguments):
-            value, shown = _value(torch, said, place, argument)
-            if shown is not None:
-                replaced[argument.name] = shown
-                if shown == UNKNOWN:
-                    self.untold[said.op] = argument.name
+            value, recorded = _value(torch, description, place, argument)
+            if recorded is not None:
+                replaced[argument.name] = recorded
+                if recorded == UNKNOWN:
+                    self.unrecorded[description.op] = argument.name
             if argument.kwarg_only:
-                named[argument.name] = value
+                keywords[argument.name] = value
             else:
-                given.append(value)
+                positional.append(value)
         recorder = Recorder()
         with torch.inference_mode(), recorder:
-            operator(*given, **named)
+            operator(*positional, **keywords)
         (node,) = recorder.finish().nodes
         if not replaced:
             return node
@@ -171,26 +173,26 @@ def is_composite(op: str) -> bool | None:
 
 def _first_overload(torch: Any, op: str) -> str:
     namespace, _, name = op.partition("::")
-    found = getattr(getattr(torch.ops, namespace), name).overloads()
-    return "" if "default" in found else str(found[0])
+    overloads = getattr(getattr(torch.ops, namespace), name).overloads()
+    return "" if "default" in overloads else str(overloads[0])
 
 
-def _operator(torch: Any, said: Told) -> Any:
+def _operator(torch: Any, description: CallDescription) -> Any:
     """Return the overload of an operator.
 
     Raises:
         ValueError: the operator is not of ATen, or has other arguments in this torch.
     """
-    if not said.op.startswith(VOCABULARY):
+    if not description.op.startswith(VOCABULARY):
         raise ValueError("not an operator of ATen")
-    packet = getattr(torch.ops.aten, said.op.removeprefix(VOCABULARY))
-    found = getattr(packet, said.overload or "default")
-    if len(found._schema.arguments) < len(said.shapes):
+    packet = getattr(torch.ops.aten, description.op.removeprefix(VOCABULARY))
+    operator = getattr(packet, description.overload or "default")
+    if len(operator._schema.arguments) < len(description.shapes):
         raise ValueError("its arguments are different in this torch")
-    return found
+    return operator
 
 
-def _value(torch: Any, said: Told, place: int, argument: Any) -> tuple[Any, Any]:
+def _value(torch: Any, description: CallDescription, place: int, argument: Any) -> tuple[Any, Any]:
     """Return the value to pass for an argument, and the value to record in the call if that is different.
 
     Raises:
@@ -198,21 +200,21 @@ def _value(torch: Any, said: Told, place: int, argument: Any) -> tuple[Any, Any]
     """
     optional = str(argument.real_type).startswith("Optional[")
     kind = str(argument.real_type)[len("Optional[") : -1] if optional else str(argument.real_type)
-    tensor = said.tensors[place] if place < len(said.shapes) else None
+    tensor = description.tensors[place] if place < len(description.shapes) else None
     if isinstance(tensor, tuple):
-        return [_without_values(torch, each) for each in tensor], None
+        return [_without_values(torch, element) for element in tensor], None
     if tensor is not None:
-        if keys.stands_for_tensor(said.op, said.overload, argument.name) and _may_be_number(tensor):
+        if keys.stands_for_tensor(description.op, description.overload, argument.name) and _may_be_number(tensor):
             return {"bool": True, "int64": 1, "float64": 1.0, "complex128": 1j}[tensor.dtype], tensor
         return _without_values(torch, tensor), None
-    scalar = said.scalars[place] if place < len(said.scalars) else None
+    scalar = description.scalars[place] if place < len(description.scalars) else None
     if scalar is not None:
         return _scalar(torch, scalar, kind), None
     if kind == "Device":
         return torch.device("meta"), None
     if kind == "str":
-        if argument.name in dict(said.texts):
-            return dict(said.texts)[argument.name], None
+        if argument.name in dict(description.texts):
+            return dict(description.texts)[argument.name], None
         if not (argument.has_default_value() or optional):
             raise ValueError(f"the trace does not have its {argument.name}")
         return (argument.default_value if argument.has_default_value() else None), UNKNOWN
@@ -247,7 +249,7 @@ def _scalar(torch: Any, value: Any, kind: str) -> Any:
     if kind == "Device":
         return torch.device("meta")
     if isinstance(value, tuple):
-        return [float(each) if isinstance(each, str) else each for each in value]
+        return [float(element) if isinstance(element, str) else element for element in value]
     return float(value) if isinstance(value, str) else value
 
 
@@ -258,13 +260,13 @@ TYPES_BY_NUMBER = {
 """ATen's numbers of types → type names."""
 
 
-def described(said: Told) -> Call:
+def described(said: CallDescription) -> Call:
     """Return the call of an operator that cannot be run: the tensors and numbers of its span, without names."""
-    found: list[tuple[str, Any]] = []
+    arguments: list[tuple[str, Any]] = []
     for place, (tensor, scalar) in enumerate(zip(said.tensors, said.scalars, strict=True)):
         if tensor is not None or scalar is not None:
-            found.append((f"input{place}", tensor if tensor is not None else scalar))
-    return Call(said.op, tuple(found), (), said.overload)
+            arguments.append((f"input{place}", tensor if tensor is not None else scalar))
+    return Call(said.op, tuple(arguments), (), said.overload)
 
 
 def kind_of(op: str) -> NodeKind:

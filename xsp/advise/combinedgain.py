@@ -26,7 +26,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Together:
+class CombinedGain:
     """Pieces in the order in which they are worth doing, and their combined gain."""
 
     parts: tuple[Part, ...]
@@ -39,29 +39,29 @@ class Together:
         return math.fsum(part.adds_ms for part in self.parts)
 
 
-def plan(advice: Sequence[Advice]) -> Together | None:
+def plan(advice: Sequence[Advice]) -> CombinedGain | None:
     """Return the order in which pieces are worth doing; None if fewer than two report which calls they change."""
-    known = [each for each in advice if each.by_call]
-    done: list[Advice] = []
+    candidates = [piece for piece in advice if piece.by_call]
+    chosen: list[Advice] = []
     parts: list[Part] = []
-    left = list(known)
-    reached = 0.0
-    while left:
-        best = max(left, key=lambda each: _gain([*done, each]))
-        adds = _gain([*done, best]) - reached
-        left.remove(best)
-        if adds > LEAST_SHARE * best.gain.value:
-            done.append(best)
-            reached += adds
-            parts.append(Part(best, adds))
-    return Together(tuple(parts), len(advice) - len(known)) if len(known) > 1 and parts else None
+    remaining = list(candidates)
+    total = 0.0
+    while remaining:
+        best = max(remaining, key=lambda piece: _gain([*chosen, piece]))
+        gain = _gain([*chosen, best]) - total
+        remaining.remove(best)
+        if gain > LEAST_SHARE * best.gain.value:
+            chosen.append(best)
+            total += gain
+            parts.append(Part(best, gain))
+    return CombinedGain(tuple(parts), len(advice) - len(candidates)) if len(candidates) > 1 and parts else None
 
 
-def _gain(done: Sequence[Advice]) -> float:
+def _gain(pieces: Sequence[Advice]) -> float:
     """Return the combined gain of pieces, in milliseconds per step."""
-    calls = {call for piece in done for call in piece.by_call}
-    total = -math.fsum(piece.once_ms for piece in done)
+    calls = {call for piece in pieces for call in piece.by_call}
+    total = -math.fsum(piece.once_ms for piece in pieces)
     for call in calls:
-        gains = [piece.by_call.get(call, 0.0) for piece in done]
-        total += max(0.0, *gains) + math.fsum(min(0.0, each) for each in gains)
+        gains = [piece.by_call.get(call, 0.0) for piece in pieces]
+        total += max(0.0, *gains) + math.fsum(min(0.0, gain) for gain in gains)
     return total

@@ -37,25 +37,25 @@ def work(parent: int, answers: int) -> None:
     processes.end_with_parent(parent)
     state: dict[str, Any] = {}
     is_child = False
-    with os.fdopen(answers, "wb", buffering=0) as out:
+    with os.fdopen(answers, "wb", buffering=0) as stream:
         for line in sys.stdin:
-            asked = json.loads(line)
+            request = json.loads(line)
             answer: dict[str, Any] = {}
-            if asked["do"] == "fork":
+            if request["do"] == "fork":
                 child = os.fork()
                 is_child = not child
                 answer = _begin_child(state) if is_child else _wait(child)
-            elif asked["do"] == "end" and is_child:
+            elif request["do"] == "end" and is_child:
                 os._exit(0)
             else:
                 try:
-                    answer = _DO[asked["do"]](asked, state)
+                    answer = _DO[request["do"]](request, state)
                 except XspError as error:
                     answer = {"error": str(error)}
                 except Exception as error:  # of a model or a library: the requesting process reports it
-                    said = (str(error).splitlines() or [""])[0]
-                    answer = {"error": f"{type(error).__name__}: {said}"}
-            out.write(json.dumps(answer).encode() + b"\n")
+                    message = (str(error).splitlines() or [""])[0]
+                    answer = {"error": f"{type(error).__name__}: {message}"}
+            stream.write(json.dumps(answer).encode() + b"\n")
 
 
 def _begin_child(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,62 +72,62 @@ def _wait(child: int) -> dict[str, Any]:
     return {"error": f"the process ended ({processes.ending(code)})"} if code else {}
 
 
-def _prepare(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+def _prepare(request: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     """Write the files that all processes read: the model's input, and the weights in both formats."""
     import torch
     from safetensors.torch import load_file, save_model
 
     del state
-    os.chdir(asked["cwd"])
-    folder = Path(asked["folder"])
+    os.chdir(request["cwd"])
+    folder = Path(request["folder"])
     module = None
-    if asked["module"]:
+    if request["module"]:
         torch.manual_seed(0)
         settings = models.Settings()
-        built = models.build(asked["module"], settings)
+        built = models.build(request["module"], settings)
         if not isinstance(built, models.Built):
-            raise ShareError(f"{asked['module']} runs a step itself; it must return a model and its input")
-        built = models.placed(asked["module"], built, settings)
+            raise ShareError(f"{request['module']} runs a step itself; it must return a model and its input")
+        built = models.on_device(request["module"], built, settings)
         if built.state is not None:
-            raise ShareError(f"{asked['module']}: its input depends on the model, and cannot be passed to others")
+            raise ShareError(f"{request['module']}: its input depends on the model, and cannot be passed to others")
         torch.save((built.args, built.kwargs), folder / "input.pt")
         module = built.model
-    if not asked["weights"]:
+    if not request["weights"]:
         assert module is not None
         save_model(module, str(folder / "model.safetensors"))
-    weights = load_file(asked["weights"] or str(folder / "model.safetensors"))
+    weights = load_file(request["weights"] or str(folder / "model.safetensors"))
     torch.save(weights, folder / "model.pt")
-    return {"nbytes": sum(each.nbytes for each in weights.values()), "tensors": len(weights)}
+    return {"nbytes": sum(tensor.nbytes for tensor in weights.values()), "tensors": len(weights)}
 
 
-def _build(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+def _build(request: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     """Import the libraries, and build the module without values; with `forks`, on one thread, for children to use."""
     import safetensors.torch
     import torch
 
     from xsp import share
 
-    os.chdir(asked["cwd"])
+    os.chdir(request["cwd"])
     threads = torch.get_num_threads()
-    if asked.get("forks"):
+    if request.get("forks"):
         torch.set_num_threads(1)
-    state.update(asked, torch=torch, load_file=safetensors.torch.load_file, attach=share.attach, built=None)
+    state.update(request, torch=torch, load_file=safetensors.torch.load_file, attach=share.attach, built=None)
     state["threads"] = threads
-    if asked["module"]:
+    if request["module"]:
         with share.empty():
-            built = models.build(asked["module"], models.Settings())
+            built = models.build(request["module"], models.Settings())
         assert isinstance(built, models.Built)
         built.model.eval()
-        inputs = torch.load(Path(asked["folder"]) / "input.pt", weights_only=False)
+        inputs = torch.load(Path(request["folder"]) / "input.pt", weights_only=False)
         state.update(built=built, inputs=inputs)
     return {"ready": True}
 
 
-def _load(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+def _load(request: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     """Load in the given `way`, call the model, and return the nanoseconds of both."""
-    state["way"] = asked["way"]
+    state["way"] = request["way"]
     torch = state["torch"]
-    began = clock.monotonic_ns()
+    start = clock.monotonic_ns()
     tensors = _tensors(state)
     if state["built"] is not None and tensors is not None:
         assign(torch, state["built"].model, tensors)
@@ -135,60 +135,60 @@ def _load(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     with torch.inference_mode():
         if state["built"] is not None:
             args, kwargs = state["inputs"]
-            made: Any = state["built"].model(*args, **kwargs)
+            output: Any = state["built"].model(*args, **kwargs)
         else:
             assert tensors is not None
-            made = [each.reshape(-1).view(torch.uint8).max() for each in tensors.values() if each.numel()]
+            output = [tensor.reshape(-1).view(torch.uint8).max() for tensor in tensors.values() if tensor.numel()]
     called = clock.monotonic_ns()
-    state["kept"] = tensors, made
-    return {"load_ns": loaded - began, "call_ns": called - loaded}
+    state["kept"] = tensors, output
+    return {"load_ns": loaded - start, "call_ns": called - loaded}
 
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the weights by name; None if they are in the module already."""
     way, store = state["way"], Path(state["store"])
     if way == MMAP:
-        found: dict[str, Any] = state["load_file"](state["weights"])
-        return found
+        mapped: dict[str, Any] = state["load_file"](state["weights"])
+        return mapped
     if way == PICKLE:
-        read: dict[str, Any] = state["torch"].load(Path(state["folder"]) / "model.pt", weights_only=True)
-        return read
+        unpickled: dict[str, Any] = state["torch"].load(Path(state["folder"]) / "model.pt", weights_only=True)
+        return unpickled
     from xsp.share import client, modules
 
     if state["built"] is not None:
         state["attach"](state["built"].model, state["weights"], folder=store, strict=False)
         return None
     held = client.attach(state["weights"], store)
-    return {each.name: modules.view_of(held, each) for each in held.tensors}
+    return {tensor.name: modules.view_of(held, tensor) for tensor in held.tensors}
 
 
 def assign(torch: Any, module: Any, tensors: Mapping[str, Any]) -> None:
     """Put tensors into a module without copies; unlike `load_state_dict`, keep tied parameters tied."""
-    made: dict[int, tuple[Any, Any]] = {}  # the replaced parameter is kept, so that its id is not reused
-    for name, owner, own in _slots(module):
-        there = owner._parameters.get(own)
-        if there is None:
+    replacements: dict[int, tuple[Any, Any]] = {}  # the replaced parameter is kept, so that its id is not reused
+    for name, owner, attribute in _slots(module):
+        current = owner._parameters.get(attribute)
+        if current is None:
             if name in tensors:
-                owner._buffers[own] = tensors[name]
-        elif name in tensors and id(there) not in made:
-            made[id(there)] = there, torch.nn.Parameter(tensors[name], requires_grad=False)
-    for name, owner, own in _slots(module):
-        there = owner._parameters.get(own)
-        if there is not None and id(there) in made:
-            owner._parameters[own] = made[id(there)][1]
-        elif there is not None and there.is_meta:
+                owner._buffers[attribute] = tensors[name]
+        elif name in tensors and id(current) not in replacements:
+            replacements[id(current)] = current, torch.nn.Parameter(tensors[name], requires_grad=False)
+    for name, owner, attribute in _slots(module):
+        current = owner._parameters.get(attribute)
+        if current is not None and id(current) in replacements:
+            owner._parameters[attribute] = replacements[id(current)][1]
+        elif current is not None and current.is_meta:
             raise ShareError(f"the file lacks {name}")
 
 
 def _slots(module: Any) -> Iterator[tuple[str, Any, str]]:
-    for path, each in module.named_modules(remove_duplicate=False):
-        for own in (*each._parameters, *each._buffers):
-            yield (f"{path}.{own}" if path else own), each, own
+    for path, submodule in module.named_modules(remove_duplicate=False):
+        for attribute in (*submodule._parameters, *submodule._buffers):
+            yield (f"{path}.{attribute}" if path else attribute), submodule, attribute
 
 
-def _memory(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+def _memory(request: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     """Return the bytes that this process takes, and how many of them are weights that can be shared."""
-    del asked
+    del request
     weights = os.path.realpath(state["weights"])
     return memory_of("self", lambda path: path == weights or path.startswith("/memfd:xsp-share"))
 
@@ -225,16 +225,16 @@ def memory_of(process: int | str, is_weights: Any = lambda path: False) -> dict[
         return {}
 
 
-def _small(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+def _small(request: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     """Write files of many small tensors, in both formats."""
     import torch
     from safetensors.torch import load_file, save_file
 
     state.update(torch=torch, load_file=load_file)
-    for count in asked["counts"]:
+    for count in request["counts"]:
         tensors = {name: torch.zeros(8) for name in _names(count)}
-        save_file(tensors, Path(asked["folder"]) / f"{count}.safetensors")
-        torch.save(tensors, Path(asked["folder"]) / f"{count}.pt")
+        save_file(tensors, Path(request["folder"]) / f"{count}.safetensors")
+        torch.save(tensors, Path(request["folder"]) / f"{count}.pt")
     return {}
 
 
@@ -242,34 +242,36 @@ def _names(count: int) -> list[str]:
     return [f"t{number // 2}.{('weight', 'bias')[number % 2]}" for number in range(count)]
 
 
-def _time(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+def _time(request: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     """Load a small file into a module of pairs of tensors, twice, and return the nanoseconds of the second time."""
     torch = state["torch"]
-    pickled = Path(asked["folder"]) / f"{asked['count']}.pt"
-    taken = 0
+    pickled = Path(request["folder"]) / f"{request['count']}.pt"
+    elapsed_ns = 0
     for _ in range(2):
         module = torch.nn.Module()
-        for name in _names(asked["count"]):
-            of, _, own = name.partition(".")
-            if of not in module._modules:
-                module.register_module(of, torch.nn.Module())
+        for name in _names(request["count"]):
+            parent, _, attribute = name.partition(".")
+            if parent not in module._modules:
+                module.register_module(parent, torch.nn.Module())
             empty = torch.nn.Parameter(torch.empty(8, device="meta"))
-            module._modules[of].register_parameter(own, empty)
+            module._modules[parent].register_parameter(attribute, empty)
         module.eval()
-        if asked["way"] == ATTACH:
+        if request["way"] == ATTACH:
             from xsp.share import modules
 
-            began = clock.monotonic_ns()
-            modules.attach(module, Path(asked["folder"]) / f"{asked['count']}.safetensors", folder=Path(asked["store"]))
+            start = clock.monotonic_ns()
+            modules.attach(
+                module, Path(request["folder"]) / f"{request['count']}.safetensors", folder=Path(request["store"])
+            )
         else:
-            began = clock.monotonic_ns()
-            if asked["way"] == MMAP:
-                tensors = state["load_file"](Path(asked["folder"]) / f"{asked['count']}.safetensors")
+            start = clock.monotonic_ns()
+            if request["way"] == MMAP:
+                tensors = state["load_file"](Path(request["folder"]) / f"{request['count']}.safetensors")
             else:
                 tensors = torch.load(pickled, weights_only=True)
             assign(torch, module, tensors)
-        taken = clock.monotonic_ns() - began
-    return {"load_ns": taken}
+        elapsed_ns = clock.monotonic_ns() - start
+    return {"load_ns": elapsed_ns}
 
 
 _DO = {"prepare": _prepare, "build": _build, "load": _load, "memory": _memory, "small": _small, "time": _time}

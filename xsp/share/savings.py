@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from xsp import summary
 from xsp.comparison import evidence
 from xsp.share import estimate
-from xsp.share.measured import ATTACH, MMAP, PICKLE, WAYS
+from xsp.share.loadworker import ATTACH, MMAP, PICKLE, WAYS
 from xsp.share.measuring import COLD, TOGETHER, WARM, Measured
 from xsp.share.shelf import size_text
 from xsp.share.weights import Tensor
@@ -53,27 +53,27 @@ def pays_from(found: Measured, other: str) -> int | None:
 
 def difference(found: Measured, state: str) -> tuple[evidence.Evidence, str]:
     """Return the difference of `attach` from `load_file`, in ns of loading and the first call, and its verdict."""
-    how = evidence.repeats(found.most) if state == WARM else evidence.RUNS
+    test = evidence.repeats(found.most) if state == WARM else evidence.RUNS
     a, b = found.taken[MMAP, state].total_ns, found.taken[ATTACH, state].total_ns
-    apart = how.evidence(a, b)
-    return apart, how.verdict(apart, how.adjusted([apart.p])[0], min(len(a), len(b)))
+    result = test.evidence(a, b)
+    return result, test.verdict(result, test.adjusted([result.p])[0], min(len(a), len(b)))
 
 
 def judged(found: Measured) -> Verdict:
     """Return the verdict against `load_file` with a warm store, because `load_file` shares its pages as well."""
-    apart, said = difference(found, WARM)
+    result, outcome = difference(found, WARM)
     memory = pays_from(found, MMAP)
-    gain = f"{_ms(-apart.change)} ms [{_ms(-(apart.high or 0))} … {_ms(-(apart.low or 0))}] of {_ms(apart.a)} ms"
+    gain = f"{_ms(-result.change)} ms [{_ms(-(result.high or 0))} … {_ms(-(result.low or 0))}] of {_ms(result.a)} ms"
     kind = CANNOT_TELL
-    if said == evidence.FASTER and -apart.change >= MATTERS * apart.a:
+    if outcome == evidence.FASTER and -result.change >= MATTERS * result.a:
         kind, sentence = PAYS, f"attach saves {gain}"
     elif memory is not None:
         kind, sentence = PAYS, f"in memory, from {_count(memory)} on; in time, attach saves over load_file {gain}"
-    elif apart.low is not None and -apart.low < MATTERS * apart.a:
+    elif result.low is not None and -result.low < MATTERS * result.a:
         kind, sentence = DOES_NOT, f"attach takes as long as load_file or longer: it saves {gain}"
-        if said == evidence.SLOWER:
+        if outcome == evidence.SLOWER:
             sentence = f"attach takes longer than load_file: it saves {gain}"
-        elif apart.change < 0:
+        elif result.change < 0:
             sentence = f"attach saves less than {100 * MATTERS:.0f} % over load_file: {gain}"
     else:
         sentence = (
@@ -85,25 +85,27 @@ def judged(found: Measured) -> Verdict:
 
 def text(found: Measured) -> str:
     """Return the measurement as text."""
-    what = f"{size_text(found.nbytes)}, {found.tensors} tensors"
-    of = f" in {found.module}" if found.module and found.module != found.source else ""
-    said = judged(found)
+    size = f"{size_text(found.nbytes)}, {found.tensors} tensors"
+    module = f" in {found.module}" if found.module and found.module != found.source else ""
+    verdict = judged(found)
     use = "first call" if found.module else "one read"
     lines = [
-        f"{found.source}{of}: {what}; {found.turns} turns of at most {found.most}, each in a new process",
+        f"{found.source}{module}: {size}; {found.turns} turns of at most {found.most}, each in a new process",
         "",
-        said.sentence,
-        *_memory_lines(found, said),
+        verdict.sentence,
+        *_memory_lines(found, verdict),
         "",
         f"{'ms':22} {'load':>22} {use:>22} {'both':>22}",
     ]
     for (way, state), taken in found.taken.items():
-        figures = [_figure(each) for each in (taken.load_ns, taken.call_ns, taken.total_ns)]
-        lines.append(f"{way + ', ' + state:22} " + " ".join(f"{each:>22}" for each in figures))
+        figures = [_figure(values) for values in (taken.load_ns, taken.call_ns, taken.total_ns)]
+        lines.append(f"{way + ', ' + state:22} " + " ".join(f"{figure:>22}" for figure in figures))
     if (ATTACH, COLD) in found.taken:
-        apart, told = difference(found, COLD)
-        where = f" [{_ms(-apart.high)} … {_ms(-apart.low)}]" if apart.low is not None and apart.high is not None else ""
-        lines += ["", f"cold, attach saves over load_file {_ms(-apart.change)} ms{where}: {told}"]
+        result, outcome = difference(found, COLD)
+        where = (
+            f" [{_ms(-result.high)} … {_ms(-result.low)}]" if result.low is not None and result.high is not None else ""
+        )
+        lines += ["", f"cold, attach saves over load_file {_ms(-result.change)} ms{where}: {outcome}"]
     lines += [
         "",
         "Trimmed means with 95 % intervals. Warm: the file is in memory and in the store. Cold: in neither;",
@@ -118,14 +120,14 @@ def text(found: Measured) -> str:
     return "\n".join(lines)
 
 
-def _memory_lines(found: Measured, said: Verdict) -> list[str]:
-    if len(found.memory) < len(WAYS):
+def _memory_lines(measured: Measured, verdict: Verdict) -> list[str]:
+    if len(measured.memory) < len(WAYS):
         return ["memory: not reported by the system (no /proc/PID/smaps_rollup)"]
     lines = [f"memory, without libraries      1 process   each further   PSS of one of {TOGETHER}"]
-    for way, memory in found.memory.items():
-        each = size_text(round(max(0.0, memory.each)))
-        lines.append(f"  {way:26} {size_text(memory.one):>11} {each:>14}   {size_text(memory.pss):>13}")
-    for way, count in ((MMAP, said.from_load_file), (PICKLE, said.from_torch_load)):
+    for way, memory in measured.memory.items():
+        further = size_text(round(max(0.0, memory.each)))
+        lines.append(f"  {way:26} {size_text(memory.one):>11} {further:>14}   {size_text(memory.pss):>13}")
+    for way, count in ((MMAP, verdict.from_load_file), (PICKLE, verdict.from_torch_load)):
         less = f"from {_count(count)} on" if count else "for no number of processes"
         lines.append(f"  attach, with the store, takes less than {way} {less}")
     return lines
@@ -133,7 +135,7 @@ def _memory_lines(found: Measured, said: Verdict) -> list[str]:
 
 def plain(found: Measured) -> dict[str, Any]:
     """Return the measurement for JSON; times in nanoseconds, memory in bytes."""
-    said = judged(found)
+    verdict = judged(found)
     return {
         "source": found.source,
         "module": found.module or None,
@@ -141,10 +143,10 @@ def plain(found: Measured) -> dict[str, Any]:
         "tensors": found.tensors,
         "turns": found.turns,
         "most_turns": found.most,
-        "verdict": said.verdict,
-        "sentence": said.sentence,
-        "less_memory_than_load_file_from": said.from_load_file,
-        "less_memory_than_torch_load_from": said.from_torch_load,
+        "verdict": verdict.verdict,
+        "sentence": verdict.sentence,
+        "less_memory_than_load_file_from": verdict.from_load_file,
+        "less_memory_than_torch_load_from": verdict.from_torch_load,
         "times": [
             {"way": way, "state": state, "load_ns": taken.load_ns, "call_ns": taken.call_ns}
             for (way, state), taken in found.taken.items()
@@ -156,8 +158,8 @@ def plain(found: Measured) -> dict[str, Any]:
 
 
 def _figure(values: list[float]) -> str:
-    ends = summary.interval(values)
-    between = f" [{_ms(ends.lo)} … {_ms(ends.hi)}]" if ends is not None else ""
+    interval = summary.interval(values)
+    between = f" [{_ms(interval.lo)} … {_ms(interval.hi)}]" if interval is not None else ""
     return f"{_ms(summary.trimmed_mean(values))}{between}"
 
 
@@ -176,15 +178,15 @@ def _ms(ns: float) -> str:
 
 def estimate_text(source: str, tensors: Sequence[Tensor], known: estimate.Constants) -> str:
     """Return an estimate as text: over each way, and by parts of the model."""
-    nbytes = sum(each.nbytes for each in tensors)
+    nbytes = sum(tensor.nbytes for tensor in tensors)
     lines = [
         f"{source}: {size_text(nbytes)}, {len(tensors)} tensors; an estimate of loading, without a first call",
         "",
         f"{'ms':22} {'without a store':>16} {'attach':>10} {'saved':>10}",
     ]
-    for each in estimate.foretell(nbytes, len(tensors), known):
-        figures = f"{_ms(each.other_ns):>16} {_ms(each.attach_ns):>10} {_ms(each.saved_ns):>10}"
-        lines.append(f"{each.way + ', ' + each.state:22} {figures}  {PAYS if each.pays else DOES_NOT}")
+    for row in estimate.estimate_savings(nbytes, len(tensors), known):
+        figures = f"{_ms(row.other_ns):>16} {_ms(row.attach_ns):>10} {_ms(row.saved_ns):>10}"
+        lines.append(f"{row.way + ', ' + row.state:22} {figures}  {PAYS if row.pays else DOES_NOT}")
     lines += [
         "",
         "Saved over load_file, torch.load, warm, by the first part of the names; without the request to the store:",
@@ -192,10 +194,10 @@ def estimate_text(source: str, tensors: Sequence[Tensor], known: estimate.Consta
     for name, (size, count) in estimate.groups(tensors).items():
         saved = [_ms(value) for value in _group(size, count, known).values()]
         lines.append(f"  {name[:28]:28} {size_text(size):>10} {count:>5} tensors  {', '.join(saved)} ms")
-    asking = known.costs[ATTACH]
+    cost = known.costs[ATTACH]
     lines += [
         "",
-        f"attach takes {asking.fixed_ns / 1e6:.2f} ms and {asking.tensor_ns / 1e3:.1f} µs per tensor here; load_file "
+        f"attach takes {cost.fixed_ns / 1e6:.2f} ms and {cost.tensor_ns / 1e3:.1f} µs per tensor here; load_file "
         f"{known.costs[MMAP].fixed_ns / 1e6:.2f} and {known.costs[MMAP].tensor_ns / 1e3:.1f},",
         f"torch.load {known.costs[PICKLE].fixed_ns / 1e6:.2f} and {known.costs[PICKLE].tensor_ns / 1e3:.1f}, plus "
         "the copy. Cold times do not include reading from the disk, which",
@@ -204,30 +206,30 @@ def estimate_text(source: str, tensors: Sequence[Tensor], known: estimate.Consta
     return "\n".join(lines)
 
 
-def _group(nbytes: int, count: int, known: estimate.Constants) -> dict[str, float]:
+def _group(nbytes: int, count: int, constants: estimate.Constants) -> dict[str, float]:
     """Return the saving for a part of the weights in nanoseconds, by way, warm, without the request to the store."""
-    rows = [each for each in estimate.foretell(nbytes, count, known) if each.state == WARM]
-    fixed = known.costs[ATTACH].fixed_ns
-    return {each.way: each.saved_ns - known.costs[each.way].fixed_ns + fixed for each in rows}
+    rows = [row for row in estimate.estimate_savings(nbytes, count, constants) if row.state == WARM]
+    fixed = constants.costs[ATTACH].fixed_ns
+    return {row.way: row.saved_ns - constants.costs[row.way].fixed_ns + fixed for row in rows}
 
 
 def estimate_plain(source: str, tensors: Sequence[Tensor], known: estimate.Constants) -> dict[str, Any]:
     """Return an estimate for JSON; times in nanoseconds."""
-    nbytes = sum(each.nbytes for each in tensors)
+    nbytes = sum(tensor.nbytes for tensor in tensors)
     return {
         "source": source,
         "nbytes": nbytes,
         "tensors": len(tensors),
         "ways": [
             {
-                "way": each.way,
-                "state": each.state,
-                "other_ns": each.other_ns,
-                "attach_ns": each.attach_ns,
-                "saved_ns": each.saved_ns,
-                "pays": each.pays,
+                "way": row.way,
+                "state": row.state,
+                "other_ns": row.other_ns,
+                "attach_ns": row.attach_ns,
+                "saved_ns": row.saved_ns,
+                "pays": row.pays,
             }
-            for each in estimate.foretell(nbytes, len(tensors), known)
+            for row in estimate.estimate_savings(nbytes, len(tensors), known)
         ],
         "groups": [
             {"name": name, "nbytes": size, "tensors": count, "saved_ns": _group(size, count, known)}

@@ -59,7 +59,7 @@ class Beyond(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Judged:
+class Evaluation:
     """A table with its fitted models; `fits` has one per value of the category, or one for None."""
 
     table: Configurations
@@ -105,13 +105,15 @@ def split_of(table: Configurations, intrinsic: Sequence[str], extrinsic: Sequenc
             raise UsageError(f"--each {each}: is a number; name a category, or add --category {each}")
         if each in (*intrinsic, *extrinsic):
             raise UsageError(f"--each {each}: has a model for each value, so it cannot be a factor too")
-    rest = [name.name for name in table.factors if name.name not in (*intrinsic, *extrinsic) and name.name != each]
-    return Split(tuple(intrinsic), (*extrinsic, *rest), each)
+    remaining = [
+        factor.name for factor in table.factors if factor.name not in (*intrinsic, *extrinsic) and factor.name != each
+    ]
+    return Split(tuple(intrinsic), (*extrinsic, *remaining), each)
 
 
 def judge(
     table: Configurations, split: Split, seed: int = 0, resamples: int = RESAMPLES, beyond: bool = True
-) -> Judged:
+) -> Evaluation:
     """Fit the model and the baselines, test them on held-out groups, and return the fits for predictions.
 
     Raises:
@@ -120,67 +122,67 @@ def judge(
     groups = len(np.unique(table.groups))
     if groups < LEAST_GROUPS:
         raise UsageError(f"{groups} group{'s' * (groups != 1)} of configurations: at least {LEAST_GROUPS} are needed")
-    held = generic.folds(table.groups, FOLDS, seed)
+    folds = generic.folds(table.groups, FOLDS, seed)
     kinds = np.zeros(len(table)) if split.each is None else table.values[split.each]
-    for inside, out in held:
-        alone = {*kinds[out].tolist()} - {*kinds[inside].tolist()}
-        if alone and split.each is not None:
+    for train, test in folds:
+        lost = {*kinds[test].tolist()} - {*kinds[train].tolist()}
+        if lost and split.each is not None:
             raise UsageError(
-                f"--each {split.each}: all rows of {min(alone)} are held out at once, so no model is left to be tested "
+                f"--each {split.each}: all rows of {min(lost)} are held out at once, so no model is left to be tested "
                 "on them: hold out other rows together (--group, --seed), or omit --each"
             )
     fits = {
-        value: generic.with_bootstrap(generic.fit(part, made, seed), part, resamples, seed)
-        for value, part, made in parts(table, split)
+        value: generic.with_bootstrap(generic.fit(part, form, seed), part, resamples, seed)
+        for value, part, form in parts(table, split)
     }
-    outside = np.concatenate([each for _, each in held])
-    found: dict[str, list[Floats]] = {}
-    for inside, out in held:
-        for name, trained in trained_on(table.take(inside), split, seed).items():
-            found.setdefault(name, []).append(trained(table.take(out).values))
-    predicted = {name: np.concatenate(those) for name, those in found.items()}
-    errors = _errors(predicted, table.seconds[outside])
-    residuals = np.log(table.seconds[outside] / np.maximum(predicted[errors[0].model], 1e-300))
-    last = tuple(_beyond(table, split, seed)) if beyond else ()
-    factors = [table.factor(each) for each in (*split.intrinsic, *split.extrinsic)]
+    test_rows = np.concatenate([rows for _, rows in folds])
+    predictions: dict[str, list[Floats]] = {}
+    for train, test in folds:
+        for name, trained in trained_on(table.take(train), split, seed).items():
+            predictions.setdefault(name, []).append(trained(table.take(test).values))
+    predicted = {name: np.concatenate(arrays) for name, arrays in predictions.items()}
+    errors = _errors(predicted, table.seconds[test_rows])
+    residuals = np.log(table.seconds[test_rows] / np.maximum(predicted[errors[0].model], 1e-300))
+    beyond_errors = tuple(_beyond(table, split, seed)) if beyond else ()
+    factors = [table.factor(name) for name in (*split.intrinsic, *split.extrinsic)]
     missing = baselines.missing(table, factors)
-    return Judged(table, split, seed, fits, errors, residuals, groups, last, missing)
+    return Evaluation(table, split, seed, fits, errors, residuals, groups, beyond_errors, missing)
 
 
 def parts(table: Configurations, split: Split) -> list[tuple[str | None, Configurations, Form]]:
     """Return the tables with separate models, each with its value of the category and its form."""
     if split.each is None:
         return [(None, table, generic.form(table, split.intrinsic, split.extrinsic))]
-    found: list[tuple[str | None, Configurations, Form]] = []
+    result: list[tuple[str | None, Configurations, Form]] = []
     for value in table.factor(split.each).levels:
         part = table.take(np.flatnonzero(table.values[split.each] == value))
         try:
-            made = generic.form(part, split.intrinsic, split.extrinsic)
-            generic.needed(part, made)
+            form = generic.form(part, split.intrinsic, split.extrinsic)
+            generic.check_rows(part, form)
         except UsageError as error:
             raise UsageError(f"{split.each}={value}: {error}") from error
-        found.append((value, part, made))
-    return found
+        result.append((value, part, form))
+    return result
 
 
 def trained_on(table: Configurations, split: Split, seed: int) -> dict[str, Trained]:
     """Return all models, trained on some rows; without the generic model if it needs more rows."""
-    made: dict[str, Trained] = {}
+    models: dict[str, Trained] = {}
     try:
         fits = {value: generic.fit(part, form, seed) for value, part, form in parts(table, split)}
-        made[GENERIC] = by_each(split.each, {value: fit.predict for value, fit in fits.items()})
+        models[GENERIC] = by_each(split.each, {value: fit.predict for value, fit in fits.items()})
     except UsageError as error:
         if "SciPy" in str(error):
             raise
     for name in baselines.BASELINES:
         with contextlib.suppress(baselines.Unfit):
-            made[name] = baseline(name, table, split)
-    return made
+            models[name] = baseline(name, table, split)
+    return models
 
 
 def baseline(name: str, table: Configurations, split: Split) -> Trained:
     """Return a trained baseline, separate for each value of the category that has separate models."""
-    factors = [table.factor(each) for each in (*split.intrinsic, *split.extrinsic)]
+    factors = [table.factor(factor_name) for factor_name in (*split.intrinsic, *split.extrinsic)]
     train = baselines.BASELINES[name]
     if split.each is None:
         return train(table, factors)
@@ -197,44 +199,51 @@ def by_each(name: str | None, models: Mapping[Any, Trained]) -> Trained:
         return models[None]
 
     def predict(values: Values) -> Floats:
-        found = np.full(len(values[name]), np.nan)
+        seconds = np.full(len(values[name]), np.nan)
         for value, model in models.items():
             places = np.flatnonzero(values[name] == value)
             if len(places):
-                found[places] = model({each: column[places] for each, column in values.items()})
-        return found
+                seconds[places] = model({key: column[places] for key, column in values.items()})
+        return seconds
 
     return predict
 
 
 def _errors(predicted: Mapping[str, Floats], seconds: Floats) -> tuple[Error, ...]:
     """Return the errors of the models with a finite prediction for all rows, the smallest mean first."""
-    found = []
-    for name, those in predicted.items():
-        if len(those) == len(seconds) and np.isfinite(those).all():
-            apart = np.abs(those / seconds - 1)
-            found.append(Error(name, float(apart.mean()), float(np.median(apart)), float(np.percentile(apart, 90))))
-    return tuple(sorted(found, key=lambda each: each.mean))
+    errors = []
+    for name, values in predicted.items():
+        if len(values) == len(seconds) and np.isfinite(values).all():
+            deviations = np.abs(values / seconds - 1)
+            errors.append(
+                Error(
+                    name, float(deviations.mean()), float(np.median(deviations)), float(np.percentile(deviations, 90))
+                )
+            )
+    return tuple(sorted(errors, key=lambda error: error.mean))
 
 
 def _beyond(table: Configurations, split: Split, seed: int) -> list[Beyond]:
     """Return the errors in the largest values of each number, a seventh of the rows, after training on the others."""
-    found = []
+    results = []
     for name in (*split.intrinsic, *split.extrinsic):
         factor = table.factor(name)
         values = table.values[name]
         if not factor.numeric or len(np.unique(values)) < 4:
             continue
         largest = float(np.quantile(values, 6 / 7, method="higher"))
-        out, inside = np.flatnonzero(values >= largest), np.flatnonzero(values < largest)
-        if len(out) * 2 > len(table) or len(out) < 3:
+        test, train = np.flatnonzero(values >= largest), np.flatnonzero(values < largest)
+        if len(test) * 2 > len(table) or len(test) < 3:
             continue
-        rest = table.take(inside)
-        predicted = {model: run(table.take(out).values) for model, run in trained_on(rest, split, seed).items()}
-        errors = _errors(predicted, table.seconds[out])
+        training_table = table.take(train)
+        predicted = {
+            model: trained(table.take(test).values)
+            for model, trained in trained_on(training_table, split, seed).items()
+        }
+        errors = _errors(predicted, table.seconds[test])
         if errors:
-            found.append(Beyond(name, largest, len(out), errors))
-    return found
+            results.append(Beyond(name, largest, len(test), errors))
+    return results
 
 
 # --- predictions -------------------------------------------------------------------------------------------------
@@ -251,33 +260,33 @@ class Point(NamedTuple):
     """Texts on how it lies outside the recorded configurations."""
 
 
-def predict(judged: Judged, asked: Sequence[Mapping[str, float | str]]) -> list[Point]:
+def predict(judged: Evaluation, asked: Sequence[Mapping[str, float | str]]) -> list[Point]:
     """Return the times of the offered model with 95 % intervals, from resampled fits and errors of held-out groups.
 
     Raises:
         UsageError: a factor is missing or unknown, or a category has a value that was not recorded.
     """
-    values = asked_values(judged, asked)
-    found = offered(judged)(values)
+    values = point_columns(judged, asked)
+    seconds = offered(judged)(values)
     logs = np.log(np.maximum(spread(judged, values), 1e-300))
-    chance = np.random.default_rng(judged.seed)
-    apart = chance.choice(judged.residuals, logs.shape)
-    low, high = np.exp(np.percentile(logs + apart, [2.5, 97.5], axis=0))
+    rng = np.random.default_rng(judged.seed)
+    noise = rng.choice(judged.residuals, logs.shape)
+    low, high = np.exp(np.percentile(logs + noise, [2.5, 97.5], axis=0))
     return [
-        Point(dict(each), float(found[place]), min(float(low[place]), float(found[place])),
-              max(float(high[place]), float(found[place])), outside(judged, each))
-        for place, each in enumerate(asked)
+        Point(dict(configuration), float(seconds[place]), min(float(low[place]), float(seconds[place])),
+              max(float(high[place]), float(seconds[place])), outside(judged, configuration))
+        for place, configuration in enumerate(asked)
     ]  # fmt: skip
 
 
-def offered(judged: Judged) -> Trained:
+def offered(judged: Evaluation) -> Trained:
     """Return the offered model."""
     if judged.offered == GENERIC:
         return by_each(judged.split.each, {value: fit.predict for value, fit in judged.fits.items()})
     return baseline(judged.offered, judged.table, judged.split)
 
 
-def spread(judged: Judged, values: Values) -> Floats:
+def spread(judged: Evaluation, values: Values) -> Floats:
     """Return predicted seconds by resampled fit of the offered model (rows) and configuration (columns)."""
     count = min(len(fit.bootstrap) for fit in judged.fits.values())
     if judged.offered == GENERIC:
@@ -286,19 +295,19 @@ def spread(judged: Judged, values: Values) -> Floats:
             for number in range(count)
         ]
     else:
-        chance = np.random.default_rng(judged.seed)
-        table = generic.drawn(judged.table, judged.seed)
+        rng = np.random.default_rng(judged.seed)
+        table = generic.sample_rows(judged.table, judged.seed)
         count = min(count, FOREST_RESAMPLES) if judged.offered == "forest" else count
         models = [
-            baseline(judged.offered, table.take(generic.resampled(table.groups, chance)), judged.split)
+            baseline(judged.offered, table.take(generic.resampled(table.groups, rng)), judged.split)
             for _ in range(count)
         ]
-    found = np.array([model(values) for model in models])
-    known = np.isfinite(found)
-    if not known.all():  # a resampled table lacked a value of the category
-        means = np.where(known, found, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
-        found = np.where(known, found, np.where(known.any(axis=0), means, offered(judged)(values)))
-    return found
+    predictions = np.array([model(values) for model in models])
+    finite = np.isfinite(predictions)
+    if not finite.all():  # a resampled table lacked a value of the category
+        means = np.where(finite, predictions, 0.0).sum(axis=0) / np.maximum(finite.sum(axis=0), 1)
+        predictions = np.where(finite, predictions, np.where(finite.any(axis=0), means, offered(judged)(values)))
+    return predictions
 
 
 def _nth(fit: Fit, number: int) -> Trained:
@@ -306,23 +315,25 @@ def _nth(fit: Fit, number: int) -> Trained:
     return lambda values: Fit(fit.form, shapes, coefficients, fit.penalty).predict(values)
 
 
-def asked_values(judged: Judged, asked: Sequence[Mapping[str, float | str]]) -> dict[str, NDArray[Any]]:
+def point_columns(judged: Evaluation, asked: Sequence[Mapping[str, float | str]]) -> dict[str, NDArray[Any]]:
     """Return configurations as columns.
 
     Raises:
         UsageError: a factor is missing or unknown, or a category has a value that was not recorded.
     """
     factors = judged.table.factors
-    for each in asked:
-        unknown = [name for name in each if name not in {factor.name for factor in factors}]
-        lacks = [factor.name for factor in factors if factor.name not in each]
-        if unknown or lacks:
-            which = f"{unknown[0]} is not in the fit" if unknown else f"no value is given for {', '.join(lacks)}"
-            raise UsageError(f"{which}; it has {', '.join(factor.name for factor in factors)}")
+    for configuration in asked:
+        unknown = [name for name in configuration if name not in {factor.name for factor in factors}]
+        missing = [factor.name for factor in factors if factor.name not in configuration]
+        if unknown or missing:
+            reason = f"{unknown[0]} is not in the fit" if unknown else f"no value is given for {', '.join(missing)}"
+            raise UsageError(f"{reason}; it has {', '.join(factor.name for factor in factors)}")
         for factor in factors:
-            _check(factor, each[factor.name])
+            _check(factor, configuration[factor.name])
     return {
-        factor.name: np.array([each[factor.name] for each in asked], dtype=float if factor.numeric else object)
+        factor.name: np.array(
+            [configuration[factor.name] for configuration in asked], dtype=float if factor.numeric else object
+        )
         for factor in factors
     }
 
@@ -335,9 +346,9 @@ def _check(factor: Factor, value: float | str) -> None:
         raise UsageError(f"{factor.name}={value} is not a number above 0")
 
 
-def outside(judged: Judged, asked: Mapping[str, float | str]) -> tuple[str, ...]:
+def outside(judged: Evaluation, asked: Mapping[str, float | str]) -> tuple[str, ...]:
     """Return texts on how a configuration lies outside the recorded ones: outside a range, or all combinations."""
-    found = []
+    texts = []
     for factor in judged.table.factors:
         value = asked[factor.name]
         if isinstance(value, str):
@@ -345,20 +356,20 @@ def outside(judged: Judged, asked: Mapping[str, float | str]) -> tuple[str, ...]
         if not factor.low <= value <= factor.high:
             times = value / factor.high if value > factor.high else factor.low / value
             side, end = ("above", factor.high) if value > factor.high else ("below", factor.low)
-            found.append(f"{factor.name} is {times:.3g} times {side} the recorded values ({end:g})")
-    return tuple(found) if found else _not_between(judged, asked)
+            texts.append(f"{factor.name} is {times:.3g} times {side} the recorded values ({end:g})")
+    return tuple(texts) if texts else _not_between(judged, asked)
 
 
-def _not_between(judged: Judged, asked: Mapping[str, float | str]) -> tuple[str, ...]:
+def _not_between(judged: Evaluation, asked: Mapping[str, float | str]) -> tuple[str, ...]:
     """Return a text if a configuration is no mixture, in logarithms, of recorded ones with the same categories."""
     table = judged.table
-    texts = [each.name for each in table.factors if not each.numeric]
-    alike = np.ones(len(table), dtype=bool)
+    texts = [factor.name for factor in table.factors if not factor.numeric]
+    matching = np.ones(len(table), dtype=bool)
     for name in texts:
-        alike &= table.values[name] == asked[name]
-    if not alike.any():
+        matching &= table.values[name] == asked[name]
+    if not matching.any():
         return (f"{', '.join(f'{name}={asked[name]}' for name in texts)} were never recorded together",)
-    numbers = [each for each in table.factors if each.numeric and each.high > each.low]
+    numbers = [factor for factor in table.factors if factor.numeric and factor.high > factor.low]
     if not numbers:
         return ()
     _, nnls = generic.solvers()
@@ -366,11 +377,11 @@ def _not_between(judged: Judged, asked: Mapping[str, float | str]) -> tuple[str,
     def scaled(values: Any, factor: Factor) -> Any:
         return np.log(np.asarray(values, dtype=float) / factor.low) / np.log(factor.high / factor.low)
 
-    known = generic.drawn(table.take(np.flatnonzero(alike)), judged.seed)
-    points = np.array([scaled(known.values[each.name], each) for each in numbers] + [np.ones(len(known))])
-    wanted = np.array([*(scaled(asked[each.name], each) for each in numbers), 1.0])
+    recorded = generic.sample_rows(table.take(np.flatnonzero(matching)), judged.seed)
+    points = np.array([scaled(recorded.values[factor.name], factor) for factor in numbers] + [np.ones(len(recorded))])
+    target = np.array([*(scaled(asked[factor.name], factor) for factor in numbers), 1.0])
     try:
-        _, apart = nnls(points, wanted)
+        _, residual = nnls(points, target)
     except RuntimeError:
         return ()
-    return () if apart < 1e-6 else ("it is outside the recorded combinations",)
+    return () if residual < 1e-6 else ("it is outside the recorded combinations",)

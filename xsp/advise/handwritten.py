@@ -27,8 +27,8 @@ class Function:
 
 
 def _function(name: str, do: str, *written: str) -> Function:
-    ways = "|".join(f"(?:{each}) " for each in written)
-    return Function(name, do, re.compile(rf"(?<![^ ])(?:{ways})"))
+    alternatives = "|".join(f"(?:{sequence}) " for sequence in written)
+    return Function(name, do, re.compile(rf"(?<![^ ])(?:{alternatives})"))
 
 
 _SQUARED = "(?:pow|square|mul)"
@@ -62,34 +62,34 @@ def written_out(asked: Asked) -> Iterator[Advice]:
     Each of them reads and writes all values, where one operator does it once: the gain is at most the time of all but
     the longest. Order and shapes identify them: the operators are of one tensor, or of a reduction of it.
     """
-    whole = calls.step_ms(asked)
-    found: dict[Function, list[list[Call]]] = {}
-    for around in calls.every(asked):
-        if around.is_op or around.kind == Kind.BACKWARD or around.phase in ("backward", "optimizer"):
+    step_ms = calls.step_ms(asked)
+    chains_by_function: dict[Function, list[list[Call]]] = {}
+    for parent in calls.walk(asked):
+        if parent.is_op or parent.kind == Kind.BACKWARD or parent.phase in ("backward", "optimizer"):
             continue
-        for function, those in _written(around):
-            found.setdefault(function, []).append(those)
-    for function, several in found.items():
-        both = [*several, *(nodes for those in several if (nodes := calls.gradients(asked, those)))]
-        every = [each for those in both for each in those]
-        longest = [max(those, key=lambda each: each.ns) for those in both]
-        ms = sum(each.ns for each in every) / 1e6
-        gain = ms - sum(each.ns for each in longest) / 1e6
-        if gain < calls.LEAST_MS or 100 * gain / whole < LEAST_PERCENT:
+        for function, chain in _written(parent):
+            chains_by_function.setdefault(function, []).append(chain)
+    for function, chains in chains_by_function.items():
+        groups = [*chains, *(nodes for chain in chains if (nodes := calls.gradients(asked, chain)))]
+        all_ops = [op for chain in groups for op in chain]
+        longest = [max(chain, key=lambda op: op.ns) for chain in groups]
+        ms = sum(op.ns for op in all_ops) / 1e6
+        gain = ms - sum(op.ns for op in longest) / 1e6
+        if gain < calls.LEAST_MS or 100 * gain / step_ms < LEAST_PERCENT:
             continue
-        saved = set(every) - set(longest)
-        parts = [each for each in every if each in saved]
-        names = ", ".join(each.name.removeprefix("aten::") for each in several[0])
+        redundant = set(all_ops) - set(longest)
+        parts = [op for op in all_ops if op in redundant]
+        names = ", ".join(op.name.removeprefix("aten::") for op in chains[0])
         yield Advice(
             "written-out",
-            f"{function.name} is composed of {len(several[0])} operators"
-            + (f", {len(several)} times in a step" if len(several) > 1 else ""),
-            calls.places([each for those in several for each in those]),
-            calls.interval(gain, calls.ends(asked, parts)).within(whole),
+            f"{function.name} is composed of {len(chains[0])} operators"
+            + (f", {len(chains)} times in a step" if len(chains) > 1 else ""),
+            calls.places([op for chain in chains for op in chain]),
+            calls.interval(gain, calls.ends(asked, parts)).within(step_ms),
             True,
-            100 * gain / whole,
+            100 * gain / step_ms,
             (
-                f"{names}{' and their gradients' * (len(both) > len(several))} take {ms:.3g} ms; each but one of them "
+                f"{names}{' and their gradients' * (len(groups) > len(chains))} take {ms:.3g} ms; each but one of them "
                 "reads and writes memory that a single operator would not",
                 "inferred from the order of calls: valid if each takes the result of those before it",
             ),
@@ -97,30 +97,30 @@ def written_out(asked: Asked) -> Iterator[Advice]:
         )
 
 
-def _written(around: Call) -> Iterator[tuple[Function, list[Call]]]:
+def _written(parent: Call) -> Iterator[tuple[Function, list[Call]]]:
     """Yield the functions that a call writes out, with their operators; no operator is part of two functions."""
-    busy = [each for each in around.inside if each.computes]
-    names = [_stem(each) for each in busy]
+    children = [child for child in parent.children if child.computes]
+    names = [_stem(child) for child in children]
     text = "".join(f"{name} " for name in names)
-    taken: set[int] = set()
+    used: set[int] = set()
     for function in FUNCTIONS:
         for match in function.written.finditer(text):
             first = text.count(" ", 0, match.start())
-            span = range(first, first + match.group().count(" "))
-            those = [busy[at] for at in span]
-            if not taken & set(span) and _is_of_one_tensor(those):
-                taken |= set(span)
-                yield function, those
+            positions = range(first, first + match.group().count(" "))
+            ops = [children[index] for index in positions]
+            if not used & set(positions) and _is_of_one_tensor(ops):
+                used |= set(positions)
+                yield function, ops
 
 
 def _stem(call: Call) -> str:
     return call.name.removeprefix("aten::").removesuffix("_") if call.is_op else "-"
 
 
-def _is_of_one_tensor(those: Sequence[Call]) -> bool:
+def _is_of_one_tensor(ops: Sequence[Call]) -> bool:
     """Return whether each first input has the shape of the largest one, or of a reduction of it."""
-    sizes = [each.first_shape for each in those if each.first_shape is not None]
-    if len(sizes) < len(those) / 2:
+    sizes = [op.first_shape for op in ops if op.first_shape is not None]
+    if len(sizes) < len(ops) / 2:
         return False
     rank = max(map(len, sizes))
     full = max((size for size in sizes if len(size) == rank), key=lambda size: [*map(int, size)])

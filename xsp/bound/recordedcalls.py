@@ -28,7 +28,7 @@ COMPILED = ("CompiledFunction", "Torch-Compiled Region", "CompiledFxGraph", "tri
 
 
 @dataclass
-class Seen:
+class RecordedCall:
     """A call in a trace."""
 
     op: str
@@ -83,27 +83,27 @@ _ROWS = f"""
 @dataclass
 class _Span:
     row: _Row
-    inside: list[_Span] = field(default_factory=list)
+    children: list[_Span] = field(default_factory=list)
     kernels: int = 0
     device_ns: float = 0.0
     tensor_cores: bool = False
 
 
-def of_nodes(trace: Trace) -> list[Seen]:
+def of_nodes(trace: Trace) -> list[RecordedCall]:
     """Return the calls of the nodes of `xsp.graph.spans.of(trace)`, in their order."""
-    wanted = spans.of_nodes(trace)
-    chosen = set(wanted)
-    found = dict(_calls(trace, lambda span: span.row.span_id in chosen))
-    return [found[each] for each in wanted]
+    ids = spans.of_nodes(trace)
+    chosen = set(ids)
+    by_id = dict(_calls(trace, lambda span: span.row.span_id in chosen))
+    return [by_id[span_id] for span_id in ids]
 
 
-def of(trace: Trace, operators: Set[str]) -> list[Seen]:
+def of(trace: Trace, operators: Set[str]) -> list[RecordedCall]:
     """Return the outermost calls of operators that a graph may have, by start time.
 
     An operator that is not in the graph is replaced by the operators inside it, because with gradients composite
     operators decompose. If none of those is in the graph either, the operator is a call that was seen and not planned.
     """
-    return [each for _, each in _calls(trace, lambda span: span.row.name in operators or not _holds(span, operators))]
+    return [call for _, call in _calls(trace, lambda span: span.row.name in operators or not _holds(span, operators))]
 
 
 def measured(trace: Trace) -> Figure | None:
@@ -119,22 +119,22 @@ def measured(trace: Trace) -> Figure | None:
             rows = model_information(trace).project("batch_size, latency_ms, low_ms, high_ms, steps").fetchall()
     except AnalysisError:
         return None
-    known = [row for row in rows if row[1] is not None]
-    if not known:
+    timed = [row for row in rows if row[1] is not None]
+    if not timed:
         return None
     ((batch,),) = trace.con.execute(f"SELECT max(batch_size) FROM merged WHERE kind = '{Kind.STEP}'").fetchall()
-    _, mean, low, high, _ = max(known, key=lambda row: (row[0] == batch, row[4]))
+    _, mean, low, high, _ = max(timed, key=lambda row: (row[0] == batch, row[4]))
     half = 0.0 if low is None or high is None else (high - low) / 2
     return Figure(mean * 1e6, half * 1e6, "step")
 
 
 def is_compiled(trace: Trace) -> bool:
     """Return whether compiled code ran in the step."""
-    named = " OR ".join(f"contains(name, '{each}')" for each in COMPILED)
-    return bool(trace.con.execute(f"SELECT 1 FROM merged WHERE {named} LIMIT 1").fetchall())
+    condition = " OR ".join(f"contains(name, '{part}')" for part in COMPILED)
+    return bool(trace.con.execute(f"SELECT 1 FROM merged WHERE {condition} LIMIT 1").fetchall())
 
 
-def _calls(trace: Trace, is_one: Callable[[_Span], bool]) -> Iterator[tuple[str, Seen]]:
+def _calls(trace: Trace, is_one: Callable[[_Span], bool]) -> Iterator[tuple[str, RecordedCall]]:
     """Yield the id and the call of each outermost span that is a call; other spans are searched for inner calls."""
     on_device = trace.has(Level.KERNEL)
     roots = _trees(trace)
@@ -146,39 +146,39 @@ def _calls(trace: Trace, is_one: Callable[[_Span], bool]) -> Iterator[tuple[str,
     while pending:
         span = pending.pop()
         if not is_one(span):
-            pending += span.inside[::-1]
+            pending += span.children[::-1]
             continue
         path = spans.module_path(modules, span.row.layer, span.row.layer_id)
         yield span.row.span_id, _seen(span, "" if path == outer else path, on_device)
 
 
-def _seen(span: _Span, module: str, on_device: bool) -> Seen:
+def _seen(span: _Span, module: str, on_device: bool) -> RecordedCall:
     row = span.row
-    every = list(_all(span))
-    kernels = sum(each.kernels for each in every)
-    works = kernels > 0 if on_device else any(_is_busy(each.row.name) for each in every)
-    return Seen(
+    members = list(_all(span))
+    kernels = sum(member.kernels for member in members)
+    works = kernels > 0 if on_device else any(_is_busy(member.row.name) for member in members)
+    return RecordedCall(
         row.name,
         module,
         row.phase or "",
-        sum(each.device_ns for each in every) if on_device else row.ns,
+        sum(member.device_ns for member in members) if on_device else row.ns,
         0.0 if on_device else row.half_ns,
         kernels,
-        any(each.tensor_cores for each in every),
+        any(member.tensor_cores for member in members),
         _first_shape(row.shapes),
         works,
         row.span_id,
-        frozenset(each.row.name for each in every if each is not span),
+        frozenset(member.row.name for member in members if member is not span),
     )
 
 
 def _first_shape(shapes: str | None) -> tuple[int, ...] | None:
     """Return the shape of the first input, from the JSON of all shapes; None if it is no tensor, or unknown."""
     try:
-        found = json.loads(shapes or "null")
+        parsed = json.loads(shapes or "null")
     except ValueError:
         return None
-    first = found[0] if isinstance(found, list) and found else None
+    first = parsed[0] if isinstance(parsed, list) and parsed else None
     if not isinstance(first, list) or not first or any(type(size) is not int for size in first):
         return None
     return tuple(first)
@@ -193,35 +193,35 @@ def _is_busy(name: str) -> bool:
 def _all(span: _Span) -> Iterator[_Span]:
     pending = [span]
     while pending:
-        at = pending.pop()
-        yield at
-        pending += at.inside
+        current = pending.pop()
+        yield current
+        pending += current.children
 
 
 def _holds(span: _Span, operators: Set[str]) -> bool:
-    return any(each.row.name in operators for each in _all(span) if each is not span)
+    return any(inner.row.name in operators for inner in _all(span) if inner is not span)
 
 
 def _trees(trace: Trace) -> list[_Span]:
     """Return the trees of operators, from the outermost ones."""
     roots: list[_Span] = []
-    known: dict[str, _Span] = {}
+    by_id: dict[str, _Span] = {}
     for row in map(_Row._make, trace.con.execute(_ROWS).fetchall()):
         span = _Span(row)
-        around = known.get(row.parent_id or "")
-        if around is not None:
-            around.inside.append(span)
+        parent = by_id.get(row.parent_id or "")
+        if parent is not None:
+            parent.children.append(span)
         elif spans.is_call(row.name):
             roots.append(span)
         else:
             continue
-        known[row.span_id] = span
+        by_id[row.span_id] = span
     return roots
 
 
 def _launched(trace: Trace, roots: list[_Span]) -> None:
     """Add to each operator the device work that it launched directly."""
-    known = {span.row.span_id: span for root in roots for span in _all(root)}
+    by_id = {span.row.span_id: span for root in roots for span in _all(root)}
     parents = dict(trace.con.execute("SELECT span_id, parent_id FROM merged WHERE device IS NULL").fetchall())
     rows = trace.con.execute(
         f"""
@@ -231,11 +231,11 @@ def _launched(trace: Trace, roots: list[_Span]) -> None:
         """
     ).fetchall()
     for parent, ns, tensor_cores in rows:
-        at, steps = parent, 0
-        while at is not None and at not in known and steps < 1000:
-            at, steps = parents.get(at), steps + 1
-        if at in known:
-            span = known[at]
+        ancestor, steps = parent, 0
+        while ancestor is not None and ancestor not in by_id and steps < 1000:
+            ancestor, steps = parents.get(ancestor), steps + 1
+        if ancestor in by_id:
+            span = by_id[ancestor]
             span.kernels += 1
             span.device_ns += float(ns or 0)
             span.tensor_cores |= bool(tensor_cores)
@@ -247,14 +247,14 @@ MUCH_SYSTEM = 0.05
 
 def page_faults(trace: Trace) -> str | None:
     """Return a text on the page faults of a step and the system time for them; None if it is short or unknown."""
-    for each in iterations(trace.con):
-        if (each.rank, each.kind) != (trace.rank, trace.kind) or each.faults is None or not each.mean_ns:
+    for row in iterations(trace.con):
+        if (row.rank, row.kind) != (trace.rank, trace.kind) or row.faults is None or not row.mean_ns:
             continue
-        system_ns, threads = each.system_ns or 0.0, trace.run.machine.torch_threads or 1
-        if system_ns / threads < MUCH_SYSTEM * each.mean_ns:
+        system_ns, threads = row.system_ns or 0.0, trace.run.machine.torch_threads or 1
+        if system_ns / threads < MUCH_SYSTEM * row.mean_ns:
             return None
         return (
-            f"page faults: {each.faults:,.0f} in a step, {system_ns / 1e6:.3g} ms in the system for all threads; calls "
+            f"page faults: {row.faults:,.0f} in a step, {system_ns / 1e6:.3g} ms in the system for all threads; calls "
             "timed in isolation have other counts: xsp advise says how to keep memory"
         )
     return None
@@ -274,8 +274,8 @@ def _outer_module(trace: Trace) -> str | None:
 
 def device_ns(trace: Trace) -> float:
     """Return the total time of all kernels, copies and fills of a step in nanoseconds."""
-    ((found,),) = trace.con.execute(f"SELECT sum({NS}) FROM merged WHERE level = {int(Level.KERNEL)}").fetchall()
-    return float(found or 0)
+    ((total,),) = trace.con.execute(f"SELECT sum({NS}) FROM merged WHERE level = {int(Level.KERNEL)}").fetchall()
+    return float(total or 0)
 
 
 def worked_on_device(trace: Trace) -> bool:

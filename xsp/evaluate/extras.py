@@ -83,18 +83,18 @@ def _advice(place: Path) -> list[str]:
     from xsp.ingest.load import load
 
     try:
-        found = advise.of(load(place / results.RUN), most=advise.Needs.TRACE)
+        report = advise.of(load(place / results.RUN), most=advise.Needs.TRACE)
     except XspError as error:
         return [f"no advice: {error}"]
-    said = [
+    entries = [
         {
-            "question": each.question, "what": each.what, "do": each.do, "at_most": each.at_most,
-            "gain_ms": [each.gain.low, each.gain.value, each.gain.high],
-            "of_step_percent": each.of_step_percent, "changes_numbers": each.changes_numbers,
+            "question": advice.question, "what": advice.what, "do": advice.do, "at_most": advice.at_most,
+            "gain_ms": [advice.gain.low, advice.gain.value, advice.gain.high],
+            "of_step_percent": advice.of_step_percent, "changes_numbers": advice.changes_numbers,
         }
-        for each in found.advice[:MOST_ADVICE]
+        for advice in report.advice[:MOST_ADVICE]
     ]  # fmt: skip
-    content = {"advice": said, "asked": found.asked, "unanswered": dict(found.unanswered)}
+    content = {"advice": entries, "asked": report.asked, "unanswered": dict(report.unanswered)}
     (place / results.ADVICE).write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
     return []
 
@@ -108,17 +108,17 @@ def _bound(place: Path, manifest: Manifest, folder: Path, handle: Any, batch: Ba
     if model.command:
         raise ManifestError("a command has no graph")
     try:
-        found = _bound_of(manifest, folder, handle, batch, trace if trace.is_dir() else None)
+        bound = _bound_of(manifest, folder, handle, batch, trace if trace.is_dir() else None)
     except XspError as error:
         if not trace.is_dir():
             raise
-        found = _bound_of(manifest, folder, handle, batch, None)
+        bound = _bound_of(manifest, folder, handle, batch, None)
         notes.append(f"the bound is not compared with the trace: {error}")
-    if found.ratio is None:
-        best = Rung.BEST if found.rungs[Rung.BEST.value].sequential is None else Rung.MEASURED
-        why = found.absent.get(best.value) or ("there is no trace: --trace M/L/G" if best is Rung.MEASURED else "")
-        notes.append(f"the bound has no ratio of best to measured, because {best.value} is missing: {why}")
-    (place / results.BOUND).write_text(json.dumps(text.as_json(found), indent=1, allow_nan=False), encoding="utf-8")
+    if bound.ratio is None:
+        best = Rung.BEST if bound.rungs[Rung.BEST.value].sequential is None else Rung.MEASURED
+        reason = bound.absent.get(best.value) or ("there is no trace: --trace M/L/G" if best is Rung.MEASURED else "")
+        notes.append(f"the bound has no ratio of best to measured, because {best.value} is missing: {reason}")
+    (place / results.BOUND).write_text(json.dumps(text.as_json(bound), indent=1, allow_nan=False), encoding="utf-8")
     return notes
 
 

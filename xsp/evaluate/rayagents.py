@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from xsp.errors import ManifestError
+from xsp.errors import ManifestError, first_line
 from xsp.evaluate import agents, reading, results, transports
 from xsp.evaluate.agents import AgentLost, Facts, Options, ProcessLost, Progress
 from xsp.evaluate.manifest import Manifest
@@ -25,23 +26,37 @@ NAMESPACE = "xsp-evaluate"
 PATIENCE_S = 10.0
 """Seconds to wait for a sign of life."""
 
+EVALUATIONS = "evaluations"
+"""Group of threads of an actor that runs evaluations: one thread, so that others wait in Ray, and the threads for
+everything else stay free."""
+
+WAITING = ("waiting for another evaluation", 0, 1)
+"""Progress of an evaluation that has not begun."""
+
 
 class Actor:
-    """The actor on the other machine."""
+    """The actor on the other machine; it runs one evaluation at a time, and answers other calls meanwhile."""
 
     def __init__(self, name: str, labels: Mapping[str, str], folder: str, trusted: bool) -> None:
         self._agent = transports.OwnProcess(name, labels, "ray")
         self._folder, self._trusted = Path(folder), trusted
-        self._said: tuple[str, int, int] = ("", 0, 0)
+        self._running = threading.Lock()
+        self._progress: dict[str, tuple[str, int, int]] = {}
+        """Progress of the evaluation that runs, by its name."""
+
         self._cancelled: set[str] = set()
 
     def facts(self) -> dict[str, Any]:
         """Return the agent's facts, with the current time."""
         return {**results.plain(self._agent.facts()), "beat_s": time.time(), "trusts": self._trusted}
 
-    def progress(self) -> tuple[str, int, int]:
-        """Return the current progress."""
-        return self._said
+    def progress(self, name: str) -> tuple[str, int, int] | None:
+        """Return the progress of the named evaluation; None if it does not run: it waits for another, or has ended."""
+        return self._progress.get(name)
+
+    def running(self) -> list[str]:
+        """Return the name of the evaluation that runs, if one does."""
+        return list(self._progress)
 
     def cancel(self, name: str) -> None:
         """Make the named evaluation end without a result, within a second."""
@@ -50,31 +65,35 @@ class Actor:
     def evaluate(self, manifest: dict[str, Any], levels: str, bound: bool, name: str) -> dict[str, Any]:
         """Run a manifest, and return the files of its result, or the reason why there is none.
 
+        If another evaluation runs, it waits for its end: each would disturb the latencies of the other.
+
         Args:
             manifest: in its canonical form.
             levels: levels of the trace to record as well; "" for none.
             bound: whether to compute the bound as well.
-            name: name of this evaluation, for `cancel`.
+            name: name of this evaluation, for `progress` and `cancel`.
         """
 
-        def said(what: str, done: int, of: int) -> None:
-            self._said = what, done, of
+        def said(stage: str, done: int, total: int) -> None:
+            self._progress[name] = stage, done, total
             if name in self._cancelled:
                 raise ManifestError("it was cancelled")
 
-        with tempfile.TemporaryDirectory() as store:
+        with self._running, tempfile.TemporaryDirectory() as store:
             try:
-                asked = reading.of_plain(manifest).manifest
+                said("starting", 0, 1)
+                parsed = reading.of_plain(manifest).manifest
                 options = Options(Path(store), levels, bound, self._trusted)
-                place = self._agent.submit(asked, self._folder, options, said)
+                result_dir = self._agent.submit(parsed, self._folder, options, said)
             except ProcessLost as error:
                 return {"lost": str(error)}
             except ManifestError as error:
                 return {"error": str(error)}
             finally:
+                self._progress.pop(name, None)
                 self._cancelled.discard(name)
-            files = [each for each in place.rglob("*") if each.is_file() and not each.is_symlink()]
-            return {"files": {each.relative_to(place).as_posix(): each.read_bytes() for each in files}}
+            files = [path for path in result_dir.rglob("*") if path.is_file() and not path.is_symlink()]
+            return {"files": {path.relative_to(result_dir).as_posix(): path.read_bytes() for path in files}}
 
 
 class OnRay:
@@ -87,7 +106,7 @@ class OnRay:
         """Return the facts that it reported, with the time of its last sign of life by this machine's clock."""
         if self._facts.beat_s is not None and time.time() - self._facts.beat_s > PATIENCE_S:
             try:
-                _ray().get(self._handle.progress.remote(), timeout=PATIENCE_S)
+                _ray().get(self._handle.running.remote(), timeout=PATIENCE_S)
             except Exception:
                 return self._facts
             self._facts = replace(self._facts, beat_s=time.time())
@@ -104,12 +123,13 @@ class OnRay:
         del folder  # the manifest's files are looked up in the folder with which the agent was started
         ray = _ray()
         try:
-            name = secrets.token_hex(8)
-            running = self._handle.evaluate.remote(manifest.plain(), options.levels, options.bound, name)
+            name, state = secrets.token_hex(8), WAITING
+            evaluate = self._handle.evaluate.options(concurrency_group=EVALUATIONS)
+            task = evaluate.remote(manifest.plain(), options.levels, options.bound, name)
             silent_from = time.monotonic()
-            while not ray.wait([running], timeout=0.5)[0]:
+            while not ray.wait([task], timeout=0.5)[0]:
                 try:
-                    now = ray.get(self._handle.progress.remote(), timeout=PATIENCE_S)
+                    state = ray.get(self._handle.progress.remote(name), timeout=PATIENCE_S) or state
                     silent_from = time.monotonic()
                 except ray.exceptions.GetTimeoutError:
                     if time.monotonic() - silent_from > agents.DEAD_AFTER_S:
@@ -117,35 +137,34 @@ class OnRay:
                         raise
                     continue
                 try:
-                    progress(*now)
+                    progress(*state)
                 except BaseException:
-                    self._handle.cancel.remote(name)
-                    ray.wait([running], timeout=PATIENCE_S)  # so that the next evaluation does not overlap
+                    ray.wait([self._handle.cancel.remote(name)], timeout=PATIENCE_S)  # until it has arrived
                     raise
-            said = ray.get(running)
-        except ray.exceptions.RayTaskError as error:  # it lives, and something in it raised
-            said = (str(error.cause).splitlines() or [""])[0]
+            reply = ray.get(task)
+        except ray.exceptions.RayTaskError as error:  # the agent is alive; its code raised an error
+            reply = (str(error.cause).splitlines() or [""])[0]
             raise ManifestError(
-                f"the agent {self._facts.name} failed: {type(error.cause).__name__}: {said[:200]}"
+                f"the agent {self._facts.name} failed: {type(error.cause).__name__}: {reply[:200]}"
             ) from error
         except ray.exceptions.RayError as error:
             raise AgentLost(f"the agent {self._facts.name} died ({type(error).__name__})") from error
-        if "lost" in said:
-            raise ProcessLost(said["lost"])
-        if "error" in said:
-            raise ManifestError(said["error"])
-        return _stored(said["files"], manifest, options.store)
+        if "lost" in reply:
+            raise ProcessLost(reply["lost"])
+        if "error" in reply:
+            raise ManifestError(reply["error"])
+        return _stored(reply["files"], manifest, options.store)
 
 
 def _stored(files: Mapping[str, bytes], manifest: Manifest, store: Path) -> Path:
-    with results.written(store, manifest.identity) as (beside, done):
+    with results.new_result(store, manifest.identity) as (staging, paths):
         for name, content in files.items():
-            plain = PurePosixPath(name)
-            if plain.is_absolute() or ".." in plain.parts or not plain.parts:
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts or not path.parts:
                 raise ManifestError(f"an agent returned a file {name!r}, which is outside its result")
-            (beside / plain).parent.mkdir(parents=True, exist_ok=True)
-            (beside / plain).write_bytes(content)
-    return done[0]
+            (staging / path).parent.mkdir(parents=True, exist_ok=True)
+            (staging / path).write_bytes(content)
+    return paths[0]
 
 
 def connect(address: str) -> None:
@@ -161,8 +180,8 @@ def connect(address: str) -> None:
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ManifestError(f"no Ray cluster at {address}: {said}; `ray start --head` starts one") from error
+        reason = first_line(error)
+        raise ManifestError(f"no Ray cluster at {address}: {reason}; `ray start --head` starts one") from error
 
 
 def start(name: str, labels: Mapping[str, str], folder: Path, trusted: bool = False) -> Facts:
@@ -180,13 +199,13 @@ def start(name: str, labels: Mapping[str, str], folder: Path, trusted: bool = Fa
     ray = _ray()
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    strategy = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     try:
         handle = (
-            ray.remote(Actor)
+            ray.remote(concurrency_groups={EVALUATIONS: 1})(Actor)
             .options(
                 name=name, namespace=NAMESPACE, lifetime="detached", num_cpus=0, max_concurrency=4, max_restarts=0,
-                scheduling_strategy=here,
+                scheduling_strategy=strategy,
             )
             .remote(name, dict(labels), str(folder.resolve()), trusted)
         )  # fmt: skip
@@ -210,7 +229,7 @@ def stop(name: str) -> None:
         raise ManifestError(f"there is no agent {name!r}; `xsp evaluate agents` names them") from error
 
 
-def found(names: Sequence[str] | None = None) -> tuple[list[OnRay], dict[str, str]]:
+def connected_agents(names: Sequence[str] | None = None) -> tuple[list[OnRay], dict[str, str]]:
     """Return the agents of the cluster, and by name the reasons why others do not answer.
 
     Args:
@@ -220,24 +239,24 @@ def found(names: Sequence[str] | None = None) -> tuple[list[OnRay], dict[str, st
         ManifestError: there is no agent of one of the names.
     """
     ray = _ray()
-    known = sorted(
-        each["name"] for each in ray.util.list_named_actors(all_namespaces=True) if each["namespace"] == NAMESPACE
+    existing = sorted(
+        actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] == NAMESPACE
     )
     for name in names or ():
-        if name not in known:
-            raise ManifestError(f"there is no agent {name!r}; there are {', '.join(known) or 'none'}")
-    made, silent = [], {}
-    for name in known if names is None else names:
+        if name not in existing:
+            raise ManifestError(f"there is no agent {name!r}; there are {', '.join(existing) or 'none'}")
+    reachable, silent = [], {}
+    for name in existing if names is None else names:
         try:
             handle = ray.get_actor(name, namespace=NAMESPACE)
-            made.append(OnRay(handle, _facts(ray.get(handle.facts.remote(), timeout=PATIENCE_S))))
+            reachable.append(OnRay(handle, _facts(ray.get(handle.facts.remote(), timeout=PATIENCE_S))))
         except (ray.exceptions.RayError, ValueError) as error:
             silent[name] = f"it does not answer ({type(error).__name__})"
-    return made, silent
+    return reachable, silent
 
 
-def _facts(said: Mapping[str, Any]) -> Facts:
-    return Facts(**{**said, "gpus": tuple(said["gpus"]), "beat_s": time.time()})
+def _facts(reply: Mapping[str, Any]) -> Facts:
+    return Facts(**{**reply, "gpus": tuple(reply["gpus"]), "beat_s": time.time()})
 
 
 def _ray() -> Any:
