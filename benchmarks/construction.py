@@ -197,7 +197,7 @@ def _from_others(
 
     The missing part is assumed to have the same error as the covered part: the sum is divided by the share.
     """
-    keys = {text: construct.keys_of_other_models([found], size, how=how) for text, found in graphs.items()}
+    keys = {text: construct.elsewhere([found], size, how=how) for text, found in graphs.items()}
     found: dict[str, tuple[float, float]] = {}
     for text, own in graphs.items():
         others = frozenset().union(*(each for name, each in keys.items() if name != text))

@@ -204,9 +204,7 @@ def function_of(path: Path, name: str) -> Callable[..., Any]:
         raise ModelError(f"{path} raised {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
-        known = [
-            attribute for attribute, value in vars(module).items() if callable(value) and not attribute.startswith("_")
-        ]
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ModelError(f"{path} has no function {name!r}{nearest(name, known)}")
     return function  # type: ignore[no-any-return]
 
@@ -335,10 +333,8 @@ def _check_input(torch: Any, spec: str, built: Built) -> None:
     Raises:
         ModelError: the call raised.
     """
-    shapes = [
-        tuple(tensor.shape) for tensor in (*built.args, *built.kwargs.values()) if isinstance(tensor, torch.Tensor)
-    ]
-    sizes = ", ".join("x".join(map(str, shape)) for shape in shapes)
+    tensors = [value for value in (*built.args, *built.kwargs.values()) if isinstance(value, torch.Tensor)]
+    sizes = ", ".join("x".join(map(str, tensor.shape)) for tensor in tensors)
     try:
         with torch.no_grad() if built.state is None else torch.inference_mode():  # the mode in which the cache was made
             built()
@@ -414,9 +410,8 @@ def _taken(torch: Any, spec: str, built: Built, settings: Settings) -> Built:
     if isinstance(first_error, ModelError):
         raise first_error
     if first_error is not None:
-        raise ModelError(
-            f"{spec}: no input can be made for it ({_reason(first_error)}); use file.py:function"
-        ) from first_error
+        reason = _reason(first_error)
+        raise ModelError(f"{spec}: no input can be made for it ({reason}); use file.py:function") from first_error
     takes = ", ".join(modelinputs.argument_names(built.model)[0]) or "nothing"
     raise ModelError(f"{spec} takes {takes}: give the shape of one sample, --input 80x3000, or use file.py:function")
 

@@ -3,8 +3,7 @@
 One wrapper around `Module.__call__` sees every module of every model in every thread, also modules that are built
 later, copied, pickled or replicated. It is installed once per block: changing a class attribute at each step would
 invalidate Python's caches of every module class, and exhaust them from 3.13 on. The wrapper does not call the wrapped
-method but does the same (one comparison, then `_call_impl`), so it adds no Python frame; the user's hooks stay inside
-the layer that they belong to.
+method but does the same (one comparison, then `_call_impl`), so it adds no Python frame; hooks stay in their layer.
 """
 
 from __future__ import annotations
@@ -175,9 +174,8 @@ class ModuleCalls(Collector):
         notes, self._notes = sorted(self._notes), set()
         failures, self._mute = self._mute, {}
         yield from notes
-        yield from (
-            f"extra_repr of {kind} raised {error}: its parameters are unknown" for kind, error in failures.items()
-        )
+        for kind, error in failures.items():
+            yield f"extra_repr of {kind} raised {error}: its parameters are unknown"
 
     def probe(self) -> Probe | None:
         """Return a probe of calls of an empty module in another one, the usual case; None if hooks would run too."""
@@ -239,13 +237,11 @@ class ModuleCalls(Collector):
         attributes: dict[str, Any] = json.loads(entry.attributes)
         if outputs:
             attributes[OUTPUTS] = [list(shape) for shape, _ in outputs]
-        attributes |= {
-            name: list(numbers) for name, numbers in ((GIVEN, call.given), (RETURNED, call.returned)) if numbers
-        }
+        lists = ((GIVEN, call.given), (RETURNED, call.returned))
+        attributes |= {name: list(numbers) for name, numbers in lists if numbers}
         if entry.param_bytes:  # a program may freeze parameters at any time, so this is determined in each step
-            attributes[TRAINABLE] = sum(
-                bytes_of(parameter) for parameter in call.module.parameters() if parameter.requires_grad
-            )
+            parameters = call.module.parameters()
+            attributes[TRAINABLE] = sum(bytes_of(parameter) for parameter in parameters if parameter.requires_grad)
         try:
             description = call.module.extra_repr()
         except Exception as error:  # it is the program's own code
@@ -400,10 +396,7 @@ class _Catalog:
         """Return the numbered class of an outermost module; None for the first one, whose modules need no label."""
         class_name = type(root).__name__
         candidates = itertools.chain((class_name,), (f"{class_name}({number})" for number in itertools.count(2)))
-        free = (
-            candidate for candidate in candidates if candidate not in self._roots or self._roots[candidate]() is None
-        )
-        label = next(free)
+        label = next(name for name in candidates if name not in self._roots or self._roots[name]() is None)
         is_first = not self._roots or next(iter(self._roots)) == label
         self._roots[label] = weakref.ref(root)
         return None if is_first else label

@@ -220,14 +220,12 @@ def test_paths_are_drawn_with_equal_probability() -> None:
 def test_a_model_is_constructed_from_timings_that_were_taken_for_others() -> None:
     own, others = chain([1, 2, 3], "m:own"), [chain([3, 1], "m:a"), chain([2, 9], "m:b")]
     known = timed(own, *others, sizes=[1, 2])
-    there = construct.keys_of_other_models(others, 1, how=HOW)
+    there = construct.elsewhere(others, 1, how=HOW)
     assert construct.construct(own, known, 1, how=HOW, only=there).ns == pytest.approx(600)
-    some = construct.construct(
-        own, known, 1, how=HOW, only=construct.keys_of_other_models(others[:1], 1, how=HOW), partial=True
-    )
+    some = construct.construct(own, known, 1, how=HOW, only=construct.elsewhere(others[:1], 1, how=HOW), partial=True)
     assert some.ns == pytest.approx(400)
     assert [each.op for each in some.holes] == ["aten::add"]
-    pairs = curves.curve(own, known, 600, [2], how=HOW, only={2: construct.keys_of_other_models(others, 2, how=HOW)})
+    pairs = curves.curve(own, known, 600, [2], how=HOW, only={2: construct.elsewhere(others, 2, how=HOW)})
     assert pairs[0].construction.coverage.nodes == 0
     assert pairs[0].error is None
 

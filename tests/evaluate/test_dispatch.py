@@ -183,7 +183,7 @@ def test_a_manifest_whose_process_is_killed_at_any_moment_has_one_result(
     agent, store = transports.OwnProcess(), tmp_path / "store"
     work = [dispatch.Piece(replace(wanted, folder=tmp_path), [agent.facts().name])]
     dispatch.carry_out(work, [agent], Options(store, trusted=True), silent)
-    found, damaged = results.read_all(store)
+    found, damaged = results.every(store)
     assert [each.path for each in found] == [work[0].result], work[0].why
     assert len(Killed.started) == 1 + len(work[0].lost)
     assert seed is not None or work[0].lost
@@ -287,8 +287,8 @@ def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_not
     killer.join(60)
     assert [piece.why for piece in work] == [""] * 4
 
-    local, _ = results.read_all(tmp_path / "local")
-    remote, _ = results.read_all(tmp_path / "ray")
+    local, _ = results.every(tmp_path / "local")
+    remote, _ = results.every(tmp_path / "ray")
     assert {each.content["transport"] for each in remote} == {"ray"}
     digests = [
         sorted((each.identity, each.content["outputs"]["digest"]) for each in those) for those in (local, remote)
@@ -316,7 +316,7 @@ def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_not
     assert not (tmp_path / "cancelled").exists()
     begin = time.monotonic()  # the agent is free again at once, and carries the next one out
     agent.submit(asked.manifest, tmp_path, Options(tmp_path / "after", trusted=True), silent)
-    assert len(results.read_all(tmp_path / "after")[0]) == 1
+    assert len(results.every(tmp_path / "after")[0]) == 1
     assert time.monotonic() - begin < 120
 
 
@@ -342,6 +342,6 @@ def test_clients_that_submit_to_one_agent_at_once_wait_for_each_other(cluster: A
         with ThreadPoolExecutor(len(stages)) as pool:
             list(pool.map(submit, stages))
         assert sum(rayagents.WAITING[0] in told for told in stages.values()) >= 5
-        assert len(results.read_all(tmp_path / "store")[0]) == 6
+        assert len(results.every(tmp_path / "store")[0]) == 6
     finally:
         rayagents.stop("shared")

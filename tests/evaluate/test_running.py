@@ -431,7 +431,7 @@ def test_what_cannot_be_carried_out_says_why(of: dict[str, Any], said: str, boar
 def test_damaged_results_are_named_and_do_not_hide_others(board: Path) -> None:
     good, bad = evaluated(manifest(), board), evaluated(manifest(), board)
     (bad.path / "result.json").write_text('{"format": 1}', encoding="utf-8")
-    found, wrong = results.read_all(board / "store")
+    found, wrong = results.every(board / "store")
     assert [each.name for each in found] == [good.name]
     assert len(wrong) == 1
     assert "damaged" in wrong[0]
@@ -519,7 +519,7 @@ def test_the_next_command_is_one_that_works_where_names_have_blanks(
     assert f"next: xsp evaluate run '{place}/m.yaml'" in capsys.readouterr().out
     words = ["evaluate", "run", str(place / "m.yaml"), "--store", str(place / "r"), "-q", "--trace", "M"]
     assert main(words) == 0
-    (found,) = results.read_all(place / "r")[0]
+    (found,) = results.every(place / "r")[0]
     assert f"next: xsp evaluate list --store '{place}/r', or xsp report '{found.path}/run'" in capsys.readouterr().out
     monkeypatch.setattr(extras, "_trace", fails)
     assert main(words) == 0
@@ -649,6 +649,6 @@ def test_the_command_records_a_trace_and_says_why_there_is_no_bound(
     assert main(["evaluate", "run", str(board / "m.yaml"), *where, "--trace", "M", "--bound"]) == 0
     out = capsys.readouterr().out
     assert "no bound: a command has no graph" in out
-    (found,), _ = results.read_all(board / "store")
+    (found,), _ = results.every(board / "store")
     assert f"next: xsp evaluate list --store {board / 'store'}, or xsp report {found.path / 'run'}" in out
     assert (found.path / "run").is_dir()

@@ -91,7 +91,7 @@ def test_a_store_that_was_started_anew_gets_the_weights_again_and_none_is_an_err
     manifest = asked()
     with pytest.raises(ManifestError, match=r"model\.share: .*xsp share serve"):
         evaluated(manifest, tmp_path)
-    assert not results.read_all(tmp_path / "store")[0]
+    assert not results.every(tmp_path / "store")[0]
     for damaged in (False, True):
         with store_at(place) as store:
             if damaged:

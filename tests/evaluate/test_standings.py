@@ -88,11 +88,11 @@ def test_results_of_other_software_have_rows_of_their_own(board: Path) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     content["agent"]["packages"]["torch"] = "99.0"
     path.write_text(json.dumps(content), encoding="utf-8")
-    rows = standings.leaderboard(results.read_all(store)[0], "sums")
+    rows = standings.leaderboard(results.every(store)[0], "sums")
     assert [row.count for row in rows] == [1, 1]
     assert len({row.software for row in rows}) == 2
     assert len({row.machine for row in rows}) == 1
-    assert standings.leaderboard(results.read_all(store)[0], "other") == []
+    assert standings.leaderboard(results.every(store)[0], "other") == []
 
 
 def test_what_has_a_result_is_not_carried_out_again(board: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +110,7 @@ def test_what_has_a_result_is_not_carried_out_again(board: Path, capsys: pytest.
     assert main(["evaluate", "run", *files, *where]) == 0
     assert main(["evaluate", "run", *files, *where]) == 0
     assert "3 of 3 have a result already" in capsys.readouterr().err
-    assert len(results.read_all(board / "store")[0]) == 3
+    assert len(results.every(board / "store")[0]) == 3
 
 
 def test_the_built_in_set_has_forty_models_under_three_loads() -> None:

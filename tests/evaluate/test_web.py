@@ -173,7 +173,7 @@ def test_what_orders_the_leaderboard_is_in_it_with_its_unit(by: str, made: Path,
     (row,) = found["rows"]
     expected = {"p90_ms": ("p90 ms", "1.75"), "rate": ("requests/s", "120 to 140"), "top1": ("top-1 %", "50.0")}
     assert (found["column"], row["ordered"]) == expected.get(by, (tables.ORDERED[by], tables.figure(row.get(by))))
-    rows = standings.leaderboard(results.read_all(tmp_path / "store")[0], by=by)
+    rows = standings.leaderboard(results.every(tmp_path / "store")[0], by=by)
     head, line = tables.standing(rows, 10, by).splitlines()
     assert tables.ORDERED[by] in head
     assert row["ordered"] in line

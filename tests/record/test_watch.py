@@ -132,8 +132,8 @@ def left_on_screen(written: bytes) -> str:
 LINES = """
 import sys
 from pathlib import Path
-from xsp.record.progress import Underway
-shown = Underway()
+from xsp.record.progress import ProgressDisplay
+shown = ProgressDisplay()
 shown.draws = True
 shown.begin(Path(sys.argv[1]))
 budget = {"bare_step_ns": 2_500_000, "overhead_percent": 0.834, "asked_percent": 1.0}

@@ -284,7 +284,7 @@ def test_a_result_that_is_no_number_differs_from_any_and_arguments_stay_the_prog
 PROGRAM = """
 import json, sys, torch
 from xsp.trials import child
-with child.begun(sys.argv[1]):
+with child.trial_session(sys.argv[1]):
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval()
     value = torch.rand(2, 4)
     for _ in range(4):

@@ -157,7 +157,7 @@ def construct(
         timings: timings of the blocks.
         granularity: computing calls per block, G; the last block of a phase may have fewer.
         how: state of the caches, threads, variant and runtime of the timings.
-        only: keys of specs that may be used, see `keys_of_other_models`; default: all.
+        only: keys of specs that may be used, see `elsewhere`; default: all.
         glue_ns: time that the framework adds to a step, see `xsp.bound.timed.framework`; None: unknown.
         partial: return the sum as a lower limit if less than `ENOUGH` of the time is known.
 
@@ -189,7 +189,7 @@ def module_calls(graph: Graph) -> int:
     return len(paths)
 
 
-def keys_of_other_models(
+def elsewhere(
     others: Iterable[Graph], granularity: int, *, how: Conditions | None = None, stride: int | None = None
 ) -> frozenset[str]:
     """Return the keys of all specs of other models, for the argument `only` of `construct`."""

@@ -91,7 +91,7 @@ def every_result(store: Path) -> list[Result]:
     """Return the results of a store, the newest last, and warn of files that are not results."""
     from xsp.evaluate import results
 
-    stored_results, problems = results.read_all(store)
+    stored_results, problems = results.every(store)
     for problem in problems:
         progress.warn(f"xsp: {problem}")
     return stored_results

@@ -294,7 +294,7 @@ def find(name: str, store: Path) -> Result:
     return read(max(matches, key=lambda path: (path.name[:DIGITS], int(path.name[DIGITS + 1 :]))))
 
 
-def read_all(store: Path) -> tuple[list[Result], list[str]]:
+def every(store: Path) -> tuple[list[Result], list[str]]:
     """Return all results of a store, oldest first, and messages on damaged ones."""
     results, errors = [], []
     for path in _places(store):

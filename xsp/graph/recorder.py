@@ -189,11 +189,8 @@ class Recorder(TorchDispatchMode):
             for place, parameter in enumerate(declared)
         ]
         arguments = tuple(
-            (
-                parameter.name,
-                keys.FLAGS.get(parameter.name, argument(None if parameter.name in keys.NOT_OF_THE_CALL else value)),
-            )
-            for parameter, value in zip(declared, values, strict=True)
+            (name, keys.FLAGS.get(name, argument(None if name in keys.NOT_OF_THE_CALL else value)))
+            for name, value in zip((parameter.name for parameter in declared), values, strict=True)
         )
         phase = self._phase()
         number = len(self.nodes)
@@ -227,9 +224,8 @@ class Recorder(TorchDispatchMode):
             declared = self._schemas[func] = []
             for parameter in schema.arguments:
                 written = parameter.alias_info is not None and parameter.alias_info.is_write
-                declared.append(
-                    Argument(parameter.name, parameter.default_value, written, written and parameter.kwarg_only)
-                )
+                out = written and parameter.kwarg_only
+                declared.append(Argument(parameter.name, parameter.default_value, written, out))
         return declared
 
     def _read(

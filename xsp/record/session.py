@@ -108,11 +108,9 @@ class profile:
         Raises:
             UsageError: a setting is invalid, for instance a level is unknown, or two different paths are given.
         """
-        arguments = locals()
-        arguments["name"], arguments["out"] = name_and_path(name, out)
-        settings = Settings(
-            **{field.name: arguments[field.name] for field in fields(Settings) if field.name in arguments}
-        )
+        given = locals()
+        given["name"], given["out"] = name_and_path(name, out)
+        settings = Settings(**{field.name: given[field.name] for field in fields(Settings) if field.name in given})
         self._set_up(settings, listener, hosts, enabled)
 
     @classmethod
@@ -402,10 +400,8 @@ class profile:
         if steps.seen and isinstance(self.schedule, budgets.Budgeted):
             percent = 100 * self.schedule.share
             remedy = f"larger budget (--budget {2 * percent:g}%, or off)" if percent < 50 else "budget of any size"
-            budget_reason = (
-                f"{steps.seen} ran, so few or so short that {percent:g} % of their time does not pay for one"
-            )
-            return f"{budget_reason}: use a {remedy}"
+            reason = f"{steps.seen} ran, so few or so short that {percent:g} % of their time does not pay for one"
+            return f"{reason}: use a {remedy}"
         if steps.seen and not self.schedule.warmup:
             settle_reason = f"{steps.seen} ran, so short that all of them served to settle"
             return f"{settle_reason}; run more, or set settle=0"

@@ -26,7 +26,7 @@ import sys
 sys.path[:] = [each for each in sys.path if each]
 told = sys.argv.pop(1)
 from xsp.trials import child
-with child.begun(told):
+with child.trial_session(told):
     from xsp.cli import main
     sys.exit(main())
 """
