@@ -357,7 +357,7 @@ def test_details_that_are_missing_are_counted(run: Path, original: Whole, tmp_pa
     assert f"{missing} spans are in detail traces" in " ".join(note["text"] for note in back.run["notes"])
 
 
-@pytest.mark.parametrize(("module", "name"), [(jobs.table, "insert"), (sources, "once")])
+@pytest.mark.parametrize(("module", "name"), [(jobs.table, "insert"), (sources, "deduplicate")])
 def test_a_temporary_folder_without_room_is_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
 ) -> None:

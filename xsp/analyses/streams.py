@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from xsp.analyses.contract import Table, analysis, values
 from xsp.analyses.devicework import COPY, launches, prepare
-from xsp.analyses.repeats import Lines, numbered, repeated
 from xsp.schema import Level
 from xsp.store.trace import Trace
+
+if TYPE_CHECKING:
+    from xsp.analyses.repeats import Lines
 
 LENGTHS = range(2, 9)
 """Kernels in a sequence."""
@@ -93,6 +97,8 @@ def kernel_sequences(trace: Trace) -> Table:
     `percent_of_device_time` is a percentage of the time of all kernels; sequences share kernels, so it does not add up
     to 100. Names are cut at their template arguments.
     """
+    from xsp.analyses.repeats import repeated  # NumPy: other analyses do without it
+
     prepare(trace)
     kinds = f"""
         SELECT row_number() OVER (ORDER BY name) AS id, name, coalesce(nullif({_SHORT}, ''), name) AS short
@@ -114,6 +120,8 @@ def kernel_sequences(trace: Trace) -> Table:
 
 def _lines(trace: Trace) -> Lines:
     """Return the kernels of each stream, in the order in which they begin."""
+    from xsp.analyses.repeats import Lines, numbered
+
     columns = trace.con.execute(
         f"""
         SELECT rank, device, stream, recording, start_ns, coalesce(dur_ns, 0) AS duration, dur_ns IS NOT NULL AS timed,

@@ -134,8 +134,6 @@ class _Reader:
         }
         for tensor in graph.initializer:
             self.constants[tensor.name] = Tensor(_dtype(onnx, tensor.data_type), tuple(tensor.dims))
-        for sparse in graph.sparse_initializer:  # `values` has the name and the type, but only the stored elements
-            self.constants[sparse.values.name] = Tensor(_dtype(onnx, sparse.values.data_type), tuple(sparse.dims))
         for graph_input in graph.input:
             if graph_input.name not in self.constants:
                 self.storage[graph_input.name] = graph_input.name

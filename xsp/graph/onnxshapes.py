@@ -86,6 +86,10 @@ def inferred(onnx: Any, model: Any, problems: list[Problem]) -> Any:
         if _elements(tensor.dims) > SMALL:  # the library cannot handle a model above 2 GB
             for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
                 tensor.ClearField(field)
+    for sparse in model.graph.sparse_initializer:  # the library infers no shape from sparse weights: as if dense
+        values = sparse.values
+        model.graph.initializer.append(onnx.TensorProto(name=values.name, data_type=values.data_type, dims=sparse.dims))
+    del model.graph.sparse_initializer[:]
     try:
         if len(model.functions):
             model = onnx.inliner.inline_local_functions(model)

@@ -107,7 +107,7 @@ class Server:
     def _open_http(self, endpoint: Address, room: Room, limits: Limits) -> Any:
         web = _module("http")
         try:
-            server = web.Web(tuple(endpoint), self.receiving, room, limits)
+            server = web.OtlpHttpServer(tuple(endpoint), self.receiving, room, limits)
         except OSError as error:
             raise UsageError(f"--http {endpoint}: cannot listen there ({error.strerror or error})") from error
         self._say(f"listening for OTLP on http://{endpoint._replace(port=server.server_address[1])}{web.PATH}")
