@@ -80,6 +80,7 @@ def hostile_file(hostile: Any, tmp_path_factory: pytest.TempPathFactory) -> Path
 # --- names in a trace -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_analysis_takes_names_as_text(hostile: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     seen: set[Any] = set()
@@ -92,6 +93,7 @@ def test_every_analysis_takes_names_as_text(hostile: Any, tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_page_holds_no_element_of_theirs(hostile: Any) -> None:
     page = html.render(hostile)
     assert page.count("<script") == page.count("</script>") == 1 + len(html.SCRIPTS)
@@ -115,6 +117,7 @@ def test_a_terminal_gets_no_commands(
         assert "[red]red[/red] [/]" in printed
 
 
+@pytest.mark.slow
 def test_a_comparison_gives_a_terminal_no_commands(hostile_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["compare", str(hostile_file), str(hostile_file)])
     assert not set("\x1b\x9b\u202e\r") & set("".join(capsys.readouterr()))
@@ -257,6 +260,7 @@ TOLD = ("machine", "name", "levels", "otel", "costs", "warmup", "steps", "rungs"
         "created", "command", "collectors", "world_size", "counters", "samples", "clock", "seed")  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [*ODD, *map(deep, MORE_ODD)], ids=repr)
 def test_any_run_json_is_loaded_or_refused(tmp_path: Path, value: Any) -> None:
     for field in FOUND_BY:
@@ -324,6 +328,7 @@ CALLS = {"eval", "exec", "compile", "__import__"}
 MODULES = {"pickle", "shelve", "dill", "joblib", "cloudpickle", "yaml"}
 
 
+@pytest.mark.slow
 def test_nothing_that_is_read_is_run() -> None:
     """Only `xsp run` executes code: its script. A block is timed by a function whose source consists of
     names that xsp made: `tests/bench/test_torchcalls.py`. What the storing process unmarshals is its parent's, through

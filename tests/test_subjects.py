@@ -142,6 +142,7 @@ def test_a_teacher_that_was_trained_first_is_not_its_student(tmp_path: Path) -> 
     assert "Sequential(2)" in found[1][0]
 
 
+@pytest.mark.slow
 def test_other_widths_strides_or_settings_are_other_models(tmp_path: Path) -> None:
     def searched() -> None:
         for width, stride in ((4, 1), (8, 1), (8, 2)):

@@ -47,6 +47,7 @@ def holds(count: int, most: int, seed: int) -> None:
         assert np.array_equal(found, expected), f"{name}, {accumulate}, input {number}: {lengths[:20]}"
 
 
+@pytest.mark.slow
 def test_exact_sums_are_exact_in_all_algorithms() -> None:
     holds(260, 1 << 12, seed=0)
 

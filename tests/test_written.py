@@ -77,6 +77,7 @@ def test_a_page_of_a_damaged_run_does_not_say_where_it_lies(tmp_path: Path) -> N
     assert "ada-lovelace" not in page
 
 
+@pytest.mark.slow
 def test_nothing_written_names_a_person_or_a_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collector: int
 ) -> None:

@@ -146,6 +146,7 @@ def test_what_giving_memory_back_takes_is_no_stall() -> None:
     assert piece(asked(9000, 10.0, gap), "stall") is None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.system() != "Linux", reason="other systems count page faults otherwise")
 def test_a_program_that_gets_its_memory_anew_is_told_so(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")

@@ -90,6 +90,7 @@ def test_without_the_device_there_is_no_estimate() -> None:
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces" / "kineto_nvidia"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not TRACES.is_dir(), reason="real traces are not beside the repository")
 @pytest.mark.parametrize(
     "name",

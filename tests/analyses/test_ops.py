@@ -126,6 +126,7 @@ def test_operators_are_those_of_key_averages(make: Callable[[], Step], tmp_path:
         assert row[1:] == pytest.approx(theirs[key][1:], abs=0.002 * row[0]), key
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("make", STEPS)
 def test_operators_and_kernels_of_a_recorded_step_add_up_to_the_outermost_operators(

@@ -38,6 +38,7 @@ def test_the_example_is_ten_lines(example: str) -> None:
     assert len([line for line in example.splitlines() if line.strip()]) <= 10
 
 
+@pytest.mark.slow
 def test_it_is_found_by_its_entry_point_and_shown_as_ours_are(example: str, tmp_path: Path) -> None:
     site, out = tmp_path / "site", tmp_path / "run"
     (site / "mine-1.dist-info").mkdir(parents=True)

@@ -163,6 +163,7 @@ def test_lists_of_tensors_that_are_changed_in_place_are_timed(once: Once) -> Non
     assert all(map(is_whole, found.values()))
 
 
+@pytest.mark.slow
 def test_what_is_known_is_not_timed_again_unless_asked_for(once: Once, tmp_path: Path) -> None:
     specs = once.specs["lists"][:1]
     timings = Timings.open(shutil.copytree(once.folder, tmp_path / "kept"), HERE)
@@ -189,6 +190,7 @@ def test_a_budget_of_nothing_is_one_error(tmp_path: Path, seconds: float) -> Non
         bench.fill(of(torch.nn.ReLU(), torch.ones(4)), Timings.open(tmp_path, HERE), seconds)
 
 
+@pytest.mark.slow
 def test_however_short_a_budget_something_is_timed_and_no_figure_is_made_up(tmp_path: Path) -> None:
     class Net(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -233,6 +235,7 @@ def test_what_no_process_could_time_fails_without_one(tmp_path: Path, monkeypatc
     assert plan.missing([(spec, 1) for spec, _ in bench.specs(told, threads=1)], Timings.open(tmp_path, HERE)) == []
 
 
+@pytest.mark.slow
 def test_a_block_that_is_too_large_is_not_tried(tmp_path: Path) -> None:
     limits = turns.Limits(memory_bytes=1 << 20)
     kept = filled(of(torch.nn.ReLU(), torch.ones(1 << 20)), tmp_path, limits=limits)
@@ -250,6 +253,7 @@ UNRULY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", ["exp sin cos neg", deep("exp sin cos tan erf neg")])  # each but `neg` ends a process
 def test_what_crashes_hangs_or_takes_all_memory_is_marked_and_the_others_are_timed(
     tmp_path: Path, unruly: str, names: str
@@ -270,6 +274,7 @@ def test_what_crashes_hangs_or_takes_all_memory_is_marked_and_the_others_are_tim
     assert is_whole(kept["aten::tanh"])
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_after_its_figures_loses_none_of_them(tmp_path: Path, unruly: str) -> None:
     class Net(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -344,6 +349,7 @@ def test_small_weights_stay_in_the_caches_and_large_ones_do_not(monkeypatch: pyt
     assert spec.state is CacheState.COLD
 
 
+@pytest.mark.slow
 def test_a_graph_of_a_hundred_thousand_nodes_is_cut_in_seconds() -> None:
     one = graph_of(("aten::relu", ["x"], "a"), ("aten::exp", ["a"], "b"))
     many = dataclasses.replace(one, nodes=one.nodes * 50_000, edges=())

@@ -184,6 +184,7 @@ def plant(known: Timings, spec: str, lengths=LENGTHS, *, but: str = "") -> None:
     known.add(planted)
 
 
+@pytest.mark.slow
 def test_curves_have_the_coefficients_that_were_planted(known) -> None:
     plant(known, GPT2)
     found = language.of(GPT2, LENGTHS, timings=known, threads=1)
@@ -280,6 +281,7 @@ def test_lengths_that_make_no_curve_are_refused(lengths) -> None:
         language.spaced(lengths)
 
 
+@pytest.mark.slow
 def test_the_command_shows_curves_within_80_columns_and_as_json(known, capsys, tmp_path) -> None:
     plant(known, GPT2)
     command = ["bound", GPT2, "--decode", "16:64", "--timings", str(tmp_path / "timings")]

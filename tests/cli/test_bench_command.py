@@ -76,6 +76,7 @@ def test_a_table_fits_80_columns_and_says_what_is_covered(copy: Path, capsys: py
     assert "0 taken now" in shown
 
 
+@pytest.mark.slow
 def test_json_has_the_documented_keys(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = as_json(capsys, copy / "t", f"{copy}/net.py:net", "--threads", "1")
     assert (found["blocks"], found["unique"], found["timed"], found["timed_now"]) == (4, 3, 3, 0)
@@ -92,6 +93,7 @@ def test_json_has_the_documented_keys(copy: Path, capsys: pytest.CaptureFixture[
     assert len(checked["timings"]) + len(checked["not_timed_now"]) == 3
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_timed_and_nothing_twice(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = [f"{copy}/net.py:net", "--threads", "1", "--budget", "2m"]
     assert as_json(capsys, copy / "t", *options, "--granularity", "1,2", "--variants", "all")["timed_now"] >= 2
@@ -140,6 +142,7 @@ def test_a_node_of_onnx_is_no_operator_of_torch_which_takes_no_process_to_say(
     assert "pip install 'xsp[onnxruntime]'" in refused(capsys, relu_of_onnx(tmp_path), "--timings", f"{tmp_path}/t")
 
 
+@pytest.mark.slow
 def test_a_file_of_onnx_is_timed_by_its_own_runtime(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'xsp[onnxruntime]'")
     found = as_json(capsys, tmp_path / "t", relu_of_onnx(tmp_path), "--threads", "1", "--budget", "1m")

@@ -115,6 +115,7 @@ def test_analyze_goes_over_the_runs_of_a_sweep(sweep_directory, capfd):
     assert [row["batch_size"] for row in json.loads(capfd.readouterr().out)] == [1, 2]
 
 
+@pytest.mark.slow
 def test_analyze_writes_several_tables_so_that_each_can_be_read(run_directory, tmp_path, capfd):
     assert main(["analyze", str(run_directory), "A5", "health", "ops", "--format", "json"]) == 0
     found = json.loads(capfd.readouterr().out)
@@ -140,6 +141,7 @@ def test_a_refused_analysis_says_why_and_fails(sweep_directory, capsys):
     assert "needs the layer level" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_sweep_names_the_optimum_by_each_reading_and_by_a_target(run_directory, tmp_path, capsys):
     model = f"{run_directory.parent}/small.py:build"
     command = ["sweep", model, "--batch", "1,2", "--repeats", "3", "--latency-target", "1000", "--out", f"{tmp_path}/s"]

@@ -174,6 +174,7 @@ PRIMITIVES = """
 """
 
 
+@pytest.mark.slow
 def test_primitives_have_their_own_times_in_a_process_that_had_not_used_them():
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(PRIMITIVES)], stdout=subprocess.PIPE, text=True)
     assert done.stdout.strip() == "[('convolution', 'oneDNN', True)]"

@@ -109,6 +109,7 @@ def ran(code: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.slow
 def test_a_service_with_other_threads_at_work_prints_nothing(tmp_path: Path) -> None:
     pytest.importorskip("opentelemetry.sdk")
     run = ran(SERVICE, cwd=tmp_path)
@@ -122,6 +123,7 @@ def test_a_profiled_program_with_other_threads_prints_its_own_lines_each_once_an
     assert run.stdout.splitlines() == [f"{when} {number}" for number in range(30) for when in ("in", "after")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["during", deep("after")])
 def test_a_forked_child_prints_what_it_prints(tmp_path: Path, when: str) -> None:
     assert ran(CHILD, when, cwd=tmp_path).stdout.splitlines() == ["child", "parent"]

@@ -37,6 +37,7 @@ assert stderr.value == before
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["profiled", deep("instrumented")])
 def test_a_thread_that_is_profiled_writes_nothing_into_the_programs_stderr(tmp_path: Path, how: str) -> None:
     done = subprocess.run(

@@ -186,6 +186,7 @@ def test_listening_changes_no_result_compiles_nothing_twice_and_leaves_nothing_b
     assert torch._TorchCompileInductorWrapper.__call__ is entry
 
 
+@pytest.mark.slow
 def test_a_graph_that_cannot_be_read_is_compiled_all_the_same_and_said(monkeypatch):
     monkeypatch.setattr(torch._TorchCompileInductorWrapper, "__call__", lambda wrapper, model, inputs: "compiled")
     graphs = CompiledGraphs()

@@ -167,6 +167,7 @@ def test_a_difference_between_two_runs_is_not_one_between_programs() -> None:
     assert "cannot be separated" in " ".join(conclusion(found))
 
 
+@pytest.mark.slow
 def test_what_differs_between_runs_of_one_program_is_in_the_interval_of_several() -> None:
     a, b = starts(100, 115, 92), starts(112, 96, 104)
     assert {row.verdict for row in compare(a, b).rows} == {"no evidence of change"}
@@ -182,6 +183,7 @@ def test_what_differs_between_runs_of_one_program_is_in_the_interval_of_several(
     assert 2 < conv.detectable_percent < 15
 
 
+@pytest.mark.slow
 def test_one_new_run_is_held_against_many_old_ones() -> None:
     old = starts(100, 103, 98, 101, 97)
     assert compare(old, run(NET, conv=103)).step.verdict == "no evidence of change"
@@ -189,6 +191,7 @@ def test_one_new_run_is_held_against_many_old_ones() -> None:
     assert compare(old, [run(NET, conv=70)]).step.verdict == "faster"
 
 
+@pytest.mark.slow
 def test_a_layer_that_one_run_lacks_has_figures_of_the_others() -> None:
     without = NET.replace("    op aten::conv2d  10-{end}\n", "").replace("module fc ", "module head ")
     found = compare([*starts(100, 101), run(without)], starts(101, 102, 100))
@@ -206,6 +209,7 @@ def test_runs_of_two_programs_on_one_side_are_refused_and_so_is_a_side_without_a
         compare([], run(NET))
 
 
+@pytest.mark.slow
 def test_what_differs_within_a_side_only_is_no_difference_between_the_sides() -> None:
     a, b = starts(100, 101), starts(100, 101)
     for side in (a, b):
@@ -231,6 +235,7 @@ def with_loop(trace: Trace, dur_us: float, before_us: float = 20, steady: bool =
     return trace
 
 
+@pytest.mark.slow
 def test_the_step_is_that_of_bare_steps_where_all_runs_tell_of_them() -> None:
     def sides(b_us: float) -> tuple[list[Trace], list[Trace]]:
         return [with_loop(run(NET), us) for us in (100, 102, 99)], [with_loop(run(NET), us) for us in (b_us, 101, 100)]
@@ -286,6 +291,7 @@ TRAINING = """
 """A step whose waiting for data takes so many microseconds."""
 
 
+@pytest.mark.slow
 def test_the_first_sentence_says_the_change_and_what_holds_it() -> None:
     said = conclusion(compare(run(TRAINING, conv=500), run(TRAINING, conv=5)))
     assert said[0].startswith("0.495 ms less a step (0.571 ms → 75.5 µs): waiting for data is gone (0.51 ms → 15.5 µs)")
@@ -336,12 +342,14 @@ def test_on_a_device_classes_operators_causes_of_idling_and_launches_are_named()
     assert found.section("launch")[0].b_calls == 2
 
 
+@pytest.mark.slow
 def test_of_several_runs_phases_are_tested_too() -> None:
     found = compare([run(TRAINING, conv=us) for us in (500, 505, 498)], [run(TRAINING, conv=us) for us in (5, 6, 4)])
     assert verdicts(found, "phase")["data"] == "faster"
     assert "waiting for data is gone" in conclusion(found)[0]
 
 
+@pytest.mark.slow
 def test_the_layer_that_changed_most_is_named_where_no_row_of_so_many_can_be_certain() -> None:
     a = [run(MANY, conv=us, repeats=2) for us in (100, 102, 99)]
     b = [run(MANY.replace("Conv2d", "Slow"), conv=us, repeats=2) for us in (900, 1000, 860)]
@@ -510,6 +518,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_the_command_finds_the_layer_that_sleeps(real: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = str(real / "before"), str(real / "after")
     assert main(["compare", a, b, "--fail-if-slower", "20%", "--format", "json"]) == 1
@@ -521,6 +530,7 @@ def test_the_command_finds_the_layer_that_sleeps(real: Path, capsys: pytest.Capt
     assert main(["compare", b, a, "--fail-if-slower", "20"]) == 0
 
 
+@pytest.mark.slow
 def test_the_command_takes_several_runs_a_side(real: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = str(real / "before"), str(real / "after")
     assert main(["compare", a, a, a, "--with", b, b, b, "--fail-if-slower", "20%", "--format", "json"]) == 1
@@ -538,6 +548,7 @@ def test_which_runs_are_after_must_be_clear(capsys: pytest.CaptureFixture[str]) 
     assert "xsp compare 'runs/my run' --with RUN" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_gate_says_where_the_runs_cannot_tell_and_the_code_can_be_chosen(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -565,6 +576,7 @@ def test_a_gate_says_where_the_runs_cannot_tell_and_the_code_can_be_chosen(
     assert "needs --fail-if-slower" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_gate_over_several_runs_passes_only_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     of = {f"a{k}": each for k, each in enumerate(starts(100, 101, 99, 100))}
     of |= {f"b{k}": each for k, each in enumerate(starts(101, 100, 99, 102))}
@@ -613,6 +625,7 @@ def test_so_few_steps_that_ranks_cannot_tell_are_left_to_yuen_s_test() -> None:
     assert STEPS.verdict(found, found.p, 3) == "slower"
 
 
+@pytest.mark.slow
 def test_every_format_has_the_verdict(real: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = str(real / "before"), str(real / "after")
     assert main(["compare", a, b]) == 0

@@ -178,6 +178,7 @@ def test_turns_of_which_one_lacks_a_run_are_tested_without_pairs() -> None:
     assert evidence.repeats(5).evidence(a, b).test == BY_YUEN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "drift"), [(disturbed, 0.0), deep(quiet, 0.02)])
 def test_neither_neighbours_nor_a_drift_make_more_false_alarms(noise: Noise, drift: float) -> None:
     assert courses(400, 10, 0.0, noise, drift)[0] <= 0.065

@@ -164,6 +164,7 @@ def test_a_slower_program_is_found_after_a_few_turns_and_its_runs_are_kept(
     assert main(["compare", *of_a, "--with", *of_b, "--fail-if-slower", "5%"]) == 1
 
 
+@pytest.mark.slow
 def test_a_program_that_fails_ends_it_with_the_end_of_what_it_printed(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -104,6 +104,7 @@ FIELDS = st.sampled_from(
 LINES = st.lists(st.lists(FIELDS | st.text(max_size=4), max_size=5).map(",".join), max_size=8)
 
 
+@pytest.mark.slow
 @given(LINES | st.lists(st.text()))
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_any_text_is_rows_or_an_error(tmp_path: Path, lines: list[str]) -> None:

@@ -156,6 +156,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_any_name_has_a_short_form_soon(name):
     began = time.process_time()

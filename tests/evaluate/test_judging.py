@@ -221,6 +221,7 @@ def verdicts(then: tuple[float, ...], now: tuple[float, ...], seed: int, factor:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("then", "now"), TIMES)
 def test_an_unchanged_evaluation_is_the_same_whatever_else_the_machine_did(then: tuple, now: tuple) -> None:
     found = verdicts(then, now, 1)
@@ -230,6 +231,7 @@ def test_an_unchanged_evaluation_is_the_same_whatever_else_the_machine_did(then:
         assert found[Verdict.SAME] >= 190
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("then", "now"), TIMES)
 def test_without_processor_times_a_load_is_no_difference(then: tuple, now: tuple) -> None:
     found = verdicts(then, now, 2, computes=False)
@@ -237,12 +239,14 @@ def test_without_processor_times_a_load_is_no_difference(then: tuple, now: tuple
     assert found[Verdict.SAME] >= (190 if then is QUIET and now is not LOADED else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.7, 0.55])
 @pytest.mark.parametrize("computes", [True, False])
 def test_a_change_on_a_quiet_machine_is_told_by_latency_alone(factor: float, computes: bool) -> None:
     assert verdicts(QUIET, QUIET, 3, factor, computes=computes)[Verdict.DIFFERENT] >= 190
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("then", "now"), TIMES)
 def test_a_change_under_load_is_never_called_the_same(then: tuple, now: tuple) -> None:
     assert verdicts(then, now, 4, 1.7)[Verdict.SAME] <= 10

@@ -66,6 +66,7 @@ def test_it_holds_the_contract(source: str, folder: Path) -> None:
     conformance.check(predictors.of(manifest, trusted=False), manifest, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [deep("model.pt2"), "model.onnx"], indirect=True)
 def test_every_transport_gives_what_the_model_gives(source: str, folder: Path, tmp_path: Path) -> None:
     manifest = asked(source)

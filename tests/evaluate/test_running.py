@@ -56,6 +56,7 @@ def test_models_of_pytorch_hold_the_contract() -> None:
     conformance.check(predictors.Torch(), asked)
 
 
+@pytest.mark.slow
 def test_heads_that_are_zero_by_initialisation_are_drawn_from_the_seed(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("timm")
@@ -158,6 +159,7 @@ def test_the_first_samples_of_a_folder_by_class_are_of_all_classes(tmp_path: Pat
     assert ranked["top1"] == 1
 
 
+@pytest.mark.slow
 def test_folders_that_are_numbers_are_those_classes_and_others_have_no_accuracy(tmp_path: Path) -> None:
     coloured(tmp_path / "numbered", names=("0", "2", "10"))
     wrong = told(tmp_path, source="folder:numbered").accuracy

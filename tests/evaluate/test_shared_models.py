@@ -87,6 +87,7 @@ def test_weights_of_a_configuration_in_a_file_are_those_of_its_content(tmp_path:
     assert len({first, edited, other}) == 3
 
 
+@pytest.mark.slow
 def test_a_store_that_was_started_anew_gets_the_weights_again_and_none_is_an_error(tmp_path: Path, place: Path) -> None:
     manifest = asked()
     with pytest.raises(ManifestError, match=r"model\.share: .*xsp share serve"):

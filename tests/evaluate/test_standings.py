@@ -39,6 +39,7 @@ def change(folder: Path, before: str, after: str) -> None:
     (folder / "board.py").write_text(text.replace(before, after), encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_is_made_again_is_the_same(board: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = evaluated(board)
     where = ["--store", str(board / "store"), "--folder", str(board), "-q"]
@@ -50,6 +51,7 @@ def test_an_evaluation_that_is_made_again_is_the_same(board: Path, capsys: pytes
     assert len(said["after"]) >= 1
 
 
+@pytest.mark.slow
 def test_a_manifest_that_requires_a_label_is_made_again_where_the_machine_has_it(
     board: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -108,6 +108,7 @@ def named(name: str, **more: Any) -> dict[str, Any]:
     return {"function": f"steps.py:{name}", **more}
 
 
+@pytest.mark.slow
 def test_a_function_does_what_built_in_steps_do(folder: Path) -> None:
     steps = asked(inputs=[{"steps": STEPS}], outputs=[{"steps": ["softmax"]}])
     built_in = carried_out(steps, folder)

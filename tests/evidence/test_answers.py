@@ -55,6 +55,7 @@ def test_a_question_says_that_texts_are_of_others_and_takes_nothing_else(tool: t
     assert tool.schema["additionalProperties"] is False
 
 
+@pytest.mark.slow
 def test_every_question_is_answered_of_a_recorded_run(small: Tools) -> None:
     assert [each["run"] for each in ask(small, "runs")["runs"]] == ["runs/after", "runs/before"]
     one = {"run": "runs/before"}
@@ -70,6 +71,7 @@ def test_every_question_is_answered_of_a_recorded_run(small: Tools) -> None:
     assert compared["statements"][0]["spans_b"]
 
 
+@pytest.mark.slow
 def test_every_table_is_answered_or_refused_with_a_reason(small: Tools) -> None:
     for name in ANALYSES:
         said = ask(small, "tables", run="runs/before", analysis=name, limit=3)
@@ -166,6 +168,7 @@ def test_a_huge_limit_is_answered_within_the_bounds(small: Tools) -> None:
     assert ask(small, "tables", run="runs/before", analysis="ops", first=10**400)["tables"][0]["rows"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [2 << 10, 4 << 10, 6 << 10])
 def test_what_does_not_fit_is_cut_and_counted(small_run: Path, most: int) -> None:
     asked = Tools(Places([str(small_run)]), most)
@@ -322,6 +325,7 @@ def test_the_longest_list_is_cut_first_and_a_document_that_cannot_be_cut_is_an_e
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [6 << 10, 12 << 10, 24 << 10])
 def test_what_was_cut_can_be_asked_for_as_it_says(small_run: Path, most: int) -> None:
     asked = Tools(Places([str(small_run)]), most)
@@ -379,6 +383,7 @@ def test_devices_beyond_those_of_the_summary_are_counted() -> None:
 # --- imported traces, advice on the command line ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["kineto_nvidia/hta_a100_alexnet_critical_path", "kineto_amd/tracelens_mi300x_torch_compile_triton"]
 )

@@ -58,6 +58,7 @@ async def ask(session: Any, tool: str, **arguments: Any) -> dict[str, Any]:
     return said
 
 
+@pytest.mark.slow
 def test_the_client_of_the_sdk_gets_all_answers(small_run: Path) -> None:
     async def of(session: Any) -> None:
         listed = (await session.list_tools()).tools
@@ -76,6 +77,7 @@ def test_the_client_of_the_sdk_gets_all_answers(small_run: Path) -> None:
     talk(str(small_run), of=of)
 
 
+@pytest.mark.slow
 def test_an_unknown_tool_and_a_question_that_is_too_long_are_refused_and_the_next_one_is_answered(
     small_run: Path,
 ) -> None:
@@ -92,6 +94,7 @@ def test_an_unknown_tool_and_a_question_that_is_too_long_are_refused_and_the_nex
     talk(str(small_run), of=of)
 
 
+@pytest.mark.slow
 def test_questions_at_once_are_answered_each(small_run: Path) -> None:
     async def of(session: Any) -> None:
         found: dict[str, str] = {}
@@ -219,6 +222,7 @@ def call(process: Any, number: int, tool: str, **arguments: Any) -> Any:
             return said
 
 
+@pytest.mark.slow
 def test_nothing_but_the_protocol_is_on_stdout_even_where_lines_are_no_json(small_run: Path) -> None:
     with started(str(small_run)) as process:
         greet(process)
@@ -232,6 +236,7 @@ def test_nothing_but_the_protocol_is_on_stdout_even_where_lines_are_no_json(smal
         assert process.wait(LONG_S) == 0
 
 
+@pytest.mark.slow
 def test_a_client_that_hangs_up_amid_a_question_ends_the_server_and_what_it_started(
     small_run: Path, sleeps: None
 ) -> None:
@@ -245,6 +250,7 @@ def test_a_client_that_hangs_up_amid_a_question_ends_the_server_and_what_it_star
         assert _wait_for(lambda: not any(map(_is_running, below)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [deep(signal.SIGINT), signal.SIGTERM])
 def test_a_signal_ends_it_quietly(small_run: Path, number: signal.Signals) -> None:
     with started(str(small_run)) as process:

@@ -107,6 +107,7 @@ def test_edges_go_forward_and_each_value_has_one_writer(graph: Graph) -> None:
     assert len({(each.storage, each.version) for each in graph.values}) == len(graph.values)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(graphs)
 def test_a_graph_is_the_same_after_it_was_written_and_read(graph: Graph) -> None:
@@ -313,6 +314,7 @@ def test_what_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_more_nodes_than_a_diameter_is_computed_of_have_all_other_measures(tmp_path: Path) -> None:
     count = paths.MOST_NODES + 1
     graph = graph_of(*(("aten::relu", [f"v{number}"], f"v{number + 1}") for number in range(count)))

@@ -54,6 +54,7 @@ def test_reading_has_no_cache_before_it_and_computes_the_logits_of_the_last_toke
     assert graph.settings["prefill"] == 24
 
 
+@pytest.mark.slow
 def test_a_window_that_slides_holds_no_more_than_its_tokens() -> None:
     sizes = [state_bytes(xsp.graph.of(MISTRAL, decode=n)) for n in (8, 24, 40)]
     assert sizes[0] < sizes[1] == sizes[2]

@@ -284,6 +284,7 @@ def small(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_huge_string_is_refused_in_bounded_memory(tmp_path: Path, small: Path) -> None:
     large = tmp_path / "large.json.gz"
     with gzip.open(large, "wb", compresslevel=1) as file:
@@ -296,6 +297,7 @@ def test_a_huge_string_is_refused_in_bounded_memory(tmp_path: Path, small: Path)
     assert taken < 200
 
 
+@pytest.mark.slow
 def test_an_archive_bomb_takes_no_memory(tmp_path: Path, small: Path) -> None:
     large = tmp_path / "large.json.gz"
     with gzip.open(large, "wb", compresslevel=1) as file:

@@ -282,6 +282,7 @@ ANYTHING = st.recursive(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("document", [LINE, {"result": LINE}, DOWNLOAD], ids=["otlp", "answer", "download"])
 @examples(20)
 @given(data=st.data())

@@ -82,6 +82,7 @@ def test_a_real_collectors_file_gives_the_same_tables(
     assert tables(back) == original.tables
 
 
+@pytest.mark.slow
 def test_order_packing_and_repetition_do_not_matter(lines: Path, tmp_path: Path) -> None:
     text = lines.read_text().splitlines()
     shuffled = tmp_path / "shuffled"
@@ -100,6 +101,7 @@ def test_one_document_over_several_lines(lines: Path, tmp_path: Path) -> None:
     assert rows(xsp.load(document)) == rows(xsp.load(lines))
 
 
+@pytest.mark.slow
 def test_a_document_may_begin_with_empty_lines(lines: Path, tmp_path: Path) -> None:
     spans = [item for line in lines.read_text().splitlines() for item in json.loads(line)["resourceSpans"]]
     document = tmp_path / "document.json"
@@ -119,6 +121,7 @@ def test_a_share_is_a_number_with_or_without_a_point(tmp_path: Path, value: floa
     assert not trace.run["imported"]["sources"][0]["skipped"]
 
 
+@pytest.mark.slow
 def test_a_folder_of_several_files_is_read_together(lines: Path, tmp_path: Path) -> None:
     text = lines.read_text().splitlines(keepends=True)
     (tmp_path / "a.jsonl").write_text("".join(text[::2]))
@@ -175,6 +178,7 @@ def test_another_program_alone_is_a_step_a_trace(tmp_path: Path) -> None:
     assert "layer level" in str(xsp.analyses.A2.refusal(trace))
 
 
+@pytest.mark.slow
 def test_another_programs_span_lies_beside_the_step_in_its_trace(
     run: Path, original: Whole, lines: Path, tmp_path: Path
 ) -> None:
@@ -189,6 +193,7 @@ def test_another_programs_span_lies_beside_the_step_in_its_trace(
 # --- import ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_import_writes_a_run_directory(run: Path, original: Whole, lines: Path, tmp_path: Path) -> None:
     out = tmp_path / "back"
     assert cli.main(["import", str(lines), "-o", str(out)]) == 0

@@ -307,6 +307,7 @@ def folders() -> list[Path]:
     return sorted({each.parent for each in FILES if each.parent.name.startswith("multi_rank")})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", folders(), ids=lambda path: path.name)
 def test_a_folder_of_ranks_is_one_job_with_the_work_of_all(folder: Path) -> None:
     plain = [plain_reading.read(each) for each in FILES if each.parent == folder]

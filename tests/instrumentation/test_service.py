@@ -275,6 +275,7 @@ def test_device_work_belongs_to_the_call_that_launched_it() -> None:
     assert ambiguous == 1
 
 
+@pytest.mark.slow
 def test_a_call_of_very_many_spans_is_sent_as_an_overview_and_details(tmp_path: Path) -> None:
     pytest.importorskip("grpc")
     rows = [*spans("forward Net 0-60000"), *spans("\n".join(f"op aten::relu {n}-{n + 1}" for n in range(12_000)))]
@@ -393,6 +394,7 @@ def test_without_the_collector_of_calls_it_says_so(service: Service) -> None:
 # --- processes --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_forked_worker_goes_on_by_itself() -> None:
     """As with gunicorn and a preloaded application: instrumented before the fork, called after it."""
     program = Path(services.__file__).with_name("forking_service.py")
@@ -401,6 +403,7 @@ def test_a_forked_worker_goes_on_by_itself() -> None:
     assert run.stdout.split() == ["child", "shop.layer,0", "child", "shop.layer,0", "parent", "shop.layer,0"]
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_without_closing_delivers_what_it_recorded() -> None:
     code = (
         "import torch, xsp; from torch import nn\n"

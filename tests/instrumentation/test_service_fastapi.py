@@ -109,6 +109,7 @@ def served(*out: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         process.communicate()
 
 
+@pytest.mark.slow
 def test_a_real_server_delivers_all_spans_before_it_ends() -> None:
     with served() as (url, lines):
         for number in range(1, 4):

@@ -48,6 +48,7 @@ def kinds(trace: xsp.Trace) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_a_step_of_training_goes_from_the_first_call_to_the_optimizers_step(tmp_path):
     done = run(tmp_path, TRAIN, args=("--epochs", "1"))
     assert (done.returncode, done.stdout) == (0, "args ['--epochs', '1'] __main__\n")
@@ -70,6 +71,7 @@ def test_of_a_short_training_by_hand_it_says_that_all_of_it_looks_like_one_step(
     assert "no torch optimizer stepped; give --step" in run(tmp_path, script).stderr
 
 
+@pytest.mark.slow
 def test_a_step_of_inference_is_a_call_also_for_a_model_left_in_training_mode(tmp_path):
     script = """
         import torch

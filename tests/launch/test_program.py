@@ -65,6 +65,7 @@ def ran(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=place, capture_output=True, text=True, env=environment, timeout=120, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

@@ -132,6 +132,7 @@ for _ in range(3): train()
 """
 
 
+@pytest.mark.slow
 def test_an_exit_handler_of_the_program_pickles_what_the_program_defines(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(AT_EXIT)
     options = ("--step", "train", "--levels", "M", "--warmup", "0", "--no-samples")
@@ -178,6 +179,7 @@ sys.exit(3)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("around", "words"),
     [

@@ -191,6 +191,7 @@ def test_a_large_trace_is_sent_as_an_overview_and_details(tmp_path: Path) -> Non
     assert {f"{1:04x}{0:04x}{n:08x}" for n in range(500)} <= set(receiver.ids)
 
 
+@pytest.mark.slow
 def test_steps_in_the_trace_of_their_caller_are_folded_when_its_budget_is_used_up(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=20, spans=60, in_trace=True)
     with Receiver() as receiver:
@@ -371,6 +372,7 @@ def record(out: Path, steps: int = 3, **options: Any) -> None:
                 pass
 
 
+@pytest.mark.slow
 def test_a_step_is_delivered_before_the_next_one_begins(tmp_path: Path) -> None:
     options: dict[str, Any] = {"levels": "M", "warmup": 0, "settle": False, "collectors": []}
     with Receiver() as receiver, xsp.profile("live", out=tmp_path / "run", otlp=receiver.url, **options) as prof:
@@ -398,6 +400,7 @@ print(*(name for name in ("requests", "grpc", "google", "duckdb", "numpy") if na
         assert [span.name for span in receiver.spans] == ["live", "run live", "steps 0 to 0"]
 
 
+@pytest.mark.slow
 def test_what_is_left_at_the_end_is_said_with_what_to_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Receiver((404, {}, b"no such page")) as receiver:
         record(tmp_path / "run", otlp=receiver.url)

@@ -254,6 +254,7 @@ def forests(draw: st.DrawFn) -> list[Span]:
     return spans
 
 
+@pytest.mark.slow
 @given(forests(), st.integers(2, 50))
 @examples(40)
 def test_every_forest_within_every_budget_keeps_its_totals_and_can_be_put_together(

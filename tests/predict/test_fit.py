@@ -43,6 +43,7 @@ def form(table: Configurations) -> generic.Form:
     return generic.form(table, ["filters", "kernel"], ["batch", "ranks"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_planted_exponents_are_found_within_five_hundredths(seed: int) -> None:
     table = planted(seed)
@@ -157,6 +158,7 @@ def of_sums() -> crossvalidation.Evaluation:
     return judge(rows(0), ["filters", "kernel"])
 
 
+@pytest.mark.slow
 def test_the_model_is_offered_where_it_is_better_and_a_baseline_where_that_is(
     of_sums: crossvalidation.Evaluation,
 ) -> None:
@@ -264,6 +266,7 @@ def test_an_interval_holds_what_was_measured_and_what_lies_outside_is_said(of_su
 # --- what to record next -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_is_recorded_next_lies_where_the_fits_disagree_and_costs_count() -> None:
     made = [each for each in rows(0, 120) if each["batch"] < 32 or each["ranks"] < 4]
     found = judge(made, ["filters", "kernel"])
@@ -345,6 +348,7 @@ def test_rows_that_are_left_out_are_counted() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "intrinsic", "said"),
     [
@@ -363,6 +367,7 @@ def test_too_little_is_refused_and_a_single_factor_is_enough(
         judge(made, intrinsic)
 
 
+@pytest.mark.slow
 def test_constant_times_and_huge_ratios_are_no_obstacle() -> None:
     flat = judge([{"batch": float(b), "step_s": 0.5} for b in range(1, 13)])
     assert flat.errors[0].mean < 1e-6
@@ -410,6 +415,7 @@ def test_a_category_keeps_its_effect_in_rows_that_lack_one_of_its_values(lacks: 
     assert np.exp(found.shapes[1]) == pytest.approx(slower[second] / slower[first], rel=0.02)
 
 
+@pytest.mark.slow
 def test_values_of_a_category_are_in_the_order_of_their_own_rows_when_a_fit_is_read_again(tmp_path: Path) -> None:
     made = [
         {"model": kind, "device": name, "batch": float(batch), "step_s": 1e-3 * batch**0.9 * times}

@@ -161,6 +161,7 @@ def test_a_trace_that_does_not_tell_its_gradients_needs_them(tmp_path: Path) -> 
     assert any("divided into" in each for each in found.unknown)
 
 
+@pytest.mark.slow
 def test_a_step_is_put_together_again_from_its_own_collectives(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = of_file(trace)
     assert found.collective_seconds == pytest.approx([300 * US] * 3 + [ALONE_US * US])
@@ -186,6 +187,7 @@ def test_durations_of_collectives_belong_to_a_plan_of_buckets() -> None:
         Job(2, LINK, plan=((0,),), collective_seconds=(-0.1,))
 
 
+@pytest.mark.slow
 def test_collectives_that_are_no_sums_stay_as_recorded(tmp_path: Path) -> None:
     plain = recorded.of(xsp.load(kineto(tmp_path / "plain.pt.trace.json.gz")))
     found = recorded.of(xsp.load(kineto(tmp_path / "exchange.pt.trace.json.gz", exchange_us=400.0)))
@@ -345,6 +347,7 @@ def test_a_run_that_accumulates_gradients_sends_them_in_the_last_backward_pass(
     assert 3 * one + found.work.update + 3 * found.work.other == pytest.approx(found.step, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_buckets_of_a_trace_keep_their_sizes_where_modules_are_known_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -579,6 +582,7 @@ def test_of_a_program_that_evaluates_most_of_its_time_the_steps_that_train_are_p
     assert "no training step" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_sets_of_changes_are_held_against_the_job_that_was_asked_for(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -701,6 +705,7 @@ def test_real_traces_of_one_rank_are_predicted_and_add_up(shared: Path, name: st
     assert point.predicted.step <= 1.05 * found.step  # over a fast link, without waiting for others
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

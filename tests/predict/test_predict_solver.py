@@ -87,6 +87,7 @@ def test_with_input_beside_it_a_step_is_the_longer_of_both() -> None:
         assert close(sum(found.parts.values()), found.step)
 
 
+@pytest.mark.slow
 def test_wait_free_back_propagation_is_the_recurrence_of_the_paper() -> None:
     chance = random.Random(3)
     for _ in range(INSTANCES):
@@ -185,6 +186,7 @@ def test_parts_add_up_to_the_step_and_so_does_the_critical_path() -> None:
         assert min(found.parts.values()) >= -1e-9
 
 
+@pytest.mark.slow
 def test_one_task_for_many_layers_takes_the_same_time() -> None:
     chance = random.Random(8)
     for _ in range(200):
@@ -195,6 +197,7 @@ def test_one_task_for_many_layers_takes_the_same_time() -> None:
         assert {part: pytest.approx(took, abs=1e-7) for part, took in coarse.parts.items()} == fine.parts
 
 
+@pytest.mark.slow
 def test_names_of_layers_and_the_unit_of_time_change_nothing() -> None:
     chance = random.Random(9)
     for _ in range(100):
@@ -207,6 +210,7 @@ def test_names_of_layers_and_the_unit_of_time_change_nothing() -> None:
         assert close(slower.step, 1024 * predict(work, job).step)
 
 
+@pytest.mark.slow
 def test_more_work_a_slower_link_or_a_slower_rank_never_make_a_step_shorter() -> None:
     chance = random.Random(10)
     for _ in range(200):
@@ -223,6 +227,7 @@ def test_more_work_a_slower_link_or_a_slower_rank_never_make_a_step_shorter() ->
         assert predict(work, replace(job, straggler=dragged)).step >= now
 
 
+@pytest.mark.slow
 def test_what_a_constant_is_worth_is_never_more_than_all_of_the_step() -> None:
     chance = random.Random(11)
     for _ in range(30):

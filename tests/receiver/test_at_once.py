@@ -86,6 +86,7 @@ def test_requests_of_one_run_at_once_lose_nothing(tmp_path: Path) -> None:
     assert [identity for (identity,) in found] == ids
 
 
+@pytest.mark.slow
 def test_what_comes_again_is_counted_however_often_the_run_is_put_in_order_meanwhile(tmp_path: Path) -> None:
     for _ in range(3):  # begun again, as a receiver that goes on with what is there
         receiving = RunWriter(tmp_path, lambda line: None)

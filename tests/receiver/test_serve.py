@@ -95,6 +95,7 @@ def test_a_run_that_is_sent_twice_counts_once(receiver: ServeProcess, run: Path,
     assert back.run["received"]["doubled"] == len(original.rows)
 
 
+@pytest.mark.slow
 def test_opentelemetrys_own_exporters_are_served(receiver: ServeProcess) -> None:
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as OverHttp
@@ -177,6 +178,7 @@ def test_what_a_kill_left_of_a_run_of_which_nothing_was_taken_goes_at_the_next_s
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_was_acknowledged_survives_a_kill(receiver: ServeProcess, tmp_path: Path) -> None:
     acknowledged: list[int] = []
 

@@ -126,6 +126,7 @@ def test_a_directory_that_was_removed_is_made_again(receiver: ServeProcess) -> N
     assert xsp.load(receiver.out / "services").sql("SELECT count(*) FROM spans").fetchall() == [(1,)]
 
 
+@pytest.mark.slow
 def test_many_small_requests_become_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "TOGETHER", 10)
     open_one = journal.RunWriter(tmp_path, print)

@@ -120,6 +120,7 @@ def train(model: torch.nn.Module, steps: int, **how: object) -> None:
                 model(x).sum().backward()
 
 
+@pytest.mark.slow
 def test_a_run_says_what_was_asked_and_what_it_cost(tmp_path) -> None:
     train(torch.nn.Linear(256, 256), 1000, out=tmp_path / "run", budget=0.9, levels="M/L")
     trace = xsp.load(tmp_path / "run")

@@ -52,6 +52,7 @@ def steps_in(place: Path) -> dict[str, int]:
     return {run.name: seen(run) for run in place.iterdir() if run.is_dir()}
 
 
+@pytest.mark.slow
 def test_a_block_that_is_entered_a_second_time_takes_the_next_free_name_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,6 +105,7 @@ def test_programs_that_are_started_at_once_each_get_a_whole_run(tmp_path: Path) 
     assert sum("is taken: this run goes to runs/train-" in text for text in said) == 3
 
 
+@pytest.mark.slow
 def test_a_directory_that_was_named_on_the_command_line_is_refused_before_the_program_starts(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('ran')\n" + SCRIPT)
     codes = []
@@ -177,6 +179,7 @@ def test_all_ranks_of_a_job_go_to_the_same_directory(tmp_path: Path, jobs: list[
     }
 
 
+@pytest.mark.slow
 def test_ranks_whose_jobs_cannot_be_told_apart_go_on_together_where_their_parts_are_free(tmp_path: Path) -> None:
     (said, silent) = job(tmp_path, 2, blocks=2)
     assert job(tmp_path, 2) != ["", ""]
@@ -220,6 +223,7 @@ def test_a_rank_that_torchrun_starts_again_replaces_its_run_of_the_attempt_befor
         pass
 
 
+@pytest.mark.slow
 def test_ranks_that_a_job_no_longer_has_after_a_restart_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

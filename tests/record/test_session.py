@@ -112,6 +112,7 @@ def test_modules_called_twice_recursion_and_named_blocks(tmp_path):
     assert trace.sql("SELECT count(*) FROM merged WHERE true_ns IS NULL").fetchall() == [(0,)]
 
 
+@pytest.mark.slow
 def test_training_has_its_passes_and_backward_ops_belong_to_the_layer_of_their_forward_op(tmp_path):
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -227,6 +228,7 @@ def test_results_and_random_state_are_the_same_with_and_without(tmp_path):
     assert torch.equal(plain_state, profiled_state)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_neither_recompiled_nor_broken_and_is_said_to_be_opaque(tmp_path):
     counters = pytest.importorskip("torch._dynamo.utils").counters
     model = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), backend="eager")
@@ -327,6 +329,7 @@ FORKS = """
 """
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_goes_on_leaves_the_run_and_its_tables_to_the_parent(tmp_path):
     (tmp_path / "forks.py").write_text(textwrap.dedent(FORKS))
     command = [sys.executable, "-m", "xsp.cli", "run", "--levels", "M", "--every", "3", "--out", "run", "forks.py"]
@@ -679,6 +682,7 @@ def test_a_result_of_the_programs_own_class_may_raise_anything():
     Proof().called(3, Result(loss=torch.ones(1, requires_grad=True).sum()))
 
 
+@pytest.mark.slow
 def test_models_of_nested_tensors_and_traced_ones_run_as_they_do_without(tmp_path):
     model = nn.Sequential(nn.Linear(3, 3)).eval()
     parts = [torch.ones(2, 3), torch.ones(4, 3)]
@@ -700,6 +704,7 @@ def test_models_of_nested_tensors_and_traced_ones_run_as_they_do_without(tmp_pat
     assert {note["source"] for note in trace.run["notes"]} <= {"onednn"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
 def test_a_path_that_is_no_text_holds_a_run_as_others_do(tmp_path, capsys):
     run = tmp_path / "d\udce9" / "r\udce9un"

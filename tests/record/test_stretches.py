@@ -127,6 +127,7 @@ def test_an_optimizer_that_steps_now_and_then_is_seen(tmp_path: Path) -> None:
     assert kinds == {3: 594, 4: 6}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trains", [True, deep(False)], ids=["training", "inference"])
 @pytest.mark.parametrize("listener", [AutoStep, None], ids=["found", "named"])
 def test_a_wait_between_short_steps_is_in_none_of_them_whichever_it_precedes(
@@ -201,6 +202,7 @@ def test_a_step_that_ends_a_stretch_has_no_calls_of_another_thread(tmp_path: Pat
     assert kinds == {1: 1490, 2: 10}
 
 
+@pytest.mark.slow
 def test_what_another_thread_trains_is_of_no_step(tmp_path: Path) -> None:
     program, weight = Program(), torch.zeros(4, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -230,6 +232,7 @@ def test_samples_that_the_program_states_are_those_of_a_step_that_ends_a_stretch
     assert trace.sql("SELECT DISTINCT samples FROM loop").fetchall() == [(7,)]
 
 
+@pytest.mark.slow
 def test_short_steps_pass_in_stretches_and_none_is_lost(tmp_path: Path) -> None:
     model, x, count = nn.Linear(8, 8).eval(), torch.randn(1, 8), 20_000  # a busy machine is steady late
     with xsp.profile("short", out=tmp_path / "run", levels="M", samples=False) as prof, torch.no_grad():

@@ -287,6 +287,7 @@ def test_of_many_steps_the_extremes_are_drawn_and_the_means_are_of_all():
     assert len(shown["parts"]["step"]) == loop.MOST_PARTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", [1, 3, 40])
 def test_no_number_of_kinds_makes_more_points_than_can_be_drawn(kinds):
     row = {"dur_ns": 1e6}
@@ -297,6 +298,7 @@ def test_no_number_of_kinds_makes_more_points_than_can_be_drawn(kinds):
     assert max(shown["points"]["colour"]) == len(shown["kinds"]) - 1
 
 
+@pytest.mark.slow
 def test_the_figures_of_the_loop_stand_first_and_are_of_steps_that_ran_as_if_nothing_were_recorded():
     bare = {"dur_ns": 10e6, "before_ns": 10e6, "data_ns": 8e6, "samples": 4}
     slow = {"dur_ns": 90e6, "before_ns": 0.0, "steady": False, "rung": 70, "samples": 4}
@@ -318,6 +320,7 @@ def test_phases_are_parts_of_an_iteration_without_the_whole_and_without_what_is_
     assert headline.phases([{"phase": phase, "ms": ms} for phase, ms in rows]) == [("forward", 10.0), ("data", 30.0)]
 
 
+@pytest.mark.slow
 def test_a_page_has_the_figures_of_each_kind_and_says_how_to_see_the_rest():
     names = [{"kind": 0, "name": "generator", "steps": 30}, {"kind": 1, "name": "discriminator", "steps": 30},
              {"kind": 2, "name": HOSTILE, "steps": 1}]  # fmt: skip
@@ -337,6 +340,7 @@ def test_a_page_has_the_figures_of_each_kind_and_says_how_to_see_the_rest():
     assert payload(page)["tables"][0]["command"].endswith(" --kind 1")
 
 
+@pytest.mark.slow
 def test_the_timelines_of_several_kinds_share_the_room_of_one(monkeypatch):
     monkeypatch.setattr(timeline, "MOST_SPANS", 12)
     monkeypatch.setattr(html, "LEAST_SPANS", 3)
@@ -551,6 +555,7 @@ def test_a_narrow_table_keeps_what_it_is_sorted_by():
     assert "columns that do not fit: calls, shape, percent of layers" in " ".join(shown.split())
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_sections_that_lie_in_the_run_directory_and_names_those_that_are_none(tmp_path):
     rundir.write_run(tmp_path, {"name": "run"})
     written = sections.Section(HOSTILE, (sections.Text(HOSTILE), sections.Table((HOSTILE,), ((HOSTILE,),))))

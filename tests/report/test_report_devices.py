@@ -40,6 +40,7 @@ def test_device_work_knows_its_launch_its_layer_and_what_it_does(data):
     assert Counter(works) == {None: 104, "elementwise": 12, "gemm": 12, "reduction": 12, "communication": 12}
 
 
+@pytest.mark.slow
 def test_device_work_whose_process_is_not_recorded_knows_its_launch_if_one_process_launches():
     step = (
         "step s 0-100\nlaunch cudaLaunchKernel 10-12 correlation_id=5\nkernel gemm 20-40 correlation_id=5 process=None"
@@ -87,6 +88,7 @@ def test_devices_are_those_that_worked_and_not_all_of_the_machine(held, used, sa
     assert devices_text(trace_of(spans("\n".join(step)), {"machine": {"devices": held}})) == said
 
 
+@pytest.mark.slow
 def test_a_figure_of_several_devices_says_so():
     step = "step s 0-100\nkernel gemm 10-20\nkernel gemm 30-40\nkernel gemm 10-20 device=1\nkernel gemm 60-70 device=1"
     shown = {what: about for what, _, about in payload(html.render(trace_of(spans(step))))["headline"]}

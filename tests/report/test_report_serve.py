@@ -101,6 +101,7 @@ def test_the_link_on_a_span_in_jaeger_leads_here():
     assert link == f"http://127.0.0.1:{serve.PORT}/{quote(HOSTILE, safe='')}#key=0123456789abcdef"
 
 
+@pytest.mark.slow
 def test_the_command_serves_until_it_is_interrupted(tmp_path):
     trace_of(spans("step net 0-10"), {"name": "plain"}).spans.write_parquet(str(tmp_path / "plain.parquet"))
     command = [sys.executable, "-m", "xsp.cli", "report", "plain.parquet", "--serve", "--port", "0"]

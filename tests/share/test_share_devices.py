@@ -170,6 +170,7 @@ def test_samples_have_both_ends_and_other_blocks_each_time() -> None:
     assert devicestore.sample(4096 * 3, 1) == [0, 4096, 8192]
 
 
+@pytest.mark.slow
 def test_what_serves_the_device_outlives_the_store(standing: Standing, there: Running, tmp_path: Path) -> None:
     held = taken(file_of(tmp_path, "a", 7), there.folder)
     taken(file_of(tmp_path, "b", 9), there.folder)
@@ -203,6 +204,7 @@ def test_a_killed_store_leaves_what_serves_the_device_until_its_clients_end(ther
     wait_for(lambda: fakecuda.has_ended(keeper))
 
 
+@pytest.mark.slow
 def test_a_killed_keeper_is_one_error(standing: Standing, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(standing, tmp_path / "s") as there:
         path = file_of(tmp_path, "a", 7)

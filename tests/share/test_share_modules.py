@@ -111,6 +111,7 @@ def test_building_without_values_is_for_the_thread_that_asks_and_ends_with_the_l
     assert torch.nn.Module.register_parameter is before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     [
@@ -359,6 +360,7 @@ print("wrote", flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["numpy", deep("operator"), deep("optimizer"), "mprotect"])
 def test_who_writes_past_python_is_stopped_alone(there: Running, tmp_path: Path, way: str) -> None:
     torch.manual_seed(0)
@@ -434,6 +436,7 @@ def test_a_cold_start_is_in_the_trace(there: Running, tmp_path: Path) -> None:
     assert {"first", "head"} <= {name for (name,) in con.filter("level = 30").project("name").fetchall()}
 
 
+@pytest.mark.slow
 def test_an_eviction_is_in_the_trace_with_the_layers(tmp_path: Path) -> None:
     paths = [written(tmp_path, small(seed).state_dict(), f"{seed}.safetensors") for seed in (1, 2)]
     with (

@@ -312,6 +312,7 @@ def _try(path: Path, folder: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_killed_clients_leave_nothing(there: Running, tmp_path: Path) -> None:
     before = memory_files(), len(os.listdir("/proc/self/fd"))
     killed_clients(there, tmp_path, 60, 19)

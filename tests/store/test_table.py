@@ -78,6 +78,7 @@ def test_a_file_of_columns_is_as_one_of_a_table(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_objects_of_a_user_are_read_as_before() -> None:
     pandas = pytest.importorskip("pandas")
     con = table.connect()

@@ -134,6 +134,7 @@ def skip_without(needed: str | None) -> None:
         pytest.skip(f"{needed} is not installed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.command)
 def test_the_steps_of_an_ordinary_program_are_those_that_its_user_counts(case: Case, tmp_path: Path) -> None:
     skip_without(case.needs)
@@ -230,6 +231,7 @@ def test_a_bare_step_at_the_end_of_an_iteration_is_a_step(tmp_path: Path) -> Non
     assert all(kind["training"] for kind in trace.run["kinds"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--quiet",)])
 @pytest.mark.parametrize("command", ["no_module.py", "in_children.py", "in_children.py --start fork"])
 def test_an_empty_profile_says_at_its_end_why(command: str, options: tuple[str, ...], tmp_path: Path) -> None:

@@ -215,6 +215,7 @@ thread.join()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the variables are glibc's")
 def test_memory_is_kept_in_threads_too() -> None:
     kept = {**os.environ, **Malloc().environment()}
@@ -299,6 +300,7 @@ def in_a_process(trial: str, report: Path, fails: bool = False) -> subprocess.Co
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_a_process_says_what_was_changed_and_keeps_its_results_also_where_the_program_ends_early(
     tmp_path: Path,
 ) -> None:
