@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from xsp.analyses.critical import critical_path, critical_path_summary
 from xsp.errors import AnalysisError
+from xsp.ingest.load import load
 from xsp.schema import Span
 from xsp.testing import spans, trace_of
 
@@ -184,3 +186,8 @@ def test_whatever_the_spans_segments_follow_each_other_and_add_up_to_the_step(se
     assert all(start + took == after for (start, took, _), (after, _, _) in pairwise(rows))
     assert all(took > 0 for _, took, _ in rows)
     assert sum(took for _, took, beyond in rows if not beyond) == 1_000_000
+
+
+def test_spans_of_equal_times_give_the_same_path_in_every_load(shared: Path) -> None:
+    source = shared / "traces" / "multi_rank" / "hta_sampled_rank-1.json.gz"  # its times are whole microseconds
+    assert len({repr(critical_path(load(source)).fetchall()) for _ in range(5)}) == 1

@@ -135,7 +135,7 @@ def _window(trace: Trace) -> _Window:
     """Return the merged step, or the whole time of the first rank if the trace has no step."""
     steps = trace.con.execute(
         "SELECT trace_id, step, rung, rank, start_ns, start_ns + dur_ns, process, thread FROM merged "
-        f"WHERE kind = '{Kind.STEP}' ORDER BY dur_ns DESC LIMIT 1"
+        f"WHERE kind = '{Kind.STEP}' ORDER BY dur_ns DESC, trace_id, span_id LIMIT 1"
     ).fetchall()
     if not steps:
         return _everything(trace)
@@ -208,5 +208,5 @@ def _seen(window: _Window) -> str:
             SELECT span_id, process, thread, CASE WHEN kind = '{Kind.OP}' THEN name END AS op FROM step_spans
         ) parent ON parent.span_id = seen.parent_id
         WHERE seen.kind NOT IN ('{Kind.RUN}', '{Kind.ALLOC}') AND seen.dur_ns > 0
-        ORDER BY seen.start_ns, seen.dur_ns DESC, seen.level, seen.depth
+        ORDER BY seen.start_ns, seen.dur_ns DESC, seen.level, seen.depth, seen.span_id
     """
