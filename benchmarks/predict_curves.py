@@ -81,11 +81,11 @@ def measure(options: Any, out: Path) -> None:
         for what, families in ((TRANSFERS, QUICK if options.quick else None), (COLLECTIVES, None)):
             if options.quick and what == COLLECTIVES:
                 continue
-            asked = links.request(timings, what, families, (2,))
+            asked = links.asked(timings, what, families, (2,))
             left = until - time.monotonic()
             if left > 1:
                 links.fill(asked, timings, left, lambda *told: None)
-            curves, lacks = links.curves_of(asked, timings)
+            curves, lacks = links.known(asked, timings)
             found += curves
             missing += lacks
         tables.append(found)

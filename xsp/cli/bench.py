@@ -228,7 +228,7 @@ def _moved(given: argparse.Namespace, seconds: float) -> int:
     if given.section is not None:
         sections.check(given.section)
     timings = Timings.open(given.timings)
-    request = links.request(
+    request = links.asked(
         timings, given.source, given.families, _numbers("--ranks", given.ranks or "2,3,4"),
         None if given.threads is None else _numbers("--threads", given.threads), given.directory,
         times=not (given.list or given.check),
@@ -247,7 +247,7 @@ def _moved(given: argparse.Namespace, seconds: float) -> int:
         except KeyboardInterrupt:
             progress.warn("xsp: interrupted; all finished timings are kept: run it again to continue")
             return INTERRUPTED
-    curves, missing = links.curves_of(request, timings)
+    curves, missing = links.known(request, timings)
     summary = given.source, timings, curves, None if given.list else time.monotonic() - start, missing, count
     if given.section is not None:
         sections.write(given.section, curvetext.SECTION[given.source], curvetext.section(given.source, timings, curves))
