@@ -109,7 +109,7 @@ def prepare(trace: Trace) -> None:
     name does not contain Async). A call that makes a stream wait does not block the host.
     """
     library_calls(trace, "spans")
-    # a table has a known size: joins hash it, and not the work
+    # The engine knows the size of a table, so joins hash these few names instead of the device work.
     trace.create_temp_table("kernel_names", f"WITH {NAMES} SELECT * FROM names")
     trace.create_temp_table("device_work", _DEVICE_WORK)
     trace.create_temp_table("runtime_calls", _RUNTIME_CALLS)
