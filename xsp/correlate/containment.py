@@ -46,7 +46,21 @@ class _Threads(NamedTuple):
     """Index of the nearest earlier span on the same thread that ends late enough to be around this one."""
 
 
-def find_containers(spans: Spans, tolerance: int) -> tuple[Array, dict[int, list[int]]]:
+class Containers(NamedTuple):
+    """The innermost span around each span on its thread. All values are indices into the spans; -1 if there is none."""
+
+    outer: Array
+    """Only spans that are no deeper in the stack count."""
+
+    enclosing: Array | None
+    """Spans at any level count; only if there are allocations: one inside a module that an operator calls is inside
+    the operator too."""
+
+    candidates: dict[int, list[int]]
+    """The candidates for spans on an unknown thread, where there are several."""
+
+
+def find_containers(spans: Spans, tolerance: int) -> Containers:
     """Find the innermost span around each span on its thread.
 
     For spans without a thread all threads are searched; candidates on several threads are ambiguous. Among these
@@ -55,38 +69,27 @@ def find_containers(spans: Spans, tolerance: int) -> tuple[Array, dict[int, list
     Args:
         spans: sorted by `outer_first`.
         tolerance: nanoseconds by which a span may extend beyond the span around it.
-
-    Returns:
-        The index of the span around each span, -1 if there is none; and the candidates of ambiguous spans, by index.
     """
     outer = np.full(len(spans), -1, np.int64)
     candidates: dict[int, list[int]] = {}
     on_line, query = _conditions(spans, tolerance)
     threadless = np.zeros(len(spans), bool) if spans.is_threadless is None else spans.is_threadless
     seekers = np.flatnonzero((spans.thread_index >= 0) | threadless)
-    may_contain = spans.allocations is None or ~spans.allocations.is_one[on_line]
+    members = on_line if spans.allocations is None else on_line[~spans.allocations.is_one[on_line]]
+    whole = _threads(spans, members, query) if spans.allocations is not None else None
     for level, collector in _classes(spans, seekers):
-        threads = _threads(spans, on_line[may_contain & _may_hold(spans, on_line, level, collector)], query)
+        fits = _may_hold(spans, members, level, collector)
+        threads = whole if whole is not None and fits.all() else _threads(spans, members[fits], query)
         group = seekers[_may_ask(spans, seekers, level, collector)]
         on_threads = group[~threadless[group]]
-        containers = threads.places[_search(threads, _last_before(spans, threads, on_threads), on_threads, query)]
-        outer[on_threads] = containers
+        outer[on_threads] = _around(spans, threads, on_threads, query)
         if len(on_threads) < len(group):
             _roam(spans, threads, group[threadless[group]], query, tolerance, outer, candidates)
-    return outer, candidates
-
-
-def enclosing(spans: Spans, tolerance: int) -> Array:
-    """Return the index of the innermost span around each span on its thread, at any level, or -1.
-
-    This serves allocations: one inside a module that an operator calls is inside the operator too.
-    """
-    outer = np.full(len(spans), -1, np.int64)
-    on_line, query = _conditions(spans, tolerance)
-    may_contain = spans.allocations is None or ~spans.allocations.is_one[on_line]
-    threads = _threads(spans, on_line[may_contain], query)
-    outer[on_line] = threads.places[_search(threads, _last_before(spans, threads, on_line), on_line, query)]
-    return outer
+    enclosing = None
+    if whole is not None:
+        enclosing = np.full(len(spans), -1, np.int64)
+        enclosing[on_line] = _around(spans, whole, on_line, query)
+    return Containers(outer, enclosing, candidates)
 
 
 def _conditions(spans: Spans, tolerance: int) -> tuple[Array, _Query]:
@@ -156,6 +159,12 @@ def _last_before(spans: Spans, threads: _Threads, seekers: Array) -> Array:
         last = np.searchsorted(keys, own_line * len(spans) + outsiders) - 1
         first[outside] = np.where((last >= 0) & (np.append(line, -1)[last] == own_line), last, count)
     return first
+
+
+def _around(spans: Spans, threads: _Threads, seekers: Array, query: _Query) -> Array:
+    """Return the index of the innermost span of `threads` around each span, on its thread; -1 if there is none."""
+    around: Array = threads.places[_search(threads, _last_before(spans, threads, seekers), seekers, query)]
+    return around
 
 
 def _search(threads: _Threads, first: Array, seekers: Array, query: _Query) -> Array:

@@ -16,7 +16,7 @@ from xsp.correlate.parents import depths
 from xsp.schema import WEAK, Level
 
 MOST = 2**63 - 1
-"""Maximum number of bytes that the table can hold."""
+"""Maximum number of bytes that the table can hold: the largest 64-bit integer."""
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 """2^64 divided by the golden ratio: an odd number; multiplying by it spreads values that differ little."""
@@ -79,7 +79,8 @@ class _Depths(NamedTuple):
     def of(cls, parent: Array) -> _Depths:
         depth = depths(parent)
         counts = np.bincount(depth) if len(depth) else depth
-        return cls(np.argsort(depth.astype(np.int32), kind="stable"), [0, *np.cumsum(counts).tolist()])
+        narrow = depth.astype(np.int16 if len(counts) < 1 << 15 else np.int32)  # 16 bits: a radix sort
+        return cls(np.argsort(narrow, kind="stable"), [0, *np.cumsum(counts).tolist()])
 
 
 def inherit(spans: Spans, found: Parents, codes: Array, steps: Steps | None = None) -> Inherited:
@@ -126,12 +127,24 @@ def _layer_index(is_layer: Array, step: Array) -> Array:
 
 def _ordinals(group: Array) -> Array:
     """Return the position of each value among the values equal to it, from 1."""
-    order = np.argsort(group, kind="stable")
-    ordered = group[order]
+    order, ordered = _sorted(group)
     first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))[: len(group)]
     ordinals = np.empty(len(group), np.int64)
     ordinals[order] = np.arange(1, len(group) + 1) - np.repeat(first, np.diff(np.append(first, len(group))))
     return ordinals
+
+
+def _sorted(values: Array) -> tuple[Array, Array]:
+    """Return the stable order of values, and the values in that order.
+
+    Where value and position fit into one integer together, sorting these takes a fifth of the time of a stable sort.
+    """
+    count = len(values)
+    if count and 0 <= int(values.min()) <= int(values.max()) < MOST // count:
+        ordered, order = np.divmod(np.sort(values * count + np.arange(count)), count)
+        return order, ordered
+    order = np.argsort(values, kind="stable")
+    return order, values[order]
 
 
 def _keys(spans: Spans, found: Parents, codes: Array, step: Array, by_depth: _Depths) -> Array:
@@ -168,9 +181,9 @@ def _keys(spans: Spans, found: Parents, codes: Array, step: Array, by_depth: _De
 
 def _hashed(parent_key: Array, code: Array, ordinal: Array) -> Array:
     """Return the keys of device work: MD5 of the parent's key, the identity and the number."""
-    texts = zip(parent_key.tolist(), code.tolist(), ordinal.tolist(), strict=True)
-    digests = b"".join(md5(b"%d/%d/%d" % numbers, usedforsecurity=False).digest()[8:] for numbers in texts)
-    return np.frombuffer(digests, "<u8")
+    places = list(zip(parent_key.tolist(), code.tolist(), ordinal.tolist(), strict=True))
+    keys = {place: md5(b"%d/%d/%d" % place, usedforsecurity=False).digest()[8:] for place in {*places}}  # steps repeat
+    return np.frombuffer(b"".join(map(keys.__getitem__, places)), "<u8")
 
 
 def _sums(spans: Spans, found: Parents) -> tuple[Array, Array]:

@@ -33,7 +33,7 @@ from xsp.correlate.arrays import (
     Spans,
     StepParts,
 )
-from xsp.correlate.containment import enclosing, find_containers
+from xsp.correlate.containment import find_containers
 from xsp.schema import DEEPEST, Level
 
 
@@ -45,11 +45,9 @@ def find(spans: Spans, tolerance: int, root: int = -1) -> Parents:
         tolerance: nanoseconds by which a span may extend beyond the span around it.
         root: index of the span around all others on threads: the step that stands for a whole trace; -1 if none.
     """
-    parent, candidates = find_containers(spans, tolerance)
+    parent, enclosing, candidates = find_containers(spans, tolerance)
     rule = np.where(parent >= 0, CONTAINED, 0).astype(np.int8)
-    parents = Parents(parent, rule, candidates=candidates)
-    if spans.allocations is not None:
-        parents.enclosing = enclosing(spans, tolerance)
+    parents = Parents(parent, rule, enclosing, candidates=candidates)
     if spans.sequences is not None:
         _follow_sequence_numbers(spans, spans.sequences, parent, rule)
     _limit_depth(parent)
@@ -57,8 +55,8 @@ def find(spans: Spans, tolerance: int, root: int = -1) -> Parents:
         orphans = (parent < 0) & (spans.thread_index >= 0)
         orphans[root] = False
         parent[orphans], rule[orphans] = root, CONTAINED
-        if parents.enclosing is not None:
-            parents.enclosing[(parents.enclosing < 0) & (spans.thread_index >= 0)] = root
+        if enclosing is not None:
+            enclosing[(enclosing < 0) & (spans.thread_index >= 0)] = root
     if spans.launches is not None:
         _follow_launches(spans, spans.launches, parent, rule)
     if spans.named is not None:
@@ -150,7 +148,7 @@ def _creators(
     spans: Spans, sequences: Sequences, creators: Array, followers: Array, parent: Array, frames: Array
 ) -> Array:
     """Return for each backward op the index of the forward op that created its node; -1 if none is known."""
-    numbers = np.unique(sequences.number[creators])
+    numbers = _distinct(sequences.number[creators])
     creator_number = np.searchsorted(numbers, sequences.number[creators])
     number = _index(numbers, sequences.number[followers])
     line = sequences.forward[followers].astype(np.int64)
@@ -161,6 +159,11 @@ def _creators(
     pairs, creator_pair = np.unique(spans.thread_index[creators] * len(numbers) + creator_number, return_inverse=True)
     pair = np.where((line >= 0) & (number >= 0), _index(pairs, line * len(numbers) + number), -1)
     return _last(creator_pair, creators, pair, followers, len(spans))
+
+
+def _distinct(values: Array) -> Array:
+    """Return the distinct values in order; `np.unique` alone hashes them, which takes 20 times as long for ids."""
+    return np.unique(values, return_index=True)[0]
 
 
 def _index(ordered: Array, wanted: Array) -> Array:
@@ -211,7 +214,7 @@ def _follow_launches(spans: Spans, launches: Launches, parent: Array, rule: Arra
     seeking = np.flatnonzero(launches.seeks)
     on_host = parent.copy()
     launching = np.flatnonzero(launches.may_launch & (launches.correlation != NONE))
-    ids = np.unique(launches.correlation[launching])
+    ids = _distinct(launches.correlation[launching])
     processes = np.unique(spans.process[launching])
     pairs, first = np.unique(
         np.searchsorted(ids, launches.correlation[launching]) * len(processes)
