@@ -25,7 +25,7 @@ from parts import turns
 from xsp import table
 from xsp.correlate import columns as placing
 from xsp.correlate.evidence import correlate
-from xsp.importers.contract import SEEN, Losses, Seen
+from xsp.importers.contract import RAW_COLUMNS, Losses, SourceInfo
 from xsp.ingest import tables
 from xsp.schema import Kind, Level, Span
 
@@ -64,20 +64,20 @@ _SPANS = f"""
 """
 
 
-def fabricate(con: duckdb.DuckDBPyConnection, spans: int) -> Seen:
-    """Create the table `seen`, as an importer does."""
-    con.execute(f"CREATE OR REPLACE TABLE seen ({', '.join(f'{each.name} {each.type}' for each in SEEN)})")
-    con.execute(f"INSERT INTO seen BY NAME {_SPANS}", {"spans": spans})
-    return Seen({}, Losses("fabricated", spans))
+def fabricate(con: duckdb.DuckDBPyConnection, spans: int) -> SourceInfo:
+    """Create the table `raw_spans`, as an importer does."""
+    con.execute(f"CREATE OR REPLACE TABLE raw_spans ({', '.join(f'{each.name} {each.type}' for each in RAW_COLUMNS)})")
+    con.execute(f"INSERT INTO raw_spans BY NAME {_SPANS}", {"spans": spans})
+    return SourceInfo({}, Losses("fabricated", spans))
 
 
 def placed(spans: int) -> tuple[float, int, int]:
     """Place `spans` spans; return the seconds, the peak memory of the process in bytes, and the number of orphans."""
     with tempfile.TemporaryDirectory() as folder:
         con = tables.connect(Path(folder))
-        seen = fabricate(con, spans)
+        info = fabricate(con, spans)
         begin = time.perf_counter()
-        placing.correlate_table(con, seen, "fabricated")
+        placing.correlate_table(con, info, "fabricated")
         seconds = time.perf_counter() - begin
         ((orphans,),) = con.execute("SELECT count(*) FROM placed WHERE parent_id IS NULL AND kind <> 'step'").fetchall()
     return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, orphans
@@ -87,8 +87,8 @@ def correlated(spans: int) -> float:
     """Return the seconds that `xsp.correlate` takes for all spans, one step at a time."""
     con = table.connect()
     fabricate(con, spans)
-    names = [each.name for each in SEEN if each.name in Span._fields]
-    rows = con.execute(f"SELECT {', '.join(names)} FROM seen ORDER BY number").fetchall()
+    names = [each.name for each in RAW_COLUMNS if each.name in Span._fields]
+    rows = con.execute(f"SELECT {', '.join(names)} FROM raw_spans ORDER BY number").fetchall()
     found = [Span(**dict(zip(names, row, strict=True))) for row in rows]
     begin = time.perf_counter()
     for first in range(0, len(found), A_STEP):

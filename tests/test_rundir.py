@@ -303,7 +303,7 @@ def test_the_steps_of_programs_that_were_run_once_per_level_are_numbered_on(tmp_
     assert (own.steps, own.recorded) == (40, 6)
     page = drawn(trace)
     assert page is not None
-    assert page["told"] == ["40 steps, 6 of them recorded."], "a row is joined with itself only"
+    assert page["notes"] == ["40 steps, 6 of them recorded."], "a row is joined with itself only"
 
 
 def test_kinds_of_a_program_that_was_run_once_per_level_count_the_steps_of_all_runs() -> None:

@@ -455,10 +455,10 @@ class _Repeat(nn.Module):
             self.module(argument)
 
 
-def shortened(told: str) -> str:
+def shortened(description: str) -> str:
     """Return a module's description on one line, without secrets, and cut if it is long."""
-    told = told[: 4 * MOST_LETTERS].encode("utf-8", "replace").decode()
-    line = scrub.scrub_settings(" ".join(told.split()))
+    description = description[: 4 * MOST_LETTERS].encode("utf-8", "replace").decode()
+    line = scrub.scrub_settings(" ".join(description.split()))
     return line if len(line) <= MOST_LETTERS else line[: MOST_LETTERS - 1] + "…"
 
 

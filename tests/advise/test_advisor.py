@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from xsp import advise, sections
-from xsp.advise import Advice, Advised, Asked, Interval, Needs, Place, pictures, registry, text
+from xsp.advise import Advice, AdviceContext, Advised, Interval, Needs, Place, pictures, registry, text
 from xsp.cli import main
 from xsp.errors import AnalysisError, UsageError
 from xsp.sections import Text
@@ -24,29 +24,29 @@ def piece(name: str, low: float, high: float, **others: object) -> Advice:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+def asked(monkeypatch: pytest.MonkeyPatch) -> AdviceContext:
     registry.questions()
     monkeypatch.setattr(registry, "QUESTIONS", {})
 
     @advise.question("small", "small?")
-    def small(asked: Asked) -> Iterator[Advice]:
+    def small(asked: AdviceContext) -> Iterator[Advice]:
         yield piece("small", 1, 2)
         yield piece("small", -1, 2)
         yield piece("small", 0.01, 0.02)
 
     @advise.question("large", "large?", number="Q3")
-    def large(asked: Asked) -> Iterator[Advice]:
+    def large(asked: AdviceContext) -> Iterator[Advice]:
         yield piece("large", 2, 4, changes_numbers="rounding to 8 bits")
         yield piece("large", 2.5, 2.5, at_most=True)
 
     @advise.question("none", "none?", needs=Needs.BOUND)
-    def none(asked: Asked) -> Iterator[Advice]:
+    def none(asked: AdviceContext) -> Iterator[Advice]:
         raise AnalysisError("no timings: `xsp bench` takes them")
 
-    return Asked(trace_of(spans("step s 0-100")))
+    return AdviceContext(trace_of(spans("step s 0-100")))
 
 
-def test_the_best_stands_first_and_a_bound_counts_less_than_an_expectation(asked: Asked) -> None:
+def test_the_best_stands_first_and_a_bound_counts_less_than_an_expectation(asked: AdviceContext) -> None:
     found = advise.of(asked)
     assert [(each.question, each.at_most) for each in found.advice] == [
         ("large", False), ("small", False), ("large", True)
@@ -56,9 +56,9 @@ def test_the_best_stands_first_and_a_bound_counts_less_than_an_expectation(asked
     assert found.left_out == {"may gain nothing": 1, "gain less than 1 %": 1}
 
 
-def test_options_stand_last_under_a_heading_of_their_own_and_are_no_fault(asked: Asked) -> None:
+def test_options_stand_last_under_a_heading_of_their_own_and_are_no_fault(asked: AdviceContext) -> None:
     @advise.question("precise", "less precise?")
-    def precise(asked: Asked) -> Iterator[Advice]:
+    def precise(asked: AdviceContext) -> Iterator[Advice]:
         yield piece("precise", 8, 9, changes_numbers="bfloat16", option=True)
 
     found = advise.of(asked)
@@ -68,7 +68,7 @@ def test_options_stand_last_under_a_heading_of_their_own_and_are_no_fault(asked:
     assert alone.index("Nothing to advise") < alone.index("faster with less accurate") < alone.index("1. 8.50 ms")
 
 
-def test_questions_can_be_chosen_by_name_by_need_and_by_what_they_change(asked: Asked) -> None:
+def test_questions_can_be_chosen_by_name_by_need_and_by_what_they_change(asked: AdviceContext) -> None:
     assert advise.of(asked, only=["small"]).asked == ("small",)
     assert advise.of(asked, most=Needs.TRACE).unanswered == {}
     same = advise.of(asked, same_numbers=True)
@@ -78,7 +78,7 @@ def test_questions_can_be_chosen_by_name_by_need_and_by_what_they_change(asked: 
         advise.of(asked, only=["smal"])
 
 
-def test_the_page_fits_a_terminal_and_says_what_was_left_out(asked: Asked) -> None:
+def test_the_page_fits_a_terminal_and_says_what_was_left_out(asked: AdviceContext) -> None:
     page = text.page(advise.of(asked), 1)
     assert all(len(line) <= 80 for line in page.splitlines())
     said = (
@@ -91,14 +91,14 @@ def test_the_page_fits_a_terminal_and_says_what_was_left_out(asked: Asked) -> No
         assert words in page
 
 
-def test_a_part_is_made_once_even_if_it_cannot_be(asked: Asked) -> None:
+def test_a_part_is_made_once_even_if_it_cannot_be(asked: AdviceContext) -> None:
     calls = []
 
-    def fails(_: Asked) -> None:
+    def fails(_: AdviceContext) -> None:
         calls.append(1)
         raise AnalysisError("no graph")
 
-    about = Asked(asked.trace, providers={"graph": fails})
+    about = AdviceContext(asked.trace, providers={"graph": fails})
     for _ in range(2):
         with pytest.raises(AnalysisError, match="no graph"):
             about.graph  # noqa: B018
@@ -115,17 +115,17 @@ def test_a_source_that_is_none_is_one_clear_line(source: str, capsys: pytest.Cap
     assert said.count("\n") == 1
 
 
-def test_two_questions_of_one_name_are_refused(asked: Asked) -> None:
-    def other(asked: Asked) -> Iterator[Advice]:
+def test_two_questions_of_one_name_are_refused(asked: AdviceContext) -> None:
+    def other(asked: AdviceContext) -> Iterator[Advice]:
         yield from ()
 
     with pytest.raises(UsageError, match="already is a question 'small'"):
         advise.question("small", "another")(other)
 
 
-def test_of_two_pieces_with_one_trial_the_expectation_is_kept(asked: Asked) -> None:
+def test_of_two_pieces_with_one_trial_the_expectation_is_kept(asked: AdviceContext) -> None:
     @advise.question("threads", "threads?")
-    def threads(asked: Asked) -> Iterator[Advice]:
+    def threads(asked: AdviceContext) -> Iterator[Advice]:
         yield piece("threads", 5, 5, at_most=True, trial="threads=2")
         yield piece("threads", 3, 4, trial="threads=2")
 
@@ -133,7 +133,7 @@ def test_of_two_pieces_with_one_trial_the_expectation_is_kept(asked: Asked) -> N
     assert not kept.at_most
 
 
-def test_the_section_of_the_report_has_gains_and_bounds_as_bars(asked: Asked, tmp_path: Path) -> None:
+def test_the_section_of_the_report_has_gains_and_bounds_as_bars(asked: AdviceContext, tmp_path: Path) -> None:
     made = pictures.section(advise.of(asked))
     chart = next(part for part in made.parts if isinstance(part, sections.Chart))
     assert [(each.name, each.values) for each in chart.series] == [
@@ -144,9 +144,9 @@ def test_the_section_of_the_report_has_gains_and_bounds_as_bars(asked: Asked, tm
     assert pictures.keep(advise.of(asked), tmp_path) is None  # no run
 
 
-def test_a_gain_that_only_a_trial_tells_has_no_bar_and_no_figure(asked: Asked) -> None:
+def test_a_gain_that_only_a_trial_tells_has_no_bar_and_no_figure(asked: AdviceContext) -> None:
     @advise.question("threads", "threads?")
-    def threads(asked: Asked) -> Iterator[Advice]:
+    def threads(asked: AdviceContext) -> Iterator[Advice]:
         yield piece("threads", 8, 9, at_most=True, gain_known=False)
 
     made = pictures.section(advise.of(asked, only=["threads"]))

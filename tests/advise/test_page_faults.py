@@ -98,7 +98,7 @@ def test_elsewhere_than_on_linux_no_variable_of_glibc_is_named() -> None:
 
 def test_where_they_are_much_of_a_step_timings_of_calls_tell_no_gain() -> None:
     @advise.question("of-timings", "?", needs=Needs.BOUND)
-    def of_timings(_: advise.Asked) -> Iterator[Advice]:
+    def of_timings(_: advise.AdviceContext) -> Iterator[Advice]:
         yield Advice("of-timings", "slow", (), Interval(3.0, 4.0, 5.0), False, 40.0, (), "change it")
 
     try:
@@ -129,7 +129,7 @@ def test_calls_without_a_true_time_take_their_share_of_the_step() -> None:
     trace = counted(0, 0.0)
     trace.con.execute("CREATE OR REPLACE TEMP TABLE merged AS SELECT * FROM merged")
     trace.con.execute("UPDATE merged SET true_ns = CASE WHEN kind = 'step' THEN raw_ns / 5 END")
-    every = list(calls.walk(advise.Asked(trace)))
+    every = list(calls.walk(advise.AdviceContext(trace)))
     times = {each.name: each.ns / MS for each in every if each.is_op or each.kind == "step"}
     assert times["s"] == pytest.approx(2.0)
     assert times["aten::linear"] == pytest.approx(0.99)
@@ -175,7 +175,7 @@ def test_calls_inside_another_one_take_no_longer_than_it() -> None:
     trace = counted(0, 0.0)
     trace.con.execute("CREATE OR REPLACE TEMP TABLE merged AS SELECT * FROM merged")
     trace.con.execute("UPDATE merged SET true_ns = CASE WHEN name = 'net.a' THEN raw_ns / 5 ELSE raw_ns END")
-    found = {each.name: each for each in calls.walk(advise.Asked(trace))}
+    found = {each.name: each for each in calls.walk(advise.AdviceContext(trace))}
     assert found["net.a"].ns / MS == pytest.approx(4.87 / 5)
     assert found["net.a"].children[0].ns / MS == pytest.approx(4.87 / 5), "it was recorded when all took longer"
     assert found["net.b"].children[0].ns / MS == pytest.approx(4.95)

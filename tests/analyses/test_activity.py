@@ -67,7 +67,7 @@ def test_steps_that_did_not_record_the_device_are_no_idle_time() -> None:
 
 def test_classes_of_kernels_and_tensor_cores() -> None:
     trace = trace_of(spans(DEVICE + "kernel nvjet_tst_64x8 500-800\nkernel triton_tem_fused_mm 800-900"))
-    assert ask("kernel-classes", trace, "class, kernels, device_ms, tensor_core_percent, untold_ms") == [
+    assert ask("kernel-classes", trace, "class, kernels, device_ms, tensor_core_percent, unknown_ms") == [
         ("gemm", 3, 0.5, 75.0, 0.1), ("communication", 1, 0.15, None, None), ("elementwise", 1, 0.1, None, None),
         ("memory copy", 1, 0.03, None, None),
     ]  # fmt: skip
@@ -121,7 +121,7 @@ def test_tensor_cores_by_layer_as_far_as_names_tell() -> None:
         kernel vectorized_elementwise_kernel          450-460 correlation_id=4
         kernel Cijk_Alik_Bljk_SB                      460-461 correlation_id=5
     """))  # fmt: skip
-    columns = "level, name, kernels, with_tensor_cores_ms, without_tensor_cores_ms, untold_ms, tensor_core_percent"
+    columns = "level, name, kernels, with_tensor_cores_ms, without_tensor_cores_ms, unknown_ms, tensor_core_percent"
     assert ask("tensor-cores", trace, columns) == [
         ("layer", "net.fc", 3, 0.03, 0.01, 0.005, 75.0), ("op", "aten::mm", 1, 0.0, 0.0, 0.001, None),
     ]  # fmt: skip

@@ -98,7 +98,7 @@ def test_without_calls_of_the_model_level_layers_and_operators_tell_and_the_tabl
         op aten::mm                          410-690 phase=backward thread=2
     """)
     )
-    rows = analyses.phases(trace).select("phase, calls, round(ms, 3), told_by").fetchall()
+    rows = analyses.phases(trace).select("phase, calls, round(ms, 3), source").fetchall()
     assert rows == [
         ("forward", 1, 0.2, "layers"),
         ("backward", 1, 0.3, "operators"),

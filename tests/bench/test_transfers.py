@@ -521,7 +521,7 @@ def test_transfers_and_collectives_of_two_ranks_are_timed_and_leave_nothing(tmp_
     first = {each.op: each for each in reversed(asked)}
     before = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
     made = links.fill(
-        links.Asked(tuple(first.values()), directory=tmp_path / "storage"), timings, 240.0, lambda *told: None
+        links.AdviceContext(tuple(first.values()), directory=tmp_path / "storage"), timings, 240.0, lambda *told: None
     )
     left = {each.op: (each.status, each.reason) for each in timings if not each.is_timed}
     # what a file system or a kernel may refuse

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from xsp import table
 from xsp.correlate import columns
 from xsp.correlate.evidence import correlate
-from xsp.importers.contract import SEEN, Losses, Seen
+from xsp.importers.contract import RAW_COLUMNS, Losses, SourceInfo
 from xsp.schema import Kind, Level, Span
 
 KINDS = {Kind.USER: Level.APPLICATION, Kind.MODULE: Level.LAYER, Kind.OP: Level.OP, Kind.LAUNCH: Level.RUNTIME}
@@ -60,12 +60,15 @@ def one_step(spans: Sequence[Span]) -> Parents:
 def in_bulk(spans: Sequence[Span]) -> Parents:
     """As `xsp.ingest` finds them in the table that an importer filled."""
     con = table.connect()
-    table.create(con, "seen", SEEN)
+    table.create(con, "raw_spans", RAW_COLUMNS)
     step = Span(level=Level.MODEL, kind="step", name="step", start_ns=0, dur_ns=9000, process=7, thread=0)
     for number, span in enumerate([*spans, step]):
         values = {**span._asdict(), "number": number}
-        con.execute(f"INSERT INTO seen VALUES ({', '.join('?' * len(SEEN))})", [values.get(each.name) for each in SEEN])
-    columns.correlate_table(con, Seen({}, Losses(), brute_force.TOLERANCE_NS), "0")
+        con.execute(
+            f"INSERT INTO raw_spans VALUES ({', '.join('?' * len(RAW_COLUMNS))})",
+            [values.get(each.name) for each in RAW_COLUMNS],
+        )
+    columns.correlate_table(con, SourceInfo({}, Losses(), brute_force.TOLERANCE_NS), "0")
     rows = con.execute(
         "SELECT own.name, up.name, own.parent_rule FROM placed own LEFT JOIN placed up ON up.span_id = own.parent_id"
     ).fetchall()

@@ -374,7 +374,7 @@ def test_devices_beyond_those_of_the_summary_are_counted() -> None:
     two = answers.summary(
         testing.trace_of(testing.spans("step s 0-100\nkernel a 1-9\nkernel a 2-9 device=1")), {"run": "r", "name": "r"}
     )
-    texts = [each["says"] for each in two["statements"] if each["told_by"] == "device-activity"]
+    texts = [each["says"] for each in two["statements"] if each["source"] == "device-activity"]
     assert [text.partition(":")[0] for text in texts] == [
         "device 0 of rank 0", "device 1 of rank 0", "all devices together",
     ]  # fmt: skip

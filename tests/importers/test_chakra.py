@@ -76,7 +76,7 @@ def test_shapes_types_and_scalars_are_added(
     con: duckdb.DuckDBPyConnection, tmp_path: Path, node: dict[str, Any], schema: str
 ) -> None:
     enrich(con, tmp_path, [op("aten::cat", 10, 7)], [node], schema)
-    rows = con.execute("SELECT input_shapes, dtypes, scalars, dtype, attributes FROM seen").fetchall()
+    rows = con.execute("SELECT input_shapes, dtypes, scalars, dtype, attributes FROM raw_spans").fetchall()
     assert rows == [
         (
             "[[2, 3], [], [[4], [5]]]",
@@ -91,7 +91,7 @@ def test_shapes_types_and_scalars_are_added(
 def test_what_kineto_says_stays(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
     event = op("aten::cat", 10, 7, **{"Input Dims": [[9]], "Input type": ["double"]})
     enrich(con, tmp_path, [event], [old(7, "aten::cat", **SHAPES)])
-    assert con.execute("SELECT input_shapes, dtypes FROM seen").fetchall() == [("[[9]]", '["double"]')]
+    assert con.execute("SELECT input_shapes, dtypes FROM raw_spans").fetchall() == [("[[9]]", '["double"]')]
 
 
 def test_a_backward_operator_finds_the_thread_of_the_forward_one_that_is_named(
@@ -100,7 +100,7 @@ def test_a_backward_operator_finds_the_thread_of_the_forward_one_that_is_named(
     events = [op("aten::mm", 10, 7, tid=3), op("MmBackward0", 30, 8, tid=4)]
     nodes = [old(7, "aten::mm", seq_id=5), old(8, "MmBackward0", fw_parent=107, seq_id=5)]
     enrich(con, tmp_path, events, nodes)
-    rows = con.execute("SELECT name, phase, sequence_nr, forward_thread FROM seen ORDER BY number").fetchall()
+    rows = con.execute("SELECT name, phase, sequence_nr, forward_thread FROM raw_spans ORDER BY number").fetchall()
     assert rows == [("aten::mm", None, 5, None), ("MmBackward0", "backward", 5, 3)]
 
 
@@ -152,7 +152,7 @@ def test_the_real_pair_matches_as_a_plain_reading_does(con: duckdb.DuckDBPyConne
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     shaped = {event["args"]["External id"] for event in events if event.get("cat") == "cpu_op"
               and nodes[event["args"]["External id"]]["input_shapes"]}  # fmt: skip
-    rows = con.execute("SELECT operator, input_shapes FROM seen WHERE level = 40 AND input_shapes IS NOT NULL")
+    rows = con.execute("SELECT operator, input_shapes FROM raw_spans WHERE level = 40 AND input_shapes IS NOT NULL")
     found = dict(rows.fetchall())
     assert found.keys() == shaped
     assert json.loads(found[36]) == [[256, 256], [256, 256], []]
@@ -161,4 +161,4 @@ def test_the_real_pair_matches_as_a_plain_reading_does(con: duckdb.DuckDBPyConne
 def test_record_function_ids_come_before_external_ids(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
     events = [op("aten::mm", 10, 500, **{"Record function id": 7}), op("aten::mm", 20, 7, **{"Record function id": 8})]
     enrich(con, tmp_path, events, [old(7, "aten::mm", seq_id=1), old(8, "aten::mm", seq_id=2)])
-    assert con.execute("SELECT operator, sequence_nr FROM seen ORDER BY number").fetchall() == [(500, 1), (7, 2)]
+    assert con.execute("SELECT operator, sequence_nr FROM raw_spans ORDER BY number").fetchall() == [(500, 1), (7, 2)]

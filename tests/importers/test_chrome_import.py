@@ -12,7 +12,7 @@ import pytest
 from xsp import table
 from xsp.errors import TraceError
 from xsp.importers.chrome import Chrome
-from xsp.importers.contract import Seen
+from xsp.importers.contract import SourceInfo
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def con() -> duckdb.DuckDBPyConnection:
     return table.connect()
 
 
-def read(con: duckdb.DuckDBPyConnection, folder: Path, content: Any) -> Seen:
+def read(con: duckdb.DuckDBPyConnection, folder: Path, content: Any) -> SourceInfo:
     path = folder / "a.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
     assert Chrome().recognises(path.read_bytes(), str(path))
@@ -32,12 +32,12 @@ def event(phase: str, at: float, name: str = "a", **more: Any) -> dict[str, Any]
 
 
 def spans(con: duckdb.DuckDBPyConnection) -> list[Any]:
-    return con.execute("SELECT name, start_ns, dur_ns, status FROM seen ORDER BY start_ns, dur_ns DESC").fetchall()
+    return con.execute("SELECT name, start_ns, dur_ns, status FROM raw_spans ORDER BY start_ns, dur_ns DESC").fetchall()
 
 
 def test_complete_events_are_spans_of_the_application(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
     read(con, tmp_path, {"traceEvents": [event("X", 1.5, dur=2.25)], "displayTimeUnit": "ms"})
-    assert con.execute("SELECT name, level, kind, process, thread, start_ns, dur_ns FROM seen").fetchall() == [
+    assert con.execute("SELECT name, level, kind, process, thread, start_ns, dur_ns FROM raw_spans").fetchall() == [
         ("a", 10, "user", 1, 2, 1500, 2250)
     ]
 
@@ -60,33 +60,33 @@ def test_begins_find_their_ends_on_their_thread(con: duckdb.DuckDBPyConnection, 
 
 
 def test_what_does_not_match_is_counted(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
-    seen = read(
+    info = read(
         con,
         tmp_path,
         [event("E", 1), event("B", 2), event("E", 3), event("E", 4), event("B", 5, "open"), event("X", 6, "x", dur=4)],
     )
     assert spans(con) == [("a", 2000, 1000, "ok"), ("open", 5000, 5000, "unclosed"), ("x", 6000, 4000, "ok")]
-    assert seen.losses.skipped == {"ends without a begin": 2}
-    assert seen.losses.changed == {"spans without an end, taken to last until the last event": 1}
+    assert info.losses.skipped == {"ends without a begin": 2}
+    assert info.losses.changed == {"spans without an end, taken to last until the last event": 1}
 
 
 def test_asynchronous_spans_lie_on_no_thread(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
-    seen = read(
+    info = read(
         con,
         tmp_path,
         [event("b", 1, id="7"), event("e", 5, id="7", tid=9), event("b", 2, id="8"), event("n", 3, id="8")],
     )
-    assert con.execute("SELECT name, thread, dur_ns FROM seen").fetchall() == [("a", None, 4000)]
-    assert sum(seen.losses.skipped.values()) == 2
+    assert con.execute("SELECT name, thread, dur_ns FROM raw_spans").fetchall() == [("a", None, 4000)]
+    assert sum(info.losses.skipped.values()) == 2
 
 
 def test_an_end_without_its_begin_moves_no_other_asynchronous_span(
     con: duckdb.DuckDBPyConnection, tmp_path: Path
 ) -> None:
     rows = (("e", 1), ("b", 2), ("e", 5), ("b", 8), ("e", 9))
-    seen = read(con, tmp_path, [event(phase, at, id="7") for phase, at in rows])
+    info = read(con, tmp_path, [event(phase, at, id="7") for phase, at in rows])
     assert spans(con) == [("a", 2000, 3000, "ok"), ("a", 8000, 1000, "ok")]
-    assert seen.losses.skipped == {"asynchronous spans without an end, a begin or an id": 1}
+    assert info.losses.skipped == {"asynchronous spans without an end, a begin or an id": 1}
 
 
 def test_asynchronous_spans_of_one_id_nest(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
@@ -104,16 +104,16 @@ def test_counters_instants_and_times_that_are_none_are_counted(con: duckdb.DuckD
         event("X", 1e300, dur=1),
         event("?", 1),
     ]
-    seen = read(con, tmp_path, rows)
+    info = read(con, tmp_path, rows)
     assert spans(con) == []
-    assert sum(seen.losses.skipped.values()) == 7
-    assert "without a time, or with a negative one (the first is event 2)" in seen.losses.skipped
+    assert sum(info.losses.skipped.values()) == 7
+    assert "without a time, or with a negative one (the first is event 2)" in info.losses.skipped
 
 
 def test_an_array_that_is_not_closed_is_read(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
-    seen = read(con, tmp_path, "[" + json.dumps(event("X", 1, dur=1)) + ",\n")
+    info = read(con, tmp_path, "[" + json.dumps(event("X", 1, dur=1)) + ",\n")
     assert len(spans(con)) == 1
-    assert any("not closed" in note for note in seen.losses.notes)
+    assert any("not closed" in note for note in info.losses.notes)
 
 
 JAX = [
@@ -149,20 +149,24 @@ JAX = [
 
 
 def test_devices_launches_and_steps_of_jax_are_told(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
-    seen = read(con, tmp_path, {"traceEvents": JAX})
-    rows = con.execute("SELECT kind, name, device, stream, thread, correlation_id FROM seen ORDER BY number").fetchall()
+    info = read(con, tmp_path, {"traceEvents": JAX})
+    rows = con.execute(
+        "SELECT kind, name, device, stream, thread, correlation_id FROM raw_spans ORDER BY number"
+    ).fetchall()
     assert rows == [
         ("kernel", "fusion", 1, 14, None, 12),
         ("copy", "MemcpyH2D", 1, 14, None, 13),
         ("step", "train", None, None, 9, None),
         ("launch", "cuLaunchKernel", None, None, 9, 12),
     ]
-    assert seen.losses.skipped == {"projections of host spans onto the device": 1}
+    assert info.losses.skipped == {"projections of host spans onto the device": 1}
 
 
 def test_launch_shapes_and_sizes_of_jax_are_read(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
     read(con, tmp_path, {"traceEvents": JAX})
-    rows = con.execute("SELECT attributes, occupancy FROM seen WHERE device IS NOT NULL ORDER BY number").fetchall()
+    rows = con.execute(
+        "SELECT attributes, occupancy FROM raw_spans WHERE device IS NOT NULL ORDER BY number"
+    ).fetchall()
     assert [json.loads(row[0]) for row in rows] == [
         {"grid": [4, 1, 1], "block": [256, 1, 1], "registers": 32, "shared_bytes": 16, "sources": ["jit(f)/dot"]},
         {"bytes": 64, "copy": "HtoD"},
@@ -172,8 +176,8 @@ def test_launch_shapes_and_sizes_of_jax_are_read(con: duckdb.DuckDBPyConnection,
 
 def test_arguments_and_directories_stay_behind(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
     rows = [event("X", 1, "main (/data/ann/secret/run.py:12)", dur=1, args={"token": "hunter2"})]
-    seen = read(con, tmp_path, {"traceEvents": rows, "viztracer_metadata": {"user": "ann"}})
-    everything = str(con.execute("SELECT * FROM seen").fetchall()) + str(seen)
+    info = read(con, tmp_path, {"traceEvents": rows, "viztracer_metadata": {"user": "ann"}})
+    everything = str(con.execute("SELECT * FROM raw_spans").fetchall()) + str(info)
     assert [name for name, *_ in spans(con)] == ["main (run.py:12)"]
     assert "ann" not in everything
     assert "hunter2" not in everything
@@ -181,7 +185,7 @@ def test_arguments_and_directories_stay_behind(con: duckdb.DuckDBPyConnection, t
 
 def test_names_in_place_of_numbers_tell_threads_apart(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
     read(con, tmp_path, [event("X", 1, dur=1, pid="main", tid="one"), event("X", 1, dur=1, pid="main", tid="two")])
-    assert con.execute("SELECT count(DISTINCT process), count(DISTINCT thread) FROM seen").fetchall() == [(1, 2)]
+    assert con.execute("SELECT count(DISTINCT process), count(DISTINCT thread) FROM raw_spans").fetchall() == [(1, 2)]
 
 
 def test_a_trace_of_pytorch_that_begins_unlike_one_is_read_as_one(
@@ -189,7 +193,7 @@ def test_a_trace_of_pytorch_that_begins_unlike_one_is_read_as_one(
 ) -> None:
     rows = [event("X", 1, "cudaLaunchKernel", dur=1, cat="cuda_runtime", args={"correlation": 3})]
     assert read(con, tmp_path, {"traceEvents": rows}).losses.importer == "kineto"
-    assert con.execute("SELECT kind, correlation_id FROM seen").fetchall() == [("launch", 3)]
+    assert con.execute("SELECT kind, correlation_id FROM raw_spans").fetchall() == [("launch", 3)]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def is_read(path: Path) -> None:
         importer = contract.find(str(path))
         if isinstance(importer, contract.TableImporter):
             importer.fill(con, str(path))
-            rows = con.execute("SELECT count(*) - count(DISTINCT number), min(start_ns), min(dur_ns) FROM seen")
+            rows = con.execute("SELECT count(*) - count(DISTINCT number), min(start_ns), min(dur_ns) FROM raw_spans")
             doubled, start, duration = rows.fetchall()[0]
             assert (doubled, (start or 0) >= 0, (duration or 0) >= 0) == (0, True, True)
     con.close()

@@ -154,11 +154,11 @@ class Rows(Plain):
 
 
 class Tables(Plain):
-    def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> contract.Seen:
-        table.create(con, "seen", contract.SEEN)
+    def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> contract.SourceInfo:
+        table.create(con, "raw_spans", contract.RAW_COLUMNS)
         rows = "SELECT 0 AS number, 10 AS level, 'a' AS name, 'op' AS kind, 5 AS start_ns, 7 AS dur_ns"
-        con.execute(f"INSERT INTO seen BY NAME {rows}")
-        return contract.Seen({}, contract.Losses(self.name, spans=1))
+        con.execute(f"INSERT INTO raw_spans BY NAME {rows}")
+        return contract.SourceInfo({}, contract.Losses(self.name, spans=1))
 
 
 class Adds(Plain):

@@ -17,7 +17,7 @@ from small_traces import KERNELS, NVTX, RUNTIME, SESSION_NS, START, STEP, call, 
 from xsp import load, table
 from xsp.errors import TraceError
 from xsp.importers import nsys_tables
-from xsp.importers.contract import CPU_SAMPLES, CUDA_BACKTRACES, OS_BACKTRACES, Seen
+from xsp.importers.contract import CPU_SAMPLES, CUDA_BACKTRACES, OS_BACKTRACES, SourceInfo
 from xsp.importers.nsys import Nsys
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "traces" / "nsys_sqlite"
@@ -29,14 +29,14 @@ def con() -> duckdb.DuckDBPyConnection:
     return table.connect()
 
 
-def read(con: duckdb.DuckDBPyConnection, path: Path | str, tables: dict[str, Any] | None = None) -> Seen:
+def read(con: duckdb.DuckDBPyConnection, path: Path | str, tables: dict[str, Any] | None = None) -> SourceInfo:
     return Nsys().fill(con, nsys(Path(path), tables) if tables is not None else str(path))
 
 
 def ranges(con: duckdb.DuckDBPyConnection, path: Path, *rows: dict[str, Any]) -> set[tuple[Any, ...]]:
     """Import ranges and return their levels, kinds and names."""
     read(con, path, {NVTX: rows})
-    return set(con.execute("SELECT level, kind, name FROM seen").fetchall())
+    return set(con.execute("SELECT level, kind, name FROM raw_spans").fetchall())
 
 
 @pytest.mark.parametrize("path", REAL, ids=lambda path: getattr(path, "name", "absent"))
@@ -51,20 +51,22 @@ def test_real_files_hold_what_sqlite_counts(con: duckdb.DuckDBPyConnection, path
             NVTX: "level IN (40, 50)",
         }.items():
             plain = db.execute(f"SELECT count(*), coalesce(sum(end - start), 0) FROM {name}").fetchone()
-            assert con.execute(f"SELECT count(*), sum(dur_ns) FROM seen WHERE {where}").fetchall() == [plain], name
+            assert con.execute(f"SELECT count(*), sum(dur_ns) FROM raw_spans WHERE {where}").fetchall() == [plain], name
         (launched,) = db.execute(
             f"SELECT count(*) FROM {KERNELS} k JOIN {RUNTIME} r ON k.correlationId = r.correlationId "
             "AND (k.globalPid >> 24) & 16777215 = (r.globalTid >> 24) & 16777215"
         ).fetchone()
     assert con.execute(
-        "SELECT count(*) FROM seen k JOIN seen r USING (process, correlation_id) "
+        "SELECT count(*) FROM raw_spans k JOIN raw_spans r USING (process, correlation_id) "
         "WHERE k.kind = 'kernel' AND r.device IS NULL AND r.kind = 'launch'"
     ).fetchall() == [(launched,)]
 
 
 def test_a_step_is_read_with_times_of_the_epoch(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
     read(con, tmp_path / "a.sqlite", STEP)
-    rows = con.execute("SELECT kind, name, start_ns - ?, dur_ns FROM seen WHERE level < 50 ORDER BY 3", [SESSION_NS])
+    rows = con.execute(
+        "SELECT kind, name, start_ns - ?, dur_ns FROM raw_spans WHERE level < 50 ORDER BY 3", [SESSION_NS]
+    )
     assert rows.fetchall() == [
         ("step", "step 0", 100, 280),
         ("user", "conv1", 101, 89),
@@ -78,14 +80,14 @@ def test_a_step_is_read_with_times_of_the_epoch(con: duckdb.DuckDBPyConnection, 
 def test_numbers_are_unique_and_kernels_say_how_they_were_launched(
     con: duckdb.DuckDBPyConnection, tmp_path: Path
 ) -> None:
-    seen = read(con, tmp_path / "a.sqlite", STEP)
-    assert con.execute("SELECT count(*) = count(DISTINCT number) FROM seen").fetchall() == [(True,)]
-    attributes, name = con.execute("SELECT attributes, name FROM seen WHERE kind = 'kernel' LIMIT 1").fetchall()[0]
+    info = read(con, tmp_path / "a.sqlite", STEP)
+    assert con.execute("SELECT count(*) = count(DISTINCT number) FROM raw_spans").fetchall() == [(True,)]
+    attributes, name = con.execute("SELECT attributes, name FROM raw_spans WHERE kind = 'kernel' LIMIT 1").fetchall()[0]
     assert name == "void gemm<float>(float*)"
     assert json.loads(attributes) == {
         "grid": [4, 1, 1], "block": [64, 1, 1], "registers": 32, "shared_bytes": 128, "context": 1,
     }  # fmt: skip
-    assert seen.run["machine"]["device_properties"][1] == {
+    assert info.run["machine"]["device_properties"][1] == {
         "name": "NVIDIA A100", "sms": 108, "memory_bytes": 40 << 30, "compute": "8.0", "warp_size": None,
     }  # fmt: skip
 
@@ -94,7 +96,7 @@ def test_backward_operators_find_the_thread_of_their_forward_operators(
     con: duckdb.DuckDBPyConnection, tmp_path: Path
 ) -> None:
     read(con, tmp_path / "a.sqlite", STEP)
-    rows = con.execute("SELECT name, sequence_nr, forward_thread, phase, input_shapes FROM seen WHERE level = 40")
+    rows = con.execute("SELECT name, sequence_nr, forward_thread, phase, input_shapes FROM raw_spans WHERE level = 40")
     assert set(rows.fetchall()) == {
         ("aten::mm", 5, None, None, "[[2, 3], [3, 4]]"),
         ("aten::add", 6, None, None, None),
@@ -104,7 +106,7 @@ def test_backward_operators_find_the_thread_of_their_forward_operators(
 
 def test_overhead_has_no_correlation_of_its_own(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
     read(con, tmp_path / "a.sqlite", STEP)
-    rows = con.execute("SELECT name, type, correlation_id, thread, attributes FROM seen WHERE kind = 'overhead'")
+    rows = con.execute("SELECT name, type, correlation_id, thread, attributes FROM raw_spans WHERE kind = 'overhead'")
     assert rows.fetchall() == [("Buffer flush", "Buffer flush (Profiler)", None, 1, '{"by":"profiler"}')]
 
 
@@ -121,13 +123,15 @@ def test_processes_have_their_own_devices_and_correlation_ids(con: duckdb.DuckDB
             KERNELS: [kernel(30, 40, 1), kernel(30, 40, 1, pid=200)],
         },
     )
-    rows = con.execute("SELECT process, device, attributes->>'blocks_per_sm' FROM seen WHERE level = 70 ORDER BY 1")
+    rows = con.execute(
+        "SELECT process, device, attributes->>'blocks_per_sm' FROM raw_spans WHERE level = 70 ORDER BY 1"
+    )
     assert rows.fetchall() == [(100, 1, "2.0"), (200, 0, "2.0")]
 
 
 def test_graphs_are_marked_whether_by_node_or_as_a_whole(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
     whole = {"start": 50, "end": 90, "deviceId": 0, "streamId": 7, "correlationId": 2, "globalPid": packed(100)}
-    seen = read(
+    info = read(
         con,
         tmp_path / "a.sqlite",
         {
@@ -136,9 +140,9 @@ def test_graphs_are_marked_whether_by_node_or_as_a_whole(con: duckdb.DuckDBPyCon
             "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": [whole],
         },
     )
-    rows = con.execute("SELECT name, replayed, attributes->>'graph' FROM seen WHERE level = 70 ORDER BY 1")
+    rows = con.execute("SELECT name, replayed, attributes->>'graph' FROM raw_spans WHERE level = 70 ORDER BY 1")
     assert rows.fetchall() == [("CUDA graph", True, "true"), ("void gemm<float>(float*)", True, "true")]
-    assert any("--cuda-graph-trace=node" in note for note in seen.losses.notes)
+    assert any("--cuda-graph-trace=node" in note for note in info.losses.notes)
 
 
 def test_waiting_says_for_what_and_asking_is_no_waiting(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
@@ -148,7 +152,7 @@ def test_waiting_says_for_what_and_asking_is_no_waiting(con: duckdb.DuckDBPyConn
         db.executemany("INSERT INTO StringIds VALUES (?, ?)", names.items())
         db.commit()
     read(con, path)
-    assert con.execute("SELECT name, kind, attributes->>'sync' FROM seen ORDER BY number").fetchall() == [
+    assert con.execute("SELECT name, kind, attributes->>'sync' FROM raw_spans ORDER BY number").fetchall() == [
         ("cudaStreamSynchronize", "sync", "stream"),
         ("cudaEventQuery", "call", None),
         ("cuCtxSynchronize", "sync", "context"),
@@ -164,7 +168,7 @@ def test_calls_of_libraries_and_collectives_are_library_calls(con: duckdb.DuckDB
         nvtx(0, None, "NCCL", domainId=4, eventType=75),
     ]
     read(con, tmp_path / "a.sqlite", {"CUDNN_EVENTS": [cudnn], NVTX: ranged})
-    assert con.execute("SELECT level, kind, name, attributes FROM seen ORDER BY start_ns").fetchall() == [
+    assert con.execute("SELECT level, kind, name, attributes FROM raw_spans ORDER BY start_ns").fetchall() == [
         (50, "call", "cudnnConvolutionForward", None),
         (50, "call", "ncclAllReduce", '{"xsp.collective.name":"all_reduce"}'),
         (50, "call", "aFunction", None),
@@ -195,7 +199,7 @@ def test_the_outermost_steps_count_and_what_is_around_them_is_the_application(
         nvtx(5, 9, "step 9", tid=2),
     ]
     read(con, tmp_path / "a.sqlite", {NVTX: rows, RUNTIME: [call(3, 4, 1)]})
-    assert set(con.execute("SELECT level, kind, name FROM seen WHERE level < 60").fetchall()) == {
+    assert set(con.execute("SELECT level, kind, name FROM raw_spans WHERE level < 60").fetchall()) == {
         (10, "user", "epoch 1"),
         (20, "step", "step 1"),
         (20, "step", "step 2"),
@@ -254,20 +258,20 @@ def test_an_operator_is_told_from_a_block_that_emit_nvtx_numbered(
 
 
 def test_open_ranges_last_to_the_end_and_are_counted(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
-    seen = read(con, tmp_path / "a.sqlite", {NVTX: [nvtx(5, None, "open"), nvtx(6, 50, "closed")]})
-    assert con.execute("SELECT dur_ns, status FROM seen WHERE name = 'open'").fetchall() == [(45, "unclosed")]
-    assert sum(seen.losses.changed.values()) == 1
+    info = read(con, tmp_path / "a.sqlite", {NVTX: [nvtx(5, None, "open"), nvtx(6, 50, "closed")]})
+    assert con.execute("SELECT dur_ns, status FROM raw_spans WHERE name = 'open'").fetchall() == [(45, "unclosed")]
+    assert sum(info.losses.changed.values()) == 1
 
 
 def test_what_is_missing_or_unusable_is_counted(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
     rows = [call(1, 2, 1), call(9, 2, 2), {**call(1, 2, 3), "start": None}, {**call(1, 2, 4), "end": "soon"}]
-    seen = read(con, tmp_path / "a.sqlite", {RUNTIME: rows, "OSRT_API": [{"start": 1, "end": 2}]})
-    assert con.execute("SELECT count(*) FROM seen").fetchall() == [(1,)]
-    assert seen.losses.skipped == {
+    info = read(con, tmp_path / "a.sqlite", {RUNTIME: rows, "OSRT_API": [{"start": 1, "end": 2}]})
+    assert con.execute("SELECT count(*) FROM raw_spans").fetchall() == [(1,)]
+    assert info.losses.skipped == {
         f"{RUNTIME}: no time, or an end before the start": 3,
         "rows of OSRT_API": 1,
     }
-    assert any("when the recording began" in note for note in seen.losses.notes)
+    assert any("when the recording began" in note for note in info.losses.notes)
 
 
 def test_few_columns_are_enough(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
@@ -279,7 +283,7 @@ def test_few_columns_are_enough(con: duckdb.DuckDBPyConnection, tmp_path: Path) 
             RUNTIME: [{"start": 1, "end": 2, "globalTid": packed(7, 8), "correlationId": 1}],
         },
     )
-    rows = con.execute("SELECT name, process, device FROM seen ORDER BY number").fetchall()
+    rows = con.execute("SELECT name, process, device FROM raw_spans ORDER BY number").fetchall()
     assert rows == [("unnamed call", 7, None), ("unnamed kernel", 7, 0)]
 
 
@@ -296,9 +300,9 @@ def test_nothing_of_the_machine_but_devices_and_versions_comes_along(
         "META_DATA_EXPORT": secret,
         "PROCESSES": [{"globalPid": packed(100), "pid": 100, "name": "hunter2"}],
     }
-    seen = read(con, tmp_path / "a.sqlite", tables)
-    assert "hunter2" not in json.dumps([seen.run, seen.losses.report()])
-    assert "hunter2" not in str(con.execute("SELECT * FROM seen").fetchall())
+    info = read(con, tmp_path / "a.sqlite", tables)
+    assert "hunter2" not in json.dumps([info.run, info.losses.report()])
+    assert "hunter2" not in str(con.execute("SELECT * FROM raw_spans").fetchall())
 
 
 def test_what_the_program_printed_stays_in_the_file(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
@@ -307,7 +311,7 @@ def test_what_the_program_printed_stays_in_the_file(con: duckdb.DuckDBPyConnecti
         db.execute("INSERT INTO StringIds VALUES (99, ?)", ["printed " * 1000])
         db.commit()
     read(con, path)
-    assert "printed" not in str(con.execute("SELECT * FROM seen").fetchall())
+    assert "printed" not in str(con.execute("SELECT * FROM raw_spans").fetchall())
 
 
 @pytest.mark.parametrize(
@@ -358,9 +362,9 @@ def test_damage_in_the_middle_names_the_table(con: duckdb.DuckDBPyConnection, tm
 
 def test_recorded_stacks_are_counted_by_what_they_are_of(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
     frames = [{"id": 1, "symbol": 1, "module": 1, "stackDepth": depth} for depth in range(3)]
-    seen = read(con, tmp_path / "a.sqlite", {**STEP, "CUDA_CALLCHAINS": frames, "SAMPLING_CALLCHAINS": frames[:1]})
-    assert (seen.losses.skipped[CUDA_BACKTRACES], seen.losses.skipped[CPU_SAMPLES]) == (3, 1)
-    assert OS_BACKTRACES not in seen.losses.skipped
+    info = read(con, tmp_path / "a.sqlite", {**STEP, "CUDA_CALLCHAINS": frames, "SAMPLING_CALLCHAINS": frames[:1]})
+    assert (info.losses.skipped[CUDA_BACKTRACES], info.losses.skipped[CPU_SAMPLES]) == (3, 1)
+    assert OS_BACKTRACES not in info.losses.skipped
 
 
 def test_a_view_is_no_table_of_nsys_however_many_rows_it_has(tmp_path: Path) -> None:

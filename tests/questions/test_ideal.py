@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 
 from xsp import bound  # noqa: E402
 from xsp import graph as graphs  # noqa: E402
-from xsp.advise import Asked  # noqa: E402
+from xsp.advise import AdviceContext  # noqa: E402
 from xsp.advise.advisor import of  # noqa: E402
 from xsp.bench.spec import Spec  # noqa: E402
 from xsp.device import ceilings  # noqa: E402
@@ -66,7 +66,9 @@ def test_all_is_said_of_a_model_at_once_and_pieces_say_what_they_add(tmp_path: P
     made = ground(tmp_path)
     convert = {spec.key: spec for pairs in budget.rounds(made.graph, 2, 2) for spec, _ in pairs}.values()
     made.timings.add(timed(spec, 1e4) for spec in convert if spec.block.op == "aten::contiguous")
-    asked = Asked(None, "a model", {}, {"ground": lambda asked: replace(made), "ideal": lambda asked: ("ideal: x",)})
+    asked = AdviceContext(
+        None, "a model", {}, {"ground": lambda asked: replace(made), "ideal": lambda asked: ("ideal: x",)}
+    )
     found = of(asked, only=["choice", "precision"])
     assert [piece.trial for piece in found.advice] == ["channels_last", "autocast=bfloat16"]
     assert [piece.option for piece in found.advice] == [False, True]

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from xsp import graph as graphs  # noqa: E402
-from xsp.advise import Asked  # noqa: E402
+from xsp.advise import AdviceContext  # noqa: E402
 from xsp.bench.spec import Spec  # noqa: E402
 from xsp.errors import AnalysisError  # noqa: E402
 from xsp.graph import Graph  # noqa: E402
@@ -118,7 +118,9 @@ def test_calls_that_overlapped_in_the_trace_are_not_told_to(tmp_path: Path) -> N
 
 def test_a_run_of_which_the_order_alone_is_known_is_not_guessed_at(tmp_path: Path) -> None:
     graph = replace(branches(4), known_by=KnownBy.ORDER)
-    asked = Asked(None, "a run", {}, {"ground": lambda asked: ground(graph, tmp_path, 2, t1=1_000_000, t2=900_000)})
+    asked = AdviceContext(
+        None, "a run", {}, {"ground": lambda asked: ground(graph, tmp_path, 2, t1=1_000_000, t2=900_000)}
+    )
     with pytest.raises(AnalysisError, match="order of its calls"):
         list(parallelism.parallelism(asked))
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from xsp.advise import Advice, Asked  # noqa: E402
+from xsp.advise import Advice, AdviceContext  # noqa: E402
 from xsp.bound.totals import Figure  # noqa: E402
 from xsp.graph import rewrite  # noqa: E402
 from xsp.graph.sources import of as graph_of  # noqa: E402
@@ -76,7 +76,9 @@ def asked(made: Prices, question: Any) -> list[Advice]:
     """Return the answers of a question."""
     return list(
         question(
-            Asked(None, "model", {}, {"prices": lambda asked: made, "graph": lambda asked: made.rewritten.original})
+            AdviceContext(
+                None, "model", {}, {"prices": lambda asked: made, "graph": lambda asked: made.rewritten.original}
+            )
         )
     )
 

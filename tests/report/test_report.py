@@ -262,7 +262,7 @@ def test_the_run_over_time_tells_recorded_steps_from_others_and_data_from_gaps()
     assert shown["points"]["recorded"] == [False] * 12 + [True] + [False] * 12
     assert shown["points"]["ms"][11:14] == [10, 20, 10]
     assert shown["points"]["at_s"][:3] == [0, 0.017, 0.034]
-    assert (shown["told"], shown["left_out"]) == (["25 steps, 1 of them recorded."], 0)
+    assert (shown["notes"], shown["left_out"]) == (["25 steps, 1 of them recorded."], 0)
     assert set(zip(*(shown["parts"][each] for each in ("self_ms", "data_ms", "between_ms")), strict=True)) == {
         (10, 5, 2)
     }

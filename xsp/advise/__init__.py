@@ -4,20 +4,20 @@
 >>> for piece in advise.of(load("runs/demo")).advice:         # doctest: +SKIP
 ...     print(piece.what, piece.gain.value, piece.do)
 
-A question is a function from a trace, a graph or a bound (`Asked`) to pieces of advice. It registers itself with the
-decorator `question`; entry points `xsp.questions` name the modules that contain questions.
+A question is a function from a trace, a graph or a bound (`AdviceContext`) to pieces of advice. It registers itself
+with the decorator `question`; entry points `xsp.questions` name the modules that contain questions.
 """
 
 from __future__ import annotations
 
-from xsp.advise.advice import Advice, Asked, Interval, Needs, Place, Step
+from xsp.advise.advice import Advice, AdviceContext, Interval, Needs, Place, Step
 from xsp.advise.advisor import Advised, of
 from xsp.advise.registry import Question, provides, question, questions
 
 __all__ = [
     "Advice",
+    "AdviceContext",
     "Advised",
-    "Asked",
     "Interval",
     "Needs",
     "Place",

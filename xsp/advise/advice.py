@@ -135,7 +135,7 @@ class Step:
 
 
 @dataclass
-class Asked:
+class AdviceContext:
     """The subject of questions: a trace, or a model without a trace. Derived data is computed once."""
 
     trace: Trace | None
@@ -146,7 +146,7 @@ class Asked:
     """Options of the command that providers read, as far as they were given: `threads`, `timings`, `fill`, `batch`,
     `train`, `shape`, `sequence`, `device`."""
 
-    providers: Mapping[str, Callable[[Asked], Any]] = field(default_factory=dict)
+    providers: Mapping[str, Callable[[AdviceContext], Any]] = field(default_factory=dict)
     """Name of a part → the function that makes it; see `xsp.advise.registry.provides`."""
 
     _cached: dict[str, Any] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from xsp.advise import combinedgain, faults, registry
-from xsp.advise.advice import Advice, Asked, CoveredElsewhere, Needs, Step
+from xsp.advise.advice import Advice, AdviceContext, CoveredElsewhere, Needs, Step
 from xsp.advise.combinedgain import CombinedGain
 from xsp.advise.registry import Question
 from xsp.errors import UsageError, XspError, nearest
@@ -47,7 +47,7 @@ class Advised:
 
 
 def of(
-    what: Trace | Asked | str,
+    what: Trace | AdviceContext | str,
     *,
     only: Sequence[str] = (),
     most: Needs = Needs.BOUND,
@@ -61,13 +61,13 @@ def of(
         only: names of questions; default: all.
         most: ask only questions that need no more than this; `Needs.TRACE`: questions that a trace alone answers.
         same_numbers: leave out advice that changes results.
-        settings: see `Asked.settings`.
+        settings: see `AdviceContext.settings`.
 
     Raises:
         UsageError: there is no such question.
         TraceError: there is no such run, or it cannot be read.
     """
-    asked = what if isinstance(what, Asked) else asked_about(what, settings)
+    asked = what if isinstance(what, AdviceContext) else asked_about(what, settings)
     advice: list[Advice] = []
     answered, unanswered = [], {}
     for question in _select_questions(only, most):
@@ -99,14 +99,14 @@ def _without_gain(pieces: Sequence[Advice], doubt: str | None) -> list[Advice]:
     return [piece if doubt is None else replace(piece, gain_known=False, why=(*piece.why, doubt)) for piece in pieces]
 
 
-def _ideal(asked: Asked) -> tuple[str, ...]:
+def _ideal(context: AdviceContext) -> tuple[str, ...]:
     try:
-        return tuple(asked.part("ideal"))
+        return tuple(context.part("ideal"))
     except XspError:
         return ()  # the questions that need a bound report why there is none
 
 
-def asked_about(what: Any, settings: Mapping[str, Any] | None = None) -> Asked:
+def asked_about(what: Any, settings: Mapping[str, Any] | None = None) -> AdviceContext:
     """Return the subject: a loaded trace, or a run, a trace file or a model given by path or name.
 
     Raises:
@@ -116,13 +116,13 @@ def asked_about(what: Any, settings: Mapping[str, Any] | None = None) -> Asked:
     registry.questions()
     options = settings or {}
     if not isinstance(what, str):
-        return Asked(what, None, options, registry.PROVIDERS)
+        return AdviceContext(what, None, options, registry.PROVIDERS)
     from xsp.ingest.load import load
 
     try:
-        return Asked(load(what), what, options, registry.PROVIDERS)
+        return AdviceContext(load(what), what, options, registry.PROVIDERS)
     except XspError as error:
-        asked = Asked(None, what, options, registry.PROVIDERS)
+        asked = AdviceContext(None, what, options, registry.PROVIDERS)
         if "graph" not in registry.PROVIDERS or (_exists(what) and not _is_model_file(what)):
             raise
         try:

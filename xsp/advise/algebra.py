@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from xsp.advise import calls
-from xsp.advise.advice import MOST_SPANS, Advice, Asked, Interval, Place
+from xsp.advise.advice import MOST_SPANS, Advice, AdviceContext, Interval, Place
 from xsp.advise.calls import Call
 from xsp.advise.registry import question
 from xsp.schema import Kind
@@ -29,15 +29,15 @@ _PASSES = 2
 
 
 @question("product-order", "Are matrix products computed in the more expensive order?", number="Q4")
-def product_order(asked: Asked) -> Iterator[Advice]:
+def product_order(context: AdviceContext) -> Iterator[Advice]:
     """Two consecutive products in a module that need fewer multiplications as A(Bx) than as (AB)x.
 
     Only shapes are known, not which tensors they belong to: the advice holds where the second product takes the result
     of the first. Layers (`aten::linear`) are left out, since their weights are given, and so are backward passes.
     """
-    step_ms = calls.step_ms(asked)
+    step_ms = calls.step_ms(context)
     pairs_by_sizes: dict[tuple[str | None, _Sizes], list[tuple[Call, Call]]] = {}
-    for parent in calls.walk(asked):
+    for parent in calls.walk(context):
         if parent.is_op or parent.kind == Kind.BACKWARD or parent.phase == "backward":
             continue
         children = [call for call in parent.children if call.computes]
@@ -57,7 +57,7 @@ def product_order(asked: Asked) -> Iterator[Advice]:
             f"({m:,}×{k:,} @ {k:,}×{n:,}) @ {n:,}×{p:,} takes {now / then:.3g} times the multiplications of the other "
             "order",
             calls.places(matmuls),
-            calls.interval(gain, calls.ends(asked, matmuls)).within(min(ms, step_ms)),
+            calls.interval(gain, calls.ends(context, matmuls)).within(min(ms, step_ms)),
             True,
             100 * gain / step_ms,
             (
@@ -99,21 +99,21 @@ def _matrix(shapes: list[object], index: int) -> tuple[int, ...] | None:
 
 
 @question("dense-gradient", "Is the gradient of a large table dense, although few rows are used?", number="Q4")
-def dense_gradient(asked: Asked) -> Iterator[Advice]:
+def dense_gradient(context: AdviceContext) -> Iterator[Advice]:
     """Gradients of embeddings that are zero except in the few rows that a step looked up.
 
     The time is that of the operator that makes the gradient and of the optimizer's operators on all rows; of an
     operator over lists of tensors, the table's share of the elements counts.
     """
-    step_ms = calls.step_ms(asked)
-    lookups = [call for call in calls.walk(asked) if call.name == "aten::embedding" and call.first_shape]
+    step_ms = calls.step_ms(context)
+    lookups = [call for call in calls.walk(context) if call.name == "aten::embedding" and call.first_shape]
     ops_by_table: dict[tuple[int, int], list[Call]] = {}
-    for call in calls.walk(asked):
+    for call in calls.walk(context):
         if call.name == "aten::embedding_dense_backward" and call.scalars[2:3] and type(call.scalars[2]) is int:
             ops_by_table.setdefault((call.scalars[2], _index_count(call)), []).append(call)
     for (rows, used), ops in ops_by_table.items():
         table_lookups = [call for call in lookups if call.first_shape and call.first_shape[0] == rows]
-        updated = sum(_update_times(asked, {call.first_shape for call in table_lookups if call.first_shape})) / 1e6
+        updated = sum(_update_times(context, {call.first_shape for call in table_lookups if call.first_shape})) / 1e6
         ms = sum(call.ns for call in ops) / 1e6 + updated
         gain = ms * (1 - _PASSES * used / rows) if rows else 0.0
         if not used or used > MOST_ROWS * rows or gain < calls.LEAST_MS:
@@ -134,9 +134,9 @@ def dense_gradient(asked: Asked) -> Iterator[Advice]:
         )
 
 
-def _update_times(asked: Asked, tables: set[tuple[int, ...]]) -> Iterator[float]:
+def _update_times(context: AdviceContext, tables: set[tuple[int, ...]]) -> Iterator[float]:
     """Yield the time in ns that each operator of the optimizer takes for tensors of the shapes in `tables`."""
-    for root in (call for call in calls.walk(asked) if call.kind == Kind.OPTIMIZER):
+    for root in (call for call in calls.walk(context) if call.kind == Kind.OPTIMIZER):
         for op in (inner for inner in root.every() if inner.is_outer_op and inner.shapes):
             first = op.shapes[0]
             if op.first_shape in tables:
@@ -155,13 +155,13 @@ def _index_count(call: Call) -> int:
 
 
 @question("one-hot", "Are table rows looked up by a product with one-hot vectors?", number="Q4")
-def one_hot(asked: Asked) -> Iterator[Advice]:
+def one_hot(context: AdviceContext) -> Iterator[Advice]:
     """Products of one-hot vectors with a matrix, which copy rows of the matrix by multiplying mostly by zero.
 
     Shapes identify the products that take the vectors. The gradient in the backward pass is a product as well.
     """
-    step_ms = calls.step_ms(asked)
-    outer = [call for call in calls.walk(asked) if call.is_outer_op]
+    step_ms = calls.step_ms(context)
+    outer = [call for call in calls.walk(context) if call.is_outer_op]
     for encoding in (call for call in outer if call.name == "aten::one_hot" and call.first_shape):
         rows = max((call.first_shape or (0,) for call in encoding.every()), key=math.prod)
         if encoding.first_shape is None or rows[:-1] != encoding.first_shape:
@@ -172,7 +172,7 @@ def one_hot(asked: Asked) -> Iterator[Advice]:
         shapes = {_flat(rows), _flat(rows)[::-1]}
         gradients = [
             call
-            for root in calls.walk(asked)
+            for root in calls.walk(context)
             if root.kind == Kind.BACKWARD
             for call in root.every()
             if call.name in ("aten::mm", "aten::bmm") and any(_matrix(call.shapes, index) in shapes for index in (0, 1))
@@ -185,7 +185,7 @@ def one_hot(asked: Asked) -> Iterator[Advice]:
             "one-hot",
             f"{math.prod(rows[:-1]):,} rows of {rows[-1]:,} are looked up by a product with one-hot vectors",
             calls.places([*products, encoding]),
-            calls.interval(ms, calls.ends(asked, all_calls)).within(step_ms),
+            calls.interval(ms, calls.ends(context, all_calls)).within(step_ms),
             True,
             100 * ms / step_ms,
             (
@@ -217,14 +217,14 @@ _SUMS = ("aten::sum", "aten::mean", "aten::norm", "aten::linalg_vector_norm")
 
 
 @question("broadcast-product", "Are products or distances computed by broadcasting, and then summed?", number="Q4")
-def broadcast_product(asked: Asked) -> Iterator[Advice]:
+def broadcast_product(context: AdviceContext) -> Iterator[Advice]:
     """Tensors that broadcasting makes many times as large as both factors, and that a sum reduces right away.
 
     A matrix product multiplies and adds without writing such a tensor. Shapes and the order of the calls identify them.
     """
-    step_ms = calls.step_ms(asked)
+    step_ms = calls.step_ms(context)
     chains_by_op: dict[tuple[str, str], list[list[Call]]] = {}
-    for parent in calls.walk(asked):
+    for parent in calls.walk(context):
         if parent.is_op or parent.kind == Kind.BACKWARD or parent.phase == "backward":
             continue
         children = [call for call in parent.children if call.computes]
@@ -236,7 +236,7 @@ def broadcast_product(asked: Asked) -> Iterator[Advice]:
                 chains_by_op.setdefault((first.name, label), []).append(chain)
     for (name, factors), chains in chains_by_op.items():
         forward = [call for chain in chains for call in chain]
-        all_calls = [*forward, *calls.gradients(asked, forward)]
+        all_calls = [*forward, *calls.gradients(context, forward)]
         ms = sum(call.ns for call in all_calls) / 1e6
         if ms < calls.LEAST_MS:
             continue
@@ -246,7 +246,7 @@ def broadcast_product(asked: Asked) -> Iterator[Advice]:
             "broadcast-product",
             f"{count:,} {what} of {factors} are written to memory, and then summed",
             calls.places(forward),
-            calls.interval(ms, calls.ends(asked, all_calls)).within(step_ms),
+            calls.interval(ms, calls.ends(context, all_calls)).within(step_ms),
             True,
             100 * ms / step_ms,
             (
@@ -294,10 +294,10 @@ SOLVING = 1 / 3
 
 
 @question("inverse", "Is a matrix inverted only to be multiplied?", number="Q4")
-def inverse(asked: Asked) -> Iterator[Advice]:
+def inverse(context: AdviceContext) -> Iterator[Advice]:
     """Inverses of matrices that a product takes: solving only factorises, which is a third of the work."""
-    step_ms = calls.step_ms(asked)
-    outer = [op for op in calls.walk(asked) if op.is_outer_op and op.phase != "backward"]
+    step_ms = calls.step_ms(context)
+    outer = [op for op in calls.walk(context) if op.is_outer_op and op.phase != "backward"]
     ops: list[Call] = []
     for index, op in enumerate(outer):
         size = op.first_shape
@@ -318,7 +318,7 @@ def inverse(asked: Asked) -> Iterator[Advice]:
         "inverse",
         f"{len(ops)} matri{'ces are' if len(ops) > 1 else 'x is'} inverted, {ms:.3g} ms, only to be multiplied",
         calls.places(ops),
-        calls.interval(gain, calls.ends(asked, ops)).within(step_ms),
+        calls.interval(gain, calls.ends(context, ops)).within(step_ms),
         False,
         100 * gain / step_ms,
         ("a factorisation takes a third of the multiplications of an inverse, and rounds less",),

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from xsp.advise import calls
-from xsp.advise.advice import MOST_SPANS, Advice, Asked, Interval, Place
+from xsp.advise.advice import MOST_SPANS, Advice, AdviceContext, Interval, Place
 from xsp.advise.calls import Call
 from xsp.advise.registry import question
 from xsp.schema import Kind, Level
@@ -20,14 +20,14 @@ Shape = tuple[int, ...]
 
 
 @question("unused-gradients", "Are gradients computed that no optimizer uses?", number="Q4")
-def unused_gradients(asked: Asked) -> Iterator[Advice]:
+def unused_gradients(context: AdviceContext) -> Iterator[Advice]:
     """Gradients of parameters that the step's optimizer does not update, as of a backbone that was meant to be frozen.
 
     Parameters are identified by their shapes. The part of the last backward pass after the last gradient that the
     optimizer applies counts; without that part the optimizer still gets all the gradients that it applies.
     """
-    step_ms = calls.step_ms(asked)
-    for step in (call for call in calls.walk(asked) if call.kind == Kind.STEP):
+    step_ms = calls.step_ms(context)
+    for step in (call for call in calls.walk(context) if call.kind == Kind.STEP):
         step_calls = list(step.every())
         updated = _updates_by_shape([call for call in step_calls if call.kind == Kind.OPTIMIZER])
         passes = [call for call in step_calls if call.kind == Kind.BACKWARD]
@@ -49,7 +49,7 @@ def unused_gradients(asked: Asked) -> Iterator[Advice]:
             "unused-gradients",
             f"the backward pass computes gradients of {len(leaves)} parameters, the optimizer updates {len(needed)}",
             (Place(None, "backward", tuple(call.span_id for call in unused[:MOST_SPANS]), len(unused)),),
-            calls.interval(ms, calls.ends(asked, tail)).within(min(step_ms, last.ns / 1e6)),
+            calls.interval(ms, calls.ends(context, tail)).within(min(step_ms, last.ns / 1e6)),
             not is_certain,
             100 * ms / step_ms,
             (
@@ -97,10 +97,10 @@ def _split_by_use(leaves: Sequence[Call], updated: Counter[Shape]) -> tuple[list
 
 
 @question("recomputation", "Are layers computed again in the backward pass?", number="Q4")
-def recomputation(asked: Asked) -> Iterator[Advice]:
+def recomputation(context: AdviceContext) -> Iterator[Advice]:
     """Activation checkpointing: modules that run a second time in the backward pass to save memory."""
-    step_ms = calls.step_ms(asked)
-    modules = [module for root in calls.of(asked) for module in _recomputed_modules(root, False)]
+    step_ms = calls.step_ms(context)
+    modules = [module for root in calls.of(context) for module in _recomputed_modules(root, False)]
     ms = sum(module.ns for module in modules) / 1e6
     if ms < calls.LEAST_MS:
         return
@@ -110,7 +110,7 @@ def recomputation(asked: Asked) -> Iterator[Advice]:
         "recomputation",
         f"{len(modules)} calls of modules run again in the backward pass ({listing})",
         calls.places(modules),
-        calls.interval(ms, calls.ends(asked, modules)).within(step_ms),
+        calls.interval(ms, calls.ends(context, modules)).within(step_ms),
         False,
         100 * ms / step_ms,
         (f"activation checkpointing computes them twice: {ms:.3g} ms of a step",),
@@ -134,22 +134,22 @@ STACK_US = (20.0, 60.0, 120.0)
 
 
 @question("anomaly-detection", "Is each gradient checked for NaN?", number="Q4")
-def anomaly_detection(asked: Asked) -> Iterator[Advice]:
+def anomaly_detection(context: AdviceContext) -> Iterator[Advice]:
     """Checks for NaN within the backward pass: autograd's anomaly detection, which is for debugging.
 
     The gain is the time of the checks, plus the time that each operator recorded for gradients takes to record the
     Python stack of its call.
     """
-    step_ms = calls.step_ms(asked)
-    passes = [call for call in calls.walk(asked) if call.kind == Kind.BACKWARD]
+    step_ms = calls.step_ms(context)
+    passes = [call for call in calls.walk(context) if call.kind == Kind.BACKWARD]
     checks = [call for backward in passes for call in backward.every() if call.name == "aten::isnan"]
     answers = [call for backward in passes for call in backward.every() if call.name == "aten::_is_any_true"]
     ms = sum(call.ns for call in (*checks, *answers)) / 1e6
     if len(checks) < LEAST_CHECKS or ms < calls.LEAST_MS:
         return
-    sequence_numbers = {call.sequence_nr for call in calls.walk(asked) if call.is_op and call.sequence_nr is not None}
+    sequence_numbers = {call.sequence_nr for call in calls.walk(context) if call.is_op and call.sequence_nr is not None}
     low, value, high = (cost * len(sequence_numbers) / 1e3 for cost in STACK_US)
-    check_time = calls.interval(ms, calls.ends(asked, [*checks, *answers]))
+    check_time = calls.interval(ms, calls.ends(context, [*checks, *answers]))
     yield Advice(
         "anomaly-detection",
         f"{len(checks)} gradients are checked for NaN in a backward pass: torch.autograd's anomaly detection, or hooks",

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from xsp import summary
 from xsp.advise import steptime
-from xsp.advise.advice import MOST_SPANS, Asked, CoveredElsewhere, Interval, Place
+from xsp.advise.advice import MOST_SPANS, AdviceContext, CoveredElsewhere, Interval, Place
 from xsp.errors import AnalysisError
 from xsp.schema import GIVEN, SCALARS, Kind, Level
 from xsp.store.selftimes import BOOKKEEPING, NS
@@ -129,30 +129,30 @@ class Call:
             pending += reversed(call.children)
 
 
-def of(asked: Asked) -> list[Call]:
+def of(context: AdviceContext) -> list[Call]:
     """Return the outermost calls of the merged step on the host, in order; computed once.
 
     Raises:
         AnalysisError: the trace contains no operators, or contains device work, which other questions cover.
     """
-    return asked.cached("calls", lambda: _trees(asked))
+    return context.cached("calls", lambda: _trees(context))
 
 
-def walk(asked: Asked) -> Iterator[Call]:
+def walk(context: AdviceContext) -> Iterator[Call]:
     """Yield all calls of the merged step; raises the errors of `of`."""
-    for root in of(asked):
+    for root in of(context):
         yield from root.every()
 
 
-def gradients(asked: Asked, those: Sequence[Call]) -> list[Call]:
+def gradients(context: AdviceContext, those: Sequence[Call]) -> list[Call]:
     """Return the backward nodes that compute the gradients of calls, matched by autograd's sequence numbers."""
     numbers = {call.sequence_nr for root in those for call in root.every()} - {None}
-    passes = (call for call in walk(asked) if call.kind == Kind.BACKWARD)
+    passes = (call for call in walk(context) if call.kind == Kind.BACKWARD)
     return [node for backward in passes for node in backward.children if numbers and node.sequence_nr in numbers]
 
 
-def _trees(asked: Asked) -> list[Call]:
-    trace = asked.traced
+def _trees(context: AdviceContext) -> list[Call]:
+    trace = context.traced
     if trace.has(Level.KERNEL):
         raise CoveredElsewhere("the trace has device work: see `device-idle` for time on the host")
     if not trace.has(Level.OP):
@@ -190,7 +190,7 @@ def _trees(asked: Asked) -> list[Call]:
             threads.setdefault(thread_id, []).append(call)
         stack.append(call)
     trees = _with_steps(roots, threads)
-    bare_step = steptime.latency(asked.answers)
+    bare_step = steptime.latency(context.answers)
     for root in trees:
         if root.kind == Kind.STEP:
             _fit(root, root.ns if bare_step is None else min(root.ns, 1e6 * bare_step.ms.value))
@@ -249,13 +249,13 @@ def _shapes(text: str | None) -> list[object]:
     return shapes if isinstance(shapes, list) else []
 
 
-def per_step(asked: Asked, plus: Sequence[Call], minus: Sequence[Call] = ()) -> list[tuple[float, float]]:
+def per_step(context: AdviceContext, plus: Sequence[Call], minus: Sequence[Call] = ()) -> list[tuple[float, float]]:
     """Return for each recorded step with operators the time of `plus` minus that of `minus`, and the step time, in ns.
 
     One OpenTelemetry trace may contain several steps, for example those of a job whose launcher started the trace.
     """
     keys = [call.key for call in plus if call.key], [call.key for call in minus if call.key]
-    return asked.traced.con.execute(
+    return context.traced.con.execute(
         f"""
         WITH wanted AS (
             SELECT unnest(?::VARCHAR[]) AS key, 1 AS sign UNION ALL SELECT unnest(?::VARCHAR[]), -1
@@ -269,7 +269,7 @@ def per_step(asked: Asked, plus: Sequence[Call], minus: Sequence[Call] = ()) -> 
     ).fetchall()
 
 
-def ends(asked: Asked, those: Sequence[Call]) -> tuple[float, float] | None:
+def ends(context: AdviceContext, those: Sequence[Call]) -> tuple[float, float] | None:
     """Return the factors from the mean time of calls to the lower and upper ends of its confidence interval.
 
     The calls of each recorded step with operators are taken relative to the time of their step, so that a slow step
@@ -278,7 +278,7 @@ def ends(asked: Asked, those: Sequence[Call]) -> tuple[float, float] | None:
     Returns:
         None for fewer than three steps, or if a step has no time or no time in these calls.
     """
-    rows = per_step(asked, those)
+    rows = per_step(context, those)
     ratios = [ns / step_ns for ns, step_ns in rows if step_ns and ns > 0]
     if len(ratios) < 3 or len(ratios) < len(rows):
         return None
@@ -313,13 +313,13 @@ def _name(calls: Sequence[Call]) -> str | None:
     return calls[0].name if len({call.name for call in calls}) == 1 else None
 
 
-def step_ms(asked: Asked) -> float:
+def step_ms(context: AdviceContext) -> float:
     """Return the time, in milliseconds, that gains are shares of.
 
     Raises:
         AnalysisError: no step was timed.
     """
-    step = asked.step
+    step = context.step
     if step is None or not step.ms.value:
         raise AnalysisError("no step was timed: record more steps")
     return step.ms.value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from xsp.advise import calls
-from xsp.advise.advice import Advice, Asked, Interval
+from xsp.advise.advice import Advice, AdviceContext, Interval
 from xsp.advise.calls import Call
 from xsp.advise.registry import question
 from xsp.errors import AnalysisError
@@ -21,22 +21,24 @@ _WIDE = ("double", "float64")
 
 
 @question("copies", "Which copies does the program request?", number="Q4")
-def copies(asked: Asked) -> Iterator[Advice]:
+def copies(context: AdviceContext) -> Iterator[Advice]:
     """Calls of `clone` by the program itself, and of `contiguous` that had to copy; none inside other operators."""
-    step_ms = calls.step_ms(asked)
-    outer = [op for op in calls.walk(asked) if op.is_outer_op and op.phase != "backward"]
+    step_ms = calls.step_ms(context)
+    outer = [op for op in calls.walk(context) if op.is_outer_op and op.phase != "backward"]
     clones = [op for op in outer if op.name == "aten::clone"]
-    yield from _copies(asked, step_ms, clones, "clone", "omit it if nothing writes to the copy in place", False)
+    yield from _copies(context, step_ms, clones, "clone", "omit it if nothing writes to the copy in place", False)
     contiguous = [op for op in outer if op.name == "aten::contiguous" and _copies_inside(op)]
     hint = "keep one layout: omit it if the readers accept any layout, or create the tensor in that layout"
-    yield from _copies(asked, step_ms, contiguous, "contiguous", hint, True)
+    yield from _copies(context, step_ms, contiguous, "contiguous", hint, True)
 
 
-def _copies(asked: Asked, step_ms: float, ops: Sequence[Call], name: str, do: str, at_most: bool) -> Iterator[Advice]:
+def _copies(
+    context: AdviceContext, step_ms: float, ops: Sequence[Call], name: str, do: str, at_most: bool
+) -> Iterator[Advice]:
     ms = sum(op.ns for op in ops) / 1e6
     if not ops or 100 * ms / step_ms < LEAST_PERCENT or ms < calls.LEAST_MS:
         return
-    ends = calls.ends(asked, ops)
+    ends = calls.ends(context, ops)
     modules = {op.module for op in ops}
     yield Advice(
         "copies",
@@ -55,22 +57,22 @@ def _copies_inside(call: Call) -> bool:
 
 
 @question("casts", "Which operators cast, or work in double precision?", number="Q6")
-def casts(asked: Asked) -> Iterator[Advice]:
+def casts(context: AdviceContext) -> Iterator[Advice]:
     """Casts to another floating-point type, and operators in double precision beside those in single precision."""
-    step_ms = calls.step_ms(asked)
-    outer = [op for op in calls.walk(asked) if op.is_outer_op]
+    step_ms = calls.step_ms(context)
+    outer = [op for op in calls.walk(context) if op.is_outer_op]
     cast_ops = [op for op in outer if op.name in ("aten::to", "aten::_to_copy") and _types(op)]
     cast_set = set(cast_ops)
     wide = [op for op in outer if op.dtype in _WIDE and op not in cast_set]
     single = sum(op.ns for op in outer if op.dtype not in _WIDE)
     to_wide = [op for op in cast_ops if set(_types(op)) & set(_WIDE)]
     if wide and ((to_wide and single) or sum(op.ns for op in wide) >= single):
-        yield from _double(asked, step_ms, to_wide, wide)
+        yield from _double(context, step_ms, to_wide, wide)
         cast_ops = [op for op in cast_ops if not set(_types(op)) & set(_WIDE)]
     round_trips = _there_and_back(cast_ops)
     ms = sum(op.ns for op in round_trips) / 1e6
     if ms >= calls.LEAST_MS and 100 * ms / step_ms >= LEAST_PERCENT:
-        ends = calls.ends(asked, round_trips)
+        ends = calls.ends(context, round_trips)
         pairs = " and ".join(sorted({f"{source} to {target}" for source, target in map(_types, round_trips)}))
         yield Advice(
             "casts",
@@ -85,12 +87,12 @@ def casts(asked: Asked) -> Iterator[Advice]:
         )
 
 
-def _double(asked: Asked, step_ms: float, cast_ops: Sequence[Call], wide: Sequence[Call]) -> Iterator[Advice]:
+def _double(context: AdviceContext, step_ms: float, cast_ops: Sequence[Call], wide: Sequence[Call]) -> Iterator[Advice]:
     cast_ms, work_ms = sum(op.ns for op in cast_ops) / 1e6, sum(op.ns for op in wide) / 1e6
     low, value, high = (cast_ms + share * work_ms for share in HALF)
     if value < calls.LEAST_MS or 100 * value / step_ms < LEAST_PERCENT:
         return
-    down, up = calls.ends(asked, [*cast_ops, *wide]) or (0.7, 1.3)
+    down, up = calls.ends(context, [*cast_ops, *wide]) or (0.7, 1.3)
     places = len({op.module for op in cast_ops})
     where = f" in {places} places: {len(cast_ops)} casts take {cast_ms:.3g} ms, " if cast_ops else " throughout: "
     yield Advice(
@@ -121,15 +123,15 @@ NARROW_PERCENT = 20.0
 
 
 @question("half-precision", "Which operators use 16 bits, on a processor without such instructions?", number="Q6")
-def half_precision(asked: Asked) -> Iterator[Advice]:
+def half_precision(context: AdviceContext) -> Iterator[Advice]:
     """Operators in float16 or bfloat16 on a processor without instructions for these types.
 
     Such operators convert to float32 and back, and many have slow kernels. float32 gains at most all of their time;
     only a trial shows how much.
     """
-    step_ms = calls.step_ms(asked)
-    outer = [op for op in calls.walk(asked) if op.is_outer_op]
-    isa = asked.traced.run.machine.isa
+    step_ms = calls.step_ms(context)
+    outer = [op for op in calls.walk(context) if op.is_outer_op]
+    isa = context.traced.run.machine.isa
     for dtype, (name, needed) in NARROW.items():
         ops = [op for op in outer if op.dtype == dtype]
         ms = sum(op.ns for op in ops) / 1e6
@@ -143,7 +145,7 @@ def half_precision(asked: Asked) -> Iterator[Advice]:
             "half-precision",
             f"{len(ops):,} operators compute in {name}, and this processor has no instructions for it",
             calls.places(ops),
-            calls.interval(ms, calls.ends(asked, ops)).within(step_ms),
+            calls.interval(ms, calls.ends(context, ops)).within(step_ms),
             True,
             100 * ms / step_ms,
             (

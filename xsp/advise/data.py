@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from xsp import summary
 from xsp.advise import calls
-from xsp.advise.advice import Advice, Asked, Interval, Place
+from xsp.advise.advice import Advice, AdviceContext, Interval, Place
 from xsp.advise.registry import question
 from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level
@@ -16,13 +16,13 @@ from xsp.store.iterations import UNDISTURBED
 
 
 @question("data", "Does the loop wait for data?", number="Q4")
-def data(asked: Asked) -> Iterator[Advice]:
+def data(context: AdviceContext) -> Iterator[Advice]:
     """Time per iteration of waiting for the data loader, from the steps that profiling disturbed least.
 
     All of it can be gained if loading in the background keeps up with the steps.
     """
-    trace = asked.traced
-    iterations = _iterations(asked)
+    trace = context.traced
+    iterations = _iterations(context)
     if not iterations.steps:
         if trace.has(Level.KERNEL):
             return  # `device-idle` covers the time that devices wait for data
@@ -69,9 +69,9 @@ less."""
 
 
 @question("between", "What does the loop do between its steps?", number="Q4")
-def between(asked: Asked) -> Iterator[Advice]:
+def between(context: AdviceContext) -> Iterator[Advice]:
     """Time of an iteration that is neither in a step nor waiting for data: checkpoints, statistics, copies."""
-    iterations = _iterations(asked)
+    iterations = _iterations(context)
     interval = summary.mean_interval(iterations.between_ns, iterations.steps)
     if interval is None:
         return
@@ -86,7 +86,7 @@ def between(asked: Asked) -> Iterator[Advice]:
         "do less often, or in another thread: checkpoints, statistics, copies of the state, printing, "
         "what a framework does at the end of each batch"
     )
-    if _updates_by_hand(asked):
+    if _updates_by_hand(context):
         what += "; no torch optimizer was called, so the update is part of it"
         do = (
             "torch.optim with fused=True, or torch._foreach_add_ and the like, update all parameters in one call; else "
@@ -99,7 +99,7 @@ def between(asked: Asked) -> Iterator[Advice]:
         Interval(interval.lo / 1e6, mean / 1e6, interval.hi / 1e6),
         True,
         100 * mean / iteration_ns,
-        (f"{sum(iterations.steps)} iterations that ran without recording", *_lines(asked)),
+        (f"{sum(iterations.steps)} iterations that ran without recording", *_lines(context)),
         do,
     )
 
@@ -109,17 +109,17 @@ LEAST_PERCENT = 10.0
 """Minimum percentage of the time seen between steps for a line of code to be named; at most `MOST_LINES` are."""
 
 
-def _lines(asked: Asked) -> Iterator[str]:
+def _lines(context: AdviceContext) -> Iterator[str]:
     """Yield the lines of code that take the time between steps, as seen after recorded steps."""
-    for row in asked.answers["between"].dicts()[:MOST_LINES]:
+    for row in context.answers["between"].dicts()[:MOST_LINES]:
         if (row["percent"] or 0.0) >= LEAST_PERCENT:
             place = ", ".join(filter(None, (row["line"], row["calls"])))
             yield f"{row['percent']:.0f} % at {place}: {row['ms']:.3g} ms after a recorded step, mean of {row['gaps']}"
 
 
-def _updates_by_hand(asked: Asked) -> bool:
+def _updates_by_hand(context: AdviceContext) -> bool:
     """Return whether a step has a backward pass, but no step of a `torch.optim` optimizer."""
-    kinds = {kind for (kind,) in asked.traced.con.execute("SELECT DISTINCT kind FROM merged").fetchall()}
+    kinds = {kind for (kind,) in context.traced.con.execute("SELECT DISTINCT kind FROM merged").fetchall()}
     return Kind.BACKWARD in kinds and Kind.OPTIMIZER not in kinds
 
 
@@ -138,8 +138,8 @@ class _Iterations(NamedTuple):
         return sum(steps * ns for steps, ns in zip(self.steps, values, strict=True)) / sum(self.steps)
 
 
-def _iterations(asked: Asked) -> _Iterations:
-    rows = asked.traced.con.execute(
+def _iterations(context: AdviceContext) -> _Iterations:
+    rows = context.traced.con.execute(
         f"""
         WITH {UNDISTURBED}
         SELECT steps, coalesce(data_ns, 0)::DOUBLE,

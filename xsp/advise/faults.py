@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from xsp.advise import calls
-from xsp.advise.advice import Advice, Asked, CoveredElsewhere, Interval
+from xsp.advise.advice import Advice, AdviceContext, CoveredElsewhere, Interval
 from xsp.advise.registry import question
 from xsp.analyses.loop import scope_names
 from xsp.errors import AnalysisError
@@ -44,35 +44,35 @@ class Usage:
     system_ms: float
 
 
-def of(asked: Asked) -> Usage | None:
+def of(context: AdviceContext) -> Usage | None:
     """Return page faults and system time of an iteration; None where the run did not count them."""
-    trace = asked.traced
-    for row in asked.answers["loop"].dicts():
+    trace = context.traced
+    for row in context.answers["loop"].dicts():
         if row["kind"] == trace.kind and row["scope"] in scope_names(trace.rank) and row["page_faults"] is not None:
             return Usage(row["page_faults"], row["system_ms"])
     return None
 
 
-def _gain(asked: Asked, usage: Usage) -> Interval:
+def _gain(context: AdviceContext, usage: Usage) -> Interval:
     """Return the milliseconds of a step that page faults take."""
-    system_ms, threads = min(usage.system_ms, usage.faults * PAGE_US / 1e3), _threads(asked.traced)
-    return Interval(system_ms / threads, system_ms / math.sqrt(threads), system_ms).within(calls.step_ms(asked))
+    system_ms, threads = min(usage.system_ms, usage.faults * PAGE_US / 1e3), _threads(context.traced)
+    return Interval(system_ms / threads, system_ms / math.sqrt(threads), system_ms).within(calls.step_ms(context))
 
 
 def _threads(trace: Trace) -> int:
     return max(1, min(trace.run.machine.torch_threads or 1, trace.run.machine.cores or 1))
 
 
-def doubt(asked: Asked) -> str | None:
+def doubt(context: AdviceContext) -> str | None:
     """Return the reason why timings of single calls do not hold for the step if page faults take much of it, else None.
 
     A call that runs alone gets and returns memory in another pattern than in the step. A layout for which timings
     promised 74 % was seen to gain 5 %; without page faults it gained 35 % where 39 % were promised.
     """
-    if asked.trace is None or asked.trace.has(Level.KERNEL):
+    if context.trace is None or context.trace.has(Level.KERNEL):
         return None
-    usage = of(asked)
-    if usage is None or 100 * _gain(asked, usage).value < MUCH_PERCENT * calls.step_ms(asked):
+    usage = of(context)
+    if usage is None or 100 * _gain(context, usage).value < MUCH_PERCENT * calls.step_ms(context):
         return None
     return (
         "page faults take much of the step, and occur in another pattern when single calls are timed: keep memory "
@@ -81,22 +81,22 @@ def doubt(asked: Asked) -> str | None:
 
 
 @question("page-faults", "Is memory returned to the system and requested again in each step?", number="Q4")
-def page_faults(asked: Asked) -> Iterator[Advice]:
+def page_faults(context: AdviceContext) -> Iterator[Advice]:
     """Page faults of an iteration, and the system time for them, from the steps that profiling disturbed least.
 
     System time is summed over all threads. If threads fault in parallel, the step loses the time of one thread; if they
     wait for each other, it loses all of the time: the geometric mean of both is expected.
     """
-    trace = asked.traced
+    trace = context.traced
     if trace.has(Level.KERNEL):
         raise CoveredElsewhere("the trace has device work: see `device-idle` for time on the host")
     if trace.run.imported is not None:
         raise CoveredElsewhere("other profilers do not count page faults")
-    usage = of(asked)
+    usage = of(context)
     if usage is None:
         raise AnalysisError("the run did not count page faults: an older xsp made it, or fewer than two steps ran bare")
-    step_ms = calls.step_ms(asked)
-    gain, threads = _gain(asked, usage), _threads(trace)
+    step_ms = calls.step_ms(context)
+    gain, threads = _gain(context, usage), _threads(trace)
     percent = 100 * gain.value / step_ms
     if usage.faults < LEAST_FAULTS or percent < LEAST_PERCENT:
         return

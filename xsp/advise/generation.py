@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from xsp.advise import calls
-from xsp.advise.advice import Advice, Asked, Interval, Place
+from xsp.advise.advice import Advice, AdviceContext, Interval, Place
 from xsp.advise.registry import question
 from xsp.schema import Kind, Level
 
@@ -33,18 +33,18 @@ class _Call:
 
 
 @question("prefix", "Is the whole text computed again for each token?", number="Q4")
-def prefix(asked: Asked) -> Iterator[Advice]:
+def prefix(context: AdviceContext) -> Iterator[Advice]:
     """A language model that is called with one more token each time, in one step or from step to step.
 
     If the keys and values of the earlier tokens are cached, a call computes one token. It still reads all weights, so
     the gain is at most all of the time except the share of one token.
     """
-    step_ms = calls.step_ms(asked)
-    has_embedding = any(call.name == "aten::embedding" for call in calls.walk(asked))
-    for model in calls.walk(asked):
+    step_ms = calls.step_ms(context)
+    has_embedding = any(call.name == "aten::embedding" for call in calls.walk(context))
+    for model in calls.walk(context):
         if model.kind != Kind.FORWARD or model.key is None or not has_embedding:
             continue
-        token_calls = _calls_of(asked, model.name)
+        token_calls = _calls_of(context, model.name)
         if not _grows(token_calls):
             continue
         mean = sum(call.length for call in token_calls) / len(token_calls)
@@ -70,9 +70,9 @@ def prefix(asked: Asked) -> Iterator[Advice]:
         return
 
 
-def _calls_of(asked: Asked, name: str) -> list[_Call]:
+def _calls_of(context: AdviceContext, name: str) -> list[_Call]:
     """Return the recorded calls of a model whose first input is a tensor of tokens, batch × length, in order."""
-    rows = asked.traced.con.execute(
+    rows = context.traced.con.execute(
         f"""
         SELECT step, input_shapes FROM spans
         WHERE kind = '{Kind.FORWARD}' AND level = {int(Level.MODEL)} AND name = ? AND step IS NOT NULL
@@ -113,13 +113,13 @@ VIEWS = ("aten::slice", "aten::select")
 
 
 @question("last-scores", "Are scores computed for tokens that are not read?", number="Q4")
-def last_scores(asked: Asked) -> Iterator[Advice]:
+def last_scores(context: AdviceContext) -> Iterator[Advice]:
     """The last layer of a language model, applied to all tokens where the program reads only the scores of one.
 
     Shapes identify it: the result of the layer, batch × tokens × vocabulary, is only sliced.
     """
-    step_ms = calls.step_ms(asked)
-    outer = [op for op in calls.walk(asked) if op.is_outer_op]
+    step_ms = calls.step_ms(context)
+    outer = [op for op in calls.walk(context) if op.is_outer_op]
     for layer in (op for op in outer if op.name == "aten::linear"):
         weight = layer.shapes[1] if len(layer.shapes) > 1 else None
         if layer.first_shape is None or len(layer.first_shape) != 3 or not isinstance(weight, list) or not weight:
@@ -135,7 +135,7 @@ def last_scores(asked: Asked) -> Iterator[Advice]:
             "last-scores",
             f"scores of {scores[2]:,} words are computed for {scores[1]:,} tokens per text; only those of one are read",
             calls.places([layer]),
-            calls.interval(gain, calls.ends(asked, [layer])).within(step_ms),
+            calls.interval(gain, calls.ends(context, [layer])).within(step_ms),
             True,
             100 * gain / step_ms,
             (f"the last layer takes {layer.ns / 1e6:.3g} ms for all tokens; its result is only sliced",),

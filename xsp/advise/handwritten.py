@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from xsp.advise import calls
-from xsp.advise.advice import Advice, Asked
+from xsp.advise.advice import Advice, AdviceContext
 from xsp.advise.calls import Call
 from xsp.advise.registry import question
 from xsp.schema import Kind
@@ -56,21 +56,21 @@ FUNCTIONS: Sequence[Function] = (  # rms_norm and logsumexp are no faster on a C
 
 
 @question("written-out", "Which functions are composed of operators, where PyTorch has a single one?", number="Q5")
-def written_out(asked: Asked) -> Iterator[Advice]:
+def written_out(context: AdviceContext) -> Iterator[Advice]:
     """Consecutive operators in a module, or in the step, that compute a known function.
 
     Each of them reads and writes all values, where one operator does it once: the gain is at most the time of all but
     the longest. Order and shapes identify them: the operators are of one tensor, or of a reduction of it.
     """
-    step_ms = calls.step_ms(asked)
+    step_ms = calls.step_ms(context)
     chains_by_function: dict[Function, list[list[Call]]] = {}
-    for parent in calls.walk(asked):
+    for parent in calls.walk(context):
         if parent.is_op or parent.kind == Kind.BACKWARD or parent.phase in ("backward", "optimizer"):
             continue
         for function, chain in _written(parent):
             chains_by_function.setdefault(function, []).append(chain)
     for function, chains in chains_by_function.items():
-        groups = [*chains, *(nodes for chain in chains if (nodes := calls.gradients(asked, chain)))]
+        groups = [*chains, *(nodes for chain in chains if (nodes := calls.gradients(context, chain)))]
         all_ops = [op for chain in groups for op in chain]
         longest = [max(chain, key=lambda op: op.ns) for chain in groups]
         ms = sum(op.ns for op in all_ops) / 1e6
@@ -85,7 +85,7 @@ def written_out(asked: Asked) -> Iterator[Advice]:
             f"{function.name} is composed of {len(chains[0])} operators"
             + (f", {len(chains)} times in a step" if len(chains) > 1 else ""),
             calls.places([op for chain in chains for op in chain]),
-            calls.interval(gain, calls.ends(asked, parts)).within(step_ms),
+            calls.interval(gain, calls.ends(context, parts)).within(step_ms),
             True,
             100 * gain / step_ms,
             (

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from xsp.advise import calls
-from xsp.advise.advice import Advice, Asked, Interval, Place
+from xsp.advise.advice import Advice, AdviceContext, Interval, Place
 from xsp.advise.calls import Call
 from xsp.advise.registry import question
 from xsp.schema import Level
@@ -26,14 +26,14 @@ LEAST_PERCENT = 2.0
 
 
 @question("synchronisations", "Where does Python read single values?", number="Q4")
-def synchronisations(asked: Asked) -> Iterator[Advice]:
+def synchronisations(context: AdviceContext) -> Iterator[Advice]:
     """Reads of single values (`item()`, `if tensor:`, `float(tensor)`) in loops, with the indexing before them.
 
     Reads by optimizers are left to the question `optimizer`.
     """
-    step_ms = calls.step_ms(asked)
+    step_ms = calls.step_ms(context)
     loops: list[tuple[list[Call], list[Call], float]] = []
-    for parent in calls.walk(asked):
+    for parent in calls.walk(context):
         reads = [call for call in parent.children if call.name in SYNC and call.phase != "optimizer"]
         if not parent.is_op and len(reads) >= LEAST_TURNS:
             loops.append((reads, *_with_indexing(parent, reads)))
@@ -42,7 +42,7 @@ def synchronisations(asked: Asked) -> Iterator[Advice]:
     ms = sum(call.ns for call in parts) / 1e6 + sum(gaps for *_, gaps in loops)
     if not reads or 100 * ms / step_ms < LEAST_PERCENT or ms < calls.LEAST_MS:
         return
-    ends = calls.ends(asked, parts)
+    ends = calls.ends(context, parts)
     gain = ms * (1 - len(loops) / len(reads))
     yield Advice(
         "synchronisations",
@@ -79,18 +79,18 @@ def _with_indexing(parent: Call, reads: Sequence[Call]) -> tuple[list[Call], flo
 
 
 @question("samples", "Is a batch computed sample by sample?", number="Q4")
-def samples(asked: Asked) -> Iterator[Advice]:
+def samples(context: AdviceContext) -> Iterator[Advice]:
     """A module or an operator called once for each sample of the batch that the enclosing module was given.
 
     The time of all calls but one can be gained if one call for the batch takes no longer than a call for one sample.
     """
-    step_ms = calls.step_ms(asked)
-    for loop_name, loop_calls, count in _loops(asked):
+    step_ms = calls.step_ms(context)
+    for loop_name, loop_calls, count in _loops(context):
         ms = sum(call.ns for call in loop_calls) / 1e6
         gain = ms * (1 - 1 / count)
         if 100 * gain / step_ms < LEAST_PERCENT or gain < calls.LEAST_MS:
             continue
-        ends = calls.ends(asked, loop_calls)
+        ends = calls.ends(context, loop_calls)
         names = list(dict.fromkeys(call.name for call in loop_calls))
         listing = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
         shape = "×".join(map(str, loop_calls[0].first_shape or ()))
@@ -111,10 +111,10 @@ def samples(asked: Asked) -> Iterator[Advice]:
 
 
 @question("growing", "Is a tensor copied again to append to it?", number="Q4")
-def growing(asked: Asked) -> Iterator[Advice]:
+def growing(context: AdviceContext) -> Iterator[Advice]:
     """Concatenations in a loop that append to the result of the previous one, so that all of it is copied each time."""
-    step_ms = calls.step_ms(asked)
-    chains = [chain for parent in calls.walk(asked) if not parent.is_op for chain in _growing_chains(parent)]
+    step_ms = calls.step_ms(context)
+    chains = [chain for parent in calls.walk(context) if not parent.is_op for chain in _growing_chains(parent)]
     copies = [call for chain in chains for call in chain[:-1]]
     ms = sum(call.ns for call in copies) / 1e6
     if ms < calls.LEAST_MS or 100 * ms / step_ms < LEAST_PERCENT:
@@ -123,7 +123,7 @@ def growing(asked: Asked) -> Iterator[Advice]:
         "growing",
         _growth_text(chains),
         calls.places(copies),
-        calls.interval(ms, calls.ends(asked, copies)).within(step_ms),
+        calls.interval(ms, calls.ends(context, copies)).within(step_ms),
         False,
         100 * ms / step_ms,
         (f"all but the last{' of each' * (len(chains) > 1)} take {ms:.3g} ms of a step",),
@@ -172,14 +172,14 @@ LEAST_LAYERS = 3
 
 
 @question("narrow-layers", "Do several linear layers, each too narrow to be fast, take the same tensor?", number="Q5")
-def narrow_layers(asked: Asked) -> Iterator[Advice]:
+def narrow_layers(context: AdviceContext) -> Iterator[Advice]:
     """Linear layers in one module that take the same tensor: one layer with all their outputs is one product.
 
     Describing steps record which tensors are the same (`xsp.schema.GIVEN`). The expected time of the one layer is that
     of its multiplications or of its memory traffic, whichever is longer, at the best rates of the step's linear layers.
     """
-    step_ms = calls.step_ms(asked)
-    linear = [layer for layer in calls.walk(asked) if layer.type == "Linear" and layer.level == Level.LAYER]
+    step_ms = calls.step_ms(context)
+    linear = [layer for layer in calls.walk(context) if layer.type == "Linear" and layer.level == Level.LAYER]
     timed = [layer for layer in linear if layer.ns > 0]
     rates = [max((_work(layer)[index] / layer.ns for layer in timed), default=0.0) for index in (0, 1)]
     groups_by_parent: dict[str, list[list[Call]]] = {}
@@ -190,7 +190,7 @@ def narrow_layers(asked: Asked) -> Iterator[Advice]:
             ).append(layers)
     for name, groups in groups_by_parent.items():
         all_layers = [layer for layers in groups for layer in layers]
-        nodes = calls.gradients(asked, all_layers)
+        nodes = calls.gradients(context, all_layers)
         forward_ms, backward_ms = (sum(layer.ns for layer in layers) / 1e6 for layers in (all_layers, nodes))
         ms = forward_ms + backward_ms
         gain = ms * (1 - sum(_merged_ns(layers, rates) for layers in groups) / 1e6 / forward_ms)
@@ -201,7 +201,7 @@ def narrow_layers(asked: Asked) -> Iterator[Advice]:
             f"{len(groups[0])} linear layers take the same tensor in {name}"
             + (f", in {len(groups)} places" if len(groups) > 1 else ""),
             calls.places(all_layers),
-            calls.interval(gain, calls.ends(asked, [*all_layers, *nodes])).within(step_ms),
+            calls.interval(gain, calls.ends(context, [*all_layers, *nodes])).within(step_ms),
             True,
             100 * gain / step_ms,
             (
@@ -248,11 +248,11 @@ CELLS = ("LSTMCell", "GRUCell", "RNNCell")
 
 
 @question("recurrence", "Is a recurrent layer a loop over its cell?", number="Q5")
-def recurrence(asked: Asked) -> Iterator[Advice]:
+def recurrence(context: AdviceContext) -> Iterator[Advice]:
     """PyTorch's recurrent cells called once for each time step, where one call of the layer processes all of them."""
-    step_ms = calls.step_ms(asked)
+    step_ms = calls.step_ms(context)
     cells_by_name: dict[tuple[str, str], list[Call]] = {}
-    for parent in calls.walk(asked):
+    for parent in calls.walk(context):
         cells = [cell for cell in parent.children if cell.type in CELLS]
         for cell in cells:
             cells_by_name.setdefault((cell.name, str(cell.type)), []).append(cell)
@@ -264,7 +264,7 @@ def recurrence(asked: Asked) -> Iterator[Advice]:
             "recurrence",
             f"{name} ({kind}) is called {len(group)} times in a loop, once for each time step",
             (_place(name, group),),
-            calls.interval(ms, calls.ends(asked, group)).within(step_ms),
+            calls.interval(ms, calls.ends(context, group)).within(step_ms),
             True,
             100 * ms / step_ms,
             (f"the calls take {ms:.3g} ms; a single call of the layer computes all products with the input as one",),
@@ -279,10 +279,10 @@ def _place(name: str, group: Sequence[Call]) -> Place:
     return Place(place.module if op else name, op, place.spans, len(group))
 
 
-def _loops(asked: Asked) -> Iterator[tuple[str, list[Call], int]]:
+def _loops(context: AdviceContext) -> Iterator[tuple[str, list[Call], int]]:
     """Yield the name of a call that loops, the calls in its loop and the batch size; inner loops are not listed."""
     loops: dict[tuple[str, int], tuple[list[Call], int]] = {}
-    pending = list(calls.of(asked))
+    pending = list(calls.of(context))
     while pending:
         parent = pending.pop(0)
         loop_calls, count = _sample_calls(parent)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from xsp.advise import calls
-from xsp.advise.advice import MOST_SPANS, Advice, Asked, Interval, Place
+from xsp.advise.advice import MOST_SPANS, Advice, AdviceContext, Interval, Place
 from xsp.advise.calls import Call
 from xsp.advise.registry import question
 from xsp.schema import Kind
@@ -31,16 +31,16 @@ CALL_MS = (0.002, 0.005, 0.01)
 
 
 @question("optimizer", "Does the optimizer update parameters one by one?", number="Q5")
-def optimizer(asked: Asked) -> Iterator[Advice]:
+def optimizer(context: AdviceContext) -> Iterator[Advice]:
     """Updates of parameters by single operators in a Python loop, in an optimizer or written by hand."""
-    step_ms = calls.step_ms(asked)
+    step_ms = calls.step_ms(context)
     updates: list[_Update] = []
-    for parent in calls.walk(asked):
+    for parent in calls.walk(context):
         if parent.kind == Kind.OPTIMIZER and parent.name not in WITHOUT:
             updates += _updates(parent, [op for op in parent.children if op.is_op])
         elif parent.kind == Kind.STEP:
-            yield from _advice(asked, step_ms, _updates(parent, _after_backward(parent)))
-    yield from _advice(asked, step_ms, updates)
+            yield from _advice(context, step_ms, _updates(parent, _after_backward(parent)))
+    yield from _advice(context, step_ms, updates)
 
 
 def _after_backward(step: Call) -> list[Call]:
@@ -82,7 +82,7 @@ def _updates(parent: Call, ops: Sequence[Call]) -> list[_Update]:
     return [_Update(parent, busy, parameters, ms, saved)]
 
 
-def _advice(asked: Asked, step_ms: float, updates: Sequence[_Update]) -> Iterator[Advice]:
+def _advice(context: AdviceContext, step_ms: float, updates: Sequence[_Update]) -> Iterator[Advice]:
     """Yield the advice on updates in a step: of the program itself, or of its optimizers, which one change makes one
     call each."""
     busy = [op for update in updates for op in update.busy]
@@ -90,7 +90,7 @@ def _advice(asked: Asked, step_ms: float, updates: Sequence[_Update]) -> Iterato
     if 100 * value / step_ms < LEAST_PERCENT or value < calls.LEAST_MS:
         return
     ms, parameters = sum(update.ms for update in updates), sum(update.parameters for update in updates)
-    down, up = calls.ends(asked, busy) or (0.7, 1.3)
+    down, up = calls.ends(context, busy) or (0.7, 1.3)
     parent = updates[0].call
     by_hand = parent.kind != Kind.OPTIMIZER
     has_optimizer = by_hand and any(child.kind == Kind.OPTIMIZER for child in parent.children)

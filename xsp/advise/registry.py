@@ -8,12 +8,12 @@ from functools import lru_cache
 from typing import Any
 
 from xsp import plugins
-from xsp.advise.advice import Advice, Asked, Needs
+from xsp.advise.advice import Advice, AdviceContext, Needs
 from xsp.errors import PluginError, UsageError
 
 GROUP = "xsp.questions"
 
-Answerer = Callable[[Asked], Iterable[Advice]]
+Answerer = Callable[[AdviceContext], Iterable[Advice]]
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Question:
     number: str | None = None
     """`Q1` to `Q6` where it is part of one of Benanza's questions."""
 
-    def __call__(self, asked: Asked) -> Iterable[Advice]:
+    def __call__(self, context: AdviceContext) -> Iterable[Advice]:
         """Return pieces of advice, none if nothing is wrong.
 
         Raises:
             XspError: the question cannot be answered for this subject; the message gives the reason and what to type.
         """
-        return self.function(asked)
+        return self.function(context)
 
     @property
     def about(self) -> str:
@@ -44,8 +44,8 @@ class Question:
 QUESTIONS: dict[str, Question] = {}
 """Registered questions by name."""
 
-PROVIDERS: dict[str, Callable[[Asked], Any]] = {}
-"""Functions that make parts of `Asked` (`graph`, `bound`), by the name of the part."""
+PROVIDERS: dict[str, Callable[[AdviceContext], Any]] = {}
+"""Functions that make parts of `AdviceContext` (`graph`, `bound`), by the name of the part."""
 
 
 def question(
@@ -78,10 +78,10 @@ def _qualified_name(function: Answerer) -> tuple[str, str]:
     return function.__module__, function.__qualname__
 
 
-def provides(name: str) -> Callable[[Callable[[Asked], Any]], Callable[[Asked], Any]]:
+def provides(name: str) -> Callable[[Callable[[AdviceContext], Any]], Callable[[AdviceContext], Any]]:
     """Register a function as the provider of the part `name` (`graph`, `bound`) of the subject of questions."""
 
-    def make(function: Callable[[Asked], Any]) -> Callable[[Asked], Any]:
+    def make(function: Callable[[AdviceContext], Any]) -> Callable[[AdviceContext], Any]:
         PROVIDERS[name] = function
         return function
 

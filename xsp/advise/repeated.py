@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from xsp.advise import calls
-from xsp.advise.advice import MOST_SPANS, Advice, Asked, Place
+from xsp.advise.advice import MOST_SPANS, Advice, AdviceContext, Place
 from xsp.advise.calls import Call
 from xsp.advise.registry import question
 from xsp.schema import Kind, Level
@@ -16,14 +16,14 @@ RANDOM = ("bernoulli", "dropout", "rand", "normal_", "multinomial", "uniform_", 
 
 
 @question("repeated", "Is the same result computed twice?", number="Q4")
-def repeated(asked: Asked) -> Iterator[Advice]:
+def repeated(context: AdviceContext) -> Iterator[Advice]:
     """A module that was given the same tensors again in one step, and would return the same result.
 
     Describing steps record which tensors are the same (`xsp.schema.GIVEN`). Modules that draw random numbers, modules
     whose inputs may have been written to in between, and recomputation in a backward pass do not count.
     """
-    step_ms = calls.step_ms(asked)
-    repeats = list(_repeats(asked))
+    step_ms = calls.step_ms(context)
+    repeats = list(_repeats(context))
     for name in dict.fromkeys(call.name for call in repeats):
         group = [call for call in repeats if call.name == name]
         ms = sum(call.ns for call in group) / 1e6
@@ -33,7 +33,7 @@ def repeated(asked: Asked) -> Iterator[Advice]:
             "repeated",
             f"{name} ({group[0].type}) is given the same tensors {len(group) + 1} times in a step",
             (Place(name, None, tuple(call.span_id for call in group[:MOST_SPANS]), len(group)),),
-            calls.interval(ms, calls.ends(asked, group)).within(step_ms),
+            calls.interval(ms, calls.ends(context, group)).within(step_ms),
             False,
             100 * ms / step_ms,
             (f"all but the first call take {ms:.3g} ms; nothing wrote to the tensors between them",),
@@ -41,9 +41,9 @@ def repeated(asked: Asked) -> Iterator[Advice]:
         )
 
 
-def _repeats(asked: Asked) -> Iterator[Call]:
+def _repeats(context: AdviceContext) -> Iterator[Call]:
     """Yield the calls of modules that repeat an earlier call with the same tensors, none inside another one."""
-    order = sorted(calls.walk(asked), key=lambda call: call.start_ns)
+    order = sorted(calls.walk(context), key=lambda call: call.start_ns)
     first_calls: dict[tuple[object, ...], Call] = {}
     end = 0
     for call in order:
@@ -87,11 +87,11 @@ def _is_backward(call: Call) -> bool:
 
 
 @question("masks", "Is the same mask made for each layer?", number="Q4")
-def masks(asked: Asked) -> Iterator[Advice]:
+def masks(context: AdviceContext) -> Iterator[Advice]:
     """Triangular matrices of one size that a step makes several times: causal masks of attention."""
-    step_ms = calls.step_ms(asked)
+    step_ms = calls.step_ms(context)
     groups_by_shape: dict[tuple[str, tuple[int, ...]], list[list[Call]]] = {}
-    for parent in calls.walk(asked):
+    for parent in calls.walk(context):
         if parent.is_op or _is_backward(parent):
             continue
         for before, op in pairwise([None, *(call for call in parent.children if call.is_op)]):
@@ -112,7 +112,7 @@ def masks(asked: Asked) -> Iterator[Advice]:
             f"a triangular matrix of {' × '.join(f'{size:,}' for size in shape)} is made {len(triangles)} times "
             "in a step",
             calls.places(triangles),
-            calls.interval(ms, calls.ends(asked, all_ops)).within(step_ms),
+            calls.interval(ms, calls.ends(context, all_ops)).within(step_ms),
             True,
             100 * ms / step_ms,
             (f"making them takes {ms:.3g} ms; inferred from shapes: valid if {name} gets only constants",),
@@ -138,15 +138,15 @@ ONCE_PERCENT = 5.0
 
 
 @question("constants", "Are tables of constants computed again in each step?", number="Q4")
-def constants(asked: Asked) -> Iterator[Advice]:
+def constants(context: AdviceContext) -> Iterator[Advice]:
     """Tables of functions of positions, such as sines and cosines, made from `arange` by the operators that follow it.
 
     A step makes them several times, or spends much of its time on one. Which tensors an operator takes is not known: it
     counts if it follows the others in the same module, and all of its tensors have at most two axes.
     """
-    step_ms = calls.step_ms(asked)
+    step_ms = calls.step_ms(context)
     chains_by_ops: dict[tuple[object, ...], list[list[Call]]] = {}
-    for parent in calls.walk(asked):
+    for parent in calls.walk(context):
         if parent.is_op or _is_backward(parent) or parent.phase == "optimizer":
             continue
         for chain in _tables(parent):
@@ -163,7 +163,7 @@ def constants(asked: Asked) -> Iterator[Advice]:
             "constants",
             f"a table of constants is computed {frequency}, by {len(chains[0])} operators",
             calls.places(all_ops),
-            calls.interval(ms, calls.ends(asked, all_ops)).within(step_ms),
+            calls.interval(ms, calls.ends(context, all_ops)).within(step_ms),
             True,
             100 * ms / step_ms,
             (

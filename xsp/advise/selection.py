@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from xsp.advise import calls
-from xsp.advise.advice import Advice, Asked
+from xsp.advise.advice import Advice, AdviceContext
 from xsp.advise.calls import Call
 from xsp.advise.registry import question
 from xsp.schema import Kind
@@ -19,12 +19,12 @@ FEW = 0.1
 
 
 @question("sort-for-few", "Is a whole dimension sorted to use a few values?", number="Q4")
-def sort_for_few(asked: Asked) -> Iterator[Advice]:
+def sort_for_few(context: AdviceContext) -> Iterator[Advice]:
     """Sorts whose results are only sliced, where the narrowest slice takes a tenth of the values or less."""
-    step_ms = calls.step_ms(asked)
+    step_ms = calls.step_ms(context)
     sorts: list[Call] = []
     used, total = 0, 0
-    for parent in calls.walk(asked):
+    for parent in calls.walk(context):
         for index, op in enumerate(parent.children if not parent.is_op else ()):
             size = op.first_shape
             if op.name not in _SORTS or size is None:
@@ -42,7 +42,7 @@ def sort_for_few(asked: Asked) -> Iterator[Advice]:
         "sort-for-few",
         f"{total:,} values are sorted, and {used:,} of them are used",
         calls.places(sorts),
-        calls.interval(ms, calls.ends(asked, sorts)).within(step_ms),
+        calls.interval(ms, calls.ends(context, sorts)).within(step_ms),
         True,
         100 * ms / step_ms,
         (f"{len(sorts)} sort{'s' * (len(sorts) > 1)} take{'s' * (len(sorts) == 1)} {ms:.3g} ms",),
@@ -69,13 +69,13 @@ _PROBABILITIES = ("aten::softmax", "aten::log_softmax", "aten::sigmoid")
 
 
 @question("largest", "Are probabilities computed to find the largest one?", number="Q4")
-def largest(asked: Asked) -> Iterator[Advice]:
+def largest(context: AdviceContext) -> Iterator[Advice]:
     """Softmax and sigmoid of which only the index of the largest value is used.
 
     They keep the order of values, so that the largest score has the same index.
     """
-    step_ms = calls.step_ms(asked)
-    outer = _forward_ops(asked)
+    step_ms = calls.step_ms(context)
+    outer = _forward_ops(context)
     ops = [
         op
         for index, op in enumerate(outer)
@@ -91,7 +91,7 @@ def largest(asked: Asked) -> Iterator[Advice]:
         "largest",
         f"{_short(ops[0])} of {'×'.join(map(str, size))} scores; argmax reads only the largest one's position",
         calls.places(ops),
-        calls.interval(ms, calls.ends(asked, ops)).within(step_ms),
+        calls.interval(ms, calls.ends(context, ops)).within(step_ms),
         True,
         100 * ms / step_ms,
         (f"{ms:.3g} ms; inferred from shapes: valid if nothing else reads the probabilities",),
@@ -103,10 +103,10 @@ _REDUCED = ("aten::sum", "aten::mean", "aten::max", "aten::min", "aten::norm", "
 
 
 @question("mask-indexing", "Are values selected by a mask copied only to be summed?", number="Q4")
-def mask_indexing(asked: Asked) -> Iterator[Advice]:
+def mask_indexing(context: AdviceContext) -> Iterator[Advice]:
     """Indexing by a mask (`x[mask]`) whose result one reduction takes: elements are counted, listed and gathered."""
-    step_ms = calls.step_ms(asked)
-    outer = [op for op in _forward_ops(asked) if op.computes]
+    step_ms = calls.step_ms(context)
+    outer = [op for op in _forward_ops(context) if op.computes]
     ops = [
         op
         for op, next_op in pairwise(outer)
@@ -115,7 +115,7 @@ def mask_indexing(asked: Asked) -> Iterator[Advice]:
         and next_op.name in _REDUCED
         and len(next_op.first_shape or (0, 0)) == 1
     ]
-    all_ops = [*ops, *calls.gradients(asked, ops)]
+    all_ops = [*ops, *calls.gradients(context, ops)]
     ms = sum(op.ns for op in all_ops) / 1e6
     if ms < calls.LEAST_MS:
         return
@@ -123,7 +123,7 @@ def mask_indexing(asked: Asked) -> Iterator[Advice]:
         "mask-indexing",
         f"values selected by a mask are copied {len(ops)} time{'s' * (len(ops) > 1)} in a step only to be reduced",
         calls.places(ops),
-        calls.interval(ms, calls.ends(asked, all_ops)).within(step_ms),
+        calls.interval(ms, calls.ends(context, all_ops)).within(step_ms),
         True,
         100 * ms / step_ms,
         (
@@ -135,9 +135,9 @@ def mask_indexing(asked: Asked) -> Iterator[Advice]:
     )
 
 
-def _forward_ops(asked: Asked) -> list[Call]:
+def _forward_ops(context: AdviceContext) -> list[Call]:
     """Return the operators that the program calls itself outside backward passes, in order of time."""
-    ops = [op for op in calls.walk(asked) if op.is_outer_op and op.phase != "backward"]
+    ops = [op for op in calls.walk(context) if op.is_outer_op and op.phase != "backward"]
     forward = (op for op in ops if op.parent is None or op.parent.kind != Kind.BACKWARD)
     return sorted(forward, key=lambda op: op.start_ns)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from xsp.advise import calls
-from xsp.advise.advice import Advice, Asked, CoveredElsewhere, Interval
+from xsp.advise.advice import Advice, AdviceContext, CoveredElsewhere, Interval
 from xsp.advise.registry import question
 from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level
@@ -19,16 +19,16 @@ LEAST_NODES = 4
 
 
 @question("gradients", "Are operators recorded for gradients that are not used?", number="Q4")
-def gradients(asked: Asked) -> Iterator[Advice]:
+def gradients(context: AdviceContext) -> Iterator[Advice]:
     """Operators that were recorded for gradients in a step without a backward pass.
 
     While gradients are recorded, each such operator has a new sequence number.
     """
-    step_ms = calls.step_ms(asked)
-    all_calls = list(calls.walk(asked))
+    step_ms = calls.step_ms(context)
+    all_calls = list(calls.walk(context))
     if any(call.kind in (Kind.BACKWARD, Kind.OPTIMIZER) or call.phase == "backward" for call in all_calls):
         return
-    if _is_training(asked):
+    if _is_training(context):
         return
     recorded, numbers = [], set()
     for call in all_calls:
@@ -60,15 +60,15 @@ TRAINING = {"aten::batch_norm": 5, "aten::dropout": 2}
 
 
 @question("training-mode", "Is the model in training mode, although nothing trains?", number="Q4")
-def training_mode(asked: Asked) -> Iterator[Advice]:
+def training_mode(context: AdviceContext) -> Iterator[Advice]:
     """Dropout and batch norm in training mode in a step without a backward pass; the gain is the time of dropout.
 
     Batch norm takes about as long in both modes, but in training mode its results depend on the batch, and its
     statistics change.
     """
-    step_ms = calls.step_ms(asked)
-    all_calls = list(calls.walk(asked))
-    if _is_training(asked) or any(call.kind in (Kind.BACKWARD, Kind.OPTIMIZER) for call in all_calls):
+    step_ms = calls.step_ms(context)
+    all_calls = list(calls.walk(context))
+    if _is_training(context) or any(call.kind in (Kind.BACKWARD, Kind.OPTIMIZER) for call in all_calls):
         return
     candidates = ((call, TRAINING.get(call.name)) for call in all_calls)
     training_calls = [
@@ -87,7 +87,7 @@ def training_mode(asked: Asked) -> Iterator[Advice]:
         "training-mode",
         f"the model is in training mode, although nothing trains: {' and '.join(parts)}",
         calls.places(training_calls),
-        calls.interval(ms, calls.ends(asked, dropouts or training_calls)).within(step_ms),
+        calls.interval(ms, calls.ends(context, dropouts or training_calls)).within(step_ms),
         not dropouts,
         100 * ms / step_ms,
         ("results are random" if dropouts else "results depend on the other samples of the batch",),
@@ -97,17 +97,17 @@ def training_mode(asked: Asked) -> Iterator[Advice]:
     )
 
 
-def _is_training(asked: Asked) -> bool:
+def _is_training(context: AdviceContext) -> bool:
     """Return whether steps of this kind train, according to the run."""
-    trace = asked.traced
+    trace = context.traced
     kind = next((step_kind for step_kind in trace.run.kinds if step_kind.kind == trace.kind), None)
     return kind is not None and bool(kind.get("training"))
 
 
 @question("oversubscription", "Are there more threads than cores?", number="Q2")
-def oversubscription(asked: Asked) -> Iterator[Advice]:
+def oversubscription(context: AdviceContext) -> Iterator[Advice]:
     """More PyTorch threads than cores that the program may use: such threads wait for each other."""
-    trace = asked.traced
+    trace = context.traced
     if trace.has(Level.KERNEL) or trace.run.imported is not None:
         raise CoveredElsewhere(
             "host threads do not explain the time of devices, and other profilers do not record threads"
@@ -117,10 +117,10 @@ def oversubscription(asked: Asked) -> Iterator[Advice]:
         raise AnalysisError("the trace does not have threads and cores: a run of xsp does")
     if threads <= cores:
         return
-    step_ms = calls.step_ms(asked)
-    outer = [op for op in calls.walk(asked) if op.is_outer_op]
+    step_ms = calls.step_ms(context)
+    outer = [op for op in calls.walk(context) if op.is_outer_op]
     ms = min(step_ms, sum(op.ns for op in outer) / 1e6)
-    ends = calls.ends(asked, outer)
+    ends = calls.ends(context, outer)
     yield Advice(
         "oversubscription",
         f"{threads} threads share {cores} core{'s' * (cores > 1)}",

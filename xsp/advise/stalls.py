@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from xsp import summary
 from xsp.advise import calls, faults
-from xsp.advise.advice import Advice, Asked, Interval, Place
+from xsp.advise.advice import Advice, AdviceContext, Interval, Place
 from xsp.advise.calls import Call
 from xsp.advise.registry import question
 from xsp.schema import Kind, Level
@@ -27,24 +27,24 @@ _PHASES = (str(Kind.FORWARD), str(Kind.BACKWARD), str(Kind.OPTIMIZER), str(Kind.
 
 
 @question("stall", "Does the host spend time outside operators?", number="Q4")
-def stall(asked: Asked) -> Iterator[Advice]:
+def stall(context: AdviceContext) -> Iterator[Advice]:
     """Time inside a module, or inside the step, that no operator, module or phase inside it covers.
 
     `USUAL_MS` of each gap between calls is subtracted, since Python and the recording itself need it, and so is the
     time to return memory, see the question `page-faults`. Modules of one class are one piece. Time that is missing from
     any recorded step is not a stall.
     """
-    step_ms = calls.step_ms(asked)
+    step_ms = calls.step_ms(context)
     by_type: dict[str, list[Call]] = {}
-    for call in calls.walk(asked):
+    for call in calls.walk(context):
         if call.kind in _CONTAINERS and _excess_ms(call) >= calls.LEAST_MS and _is_innermost(call):
             by_type.setdefault(_type(call), []).append(call)
-    freeing_ms = _freeing_ms(asked)
+    freeing_ms = _freeing_ms(context)
     total_gap = sum(_gap_ms(call) for group in by_type.values() for call in group)
     for name, group in by_type.items():
         freed_ms = freeing_ms * sum(_gap_ms(call) for call in group) / total_gap
         usual_ms = sum(_usual_gap_ms(call) for call in group) + freed_ms
-        gap, repeats = _over_steps(asked, group)
+        gap, repeats = _over_steps(context, group)
         gain = Interval(gap.low - usual_ms, gap.value - usual_ms, gap.high - usual_ms).within(step_ms)
         if 100 * gain.low / step_ms < LEAST_PERCENT or gain.value < calls.LEAST_MS:
             continue
@@ -76,19 +76,19 @@ def stall(asked: Asked) -> Iterator[Advice]:
         )
 
 
-def _freeing_ms(asked: Asked) -> float:
+def _freeing_ms(context: AdviceContext) -> float:
     """Return the milliseconds that freeing the memory which a step gets again takes, outside operators."""
-    usage = faults.of(asked)
+    usage = faults.of(context)
     return 0.0 if usage is None else min(usage.system_ms, usage.faults * faults.FREEING_US / 1e3)
 
 
-def _over_steps(asked: Asked, group: Sequence[Call]) -> tuple[Interval, int]:
+def _over_steps(context: AdviceContext, group: Sequence[Call]) -> tuple[Interval, int]:
     """Return the minimum, median and maximum over recorded steps of the ms that nothing inside the calls covers, and
     the number of steps.
 
     The minimum excludes what happened in one step only, because the machine did something else.
     """
-    rows = calls.per_step(asked, group, [inner for call in group for inner in call.children])
+    rows = calls.per_step(context, group, [inner for call in group for inner in call.children])
     gaps = [max(0.0, ns / 1e6) for ns, _ in rows] or [sum(_gap_ms(call) for call in group)]
     return Interval(min(gaps), summary.percentile(gaps, 0.5), max(gaps)), len(rows)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from xsp.advise.advice import Advice, Asked, CoveredElsewhere
+from xsp.advise.advice import Advice, AdviceContext, CoveredElsewhere
 from xsp.advise.device import (
     COMMUNICATION,
     COPIES,
@@ -155,13 +155,13 @@ def _classes(work: Sequence[tuple[str, float]]) -> list[str]:
 # The pieces of a verdict as advice: computed once, and divided among the questions.
 
 
-def _answer(name: str) -> Callable[[Asked], Iterator[Advice]]:
-    def answer(asked: Asked) -> Iterator[Advice]:
-        trace = asked.traced
-        result = asked.cached("verdict", lambda: verdict(asked.answers))
+def _answer(name: str) -> Callable[[AdviceContext], Iterator[Advice]]:
+    def answer(context: AdviceContext) -> Iterator[Advice]:
+        trace = context.traced
+        result = context.cached("verdict", lambda: verdict(context.answers))
         if result is None:
             raise CoveredElsewhere(f"{trace.name!r} has no device work")
-        step = asked.step
+        step = context.step
         if step is not None:
             yield from (piece.advice(step) for piece in result.pieces if piece.question == name)
 

@@ -116,7 +116,8 @@ def kernel_classes(trace: Trace) -> Table:
         )
         SELECT rank, device, class, kernels, device_ms,
                100.0 * device_ms / nullif(sum(device_ms) OVER (PARTITION BY rank, device), 0) AS percent_of_device_time,
-               mean_us, max_us, matrix_ms, with_tensor_cores_ms, without_tensor_cores_ms, untold_ms, tensor_core_percent
+               mean_us, max_us, matrix_ms, with_tensor_cores_ms, without_tensor_cores_ms, unknown_ms,
+               tensor_core_percent
         FROM summed ORDER BY rank NULLS FIRST, device NULLS FIRST, device_ms DESC, class
         """
     )
@@ -131,7 +132,7 @@ def tensor_cores(trace: Trace) -> Table:
     """Device time of each layer's matrix products, convolutions and attention, with and without tensor cores.
 
     Over all steps and ranks; layers of the same name are one row. Work without a layer is listed under its operator.
-    `untold_ms` is the time of kernels whose names show neither; `tensor_core_percent` is a percentage of the other
+    `unknown_ms` is the time of kernels whose names show neither; `tensor_core_percent` is a percentage of the other
     time, and null if there is none. Longest first. The patterns of names are in `xsp.device.kernelnames`.
     """
     prepare(trace)

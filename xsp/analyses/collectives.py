@@ -61,7 +61,7 @@ COLLECTIVES = f"""
         SELECT rank, trace_id, span_id, attributes FROM spans
         WHERE level <= {int(Level.LIBRARY)} AND span_id IN (SELECT parent_id FROM near)
     ),
-    told AS (
+    described AS (
         SELECT executions.*, near.name AS caller, {_json("itself")} AS own, {_json("near")} AS above,
                {_json("further")} AS higher
         FROM executions
@@ -82,7 +82,7 @@ COLLECTIVES = f"""
                TRY_CAST({_known("group_size")} AS INTEGER) AS group_size,
                TRY_CAST({_known("in_elements")} AS BIGINT) AS sent, TRY_CAST({_known("out_elements")} AS BIGINT) AS got,
                CASE lower({_known("dtype")}) {_BYTES} END AS element_bytes
-        FROM told each
+        FROM described each
     ),
     named AS (
         SELECT *, coalesce({COLLECTIVE}, by_kernel, trim(split_part(name, ':', -1), '_'), 'unknown') AS collective

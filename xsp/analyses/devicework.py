@@ -189,7 +189,7 @@ TENSOR_TIMES = f"""
     {_matrix_ns("true")} / 1e6 AS matrix_ms,
     {_matrix_ns("tensor_cores = 'yes'")} / 1e6 AS with_tensor_cores_ms,
     {_matrix_ns("tensor_cores = 'no'")} / 1e6 AS without_tensor_cores_ms,
-    {_matrix_ns("tensor_cores IS NULL")} / 1e6 AS untold_ms,
+    {_matrix_ns("tensor_cores IS NULL")} / 1e6 AS unknown_ms,
     100.0 * {_matrix_ns("tensor_cores = 'yes'")} / nullif({_matrix_ns("tensor_cores IS NOT NULL")}, 0)
         AS tensor_core_percent
 """

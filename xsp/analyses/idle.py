@@ -116,7 +116,7 @@ _CAUSES = f"""
            AND waiting.on_thread = called.on_thread AND waiting.start_ns <= called.idle_from
     ),
     {{loaded}},
-    told AS (
+    explained AS (
         SELECT *, CASE WHEN part <> 'launching' THEN part
                        WHEN late_ns > 0 AND data_from IS NOT NULL AND data_ns >= {MOST} * late_ns THEN 'data loading'
                        WHEN wait_to >= idle_from AND wait_to - wait_from >= late_ns THEN 'sync'
@@ -132,7 +132,7 @@ _CAUSES = f"""
                 WHEN cause = 'sync' THEN wait_from END AS call_from,
            CASE WHEN cause = 'data loading' THEN data_to WHEN call_from IS NOT NULL THEN call_to
                 WHEN cause = 'sync' THEN wait_to END AS call_to
-    FROM told
+    FROM explained
 """
 """Every part of a gap: its start, duration, delay of the launch that ended the gap, cause, and call responsible."""
 

@@ -47,17 +47,17 @@ _MEMORY_LEVELS = f"""
     WITH read AS (
         SELECT trace_id, step, rung, rank, start_ns, parent_id, layer_id, alloc_bytes, device,
                json_extract_string(attributes, ['$.device_type', '$.device', '$.address', '$.total_allocated_bytes'])
-                   AS told
+                   AS details
         FROM spans WHERE kind = '{Kind.ALLOC}' AND alloc_bytes IS NOT NULL
           AND rank IS NOT DISTINCT FROM (SELECT min(rank) FROM spans)
     ), allocations AS (
-        SELECT * EXCLUDE (device, told),
-               CASE WHEN coalesce(told[1], '0') <> '0' OR device IS NOT NULL
-                    THEN coalesce(device, try_cast(told[2] AS INTEGER), 0) END AS pool,
-               told[3] AS address, try_cast(told[4] AS BIGINT) AS total_bytes
+        SELECT * EXCLUDE (device, details),
+               CASE WHEN coalesce(details[1], '0') <> '0' OR device IS NOT NULL
+                    THEN coalesce(device, try_cast(details[2] AS INTEGER), 0) END AS pool,
+               details[3] AS address, try_cast(details[4] AS BIGINT) AS total_bytes
         FROM read
     )
-    SELECT *, total_bytes IS NOT NULL AS told,
+    SELECT *, total_bytes IS NOT NULL AS has_total,
            coalesce(total_bytes, sum(alloc_bytes) OVER (
                PARTITION BY pool ORDER BY start_ns ROWS UNBOUNDED PRECEDING))::BIGINT AS level_bytes,
            CASE WHEN alloc_bytes > 0 AND address IS NOT NULL
@@ -86,7 +86,7 @@ class _Change(NamedTuple):
     freed: int | None
     layer_id: str | None
     op: str | None
-    told: bool
+    has_total: bool
     addressed: bool
 
 
@@ -166,7 +166,7 @@ def memory_steps(trace: Trace) -> Table:
                    arg_max(level_bytes, start_ns) AS last, sum(alloc_bytes) FILTER (alloc_bytes > 0) AS allocated,
                    sum(alloc_bytes) FILTER (alloc_bytes > 0 AND coalesce(freed_ns > steps.end_ns, true)) AS left_there,
                    count(address) > 0 AS addressed, count(*) FILTER (alloc_bytes > 0) AS allocations,
-                   bool_and(told) AS told
+                   bool_and(has_total) AS has_total
             FROM memory_levels levels JOIN steps
             ON levels.trace_id = steps.trace_id AND levels.step = steps.step
                AND levels.rung IS NOT DISTINCT FROM steps.rung AND levels.rank = steps.rank
@@ -174,7 +174,7 @@ def memory_steps(trace: Trace) -> Table:
         )
         SELECT pool, step, first / {MIB}, peak / {MIB}, last / {MIB}, (last - first) / {MIB},
                coalesce(allocated, 0) / {MIB}, CASE WHEN addressed THEN coalesce(left_there, 0) / {MIB} END,
-               allocations, CASE WHEN told THEN '{TOTALS}' ELSE '{SUMMED}' END
+               allocations, CASE WHEN has_total THEN '{TOTALS}' ELSE '{SUMMED}' END
         FROM ends ORDER BY pool NULLS FIRST, step
         """
     ).fetchall()
@@ -197,7 +197,7 @@ def _changes(trace: Trace) -> dict[int | None, list[_Change]]:
         WITH chosen AS (
             SELECT trace_id, step, rung, rank FROM merged WHERE kind = '{Kind.STEP}' LIMIT 1
         ), ops AS (SELECT span_id, name FROM merged WHERE level >= {int(Level.OP)})
-        SELECT pool, start_ns, alloc_bytes, level_bytes, freed_ns, layer_id, ops.name, told, address IS NOT NULL
+        SELECT pool, start_ns, alloc_bytes, level_bytes, freed_ns, layer_id, ops.name, has_total, address IS NOT NULL
         FROM memory_levels levels SEMI JOIN chosen
         ON levels.trace_id = chosen.trace_id AND levels.step IS NOT DISTINCT FROM chosen.step
            AND levels.rung IS NOT DISTINCT FROM chosen.rung AND levels.rank = chosen.rank
@@ -221,7 +221,7 @@ class _Pool:
         self.times = [change.at for change in changes]
         self.levels = [change.level for change in changes]
         self.addressed = any(change.addressed for change in changes)
-        self.basis = TOTALS if all(change.told for change in changes) else SUMMED
+        self.basis = TOTALS if all(change.has_total for change in changes) else SUMMED
         self.start = min((place.start for place in places), default=self.times[0])
         self.end = max((place.end for place in places), default=self.times[-1])
         self.peak_at = self.times[self.levels.index(max(self.levels))]

@@ -98,7 +98,7 @@ _COLUMNS = {
     "phase": "VARCHAR",
     "calls": "BIGINT",
     **dict.fromkeys(("ms", "percent_of_iteration", "device_busy_ms"), "DOUBLE"),
-    "told_by": "VARCHAR",
+    "source": "VARCHAR",
 }
 
 
@@ -115,7 +115,7 @@ def phases(trace: Trace) -> Table:
     nothing is recorded. If the trace has no loop, that is the step and the waits for its data, and `between steps` is
     null. The shares of the phases in a step come from recorded steps, the duration of the step from the loop. If the
     recorded phases took longer than a recorded step, as in ranks that wait for each other, they share the step.
-    `device_busy_ms` is the time in which a device ran work that the phase launched. `told_by` is the source of a
+    `device_busy_ms` is the time in which a device ran work that the phase launched. `source` is the source of a
     phase: calls of the model level, or, in traces of other profilers, the outermost layers or operators.
     """
     start_ns, end_ns, step_ns = _step(trace)
@@ -172,7 +172,7 @@ def _of_merged(trace: Trace) -> tuple[list[Interval], dict[str, str]]:
     sources = {interval.phase: CALLS for interval in intervals}
     sides = {FORWARD: "phase IS NULL OR phase = 'forward'", BACKWARD: "phase = 'backward'"}
     if FORWARD not in sources:
-        intervals += _told(
+        intervals += _attribute(
             trace,
             sources,
             (FORWARD, LAYERS),
@@ -182,7 +182,7 @@ def _of_merged(trace: Trace) -> tuple[list[Interval], dict[str, str]]:
     for phase, condition in sides.items():
         if phase not in sources:
             selftimes.make(trace)
-            intervals += _told(
+            intervals += _attribute(
                 trace,
                 sources,
                 (phase, OPERATORS),
@@ -195,7 +195,7 @@ def _of_merged(trace: Trace) -> tuple[list[Interval], dict[str, str]]:
 _TIMES = f"start_ns, start_ns + dur_ns, {NS}::DOUBLE"
 
 
-def _told(trace: Trace, sources: dict[str, str], entry: tuple[str, str], query: str) -> list[Interval]:
+def _attribute(trace: Trace, sources: dict[str, str], entry: tuple[str, str], query: str) -> list[Interval]:
     """Return the intervals of a query, and note their source in `sources` if there are any.
 
     Intervals in a call of the data loader (operators that make a batch without workers) are `data`, and left out here.

@@ -28,7 +28,7 @@ MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
-class Asked:
+class AdviceContext:
     """A request: the specs to be timed."""
 
     specs: tuple[Spec, ...]
@@ -55,7 +55,7 @@ def asked(
     directory: Path | None = None,
     *,
     times: bool = True,
-) -> Asked:
+) -> AdviceContext:
     """Return the specs of transfers or of collectives.
 
     Args:
@@ -76,7 +76,7 @@ def asked(
             raise UsageError(f"collectives need 2 to {MOST_RANKS} ranks on this machine: --ranks 2,4")
         names = transfers.named(families, OF_RANKS)
         specs = [spec for count in threads or (1,) for spec in transfers.of_collectives(names, ranks, count)]
-        return Asked(tuple(specs), names=tuple(names))
+        return AdviceContext(tuple(specs), names=tuple(names))
     try:
         folder = directory or Path(tempfile.gettempdir())
     except OSError as error:
@@ -88,7 +88,7 @@ def asked(
     names, refused = _here(names, devices, folder, times)
     counts = tuple(dict.fromkeys((1, cores()))) if threads is None else threads
     transfer_specs = transfers.of_transfers(names, counts, filesystem(folder))
-    return Asked(tuple(transfer_specs), tuple(refused), folder, tuple(names))
+    return AdviceContext(tuple(transfer_specs), tuple(refused), folder, tuple(names))
 
 
 def _here(names: Sequence[str], devices: int, folder: Path, times: bool) -> tuple[list[str], list[str]]:
@@ -153,7 +153,7 @@ def timed_in(directory: Path | None) -> Iterator[None]:
             os.environ[DIRECTORY] = previous
 
 
-def fill(found: Asked, timings: Timings, seconds: float, progress: Progress, *, again: bool = False) -> int:
+def fill(found: AdviceContext, timings: Timings, seconds: float, progress: Progress, *, again: bool = False) -> int:
     """Time the specs that have no timing yet, in their order, and return how many of them got a figure.
 
     Raises:
@@ -164,7 +164,7 @@ def fill(found: Asked, timings: Timings, seconds: float, progress: Progress, *, 
     return sum(timing.is_timed for timing in results)
 
 
-def known(found: Asked, timings: Timings) -> tuple[list[Curve], int]:
+def known(found: AdviceContext, timings: Timings) -> tuple[list[Curve], int]:
     """Return the curves of the requested specs, and how many of the specs have no timing."""
     by_spec = timings.of(found.specs)
     taken = [timing for timing in by_spec.values() if timing.taken_ns]

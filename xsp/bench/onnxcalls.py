@@ -227,14 +227,14 @@ def _serialized(onnx: Any, model: _Model, values: _Values) -> bytes:
         **model.fixed,
     }
 
-    def told(tensors: Mapping[str, Tensor]) -> list[Any]:
+    def value_infos(tensors: Mapping[str, Tensor]) -> list[Any]:
         return [
             helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(_type(tensor)), tensor.shape)
             for name, tensor in tensors.items()
         ]
 
     graph = helper.make_graph(
-        nodes, "block", told(model.inputs), told(model.outputs),
+        nodes, "block", value_infos(model.inputs), value_infos(model.outputs),
         initializer=[onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()],
     )  # fmt: skip
     opsets = [helper.make_opsetid(domain, version) for domain, version in (versions or {"": 1}).items()]

@@ -96,14 +96,14 @@ def check(
     for index, threads in enumerate(dict.fromkeys(timing.threads for timing in drawn)):
         specs = [spec_of(timing) for timing in drawn if timing.threads == threads]
 
-        def told(spec: Spec, done: int, offset: int = len(repeated)) -> None:
+        def on_progress(spec: Spec, done: int, offset: int = len(repeated)) -> None:
             progress(spec.block.op[:40], offset + done, len(drawn))
 
         with Turns(threads, LIMITS) as turns:
             turns.start()
             if not index:
                 deadline = max(deadline, time.monotonic() + LEAST_S)
-            repeated |= {timing.key: timing for timing in turns.sit(specs, deadline, told)}
+            repeated |= {timing.key: timing for timing in turns.sit(specs, deadline, on_progress)}
     progress("timed", len(repeated), len(drawn))
     pairs = [
         (timing, repeated[timing.key]) for timing in drawn if timing.key in repeated and repeated[timing.key].is_timed

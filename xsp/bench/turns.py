@@ -99,14 +99,18 @@ class Turns:
         return time.monotonic() - start
 
     def sit(
-        self, specs: Sequence[Spec], until: float, told: ProgressCallback = lambda spec, done: None, seed: int = 0
+        self,
+        specs: Sequence[Spec],
+        until: float,
+        on_progress: ProgressCallback = lambda spec, done: None,
+        seed: int = 0,
     ) -> list[Timing]:
         """Return the timings of specs that take turns; specs for which the time was not enough are left out.
 
         Args:
             specs: specs, all with the number of threads of this object.
             until: deadline on the clock of `time.monotonic`.
-            told: see `ProgressCallback`.
+            on_progress: see `ProgressCallback`.
             seed: seed of the order within a round.
 
         Raises:
@@ -125,7 +129,7 @@ class Turns:
             self._cell[:] = CELL.pack(-1, 0)
             self._asked_at = time.monotonic()
             process.ask(request)
-            answers, ratio = self._answers(process, pending, until, told, len(timings))
+            answers, ratio = self._answers(process, pending, until, on_progress, len(timings))
             timings += [_stamped(timing, ratio) for timing in answers.values()]
             if ratio is not None:
                 break

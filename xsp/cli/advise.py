@@ -32,7 +32,7 @@ from xsp.errors import UsageError
 from xsp.record import output
 
 if TYPE_CHECKING:
-    from xsp.advise.advice import Asked
+    from xsp.advise.advice import AdviceContext
     from xsp.advise.advisor import Advised
     from xsp.advise.experiment import Plan
 
@@ -94,7 +94,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(sequence=None)  # a run has its own
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the advice, and try it if requested."""
     from xsp import advise
     from xsp.advise import advisor, pictures, records, text, trialtext
@@ -102,80 +102,80 @@ def run(given: argparse.Namespace) -> int:
     from xsp.run import Machine
 
     this_machine = Machine.of(machine.describe())
-    if given.history:
+    if args.history:
         history = records.history(this_machine)
-        if given.format == "json":
+        if args.format == "json":
             progress.put(json.dumps(asdict(history), indent=2) + "\n")
         else:
             progress.tell(trialtext.history(history))
         return 0
-    if given.source is None:
+    if args.source is None:
         raise UsageError("name a run, a trace or a model: xsp advise runs/demo")
-    for option, value in (("--turns", given.turns), ("--program", given.program)):
-        if value is not None and given.tries is None:
+    for option, value in (("--turns", args.turns), ("--program", args.program)):
+        if value is not None and args.tries is None:
             raise UsageError(f"{option} is for trials: add --try 3")
-    advisor.check_names(given.only)
-    if given.tries is not None:
-        _check_trials(given)
-    with progress.shown(quiet=given.fill is None or given.quiet) as show:
-        asked = advisor.asked_about(given.source, {**_settings(given), "progress": show})
-        plan = None if given.tries is None else _plan(given, asked)
-        result = advise.of(asked, only=given.only, same_numbers=given.same_numbers)
-    if not given.only and not given.same_numbers:
-        pictures.keep(result, given.source)
-    if given.format == "json" and plan is None:
-        progress.put(_as_json(given, result))
+    advisor.check_names(args.only)
+    if args.tries is not None:
+        _check_trials(args)
+    with progress.shown(quiet=args.fill is None or args.quiet) as show:
+        asked = advisor.asked_about(args.source, {**_settings(args), "progress": show})
+        plan = None if args.tries is None else _plan(args, asked)
+        result = advise.of(asked, only=args.only, same_numbers=args.same_numbers)
+    if not args.only and not args.same_numbers:
+        pictures.keep(result, args.source)
+    if args.format == "json" and plan is None:
+        progress.put(_as_json(args, result))
         return 0
-    if given.format != "json":
-        progress.tell(text.page(result, given.limit, records.history(this_machine).line), flush=True)
-    return 0 if plan is None else _try(given, result, plan)
+    if args.format != "json":
+        progress.tell(text.page(result, args.limit, records.history(this_machine).line), flush=True)
+    return 0 if plan is None else _try(args, result, plan)
 
 
-def _check_trials(given: argparse.Namespace) -> None:
+def _check_trials(args: argparse.Namespace) -> None:
     """Refuse options of trials that make no sense, before a run is loaded or a graph is captured."""
     from xsp.advise import experiment
     from xsp.comparison import evidence
     from xsp.graph import sources
 
-    experiment.chosen((), given.tries)
-    evidence.repeats(experiment.TURNS if given.turns is None else given.turns)
-    if ":" in given.source and not sources.is_trace(given.source):
-        raise _needs_a_run(given.source)
+    experiment.chosen((), args.tries)
+    evidence.repeats(experiment.TURNS if args.turns is None else args.turns)
+    if ":" in args.source and not sources.is_trace(args.source):
+        raise _needs_a_run(args.source)
 
 
 def _needs_a_run(source: str) -> UsageError:
     return UsageError(f"--try needs a run: xsp profile {shlex.quote(source)}, and then xsp advise runs/NAME --try 3")
 
 
-def _plan(given: argparse.Namespace, asked: Asked) -> Plan:
+def _plan(args: argparse.Namespace, context: AdviceContext) -> Plan:
     """Return the plan of the trials, so that an unknown program is refused before the advice is computed."""
     from xsp.advise import experiment, rerun
 
-    if asked.trace is None:
-        raise _needs_a_run(given.source)
-    program = rerun.program(asked.trace.run, given.source, given.program)
+    if context.trace is None:
+        raise _needs_a_run(args.source)
+    program = rerun.program(context.trace.run, args.source, args.program)
     try:
         options.check_in_turns(program)
     except UsageError as error:
-        hint = f"; {rerun.hint_to_name(given.source)}" if given.program is None else ""
+        hint = f"; {rerun.hint_to_name(args.source)}" if args.program is None else ""
         raise UsageError(f"{error}{hint}") from None
-    trains = any(kind.training for kind in asked.trace.run.kinds)
-    return experiment.Plan(program, rerun.place(Path(given.source)), trains, given.turns or experiment.TURNS)
+    trains = any(kind.training for kind in context.trace.run.kinds)
+    return experiment.Plan(program, rerun.place(Path(args.source)), trains, args.turns or experiment.TURNS)
 
 
-def _try(given: argparse.Namespace, result: Advised, plan: Plan) -> int:
+def _try(args: argparse.Namespace, result: Advised, plan: Plan) -> int:
     """Try the best pieces of advice, and show each trial when it is finished; an interrupt keeps finished trials."""
     from xsp.advise import experiment, records, trialtext
     from xsp.device import machine
     from xsp.run import Machine
 
-    selected = experiment.chosen(result.advice, given.tries)
-    as_table = given.format == "table"
+    selected = experiment.chosen(result.advice, args.tries)
+    as_table = args.format == "table"
     if as_table:
         progress.tell("\n" + (trialtext.head() if selected else "no advice can be tried without editing the code"))
     code = 0
     try:
-        with progress.shown(given.quiet) as show:
+        with progress.shown(args.quiet) as show:
             for trial in experiment.run_trials(plan, selected, show):
                 records.keep(trial, Machine.of(machine.describe()))
                 if as_table:
@@ -184,22 +184,22 @@ def _try(given: argparse.Namespace, result: Advised, plan: Plan) -> int:
         progress.warn(f"xsp: interrupted; {len(plan.tried)} of {len(selected)} trials were finished and are kept")
         code = INTERRUPTED
     if not as_table:
-        progress.put(_as_json(given, result, tried=[records.plain(trial) for trial in plan.tried]))
+        progress.put(_as_json(args, result, tried=[records.plain(trial) for trial in plan.tried]))
     if plan.tried:
         progress.warn(f"xsp: the runs are in {output.shown(plan.out)}; all trials: xsp advise --history")
     return code
 
 
-def _as_json(given: argparse.Namespace, result: Advised, **more: Any) -> str:
+def _as_json(args: argparse.Namespace, result: Advised, **more: Any) -> str:
     """Return the advice as JSON, with the trials if there were any."""
     from xsp.evidence import advice, form
 
-    payload = advice.of(result, {"run": given.source, "name": result.name}, limit=given.limit)
+    payload = advice.of(result, {"run": args.source, "name": result.name}, limit=args.limit)
     return json.dumps(form.fitted({**payload, **more}, form.MOST_BYTES_OF_A_FILE), indent=2, ensure_ascii=False) + "\n"
 
 
-def _settings(given: argparse.Namespace) -> dict[str, Any]:
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of the model and of its timings that were given."""
-    settings = {name: getattr(given, name) for name in OF_MODEL}
-    settings["shape"] = options.shape(given.input)
+    settings = {name: getattr(args, name) for name in OF_MODEL}
+    settings["shape"] = options.shape(args.input)
     return {name: value for name, value in settings.items() if value}

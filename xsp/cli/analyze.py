@@ -93,58 +93,58 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Load the runs, and print or write the named analyses; without names, list the analyses."""
-    analyses = list({analysis.id: analysis for analysis in map(_find, given.names)}.values())
-    _check(given, len(analyses))
-    traces = _on_spark(given) if given.engine != "duckdb" else _here(given)
+    analyses = list({analysis.id: analysis for analysis in map(_find, args.names)}.values())
+    _check(args, len(analyses))
+    traces = _on_spark(args) if args.engine != "duckdb" else _here(args)
     if not analyses:
         _overview(traces[0])
         _list(traces[0])
         return 0
     answers_by_name, refused = _answers(analyses, traces)
     answers_by_name = {
-        name: [_chosen(answer, name, given) for answer in answers] for name, answers in answers_by_name.items()
+        name: [_chosen(answer, name, args) for answer in answers] for name, answers in answers_by_name.items()
     }
-    if given.format == "table":
-        _put(_tables(answers_by_name, given, several=len(traces) > 1), given.out)
+    if args.format == "table":
+        _put(_tables(answers_by_name, args, several=len(traces) > 1), args.out)
     else:
-        _write(answers_by_name, given, several=len(analyses) > 1)
+        _write(answers_by_name, args, several=len(analyses) > 1)
     return 1 if refused else 0
 
 
-def _check(given: argparse.Namespace, chosen: int) -> None:
+def _check(args: argparse.Namespace, chosen: int) -> None:
     """Check options that depend on each other, given the number of analyses.
 
     Raises:
         UsageError: they cannot be combined; the message says what to type.
     """
-    if not chosen and (given.out is not None or given.format != "table"):
+    if not chosen and (args.out is not None or args.format != "table"):
         raise UsageError("--format and --out need the name of an analysis: xsp analyze RUN A2 --format csv")
-    if not chosen and (given.sort or given.where or given.limit):
+    if not chosen and (args.sort or args.where or args.limit):
         raise UsageError("--sort, --where and --limit need the name of an analysis: xsp analyze RUN ops --sort calls")
-    if given.format == "parquet" and given.out is None:
+    if args.format == "parquet" and args.out is None:
         raise UsageError("--format parquet writes to a file: give --out FILE, or --out FOLDER for several analyses")
-    if given.format == "csv" and given.out is None and chosen > 1:
+    if args.format == "csv" and args.out is None and chosen > 1:
         raise UsageError(
             "a CSV file holds one table: name one analysis, give --out FOLDER for a file each, or use --format json"
         )
 
 
-def _write(answers_by_name: Mapping[str, Answers], given: argparse.Namespace, several: bool) -> None:
+def _write(answers_by_name: Mapping[str, Answers], args: argparse.Namespace, several: bool) -> None:
     """Write tables as CSV, JSON or Parquet: to the standard output, a file, or a file each in a folder."""
     from xsp.report import tablefiles
 
-    if several and given.out is not None:
-        tablefiles.write_each(answers_by_name, given.out, given.format)
+    if several and args.out is not None:
+        tablefiles.write_each(answers_by_name, args.out, args.format)
     elif several:
         _put(tablefiles.several_as_json(answers_by_name), None)
     else:
         for answers in answers_by_name.values():
-            if given.format == "parquet":
-                tablefiles.write(answers, given.out, given.format)
+            if args.format == "parquet":
+                tablefiles.write(answers, args.out, args.format)
             else:
-                _put(tablefiles.text(answers, given.format), given.out)
+                _put(tablefiles.text(answers, args.format), args.out)
 
 
 def _answers(analyses: Sequence[Analysis], traces: Sequence[Trace]) -> tuple[dict[str, Answers], int]:
@@ -164,16 +164,16 @@ def _answers(analyses: Sequence[Analysis], traces: Sequence[Trace]) -> tuple[dic
     return answers_by_name, refused
 
 
-def _chosen(answer: Answer, name: str, given: argparse.Namespace) -> Answer:
+def _chosen(answer: Answer, name: str, args: argparse.Namespace) -> Answer:
     """Return an answer with the requested rows; a printed table limits their number itself."""
     from xsp.report import choosing
 
     run, con, relation = answer
-    relation = choosing.select_rows(relation, name, given.where, given.sort)
-    return run, con, relation if given.limit is None or given.format == "table" else relation.limit(given.limit)
+    relation = choosing.select_rows(relation, name, args.where, args.sort)
+    return run, con, relation if args.limit is None or args.format == "table" else relation.limit(args.limit)
 
 
-def _tables(answers_by_name: Mapping[str, Answers], given: argparse.Namespace, several: bool) -> str:
+def _tables(answers_by_name: Mapping[str, Answers], args: argparse.Namespace, several: bool) -> str:
     """Return tables formatted for the width of this terminal, or for that of a file."""
     from rich.console import Console
 
@@ -181,13 +181,13 @@ def _tables(answers_by_name: Mapping[str, Answers], given: argparse.Namespace, s
     from xsp.report import choosing, text
 
     buffer = io.StringIO()
-    console = Console(file=buffer, width=Console().width if given.out is None else WIDTH_OF_A_FILE)
+    console = Console(file=buffer, width=Console().width if args.out is None else WIDTH_OF_A_FILE)
     for name, answers in answers_by_name.items():
         for run, _, relation in answers:
             title = f"{ANALYSES[name].title} ({name})" + (f", {run}" if several else "")
-            main = [*choosing.sorted_by(relation, name, given.sort), *text.MAIN.get(name, ())]
+            main = [*choosing.sorted_by(relation, name, args.sort), *text.MAIN.get(name, ())]
             kernels = text.KERNELS.get(name, ())
-            console.print(text.table(relation, title, limit=given.limit or ROWS, main=main, kernels=kernels))
+            console.print(text.table(relation, title, limit=args.limit or ROWS, main=main, kernels=kernels))
     return buffer.getvalue()
 
 
@@ -200,22 +200,22 @@ def _put(content: str, out: Path | None) -> None:
         tablefiles.write_text(content, out)
 
 
-def _here(given: argparse.Namespace) -> list[Trace]:
+def _here(args: argparse.Namespace) -> list[Trace]:
     from xsp.ingest import load
 
-    paths: Sequence[str | Path] = load.parts(given.path) if Path(given.path).is_dir() else [given.path]
-    return [load.load(path, skip_damaged=given.skip_damaged, kind=given.kind) for path in paths]
+    paths: Sequence[str | Path] = load.parts(args.path) if Path(args.path).is_dir() else [args.path]
+    return [load.load(path, skip_damaged=args.skip_damaged, kind=args.kind) for path in paths]
 
 
-def _on_spark(given: argparse.Namespace) -> list[Trace]:
+def _on_spark(args: argparse.Namespace) -> list[Trace]:
     from xsp import spark
 
-    if not given.names or given.skip_damaged or given.kind is not None:
+    if not args.names or args.skip_damaged or args.kind is not None:
         raise UsageError(
             "--engine reads whole runs: omit --kind and --skip-damaged, and name the analyses: "
             "xsp analyze RUN stragglers --engine spark"
         )
-    return [spark.load(given.path, given.engine)]
+    return [spark.load(args.path, args.engine)]
 
 
 def _find(name: str) -> Analysis:

@@ -121,28 +121,28 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Time missing calls, or show and move existing timings."""
     from xsp.bench.timings import Timings
 
     actions = [
         name
         for name in ("source", "missing_of", "list", "check", "compact", "export", "import_")
-        if getattr(given, name) not in (None, False)
+        if getattr(args, name) not in (None, False)
     ]
-    _check_options(given)
-    if given.source in MOVED and actions in (["source"], ["source", "list"], ["source", "check"]):
-        return _moved(given, budget(given.budget))
+    _check_options(args)
+    if args.source in MOVED and actions in (["source"], ["source", "list"], ["source", "check"]):
+        return _moved(args, budget(args.budget))
     if len(actions) != 1:
         raise UsageError("give one SOURCE, or one of --missing-of, --list, --check, --compact, --export, --import")
-    seconds = budget(given.budget)
-    timings = Timings.open(given.timings)
+    seconds = budget(args.budget)
+    timings = Timings.open(args.timings)
     if actions[0] in ("source", "missing_of"):
-        return _fill(given, timings, seconds)
+        return _fill(args, timings, seconds)
     page, content = {
         "list": _list, "check": _check, "compact": _compact, "export": _export, "import_": _import,
-    }[actions[0]](given, timings, seconds)  # fmt: skip
-    _show(given, page, content)
+    }[actions[0]](args, timings, seconds)  # fmt: skip
+    _show(args, page, content)
     return 0
 
 
@@ -159,112 +159,112 @@ def budget(text: str) -> float:
     return seconds
 
 
-def _check_options(given: argparse.Namespace) -> None:
+def _check_options(args: argparse.Namespace) -> None:
     """Refuse options that do not belong to what is timed, which would otherwise be ignored.
 
     Raises:
         UsageError: names the option and the command that it belongs to.
     """
-    moved = given.source in MOVED
+    moved = args.source in MOVED
     for name in OF_MODEL if moved else OF_MOVED:
-        if getattr(given, name) not in (None, False, {}, []):
+        if getattr(args, name) not in (None, False, {}, []):
             command = "xsp bench MODEL" if moved else f"xsp bench {' or '.join(MOVED)}"
-            raise UsageError(f"--{name} belongs to {command}, not to {given.source or 'this command'}: omit it")
+            raise UsageError(f"--{name} belongs to {command}, not to {args.source or 'this command'}: omit it")
 
 
-def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
+def _fill(args: argparse.Namespace, timings: Timings, seconds: float) -> int:
     from xsp import bench
     from xsp import graph as graphs
     from xsp.bench import plan, text
 
     # all options are read first: a graph may take long
-    granularities, variants = _numbers("--granularity", given.granularity or "1"), _variants(given.variants)
-    if given.threads is not None:
-        _numbers("--threads", given.threads)
-    plan.check_names(variants, () if given.runtime is None else (given.runtime,))
+    granularities, variants = _numbers("--granularity", args.granularity or "1"), _variants(args.variants)
+    if args.threads is not None:
+        _numbers("--threads", args.threads)
+    plan.check_names(variants, () if args.runtime is None else (args.runtime,))
     graph = graphs.of(
-        given.missing_of or given.source,
-        batch=given.batch,
-        train=given.train,
-        seed=given.seed,
-        shape=options.shape(given.input),
-        sequence=given.sequence,
-        prefill=given.prefill,
-        decode=given.decode,
-        sizes=given.size,
+        args.missing_of or args.source,
+        batch=args.batch,
+        train=args.train,
+        seed=args.seed,
+        shape=options.shape(args.input),
+        sequence=args.sequence,
+        prefill=args.prefill,
+        decode=args.decode,
+        sizes=args.size,
     )
     pairs = [
         pair
-        for threads in _threads(given)
+        for threads in _threads(args)
         for granularity in granularities
         for pair in bench.specs(
             graph,
             granularity=granularity,
-            state=given.state or "chain",
+            state=args.state or "chain",
             threads=threads,
             variants=variants,
-            runtime=given.runtime or plan.runtime_of(graph),
+            runtime=args.runtime or plan.runtime_of(graph),
         )
     ]
     start = time.monotonic()
     start_seconds: list[float] = []
     try:
         with progress.shown(quiet=False) as show:
-            result = bench.fill(pairs, timings, seconds, show, again=given.again, started=start_seconds.append)
+            result = bench.fill(pairs, timings, seconds, show, again=args.again, started=start_seconds.append)
     except KeyboardInterrupt:
         progress.warn("xsp: interrupted; all finished timings are kept: run it again to continue")
         return INTERRUPTED
     summary = graph.name, pairs, timings, result, time.monotonic() - start, sum(start_seconds)
-    _show(given, text.fill_page(*summary), text.filled_as_json(*summary))
+    _show(args, text.fill_page(*summary), text.filled_as_json(*summary))
     return 0
 
 
-def _moved(given: argparse.Namespace, seconds: float) -> int:
+def _moved(args: argparse.Namespace, seconds: float) -> int:
     """Time transfers or collectives, or show their existing timings."""
     from xsp import sections
     from xsp.bench import curvetext, links, text
     from xsp.bench.timings import Timings
 
-    if given.section is not None:
-        sections.check(given.section)
-    timings = Timings.open(given.timings)
+    if args.section is not None:
+        sections.check(args.section)
+    timings = Timings.open(args.timings)
     request = links.asked(
-        timings, given.source, given.families, _numbers("--ranks", given.ranks or "2,3,4"),
-        None if given.threads is None else _numbers("--threads", given.threads), given.directory,
-        times=not (given.list or given.check),
+        timings, args.source, args.families, _numbers("--ranks", args.ranks or "2,3,4"),
+        None if args.threads is None else _numbers("--threads", args.threads), args.directory,
+        times=not (args.list or args.check),
     )  # fmt: skip
-    if given.check:
+    if args.check:
         with links.timed_in(request.directory):
-            _show(given, *_check(given, timings, seconds, request.has))
+            _show(args, *_check(args, timings, seconds, request.has))
         return 0
     start, count = time.monotonic(), 0
-    if not given.list:
-        for reason in request.refused if given.format == "table" else ():
+    if not args.list:
+        for reason in request.refused if args.format == "table" else ():
             progress.warn(f"xsp: {reason}")
         try:
             with progress.shown(quiet=False) as show:
-                count = links.fill(request, timings, seconds, show, again=given.again)
+                count = links.fill(request, timings, seconds, show, again=args.again)
         except KeyboardInterrupt:
             progress.warn("xsp: interrupted; all finished timings are kept: run it again to continue")
             return INTERRUPTED
     curves, missing = links.known(request, timings)
-    summary = given.source, timings, curves, None if given.list else time.monotonic() - start, missing, count
-    if given.section is not None:
-        sections.write(given.section, curvetext.SECTION[given.source], curvetext.section(given.source, timings, curves))
+    summary = args.source, timings, curves, None if args.list else time.monotonic() - start, missing, count
+    if args.section is not None:
+        sections.write(args.section, curvetext.SECTION[args.source], curvetext.section(args.source, timings, curves))
     page = "\n".join([curvetext.page(*summary), *text.problems(timings)])
-    _show(given, page, {**curvetext.as_json(*summary), "refused": list(request.refused)})
+    _show(args, page, {**curvetext.as_json(*summary), "refused": list(request.refused)})
     return 0
 
 
-def _threads(given: argparse.Namespace) -> list[int | None]:
+def _threads(args: argparse.Namespace) -> list[int | None]:
     """Return the requested numbers of threads; else that of the run; else None for all cores."""
-    if given.threads is not None:
-        return list(_numbers("--threads", given.threads))
-    if given.missing_of is None:
+    if args.threads is not None:
+        return list(_numbers("--threads", args.threads))
+    if args.missing_of is None:
         return [None]
     from xsp.ingest.load import load
 
-    return [load(given.missing_of).run.machine.torch_threads]
+    return [load(args.missing_of).run.machine.torch_threads]
 
 
 def _variants(text: str | None) -> tuple[str, ...]:
@@ -286,24 +286,24 @@ def _numbers(option: str, text: str) -> list[int]:
     return list(dict.fromkeys(map(int, parts)))
 
 
-def _list(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
+def _list(args: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
     from xsp.bench import text
 
     return text.list_page(timings), text.listed_as_json(timings)
 
 
 def _check(
-    given: argparse.Namespace, timings: Timings, seconds: float, keep: Callable[[Spec], bool] = lambda spec: True
+    args: argparse.Namespace, timings: Timings, seconds: float, keep: Callable[[Spec], bool] = lambda spec: True
 ) -> tuple[str, Any]:
     from xsp.bench import repeatability, text
 
-    runtime = given.source if given.source in MOVED else None
+    runtime = args.source if args.source in MOVED else None
     with progress.shown(quiet=False) as show:
         result = repeatability.check(timings, seconds, show, runtime=runtime, keep=keep)
     return text.check_page(result), text.checked_as_json(result)
 
 
-def _compact(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
+def _compact(args: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
     from xsp.bench import text
 
     parts = timings.compact()
@@ -314,25 +314,25 @@ def _compact(given: argparse.Namespace, timings: Timings, seconds: float) -> tup
     return "\n".join([message, *text.problems(timings)]), content
 
 
-def _export(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
+def _export(args: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
     from xsp.bench import text
 
-    count = timings.export(given.export)
-    message = f"{count:,} timings written to {given.export}; on another machine: xsp bench --import FILE"
+    count = timings.export(args.export)
+    message = f"{count:,} timings written to {args.export}; on another machine: xsp bench --import FILE"
     return "\n".join([message, *text.problems(timings)]), {"exported": count, "problems": list(timings.problems)}
 
 
-def _import(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
+def _import(args: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
     from xsp.bench import text
 
-    count, environments = timings.take_in(given.import_)
+    count, environments = timings.take_in(args.import_)
     message = f"{count:,} timings of {environments} environments were added to {timings.folder}"
     content = {"imported": count, "environments": environments, "problems": list(timings.problems)}
     return "\n".join([message, *text.problems(timings)]), content
 
 
-def _show(given: argparse.Namespace, page: str, content: Any) -> None:
-    if given.format == "json":
+def _show(args: argparse.Namespace, page: str, content: Any) -> None:
+    if args.format == "json":
         progress.put(json.dumps(content, indent=2) + "\n")
     else:
         progress.tell(page)

@@ -140,56 +140,56 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Compute the bound, and show or write it."""
     from xsp import bound as bounds
     from xsp.bound import phases, section, text
     from xsp.report import html
 
-    options.check_writable(given.html)
-    if isinstance(given.decode, tuple) or isinstance(given.prefill, tuple):
-        return _language(given)
-    if given.measure is not None or given.skew is not None:
+    options.check_writable(args.html)
+    if isinstance(args.decode, tuple) or isinstance(args.prefill, tuple):
+        return _language(args)
+    if args.measure is not None or args.skew is not None:
         raise UsageError("--measure and --skew are for curves of a language model: --decode 64:1024")
-    if given.like is not None and given.device is not None:
+    if args.like is not None and args.device is not None:
         raise UsageError("--like selects timings, and --device uses none: give one of them")
-    if given.curve and given.phases:
+    if args.curve and args.phases:
         raise UsageError("--curve and --phases are different outputs: give one of them")
-    if given.phases and given.html is not None:
+    if args.phases and args.html is not None:
         raise UsageError("--phases has no page, only tables and --format json: omit --html")
-    if given.curve:
-        return _curve(given)
-    with progress.shown(quiet=given.fill is None) as show:
+    if args.curve:
+        return _curve(args)
+    with progress.shown(quiet=args.fill is None) as show:
         bound = bounds.of(
-            given.source,
-            device=given.device,
-            granularity=given.construct,
-            partial=given.partial,
+            args.source,
+            device=args.device,
+            granularity=args.construct,
+            partial=args.partial,
             progress=show,
-            check=phases.check if given.phases else None,
-            **_of_step(given),
+            check=phases.check if args.phases else None,
+            **_of_step(args),
         )
-    if given.phases:
-        return _phases(given, bound)
-    if given.html is not None:
-        html.write_sections(given.html, f"Least time of {bound.graph.name}", [section.section(bound)])
-    section.keep(bound, given.run or given.source)
-    if given.format == "json":
+    if args.phases:
+        return _phases(args, bound)
+    if args.html is not None:
+        html.write_sections(args.html, f"Least time of {bound.graph.name}", [section.section(bound)])
+    section.keep(bound, args.run or args.source)
+    if args.format == "json":
         progress.put(json.dumps(text.as_json(bound), indent=2) + "\n")
     else:
-        progress.tell(text.page(bound, given.source, given.partial, _typed(given)))
+        progress.tell(text.page(bound, args.source, args.partial, _typed(args)))
     return 0
 
 
-def _phases(given: argparse.Namespace, bound: Bound) -> int:
+def _phases(args: argparse.Namespace, bound: Bound) -> int:
     """Show a training step by its phases and layers."""
     from xsp.bound import phases, phasestext
 
     training = phases.of(bound)
-    if given.format == "json":
+    if args.format == "json":
         progress.put(json.dumps(phasestext.as_json(training), indent=2) + "\n")
     else:
-        progress.tell(phasestext.page(training, given.source, _typed(given)))
+        progress.tell(phasestext.page(training, args.source, _typed(args)))
     return 0
 
 
@@ -199,12 +199,12 @@ _REPEATED = (
 """Options that a suggested next command repeats."""
 
 
-def _typed(given: argparse.Namespace, names: Sequence[str] = _REPEATED) -> str:
+def _typed(args: argparse.Namespace, names: Sequence[str] = _REPEATED) -> str:
     """Return the options of the step as a user types them, for the suggested next command."""
     defaults = {"sequence": SEQUENCE}
-    words = ["--train"] if given.train else []
+    words = ["--train"] if args.train else []
     for name in names:
-        value = getattr(given, name)
+        value = getattr(args, name)
         if isinstance(value, tuple):
             value = ":".join(map(str, value))
         elif isinstance(value, dict):
@@ -214,80 +214,80 @@ def _typed(given: argparse.Namespace, names: Sequence[str] = _REPEATED) -> str:
     return shlex.join(words)
 
 
-def _of_step(given: argparse.Namespace) -> dict[str, Any]:
+def _of_step(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options that bounds and curves share: those of the model, its timings and its run."""
     return {
-        "fill": given.fill,
-        "trace": given.run,
-        "timings": given.timings,
-        "like": given.like,
-        "threads": given.threads,
-        "batch": given.batch,
-        "train": given.train,
-        "shape": options.shape(given.input),
-        "sequence": given.sequence,
-        "prefill": given.prefill,
-        "decode": given.decode,
-        "sizes": given.size,
+        "fill": args.fill,
+        "trace": args.run,
+        "timings": args.timings,
+        "like": args.like,
+        "threads": args.threads,
+        "batch": args.batch,
+        "train": args.train,
+        "shape": options.shape(args.input),
+        "sequence": args.sequence,
+        "prefill": args.prefill,
+        "decode": args.decode,
+        "sizes": args.size,
     }
 
 
-def _curve(given: argparse.Namespace) -> int:
+def _curve(args: argparse.Namespace) -> int:
     """Show the step constructed from blocks of each size."""
     from xsp.bound import curves, curvetext
     from xsp.report import html
 
-    if given.device is not None or given.construct is not None or given.partial:
+    if args.device is not None or args.construct is not None or args.partial:
         raise UsageError("--curve uses blocks of all sizes, timed here: omit --device, --construct and --partial")
-    with progress.shown(quiet=given.fill is None) as show:
+    with progress.shown(quiet=args.fill is None) as show:
         curve = curves.of(
-            given.source,
+            args.source,
             progress=show,
-            **_of_step(given),
+            **_of_step(args),
         )
-    if given.html is not None:
-        html.write_sections(given.html, f"{curve.graph.name} from its blocks", [curvetext.section(curve)])
-    curvetext.keep(curve, given.run or given.source)
-    if given.format == "json":
+    if args.html is not None:
+        html.write_sections(args.html, f"{curve.graph.name} from its blocks", [curvetext.section(curve)])
+    curvetext.keep(curve, args.run or args.source)
+    if args.format == "json":
         progress.put(json.dumps(curvetext.as_json(curve), indent=2) + "\n")
     else:
-        progress.tell(curvetext.page(curve, given.source, _typed(given)))
+        progress.tell(curvetext.page(curve, args.source, _typed(args)))
     return 0
 
 
-def _language(given: argparse.Namespace) -> int:
+def _language(args: argparse.Namespace) -> int:
     """Show the curves of a language model by number of tokens."""
     from xsp.bound import language, languagetext
     from xsp.report import html
 
-    requested = [tokens for tokens in (given.decode, given.prefill) if tokens is not None]
+    requested = [tokens for tokens in (args.decode, args.prefill) if tokens is not None]
     if len(requested) > 1:
         raise UsageError("--decode A:B includes the curves of both steps: omit --prefill")
     unsupported = ("run", "construct", "curve", "phases", "train", "input")
-    typed = [f"--{name}" for name in (*unsupported, "size") if getattr(given, name)]
-    typed += ["--sequence"] if given.sequence != SEQUENCE else []
+    typed = [f"--{name}" for name in (*unsupported, "size") if getattr(args, name)]
+    typed += ["--sequence"] if args.sequence != SEQUENCE else []
     if typed:
         raise UsageError(f"{', '.join(typed)}: cannot be used with the curves of a language model")
-    with progress.shown(quiet=given.fill is None and given.measure is None) as show:
+    with progress.shown(quiet=args.fill is None and args.measure is None) as show:
         result = language.of(
-            given.source,
+            args.source,
             requested[0],
-            batch=given.batch or 1,
-            fill=given.fill,
-            measure=given.measure,
-            device=given.device,
-            timings=given.timings,
-            like=given.like,
-            threads=given.threads,
-            partial=given.partial,
-            skew=given.skew or 0.0,
+            batch=args.batch or 1,
+            fill=args.fill,
+            measure=args.measure,
+            device=args.device,
+            timings=args.timings,
+            like=args.like,
+            threads=args.threads,
+            partial=args.partial,
+            skew=args.skew or 0.0,
             progress=show,
         )
-    if given.html is not None:
-        html.write_sections(given.html, f"{result.name} by length", [languagetext.section(result)])
-    if given.format == "json":
+    if args.html is not None:
+        html.write_sections(args.html, f"{result.name} by length", [languagetext.section(result)])
+    if args.format == "json":
         progress.put(json.dumps(languagetext.as_json(result), indent=2) + "\n")
     else:
         # what is timed here has no quoted peak rates
-        progress.tell(languagetext.page(result, given.source, _typed(given, [n for n in _REPEATED if n != "device"])))
+        progress.tell(languagetext.page(result, args.source, _typed(args, [n for n in _REPEATED if n != "device"])))
     return 0

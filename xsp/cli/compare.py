@@ -113,93 +113,93 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-q", "--quiet", action="store_true", help="show no progress")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Load the runs, or record them in turns; compare them, and print the comparison."""
-    _check_options(given)
-    percent = _percent(given.fail_if_slower)
-    if given.turns is None:
-        comparison = _of_runs(*_sides(given), given)
-        _show(comparison, given)
-        return 0 if percent is None else _gate(comparison, percent, given.if_cannot_tell)
+    _check_options(args)
+    percent = _percent(args.fail_if_slower)
+    if args.turns is None:
+        comparison = _of_runs(*_sides(args), args)
+        _show(comparison, args)
+        return 0 if percent is None else _gate(comparison, percent, args.if_cannot_tell)
     from xsp.comparison import turns
 
-    recording = turns.Turns(_directory(given), given.turns)
+    recording = turns.Turns(_directory(args), args.turns)
     try:
-        comparison = _in_turns(given, recording, percent)
+        comparison = _in_turns(args, recording, percent)
     except KeyboardInterrupt:
         progress.warn(f"xsp: interrupted{_kept(recording)}")
         return INTERRUPTED
-    _show(comparison, given)
+    _show(comparison, args)
     progress.warn(f"xsp: the runs are in {output.shown(recording.out)}")
-    return 0 if percent is None else _gate(comparison, percent, given.if_cannot_tell)
+    return 0 if percent is None else _gate(comparison, percent, args.if_cannot_tell)
 
 
-def _check_options(given: argparse.Namespace) -> None:
-    if given.if_cannot_tell is not None and given.fail_if_slower is None:
+def _check_options(args: argparse.Namespace) -> None:
+    if args.if_cannot_tell is not None and args.fail_if_slower is None:
         raise UsageError("--if-cannot-tell needs --fail-if-slower PERCENT")
-    if given.turns is None:
-        of_turns = [("--revisions", given.revisions), ("--levels", given.levels), ("--seed", given.seed)]
-        of_turns += [("--overwrite", given.overwrite or None), ("--quiet", given.quiet or None)]
+    if args.turns is None:
+        of_turns = [("--revisions", args.revisions), ("--levels", args.levels), ("--seed", args.seed)]
+        of_turns += [("--overwrite", args.overwrite or None), ("--quiet", args.quiet or None)]
         for option, value in of_turns:
             if value is not None:
                 raise UsageError(f"{option} needs --turns N, which runs both programs in turns")
         return
-    if given.after is not None:
+    if args.after is not None:
         raise UsageError("--turns runs commands, --with takes recorded runs: omit one of them")
-    expected = 1 if given.revisions else 2
-    if len(given.before) != expected:
+    expected = 1 if args.revisions else 2
+    if len(args.before) != expected:
         raise UsageError(
             "--revisions takes one command, which runs in both: --revisions main HEAD 'python train.py'"
-            if given.revisions
-            else f"--turns takes two commands, each in quotes, and {len(given.before)} are given: "
+            if args.revisions
+            else f"--turns takes two commands, each in quotes, and {len(args.before)} are given: "
             "--turns 20 'python before.py' 'python after.py'"
         )
     from xsp.comparison import commands
 
-    for typed in given.before:
+    for typed in args.before:
         options.check_in_turns(commands.program(typed))
 
 
-def _directory(given: argparse.Namespace) -> Path:
+def _directory(args: argparse.Namespace) -> Path:
     """Return the directory for the runs: the requested one, or one that does not exist yet."""
     from xsp.comparison import commands
 
-    if given.out is not None:
-        return Path(given.out)
-    names = dict.fromkeys(commands.program(typed).name for typed in given.before)
+    if args.out is not None:
+        return Path(args.out)
+    names = dict.fromkeys(commands.program(typed).name for typed in args.before)
     default = Path("runs") / "-".join(["compare", *names])[:LONGEST]
-    if given.overwrite or not default.exists():
+    if args.overwrite or not default.exists():
         return default
     return next(path for number in count(2) if not (path := default.with_name(f"{default.name}-{number}")).exists())
 
 
-def _in_turns(given: argparse.Namespace, recording: Turns, percent: float | None) -> Comparison:
+def _in_turns(args: argparse.Namespace, recording: Turns, percent: float | None) -> Comparison:
     from xsp.cli import progress
     from xsp.comparison import commands, comparable, compare, revisions, turns
 
-    programs = [commands.program(typed) for typed in given.before]
-    names = [f"{revision}: {programs[0].typed}" for revision in given.revisions or ()] or [p.typed for p in programs]
+    programs = [commands.program(typed) for typed in args.before]
+    names = [f"{revision}: {programs[0].typed}" for revision in args.revisions or ()] or [p.typed for p in programs]
     with contextlib.ExitStack() as stack:
-        if given.revisions:
-            checkouts = stack.enter_context(revisions.checkout(given.revisions))
+        if args.revisions:
+            checkouts = stack.enter_context(revisions.checkout(args.revisions))
             programs *= 2
         else:
             checkouts = [revisions.WorkTree(Path.cwd())] * 2
-        has_bar = given.quiet or sys.stderr.isatty()
-        show = stack.enter_context(progress.shown(given.quiet)) if has_bar else _say
+        has_bar = args.quiet or sys.stderr.isatty()
+        show = stack.enter_context(progress.shown(args.quiet)) if has_bar else _say
         sides = [turns.Side(*parts) for parts in zip("ab", programs, checkouts, strict=True)]
         turns.take(
             sides,
             recording,
-            given.levels or "M/L",
+            args.levels or "M/L",
             show,
-            seed=given.seed or 0,
-            kind=given.kind,
+            seed=args.seed or 0,
+            kind=args.kind,
             threshold=None if percent is None else percent / 100,
-            overwrite=given.overwrite,
+            overwrite=args.overwrite,
         )
     return replace(
-        compare(*comparable.load(recording.a, recording.b, given.kind), turns=given.turns), a=names[0], b=names[1]
+        compare(*comparable.load(recording.a, recording.b, args.kind), turns=args.turns), a=names[0], b=names[1]
     )
 
 
@@ -216,28 +216,28 @@ def _kept(recording: Turns) -> str:
     return f"; compare what was recorded with: xsp compare {a} --with {b}"
 
 
-def _sides(given: argparse.Namespace) -> tuple[list[str], list[str]]:
+def _sides(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     """Return the runs of both sides.
 
     Raises:
         UsageError: it is not clear which runs are after.
     """
-    if given.after is not None:
-        return given.before, given.after
-    if len(given.before) != 2:
-        runs = shlex.join(given.before)
+    if args.after is not None:
+        return args.before, args.after
+    if len(args.before) != 2:
+        runs = shlex.join(args.before)
         raise UsageError(
             f"name the runs after the change: xsp compare {runs} --with RUN …"
-            if len(given.before) == 1
-            else f"{len(given.before)} runs, and none marked as after the change: xsp compare A1 A2 … --with B1 B2 …"
+            if len(args.before) == 1
+            else f"{len(args.before)} runs, and none marked as after the change: xsp compare A1 A2 … --with B1 B2 …"
         )
-    return given.before[:1], given.before[1:]
+    return args.before[:1], args.before[1:]
 
 
-def _of_runs(before: Sequence[str], after: Sequence[str], given: argparse.Namespace) -> Comparison:
+def _of_runs(before: Sequence[str], after: Sequence[str], args: argparse.Namespace) -> Comparison:
     from xsp.comparison import comparable, compare
 
-    comparison = compare(*comparable.load(before, after, given.kind, given.skip_damaged))
+    comparison = compare(*comparable.load(before, after, args.kind, args.skip_damaged))
     if comparison.a == comparison.b:
         comparison = replace(
             comparison, a=f"{comparison.a} ({', '.join(before)})", b=f"{comparison.b} ({', '.join(after)})"
@@ -245,14 +245,14 @@ def _of_runs(before: Sequence[str], after: Sequence[str], given: argparse.Namesp
     return comparison
 
 
-def _show(comparison: Comparison, given: argparse.Namespace) -> None:
+def _show(comparison: Comparison, args: argparse.Namespace) -> None:
     from xsp import rundir
 
-    text = _text(comparison, given)
-    if given.out is None or given.turns is not None:
+    text = _text(comparison, args)
+    if args.out is None or args.turns is not None:
         progress.put(text)
     else:
-        rundir.write_whole(given.out, text.encode())
+        rundir.write_whole(args.out, text.encode())
 
 
 def _percent(text: str | None) -> float | None:
@@ -294,21 +294,21 @@ def _gate(comparison: Comparison, percent: float, if_cannot_tell: int | None) ->
     return CANNOT_TELL if if_cannot_tell is None else if_cannot_tell
 
 
-def _text(result: Comparison, given: argparse.Namespace) -> str:
-    if given.format == "json":
+def _text(result: Comparison, args: argparse.Namespace) -> str:
+    if args.format == "json":
         return json.dumps(_plain(result), ensure_ascii=False, indent=1) + "\n"
-    if given.format == "csv":
+    if args.format == "csv":
         return _csv(result)
     from xsp.report import comparison
 
-    if given.format == "markdown":
-        return comparison.markdown(result, given.limit)
+    if args.format == "markdown":
+        return comparison.markdown(result, args.limit)
     from rich.console import Console
 
     buffer = io.StringIO()
-    to_file = given.out is not None and given.turns is None
+    to_file = args.out is not None and args.turns is None
     width = WIDTH_OF_A_FILE if to_file else Console().width
-    Console(file=buffer, width=width).print(comparison.tables(result, given.limit))
+    Console(file=buffer, width=width).print(comparison.tables(result, args.limit))
     return buffer.getvalue()
 
 

@@ -28,11 +28,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("reports", type=Path, nargs="+", metavar="CSV", help="report, see ncu --import … --csv")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Join the reports, and print how much of the device time has counters now."""
     from xsp.counters import storing
 
-    progress.tell(summary_line(storing.attach(given.run, given.reports)))
+    progress.tell(summary_line(storing.attach(args.run, args.reports)))
     return 0
 
 

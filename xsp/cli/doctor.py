@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the properties of the machine, and every plugin with its state."""
     from rich.console import Console
     from rich.table import Table
@@ -45,7 +45,7 @@ def run(given: argparse.Namespace) -> int:
         console.print(Text(plain(f"{name:12} {value}")))
     for problem in doctor.other_plugins():
         console.print(Text(plain(problem), style="yellow"))
-    if given.measure is not None:
-        for line in doctor.measure(given.measure):
+    if args.measure is not None:
+        for line in doctor.measure(args.measure):
             console.print(Text(plain(line)))
     return 0

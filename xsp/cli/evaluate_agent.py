@@ -40,16 +40,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stop", metavar="NAME", help="end an agent instead")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Start or end an agent."""
     from xsp.evaluate import rayagents
 
-    rayagents.connect(given.ray)
-    if given.stop:
-        rayagents.stop(given.stop)
-        progress.tell(f"the agent {given.stop} has ended")
+    rayagents.connect(args.ray)
+    if args.stop:
+        rayagents.stop(args.stop)
+        progress.tell(f"the agent {args.stop} has ended")
         return 0
-    facts = rayagents.start(given.name or socket.gethostname(), dict(given.label), given.folder, given.trust)
+    facts = rayagents.start(args.name or socket.gethostname(), dict(args.label), args.folder, args.trust)
     progress.tell(f"the agent {facts.name} has started: {facts.cores} cores, {', '.join(facts.gpus) or 'no GPU'}")
-    progress.tell(f"next: xsp evaluate run MANIFEST --ray {given.ray} --agents {facts.name}")
+    progress.tell(f"next: xsp evaluate run MANIFEST --ray {args.ray} --agents {facts.name}")
     return 0

@@ -20,14 +20,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """List the agents."""
     from xsp.evaluate import rayagents, results, tables
 
-    rayagents.connect(given.ray)
+    rayagents.connect(args.ray)
     agents, silent = rayagents.connected_agents()
     facts = [agent.facts() for agent in agents]
-    if given.format == "json":
+    if args.format == "json":
         progress.put(json.dumps([results.plain(info) for info in facts], indent=1) + "\n")
     elif facts:
         rows = [
@@ -37,7 +37,7 @@ def run(given: argparse.Namespace) -> int:
         ]  # fmt: skip
         progress.tell(tables.table(("agent", "machine", "cores", "GiB", "GPUs", "torch", "labels"), rows, 2))
     elif not silent:
-        progress.tell(f"no agents; on each machine: xsp evaluate agent --ray {given.ray}")
+        progress.tell(f"no agents; on each machine: xsp evaluate agent --ray {args.ray}")
     for name, reason in silent.items():
         progress.warn(f"xsp: {name}: {reason}")
     return 0

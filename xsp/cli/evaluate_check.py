@@ -26,13 +26,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--canonical", action="store_true", help="print the canonical form, as YAML, and nothing else")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Check the manifest, and print the result."""
     from xsp.evaluate import agents, pipeline, reading, yamltext
 
-    parsed = reading.read(given.manifest)
+    parsed = reading.read(args.manifest)
     manifest = parsed.manifest
-    if given.canonical:
+    if args.canonical:
         progress.put(yamltext.write(manifest.plain()))
         return 0
     progress.tell(f"{manifest.title}: a manifest of {parsed.dialect}, identity {manifest.identity[:16]}")
@@ -43,5 +43,5 @@ def run(given: argparse.Namespace) -> int:
     for reason in reasons:
         progress.tell(f"  cannot run here: {reason}")
     if not reasons:
-        progress.tell(f"  can run here; next: xsp evaluate run {shlex.quote(str(given.manifest))}")
+        progress.tell(f"  can run here; next: xsp evaluate run {shlex.quote(str(args.manifest))}")
     return NOT_HERE if reasons else 0

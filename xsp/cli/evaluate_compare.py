@@ -26,12 +26,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Compare the results, and print the comparison."""
     from xsp.evaluate import results, standings, tables
 
-    comparisons = standings.compared([results.find(name, given.store) for name in given.result])
-    if given.format == "json":
+    comparisons = standings.compared([results.find(name, args.store) for name in args.result])
+    if args.format == "json":
         progress.put(json.dumps([tables.comparison_json(comparison) for comparison in comparisons], indent=1) + "\n")
     else:
         progress.tell("\n\n".join(tables.comparison(comparison) for comparison in comparisons))

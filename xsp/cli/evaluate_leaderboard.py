@@ -34,17 +34,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the leaderboard."""
     from xsp.evaluate import standings, tables
 
-    results = evaluate_run.every_result(given.store)
-    rows = standings.leaderboard(results, given.task, given.by)
-    if given.format == "json":
+    results = evaluate_run.every_result(args.store)
+    rows = standings.leaderboard(results, args.task, args.by)
+    if args.format == "json":
         progress.put(json.dumps([tables.standing_json(row) for row in rows], indent=1) + "\n")
     elif not rows:
-        scope = f" of the task {given.task!r}" if given.task else ""
-        progress.tell(f"no results{scope} in {given.store}; make some with `xsp evaluate run MANIFEST`")
+        scope = f" of the task {args.task!r}" if args.task else ""
+        progress.tell(f"no results{scope} in {args.store}; make some with `xsp evaluate run MANIFEST`")
     else:
-        progress.tell(tables.standing(rows, given.rows, given.by))
+        progress.tell(tables.standing(rows, args.rows, args.by))
     return 0

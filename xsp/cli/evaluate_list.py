@@ -21,17 +21,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """List the results."""
     from xsp.evaluate import tables
 
-    results = evaluate_run.every_result(given.store)
-    if given.format == "json":
+    results = evaluate_run.every_result(args.store)
+    if args.format == "json":
         progress.put(
             json.dumps([dict(result.content) | {"path": str(result.path)} for result in results], indent=1) + "\n"
         )
     elif not results:
-        progress.tell(f"no results in {given.store}; make some with `xsp evaluate run MANIFEST`")
+        progress.tell(f"no results in {args.store}; make some with `xsp evaluate run MANIFEST`")
     else:
         progress.tell(tables.results_table(results))
     return 0

@@ -38,14 +38,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Measure the effects, and print them."""
     from dataclasses import asdict
 
     from xsp.evaluate import pitfalls, tables
 
-    effects = pitfalls.rows(given.model, given.seed, data=given.data)
-    if given.format == "json":
+    effects = pitfalls.rows(args.model, args.seed, data=args.data)
+    if args.format == "json":
         progress.put(json.dumps([asdict(effect) for effect in effects], indent=1) + "\n")
         return 0
     header = ("of", "difference", "accuracy", "agreement", "features apart", "JS")

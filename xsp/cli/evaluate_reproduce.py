@@ -49,23 +49,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run the manifest again, and print the judgement."""
     from xsp.evaluate import agents, reading, results, standings, tables
 
-    original = results.find(given.result, given.store)
+    original = results.find(args.result, args.store)
     manifest = reading.read(original.path / results.MANIFEST).manifest
-    agent = _agent(given, manifest, str(original.content["agent"]["name"]))
-    settings = agents.Options(given.store, trusted=True)
+    agent = _agent(args, manifest, str(original.content["agent"]["name"]))
+    settings = agents.Options(args.store, trusted=True)
     repeats: list[results.Result] = []
-    with progress.shown(given.quiet) as show:
+    with progress.shown(args.quiet) as show:
 
         def again() -> results.Result:
-            repeats.append(results.read(agent.submit(manifest, given.folder, settings, show)))
+            repeats.append(results.read(agent.submit(manifest, args.folder, settings, show)))
             return repeats[-1]
 
-        judgement = standings.reproduced(original, again, given.turns)
-    if given.format == "json":
+        judgement = standings.reproduced(original, again, args.turns)
+    if args.format == "json":
         payload = tables.judgement_json(judgement) | {
             "before": original.name,
             "after": [repeat.name for repeat in repeats],
@@ -78,7 +78,7 @@ def run(given: argparse.Namespace) -> int:
     return {"same": 0, "different": 1}.get(judgement.verdict.value, 3)
 
 
-def _agent(given: argparse.Namespace, manifest: Manifest, maker: str) -> Agent:
+def _agent(args: argparse.Namespace, manifest: Manifest, maker: str) -> Agent:
     """Return the agent that runs a manifest again: on a cluster, the named agent or the one that made the result.
 
     Raises:
@@ -86,14 +86,14 @@ def _agent(given: argparse.Namespace, manifest: Manifest, maker: str) -> Agent:
     """
     from xsp.evaluate import agents, transports
 
-    if given.ray is None:
-        candidates = transports.named(given.agents or "process", dict(given.label))
+    if args.ray is None:
+        candidates = transports.named(args.agents or "process", dict(args.label))
         if len(candidates) != 1:
             raise UsageError("--agents: give one agent to reproduce a result, local or process")
         return candidates[0]
-    if given.label:
+    if args.label:
         raise UsageError("--label is of agents of this machine; with --ray agents have their own labels")
-    cluster_agents = evaluate_run.of_cluster(given.ray, None if given.agents is None else [given.agents])
+    cluster_agents = evaluate_run.of_cluster(args.ray, None if args.agents is None else [args.agents])
     suitable, reasons = agents.matching(manifest, cluster_agents)
     if not suitable:
         details = ". ".join(f"{name}: {'; '.join(misses)}" for name, misses in reasons.items())

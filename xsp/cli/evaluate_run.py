@@ -105,41 +105,41 @@ def label(text: str) -> tuple[str, str]:
     return name, value
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run the manifests, and print the results."""
     from xsp.evaluate import builtin, dialects, reading, standings
 
-    entries = [reading.read(path) for path in given.manifest]
-    if given.set is not None:
+    entries = [reading.read(path) for path in args.manifest]
+    if args.set is not None:
         entries += [reading.LoadedManifest(manifest, dialects.OURS, Path()) for manifest in builtin.manifests()]
     if not entries:
         raise UsageError("name manifests, or a set of them: --set builtin")
-    if given.missing:
+    if args.missing:
         manifests = [entry.manifest for entry in entries]
-        identities = {manifest.identity for manifest in standings.missing(manifests, every_result(given.store))}
+        identities = {manifest.identity for manifest in standings.missing(manifests, every_result(args.store))}
         missing = [entry for entry in entries if entry.manifest.identity in identities]
         progress.warn(f"xsp: {len(entries) - len(missing):,} of {len(entries):,} have a result already")
         entries = missing
         if not entries:
             return 0
-    return run_manifests(given, entries)
+    return run_manifests(args, entries)
 
 
-def run_manifests(given: argparse.Namespace, found: list[LoadedManifest]) -> int:
+def run_manifests(args: argparse.Namespace, found: list[LoadedManifest]) -> int:
     """Run manifests, and print the results; return 3 if one could not be run."""
     from xsp.evaluate import agents, transports
     from xsp.levels import parse_levels
 
-    if given.trace:
-        parse_levels(given.trace)
-    options = agents.Options(given.store, given.trace, given.bound, trusted=True)
-    if given.ray is not None:
-        return _shown(given, *_by_cluster(given, found, options))
-    local_agents = transports.named(given.agents, dict(given.label))
+    if args.trace:
+        parse_levels(args.trace)
+    options = agents.Options(args.store, args.trace, args.bound, trusted=True)
+    if args.ray is not None:
+        return _shown(args, *_by_cluster(args, found, options))
+    local_agents = transports.named(args.agents, dict(args.label))
     paths, failed, start = [], 0, time.monotonic()
-    with progress.shown(given.quiet) as show:
+    with progress.shown(args.quiet) as show:
         for number, entry in enumerate(found):
-            if number and given.seconds is not None and time.monotonic() - start > given.seconds:
+            if number and args.seconds is not None and time.monotonic() - start > args.seconds:
                 progress.warn(f"xsp: {len(found) - number:,} manifests are left; run it again with --missing")
                 break
             suitable, reasons = agents.matching(entry.manifest, local_agents)
@@ -152,22 +152,22 @@ def run_manifests(given: argparse.Namespace, found: list[LoadedManifest]) -> int
                 except XspError as error:
                     failed += 1
                     progress.warn(f"xsp: {entry.manifest.title}: {error}")
-    return _shown(given, paths, failed)
+    return _shown(args, paths, failed)
 
 
-def _by_cluster(given: argparse.Namespace, entries: list[LoadedManifest], options: Options) -> tuple[list[Path], int]:
+def _by_cluster(args: argparse.Namespace, entries: list[LoadedManifest], options: Options) -> tuple[list[Path], int]:
     """Run manifests on the agents of a Ray cluster, and return the results and the number of missing results."""
     from xsp.evaluate import dispatch
 
-    if given.seconds is not None or given.label:
+    if args.seconds is not None or args.label:
         raise UsageError("--seconds and --label are for agents of this machine; agents of --ray have their own labels")
-    names = None if given.agents in ("all", "any", "local") else [name.strip() for name in given.agents.split(",")]
-    agents = of_cluster(given.ray, names)
-    work, reasons = dispatch.pieces(entries, agents, each=given.agents not in ("any", "local"))
+    names = None if args.agents in ("all", "any", "local") else [name.strip() for name in args.agents.split(",")]
+    agents = of_cluster(args.ray, names)
+    work, reasons = dispatch.pieces(entries, agents, each=args.agents not in ("any", "local"))
     for title, misses_by_agent in reasons.items():
         for name, misses in misses_by_agent.items():
             progress.warn(f"xsp: {title}: not by {name}: {'; '.join(misses)}")
-    with progress.shown(given.quiet) as show:
+    with progress.shown(args.quiet) as show:
         dispatch.carry_out(work, agents, options, show)
     for piece in work:
         if piece.lost and piece.result is not None:
@@ -199,14 +199,14 @@ def of_cluster(address: str, named: Sequence[str] | None = None) -> list[Agent]:
     return list(agents)
 
 
-def _shown(given: argparse.Namespace, paths: list[Path], failed: int) -> int:
+def _shown(args: argparse.Namespace, paths: list[Path], failed: int) -> int:
     """Print results; return 3 if one is missing."""
     from xsp.evaluate import results, tables
 
     if not paths:
         raise UsageError("nothing was evaluated; see the reasons above")
     records = [results.read(path) for path in paths]
-    if given.format == "json":
+    if args.format == "json":
         progress.put(
             json.dumps([dict(record.content) | {"path": str(record.path)} for record in records], indent=1) + "\n"
         )
@@ -216,9 +216,9 @@ def _shown(given: argparse.Namespace, paths: list[Path], failed: int) -> int:
             for note in result.content.get("notes", ()):
                 progress.tell(f"  {result.name}: {note}")
         run = records[-1].path / results.RUN
-        where = "" if given.store == STORE else f" --store {shlex.quote(str(given.store))}"
+        where = "" if args.store == STORE else f" --store {shlex.quote(str(args.store))}"
         report = f", or xsp report {shlex.quote(str(run))}" if run.is_dir() else ""
-        progress.tell(f"\nstored in {given.store}; next: xsp evaluate list{where}{report}")
+        progress.tell(f"\nstored in {args.store}; next: xsp evaluate list{where}{report}")
     return 3 if failed else 0
 
 

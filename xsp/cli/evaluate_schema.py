@@ -19,9 +19,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     del parser
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the schema."""
-    del given
+    del args
     from xsp.evaluate import manifest
 
     progress.put(json.dumps(manifest.schema(), indent=2) + "\n")

@@ -40,27 +40,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ray", metavar="ADDRESS", help="Ray cluster whose agents run evaluations too; auto finds it")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Serve until a signal."""
     from xsp.evaluate import transports
     from xsp.evaluate.web import app
 
-    if given.folder.exists() and not given.folder.is_dir():
-        raise UsageError(f"--folder {given.folder}: this is a file; name the folder of results")
-    agents = [transports.OwnProcess(), *(evaluate_run.of_cluster(given.ray) if given.ray is not None else [])]
+    if args.folder.exists() and not args.folder.is_dir():
+        raise UsageError(f"--folder {args.folder}: this is a file; name the folder of results")
+    agents = [transports.OwnProcess(), *(evaluate_run.of_cluster(args.ray) if args.ray is not None else [])]
     try:
-        family, *_, address = socket.getaddrinfo(given.host, given.port, type=socket.SOCK_STREAM)[0]
-        listener = socket.create_server((address[0], given.port), family=family, backlog=128)
+        family, *_, address = socket.getaddrinfo(args.host, args.port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server((address[0], args.port), family=family, backlog=128)
     except (OSError, OverflowError, UnicodeError) as error:
         number = getattr(error, "errno", None)
         reason = os.strerror(number) if number is not None and number > 0 else str(error)
-        raise UsageError(f"--port {given.port}: cannot listen on {given.host} ({reason}); name another port") from error
+        raise UsageError(f"--port {args.port}: cannot listen on {args.host} ({reason}); name another port") from error
     with listener:
         port = listener.getsockname()[1]
-        host = f"[{given.host}]" if ":" in given.host else given.host
-        progress.tell(f"serving {given.folder} at http://{host}:{port}/; Ctrl-C ends it", flush=True)
+        host = f"[{args.host}]" if ":" in args.host else args.host
+        progress.tell(f"serving {args.folder} at http://{host}:{port}/; Ctrl-C ends it", flush=True)
         try:
-            app.server(given.folder, given.host, port, agents).run(sockets=[listener])
+            app.server(args.folder, args.host, port, agents).run(sockets=[listener])
         except KeyboardInterrupt:
             return 0
     return 0

@@ -102,63 +102,63 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     sending.add_argument("-q", "--quiet", action="store_true", help="no progress")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Write or send the run, and print the result."""
-    if given.format is not None:
-        return _write(given)
-    _refuse(given, ("out", "table", "weight"), "only with --format")
+    if args.format is not None:
+        return _write(args)
+    _refuse(args, ("out", "table", "weight"), "only with --format")
     from xsp.cli import progress
     from xsp.otlp import endpoint
 
     endpoint.check_installed()
     from xsp.otlp import export
 
-    target = given.to or (export.endpoint_to_resume(given.run) if given.resume else endpoint.FROM_ENVIRONMENT)
-    receiver = endpoint.endpoint(target, _options(given))
+    target = args.to or (export.endpoint_to_resume(args.run) if args.resume else endpoint.FROM_ENVIRONMENT)
+    receiver = endpoint.endpoint(target, _options(args))
     job = export.Export(
-        run=given.run,
-        steps=options.steps(given.steps),
-        timed=given.timed,
-        resume=given.resume,
-        trace_spans=given.fold,
-        patience_s=given.patience,
+        run=args.run,
+        steps=options.steps(args.steps),
+        timed=args.timed,
+        resume=args.resume,
+        trace_spans=args.fold,
+        patience_s=args.patience,
     )
     try:
-        with progress.shown(given.quiet) as show:
+        with progress.shown(args.quiet) as show:
             counts = export.export(job, receiver, show)
     except KeyboardInterrupt:
         progress.warn(
-            f"xsp: interrupted; {'no file was written' if receiver.is_file else f'{_resuming(given)} continues'}"
+            f"xsp: interrupted; {'no file was written' if receiver.is_file else f'{_resuming(args)} continues'}"
         )
         return 130
-    _say(counts, receiver, given)
+    _say(counts, receiver, args)
     return 1 if counts.left or counts.rejected else 0
 
 
-def _write(given: argparse.Namespace) -> int:
+def _write(args: argparse.Namespace) -> int:
     """Write a file, and print what it contains and what it lacks."""
     from xsp import plugins
     from xsp.exporters import contract
     from xsp.ingest import load
 
-    _refuse(given, _OF_SENDING, "only for sending, not with --format")
-    if given.out is None:
-        raise UsageError(f"--format {given.format}: name the file to write with -o FILE")
-    if given.format in _NO_FORMATS:
-        raise UsageError(f"--format {given.format}: {_NO_FORMATS[given.format]}")
+    _refuse(args, _OF_SENDING, "only for sending, not with --format")
+    if args.out is None:
+        raise UsageError(f"--format {args.format}: name the file to write with -o FILE")
+    if args.format in _NO_FORMATS:
+        raise UsageError(f"--format {args.format}: {_NO_FORMATS[args.format]}")
     formats = plugins.names(contract.GROUP)
-    if given.format not in formats:
-        hint = nearest(given.format, formats) or f"; there are {', '.join(formats)}"
-        raise UsageError(f"--format {given.format}: there is no such format{hint}")
-    write: contract.Exporter = plugins.load(contract.GROUP, given.format)
-    trace = load.load(given.run)
+    if args.format not in formats:
+        hint = nearest(args.format, formats) or f"; there are {', '.join(formats)}"
+        raise UsageError(f"--format {args.format}: there is no such format{hint}")
+    write: contract.Exporter = plugins.load(contract.GROUP, args.format)
+    trace = load.load(args.run)
     choice = contract.Choice(
-        options.steps(given.steps), contract.Weight(given.weight or "host"), _rows(trace, given.table or "spans")
+        options.steps(args.steps), contract.Weight(args.weight or "host"), _rows(trace, args.table or "spans")
     )
-    written = write(trace, given.out, choice)
+    written = write(trace, args.out, choice)
     for sentence in written.sentences():
         progress.warn(f"xsp: {sentence}")
-    progress.tell(f"{written.spans:,} {'spans' if given.table is None else 'rows'} in {given.out}")
+    progress.tell(f"{written.spans:,} {'spans' if args.table is None else 'rows'} in {args.out}")
     return 0
 
 
@@ -177,29 +177,29 @@ def _rows(trace: Trace, name: str) -> str:
     return "of_analysis"
 
 
-def _refuse(given: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
+def _refuse(args: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
     for name in names:
-        if getattr(given, name):
+        if getattr(args, name):
             raise UsageError(f"--{name.replace('_', '-')}: {why}")
 
 
-def _options(given: argparse.Namespace) -> EndpointOptions:
+def _options(args: argparse.Namespace) -> EndpointOptions:
     from xsp.otlp import endpoint
 
     return endpoint.Options(
-        protocol=given.protocol,
-        headers=tuple(given.header),
-        timeout_s=given.timeout,
-        compression=given.compression,
-        insecure=given.insecure,
-        ca_file=given.ca_file,
-        cert_file=given.cert,
-        key_file=given.key,
-        service=given.service,
+        protocol=args.protocol,
+        headers=tuple(args.header),
+        timeout_s=args.timeout,
+        compression=args.compression,
+        insecure=args.insecure,
+        ca_file=args.ca_file,
+        cert_file=args.cert,
+        key_file=args.key,
+        service=args.service,
     )
 
 
-def _say(counts: Counts, receiver: Endpoint, given: argparse.Namespace) -> None:
+def _say(counts: Counts, receiver: Endpoint, args: argparse.Namespace) -> None:
     """Print what was sent; print failures on stderr, with the reason and what to type."""
     from xsp.otlp import send
 
@@ -215,9 +215,9 @@ def _say(counts: Counts, receiver: Endpoint, given: argparse.Namespace) -> None:
     if counts.rejected:
         progress.warn(f"xsp: {counts.rejected:,} spans were rejected by {receiver.name}")
     if counts.left:
-        hint = "" if receiver.is_file else f"; {_resuming(given)} sends them"
+        hint = "" if receiver.is_file else f"; {_resuming(args)} sends them"
         progress.warn(f"xsp: {counts.left} traces were not delivered to {receiver.name}{hint}")
 
 
-def _resuming(given: argparse.Namespace) -> str:
-    return f"`xsp export {shlex.quote(str(given.run))} --resume`"
+def _resuming(args: argparse.Namespace) -> str:
+    return f"`xsp export {shlex.quote(str(args.run))} --resume`"

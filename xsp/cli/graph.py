@@ -103,48 +103,48 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Make the graph, and show or write it."""
     from xsp.graph import corpus
 
-    if (given.all is None) == (given.source is None):
+    if (args.all is None) == (args.source is None):
         raise UsageError("give one SOURCE, or --all SOURCES --out DIR")
-    if given.all is not None:
-        return _corpus(given)
-    if given.out is not None:
+    if args.all is not None:
+        return _corpus(args)
+    if args.out is not None:
         raise UsageError("--out is for --all; use --save FILE for a single graph")
-    if os.path.isfile(Path(given.source) / corpus.FILE):  # the source may be too long for a path
-        return _shared(given)
-    if given.only is not None or given.against is not None:
+    if os.path.isfile(Path(args.source) / corpus.FILE):  # the source may be too long for a path
+        return _shared(args)
+    if args.only is not None or args.against is not None:
         raise UsageError("--only and --against are for a folder that --all wrote")
     # before the graph, which may take long
-    outputs = [name for name in ("html", "dot", "section", "compare") if getattr(given, name) is not None]
-    if given.rewrite and outputs:
+    outputs = [name for name in ("html", "dot", "section", "compare") if getattr(args, name) is not None]
+    if args.rewrite and outputs:
         raise UsageError(f"--{outputs[0]}: not with --rewrite; save the graph with --save FILE, and show the file")
-    if given.section is not None:
-        sections.check(given.section)
-    options.check_writable(given.save, given.html, given.dot)
-    graph = _graph(given, given.source, beside=given.compare, by=given.by)
-    if given.rewrite:
-        return _rewritten(given, graph)
-    if given.save is not None:
-        graph.save(given.save)
-    if given.html is not None:
+    if args.section is not None:
+        sections.check(args.section)
+    options.check_writable(args.save, args.html, args.dot)
+    graph = _graph(args, args.source, beside=args.compare, by=args.by)
+    if args.rewrite:
+        return _rewritten(args, graph)
+    if args.save is not None:
+        graph.save(args.save)
+    if args.html is not None:
         from xsp.graph import section
         from xsp.report import html
 
-        html.write_sections(given.html, graph.name, [section.section(graph)])
-    if given.dot is not None:
+        html.write_sections(args.html, graph.name, [section.section(graph)])
+    if args.dot is not None:
         from xsp.graph import dot
 
-        dot.write(graph, given.dot)
-    if given.section is not None:
+        dot.write(graph, args.dot)
+    if args.section is not None:
         from xsp.graph import section
 
-        section.write(graph, given.section)
-    if given.compare is not None:
-        return _compared(given, graph)
-    if given.format == "json":
+        section.write(graph, args.section)
+    if args.compare is not None:
+        return _compared(args, graph)
+    if args.format == "json":
         from xsp.graph.measures import as_json
 
         progress.put(json.dumps(as_json(graph), indent=2) + "\n")
@@ -155,18 +155,18 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
-def _graph(given: argparse.Namespace, source: str, beside: str | None = None, by: str = "capture") -> Graph:
+def _graph(args: argparse.Namespace, source: str, beside: str | None = None, by: str = "capture") -> Graph:
     """Return the graph of a source, without the options that only the compared source (`beside`) takes."""
     from xsp.graph import sources
 
     settings = {
-        "batch": given.batch,
-        "train": given.train,
-        "shape": options.shape(given.input),
-        "sequence": given.sequence,
-        "prefill": given.prefill,
-        "decode": given.decode,
-        "sizes": given.size,
+        "batch": args.batch,
+        "train": args.train,
+        "shape": options.shape(args.input),
+        "sequence": args.sequence,
+        "prefill": args.prefill,
+        "decode": args.decode,
+        "sizes": args.size,
         "by": by,
     }
     unsupported = (
@@ -175,115 +175,115 @@ def _graph(given: argparse.Namespace, source: str, beside: str | None = None, by
         else frozenset()
     )
     return sources.of(
-        source, seed=given.seed, **{name: value for name, value in settings.items() if name not in unsupported}
+        source, seed=args.seed, **{name: value for name, value in settings.items() if name not in unsupported}
     )
 
 
-def _rewritten(given: argparse.Namespace, graph: Graph) -> int:
+def _rewritten(args: argparse.Namespace, graph: Graph) -> int:
     """Show the calls that a graph does not need, and save the graph without them."""
     from xsp.graph import rewrite
 
     result = rewrite.of(graph)
-    if given.save is not None:
-        result.graph.save(given.save)
-    if given.format == "json":
+    if args.save is not None:
+        result.graph.save(args.save)
+    if args.format == "json":
         progress.put(json.dumps(rewrite.as_json(result), indent=2) + "\n")
     else:
         progress.tell(rewrite.page(result))
     return 0
 
 
-def _compared(given: argparse.Namespace, graph: Graph) -> int:
+def _compared(args: argparse.Namespace, graph: Graph) -> int:
     """Show the differences between a graph and that of another source."""
     from xsp.graph import difference
 
-    result = difference.of(graph, _graph(given, given.compare, beside=given.source))
-    if given.format == "json":
+    result = difference.of(graph, _graph(args, args.compare, beside=args.source))
+    if args.format == "json":
         progress.put(json.dumps(result.as_json(), indent=2) + "\n")
     else:
         progress.tell(difference.page(result))
     return 0
 
 
-def _corpus(given: argparse.Namespace) -> int:
+def _corpus(args: argparse.Namespace) -> int:
     """Make the graphs of all models of some sources, and print the models that fail."""
     from xsp import models
     from xsp.graph import corpus
 
-    if given.out is None:
+    if args.out is None:
         raise UsageError("--all writes a graph for each model: give --out DIR")
     excluded = ("save", "html", "dot", "section", "compare", "input", "only", "against", "prefill", "decode", "size")
-    typed = [f"--{name}" for name in excluded if getattr(given, name) is not None]
-    typed += _of_one_step(given)
+    typed = [f"--{name}" for name in excluded if getattr(args, name) is not None]
+    typed += _of_one_step(args)
     if typed:
         raise UsageError(f"{', '.join(typed)}: not with --all; show the folder afterwards with xsp graph DIR")
-    specs = [name for source in given.all.split(",") for name in models.names(source.strip())]
+    specs = [name for source in args.all.split(",") for name in models.names(source.strip())]
     try:
         with progress.shown(quiet=False) as show:
-            rows = corpus.collect(specs, given.out, batch=given.batch or 1, train=given.train, progress=show)
+            rows = corpus.collect(specs, args.out, batch=args.batch or 1, train=args.train, progress=show)
     except KeyboardInterrupt:
-        progress.warn(f"xsp: interrupted; finished graphs are kept in {given.out}: run it again to continue")
+        progress.warn(f"xsp: interrupted; finished graphs are kept in {args.out}: run it again to continue")
         return INTERRUPTED
     failed = [row for row in rows if "error" in row]
-    if given.format == "json":
+    if args.format == "json":
         progress.put(json.dumps(rows, indent=2) + "\n")
         return 0
     for row in failed:
         progress.tell(f"{row['spec']}: {row['error']}")
-    progress.tell(f"{len(rows) - len(failed)} of {len(rows)} models captured; measures in {given.out / corpus.FILE}")
+    progress.tell(f"{len(rows) - len(failed)} of {len(rows)} models captured; measures in {args.out / corpus.FILE}")
     return 0
 
 
-def _of_one_step(given: argparse.Namespace) -> list[str]:
+def _of_one_step(args: argparse.Namespace) -> list[str]:
     """Return the given options that apply only to a single graph and whose default is not None."""
     defaults = {"by": "capture", "sequence": 128, "rewrite": False}
-    return [f"--{name}" for name, value in defaults.items() if getattr(given, name) != value]
+    return [f"--{name}" for name, value in defaults.items() if getattr(args, name) != value]
 
 
-def _shared(given: argparse.Namespace) -> int:
+def _shared(args: argparse.Namespace) -> int:
     """Show which layers the models of a corpus share, or how its measures correlate with latencies."""
     from xsp.graph import corpustext, sharing
     from xsp.report import html
 
     excluded = ("save", "input", "batch", "dot", "section", "compare", "prefill", "decode", "size")
-    typed = [f"--{name}" for name in excluded if getattr(given, name) is not None]
-    typed += [*(["--train"] if given.train else []), *_of_one_step(given)]
+    typed = [f"--{name}" for name in excluded if getattr(args, name) is not None]
+    typed += [*(["--train"] if args.train else []), *_of_one_step(args)]
     if typed:
         raise UsageError(f"{', '.join(typed)}: only for one model, not for a folder of graphs")
-    options.check_writable(given.html)
-    patterns = tuple(filter(None, (given.only or "").split(",")))
-    if given.against is not None:
-        return _correlated(given, patterns)
+    options.check_writable(args.html)
+    patterns = tuple(filter(None, (args.only or "").split(",")))
+    if args.against is not None:
+        return _correlated(args, patterns)
     with progress.shown(quiet=False) as show:
-        shared = sharing.read(Path(given.source), patterns, show)
-    if given.html is not None:
-        html.write_sections(given.html, Path(given.source).resolve().name, corpustext.sections(shared))
-    if given.format == "json":
+        shared = sharing.read(Path(args.source), patterns, show)
+    if args.html is not None:
+        html.write_sections(args.html, Path(args.source).resolve().name, corpustext.sections(shared))
+    if args.format == "json":
         progress.put(json.dumps(corpustext.as_json(shared), indent=2) + "\n")
     else:
         progress.tell(corpustext.page(shared))
     return 0
 
 
-def _correlated(given: argparse.Namespace, patterns: Sequence[str]) -> int:
+def _correlated(args: argparse.Namespace, patterns: Sequence[str]) -> int:
     """Show how latencies in a file correlate with the measures of a corpus."""
     from xsp.bound import correlate, correlatetext, latencies
     from xsp.graph import sharing
     from xsp.report import html
 
-    measured, holes = latencies.read(given.against)
-    corpus = sharing.read(Path(given.source), patterns, graphs=False)
+    measured, holes = latencies.read(args.against)
+    corpus = sharing.read(Path(args.source), patterns, graphs=False)
     groups = correlate.groups(corpus.rows, measured)
     if not groups:
         raise UsageError(
-            f"no model of {given.against} is in {given.source}: the file has names like {measured[0].model!r}, the "
+            f"no model of {args.against} is in {args.source}: the file has names like {measured[0].model!r}, the "
             f"folder like {corpus.rows[0]['spec']!r}"
         )
     notes, omitted = correlate.left_out(corpus.rows, measured, corpus.settings.get("batch"))
-    if given.html is not None:
-        title = f"{Path(given.source).resolve().name} against {given.against.name}"
-        html.write_sections(given.html, title, correlatetext.sections(groups, notes, [*holes, *omitted]))
-    if given.format == "json":
+    if args.html is not None:
+        title = f"{Path(args.source).resolve().name} against {args.against.name}"
+        html.write_sections(args.html, title, correlatetext.sections(groups, notes, [*holes, *omitted]))
+    if args.format == "json":
         content = {"groups": correlate.as_json(groups), "notes": notes, "holes": [*holes, *omitted]}
         progress.put(json.dumps(content, indent=2) + "\n")
     else:

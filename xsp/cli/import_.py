@@ -32,11 +32,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace an existing run")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Import the sources completely or not at all, and print what was lost."""
     from xsp.ingest import sources
 
-    runs = sources.import_whole(given.out, given.sources, given.overwrite, names=given.keep_names)
+    runs = sources.import_whole(args.out, args.sources, args.overwrite, names=args.keep_names)
     for path, content in runs.items():
         _say(path, content)
     return 0

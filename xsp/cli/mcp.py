@@ -47,18 +47,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--schema", action="store_true", help="print the JSON Schema of all answers, and exit")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Serve until the client disconnects, or an interrupt."""
     from xsp.evidence import form, server
 
-    if given.schema:
+    if args.schema:
         progress.tell(json.dumps(form.schema(), indent=1, ensure_ascii=False))
         return 0
-    if not given.paths:
+    if not args.paths:
         raise UsageError("name the runs that may be read: xsp mcp runs")
-    if not 0 < given.seconds < float("inf"):
+    if not 0 < args.seconds < float("inf"):
         raise UsageError("--seconds must be above 0")
-    if not LEAST <= given.kib <= MOST:
+    if not LEAST <= args.kib <= MOST:
         raise UsageError(f"--kib must be from {LEAST} to {MOST}")
-    server.serve(given.paths, given.kib << 10, given.seconds)
+    server.serve(args.paths, args.kib << 10, args.seconds)
     return 0

@@ -178,17 +178,17 @@ def check_writable(*files: Path | None) -> None:
             raise UnwritableError(f"{file}: cannot be written ({os.strerror(code)})")
 
 
-def check_counting(given: argparse.Namespace) -> None:
+def check_counting(args: argparse.Namespace) -> None:
     """Check that the other options allow hardware counters.
 
     Raises:
         UsageError: they do not.
     """
-    if given.counters and given.otlp is not None:
+    if args.counters and args.otlp is not None:
         raise UsageError(
             "--counters adds counters after the run: omit --otlp, and send the run afterwards with `xsp export`"
         )
-    if given.counters and Level.KERNEL not in parse_levels(given.levels):
+    if args.counters and Level.KERNEL not in parse_levels(args.levels):
         raise UsageError("--counters needs kernels: use --levels M/L/G")
 
 
@@ -341,24 +341,24 @@ def shape(text: str | None) -> tuple[int, ...] | None:
     return sizes
 
 
-def model_settings(given: argparse.Namespace, batch: int) -> models.Settings:
+def model_settings(args: argparse.Namespace, batch: int) -> models.Settings:
     """Return the settings for running the model, from the options of `modelling`."""
     from xsp import models
     from xsp.launch.models import default_device
 
     return models.Settings(
         batch=batch,
-        train=given.train,
-        seed=given.seed,
-        shape=shape(given.input),
-        sequence=given.sequence,
-        device=given.device or default_device(),
-        prefill=given.prefill,
-        decode=given.decode,
+        train=args.train,
+        seed=args.seed,
+        shape=shape(args.input),
+        sequence=args.sequence,
+        device=args.device or default_device(),
+        prefill=args.prefill,
+        decode=args.decode,
     )
 
 
-def recording_settings(given: argparse.Namespace, name: str) -> Settings:
+def recording_settings(args: argparse.Namespace, name: str) -> Settings:
     """Return the settings for recording the run, from the options of `recording` and possibly `sampling_steps`.
 
     Args:
@@ -368,6 +368,6 @@ def recording_settings(given: argparse.Namespace, name: str) -> Settings:
     Raises:
         UsageError: the settings are invalid.
     """
-    values = {field.name: getattr(given, field.name) for field in fields(Settings) if field.name in given}
-    values |= {"name": name, "out": given.out or Path("runs") / name, "next_free": given.out is None}
+    values = {field.name: getattr(args, field.name) for field in fields(Settings) if field.name in args}
+    values |= {"name": name, "out": args.out or Path("runs") / name, "next_free": args.out is None}
     return Settings(**values)

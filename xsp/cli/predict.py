@@ -217,69 +217,69 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Predict the step, and print the prediction."""
     from xsp.predict import chakra, collectives, measured, recorded, scaling, text
 
-    if given.link is None and max(given.ranks) > 1:
+    if args.link is None and max(args.ranks) > 1:
         raise UsageError(
             "several ranks need a link: --link nvlink4, --link 30us,1.2GB/s or a file; "
             f"there are {', '.join(collectives.LINKS)}"
         )
-    for link in (given.link, *(changes.get("link") for _, changes in given.what_if)):
+    for link in (args.link, *(changes.get("link") for _, changes in args.what_if)):
         if link not in (None, measured.NAME):
             collectives.link(link)  # refused before the run is loaded
-    if given.chakra is not None:
-        chakra.check(given.chakra, max(given.ranks))
-    trace = recorded.loaded(given.run, given.kind)
-    original = recorded.of(trace, given.gradients)
+    if args.chakra is not None:
+        chakra.check(args.chakra, max(args.ranks))
+    trace = recorded.loaded(args.run, args.kind)
+    original = recorded.of(trace, args.gradients)
     machine = trace.run.machine
-    step, job = _asked(given, original, machine)
-    variants = [(name, argparse.Namespace(**{**vars(given), **changes})) for name, changes in given.what_if]
+    step, job = _asked(args, original, machine)
+    variants = [(name, argparse.Namespace(**{**vars(args), **changes})) for name, changes in args.what_if]
     what_ifs = [scaling.Change(name, *_asked(variant, original, machine)) for name, variant in variants]
-    prediction = scaling.of(step, job, given.ranks, original, what_ifs)
-    text.keep(prediction, given.run)
-    if given.chakra is not None:
-        files = scaling.to_chakra(prediction, given.chakra)
-        progress.warn(f"xsp: {files:,} traces in {given.chakra}")
-    if given.format == "json":
+    prediction = scaling.of(step, job, args.ranks, original, what_ifs)
+    text.keep(prediction, args.run)
+    if args.chakra is not None:
+        files = scaling.to_chakra(prediction, args.chakra)
+        progress.warn(f"xsp: {files:,} traces in {args.chakra}")
+    if args.format == "json":
         progress.put(json.dumps(text.as_json(prediction), indent=2, allow_nan=False) + "\n")
     else:
         progress.tell(text.page(prediction))
     return 0
 
 
-def _asked(given: argparse.Namespace, original: Recorded, machine: Machine) -> tuple[Recorded, Job]:
+def _asked(args: argparse.Namespace, original: Recorded, machine: Machine) -> tuple[Recorded, Job]:
     """Return the step and the job that result from a recorded step and the options."""
     from xsp.predict import collectives, measured
     from xsp.predict.collectives import Algorithm
     from xsp.predict.training import NO_LINK, Job
 
-    if given.link == measured.NAME:
+    if args.link == measured.NAME:
         from xsp.bench.timings import Timings
 
-        link = measured.of(Timings.open(given.timings), machine.torch_threads, machine.cpu)
+        link = measured.of(Timings.open(args.timings), machine.torch_threads, machine.cpu)
     else:
-        link = NO_LINK if given.link is None else collectives.link(given.link)
-    step = original if given.batch is None else original.of_batch(given.batch)
-    step = step.computing(given.compute)
-    if given.loader is not None:
-        read, decode, workers = given.loader
+        link = NO_LINK if args.link is None else collectives.link(args.link)
+    step = original if args.batch is None else original.of_batch(args.batch)
+    step = step.computing(args.compute)
+    if args.loader is not None:
+        read, decode, workers = args.loader
         source = None
         if isinstance(read, Bytes):
             from xsp.bench.timings import Timings
 
-            read, source = measured.reading(Timings.open(given.timings), read)
+            read, source = measured.reading(Timings.open(args.timings), read)
         step = step.with_loader(read, decode, workers, source)
     job = Job(
-        1, link, Algorithm(given.algorithm), given.bucket, step.plan if given.bucket is None else None,
-        accumulate=given.accumulate or step.accumulated, sharded=given.sharded, straggler=_straggler(given.straggler),
-        on_link=given.on_link, on_disk=given.on_disk, compress=given.compress,
+        1, link, Algorithm(args.algorithm), args.bucket, step.plan if args.bucket is None else None,
+        accumulate=args.accumulate or step.accumulated, sharded=args.sharded, straggler=_straggler(args.straggler),
+        on_link=args.on_link, on_disk=args.on_disk, compress=args.compress,
     )  # fmt: skip
     return step, job
 
 
-def _straggler(given: tuple[float, str]) -> Straggler:
+def _straggler(args: tuple[float, str]) -> Straggler:
     from xsp.predict.training import Slow, Straggler
 
-    return Straggler(given[0], Slow(given[1]))
+    return Straggler(args[0], Slow(args[1]))

@@ -45,13 +45,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Predict the configurations, and print the predictions."""
     from xsp.predict import crossvalidation, fitfile, fittext
 
-    fit = fitfile.read(given.fit or Path(fitfile.NAME))
-    predictions = crossvalidation.predict(fit, combinations(fit, given.values))
-    if given.format == "json":
+    fit = fitfile.read(args.fit or Path(fitfile.NAME))
+    predictions = crossvalidation.predict(fit, combinations(fit, args.values))
+    if args.format == "json":
         progress.put(json.dumps(fittext.points_json(fit, predictions), indent=2, allow_nan=False) + "\n")
     else:
         progress.tell(fittext.points(fit, predictions))

@@ -67,32 +67,32 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Fit a model, judge it, store it, and print it."""
     from dataclasses import replace
 
     from xsp.errors import UsageError
     from xsp.predict import configurations, crossvalidation, fitfile, fittext, fromruns
 
-    if given.seed < 0:
-        raise UsageError(f"--seed {given.seed}: give a number of 0 or more")
-    path = given.out or Path(fitfile.NAME)
+    if args.seed < 0:
+        raise UsageError(f"--seed {args.seed}: give a number of 0 or more")
+    path = args.out or Path(fitfile.NAME)
     fitfile.check(path)  # before a fit, which takes long
     options.check_writable(path)
-    rows, omitted = fromruns.rows(given.sources)
-    factor_columns = (*given.intrinsic, *given.extrinsic)
-    required = (*factor_columns, *((given.each,) if given.each else ()))
+    rows, omitted = fromruns.rows(args.sources)
+    factor_columns = (*args.intrinsic, *args.extrinsic)
+    required = (*factor_columns, *((args.each,) if args.each else ()))
     columns, notes = (required if factor_columns else ()), list(omitted)
-    if required and not given.extrinsic:  # columns that are not named multiply
-        full_table = configurations.of_rows(rows, given.time, given.unit, (), given.category, given.group)
+    if required and not args.extrinsic:  # columns that are not named multiply
+        full_table = configurations.of_rows(rows, args.time, args.unit, (), args.category, args.group)
         columns = tuple(dict.fromkeys((*factor_columns, *(factor.name for factor in full_table.factors), *required)))
         notes = [*full_table.notes, *notes]
-    table = configurations.of_rows(rows, given.time, given.unit, columns, given.category, given.group)
+    table = configurations.of_rows(rows, args.time, args.unit, columns, args.category, args.group)
     table = replace(table, notes=tuple(dict.fromkeys((*table.notes, *notes))))
-    split = crossvalidation.split_of(table, given.intrinsic, given.extrinsic, given.each)
-    fit = crossvalidation.judge(table, split, given.seed, given.resamples)
+    split = crossvalidation.split_of(table, args.intrinsic, args.extrinsic, args.each)
+    fit = crossvalidation.judge(table, split, args.seed, args.resamples)
     fitfile.write(fit, path)
-    if given.format == "json":
+    if args.format == "json":
         progress.put(json.dumps(fittext.as_json(fit), indent=2, allow_nan=False) + "\n")
     else:
         progress.tell(f"{fittext.page(fit)}\nkept in {path}")

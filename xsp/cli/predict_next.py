@@ -51,20 +51,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Choose configurations, and print them."""
     from xsp.errors import UsageError
     from xsp.predict import fitfile, fittext, nextrun
 
-    fit = fitfile.read(given.fit or Path(fitfile.NAME))
+    fit = fitfile.read(args.fit or Path(fitfile.NAME))
     point = None
-    if given.values:
-        points = combinations(fit, given.values)
+    if args.values:
+        points = combinations(fit, args.values)
         if len(points) > 1:
             raise UsageError("xsp predict next takes one configuration: one value for each factor")
         point = points[0]
-    proposals = nextrun.choose(fit, min(given.count, 1_000), point, given.steps, given.start)
-    if given.format == "json":
+    proposals = nextrun.choose(fit, min(args.count, 1_000), point, args.steps, args.start)
+    if args.format == "json":
         progress.put(json.dumps(fittext.following_json(fit, proposals), indent=2, allow_nan=False) + "\n")
     else:
         progress.tell(fittext.following(fit, proposals, point))

@@ -31,24 +31,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     options.remarking(parser)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Profile the model, print the first tables, and suggest the next commands."""
     from xsp.launch import models
 
-    sizes = options.batches(given.batch)
-    options.check_counting(given)
-    if given.counters and len(sizes) > 1:
+    sizes = options.batches(args.batch)
+    options.check_counting(args)
+    if args.counters and len(sizes) > 1:
         raise UsageError("--counters needs a single batch size: omit the others")
-    settings = options.model_settings(given, sizes[0])
-    run_settings = options.recording_settings(given, models.short_name(given.model))
-    recording = models.Recording(run_settings, given.repeats, given.counting)
-    with progress.shown(given.quiet) as show:
+    settings = options.model_settings(args, sizes[0])
+    run_settings = options.recording_settings(args, models.short_name(args.model))
+    recording = models.Recording(run_settings, args.repeats, args.counting)
+    with progress.shown(args.quiet) as show:
         if len(sizes) == 1:
-            out = models.measure(given.model, settings, recording, show)
+            out = models.measure(args.model, settings, recording, show)
         else:
-            out = models.sweep(given.model, settings, sizes, recording, show)
-    if given.counters:
-        counters.once_more(lambda: models.count(given.model, settings, recording, out))
-    if not given.quiet:
-        progress.show_result(out, not given.no_advice)
+            out = models.sweep(args.model, settings, sizes, recording, show)
+    if args.counters:
+        counters.once_more(lambda: models.count(args.model, settings, recording, out))
+    if not args.quiet:
+        progress.show_result(out, not args.no_advice)
     return 0

@@ -48,21 +48,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Load the runs; write their pages and print where they are, or serve them."""
-    if given.out and (given.serve or len(given.paths) > 1):
+    if args.out and (args.serve or len(args.paths) > 1):
         raise UsageError("-o names the page of one run: omit it with several runs and with --serve")
-    if given.port is not None and not given.serve:
+    if args.port is not None and not args.serve:
         raise UsageError("--port is the port of --serve: add --serve")
-    return _serve(given) if given.serve else _write(given)
+    return _serve(args) if args.serve else _write(args)
 
 
-def _write(given: argparse.Namespace) -> int:
+def _write(args: argparse.Namespace) -> int:
     from xsp.report import html, loop
 
-    for path in given.paths:
-        loaded, *other_kinds = loop.load(path, given.kind, skip_damaged=given.skip_damaged)
-        target = given.out or (path / "report.html" if path.is_dir() else _beside(path))
+    for path in args.paths:
+        loaded, *other_kinds = loop.load(path, args.kind, skip_damaged=args.skip_damaged)
+        target = args.out or (path / "report.html" if path.is_dir() else _beside(path))
         try:
             page = html.write(loaded, target, other_kinds)
         except OSError as error:
@@ -76,11 +76,11 @@ def _beside(trace: Path) -> Path:
     return trace.with_name(trace.name.removesuffix(".gz")).with_suffix(".html")
 
 
-def _serve(given: argparse.Namespace) -> int:
+def _serve(args: argparse.Namespace) -> int:
     from xsp.report import loop, serve
 
-    port = serve.PORT if given.port is None else given.port
-    pages = serve.pages(loop.load(path, given.kind, skip_damaged=given.skip_damaged) for path in given.paths)
+    port = serve.PORT if args.port is None else args.port
+    pages = serve.pages(loop.load(path, args.kind, skip_damaged=args.skip_damaged) for path in args.paths)
     with serve.server(pages, port) as server:
         for name in pages:
             progress.tell(f"serving {serve.address(server, name)}", flush=True)

@@ -81,7 +81,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run the program, print the first tables, return the program's exit code."""
     from xsp.launch import ranks
     from xsp.launch.program import OtherInterpreter
@@ -89,85 +89,85 @@ def run(given: argparse.Namespace) -> int:
     from xsp.launch.run import Launch, launch
     from xsp.schema import Level
 
-    if given.levels == "once-each":  # the spelling in ADR 006
-        given.once_each, given.levels = True, "M/L/G"
-    _check_options(given)
-    target = _target(given)
+    if args.levels == "once-each":  # the spelling in ADR 006
+        args.once_each, args.levels = True, "M/L/G"
+    _check_options(args)
+    target = _target(args)
     job = target if isinstance(target, ranks.Job) else None
     if job is not None:
-        _check_job(job, given)
+        _check_job(job, args)
     if isinstance(target, OtherInterpreter):
-        xsp_options = given.typed[1 : len(given.typed) - len(given.words)]
+        xsp_options = args.typed[1 : len(args.typed) - len(args.words)]
         target.go_on(xsp_options[:-1] if xsp_options[-1:] == ["--"] else xsp_options)
     program = target.program if isinstance(target, ranks.Job) else target
-    given.only = Level[given.only.upper()] if given.only else None
-    given.budget = _budget(given)
+    args.only = Level[args.only.upper()] if args.only else None
+    args.budget = _budget(args)
     plan = Launch(
-        program=replace(program, args=(*given.for_program, *program.args)),
-        settings=options.recording_settings(given, program.name),
-        step=given.step,
-        says_where=not given.quiet,
-        shows_line=not given.quiet and sys.stderr is not None and sys.stderr.isatty(),
-        one_at_a_time=given.one_at_a_time,
-        counting=given.counting,
+        program=replace(program, args=(*args.for_program, *program.args)),
+        settings=options.recording_settings(args, program.name),
+        step=args.step,
+        says_where=not args.quiet,
+        shows_line=not args.quiet and sys.stderr is not None and sys.stderr.isatty(),
+        one_at_a_time=args.one_at_a_time,
+        counting=args.counting,
     )
     if job is not None:
         code, run = ranks.launch(plan, job)
     else:
-        code, run = run_levels(plan) if given.once_each else launch(plan)
+        code, run = run_levels(plan) if args.once_each else launch(plan)
     if run is None:
         return code
-    if given.resolve and code == 0:
+    if args.resolve and code == 0:
         resolved, code = resolve(plan, run)
         say(f"the serialised re-run resolved {resolved} parents")
-    if given.counters and code == 0:
+    if args.counters and code == 0:
         counters.once_more(lambda: count(plan, run))
-    _show(run, given.quiet, code == 0 and not given.no_advice)
+    _show(run, args.quiet, code == 0 and not args.no_advice)
     return code
 
 
-def _budget(given: argparse.Namespace) -> str | None:
+def _budget(args: argparse.Namespace) -> str | None:
     """Return the limit of the overhead; None for no limit."""
-    if given.budget is not None:
-        return None if given.budget == "off" else str(given.budget)
-    explicit = given.every is not None or given.only is not None or given.one_at_a_time or given.counting
+    if args.budget is not None:
+        return None if args.budget == "off" else str(args.budget)
+    explicit = args.every is not None or args.only is not None or args.one_at_a_time or args.counting
     return None if explicit else UNASKED
 
 
-def _target(given: argparse.Namespace) -> Program | OtherInterpreter | Job:
+def _target(args: argparse.Namespace) -> Program | OtherInterpreter | Job:
     """Return what to run: a launcher's job, a program, or a program that needs another interpreter."""
     from xsp.launch import program, ranks
 
-    words = given.words[1:] if given.words[0] == "--" else given.words
+    words = args.words[1:] if args.words[0] == "--" else args.words
     if not words:
         raise UsageError("name the program: xsp run train.py")
-    if not given.module and (job := ranks.parse_job(words)) is not None:
+    if not args.module and (job := ranks.parse_job(words)) is not None:
         return job
-    target = program.read(words, given.module)
+    target = program.read(words, args.module)
     plain_program = target if isinstance(target, program.Program) else target.program
     if plain_program.is_module and (job := ranks.parse_job(plain_program.words)) is not None:
         return job if plain_program is target else target
     return target
 
 
-def _check_options(given: argparse.Namespace) -> None:
-    if given.resolve and given.otlp is not None:
+def _check_options(args: argparse.Namespace) -> None:
+    if args.resolve and args.otlp is not None:
         raise UsageError(
             "--resolve finds parents after the run: omit --otlp, and send the run afterwards with `xsp export`"
         )
-    options.check_counting(given)
-    if given.resolve and given.once_each:
+    options.check_counting(args)
+    if args.resolve and args.once_each:
         raise UsageError("--resolve needs the steps of one run: omit --once-each")
-    if given.counters and given.once_each:
+    if args.counters and args.once_each:
         raise UsageError("--counters needs the kernels of one run: omit --once-each")
-    if given.budget not in (None, "off") and (given.once_each or given.counters or given.resolve):
+    if args.budget not in (None, "off") and (args.once_each or args.counters or args.resolve):
         raise UsageError("--budget applies to a single run: omit --counters, --resolve and --once-each")
 
 
-def _check_job(job: Job, given: argparse.Namespace) -> None:
-    if given.budget is not None:
+def _check_job(job: Job, args: argparse.Namespace) -> None:
+    if args.budget is not None:
         raise UsageError("--budget would record different steps on each rank: use --every N, the same on all of them")
-    if given.resolve or given.counters or given.once_each:
+    if args.resolve or args.counters or args.once_each:
         raise UsageError(f"--resolve, --counters and --once-each cannot be used with {job.name}: omit them")
 
 

@@ -57,19 +57,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Receive until a signal, then put everything in order."""
     from xsp.receiver.limits import Limits
     from xsp.receiver.server import Server, address
 
-    if given.connections < 1 or not 0 < given.timeout < float("inf"):
+    if args.connections < 1 or not 0 < args.timeout < float("inf"):
         raise UsageError("--connections and --timeout must be above 0")
-    limits = Limits(_size(given.max_body), given.connections, given.timeout)
-    http, grpc = address(given.http), address(given.grpc)
+    limits = Limits(_size(args.max_body), args.connections, args.timeout)
+    http, grpc = address(args.http), address(args.grpc)
     if http is None and grpc is None:
         raise UsageError("--http off and --grpc off: nothing would be received; leave one of them on")
     with _signals() as wakeup:  # a second signal ends it at once; received data still loads
-        server = Server(given.out, http, grpc, limits, lambda line: progress.tell(line, flush=True))
+        server = Server(args.out, http, grpc, limits, lambda line: progress.tell(line, flush=True))
         server.start()
         wakeup.recv(1)
     server.close()

@@ -52,9 +52,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     del parser
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """List the subcommands."""
-    del given
+    del args
     from importlib import import_module
 
     progress.tell("xsp share is several commands; each has its --help:")

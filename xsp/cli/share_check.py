@@ -33,17 +33,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     share.add_dir_option(parser)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Compare the weights, and return the exit code."""
     from xsp.share import client, devices
 
-    served = devices.status(given.dir)
+    served = devices.status(args.dir)
     if not served:
-        client.status(given.dir)  # raises if there is no store
-    results = devices.check(given.dir) if served else []
+        client.status(args.dir)  # raises if there is no store
+    results = devices.check(args.dir) if served else []
     differ = sum(result["corrupted"] is not None for result in results)
     failed = sum(result["error"] is not None for result in results)
-    if given.format == "json":
+    if args.format == "json":
         progress.put(json.dumps(results, indent=1) + "\n")
     elif not served:
         progress.tell("the store serves no device, and memory of the host cannot be written: nothing to compare")

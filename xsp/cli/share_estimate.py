@@ -30,14 +30,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Read the header, measure the missing constants, and print the estimate."""
     from xsp.bench.timings import Timings
     from xsp.errors import ShareError
     from xsp.share import estimate, savings, weights
 
     tensors = []
-    for name in weights.shards(given.source):
+    for name in weights.shards(args.source):
         try:
             file = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -46,11 +46,11 @@ def run(given: argparse.Namespace) -> int:
             tensors += weights.read_header(file, name)
         finally:
             os.close(file)
-    curves = estimate.curves(Timings.open(given.timings))
-    with progress.shown(given.quiet) as show:
+    curves = estimate.curves(Timings.open(args.timings))
+    with progress.shown(args.quiet) as show:
         constants = estimate.Constants(estimate.costs(show), curves, estimate.digest_ns())
-    if given.format == "json":
-        progress.put(json.dumps(savings.estimate_plain(given.source, tensors, constants), indent=1) + "\n")
+    if args.format == "json":
+        progress.put(json.dumps(savings.estimate_plain(args.source, tensors, constants), indent=1) + "\n")
     else:
-        progress.put(savings.estimate_text(given.source, tensors, constants) + "\n")
+        progress.put(savings.estimate_text(args.source, tensors, constants) + "\n")
     return 0

@@ -24,19 +24,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     share.add_dir_option(parser)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Evict the weights."""
     from xsp.share import client, devices
 
-    if (given.key is None) == (not given.all):
+    if (args.key is None) == (not args.all):
         raise UsageError("give one KEY, or --all")
-    key = "*" if given.all else given.key.removeprefix("sha256:")
+    key = "*" if args.all else args.key.removeprefix("sha256:")
 
-    def told(text: str) -> None:
+    def report(text: str) -> None:
         progress.warn(f"xsp share: nothing was evicted at {text}")
 
-    on_devices = devices.evict(key, given.dir, told)  # first: the host keeps weights that are on a device
-    result = client.evict(key, given.dir)
+    on_devices = devices.evict(key, args.dir, report)  # first: the host keeps weights that are on a device
+    result = client.evict(key, args.dir)
     suffix = f", {on_devices} on devices" if on_devices else ""
     progress.tell(f"{result['evicted']} evicted{suffix}, {result['attached']} attached and kept")
     return 0

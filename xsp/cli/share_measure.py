@@ -36,16 +36,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Measure, and print the result."""
     from xsp.errors import UsageError
     from xsp.share import measuring, savings
 
-    if given.seed < 0:
+    if args.seed < 0:
         raise UsageError("--seed: 0 or more")
-    with progress.shown(given.quiet) as show:
-        result = measuring.measure(given.source, given.module, given.turns, given.seed, show)
+    with progress.shown(args.quiet) as show:
+        result = measuring.measure(args.source, args.module, args.turns, args.seed, show)
     progress.put(
-        (json.dumps(savings.plain(result), indent=1) if given.format == "json" else savings.text(result)) + "\n"
+        (json.dumps(savings.plain(result), indent=1) if args.format == "json" else savings.text(result)) + "\n"
     )
     return 0

@@ -25,14 +25,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     share.add_dir_option(parser)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Copy the files, one by one."""
     from xsp import clock
     from xsp.share import client, shelf, weights
 
-    for name in [shard for source in given.files for shard in weights.shards(source)]:
+    for name in [shard for source in args.files for shard in weights.shards(source)]:
         start = clock.monotonic_ns()
-        attached = client.attach(name, given.dir)
+        attached = client.attach(name, args.dir)
         ms = (clock.monotonic_ns() - start) / 1e6
         state = "was there" if attached.hit else "copied"
         size = shelf.size_text(attached.mapping.nbytes)

@@ -54,17 +54,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     share.add_dir_option(parser)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Serve until a signal."""
     from xsp.share import devicestore, shelf, store, wire
 
-    capacity = _free() // 2 if given.capacity is None else size(given.capacity)
-    on_device = None if given.device_capacity is None else size(given.device_capacity, "--device-capacity")
-    if on_device is not None and not given.device:
+    capacity = _free() // 2 if args.capacity is None else size(args.capacity)
+    on_device = None if args.device_capacity is None else size(args.device_capacity, "--device-capacity")
+    if on_device is not None and not args.device:
         raise UsageError("--device-capacity: also give the device, --device 0")
-    eviction = shelf.Eviction(given.evict)
-    host_store = store.Store(wire.directory(given.dir), capacity, eviction)
-    device_stores = devicestore.start_device_stores(host_store, given.device, on_device, eviction)
+    eviction = shelf.Eviction(args.evict)
+    host_store = store.Store(wire.directory(args.dir), capacity, eviction)
+    device_stores = devicestore.start_device_stores(host_store, args.device, on_device, eviction)
     devices = "".join(f", and cuda:{ordinal}" for ordinal in device_stores)
     message = f"xsp share: up to {shelf.size_text(capacity)} at {host_store.folder}{devices}; Ctrl-C ends it"
     host_store.serve_until_signal(lambda: progress.tell(message, flush=True))

@@ -24,13 +24,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     share.add_dir_option(parser)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the status of the store."""
     from xsp.share import client, devices, shelf
 
-    status = client.status(given.dir)
-    on_devices = devices.status(given.dir)
-    if given.format == "json":
+    status = client.status(args.dir)
+    on_devices = devices.status(args.dir)
+    if args.format == "json":
         progress.put(json.dumps({**status, "devices": on_devices}, indent=1) + "\n")
         return 0
     for store in (status, *on_devices):

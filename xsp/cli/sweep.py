@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(levels="M")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Measure each batch size, and print A1 and the optimum."""
     from rich.console import Console
 
@@ -36,13 +36,13 @@ def run(given: argparse.Namespace) -> int:
     from xsp.launch import models
     from xsp.report import text
 
-    sizes = options.batches(given.batch)
-    if given.latency_target is not None and not 0 < given.latency_target < math.inf:
-        raise UsageError(f"--latency-target {given.latency_target:g}: give milliseconds above 0")
-    settings = options.model_settings(given, sizes[0])
-    run_settings = options.recording_settings(given, f"{models.short_name(given.model)}-sweep")
-    recording = models.Recording(run_settings, given.repeats)
+    sizes = options.batches(args.batch)
+    if args.latency_target is not None and not 0 < args.latency_target < math.inf:
+        raise UsageError(f"--latency-target {args.latency_target:g}: give milliseconds above 0")
+    settings = options.model_settings(args, sizes[0])
+    run_settings = options.recording_settings(args, f"{models.short_name(args.model)}-sweep")
+    recording = models.Recording(run_settings, args.repeats)
     with progress.shown(False) as show:
-        out = models.sweep(given.model, settings, sizes, recording, show)
-    Console().print(text.sweep([load.load(run) for run in load.parts(out)], given.latency_target))
+        out = models.sweep(args.model, settings, sizes, recording, show)
+    Console().print(text.sweep([load.load(run) for run in load.parts(out)], args.latency_target))
     return 0

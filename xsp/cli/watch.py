@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Show the figures until the run has ended."""
     from rich.console import Console
     from rich.live import Live
@@ -37,19 +37,19 @@ def run(given: argparse.Namespace) -> int:
     from xsp.errors import UsageError
     from xsp.report.watch import read_figures, watched
 
-    if not 0 < given.interval < math.inf:
-        raise UsageError(f"--interval {given.interval}: write a number of seconds above 0")
-    figures = read_figures(given.run)
+    if not 0 < args.interval < math.inf:
+        raise UsageError(f"--interval {args.interval}: write a number of seconds above 0")
+    figures = read_figures(args.run)
     console = Console()
-    if given.once or not sys.stdout.isatty():
+    if args.once or not sys.stdout.isatty():
         console.print(watched(figures), end="", soft_wrap=True)
         return 0
     live = Live(watched(figures), console=console, auto_refresh=False)
     try:  # around `start` too: an interrupt may come as soon as the first figures are shown
         live.start(refresh=True)
         while not figures.finished:
-            time.sleep(given.interval)
-            figures = read_figures(given.run)
+            time.sleep(args.interval)
+            figures = read_figures(args.run)
             live.update(watched(figures), refresh=True)
     except KeyboardInterrupt:
         pass

@@ -28,53 +28,53 @@ from xsp.correlate.arrays import (
 )
 from xsp.correlate.figures import FIGURES
 from xsp.correlate.inherited import Steps, inherit
-from xsp.importers.contract import SEEN, Seen
+from xsp.importers.contract import RAW_COLUMNS, SourceInfo
 from xsp.schema import COLUMNS, DEEPEST, Grade, Kind, Level
 
 WINDOW = "window"
 """Name of the step that stands for the whole trace if the trace has no steps."""
 
 _NONE = f"({NONE})::BIGINT"
-_HOST = "(seen.device IS NULL AND seen.thread IS NOT NULL)"
+_HOST = "(raw_spans.device IS NULL AND raw_spans.thread IS NOT NULL)"
 _FLOPS, _BYTES = 1, 2
 """Bits of the sorts of figures in `Spans.counted`."""
 
 
-def correlate_table(con: duckdb.DuckDBPyConnection, seen: Seen, identity: str) -> None:
-    """Make the view `placed`, with the columns of `COLUMNS`, from the table `seen`.
+def correlate_table(con: duckdb.DuckDBPyConnection, info: SourceInfo, identity: str) -> None:
+    """Make the view `placed`, with the columns of `COLUMNS`, from the table `raw_spans`.
 
     Args:
-        con: holds `seen`.
-        seen: the importer's description of the source; findings are noted in its losses.
+        con: holds `raw_spans`.
+        info: the importer's description of the source; findings are noted in its losses.
         identity: text that identifies the source; trace ids are made from it.
     """
-    window = _steps(con, seen)
+    window = _steps(con, info)
     figures.price_operators(con)
-    if _correlate(con, seen.tolerance_ns, window) >= DEEPEST:
-        seen.losses.note(f"spans nest deeper than {DEEPEST}: the deeper ones become children of the last one")
+    if _correlate(con, info.tolerance_ns, window) >= DEEPEST:
+        info.losses.note(f"spans nest deeper than {DEEPEST}: the deeper ones become children of the last one")
     figures.assign_figures(con)
-    _finish(con, identity, int(seen.run.get("rank", 0)))
+    _finish(con, identity, int(info.run.get("rank", 0)))
 
 
-def _steps(con: duckdb.DuckDBPyConnection, seen: Seen) -> int | None:
+def _steps(con: duckdb.DuckDBPyConnection, info: SourceInfo) -> int | None:
     """Number the steps in the table `steps`. Without steps the whole trace becomes one step; return its `number`."""
     window = None
-    if not con.execute(f"SELECT 1 FROM seen WHERE kind = '{Kind.STEP}' LIMIT 1").fetchall():
-        seen.losses.note("it names no steps, and counts as one step")
+    if not con.execute(f"SELECT 1 FROM raw_spans WHERE kind = '{Kind.STEP}' LIMIT 1").fetchall():
+        info.losses.note("it names no steps, and counts as one step")
         ((window,),) = con.execute(
             f"""
-            INSERT INTO seen BY NAME
+            INSERT INTO raw_spans BY NAME
             SELECT max(number) + 1 AS number, {int(Level.MODEL)} AS level, '{Kind.STEP}' AS kind, '{WINDOW}' AS name,
                    min(start_ns) AS start_ns, max(start_ns + dur_ns) - min(start_ns) AS dur_ns,
                    min(process) AS process, 'ok' AS status, any_value(collector) AS collector
-            FROM seen RETURNING number
+            FROM raw_spans RETURNING number
             """
         ).fetchall()
     con.execute(
         f"""
         CREATE OR REPLACE TABLE steps AS
         SELECT number, (row_number() OVER (ORDER BY start_ns, number) - 1)::INTEGER AS step, start_ns,
-               start_ns + dur_ns AS end_ns FROM seen WHERE kind = '{Kind.STEP}'
+               start_ns + dur_ns AS end_ns FROM raw_spans WHERE kind = '{Kind.STEP}'
         """
     )
     return window
@@ -89,7 +89,7 @@ def _correlate(con: duckdb.DuckDBPyConnection, tolerance: int, window: int | Non
     con.execute(
         f"""
         CREATE OR REPLACE TABLE lines AS SELECT process, thread, row_number() OVER () - 1 AS line
-        FROM (SELECT DISTINCT process, thread FROM seen WHERE {_HOST})
+        FROM (SELECT DISTINCT process, thread FROM raw_spans WHERE {_HOST})
         """
     )
     codes = con.execute("SELECT DISTINCT identity, code FROM codes ORDER BY identity").fetchnumpy()["code"]
@@ -172,7 +172,7 @@ def _name(con: duckdb.DuckDBPyConnection) -> None:
             SELECT level, kind, name, phase, md5_number_lower(concat_ws('/', level, kind,
                        CASE WHEN kind = '{Kind.STEP}' THEN 'step' ELSE name END,
                        CASE WHEN level >= {int(Level.OP)} THEN phase END)) AS code
-            FROM (SELECT DISTINCT level, kind, name, phase FROM seen))
+            FROM (SELECT DISTINCT level, kind, name, phase FROM raw_spans))
         """
     )
 
@@ -181,49 +181,50 @@ def _query(con: duckdb.DuckDBPyConnection, window: int | None) -> str:
     """Return the SQL that selects the columns of `Spans`; columns that would be empty are left out."""
     phase = " ".join(f"WHEN '{name}' THEN {code}" for code, name in enumerate(PHASES) if name)
     ((allocations, sequences, operators),) = con.execute(
-        f"SELECT count(*) FILTER (kind = '{Kind.ALLOC}'), count(sequence_nr), count(operator) FROM seen"
+        f"SELECT count(*) FILTER (kind = '{Kind.ALLOC}'), count(sequence_nr), count(operator) FROM raw_spans"
     ).fetchall()
     figures, allocated = _counted(con)
-    has_thread = f"{_HOST} OR seen.number IS NOT DISTINCT FROM {'NULL::BIGINT' if window is None else window}"
+    has_thread = f"{_HOST} OR raw_spans.number IS NOT DISTINCT FROM {'NULL::BIGINT' if window is None else window}"
     columns = {
-        "number": "seen.number",
+        "number": "raw_spans.number",
         "start": "start_ns",
         "end": "start_ns + dur_ns",
-        "level": "seen.level",
-        "deepest": f"CASE WHEN seen.kind = '{Kind.USER}' THEN greatest(seen.level, {int(Level.LAYER)}) "
-        "ELSE seen.level END::SMALLINT",
+        "level": "raw_spans.level",
+        "deepest": f"CASE WHEN raw_spans.kind = '{Kind.USER}' THEN greatest(raw_spans.level, {int(Level.LAYER)}) "
+        "ELSE raw_spans.level END::SMALLINT",
         "thread_index": f"CASE WHEN {_HOST} THEN lines.line ELSE -1 END::INTEGER",
-        "nesting": f"CASE WHEN seen.kind = '{Kind.STEP}' THEN -1 ELSE 0 END::TINYINT",
+        "nesting": f"CASE WHEN raw_spans.kind = '{Kind.STEP}' THEN -1 ELSE 0 END::TINYINT",
         "identity": "codes.identity",
-        "phase": f"CASE seen.phase {phase} ELSE 0 END::TINYINT",
-        "process": f"coalesce(seen.process, {_NONE})",
+        "phase": f"CASE raw_spans.phase {phase} ELSE 0 END::TINYINT",
+        "process": f"coalesce(raw_spans.process, {_NONE})",
         "counted": f"(CASE WHEN {has_thread} THEN {figures} ELSE 0 END)::TINYINT",
         "launches.seeks": f"NOT ({has_thread})",
-        "launches.may_launch": "seen.device IS NULL",
+        "launches.may_launch": "raw_spans.device IS NULL",
         "launches.correlation": f"coalesce(correlation_id, {_NONE})",
-        "launches.graph": "coalesce(seen.replayed, false) "
-        "OR (seen.device IS NULL AND coalesce(seen.name, '') LIKE '%GraphLaunch%')",
+        "launches.graph": "coalesce(raw_spans.replayed, false) "
+        "OR (raw_spans.device IS NULL AND coalesce(raw_spans.name, '') LIKE '%GraphLaunch%')",
     }
     if operators:
         columns["launches.operator"] = f"coalesce(operator, {_NONE})"
     if allocations:
         columns |= {
-            "allocations.is_one": f"seen.kind = '{Kind.ALLOC}'",
+            "allocations.is_one": f"raw_spans.kind = '{Kind.ALLOC}'",
             "allocations.size": f"coalesce({allocated}, 0)",
         }
     if sequences:
         columns |= {
             "sequences.number": f"coalesce(sequence_nr, {_NONE})",
-            "sequences.backward": f"coalesce(seen.phase = '{PHASES[BACKWARD]}', false)",
+            "sequences.backward": f"coalesce(raw_spans.phase = '{PHASES[BACKWARD]}', false)",
             "sequences.forward": "coalesce(forward.line, -1)::INTEGER",
         }
     return f"""
         SELECT {", ".join(f'{value} AS "{name}"' for name, value in columns.items())}
-        FROM seen JOIN codes ON codes.level = seen.level AND codes.kind = seen.kind
-            AND codes.name IS NOT DISTINCT FROM seen.name AND codes.phase IS NOT DISTINCT FROM seen.phase
-        LEFT JOIN lines ON lines.thread = seen.thread AND lines.process IS NOT DISTINCT FROM seen.process
-        LEFT JOIN lines forward ON forward.thread = forward_thread AND forward.process IS NOT DISTINCT FROM seen.process
-        LEFT JOIN priced ON priced.number = seen.number
+        FROM raw_spans JOIN codes ON codes.level = raw_spans.level AND codes.kind = raw_spans.kind
+            AND codes.name IS NOT DISTINCT FROM raw_spans.name AND codes.phase IS NOT DISTINCT FROM raw_spans.phase
+        LEFT JOIN lines ON lines.thread = raw_spans.thread AND lines.process IS NOT DISTINCT FROM raw_spans.process
+        LEFT JOIN lines forward
+            ON forward.thread = forward_thread AND forward.process IS NOT DISTINCT FROM raw_spans.process
+        LEFT JOIN priced ON priced.number = raw_spans.number
     """
 
 
@@ -233,12 +234,12 @@ def _counted(con: duckdb.DuckDBPyConnection) -> tuple[str, str]:
     In a trace with allocations on devices, allocations on the host do not count.
     """
     ((on_device,),) = con.execute(
-        f"SELECT coalesce(bool_or({_ON_DEVICE}), false) FROM seen WHERE kind = '{Kind.ALLOC}'"
+        f"SELECT coalesce(bool_or({_ON_DEVICE}), false) FROM raw_spans WHERE kind = '{Kind.ALLOC}'"
     ).fetchall()
     return (
-        f"CASE WHEN coalesce(seen.flops, priced.flops) IS NOT NULL THEN {_FLOPS} ELSE 0 END "
-        f"+ CASE WHEN coalesce(seen.dram_read_bytes, priced.read_bytes) IS NOT NULL THEN {_BYTES} ELSE 0 END",
-        f"CASE WHEN seen.kind = '{Kind.ALLOC}' AND {_ON_DEVICE} = {str(on_device).lower()} "
+        f"CASE WHEN coalesce(raw_spans.flops, priced.flops) IS NOT NULL THEN {_FLOPS} ELSE 0 END "
+        f"+ CASE WHEN coalesce(raw_spans.dram_read_bytes, priced.read_bytes) IS NOT NULL THEN {_BYTES} ELSE 0 END",
+        f"CASE WHEN raw_spans.kind = '{Kind.ALLOC}' AND {_ON_DEVICE} = {str(on_device).lower()} "
         "THEN greatest(alloc_bytes, 0) ELSE 0 END",
     )
 
@@ -258,20 +259,20 @@ def _finish(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
     constants = _same(con, rank)
     values = {
         "trace_id": "traces.trace_id",
-        "span_id": _id("seen.number"),
+        "span_id": _id("raw_spans.number"),
         "parent_id": _id("down.parent"),
         "parent_rule": "down.rule",
         "step": "down.step",
-        "status": "coalesce(seen.status, 'ok')",
+        "status": "coalesce(raw_spans.status, 'ok')",
         "phase": "down.phase",
         "key": "printf('%016x', down.key)",
         "layer_id": _id("down.layer"),
         "layer_index": "down.layer_index",
-        "depth": f"CASE WHEN seen.level = {int(Level.LAYER)} THEN down.layers - 1 END",
-        "grade": f"CASE WHEN seen.device IS NULL THEN NULL WHEN down.layer IS NULL THEN '{Grade.UNKNOWN}' "
+        "depth": f"CASE WHEN raw_spans.level = {int(Level.LAYER)} THEN down.layers - 1 END",
+        "grade": f"CASE WHEN raw_spans.device IS NULL THEN NULL WHEN down.layer IS NULL THEN '{Grade.UNKNOWN}' "
         f"WHEN down.weak THEN '{Grade.INFERRED}' ELSE '{Grade.EXACT}' END",
-        "alloc_bytes": f"CASE WHEN seen.kind = '{Kind.ALLOC}' THEN seen.alloc_bytes "
-        "WHEN remembering.thread IS NOT NULL AND seen.device IS NULL THEN nullif(down.alloc_bytes, -1) END",
+        "alloc_bytes": f"CASE WHEN raw_spans.kind = '{Kind.ALLOC}' THEN raw_spans.alloc_bytes "
+        "WHEN remembering.thread IS NOT NULL AND raw_spans.device IS NULL THEN nullif(down.alloc_bytes, -1) END",
         **{name: f"figures.{name}" for name in FIGURES},
     }
     varying = [column for column in COLUMNS if column.name not in constants]
@@ -282,12 +283,12 @@ def _finish(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
     con.execute(
         f"""
         INSERT INTO varying
-        WITH remembering AS (SELECT DISTINCT process, thread FROM seen WHERE kind = '{Kind.ALLOC}')
-        SELECT {", ".join(values.get(column.name, f"seen.{column.name}") for column in varying)}
-        FROM seen JOIN down USING (number) JOIN traces ON traces.step IS NOT DISTINCT FROM down.step
+        WITH remembering AS (SELECT DISTINCT process, thread FROM raw_spans WHERE kind = '{Kind.ALLOC}')
+        SELECT {", ".join(values.get(column.name, f"raw_spans.{column.name}") for column in varying)}
+        FROM raw_spans JOIN down USING (number) JOIN traces ON traces.step IS NOT DISTINCT FROM down.step
         LEFT JOIN figures USING (number)
         LEFT JOIN remembering
-            ON remembering.thread = seen.thread AND remembering.process IS NOT DISTINCT FROM seen.process
+            ON remembering.thread = raw_spans.thread AND remembering.process IS NOT DISTINCT FROM raw_spans.process
         """
     )
     selected = ", ".join(
@@ -301,10 +302,10 @@ def _finish(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
 def _same(con: duckdb.DuckDBPyConnection, rank: int) -> dict[str, str]:
     """Return the SQL of the values that are the same for all spans, by column."""
     names = [name for name in _MAY_BE_EMPTY if name not in ("alloc_bytes", *FIGURES)]
-    (counts,) = con.execute(f"SELECT {', '.join(f'count({name})' for name in names)} FROM seen").fetchall()
+    (counts,) = con.execute(f"SELECT {', '.join(f'count({name})' for name in names)} FROM raw_spans").fetchall()
     ((allocated, figures, deepest, status, statuses, collector, collectors),) = con.execute(
         f"SELECT count(*) FILTER (kind = '{Kind.ALLOC}'), (SELECT count(*) FROM figures), max(level), min(status), "
-        "max(status), min(collector), max(collector) FROM seen"
+        "max(status), min(collector), max(collector) FROM raw_spans"
     ).fetchall()
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     empty += [] if allocated else ["alloc_bytes"]
@@ -325,7 +326,7 @@ def _same(con: duckdb.DuckDBPyConnection, rank: int) -> dict[str, str]:
 _IDS = {"span_id", "parent_id", "layer_id", "key"}
 """Columns whose values mostly differ: compressing them takes a fifth of the total write time and saves little space."""
 
-_MAY_BE_EMPTY = [column.name for column in SEEN if column.name in {each.name for each in COLUMNS}]
+_MAY_BE_EMPTY = [column.name for column in RAW_COLUMNS if column.name in {each.name for each in COLUMNS}]
 
 
 def _id(number: str) -> str:

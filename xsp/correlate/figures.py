@@ -21,7 +21,7 @@ def price_operators(con: duckdb.DuckDBPyConnection) -> None:
     con.execute(f"CREATE OR REPLACE TEMP TABLE results AS {_RESULTS}")
     identity = "name, input_shapes, dtypes, scalars, result"
     rows = con.execute(
-        f"SELECT DISTINCT {identity} FROM seen LEFT JOIN results USING (number) "
+        f"SELECT DISTINCT {identity} FROM raw_spans LEFT JOIN results USING (number) "
         f"WHERE kind = '{Kind.OP}' AND name IS NOT NULL AND input_shapes IS NOT NULL AND flops IS NULL"
     ).fetchall()
     con.execute(
@@ -40,12 +40,13 @@ def price_operators(con: duckdb.DuckDBPyConnection) -> None:
     con.execute(
         f"""
         CREATE OR REPLACE TABLE priced AS
-        SELECT seen.number, counted.flops, counted.read_bytes, counted.write_bytes
-        FROM seen LEFT JOIN results USING (number)
-        JOIN counted ON seen.name = counted.name AND seen.input_shapes = counted.input_shapes
-            AND seen.dtypes IS NOT DISTINCT FROM counted.dtypes AND seen.scalars IS NOT DISTINCT FROM counted.scalars
+        SELECT raw_spans.number, counted.flops, counted.read_bytes, counted.write_bytes
+        FROM raw_spans LEFT JOIN results USING (number)
+        JOIN counted ON raw_spans.name = counted.name AND raw_spans.input_shapes = counted.input_shapes
+            AND raw_spans.dtypes IS NOT DISTINCT FROM counted.dtypes
+            AND raw_spans.scalars IS NOT DISTINCT FROM counted.scalars
             AND results.result IS NOT DISTINCT FROM counted.result
-        WHERE seen.kind = '{Kind.OP}' AND seen.flops IS NULL
+        WHERE raw_spans.kind = '{Kind.OP}' AND raw_spans.flops IS NULL
         """
     )
     for name in ("counted", "results"):
@@ -62,13 +63,13 @@ _RESULTS = rf"""
     WITH bare AS (
         SELECT number, name, process, thread, start_ns, start_ns + dur_ns AS end_ns, sequence_nr,
                input_shapes
-        FROM seen WHERE {_CONVOLUTION} AND contains(name, 'conv')
+        FROM raw_spans WHERE {_CONVOLUTION} AND contains(name, 'conv')
     ), forward AS (
         SELECT name, process, thread, sequence_nr, any_value(number) AS number FROM bare
         WHERE sequence_nr IS NOT NULL AND NOT contains(name, 'ackward') GROUP BY ALL HAVING count(*) = 1
     ), gradients AS (
         SELECT process, forward_thread AS thread, sequence_nr, any_value(input_shapes) AS input_shapes
-        FROM seen WHERE kind = '{Kind.OP}' AND phase = 'backward' AND sequence_nr IS NOT NULL
+        FROM raw_spans WHERE kind = '{Kind.OP}' AND phase = 'backward' AND sequence_nr IS NOT NULL
             AND forward_thread IS NOT NULL AND regexp_matches(name, '^\w*Conv\w*Backward\d*$')
             AND input_shapes IS NOT NULL
         GROUP BY ALL HAVING count(*) = 1
@@ -121,13 +122,13 @@ def assign_figures(con: duckdb.DuckDBPyConnection) -> None:
         f"""
         CREATE OR REPLACE TABLE figures AS
         WITH known AS (
-            SELECT seen.*, priced.flops AS counted_flops, read_bytes, write_bytes
-            FROM seen LEFT JOIN priced USING (number)
-            WHERE seen.flops IS NOT NULL OR dram_read_bytes IS NOT NULL OR dram_write_bytes IS NOT NULL
+            SELECT raw_spans.*, priced.flops AS counted_flops, read_bytes, write_bytes
+            FROM raw_spans LEFT JOIN priced USING (number)
+            WHERE raw_spans.flops IS NOT NULL OR dram_read_bytes IS NOT NULL OR dram_write_bytes IS NOT NULL
                 OR priced.number IS NOT NULL
         ), launching AS (
-            SELECT DISTINCT parent AS number FROM down JOIN seen USING (number)
-            WHERE seen.kind = '{Kind.KERNEL}' AND parent IN (SELECT number FROM known)
+            SELECT DISTINCT parent AS number FROM down JOIN raw_spans USING (number)
+            WHERE raw_spans.kind = '{Kind.KERNEL}' AND parent IN (SELECT number FROM known)
         )
         SELECT number, {", ".join(f"{value} AS {name}" for name, value in FIGURES.items())}
         FROM known JOIN down USING (number) LEFT JOIN launching USING (number)

@@ -130,14 +130,14 @@ def _throttled(progress: Progress) -> Progress:
     """
     last = 0.0
 
-    def told(what: str, done: int, total: int) -> None:
+    def on_progress(what: str, done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
         if done == total or now - last > LISTENING_S:
             last = now
             progress(what, done, total)
 
-    return told
+    return on_progress
 
 
 def work(parent: int, answers: int) -> None:

@@ -56,7 +56,7 @@ def document(kind: str, source: Mapping[str, Any] | None = None, **parts: Any) -
 
 
 def statement(
-    says: str, figures: Mapping[str, Any], cited: Citation, told_by: str | None = None, **further: Any
+    says: str, figures: Mapping[str, Any], cited: Citation, source: str | None = None, **further: Any
 ) -> Document:
     """Return one statement.
 
@@ -64,7 +64,7 @@ def statement(
         says: a sentence.
         figures: the figures behind it, with the unit in the name; unknown values are null.
         cited: the spans that it refers to.
-        told_by: the analysis, or the part of xsp, that it comes from.
+        source: the analysis, or the part of xsp, that it comes from.
         further: `subject` and `severity` of a finding.
     """
     return {
@@ -72,7 +72,7 @@ def statement(
         "figures": dict(figures),
         "spans": cited.spans,
         "spans_in_all": cited.in_all,
-        "told_by": told_by,
+        "source": source,
         **further,
     }
 

@@ -46,7 +46,7 @@ def make_views(con: duckdb.DuckDBPyConnection) -> None:
     )
     con.execute(
         """
-        CREATE OR REPLACE TEMP VIEW told AS
+        CREATE OR REPLACE TEMP VIEW drawn_spans AS
         SELECT placed.* REPLACE (
                    CASE WHEN json_valid(attributes) THEN attributes END AS attributes,
                    CASE WHEN json_valid(input_shapes) THEN input_shapes END AS input_shapes),
@@ -132,7 +132,7 @@ EVENTS = f"""
         || ',"pid":' || pid || ',"tid":' || tid
         || ',"ts":' || {_microseconds("at_ns - $5")} || ',"dur":' || {_microseconds("for_ns")}
         || ',"args":{{' || concat_ws(',', {", ".join(_ARGUMENTS)}) || '}}}}'
-    FROM told WHERE kind <> '{Kind.ALLOC}' AND ($1 IS NULL OR at_ns >= $2) AND ($3 IS NULL OR at_ns < $4)
+    FROM drawn_spans WHERE kind <> '{Kind.ALLOC}' AND ($1 IS NULL OR at_ns >= $2) AND ($3 IS NULL OR at_ns < $4)
     ORDER BY at_ns, for_ns DESC, level, depth, span_id
 """
 """A line for each span of a time interval; of spans that begin together, the outer one comes first."""
@@ -146,7 +146,7 @@ _AT = f"""',"pid":' || pid || ',"tid":' || tid || ',"ts":' || {_microseconds("at
 MEMORY = f"""
     WITH changes AS (
         SELECT at_ns, alloc_bytes, {_AT} AS begun, {", ".join(_MEMORY_COLUMNS)}
-        FROM told WHERE kind = '{Kind.ALLOC}' ORDER BY at_ns, span_id
+        FROM drawn_spans WHERE kind = '{Kind.ALLOC}' ORDER BY at_ns, span_id
     ), lines AS (
         SELECT unnest([
             '{{"ph":"i","s":"t","cat":"cpu_instant_event","name":"[memory]"' || begun || concat_ws(',',

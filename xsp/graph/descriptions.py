@@ -21,7 +21,7 @@ from xsp.graph import keys, work
 from xsp.graph.node import Call, Node, NodeKind, Tensor
 from xsp.schema import DTYPES, OVERLOAD, SCALARS, STRIDES
 
-UNKNOWN = "not told"
+UNKNOWN = "not recorded"
 
 TYPES = {
     **{theirs: ours for ours, theirs in work.KINETO.items()},

@@ -73,7 +73,7 @@ def of(trace: Trace) -> Graph:
     for number, operator in enumerate(operators):
         *_, process, thread, layer, name, outer, _ = operator.span
         flow.follow(number, f"{process} {thread}")
-        description = _told(operator)
+        description = _described(operator)
         described += description is not None
         nodes.append(
             _node(operator, description, calls, module_path(modules, None if single_model and outer else name, layer))
@@ -152,7 +152,7 @@ def _nodes_among(spans: list[tuple[Any, ...]], *, through_composites: bool) -> l
     return operators
 
 
-def _told(operator: _Operator) -> descriptions.CallDescription | None:
+def _described(operator: _Operator) -> descriptions.CallDescription | None:
     """Return the description of an operator's call from its span; None if it has none."""
     _, _, name, _, shapes, _, _, _, attributes, *_, layer_attributes = operator.span
     try:

@@ -52,10 +52,10 @@ class Chakra(Enricher):
         )
 
     def enrich(self, con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> None:
-        """Add shapes, types, scalars, outputs and forward operators to the operators in `seen`.
+        """Add shapes, types, scalars, outputs and forward operators to the operators in `raw_spans`.
 
         Args:
-            con: holds `seen`; optionally `operators` (number, record_function_id).
+            con: holds `raw_spans`; optionally `operators` (number, record_function_id).
             source: path of the file, possibly gzip.
             losses: receives the numbers of operators that match, and that do not.
 
@@ -170,36 +170,37 @@ def _numberings(con: duckdb.DuckDBPyConnection) -> list[str]:
     """Return queries of spans with the number that may be their `rf_id`."""
     has_operators = con.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'operators'").fetchall()
     by_record = ["SELECT number, record_function_id AS id FROM operators"] if has_operators else []
-    return [*by_record, "SELECT number, operator AS id FROM seen"]
+    return [*by_record, "SELECT number, operator AS id FROM raw_spans"]
 
 
 _PAIRS = f"""
     CREATE OR REPLACE TEMP TABLE chakra_pairs AS
-    SELECT seen.number, node.* EXCLUDE (name)
-    FROM ({{numbers}}) numbers JOIN seen USING (number) JOIN chakra_nodes node
-        ON node.rf_id = numbers.id AND node.rf_id > 0 AND node.name = seen.name
-    WHERE seen.device IS NULL AND seen.level < {int(Level.RUNTIME)}
+    SELECT raw_spans.number, node.* EXCLUDE (name)
+    FROM ({{numbers}}) numbers JOIN raw_spans USING (number) JOIN chakra_nodes node
+        ON node.rf_id = numbers.id AND node.rf_id > 0 AND node.name = raw_spans.name
+    WHERE raw_spans.device IS NULL AND raw_spans.level < {int(Level.RUNTIME)}
     QUALIFY count(*) OVER (PARTITION BY node.rf_id) = 1
 """
 
 _ENRICH = f"""
-    UPDATE seen SET
-        input_shapes = coalesce(seen.input_shapes, pair.input_shapes),
-        dtypes = CASE WHEN seen.input_shapes IS NULL THEN pair.dtypes ELSE coalesce(seen.dtypes, pair.dtypes) END,
-        scalars = coalesce(seen.scalars, pair.scalars),
-        dtype = coalesce(seen.dtype, list_filter(TRY_CAST(pair.dtypes AS VARCHAR[]),
+    UPDATE raw_spans SET
+        input_shapes = coalesce(raw_spans.input_shapes, pair.input_shapes),
+        dtypes = CASE WHEN raw_spans.input_shapes IS NULL THEN pair.dtypes
+                 ELSE coalesce(raw_spans.dtypes, pair.dtypes) END,
+        scalars = coalesce(raw_spans.scalars, pair.scalars),
+        dtype = coalesce(raw_spans.dtype, list_filter(TRY_CAST(pair.dtypes AS VARCHAR[]),
                          lambda each: each NOT IN ('', '{SCALAR}', 'TensorList'))[1]),
-        sequence_nr = coalesce(seen.sequence_nr, CASE WHEN pair.sequence_nr >= 0 THEN pair.sequence_nr END),
-        attributes = CASE WHEN pair.outputs IS NULL THEN seen.attributes ELSE json_merge_patch(
-            coalesce(seen.attributes, '{{}}'), json_object('output_shapes', pair.outputs::JSON)) END
-    FROM chakra_pairs pair WHERE seen.number = pair.number
+        sequence_nr = coalesce(raw_spans.sequence_nr, CASE WHEN pair.sequence_nr >= 0 THEN pair.sequence_nr END),
+        attributes = CASE WHEN pair.outputs IS NULL THEN raw_spans.attributes ELSE json_merge_patch(
+            coalesce(raw_spans.attributes, '{{}}'), json_object('output_shapes', pair.outputs::JSON)) END
+    FROM chakra_pairs pair WHERE raw_spans.number = pair.number
 """
 
 _FORWARD = """
-    UPDATE seen SET phase = 'backward', forward_thread = made.thread,
-        sequence_nr = coalesce(made.sequence_nr, seen.sequence_nr)
+    UPDATE raw_spans SET phase = 'backward', forward_thread = made.thread,
+        sequence_nr = coalesce(made.sequence_nr, raw_spans.sequence_nr)
     FROM chakra_pairs pair JOIN chakra_pairs forward ON forward.id = pair.fw_parent AND forward.number <> pair.number
-    JOIN seen made ON made.number = forward.number
-    WHERE seen.number = pair.number AND pair.fw_parent > 0
+    JOIN raw_spans made ON made.number = forward.number
+    WHERE raw_spans.number = pair.number AND pair.fw_parent > 0
 """
 """Set the forward operator that the file names, replacing the one inferred from thread numbers."""

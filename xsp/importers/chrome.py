@@ -15,7 +15,7 @@ import duckdb
 from xsp import table
 from xsp.errors import TraceError
 from xsp.importers import traceevents
-from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen, TableImporter
+from xsp.importers.contract import FURTHEST, RAW_COLUMNS, Losses, SourceInfo, TableImporter
 from xsp.importers.kineto import Kineto, is_kineto
 from xsp.importers.kineto_rows import CATEGORIES
 from xsp.schema import Kind, Level
@@ -43,8 +43,8 @@ class Chrome(TableImporter):
         events = (text[:1] == b"{" and b'"traceEvents"' in text) or (text[:1] == b"[" and b'"ph"' in text)
         return (events and not is_kineto(head)) or _is_protobuf(head, source)
 
-    def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
-        """Make the table `seen`, see `TableImporter.fill`.
+    def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> SourceInfo:
+        """Make the table `raw_spans`, see `TableImporter.fill`.
 
         Raises:
             TraceError: the file is in Perfetto's binary format, or cannot be read.
@@ -64,8 +64,8 @@ class Chrome(TableImporter):
             losses.note("the list of trace events is not closed: the program that wrote it ended early")
         _count(con, losses)
         _fill(con, losses)
-        devices = con.execute("SELECT DISTINCT device FROM seen WHERE device IS NOT NULL").fetchall()
-        return Seen({"machine": {"devices": ["unknown"] * (max(devices)[0] + 1)}} if devices else {}, losses)
+        devices = con.execute("SELECT DISTINCT device FROM raw_spans WHERE device IS NOT NULL").fetchall()
+        return SourceInfo({"machine": {"devices": ["unknown"] * (max(devices)[0] + 1)}} if devices else {}, losses)
 
 
 def _is_protobuf(head: bytes, source: str) -> bool:
@@ -136,11 +136,11 @@ def _count(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
 
 
 def _fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    table.create(con, "seen", SEEN)
+    table.create(con, "raw_spans", RAW_COLUMNS)
     for name, query in {"chrome_places": _PLACES, "chrome_pairs": _PAIRS, "chrome_async": _ASYNC}.items():
         con.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}")
     for part in (_COMPLETE, _PAIRED, _PAIRED_ASYNC):
-        con.execute(f"INSERT INTO seen BY NAME {part}")
+        con.execute(f"INSERT INTO raw_spans BY NAME {part}")
     for reasons, reason, rows in (
         (losses.changed, "spans without an end, taken to last until the last event", "chrome_pairs WHERE no_end"),
         (losses.skipped, "ends without a begin", "chrome_pairs WHERE no_begin"),
@@ -152,7 +152,7 @@ def _fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
         ((count,),) = con.execute(f"SELECT count(*) FROM {rows}").fetchall()
         if count:
             reasons[reason] += count
-    ((losses.spans,),) = con.execute("SELECT count(*) FROM seen").fetchall()
+    ((losses.spans,),) = con.execute("SELECT count(*) FROM raw_spans").fetchall()
     for name in ("chrome_places", "chrome_pairs", "chrome_async", "events"):
         con.execute(f"DROP TABLE {name}")
 
@@ -166,7 +166,7 @@ _PLACES = r"""
         SELECT pid, tid, any_value(args.name) AS line FROM events WHERE ph = 'M' AND name = 'thread_name' GROUP BY ALL
     ), found AS (
         SELECT DISTINCT pid, tid FROM events WHERE ph <> 'M'
-    ), told AS (
+    ), named_lines AS (
         SELECT found.pid, found.tid, line, owner,
                TRY_CAST(coalesce(nullif(regexp_extract(owner, '^/device:[A-Z]+:(\d{1,4})\b', 1), ''),
                                  nullif(regexp_extract(owner, '(?i)^gpu ?#?(\d{1,4})$', 1), '')) AS INTEGER) AS device
@@ -183,7 +183,7 @@ _PLACES = r"""
            device IS NOT NULL AND regexp_matches(coalesce(line, ''),
                CASE WHEN owner LIKE '/device:TPU:%' THEN '^(Steps|XLA Modules|Framework|Source|TensorFlow)'
                     ELSE '^(Steps|XLA |Framework|Source|TensorFlow|Launch Stats)' END) AS projected
-    FROM told
+    FROM named_lines
 """
 """Process and thread, or device and stream, for each pair of `pid` and `tid`."""
 

@@ -30,7 +30,7 @@ GROUP = "xsp.importers"
 HEAD = 1 << 16
 """Number of bytes of a file that are passed to `recognises`, after decompression."""
 
-_SEEN = (
+_RAW_NAMES = (
     "level name kind type phase start_ns dur_ns process thread device stream correlation_id sequence_nr "
     "forward_thread status batch_size input_shapes dtype alloc_bytes flops flops_source dram_read_bytes "
     "dram_write_bytes bytes_source occupancy occupancy_source collector attributes"
@@ -121,9 +121,9 @@ class Imported:
     """The description of each run in the source: content of `run.json`, with its `id`."""
 
 
-SEEN: tuple[Column, ...] = (
+RAW_COLUMNS: tuple[Column, ...] = (
     Column("number", "BIGINT", "of the span in its source; unique, not negative"),
-    *(column for column in COLUMNS if column.name in _SEEN),
+    *(column for column in COLUMNS if column.name in _RAW_NAMES),
     Column("operator", "BIGINT", "the source's own id of an operator; of device work, that of the operator it is of"),
     Column("replayed", "BOOLEAN", "device work of a graph that is replayed"),
     Column("dtypes", "VARCHAR", "element types of the inputs, as a JSON array"),
@@ -133,8 +133,8 @@ SEEN: tuple[Column, ...] = (
 
 
 @dataclass
-class Seen:
-    """The description of a source whose spans were read into the table `seen`."""
+class SourceInfo:
+    """The description of a source whose spans were read into the table `raw_spans`."""
 
     run: dict[str, Any]
     """The description of the run in the source: content of `run.json`."""
@@ -167,8 +167,8 @@ class _Reader(Protocol):
 class TableImporter(_Reader, Protocol):
     """Reads spans without parents, of files of any size, into a table of the engine; `xsp.ingest` adds the parents."""
 
-    def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
-        """Make the table `seen` with the columns of `SEEN` and all spans of a source, which covers one rank.
+    def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> SourceInfo:
+        """Make the table `raw_spans` with the columns of `RAW_COLUMNS`, with all spans of a source, which has one rank.
 
         Steps have the kind STEP, layers the level LAYER. Do not invent steps if the source has none.
 
@@ -198,7 +198,7 @@ class Enricher(_Reader, Protocol):
     """Reads a file without times, and adds its content to the spans of another file."""
 
     def enrich(self, con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> None:
-        """Update the table `seen` that a `TableImporter` filled; count what does not match.
+        """Update the table `raw_spans` that a `TableImporter` filled; count what does not match.
 
         Raises:
             TraceError: it cannot be read, or belongs to another file.

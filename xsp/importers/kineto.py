@@ -14,7 +14,7 @@ import duckdb
 
 from xsp.errors import TraceError
 from xsp.importers import claims, kineto_counters, kineto_rows, kineto_whole, traceevents
-from xsp.importers.contract import Losses, Seen, TableImporter
+from xsp.importers.contract import Losses, SourceInfo, TableImporter
 from xsp.importers.kineto_rows import parse_integer
 
 MARKS = (b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"baseTimeNanoseconds"', b"PyTorch Profiler",
@@ -37,8 +37,8 @@ class Kineto(TableImporter):
         """Return whether the file is JSON with trace events from PyTorch."""
         return is_kineto(head)
 
-    def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
-        """Make the table `seen`, see `TableImporter.fill`."""
+    def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> SourceInfo:
+        """Make the table `raw_spans`, see `TableImporter.fill`."""
         rows = kineto_rows.Rows()
         envelope = traceevents.read(con, source, rows)
         losses = Losses(self.name)
@@ -48,11 +48,11 @@ class Kineto(TableImporter):
         counters = kineto_counters.attach(con, run["machine"]["device_properties"], losses)
         base_ns = parse_integer(envelope.keys.get(kineto_rows.BASE)) or 0
         kineto_whole.finish(con, base_ns - rows.base_ns, losses)
-        losses.spans = con.execute("SELECT count(*) FROM seen").fetchall()[0][0]
+        losses.spans = con.execute("SELECT count(*) FROM raw_spans").fetchall()[0][0]
         if not losses.spans:
             raise TraceError("; ".join([f"{source}: holds no operator, call or kernel", *losses.sentences()]))
         private = {key: value for key, value in envelope.keys.items() if key not in PUBLIC and "version" not in key}
-        return Seen(run | counters, losses, _resolution(con), private)
+        return SourceInfo(run | counters, losses, _resolution(con), private)
 
 
 def is_kineto(head: bytes) -> bool:
@@ -96,5 +96,5 @@ def _is_plain(value: Any) -> bool:
 
 def _resolution(con: duckdb.DuckDBPyConnection) -> int:
     """Return the nanoseconds by which a span may extend beyond its parent: more if times are whole microseconds."""
-    rounded = con.execute("SELECT coalesce(bool_and(start_ns % 1000 = 0 AND dur_ns % 1000 = 0), false) FROM seen")
+    rounded = con.execute("SELECT coalesce(bool_and(start_ns % 1000 = 0 AND dur_ns % 1000 = 0), false) FROM raw_spans")
     return 2500 if rounded.fetchall()[0][0] else 500

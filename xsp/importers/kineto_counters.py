@@ -46,7 +46,7 @@ class _Range(NamedTuple):
 
 
 def attach(con: duckdb.DuckDBPyConnection, devices: Sequence[Mapping[str, Any]], losses: Losses) -> dict[str, Any]:
-    """Add the counters of the table `ranges` to the rows of `seen`.
+    """Add the counters of the table `ranges` to the rows of `raw_spans`.
 
     Args:
         con: an engine into which `xsp.importers.kineto_rows.Rows` took all events.
@@ -60,7 +60,8 @@ def attach(con: duckdb.DuckDBPyConnection, devices: Sequence[Mapping[str, Any]],
     if not ranges:
         return {}
     kernels = con.execute(
-        f"SELECT device, name, number FROM seen WHERE kind = '{Kind.KERNEL}' ORDER BY correlation_id, start_ns, number"
+        f"SELECT device, name, number FROM raw_spans WHERE kind = '{Kind.KERNEL}' "
+        "ORDER BY correlation_id, start_ns, number"
     ).fetchall()
     if kernels:
         joined = _by_name(kernels, ranges)
@@ -71,7 +72,7 @@ def attach(con: duckdb.DuckDBPyConnection, devices: Sequence[Mapping[str, Any]],
         losses.note("the range profiler replayed kernels to count: their times are not in the trace, and the host "
                     "waited for the replays")  # fmt: skip
     _write(con, [entry for entry in ranges if entry.number in joined], joined, devices)
-    ((spans,),) = con.execute("SELECT count(*) FROM seen").fetchall()
+    ((spans,),) = con.execute("SELECT count(*) FROM raw_spans").fetchall()
     if not spans:
         _add_window_span(con)
     sums = _sums(entry for entry in ranges if entry.number not in joined)
@@ -136,7 +137,7 @@ def _capability(devices: Sequence[Mapping[str, Any]], device: int) -> tuple[int,
 
 
 def _by_name(kernels: Iterable[tuple[int, str, int]], ranges: Iterable[_Range]) -> dict[int, int]:
-    """Return the row of `seen` by range, for a trace with kernels: the k-th range of a name matches the k-th kernel.
+    """Return the row of `raw_spans` by range, for a trace with kernels: the k-th range is the k-th kernel of that name.
 
     If the numbers of ranges and kernels of a device and name differ, none of them is joined.
     """
@@ -155,13 +156,13 @@ def _by_name(kernels: Iterable[tuple[int, str, int]], ranges: Iterable[_Range]) 
 
 
 def _by_order(con: duckdb.DuckDBPyConnection, ranges: Sequence[_Range], losses: Losses) -> dict[int, int]:
-    """Return the launch in `seen` by range: the k-th range is the k-th launch if the counts agree, with one device."""
+    """Return the launch in `raw_spans` by range: the k-th range is the k-th launch if counts agree, with one device."""
     launches = [
         number
         for (number,) in con.execute(
             f"""
             WITH launches AS (
-                SELECT number, process, thread, start_ns, start_ns + dur_ns AS end_ns FROM seen
+                SELECT number, process, thread, start_ns, start_ns + dur_ns AS end_ns FROM raw_spans
                 WHERE level = {int(Level.RUNTIME)} AND kind = '{Kind.LAUNCH}'
                   AND regexp_matches(name, '^(cuda|cu).*Launch.*Kernel')
             ), nested AS (  -- a call of the runtime may show the driver's call that it makes
@@ -189,37 +190,38 @@ def _write(
     joined: Mapping[int, int],
     devices: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Write the counters into the rows of `seen`: as attributes, and for kernels also into their columns."""
+    """Write the counters into the rows of `raw_spans`: as attributes, and for kernels also into their columns."""
     rows = []
     for entry in counted:
         attributes = {"counters": entry.values, "counted": {"kernel": entry.name, "device": entry.device}}
         figures = metrics.figures(entry.values, _capability(devices, entry.device))
         rows.append((joined[entry.number], json.dumps(attributes), *figures))
     columns = (
-        Column("number", "BIGINT", "of the row in `seen`"),
-        Column("told", "VARCHAR", "attributes, as JSON"),
+        Column("number", "BIGINT", "of the row in `raw_spans`"),
+        Column("additions", "VARCHAR", "attributes, as JSON"),
         *(column for name in metrics.Figures._fields for column in COLUMNS if column.name == name),
     )
     table.create(con, "counted", columns)
     table.insert(con, "counted", rows, columns)
     con.execute(
         """
-        UPDATE seen SET attributes = json_merge_patch(coalesce(seen.attributes, '{}'), counted.told)::VARCHAR
-        FROM counted WHERE seen.number = counted.number
+        UPDATE raw_spans SET
+            attributes = json_merge_patch(coalesce(raw_spans.attributes, '{}'), counted.additions)::VARCHAR
+        FROM counted WHERE raw_spans.number = counted.number
         """
     )
     con.execute(
         f"""
-        UPDATE seen SET
-            flops = coalesce(counted.flops, seen.flops),
-            flops_source = CASE WHEN counted.flops IS NULL THEN seen.flops_source ELSE 'counter' END,
-            dram_read_bytes = coalesce(counted.dram_read_bytes, seen.dram_read_bytes),
-            dram_write_bytes = coalesce(counted.dram_write_bytes, seen.dram_write_bytes),
+        UPDATE raw_spans SET
+            flops = coalesce(counted.flops, raw_spans.flops),
+            flops_source = CASE WHEN counted.flops IS NULL THEN raw_spans.flops_source ELSE 'counter' END,
+            dram_read_bytes = coalesce(counted.dram_read_bytes, raw_spans.dram_read_bytes),
+            dram_write_bytes = coalesce(counted.dram_write_bytes, raw_spans.dram_write_bytes),
             bytes_source = CASE WHEN coalesce(counted.dram_read_bytes, counted.dram_write_bytes) IS NULL
-                           THEN seen.bytes_source ELSE 'counter' END,
-            occupancy = coalesce(counted.occupancy, seen.occupancy),
-            occupancy_source = CASE WHEN counted.occupancy IS NULL THEN seen.occupancy_source ELSE 'counter' END
-        FROM counted WHERE seen.number = counted.number AND seen.kind = '{Kind.KERNEL}'
+                           THEN raw_spans.bytes_source ELSE 'counter' END,
+            occupancy = coalesce(counted.occupancy, raw_spans.occupancy),
+            occupancy_source = CASE WHEN counted.occupancy IS NULL THEN raw_spans.occupancy_source ELSE 'counter' END
+        FROM counted WHERE raw_spans.number = counted.number AND raw_spans.kind = '{Kind.KERNEL}'
         """
     )
     con.execute("DROP TABLE counted")
@@ -229,7 +231,7 @@ def _add_window_span(con: duckdb.DuckDBPyConnection) -> None:
     """Add a span for the profiled window to a trace that contains only ranges."""
     con.execute(
         f"""
-        INSERT INTO seen BY NAME
+        INSERT INTO raw_spans BY NAME
         SELECT 0 AS number, min(start_ns) AS start_ns, max(start_ns + dur_ns) - min(start_ns) AS dur_ns,
                'window of the range profiler' AS name, {int(Level.APPLICATION)} AS level, '{Kind.USER}' AS kind,
                'ok' AS status, 'kineto' AS collector

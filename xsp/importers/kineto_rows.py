@@ -1,4 +1,4 @@
-"""The table `seen` of Kineto's trace events, in SQL."""
+"""The table `raw_spans` of Kineto's trace events, in SQL."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import duckdb
 
 from xsp import table
 from xsp.cost.inputs import NO_TENSOR
-from xsp.importers.contract import FURTHEST, SEEN
+from xsp.importers.contract import FURTHEST, RAW_COLUMNS
 from xsp.schema import Kind, Level
 
 CATEGORIES = {
@@ -328,11 +328,11 @@ _ROWS = {
     ("memory", False): _MEMORY,
     ("overhead", False): _OVERHEAD,
 }
-"""The SQL of rows of `seen`, by the columns `sort` and `has_details` of the events that they are made of."""
+"""The SQL of rows of `raw_spans`, by the columns `sort` and `has_details` of the events that they are made of."""
 
 
 def _spans(sorts: Collection[tuple[str, bool]]) -> str:
-    """Return the SQL of rows of `seen` for the sorts that occur; for a small file, planning takes most of the time."""
+    """Return the SQL of rows of `raw_spans` for the sorts that occur: planning costs small files most."""
     rows = " UNION ALL BY NAME ".join(f"({select})" for sort, select in _ROWS.items() if sort in sorts)
     return f"SELECT * REPLACE (start_ns + {_BASE_NS} AS start_ns), 'kineto' AS collector, 'ok' AS status FROM ({rows})"
 
@@ -347,7 +347,7 @@ _TABLE_QUERIES = {
     "operators": f"SELECT number, {_RECORD_FUNCTION.whole('Record function id')} AS record_function_id "
     f"FROM {_RECORD_FUNCTION.rows(_IS_NUMBERED)} WHERE record_function_id > 0",
 }
-"""The query on a portion that fills each of the tables other than `seen`."""
+"""The query on a portion that fills each of the tables other than `raw_spans`."""
 
 
 def parse_integer(value: Any, below: int = FURTHEST) -> int | None:
@@ -360,7 +360,7 @@ def parse_integer(value: Any, below: int = FURTHEST) -> int | None:
 
 
 class Rows:
-    """Stores trace events of Kineto in `seen`; `xsp.importers.kineto_whole` adds what only all events together give.
+    """Stores trace events of Kineto in `raw_spans`; `xsp.importers.kineto_whole` completes these when all are stored.
 
     Further tables are `ranges` (of the range profiler, see `xsp.importers.kineto_counters`), `arrows` (flows between
     forward and backward operators), `left_out` (events that are not imported), `portions`, and `operators` (with their
@@ -373,7 +373,7 @@ class Rows:
     def begin(self, con: duckdb.DuckDBPyConnection, before: Mapping[str, Any]) -> None:
         """Make the tables."""
         self.base_ns = parse_integer(before.get(BASE)) or 0
-        table.create(con, "seen", SEEN)
+        table.create(con, "raw_spans", RAW_COLUMNS)
         for name, columns in OTHER_TABLES.items():
             con.execute(f"CREATE OR REPLACE TABLE {name} ({columns})")
 
@@ -382,6 +382,8 @@ class Rows:
         pairs = con.execute("SELECT DISTINCT sort, has_details FROM portion WHERE sort IS NOT NULL").fetchall()
         ranges = {("range", False)} & set(pairs)
         sorts = set(pairs) - ranges
-        queries = ({"seen": _spans(sorts)} if sorts else {}) | ({"ranges": _RANGES} if ranges else {}) | _TABLE_QUERIES
+        queries = (
+            ({"raw_spans": _spans(sorts)} if sorts else {}) | ({"ranges": _RANGES} if ranges else {}) | _TABLE_QUERIES
+        )
         for name, select in queries.items():
             con.execute(f"INSERT INTO {name} BY NAME {select.replace(_BASE_NS, str(self.base_ns))}")

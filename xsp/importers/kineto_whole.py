@@ -23,7 +23,7 @@ _PASSIVE = (
 
 
 def finish(con: duckdb.DuckDBPyConnection, shift_ns: int, losses: Losses) -> None:
-    """Complete the table `seen`.
+    """Complete the table `raw_spans`.
 
     Args:
         con: an engine into which `Rows` took all events.
@@ -35,7 +35,7 @@ def finish(con: duckdb.DuckDBPyConnection, shift_ns: int, losses: Losses) -> Non
     _layers(con, losses)
     _remove_duplicates(con, losses)
     if shift_ns:
-        con.execute(f"UPDATE seen SET start_ns = start_ns + {shift_ns}")
+        con.execute(f"UPDATE raw_spans SET start_ns = start_ns + {shift_ns}")
     for name in set(OTHER_TABLES) - {"operators"}:
         con.execute(f"DROP TABLE {name}")
 
@@ -62,10 +62,10 @@ def _layers(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     """Use the blocks that the user named as layers, if a trace has no modules and no compiled regions."""
     condition = f"kind = '{Kind.USER}' AND level = {int(Level.OP)} AND NOT ({_PASSIVE})"
     ((modules, blocks),) = con.execute(
-        f"SELECT count(*) FILTER (kind = '{Kind.MODULE}'), count(*) FILTER ({condition}) FROM seen"
+        f"SELECT count(*) FILTER (kind = '{Kind.MODULE}'), count(*) FILTER ({condition}) FROM raw_spans"
     ).fetchall()
     if not modules and blocks:
-        con.execute(f"UPDATE seen SET level = {int(Level.LAYER)}, type = 'annotation' WHERE {condition}")
+        con.execute(f"UPDATE raw_spans SET level = {int(Level.LAYER)}, type = 'annotation' WHERE {condition}")
         losses.note(
             f"no module was recorded (with_stack=True, with_modules=True): {blocks} named blocks count as layers"
         )
@@ -82,31 +82,31 @@ def _forward_threads(con: duckdb.DuckDBPyConnection) -> None:
         CREATE OR REPLACE TEMP TABLE forward_threads AS
         WITH ops AS (
             SELECT process AS pid, thread AS tid, start_ns AS ts_ns, coalesce(forward_thread, 0) AS forward, name
-            FROM seen WHERE sequence_nr IS NOT NULL
+            FROM raw_spans WHERE sequence_nr IS NOT NULL
         ), ends AS (
             SELECT id, any_value(tid) FILTER (ph = 's') AS from_thread, any_value(pid) FILTER (ph = 'f') AS pid,
                    any_value(tid) FILTER (ph = 'f') AS tid, any_value(ts_ns) FILTER (ph = 'f') AS ts_ns
             FROM arrows GROUP BY id
-        ), told AS (
+        ), by_arrow AS (
             SELECT ops.pid, forward, from_thread AS thread FROM ends JOIN ops USING (pid, tid, ts_ns) WHERE forward > 0
         ), alone AS (
             SELECT pid, min(tid) AS thread FROM ops WHERE forward = 0 AND name NOT LIKE 'autograd::engine::%'
             GROUP BY pid HAVING min(tid) = max(tid)
         )
-        SELECT pid AS process, forward, min(thread) AS thread FROM told
+        SELECT pid AS process, forward, min(thread) AS thread FROM by_arrow
         GROUP BY pid, forward HAVING min(thread) = max(thread)
         UNION ALL
         SELECT pid, forward, thread
         FROM alone JOIN (SELECT DISTINCT pid, forward FROM ops WHERE forward > 0) USING (pid)
-        WHERE (pid, forward) NOT IN (SELECT (pid, forward) FROM told)
+        WHERE (pid, forward) NOT IN (SELECT (pid, forward) FROM by_arrow)
         """
     )
     con.execute(
         """
-        UPDATE seen SET forward_thread = known.thread
-        FROM (SELECT DISTINCT process, forward_thread FROM seen WHERE forward_thread IS NOT NULL) own
+        UPDATE raw_spans SET forward_thread = known.thread
+        FROM (SELECT DISTINCT process, forward_thread FROM raw_spans WHERE forward_thread IS NOT NULL) own
         LEFT JOIN forward_threads known ON known.process = own.process AND known.forward = own.forward_thread
-        WHERE seen.forward_thread = own.forward_thread AND seen.process IS NOT DISTINCT FROM own.process
+        WHERE raw_spans.forward_thread = own.forward_thread AND raw_spans.process IS NOT DISTINCT FROM own.process
         """
     )
     con.execute("DROP TABLE forward_threads")
@@ -115,11 +115,11 @@ def _forward_threads(con: duckdb.DuckDBPyConnection) -> None:
 def _remove_duplicates(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     """Remove duplicates of device work: some profilers write the records of two activity sources."""
     columns = "device, stream, start_ns, dur_ns, correlation_id, name"
-    work = f"seen WHERE level = {int(Level.KERNEL)} AND correlation_id IS NOT NULL"
+    work = f"raw_spans WHERE level = {int(Level.KERNEL)} AND correlation_id IS NOT NULL"
     ((duplicates,),) = con.execute(f"SELECT count(*) - count(DISTINCT hash({columns})) FROM {work}").fetchall()
     if duplicates:
         con.execute(
-            f"DELETE FROM seen WHERE number IN (SELECT number FROM {work} "
+            f"DELETE FROM raw_spans WHERE number IN (SELECT number FROM {work} "
             f"QUALIFY row_number() OVER (PARTITION BY {columns} ORDER BY number) > 1)"
         )
         losses.skipped["device work that was recorded twice"] += duplicates

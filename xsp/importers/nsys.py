@@ -23,9 +23,9 @@ from xsp.importers.contract import (
     CUDA_BACKTRACES,
     FURTHEST,
     OS_BACKTRACES,
-    SEEN,
+    RAW_COLUMNS,
     Losses,
-    Seen,
+    SourceInfo,
     TableImporter,
     fitting,
 )
@@ -68,8 +68,8 @@ class Nsys(TableImporter):
         """Return whether the file is an SQLite file, or a report of nsys that must be exported first."""
         return (head.startswith(SQLITE) and not is_rocpd(head, source)) or source.lower().endswith(REPORTS)
 
-    def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
-        """Make the table `seen`, see `TableImporter.fill`.
+    def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> SourceInfo:
+        """Make the table `raw_spans`, see `TableImporter.fill`.
 
         Raises:
             TraceError: the file is a report instead of an export, not SQLite, damaged, or not from nsys.
@@ -87,7 +87,7 @@ class Nsys(TableImporter):
                 export.close()
         with fitting(source):
             _fill(con, losses, int(run.pop("session_start_ns", 0)))
-        return Seen(run, losses)
+        return SourceInfo(run, losses)
 
 
 # --- the file ---------------------------------------------------------------------------------------------
@@ -188,25 +188,25 @@ _DEVICES = """
 
 
 def _fill(con: duckdb.DuckDBPyConnection, losses: Losses, epoch: int) -> None:
-    table.create(con, "seen", SEEN)
+    table.create(con, "raw_spans", RAW_COLUMNS)
     nsys_activities.fill(con, losses)
     nsys_ranges.fill(con, losses)
     ((deleted,),) = con.execute(
-        f"DELETE FROM seen WHERE start_ns NOT BETWEEN {-epoch} AND {FURTHEST - epoch} OR dur_ns > {FURTHEST}"
+        f"DELETE FROM raw_spans WHERE start_ns NOT BETWEEN {-epoch} AND {FURTHEST - epoch} OR dur_ns > {FURTHEST}"
     ).fetchall()
     if deleted:
         losses.skipped["a time before the epoch or in the far future"] += deleted
     con.execute(
         """
-        CREATE OR REPLACE TABLE seen AS SELECT * REPLACE (
+        CREATE OR REPLACE TABLE raw_spans AS SELECT * REPLACE (
             row_number() OVER (ORDER BY start_ns, level, dur_ns DESC) - 1 AS number, start_ns + $1::BIGINT AS start_ns,
             coalesce(status, 'ok') AS status, coalesce(replayed, false) AS replayed, 'nsys' AS collector
-        ) FROM seen
+        ) FROM raw_spans
         """,
         [epoch],
     )
     _find_forward(con, losses)
-    ((losses.spans,),) = con.execute("SELECT count(*) FROM seen").fetchall()
+    ((losses.spans,),) = con.execute("SELECT count(*) FROM raw_spans").fetchall()
     _drop(con)
 
 
@@ -217,16 +217,16 @@ def _find_forward(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     """
     con.execute(
         f"""
-        UPDATE seen SET forward_thread = made.thread FROM (
-            SELECT process, min(thread) AS thread FROM seen
+        UPDATE raw_spans SET forward_thread = made.thread FROM (
+            SELECT process, min(thread) AS thread FROM raw_spans
             WHERE level = {int(Level.OP)} AND sequence_nr IS NOT NULL AND phase IS NULL
             GROUP BY process HAVING min(thread) = max(thread)
         ) made
-        WHERE seen.phase = 'backward' AND seen.sequence_nr IS NOT NULL AND seen.process = made.process
+        WHERE raw_spans.phase = 'backward' AND raw_spans.sequence_nr IS NOT NULL AND raw_spans.process = made.process
         """
     )
     ((unmatched,),) = con.execute(
-        "SELECT count(*) FROM seen WHERE phase = 'backward' AND forward_thread IS NULL"
+        "SELECT count(*) FROM raw_spans WHERE phase = 'backward' AND forward_thread IS NULL"
     ).fetchall()
     if unmatched:
         losses.note(f"{unmatched} backward operators whose forward operator is unknown")

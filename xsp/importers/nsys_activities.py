@@ -94,7 +94,7 @@ def names() -> str:
 
 
 def fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    """Append the CUPTI records and the library calls to `seen`.
+    """Append the CUPTI records and the library calls to `raw_spans`.
 
     Args:
         con: holds the tables that `copy` makes, `nsys_strings`, `nsys_devices` (process, ordinal, device, sms) and
@@ -104,11 +104,11 @@ def fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     _delete_untimed(con, losses)
     _place(con, losses)
     for part in (_KERNELS, _GRAPHS, _COPIED, _MEMSETS):
-        con.execute(f"INSERT INTO seen BY NAME {part}")
+        con.execute(f"INSERT INTO raw_spans BY NAME {part}")
     con.execute(f"CREATE OR REPLACE TEMP TABLE nsys_all_calls AS {_ALL_CALLS}")
-    con.execute(f"INSERT INTO seen BY NAME {_RUNTIME}")
-    con.execute(f"INSERT INTO seen BY NAME {_OVERHEAD}")
-    con.execute(f"INSERT INTO seen BY NAME {_LIBRARY}")
+    con.execute(f"INSERT INTO raw_spans BY NAME {_RUNTIME}")
+    con.execute(f"INSERT INTO raw_spans BY NAME {_OVERHEAD}")
+    con.execute(f"INSERT INTO raw_spans BY NAME {_LIBRARY}")
     _count(con, losses)
 
 
@@ -234,7 +234,7 @@ _RUNTIME = f"""
                any_value({_case_of("coalesce(syncType, deprecatedSyncType)", WAITS, "NULL")}) AS awaited
         FROM nsys_waits GROUP BY ALL
     ), started AS (
-        SELECT DISTINCT process, correlation_id FROM seen WHERE device IS NOT NULL
+        SELECT DISTINCT process, correlation_id FROM raw_spans WHERE device IS NOT NULL
     ), calls AS (
         SELECT c.*, CASE WHEN NOT contains(c.name, 'Query')
                          THEN coalesce({_WAITS_BY_NAME}, waits.awaited) END AS awaited,

@@ -74,10 +74,10 @@ def names() -> str:
 
 
 def fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    """Append the spans that the ranges stand for to `seen`.
+    """Append the spans that the ranges stand for to `raw_spans`.
 
     Args:
-        con: holds `nsys_nvtx`, `nsys_strings` and `seen` with the CUPTI records.
+        con: holds `nsys_nvtx`, `nsys_strings` and `raw_spans` with the CUPTI records.
         losses: counts what is left out.
     """
     _leave_out(con, losses)
@@ -88,7 +88,7 @@ def fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     if gil:
         losses.skipped["NVTX: the interpreter's lock was held or awaited"] += gil
     for part in (_OPERATORS, _CALLS, _STEP_SPANS, _USER_SPANS):
-        con.execute(f"INSERT INTO seen BY NAME {part}")
+        con.execute(f"INSERT INTO raw_spans BY NAME {part}")
 
 
 def _leave_out(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
@@ -178,9 +178,9 @@ _COLLECTIVE = (
 _CALLS = f"""
     SELECT {int(Level.LIBRARY)} AS level, '{Kind.CALL}' AS kind, text AS name, process, thread, start_ns,
            end_ns - start_ns AS dur_ns, CASE WHEN open THEN 'unclosed' ELSE 'ok' END AS status,
-           CASE WHEN {_COLLECTIVE} IS NOT NULL AND (contains(text, ':') OR NOT told_by_torch)
+           CASE WHEN {_COLLECTIVE} IS NOT NULL AND (contains(text, ':') OR NOT has_torch_ranges)
                 THEN json_object('xsp.collective.name', {_COLLECTIVE}) END AS attributes
-    FROM nsys_ranges, (SELECT count(*) > 0 AS told_by_torch FROM nsys_ranges WHERE text LIKE 'nccl:%')
+    FROM nsys_ranges, (SELECT count(*) > 0 AS has_torch_ranges FROM nsys_ranges WHERE text LIKE 'nccl:%')
     WHERE role = 'call'
 """
 
@@ -196,7 +196,7 @@ _STEPS = f"""
         SELECT *, count(*) OVER (PARTITION BY process, thread, text) AS times FROM outermost WHERE NOT within
     ), busiest AS (
         SELECT process, arg_max(thread, calls) AS thread FROM (
-            SELECT process, thread, count(*) AS calls FROM seen
+            SELECT process, thread, count(*) AS calls FROM raw_spans
             WHERE level = {int(Level.RUNTIME)} AND (process, thread) IN (SELECT process, thread FROM marked)
             GROUP BY ALL
         ) GROUP BY process

@@ -21,7 +21,7 @@ from xsp import table
 from xsp.errors import TraceError
 from xsp.fields import is_count
 from xsp.importers import claims, nsys_ranges
-from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen, TableImporter, broken, fitting, opened
+from xsp.importers.contract import FURTHEST, RAW_COLUMNS, Losses, SourceInfo, TableImporter, broken, fitting, opened
 from xsp.importers.nsys_tables import Export
 from xsp.schema import Column, Kind, Level
 
@@ -71,8 +71,8 @@ class Rocprof(TableImporter):
         """Return whether the file is a rocpd database, or JSON of rocprofv3."""
         return (head.lstrip()[:1] == b"{" and f'"{KEY}"'.encode() in head) or is_rocpd(head, source)
 
-    def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
-        """Make the table `seen`, see `TableImporter.fill`.
+    def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> SourceInfo:
+        """Make the table `raw_spans`, see `TableImporter.fill`.
 
         Raises:
             TraceError: the file is damaged, too large, or has an unknown schema.
@@ -90,7 +90,7 @@ class Rocprof(TableImporter):
         if agents:
             properties = [claims.device(agent.name, agent.units, None, None, None, agent.wave) for agent in agents]
             run["machine"] = {"devices": [agent.name for agent in agents], "device_properties": properties}
-        return Seen(run, losses)
+        return SourceInfo(run, losses)
 
 
 def is_rocpd(head: bytes, source: str) -> bool:
@@ -293,7 +293,7 @@ def _axes(sizes: Mapping[str, Any]) -> list[int]:
 
 
 def _fill(con: duckdb.DuckDBPyConnection, agents: Iterable[_Agent], losses: Losses) -> None:
-    table.create(con, "seen", SEEN)
+    table.create(con, "raw_spans", RAW_COLUMNS)
     device_rows = [
         (agent.id - (1 << 64) if agent.id >= 1 << 63 else agent.id, index) for index, agent in enumerate(agents)
     ]
@@ -309,17 +309,17 @@ def _fill(con: duckdb.DuckDBPyConnection, agents: Iterable[_Agent], losses: Loss
     if unknown:
         losses.changed["kernels of an unknown GPU, taken as those of device 0"] += unknown
     for query in (_KERNELS, _COPIES, _CALLS):
-        con.execute(f"INSERT INTO seen BY NAME {query}")
+        con.execute(f"INSERT INTO raw_spans BY NAME {query}")
     _ranges(con, losses)
     con.execute(
         """
-        CREATE OR REPLACE TABLE seen AS SELECT * REPLACE (
+        CREATE OR REPLACE TABLE raw_spans AS SELECT * REPLACE (
             row_number() OVER (ORDER BY start_ns, level, dur_ns DESC) - 1 AS number, coalesce(status, 'ok') AS status,
             coalesce(replayed, false) AS replayed, 'rocprof' AS collector
-        ) FROM seen
+        ) FROM raw_spans
         """
     )
-    ((losses.spans,),) = con.execute("SELECT count(*) FROM seen").fetchall()
+    ((losses.spans,),) = con.execute("SELECT count(*) FROM raw_spans").fetchall()
     for name in (*ROWS, "roc_devices"):
         con.execute(f"DROP TABLE {name}")
 

@@ -19,7 +19,7 @@ import duckdb
 
 from xsp import table
 from xsp.errors import TraceError
-from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen, TableImporter, broken, fitting, opened
+from xsp.importers.contract import FURTHEST, RAW_COLUMNS, Losses, SourceInfo, TableImporter, broken, fitting, opened
 from xsp.schema import Column, Kind, Level
 
 MOST = 1 << 30
@@ -58,8 +58,8 @@ class TorchMemory(TableImporter):
         start = bytes(head[:64]).translate(None, b" \t\r\n")
         return _is_pickle(head) or (start[:2] == b"[[" and start[2:3] in b"-0123456789" and len(start) > 2)
 
-    def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
-        """Make the table `seen`, see `TableImporter.fill`.
+    def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> SourceInfo:
+        """Make the table `raw_spans`, see `TableImporter.fill`.
 
         Raises:
             TraceError: the file is damaged, too large, would run code, or has other content.
@@ -81,27 +81,27 @@ class TorchMemory(TableImporter):
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise TraceError(f"{source}: is not in PyTorch's form ({type(error).__name__}: {error})") from error
         with fitting(source):
-            table.create(con, "seen", SEEN)
+            table.create(con, "raw_spans", RAW_COLUMNS)
             table.create(con, "memory_rows", _ROWS)
             table.insert(con, "memory_rows", records, _ROWS)
             ((inserted,),) = con.execute(
-                f"INSERT INTO seen BY NAME SELECT number, start_ns, 0 AS dur_ns, 'memory' AS name, type, "
+                f"INSERT INTO raw_spans BY NAME SELECT number, start_ns, 0 AS dur_ns, 'memory' AS name, type, "
                 f"{int(Level.OP)} AS level, '{Kind.ALLOC}' AS kind, alloc_bytes, attributes, 'ok' AS status, "
                 f"false AS replayed, 'torch-memory' AS collector FROM memory_rows WHERE start_ns BETWEEN 0 AND {LATEST}"
             ).fetchall()
             if inserted < len(records):
                 losses.skipped["a time before the epoch or in the far future"] += len(records) - inserted
             con.execute(
-                f"INSERT INTO seen BY NAME SELECT max(number) + 1 AS number, min(start_ns) AS start_ns, "
+                f"INSERT INTO raw_spans BY NAME SELECT max(number) + 1 AS number, min(start_ns) AS start_ns, "
                 f"max(start_ns) + 1000 - min(start_ns) AS dur_ns, 'recorded memory' AS name, 'ok' AS status, "
                 f"{int(Level.APPLICATION)} AS level, '{Kind.USER}' AS kind, false AS replayed, "
-                "'torch-memory' AS collector FROM seen HAVING count(*) > 0"
+                "'torch-memory' AS collector FROM raw_spans HAVING count(*) > 0"
             )
             con.execute("DROP TABLE memory_rows")
-        ((losses.spans,),) = con.execute("SELECT count(*) FROM seen").fetchall()
+        ((losses.spans,),) = con.execute("SELECT count(*) FROM raw_spans").fetchall()
         if not losses.spans:
             raise TraceError(f"{source}: holds no allocations; call torch.cuda.memory._record_memory_history() first")
-        return Seen({"profiler": {"name": "PyTorch's memory"}}, losses)
+        return SourceInfo({"profiler": {"name": "PyTorch's memory"}}, losses)
 
 
 # --- snapshots ----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from xsp import rundir, table
 from xsp.correlate.columns import correlate_table
 from xsp.errors import OutputError, TraceError
 from xsp.importers import contract
-from xsp.importers.contract import Enricher, Seen, TableImporter
+from xsp.importers.contract import Enricher, SourceInfo, TableImporter
 from xsp.ingest.jobs import RUNS, distinct, name_of
 from xsp.ingest.write import noted
 from xsp.run import RANKS, Run
@@ -97,23 +97,23 @@ def _merged(
 ) -> tuple[duckdb.DuckDBPyConnection, Run]:
     con = table.spilling(folder, MEMORY)
     try:
-        seen = importer.fill(con, source)
+        info = importer.fill(con, source)
         for enricher_source, enricher in enrichers.items():
             with contract.fitting(enricher_source):
-                enricher.enrich(con, enricher_source, seen.losses)
-        if "rank" not in seen.run and (match := _RANK.search(Path(source).name)):
-            seen.run["rank"] = int(match.group(1))
+                enricher.enrich(con, enricher_source, info.losses)
+        if "rank" not in info.run and (match := _RANK.search(Path(source).name)):
+            info.run["rank"] = int(match.group(1))
         identity = _identity(source)
-        if seen.losses.spans > MANY:
+        if info.losses.spans > MANY:
             con.execute(
                 f"ATTACH {table.path_literal(folder / 'placed.duckdb')} AS work; SET search_path = 'work,memory'"
             )
         with contract.fitting(source):
-            correlate_table(con, seen, identity)
-            con.execute("DROP TABLE seen")
+            correlate_table(con, info, identity)
+            con.execute("DROP TABLE raw_spans")
             con.execute("ALTER VIEW placed RENAME TO spans")
-            merge.merge(con, Run.of(seen.run))
-        return con, _run(con, seen, source, identity, names)
+            merge.merge(con, Run.of(info.run))
+        return con, _run(con, info, source, identity, names)
     except duckdb.OutOfMemoryException as error:
         con.close()
         raise OutputError(f"{source}: needs more room than {tempfile.gettempdir()} has ({error})") from error
@@ -187,7 +187,7 @@ def _identity(source: str) -> str:
     return digest.hexdigest()
 
 
-def _run(con: duckdb.DuckDBPyConnection, seen: Seen, source: str, identity: str, names: bool) -> Run:
+def _run(con: duckdb.DuckDBPyConnection, info: SourceInfo, source: str, identity: str, names: bool) -> Run:
     """Return the run of a file."""
     ((start, end, levels),) = con.execute(
         "SELECT min(start_ns), max(start_ns + dur_ns), list(DISTINCT level) FROM spans"
@@ -200,11 +200,11 @@ def _run(con: duckdb.DuckDBPyConnection, seen: Seen, source: str, identity: str,
         "name": _SUFFIXES.sub("", name) or name,
         "start_ns": start,
         "end_ns": end,
-        **seen.run,
+        **info.run,
         "levels": "/".join(level.name.lower() for level in Level if level in levels),
         "finished": True,
-        "imported": {"sources": [{"source": name, **seen.losses.report()}], "doubled": 0},
+        "imported": {"sources": [{"source": name, **info.losses.report()}], "doubled": 0},
     }
     if names:
-        content["names"] = seen.private
-    return noted(Run.of(content), [f"{name}: {text}" for text in seen.losses.sentences()], 0)
+        content["names"] = info.private
+    return noted(Run.of(content), [f"{name}: {text}" for text in info.losses.sentences()], 0)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 from xsp import bench
-from xsp.advise import Asked, provides
+from xsp.advise import AdviceContext, provides
 from xsp.bench.plan import missing, overheads, runtime_of, worth
 from xsp.bench.spec import AS_RUN, OTHER_NUMBERS, Spec
 from xsp.bench.timings import Timings
@@ -35,17 +35,17 @@ Progress = Callable[[str, int, int], None]
 
 
 @provides("timings")
-def timings(asked: Asked) -> Timings:
+def timings(context: AdviceContext) -> Timings:
     """Return the timings of the requested folder, after taking missing timings if there is a budget.
 
     Raises:
         BenchError: the timings are not available.
     """
-    settings = asked.settings
+    settings = context.settings
     known = Timings.open(settings.get("timings"), like=settings.get("like"))
     seconds = settings.get("fill")
-    if seconds and timed.timed_here(asked.graph) and not recordedcalls.is_elsewhere(asked.trace):
-        fill(asked.graph, known, threads_of(asked), float(seconds), settings.get("progress"))
+    if seconds and timed.timed_here(context.graph) and not recordedcalls.is_elsewhere(context.trace):
+        fill(context.graph, known, threads_of(context), float(seconds), settings.get("progress"))
     return known
 
 

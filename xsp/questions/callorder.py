@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from xsp.advise import Advice, Asked, Interval
+from xsp.advise import Advice, AdviceContext, Interval
 from xsp.bound import totals
 from xsp.bound.ladder import Bound, Rung
 from xsp.bound.totals import Figure
@@ -98,14 +98,14 @@ WAYS = (
 )
 
 
-def advice(asked: Asked, least_percent: float) -> Iterator[Advice]:
+def advice(context: AdviceContext, least_percent: float) -> Iterator[Advice]:
     """Yield upper bounds of the gain of fusing calls, for a trace whose calls are known by their order."""
-    bound: Bound = asked.bound
+    bound: Bound = context.bound
     graph = bound.graph
     figures = bound.figures.get(Rung.IN_PLACE.value) or bound.figures.get(Rung.AS_RUN.value)
     if figures is None:
         return
-    total_ns = step_ns(asked, bound, figures)
+    total_ns = step_ns(context, bound, figures)
     for find, text, do, trial in WAYS:
         groups = find(graph)
         nodes = [place for group in groups for place in group]

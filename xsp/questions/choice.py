@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from xsp.advise import Advice, Asked, Interval, Needs, question
+from xsp.advise import Advice, AdviceContext, Interval, Needs, question
 from xsp.bench.spec import AS_RUN, Timing
 from xsp.questions import layouts
 from xsp.questions.timedcalls import Difference, Ground, difference, milliseconds
@@ -48,9 +48,9 @@ class Setting:
 
 
 @question("choice", "Does each call use the best installed algorithm and layout?", number="Q3", needs=Needs.BOUND)
-def choice(asked: Asked) -> Iterator[Advice]:
+def choice(context: AdviceContext) -> Iterator[Advice]:
     """Layout of images, oneDNN, and back end of attention: calls timed each way, and added up over the graph."""
-    ground: Ground = asked.part("ground")
+    ground: Ground = context.part("ground")
     yield from pieces(ground)
 
 

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from xsp.advise import Advice, Asked, Interval, Needs, question
+from xsp.advise import Advice, AdviceContext, Interval, Needs, question
 from xsp.bound import totals
 from xsp.graph import work
 from xsp.graph.draft import Draft, Web
@@ -50,15 +50,15 @@ FOLDS = {
 
 
 @question("fusion", "Which calls can be fused?", number="Q5", needs=Needs.BOUND)
-def fusion(asked: Asked) -> Iterator[Advice]:
+def fusion(context: AdviceContext) -> Iterator[Advice]:
     """Batch norms that fold into convolutions, hand-written attention, linear layers on one input: the gain is the
     difference of timings. Chains of elementwise calls and optimizers that loop over parameters: the gain is at most the
     share of their time that memory traffic between them has in all of their traffic. If only the order of calls is
     known, norms after convolutions and hand-written attention: the gain is at most the time of the removed calls."""
-    if asked.graph.known_by is KnownBy.ORDER:
-        yield from callorder.advice(asked, LEAST_PERCENT)
+    if context.graph.known_by is KnownBy.ORDER:
+        yield from callorder.advice(context, LEAST_PERCENT)
         return
-    prices: Prices = asked.part("prices")
+    prices: Prices = context.part("prices")
     for gain in prices.gains(FOLDS):
         do, trial = FOLDS[gain.changes[0].rule]
         advice = prices.advice("fusion", gain, what(gain), do, trial)
@@ -68,7 +68,7 @@ def fusion(asked: Asked) -> Iterator[Advice]:
     chains_by_ops = chains(prices.rewritten.original, removed)
     for ops, groups in chains_by_ops.items():
         yield from _chain(prices, ops, groups)
-    if asked.trace is None:  # for a trace, the question `optimizer` is more precise
+    if context.trace is None:  # for a trace, the question `optimizer` is more precise
         yield from _updates(prices)
 
 

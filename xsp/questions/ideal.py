@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 
-from xsp.advise import Asked, provides
+from xsp.advise import AdviceContext, provides
 from xsp.bound import recordedcalls
 from xsp.bound.ladder import NAMES, Bound, Rung
 from xsp.errors import AnalysisError
@@ -22,16 +22,16 @@ WORTH = 0.05
 
 
 @provides("ideal")
-def ideal(asked: Asked) -> tuple[str, ...]:
+def ideal(context: AdviceContext) -> tuple[str, ...]:
     """Return lines on how far the step is from the best installed kernels, and where the time is lost.
 
     Raises:
         AnalysisError: the step ran on another device.
         XspError: there is no bound.
     """
-    if asked.settings.get("device") is not None or recordedcalls.is_elsewhere(asked.trace):
+    if context.settings.get("device") is not None or recordedcalls.is_elsewhere(context.trace):
         raise AnalysisError("the step ran on another device, for which there are no timings here")
-    return tuple(lines(asked.bound))
+    return tuple(lines(context.bound))
 
 
 def lines(bound: Bound) -> Iterator[str]:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from xsp.advise import Advice, Asked, Needs, question
+from xsp.advise import Advice, AdviceContext, Needs, question
 from xsp.bench.spec import Timing
 from xsp.errors import AnalysisError
 from xsp.graph import paths, schedule
@@ -45,15 +45,15 @@ class Threads:
 
 
 @question("thread-count", "Is the number of threads optimal?", number="Q2", needs=Needs.BOUND)
-def thread_count(asked: Asked) -> Iterator[Advice]:
+def thread_count(context: AdviceContext) -> Iterator[Advice]:
     """All calls with each number of threads up to the number of cores, compared with the step's number of threads."""
-    yield from of_threads(asked.part("ground"))
+    yield from of_threads(context.part("ground"))
 
 
 @question("parallelism", "Do independent branches run at the same time?", number="Q2", needs=Needs.BOUND)
-def parallelism(asked: Asked) -> Iterator[Advice]:
+def parallelism(context: AdviceContext) -> Iterator[Advice]:
     """A schedule of the graph with one call per core, against one call after the other, and whether calls overlap."""
-    ground: Ground = asked.part("ground")
+    ground: Ground = context.part("ground")
     if ground.graph.known_by is KnownBy.ORDER:
         raise AnalysisError(
             "a run has the order of its calls and not their data flow, so independent calls are unknown; "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from xsp.advise import Advice, Asked, Needs, question
+from xsp.advise import Advice, AdviceContext, Needs, question
 from xsp.bench.spec import AS_RUN
 from xsp.graph.node import Phase
 from xsp.questions.choice import setting
@@ -19,9 +19,9 @@ AUTOCAST = "autocast-bfloat16"
 
 
 @question("precision", "What would computing in bfloat16 gain?", number="Q6", needs=Needs.BOUND)
-def precision(asked: Asked) -> Iterator[Advice]:
+def precision(context: AdviceContext) -> Iterator[Advice]:
     """Products and convolutions of float32 under autocast in bfloat16, compared with the original calls."""
-    yield from pieces(asked.part("ground"))
+    yield from pieces(context.part("ground"))
 
 
 def pieces(ground: Ground) -> Iterator[Advice]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from xsp.advise import Advice, Asked, Needs, question
+from xsp.advise import Advice, AdviceContext, Needs, question
 from xsp.graph.rewrite import Change
 from xsp.questions.rewriting import Gain, Prices
 
@@ -12,14 +12,14 @@ RULES = ("dead", "equal", "cast", "copy", "loop")
 
 
 @question("removable", "Which calls can be removed?", number="Q4", needs=Needs.BOUND)
-def removable(asked: Asked) -> Iterator[Advice]:
+def removable(context: AdviceContext) -> Iterator[Advice]:
     """Calls whose results are not read, that recompute existing values, that copy or cast without need, and calls on
     the samples of a batch one by one. The gain is their time minus that of their replacement.
 
     A loop over samples in a trace is left to the question `samples` if the call on the whole batch is not timed."""
-    prices: Prices = asked.part("prices")
+    prices: Prices = context.part("prices")
     for gain in prices.gains(RULES):
-        if gain.at_most and gain.changes[0].rule == "loop" and asked.trace is not None:
+        if gain.at_most and gain.changes[0].rule == "loop" and context.trace is not None:
             continue
         yield prices.advice("removable", gain, what(gain), do(gain.changes[0]))
 

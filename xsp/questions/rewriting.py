@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xsp import bench
-from xsp.advise import Advice, Asked, Interval, Place, provides
+from xsp.advise import Advice, AdviceContext, Interval, Place, provides
 from xsp.advise.advice import MOST_SPANS
 from xsp.bench.spec import Spec
 from xsp.bench.timings import Timings
@@ -192,13 +192,13 @@ def placed(
 
 
 @provides("prices")
-def prices(asked: Asked) -> Prices:
+def prices(context: AdviceContext) -> Prices:
     """Return the rewritten graph of the question's subject, with the time of each call.
 
     Raises:
         GraphError: the graph does not have the information needed to rewrite it.
     """
-    bound: Bound = asked.bound
+    bound: Bound = context.bound
     rewritten = rewrite.of(bound.graph)
     unknown: tuple[Figure | None, ...] = (None,) * len(bound.graph.nodes)
     in_place = bound.figures.get(Rung.IN_PLACE.value, unknown)
@@ -208,18 +208,20 @@ def prices(asked: Asked) -> Prices:
     spans: tuple[str, ...] = ()
     if join is not None:
         spans = tuple("" if index is None else join.seen[index].span or "" for index in join.of_node)
-    return Prices(rewritten, before, in_place, _added(asked, bound, rewritten), step_ns(asked, bound, before), spans)
+    return Prices(
+        rewritten, before, in_place, _added(context, bound, rewritten), step_ns(context, bound, before), spans
+    )
 
 
-def _added(asked: Asked, bound: Bound, rewritten: Rewritten) -> dict[int, Figure]:
+def _added(context: AdviceContext, bound: Bound, rewritten: Rewritten) -> dict[int, Figure]:
     """Return the timings of added calls; missing ones are taken if there is a budget."""
     threads = bound.settings.get("threads")
     places = {place for change in rewritten.changes for place in rewritten.added(change)}
     if threads is None or not places:
         return {}
     specs = {place: spec for place, spec in enumerate(timed.specs_of(rewritten.graph, threads)) if place in places}
-    timings: Timings = asked.part("timings")
-    seconds = asked.settings.get("fill")
+    timings: Timings = context.part("timings")
+    seconds = context.settings.get("fill")
     missing = [spec for spec in specs.values() if spec is not None and timings.get(spec.key) is None]
     if seconds and missing:
         bench.fill(missing, timings, min(float(seconds), MOST_FILL_S))
@@ -233,10 +235,10 @@ def _figure(timings: Timings, spec: Spec | None) -> Figure | None:
     return Figure(float(round(timing.trimmed_ns)), timing.half_ns or 0.0, timing.key)
 
 
-def step_ns(asked: Asked, bound: Bound, before: Sequence[Figure | None]) -> float | None:
+def step_ns(context: AdviceContext, bound: Bound, before: Sequence[Figure | None]) -> float | None:
     """Return the time of a step: as measured, else from the bound, else the sum of the known calls; None if unknown."""
-    if asked.step is not None and asked.step.what == "step":
-        return asked.step.ms.value * 1e6
+    if context.step is not None and context.step.what == "step":
+        return context.step.ms.value * 1e6
     for rung in (Rung.MEASURED, Rung.FRAMEWORK, Rung.AS_RUN):
         total = bound.rungs[rung.value].sequential
         if total:

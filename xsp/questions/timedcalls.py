@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from xsp import bound as bounds
-from xsp.advise import Asked, Interval, Place, provides
+from xsp.advise import AdviceContext, Interval, Place, provides
 from xsp.advise.advice import MOST_SPANS
 from xsp.bench.spec import AS_RUN, Spec, Timing
 from xsp.bench.timings import Timings
@@ -203,54 +203,54 @@ class Ground:
 
 
 @provides("ground")
-def ground(asked: Asked) -> Ground:
+def ground(context: AdviceContext) -> Ground:
     """Return the basis of questions on timings.
 
     Raises:
         AnalysisError: the calls cannot be timed here, or there are no timings.
     """
-    trace = asked.trace
-    if asked.settings.get("device") is not None or recordedcalls.is_elsewhere(trace):
+    trace = context.trace
+    if context.settings.get("device") is not None or recordedcalls.is_elsewhere(trace):
         raise AnalysisError("single calls are timed on this processor, and the step ran on another device")
-    graph = asked.graph
+    graph = context.graph
     if not timed.timed_here(graph):
         raise AnalysisError(f"the calls of {graph.name} cannot be run in isolation here, so they have no timings")
     if trace is not None and recordedcalls.is_compiled(trace):
         raise AnalysisError("the step ran compiled: its calls are not those that are timed in isolation")
     if not any(node.call.inputs for node in graph.computing):
         raise AnalysisError(recordedcalls.no_shapes(trace))
-    step, calls = asked.step, () if trace is None else _traced_calls(asked, graph)
+    step, calls = context.step, () if trace is None else _traced_calls(context, graph)
     basis = Ground(
         graph,
-        asked.part("timings"),
-        threads_of(asked),
+        context.part("timings"),
+        threads_of(context),
         cores(),
         calls,
         step.ms if step is not None and step.what == "step" else None,
-        trace is not None and _overlap(asked, calls),
+        trace is not None and _overlap(context, calls),
     )
     if not any(basis.timing(node, threads=basis.threads) for node in basis.computing):
         raise AnalysisError(f"no call is timed here; {FILL}")
     return basis.undisturbed()
 
 
-def threads_of(asked: Asked) -> int:
+def threads_of(context: AdviceContext) -> int:
     """Return the number of threads of the step: from the settings, else from the run, else all cores."""
-    run_threads = asked.trace.run.machine.torch_threads if asked.trace is not None else None
-    return int(asked.settings.get("threads") or run_threads or cores())
+    run_threads = context.trace.run.machine.torch_threads if context.trace is not None else None
+    return int(context.settings.get("threads") or run_threads or cores())
 
 
-def _traced_calls(asked: Asked, graph: Graph) -> tuple[RecordedCall | None, ...]:
+def _traced_calls(context: AdviceContext, graph: Graph) -> tuple[RecordedCall | None, ...]:
     if graph.source is Source.SPANS:
-        return tuple(recordedcalls.of_nodes(asked.traced))
-    calls = recordedcalls.of(asked.traced, {node.call.op for node in graph.nodes})
+        return tuple(recordedcalls.of_nodes(context.traced))
+    calls = recordedcalls.of(context.traced, {node.call.op for node in graph.nodes})
     return tuple(None if index is None else calls[index] for index in join.of(graph, calls).of_node)
 
 
-def _overlap(asked: Asked, calls: Sequence[RecordedCall | None]) -> bool:
+def _overlap(context: AdviceContext, calls: Sequence[RecordedCall | None]) -> bool:
     """Return whether calls of different threads ran at the same time, for more than `ALLOWANCE` of their time."""
     span_ids = {call.span for call in calls if call is not None}
-    rows = asked.traced.con.execute(
+    rows = context.traced.con.execute(
         f"SELECT span_id, start_ns, dur_ns, process, thread FROM merged WHERE level = {int(Level.OP)} ORDER BY start_ns"
     ).fetchall()
     ends: dict[tuple[object, object], int] = {}
@@ -266,22 +266,22 @@ def _overlap(asked: Asked, calls: Sequence[RecordedCall | None]) -> bool:
 
 
 @provides("graph")
-def graph(asked: Asked) -> Any:
+def graph(context: AdviceContext) -> Any:
     """Return the graph of the model that was run or given, else that of the trace's calls."""
-    result, _ = planned.of(_subject(asked), (), None, _options(asked, OF_MODEL))
+    result, _ = planned.of(_subject(context), (), None, _options(context, OF_MODEL))
     return result
 
 
 @provides("bound")
-def bound(asked: Asked) -> Any:
+def bound(context: AdviceContext) -> Any:
     """Return the bound of the graph, joined with the trace if there is one."""
-    what = asked.graph
-    return bounds.of(what, trace=asked.trace, timings=asked.part("timings"), **_options(asked, OF_BOUND))
+    what = context.graph
+    return bounds.of(what, trace=context.trace, timings=context.part("timings"), **_options(context, OF_BOUND))
 
 
-def _subject(asked: Asked) -> Any:
-    return asked.trace if asked.trace is not None else asked.source
+def _subject(context: AdviceContext) -> Any:
+    return context.trace if context.trace is not None else context.source
 
 
-def _options(asked: Asked, names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: asked.settings[name] for name in names if asked.settings.get(name) is not None}
+def _options(context: AdviceContext, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: context.settings[name] for name in names if context.settings.get(name) is not None}

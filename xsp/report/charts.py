@@ -82,7 +82,7 @@ _PHASES = {
 }  # fmt: skip
 _TENSOR = {
     "with_tensor_cores_ms": "with tensor cores", "without_tensor_cores_ms": "without",
-    "untold_ms": "not known from the name",
+    "unknown_ms": "not known from the name",
 }  # fmt: skip
 _MEMORY = {"peak_mib": "at its peak", "end_mib": "at the end", "allocated_mib": "allocated by the layer itself"}
 _LEFT = {"peak_mib": "at its peak", "end_mib": "at the end", "left_mib": "still allocated by the step"}

@@ -66,7 +66,7 @@ def loop(trace: Trace) -> dict[str, Any] | None:
         "parts": _parts(con, condition),
         "basis": basis,
         "left_out": total["rows"] - len(points["step"]),
-        "told": [
+        "notes": [
             f"{total['steps']:,} step{'s' * (total['steps'] != 1)}, {_count(total['recorded'])} of them recorded"
             + (f"; these are of rank {trace.rank} of {ranks}" if ranks > 1 else "") + ".",
         ],

@@ -41,17 +41,17 @@ class Devices:
     """Whether these are all devices of the machine."""
 
 
-def devices(nvml: Any, told: Sequence[str], environment: Mapping[str, str]) -> Devices:
+def devices(nvml: Any, uuids: Sequence[str], environment: Mapping[str, str]) -> Devices:
     """Return the devices that the measured process sees.
 
     Args:
         nvml: the module `pynvml`, initialised.
-        told: their UUIDs in CUDA's order, if the process has initialised CUDA; never stored.
+        uuids: their UUIDs in CUDA's order, if the process has initialised CUDA; never stored.
         environment: environment variables of the process.
     """
     count = int(nvml.nvmlDeviceGetCount())
-    if told:
-        handles = [_by_uuid(nvml, uuid) for uuid in told]
+    if uuids:
+        handles = [_by_uuid(nvml, uuid) for uuid in uuids]
         by_number = {number: handle for number, handle in enumerate(handles) if handle is not None}
         return Devices(by_number, certain=True, whole=len(by_number) == count)
     all_handles = [nvml.nvmlDeviceGetHandleByIndex(place) for place in range(count)]
@@ -194,16 +194,16 @@ class Nvml(Source):
 
     name = "nvml"
 
-    def __init__(self, process: int, told: Sequence[str] = (), local_rank: int = 0, local_ranks: int = 1) -> None:
+    def __init__(self, process: int, uuids: Sequence[str] = (), local_rank: int = 0, local_ranks: int = 1) -> None:
         """Prepare to read the devices of a process.
 
         Args:
             process: its process id here.
-            told: UUIDs of its devices in CUDA's order, if it has initialised CUDA.
+            uuids: UUIDs of its devices in CUDA's order, if it has initialised CUDA.
             local_rank: its index among the ranks on this machine.
             local_ranks: number of ranks on this machine.
         """
-        self._process, self._told = process, told
+        self._process, self._uuids = process, uuids
         self._local_rank, self._local_ranks = local_rank, local_ranks
         self._nvml: Any = None
         self._devices: dict[int, Any] = {}
@@ -222,7 +222,7 @@ class Nvml(Source):
         try:
             nvml.nvmlInit()
             self._nvml = nvml
-            visible = devices(nvml, self._told, os.environ)
+            visible = devices(nvml, self._uuids, os.environ)
         except (nvml.NVMLError, AttributeError) as error:
             return f"there is no NVIDIA GPU to read, or its driver is not loaded (NVML: {error})"
         self._devices = share(visible, self._local_rank, self._local_ranks)

@@ -198,13 +198,13 @@ def status(folder: Path | None = None) -> list[dict[str, Any]]:
     return states
 
 
-def evict(key: str, folder: Path | None = None, told: Callable[[str], object] = lambda text: None) -> int:
+def evict(key: str, folder: Path | None = None, warn: Callable[[str], object] = lambda text: None) -> int:
     """Free unattached objects on devices, by the first digits of their key or `*` for all; return how many were freed.
 
     Args:
         key: the first digits, or `*`.
         folder: directory of the store's socket.
-        told: called with a message for each device's store that does not answer: nothing is freed there.
+        warn: called with a message for each device's store that does not answer: nothing is freed there.
 
     Raises:
         ShareError: a process is attached to the object, or several keys begin with these digits.
@@ -212,7 +212,7 @@ def evict(key: str, folder: Path | None = None, told: Callable[[str], object] = 
     evicted = 0
     for state in status(folder):
         if "error" in state:
-            told(f"{state['socket']}: {state['error']}")
+            warn(f"{state['socket']}: {state['error']}")
         keys = [entry["key"] for entry in state.get("objects", ()) if key == "*" or entry["key"].startswith(key)]
         if keys:
             evicted += client.evict(key, folder, wire.device_socket(state["device"]["uuid"]))["evicted"]

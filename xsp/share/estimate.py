@@ -108,7 +108,7 @@ def curves(timings: Timings) -> dict[str, Shape]:
     return shapes
 
 
-def costs(told: measuring.ProgressCallback = lambda *_: None) -> dict[str, Cost]:
+def costs(on_progress: measuring.ProgressCallback = lambda *_: None) -> dict[str, Cost]:
     """Measure the cost per tensor and per request, by way, on files of 2 and of 1000 tiny tensors, in turns.
 
     Raises:
@@ -123,7 +123,7 @@ def costs(told: measuring.ProgressCallback = lambda *_: None) -> dict[str, Cost]
         measuring.answer_of(process, {"do": "small", **request})
         for turn in range(TURNS):
             for index, (way, count) in enumerate((way, count) for way in WAYS for count in (FEW, MANY)):
-                told(f"what a tensor takes: {way}", turn * 2 * len(WAYS) + index, TURNS * 2 * len(WAYS))
+                on_progress(f"what a tensor takes: {way}", turn * 2 * len(WAYS) + index, TURNS * 2 * len(WAYS))
                 answer = measuring.answer_of(process, {"do": "time", "way": way, "count": count, **request})
                 times.setdefault((way, count), []).append(answer["load_ns"])
     by_way = {}

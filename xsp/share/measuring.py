@@ -110,7 +110,7 @@ def measure(
     module: str = "",
     turns: int = TURNS,
     seed: int = 0,
-    told: ProgressCallback = lambda *_: None,
+    on_progress: ProgressCallback = lambda *_: None,
     states: Sequence[str] = (WARM, COLD),
     together: int = TOGETHER,
 ) -> Measured:
@@ -123,7 +123,7 @@ def measure(
         module: the name of the model to which the file belongs; without it, tensors are read once instead of a call.
         turns: maximum number of turns; 3 or more.
         seed: seed of the order.
-        told: progress callback, see `ProgressCallback`.
+        on_progress: progress callback, see `ProgressCallback`.
         states: which of warm and cold to measure.
         together: concurrent processes for memory; 2 or more, or 0 to leave memory out.
 
@@ -146,7 +146,7 @@ def measure(
     weights, module = (str(path.resolve()), module) if path.is_file() else ("", source)
     with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
         request = {"cwd": os.getcwd(), "folder": folder, "module": module, "weights": weights, "store": f"{folder}/s"}
-        told("writing the weights", 0, 1)
+        on_progress("writing the weights", 0, 1)
         with started() as preparing:
             prepared = answer_of(preparing, {"do": "prepare", **request})
         request["weights"] = weights or f"{folder}/model.safetensors"
@@ -154,9 +154,9 @@ def measure(
         files = [Path(request["weights"]), Path(folder) / "model.pt"]
         result.not_cold = _not_cold(files) if COLD in states else "it was not requested"
         with store_at(Path(request["store"]), 2 * prepared["nbytes"] + (64 << 20)) as store:
-            _take_turns(result, request, files, repeats, random.Random(seed), told)
+            _take_turns(result, request, files, repeats, random.Random(seed), on_progress)
             if together:
-                _take_memory(result, request, files, store, told, together)
+                _take_memory(result, request, files, store, on_progress, together)
             result.large_bytes = sum(entry["large_bytes"] for entry in client.status(Path(request["store"]))["objects"])
     return result
 

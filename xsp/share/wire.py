@@ -70,14 +70,14 @@ def in_memory(data: bytes) -> int:
     return memory
 
 
-def send(connection: socket.socket, told: dict[str, Any], memory: int | None = None) -> None:
+def send(connection: socket.socket, message: dict[str, Any], memory: int | None = None) -> None:
     """Send a message, with a descriptor if given.
 
     Raises:
         OSError: it could not be sent.
     """
     ancillary = [] if memory is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memory]))]
-    connection.sendmsg([json.dumps({**told, "protocol": PROTOCOL}).encode()], ancillary, socket.MSG_NOSIGNAL)
+    connection.sendmsg([json.dumps({**message, "protocol": PROTOCOL}).encode()], ancillary, socket.MSG_NOSIGNAL)
 
 
 def received(connection: socket.socket) -> tuple[bytes, list[int]]:

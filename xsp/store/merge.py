@@ -162,10 +162,10 @@ def find_alike(con: duckdb.DuckDBPyConnection, kind: int | None = None) -> None:
                    max(status) FILTER (kind = '{Kind.STEP}') AS status,
                    histogram(level) FILTER (device IS NULL) AS on_host
             FROM spans WHERE step IS NOT NULL GROUP BY trace_id, step, rung, rank
-        ), told AS (
+        ), loop_kinds AS (
             SELECT rank, step, rung, any_value(kind) AS step_kind FROM loop WHERE rung <> {BARE} GROUP BY ALL
         ), here AS (
-            SELECT steps.*, step_kind FROM steps LEFT JOIN told USING (rank, step, rung)
+            SELECT steps.*, step_kind FROM steps LEFT JOIN loop_kinds USING (rank, step, rung)
             WHERE rank = (SELECT min(rank) FROM steps)
         ), heaviest AS (
             SELECT step_kind FROM here

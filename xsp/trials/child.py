@@ -24,9 +24,9 @@ from xsp.trials.trial import Trial, parse
 CODE = """\
 import sys
 sys.path[:] = [each for each in sys.path if each]
-told = sys.argv.pop(1)
+argument = sys.argv.pop(1)
 from xsp.trials import child
-with child.trial_session(told):
+with child.trial_session(argument):
     from xsp.cli import main
     sys.exit(main())
 """

@@ -74,9 +74,9 @@ def library_of(domain: str | None) -> str | None:
 def parse_message(message: str) -> tuple[str, dict[str, Any]]:
     """Return the name of a call and its parameters, parsed from a range's message.
 
-    >>> told("cublasGemmEx(m=64, n=32)")
+    >>> parse_message("cublasGemmEx(m=64, n=32)")
     ('cublasGemmEx', {'m': 64, 'n': 32})
-    >>> told("ncclAllReduce")
+    >>> parse_message("ncclAllReduce")
     ('ncclAllReduce', {})
     """
     match = _NAME.match(message)

@@ -233,7 +233,7 @@ def of_jobs(store: Path, known: Sequence[Agent], waiting: Queue) -> APIRouter:
         if watching >= MOST_WATCHING:
             raise HTTPException(503, "too many clients watch already; poll /api/jobs/ID instead")
 
-        async def told() -> AsyncIterator[str]:
+        async def stream_states() -> AsyncIterator[str]:
             nonlocal watching
             watching += 1
             try:
@@ -253,7 +253,7 @@ def of_jobs(store: Path, known: Sequence[Agent], waiting: Queue) -> APIRouter:
             finally:
                 watching -= 1
 
-        return StreamingResponse(told(), media_type="text/event-stream")
+        return StreamingResponse(stream_states(), media_type="text/event-stream")
 
     return router
 

@@ -69,7 +69,7 @@ function drawLoop() {
   const { loop } = whole;
   byId("run").hidden = document.querySelector('nav a[href="#run"]').hidden = !loop;
   if (!loop) return;
-  byId("run-told").textContent = loop.told.join(" ");
+  byId("run-notes").textContent = loop.notes.join(" ");
   const thinned = loop.left_out ? ` ${number(loop.points.step.length)} of ${number(loop.points.step.length + loop.left_out)} steps are drawn: of neighbours of one kind the shortest, the longest and the one with the longest wait.` : "";
   byId("run-note").textContent = `● not recorded, ◇ recorded.${thinned}`;
   byId("run-parts").previousElementSibling.append(make("span", ` means over ${loop.basis}`, "quiet table"));
