@@ -30,6 +30,7 @@ def test_what_takes_minutes_comes_last() -> None:
     assert tuple(names[-len(run_all.LAST) :]) == run_all.LAST
 
 
+@pytest.mark.slow
 def test_how_a_script_ended_and_why(tmp_path: Path) -> None:
     def ended(text: str, seconds: float = 30) -> tuple[str, str]:
         script = tmp_path / "one.py"

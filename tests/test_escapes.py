@@ -109,6 +109,7 @@ def hostile(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ON_ONE, ids=" ".join)
 def test_escapes_in_every_field_and_column_reach_no_terminal(command: list[str], hostile: Path, tmp_path: Path) -> None:
     code, told = printed(command, hostile, tmp_path)
@@ -173,6 +174,7 @@ def test_a_file_format_is_only_shown_on_a_terminal_and_exact_in_a_pipe(
     assert "\x9b1A" in pipe.getvalue()
 
 
+@pytest.mark.slow
 def test_escapes_in_a_trace_and_in_its_name_reach_no_terminal_while_it_is_imported(tmp_path: Path) -> None:
     shown = [
         {"ph": "X", "name": f"{name}{ESCAPES}", "cat": f"{category}{ESCAPES * odd}", "pid": 1, "tid": f"t{ESCAPES}",

@@ -108,6 +108,7 @@ def test_a_users_file_gives_a_dictionary_among_several_inputs(tmp_path):
     assert run(f"{path}:build").tolist() == [3.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
@@ -176,6 +177,7 @@ def test_a_packed_sequence_or_another_named_tuple_is_one_input(tmp_path):
     assert run(f"{path}:pair").tolist() == [2.0, 2.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "settings", "says"),
     [

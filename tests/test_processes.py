@@ -16,6 +16,7 @@ from xsp import processes
 from xsp.schema import Level
 
 
+@pytest.mark.slow
 def test_a_process_starts_while_a_thread_sets_variables() -> None:
     """The C library moves its array of variables as it grows: the start of a process must not read it."""
     stop = threading.Event()

@@ -87,6 +87,7 @@ def test_a_note_is_there_once() -> None:
     assert [(note.source, note.text) for note in run.notes] == [("load", "a"), ("load", "b")]
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from([*Run.__dataclass_fields__, "more"]), JSON))
 def test_any_json_is_a_run(content: dict[str, object]) -> None:
     run = Run.of(content)
@@ -94,6 +95,7 @@ def test_any_json_is_a_run(content: dict[str, object]) -> None:
     assert Run.of(run.content).misfits == run.misfits
 
 
+@pytest.mark.slow
 def test_what_xsp_writes_holds_no_field_that_a_run_does_not_know(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     with xsp.profile("small", out=tmp_path / "run") as prof:

@@ -285,6 +285,7 @@ def test_a_program_that_was_run_once_per_level_loads_as_one(tmp_path: Path) -> N
     assert [(rung.level, rung.steps) for rung in loaded.rungs] == [(Level.MODEL, 3), (Level.LAYER, 3)]
 
 
+@pytest.mark.slow
 def test_the_steps_of_programs_that_were_run_once_per_level_are_numbered_on(tmp_path: Path) -> None:
     runs = levels_once_each(tmp_path / "runs")
     for place, (name, rung) in enumerate((("M", Level.MODEL), ("L", Level.LAYER))):
@@ -311,6 +312,7 @@ def test_kinds_of_a_program_that_was_run_once_per_level_count_the_steps_of_all_r
     assert [kind["steps"] for kind in of_parts(told)["kinds"]] == [61]
 
 
+@pytest.mark.slow
 def test_a_damaged_segment_of_a_part_is_named_too_and_can_be_left_out(tmp_path: Path) -> None:
     runs = levels_once_each(tmp_path / "runs")
     damage(bad := rundir.segment(runs / "L", 0))

@@ -102,6 +102,7 @@ def test_the_page_holds_no_element_of_theirs(hostile: Any) -> None:
     assert "default-src 'none'" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [[], ["A2"], ["A8"], ["A10", "--format", "csv"], ["A10", "--format", "json"]])
 def test_a_terminal_gets_no_commands(
     hostile_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, asked: list[str]
@@ -279,6 +280,7 @@ def test_a_column_of_parquet_runs_no_sql(tmp_path: Path) -> None:
     assert not owned.exists()
 
 
+@pytest.mark.slow
 def test_a_name_of_a_file_means_that_file_alone(tmp_path: Path) -> None:
     run_of_others(tmp_path / "ab", {})
     assert xsp.load(run_of_others(tmp_path / "a[b]", {})).path == tmp_path / "a[b]"
@@ -312,6 +314,7 @@ def test_the_directory_of_an_imported_run_lies_where_it_was_asked_for(tmp_path: 
         assert (tmp_path / jobs.name_of(Run.of(run))).resolve().parent == tmp_path
 
 
+@pytest.mark.slow
 def test_the_engine_loads_no_extension_and_asks_no_network() -> None:
     con = table.connect()
     for query in (

@@ -46,6 +46,7 @@ def kinds(tmp_path: Path, program: Callable[[], None]) -> list[tuple[str, int]]:
     return [(kind.name, kind.steps) for kind in xsp.load(tmp_path / "run").run.kinds]
 
 
+@pytest.mark.slow
 def test_folds_with_a_model_and_an_optimizer_each_are_one_kind(tmp_path: Path) -> None:
     def folds() -> None:
         for _ in range(5):
@@ -59,6 +60,7 @@ def test_folds_with_a_model_and_an_optimizer_each_are_one_kind(tmp_path: Path) -
     assert kinds(tmp_path, folds) == [("training Sequential 2×4", 60), ("Sequential 2×4", 5)]
 
 
+@pytest.mark.slow
 def test_folds_whose_models_are_kept_are_one_kind_and_their_layers_have_the_same_names(tmp_path: Path) -> None:
     kept = []
 
@@ -72,6 +74,7 @@ def test_folds_whose_models_are_kept_are_one_kind_and_their_layers_have_the_same
     assert dict(layers) == {"Sequential": 1, "0": 1, "1": 1, "2": 1}
 
 
+@pytest.mark.slow
 def test_copies_for_each_task_of_meta_learning_are_one_kind(tmp_path: Path) -> None:
     def tasks() -> None:
         model = net()
@@ -94,6 +97,7 @@ def twins(tmp_path: Path, program: Callable[[Any, Any], None]) -> list[tuple[str
     return kinds(tmp_path, lambda: program(one, other))
 
 
+@pytest.mark.slow
 def test_two_models_of_one_class_that_take_turns_are_two_kinds(tmp_path: Path) -> None:
     def turns(one: Any, other: Any) -> None:
         first, second = sgd(one), sgd(other)
@@ -107,6 +111,7 @@ def test_two_models_of_one_class_that_take_turns_are_two_kinds(tmp_path: Path) -
     assert sum(count for name, count in found.items() if "(2)" in name) >= 28, found
 
 
+@pytest.mark.slow
 def test_towers_are_not_taken_for_one_called_twice(tmp_path: Path) -> None:
     def towers(one: Any, other: Any) -> None:
         trained(one, sgd(one, other), 30, other)
@@ -114,6 +119,7 @@ def test_towers_are_not_taken_for_one_called_twice(tmp_path: Path) -> None:
     assert twins(tmp_path, towers) == [("training Sequential 2×4 + Sequential(2) 2×4", 30)]
 
 
+@pytest.mark.slow
 def test_the_average_of_a_models_weights_is_not_the_model(tmp_path: Path) -> None:
     def averaged(one: Any, other: Any) -> None:
         trained(one, sgd(one), 20)
@@ -125,6 +131,7 @@ def test_the_average_of_a_models_weights_is_not_the_model(tmp_path: Path) -> Non
     assert names == ["training Sequential 2×4", "Sequential 2×4", "Sequential(2) 2×4"]
 
 
+@pytest.mark.slow
 def test_a_teacher_that_was_trained_first_is_not_its_student(tmp_path: Path) -> None:
     def distilled(one: Any, other: Any) -> None:
         trained(one, sgd(one), 20)
@@ -177,6 +184,7 @@ def test_a_number_is_free_once_its_holder_is_gone(make: Callable[[], Any]) -> No
     assert outline.meet(nn.MSELoss()) == outline.meet(nn.MSELoss())
 
 
+@pytest.mark.slow
 def test_what_is_met_in_training_does_not_take_the_number_of_an_average_nor_wait_for_what_was_replaced() -> None:
     outline = Outline()
     one, average = net(), net()
@@ -278,6 +286,7 @@ def test_a_module_that_cannot_be_looked_into_has_no_layout() -> None:
     assert layout_of(Odd()) is None
 
 
+@pytest.mark.slow
 def test_a_run_of_a_time_first_network_counts_sentences(tmp_path: Path) -> None:
     model, words = nn.LSTM(8, 8), torch.zeros(50, 6, 8)
     with xsp.profile(out=tmp_path / "run", levels="M/L") as profile:

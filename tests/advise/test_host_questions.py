@@ -148,6 +148,7 @@ def test_single_values_read_in_a_loop_are_counted_with_the_indexing_before_them(
     assert asked(inside(*reads).replace("dtype=float", "phase=optimizer"), "synchronisations") == []
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_computed_sample_by_sample_is_said_with_its_size() -> None:
     def loop(shape: str, count: int = 64) -> str:
         return inside(
@@ -179,6 +180,7 @@ def updates(first: int, *names: str) -> str:
     )
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_goes_through_parameters_is_said_and_one_in_one_call_is_not() -> None:
     loop = (
         TRAINING + "optimizer Adam 6000-9900 phase=optimizer\n" + updates(6010, "mul_", "addcmul_", "sqrt", "addcdiv_")
@@ -315,6 +317,7 @@ def test_samples_without_the_dimension_of_the_batch_are_samples() -> None:
     assert "64 times with one sample each (256)" in piece.what
 
 
+@pytest.mark.slow
 def test_a_model_in_training_mode_that_nothing_trains_is_named_with_what_dropout_takes() -> None:
     inside_ = (
         'op aten::dropout 1000-2000 dtype=float attributes={"input_scalars":[null,0.1,true]}',

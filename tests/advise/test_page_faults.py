@@ -116,6 +116,7 @@ def test_a_bound_says_what_the_system_took_of_the_measured_step() -> None:
     assert recordedcalls.page_faults(counted(None, None)) is None
 
 
+@pytest.mark.slow
 def test_a_comparison_says_that_one_side_has_far_more() -> None:
     few, many = counted(100, 0.1), counted(4000, 8.0)
     (found,) = differences([few, few], [many])
@@ -135,6 +136,7 @@ def test_calls_without_a_true_time_take_their_share_of_the_step() -> None:
     assert times["aten::linear"] == pytest.approx(0.99)
 
 
+@pytest.mark.slow
 def test_what_giving_memory_back_takes_is_no_stall() -> None:
     gap = STEP.replace("40-4890", "40-3390")
     stall = piece(asked(0, 0.0, gap), "stall")

@@ -45,6 +45,7 @@ def test_causes_of_like_size_are_both_said_with_their_shares() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_cause_alone_is_said_alone_and_never_called_most() -> None:
     assert said(LATE).verdict.startswith("The device is busy 56 % of the time. Host-bound 39 % (")
     assert " and " not in said(LATE).verdict
@@ -115,6 +116,7 @@ def test_elementwise_kernels_get_a_word_with_the_operators_that_take_most() -> N
     assert "100 % of GPU time (aten::add 50 %, aten::mul 50 %): fuse them; torch.compile (at most 100 % of the" in fuse
 
 
+@pytest.mark.slow
 def test_changes_of_layout_of_convolutions_are_advised_channels_last_and_not_to_be_fused() -> None:
     for name, op in (
         ("batched_transpose_16x32_half", "aten::miopen_convolution"),
@@ -132,6 +134,7 @@ def test_of_an_idle_device_kernels_are_not_what_to_look_at() -> None:
     assert pieces(Answers(trace), whole, []) == []
 
 
+@pytest.mark.slow
 def test_matrix_products_are_advised_tensor_cores_only_where_names_say_that_they_use_none() -> None:
     slow, fast, untold = (
         [each for each in said(f"step s 0-400\nkernel {name} 0-100").next if "tensor cores" in each]

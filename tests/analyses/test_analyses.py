@@ -440,6 +440,7 @@ def test_the_ledger_has_no_cost_of_a_span_where_it_cannot_be_told(ends: list[int
     ]
 
 
+@pytest.mark.slow
 def test_the_ledger_by_layer_and_by_kind() -> None:
     assert ask(analyses.ledger_by_layer, leveled(), "*") == [
         (0, "net", "Net", 0.9, 0.86, 0.04, 0.04, 0.0),  # one layer inside, at 40 µs

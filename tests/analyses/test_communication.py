@@ -105,6 +105,7 @@ def test_ranks_of_a_collective_wait_only_where_all_of_them_are_seen() -> None:
     assert ask("communication", part, columns) == [(2, None, None, None)]
 
 
+@pytest.mark.slow
 def test_groups_without_a_rank_in_common_are_told_apart_though_they_have_one_name() -> None:
     def member(rank: int, start: int, end: int) -> str:
         kernels = []
@@ -243,6 +244,7 @@ def test_collectives_of_the_host_are_compared_where_no_device_ran_any() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_matched_is_counted_or_refused() -> None:
     extra = 'attributes={"xsp.collective.id":"0:9"}'
     alone = spans(f"kernel ncclDevKernel_AllReduce_Sum_f32 8000-8001 {extra}")
@@ -266,6 +268,7 @@ def test_clocks_go_over_the_most_certain_differences() -> None:
     assert align([], []) == {}
 
 
+@pytest.mark.slow
 def test_why_a_bandwidth_is_null_stands_beside_it() -> None:
     known = {
         "no size, group": {}, "no size": {"group_size": 2}, "no group": {"in_elements": 10, "dtype": "Float"},

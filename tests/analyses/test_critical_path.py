@@ -188,6 +188,7 @@ def test_whatever_the_spans_segments_follow_each_other_and_add_up_to_the_step(se
     assert sum(took for _, took, beyond in rows if not beyond) == 1_000_000
 
 
+@pytest.mark.slow
 def test_spans_of_equal_times_give_the_same_path_in_every_load(shared: Path) -> None:
     source = shared / "traces" / "multi_rank" / "hta_sampled_rank-1.json.gz"  # its times are whole microseconds
     assert len({repr(critical_path(load(source)).fetchall()) for _ in range(5)}) == 1

@@ -69,6 +69,7 @@ def test_the_four_products_around_a_backward_softmax_belong_to_it() -> None:
     assert sorted(ask("attention", kernels(*backward), "part, kernels")) == [("products", 4), ("softmax", 1)]
 
 
+@pytest.mark.slow
 def test_a_softmax_of_a_loss_of_a_router_or_of_a_graph_is_no_attention() -> None:
     loss = kernels((GEMM, "aten::bmm"), ("cunn_SoftMaxForward<LogSoftMax>", "aten::_log_softmax"), (GEMM, "aten::bmm"))
     by_operator = kernels((GEMM, "aten::bmm"), ("softmax_warp_forward", "aten::_log_softmax"), (GEMM, "aten::bmm"))

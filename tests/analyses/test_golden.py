@@ -107,6 +107,7 @@ def test_the_roof_is_slanted_below_the_ideal_intensity_and_flat_above() -> None:
     assert [round(row[0]) for row in rows] == [900, 15696, 15700]
 
 
+@pytest.mark.slow
 def test_A1_and_A15_over_a_sweep_by_the_same_formulas() -> None:
     """Steps with the published figures of each batch size, as a counter would give them."""
     machine = {"machine": {"devices": ["Tesla V100-SXM2-16GB"]}}

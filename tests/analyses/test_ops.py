@@ -291,6 +291,7 @@ def test_what_a_library_launches_outside_of_operators_stands_under_its_call() ->
     assert rows == [("c10d::allreduce_", 1, 0.1, 0.08), ("nccl:broadcast", 1, 0.05, None)]
 
 
+@pytest.mark.slow
 def test_a_narrow_terminal_tells_operators_apart(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """`key_averages()` shows shapes; of a training step phases belong to it, since both passes have the same names."""
     step = of_attention()

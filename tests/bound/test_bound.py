@@ -125,6 +125,7 @@ def test_where_the_order_alone_is_known_nothing_is_said_of_parallel_runs() -> No
 SOME = st.lists(st.none() | st.integers(0, 1000), min_size=4, max_size=4)
 
 
+@pytest.mark.slow
 @given(SOME, SOME, SOME, st.integers(0, 9000))
 @settings(max_examples=200)
 def test_the_differences_add_up_exactly_whatever_is_missing(low: list, middle: list, high: list, step: int) -> None:

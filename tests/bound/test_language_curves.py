@@ -200,6 +200,7 @@ def test_curves_have_the_coefficients_that_were_planted(known) -> None:
     assert found.framework == ""
 
 
+@pytest.mark.slow
 def test_attention_overtakes_where_the_planted_curves_cross(known) -> None:
     plant(known, GPT2)
     found = language.of(GPT2, LENGTHS, timings=known, threads=1)
@@ -236,6 +237,7 @@ def test_below_95_percent_there_is_no_curve_but_a_reason(known) -> None:
     assert "≥" in languagetext.page(partial, GPT2)
 
 
+@pytest.mark.slow
 def test_a_window_that_slides_within_the_range_makes_no_curve(known) -> None:
     plant(known, MISTRAL)
     found = language.of(MISTRAL, LENGTHS, timings=known, threads=1)

@@ -173,6 +173,7 @@ def test_the_command_prints_tables_within_80_columns_and_json(known, capsys, tmp
     assert phasestext.as_json(of_steps(known, tmp_path, "single"))["phases"]["forward"]["ns"] > 0
 
 
+@pytest.mark.slow
 def test_a_run_tells_no_data_flow_so_that_updates_and_gradients_of_layers_are_unknown(tmp_path) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -105,6 +105,7 @@ def test_analyze_writes_a_file(run_directory, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_analyze_goes_over_the_runs_of_a_sweep(sweep_directory, capfd):
     assert main(["analyze", str(sweep_directory), "A1", "--format", "csv"]) == 0
     out, _ = capfd.readouterr()
@@ -151,6 +152,7 @@ def test_sweep_names_the_optimum_by_each_reading_and_by_a_target(run_directory, 
     assert "latency target 1000 ms: batch size 2" in out
 
 
+@pytest.mark.slow
 def test_report_writes_one_page(run_directory, tmp_path, capsys):
     assert main(["report", str(run_directory), "--out", f"{tmp_path}/page.html"]) == 0
     assert "wrote" in capsys.readouterr().out
@@ -163,6 +165,7 @@ def test_doctor_lists_every_collector(capsys):
     assert all(name in out for name in ("modules", "torchops", "onednn", "training", "dataloading"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "says"),
     [

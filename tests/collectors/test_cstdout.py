@@ -175,6 +175,7 @@ def test_lines_are_told_apart_where_they_run_into_each_other(tmp_path: Path) -> 
     assert ran(PARTS, cwd=tmp_path).stdout == "50 % done\nlast.\n"
 
 
+@pytest.mark.slow
 def test_the_end_of_a_capture_keeps_nothing_of_its_callers() -> None:
     """A frame among its own variables would hold all of them until garbage is collected: an optimizer, a batch."""
 

@@ -76,6 +76,7 @@ def test_it_holds_the_contract(device):
     assert (device.enabled, device.subscribed, device.threads) == (set(), False, 0)
 
 
+@pytest.mark.slow
 def test_a_run_has_layers_operators_library_calls_launches_and_kernels_in_one_tree(device, tmp_path):
     content = run(tmp_path / "run", kernels="cupti")
     assert (content["kernels"]["source"], "cupti" in content["collectors"]) == ("cupti", True)
@@ -87,6 +88,7 @@ def test_a_run_has_layers_operators_library_calls_launches_and_kernels_in_one_tr
     assert sorted(set(rows.fetchall())) == [(*wanted, "0"), (*wanted, "1")]
 
 
+@pytest.mark.slow
 def test_it_is_switched_on_after_kineto_which_registers_its_own_buffers_and_off_before(device, tmp_path, monkeypatch):
     order: list[str] = []
     for kind, verb in ((CuptiActivities, "start"), (CuptiActivities, "stop"), (TorchOps, "start"), (TorchOps, "stop")):
@@ -115,6 +117,7 @@ def test_cupti_that_is_taken_is_an_error_if_it_was_asked_for(device, tmp_path, m
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_otherwise_device_work_comes_from_kineto_and_the_run_says_why(device, tmp_path, monkeypatch):
     device.holder = "nsys"
     monkeypatch.setattr(TorchOps, "trial", lambda self: None)
@@ -124,6 +127,7 @@ def test_otherwise_device_work_comes_from_kineto_and_the_run_says_why(device, tm
     assert "CUPTI is held by nsys" in note
 
 
+@pytest.mark.slow
 def test_beside_a_kineto_that_keeps_its_subscription_records_are_taken_without_one(device, tmp_path, monkeypatch):
     def use() -> bool:
         device.holder = "CUPTI for somebody"
@@ -168,6 +172,7 @@ def test_a_cupti_that_records_nothing_does_not_pass_the_trial(device, monkeypatc
     assert device.subscribed is False
 
 
+@pytest.mark.slow
 def test_before_cuda_is_in_use_there_is_no_trial_and_it_comes_with_the_first_step_that_uses_it(
     device, tmp_path, monkeypatch
 ):
@@ -179,6 +184,7 @@ def test_before_cuda_is_in_use_there_is_no_trial_and_it_comes_with_the_first_ste
     assert "1 steps that began before CUDA was in use" in [note["text"] for note in content["notes"]]
 
 
+@pytest.mark.slow
 def test_if_the_trial_fails_then_kineto_takes_over(device, tmp_path, monkeypatch):
     used = []
     monkeypatch.setattr(cupti, "_cuda_is_in_use", lambda: bool(used))
@@ -190,6 +196,7 @@ def test_if_the_trial_fails_then_kineto_takes_over(device, tmp_path, monkeypatch
     assert any("cupti gave up recording device work, which comes from kineto" in n["text"] for n in content["notes"])
 
 
+@pytest.mark.slow
 def test_if_cupti_cannot_be_switched_on_any_more_then_kineto_takes_over(device, tmp_path, monkeypatch):
     monkeypatch.setattr(TorchOps, "trial", lambda self: None)
     with xsp.profile("net", out=tmp_path / "run", levels="M/L/G", samples=False, kernels="cupti") as prof:
@@ -295,6 +302,7 @@ def test_the_clock_that_cupti_is_given_is_native_and_reads_nanoseconds_since_the
 # --- bad worlds -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(libcupti.driver_version() is not None, reason="this machine has an NVIDIA driver")
 def test_without_a_driver_it_says_so_and_a_run_that_asks_for_it_does_not_begin(tmp_path):
     reason = CuptiActivities().available() or ""

@@ -203,6 +203,7 @@ def record(out: Path, steps: int) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_the_merged_step_has_what_the_describing_step_knows_and_a_long_run_hardly_grows(tmp_path):
     run = record(tmp_path / "run", 14)
     trace = xsp.load(run)

@@ -65,6 +65,7 @@ def verdicts(found: Comparison, section: str) -> dict[str, str]:
     return {row.name: row.verdict for row in found.section(section)}
 
 
+@pytest.mark.slow
 def test_the_layer_that_became_slower_is_named_and_its_container_is_not() -> None:
     found = compare(run(NET), run(NET, conv=150))
     assert found.step.verdict == "slower"
@@ -90,6 +91,7 @@ def test_the_same_twice_is_no_evidence_of_change() -> None:
     assert 25 < found.step.detectable_percent < 30  # of one run a side, what two starts may differ by is in it
 
 
+@pytest.mark.slow
 def test_without_repeats_it_cannot_tell() -> None:
     found = compare(run(NET, repeats=1), run(NET, conv=150, repeats=1))
     assert found.step.verdict == "cannot tell (no repeats)"
@@ -158,6 +160,7 @@ def starts(*convs: float, text: str = NET) -> list[Trace]:
     return [run(text, conv=conv) for conv in convs]
 
 
+@pytest.mark.slow
 def test_a_difference_between_two_runs_is_not_one_between_programs() -> None:
     found = compare(run(NET), run(NET, conv=115))
     assert found.step.verdict == "slower here"
@@ -201,6 +204,7 @@ def test_a_layer_that_one_run_lacks_has_figures_of_the_others() -> None:
     assert [(row.name, row.a_runs) for row in found.section("operator")] == [("aten::conv2d", 2)]
 
 
+@pytest.mark.slow
 def test_runs_of_two_programs_on_one_side_are_refused_and_so_is_a_side_without_any() -> None:
     other = run("step x 0-{done}\nmodule a 10-{end} type=A\nop b 10-{end}")
     with pytest.raises(AnalysisError, match="a side takes runs of one program"):
@@ -252,6 +256,7 @@ def test_the_step_is_that_of_bare_steps_where_all_runs_tell_of_them() -> None:
     assert found.section("loop") == []
 
 
+@pytest.mark.slow
 def test_what_stands_between_steps_is_compared_too() -> None:
     a = [with_loop(run(NET), us) for us in (100, 102, 99)]
     b = [with_loop(run(NET), us, before_us=400) for us in (101, 100, 99)]
@@ -261,6 +266,7 @@ def test_what_stands_between_steps_is_compared_too() -> None:
     assert found.section("loop")[0].b_ms == pytest.approx(0.501, abs=0.003)
 
 
+@pytest.mark.slow
 def test_all_runs_are_compared_by_the_same_kind_of_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which of two kinds takes most of the time may differ from run to run."""
 
@@ -302,6 +308,7 @@ def test_the_first_sentence_says_the_change_and_what_holds_it() -> None:
     assert back[0].startswith("0.495 ms more a step (75.5 µs → 0.571 ms): waiting for data is new")
 
 
+@pytest.mark.slow
 def test_a_part_that_changed_for_certain_is_said_of_a_step_that_did_not() -> None:
     """Waiting is gone, and something else varies so much that the step as a whole is not certain."""
     text = TRAINING.replace("0-{done}\n    data", "0-{whole}\n    data")
@@ -324,6 +331,7 @@ def test_a_part_that_changed_for_certain_is_said_of_a_step_that_did_not() -> Non
     assert quiet[0].startswith("No evidence of change: a step takes about the same")
 
 
+@pytest.mark.slow
 def test_on_a_device_classes_operators_causes_of_idling_and_launches_are_named() -> None:
     more = (
         TRAINING
@@ -645,6 +653,7 @@ def test_markdown_shows_names_as_they_are() -> None:
     assert r"| \_conv_a\<float\*\|2> | Conv2d |" in markdown(compare(run(net), run(net, conv=300)))
 
 
+@pytest.mark.slow
 def test_in_python_it_is_a_relation(real: Path) -> None:
     found = xsp.compare(xsp.load(real / "before"), xsp.load(real / "after"))
     assert found.relation("layer").filter("verdict = 'slower' AND change_ms > 10").select("name").fetchall() == [("1",)]

@@ -62,6 +62,7 @@ def verdict(how: Repeats, a: list[float], b: list[float]) -> str:
     return how.verdict(evidence, how.adjusted([evidence.p])[0], len(a))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [deep(2), deep(3), 5, deep(10)])
 def test_of_one_program_in_several_runs_at_most_one_comparison_in_twenty_finds_a_change(runs: int) -> None:
     draw = random.Random(runs)
@@ -152,6 +153,7 @@ def test_a_step_that_became_a_fifth_longer_is_found_on_a_loaded_machine() -> Non
     assert found / 300 > 0.85
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [deep(3), 5, deep(10), deep(20)])
 def test_of_one_program_in_turns_at_most_one_course_in_twenty_finds_a_change_in_any_look(most: int) -> None:
     found, turns = courses(600, most, 0.0, quiet)
@@ -184,6 +186,7 @@ def test_neither_neighbours_nor_a_drift_make_more_false_alarms(noise: Noise, dri
     assert courses(400, 10, 0.0, noise, drift)[0] <= 0.065
 
 
+@pytest.mark.slow
 def test_a_step_that_is_five_percent_slower_is_found_in_turns_nine_times_out_of_ten() -> None:
     found, turns = courses(300, 10, 0.05, quiet)
     assert found >= 0.9

@@ -398,6 +398,7 @@ def brute_force(span: Span, others: list[Span]) -> str | None:
     return min(around, key=lambda o: o.dur_ns).name if around else None
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(one_thread(1), one_thread(2), st.integers(-TOLERANCE_NS + 1, TOLERANCE_NS - 1), st.randoms())
 def test_containment_is_what_brute_force_finds_also_with_clocks_that_differ(

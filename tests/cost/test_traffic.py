@@ -113,6 +113,7 @@ def test_an_operator_of_no_tensor_at_all_has_no_traffic() -> None:
     assert traffic("aten::miopen_convolution_backward_input", [], [], ["0"]) is None
 
 
+@pytest.mark.slow
 @given(name=operator, inputs=st.lists(anything, max_size=12))
 def test_foreign_shapes_never_raise(name, inputs):
     traffic(name, inputs, [FLOAT] * len(inputs), inputs)

@@ -233,6 +233,7 @@ def rows(trace: Trace, identity: str, *columns: str) -> list[tuple[object, ...]]
     return ANALYSES[identity](trace).project(", ".join(columns)).fetchall()
 
 
+@pytest.mark.slow
 def test_analyses_stand_on_counters(run: Path, tmp_path: Path) -> None:
     assert rows(load.load(run), "A8", "flops", "flops_source")[1:] == [(None, None), (100, "shapes")]
     said = storing.attach(run, [report(tmp_path, FULL)])
@@ -266,6 +267,7 @@ def test_analyses_stand_on_counters(run: Path, tmp_path: Path) -> None:
     assert trace.run["notes"][-1]["text"].startswith("3 of 3 kernels (100.0 % of device time) have counters")
 
 
+@pytest.mark.slow
 def test_times_stay_as_they_were(run: Path, tmp_path: Path) -> None:
     query = "SELECT step, span_id, parent_id, name, start_ns, dur_ns, attributes FROM spans ORDER BY ALL"
     before = load.load(run).sql(query).fetchall()
@@ -273,6 +275,7 @@ def test_times_stay_as_they_were(run: Path, tmp_path: Path) -> None:
     assert load.load(run).sql(query).fetchall() == before
 
 
+@pytest.mark.slow
 def test_bytes_alone_leave_operations_to_the_shapes(run: Path, tmp_path: Path) -> None:
     storing.attach(run, [report(tmp_path, raw({"name": "gemm", READ: "1"}, {"name": "gemm", READ: "2"}))])
     found = rows(load.load(run), "A8", "flops", "flops_source", "dram_read_bytes", "bytes_source")
@@ -283,6 +286,7 @@ def test_bytes_alone_leave_operations_to_the_shapes(run: Path, tmp_path: Path) -
     )
 
 
+@pytest.mark.slow
 def test_several_reports_complete_each_other(run: Path, tmp_path: Path) -> None:
     paths = []
     for name, value in ((READ, "7"), (OCCUPANCY, "25")):
@@ -295,6 +299,7 @@ def test_several_reports_complete_each_other(run: Path, tmp_path: Path) -> None:
     assert trace.run["notes"][-1]["text"].startswith("counters do not give the operations of kernels without s")
 
 
+@pytest.mark.slow
 def test_a_kernel_of_which_no_counter_is_known_is_joined_and_gets_no_figure(run: Path, tmp_path: Path) -> None:
     text = raw({"name": "prepare", READ: "n/a"}, {"name": "gemm", READ: "1"}, {"name": "gemm", READ: "2"})
     said = storing.attach(run, [report(tmp_path, text)])

@@ -76,6 +76,7 @@ def told(change: Callable[[int], Outcome], times: int = 40) -> list[Verdict]:
     return found
 
 
+@pytest.mark.slow
 def test_unchanged_evaluations_are_the_same_in_95_of_100() -> None:
     found = told(outcome, 100)
     assert found.count(Verdict.SAME) >= 95

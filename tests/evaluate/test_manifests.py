@@ -241,6 +241,7 @@ def test_errors_have_file_line_and_field(text: str, said: str, tmp_path: Path) -
     assert said in refused(text, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

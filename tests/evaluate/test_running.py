@@ -506,6 +506,7 @@ def test_run_and_list_show_what_was_found(board: Path, capsys: pytest.CaptureFix
     assert "999 cores are required" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_next_command_is_one_that_works_where_names_have_blanks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -305,6 +305,7 @@ def test_our_importer_reads_our_export(trace: Trace, tmp_path: Path) -> None:
     assert again.sql(COUNTED).fetchall() == trace.sql(COUNTED).fetchall()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the folder ../shared/traces is not there")
 @pytest.mark.parametrize(
     "name",

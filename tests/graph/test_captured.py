@@ -258,6 +258,7 @@ def test_resnets_have_the_published_number_of_layers(depth: int, nodes: int) -> 
     assert found["unique"] == (28 if depth < 50 else 54)
 
 
+@pytest.mark.slow
 def test_a_named_model_is_shown_kept_and_read_again(tmp_path, capsys) -> None:
     pytest.importorskip("transformers")
     spec = "transformers:gpt2?n_layer=1&n_embd=32&n_head=2&vocab_size=100"

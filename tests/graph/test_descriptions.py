@@ -104,6 +104,7 @@ def figures(graph: Graph) -> list[Any]:
     return [found[name] for name in ("nodes", "computing", "unique_work", "flops", "opaque", "random")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [each if each in ("convolutions", "words") else deep(each) for each in MODELS])
 def test_a_run_has_the_calls_of_the_captured_step(name: str, tmp_path: Path) -> None:
     model, given = MODELS[name]
@@ -128,6 +129,7 @@ def test_a_run_has_the_calls_of_the_captured_step(name: str, tmp_path: Path) -> 
     assert differing_blocks(captured, seen) == DIFFERING.get(name, set())
 
 
+@pytest.mark.slow
 def test_a_recorded_training_step_has_the_calls_below_composite_operators(tmp_path: Path) -> None:
     model, given = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)), torch.randn(5, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)

@@ -98,6 +98,7 @@ def random_steps(draw: st.DrawFn) -> list[tuple[str, list[str], str | None]]:
 graphs = st.composite(lambda draw: graph_of(*random_steps(draw)))()
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(graphs)
 def test_edges_go_forward_and_each_value_has_one_writer(graph: Graph) -> None:
@@ -114,6 +115,7 @@ def test_a_graph_is_the_same_after_it_was_written_and_read(graph: Graph) -> None
     assert files.from_plain(json.loads(json.dumps(files.to_plain(graph)))) == graph
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(graphs)
 def test_paths_are_those_of_networkx(graph: Graph) -> None:

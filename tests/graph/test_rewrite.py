@@ -453,6 +453,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("examples", [50, deep(400)])
 def test_random_programs_compute_the_same_after_rewriting(examples: int) -> None:
     @settings(max_examples=examples, deadline=None)

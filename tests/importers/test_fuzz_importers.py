@@ -89,6 +89,7 @@ def change(data: st.DataObject, document: Any) -> Any:
     return changed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JSON)
 @examples(8)
 @given(data=st.data())
@@ -98,6 +99,7 @@ def test_no_value_leads_to_another_error(tmp_path: Path, name: str, data: st.Dat
     is_read(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JSON)
 @examples(1)
 @given(data=st.data())
@@ -107,6 +109,7 @@ def test_no_value_stops_an_analysis(tmp_path: Path, name: str, data: st.DataObje
     is_analysed(path)
 
 
+@pytest.mark.slow
 @examples(6)
 @given(data=st.data())
 def test_no_value_of_an_execution_trace_leads_to_another_error(tmp_path: Path, data: st.DataObject) -> None:
@@ -224,6 +227,7 @@ def change_cells(data: st.DataObject, path: str) -> None:
         db.commit()
 
 
+@pytest.mark.slow
 @examples(6)
 @given(data=st.data())
 def test_no_cell_leads_to_another_error(tmp_path: Path, data: st.DataObject) -> None:
@@ -233,6 +237,7 @@ def test_no_cell_leads_to_another_error(tmp_path: Path, data: st.DataObject) -> 
     is_read(path)
 
 
+@pytest.mark.slow
 @examples(1)
 @given(data=st.data())
 def test_no_cell_stops_an_analysis(tmp_path: Path, data: st.DataObject) -> None:

@@ -243,6 +243,7 @@ def test_an_importer_that_is_broken_stops_nobody_else(tmp_path: Path, monkeypatc
         xsp.load(file)
 
 
+@pytest.mark.slow
 def test_the_core_alone_reads_json_and_says_what_protobuf_needs(tmp_path: Path) -> None:
     code = "import sys; sys.modules['opentelemetry.proto'] = None; import xsp; print(len(xsp.load(sys.argv[1]).spans))"
     for name in ("lines", "message"):
@@ -265,6 +266,7 @@ MUTATIONS = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLES)
 @examples(12)
 @given(mutations=MUTATIONS)

@@ -94,6 +94,7 @@ def test_order_packing_and_repetition_do_not_matter(lines: Path, tmp_path: Path)
     assert back.run["imported"]["doubled"] == len(rows(back))
 
 
+@pytest.mark.slow
 def test_one_document_over_several_lines(lines: Path, tmp_path: Path) -> None:
     spans = [item for line in lines.read_text().splitlines() for item in json.loads(line)["resourceSpans"]]
     document = tmp_path / "document.json"
@@ -343,6 +344,7 @@ def test_a_line_that_is_too_long_is_refused_unread(tmp_path: Path, monkeypatch: 
         xsp.load(path)
 
 
+@pytest.mark.slow
 def test_details_that_are_missing_are_counted(run: Path, original: Whole, tmp_path: Path) -> None:
     sent_file = Path(sent(run, tmp_path / "run.jsonl", "--fold", "12"))
     overview = tmp_path / "overview.jsonl"

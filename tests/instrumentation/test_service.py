@@ -111,6 +111,7 @@ def test_levels_say_how_deep_to_look(service: Service) -> None:
     assert service.levels() == {"shop": 2, "shop.layer": 3}
 
 
+@pytest.mark.slow
 def test_a_batch_processor_with_a_short_queue_drops_nothing() -> None:
     service, net = Service(batch=True), nn.Sequential(*[nn.ReLU() for _ in range(3000)])
     with xsp.instrument(net, sample=1.0, provider=service.provider) as traced:
@@ -233,6 +234,7 @@ def test_a_call_inside_an_error_handler_is_no_error(service: Service) -> None:
     assert {span.status.is_ok for span in service.spans} == {True}
 
 
+@pytest.mark.slow
 def test_a_compiled_model_works_and_is_called_by_its_own_name(service: Service) -> None:
     net = model()
     compiled = torch.compile(net, backend="eager")
@@ -329,6 +331,7 @@ def test_a_second_process_that_was_killed_costs_one_call_and_is_started_again(
     assert reason in caplog.text
 
 
+@pytest.mark.slow
 def test_a_receiver_that_is_not_there_costs_its_spans_and_not_the_time_of_closing(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -146,6 +146,7 @@ def test_a_call_of_a_module_that_contains_models_of_two_handles_is_of_the_outerm
         assert (one.counts[:2], two.counts[:2]) == ((1, 1), (2, 2))
 
 
+@pytest.mark.slow
 def test_a_model_that_is_replaced_is_not_kept_alive_and_its_successor_is_instrumented(service: Service) -> None:
     handles, net = [], model()
     for _ in range(3):

@@ -208,12 +208,14 @@ def test_the_same_spans_are_the_same_bytes_whatever_their_order() -> None:
     assert sent(given) == sent(given[::-1])
 
 
+@pytest.mark.slow
 def test_thousands_of_processes_have_a_resource_each() -> None:
     given = [Span(TRACE, number(place), process=place % 3000, rank=place % 2) for place in range(9000)]
     found = {span.span_id.hex(): resource["process.pid"] for resource, span in read(sent(given, max_bytes=100_000))}
     assert found == {span.span_id: span.process for span in given}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [1, 10_000, encode.TEMPLATE_BYTES])
 def test_texts_that_all_differ_go_through_whatever_memory_there_is_for_them(
     room: int, monkeypatch: pytest.MonkeyPatch
@@ -340,6 +342,7 @@ def expected(span: Span) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None or key in semconv.flat(span.attributes)}
 
 
+@pytest.mark.slow
 @every(st.lists(ROWS, min_size=1, max_size=12), st.integers(500, 5000), st.integers(1, 12))
 @examples(30)
 def test_every_table_arrives_span_by_span(given: list[Span], max_bytes: int, max_spans: int) -> None:

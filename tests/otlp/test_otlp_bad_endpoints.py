@@ -240,6 +240,7 @@ def test_plain_http_and_tls_do_not_match(run: Path) -> None:
         assert "127.0.0.1" in refused(run, receiver.url.replace("http", "grpcs"), timeout_s=1.0)
 
 
+@pytest.mark.slow
 def test_a_certificate_that_nobody_vouches_for(run: Path, tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
@@ -268,6 +269,7 @@ def test_what_may_be_sent_again_is_sent_again(run: Path, code: int) -> None:
     assert set(receiver.ids.values()) == {1}
 
 
+@pytest.mark.slow
 def test_the_receiver_says_when(run: Path) -> None:
     with Receiver((503, {"Retry-After": "1"}, b""), TAKEN) as receiver:
         begin = time.monotonic()
@@ -398,6 +400,7 @@ def test_grpc_an_answer_that_is_no_answer(run: Path) -> None:
         assert "but not like an OTLP receiver" in refused(run, url)
 
 
+@pytest.mark.slow
 def test_grpc_requests_that_are_too_large_are_sent_in_halves(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=1, spans=2000)
     with answering(takes) as (url, taken):

@@ -168,6 +168,7 @@ def test_steps_can_be_chosen_where_an_import_stored_several_in_a_file(tmp_path: 
             send(run, receiver.url, steps=(7,))
 
 
+@pytest.mark.slow
 def test_a_directory_of_runs_is_sent_run_by_run(tmp_path: Path) -> None:
     job = tmp_path / "job"
     rundir.create(job)
@@ -255,6 +256,7 @@ def test_grpc_takes_the_same_requests(tmp_path: Path, taker: tuple[Taker, str], 
     assert [span.span_id for span in spans_in(servicer.bodies)] == [span.span_id for span in receiver.spans]
 
 
+@pytest.mark.slow
 def test_grpc_receivers_with_a_limit_of_four_mebibytes_take_a_large_step(
     tmp_path: Path, taker: tuple[Taker, str]
 ) -> None:
@@ -304,6 +306,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing_half(tmp_path: Path, capsy
 # --- what is left -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_resume_sends_only_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "a run", steps=4, spans=3)
     with Receiver(TAKEN, TAKEN, (503, {}, b"later")) as receiver:
@@ -386,6 +389,7 @@ def test_a_step_is_delivered_before_the_next_one_begins(tmp_path: Path) -> None:
     assert [(each["steps"], each["left"]) for each in run["delivery"]] == [(3, 0)]
 
 
+@pytest.mark.slow
 def test_what_sends_does_not_load_in_the_measured_process(tmp_path: Path) -> None:
     with Receiver() as receiver:
         code = f"""

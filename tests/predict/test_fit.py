@@ -54,6 +54,7 @@ def test_planted_exponents_are_found_within_five_hundredths(seed: int) -> None:
     assert max(map(abs, apart.values())) < 0.05, (seed, apart)
 
 
+@pytest.mark.slow
 def test_without_noise_everything_is_found() -> None:
     table = planted(5, 40, 0.0)
     found = generic.fit(table, form(table), 0, [Penalty("none")])
@@ -191,6 +192,7 @@ def test_repetitions_are_one_group_and_so_are_rows_of_the_same_machine() -> None
     assert len(set(configurations.of_rows(made, factors=["batch"], group=["machine"]).groups.tolist())) == 3
 
 
+@pytest.mark.slow
 def test_each_value_of_a_category_may_have_a_model_of_its_own() -> None:
     made = [
         {"model": kind, "batch": float(b), "step_s": 1e-3 * b**power}
@@ -445,6 +447,7 @@ def test_a_value_with_a_model_of_its_own_that_is_held_out_whole_is_refused() -> 
         crossvalidation.judge(table, crossvalidation.split_of(table, (), (), "model"), resamples=20, beyond=False)
 
 
+@pytest.mark.slow
 def test_a_value_that_no_resampled_table_has_keeps_its_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [
         {"model": kind, "batch": float(batch), "step_s": 1e-3 * batch * times}
@@ -461,6 +464,7 @@ def test_a_value_that_no_resampled_table_has_keeps_its_prediction(monkeypatch: p
     assert spread == pytest.approx(np.full(spread.shape, 12e-3))
 
 
+@pytest.mark.slow
 def test_means_of_many_categories_take_no_time_that_grows_with_their_square() -> None:
     count = 40_000
     made = [

@@ -82,6 +82,7 @@ def test_a_fit_is_shown_kept_and_asked(place: Path, capsys: pytest.CaptureFixtur
     assert max(map(len, page.splitlines())) < 80
 
 
+@pytest.mark.slow
 def test_the_page_of_a_fit_has_all_models_and_fits_a_terminal(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +95,7 @@ def test_the_page_of_a_fit_has_all_models_and_fits_a_terminal(
     assert "kind=mlp" in told(capsys, "at", "batch=8", "threads=2", "kind=mlp")
 
 
+@pytest.mark.slow
 def test_what_to_record_next_was_not_recorded(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "has been recorded: record other values" in told(capsys, "next", "--fit", str(place / "fit.json"))
     some = place / "some.csv"
@@ -178,6 +180,7 @@ def test_a_file_that_is_no_fit_is_neither_read_nor_replaced(
     assert "no such fit: make one" in refused(capsys, "at", "batch=8", "--fit", str(tmp_path / "no.json"))
 
 
+@pytest.mark.slow
 def test_runs_are_rows_with_the_options_of_their_programs(tmp_path: Path) -> None:
     from xsp.predict import fromruns
 
@@ -224,6 +227,7 @@ def test_a_fit_that_somebody_edited_is_refused_in_one_line(
     assert "not a fit of xsp" in said
 
 
+@pytest.mark.slow
 def test_texts_with_commas_are_asked_and_what_has_one_value_may_be_omitted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -274,6 +278,7 @@ def test_the_model_that_a_program_was_told_to_train_is_not_the_name_of_its_run(t
     assert [each["model"] for each in rows] == ["resnet50", "vgg16", "zero"]
 
 
+@pytest.mark.slow
 def test_a_damaged_run_is_left_out_and_the_ranks_of_a_job_are_one_row(tmp_path: Path) -> None:
     from xsp.predict import fromruns
 

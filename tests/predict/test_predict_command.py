@@ -198,6 +198,7 @@ def test_collectives_that_are_no_sums_stay_as_recorded(tmp_path: Path) -> None:
     assert steps[1] - steps[0] == pytest.approx(400 * US, rel=0.02)
 
 
+@pytest.mark.slow
 def test_steps_that_sent_different_sums_are_said_to(tmp_path: Path) -> None:
     lacks = [(0, 0), (1, 1), (2, 2)]
     found = recorded.of(xsp.load(kineto(tmp_path / "lacks.pt.trace.json.gz", lacks=lacks)))
@@ -323,6 +324,7 @@ def test_a_run_tells_the_gradients_of_its_modules_and_those_that_modules_share_o
     assert alone.points[0].samples_per_s == pytest.approx(4 / found.step)
 
 
+@pytest.mark.slow
 def test_a_run_that_accumulates_gradients_sends_them_in_the_last_backward_pass(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -361,6 +363,7 @@ def test_buckets_of_a_trace_keep_their_sizes_where_modules_are_known_too(
     assert any("spread over the backward pass" in each for each in pieces.sources)
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_has_gradients_computed_again_accumulates_no_batches(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 4))
@@ -434,6 +437,7 @@ def test_passes_within_an_optimizers_step_are_no_batches_of_it() -> None:
     assert [hoststep.closures(trace_of(spans(each))) for each in (accumulated, again, last)] == [0, 2, 1]
 
 
+@pytest.mark.slow
 def test_backward_work_of_a_module_around_others_is_where_it_was_recorded(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 
@@ -525,6 +529,7 @@ def test_parameters_that_are_frozen_have_no_gradients(tmp_path: Path) -> None:
         assert any("gathering them is not included" in each for each in text.as_json(answer)["notes"]) == sharded
 
 
+@pytest.mark.slow
 def test_models_whose_modules_have_equal_names_have_gradients_of_their_own(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     first, second = (torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, size)) for size in (8, 2))
@@ -539,6 +544,7 @@ def test_models_whose_modules_have_equal_names_have_gradients_of_their_own(tmp_p
     assert not any("share are counted twice" in each for each in found.unknown)
 
 
+@pytest.mark.slow
 def test_a_model_without_a_backward_pass_in_the_step_has_no_gradients(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     generator, critic = (torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, size)) for size in (8, 2))
@@ -554,6 +560,7 @@ def test_a_model_without_a_backward_pass_in_the_step_has_no_gradients(tmp_path: 
     assert any("of models that have no backward pass in this step" in each for each in found.sources)
 
 
+@pytest.mark.slow
 def test_of_a_program_that_evaluates_most_of_its_time_the_steps_that_train_are_predicted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -661,6 +668,7 @@ def test_a_batch_of_another_size_is_not_said_to_be_the_recorded_one(
     assert "batches of 8 samples" in shown
 
 
+@pytest.mark.slow
 def test_a_trace_of_several_ranks_needs_no_link_for_one_and_is_not_checked_without(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -690,6 +698,7 @@ def test_slow_ranks_are_told_apart_on_the_command_line() -> None:
         Straggler(float("inf"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

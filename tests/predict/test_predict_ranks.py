@@ -70,6 +70,7 @@ def test_many_ranks_with_a_slow_one_take_what_is_predicted_from_eight_healthy_on
     check(healthy, tmp_path, ranks, steps)
 
 
+@pytest.mark.slow
 def test_what_a_rank_waits_for_a_slow_one_is_none_of_its_own_work_to_the_last_step(tmp_path: Path) -> None:
     found = recorded.of(made(tmp_path, 2, {1: FACTOR}, 2))
     assert [each.partition(" came")[0] for each in found.sources if "slow" in each] == ["slow rank: rank 1"]

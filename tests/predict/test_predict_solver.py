@@ -58,6 +58,7 @@ def exposed_by_recurrence(work: Work, job: Job) -> float:
 # --- closed forms ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_overlap_a_step_is_the_sum_of_its_parts() -> None:
     chance = random.Random(1)
     for _ in range(INSTANCES):
@@ -72,6 +73,7 @@ def test_without_overlap_a_step_is_the_sum_of_its_parts() -> None:
         assert close(found.parts[EXPOSED], sent)
 
 
+@pytest.mark.slow
 def test_with_input_beside_it_a_step_is_the_longer_of_both() -> None:
     chance = random.Random(2)
     for _ in range(INSTANCES):
@@ -175,6 +177,7 @@ def some_input(chance: random.Random) -> Input:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_parts_add_up_to_the_step_and_so_does_the_critical_path() -> None:
     chance = random.Random(7)
     for _ in range(150):

@@ -76,6 +76,7 @@ def test_a_run_arrives_as_it_was(receiver: ServeProcess, run: Path, original: Wh
     assert not (place / "arrived").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_complete_is_put_in_order_while_others_arrive(receiver: ServeProcess, run: Path) -> None:
     sent(run, receiver.http, "--compression", "gzip")
     (place,) = receiver.runs()
@@ -83,6 +84,7 @@ def test_a_run_that_is_complete_is_put_in_order_while_others_arrive(receiver: Se
     assert len(rundir.segments(place)) == len(rundir.segments(run))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_sent_twice_counts_once(receiver: ServeProcess, run: Path, original: Whole) -> None:
     sent(run, receiver.http)
     until(lambda: rundir.read_run(receiver.runs()[0])["finished"])
@@ -220,6 +222,7 @@ def test_overwriting_takes_away_what_was_not_in_order_yet(receiver: ServeProcess
     assert not (place / "arrived").exists()
 
 
+@pytest.mark.slow
 def test_a_receiver_goes_on_with_a_run_that_was_cut(run: Path, original: Whole, tmp_path: Path) -> None:
     first = ServeProcess(tmp_path / "received")
     sent(run, first.http, "--steps", ",".join(str(int(file.stem)) for file in rundir.segments(run)[:4]))
@@ -266,6 +269,7 @@ def test_bad_requests_are_refused_store_nothing_and_harm_nobody(receiver: ServeP
     assert receiver.post(GOOD).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
     receiver = ServeProcess(tmp_path / "received", "--max-body", "1MiB")
     with socket.create_connection(("127.0.0.1", int(receiver.http.rpartition(":")[2]))) as connection:
@@ -291,6 +295,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -
     assert "2 spans received" in receiver.end()
 
 
+@pytest.mark.slow
 def test_who_sends_too_slowly_is_let_go(tmp_path: Path) -> None:
     receiver = ServeProcess(tmp_path / "received", "--timeout", "1")
     place = ("127.0.0.1", int(receiver.http.rpartition(":")[2]))
@@ -306,6 +311,7 @@ def test_who_sends_too_slowly_is_let_go(tmp_path: Path) -> None:
     receiver.end()
 
 
+@pytest.mark.slow
 def test_too_many_at_once_are_told_to_come_again(tmp_path: Path) -> None:
     receiver = ServeProcess(tmp_path / "received", "--connections", "2")
     place = ("127.0.0.1", int(receiver.http.rpartition(":")[2]))
@@ -317,6 +323,7 @@ def test_too_many_at_once_are_told_to_come_again(tmp_path: Path) -> None:
     receiver.end()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_and_stores_nothing_half(tmp_path: Path) -> None:
     receiver = ServeProcess(tmp_path / "received", most_of_a_file=20_000)
     answer = receiver.post(body(name=os.urandom(100_000).hex()))
@@ -368,6 +375,7 @@ def test_an_address_that_is_taken(receiver: ServeProcess, tmp_path: Path, capsys
     assert f"--http {place}: cannot listen there" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_of_two_receivers_of_one_directory_one_is_refused(
     receiver: ServeProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:

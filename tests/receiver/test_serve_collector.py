@@ -160,6 +160,7 @@ def test_one_request_with_two_ranks_of_a_job_is_stored_whole(started: list[Any],
     assert found(place) == {0: 1, 1: 1}
 
 
+@pytest.mark.slow
 def test_a_description_of_a_run_that_holds_no_text_does_not_keep_its_job_from_going_on(
     started: list[Any], tmp_path: Path
 ) -> None:

@@ -49,6 +49,7 @@ def peak_mb(receiver: ServeProcess) -> float:
     return int(found[1]) / 1024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "headers"),
     [(SPANS, PROTOBUF), (VALUES, PROTOBUF), (OBJECTS, JSON), (LISTS, JSON)],
@@ -63,6 +64,7 @@ def test_a_small_request_of_many_empty_things_is_refused_before_they_are_made(
     assert lasting.post(body()).status_code == 200
 
 
+@pytest.mark.slow
 def test_over_grpc_as_well(receiver: ServeProcess) -> None:
     with grpc.insecure_channel(receiver.grpc.removeprefix("grpc://")) as channel:
         export = channel.unary_unary(EXPORT)

@@ -90,6 +90,7 @@ def test_a_step_holds_its_forward_pass(tmp_path: Path, of: str) -> None:
     assert not any("never closed" in note["text"] for note in trace.run["notes"])
 
 
+@pytest.mark.slow
 def test_without_an_optimizer_a_step_ends_with_the_backward_pass(tmp_path: Path) -> None:
     trace = recorded(tmp_path / "run", [Program().by_hand] * 120)
     ((count, shortest_ns),) = trace.sql("SELECT sum(steps), min(dur_ns) FROM loop").fetchall()
@@ -98,12 +99,14 @@ def test_without_an_optimizer_a_step_ends_with_the_backward_pass(tmp_path: Path)
     assert set(kinds_of(trace)) == {"training"}
 
 
+@pytest.mark.slow
 def test_calls_of_a_module_in_between_are_steps_of_their_own(tmp_path: Path) -> None:
     program = Program()
     trace = recorded(tmp_path / "run", ([program.plain] * 20 + [program.evaluate] * 5) * 3)
     assert kinds_of(trace) == {"SGD alone": 1, "training by SGD": 59, "Linear 3×4": 15}  # the first one was not known
 
 
+@pytest.mark.slow
 def test_a_program_that_goes_on_with_modules_has_steps_that_begin_with_their_calls(tmp_path: Path) -> None:
     program = Program()
     optimizer = torch.optim.SGD(program.net.parameters(), lr=1e-3)
@@ -118,6 +121,7 @@ def test_a_program_that_goes_on_with_modules_has_steps_that_begin_with_their_cal
     assert trace.sql("SELECT min(before_ns) >= 2000000 FROM loop WHERE step > 21").fetchall() == [(True,)]
 
 
+@pytest.mark.slow
 def test_training_of_modules_is_not_changed_by_a_loss_that_is_one(tmp_path: Path) -> None:
     program, net = Program(), torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
@@ -177,6 +181,7 @@ def test_gradients_that_are_asked_for_before_the_backward_pass_are_of_the_same_b
     assert (kind["batch_size"], kind["batch_source"]) == (8 if accumulates else 3 * 8, "guess")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moves", [False, True], ids=["saliency", "an input that is trained"])
 def test_gradients_of_a_model_in_evaluation_mode_are_no_training_without_modules(tmp_path: Path, moves: bool) -> None:
     net, image = torch.nn.Linear(4, 4).eval(), torch.zeros(8, 4, requires_grad=True)

@@ -148,6 +148,7 @@ def _taken(trace: xsp.Trace) -> dict[str, int]:
     return {rung_name(rung): steps for rung, steps in rows}
 
 
+@pytest.mark.slow
 def test_a_budget_that_nobody_asked_for_lets_a_short_program_have_its_first_steps(tmp_path) -> None:
     train(torch.nn.Linear(256, 16), 500, out=tmp_path / "run", budget=UNASKED)
     trace = xsp.load(tmp_path / "run")

@@ -120,6 +120,7 @@ def test_kinds_of_one_name_are_told_apart_by_their_optimizer() -> None:
     assert named(own, other, third) == ["training Net 4", "training Net 4, Adam", "training Net 4, Adam #2"]
 
 
+@pytest.mark.slow
 def test_a_loss_made_anew_in_each_step_is_no_other_kind_and_layers_of_two_models_are_not_added_up(
     tmp_path: Path,
 ) -> None:

@@ -295,6 +295,7 @@ def test_the_grade_judges_the_headline(rows: list[dict[str, Any]], subject: str)
     assert subject in subjects
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cold", [3, 8, 11])
 def test_first_steps_that_warm_up_are_no_drift(cold: int) -> None:
     rows = [*bare(cold, dur_ms=2.5), *bare(33 - cold, first=cold)]
@@ -323,6 +324,7 @@ def test_without_steady_steps_a_short_step_takes_what_bare_ones_do_not_what_reco
     assert said.best == "B"
 
 
+@pytest.mark.slow
 def test_the_latency_may_be_less_by_what_xsp_does_between_steps_and_in_stretches_it_does_nothing() -> None:
     usual, beside = (answer(A1, trace(bare(60, **fields))) for fields in ({}, {"own_ns": 65_000}))
     assert beside["latency_ms"] == usual["latency_ms"]
@@ -513,6 +515,7 @@ def test_a_loop_that_is_sent_again_when_it_has_grown_counts_as_it_is_last(tmp_pa
         assert steps_of(there) == steps_of(late)
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_loop_may_be_taken_one_after_the_other_in_any_order(tmp_path: Path) -> None:
     whole = stored(tmp_path / "late", *(row(step, 9) for step in range(3 * loop.ROWS_OF_A_SPAN)))
     early = stored(tmp_path / "early", *(row(step, 9, samples=4) for step in range(loop.ROWS_OF_A_SPAN)))

@@ -168,6 +168,7 @@ def job(tmp_path: Path, ranks: int, blocks: int = 1, **environment: str) -> list
     return complaints
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [[(2, "1"), (1, "2")], deep([(2, "1"), (3, "2"), (1, "3"), (2, "3")])])
 def test_all_ranks_of_a_job_go_to_the_same_directory(tmp_path: Path, jobs: list[tuple[int, str]]) -> None:
     for ranks, port in jobs:
@@ -194,6 +195,7 @@ def test_a_job_whose_ranks_were_started_again_leaves_the_first_attempt_alone(tmp
     assert steps_in(tmp_path) == {"own": 8, "own-2": 8}
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_does_not_join_a_job(tmp_path: Path) -> None:
     job(tmp_path, 2)
     assert recorded(out=tmp_path / "own") == tmp_path / "own-2"
@@ -201,6 +203,7 @@ def test_a_process_of_its_own_does_not_join_a_job(tmp_path: Path) -> None:
         output.claim(tmp_path / "own", rundir.hold)
 
 
+@pytest.mark.slow
 def test_a_rank_that_torchrun_starts_again_replaces_its_run_of_the_attempt_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -242,6 +245,7 @@ def test_ranks_that_a_job_no_longer_has_after_a_restart_are_removed(
     assert "restarted with 2 ranks: removed rank-0002 of the previous attempt" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_block_that_is_entered_again_counts_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prof, places = profile("train", out=tmp_path / "run", **BARE), []
     for epoch in range(3):

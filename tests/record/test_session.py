@@ -76,6 +76,7 @@ def shown(trace: xsp.Trace, below: int = 40) -> list[str]:
     return [" > ".join(chain(row[0])) for row in rows]
 
 
+@pytest.mark.slow
 def test_every_rung_is_measured_as_often_as_the_schedule_says(tmp_path):
     model, x = nn.Linear(4, 4), torch.randn(2, 4)
     trace = record(tmp_path / "run", lambda: model(x), repeats=3)
@@ -151,6 +152,7 @@ def test_models_in_other_threads_belong_to_the_step(tmp_path):
     assert "step test > forward Linear > module Linear" in shown(trace)
 
 
+@pytest.mark.slow
 def test_an_exception_passes_through_and_the_steps_before_it_are_kept(tmp_path):
     model, x = nn.Linear(4, 4), torch.randn(2, 4)
     with pytest.raises(KeyError, match="mine"), xsp.profile("x", out=tmp_path / "run", warmup=0, settle=False) as prof:  # noqa: PT012
@@ -165,6 +167,7 @@ def test_an_exception_passes_through_and_the_steps_before_it_are_kept(tmp_path):
     assert any("KeyError" in finding.text for finding in health(trace))
 
 
+@pytest.mark.slow
 def test_a_run_whose_only_step_raised_is_merged_without_times(tmp_path):
     model, x = nn.Linear(4, 4), torch.randn(2, 4)
     options = {"levels": "M", "warmup": 0, "settle": False, "samples": False}
@@ -179,6 +182,7 @@ def test_a_run_whose_only_step_raised_is_merged_without_times(tmp_path):
     assert merged == [("forward", "ok", None, None), ("step", "error:KeyError", None, None)]
 
 
+@pytest.mark.slow
 def test_a_step_that_is_never_closed_is_closed_with_the_block_and_does_not_count(tmp_path):
     model, x = nn.Linear(4, 4), torch.randn(2, 4)
     with xsp.profile("x", out=tmp_path / "run", warmup=0, settle=False, levels="M") as prof:
@@ -194,6 +198,7 @@ def test_a_step_that_is_never_closed_is_closed_with_the_block_and_does_not_count
     assert trace.rungs[0].steps == 1
 
 
+@pytest.mark.slow
 def test_the_callers_opentelemetry_span_is_the_parent_of_the_step(tmp_path):
     api = pytest.importorskip("opentelemetry.trace")
     sdk = pytest.importorskip("opentelemetry.sdk.trace")
@@ -242,6 +247,7 @@ def test_a_compiled_model_is_neither_recompiled_nor_broken_and_is_said_to_be_opa
     assert any("compiled" in note["text"] for note in trace.run["notes"])
 
 
+@pytest.mark.slow
 def test_a_collector_that_breaks_is_left_out_and_the_program_goes_on(tmp_path):
     class Broken(Collector):
         name = "broken"
@@ -262,6 +268,7 @@ def test_a_collector_that_breaks_is_left_out_and_the_program_goes_on(tmp_path):
     assert any("no luck" in note["text"] for note in trace.run["notes"])
 
 
+@pytest.mark.slow
 def test_a_second_step_at_the_same_time_is_counted_not_recorded(tmp_path):
     with xsp.profile("x", out=tmp_path / "run", levels="M", warmup=0, settle=False) as prof:
         for _ in range(2):
@@ -290,6 +297,7 @@ def test_levels_that_make_no_sense_are_refused_before_anything_is_written(tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_one_block_at_a_time(tmp_path):
     with (
         xsp.profile("outer", out=tmp_path / "a"),
@@ -517,6 +525,7 @@ def test_a_bare_call_of_step_at_the_end_of_each_iteration_works_as_torch_profile
     assert any("without `with`" in note["text"] for note in trace.run["notes"])
 
 
+@pytest.mark.slow
 def test_a_wait_for_data_belongs_to_the_step_that_uses_its_batch_alone(tmp_path):
     class Slow(torch.utils.data.Dataset):
         def __init__(self):
@@ -610,6 +619,7 @@ def test_a_named_block_around_several_steps_belongs_to_none_of_them(tmp_path):
     assert trace.sql("SELECT count(*) FROM merged WHERE name = 'epoch'").fetchall() == [(0,)]
 
 
+@pytest.mark.slow
 def test_text_that_is_none_neither_ends_the_program_nor_keeps_a_step_from_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", "caf\udce9.csv"])
     net = nn.Sequential()

@@ -51,6 +51,7 @@ class Program:
         self.optimizer.step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("listener", [AutoStep, None], ids=["found", "named"])
 @pytest.mark.parametrize("alike", [deep(57), deep(64), 300])
 def test_a_few_training_steps_between_many_calls_are_counted_as_such(
@@ -68,6 +69,7 @@ def test_a_few_training_steps_between_many_calls_are_counted_as_such(
     assert kinds_of(tmp_path / "run") == {(False, 1): 6 * alike, (True, 64): 24}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("listener", [AutoStep, None], ids=["found", "named"])
 def test_a_call_with_another_shape_is_of_another_kind(tmp_path: Path, listener: type[AutoStep] | None) -> None:
     program = Program()
@@ -83,6 +85,7 @@ def test_a_call_with_another_shape_is_of_another_kind(tmp_path: Path, listener: 
     assert kinds_of(tmp_path / "run") == {(False, 1): 750, (False, 64): 5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("listener", [AutoStep, None], ids=["found", "named"])
 def test_an_evaluation_between_training_steps_is_none_of_them(tmp_path: Path, listener: type[AutoStep] | None) -> None:
     program = Program()
@@ -102,6 +105,7 @@ def test_an_evaluation_between_training_steps_is_none_of_them(tmp_path: Path, li
     assert kinds_of(tmp_path / "run") == (trained if listener is None else {**trained, (False, 16): 15})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alike", [deep(57), 300])
 def test_short_steps_that_end_with_a_mark_pass_in_stretches_and_are_all_counted(tmp_path: Path, alike: int) -> None:
     program = Program()
@@ -115,6 +119,7 @@ def test_short_steps_that_end_with_a_mark_pass_in_stretches_and_are_all_counted(
     assert set(stretches) <= {(0,)}, "of steps that train there are too few in a row"
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_steps_now_and_then_is_seen(tmp_path: Path) -> None:
     program, other = Program(), torch.optim.Adam(nn.Linear(2, 2).parameters())
     with xsp.profile("now and then", out=tmp_path / "run", levels="M", samples=False) as prof:
@@ -172,6 +177,7 @@ def beside(work: Callable[[], object], pause_s: float) -> Iterator[None]:
         other.join()
 
 
+@pytest.mark.slow
 def test_what_another_thread_calls_breaks_no_stretch(tmp_path: Path) -> None:
     program, encoder = Program(), nn.Linear(4, 4)
     with (
@@ -186,6 +192,7 @@ def test_what_another_thread_calls_breaks_no_stretch(tmp_path: Path) -> None:
     assert longest[0][0] > 1, "no step passed in a stretch"
 
 
+@pytest.mark.slow
 def test_a_step_that_ends_a_stretch_has_no_calls_of_another_thread(tmp_path: Path) -> None:
     program, encoder = Program(), nn.Linear(4, 4)
     with (
@@ -246,6 +253,7 @@ def test_short_steps_pass_in_stretches_and_none_is_lost(tmp_path: Path) -> None:
     assert trace.sql(together).fetchall() == [(True,)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [300, 301, 307])
 def test_a_stretch_that_the_block_ends_counts_what_had_passed(tmp_path: Path, steps: int) -> None:
     with xsp.profile("short", out=tmp_path / "run", levels="M", samples=False) as prof:

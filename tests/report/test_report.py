@@ -142,6 +142,7 @@ def test_the_page_holds_everything_and_reaches_out_for_nothing(page):
     assert data["timeline"]["lanes"][0][0] == "thread 1"
 
 
+@pytest.mark.slow
 def test_names_in_a_trace_stay_text(page):
     assert "<script>window" not in page
     assert page.count("</script>") == 1 + len(html.SCRIPTS)
@@ -150,6 +151,7 @@ def test_names_in_a_trace_stay_text(page):
     assert "[red]" in shown
 
 
+@pytest.mark.slow
 def test_a_name_that_looks_like_placeholders_is_a_name():
     name = "__DATA__ __JS__ __TITLE__ \\g<0>"
     page = html.render(trace_of(spans(STEP), {"name": name}))
@@ -350,6 +352,7 @@ def test_the_timelines_of_several_kinds_share_the_room_of_one(monkeypatch):
     assert counts == ["8", "4", "3"]
 
 
+@pytest.mark.slow
 def test_absent_collectors_are_no_findings_of_the_page():
     one = trace_of(spans(STEP), {"name": "net", "absent": {"onednn": "no such library", "cupti": "no GPU"}})
     told = payload(html.render(one))["health"]
@@ -385,6 +388,7 @@ def test_a_packed_column_holds_what_was_put_in(values):
     assert unpacked(packed_of(values), len(values)) == said
 
 
+@pytest.mark.slow
 @given(st.lists(st.none() | st.integers(-(2**51) + 1, 2**51 - 1), min_size=20))
 def test_packed_integers_are_the_integers(values):
     assert unpacked(packed_of(values), len(values)) == values
@@ -394,6 +398,7 @@ def test_what_json_cannot_say_is_null():
     assert unpacked(packed_of([1.5, float("nan"), float("inf")]), 3) == [1.5, None, None]
 
 
+@pytest.mark.slow
 def test_charts_show_all_layers_and_a_table_says_what_it_leaves_out(monkeypatch):
     monkeypatch.setattr(html, "MOST_ROWS", 2)
     monkeypatch.setattr(html, "DEAREST", {"A8": ("latency_us", 1)})
@@ -417,6 +422,7 @@ def test_a_cost_that_cannot_be_told_from_noise_is_not_stated_as_a_figure(low, hi
     assert "+10.0 % of its latency, with all down to layers recorded" in about
 
 
+@pytest.mark.slow
 def test_a_trace_of_the_model_level_alone_says_why_the_rest_is_missing():
     data = payload(html.render(trace(Level.MODEL)))
     assert {"A1", "ledger", "ledger-kinds"} <= {table["id"] for table in data["tables"]} < set(ANALYSES)
@@ -582,6 +588,7 @@ def test_a_narrow_table_keeps_the_throughput_of_the_loop(name, column):
     assert "per s" in " ".join(table.split())
 
 
+@pytest.mark.slow
 def test_the_first_tables_say_which_row_of_the_loop_is_of_a_rank_and_which_of_the_job():
     kind = {"kind": 0, "name": "training Net 8×4", "batch_size": 8}
     for ranks in (1, 2):

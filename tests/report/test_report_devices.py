@@ -130,6 +130,7 @@ def test_ranks_stand_below_each_other():
     assert heads == ["rank 0", "rank 1"]
 
 
+@pytest.mark.slow
 def test_one_screen_says_verdict_why_and_next():
     console = Console(width=80, file=io.StringIO())
     console.print(text.overview(generated(steps=2, layers=3, ops=8)))

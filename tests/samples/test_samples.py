@@ -285,6 +285,7 @@ def test_rows_and_columns_go_together() -> None:
 # --- a run ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_has_samples_of_its_process(tmp_path: Path) -> None:
     with xsp.profile("s", out=tmp_path / "run", levels="M", warmup=0, collectors=[]) as session:
         with session.step():
@@ -319,6 +320,7 @@ def test_the_command_line_switches_sampling_off(command: str) -> None:
     assert not parser.parse_args([*more, "--no-samples", "model.py"]).samples
 
 
+@pytest.mark.slow
 def test_the_measured_process_runs_no_thread_and_loads_nothing_for_it(tmp_path: Path) -> None:
     before = threading.active_count()
     with xsp.profile("s", out=tmp_path / "run", levels="M", warmup=0, collectors=[]) as session, session.step():
@@ -328,6 +330,7 @@ def test_the_measured_process_runs_no_thread_and_loads_nothing_for_it(tmp_path: 
     assert ran.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_a_program_that_is_killed_leaves_its_samples(tmp_path: Path) -> None:
     code = f"""
 import os, signal, time, xsp
@@ -456,6 +459,7 @@ def said(trace: xsp.Trace) -> list[tuple[str, str, str]]:
     return [(each.subject, each.best, each.text) for each in samplehealth.findings(trace)]
 
 
+@pytest.mark.slow
 def test_health_names_devices_whose_clocks_were_held_down() -> None:
     hot = beside(held(0x1, 0x1, 0x20, 0x0, 0x0))
     text = "device 0: clocks were throttled (too hot, driver) in 1 of 3 timed steps; see `throttling`"

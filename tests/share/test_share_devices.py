@@ -61,6 +61,7 @@ def test_the_stand_in_says_what_it_is(there: Running) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_first_copies_and_the_second_finds_it_on_the_device(there: Running, tmp_path: Path) -> None:
     path = file_of(tmp_path, "a", 7, 3 * MIB + 5)
     first = taken(path, there.folder)
@@ -109,6 +110,7 @@ def test_what_is_attached_on_the_device_is_never_evicted(there: Running, tmp_pat
     del kept, other  # the frame of the test lives on in the error that was raised
 
 
+@pytest.mark.slow
 def test_memory_that_others_use_is_made_room_for_by_evicting(standing: Standing, tmp_path: Path) -> None:
     words = ("--device-capacity", "64MiB")
     with serving(standing, tmp_path / "s", *words, STANDIN_TOTAL=str(8 * MIB)) as there:
@@ -332,6 +334,7 @@ def test_a_forked_child_closes_nothing_and_holds_nothing(standing: Standing, the
     killing(standing, there.folder, "fork")
 
 
+@pytest.mark.slow
 def test_killed_clients_leave_nothing_on_the_device(standing: Standing, there: Running) -> None:
     killing(standing, there.folder, "kill", "60", "19")
 

@@ -167,6 +167,7 @@ def test_other_types_and_shapes_of_nothing(there: Running, tmp_path: Path, kind:
         assert torch.equal(each, getattr(module, name))
 
 
+@pytest.mark.slow
 def test_the_attachment_ends_with_the_last_parameter(there: Running, tmp_path: Path) -> None:
     module = small()
     path = written(tmp_path, module.state_dict())

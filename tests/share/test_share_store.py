@@ -76,6 +76,7 @@ def test_a_file_that_was_changed_is_another_object(there: Running, tmp_path: Pat
     assert (content(before)[0], content(after)[0]) == (1, 2)
 
 
+@pytest.mark.slow
 def test_what_was_used_longest_ago_is_evicted_and_never_what_is_attached(there: Running, tmp_path: Path) -> None:
     paths = [file_of(tmp_path, str(at), at, 300 * KIB) for at in range(5)]
     kept = client.attach(paths[0], there.folder)
@@ -217,6 +218,7 @@ def test_many_clients_of_one_file_at_a_time_have_it_copied_once(there: Running, 
     assert len(client.status(there.folder)["objects"]) == 1
 
 
+@pytest.mark.slow
 def test_a_fork_keeps_the_attachment_until_both_have_ended(there: Running, tmp_path: Path) -> None:
     held = client.attach(file_of(tmp_path, "a", 3), there.folder)
     reads, writes = os.pipe()
@@ -499,6 +501,7 @@ def test_a_store_that_is_killed_while_it_copies_is_one_error(tmp_path: Path) -> 
             with pytest.raises(ShareError, match="ended before it answered"):
                 client.ask(connection, {"ask": "status"})
             killer.join()
+        there.process.wait(10)  # until then its socket still accepts
         with pytest.raises(ShareError, match="no store runs there"):
             client.attach(path, there.folder)
 
