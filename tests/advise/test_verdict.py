@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from test_fusing import FORWARD, kernels
 
 from xsp.advise.device import features_in_use, pieces

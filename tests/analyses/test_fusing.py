@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from xsp.analyses import ANALYSES
 from xsp.testing import spans, trace_of
 
