@@ -55,7 +55,7 @@ def measure(options: Any, out: Path) -> None:
     """Measure what is missing, and report the results so far."""
     until = time.monotonic() + options.seconds
     timings = Timings.open(out / "timings")
-    asked = links.asked(timings, transfers.COLLECTIVES, ddp_cases.FAMILIES, (2,))
+    asked = links.plan_transfers(timings, transfers.COLLECTIVES, ddp_cases.FAMILIES, (2,))
     links.fill(asked, timings, max(10.0, options.seconds / 3), lambda *told: None)
     rows, failed, left = [], [], 0
     cases = QUICK if options.quick else CASES

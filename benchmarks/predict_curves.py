@@ -81,7 +81,7 @@ def measure(options: Any, out: Path) -> None:
         for what, families in ((TRANSFERS, QUICK if options.quick else None), (COLLECTIVES, None)):
             if options.quick and what == COLLECTIVES:
                 continue
-            asked = links.asked(timings, what, families, (2,))
+            asked = links.plan_transfers(timings, what, families, (2,))
             left = until - time.monotonic()
             if left > 1:
                 links.fill(asked, timings, left, lambda *told: None)

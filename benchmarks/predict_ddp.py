@@ -63,7 +63,7 @@ def main() -> None:
 def measure(options: Any, out: Path) -> None:
     until = time.monotonic() + options.seconds
     timings = Timings.open(out / "timings")
-    asked = links.asked(timings, transfers.COLLECTIVES, ddp_cases.FAMILIES, (options.ranks,))
+    asked = links.plan_transfers(timings, transfers.COLLECTIVES, ddp_cases.FAMILIES, (options.ranks,))
     links.fill(asked, timings, max(10.0, (until - time.monotonic()) / 3), lambda *told: None)
     names = options.only.split(",") if options.only else [name for name in MODELS if name != "mlp-deep"]
     cases = QUICK if options.quick else [(name, batch) for name in names for batch in BATCHES]

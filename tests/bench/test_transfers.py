@@ -276,22 +276,22 @@ def test_what_cannot_be_timed_is_refused_in_one_line(
 
 def test_without_a_device_its_transfers_are_refused_and_with_one_peers_are(tmp_path: Path) -> None:
     timings = Timings.open(tmp_path, HERE)
-    found = links.asked(timings, TRANSFERS, None, (2,), (1,), tmp_path)
+    found = links.plan_transfers(timings, TRANSFERS, None, (2,), (1,), tmp_path)
     assert not any(FAMILIES[transfers.arguments(each)[0]].device for each in found.specs)
     count = sum(family.device for family in FAMILIES.values())
     assert found.refused[0] == f"no device here, so not timed: {count} families that need one"
-    few = links.asked(timings, TRANSFERS, "copy,kernel-launch,zero-copy", (2,), (1,), tmp_path)
+    few = links.plan_transfers(timings, TRANSFERS, "copy,kernel-launch,zero-copy", (2,), (1,), tmp_path)
     assert few.refused == ("no device here, so not timed: kernel-launch, zero-copy",)
     with pytest.raises(UsageError, match="no device here, which is needed for managed-demand, kernel-launch"):
-        links.asked(timings, TRANSFERS, "managed-demand,kernel-launch", (2,))
+        links.plan_transfers(timings, TRANSFERS, "managed-demand,kernel-launch", (2,))
     with pytest.raises(UsageError, match="there is no device here"):
-        links.asked(timings, TRANSFERS, "device", (2,))
+        links.plan_transfers(timings, TRANSFERS, "device", (2,))
     one = Timings.open(tmp_path, Environment({"devices": [{"name": "X"}]}))
-    assert links.asked(one, TRANSFERS, "copy,device", (2,), (1,), tmp_path).refused == (
+    assert links.plan_transfers(one, TRANSFERS, "copy,device", (2,), (1,), tmp_path).refused == (
         "only one device here, so not timed: peer-copy",
     )
     with pytest.raises(UsageError, match="two are needed for peer-copy"):
-        links.asked(one, TRANSFERS, "peer-copy", (2,))
+        links.plan_transfers(one, TRANSFERS, "peer-copy", (2,))
 
 
 def test_a_folder_without_room_or_in_memory_is_said_before_anything_is_timed(
@@ -301,19 +301,19 @@ def test_a_folder_without_room_or_in_memory_is_said_before_anything_is_timed(
     mounts = tmp_path / "mounts"
     monkeypatch.setattr(links, "MOUNTS", mounts)
     mounts.write_text("tmpfs / tmpfs rw 0 0\n")
-    found = links.asked(timings, TRANSFERS, "storage", (2,), (1,), tmp_path)
+    found = links.plan_transfers(timings, TRANSFERS, "storage", (2,), (1,), tmp_path)
     assert {transfers.arguments(each)[0] for each in found.specs} == {"write-buffered", "read-cached", "read-mapped"}
     assert "(tmpfs) are in memory, so not timed: write-fsync, read-cold, read-direct, write-direct" in found.refused[0]
     with pytest.raises(UsageError, match="a disk is needed for read-cold: name another one, --directory DIR"):
-        links.asked(timings, TRANSFERS, "read-cold", (2,), (1,), tmp_path)
+        links.plan_transfers(timings, TRANSFERS, "read-cold", (2,), (1,), tmp_path)
     mounts.write_text("disk / ext4 rw 0 0\n")
     monkeypatch.setattr(links, "ROOM", 1 << 40)
-    found = links.asked(timings, TRANSFERS, "storage,pipe", (2,), (1,), tmp_path)
+    found = links.plan_transfers(timings, TRANSFERS, "storage,pipe", (2,), (1,), tmp_path)
     assert {transfers.arguments(each)[0] for each in found.specs} == {"pipe"}
     assert "has too little room" in found.refused[0]
     with pytest.raises(UsageError, match="so mapped-file cannot be timed: name another folder"):
-        links.asked(timings, TRANSFERS, "mapped-file", (2,), (1,), tmp_path)
-    assert links.asked(timings, TRANSFERS, "storage", (2,), (1,), tmp_path, times=False).refused == ()
+        links.plan_transfers(timings, TRANSFERS, "mapped-file", (2,), (1,), tmp_path)
+    assert links.plan_transfers(timings, TRANSFERS, "storage", (2,), (1,), tmp_path, times=False).refused == ()
 
 
 def test_copies_between_numa_nodes_are_of_machines_with_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,14 +323,14 @@ def test_copies_between_numa_nodes_are_of_machines_with_two(tmp_path: Path, monk
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     assert numanodes.pair() is None
     with pytest.raises(UsageError, match="two are needed for copy-near-node, copy-far-node"):
-        links.asked(timings, TRANSFERS, "copy-near-node,copy-far-node", (2,), (1,), tmp_path)
-    said = links.asked(timings, TRANSFERS, "memory", (2,), (1,), tmp_path).refused
+        links.plan_transfers(timings, TRANSFERS, "copy-near-node,copy-far-node", (2,), (1,), tmp_path)
+    said = links.plan_transfers(timings, TRANSFERS, "memory", (2,), (1,), tmp_path).refused
     assert said == ("only one NUMA node here, so not timed: copy-near-node, copy-far-node",)
     machine(tmp_path / "four", {0: (), 1: (0, 1), 2: (2, 3), 3: (4, 5)}, "20 10 30 20")
     monkeypatch.setattr(numanodes, "NODES", tmp_path / "four")
     assert numanodes.pair() == (1, 2)  # a node without cores of this process is none to run on; 2 is furthest from 1
     assert numanodes.cores_of(1) == {0, 1}
-    found = links.asked(timings, TRANSFERS, "copy-near-node,copy-far-node", (2,), (1,), tmp_path)
+    found = links.plan_transfers(timings, TRANSFERS, "copy-near-node,copy-far-node", (2,), (1,), tmp_path)
     assert (found.refused, {each.op for each in found.specs}) == (
         (), {"transfer::copy-near-node", "transfer::copy-far-node"}
     )  # fmt: skip
@@ -475,8 +475,8 @@ def test_where_no_folder_takes_temporary_files_it_is_one_error(tmp_path: Path, m
     monkeypatch.setattr(links.tempfile, "gettempdir", none)
     timings = Timings.open(tmp_path / "timings", HERE)
     with pytest.raises(UsageError, match=r"No usable temporary directory .*: name one, --directory DIR"):
-        links.asked(timings, TRANSFERS, "copy", (2,), (1,))
-    assert links.asked(timings, TRANSFERS, "copy", (2,), (1,), tmp_path).specs
+        links.plan_transfers(timings, TRANSFERS, "copy", (2,), (1,))
+    assert links.plan_transfers(timings, TRANSFERS, "copy", (2,), (1,), tmp_path).specs
     monkeypatch.setattr(turns.tempfile, "TemporaryFile", none)
     with pytest.raises(BenchError, match="small temporary file"), turns.Turns(1):
         pass
@@ -521,7 +521,7 @@ def test_transfers_and_collectives_of_two_ranks_are_timed_and_leave_nothing(tmp_
     first = {each.op: each for each in reversed(asked)}
     before = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
     made = links.fill(
-        links.AdviceContext(tuple(first.values()), directory=tmp_path / "storage"), timings, 240.0, lambda *told: None
+        links.TransferPlan(tuple(first.values()), directory=tmp_path / "storage"), timings, 240.0, lambda *told: None
     )
     left = {each.op: (each.status, each.reason) for each in timings if not each.is_timed}
     # what a file system or a kernel may refuse

@@ -28,7 +28,7 @@ MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
-class AdviceContext:
+class TransferPlan:
     """A request: the specs to be timed."""
 
     specs: tuple[Spec, ...]
@@ -46,7 +46,7 @@ class AdviceContext:
         return name in self.names and arguments.get("filesystem", default) == default
 
 
-def asked(
+def plan_transfers(
     timings: Timings,
     what: str,
     families: str | None,
@@ -55,7 +55,7 @@ def asked(
     directory: Path | None = None,
     *,
     times: bool = True,
-) -> AdviceContext:
+) -> TransferPlan:
     """Return the specs of transfers or of collectives.
 
     Args:
@@ -76,7 +76,7 @@ def asked(
             raise UsageError(f"collectives need 2 to {MOST_RANKS} ranks on this machine: --ranks 2,4")
         names = transfers.named(families, OF_RANKS)
         specs = [spec for count in threads or (1,) for spec in transfers.of_collectives(names, ranks, count)]
-        return AdviceContext(tuple(specs), names=tuple(names))
+        return TransferPlan(tuple(specs), names=tuple(names))
     try:
         folder = directory or Path(tempfile.gettempdir())
     except OSError as error:
@@ -88,7 +88,7 @@ def asked(
     names, refused = _here(names, devices, folder, times)
     counts = tuple(dict.fromkeys((1, cores()))) if threads is None else threads
     transfer_specs = transfers.of_transfers(names, counts, filesystem(folder))
-    return AdviceContext(tuple(transfer_specs), tuple(refused), folder, tuple(names))
+    return TransferPlan(tuple(transfer_specs), tuple(refused), folder, tuple(names))
 
 
 def _here(names: Sequence[str], devices: int, folder: Path, times: bool) -> tuple[list[str], list[str]]:
@@ -153,7 +153,7 @@ def timed_in(directory: Path | None) -> Iterator[None]:
             os.environ[DIRECTORY] = previous
 
 
-def fill(found: AdviceContext, timings: Timings, seconds: float, progress: Progress, *, again: bool = False) -> int:
+def fill(found: TransferPlan, timings: Timings, seconds: float, progress: Progress, *, again: bool = False) -> int:
     """Time the specs that have no timing yet, in their order, and return how many of them got a figure.
 
     Raises:
@@ -164,7 +164,7 @@ def fill(found: AdviceContext, timings: Timings, seconds: float, progress: Progr
     return sum(timing.is_timed for timing in results)
 
 
-def known(found: AdviceContext, timings: Timings) -> tuple[list[Curve], int]:
+def known(found: TransferPlan, timings: Timings) -> tuple[list[Curve], int]:
     """Return the curves of the requested specs, and how many of the specs have no timing."""
     by_spec = timings.of(found.specs)
     taken = [timing for timing in by_spec.values() if timing.taken_ns]

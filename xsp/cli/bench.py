@@ -228,7 +228,7 @@ def _moved(args: argparse.Namespace, seconds: float) -> int:
     if args.section is not None:
         sections.check(args.section)
     timings = Timings.open(args.timings)
-    request = links.asked(
+    request = links.plan_transfers(
         timings, args.source, args.families, _numbers("--ranks", args.ranks or "2,3,4"),
         None if args.threads is None else _numbers("--threads", args.threads), args.directory,
         times=not (args.list or args.check),
