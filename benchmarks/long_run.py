@@ -92,7 +92,7 @@ def look(session: xsp.profile, step: int) -> Look:
         resident_mb("self"),
         resident_mb(session._writer.process),
         sum(rung.between_ns for rung in rungs),
-        sum(rung.taken for rung in rungs),
+        sum(rung.steps for rung in rungs),
     )
 
 

@@ -209,7 +209,7 @@ def stretch(step: Callable[[], object], count: int) -> Stretch:
 def steps_at_once(step: Callable[[], object]) -> int:
     """Return the number of steps that xsp times as one group."""
     taken_ns = turns.time_of(step, 20) * 1e9
-    return max(quiet.LEAST, round(quiet.STRETCH_NS / taken_ns)) if taken_ns < quiet.SHORT_NS else 1
+    return max(quiet.FEWEST_STEPS, round(quiet.STRETCH_NS / taken_ns)) if taken_ns < quiet.SHORT_NS else 1
 
 
 def block(step: Callable[[], object], count: int, found: Found) -> float:

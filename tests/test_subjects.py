@@ -269,13 +269,13 @@ def test_samples_are_counted_where_the_class_of_the_module_has_them(
     module: Any, shape: tuple[int, ...], batch: Batch
 ) -> None:
     kinds = Kinds({7: layout_of(module)})
-    assert kinds.ended([(Kind.FORWARD, 7, type(module), False, shape)]).batch == batch
+    assert kinds.count_step([(Kind.FORWARD, 7, type(module), False, shape)]).batch == batch
 
 
 def test_beside_a_module_whose_class_tells_the_first_dimension_of_another_does_not_count() -> None:
     kinds = Kinds({7: layout_of(nn.LSTM(32, 64)), 8: layout_of(nn.Linear(64, 10))})
     calls = [(Kind.FORWARD, 7, nn.LSTM, True, (50, 8, 32)), (Kind.FORWARD, 8, nn.Linear, True, (50, 8, 64))]
-    assert kinds.ended(calls).batch == Batch(8, "guess")
+    assert kinds.count_step(calls).batch == Batch(8, "guess")
 
 
 def test_a_module_that_cannot_be_looked_into_has_no_layout() -> None:

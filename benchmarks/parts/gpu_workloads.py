@@ -48,7 +48,7 @@ def each(options: argparse.Namespace) -> Iterator[models.Workload]:
     Yields:
         Workloads whose step returns when the device has finished it, after three warm-up steps.
     """
-    measure.before_the_first_use_of_libraries(Kernels.AUTO.value)
+    measure.set_library_variables(Kernels.AUTO.value)
     import torch
 
     for text in options.models or (QUICK if options.quick else MODELS):

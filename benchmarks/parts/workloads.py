@@ -53,7 +53,7 @@ def each(options: argparse.Namespace) -> Iterator[models.Workload]:
     Yields:
         Workloads with their name in the table, after two warm-up steps; models that cannot be built are left out.
     """
-    measure.before_the_first_use_of_libraries()
+    measure.set_library_variables()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import torch
 

@@ -2,18 +2,18 @@
 
 Kineto records that a collective ran, but not which one. Each communicator counts its collectives, in the same order on
 all ranks. So its counter is read before and after a step, and the collectives that ran in between get the numbers in
-between; but only if the counts agree and only one communicator counted: nothing is guessed.
+between. If the counts disagree, or several communicators counted, they get none: nothing is guessed.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from xsp.schema import Kind, Level, Span
+from xsp_collectors.layercalls import new_span_id
 
 NAME = "xsp.collective.name"
 COMMUNICATOR = "xsp.collective.communicator"
@@ -58,14 +58,14 @@ class Counts:
         self.sizes = _sizes()
 
 
-class Labelled(NamedTuple):
+class LabelledSpans(NamedTuple):
     """Spans of a step, and a sentence if their collectives could not be identified."""
 
     spans: list[Span]
     note: str | None
 
 
-def label(spans: Sequence[Span], counts: Counts) -> Labelled:
+def label(spans: Sequence[Span], counts: Counts) -> LabelledSpans:
     """Identify each collective, and make the backend's own part of it its child.
 
     Args:
@@ -73,26 +73,26 @@ def label(spans: Sequence[Span], counts: Counts) -> Labelled:
         counts: counters of that step.
     """
     names = set(filter(_is_collective, {span.name for span in spans}))
-    issued = sorted((span for span in spans if span.name in names), key=lambda span: span.start_ns) if names else []
-    advanced = {name: number for name, number in counts.after.items() if number > counts.before.get(name, number)}
-    if not issued:
-        return Labelled(list(spans), None)
-    if len(advanced) != 1:
-        subject = f"{len(advanced)} communicators counted" if advanced else "no communicator counted"
-        return Labelled(list(spans), f"{subject} the collectives of a step: they cannot be matched")
-    (communicator,) = advanced
+    operators = sorted((span for span in spans if span.name in names), key=lambda span: span.start_ns) if names else []
+    new_counts = {name: number for name, number in counts.after.items() if number > counts.before.get(name, number)}
+    if not operators:
+        return LabelledSpans(list(spans), None)
+    if len(new_counts) != 1:
+        subject = f"{len(new_counts)} communicators counted" if new_counts else "no communicator counted"
+        return LabelledSpans(list(spans), f"{subject} the collectives of a step: they cannot be matched")
+    (communicator,) = new_counts
     first_number = counts.before[communicator]
-    if advanced[communicator] - first_number != len(issued):
-        text = f"communicator {communicator} counted {advanced[communicator] - first_number} collectives in a step of"
-        return Labelled(list(spans), f"{text} {len(issued)} operators: they cannot be matched")
+    if new_counts[communicator] - first_number != len(operators):
+        text = f"communicator {communicator} counted {new_counts[communicator] - first_number} collectives in a step of"
+        return LabelledSpans(list(spans), f"{text} {len(operators)} operators: they cannot be matched")
     parameter_spans = [span for span in spans if span.name == PARAMETERS and span.attributes]
     size = {GROUP_SIZE: counts.sizes[communicator]} if communicator in counts.sizes else {}
     numbered_spans = {
         id(span): _with_number(span, communicator, number, {**_inner_parameters(span, parameter_spans), **size})
-        for number, span in enumerate(issued, start=first_number + 1)
+        for number, span in enumerate(operators, start=first_number + 1)
     }
-    parts = _parts([numbered_spans[id(span)] for span in issued], [span for span in spans if _is_part(span)])
-    return Labelled([numbered_spans.get(id(span)) or parts.get(id(span)) or span for span in spans], None)
+    parts = _parts([numbered_spans[id(span)] for span in operators], [span for span in spans if _is_part(span)])
+    return LabelledSpans([numbered_spans.get(id(span)) or parts.get(id(span)) or span for span in spans], None)
 
 
 def _counters() -> dict[str, int]:
@@ -119,7 +119,7 @@ def _communicators() -> list[Any]:
 def parameters_json(event: Any, name: str) -> str | None:
     """Return the parameters of a collective from a torch.profiler event, as JSON; None if it has none.
 
-    Older versions of torch give them in the file that they write, but not in the process.
+    Older versions of torch write them to the exported file, but do not expose them in the process.
 
     Args:
         event: event of the operator.
@@ -139,7 +139,7 @@ def parameters_json(event: Any, name: str) -> str | None:
 
 
 def _inner_parameters(collective: Span, candidates: Iterable[Span]) -> dict[str, Any]:
-    """Return the parameters that are stated once inside a collective's operator; several are coalesced calls."""
+    """Return the parameters recorded inside a collective's operator; empty if there are several (coalesced calls)."""
     matches = [
         span
         for span in candidates
@@ -169,20 +169,20 @@ def _with_number(span: Span, communicator: str, number: int, parameters: dict[st
         SEQUENCE: number,
         ID: f"{communicator}:{number}",
     }
-    return span._replace(span_id=os.urandom(8).hex(), attributes=json.dumps(attributes))
+    return span._replace(span_id=new_span_id(), attributes=json.dumps(attributes))
 
 
-def _parts(issued: Sequence[Span], parts: Iterable[Span]) -> dict[int, Span]:
-    """Find the collective of each part: the only one that was issued and has no part yet."""
-    matched: dict[int, Span] = {}
-    waiting: list[Span] = []
-    pending = list(issued)
+def _parts(operators: Sequence[Span], parts: Iterable[Span]) -> dict[int, Span]:
+    """Assign each part to its collective: the only one that has begun and has no part yet."""
+    children: dict[int, Span] = {}
+    candidates: list[Span] = []
+    pending = list(operators)
     for part in sorted(parts, key=lambda span: span.start_ns):
         while pending and pending[0].start_ns <= part.start_ns:
-            waiting.append(pending.pop(0))
-        if len(waiting) == 1:
-            owner = waiting.pop()
-            matched[id(part)] = part._replace(parent_id=owner.span_id, attributes=owner.attributes)
+            candidates.append(pending.pop(0))
+        if len(candidates) == 1:
+            owner = candidates.pop()
+            children[id(part)] = part._replace(parent_id=owner.span_id, attributes=owner.attributes)
         else:  # several could match: from here on nothing is certain
             break
-    return matched
+    return children

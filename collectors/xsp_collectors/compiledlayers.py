@@ -1,11 +1,11 @@
 """Layers in compiled code: its operators become children of the layers that they were compiled from.
 
 A profiler shows the call of a compiled graph and, inside it, the kernels and operators that the generated code calls,
-in its order. `provenance` knows the layers of each such call site. Both together give the calls of layers: a call lasts
-from the first to the last of consecutive operators that belong to one layer. In a backward pass an operator goes to the
-layer whose call was seen in the forward pass of the same graph.
+in execution order. `provenance` knows the layers of each call site. Together they give the calls of layers: a call
+lasts from the first to the last of consecutive operators of one layer. In a backward pass an operator is assigned to
+the layer whose call was observed in the forward pass of the same graph.
 
-An operator that was fused from several layers belongs to the innermost layer around all of them, which is weaker
+An operator that was fused from several layers belongs to the innermost layer that contains all of them. This is weaker
 evidence (`xsp.schema.Rule.PROVENANCE`); its attributes name the layers and the nodes.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from xsp.schema import Kind, Level, Rule, Span
-from xsp_collectors.layercalls import Path, Rows, common, identifier
+from xsp_collectors.layercalls import LayerCalls, Path, common_prefix, new_span_id
 from xsp_collectors.provenance import CompiledGraphs, Graph, Site
 
 _CALL = re.compile(r"^## Call CompiledFxGraph (\S+) ##$")
@@ -40,7 +40,7 @@ class _Run(NamedTuple):
 
     call: Span
     frame: Span | None
-    """The autograd operator around it; both passes of a graph have its sequence number."""
+    """The enclosing autograd operator; both passes of a graph have its sequence number."""
 
     operators: list[Span]
     """The outermost operators of the call, in order."""
@@ -58,7 +58,7 @@ class _Origin(NamedTuple):
     path: Path
     sources: tuple[str, ...]
     layers: tuple[str, ...]
-    surely: bool
+    is_certain: bool
     """Whether all of its nodes are known to belong to one layer."""
 
 
@@ -71,69 +71,69 @@ def place(spans: Sequence[Span], graphs: CompiledGraphs) -> Placement:
     """
     if not any(map(_CALL.match, {span.name for span in spans})):
         return Placement(list(spans), [])
-    placing = _Placing()
-    runs = [run for thread in _threads(spans) for run in _runs(thread, graphs)]
+    placer = _Placer()
+    runs = [run for thread in _operators_by_thread(spans) for run in _runs(thread, graphs)]
     for run in sorted(runs, key=lambda run: (run.is_backward, run.call.start_ns)):
-        placing.add(run)
-    kept = [placing.changed.get(id(span), span) for span in spans]
-    return Placement([*kept, *placing.layers], placing.notes())
+        placer.add(run)
+    updated_spans = [placer.changed_spans.get(id(span), span) for span in spans]
+    return Placement([*updated_spans, *placer.layers], placer.notes())
 
 
-class _Placing:
+class _Placer:
     """The operators that were assigned to layers, and the calls of those layers."""
 
     def __init__(self) -> None:
-        self.changed: dict[int, Span] = {}
+        self.changed_spans: dict[int, Span] = {}
         self.layers: list[Span] = []
         self._forward: dict[tuple[int | None, int | None], dict[Path, list[Span]]] = {}
-        self._strangers = 0
-        self._unknown: Counter[str] = Counter()
+        self._unknown_graphs = 0
+        self._unknown_operators: Counter[str] = Counter()
 
     def notes(self) -> list[str]:
         """Return sentences on operators without a layer."""
         notes = []
-        if self._strangers:
+        if self._unknown_graphs:
             notes.append(
-                f"{self._strangers} calls of compiled graphs in a step are of graphs that were not compiled while the "
-                "profile was open, or that share a key: what they run belongs to the compiled module as a whole"
+                f"{self._unknown_graphs} calls of compiled graphs in a step are of graphs that were not compiled while "
+                "the profile was open, or that share a key: what they run belongs to the compiled module as a whole"
             )
-        if self._unknown:
-            names = ", ".join(f"{name} ({count})" for name, count in self._unknown.most_common(3))
+        if self._unknown_operators:
+            names = ", ".join(f"{name} ({count})" for name, count in self._unknown_operators.most_common(3))
             notes.append(
-                f"{sum(self._unknown.values())} operators of compiled graphs in a step name no layer, {names} among "
-                "them: they belong to the compiled module as a whole. Less is known about code from inductor's "
-                "caches; with TORCHINDUCTOR_AUTOGRAD_CACHE=0 backward passes are traced again"
+                f"{sum(self._unknown_operators.values())} operators of compiled graphs in a step name no layer, "
+                f"{names} among them: they belong to the compiled module as a whole. Less is known about code from "
+                "inductor's caches; with TORCHINDUCTOR_AUTOGRAD_CACHE=0 backward passes are traced again"
             )
         return notes
 
     def add(self, run: _Run) -> None:
         """Place the operators of one call."""
         if run.graph is None:
-            self._strangers += 1
+            self._unknown_graphs += 1
             return
         origins = _origins(run.operators, run.graph)
         site_names = {site.operator for site in run.graph.sites}
-        unknown = (_plain(operator.name) for operator in run.operators if id(operator) not in origins)
-        self._unknown.update(name for name in unknown if name in site_names)
+        unknown_names = (_plain_name(operator.name) for operator in run.operators if id(operator) not in origins)
+        self._unknown_operators.update(name for name in unknown_names if name in site_names)
         if run.is_backward:
             self._place_backward(run, origins)
         else:
             self._place_forward(run, origins)
 
     def _place_forward(self, run: _Run, origins: dict[int, _Origin]) -> None:
-        """Make a span of each run of consecutive operators of one layer, inside the calls of the layers around it."""
-        rows = Rows("inductor")
+        """Make a span of each run of consecutive operators of one layer, inside the calls of the enclosing layers."""
+        layer_calls = LayerCalls("inductor")
         for operator in run.operators:
             origin = origins.get(id(operator))
-            layer = rows.add(operator, origin.path if origin is not None else ())
+            layer = layer_calls.add(operator, origin.path if origin is not None else ())
             if origin is not None:
-                self._put(operator, origin, (layer or self._call(run)).span_id, origin.surely)
-        self.layers += rows.calls
+                self._assign(operator, origin, (layer or self._call(run)).span_id, origin.is_certain)
+        self.layers += layer_calls.calls
         if run.frame is not None:
-            self._forward[run.frame.thread, run.frame.sequence_nr] = rows.by_path
+            self._forward[run.frame.thread, run.frame.sequence_nr] = layer_calls.by_path
 
     def _place_backward(self, run: _Run, origins: dict[int, _Origin]) -> None:
-        """Assign each operator to its layer's call in the graph's forward pass; of several, to the one around them."""
+        """Assign each operator to its layer's call in the graph's forward pass, or to the nearest enclosing layer."""
         frame = run.frame
         calls = self._forward.get((frame.forward_thread, frame.sequence_nr), {}) if frame is not None else {}
         for operator in run.operators:
@@ -145,20 +145,22 @@ class _Placing:
                 path = path[:-1]
             # without a layer it stays in its frame, which is linked to the compiled module by its number
             parent = calls[path][0] if path else self._call(run)
-            self._put(operator, origin, parent.span_id, origin.surely and path == origin.path, "backward")
+            self._assign(operator, origin, parent.span_id, origin.is_certain and path == origin.path, "backward")
 
     def _call(self, run: _Run) -> Span:
         """Return a graph's call, with an id that can serve as a parent id."""
-        call = self.changed.get(id(run.call), run.call)
+        call = self.changed_spans.get(id(run.call), run.call)
         if call.span_id is None:
-            call = self.changed[id(run.call)] = call._replace(span_id=identifier())
+            call = self.changed_spans[id(run.call)] = call._replace(span_id=new_span_id())
         return call
 
-    def _put(self, operator: Span, origin: _Origin, parent: str | None, surely: bool, phase: str | None = None) -> None:
+    def _assign(
+        self, operator: Span, origin: _Origin, parent: str | None, is_certain: bool, phase: str | None = None
+    ) -> None:
         attributes = json.loads(operator.attributes) if operator.attributes else {}
-        self.changed[id(operator)] = operator._replace(
+        self.changed_spans[id(operator)] = operator._replace(
             parent_id=parent,
-            parent_rule=None if surely else Rule.PROVENANCE.value,
+            parent_rule=None if is_certain else Rule.PROVENANCE.value,
             phase=phase or operator.phase,
             attributes=json.dumps({**attributes, SOURCES: list(origin.sources), LAYERS: list(origin.layers)}),
         )
@@ -167,7 +169,7 @@ class _Placing:
 # --- execution --------------------------------------------------------------------------------------------
 
 
-def _threads(spans: Sequence[Span]) -> Iterator[list[Span]]:
+def _operators_by_thread(spans: Sequence[Span]) -> Iterator[list[Span]]:
     """Yield the operators of each thread, outer ones before inner ones."""
     by_thread: dict[int | None, list[Span]] = defaultdict(list)
     for span in spans:
@@ -184,10 +186,10 @@ def _runs(thread: Sequence[Span], graphs: CompiledGraphs) -> Iterator[_Run]:
     for span in thread:
         while stack and stack[-1].end_ns < span.end_ns:
             stack.pop()
-        key = _CALL.match(span.name)
-        if key:
-            frame = next((outer for outer in reversed(stack) if outer.sequence_nr is not None), None)
-            runs[id(span)] = _Run(span, frame, [], graphs.get(key[1]))
+        match = _CALL.match(span.name)
+        if match:
+            frame = next((open_span for open_span in reversed(stack) if open_span.sequence_nr is not None), None)
+            runs[id(span)] = _Run(span, frame, [], graphs.get(match[1]))
         elif stack and id(stack[-1]) in runs:
             runs[id(stack[-1])].operators.append(span)
         stack.append(span)
@@ -205,7 +207,7 @@ def _origins(operators: Sequence[Span], graph: Graph) -> dict[int, _Origin]:
         sites[site.operator].append(site)
     by_name: dict[str, list[Span]] = defaultdict(list)
     for operator in operators:
-        by_name[_plain(operator.name)].append(operator)
+        by_name[_plain_name(operator.name)].append(operator)
     origins = {}
     for name, group in by_name.items():
         if len(group) == len(sites[name]):
@@ -216,7 +218,7 @@ def _origins(operators: Sequence[Span], graph: Graph) -> dict[int, _Origin]:
     return origins
 
 
-def _plain(name: str) -> str:
+def _plain_name(name: str) -> str:
     return _PREFIX.sub("", name)
 
 
@@ -229,4 +231,4 @@ def _origin(site: Site, graph: Graph) -> _Origin | None:
     if not paths:
         return None
     layers = tuple(path[-1].name or path[-1].type if path else "" for path in paths)
-    return _Origin(common(paths), site.sources, layers, surely=len(paths) == 1 and None not in node_paths)
+    return _Origin(common_prefix(paths), site.sources, layers, is_certain=len(paths) == 1 and None not in node_paths)

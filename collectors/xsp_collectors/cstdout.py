@@ -3,9 +3,10 @@
 glibc documents the variable as assignable. Python's own output, which does not go through it, and the output of child
 processes are unaffected; the program's own output through C is passed on.
 
-When the diversion should end, another thread may still be in a library call that will print, because it began while
-printing was on. So `stdout` is restored at once only if no other thread runs Python. Else it stays diverted until each
-of these threads was seen at another place, or asleep; meanwhile a thread passes on what the program prints.
+When the diversion should end, another thread may still be in a library call that will print, because the call began
+while printing was on. So `stdout` is restored at once only if no other thread runs Python. Otherwise it stays diverted
+until each of these threads has moved to another position or is asleep; meanwhile a thread passes on the program's
+output.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-LOOK_S = 0.02
+POLL_S = 0.02
 """Seconds between two checks of the threads; the program's output through C is delayed by up to that time."""
 
-ASLEEP_S = 0.3
+IDLE_S = 0.3
 """Seconds of sleep after which a thread counts as idle: threads at a barrier may sleep for a moment."""
 
-CLOSING_S = 5.0
+CLOSE_TIMEOUT_S = 5.0
 _KEEP_SIZE, _PUNCH_HOLE, _LINES = 1, 2, 1  # flags of fallocate; _IOLBF of setvbuf
 
-_changing = threading.RLock()
-_real: int | None = None
-_owner: CapturedStdout | None = None
-"""The object that has `stdout` diverted; None while `stdout` is the real one, whose address was `_real`."""
+_lock = threading.RLock()
+_real_stdout: int | None = None
+_active: CapturedStdout | None = None
+"""The object that has `stdout` diverted; None while `stdout` is the real one, whose address was `_real_stdout`."""
 
 
 class CapturedStdout:
@@ -49,15 +50,15 @@ class CapturedStdout:
         self._descriptor = os.memfd_create("xsp-stdout")
         self._file = self._libc.fdopen(os.dup(self._descriptor), b"a")
         self._libc.setvbuf(self._file, None, _LINES, 0)  # line buffering: a forked child must not print a buffer again
-        self._read_to, self._rest = 0, b""
+        self._read_size, self._partial_line = 0, b""
         self._recording = self._watching = False
-        self._doubtful: dict[int, _Position] = {}
+        self._busy_threads: dict[int, _Position] = {}
         """Threads that may still be in a call from before the end, by `ident`."""
 
-        self.late = 0
+        self.late_lines = 0
         """Number of lines that arrived after the end of the diversion that they belong to."""
 
-        _register_in_children()
+        _register_fork_handler()
 
     @staticmethod
     def unavailable() -> str | None:
@@ -72,27 +73,27 @@ class CapturedStdout:
 
     def begin(self) -> bool:
         """Divert `stdout`; return False if another object is recording."""
-        global _real, _owner
-        with _changing:
-            if _owner is not None and _owner._recording:
+        global _real_stdout, _active
+        with _lock:
+            if _active is not None and _active._recording:
                 return False
-            if _owner is None:
-                _real = self._stdout.value
+            if _active is None:
+                _real_stdout = self._stdout.value
             else:
-                _owner._drop()
-                _owner._doubtful = {}  # its late lines arrive here now
-            _owner, self._recording = self, True
+                _active._drop_late_lines()
+                _active._busy_threads = {}  # its late lines arrive here now
+            _active, self._recording = self, True
             self._stdout.value = self._file
-            self._drop()
+            self._drop_late_lines()
         return True
 
     def end(self) -> list[bytes]:
         """End the recording, except for calls that are still running, and return the lines with the prefix."""
-        with _changing:
+        with _lock:
             self._recording = False
-            lines = self._take()
-            self._doubtful = _others(hot=True)
-            if not self._doubtful:
+            lines = self._read_lines()
+            self._busy_threads = _other_positions(skip_cpu_times=True)
+            if not self._busy_threads:
                 self._restore()
             elif not self._watching:
                 self._watching = True
@@ -101,131 +102,131 @@ class CapturedStdout:
 
     def close(self) -> bool:
         """Close the file once no thread can print to it; return False if that took too long and the file stays open."""
-        deadline = time.monotonic() + CLOSING_S
-        while _owner is self and time.monotonic() < deadline:
-            time.sleep(LOOK_S / 4)
-        with _changing:
-            is_free = _owner is not self
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        while _active is self and time.monotonic() < deadline:
+            time.sleep(POLL_S / 4)
+        with _lock:
+            is_free = _active is not self
             self._restore()
-            self._drop()
+            self._drop_late_lines()
         if is_free:
             self._libc.fclose(self._file)
             os.close(self._descriptor)
         return is_free
 
-    def forget(self) -> None:
+    def restore_in_child(self) -> None:
         """Restore `stdout` in a forked child, which has no watching thread and shares the file with the parent."""
         if self._recording:
             self._silence()
         self._restore()
-        self._recording, self._watching, self._doubtful = False, False, {}
+        self._recording, self._watching, self._busy_threads = False, False, {}
 
     def _watch(self) -> None:
         """Pass on the program's output until no thread can still be in a call from before the end."""
         while True:
-            time.sleep(LOOK_S)
-            with _changing:
-                if _owner is not self or self._recording:
+            time.sleep(POLL_S)
+            with _lock:
+                if _active is not self or self._recording:
                     self._watching = False
                     return
-                self._drop()
-                positions = _others()
-                self._doubtful = {
-                    ident: positions[ident].after(seen)
-                    for ident, seen in self._doubtful.items()
-                    if _may_be_at(seen, positions, ident)
+                self._drop_late_lines()
+                positions = _other_positions()
+                self._busy_threads = {
+                    ident: positions[ident].with_sleep_of(previous)
+                    for ident, previous in self._busy_threads.items()
+                    if _may_still_print(previous, positions, ident)
                 }
-                if not self._doubtful:
+                if not self._busy_threads:
                     self._restore()
-                    self._drop()
+                    self._drop_late_lines()
                     self._watching = False
                     return
 
     def _restore(self) -> None:
-        global _owner
-        if _owner is self:
-            self._stdout.value, _owner = _real, None
+        global _active
+        if _active is self:
+            self._stdout.value, _active = _real_stdout, None
 
-    def _drop(self) -> None:
+    def _drop_late_lines(self) -> None:
         """Count and discard late lines, and pass on the rest."""
-        self.late += len(self._take())
+        self.late_lines += len(self._read_lines())
 
-    def _take(self) -> list[bytes]:
+    def _read_lines(self) -> list[bytes]:
         """Return the complete lines with the prefix, and pass on the program's own output."""
         self._libc.fflush(self._file)
         size = os.fstat(self._descriptor).st_size
-        if size == self._read_to:
+        if size == self._read_size:
             return []
-        text = self._rest + os.pread(self._descriptor, size - self._read_to, self._read_to)
-        self._read_to = size
+        text = self._partial_line + os.pread(self._descriptor, size - self._read_size, self._read_size)
+        self._read_size = size
         # not truncated, because other threads write meanwhile; a hole frees the memory of what was read
         self._libc.fallocate(self._descriptor, _KEEP_SIZE | _PUNCH_HOLE, 0, size)
-        lines, foreign = [], []
-        self._rest = b""
+        lines, other_output = [], []
+        self._partial_line = b""
         for line in text.splitlines(keepends=True):
             before, prefix, after = line.partition(self._prefix)
-            foreign.append(before)
+            other_output.append(before)
             if prefix and after.endswith(b"\n"):
                 lines.append(prefix + after)
             elif prefix:
-                self._rest = prefix + after
-        if any(foreign):
-            self._pass_on(b"".join(foreign))
+                self._partial_line = prefix + after
+        if any(other_output):
+            self._pass_on(b"".join(other_output))
         return lines
 
     def _pass_on(self, text: bytes) -> None:
         """Write to the real stdout, after the data that C had buffered there."""
-        self._libc.fwrite(text, 1, len(text), _real)
-        self._libc.fflush(_real)
+        self._libc.fwrite(text, 1, len(text), _real_stdout)
+        self._libc.fflush(_real_stdout)
 
 
 _is_registered = False
 
 
-def _register_in_children() -> None:
+def _register_fork_handler() -> None:
     global _is_registered
     if not _is_registered:
-        os.register_at_fork(after_in_child=_forget)
+        os.register_at_fork(after_in_child=_restore_in_child)
         _is_registered = True
 
 
-def _forget() -> None:
-    global _changing
-    _changing = threading.RLock()  # a thread of the parent may hold the old lock
-    if _owner is not None:
-        _owner.forget()
+def _restore_in_child() -> None:
+    global _lock
+    _lock = threading.RLock()  # a thread of the parent may hold the old lock
+    if _active is not None:
+        _active.restore_in_child()
 
 
 class _Position:
     """The position of a thread, and since when it has slept."""
 
-    __slots__ = ("asleep_since", "at", "cpu_ns")
+    __slots__ = ("asleep_since", "cpu_ns", "frame_position")
 
-    def __init__(self, at: tuple[int, int], cpu_ns: int | None) -> None:
-        self.at, self.cpu_ns = at, cpu_ns
+    def __init__(self, frame_position: tuple[int, int], cpu_ns: int | None) -> None:
+        self.frame_position, self.cpu_ns = frame_position, cpu_ns
         self.asleep_since = time.monotonic()
 
-    def after(self, before: _Position) -> _Position:
-        """Return this position, with the start of its sleep taken from `before` if it used no processor time since."""
-        if self.cpu_ns is not None and self.cpu_ns == before.cpu_ns:
-            self.asleep_since = before.asleep_since
+    def with_sleep_of(self, previous: _Position) -> _Position:
+        """Return this position; its sleep began with that of `previous` if no processor time was used since."""
+        if self.cpu_ns is not None and self.cpu_ns == previous.cpu_ns:
+            self.asleep_since = previous.asleep_since
         return self
 
 
-def _may_be_at(seen: _Position, positions: dict[int, _Position], ident: int) -> bool:
-    """Return whether a thread may still be in the call in which it was seen."""
+def _may_still_print(previous: _Position, positions: dict[int, _Position], ident: int) -> bool:
+    """Return whether a thread may still be in the call in which it was at its previous position."""
     current = positions.get(ident)
-    if current is None or current.at != seen.at:
+    if current is None or current.frame_position != previous.frame_position:
         return False
-    asleep = current.cpu_ns is not None and current.cpu_ns == seen.cpu_ns
-    return not (asleep and time.monotonic() - seen.asleep_since > ASLEEP_S)
+    is_asleep = current.cpu_ns is not None and current.cpu_ns == previous.cpu_ns
+    return not (is_asleep and time.monotonic() - previous.asleep_since > IDLE_S)
 
 
-def _others(hot: bool = False) -> dict[int, _Position]:
-    """Return the positions of the other threads that run Python, except xsp's; if `hot`, without processor times."""
+def _other_positions(skip_cpu_times: bool = False) -> dict[int, _Position]:
+    """Return the positions of the other threads that run Python, except xsp's, and their processor times if needed."""
     threads = {thread.ident: thread for thread in threading.enumerate()}
     positions: dict[int, _Position] = {}
-    unnamed_cpu: tuple[int | None, ...] = ()
+    unnamed_cpu_ns: tuple[int | None, ...] = ()
     frames = sys._current_frames()
     # own frame removed: a frame that refers to itself keeps all its callers alive until garbage collection
     del frames[threading.get_ident()]
@@ -233,13 +234,13 @@ def _others(hot: bool = False) -> dict[int, _Position]:
         thread = threads.get(ident)
         if thread is not None and thread.name.startswith("xsp "):
             continue
-        if hot:
+        if skip_cpu_times:
             cpu_ns = None
         elif thread is not None:
             cpu_ns = _cpu_ns(thread.native_id)
         else:
-            unnamed_cpu = unnamed_cpu or (_cpu_ns_without(threads.values()),)
-            cpu_ns = unnamed_cpu[0]
+            unnamed_cpu_ns = unnamed_cpu_ns or (_cpu_ns_without(threads.values()),)
+            cpu_ns = unnamed_cpu_ns[0]
         positions[ident] = _Position((id(frame), frame.f_lasti), cpu_ns)
     return positions
 

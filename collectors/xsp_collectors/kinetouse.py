@@ -21,23 +21,23 @@ is_xsp_recording = False
 """Whether xsp's collector has switched Kineto on."""
 
 
-_lets_children_end = False
+_is_exit_registered = False
 
 _first_use = threading.RLock()
 _was_used = False
 """Whether xsp has used Kineto before; the complaint comes only at the very first use."""
 
 
-def let_children_end() -> None:
+def let_children_exit() -> None:
     """Make children that are forked from now on able to exit: after a use of Kineto they hang in its destructors.
 
     The destructors wait for a thread that stayed with the parent. The C library's `on_exit` ends such a child with its
     own status when Python has finished, before they run.
     """
-    global _lets_children_end
-    if not _lets_children_end and hasattr(os, "register_at_fork"):
+    global _is_exit_registered
+    if not _is_exit_registered and hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_end_without_destructors)
-        _lets_children_end = True
+        _is_exit_registered = True
 
 
 def _end_without_destructors() -> None:
@@ -47,15 +47,15 @@ def _end_without_destructors() -> None:
         library.on_exit(library._exit, None)
 
 
-def enabled() -> bool:
+def is_enabled() -> bool:
     """Return whether Kineto is recording on this thread, for xsp or for the program."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and bool(torch._C._autograd._profiler_enabled())
 
 
-def used_by_program() -> bool:
+def is_used_by_program() -> bool:
     """Return whether the program itself has switched Kineto on."""
-    return enabled() and not is_xsp_recording
+    return is_enabled() and not is_xsp_recording
 
 
 def use_once() -> bool:
@@ -63,7 +63,7 @@ def use_once() -> bool:
 
     Its first use should be in the thread that loaded it.
     """
-    if "torch" not in sys.modules or enabled():
+    if "torch" not in sys.modules or is_enabled():
         return False
     with host_only():
         pass
@@ -79,16 +79,18 @@ def without_complaint() -> Iterator[None]:
     """
     global _was_used
     with _first_use:
-        diverted = None if _was_used or threading.current_thread() is threading.main_thread() else _Diverted.stderr()
+        captured = (
+            None if _was_used or threading.current_thread() is threading.main_thread() else _CapturedStderr.stderr()
+        )
         try:
             yield
         finally:
             _was_used = True
-            if diverted is not None:
-                diverted.end()
+            if captured is not None:
+                captured.end()
 
 
-class _Diverted:
+class _CapturedStderr:
     """C's `stderr`, diverted into a file in memory, which stays open: another thread may be about to print there."""
 
     def __init__(self, library: Any, stream: ctypes.c_void_p) -> None:
@@ -99,7 +101,7 @@ class _Diverted:
         stream.value = self._file.value
 
     @classmethod
-    def stderr(cls) -> _Diverted | None:
+    def stderr(cls) -> _CapturedStderr | None:
         """Divert `stderr`; return None if that is not possible."""
         library = ctypes.CDLL(None)
         try:
@@ -111,9 +113,9 @@ class _Diverted:
         """Restore `stderr`, and pass on all output but the complaint."""
         self._stream.value = self._real.value
         self._library.fflush(self._file)
-        printed = os.pread(self._memory, os.fstat(self._memory).st_size, 0)
-        kept = b"".join(line for line in printed.splitlines(keepends=True) if not line.startswith(COMPLAINT))
-        self._library.fwrite(kept, ctypes.c_size_t(1), ctypes.c_size_t(len(kept)), self._real)
+        output = os.pread(self._memory, os.fstat(self._memory).st_size, 0)
+        other_output = b"".join(line for line in output.splitlines(keepends=True) if not line.startswith(COMPLAINT))
+        self._library.fwrite(other_output, ctypes.c_size_t(1), ctypes.c_size_t(len(other_output)), self._real)
         self._library.fflush(self._real)
 
 
@@ -124,7 +126,7 @@ def host_only() -> Iterator[None]:
     if torch is None:
         yield
         return
-    let_children_end()
+    let_children_exit()
     level = os.environ.get(LOG_LEVEL)
     os.environ.setdefault(LOG_LEVEL, "99")
     try:

@@ -17,7 +17,7 @@ def attributes(model: nn.Module, input_shapes: str | None) -> dict[str, Any]:
         input_shapes: shapes of the call's inputs as JSON; the first is the shape of the tokens.
     """
     inner = getattr(model, "module", model)
-    if not _generates(inner):
+    if not _can_generate(inner):
         return {}
     config = getattr(inner, "config", None)
     tokens = _tokens(input_shapes)
@@ -28,7 +28,7 @@ def attributes(model: nn.Module, input_shapes: str | None) -> dict[str, Any]:
     }
 
 
-def _generates(model: Any) -> bool:
+def _can_generate(model: Any) -> bool:
     """Return the model's own answer; models of transformers have `can_generate`."""
     answer = False
     with contextlib.suppress(Exception):  # another library's method of that name

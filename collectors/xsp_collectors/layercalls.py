@@ -1,8 +1,8 @@
 """Calls of layers that were not observed, reconstructed from the work that is known to be theirs.
 
 Code that does not call its modules (compiled code, a replayed graph) still does work of known layers. Consecutive work
-of one layer is one call of it; the call lasts from the first piece of work to the last, and lies inside the calls of
-the layers around it.
+of one layer is one call of it. The call lasts from the first piece of work to the last, and is nested in the calls of
+the enclosing layers.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ Path = tuple[Layer, ...]
 """Calls of modules, outermost first; empty for work that belongs to the caller of the code."""
 
 
-def common(paths: Iterable[Path]) -> Path:
+def common_prefix(paths: Iterable[Path]) -> Path:
     """Return the longest common prefix: the innermost layer that contains all paths, with the layers around it."""
-    first, *others = paths
+    first_path, *other_paths = paths
     length = 0
-    while length < len(first) and all(path[: length + 1] == first[: length + 1] for path in others):
+    while length < len(first_path) and all(path[: length + 1] == first_path[: length + 1] for path in other_paths):
         length += 1
-    return first[:length]
+    return first_path[:length]
 
 
-class Rows:
-    """The calls of layers that consecutive pieces of work, in the order of their starts, make up."""
+class LayerCalls:
+    """Calls of layers, built from pieces of work in the order of their starts."""
 
     def __init__(self, evidence: str) -> None:
         """Start without calls; `evidence` is put into the spans' attributes."""
@@ -53,8 +53,8 @@ class Rows:
         self._path: Path = ()
 
     def add(self, work: Span, path: Path) -> Span | None:
-        """Assign a piece of work to a layer, and return the call that it belongs to; None if it is of no layer."""
-        shared_depth = len(common([self._path, path]))
+        """Assign a piece of work to a layer, and return the call that it belongs to; None if it has no layer."""
+        shared_depth = len(common_prefix([self._path, path]))
         del self._open[shared_depth:]
         for depth in range(shared_depth, len(path)):
             parent_id = self.calls[self._open[-1]].span_id if self._open else None
@@ -67,22 +67,22 @@ class Rows:
             self.calls[index] = call._replace(dur_ns=max(call.end_ns, work.end_ns) - call.start_ns)
         return self.calls[self._open[-1]] if self._open else None
 
-    def _begin(self, layer: Layer, first: Span) -> Span:
+    def _begin(self, layer: Layer, first_work: Span) -> Span:
         return Span(
-            span_id=identifier(),
+            span_id=new_span_id(),
             level=Level.LAYER,
             kind=Kind.MODULE.value,
             name=layer.name or layer.type,
             type=layer.type,
             phase="forward",
-            start_ns=first.start_ns,
-            process=first.process,
-            thread=first.thread,
-            collector=first.collector,
+            start_ns=first_work.start_ns,
+            process=first_work.process,
+            thread=first_work.thread,
+            collector=first_work.collector,
             attributes=self._evidence,
         )
 
 
-def identifier() -> str:
+def new_span_id() -> str:
     """Return a new span's id."""
     return os.urandom(8).hex()

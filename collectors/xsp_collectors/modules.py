@@ -2,8 +2,8 @@
 
 One wrapper around `Module.__call__` sees every module of every model in every thread, also modules that are built
 later, copied, pickled or replicated. It is installed once per block: changing a class attribute at each step would
-invalidate Python's caches of every module class, and exhaust them from 3.13 on. The wrapper does not call the wrapped
-method but does the same (one comparison, then `_call_impl`), so it adds no Python frame; hooks stay in their layer.
+invalidate Python's caches of every module class, and exhaust them from 3.13 on. The wrapper does the work of the method
+(one comparison, then `_call_impl`) without calling it, so it adds no Python frame; hooks stay in their layer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from xsp_collectors import language
 from xsp_collectors.cuda import devices
 from xsp_collectors.tensors import Numbers, Sketch, describe, first_shape, sketch, sketch_of, tensor_bytes
 
-_OFF, _INSIDE, _WATCH, _ENDS, _SIGNAL, _OUTERMOST, _ALL, _DESCRIBE = range(8)
+_OFF, _INSIDE, _WATCH, _WATCH_ENDS, _SIGNAL, _OUTERMOST, _ALL, _DESCRIBE = range(8)
 # _INSIDE: the program's only thread is in an outermost call, and inner calls are not needed
 # _WATCH: an outermost call is signalled only if it is not in `Outline.usual`
 # _ENDS: as _WATCH, and the end of each outermost call is signalled
@@ -41,11 +41,11 @@ _FORWARD = Kind.FORWARD
 MOST_LETTERS = 200
 """Longest text of a module's hyper-parameters."""
 
-_PROBED = 500
+_PROBE_CALLS = 500
 
 
 class _Call(NamedTuple):
-    """One call, made by `_decoded` from the wrapper's list; calls are in the order of their ends."""
+    """One call, made by `_decode` from the wrapper's list; calls are in the order of their ends."""
 
     module: nn.Module
     thread: int
@@ -57,10 +57,10 @@ class _Call(NamedTuple):
     """Sketch of the returned value; None in steps that do not describe."""
 
     error: str | None = None
-    given: tuple[int, ...] = ()
-    """Numbers of the tensors in its arguments and, in `returned`, in its result; only in steps that describe."""
+    input_numbers: tuple[int, ...] = ()
+    """Numbers of the tensors in its arguments and, in `output_numbers`, in its result; only in steps that describe."""
 
-    returned: tuple[int, ...] = ()
+    output_numbers: tuple[int, ...] = ()
 
 
 _FIELDS = 6
@@ -68,7 +68,7 @@ _FIELDS = 6
 None for most calls. A flat list needs fewer cache lines than a list of tuples, and the garbage collector ignores it."""
 
 
-def _decoded(flat: list[Any]) -> list[_Call]:
+def _decode(flat: list[Any]) -> list[_Call]:
     """Return the calls in one of the wrapper's lists."""
     values = iter(flat)
     return [_Call(*call[:-1], *(call[-1] or ())) for call in zip(*[values] * _FIELDS, strict=True)]
@@ -78,7 +78,7 @@ class _Threads(threading.local):
     """The wrapper's state in its thread: depth of calls, native id. One look-up gives both."""
 
     def __init__(self) -> None:
-        self.here = [0, threading.get_native_id()]
+        self.state = [0, threading.get_native_id()]
 
 
 class ModuleCalls(Collector):
@@ -91,13 +91,13 @@ class ModuleCalls(Collector):
     def __init__(self) -> None:
         self._calls: list[Any] = []
         self._catalog = _Catalog()
-        self._layers = False
+        self._with_layers = False
         self._set_mode: Callable[[int], None] = lambda mode: None
         self._original: Any = None
         self._wrapper: Any = None
         self._numbers = Numbers()
         self._notes: set[str] = set()
-        self._mute: dict[str, str] = {}
+        self._repr_errors: dict[str, str] = {}
         """Classes of modules whose `extra_repr` raised, and the class of the error."""
 
     def open(self) -> None:
@@ -120,9 +120,9 @@ class ModuleCalls(Collector):
 
     def start(self, rung: Level, describe: bool) -> None:
         """Record outermost calls only, all calls, or all calls with shapes and sizes."""
-        self._layers = rung >= Level.LAYER
+        self._with_layers = rung >= Level.LAYER
         self._numbers.clear()
-        self._set_mode(_OUTERMOST if not self._layers else _DESCRIBE if describe else _ALL)
+        self._set_mode(_OUTERMOST if not self._with_layers else _DESCRIBE if describe else _ALL)
 
     def stop(self) -> None:
         """Stop recording; outermost calls are still signalled if a session listens."""
@@ -131,7 +131,7 @@ class ModuleCalls(Collector):
     def mute(self, quiet: bool, but: Signal | None = None) -> None:
         """Ignore calls, or signal only their ends; a call that is not in `Outline.usual` is signalled first."""
         if quiet:
-            self._set_mode(_ENDS if but is Signal.CALL_END else _OFF if self.outline is None else _WATCH)
+            self._set_mode(_WATCH_ENDS if but is Signal.CALL_END else _OFF if self.outline is None else _WATCH)
         else:
             self.stop()
 
@@ -143,20 +143,19 @@ class ModuleCalls(Collector):
         """Return a FORWARD span for each outermost call and, in layer rungs, a MODULE span for each call."""
         calls = self._calls[:]
         del self._calls[: len(calls)]  # other threads may append meanwhile
-        return self._spans_of(_decoded(calls))
+        return self._spans_of(_decode(calls))
 
     def spans_during(self, start: int, end: int, thread: int | None = None) -> Iterator[Span]:
         """Return the spans of calls that began and ended between two times, on one thread or on all."""
-        calls = _decoded(self._calls[:])
+        calls = _decode(self._calls[:])
         matching = [call for call in calls if start <= call.start and call.end <= end and thread in (None, call.thread)]
         return self._spans_of(matching)
 
     def drop_before(self, time: int) -> None:
         """Discard the calls that ended before a time."""
         calls = self._calls[:]  # other threads append meanwhile
-        ends = calls[4::_FIELDS]
-        remaining = [calls[_FIELDS * index : _FIELDS * (index + 1)] for index, end in enumerate(ends) if end >= time]
-        self._calls[: len(calls)] = [value for call in remaining for value in call]
+        positions = (position for position in range(0, len(calls), _FIELDS) if calls[position + 4] >= time)
+        self._calls[: len(calls)] = [value for position in positions for value in calls[position : position + _FIELDS]]
 
     def _spans_of(self, calls: Sequence[_Call]) -> Iterator[Span]:
         subjects = self.outline.subjects if self.outline is not None else None
@@ -166,21 +165,21 @@ class ModuleCalls(Collector):
         for call in calls:
             if call.depth == 0:
                 yield self._forward(call)
-            if self._layers:
+            if self._with_layers:
                 yield self._layer(call)
 
     def notes(self) -> Iterable[str]:
         """Return sentences on unseen calls inside compiled modules, and on other problems."""
         notes, self._notes = sorted(self._notes), set()
-        failures, self._mute = self._mute, {}
+        failures, self._repr_errors = self._repr_errors, {}
         yield from notes
         for kind, error in failures.items():
             yield f"extra_repr of {kind} raised {error}: its parameters are unknown"
 
     def probe(self) -> Probe | None:
         """Return a probe of calls of an empty module in another one, the usual case; None if hooks would run too."""
-        module, argument = _Repeat(nn.Identity(), _PROBED), torch.empty(0, device="cpu")
-        return None if _has_global_hooks() else Probe(lambda: module(argument), spans=_PROBED)
+        module, argument = _Repeat(nn.Identity(), _PROBE_CALLS), torch.empty(0, device="cpu")
+        return None if _has_global_hooks() else Probe(lambda: module(argument), spans=_PROBE_CALLS)
 
     def outer_probe(self) -> Probe | None:
         """Return a probe of an outermost call of an empty module; None if hooks would run too."""
@@ -189,6 +188,7 @@ class ModuleCalls(Collector):
 
     def _forward(self, call: _Call) -> Span:
         inputs = describe(call.inputs or [])
+        attributes = language.attributes(call.module, inputs.shapes)
         return Span(
             level=Level.MODEL,
             kind=Kind.FORWARD.value,
@@ -202,13 +202,13 @@ class ModuleCalls(Collector):
             input_shapes=inputs.shapes,
             dtype=inputs.dtype,
             collector=self.name,
-            attributes=_json(language.attributes(call.module, inputs.shapes)),
+            attributes=json.dumps(attributes) if attributes else None,
         )
 
     def _layer(self, call: _Call) -> Span:
         inputs = describe(call.inputs or [])
         entry = self._catalog.entry(call.module)
-        if entry.compiled:
+        if entry.is_compiled:
             self._notes.add(
                 f"{entry.name} ({entry.type}) is compiled: it shows as one call, and of the "
                 f"{entry.submodules} modules in it only those that are still called from Python"
@@ -229,15 +229,15 @@ class ModuleCalls(Collector):
             param_bytes=entry.param_bytes,
             activation_bytes=tensor_bytes(call.outputs or []),
             collector=self.name,
-            attributes=entry.attributes if call.outputs is None else self._described(call, call.outputs, entry),
+            attributes=entry.attributes if call.outputs is None else self._full_attributes(call, call.outputs, entry),
         )
 
-    def _described(self, call: _Call, outputs: Sketch, entry: _Entry) -> str:
+    def _full_attributes(self, call: _Call, outputs: Sketch, entry: _Entry) -> str:
         """Return the attributes of a module call as JSON, including those that only describing steps have."""
         attributes: dict[str, Any] = json.loads(entry.attributes)
         if outputs:
             attributes[OUTPUTS] = [list(shape) for shape, _ in outputs]
-        lists = ((GIVEN, call.given), (RETURNED, call.returned))
+        lists = ((GIVEN, call.input_numbers), (RETURNED, call.output_numbers))
         attributes |= {name: list(numbers) for name, numbers in lists if numbers}
         if entry.param_bytes:  # a program may freeze parameters at any time, so this is determined in each step
             parameters = call.module.parameters()
@@ -245,7 +245,7 @@ class ModuleCalls(Collector):
         try:
             description = call.module.extra_repr()
         except Exception as error:  # it is the program's own code
-            self._mute[type(call.module).__name__] = type(error).__name__
+            self._repr_errors[type(call.module).__name__] = type(error).__name__
             description = None
         if isinstance(description, str) and description:
             attributes[PARAMETERS] = shortened(description)
@@ -257,7 +257,7 @@ def _wrap(
 ) -> tuple[Callable[..., Any], Callable[[int], None]]:
     """Return the wrapper of `original`, which adds calls to a list by `extend`, and the function that sets its mode."""
     mode = _OFF
-    outside, records = _OFF, False  # the mode outside of the outermost call; whether `mode` records
+    outer_mode, is_recording = _OFF, False  # the mode outside of the outermost call; whether `mode` records
     threads, numbers = _Threads(), collector._numbers
     clock, grad_enabled, threads_running = monotonic_ns, torch.is_grad_enabled, _threads_running()
     # Dynamo traces through the wrapper. This check keeps clocks and lists out of compiled graphs; doing it first
@@ -266,32 +266,32 @@ def _wrap(
     # The body of the method may be inlined only if it is torch's own; else the method itself is called.
     is_plain = original is getattr(nn.Module, "_wrapped_call_impl", None) and hasattr(nn.Module, "_call_impl")
 
-    def set_mode(new: int) -> None:
-        nonlocal mode, records
-        mode, records = new, new > _SIGNAL
+    def set_mode(new_mode: int) -> None:
+        nonlocal mode, is_recording
+        mode, is_recording = new_mode, new_mode > _SIGNAL
 
     def begin(module: Any, thread: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sketch | None:
         """Note and signal the start of an outermost call; return a sketch of its inputs in modes that record."""
-        nonlocal mode, outside
+        nonlocal mode, outer_mode
         outline = collector.outline
         if outline is not None and (owner := outline.thread) in (None, thread):
             trains = module.training and grad_enabled()
             number = outline.numbers.get(id(module)) or outline.meet(module, trains)
             word = (_FORWARD, number, type(module), trains, first_shape(args, kwargs))
-            if mode <= _ENDS and outline.usual is not None:
+            if mode <= _WATCH_ENDS and outline.usual is not None:
                 if word not in outline.usual:
                     collector.notify(Signal.UNUSUAL, module)  # ends the stretch, and sets another mode
                 elif outline.ended_ns is not None:
                     outline.begin_step(clock())
             outline.append(word)
             if owner is None and outline.thread not in (None, thread):
-                _take_back(outline, word)
-        if mode > _ENDS:
+                _withdraw(outline, word)
+        if mode > _WATCH_ENDS:
             collector.notify(Signal.CALL_BEGIN, module)
-        inputs = sketch(args, kwargs) if records else None
-        # in a service (no outline) a thread that starts during a call serves a request of its own
+        inputs = sketch(args, kwargs) if is_recording else None
+        # in a service (no outline), a thread that starts during a call serves another request
         if mode <= _OUTERMOST and outline is not None and threads_running() == 1:
-            outside, mode = mode, _INSIDE
+            outer_mode, mode = mode, _INSIDE
         return inputs
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -299,43 +299,45 @@ def _wrap(
         call = self._call_impl if is_plain and self._compiled_call_impl is None else partial(original, self)
         if is_tracing() or mode <= _INSIDE:
             return call(*args, **kwargs)
-        state = threads.here
+        state = threads.state
         depth, thread = state
         inputs: Sketch | None = None
-        given: tuple[int, ...] = ()
+        input_numbers: tuple[int, ...] = ()
         if not depth:
             inputs = begin(self, thread, args, kwargs)
         elif mode <= _OUTERMOST:
             return call(*args, **kwargs)
         elif mode == _DESCRIBE:
-            inputs, given = sketch(args, kwargs), numbers.of((args, kwargs))
+            inputs, input_numbers = sketch(args, kwargs), numbers.of((args, kwargs))
         state[0] = depth + 1
         result = None
-        start = clock() if records or mode != _INSIDE else 0
+        start = clock() if is_recording or mode != _INSIDE else 0
         try:
             result = call(*args, **kwargs)
         except BaseException as error:
-            if records:
+            if is_recording:
                 extend((self, thread, depth, start, clock(), (inputs, None, type(error).__name__)))
             raise
         else:
-            if records:
+            if is_recording:
                 end = clock()
-                extras = (inputs, sketch_of(result), None, given, numbers.of(result)) if mode == _DESCRIBE else None
+                extras = (
+                    (inputs, sketch_of(result), None, input_numbers, numbers.of(result)) if mode == _DESCRIBE else None
+                )
                 extend((self, thread, depth, start, end, extras or (inputs and (inputs,))))
             return result
         finally:
             state[0] = depth
             if not depth:
                 if mode == _INSIDE:
-                    mode = outside
+                    mode = outer_mode
                 if mode != _WATCH:
                     collector.notify(Signal.CALL_END, result)
 
     return __call__, set_mode
 
 
-def _take_back(outline: Outline, word: tuple[Any, ...]) -> None:
+def _withdraw(outline: Outline, word: tuple[Any, ...]) -> None:
     """Remove a word from an outline: another thread began a step while this one noted it."""
     with contextlib.suppress(ValueError):
         outline.remove(word)
@@ -357,7 +359,7 @@ class _Entry(NamedTuple):
     """Attributes of its calls, as JSON."""
 
     param_bytes: int
-    compiled: bool
+    is_compiled: bool
     submodules: int
 
 
@@ -366,7 +368,7 @@ class _Catalog:
 
     def __init__(self) -> None:
         self._entries: dict[int, _Entry] = {}
-        self._unnamed: dict[int, _Entry] = {}
+        self._unnamed_entries: dict[int, _Entry] = {}
         """Entries of modules in trees whose outermost call has not been seen yet."""
 
         self._roots: dict[str, weakref.ref[nn.Module]] = {}
@@ -380,7 +382,7 @@ class _Catalog:
             root: an outermost module.
             number: number that modules share if they replace each other; None if unknown.
         """
-        if self._known(root) is None:
+        if self._known_entry(root) is None:
             label = None
             if number is not None and number in self._labels:
                 label = self._labels[number]
@@ -389,7 +391,7 @@ class _Catalog:
             if number is not None:
                 self._labels[number] = label
             for name, module in root.named_modules():
-                if self._known(module) is None:
+                if self._known_entry(module) is None:
                     self._entries[id(module)] = _entry(module, name, label)
 
     def _label(self, root: nn.Module) -> str | None:
@@ -403,20 +405,20 @@ class _Catalog:
 
     def entry(self, module: nn.Module) -> _Entry:
         """Return a module's entry; a module in no tree that was called is named by its class."""
-        entry = self._known(module)
+        entry = self._known_entry(module)
         if entry is None:
-            entry = self._unnamed.get(id(module))
+            entry = self._unnamed_entries.get(id(module))
             if entry is None or entry.reference() is not module:
-                entry = self._unnamed[id(module)] = _entry(module, "")
+                entry = self._unnamed_entries[id(module)] = _entry(module, "")
         return entry
 
-    def _known(self, module: nn.Module) -> _Entry | None:
+    def _known_entry(self, module: nn.Module) -> _Entry | None:
         entry = self._entries.get(id(module))
         return entry if entry is not None and entry.reference() is module else None
 
 
 def _entry(module: nn.Module, name: str, root: str | None = None) -> _Entry:
-    class_name, compiled = type(module).__name__, _is_compiled(module)
+    class_name, is_compiled = type(module).__name__, _is_compiled(module)
     attributes = {"code.function.name": _text(f"{type(module).__module__}.{type(module).__qualname__}.forward")}
     if root is not None:
         attributes[ROOT] = _text(root)
@@ -424,9 +426,9 @@ def _entry(module: nn.Module, name: str, root: str | None = None) -> _Entry:
         weakref.ref(module),
         name or class_name,
         class_name,
-        json.dumps({**attributes, "opaque": "torch.compile"} if compiled else attributes),
+        json.dumps({**attributes, "opaque": "torch.compile"} if is_compiled else attributes),
         sum(map(bytes_of, module.parameters())),
-        compiled,
+        is_compiled,
         sum(1 for _ in module.modules()) - 1,
     )
 
@@ -444,7 +446,7 @@ def _has_global_hooks() -> bool:
 
 
 class _Repeat(nn.Module):
-    """A module that calls another one many times."""
+    """A module that calls another module many times."""
 
     def __init__(self, module: nn.Module, times: int) -> None:
         super().__init__()
@@ -460,10 +462,6 @@ def shortened(description: str) -> str:
     description = description[: 4 * MOST_LETTERS].encode("utf-8", "replace").decode()
     line = scrub.scrub_settings(" ".join(description.split()))
     return line if len(line) <= MOST_LETTERS else line[: MOST_LETTERS - 1] + "…"
-
-
-def _json(attributes: dict[str, Any]) -> str | None:
-    return json.dumps(attributes) if attributes else None
 
 
 def _is_compiled(module: nn.Module) -> bool:

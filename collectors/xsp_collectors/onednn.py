@@ -5,8 +5,8 @@ during a step, and afterwards for as long as a primitive of another thread that 
 see `cstdout`.
 
 oneDNN adds timestamps only if ONEDNN_VERBOSE_TIMESTAMP was set in the environment before its first use; `xsp run` and
-`xsp profile` set it. Work that PyTorch gives to MKL or to its own kernels leaves no line: the library of such operators
-is unknown, and xsp reports it as unknown instead of guessing.
+`xsp profile` set it. Work that PyTorch gives to MKL or to its own kernels prints no line: the library of such operators
+is reported as unknown.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class OneDnnPrimitives(Collector):
 
     def __init__(self) -> None:
         self._output: CapturedStdout | None = None
-        self._on = False
-        self._environment: str | None = None
+        self._is_on = False
+        self._previous_timestamp: str | None = None
         self._lines: list[bytes] = []
-        self._untimed = 0
-        self._unread = self._late = self._busy = 0
+        self._untimed_primitives = 0
+        self._unread_lines = self._late_primitives = self._busy_steps = 0
 
     def available(self) -> str | None:
         """Return what is missing: oneDNN in this torch, glibc, or verbose output that the program does not use."""
@@ -59,33 +59,33 @@ class OneDnnPrimitives(Collector):
 
     def open(self) -> None:
         """Request timestamps, and make the file in memory."""
-        self._environment = os.environ.get(_TIMESTAMP)
+        self._previous_timestamp = os.environ.get(_TIMESTAMP)
         os.environ[_TIMESTAMP] = "1"
         self._output = CapturedStdout(_PREFIX, _silence)
 
     def close(self) -> None:
         """Restore the environment, and close the file."""
-        if self._environment is None:
+        if self._previous_timestamp is None:
             os.environ.pop(_TIMESTAMP, None)
         else:
-            os.environ[_TIMESTAMP] = self._environment
+            os.environ[_TIMESTAMP] = self._previous_timestamp
         if self._output is not None:
             self._output.close()
-            self._late += self._output.late
+            self._late_primitives += self._output.late_lines
             self._output = None
 
     def start(self, rung: Level, describe: bool) -> None:
         """Divert oneDNN's verbose output and switch it on."""
         if self._output is not None:
-            self._on = self._output.begin()
-            self._busy += not self._on
-            if self._on:
+            self._is_on = self._output.begin()
+            self._busy_steps += not self._is_on
+            if self._is_on:
                 torch._C._verbose.mkldnn_set_verbose(1)
 
     def stop(self) -> None:
         """Switch oneDNN's verbose output off, and take its lines."""
-        if self._output is not None and self._on:
-            self._on = False
+        if self._output is not None and self._is_on:
+            self._is_on = False
             _silence()
             self._lines += self._output.end()
 
@@ -99,18 +99,18 @@ class OneDnnPrimitives(Collector):
 
     def notes(self) -> Iterator[str]:
         """Yield sentences on lines that could not be used."""
-        if self._untimed:
+        if self._untimed_primitives:
             yield (
-                f"{self._untimed} oneDNN primitives have no timestamp and were left out, because oneDNN was "
+                f"{self._untimed_primitives} oneDNN primitives have no timestamp and were left out, because oneDNN was "
                 f"used before the profile began: start the program with `xsp run`, or set {_TIMESTAMP}=1"
             )
-        if self._unread:
-            yield f"{self._unread} lines of oneDNN's verbose output are in a form that xsp does not know"
-        if self._busy:
-            yield f"in {self._busy} steps oneDNN's output went to another profile of this process"
-        if self._late:
-            yield f"{self._late} oneDNN primitives of other threads ended after their step and are not in it"
-        self._untimed = self._unread = self._late = self._busy = 0
+        if self._unread_lines:
+            yield f"{self._unread_lines} lines of oneDNN's verbose output are in a form that xsp does not know"
+        if self._busy_steps:
+            yield f"in {self._busy_steps} steps oneDNN's output went to another profile of this process"
+        if self._late_primitives:
+            yield f"{self._late_primitives} oneDNN primitives of other threads ended after their step and are not in it"
+        self._untimed_primitives = self._unread_lines = self._late_primitives = self._busy_steps = 0
 
     def probe(self) -> Probe | None:
         """Return a probe of small primitives, if PyTorch gives them to oneDNN on this machine."""
@@ -131,14 +131,14 @@ class OneDnnPrimitives(Collector):
             if fields[begin + 1] != "exec":
                 return None  # a header, or the creation of a primitive
             if begin < 3:
-                self._untimed += 1
+                self._untimed_primitives += 1
                 return None
             start_ns = round(float(fields[begin - 1]) * 1e6)
             dur_ns = round(float(fields[-1]) * 1e6)
         except StopIteration:
             return None  # a line about the library itself
         except (IndexError, ValueError):
-            self._unread += 1
+            self._unread_lines += 1
             return None
         details = dict(zip(_FIELDS, fields[begin + 1 :], strict=False)) if fields[begin] == "primitive" else {}
         kind = details.get("primitive", "graph")

@@ -21,22 +21,22 @@ MOST_LETTERS = 256
 _LIST = "TensorList"
 
 
-class Lists:
+class TensorLists:
     """The types of the tensors in lists. Events do not have them, but their tree does, which is read when needed."""
 
     def __init__(self, tree: Callable[[], list[Any]]) -> None:
         self._tree = tree
-        self._found: dict[tuple[str, int], list[Any]] | None = None
+        self._inputs_by_operator: dict[tuple[str, int], list[Any]] | None = None
 
-    def dtypes(self, event: Any, place: int) -> list[str] | None:
-        """Return the types of the tensors in the list that is an operator's input `place`; None if they are unknown."""
-        if self._found is None:
-            self._found = dict(_with_lists(self._tree()))
-        inputs = self._found.get((event.name(), event.start_ns()), [])
-        tensors = inputs[place] if place < len(inputs) else None
+    def dtypes(self, event: Any, index: int) -> list[str] | None:
+        """Return the types of the tensors in the list that is an operator's input `index`; None if they are unknown."""
+        if self._inputs_by_operator is None:
+            self._inputs_by_operator = dict(_list_inputs(self._tree()))
+        inputs = self._inputs_by_operator.get((event.name(), event.start_ns()), [])
+        tensors = inputs[index] if index < len(inputs) else None
         if not isinstance(tensors, list):
             return None
-        dtypes = [_WORDS.get(tensor.dtype, "") if hasattr(tensor, "dtype") else "" for tensor in tensors]
+        dtypes = [_TYPE_NAMES.get(tensor.dtype, "") if hasattr(tensor, "dtype") else "" for tensor in tensors]
         return dtypes if all(dtypes) else None
 
 
@@ -48,15 +48,15 @@ def shapes(event: Any) -> list[Any]:
     return list(nested) if len(nested) == len(flat) else list(flat)
 
 
-def attributes(known: str | None, event: Any, shapes: list[Any], lists: Lists) -> str:
+def attributes(known_attributes: str | None, event: Any, shapes: list[Any], lists: TensorLists) -> str:
     """Return the attributes of an operator's span as JSON: the known ones, and the details of its inputs."""
     dtypes = [
         (lists.dtypes(event, index) or _LIST) if word == _LIST else word for index, word in enumerate(event.dtypes())
     ]
     overload = getattr(event, "overload_name", None)
     strides = _strides(shapes, getattr(event, "structured_input_strides", list)())
-    scalars = [_plain(argument) for argument in event.concrete_inputs()]
-    merged: dict[str, Any] = json.loads(known) if known else {}
+    scalars = [_json_value(argument) for argument in event.concrete_inputs()]
+    merged: dict[str, Any] = json.loads(known_attributes) if known_attributes else {}
     if overload is not None:
         merged[OVERLOAD] = overload()
     merged[DTYPES] = dtypes
@@ -94,18 +94,18 @@ def _is_contiguous(shape: list[int], stride: list[int]) -> bool:
     return True
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """Return an argument in a form that JSON supports; numbers that are not finite become text."""
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, (list, tuple)):
-        return [_plain(element) for element in value]
+        return [_json_value(element) for element in value]
     return str(value)[:MOST_LETTERS]
 
 
-def _with_lists(tree: list[Any]) -> Iterator[tuple[tuple[str, int], list[Any]]]:
+def _list_inputs(tree: list[Any]) -> Iterator[tuple[tuple[str, int], list[Any]]]:
     """Yield name and start, and the inputs, of operators that take lists."""
     pending = list(tree)
     while pending:
@@ -116,7 +116,7 @@ def _with_lists(tree: list[Any]) -> Iterator[tuple[tuple[str, int], list[Any]]]:
             yield (event.name, event.start_time_ns), inputs
 
 
-_WORDS = {
+_TYPE_NAMES = {
     torch.float32: "float", torch.float64: "double", torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16",
     torch.int64: "long int", torch.int32: "int", torch.int16: "short", torch.int8: "signed char",
     torch.uint8: "unsigned char", torch.bool: "bool", torch.complex64: "c10::complex<float>",

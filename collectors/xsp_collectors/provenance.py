@@ -2,12 +2,12 @@
 
 Compiled code calls no modules, so no calls of layers can be observed. But the compiler knows the layers: Dynamo notes
 on each node of its graph the modules in which it was traced, and inductor writes above each kernel call the nodes that
-it was made of. Both are read when something is compiled, which is not part of a timed step; no option is switched, so
-nothing is recompiled. Code that inductor takes from its cache has the comments too; but a backward graph is not traced
-again then, and of its nodes only those of the forward pass have a layer.
+it was made from. Both are read when something is compiled, which is not part of a timed step; no option is switched, so
+nothing is recompiled. Code from inductor's cache has the comments too, but its backward graph is not traced again: of
+its nodes, only those of the forward pass have a layer.
 
-The data that is read here is internal to torch: if a part is missing, operators stay children of the compiled module as
-a whole.
+The data that is read here is internal to torch. If a part is missing, operators stay children of the whole compiled
+module.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Graph(NamedTuple):
 
 
 class CompiledGraphs:
-    """The graphs that inductor compiled while this was open, by the key in a profiler's name of their calls."""
+    """The graphs that inductor compiled while this was open, by the key that a profiler shows in their calls' names."""
 
     def __init__(self) -> None:
         self._graphs: dict[str, Graph | None] = {}
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
-        self._now = _Compiling()
-        self.unread: set[str] = set()
+        self._hooks: list[tuple[Any, str, Any, Any]] = []
+        self._current = _Compilation()
+        self.errors: set[str] = set()
         """Errors in reading graphs."""
 
     def get(self, key: str) -> Graph | None:
@@ -59,31 +59,31 @@ class CompiledGraphs:
         """Hook into torch.compile; nothing is imported that the program does not use."""
         entry: Any = getattr(torch, "_TorchCompileInductorWrapper", None)
         if entry is not None:
-            self._replace(entry, "__call__", self._around_dynamo)
+            self._replace(entry, "__call__", self._wrap_dynamo)
 
     def close(self) -> None:
         """Remove the hooks, except those that other code has replaced since."""
-        for owner, name, wrapper, original in reversed(self._replaced):
+        for owner, name, wrapper, original in reversed(self._hooks):
             if owner.__dict__.get(name) is wrapper:
                 setattr(owner, name, original)
-        self._replaced.clear()
+        self._hooks.clear()
 
     def _replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
         original = owner.__dict__.get(name)
         if original is not None:
             wrapper = wrap(original)
             setattr(owner, name, wrapper)
-            self._replaced.append((owner, name, wrapper, original))
+            self._hooks.append((owner, name, wrapper, original))
 
-    def _around_dynamo(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_dynamo(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __call__(wrapper: Any, model: Any, inputs: Any, **options: Any) -> Any:
-            with self._reading():
+            with self._collect_errors():
                 self._listen_to_inductor()
-                self._now.traced = paths_of(model.graph)
+                self._current.traced_paths = paths_of(model.graph)
             try:
                 return original(wrapper, model, inputs, **options)
             finally:
-                self._now.traced = {}
+                self._current.traced_paths = {}
 
         return __call__
 
@@ -91,29 +91,29 @@ class CompiledGraphs:
         # torch.compile imports both next anyway; a backward pass is compiled later, when it first runs
         from torch._inductor import compile_fx, output_code
 
-        if len(self._replaced) == 1:
-            self._replace(compile_fx, "_compile_fx_inner", self._around_inductor)
-            self._replace(output_code.CompiledFxGraph, "post_compile", self._around_loading)
+        if len(self._hooks) == 1:
+            self._replace(compile_fx, "_compile_fx_inner", self._wrap_inductor)
+            self._replace(output_code.CompiledFxGraph, "post_compile", self._wrap_loading)
 
-    def _around_inductor(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_inductor(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _compile_fx_inner(gm: Any, *arguments: Any, **options: Any) -> Any:
-            previous, self._now.lowered = self._now.lowered, gm
+            previous, self._current.lowered_module = self._current.lowered_module, gm
             try:
                 return original(gm, *arguments, **options)
             finally:
-                self._now.lowered = previous
+                self._current.lowered_module = previous
 
         return _compile_fx_inner
 
-    def _around_loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap `post_compile` to read a graph when it is ready, new or cached: inductor has then added its nodes."""
 
         def post_compile(compiled: Any, *arguments: Any, **options: Any) -> Any:
-            with self._reading():
-                traced, lowered = self._now.traced, self._now.lowered
-                paths: dict[str, Path | None] = {**traced}
-                if lowered is not None:
-                    paths = paths_of_lowered(lowered.graph, traced)
+            with self._collect_errors():
+                traced_paths, lowered_module = self._current.traced_paths, self._current.lowered_module
+                paths: dict[str, Path | None] = {**traced_paths}
+                if lowered_module is not None:
+                    paths = paths_of_lowered(lowered_module.graph, traced_paths)
                 key, graph = str(compiled._fx_graph_cache_key), Graph(sites_of(compiled.source_code), paths)
                 # without its cache inductor gives all graphs the same key
                 self._graphs[key] = graph if self._graphs.get(key, graph) == graph else None
@@ -122,21 +122,21 @@ class CompiledGraphs:
         return post_compile
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _collect_errors(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # the program's own compilation must continue
-            self.unread.add(f"{type(error).__name__}: {error}")
+            self.errors.add(f"{type(error).__name__}: {error}")
 
 
-class _Compiling(threading.local):
+class _Compilation(threading.local):
     """The compilation that runs on this thread."""
 
     def __init__(self) -> None:
-        self.traced: dict[str, Path] = {}
+        self.traced_paths: dict[str, Path] = {}
         """Paths of Dynamo's nodes."""
 
-        self.lowered: Any = None
+        self.lowered_module: Any = None
         """The graph that inductor generates code from."""
 
 
@@ -148,13 +148,13 @@ def paths_of(graph: Any) -> dict[str, Path]:
     return {node.name: _path(node.meta.get("nn_module_stack")) for node in graph.nodes if _computes(node)}
 
 
-def paths_of_lowered(graph: Any, traced: Mapping[str, Path]) -> dict[str, Path | None]:
+def paths_of_lowered(graph: Any, traced_paths: Mapping[str, Path]) -> dict[str, Path | None]:
     """Return the layers of the nodes that inductor names.
 
     Args:
-        graph: inductor's graph; it names a node after Dynamo's node that it came from. A node of a backward pass came
-            from none, and has its own name.
-        traced: the layers of Dynamo's nodes, as far as they are known.
+        graph: inductor's graph; a node is named after the Dynamo node that it came from. A node of a backward pass has
+            no such origin, and its own name.
+        traced_paths: the known layers of Dynamo's nodes.
     """
     paths_by_node: dict[str, set[Path | None]] = {}
     for node in graph.nodes:
@@ -163,7 +163,7 @@ def paths_of_lowered(graph: Any, traced: Mapping[str, Path]) -> dict[str, Path |
         origin = node.meta.get("from_node")
         name = str(origin[0].name) if origin else node.name
         stacks = [node.meta[key] for key in ("nn_module_stack", "fwd_nn_module_stack") if key in node.meta]
-        path = traced.get(name) if origin else None
+        path = traced_paths.get(name) if origin else None
         if path is None and stacks:
             path = _path(next(filter(None, stacks), None))
         paths_by_node.setdefault(name, set()).add(path)
@@ -195,7 +195,7 @@ def _relative(location: str) -> str:
 
 _FUNCTION = re.compile(r"^\s*def (call|partition_\d+)\(")
 _SOURCES = re.compile(r"Source Nodes: \[([^\]]*)\]")
-_PART = re.compile(r"\bpartitions\[(\d+)\]\(")
+_PARTITION = re.compile(r"\bpartitions\[(\d+)\]\(")
 _CALLS = (
     (re.compile(r"\b(\w+)\.run\("), "{}"),
     (re.compile(r"\bextern_kernels\.(\w+)\("), "aten::{}"),
@@ -233,7 +233,7 @@ def _sites_in(name: str, functions: Mapping[str, list[str]]) -> Iterator[Site]:
     sources: tuple[str, ...] = ()
     for line in functions.get(name, []):
         is_comment = line.lstrip().startswith("#")
-        partition = _PART.search(line)
+        partition = _PARTITION.search(line)
         if is_comment:
             match = _SOURCES.search(line)
             if match:
@@ -248,8 +248,8 @@ def _sites_in(name: str, functions: Mapping[str, list[str]]) -> Iterator[Site]:
 
 
 def _operator_of(line: str) -> str | None:
-    for pattern, form in _CALLS:
+    for pattern, template in _CALLS:
         match = pattern.search(line)
         if match:
-            return form.format(*match.groups())
+            return template.format(*match.groups())
     return None

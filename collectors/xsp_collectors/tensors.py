@@ -1,4 +1,4 @@
-"""The outside of a call's tensors: shapes, types, bytes. Keeps no reference to a tensor."""
+"""Shapes, types and bytes of the tensors in a call. No reference to a tensor is kept."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sketch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sketch:
 
 
 def sketch_of(value: Any) -> Sketch:
-    """Return shape and type of each tensor in a value; nothing if one has no shape, or raises on being asked."""
+    """Return shape and type of each tensor in a value; an empty list if any shape is missing or cannot be read."""
     try:
         pairs = [(tensor.shape, tensor.dtype) for tensor in _tensors(value, _NESTING)]
         return pairs if all(_has_sizes(shape) for shape, _ in pairs) else []
@@ -63,11 +63,11 @@ class Numbers:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
-        self._next = itertools.count()
+        self._entries: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
+        self._next_number = itertools.count()
 
     def of(self, value: Any) -> tuple[int, ...]:
-        """Return the number of each tensor in a value; nothing if one is of another class, with unknown behaviour."""
+        """Return the number of each tensor in a value; empty if any is of another class, with unknown behaviour."""
         tensors = list(_tensors(value, _NESTING))
         if not all(type(tensor) in (Tensor, Parameter) for tensor in tensors):
             return ()
@@ -78,28 +78,28 @@ class Numbers:
 
     def _number(self, tensor: Tensor) -> int:
         version = -1 if tensor.is_inference() else tensor._version
-        entry = self._known.get(id(tensor))
+        entry = self._entries.get(id(tensor))
         if entry is not None and entry[0]() is tensor and entry[1] == version:
             return entry[2]
-        number = next(self._next)
-        self._known[id(tensor)] = (weakref.ref(tensor), version, number)
+        number = next(self._next_number)
+        self._entries[id(tensor)] = (weakref.ref(tensor), version, number)
         return number
 
     def clear(self) -> None:
         """Forget all tensors, so that those of the next step get new numbers."""
-        self._known.clear()
+        self._entries.clear()
 
 
 def first_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Size | None:
     """Return the shape of the first tensor with a dimension in a call's arguments; None if there is none.
 
-    None also as for `sketch_of`.
+    Also None if a shape is missing or cannot be read, as in `sketch_of`.
     """
     try:
         if args and type(args[0]) is Tensor and (shape := args[0].shape):
             return shape if type(shape[0]) is int else None
-        found = next((tensor.shape for tensor in _tensors((args, kwargs), _NESTING) if tensor.ndim), None)
-        return found if found is not None and _has_sizes(found) else None
+        sizes = next((tensor.shape for tensor in _tensors((args, kwargs), _NESTING) if tensor.ndim), None)
+        return sizes if sizes is not None and _has_sizes(sizes) else None
     except Exception:  # as in `sketch_of`
         return None
 

@@ -19,18 +19,18 @@ class SuppressedWarnings:
 
     def __init__(self) -> None:
         self._level = _find()
-        self._before: int | None = None
+        self._previous: int | None = None
 
     def begin(self) -> None:
         """Suppress log messages below errors."""
         if self._level is not None:
-            self._before = self._level.value
-            self._level.value = max(self._before, _ERROR)
+            self._previous = self._level.value
+            self._level.value = max(self._previous, _ERROR)
 
     def end(self) -> None:
         """Restore the previous level."""
-        if self._level is not None and self._before is not None:
-            self._level.value, self._before = self._before, None
+        if self._level is not None and self._previous is not None:
+            self._level.value, self._previous = self._previous, None
 
 
 def _find() -> ctypes.c_int | None:

@@ -34,9 +34,9 @@ from xsp_collectors.torchlog import SuppressedWarnings
 
 
 class TorchOps(DeviceCollector):
-    """Operators (OP), the layers of operators in compiled code (LAYER), a communication backend's part of collectives.
+    """Operators (OP), layers of operators in compiled code (LAYER), and the backend's part of collectives (LIBRARY).
 
-    If it is the source of device work, also runtime calls (RUNTIME), kernels and copies (KERNEL), in the deeper rungs.
+    If it is the source of device work, also runtime calls (RUNTIME), kernels and copies (KERNEL) in the deeper rungs.
     """
 
     name = "torchops"
@@ -47,12 +47,12 @@ class TorchOps(DeviceCollector):
     def __init__(self) -> None:
         self.on_one_thread = not _ALL_THREADS
         self._profile: autograd_profiler.profile | None = None
-        self._finished: list[_Finished] = []
-        self._on_device = False
+        self._stopped_profiles: list[_StoppedProfile] = []
+        self._records_device = False
         self._counts = collectives.Counts()
         self._graphs = CompiledGraphs()
         self._notes: set[str] = set()
-        self._busy = self._failed = 0
+        self._busy_steps = self._failed_steps = 0
         self._log = SuppressedWarnings()
         self._log_level: str | None = None
 
@@ -62,15 +62,15 @@ class TorchOps(DeviceCollector):
 
     def open(self) -> None:
         """Lower Kineto's log level, because it logs two lines to stderr each time it is switched, and use it once."""
-        kinetouse.let_children_end()
+        kinetouse.let_children_exit()
         self._log_level = os.environ.get(kinetouse.LOG_LEVEL)
         os.environ.setdefault(kinetouse.LOG_LEVEL, "99")
         # Kineto's first use should be in the thread that loaded it, and takes long.
         with kinetouse.without_complaint():
             self.start(Level.OP, describe=False)
             self.stop()
-        self._finished.clear()
-        self._busy = 0
+        self._stopped_profiles.clear()
+        self._busy_steps = 0
         self._graphs.open()
 
     def close(self) -> None:
@@ -81,21 +81,21 @@ class TorchOps(DeviceCollector):
 
     def start(self, rung: Level, describe: bool) -> None:
         """Switch the profiler on, unless the program itself is using it."""
-        if kinetouse.enabled():
-            self._busy += 1
+        if kinetouse.is_enabled():
+            self._busy_steps += 1
             return
         if describe:
             self._log.begin()
         self._counts = collectives.Counts()
         self._counts.begin()
-        self._on_device = self.is_device_source and rung >= Level.RUNTIME and torch.cuda.is_available()
+        self._records_device = self.is_device_source and rung >= Level.RUNTIME and torch.cuda.is_available()
         self._profile = autograd_profiler.profile(
             use_kineto=True,
-            use_device="cuda" if self._on_device else None,
+            use_device="cuda" if self._records_device else None,
             record_shapes=describe,
             profile_memory=describe,
             experimental_config=_config(describe),
-            **({} if self._on_device else _HOST_ONLY),
+            **({} if self._records_device else _HOST_ONLY),
         )
         self._profile.__enter__()
         kinetouse.is_xsp_recording = True
@@ -104,56 +104,56 @@ class TorchOps(DeviceCollector):
         """Switch the profiler off."""
         if self._profile is not None:
             profile, self._profile = self._profile, None
-            stopped = threading.get_native_id(), time.time_ns()
-            if self._on_device:
+            stop_point = threading.get_native_id(), time.time_ns()
+            if self._records_device:
                 try:
                     devices.wait()
                 except Exception:  # the program's own error, which it gets at its next call
-                    self._failed += 1
-                    profile.use_device = None  # else it waits again, and is left before it has stopped to record
+                    self._failed_steps += 1
+                    profile.use_device = None  # else it waits again, raises, and does not stop recording
             profile.__exit__(None, None, None)
             kinetouse.is_xsp_recording = False
             self._log.end()
             self._counts.end()
-            self._finished.append(_Finished(profile, self._counts, self._on_device, *stopped))
+            self._stopped_profiles.append(_StoppedProfile(profile, self._counts, self._records_device, *stop_point))
 
     def spans(self) -> Iterator[Span]:
         """Return operators, runtime calls, device work, and (describing) allocations."""
-        finished, self._finished = self._finished, []
-        for recording in finished:
+        profiles, self._stopped_profiles = self._stopped_profiles, []
+        for recording in profiles:
             profile, counts = recording.profile, recording.counts
             if profile.kineto_results is not None:
                 results = profile.kineto_results
                 tree = getattr(results, "experimental_event_tree", list) if profile.record_shapes else None
                 spans = _spans_of(results.events(), self.name, tree)
                 # without a filter Kineto also records runtime calls along with the operators
-                kept = [
+                requested_spans = [
                     span
                     for span in spans
-                    if span.level < _RUNTIME or (recording.on_device and not recording.is_own(span))
+                    if span.level < _RUNTIME or (recording.has_device_work and not recording.is_own(span))
                 ]
-                labelled = collectives.label(kept, counts)
-                if labelled.note is not None:
-                    self._notes.add(labelled.note)
-                placed = compiledlayers.place(labelled.spans, self._graphs)
-                self._notes.update(placed.notes)
-                yield from placed.spans
+                label_result = collectives.label(requested_spans, counts)
+                if label_result.note is not None:
+                    self._notes.add(label_result.note)
+                placement = compiledlayers.place(label_result.spans, self._graphs)
+                self._notes.update(placement.notes)
+                yield from placement.spans
 
     def notes(self) -> Iterator[str]:
         """Yield sentences on steps in which torch.profiler was in use, and on collectives that were not identified."""
         yield from sorted(self._notes)
-        yield from (f"a compiled graph could not be read: {text}" for text in sorted(self._graphs.unread))
+        yield from (f"a compiled graph could not be read: {text}" for text in sorted(self._graphs.errors))
         self._notes.clear()
-        self._graphs.unread.clear()
-        if self._failed:
-            yield f"{self._failed} steps after which the device had failed, and device work may be missing"
-            self._failed = 0
-        if self._busy:
+        self._graphs.errors.clear()
+        if self._failed_steps:
+            yield f"{self._failed_steps} steps after which the device had failed, and device work may be missing"
+            self._failed_steps = 0
+        if self._busy_steps:
             yield (
-                f"in {self._busy} steps the program itself was using torch.profiler, of which there is one "
+                f"in {self._busy_steps} steps the program itself was using torch.profiler, of which there is one "
                 "per process: those steps have no operators"
             )
-            self._busy = 0
+            self._busy_steps = 0
 
     def probe(self) -> Probe:
         """Return a probe of operators that do next to nothing."""
@@ -166,12 +166,12 @@ class TorchOps(DeviceCollector):
         return Probe(run, spans=500)
 
 
-class _Finished(NamedTuple):
+class _StoppedProfile(NamedTuple):
     """A stopped profile, and the communicators' counters of its step."""
 
     profile: autograd_profiler.profile
     counts: collectives.Counts
-    on_device: bool
+    has_device_work: bool
     stopping_thread: int
     stopped_ns: int
 
@@ -195,10 +195,10 @@ _HOST_ONLY = _host_only()
 
 
 def _config(describe: bool) -> _ExperimentalConfig:
-    """Return the wanted options, as far as this torch has them.
+    """Return the requested options that this torch supports.
 
-    If Kineto records all threads, it records no allocations. So a describing step leaves out the threads that do not
-    inherit the profiler's state, whose operators stay undescribed. It has overloads instead.
+    If Kineto records all threads, it records no allocations. So a describing step omits threads that do not inherit the
+    profiler's state, and their operators stay undescribed. It has overloads instead.
     """
     options: dict[str, Any] = {"profile_all_threads": not describe} if _ALL_THREADS else {}
     if _OVERLOADS:
@@ -206,7 +206,7 @@ def _config(describe: bool) -> _ExperimentalConfig:
     return _ExperimentalConfig(**options)
 
 
-def _knows(option: str) -> bool:
+def _has_option(option: str) -> bool:
     """Return whether this torch has an option."""
     try:
         options: dict[str, Any] = {option: True}
@@ -216,8 +216,8 @@ def _knows(option: str) -> bool:
     return True
 
 
-_ALL_THREADS = _knows("profile_all_threads")
-_OVERLOADS = _knows("capture_overload_names")
+_ALL_THREADS = _has_option("profile_all_threads")
+_OVERLOADS = _has_option("capture_overload_names")
 
 
 def _spans_of(events: list[Any], collector: str, tree: Callable[[], list[Any]] | None = list) -> Iterator[Span]:
@@ -241,7 +241,7 @@ def _spans_of(events: list[Any], collector: str, tree: Callable[[], list[Any]] |
     if tree is None:
         yield from _ops(ops, threads, collector)
         return
-    lists = opinputs.Lists(tree)
+    lists = opinputs.TensorLists(tree)
     for span, event in zip(_ops(ops, threads, collector), ops, strict=True):
         yield _with_inputs(span, event, lists) if event.shapes() else span
 
@@ -250,17 +250,17 @@ class _Threads:
     """The system's thread ids. For the forward op of a backward op, Kineto uses thread numbers of its own."""
 
     def __init__(self, events: list[Any]) -> None:
-        self._known: dict[int, int] = {}
-        self._unread = filter(_on_host, events)  # these have both numbers
+        self._ids: dict[int, int] = {}
+        self._remaining_events = filter(_is_on_host, events)  # these have both numbers
 
     def get(self, number: int) -> int | None:
         """Return the system's id for Kineto's number of a thread; None if no event ran there."""
-        while number not in self._known:
-            event = next(self._unread, None)
+        while number not in self._ids:
+            event = next(self._remaining_events, None)
             if event is None:
                 return None
-            self._known.setdefault(event.start_thread_id(), event.device_resource_id())
-        return self._known[number]
+            self._ids.setdefault(event.start_thread_id(), event.device_resource_id())
+        return self._ids[number]
 
 
 # looking up enum members is expensive for hundreds of events
@@ -277,7 +277,7 @@ _OVERHEADS = frozenset({
 """Kineto's names of the work of CUPTI and the driver themselves."""
 
 
-def _on_host(event: Any) -> bool:
+def _is_on_host(event: Any) -> bool:
     return bool(event.device_type() == _CPU)
 
 
@@ -290,8 +290,8 @@ def _category(event: Any) -> str:
     if name == "[memory]":
         return "cpu_instant_event"
     if getattr(event, "is_user_annotation", bool)():
-        return "user_annotation" if _on_host(event) else "gpu_user_annotation"
-    if _on_host(event):
+        return "user_annotation" if _is_on_host(event) else "gpu_user_annotation"
+    if _is_on_host(event):
         return "overhead" if name in _OVERHEADS else "cuda_runtime" if _RUNTIME_CALL.match(name) else "cpu_op"
     return "gpu_memcpy" if name.startswith(("Memcpy", "Memset")) else "kernel"
 
@@ -299,8 +299,8 @@ def _category(event: Any) -> str:
 def _ops(events: list[Any], threads: _Threads, collector: str, kind: str = Kind.OP.value) -> Iterator[Span]:
     """Return operators, built by column: one event at a time, with fields by name, takes twice as long."""
     names = [event.name() for event in events]
-    forward = [event.fwd_thread_id() for event in events]
-    sequence = [event.sequence_nr() for event in events]
+    forward_threads = [event.fwd_thread_id() for event in events]
+    sequence_numbers = [event.sequence_nr() for event in events]
     constants = Span(level=_OP, kind=kind, collector=collector)._asdict()
     columns: dict[str, Iterable[Any]] = {name: repeat(value, len(events)) for name, value in constants.items()}
     columns |= {
@@ -308,13 +308,13 @@ def _ops(events: list[Any], threads: _Threads, collector: str, kind: str = Kind.
         # RecordScope 1 is BACKWARD_FUNCTION; the engine's own frame around it has the default scope
         "phase": [
             "backward" if number > 0 or event.scope() == 1 or name.startswith("autograd::") else None
-            for event, name, number in zip(events, names, forward, strict=True)
+            for event, name, number in zip(events, names, forward_threads, strict=True)
         ],
         "start_ns": [event.start_ns() for event in events],
         "dur_ns": [event.duration_ns() for event in events],
         "thread": [event.device_resource_id() for event in events],
-        "sequence_nr": [number if number >= 0 else None for number in sequence],
-        "forward_thread": [threads.get(number) if number > 0 else None for number in forward],
+        "sequence_nr": [number if number >= 0 else None for number in sequence_numbers],
+        "forward_thread": [threads.get(number) if number > 0 else None for number in forward_threads],
     }
     if collectives.PARAMETERS in names:
         columns["attributes"] = [
@@ -323,7 +323,7 @@ def _ops(events: list[Any], threads: _Threads, collector: str, kind: str = Kind.
     return map(partial(tuple.__new__, Span), zip(*columns.values(), strict=True))
 
 
-def _with_inputs(span: Span, event: Any, lists: opinputs.Lists) -> Span:
+def _with_inputs(span: Span, event: Any, lists: opinputs.TensorLists) -> Span:
     shapes, dtypes, scalars = opinputs.shapes(event), event.dtypes(), event.concrete_inputs()
     operations, transfer = flops(span.name, shapes, scalars, dtypes), traffic(span.name, shapes, dtypes, scalars)
     return span._replace(
@@ -356,7 +356,7 @@ def _allocation(event: Any, threads: _Threads, collector: str) -> Span | None:
         name="alloc",
         start_ns=event.start_ns(),
         thread=event.device_resource_id() or threads.get(event.start_thread_id()),
-        device=None if _on_host(event) else event.device_index(),
+        device=None if _is_on_host(event) else event.device_index(),
         alloc_bytes=event.nbytes(),
         collector=collector,
     )

@@ -31,7 +31,7 @@ _BACKWARD_BEGINS, _BACKWARD_ENDS, _OPTIMIZER_BEGINS = (Kind.BACKWARD, 0), (Kind.
 _GRADIENTS_END = (Kind.BACKWARD, 2)
 
 
-_PROBED = 40
+_PROBE_STEPS = 40
 
 
 class _Idle(Optimizer):
@@ -55,27 +55,27 @@ class TrainingCalls(Collector):
     levels = (Level.MODEL,)
 
     def __init__(self) -> None:
-        self._on = self._hushed = False
-        self._here = _Thread()
-        self._but: Signal | None = None
-        self._seen_backward = False
+        self._is_on = self._is_muted = False
+        self._thread = _Thread()
+        self._unmuted_signal: Signal | None = None
+        self._has_run_backward = False
         self._rows: list[tuple[Kind, str, int, int, int, str]] = []
         self._running: dict[int, tuple[int, int]] = {}
-        self._undo: list[Callable[[], None]] = []
+        self._undo_steps: list[Callable[[], None]] = []
         self._notes: list[str] = []
 
     def open(self) -> None:
         """Wrap the entry to the autograd engine and register the optimizers' hooks."""
         pre_hook = register_optimizer_step_pre_hook(self._optimizer_begins)
         post_hook = register_optimizer_step_post_hook(self._optimizer_ends)
-        self._undo = [pre_hook.remove, post_hook.remove]
+        self._undo_steps = [pre_hook.remove, post_hook.remove]
         original = getattr(torch.autograd, _ENGINE, None)
         if original is None:
             self._notes.append("xsp knows no entry to the autograd engine of this version of torch: no backward spans")
             return
         wrapper = self._wrap_engine(original)
         setattr(torch.autograd, _ENGINE, wrapper)
-        self._undo.append(lambda: self._unwrap_engine(wrapper, original))
+        self._undo_steps.append(lambda: self._unwrap_engine(wrapper, original))
 
     def _unwrap_engine(self, wrapper: Callable[..., Any], original: Callable[..., Any]) -> None:
         if getattr(torch.autograd, _ENGINE, None) is wrapper:  # else the program has replaced it
@@ -83,21 +83,21 @@ class TrainingCalls(Collector):
 
     def close(self) -> None:
         """Undo what `open` did."""
-        while self._undo:
-            self._undo.pop()()
+        while self._undo_steps:
+            self._undo_steps.pop()()
 
     def start(self, rung: Level, describe: bool) -> None:
         """Start recording."""
         self._running.clear()
-        self._on = True
+        self._is_on = True
 
     def stop(self) -> None:
         """Stop recording."""
-        self._on = False
+        self._is_on = False
 
     def mute(self, quiet: bool, but: Signal | None = None) -> None:
         """Ignore backward passes and optimizer steps, or signal only their ends."""
-        self._hushed, self._but = quiet, but
+        self._is_muted, self._unmuted_signal = quiet, but
 
     def spans(self) -> Iterator[Span]:
         """Return one span per backward pass and per optimizer step; an optimizer step that raised has none."""
@@ -122,7 +122,7 @@ class TrainingCalls(Collector):
 
     def probe(self) -> Probe | None:
         """Return a probe of backward passes and optimizer steps that do next to nothing; None as for `outer_probe`."""
-        return self._probe(_PROBED)
+        return self._probe(_PROBE_STEPS)
 
     def outer_probe(self) -> Probe | None:
         """Return a probe of one backward pass and one optimizer step that do next to nothing.
@@ -133,7 +133,7 @@ class TrainingCalls(Collector):
         return self._probe(1)
 
     def _probe(self, times: int) -> Probe | None:
-        if not self._seen_backward or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+        if not self._has_run_backward or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
             return None
         with torch.inference_mode(False):
             weight = torch.zeros(1, device="cpu", dtype=torch.float32, requires_grad=True)
@@ -153,18 +153,21 @@ class TrainingCalls(Collector):
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return original(*args, **kwargs)
-            ends = _BACKWARD_ENDS if kwargs.get("accumulate_grad", True) else _GRADIENTS_END
-            if self._lets_pass(_BACKWARD_BEGINS, _BACKWARD_BEGINS) and self._but is not Signal.BACKWARD_END:
+            end_word = _BACKWARD_ENDS if kwargs.get("accumulate_grad", True) else _GRADIENTS_END
+            if (
+                self._belongs_to_stretch(_BACKWARD_BEGINS, _BACKWARD_BEGINS)
+                and self._unmuted_signal is not Signal.BACKWARD_END
+            ):
                 try:
                     return original(*args, **kwargs)
                 finally:
-                    self._note(ends)
-            return recorded(ends, *args, **kwargs)
+                    self._note(end_word)
+            return record_backward(end_word, *args, **kwargs)
 
-        def recorded(ends: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
-            if not self._hushed:  # else the start is noted already
+        def record_backward(end_word: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
+            if not self._is_muted:  # else the start was noted already
                 self._note(_BACKWARD_BEGINS)
-            self._seen_backward = True
+            self._has_run_backward = True
             start, status = monotonic_ns(), "ok"
             try:
                 return original(*args, **kwargs)
@@ -172,39 +175,39 @@ class TrainingCalls(Collector):
                 status = f"error:{type(error).__name__}"
                 raise
             finally:
-                if self._on:
-                    thread = self._here.id
+                if self._is_on:
+                    thread = self._thread.id
                     self._rows.append((Kind.BACKWARD, "backward", thread, start, monotonic_ns(), status))
-                self._note(ends)
+                self._note(end_word)
                 self.notify(Signal.BACKWARD_END, None)
 
         return run_backward
 
     def _note(self, word: tuple[Any, ...]) -> None:
         outline = self.outline
-        if outline is not None and outline.thread in (None, self._here.id):
+        if outline is not None and outline.thread in (None, self._thread.id):
             outline.append(word)
 
-    def _lets_pass(self, word: tuple[Any, ...], noted: tuple[Any, ...]) -> bool:
+    def _belongs_to_stretch(self, word: tuple[Any, ...], noted_word: tuple[Any, ...]) -> bool:
         """Return whether a beginning pass or step belongs to the current stretch of steps, and note it if so.
 
         If it does not belong to the stretch, it is signalled, which ends the stretch.
 
         Args:
             word: its word in `Outline.usual`.
-            noted: the word that is noted.
+            noted_word: the word that is noted.
         """
-        if not self._hushed:
+        if not self._is_muted:
             return False
         outline = self.outline
         if outline is None:
             return True
-        if outline.thread not in (None, self._here.id):
+        if outline.thread not in (None, self._thread.id):
             return True  # work of another thread
         if outline.usual is not None and word not in outline.usual:
             self.notify(Signal.UNUSUAL, None)
             return False
-        outline.append(noted)
+        outline.append(noted_word)
         return True
 
     def _word(self, optimizer: Optimizer) -> tuple[Any, ...]:
@@ -213,20 +216,20 @@ class TrainingCalls(Collector):
         return _OPTIMIZER, number, type(optimizer)
 
     def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:
-        if self._lets_pass(self._word(optimizer), _OPTIMIZER_BEGINS):
+        if self._belongs_to_stretch(self._word(optimizer), _OPTIMIZER_BEGINS):
             return
         self.notify(Signal.OPTIMIZER_BEGIN, optimizer)  # signalled first, because it may open a step
         self._note(_OPTIMIZER_BEGINS)
-        self._running[id(optimizer)] = (self._here.id, monotonic_ns())
+        self._running[id(optimizer)] = (self._thread.id, monotonic_ns())
 
     def _optimizer_ends(self, optimizer: Optimizer, *_: Any) -> None:
         self._note(self._word(optimizer))
-        if self._hushed:
-            if self._but is Signal.OPTIMIZER_END:
+        if self._is_muted:
+            if self._unmuted_signal is Signal.OPTIMIZER_END:
                 self.notify(Signal.OPTIMIZER_END, optimizer)
             return
         thread, start = self._running.pop(id(optimizer), (None, None))
-        if self._on and thread is not None and start is not None:
+        if self._is_on and thread is not None and start is not None:
             name = type(optimizer).__name__
             self._rows.append((Kind.OPTIMIZER, name, thread, start, monotonic_ns(), "ok"))
         self.notify(Signal.OPTIMIZER_END, optimizer)

@@ -264,7 +264,7 @@ def test_what_passes_by_a_hushed_collector_is_measured_with_calls_of_its_own():
         cost = cost_per_span(collector)
         assert cost.keys() == {"ns_per_span", "level", "rounds", "sweep_ns", *passing}
         assert (cost["level"], min(cost.values()) >= 0, cost["sweep_ns"] > 0) == (level, True, True)
-        assert not passing & cost_per_span(collector, passed=False).keys()
+        assert not passing & cost_per_span(collector, with_passing=False).keys()
     assert calls.outline is training.outline is None
 
 

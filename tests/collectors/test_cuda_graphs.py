@@ -48,7 +48,7 @@ def tell(captures: Captures, cupti: Cupti, number: int, node: int, original: int
     graph, resource = cupti.GraphData(), cupti.ResourceData()
     graph.node, graph.original_node = node, original
     resource.resource_descriptor = int(graph.ptr)
-    captures.hear(None, 3, number, resource)
+    captures.on_callback(None, 3, number, resource)
 
 
 class Making(torch.nn.Module):
@@ -82,8 +82,8 @@ def test_a_binding_that_cannot_tell_of_nodes_is_not_listened_to_and_errors_stay_
     assert not Captures().listen(SimpleNamespace(), subscriber=1)
     captures = Captures()
     captures.listen(cupti, subscriber=1)
-    captures.hear(None, 3, CREATED, "no data at all")
-    assert captures.unread == 1
+    captures.on_callback(None, 3, CREATED, "no data at all")
+    assert captures.unreadable == 1
 
 
 # --- replays ----------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_layers_of_a_replay_last_as_long_as_their_kernels_and_hang_under_the_rep
 
 
 def test_replayed_work_whose_capture_was_not_seen_is_counted():
-    assert place(spans(REPLAY), Captures()).unknown == 3
+    assert place(spans(REPLAY), Captures()).unknown_count == 3
 
 
 @pytest.mark.gpu

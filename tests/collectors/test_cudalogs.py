@@ -17,7 +17,7 @@ from xsp_collectors.cuda.loggers import LibraryLogs  # noqa: E402
 
 
 def loaded(kind: Any) -> Any:
-    library = kind.loaded()
+    library = kind.find_loaded()
     if library is None:
         pytest.skip(f"{kind.library} is not part of this torch")
     return library

@@ -53,7 +53,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeCupti:
     monkeypatch.setattr(cupti, "_cuda_is_in_use", lambda: True)
     monkeypatch.setattr(cupti, "_wait_for_devices", lambda: None)
     monkeypatch.setattr(cuptitrial, "_small_kernel", fake.gemm)
-    monkeypatch.setattr(libcupti, "reason_against", lambda parts: None)
+    monkeypatch.setattr(libcupti, "incompatibility", lambda parts: None)
     monkeypatch.setattr(hostclock.HostClock, "install", lambda self: True)
     monkeypatch.setitem(sys.modules, "cupti.cupti", fake)
     return fake
@@ -134,7 +134,7 @@ def test_beside_a_kineto_that_keeps_its_subscription_records_are_taken_without_o
         return True
 
     monkeypatch.setattr(kinetouse, "use_once", use)
-    monkeypatch.setattr(claim, "_names_of_kineto", {None})
+    monkeypatch.setattr(claim, "_kineto_names", {None})
     assert run(tmp_path / "run", kernels="cupti")["kernels"]["source"] == "cupti"
     kernels = xsp.load(tmp_path / "run").sql("SELECT name FROM spans WHERE kind = 'kernel'").fetchall()
     assert set(kernels) == {("gemm(float*, float*, int)",)}
@@ -145,7 +145,7 @@ def test_what_it_launches_before_a_step_and_waits_for_after_it_is_not_the_progra
     thread = threading.get_native_id()
     collector = CuptiActivities()
     collector._names = type(collector._names)(FakeCupti())
-    collector._threads.are_native = True
+    collector._threads.has_native_ids = True
     collector._begun_ns, collector._stopped_ns = 20_000, 90_000
     collector._starting_thread = collector._stopping_thread = thread
     made = []
@@ -280,13 +280,13 @@ def test_the_libraries_are_asked_to_name_their_calls_and_the_environment_is_rest
     monkeypatch.delenv(injection.INJECTION, raising=False)
     monkeypatch.setenv("CUBLAS_NVTX_LEVEL", "2")
     asked = injection.Injection(tmp_path / "libcupti.so.13")
-    asked.install(too_late=False)
+    asked.install(is_too_late=False)
     assert os.environ[injection.INJECTION] == str(tmp_path / "libcupti.so.13")
     assert (os.environ["CUBLAS_NVTX_LEVEL"], os.environ["CUDNN_NVTX_LEVEL"]) == ("2", "1")
     asked.remove()
     assert (injection.INJECTION in os.environ, os.environ["CUBLAS_NVTX_LEVEL"]) == (False, "2")
     late = injection.Injection(tmp_path / "libcupti.so.13")
-    late.install(too_late=True)
+    late.install(is_too_late=True)
     assert "CUDA was in use before the profile began" in next(late.notes(calls=0, kernels=3))
 
 
@@ -324,7 +324,7 @@ def test_without_a_driver_it_says_so_and_a_run_that_asks_for_it_does_not_begin(t
     ],
 )
 def test_parts_that_do_not_go_together_are_named(parts, said):
-    assert said in (libcupti.reason_against(libcupti.Parts(*parts)) or "")
+    assert said in (libcupti.incompatibility(libcupti.Parts(*parts)) or "")
 
 
 def test_a_toolkit_whose_library_is_named_by_the_year_has_the_version_of_its_release(tmp_path):
@@ -336,7 +336,7 @@ def test_a_toolkit_whose_library_is_named_by_the_year_has_the_version_of_its_rel
     (folder / "libcupti.so.12").symlink_to(library.name)
     assert libcupti._library_version(library) == libcupti._library_version(folder / "libcupti.so.12") == (12,)
     parts = libcupti.Parts((13, 0), library, (12,), (12, 8, 0))
-    assert (libcupti.reason_against(parts), libcupti.mismatch(parts)) == (None, None)
+    assert (libcupti.incompatibility(parts), libcupti.mismatch(parts)) == (None, None)
     (tmp_path / "version.json").write_text('{"cuda_cupti": {"version": "12.8.90"}}')
     assert libcupti._library_version(library) == (12, 8, 90)
     (tmp_path / "version.json").write_text("[")
@@ -352,7 +352,7 @@ def test_a_library_in_any_folder_named_nvidia_is_not_of_nvidias_wheel(tmp_path):
 
 def test_a_minor_version_apart_is_said_and_left_to_the_trial():
     apart = libcupti.Parts((13, 2), Path("x"), (13, 2, 86), (13, 0, 1))
-    assert libcupti.reason_against(apart) is None
+    assert libcupti.incompatibility(apart) is None
     assert libcupti.mismatch(apart) == "cupti-python 13.0.1 reads the records of libcupti 13.2.86; a trial decides"
 
 

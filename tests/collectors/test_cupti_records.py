@@ -206,8 +206,8 @@ def test_threads_are_the_operating_systems_also_where_records_name_them_as_posix
     numbers = ThreadNumbers()
     assert [numbers(number) for number in (here, posix, 2**22 + 7, None)] == [here, here, 2**22 + 7, None]
     numbers = ThreadNumbers()
-    numbers.are_native = False
-    assert (numbers(posix), numbers(2**22 + 7), numbers.unknown) == (here, None, 1)
+    numbers.has_native_ids = False
+    assert (numbers(posix), numbers(2**22 + 7), numbers.unknown_count) == (here, None, 1)
 
 
 # --- records in arrays of NumPy, as cupti-python 13.0 has them ------------------------------------------------
@@ -244,7 +244,12 @@ def test_records_in_arrays_are_unpacked_with_their_texts_and_what_they_do_not_ha
     records = Records()
     records.complete([kernel_in, marker, InArray([("kind", "<i4")], kind=48)])
     (first, row), (second, other) = records.take()
-    assert (first, second, records.unread, records.other) == (Activity.CONCURRENT_KERNEL, Activity.MARKER, 0, 1)
+    assert (first, second, records.unreadable, records.unrequested) == (
+        Activity.CONCURRENT_KERNEL,
+        Activity.MARKER,
+        0,
+        1,
+    )
     assert (row.start, row.end, row.stream_id, row.correlation_id, row.grid_x, row.name) == (5, 9, 7, 3, 4, "relu")
     assert (row.registers_per_thread, row.graph_node_id) == (None, None)
     assert (other.id, other.flags_, other.object_id_pt_thread_id, other.name) == (1, 4, 77, None)

@@ -162,7 +162,7 @@ def test_a_device_that_failed_does_not_keep_torch_profiler_from_stopping(monkeyp
     collector.start(Level.OP, describe=False)  # what stops the counters expects that they were started
     collector.stop()
     list(collector.spans())
-    collector._profile, collector._on_device = profile, True
+    collector._profile, collector._records_device = profile, True
     monkeypatch.setattr(devices, "wait", fail)
     collector.stop()
     assert (profile.stopped, list(collector.spans())) == (True, [])

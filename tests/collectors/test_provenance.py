@@ -21,7 +21,7 @@ from xsp.correlate.evidence import correlate  # noqa: E402
 from xsp.schema import Span  # noqa: E402
 from xsp.testing import spans  # noqa: E402
 from xsp_collectors.compiledlayers import place  # noqa: E402
-from xsp_collectors.layercalls import Layer, Path, common  # noqa: E402
+from xsp_collectors.layercalls import Layer, Path, common_prefix  # noqa: E402
 from xsp_collectors.provenance import CompiledGraphs, Graph, Site, paths_of_lowered, sites_of  # noqa: E402
 
 needs_a_compiler = pytest.mark.skipif(
@@ -107,8 +107,8 @@ def test_triton_code_names_the_layers_of_each_kernel(monkeypatch):
     written: list[Graph] = []
 
     def keep(code: str) -> None:
-        lowered = graphs._now.lowered
-        written.append(Graph(sites_of(code), paths_of_lowered(lowered.graph, graphs._now.traced)))
+        lowered = graphs._current.lowered_module
+        written.append(Graph(sites_of(code), paths_of_lowered(lowered.graph, graphs._current.traced_paths)))
         raise RuntimeError("this is as far as it can go without a GPU")
 
     monkeypatch.setattr(GraphLowering, "save_output_code", staticmethod(keep))
@@ -122,7 +122,7 @@ def test_triton_code_names_the_layers_of_each_kernel(monkeypatch):
         graphs.close()
     (graph,) = written
     told = [
-        [each.name for each in common([graph.paths[name] or () for name in site.sources])]
+        [each.name for each in common_prefix([graph.paths[name] or () for name in site.sources])]
         for site in graph.sites
         if site.operator.startswith("triton_")
     ]
@@ -194,7 +194,7 @@ def test_a_graph_that_cannot_be_read_is_compiled_all_the_same_and_said(monkeypat
     wrapper = torch._TorchCompileInductorWrapper("default", None, None)
     assert wrapper("no graph at all", []) == "compiled"
     graphs.close()
-    assert graphs.unread == {"AttributeError: 'str' object has no attribute 'graph'"}
+    assert graphs.errors == {"AttributeError: 'str' object has no attribute 'graph'"}
 
 
 @pytest.mark.gpu

@@ -214,7 +214,7 @@ def test_counters_without_kernels_of_one_run_are_refused(
 
 def test_one_step_describes_and_the_others_are_bare() -> None:
     schedule = DescribeOnce(parse_levels("M/L/G"), warmup=2)
-    assert [schedule.next().kept for _ in range(8)] == [False, False, False, True, False, False, False, False]
+    assert [schedule.next().is_kept for _ in range(8)] == [False, False, False, True, False, False, False, False]
 
 
 # --- the marks ----------------------------------------------------------------------------------------

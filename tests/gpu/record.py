@@ -112,7 +112,7 @@ def main(out: Path) -> int:
     """Record everything that can be had; return 1 if something could not."""
     faulthandler.dump_traceback_later(45, repeat=True)  # where it hangs, if it does
     failures: dict[str, str] = {}
-    models.before_the_first_use_of_libraries("auto")
+    models.set_library_variables("auto")
 
     def attempt(name: str, record: Callable[[], object]) -> None:
         try:

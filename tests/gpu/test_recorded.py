@@ -45,7 +45,7 @@ def replayed(step: str) -> tuple[list[Span], list[str]]:
     """Give a step's records to a collector, as CUPTI does; return its spans and notes."""
     content = json.loads((RECORDED / "records" / f"{step}.json").read_text(encoding="utf-8"))
     collector = CuptiActivities()
-    collector._threads.are_native = True
+    collector._threads.has_native_ids = True
     rows = [record(kind, content["fields"][name], values) for kind, name, *values in content["rows"]]
     # the step began after the collector's own launch, and ended before the collector's own wait
     [first] = [row.correlation_id for row in rows if "spin_kernel" in (getattr(row, "name", None) or "")]

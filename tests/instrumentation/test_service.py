@@ -31,7 +31,7 @@ from torch import nn
 import xsp
 from xsp.errors import PluginError, UsageError
 from xsp.instrumentation.provider import Handover
-from xsp.instrumentation.worker import CallRequest, Recorded, _Sending, spans_of
+from xsp.instrumentation.worker import CallRequest, RecordedCalls, _Sender, spans_of
 from xsp.testing import spans
 
 HALF = 1 << 63
@@ -269,7 +269,7 @@ def test_device_work_belongs_to_the_call_that_launched_it() -> None:
         primitive matmul 28-29
     """)
     call = CallRequest(0, f"{5:032x}", f"{1:016x}", rung=70, collectors=[], otlp=None, resource={})
-    ((own, strangers, ambiguous),) = spans_of(Recorded(1, [call], [tuple(row) for row in rows]))
+    ((own, strangers, ambiguous),) = spans_of(RecordedCalls(1, [call], [tuple(row) for row in rows]))
     parents = {row.name: next((p.name for p in own if p.span_id == row.parent_id), row.parent_id) for row in own}
     assert parents == {"net": f"{1:016x}", "aten::relu": "net", "cudaLaunchKernel": "aten::relu", "relu": "aten::relu"}
     assert {row.layer_index for row in own if row.kind == "module"} == {0}
@@ -282,8 +282,8 @@ def test_a_call_of_very_many_spans_is_sent_as_an_overview_and_details(tmp_path: 
     pytest.importorskip("grpc")
     rows = [*spans("forward Net 0-60000"), *spans("\n".join(f"op aten::relu {n}-{n + 1}" for n in range(12_000)))]
     call = CallRequest(0, f"{5:032x}", f"{1:016x}", rung=40, collectors=[], otlp=None, resource={})
-    ((own, strangers, _),) = spans_of(Recorded(1, [call], [tuple(row) for row in rows]))
-    sending = _Sending(str(tmp_path / "spans.jsonl"), {"service.name": "shop"})
+    ((own, strangers, _),) = spans_of(RecordedCalls(1, [call], [tuple(row) for row in rows]))
+    sending = _Sender(str(tmp_path / "spans.jsonl"), {"service.name": "shop"})
     sent, problem = sending(own)
     sending._exporter.close()
     assert (sent > 12_000, strangers, problem) == (True, 0, None)
@@ -424,13 +424,13 @@ def test_a_process_that_ends_without_closing_delivers_what_it_recorded() -> None
 def test_the_services_threads_wait_less_for_the_interpreter_while_ours_compute() -> None:
     usual = sys.getswitchinterval()
     handover = Handover()
-    with handover.yielding():
-        with handover.yielding():
+    with handover.short_switch_interval():
+        with handover.short_switch_interval():
             assert sys.getswitchinterval() < usual
         assert sys.getswitchinterval() < usual, "another thread of ours still computes"
     assert sys.getswitchinterval() == usual
     try:
-        with handover.yielding():
+        with handover.short_switch_interval():
             sys.setswitchinterval(0.003)
         assert sys.getswitchinterval() == pytest.approx(0.003), "what the service sets meanwhile stays"
     finally:
@@ -440,7 +440,7 @@ def test_the_services_threads_wait_less_for_the_interpreter_while_ours_compute()
 def test_a_forked_child_has_the_services_own_switch_interval() -> None:
     usual = sys.getswitchinterval()
     handover = Handover()
-    with handover.yielding():
+    with handover.short_switch_interval():
         handover.forget()
         assert sys.getswitchinterval() == usual
     assert sys.getswitchinterval() == usual

@@ -21,7 +21,7 @@ from torch import nn
 
 import xsp
 from xsp.instrumentation import instrument as service_module
-from xsp.instrumentation.worker import CallRequest, Recorded, spans_of
+from xsp.instrumentation.worker import CallRequest, RecordedCalls, spans_of
 from xsp.testing import spans
 
 
@@ -160,7 +160,7 @@ def test_a_model_that_is_replaced_is_not_kept_alive_and_its_successor_is_instrum
     assert gone() is None
     assert [handle.counts[:3] for handle in handles] == [(1, 1, 1)] * 3
     assert service_module._active is not None
-    assert service_module._active._models.own == {}
+    assert service_module._active._models.by_id == {}
     for handle in handles:
         handle.close()
 
@@ -304,7 +304,7 @@ def test_work_that_tells_no_thread_is_of_a_call_only_if_it_cannot_be_anothers() 
         CallRequest(row, f"{5 + row:032x}", f"{1 + row:016x}", rung=70, collectors=[], otlp=None, resource={})
         for row in (0, 3)
     ]
-    first, second = spans_of(Recorded(1, calls, [tuple(row) for row in rows]))
+    first, second = spans_of(RecordedCalls(1, calls, [tuple(row) for row in rows]))
     assert [span.name for span in first.spans] == ["net", "aten::relu"]
     assert [span.name for span in second.spans] == ["net", "aten::tanh", "certain"]
     assert {span.trace_id for span in second.spans} == {f"{8:032x}"}

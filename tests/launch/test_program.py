@@ -18,7 +18,7 @@ from xsp.cli import main
 from xsp.errors import UsageError
 from xsp.launch import program, ranks
 from xsp.launch import run as launched
-from xsp.launch.program import OtherInterpreter, Program, read
+from xsp.launch.program import OtherInterpreter, Program, parse_program
 from xsp.launch.run import Launch
 from xsp.record.settings import Settings
 
@@ -198,10 +198,10 @@ def test_a_command_of_this_environment_is_the_script_that_it_is(
     for interpreter in (sys.executable, f"/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''"):
         command.write_text(f"#!{interpreter}\n{PROGRAM}")
         command.chmod(stat.S_IRWXU)
-        assert read(["trains", "-x"]) == Program(str(command), ("-x",))
+        assert parse_program(["trains", "-x"]) == Program(str(command), ("-x",))
     command.write_text("#!/other/python\n")
     with pytest.raises(UsageError, match="runs in /other/python"):
-        read(["trains"])
+        parse_program(["trains"])
 
 
 @pytest.mark.parametrize(
@@ -226,13 +226,13 @@ def test_an_interpreter_without_xsp_is_said_and_another_with_it_is_taken(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(place)
-    assert read([sys.executable, "train.py"]) == Program("train.py")
+    assert parse_program([sys.executable, "train.py"]) == Program("train.py")
     fake = tmp_path / "python3"
     monkeypatch.setenv("PATH", str(tmp_path))
     for has, found in ((False, Program("train.py")), (True, OtherInterpreter(str(fake), (), Program("train.py")))):
         fake.write_text(f"#!/bin/sh\necho /other\necho {has}\n")
         fake.chmod(stat.S_IRWXU)
-        assert read(["python3", "train.py"]) == found
+        assert parse_program(["python3", "train.py"]) == found
     said = capsys.readouterr().err
     assert said == f"xsp: {fake} has no xsp: the program runs in {sys.executable}\n"
 
@@ -240,9 +240,9 @@ def test_an_interpreter_without_xsp_is_said_and_another_with_it_is_taken(
 def test_a_long_option_of_python_takes_its_value(place: Path) -> None:
     option = ("--check-hash-based-pycs", "always")
     script = Program(str(place / "train.py"), ("--lr", "1"))
-    assert read([sys.executable, *option, *script.words]) == OtherInterpreter(sys.executable, option, script)
+    assert parse_program([sys.executable, *option, *script.words]) == OtherInterpreter(sys.executable, option, script)
     joined = ("--check-hash-based-pycs=always",)
-    assert read([sys.executable, *joined, *script.words]) == OtherInterpreter(sys.executable, joined, script)
+    assert parse_program([sys.executable, *joined, *script.words]) == OtherInterpreter(sys.executable, joined, script)
 
 
 def test_a_directory_that_is_named_by_dots_has_the_name_that_it_has(
@@ -252,12 +252,12 @@ def test_a_directory_that_is_named_by_dots_has_the_name_that_it_has(
     monkeypatch.chdir(tmp_path / "app" / "sub")
     assert [Program(each).name for each in (".", "..", "../sub/..", "../x.py")] == ["sub", "app", "app", "x"]
     how = Launch(Program(".", ("--lr", "1")), Settings())
-    assert launched._typed(how) == ("run", ".", "--lr", "1")
+    assert launched._typed_command(how) == ("run", ".", "--lr", "1")
 
 
 def test_a_name_that_no_file_can_have_is_refused_as_a_file_that_is_not_there() -> None:
     with pytest.raises(UsageError, match="cannot be read"):
-        read(["x" * 5000])
+        parse_program(["x" * 5000])
 
 
 def test_a_launcher_that_cannot_be_imported_is_refused_in_one_line(

@@ -108,15 +108,15 @@ def test_static_and_class_methods_stay_what_they_are_when_their_calls_are_steps(
 )
 def test_what_can_be_no_step_is_refused(loop: str, name: str, says: str) -> None:
     session: Any = _Session()
-    with pytest.raises(UsageError, match=says), script.stepping(session, name.format(loop)):
+    with pytest.raises(UsageError, match=says), script.function_steps(session, name.format(loop)):
         pass
     assert not hasattr(builtins, script._STEP)
 
 
 def test_a_generator_of_the_script_is_refused_and_a_function_around_one_is_not() -> None:
     with pytest.raises(UsageError, match="--step f: it is a generator or a coroutine"):
-        script._compiled("def f():\n    for x in y:\n        z = yield x\n", "f.py", "f.py", "f")
-    script._compiled("def f():\n    def g():\n        yield 1\n    return list(g())\n", "f.py", "f.py", "f")
+        script._compile_code("def f():\n    for x in y:\n        z = yield x\n", "f.py", "f.py", "f")
+    script._compile_code("def f():\n    def g():\n        yield 1\n    return list(g())\n", "f.py", "f.py", "f")
 
 
 AT_EXIT = """
@@ -211,7 +211,7 @@ def test_a_run_in_parts_is_not_run_again_to_find_parents(capsys: pytest.CaptureF
 def test_the_command_that_is_named_after_an_interrupt_takes_a_path_with_blanks(tmp_path: Path) -> None:
     (tmp_path / "my run" / "steps").mkdir(parents=True)
     (tmp_path / "my run" / "steps" / "000001.parquet").touch()
-    assert children._where(tmp_path / "my run").endswith(f": `xsp report '{tmp_path}/my run'`")
+    assert children._interrupt_message(tmp_path / "my run").endswith(f": `xsp report '{tmp_path}/my run'`")
 
 
 def test_a_job_whose_own_span_cannot_be_delivered_ends_as_it_would_have(

@@ -71,10 +71,10 @@ def kinds_of(trace: xsp.Trace) -> Counter[str]:
 def test_a_program_that_only_predicts_does_not_fill_the_memory() -> None:
     order, net = Order(Subjects()), torch.nn.Linear(2, 2)
     for _ in range(1000):
-        order.called(net, trains=False)
-    assert len(order._before) == LONGEST_PREFIX + 1
-    assert not order.leads(net)
-    assert order.misleads(net)
+        order.on_call(net, trains=False)
+    assert len(order._calls_before) == LONGEST_PREFIX + 1
+    assert not order.begins_prefix(net)
+    assert order.contradicts_prefix(net)
 
 
 @pytest.mark.parametrize("of", ["plain", "with_criterion"])

@@ -22,7 +22,7 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Between]:
     """Return what follows lines, also under coverage or a debugger."""
     before = sys.gettrace()
     sys.settrace(None)
-    monkeypatch.setattr(between, "_OWN", "/nowhere")
+    monkeypatch.setattr(between, "_OWN_MODULES", "/nowhere")
     yield Between()
     sys.settrace(before)
 
@@ -146,7 +146,7 @@ def test_waiting_for_data_is_not_the_line_s(followed: Between) -> None:
     def waits() -> None:
         began_ns = time.perf_counter_ns()
         slow(0.05)
-        followed.leave_out(time.perf_counter_ns() - began_ns)
+        followed.exclude(time.perf_counter_ns() - began_ns)
 
     followed.begin()
     waits()
@@ -248,17 +248,18 @@ def test_a_forked_child_follows_nothing(followed: Between) -> None:
     ],
 )  # fmt: skip
 def test_the_names_of_a_line_are_those_that_it_calls_and_none_of_its_literals(text: str, names: str) -> None:
-    assert between._calls(text) == names
+    assert between._called_names(text) == names
 
 
 def test_files_are_named_without_the_directories_of_a_person(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    assert between._shown(str(tmp_path / "models" / "train.py")) == "models/train.py"
-    assert between._shown("/home/someone/else/train.py") == "train.py"
+    assert between._display_path(str(tmp_path / "models" / "train.py")) == "models/train.py"
+    assert between._display_path("/home/someone/else/train.py") == "train.py"
     assert (
-        between._shown("/home/someone/lib/python3.11/site-packages/lightning/loops/fit.py") == "lightning/loops/fit.py"
+        between._display_path("/home/someone/lib/python3.11/site-packages/lightning/loops/fit.py")
+        == "lightning/loops/fit.py"
     )
-    assert between._shown("<ipython-input-3>") == "<ipython-input-3>"
+    assert between._display_path("<ipython-input-3>") == "<ipython-input-3>"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from xsp.health import health
 from xsp.health.finding import Severity
 from xsp.levels import parse_levels, rung_name
 from xsp.record import budget, overhead
-from xsp.record.budget import UNASKED, Budgeted
+from xsp.record.budget import USE_DEFAULT, Budgeted
 from xsp.record.overhead import Account
 from xsp.record.schedule import FIRST, SETTLE, Turn
 from xsp.schema import Level
@@ -70,9 +70,9 @@ def test_a_budget_records_nothing_while_a_step_is_stored_and_waits_for_none(stil
         for _ in range(steps):
             taken.append(schedule.next())
             account.add(taken[-1], 10 * MS, 0, NOW)
-            schedule.ended(taken[-1], 0, 10 * MS)
+            schedule.count_step(taken[-1], 0, 10 * MS)
             if schedule.is_storing:
-                schedule.paused()
+                schedule.restart_settling()
         return taken
 
     assert any(turn.timed for turn in run(100))
@@ -102,12 +102,12 @@ def test_a_rung_that_is_too_dear_is_left_out_after_its_trial(still: None) -> Non
     assert sum(turn.rung is Level.KERNEL for turn in turns) == 1
     assert account.content()["overhead_percent"] <= 1.0
     schedule = budget.Budgeted(0.01, account, parse_levels("M/L/G"))
-    assert schedule.left_out() == {"M/L/G": pytest.approx(5000, rel=0.02)}
+    assert schedule.excluded_rungs() == {"M/L/G": pytest.approx(5000, rel=0.02)}
 
 
 def test_no_more_often_than_every_allows(still: None) -> None:
     _, turns = simulated(0.5, CHEAP, 2000, every=50)
-    places = [place for place, turn in enumerate(turns) if not turn.bare]
+    places = [place for place, turn in enumerate(turns) if not turn.is_bare]
     assert len(places) >= 35
     assert min(later - place for place, later in pairwise(places)) == 50
 
@@ -150,7 +150,7 @@ def _taken(trace: xsp.Trace) -> dict[str, int]:
 
 @pytest.mark.slow
 def test_a_budget_that_nobody_asked_for_lets_a_short_program_have_its_first_steps(tmp_path) -> None:
-    train(torch.nn.Linear(256, 16), 500, out=tmp_path / "run", budget=UNASKED)
+    train(torch.nn.Linear(256, 16), 500, out=tmp_path / "run", budget=USE_DEFAULT)
     trace = xsp.load(tmp_path / "run")
     taken = {rung.level: rung.steps for rung in trace.rungs if rung.level > 10}
     assert set(taken) == {20, 30, 40, 70}
@@ -164,24 +164,24 @@ def test_what_was_earned_is_kept_for_a_rare_kind_that_is_behind(still: None) -> 
     timed = Counter()
     for kind in ([1] + [0] * 30) * 60:
         turn = schedule.next(kind)
-        cost = 0 if turn.bare else 20 * MS
+        cost = 0 if turn.is_bare else 20 * MS
         account.add(turn, 10 * MS, cost, NOW)
-        schedule.ended(turn, kind, 10 * MS)
+        schedule.count_step(turn, kind, 10 * MS)
         timed[kind] += turn.timed
     assert timed[1] >= 0.5 * timed[0] > 0
 
 
 def test_steps_that_turn_out_to_be_of_another_kind_are_not_given_away_for_ever(still: None) -> None:
     account = Account()
-    schedule = Budgeted(0.1, account, [Level.MODEL], warmup=0, spread=True, unearned=True)
+    schedule = Budgeted(0.1, account, [Level.MODEL], warmup=0, spread=True, gives_first=True)
     for kind in range(2):  # both are known
-        schedule.ended(SETTLE, kind, MS)
+        schedule.count_step(SETTLE, kind, MS)
     recorded = 0
     for _ in range(3000):
         turn = schedule.next(1)  # what is foretold, and never comes
-        account.add(turn, MS, 0 if turn.bare else 20 * MS, NOW)
-        schedule.ended(turn, 0, MS)
-        recorded += not turn.bare
+        account.add(turn, MS, 0 if turn.is_bare else 20 * MS, NOW)
+        schedule.count_step(turn, 0, MS)
+        recorded += not turn.is_bare
     given = 2 * budget.FIRST
     earned = 0.1 * 3000 / 20
     assert budget.FIRST <= recorded <= given + earned
@@ -197,13 +197,13 @@ def test_waits_between_steps_earn_too(still: None) -> None:
 
 def test_blocks_that_are_earned_have_a_stretch_of_steady_steps_before_them() -> None:
     account = Account()
-    schedule = Budgeted(0.5, account, parse_levels("M"), unearned=True, rests=True)
+    schedule = Budgeted(0.5, account, parse_levels("M"), gives_first=True, has_rests=True)
     recorded, steady = [], 0
     for _ in range(200):
         steady = steady + 1 if schedule.is_steady else 0
         turn = schedule.next(0)
         dur_ns = 10_000_000
-        schedule.ended(turn, 0, dur_ns)
+        schedule.count_step(turn, 0, dur_ns)
         account.add(turn, dur_ns, 0, monotonic_ns())
         if turn.timed:
             recorded.append(steady)

@@ -32,23 +32,23 @@ def stepped(optimizer: int = 9) -> list[tuple[Any, ...]]:
 
 def named(*outlines: list[tuple[Any, ...]]) -> list[str]:
     kinds = Kinds()
-    return [kinds.ended(outline).kind.name for outline in outlines]
+    return [kinds.count_step(outline).kind.name for outline in outlines]
 
 
 def test_sizes_count_by_powers_of_two() -> None:
     lengths = [100, 120, 64, 127, 1, 40, 1]
-    assert [Kinds().ended([call(1, 8, 100)]).kind.number] == [0]
+    assert [Kinds().count_step([call(1, 8, 100)]).kind.number] == [0]
     kinds = Kinds()
-    assert [kinds.ended([call(1, 8, length)]).kind.number for length in lengths] == [0, 0, 0, 0, 1, 2, 1]
+    assert [kinds.count_step([call(1, 8, length)]).kind.number for length in lengths] == [0, 0, 0, 0, 1, 2, 1]
 
 
 def test_steps_that_all_differ_do_not_fill_the_memory() -> None:
     kinds = Kinds()
     for length in range(90):
-        kinds.ended([call(1, 1, length, trains=False) for length in range(length, length + 900)])
+        kinds.count_step([call(1, 1, length, trains=False) for length in range(length, length + 900)])
     assert sum(map(len, kinds._by_outline)) <= MOST_WORDS
     for number in range(3 * MOST_KINDS):
-        kinds.ended([call(number, 4)])
+        kinds.count_step([call(number, 4)])
     assert len(kinds._by_form) <= MOST_KINDS
     assert kinds.all[-1].name == OTHER
 
@@ -66,7 +66,7 @@ def test_equal_calls_in_a_row_count_by_powers_of_two() -> None:
     decode = call(1, 1, 1, trains=False)
     prefill = call(1, 1, 40, trains=False)
     kinds = Kinds()
-    assert [kinds.ended([prefill, *[decode] * n]).kind.number for n in (50, 60, 20)] == [0, 0, 1]
+    assert [kinds.count_step([prefill, *[decode] * n]).kind.number for n in (50, 60, 20)] == [0, 0, 1]
 
 
 def test_what_checkpointing_computes_again_is_no_call() -> None:
@@ -77,21 +77,21 @@ def test_what_checkpointing_computes_again_is_no_call() -> None:
 
 def test_the_next_kind_is_told_by_the_first_call_else_by_the_kind_before() -> None:
     kinds = Kinds()
-    assert kinds.expected() is None
+    assert kinds.expected_kind() is None
     a, b = [call(1, 4)], [call(2, 4)]
     for outline in (a, b, a, b):
-        kinds.ended(outline)
-    assert kinds.expected() == 0, "after b came a"
-    assert kinds.expected(b[0]) == 1
-    assert kinds.expected(call(3, 4)) is None
+        kinds.count_step(outline)
+    assert kinds.expected_kind() == 0, "after b came a"
+    assert kinds.expected_kind(b[0]) == 1
+    assert kinds.expected_kind(call(3, 4)) is None
 
 
 def test_a_program_that_does_something_else_in_each_step_has_one_more_kind_for_all_that() -> None:
     kinds = Kinds()
     for size in range(3 * MOST_KINDS):
-        kinds.ended([call(size, 4)])
+        kinds.count_step([call(size, 4)])
     assert len(kinds.all) == MOST_KINDS + 1
-    assert (kinds.all[-1].name, kinds.all[-1].seen) == (OTHER, 2 * MOST_KINDS)
+    assert (kinds.all[-1].name, kinds.all[-1].step_count) == (OTHER, 2 * MOST_KINDS)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_program_that_does_something_else_in_each_step_has_one_more_kind_for_a
     ],
 )
 def test_samples_are_those_of_the_whole_step(outline: list[tuple[Any, ...]], batch: Batch) -> None:
-    assert Kinds().ended(outline).batch == batch
+    assert Kinds().count_step(outline).batch == batch
 
 
 def test_kinds_of_one_name_are_told_apart_by_their_optimizer() -> None:

@@ -18,7 +18,7 @@ from xsp.analyses import A1, program_loop
 from xsp.analyses.answers import Answers
 from xsp.comparison import series
 from xsp.health import grade, health
-from xsp.record.loop import FOLDED_NS, UNKNOWN, WHOLE, Loop, Row, Status, Usage
+from xsp.record.loop import FOLDED_NS, UNFOLDED_ROWS, UNKNOWN, Loop, Row, Status, Usage
 from xsp.report import headline
 from xsp.run import Otel
 from xsp.schema import Level, Span
@@ -110,23 +110,23 @@ def test_a_loop_of_a_version_that_counted_no_page_faults_has_none_and_not_zero(t
 
 def test_page_faults_are_those_of_memory_that_is_touched_anew() -> None:
     usage = Usage()
-    assert usage.since() == (UNKNOWN, UNKNOWN), "since when is not known"
-    before = usage.since()
+    assert usage.read() == (UNKNOWN, UNKNOWN), "since when is not known"
+    before = usage.read()
     pages = 4096
     for _ in range(2):
         new = mmap.mmap(-1, pages * mmap.PAGESIZE)
         for page in range(0, len(new), mmap.PAGESIZE):
             new[page] = 1
         new.close()
-    faults, system_ns = usage.since(2)
+    faults, system_ns = usage.read(2)
     assert before[0] < pages <= faults < 2 * pages
     assert 0 < system_ns < 10**9
     usage.forget()
-    assert usage.since() == (UNKNOWN, UNKNOWN), "xsp worked in between"
+    assert usage.read() == (UNKNOWN, UNKNOWN), "xsp worked in between"
 
 
 def test_a_long_loop_is_folded_and_keeps_its_time_and_its_recorded_steps() -> None:
-    rows, steps = Loop(), WHOLE + 5000
+    rows, steps = Loop(), UNFOLDED_ROWS + 5000
     for step in range(steps):
         recorded = step % 1000 == 999
         rows.add(row(step, MS, rung=M if recorded else BARE, steady=int(not recorded), before_ns=0))
@@ -136,21 +136,24 @@ def test_a_long_loop_is_folded_and_keeps_its_time_and_its_recorded_steps() -> No
     assert sum(each.rung == M for each in held) == steps // 1000
     folded = [each for each in held if each.steps > 1]
     assert max(each.steps * each.dur_ns for each in folded) <= FOLDED_NS + MS
-    assert len(held) < WHOLE + 200
+    assert len(held) < UNFOLDED_ROWS + 200
     assert {(each.faults, each.system_ns) for each in folded} == {(3, 40)}
 
 
 def test_recorded_steps_in_a_row_are_not_folded() -> None:
     rows = Loop()
-    for step in range(WHOLE + 9):
-        rows.add(row(step, 9, rung=M if step >= WHOLE + 4 else BARE, steady=int(step < WHOLE + 4)))
+    for step in range(UNFOLDED_ROWS + 9):
+        rows.add(row(step, 9, rung=M if step >= UNFOLDED_ROWS + 4 else BARE, steady=int(step < UNFOLDED_ROWS + 4)))
     held = [Row(*each) for each in _whole(rows.take())]
-    assert [(each.step - WHOLE, each.steps) for each in held[WHOLE:]] == [(0, 4), *((n, 1) for n in range(4, 9))]
+    assert [(each.step - UNFOLDED_ROWS, each.steps) for each in held[UNFOLDED_ROWS:]] == [
+        (0, 4),
+        *((n, 1) for n in range(4, 9)),
+    ]
 
 
 def test_what_is_unknown_of_a_step_is_folded_into_no_mean() -> None:
     rows = Loop()
-    for step in range(WHOLE + 30):
+    for step in range(UNFOLDED_ROWS + 30):
         rows.add(row(step, 9, faults=UNKNOWN if step % 3 == 0 else 6, system_ns=UNKNOWN if step % 3 == 0 else 8))
     held = [Row(*each) for each in _whole(rows.take())]
     assert {(each.faults, each.system_ns) for each in held} == {(UNKNOWN, UNKNOWN), (6, 8)}
@@ -158,12 +161,12 @@ def test_what_is_unknown_of_a_step_is_folded_into_no_mean() -> None:
 
 def test_steps_that_were_timed_in_stretches_keep_their_times_when_they_are_folded() -> None:
     rows = Loop()
-    for step in range(WHOLE):
+    for step in range(UNFOLDED_ROWS):
         rows.add(row(step, MS))
     rows.take()
     for place in range(12):
-        rows.add(row(WHOLE + 1000 * place, 7000, steps=1000, before_ns=1000, faults=3, system_ns=10))
-    rows.add(row(WHOLE + 12000, 500_000, steady=0))
+        rows.add(row(UNFOLDED_ROWS + 1000 * place, 7000, steps=1000, before_ns=1000, faults=3, system_ns=10))
+    rows.add(row(UNFOLDED_ROWS + 12000, 500_000, steady=0))
     held = [Row(*each) for each in _whole(rows.take())]
     assert sum(each.steps for each in held) == 12001
     assert {each.dur_ns for each in held[:-1]} == {7000}
@@ -173,12 +176,12 @@ def test_steps_that_were_timed_in_stretches_keep_their_times_when_they_are_folde
 
 def test_several_unknown_values_in_turn_are_folded_into_no_mean() -> None:
     rows = Loop()
-    for step in range(WHOLE + 30):
+    for step in range(UNFOLDED_ROWS + 30):
         unknown = step % 10 < 5
         rows.add(row(step, 9, faults=UNKNOWN if unknown else 6, system_ns=UNKNOWN if unknown else 8))
     held = [Row(*each) for each in _whole(rows.take())]
     assert {(each.faults, each.system_ns) for each in held} == {(UNKNOWN, UNKNOWN), (6, 8)}
-    assert {each.steps for each in held[WHOLE:]} == {5}
+    assert {each.steps for each in held[UNFOLDED_ROWS:]} == {5}
 
 
 def _whole(content: bytes) -> list[tuple[int, ...]]:

@@ -141,7 +141,7 @@ def test_a_program_that_is_run_once_per_level_takes_the_next_free_name_as_a_whol
 
 
 def test_a_set_of_runs_that_came_to_nothing_leaves_no_directory(tmp_path: Path) -> None:
-    several = output.claimed_for_several(Settings(out=tmp_path / "runs"))
+    several = output.claim_for_runs(Settings(out=tmp_path / "runs"))
     rundir.write_run(several.__enter__(), {"parts": []})
     assert not several.__exit__(ValueError, ValueError("no model"), None)
     assert list(tmp_path.iterdir()) == []

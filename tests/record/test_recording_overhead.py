@@ -118,7 +118,7 @@ def test_memory_does_not_grow_with_the_steps() -> None:
         add(account, SETTLE, 10)
         add(account, M, 11)
     rung = account.rungs[Level.MODEL]
-    assert (rung.inside.count, len(rung.inside._last)) == (3000, 64)
+    assert (rung.timed_differences.count, len(rung.timed_differences._latest)) == (3000, 64)
 
 
 def test_the_import_of_the_observed_package_is_no_cost_of_profiling(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_the_import_of_the_observed_package_is_no_cost_of_profiling(monkeypatch:
     class Observing(Collector):
         levels = (Level.MODEL,)
 
-    monkeypatch.setattr(collecting, "OBSERVED", "observed_package")
+    monkeypatch.setattr(collecting, "OBSERVED_PACKAGE", "observed_package")
     monkeypatch.setattr(collecting.clock, "monotonic_ns", lambda: next(now))
 
     def load(item: object) -> tuple[Collector, str | None]:
@@ -137,7 +137,7 @@ def test_the_import_of_the_observed_package_is_no_cost_of_profiling(monkeypatch:
     monkeypatch.setattr(collecting.plugins, "collector", load)
     found = collecting.Collecting()
     found.find(["imports it", "has it"], Level.MODEL)
-    assert found.observed_ns == 7
+    assert found.import_ns == 7
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["bare first", "recorded first"])
@@ -147,9 +147,9 @@ def test_a_long_step_among_short_ones_costs_nothing_by_its_length(first: bool) -
         for kind, dur_ms in ((0, 1), (1, 50)) if number % 10 == 9 else ((0, 1),):
             recorded = (number % 20 == 9) if kind else (number % 50 == 25 or (first and number < 3))
             account.add(M if recorded else SETTLE, dur_ms * MS, 0, NOW, kind=kind)
-            account._follows = False  # steps after recorded ones are as long as others here
+            account._follows_recorded = False  # steps after recorded ones are as long as others here
     assert account.unknown == 0
-    assert sum(rung.inside.total_ns for rung in account.rungs.values()) == 0
+    assert sum(rung.timed_differences.total_ns for rung in account.rungs.values()) == 0
     assert account.steps_ns == pytest.approx((200 * 1 + 20 * 50) * MS)
     assert account.mean_ns == pytest.approx(1200 * MS / 220)
 

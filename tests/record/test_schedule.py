@@ -69,7 +69,7 @@ def turns(schedule: Schedule, count: int) -> list[Turn]:
 def test_warm_up_then_a_description_then_blocks_each_after_a_bare_step() -> None:
     schedule = Schedule(parse_levels("M/L"), warmup=2)
     warm, rest = turns(schedule, 2), turns(schedule, 2 + 2 * 3)
-    assert [(turn.rung, turn.kept) for turn in warm] == [(OP, False), (LAYER, False)]
+    assert [(turn.rung, turn.is_kept) for turn in warm] == [(OP, False), (LAYER, False)]
     assert rest[0::2] == [SETTLE] * 4
     assert rest[1] == Turn(OP, timed=False, describe=True)
     assert {turn.rung for turn in rest[3::2]} == {M, LAYER, OP}
@@ -104,7 +104,7 @@ def test_only_one_rung_and_only_the_deepest_describes() -> None:
 
 def test_one_step_in_so_many_is_recorded_and_the_others_run_bare() -> None:
     taken = turns(Schedule(parse_levels("M/L"), warmup=1, every=100), 1 + 400)
-    assert [place for place, turn in enumerate(taken) if not turn.bare] == [0, 100, 200, 300, 400]
+    assert [place for place, turn in enumerate(taken) if not turn.is_bare] == [0, 100, 200, 300, 400]
     assert turns(Schedule((M,), every=1, warmup=0), 3) == [Turn(M, timed=True, describe=False)] * 3
 
 
@@ -126,7 +126,7 @@ def test_after_the_steps_for_k_repeats_each_rung_was_timed_k_times_and_not_one_s
         dict.fromkeys(schedule.rungs, repeats) if repeats else {}
     )
     assert sum(turn.describe for turn in taken) == (rungs[-1] >= LAYER and one in (None, rungs[-1]))
-    assert not taken or not repeats or taken[-1].kept
+    assert not taken or not repeats or taken[-1].is_kept
 
 
 def program(schedule: Schedule, kinds: list[int], dur_ns: int = 10_000_000) -> list[tuple[int, Turn]]:
@@ -134,7 +134,7 @@ def program(schedule: Schedule, kinds: list[int], dur_ns: int = 10_000_000) -> l
     taken = []
     for kind in kinds:
         turn = schedule.next(kind)
-        schedule.ended(turn, kind, dur_ns)
+        schedule.count_step(turn, kind, dur_ns)
         taken.append((kind, turn))
     return taken
 
@@ -174,10 +174,10 @@ def test_a_step_that_was_of_another_kind_than_foreseen_counts_for_its_own() -> N
     for _ in range(2 + 2 * 3):  # foreseen as kind 0, and half of them are of kind 1
         for kind in (1, 0):
             turn = schedule.next(0)
-            schedule.ended(turn, kind, 1000)
+            schedule.count_step(turn, kind, 1000)
     plans = [schedule._plans[kind] for kind in (0, 1)]
-    assert [plan.described for plan in plans] == [True, True]
-    assert abs(plans[0].taken - plans[1].taken) <= 1
+    assert [plan.is_described for plan in plans] == [True, True]
+    assert abs(plans[0].recorded_steps - plans[1].recorded_steps) <= 1
 
 
 def test_a_step_of_a_kind_that_was_never_seen_runs_bare() -> None:
@@ -200,8 +200,8 @@ def test_each_block_has_a_stretch_of_steady_steps_where_that_is_asked_for() -> N
     for _ in range(300):
         is_steady = schedule.is_steady
         turn = schedule.next(0)
-        steady += is_steady and turn.bare
-        schedule.ended(turn, 0, 10_000_000)
+        steady += is_steady and turn.is_bare
+        schedule.count_step(turn, 0, 10_000_000)
     blocks = min(schedule.repeats.values())
     assert blocks > 10
     assert steady >= 2 * (blocks - 2)
@@ -214,7 +214,7 @@ def test_a_program_waits_for_the_storing_where_at_most_one_bare_step_is_left(eve
     while len(turns) < 300:
         waits.append(schedule.waits_for_storing)  # when the next step begins
         turns.append(schedule.next(0 if turns else None))  # of the first step the kind is not known, as in any program
-        schedule.ended(turns[-1], 0, 10_000_000)
+        schedule.count_step(turns[-1], 0, 10_000_000)
     recorded = [place for place, turn in enumerate(turns) if turn.timed]
     for before, after in itertools.pairwise(recorded[1:]):
         assert waits[before + 1 : after + 1] == [place >= after - 1 for place in range(before + 1, after + 1)]
@@ -222,8 +222,8 @@ def test_a_program_waits_for_the_storing_where_at_most_one_bare_step_is_left(eve
 
 def test_ranks_come_to_the_same_turns_however_long_their_steps_take() -> None:
     def turns_of(dur_ns: int) -> list[Turn]:
-        schedule = Schedule(parse_levels("M/L"), spread=True, by_time=False, later=20, seed=3)
+        schedule = Schedule(parse_levels("M/L"), spread=True, by_time=False, later_every=20, seed=3)
         return [turn for _, turn in program(schedule, [0, 0, 1] * 200, dur_ns)]
 
     assert turns_of(1_000) == turns_of(10**9)
-    assert sum(not turn.bare for turn in turns_of(1)[300:]) < 300 / 10, "and seldom after the first ones"
+    assert sum(not turn.is_bare for turn in turns_of(1)[300:]) < 300 / 10, "and seldom after the first ones"

@@ -26,7 +26,7 @@ from xsp.errors import LevelError, UsageError  # noqa: E402
 from xsp.health import health  # noqa: E402
 from xsp.levels import parse_levels  # noqa: E402
 from xsp.record import blocks  # noqa: E402
-from xsp.record.autostep import AutoStep, Proof  # noqa: E402
+from xsp.record.autostep import AutoStep, TrainingEvidence  # noqa: E402
 from xsp.record.schedule import Schedule  # noqa: E402
 from xsp.schema import Level, Span  # noqa: E402
 
@@ -358,14 +358,14 @@ def test_what_a_forked_child_finds_is_no_step_and_what_it_left_open_never_ends(t
     options = {"levels": "M", "warmup": 0, "settle": False, "samples": False, "listener": listener}
     with xsp.profile("x", out=tmp_path / "run", **options) as prof:
         model(x)
-        seen, open_step = prof._steps.seen, prof.step()
+        seen, open_step = prof._steps.step_count, prof.step()
         open_step.__enter__()
         child = os.fork()
         if child == 0:
             open_step.__exit__(None, None, None)
             for _ in range(9):
                 model(x)
-            os._exit(prof._steps.seen - seen)
+            os._exit(prof._steps.step_count - seen)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
         open_step.__exit__(None, None, None)
     assert prof.steps_stored == 2
@@ -482,7 +482,7 @@ def test_the_storing_process_dying_costs_steps_not_the_program(tmp_path):
 def test_the_schedule_settles_before_each_recorded_step():
     schedule = Schedule(parse_levels("M/L"))
     turns = [schedule.next() for _ in range(schedule.steps_for(1))]
-    recorded = [place for place, turn in enumerate(turns) if turn.kept]
+    recorded = [place for place, turn in enumerate(turns) if turn.is_kept]
     assert all(turns[place - 1].rung is Level.APPLICATION for place in recorded)
 
 
@@ -639,14 +639,14 @@ def test_of_blocks_around_one_step_each_those_of_recorded_steps_stay_for_the_end
     kept, since_ns = blocks.Blocks(), 0
     for step in range(100):
         begins = 1000 * step + 1
-        kept.ended += [_block("inside", begins + 400, 100)]
+        kept.ended_spans += [_block("inside", begins + 400, 100)]
         if step % 10 == 0:  # recorded
             assert {each.name for each in kept.take(since_ns)} <= {"inside", "iteration"}
         else:
             kept.drop(since_ns)
         since_ns = begins + 800
-        kept.ended += [_block("iteration", begins + 200, 700)]
-    kept.ended += [_block("epoch", 1, 99_990)]
+        kept.ended_spans += [_block("iteration", begins + 200, 700)]
+    kept.ended_spans += [_block("epoch", 1, 99_990)]
     names = Counter(each.name for each in kept.take())
     assert names == {"iteration": 10 + 1, "epoch": 1}, "and the last one, after which no step came"
 
@@ -689,7 +689,7 @@ def test_a_result_of_the_programs_own_class_may_raise_anything():
     class Result(dict):
         __getattr__ = dict.__getitem__  # as in many programs: KeyError, not AttributeError
 
-    Proof().called(3, Result(loss=torch.ones(1, requires_grad=True).sum()))
+    TrainingEvidence().on_call(3, Result(loss=torch.ones(1, requires_grad=True).sum()))
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def looks(tmp_path_factory: pytest.TempPathFactory) -> list:
     found = []
     with xsp.profile("watched", levels="M/L", out=out, settle=1, samples=False) as prof:
         for number in range(30):
-            prof._steps.underway._next_ns = 0  # not once a second, but always
+            prof._steps.progress._next_ns = 0  # not once a second, but always
             with prof.step():
                 model(torch.ones(1, 8))
             if number in (0, 20):
@@ -134,7 +134,7 @@ import sys
 from pathlib import Path
 from xsp.record.progress import ProgressDisplay
 shown = ProgressDisplay()
-shown.draws = True
+shown.draws_line = True
 shown.begin(Path(sys.argv[1]))
 budget = {"bare_step_ns": 2_500_000, "overhead_percent": 0.834, "asked_percent": 1.0}
 draw = lambda step: shown.show({"seen": step, "stored": 31, "budget": budget})

@@ -9,7 +9,7 @@ from xsp.advise import advisor
 from xsp.advise.advice import Advice, Needs
 from xsp.advise.text import WIDTH, a_step
 from xsp.errors import XspError
-from xsp.record.output import shown
+from xsp.record.output import display_path
 from xsp.scrub import plain
 from xsp.store.trace import Trace
 
@@ -23,7 +23,7 @@ def remark(trace: Trace) -> str | None:
     Returns:
         None if the trace shows no flaw; a line that names the command if the run has too many spans to be searched.
     """
-    where = shlex.quote(shown(trace.path) if trace.path is not None else trace.name)
+    where = shlex.quote(display_path(trace.path) if trace.path is not None else trace.name)
     ((span_count,),) = trace.con.execute("SELECT count(*) FROM spans").fetchall()
     if span_count > MOST_SPANS:
         return f"advice: not searched for among {span_count:,} spans; xsp advise {where} does"

@@ -186,7 +186,7 @@ def _try(args: argparse.Namespace, result: Advised, plan: Plan) -> int:
     if not as_table:
         progress.put(_as_json(args, result, tried=[records.plain(trial) for trial in plan.tried]))
     if plan.tried:
-        progress.warn(f"xsp: the runs are in {output.shown(plan.out)}; all trials: xsp advise --history")
+        progress.warn(f"xsp: the runs are in {output.display_path(plan.out)}; all trials: xsp advise --history")
     return code
 
 

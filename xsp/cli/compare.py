@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
         progress.warn(f"xsp: interrupted{_kept(recording)}")
         return INTERRUPTED
     _show(comparison, args)
-    progress.warn(f"xsp: the runs are in {output.shown(recording.out)}")
+    progress.warn(f"xsp: the runs are in {output.display_path(recording.out)}")
     return 0 if percent is None else _gate(comparison, percent, args.if_cannot_tell)
 
 
@@ -212,7 +212,7 @@ def _kept(recording: Turns) -> str:
     """Return a clause on where the runs of an interrupted comparison are, and how to use them."""
     if not recording.a or not recording.b:
         return ""
-    a, b = (shlex.join(output.shown(path) for path in paths) for paths in (recording.a, recording.b))
+    a, b = (shlex.join(output.display_path(path) for path in paths) for paths in (recording.a, recording.b))
     return f"; compare what was recorded with: xsp compare {a} --with {b}"
 
 

@@ -35,9 +35,9 @@ def put(content: str) -> None:
 def shown(quiet: bool) -> Iterator[Progress]:
     """Show a progress bar on stderr. It is drawn only between steps: it has no thread that would disturb them."""
     if quiet:
-        from xsp.launch.models import show_nothing
+        from xsp.launch.models import show_no_progress
 
-        yield show_nothing
+        yield show_no_progress
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -80,7 +80,7 @@ def show_result(out: Path, remarks: bool = True) -> None:
 
     from xsp import plugins
     from xsp.ingest import load
-    from xsp.record.output import shown as shown_path
+    from xsp.record.output import display_path as shown_path
     from xsp.report import text
 
     console = Console()

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, TextIO
 from xsp import rundir
 from xsp.cli import counters, options
 from xsp.errors import UsageError
-from xsp.record.budget import UNASKED
+from xsp.record.budget import USE_DEFAULT
 from xsp.record.terminal import say
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         _check_job(job, args)
     if isinstance(target, OtherInterpreter):
         xsp_options = args.typed[1 : len(args.typed) - len(args.words)]
-        target.go_on(xsp_options[:-1] if xsp_options[-1:] == ["--"] else xsp_options)
+        target.replace_process(xsp_options[:-1] if xsp_options[-1:] == ["--"] else xsp_options)
     program = target.program if isinstance(target, ranks.Job) else target
     args.only = Level[args.only.upper()] if args.only else None
     args.budget = _budget(args)
@@ -106,10 +106,10 @@ def run(args: argparse.Namespace) -> int:
         program=replace(program, args=(*args.for_program, *program.args)),
         settings=options.recording_settings(args, program.name),
         step=args.step,
-        says_where=not args.quiet,
-        shows_line=not args.quiet and sys.stderr is not None and sys.stderr.isatty(),
+        names_directory=not args.quiet,
+        shows_progress=not args.quiet and sys.stderr is not None and sys.stderr.isatty(),
         one_at_a_time=args.one_at_a_time,
-        counting=args.counting,
+        is_counter_run=args.counting,
     )
     if job is not None:
         code, run = ranks.launch(plan, job)
@@ -131,7 +131,7 @@ def _budget(args: argparse.Namespace) -> str | None:
     if args.budget is not None:
         return None if args.budget == "off" else str(args.budget)
     explicit = args.every is not None or args.only is not None or args.one_at_a_time or args.counting
-    return None if explicit else UNASKED
+    return None if explicit else USE_DEFAULT
 
 
 def _target(args: argparse.Namespace) -> Program | OtherInterpreter | Job:
@@ -143,7 +143,7 @@ def _target(args: argparse.Namespace) -> Program | OtherInterpreter | Job:
         raise UsageError("name the program: xsp run train.py")
     if not args.module and (job := ranks.parse_job(words)) is not None:
         return job
-    target = program.read(words, args.module)
+    target = program.parse_program(words, args.module)
     plain_program = target if isinstance(target, program.Program) else target.program
     if plain_program.is_module and (job := ranks.parse_job(plain_program.words)) is not None:
         return job if plain_program is target else target

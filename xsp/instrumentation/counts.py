@@ -46,8 +46,8 @@ class Tally:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
-        self.under_way = 0
-        self._given_up = False
+        self.pending = 0
+        self._has_given_up = False
         self._changed = threading.Condition()
 
     def add(self, name: str, number: int = 1) -> None:
@@ -58,40 +58,40 @@ class Tally:
     def lose(self, reason: str, calls: int = 1, expected: bool = False) -> None:
         """Count calls that miss spans; an unexpected reason is logged when it first occurs."""
         with self._changed:
-            first = reason not in self.lost
-            if first and len(self.lost) >= MOST_REASONS:
-                reason, first = OTHER_REASONS, OTHER_REASONS not in self.lost
+            is_first = reason not in self.lost
+            if is_first and len(self.lost) >= MOST_REASONS:
+                reason, is_first = OTHER_REASONS, OTHER_REASONS not in self.lost
             self.lost[reason] += calls
-        if first and not expected:
+        if is_first and not expected:
             _logger.warning("spans of a sampled call are lost: %s", reason)
 
     def begin(self) -> None:
         """Count a recorded call as under way."""
         with self._changed:
-            self.under_way += 1
+            self.pending += 1
 
     def finish(self, reason: str | None = None) -> None:
         """Count a call as no longer under way; with a reason, as lost."""
-        if reason is not None and not self._given_up:
+        if reason is not None and not self._has_given_up:
             self.lose(reason)
         with self._changed:
-            self.under_way -= 1
+            self.pending -= 1
             self._changed.notify_all()
 
     def wait(self, timeout: float) -> bool:
         """Wait until no call is under way; return False if that takes longer than `timeout` seconds."""
         with self._changed:
-            return self._changed.wait_for(lambda: self.under_way == 0, timeout)
+            return self._changed.wait_for(lambda: self.pending == 0, timeout)
 
     def give_up(self, reason: str) -> None:
         """Count the calls that are still under way as lost, even if they are delivered later."""
         with self._changed:
-            remaining, self._given_up = self.under_way, True
+            remaining, self._has_given_up = self.pending, True
         if remaining:
             self.lose(reason, remaining)
 
 
-def added(counts: Iterable[Counts]) -> Counts:
+def sum_counts(counts: Iterable[Counts]) -> Counts:
     """Return the sum of the counts of several models."""
     entries = list(counts)
     calls, sampled, recorded, layers_only, delivered, strangers, ambiguous = (

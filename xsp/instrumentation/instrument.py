@@ -2,10 +2,10 @@
 
 A request that the service's own OpenTelemetry samples may also be chosen here, by its trace id. Collectors are on
 during the model's call in such a request. Afterwards the service's own tracer makes the model's span, and a thread
-and a second process make the spans below it in the background. Any other request costs one look at the current span.
+and a second process make the spans below it in the background. For any other request, only the current span is read.
 
-A process has one set of collectors, however many models and handles there are: they are installed with the first
-handle and removed with the last.
+A process has one set of collectors for all models and handles: they are installed with the first handle and removed
+with the last.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from xsp import clock, processes
 from xsp.collector import Collector, Signal
 from xsp.errors import PluginError, UsageError
 from xsp.instrumentation.calls import Calls
-from xsp.instrumentation.counts import Counts, added
-from xsp.instrumentation.sampling import Model, Models, Settings, bound_of, chosen
+from xsp.instrumentation.counts import Counts, sum_counts
+from xsp.instrumentation.sampling import Model, Models, Settings, bound_of, choose_call
 from xsp.levels import parse_levels
 from xsp.otlp.endpoint import endpoint
 from xsp.record.collecting import Collecting
@@ -40,7 +40,7 @@ CLOSING_S = 10.0
 _TRAINING_COLLECTORS = ("training", "dataloading")
 _CALL_COLLECTOR = "modules"
 _active: _Process | None = None
-_changing = threading.RLock()
+_lock = threading.RLock()
 """Held while handles are added and removed."""
 
 _logger = logging.getLogger("xsp")
@@ -49,7 +49,7 @@ _serving: ContextVar[tuple[Any, ...] | None] = ContextVar("xsp_serving", default
 
 def instrument(
     model: Any,
-    *others: Any,
+    *more_models: Any,
     sample: float = 0.01,
     levels: str = "M/L/G",
     provider: Any = None,
@@ -66,7 +66,7 @@ def instrument(
     Args:
         model: a `torch.nn.Module`. A call of a module that contains it counts as a call of the model, or of the
             outermost one if it contains several models.
-        others: more models with the same settings.
+        more_models: more models with the same settings.
         sample: share of requests to record, of those that the service itself samples, from 0 to 1. The decision
             depends on the trace id, so all services of a trace make the same one.
         levels: levels to record, as in `profile`.
@@ -82,7 +82,7 @@ def instrument(
         UsageError: there is no tracer provider, a model is not a module, or the share or target is invalid.
         PluginError: OpenTelemetry's SDK or a collector is missing.
     """
-    return Instrumented((model, *others), sample, levels, provider, otlp, collectors)
+    return Instrumented((model, *more_models), sample, levels, provider, otlp, collectors)
 
 
 class Instrumented:
@@ -112,7 +112,7 @@ class Instrumented:
         settings = Settings(sample, bound, rung, names, whole_process, self._tracing, otlp)
         self._models = [Model(model, name, settings) for model, name in zip(models, _names(models), strict=True)]
         self._closed = False
-        with _changing:
+        with _lock:
             self._process = _active or _Process(collecting)
             self._process.add(self._models, collecting)
         atexit.register(self.close)
@@ -132,7 +132,7 @@ class Instrumented:
     @property
     def counts(self) -> Counts:
         """Outcomes of the calls so far, of all models of this handle."""
-        return added(model.counts for model in self._models)
+        return sum_counts(model.counts for model in self._models)
 
     @property
     def models(self) -> dict[str, Counts]:
@@ -165,25 +165,25 @@ class Instrumented:
 
     def flush(self, timeout: float = 30.0) -> bool:
         """Wait until all recorded spans are delivered or lost; return False if that takes over `timeout` seconds."""
-        end = time.monotonic() + timeout
-        delivered = [model.tally.wait(max(0.0, end - time.monotonic())) for model in self._models]
-        return all(delivered) and bool(self._tracing.flush(max(0.0, end - time.monotonic())))
+        deadline = time.monotonic() + timeout
+        outcomes = [model.tally.wait(max(0.0, deadline - time.monotonic())) for model in self._models]
+        return all(outcomes) and bool(self._tracing.flush(max(0.0, deadline - time.monotonic())))
 
     def close(self, timeout: float = CLOSING_S) -> None:
         """Remove the instrumentation of these models, deliver their spans, log losses; other handles are unaffected."""
-        with _changing:
+        with _lock:
             if self._closed:
                 return
             self._closed = True
             atexit.unregister(self.close)
-            end = time.monotonic() + timeout
-            last = self._process.remove(self._models, end)
+            deadline = time.monotonic() + timeout
+            is_last = self._process.remove(self._models, deadline)
         for model in self._models:
-            if not model.tally.wait(max(0.0, end - time.monotonic())):
+            if not model.tally.wait(max(0.0, deadline - time.monotonic())):
                 model.tally.give_up("not delivered when the handle was closed")
         with contextlib.suppress(Exception):  # flushes the service's spans too; its exporter may fail
-            self._tracing.flush(max(0.0, end - time.monotonic()))
-        if last:
+            self._tracing.flush(max(0.0, deadline - time.monotonic()))
+        if is_last:
             self._process.calls.close()
         counts = self.counts
         if counts.lost:
@@ -200,22 +200,22 @@ class _Process:
         self._handles: list[list[Model]] = []
         collecting.open(self._listener())
         _active = self
-        processes.in_children(_begin_anew)
+        processes.in_children(_restart_in_child)
 
-    def add(self, models: list[Model], found: Collecting) -> None:
+    def add(self, models: list[Model], collecting: Collecting) -> None:
         """Instrument models.
 
         Args:
             models: the models of one handle.
             found: the collectors that the handle needs.
         """
-        if found is not self.collecting:
-            self.calls.widen(found, self._listener())
+        if collecting is not self.collecting:
+            self.calls.widen(collecting, self._listener())
         self._handles.append(models)
         self._models.add(models)
         self.calls.set_depth(self._rung())
 
-    def remove(self, models: list[Model], end: float) -> bool:
+    def remove(self, models: list[Model], deadline: float) -> bool:
         """Remove the models of a handle once their calls have ended; return whether it was the last handle.
 
         Args:
@@ -225,7 +225,7 @@ class _Process:
         global _active
         self._models.remove(models)
         self._handles = [handle for handle in self._handles if handle is not models]
-        self.calls.wait_until_ended(set(models), end)
+        self.calls.wait_until_ended(set(models), deadline)
         self.calls.drain_all()
         if self._handles:
             self.calls.set_depth(self._rung())
@@ -245,15 +245,15 @@ class _Process:
         from opentelemetry.trace import get_current_span
 
         begin, call_end, serving = Signal.CALL_BEGIN, Signal.CALL_END, _serving.get
-        models_by_id, outermost = self._models.own, self._models.outermost
-        low_bits, open_calls, end = TraceIdRatioBased.TRACE_ID_LIMIT, self.calls.open, self.calls.end
+        models_by_id, outermost = self._models.by_id, self._models.outermost
+        low_bits, open_calls, end = TraceIdRatioBased.TRACE_ID_LIMIT, self.calls.running, self.calls.end
 
         def listen(signal: Signal, subject: Any) -> None:
             if signal is begin:
                 model = models_by_id.get(id(subject)) or outermost(subject)
                 if model is None:
                     return
-                next(model.seen)
+                next(model.call_counter)
                 requests = serving()
                 if requests is None:
                     context = get_current_span().get_span_context()
@@ -267,7 +267,7 @@ class _Process:
 
     def _begin(self, model: Model, module: Any, requests: tuple[Any, ...] | None) -> None:
         try:
-            call = chosen(model, module, requests)
+            call = choose_call(model, module, requests)
         except Exception as error:
             self.calls.fail(model, error)
             return
@@ -276,8 +276,8 @@ class _Process:
 
     # --- forks ----------------------------------------------------------------------------------------------
 
-    def go_on_in_child(self) -> None:
-        """Start afresh in a forked process: the threads and the second process stayed with the parent."""
+    def restart_in_child(self) -> None:
+        """Start again in a forked process: the threads and the second process stayed with the parent."""
         global _active
         was_recording = self.calls.forget()
         self.calls = Calls(self.collecting)
@@ -287,10 +287,10 @@ class _Process:
                 reason = "the process was forked in the middle of a recording; xsp is off in the child"
                 model.tally.lose(reason, expected=model is not self._handles[0][0])
         if was_recording:
-            self._models.remove(self._models.own.values())
+            self._models.remove(self._models.by_id.values())
             _active = None
             return
-        # files that collectors hold open are shared with the parent
+        # open files of the collectors are shared with the parent
         self.collecting.close(calibrate=False)
         self.collecting.open(self._listener())
         self.collecting.rows(clock.anchor())
@@ -313,12 +313,12 @@ def _find_collectors(requested: Sequence[str | Collector] | None, rung: Level) -
 
 def _names(models: Sequence[Any]) -> list[str]:
     """Name models by their classes, and number those that share one."""
-    seen: Counter[str] = Counter()
+    occurrences: Counter[str] = Counter()
     names = []
     for model in models:
         name = type(getattr(model, "_orig_mod", model)).__name__
-        seen[name] += 1
-        names.append(name if seen[name] == 1 else f"{name} {seen[name]}")
+        occurrences[name] += 1
+        names.append(name if occurrences[name] == 1 else f"{name} {occurrences[name]}")
     return names
 
 
@@ -332,8 +332,8 @@ def _tracing(provider: Any) -> Tracing:
     return Tracing(provider if provider is not None else get_tracer_provider())
 
 
-def _begin_anew() -> None:
-    global _changing
-    _changing = threading.RLock()
+def _restart_in_child() -> None:
+    global _lock
+    _lock = threading.RLock()
     if _active is not None:
-        _active.go_on_in_child()
+        _active.restart_in_child()

@@ -29,8 +29,8 @@ from xsp.instrumentation.worker import (
     CallRequest,
     Correlator,
     CorrelatorError,
-    Finished,
-    Recorded,
+    FinishedSpan,
+    RecordedCalls,
     level_resource,
     pack,
 )
@@ -39,7 +39,7 @@ from xsp.version import __version__
 SCOPE = "xsp"
 PORTION = 128
 PAUSE_S = 0.01
-"""Seconds to pause between portions: an exporter encodes in Python, which holds up the service's threads."""
+"""Seconds to pause between portions: an exporter encodes in Python, which delays the service's threads."""
 
 SWITCH_S = 0.0002
 """Longest time in seconds that a thread of the service waits for the GIL while a thread of xsp holds it."""
@@ -76,7 +76,7 @@ class Tracing:
         assert self._resource is not None
         return dict(self._resource.attributes)
 
-    def give(self, trace_id: int, spans: Iterable[Finished]) -> tuple[int, int]:
+    def deliver(self, trace_id: int, spans: Iterable[FinishedSpan]) -> tuple[int, int]:
         """Hand finished spans to the service's processors.
 
         Args:
@@ -87,9 +87,9 @@ class Tracing:
             How many spans they accepted, and how many are lost because the processors did not flush in time.
         """
         remaining, accepted = iter(spans), 0
-        while portion := list(islice(remaining, _portion())):
+        while portion := list(islice(remaining, _portion_size())):
             for span in portion:
-                self._processor.on_end(self._readable(trace_id, span))
+                self._processor.on_end(self._readable_span(trace_id, span))
             accepted += len(portion)
             if not self.flush(PATIENCE_S):
                 return accepted, sum(1 for _ in remaining)
@@ -100,7 +100,7 @@ class Tracing:
         """Wait until the processors have passed on their spans; return False if they do not in time."""
         return bool(self._processor.force_flush(max(1, int(timeout_s * 1000))))
 
-    def _readable(self, trace_id: int, span: Finished) -> ReadableSpan:
+    def _readable_span(self, trace_id: int, span: FinishedSpan) -> ReadableSpan:
         sampled = TraceFlags(TraceFlags.SAMPLED)
         return ReadableSpan(
             name=span.name,
@@ -124,9 +124,9 @@ class Handover:
     """The queue of recorded calls, and the thread that gets them correlated and delivers them."""
 
     def __init__(self) -> None:
-        self._at_work, self._usual_s, self._own_s = 0, 0.0, 0.0
+        self._active_threads, self._default_interval_s, self._short_interval_s = 0, 0.0, 0.0
         self._queue: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
-        self._calls, self._bytes, self._changing = 0, 0, threading.Lock()
+        self._calls, self._bytes, self._lock = 0, 0, threading.Lock()
         self._correlator: Correlator | None = None
         self._thread: threading.Thread | None = None
 
@@ -140,7 +140,7 @@ class Handover:
         """Whether the queue is so full that less should be recorded."""
         return 2 * self._bytes > QUEUED_BYTES or 2 * self._calls > QUEUED_CALLS
 
-    def put(self, recorded: Recorded, models: Sequence[Model]) -> bool:
+    def put(self, recorded: RecordedCalls, models: Sequence[Model]) -> bool:
         """Queue calls, whose outcomes the tallies of their models will count; return False if the queue is full.
 
         Args:
@@ -148,9 +148,9 @@ class Handover:
             models: the model of each call.
         """
         packed = pack(recorded)
-        with self._changing:
-            full = self._bytes + len(packed) > QUEUED_BYTES or self._calls + len(models) > QUEUED_CALLS
-            if self._calls and full:
+        with self._lock:
+            is_full = self._bytes + len(packed) > QUEUED_BYTES or self._calls + len(models) > QUEUED_CALLS
+            if self._calls and is_full:
                 return False
             self._calls, self._bytes = self._calls + len(models), self._bytes + len(packed)
         self._queue.put(_Batch(packed, recorded.calls, models))
@@ -169,35 +169,35 @@ class Handover:
 
     def forget(self) -> None:
         """Drop the parent's second process, in a forked child."""
-        if self._at_work:
+        if self._active_threads:
             self._restore()
         if self._correlator is not None:
             self._correlator.forget()
 
     @contextlib.contextmanager
-    def yielding(self) -> Iterator[None]:
+    def short_switch_interval(self) -> Iterator[None]:
         """Give the GIL to the service's threads within `SWITCH_S` while a thread of xsp computes in Python.
 
         By default Python switches to a waiting thread after 5 ms. A request needs the GIL several times, so the delay
         would exceed the duration of the request itself.
         """
-        with self._changing:
-            if not self._at_work:
-                self._usual_s = sys.getswitchinterval()
-                sys.setswitchinterval(min(SWITCH_S, self._usual_s))
-                self._own_s = sys.getswitchinterval()
-            self._at_work += 1
+        with self._lock:
+            if not self._active_threads:
+                self._default_interval_s = sys.getswitchinterval()
+                sys.setswitchinterval(min(SWITCH_S, self._default_interval_s))
+                self._short_interval_s = sys.getswitchinterval()
+            self._active_threads += 1
         try:
             yield
         finally:
-            with self._changing:
-                self._at_work -= 1
-                if not self._at_work:
+            with self._lock:
+                self._active_threads -= 1
+                if not self._active_threads:
                     self._restore()
 
     def _restore(self) -> None:
-        if sys.getswitchinterval() == self._own_s:  # else the service has set another interval meanwhile
-            sys.setswitchinterval(self._usual_s)
+        if sys.getswitchinterval() == self._short_interval_s:  # else the service has set another interval meanwhile
+            sys.setswitchinterval(self._default_interval_s)
 
     def _run(self) -> None:
         while (batch := self._queue.get()) is not None:
@@ -211,7 +211,7 @@ class Handover:
                 _finish(pending_models, str(error))
             except Exception as error:
                 _finish(pending_models, f"xsp failed: {type(error).__name__}: {error}")
-            with self._changing:
+            with self._lock:
                 self._calls, self._bytes = self._calls - len(batch.models), self._bytes - len(batch.packed)
         self._end_correlator()
 
@@ -223,8 +223,8 @@ class Handover:
     def _deliver(self, call: CallRequest, model: Model, answer: Answer) -> str | None:
         """Deliver a call's spans; return the problem, or None."""
         try:
-            with self.yielding():
-                accepted, lost = model.settings.tracing.give(int(call.trace_id, 16), answer.spans)
+            with self.short_switch_interval():
+                accepted, lost = model.settings.tracing.deliver(int(call.trace_id, 16), answer.spans)
         except Exception as error:
             return f"the service's span processors failed: {type(error).__name__}: {error}"
         model.tally.add("delivered", accepted + answer.sent)
@@ -249,7 +249,7 @@ def _finish(models: Iterable[Model], reason: str) -> None:
         model.tally.finish(reason)
 
 
-def _portion() -> int:
+def _portion_size() -> int:
     """Return the number of spans in a portion; the service's own spans use the same queue."""
     size = os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", "")
     return max(1, min(PORTION, int(size) // 2)) if size.isdigit() else PORTION

@@ -35,7 +35,7 @@ class Settings(NamedTuple):
     """Names of the collectors whose spans the calls get."""
 
     whole_process: bool
-    """Whether one of the collectors sees the whole process and cannot separate the calls of different threads."""
+    """Whether any collector records the whole process and cannot separate the calls of different threads."""
 
     tracing: Tracing
     otlp: str | None
@@ -55,7 +55,7 @@ class Model:
         """
         self.module, self.name, self.settings = weakref.ref(module), name, settings
         self.bound = settings.bound
-        self.end: weakref.finalize[..., Any]
+        self.finalizer: weakref.finalize[..., Any]
         """Finalizer of the module, which removes the model when the service releases it."""
 
         self.renew()
@@ -63,14 +63,14 @@ class Model:
     def renew(self) -> None:
         """Restart the counts, in a forked process."""
         self.tally = Tally()
-        self.seen, self._looked, self._looking = count(), 0, threading.Lock()
+        self.call_counter, self._counter_reads, self._read_lock = count(), 0, threading.Lock()
 
     @property
     def counts(self) -> Counts:
         """Outcomes of its calls so far."""
-        with self._looking:
-            calls = next(self.seen) - self._looked
-            self._looked += 1
+        with self._read_lock:
+            calls = next(self.call_counter) - self._counter_reads
+            self._counter_reads += 1
         tallied = {name: self.tally.counts[name] for name in Counts._fields[1:-1]}
         return Counts(calls=calls, **tallied, lost=dict(self.tally.lost))
 
@@ -79,7 +79,7 @@ class Models:
     """The instrumented models of a process. A model belongs to the last handle that was created for it."""
 
     def __init__(self) -> None:
-        self.own: dict[int, Model] = {}
+        self.by_id: dict[int, Model] = {}
         """Models by the `id` of their module."""
 
         self._outermost: weakref.WeakKeyDictionary[Any, Model | None] = weakref.WeakKeyDictionary()
@@ -88,18 +88,18 @@ class Models:
         """Add models."""
         for model in models:
             module = model.module()
-            self.own[id(module)] = model
-            model.end = weakref.finalize(module, self._gone, id(module), model)
-            model.end.atexit = False
+            self.by_id[id(module)] = model
+            model.finalizer = weakref.finalize(module, self._remove_deleted, id(module), model)
+            model.finalizer.atexit = False
         self._outermost = weakref.WeakKeyDictionary()
 
     def remove(self, models: Iterable[Model]) -> None:
         """Remove models, unless they belong to another handle by now."""
-        removed = set(models)
-        for key in [key for key, model in self.own.items() if model in removed]:
-            del self.own[key]
-        for model in removed:
-            model.end.detach()
+        removed_models = set(models)
+        for key in [key for key, model in self.by_id.items() if model in removed_models]:
+            del self.by_id[key]
+        for model in removed_models:
+            model.finalizer.detach()
         self._outermost = weakref.WeakKeyDictionary()
 
     def outermost(self, module: Any) -> Model | None:
@@ -108,13 +108,13 @@ class Models:
         try:
             return cache[module]
         except KeyError:
-            contained = (self.own.get(id(submodule)) for submodule in module.modules())
+            contained = (self.by_id.get(id(submodule)) for submodule in module.modules())
             outermost = cache[module] = next((model for model in contained if model is not None), None)
             return outermost
 
-    def _gone(self, key: int, model: Model) -> None:
-        if self.own.get(key) is model:
-            del self.own[key]
+    def _remove_deleted(self, key: int, model: Model) -> None:
+        if self.by_id.get(key) is model:
+            del self.by_id[key]
             self._outermost = weakref.WeakKeyDictionary()
 
 
@@ -125,13 +125,13 @@ class Call:
         "anchor",
         "context",
         "end",
-        "left_out",
+        "is_recorded",
         "links",
-        "live",
         "model",
         "name",
-        "outer",
-        "recorded",
+        "omission",
+        "open_spans",
+        "outer_error",
         "span",
         "start",
         "thread",
@@ -139,19 +139,19 @@ class Call:
     )
     anchor: clock.Anchor
     end: int
-    outer: BaseException | None
+    outer_error: BaseException | None
     """The exception that was being handled when the call began."""
 
     start: int
     thread: int
 
-    def __init__(self, model: Model, name: str, context: Any, links: Sequence[Any], live: Sequence[Any]) -> None:
-        self.model, self.name, self.context, self.links, self.live = model, name, context, links, live
-        self.recorded = False
+    def __init__(self, model: Model, name: str, context: Any, links: Sequence[Any], open_spans: Sequence[Any]) -> None:
+        self.model, self.name, self.context, self.links, self.open_spans = model, name, context, links, open_spans
+        self.is_recorded = False
         self.window: Window | None = None
         """The window in which the call's operators and deeper levels are recorded."""
 
-        self.left_out: str | None = None
+        self.omission: str | None = None
         """Why requested levels are not recorded."""
 
         self.span: Any = None
@@ -167,7 +167,7 @@ def bound_of(sample: float) -> int:
         raise UsageError(f"sample={sample!r}: a share of the requests is between 0 and 1") from error
 
 
-def chosen(model: Model, module: Any, requests: tuple[Any, ...] | None) -> Call | None:
+def choose_call(model: Model, module: Any, requests: tuple[Any, ...] | None) -> Call | None:
     """Return the call with its context in the requests' traces; None if none of a batch's requests is chosen.
 
     Args:
@@ -184,7 +184,7 @@ def chosen(model: Model, module: Any, requests: tuple[Any, ...] | None) -> Call 
         trace.get_current_span(request) if isinstance(request, context.Context) else request for request in requests
     ]
     span_contexts = [span if isinstance(span, trace.SpanContext) else span.get_span_context() for span in spans]
-    eligible = [span_context for span_context in span_contexts if _chooses(span_context, model.bound)]
+    eligible = [span_context for span_context in span_contexts if _is_chosen(span_context, model.bound)]
     if not eligible:
         return None
     current = trace.get_current_span().get_span_context()
@@ -192,17 +192,17 @@ def chosen(model: Model, module: Any, requests: tuple[Any, ...] | None) -> Call 
         parent_context = context.get_current()
     else:
         parent_context = trace.set_span_in_context(trace.NonRecordingSpan(eligible[0]))
-    live = [span for span in spans if isinstance(span, trace.Span) and span.is_recording()]
+    open_spans = [span for span in spans if isinstance(span, trace.Span) and span.is_recording()]
     return Call(
         model,
         name,
         parent_context,
         [trace.Link(span_context) for span_context in span_contexts if span_context.is_valid],
-        live,
+        open_spans,
     )
 
 
-def _chooses(context: Any, bound: int) -> bool:
+def _is_chosen(context: Any, bound: int) -> bool:
     from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 
     sampled: bool = context.trace_flags.sampled

@@ -25,8 +25,8 @@ NICE = 10
 PATIENCE_S = 30.0
 """Seconds for which sending to a receiver is retried."""
 
-_SIMPLE = (str, bool, int, float)
-_HOSTS = ("host.id", "host.ip", "host.name")
+_SIMPLE_TYPES = (str, bool, int, float)
+_HOST_ATTRIBUTES = ("host.id", "host.ip", "host.name")
 
 
 class CallRequest(NamedTuple):
@@ -50,7 +50,7 @@ class CallRequest(NamedTuple):
     """The attributes of the service's resource."""
 
 
-class Recorded(NamedTuple):
+class RecordedCalls(NamedTuple):
     """The rows that were recorded during some calls."""
 
     process: int
@@ -58,7 +58,7 @@ class Recorded(NamedTuple):
     rows: list[tuple[Any, ...]]
 
 
-class Finished(NamedTuple):
+class FinishedSpan(NamedTuple):
     """A span with its parent, in OpenTelemetry's form."""
 
     name: str
@@ -76,13 +76,13 @@ class Finished(NamedTuple):
 class Answer(NamedTuple):
     """The outcome of one call's rows."""
 
-    spans: list[Finished]
+    spans: list[FinishedSpan]
     """Spans for the service's own processors; empty if the second process sent them."""
 
     sent: int = 0
     strangers: int = 0
-    """Spans that were recorded at the same time and could not be assigned to any of the calls; counted in the answer
-    for the first call."""
+    """Spans that were recorded at the same time and could not be assigned to any of the calls; only the answer for the
+    first call counts them."""
 
     ambiguous: int = 0
     """Strangers that may belong to this call as well as to another."""
@@ -95,7 +95,7 @@ class CorrelatorError(XspError):
     """The second process did not start, or ended."""
 
 
-def pack(recorded: Recorded) -> bytes:
+def pack(recorded: RecordedCalls) -> bytes:
     """Return calls serialized for the pipe, a tenth of the size of their rows."""
     return marshal.dumps((recorded.process, [tuple(call) for call in recorded.calls], recorded.rows))
 
@@ -128,7 +128,7 @@ class Correlator(transport.SecondProcess):
         answers = self.ask(packed)
         if answers is None:
             raise CorrelatorError("the process that correlates has ended; the next call starts it again")
-        return [Answer([Finished(*span) for span in spans], *rest) for spans, *rest in answers]
+        return [Answer([FinishedSpan(*span) for span in spans], *rest) for spans, *rest in answers]
 
 
 # --- in the second process --------------------------------------------------------------------------------
@@ -138,45 +138,46 @@ def main() -> NoReturn:
     """Run the second process."""
     with contextlib.suppress(OSError):
         os.nice(NICE)
-    transport.serve(contextlib.nullcontext(_Answers().to))
+    transport.serve(contextlib.nullcontext(_Answers().answer))
 
 
 class _Answers:
     """The processing of calls, each with its own target."""
 
     def __init__(self) -> None:
-        self._sending: dict[str, _Sending] = {}
+        self._senders: dict[str, _Sender] = {}
 
-    def to(self, message: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    def answer(self, message: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """Return the answers to packed calls. Never raises: the service must get an answer and continue."""
         process, calls, rows = message
-        called = [CallRequest(*call) for call in calls]
+        call_requests = [CallRequest(*call) for call in calls]
         try:
-            owned = spans_of(Recorded(process, called, rows))
+            results = spans_of(RecordedCalls(process, call_requests, rows))
         except Exception as error:
-            return [([], 0, 0, 0, f"spans could not be correlated: {type(error).__name__}: {error}")] * len(called)
-        return [self._tried(call, call_spans) for call, call_spans in zip(called, owned, strict=True)]
+            problem = f"spans could not be correlated: {type(error).__name__}: {error}"
+            return [([], 0, 0, 0, problem)] * len(call_requests)
+        return [self._answer_call(call, call_spans) for call, call_spans in zip(call_requests, results, strict=True)]
 
-    def _tried(self, call: CallRequest, result: CallSpans) -> tuple[Any, ...]:
+    def _answer_call(self, call: CallRequest, result: CallSpans) -> tuple[Any, ...]:
         counts = result.strangers, result.ambiguous
         try:
             if call.otlp is None:
-                return [tuple(finished(span)) for span in result.spans], 0, *counts, None
-            sent, problem = self._to(call.otlp, call.resource)(result.spans)
+                return [tuple(to_finished_span(span)) for span in result.spans], 0, *counts, None
+            sent, problem = self._sender(call.otlp, call.resource)(result.spans)
             return [], sent, *counts, problem
         except XspError as error:
             return [], 0, *counts, str(error)
         except Exception as error:
             return [], 0, *counts, f"spans could not be sent: {type(error).__name__}: {error}"
 
-    def _to(self, otlp: str, resource: dict[str, Any]) -> _Sending:
+    def _sender(self, otlp: str, resource: dict[str, Any]) -> _Sender:
         target = json.dumps([otlp, resource], sort_keys=True, default=str)
-        if target not in self._sending:
-            self._sending[target] = _Sending(otlp, resource)
-        return self._sending[target]
+        if target not in self._senders:
+            self._senders[target] = _Sender(otlp, resource)
+        return self._senders[target]
 
 
-class _Sending:
+class _Sender:
     """Sending over OTLP; the table engine and the encoder are loaded here and never in the service."""
 
     def __init__(self, target: str, resource: Mapping[str, Any]) -> None:
@@ -214,7 +215,7 @@ def level_resource(resource: Mapping[str, Any], level: int) -> dict[str, Any]:
     Viewers colour and filter by service. If the service's resource names no host, a pseudonym is added, because viewers
     distrust the clocks of spans whose hosts they do not know.
     """
-    host = {} if any(name in resource for name in _HOSTS) else {"host.id": identity.host()}
+    host = {} if any(name in resource for name in _HOST_ATTRIBUTES) else {"host.id": identity.host()}
     name = f"{resource.get('service.name', 'unknown_service')}.{semconv.level_name(level)}"
     return {**resource, **host, "service.name": name}
 
@@ -231,47 +232,47 @@ class CallSpans(NamedTuple):
     ambiguous: int
 
 
-def spans_of(recorded: Recorded) -> list[CallSpans]:
+def spans_of(recorded: RecordedCalls) -> list[CallSpans]:
     """Return the spans that belong to each call.
 
-    All threads are recorded at the same time, also those of other requests. All rows are correlated together: work
-    without a thread belongs to a call only if it cannot belong to another.
+    All threads are recorded at the same time, including those of other requests. All rows are correlated together: work
+    without a thread belongs to a call only if it cannot belong to another call.
     """
     rows = _rows(recorded)
     roots = {call.span_id: index for index, call in enumerate(recorded.calls)}
-    owner: dict[str | None, int] = {}
+    owners: dict[str | None, int] = {}
     keys: dict[str | None, int] = {}
-    doubtful: list[str] = []
+    candidate_texts: list[str] = []
     for span in correlate(rows):  # parents come first
-        index = roots.get(span.span_id or "", owner.get(span.parent_id))
+        index = roots.get(span.span_id or "", owners.get(span.parent_id))
         if index is not None:
-            owner[span.span_id], keys[span.key] = index, index
+            owners[span.span_id], keys[span.key] = index, index
         elif span.attributes and '"candidates"' in span.attributes:
-            doubtful.append(span.attributes)
-    ambiguous = _candidates(doubtful, keys)
+            candidate_texts.append(span.attributes)
+    ambiguous = _candidates(candidate_texts, keys)
     results = []
     for index, call in enumerate(recorded.calls):
-        call_rows = [row for row in rows if owner.get(row.span_id) == index]
+        call_rows = [row for row in rows if owners.get(row.span_id) == index]
         requested = [
             row._replace(trace_id=call.trace_id, rung=call.rung)
             for row in call_rows
             if row.level <= call.rung and row.collector in (None, *call.collectors)
         ]
-        # correlated again without the other rows, which would take part in the numbering of layers and in the keys
+        # correlated again without the other rows, which would change the numbers of layers and the keys
         spans = [span for span in correlate(requested) if span.span_id != call.span_id]
-        results.append(CallSpans(spans, 0 if index else len(rows) - len(owner), ambiguous[index]))
+        results.append(CallSpans(spans, 0 if index else len(rows) - len(owners), ambiguous[index]))
     return results
 
 
-def _candidates(doubtful: Iterable[str], keys: Mapping[str | None, int]) -> Counter[int]:
+def _candidates(candidate_texts: Iterable[str], keys: Mapping[str | None, int]) -> Counter[int]:
     """Count for each call the spans that may belong to it or to another, from the keys of their candidate parents."""
     counts: Counter[int] = Counter()
-    for attributes in doubtful:
+    for attributes in candidate_texts:
         counts.update({keys[key] for key in json.loads(attributes)["candidates"] if key in keys})
     return counts
 
 
-def _rows(recorded: Recorded) -> list[Span]:
+def _rows(recorded: RecordedCalls) -> list[Span]:
     """Return the rows with ids; the models' rows get the ids of their OpenTelemetry spans."""
     models = {call.row: call for call in recorded.calls}
     rows = []
@@ -282,9 +283,9 @@ def _rows(recorded: Recorded) -> list[Span]:
     return rows
 
 
-def finished(span: Span) -> Finished:
+def to_finished_span(span: Span) -> FinishedSpan:
     """Return a span in OpenTelemetry's form."""
-    return Finished(
+    return FinishedSpan(
         name=span.name,
         level=span.level,
         span_id=span.span_id or "",
@@ -313,8 +314,8 @@ def attributes(span: Span) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    is_simple = isinstance(value, _SIMPLE)
+    is_simple = isinstance(value, _SIMPLE_TYPES)
     is_uniform = (
-        isinstance(value, list) and value and {type(element) for element in value} in [{kind} for kind in _SIMPLE]
+        isinstance(value, list) and value and {type(element) for element in value} in [{kind} for kind in _SIMPLE_TYPES]
     )
     return value if is_simple or is_uniform else json.dumps(value)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 from xsp import rundir
-from xsp.record.output import shown
+from xsp.record.output import display_path
 from xsp.record.terminal import say
 
 
@@ -54,10 +54,10 @@ def _forwarding(number: signal.Signals, process: subprocess.Popen[bytes]) -> Ite
         yield
         return
 
-    def tell(_number: int, _frame: FrameType | None) -> None:
+    def forward(_number: int, _frame: FrameType | None) -> None:
         process.send_signal(number)
 
-    previous = signal.signal(number, tell)
+    previous = signal.signal(number, forward)
     try:
         yield
     finally:
@@ -65,34 +65,34 @@ def _forwarding(number: signal.Signals, process: subprocess.Popen[bytes]) -> Ite
 
 
 @contextlib.contextmanager
-def report_run_on_interrupt(run: Path | None = None, *, shows: bool = False) -> Iterator[list[Path]]:
+def report_run_on_interrupt(run: Path | None = None, *, shows_traceback: bool = False) -> Iterator[list[Path]]:
     """Print the run's directory if an interrupt ends this process. Python's exit status is unchanged.
 
     Args:
         run: the directory; a path that is added to the yielded list replaces it.
-        shows: let Python print the interrupt's traceback first, because it is the user program's.
+        shows_traceback: whether Python prints the interrupt's traceback first, because it is the user program's.
     """
-    places = [run] if run is not None else []
+    directories = [run] if run is not None else []
     try:
-        yield places
+        yield directories
     except KeyboardInterrupt:
         previous = sys.excepthook
 
         def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            if shows or not issubclass(kind, KeyboardInterrupt):
+            if shows_traceback or not issubclass(kind, KeyboardInterrupt):
                 previous(kind, error, trace)
-            say(_where(places[-1]))
+            say(_interrupt_message(directories[-1]))
 
-        if places:
+        if directories:
             sys.excepthook = show
         raise
 
 
-def _where(run: Path) -> str:
+def _interrupt_message(run: Path) -> str:
     try:
         has_steps = any(run.glob(f"**/{rundir.STEPS}/[0-9]*.parquet"))
     except OSError:
         has_steps = False
     if not has_steps:
-        return f"interrupted before the first step was stored: there is nothing in {shown(run)} to show"
-    return f"interrupted; what was recorded is in {shown(run)}: `xsp report {shlex.quote(shown(run))}`"
+        return f"interrupted before the first step was stored: there is nothing in {display_path(run)} to show"
+    return f"interrupted; what was recorded is in {display_path(run)}: `xsp report {shlex.quote(display_path(run))}`"

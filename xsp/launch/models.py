@@ -28,8 +28,8 @@ class Recording:
 
     settings: Settings
     repeats: int = 12
-    counting: bool = False
-    """See `xsp.counters.secondrun`."""
+    is_counter_run: bool = False
+    """Whether it runs for hardware counters only, see `xsp.counters.secondrun`."""
 
     def __post_init__(self) -> None:
         """Reject a number of repeats that measures nothing.
@@ -41,7 +41,7 @@ class Recording:
             raise UsageError(f"--repeats {self.repeats}: at least one timed step per level is needed")
 
 
-def measure(spec: str, settings: models.Settings, how: Recording, progress: Progress) -> Path:
+def measure(spec: str, settings: models.Settings, recording: Recording, progress: Progress) -> Path:
     """Profile one model at one batch size, and return its run directory.
 
     Raises:
@@ -51,21 +51,22 @@ def measure(spec: str, settings: models.Settings, how: Recording, progress: Prog
     """
     session = profile.of(
         replace(
-            how.settings, name=short_name(spec), batch_size=settings.batch, spread=False, needs_run=True,
-            collectors=secondrun.collectors() if how.counting else None,
-            typed=("profile", _without_place(spec), *_model_options(settings), "--repeats", str(how.repeats)),
+            recording.settings, name=short_name(spec), batch_size=settings.batch, spread=False, needs_run=True,
+            collectors=secondrun.collectors() if recording.is_counter_run else None,
+            typed=("profile", _without_directory(spec), *_model_options(settings), "--repeats", str(recording.repeats)),
         )
     )  # fmt: skip
-    before_the_first_use_of_libraries(how.settings.kernels)
+    set_library_variables(recording.settings.kernels)
     workload = models.load(spec, settings)
-    total = session.schedule.steps_for(0 if how.counting else how.repeats)
-    if how.counting:
+    fewest = 0 if recording.is_counter_run else recording.repeats
+    total = session.schedule.steps_for(fewest)
+    if recording.is_counter_run:
         session.describe_once()
     steps, repeats = 0, session.schedule.repeats
     label = f"{short_name(spec)} batch {settings.batch}"
-    with children.report_run_on_interrupt() as places, session:
-        places.append(session.out)
-        while steps < total or (not how.counting and min(repeats.values()) < how.repeats):  # short steps settle longer
+    with children.report_run_on_interrupt() as directories, session:
+        directories.append(session.out)
+        while steps < total or min(repeats.values()) < fewest:  # short steps settle longer
             progress(label, min(steps, total), total)
             with session.step():
                 workload.step()
@@ -74,7 +75,7 @@ def measure(spec: str, settings: models.Settings, how: Recording, progress: Prog
     return session.out
 
 
-def sweep(spec: str, settings: models.Settings, sizes: Sequence[int], how: Recording, progress: Progress) -> Path:
+def sweep(spec: str, settings: models.Settings, sizes: Sequence[int], recording: Recording, progress: Progress) -> Path:
     """Profile one model at several batch sizes into a directory of runs, and return that directory.
 
     Raises:
@@ -84,22 +85,22 @@ def sweep(spec: str, settings: models.Settings, sizes: Sequence[int], how: Recor
     content = {
         "kind": "sweep",
         "name": short_name(spec),
-        "levels": how.settings.levels,
+        "levels": recording.settings.levels,
         "parts": parts,
         "finished": False,
     }
-    with output.claimed_for_several(how.settings) as out:
+    with output.claim_for_runs(recording.settings) as out:
         for size in sizes:
             name = f"batch-{size:04d}"
             parts.append(name)
             rundir.write_run(out, content)
-            part = replace(how.settings, out=out / name, overwrite=False, next_free=False)
-            measure(spec, replace(settings, batch=size), replace(how, settings=part), progress)
+            part = replace(recording.settings, out=out / name, overwrite=False, next_free=False)
+            measure(spec, replace(settings, batch=size), replace(recording, settings=part), progress)
         rundir.write_run(out, {**content, "finished": True})
     return out
 
 
-def count(spec: str, settings: models.Settings, how: Recording, out: Path) -> dict[str, Any]:
+def count(spec: str, settings: models.Settings, recording: Recording, out: Path) -> dict[str, Any]:
     """Profile again under Nsight Compute, and join the counters of one step to the run.
 
     Returns:
@@ -108,14 +109,14 @@ def count(spec: str, settings: models.Settings, how: Recording, out: Path) -> di
     Raises:
         CounterError: there are no counters; the run is unchanged except for a note with the reason.
     """
-    recorded = replace(how.settings, samples=False, kernels=Kernels.KINETO.value)  # ncu occupies CUPTI
+    run_settings = replace(recording.settings, samples=False, kernels=Kernels.KINETO.value)  # ncu occupies CUPTI
     command = ["--counting", *_model_options(settings)]
-    start = [sys.executable, "-m", "xsp.cli", "profile", spec]
-    return secondrun.count(out, lambda run: [*start, *replace(recorded, out=run).options(), *command])
+    prefix = [sys.executable, "-m", "xsp.cli", "profile", spec]
+    return secondrun.count(out, lambda run: [*prefix, *replace(run_settings, out=run).options(), *command])
 
 
-def _without_place(spec: str) -> str:
-    """Return a model's name as typed; for a model in a file, the file without its directories."""
+def _without_directory(spec: str) -> str:
+    """Return a model's name as typed; for a model in a file, the file name without its directories."""
     return scrub.command(("", spec))[1] if "/" in spec or ".py:" in spec else spec
 
 
@@ -129,7 +130,7 @@ def _model_options(settings: models.Settings) -> list[str]:
     return options + (["--input", "x".join(map(str, settings.shape))] if settings.shape is not None else [])
 
 
-def before_the_first_use_of_libraries(kernels: str = Kernels.KINETO.value) -> None:
+def set_library_variables(kernels: str = Kernels.KINETO.value) -> None:
     """Set the variables that libraries read once, at their first use; see `xsp_collectors.onednn` and its `cuda`.
 
     Args:
@@ -153,7 +154,7 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def show_nothing(what: str, done: int, total: int) -> None:
+def show_no_progress(label: str, done: int, total: int) -> None:
     """Do nothing: a silent `Progress`."""
 
 

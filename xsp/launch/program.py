@@ -29,14 +29,14 @@ from xsp.errors import UsageError
 from xsp.record.terminal import say
 
 _PYTHON = re.compile(r"(?:python|pypy)(\d+(?:\.\d+)?t?)?")
-_VALUED = "WX"
-_BARE = "bBdEIOPqRsSuv"
+_VALUE_OPTIONS = "WX"
+_FLAG_OPTIONS = "bBdEIOPqRsSuv"
 """Python's one-letter options: those that take a value, and those that take none and still run a program."""
 
 _STDIN = "xsp does not read a program from standard input; write it to a file: xsp run FILE.py"
 
-_LONG = "--check-hash-based-pycs"
-_ASK = "import sys, importlib.util; print(sys.prefix); print(importlib.util.find_spec('xsp') is not None)"
+_LONG_OPTION = "--check-hash-based-pycs"
+_PROBE_CODE = "import sys, importlib.util; print(sys.prefix); print(importlib.util.find_spec('xsp') is not None)"
 
 _STARTERS = frozenset(
     "bash conda env hatch ipython jupyter mamba micromamba mpiexec mpirun nice nohup numactl pdm pipenv pixi poetry "
@@ -75,16 +75,16 @@ class OtherInterpreter:
     options: tuple[str, ...]
     program: Program
 
-    def go_on(self, xsp: Sequence[str]) -> NoReturn:
-        """Replace this process by that interpreter, with xsp's own options as they were typed."""
-        words = [self.interpreter, *self.options, "-m", "xsp.cli", "run", *xsp, *self.program.words]
+    def replace_process(self, options: Sequence[str]) -> NoReturn:
+        """Replace this process by that interpreter; `options` has the typed options of `xsp run`."""
+        words = [self.interpreter, *self.options, "-m", "xsp.cli", "run", *options, *self.program.words]
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
         os.execv(self.interpreter, words)
 
 
-def read(words: Sequence[str], is_module: bool = False) -> Program | OtherInterpreter:
+def parse_program(words: Sequence[str], is_module: bool = False) -> Program | OtherInterpreter:
     """Parse a program from words that do not begin with a launcher.
 
     Args:
@@ -94,26 +94,27 @@ def read(words: Sequence[str], is_module: bool = False) -> Program | OtherInterp
     Raises:
         UsageError: the words name no Python program; the message gives the command to type.
     """
-    first, rest = words[0], tuple(words[1:])
-    if first == "-":
+    target, arguments = words[0], tuple(words[1:])
+    if target == "-":
         raise UsageError(f"-: {_STDIN}")
     if is_module:
-        return Program(_module(first), rest, is_module=True)
-    if _PYTHON.fullmatch(Path(first).name) and not Path(first).is_dir():
-        return _interpreted(first, rest)
-    if _exists(first):
-        _refuse_what_is_no_python(Path(first))
-        return Program(first, rest)
-    if Path(first).name in _STARTERS:
-        raise UsageError(f"{first} starts another program; type `{_behind(words)}`")
-    if re.match(r"\w+=", first):
-        raise UsageError(f"{first}: put variables before xsp: `{first} xsp run {shlex.join(rest)}`")
-    executable = shutil.which(first) if os.sep not in first else None
+        return Program(_check_module(target), arguments, is_module=True)
+    if _PYTHON.fullmatch(Path(target).name) and not Path(target).is_dir():
+        return _with_interpreter(target, arguments)
+    if _exists(target):
+        _check_is_python(Path(target))
+        return Program(target, arguments)
+    if Path(target).name in _STARTERS:
+        raise UsageError(f"{target} starts another program; type `{_insert_xsp(words)}`")
+    if re.match(r"\w+=", target):
+        raise UsageError(f"{target}: put variables before xsp: `{target} xsp run {shlex.join(arguments)}`")
+    executable = shutil.which(target) if os.sep not in target else None
     if executable is None:
         raise UsageError(
-            f"{first}: cannot be read (no such file or directory){_as_module(first)}; give the path of a Python file"
+            f"{target}: cannot be read (no such file or directory){_module_hint(target)}; "
+            "give the path of a Python file"
         )
-    return _command(first, Path(executable), rest)
+    return _from_command(target, Path(executable), arguments)
 
 
 def _exists(path: str) -> bool:
@@ -123,7 +124,7 @@ def _exists(path: str) -> bool:
         raise UsageError(f"{path}: cannot be read ({error.strerror}); give the path of a Python file") from error
 
 
-def _module(name: str) -> str:
+def _check_module(name: str) -> str:
     if name.endswith(".py") and Path(name).is_file():
         raise UsageError(
             f"-m {name}: this is a file; type `xsp run {shlex.quote(name)}`, or -m with the name of a module"
@@ -131,14 +132,14 @@ def _module(name: str) -> str:
     return name
 
 
-def _as_module(name: str) -> str:
+def _module_hint(name: str) -> str:
     """Return a hint if a name is that of a module in this directory, else an empty text."""
     path = Path(*name.split("."))
     is_module = os.sep not in name and (path.with_name(f"{path.name}.py").is_file() or path.is_dir())
     return f"; for a module type `xsp run -m {name}`" if is_module else ""
 
 
-def _behind(words: Sequence[str]) -> str:
+def _insert_xsp(words: Sequence[str]) -> str:
     """Return a command with `xsp run` inserted before its Python program."""
     for index, word in enumerate(words[1:], 1):
         if (
@@ -153,7 +154,7 @@ def _behind(words: Sequence[str]) -> str:
 # --- files ------------------------------------------------------------------------------------------------
 
 
-def _refuse_what_is_no_python(path: Path) -> None:
+def _check_is_python(path: Path) -> None:
     if path.suffix == ".ipynb":
         raise UsageError(
             f"{path}: a notebook; put `with xsp.profile(…)` into a cell, or convert it to a script with "
@@ -164,16 +165,16 @@ def _refuse_what_is_no_python(path: Path) -> None:
         raise UsageError(f"{path}: for {interpreter or 'a shell'}, not Python; put `xsp run` before the Python command")
 
 
-def _command(name: str, path: Path, rest: tuple[str, ...]) -> Program:
+def _from_command(name: str, path: Path, arguments: tuple[str, ...]) -> Program:
     """Return the program behind a command of this environment."""
     interpreter = _shebang(path)
     if interpreter is None or "python" not in interpreter:
         raise UsageError(
             f"{path} is not a Python program; if it starts one, put `xsp run` before that: `{name} … xsp run train.py`"
         )
-    if not os.path.isabs(interpreter) or _asked(interpreter)[0] != os.path.realpath(sys.prefix):
+    if not os.path.isabs(interpreter) or _probe(interpreter)[0] != os.path.realpath(sys.prefix):
         raise UsageError(f"{path} runs in {interpreter}, and xsp in {sys.executable}; install xsp there as well")
-    return Program(str(path), rest)
+    return Program(str(path), arguments)
 
 
 _EXEC = "'''exec'"
@@ -185,75 +186,75 @@ def _shebang(path: Path) -> str | None:
         return None
     try:
         with open(path, "rb") as file:
-            first, second = (file.readline(512).decode("utf-8", "replace") for _ in range(2))
+            first_line, second_line = (file.readline(512).decode("utf-8", "replace") for _ in range(2))
     except OSError:
         return None
-    if not first.startswith("#!"):
+    if not first_line.startswith("#!"):
         return None
-    if second.startswith(_EXEC):  # installers use this form for long paths and paths with blanks
+    if second_line.startswith(_EXEC):  # installers use this form for long paths and paths with blanks
         with contextlib.suppress(ValueError, IndexError):
-            return shlex.split(second.removeprefix(_EXEC))[0]
-    words = [word for word in first.removeprefix("#!").split() if not word.startswith("-")]
+            return shlex.split(second_line.removeprefix(_EXEC))[0]
+    words = [word for word in first_line.removeprefix("#!").split() if not word.startswith("-")]
     return next(iter(words[1:] if words and Path(words[0]).name == "env" else words), None)
 
 
 # --- interpreters -----------------------------------------------------------------------------------------
 
 
-def _interpreted(name: str, rest: tuple[str, ...]) -> Program | OtherInterpreter:
+def _with_interpreter(name: str, arguments: tuple[str, ...]) -> Program | OtherInterpreter:
     """Parse an interpreter's own options and the program after them."""
-    options, program = _split(name, rest)
+    options, program = _split(name, arguments)
     interpreter = _interpreter(name, program)
     if interpreter == sys.executable and not options:
         return program
     return OtherInterpreter(interpreter, options, program)
 
 
-def _split(name: str, rest: tuple[str, ...]) -> tuple[tuple[str, ...], Program]:
+def _split(name: str, arguments: tuple[str, ...]) -> tuple[tuple[str, ...], Program]:
     options: list[str] = []
-    words = list(rest)
+    words = list(arguments)
     while words and words[0].startswith("-") and words[0] != "-":
         word = words.pop(0)
         if word == "--":
             break
-        if word == _LONG and words:
+        if word == _LONG_OPTION and words:
             options += [word, words.pop(0)]
             continue
         for flag, value in _letters(word):
             if flag == "m" and (value or words):
-                return tuple(options), Program(_module(value or words.pop(0)), tuple(words), is_module=True)
-            if flag in _VALUED and (value or words):
+                return tuple(options), Program(_check_module(value or words.pop(0)), tuple(words), is_module=True)
+            if flag in _VALUE_OPTIONS and (value or words):
                 options.append(f"-{flag}{value or words.pop(0)}")
-            elif flag in _BARE:
+            elif flag in _FLAG_OPTIONS:
                 options.append(f"-{flag}")
-            elif not word.startswith(_LONG):
+            elif not word.startswith(_LONG_OPTION):
                 raise UsageError(
                     f"{name} {word}: this names no program to profile; write the code to a file, and run that"
                 )
-        if word.startswith(f"{_LONG}="):
+        if word.startswith(f"{_LONG_OPTION}="):
             options.append(word)
     if not words or words[0] == "-":
         raise UsageError(f"{name}: name the program, `xsp run {name} train.py`; {_STDIN}")
-    program = read(words)
+    program = parse_program(words)
     if not isinstance(program, Program):
         raise UsageError(f"{name}: another interpreter, {words[0]}, follows; name one of them, then the program")
     return tuple(options), program
 
 
 def _letters(word: str) -> Iterator[tuple[str, str]]:
-    """Split `-uOm` into its letters; a letter that takes a value comes with the rest of the word."""
+    """Split `-uOm` into its letters; a letter that takes a value is paired with the remaining letters."""
     if word.startswith("--"):
         yield word, ""
         return
     for index, letter in enumerate(word[1:], 2):
-        takes_value = letter in _VALUED + "m"
+        takes_value = letter in _VALUE_OPTIONS + "m"
         yield letter, word[index:] if takes_value else ""
         if takes_value:
             return
 
 
 def _interpreter(name: str, program: Program) -> str:
-    """Return the path of an interpreter in which xsp can run, or of this one if the name means it.
+    """Return the path of an interpreter in which xsp can run, or of this one if the name refers to it.
 
     Raises:
         UsageError: there is no interpreter of that name, or xsp is not installed in it.
@@ -264,7 +265,7 @@ def _interpreter(name: str, program: Program) -> str:
             raise UsageError(f"{name}: there is no such interpreter")
         prefix, has_xsp = "", False
     else:
-        prefix, has_xsp = _asked(path)
+        prefix, has_xsp = _probe(path)
     if prefix == os.path.realpath(sys.prefix):
         return sys.executable
     if has_xsp:
@@ -279,12 +280,14 @@ def _interpreter(name: str, program: Program) -> str:
     return sys.executable
 
 
-def _asked(interpreter: str) -> tuple[str, bool]:
+def _probe(interpreter: str) -> tuple[str, bool]:
     """Return the prefix of an interpreter's environment, and whether xsp is there; empty and False if it fails."""
     if os.path.abspath(interpreter) == os.path.abspath(sys.executable):
         return os.path.realpath(sys.prefix), True
     try:
-        completed = subprocess.run([interpreter, "-c", _ASK], capture_output=True, text=True, timeout=60, check=True)
+        completed = subprocess.run(
+            [interpreter, "-c", _PROBE_CODE], capture_output=True, text=True, timeout=60, check=True
+        )
         prefix, has_xsp = completed.stdout.splitlines()[-2:]
     except (OSError, subprocess.SubprocessError, ValueError):
         return "", False

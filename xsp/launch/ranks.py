@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from xsp import identity, plugins, rundir, scrub
 from xsp.errors import UnwritableError, UsageError
 from xsp.launch import children, rerun
-from xsp.launch.program import Program, read
+from xsp.launch.program import Program, parse_program
 from xsp.launch.run import Launch
 from xsp.record import output
 from xsp.record.terminal import say
@@ -42,7 +42,7 @@ class _Launcher(NamedTuple):
 
 
 _TORCHRUN = _Launcher("torch.distributed.run", "torch", "get_args_parser")
-_OLD = _Launcher("torch.distributed.launch", "torch", "parse_args")
+_OLD_TORCHRUN = _Launcher("torch.distributed.launch", "torch", "parse_args")
 _ACCELERATE = _Launcher("accelerate.commands.launch", "accelerate", "launch_command_parser")
 _DEEPSPEED = _Launcher("deepspeed.launcher.runner", "deepspeed", "parse_args")
 
@@ -52,7 +52,7 @@ _COMMANDS: dict[tuple[str, ...], _Launcher] = {
     ("accelerate-launch",): _ACCELERATE,
     ("deepspeed",): _DEEPSPEED,
     ("-m", "accelerate.commands.accelerate_cli", "launch"): _ACCELERATE,
-    **{("-m", each.module): each for each in (_TORCHRUN, _OLD, _ACCELERATE, _DEEPSPEED)},
+    **{("-m", launcher.module): launcher for launcher in (_TORCHRUN, _OLD_TORCHRUN, _ACCELERATE, _DEEPSPEED)},
 }
 _REFUSED = ("no_python", "run_path", "tpu")
 """Options that make a launcher start something else than `python -m` for each rank."""
@@ -79,37 +79,39 @@ def parse_job(words: Sequence[str]) -> Job | None:
     Raises:
         UsageError: the launcher is not installed, does not take its options, or does not start Python programs.
     """
-    typed = [Path(words[0]).name, *words[1:]]
+    command_words = [Path(words[0]).name, *words[1:]]
     for command, launcher in _COMMANDS.items():
-        if tuple(typed[: len(command)]) == command:
-            return _read(" ".join(command), launcher, list(words[len(command) :]))
-    if typed[0] == "accelerate":
+        if tuple(command_words[: len(command)]) == command:
+            return _parse(" ".join(command), launcher, list(words[len(command) :]))
+    if command_words[0] == "accelerate":
         raise UsageError("xsp run accelerate: only `accelerate launch … train.py` runs a program")
     return None
 
 
-def _read(name: str, launcher: _Launcher, words: list[str]) -> Job:
-    parsed = _parsed(name, launcher, words)
-    refused = [option for option in _REFUSED if getattr(parsed, option, False)]
-    if refused:
-        option = "--" + refused[0].replace("_", "-")
+def _parse(name: str, launcher: _Launcher, words: list[str]) -> Job:
+    launcher_options = _parse_options(name, launcher, words)
+    unsupported = [option for option in _REFUSED if getattr(launcher_options, option, False)]
+    if unsupported:
+        option = "--" + unsupported[0].replace("_", "-")
         raise UsageError(f"xsp run {name}: {option} is not supported; give a Python file, or -m and a module")
     target, args = (
-        (parsed.user_script, parsed.user_args)
-        if hasattr(parsed, "user_script")
-        else (parsed.training_script, parsed.training_script_args)
+        (launcher_options.user_script, launcher_options.user_args)
+        if hasattr(launcher_options, "user_script")
+        else (launcher_options.training_script, launcher_options.training_script_args)
     )
     for index, word in enumerate(words):
-        rest = words[index + 1 :]
-        if word == target and (rest == list(args) or rest == ["--", *args]):
+        arguments = words[index + 1 :]
+        if word == target and (arguments == list(args) or arguments == ["--", *args]):
             options = words[: index - 1] if index and words[index - 1] == "--" else words[:index]
-            if not parsed.module:
+            if not launcher_options.module:
                 options = [*options, "--module"]  # `xsp.cli` is a module
-            return Job(name, launcher.module, tuple(options), Program(target, tuple(rest), bool(parsed.module)))
+            return Job(
+                name, launcher.module, tuple(options), Program(target, tuple(arguments), bool(launcher_options.module))
+            )
     raise UsageError(f"xsp run {name}: it is not clear where its options end; write them before the script")
 
 
-def _parsed(name: str, launcher: _Launcher, words: list[str]) -> Any:
+def _parse_options(name: str, launcher: _Launcher, words: list[str]) -> Any:
     """Parse a launcher's command line by its own parser."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # output at import will be repeated when it runs
@@ -128,7 +130,7 @@ def _parsed(name: str, launcher: _Launcher, words: list[str]) -> Any:
     raise UsageError(f"xsp run {name}: {name} does not take these options; `{name} --help` lists its own")
 
 
-def launch(how: Launch, job: Job) -> tuple[int, Path | None]:
+def launch(plan: Launch, job: Job) -> tuple[int, Path | None]:
     """Run a launcher's job, and return its exit code, and the run directory if there is a run.
 
     If the disk or another process prevents a run, a line on stderr reports it, and the job runs without xsp.
@@ -139,17 +141,17 @@ def launch(how: Launch, job: Job) -> tuple[int, Path | None]:
         OutputError: the run directory is taken, and `next_free` is not set.
         KeyboardInterrupt: the job was interrupted; the steps that were recorded until then are intact.
     """
-    settings = how.settings
+    settings = plan.settings
     if settings.otlp is not None:
         plugins.sender().check(settings.otlp, settings.otlp_policy)
     if not job.program.is_module:
-        read([job.program.target])  # an error here is one line, not one of each rank
+        parse_program([job.program.target])  # an error here is one line, not one of each rank
     process_identity = identity.of_this_process()
-    content = _content(how, process_identity)
+    content = _content(plan, process_identity)
     launcher = ["-m", job.module, *job.options]
     with contextlib.ExitStack() as stack:
         try:
-            out = stack.enter_context(output.claimed_for_several(settings))
+            out = stack.enter_context(output.claim_for_runs(settings))
             rundir.write_run(out, {**content, "finished": False})
         except UnwritableError as error:
             say(f"{error}. The job continues without a profile.")
@@ -158,23 +160,23 @@ def launch(how: Launch, job: Job) -> tuple[int, Path | None]:
             return children.run([*python, *options, job.program.target, *job.program.args]), None
         environment = {**os.environ, **rerun.otlp_environment(settings), output.JOB_VARIABLE: str(out)}
         environment["TRACEPARENT"] = identity.traceparent(process_identity.trace_id, process_identity.span_id)
-        command = rerun.command(how, replace(settings, out=out), launcher=launcher)
+        command = rerun.command(plan, replace(settings, out=out), launcher=launcher)
         code = None
         try:
             with children.report_run_on_interrupt(out):
                 code = children.run(command, environment)
         finally:
-            _finish(how, out, content, code)
+            _finish(plan, out, content, code)
     return code, out
 
 
-def _finish(how: Launch, out: Path, content: dict[str, Any], code: int | None) -> None:
+def _finish(plan: Launch, out: Path, content: dict[str, Any], code: int | None) -> None:
     parts = [part.name for part in rundir.rank_parts(out)]
     try:
         rundir.write_run(out, {**content, "parts": parts, "finished": code == 0, "end_ns": time.time_ns()})
     except UnwritableError as error:  # the job ends as it would have without xsp
         say(f"{error}; what its ranks wrote is kept")
-    settings = how.settings
+    settings = plan.settings
     if settings.otlp is not None:
         try:
             plugins.sender()(out, settings.otlp, settings.otlp_policy).finish()  # delivers the job's own span
@@ -183,18 +185,18 @@ def _finish(how: Launch, out: Path, content: dict[str, Any], code: int | None) -
             say(f"the job's own span was not delivered ({error}); `{command}` sends the run")
 
 
-def _content(how: Launch, process_identity: identity.Identity) -> dict[str, Any]:
+def _content(plan: Launch, process_identity: identity.Identity) -> dict[str, Any]:
     """Return the content of `run.json` for the job as a whole."""
     return {
         "xsp": __version__,
         "kind": RANKS,
         "id": process_identity.id,
-        "name": how.program.name,
+        "name": plan.program.name,
         "start_ns": time.time_ns(),
         "otel": process_identity.otel,
         "process": process_identity.process,
         "host": process_identity.host,
         "command": scrub.command(sys.argv),
-        "levels": how.settings.levels,
+        "levels": plan.settings.levels,
         "parts": [],
     }

@@ -21,7 +21,7 @@ from xsp.record import description, output
 from xsp.record.settings import Settings
 
 
-def run_levels(how: Launch) -> tuple[int, Path]:
+def run_levels(plan: Launch) -> tuple[int, Path]:
     """Run the script once per level, each time in a fresh process, into one run.
 
     Returns:
@@ -30,16 +30,16 @@ def run_levels(how: Launch) -> tuple[int, Path]:
     Raises:
         OutputError: the run directory is taken, and `next_free` is not set; or it cannot be written.
     """
-    with output.claimed_for_several(how.settings) as out, children.report_run_on_interrupt(out):
-        return _run_levels(how, out), out
+    with output.claim_for_runs(plan.settings) as out, children.report_run_on_interrupt(out):
+        return _run_levels(plan, out), out
 
 
-def _run_levels(how: Launch, out: Path) -> int:
-    rungs = how.settings.rungs
+def _run_levels(plan: Launch, out: Path) -> int:
+    rungs = plan.settings.rungs
     parts: list[str] = []
     content: dict[str, Any] = {
-        "name": how.program.name,
-        "levels": how.settings.levels,
+        "name": plan.program.name,
+        "levels": plan.settings.levels,
         "parts": parts,
         "finished": False,
     }
@@ -48,19 +48,19 @@ def _run_levels(how: Launch, out: Path) -> int:
     for rung in rungs:
         parts.append(rung.name.lower())
         rundir.write_run(out, content)
-        code = _rerun(how, replace(how.settings, out=out / parts[-1], only=rung))
+        code = _rerun(plan, replace(plan.settings, out=out / parts[-1], only=rung))
         if code:
             break
-    recorded = [
+    runs = [
         rundir.read_run(out / part)
         for part in parts
         if (out / part / rundir.RUN_FILE).is_file()  # a script that could not be started leaves none
     ]
-    rundir.write_run(out, {**content, **description.of_parts(recorded), "finished": code == 0})
+    rundir.write_run(out, {**content, **description.of_parts(runs), "finished": code == 0})
     return code
 
 
-def resolve(how: Launch, run: Path) -> tuple[int, int]:
+def resolve(plan: Launch, run: Path) -> tuple[int, int]:
     """Run the script again with all work serialized, and resolve what was ambiguous in its run.
 
     Returns:
@@ -69,12 +69,12 @@ def resolve(how: Launch, run: Path) -> tuple[int, int]:
     from xsp.store.write import resolve_run  # the table engine, after the measured program has ended
 
     serialised = run / rundir.SERIALISED
-    settings = replace(how.settings, out=serialised, only=how.settings.rungs[-1], otlp=None)
-    code = _rerun(how, settings, ["--one-at-a-time"], {"OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "1"})
+    settings = replace(plan.settings, out=serialised, only=plan.settings.rungs[-1], otlp=None)
+    code = _rerun(plan, settings, ["--one-at-a-time"], {"OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "1"})
     return (resolve_run(run, serialised) if rundir.segments(serialised) else 0), code
 
 
-def count(how: Launch, run: Path) -> dict[str, Any]:
+def count(plan: Launch, run: Path) -> dict[str, Any]:
     """Run the script again under Nsight Compute, and join the counters of one step to its run.
 
     Returns:
@@ -83,30 +83,30 @@ def count(how: Launch, run: Path) -> dict[str, Any]:
     Raises:
         CounterError: there are no counters; the run is unchanged except for a note with the reason.
     """
-    settings = replace(how.settings, otlp=None, samples=False, kernels=Kernels.KINETO.value)  # ncu occupies CUPTI
-    return secondrun.count(run, lambda counted: command(how, replace(settings, out=counted), ["--counting"]))
+    settings = replace(plan.settings, otlp=None, samples=False, kernels=Kernels.KINETO.value)  # ncu occupies CUPTI
+    return secondrun.count(run, lambda directory: command(plan, replace(settings, out=directory), ["--counting"]))
 
 
 def _rerun(
-    how: Launch, settings: Settings, extra: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    plan: Launch, settings: Settings, extra: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> int:
     """Run this command again in a separate process."""
     variables = {**os.environ, **otlp_environment(settings), **(environment or {})}
-    return children.run(command(how, settings, extra), variables)
+    return children.run(command(plan, settings, extra), variables)
 
 
-def command(how: Launch, settings: Settings, extra: Sequence[str] = (), launcher: Sequence[str] = ()) -> list[str]:
+def command(plan: Launch, settings: Settings, extra: Sequence[str] = (), launcher: Sequence[str] = ()) -> list[str]:
     """Return the command that runs the program with these settings in a separate process.
 
     Args:
-        how: the program and how it is run.
+        plan: the program and how it is run.
         settings: settings of the recording there.
         extra: further options of `xsp run`.
         launcher: words before the module name, in place of `-m`.
     """
     python = [sys.executable, *python_options(), *(launcher or ["-m"]), "xsp.cli", "run"]
-    samples = ["--batch-size", str(settings.batch_size)] if settings.batch_size is not None else []
-    return [*python, *settings.options(), *samples, "--step", how.step, *extra, *how.program.words]
+    batch_options = ["--batch-size", str(settings.batch_size)] if settings.batch_size is not None else []
+    return [*python, *settings.options(), *batch_options, "--step", plan.step, *extra, *plan.program.words]
 
 
 def python_options() -> list[str]:

@@ -32,18 +32,18 @@ class Launch:
     step: str = StepRule.AUTO.value
     """A `StepRule`, or the function whose calls are steps: `train_one`, `Trainer.fit_batch`, `pkg.mod:function`."""
 
-    says_where: bool = False
-    """Print the run's directory on stderr if an interrupt ends the program."""
+    names_directory: bool = False
+    """Whether the run's directory is printed on stderr if an interrupt ends the program."""
 
-    shows_line: bool = False
-    """Draw a progress line in the terminal."""
+    shows_progress: bool = False
+    """Whether a progress line is drawn in the terminal."""
 
     one_at_a_time: bool = False
-    counting: bool = False
-    """Mark the describing step for Nsight Compute, which runs this process, and record no other step."""
+    is_counter_run: bool = False
+    """Whether Nsight Compute runs this process: only the describing step is recorded, and marked for it."""
 
 
-def launch(how: Launch) -> tuple[int, Path | None]:
+def launch(plan: Launch) -> tuple[int, Path | None]:
     """Run the program in this process, and return its exit code, and the run directory if there is a run.
 
     If the program raises, its traceback is printed and the code is 1, as in Python; the steps that were recorded until
@@ -54,47 +54,47 @@ def launch(how: Launch) -> tuple[int, Path | None]:
         OutputError: the run directory is taken, and `next_free` is not set.
         PluginError: the requested source of device work cannot be used.
     """
-    models.before_the_first_use_of_libraries(how.settings.kernels)
+    models.set_library_variables(plan.settings.kernels)
     os.environ.pop(endpoint.VARIABLE, None)  # not for the script's own children
-    function = how.step if how.step not in {rule.value for rule in StepRule} else None
+    function = plan.step if plan.step not in {rule.value for rule in StepRule} else None
     try:
-        main = script.prepare(how.program, function)
+        main = script.prepare(plan.program, function)
     except XspError:
         raise
     except Exception as error:  # raised by the package that contains the module
         sys.excepthook(type(error), error, error.__traceback__)
         return 1, None
-    settings = replace(how.settings, collectors=secondrun.collectors()) if how.counting else how.settings
-    settings = replace(settings, typed=_typed(how))
-    session = profile.of(settings, functools.partial(_listener, how=how), hosts=True)
-    if how.shows_line:
+    settings = replace(plan.settings, collectors=secondrun.collectors()) if plan.is_counter_run else plan.settings
+    settings = replace(settings, typed=_typed_command(plan))
+    session = profile.of(settings, functools.partial(_listener, plan=plan), hosts=True)
+    if plan.shows_progress:
         session.show_line()
-    if how.counting:
+    if plan.is_counter_run:
         session.describe_once()
-    with _saying_where(session, how), session, script.stepping(session, main.function):
+    with _reporting_directory(session, plan), session, script.function_steps(session, main.function):
         os.environ.pop(output.JOB_VARIABLE, None)
-        return script.execute(main, how.program.args), session.out if session.records else None
+        return script.execute(main, plan.program.args), session.out if session.records else None
 
 
-def _typed(how: Launch) -> tuple[str, ...]:
+def _typed_command(plan: Launch) -> tuple[str, ...]:
     """Return the typed command without directories and possible secrets."""
-    program = how.program
+    program = plan.program
     target = program.target if program.is_module else PurePath(program.target).name or program.target
-    step = () if how.step == StepRule.AUTO.value else ("--step", how.step)
+    step = () if plan.step == StepRule.AUTO.value else ("--step", plan.step)
     return ("run", *step, *(["-m"] if program.is_module else []), target, *scrub.command(("", *program.args))[1:])
 
 
 @contextlib.contextmanager
-def _saying_where(session: profile, how: Launch) -> Iterator[None]:
-    with children.report_run_on_interrupt(shows=True) as places:
+def _reporting_directory(session: profile, plan: Launch) -> Iterator[None]:
+    with children.report_run_on_interrupt(shows_traceback=True) as directories:
         try:
             yield
         finally:
-            places += [session.out] if session.records and how.says_where else []
+            directories += [session.out] if session.records and plan.names_directory else []
 
 
-def _listener(session: profile, how: Launch) -> Listener:
+def _listener(session: profile, plan: Launch) -> Listener:
     """Return the listener for the collectors' signals at the program's boundaries."""
     rules = {rule.value: rule for rule in StepRule}
-    steps = AutoStep(session, rules.get(how.step, StepRule.AUTO))
-    return OneAtATime(session, steps) if how.one_at_a_time else steps
+    steps = AutoStep(session, rules.get(plan.step, StepRule.AUTO))
+    return OneAtATime(session, steps) if plan.one_at_a_time else steps

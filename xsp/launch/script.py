@@ -55,7 +55,7 @@ def prepare(program: Program, function: str | None) -> Main:
         _import_first_from(os.getcwd())
         sys.argv = ["-m", *program.args]  # as in Python while it looks for the module
         spec = _spec_of(program.target)
-        function = _own(function, spec.name, program.target)
+        function = _local_name(function, spec.name, program.target)
         return Main(_code_of(spec, function, program.target), str(spec.origin), function, spec)
     path = Path(program.target)
     if path.is_dir() or (path.is_file() and zipfile.is_zipfile(path)):
@@ -69,8 +69,8 @@ def prepare(program: Program, function: str | None) -> Main:
         source = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror}); give the path of a Python file") from error
-    function = _own(function, path.stem)
-    return Main(_compiled(source, str(path.absolute()), program.target, function), program.target, function)
+    function = _local_name(function, path.stem)
+    return Main(_compile_code(source, str(path.absolute()), program.target, function), program.target, function)
 
 
 def _import_first_from(directory: str) -> None:
@@ -109,7 +109,7 @@ def _code_of(spec: ModuleSpec, function: str | None, target: str) -> CodeType:
     loader: Any = spec.loader
     try:
         if function is not None and ":" not in function:
-            return _compiled(loader.get_source(spec.name) or "", str(spec.origin), target, function)
+            return _compile_code(loader.get_source(spec.name) or "", str(spec.origin), target, function)
         code = loader.get_code(spec.name)
     except (AttributeError, ImportError) as error:
         raise UsageError(f"{target}: its Python code is not available ({error})") from error
@@ -120,13 +120,13 @@ def _code_of(spec: ModuleSpec, function: str | None, target: str) -> CodeType:
     return code  # type: ignore[no-any-return]
 
 
-def _own(function: str | None, *names: str) -> str | None:
+def _local_name(function: str | None, *names: str) -> str | None:
     """Return a function's name without the main module, which an import would load a second time."""
     module, colon, path = (function or "").partition(":")
     return path if colon and module in names else function
 
 
-def _compiled(source: bytes | str, file: str, target: str, function: str | None) -> CodeType:
+def _compile_code(source: bytes | str, file: str, target: str, function: str | None) -> CodeType:
     try:
         tree = ast.parse(source, filename=file)
     except (SyntaxError, ValueError) as error:
@@ -137,17 +137,17 @@ def _compiled(source: bytes | str, file: str, target: str, function: str | None)
             raise UsageError(
                 f"--step {function}: {target} has no such function; for another module write module:function"
             )
-        if any(map(_yields, definition.body)):
+        if any(map(_makes_generator, definition.body)):
             raise UsageError(f"--step {function}: it {_RETURNS_EARLY}; name a function that does a step")
         definition.decorator_list.append(ast.copy_location(ast.Name(_STEP, ast.Load()), definition))
     return compile(tree, file, "exec", dont_inherit=True)  # with Python's file name for a main module
 
 
-def _yields(node: ast.AST) -> bool:
-    """Return whether the function around a node is a generator because of it."""
+def _makes_generator(node: ast.AST) -> bool:
+    """Return whether a node makes its function a generator."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
         return False
-    return isinstance(node, (ast.Yield, ast.YieldFrom)) or any(map(_yields, ast.iter_child_nodes(node)))
+    return isinstance(node, (ast.Yield, ast.YieldFrom)) or any(map(_makes_generator, ast.iter_child_nodes(node)))
 
 
 _BLOCKS = (ast.If, ast.Try, ast.ExceptHandler, ast.With, ast.For, ast.While, ast.Match, ast.match_case)
@@ -160,13 +160,13 @@ def _find(tree: ast.AST, path: list[str]) -> ast.FunctionDef | None:
             return node
         if isinstance(node, ast.ClassDef) and path[0] == node.name and len(path) > 1:
             return _find(node, path[1:])
-        if isinstance(node, _BLOCKS) and (found := _find(node, path)) is not None:
-            return found
+        if isinstance(node, _BLOCKS) and (definition := _find(node, path)) is not None:
+            return definition
     return None
 
 
 @contextlib.contextmanager
-def stepping(session: profile, function: str | None) -> Iterator[None]:
+def function_steps(session: profile, function: str | None) -> Iterator[None]:
     """Make the calls of a function steps during the block; do nothing if it is None.
 
     Raises:
@@ -177,7 +177,7 @@ def stepping(session: profile, function: str | None) -> Iterator[None]:
         return
     session.has_explicit_steps = True
     _step_in_module(session, function)
-    setattr(builtins, _STEP, functools.partial(_stepping, session))
+    setattr(builtins, _STEP, functools.partial(_wrap_step, session))
     try:
         yield
     finally:
@@ -198,9 +198,11 @@ def _step_in_module(session: profile, function: str) -> None:
         if isinstance(owner, type):
             target = inspect.getattr_static(owner, name)
         is_wrapped = isinstance(target, (staticmethod, classmethod))
-        _check(target.__func__ if is_wrapped else target, path)
+        _check_function(target.__func__ if is_wrapped else target, path)
         setattr(
-            owner, name, type(target)(_stepping(session, target.__func__)) if is_wrapped else _stepping(session, target)
+            owner,
+            name,
+            type(target)(_wrap_step(session, target.__func__)) if is_wrapped else _wrap_step(session, target),
         )
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UsageError(
@@ -208,7 +210,7 @@ def _step_in_module(session: profile, function: str) -> None:
         ) from error
 
 
-def _check(function: Any, name: str) -> None:
+def _check_function(function: Any, name: str) -> None:
     """Check that a call of a function does a step, and that the function can be replaced by another one.
 
     Raises:
@@ -223,7 +225,7 @@ def _check(function: Any, name: str) -> None:
 _RETURNS_EARLY = "is a generator or a coroutine, whose call returns before its work begins"
 
 
-def _stepping(session: profile, function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_step(session: profile, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def step(*args: Any, **kwargs: Any) -> Any:
         with session.step():
@@ -232,7 +234,7 @@ def _stepping(session: profile, function: Callable[..., Any]) -> Callable[..., A
     return step
 
 
-_executed: list[ModuleType] = []
+_executed_modules: list[ModuleType] = []
 """Main modules, kept so that their objects live as long as the interpreter: `__del__` runs after the exit handlers."""
 
 
@@ -248,10 +250,10 @@ def execute(main: Main, args: tuple[str, ...]) -> int:
         module.__spec__, module.__package__ = spec, spec.parent
     previous = sys.modules.get("__main__")
     sys.modules["__main__"] = module
-    # under xsp's own command it stays there: the program's threads and exit handlers may pickle what it defines
-    is_kept = previous is None or _is_of_command(previous)
-    if not is_kept:
-        _executed.append(module)
+    # under xsp's own command it stays there: the program's threads and exit handlers may pickle its objects
+    stays_main = previous is None or _is_of_command(previous)
+    if not stays_main:
+        _executed_modules.append(module)
     try:
         exec(code, module.__dict__)
     except SystemExit as exit_:
@@ -259,14 +261,14 @@ def execute(main: Main, args: tuple[str, ...]) -> int:
             print(exit_.code, file=sys.stderr)
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     except Exception as error:
-        _from_script(error, code.co_filename)
+        _trim_traceback(error, code.co_filename)
         sys.excepthook(type(error), error, error.__traceback__)  # the script may have set its own
         return 1
     except BaseException:  # an interrupt: Python itself prints it, and ends by its signal
         sys.excepthook = functools.partial(_show, sys.excepthook, code.co_filename)
         raise
     finally:
-        if previous is not None and not is_kept:
+        if previous is not None and not stays_main:
             sys.modules["__main__"] = previous
     return 0
 
@@ -278,11 +280,11 @@ def _is_of_command(main: ModuleType) -> bool:
 
 
 def _show(hook: Callable[..., Any], script: str, kind: type[BaseException], error: BaseException, _: object) -> None:
-    _from_script(error, script)
+    _trim_traceback(error, script)
     hook(kind, error, error.__traceback__)
 
 
-def _from_script(error: BaseException, script: str) -> None:
+def _trim_traceback(error: BaseException, script: str) -> None:
     """Make an error's traceback, which Python's hook prints, begin in the script."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != script:

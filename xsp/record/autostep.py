@@ -1,7 +1,7 @@
-"""Steps of a program that does not name its steps: found at the boundaries that collectors signal.
+"""Steps of a program that does not mark its steps: detected at the boundaries that collectors signal.
 
 A training step begins with the first outermost call of a module after the last step, or with the optimizer's step if
-that makes the calls itself (a closure), and ends with the optimizer's step. An inference step is one outermost call. A
+it makes the calls itself (a closure), and ends with the optimizer's step. An inference step is one outermost call. A
 call counts as training if its module is in training mode and gradients are on. If training calls no module that has
 parameters, the start of its forward pass cannot be seen: a step then begins where the last one ended.
 
@@ -24,7 +24,7 @@ from xsp.subjects import Subjects, holds_nothing
 
 
 class StepRule(enum.Enum):
-    """The definition of a step in a program that does not name its steps."""
+    """The definition of a step in a program that does not mark its steps."""
 
     AUTO = "auto"  # an optimizer's step if the program trains, else a call
     CALL = "call"  # a call of the outermost module
@@ -48,11 +48,11 @@ _NO_MODULE = (
     "the program trains without calling a module that has parameters: a step begins where the previous one ends, and "
     "contains everything in between; for other steps give --step the name of a function"
 )
-_UNENDED = (
+_NEVER_ENDED = (
     "only one step was seen: gradients were computed, and no torch optimizer stepped; give --step the name of a "
     f"function that is called once per step, or run more than {MOST_BACKWARDS} steps"
 )
-_FORGOTTEN = (
+_NEVER_TRAINED = (
     "a model in training mode was called repeatedly without a backward pass: its calls are the steps; "
     "call model.eval() for inference, or use --step optimizer"
 )
@@ -67,17 +67,17 @@ class AutoStep:
         self._step: Step | None = None
         self._owner: int | None = None
         self._trains = False  # the open step is a training step
-        self._inside = 0  # optimizers' steps that are running
-        self._called = 0
-        self._gave_up = False
+        self._running_optimizers = 0  # optimizers' steps that are running
+        self._called_module = 0
+        self._has_given_up = False
         self._has_weights = False
         """Whether a module that has parameters was called in the open step."""
 
-        self._went_back = self._has_called = False
+        self._has_backward = self._has_called_weights = False
         """Whether gradients were computed, and a module with parameters called, since the last training step ended."""
 
         self._quiet = session.quiet
-        self._proof = Proof()
+        self._evidence = TrainingEvidence()
         self._subjects = session.subjects
         self._order = Order(self._subjects)
 
@@ -87,7 +87,7 @@ class AutoStep:
             return
         if self._step is not None and threading.get_ident() != self._owner:
             return
-        if self._quiet.left:
+        if self._quiet.remaining:
             if threading.get_ident() == self._owner:
                 self._quiet.on_signal(signal)
                 self._open_next()
@@ -105,88 +105,98 @@ class AutoStep:
 
     def _call_begins(self, module: object) -> None:
         trains = self._rule is StepRule.OPTIMIZER or (self._rule is StepRule.AUTO and _trains(module))
-        if self._rule is StepRule.AUTO and self._step is not None and self._trains and self._gives_up(module, trains):
+        if (
+            self._rule is StepRule.AUTO
+            and self._step is not None
+            and self._trains
+            and self._must_abandon(module, trains)
+        ):
             self._abandon()
             trains = trains and self._rule is StepRule.AUTO
         has_weights = not holds_nothing(module)
         if has_weights and self._step is not None and self._step.awaits_work:
             self._abandon()
         if self._step is None:
-            self._trains = trains or (self._rule is StepRule.AUTO and self._order.leads(module))
+            self._trains = trains or (self._rule is StepRule.AUTO and self._order.begins_prefix(module))
             self._open(by_call=True)
         self._has_weights |= has_weights
-        self._has_called |= has_weights
-        self._works()
-        self._order.called(module, trains)
-        self._called = self._subjects.of(module)
+        self._has_called_weights |= has_weights
+        self._mark_work()
+        self._order.on_call(module, trains)
+        self._called_module = self._subjects.of(module)
 
-    def _gives_up(self, module: object, trains: bool) -> bool:
+    def _must_abandon(self, module: object, trains: bool) -> bool:
         """Return whether the open step turns out not to be a training step, or its end was missed."""
-        if self._order.has_missed():
+        if self._order.has_missed_optimizer():
             self._session.note("training steps whose second optimizer did not step as before were left out")
             return True
-        if trains and self._proof.is_missing():
-            self._rule, self._gave_up = StepRule.CALL, True
-            self._session.note(_FORGOTTEN)
+        if trains and self._evidence.is_disproved():
+            self._rule, self._has_given_up = StepRule.CALL, True
+            self._session.note(_NEVER_TRAINED)
             return True
-        return not trains and self._order.misleads(module)
+        return not trains and self._order.contradicts_prefix(module)
 
     def _call_ends(self, result: object) -> None:
         if self._trains:
-            self._proof.called(self._called, result)
+            self._evidence.on_call(self._called_module, result)
         else:
             self._end()
 
     def _backward_ends(self) -> None:
-        self._went_back = True
-        self._works()
-        self._order.went_back()
-        if self._gave_up:  # the program was wrongly taken not to train
-            self._rule, self._gave_up = StepRule.AUTO, False
-            self._session.withdraw(_FORGOTTEN)
-        self._session.doubt = _UNENDED
-        if self._proof.went_back():
+        self._has_backward = True
+        self._mark_work()
+        self._order.on_backward()
+        if self._has_given_up:  # the program was wrongly taken not to train
+            self._rule, self._has_given_up = StepRule.AUTO, False
+            self._session.withdraw(_NEVER_TRAINED)
+        self._session.doubt = _NEVER_ENDED
+        if self._evidence.on_backward():
             self._session.note(_NO_OPTIMIZER)
-        if self._proof.has_no_optimizer and not self._inside:
+        if self._evidence.has_no_optimizer and not self._running_optimizers:
             if self._step is None:
                 self._has_weights = False
-                self._learn()
-                self._has_called = False
+                self._learn_start()
+                self._has_called_weights = False
                 self._open_next()
             elif self._trains:
                 self._end()
 
     def _optimizer_begins(self) -> None:
-        self._inside += 1
-        self._proof.saw_optimizer()
+        self._running_optimizers += 1
+        self._evidence.on_optimizer()
         if self._step is None and self._rule is not StepRule.CALL:
             self._trains = True
             self._open(by_call=False)
-        self._works()
+        self._mark_work()
 
     def _optimizer_ends(self, optimizer: object) -> None:
-        self._inside = max(0, self._inside - 1)
-        if self._step is not None and self._trains and not self._inside and self._order.stepped(optimizer):
+        self._running_optimizers = max(0, self._running_optimizers - 1)
+        if (
+            self._step is not None
+            and self._trains
+            and not self._running_optimizers
+            and self._order.on_optimizer_step(optimizer)
+        ):
             self._end()
 
-    def _learn(self) -> None:
+    def _learn_start(self) -> None:
         """Learn, at the end of a training step, whether it called a module that has parameters."""
         if self._has_weights:
-            self._quiet.follows_on = False
+            self._quiet.is_gapless = False
             return
-        is_new = self._went_back and not self._has_called and not self._quiet.follows_on
+        is_new = self._has_backward and not self._has_called_weights and not self._quiet.is_gapless
         if is_new and self._rule is StepRule.AUTO:
-            self._quiet.follows_on = True
+            self._quiet.is_gapless = True
             self._session.withdraw(_NO_OPTIMIZER)
             self._session.note(_NO_MODULE)
 
-    def _works(self) -> None:
+    def _mark_work(self) -> None:
         if self._step is not None:
             self._step.awaits_work = False
 
     def _open_next(self) -> None:
         """Begin a training step where the last one ended, if no call would signal its start."""
-        if self._quiet.follows_on and self._step is None and not self._quiet.left:
+        if self._quiet.is_gapless and self._step is None and not self._quiet.remaining:
             self._trains = True
             self._open(by_call=False)
             if self._step is not None:
@@ -195,7 +205,7 @@ class AutoStep:
     def _open(self, by_call: bool) -> None:
         self._has_weights = False
         self._owner = threading.get_ident()
-        self._step = self._session.found_step(by_call)
+        self._step = self._session.detected_step(by_call)
         self._step.__enter__()
 
     def _end(self) -> None:
@@ -203,10 +213,10 @@ class AutoStep:
         if not self._trains:
             self._quiet.by_signal = Signal.CALL_END
         else:
-            self._quiet.by_signal = Signal.BACKWARD_END if self._proof.has_no_optimizer else Signal.OPTIMIZER_END
+            self._quiet.by_signal = Signal.BACKWARD_END if self._evidence.has_no_optimizer else Signal.OPTIMIZER_END
         if self._trains:
-            self._learn()
-            self._went_back = self._has_called = False
+            self._learn_start()
+            self._has_backward = self._has_called_weights = False
         if step is not None:
             step.__exit__(None, None, None)
         self._open_next()
@@ -217,13 +227,13 @@ class AutoStep:
             step.abandon()
 
 
-class Proof:
+class TrainingEvidence:
     """Evidence whether a program that calls a model in training mode trains it, and with an optimizer of torch.
 
-    A backward pass proves training. Until the first one, the autograd graphs of the calls are watched: in training a
+    A backward pass proves training. Until the first one, the autograd graphs of the calls are observed: in training a
     graph lives until the backward pass. A module that is called repeatedly is not trained if all its graphs but the
     last are dead and no graph of another module lives. (Several calls may precede one backward pass: siamese networks,
-    contrastive learning, summed losses. And a result may be detached, as a generator's result for its discriminator.)
+    contrastive learning, summed losses. And a result may be detached, such as a generator's for its discriminator.)
     """
 
     def __init__(self) -> None:
@@ -231,10 +241,10 @@ class Proof:
         """Whether the program trains without an optimizer of torch: a step then ends with the backward pass."""
 
         self._backwards = self._calls = 0
-        self._steps = False
+        self._has_stepped = False
         self._graphs: dict[int, list[weakref.ref[Any]]] = {}
 
-    def called(self, module: int, result: object) -> None:
+    def on_call(self, module: int, result: object) -> None:
         """Watch the graph of the result of a call of a module; `module` is its number."""
         if self._backwards:
             return
@@ -248,21 +258,21 @@ class Proof:
             node.metadata["xsp"] = mark
             self._graphs.setdefault(module, []).append(weakref.ref(mark))
 
-    def went_back(self) -> bool:
+    def on_backward(self) -> bool:
         """Count a backward pass, and return whether it is the one that shows that there is no optimizer."""
         self._backwards += 1
         self._graphs.clear()
-        is_proven = not self._steps and self._backwards == MOST_BACKWARDS
+        is_proven = not self._has_stepped and self._backwards == MOST_BACKWARDS
         self.has_no_optimizer |= is_proven
         return is_proven
 
-    def saw_optimizer(self) -> None:
+    def on_optimizer(self) -> None:
         """Note that an optimizer stepped."""
-        self._steps, self.has_no_optimizer = True, False
+        self._has_stepped, self.has_no_optimizer = True, False
 
-    def is_missing(self) -> bool:
+    def is_disproved(self) -> bool:
         """Return whether the calls so far turned out not to be training."""
-        if self._backwards or self._steps:
+        if self._backwards or self._has_stepped:
             return False
         alive = [module for module, graphs in self._graphs.items() if any(graph() is not None for graph in graphs)]
         return self._calls >= MOST_CALLS or any(
@@ -286,23 +296,23 @@ def _graph(value: Any, nesting: int = 3) -> Any:
 
 
 class Order:
-    """The order of calls, backward passes and optimizer steps, as far as steps depend on it; knows them by number."""
+    """The order of calls and optimizer steps (identified by number) and of backward passes, as far as steps need it."""
 
     def __init__(self, subjects: Subjects) -> None:
         self._number = subjects.of
-        self._awaited: int | None = None
+        self._awaited_optimizer: int | None = None
         self._follower: dict[int, int | None] = {}
         self._last_optimizer: int | None = None
-        self._before: list[int] = []
-        self._before_last: list[int] = []
+        self._calls_before: list[int] = []
+        self._previous_calls: list[int] = []
         self._prefix: list[int] = []
         self._evaluated: set[int] = set()
         self._has_trained = False
 
-    def called(self, module: object, trains: bool) -> None:
+    def on_call(self, module: object, trains: bool) -> None:
         """Note a call.
 
-        A model that is called in evaluation mode and trained afterwards, as once in an epoch of one batch, is being
+        A model that is called in evaluation mode and trained afterwards, for instance in epochs of one batch, is being
         evaluated: that call begins no training step.
         """
         self._last_optimizer = None
@@ -310,53 +320,55 @@ class Order:
             return
         number = self._number(module)
         if not trains:
-            if len(self._before) <= LONGEST_PREFIX:  # a longer sequence is not a prefix
-                self._before.append(number)
+            if len(self._calls_before) <= LONGEST_PREFIX:  # a longer sequence is not a prefix
+                self._calls_before.append(number)
             if not getattr(module, "training", True):
                 self._evaluated.add(number)
             return
         self._has_trained = True
         if number in self._evaluated:
             self._prefix = []
-        elif self._before == self._before_last and len(self._before) <= LONGEST_PREFIX:
-            self._prefix = self._before
-        self._before_last, self._before = self._before, []
+        elif self._calls_before == self._previous_calls and len(self._calls_before) <= LONGEST_PREFIX:
+            self._prefix = self._calls_before
+        self._previous_calls, self._calls_before = self._calls_before, []
 
-    def leads(self, module: object) -> bool:
+    def begins_prefix(self, module: object) -> bool:
         """Return whether a call without gradients begins the sequence that preceded the last training calls."""
-        return not self._before and self._prefix[:1] == [self._number(module)]
+        return not self._calls_before and self._prefix[:1] == [self._number(module)]
 
-    def misleads(self, module: object) -> bool:
+    def contradicts_prefix(self, module: object) -> bool:
         """Return whether a call without gradients shows that an earlier one began no training step."""
-        if self._has_trained or self._prefix[: len(self._before) + 1] == [*self._before, self._number(module)]:
+        calls = [*self._calls_before, self._number(module)]
+        if self._has_trained or self._prefix[: len(calls)] == calls:
             return False
-        self._prefix, self._before_last = [], []
+        self._prefix, self._previous_calls = [], []
         return True
 
-    def went_back(self) -> None:
+    def on_backward(self) -> None:
         """Note a backward pass."""
         self._last_optimizer = None
 
-    def has_missed(self) -> bool:
+    def has_missed_optimizer(self) -> bool:
         """Return whether an optimizer that used to follow another one did not step; it is not awaited again."""
-        if self._awaited is None:
+        if self._awaited_optimizer is None:
             return False
         self._follower = {
-            previous: None if follower == self._awaited else follower for previous, follower in self._follower.items()
+            previous: None if follower == self._awaited_optimizer else follower
+            for previous, follower in self._follower.items()
         }
-        self._awaited = None
+        self._awaited_optimizer = None
         return True
 
-    def stepped(self, optimizer: object) -> bool:
+    def on_optimizer_step(self, optimizer: object) -> bool:
         """Note an optimizer's step, and return whether it ends the training step."""
         number, previous = self._number(optimizer), self._last_optimizer
         if previous is not None and previous != number:
             self._follower.setdefault(previous, number)
         self._last_optimizer = number
-        self._before, self._has_trained = [], False
+        self._calls_before, self._has_trained = [], False
         self._evaluated.clear()
-        self._awaited = self._follower.get(number)
-        return self._awaited is None
+        self._awaited_optimizer = self._follower.get(number)
+        return self._awaited_optimizer is None
 
 
 def _trains(module: Any) -> bool:
@@ -365,7 +377,7 @@ def _trains(module: Any) -> bool:
 
 
 class OneAtATime:
-    """A listener that serializes the outermost calls of several threads, so that each span belongs to one call."""
+    """A listener that serializes the outermost calls of all threads, so that each span belongs to one call."""
 
     TIMEOUT_S = 10.0
 
@@ -373,19 +385,19 @@ class OneAtATime:
         self._session = session
         self._inner = inner
         self._turn = threading.RLock()
-        self._held = threading.local()
+        self._local = threading.local()
 
     def __call__(self, signal: Signal, subject: object) -> None:
         """Acquire the turn at a call's start and release it at its end; after a timeout the call runs without it."""
         if signal is Signal.CALL_BEGIN:
-            self._held.yes = self._turn.acquire(timeout=self.TIMEOUT_S)
-            if not self._held.yes:
+            self._local.has_turn = self._turn.acquire(timeout=self.TIMEOUT_S)
+            if not self._local.has_turn:
                 self._session.note(
                     f"a call waited {self.TIMEOUT_S:.0f} s for one of another thread, then ran in parallel with it: "
                     "these calls depend on each other and cannot take turns"
                 )
         if self._inner is not None:
             self._inner(signal, subject)
-        if signal is Signal.CALL_END and getattr(self._held, "yes", False):
-            self._held.yes = False
+        if signal is Signal.CALL_END and getattr(self._local, "has_turn", False):
+            self._local.has_turn = False
             self._turn.release()

@@ -1,8 +1,8 @@
 """Lines of the program that run between its steps, traced after each recorded step until the next step begins.
 
 The work of a loop between steps (checkpoints, statistics, `gc.collect()`, reading a loss) belongs to no step, and no
-collector sees it. So the frames that are on the stack when a recorded step ends are traced line by line
-(`sys.settrace`); time in a callee counts for the line that calls it. The step after a recorded one counts as disturbed
+collector records it. So the frames that are on the stack when a recorded step ends are traced line by line
+(`sys.settrace`); time in a callee counts for the calling line. The step after a recorded one counts as disturbed
 anyway, so no figure of the loop includes the cost of tracing.
 
 Nothing is traced if another tracer is active: a debugger, or coverage.
@@ -32,30 +32,30 @@ MOST_FRAMES = 48
 """Innermost frames of a stack that are traced."""
 
 MOST_LINES = 60
-"""Lines that are listed: those that took the longest."""
+"""Number of lines that are listed: those with the most time."""
 
 MOST_NAMES = 5
-"""Most functions that are listed for a line as called by it."""
+"""Most called functions that are listed for a line."""
 
-_OWN = ("xsp.", "xsp_collectors.")
+_OWN_MODULES = ("xsp.", "xsp_collectors.")
 """Prefixes of the modules whose frames are not the program's."""
 
 _PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
-_CALLED = re.compile(r"([^\W\d][\w.]*|\.\w+)\s*\(")
+_CALL_NAME = re.compile(r"([^\W\d][\w.]*|\.\w+)\s*\(")
 
 _Line = tuple[CodeType, int]
 
 
 def _is_own(frame: FrameType) -> bool:
     """Return whether a frame runs code of xsp or of its collectors, wherever they are installed."""
-    return str(frame.f_globals.get("__name__")).startswith(_OWN)
+    return str(frame.f_globals.get("__name__")).startswith(_OWN_MODULES)
 
 
 class Between:
     """The time that each line of the program takes between its steps."""
 
     def __init__(self) -> None:
-        self._took: dict[_Line, list[int]] = {}
+        self._line_times: dict[_Line, list[int]] = {}
         """For each line its nanoseconds, and the number of gaps in which it ran."""
 
         self._gaps = self._unknown_ns = 0
@@ -65,7 +65,7 @@ class Between:
         self._frames: list[FrameType] = []
         self._thread: int | None = None
         self._line: _Line | None = None
-        self._since_ns = self._left_out_ns = self._calls = 0
+        self._since_ns = self._excluded_ns = self._calls = 0
 
     def begin(self) -> None:
         """Trace the frames that are on the stack from now on, except frames of xsp."""
@@ -81,11 +81,11 @@ class Between:
             return
         innermost = self._frames[0]
         self._line, self._thread = (innermost.f_code, innermost.f_lineno), threading.get_ident()
-        self._ns, self._calls, self._left_out_ns = {}, 0, 0
+        self._ns, self._calls, self._excluded_ns = {}, 0, 0
         for frame in self._frames:
             frame.f_trace = self._on_event
         self._since_ns = clock.monotonic_ns()
-        sys.settrace(self._called)
+        sys.settrace(self._on_call)
 
     def end(self) -> None:
         """Stop tracing, and add up the times of this gap."""
@@ -94,11 +94,11 @@ class Between:
         now_ns = clock.monotonic_ns()
         if self._line is None:
             self._unknown_ns += now_ns - self._since_ns
-        self._take(now_ns)
+        self._add_time(now_ns)
         self._stop_tracing()
         self._gaps += 1
         for line, ns in self._ns.items():
-            total = self._took.setdefault(line, [0, 0])
+            total = self._line_times.setdefault(line, [0, 0])
             total[0] += ns
             total[1] += 1
 
@@ -107,13 +107,13 @@ class Between:
         if self._thread is not None:
             self._stop_tracing()
 
-    def leave_out(self, ns: int) -> None:
+    def exclude(self, ns: int) -> None:
         """Subtract the current line's wait for data, which is counted separately."""
         if self._thread == threading.get_ident():
-            self._left_out_ns += ns
+            self._excluded_ns += ns
 
     def _stop_tracing(self) -> None:
-        if self._thread == threading.get_ident() and sys.gettrace() == self._called:
+        if self._thread == threading.get_ident() and sys.gettrace() == self._on_call:
             sys.settrace(None)
         for frame in self._frames:
             if frame.f_trace == self._on_event:
@@ -121,14 +121,14 @@ class Between:
         self._thread = self._line = None
         self._frames.clear()
 
-    def _take(self, now_ns: int) -> None:
+    def _add_time(self, now_ns: int) -> None:
         """Add the time since the last event to the line that ran."""
         if self._line is not None:
-            ns = max(0, now_ns - self._since_ns - self._left_out_ns)
+            ns = max(0, now_ns - self._since_ns - self._excluded_ns)
             self._ns[self._line] = self._ns.get(self._line, 0) + ns
-        self._left_out_ns = 0
+        self._excluded_ns = 0
 
-    def _called(self, frame: FrameType, event: str, argument: Any) -> None:
+    def _on_call(self, frame: FrameType, event: str, argument: Any) -> None:
         """Count a call and do not trace into it; stop tracing after `MOST_CALLS` calls. Hot."""
         self._calls += 1
         if self._thread != threading.get_ident():  # the gap ended on another thread
@@ -136,7 +136,7 @@ class Between:
         elif self._calls > MOST_CALLS:  # the rest of the gap counts for unknown lines
             sys.settrace(None)
             now_ns = clock.monotonic_ns()
-            self._take(now_ns)
+            self._add_time(now_ns)
             self._line, self._since_ns = None, now_ns
 
     def _on_event(self, frame: FrameType, event: str, argument: Any) -> Any:
@@ -148,7 +148,7 @@ class Between:
         if event == "exception":
             return self._on_event
         now_ns = clock.monotonic_ns()
-        self._take(now_ns)
+        self._add_time(now_ns)
         if event == "return":  # or a generator yields
             with contextlib.suppress(ValueError):
                 self._frames.remove(frame)  # a reference would keep its variables alive
@@ -163,16 +163,16 @@ class Between:
         """Return its content for `run.json`, see `xsp.run.Between`; None if nothing was traced."""
         if not self._gaps:
             return None
-        ordered = sorted(self._took.items(), key=lambda entry: -entry[1][0])
+        ordered = sorted(self._line_times.items(), key=lambda entry: -entry[1][0])
         return {
             "gaps": self._gaps,
             "ns": sum(ns for _, (ns, _) in ordered),
             "lines": [
                 {
-                    "file": _shown(code.co_filename),
+                    "file": _display_path(code.co_filename),
                     "line": line,
                     "function": getattr(code, "co_qualname", code.co_name),
-                    "calls": _calls(linecache.getline(code.co_filename, line)),
+                    "calls": _called_names(linecache.getline(code.co_filename, line)),
                     "ns": ns,
                     "gaps": gaps,
                 }
@@ -183,7 +183,7 @@ class Between:
         }
 
 
-def _shown(path: str) -> str:
+def _display_path(path: str) -> str:
     """Return a file's path in its package or below the working directory, else its name: never a user's directory."""
     if _PACKAGES.match(path):
         return _PACKAGES.sub("", path)
@@ -194,8 +194,8 @@ def _shown(path: str) -> str:
     return os.path.basename(path)
 
 
-def _calls(text: str) -> str:
+def _called_names(text: str) -> str:
     """Return the names that a line of source calls, without its literals, which may be secrets."""
     code = re.sub(r"\"[^\"]*\"|'[^']*'|#.*", "", text)
-    names = [name for name in _CALLED.findall(code) if not keyword.iskeyword(name)]
+    names = [name for name in _CALL_NAME.findall(code) if not keyword.iskeyword(name)]
     return ", ".join(list(dict.fromkeys(names))[:MOST_NAMES])

@@ -14,10 +14,10 @@ class Blocks:
     """The named blocks that ended while a profile was active, until they are stored."""
 
     def __init__(self) -> None:
-        self.ended: list[Span] = []
+        self.ended_spans: list[Span] = []
         """Spans with times of the monotonic clock; all threads append."""
 
-        self._around: list[Span] = []
+        self._enclosing: list[Span] = []
         self._since_ns = 0
         self._was_dropped = False
 
@@ -27,34 +27,34 @@ class Blocks:
         Blocks that began earlier enclose the previous step, or several steps: they belong to no single step, and are
         kept until the end of the run. Those that enclose a dropped step are forgotten.
         """
-        ended, self.ended = self.ended, []
-        kept_ns = self._since_ns if self._was_dropped else since_ns
+        ended_spans, self.ended_spans = self.ended_spans, []
+        boundary_ns = self._since_ns if self._was_dropped else since_ns
         self._since_ns, self._was_dropped = since_ns, False
         if not since_ns:
-            return [*self._around, *ended]
-        self._around += [span for span in ended if span.start_ns < min(kept_ns, since_ns)]
-        return [span for span in ended if span.start_ns >= since_ns]
+            return [*self._enclosing, *ended_spans]
+        self._enclosing += [span for span in ended_spans if span.start_ns < min(boundary_ns, since_ns)]
+        return [span for span in ended_spans if span.start_ns >= since_ns]
 
     def drop(self, since_ns: int) -> None:
         """Forget the blocks of a step that is not recorded, but not those around several steps."""
-        if self.ended:
+        if self.ended_spans:
             self.take(since_ns)
         self._since_ns, self._was_dropped = since_ns, True
 
 
-class _Open(threading.local):
+class _OpenSpans(threading.local):
     """The ids of the blocks and of the step that are open on this thread, outermost first."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
 
 
-_open = _Open()
+_open = _OpenSpans()
 _active: Blocks | None = None
 
 
-def keep_in(blocks: Blocks | None) -> None:
-    """Keep blocks that begin from now on in `blocks`; None to keep them nowhere."""
+def activate(blocks: Blocks | None) -> None:
+    """Record blocks that begin from now on in `blocks`; None to record none."""
     global _active
     _active = blocks
 
@@ -73,7 +73,7 @@ def leave(span_id: str) -> str | None:
 
 
 def add_span(name: str, start_ns: int, end_ns: int) -> None:
-    """Keep a span of the application that has ended, with the block that is open on this thread as its parent.
+    """Record an application span that has ended, with the block that is open on this thread as its parent.
 
     It is used for work that another process of the machine did for this one. Without an active profile it does nothing.
 
@@ -83,21 +83,23 @@ def add_span(name: str, start_ns: int, end_ns: int) -> None:
         end_ns: its end, on the same clock.
     """
     if _active is not None:
-        ids = _open.ids
-        _active.ended.append(
-            Span(
-                span_id=os.urandom(8).hex(),
-                parent_id=ids[-1] if ids else None,
-                level=Level.APPLICATION,
-                kind=Kind.USER.value,
-                name=_text(name),
-                start_ns=start_ns,
-                dur_ns=end_ns - start_ns,
-                thread=threading.get_native_id(),
-                status="ok",
-                collector="session",
-            )
-        )
+        parent_id = _open.ids[-1] if _open.ids else None
+        _active.ended_spans.append(_span(os.urandom(8).hex(), parent_id, name, start_ns, end_ns, "ok"))
+
+
+def _span(span_id: str, parent_id: str | None, name: object, start_ns: int, end_ns: int, status: str) -> Span:
+    return Span(
+        span_id=span_id,
+        parent_id=parent_id,
+        level=Level.APPLICATION,
+        kind=Kind.USER.value,
+        name=_text(name),
+        start_ns=start_ns,
+        dur_ns=end_ns - start_ns,
+        thread=threading.get_native_id(),
+        status=status,
+        collector="session",
+    )
 
 
 def _text(name: object) -> str:
@@ -125,7 +127,7 @@ class span:
         self._blocks = _active
         if self._blocks is not None:
             self._id = os.urandom(8).hex()
-            _open.ids.append(self._id)
+            enter(self._id)
             self._start = clock.monotonic_ns()
         return self
 
@@ -135,17 +137,5 @@ class span:
         if self._blocks is None:
             return
         end = clock.monotonic_ns()
-        self._blocks.ended.append(
-            Span(
-                span_id=self._id,
-                parent_id=leave(self._id),
-                level=Level.APPLICATION,
-                kind=Kind.USER.value,
-                name=_text(self.name),
-                start_ns=self._start,
-                dur_ns=end - self._start,
-                thread=threading.get_native_id(),
-                status="ok" if kind is None else f"error:{kind.__name__}",
-                collector="session",
-            )
-        )
+        status = "ok" if kind is None else f"error:{kind.__name__}"
+        self._blocks.ended_spans.append(_span(self._id, leave(self._id), self.name, self._start, end, status))

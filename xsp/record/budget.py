@@ -1,11 +1,11 @@
 """Profiling with a budget: it costs at most a given share of the program's time.
 
 Bare steps earn: the given share of their time may be spent. A step is recorded once enough is earned for its cost, as
-estimated from earlier steps of its rung. So the share is kept at any moment, and determines how often a step is
-recorded. It also determines how deep: a rung is left out if one of its steps would cost more than `RAREST` bare steps
-earn. A rung's first step is a trial, because its cost is unknown; the cheapest rung is tried first. A trial can
-overdraw by its own cost at most, which is earned again before the next trial. The default budget gives away the first
-few steps of each kind: a short program then has results too, and a long program has steps from all of its run.
+estimated from earlier steps of its rung. So the share holds at any time, and determines how often a step is recorded.
+It also determines the depth: a rung is left out if one of its steps costs more than `RAREST` bare steps earn. A rung's
+first step is a trial, because its cost is unknown; the cheapest rung is tried first. A trial can overdraw by its own
+cost at most, which is earned again before the next trial. In the default budget the first few steps of each kind are
+free: short programs then have results too, and long programs have steps from all of their run.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ RAREST = 1000
 FIRST_BARE = 10
 """Bare steps before the first earned step is recorded, to know how long a step takes."""
 
-USUAL = "10%"
+DEFAULT_BUDGET = "10%"
 """Default budget of `xsp run`."""
 
-UNASKED = "usual"
-"""Setting for the default budget: `USUAL`, with the first steps given away before they are earned."""
+USE_DEFAULT = "usual"
+"""Setting for the default budget: `DEFAULT_BUDGET`, with free first steps."""
 
 EVERY_OF_RANKS = 20
-"""One step in this many is recorded, after the first ones, instead of `USUAL` if ranks must record the same steps."""
+"""If ranks must record the same steps, one step in this many is recorded after the first ones, in place of a budget."""
 
 KINDS_UNEARNED = 4
-"""Number of kinds up to which steps are given unearned; once a program has shown more kinds, none are given."""
+"""Most kinds for which steps are free; once a program has run more kinds, no more steps are free."""
 
-MISSES = 2
-"""Most given turns per given step: some turns turn out to be steps of another kind."""
+MOST_MISSES = 2
+"""Most free turns per free step: some turns turn out to be steps of another kind."""
 
 STRETCH = 2
 """Steady steps in each block of rungs if the settings do not determine how often to record."""
@@ -58,7 +58,7 @@ RESERVE = 0.1
 """Part of the share that is reserved for steps that cost more than the ones before them."""
 
 CLOSEST = 3
-"""Minimum distance of recorded steps: with two bare steps between them, one on cold caches, one to compare with."""
+"""Minimum distance of recorded steps: two bare steps between them, one on cold caches and one for comparison."""
 
 
 def parse(budget: str | float) -> float:
@@ -90,8 +90,8 @@ class Budgeted(Schedule):
         only: Level | None = None,
         every: int | None = None,
         spread: bool = False,
-        unearned: bool = False,
-        rests: bool = False,
+        gives_first: bool = False,
+        has_rests: bool = False,
     ) -> None:
         """Make a schedule.
 
@@ -101,133 +101,142 @@ class Budgeted(Schedule):
             rungs, seed, only, spread: as for `Schedule`.
             warmup: number of steps of which nothing is kept, and which must be earned as others; default: none.
             every: record at most one step in this many.
-            unearned: give each kind `FIRST` timed steps of each rung that need not be earned.
-            rests: run steady steps before each earned block of rungs.
+            gives_first: whether each kind has `FIRST` free timed steps of each rung.
+            has_rests: whether steady steps run before each earned block of rungs.
         """
         every = max(every or CLOSEST, CLOSEST)
-        super().__init__(rungs, warmup or 0, seed, only, every=every, spread=spread, stretch=int(rests))
-        self._untried = list(self.rungs)
+        super().__init__(rungs, warmup or 0, seed, only, every=every, spread=spread, stretch=int(has_rests))
+        self._untried_rungs = list(self.rungs)
         self.share = share
         self._account = account
-        self._unearned = int(self._describes) + FIRST * len(self.rungs) if unearned else 0
-        self._given_ns = 0.0
-        self._before_gift_ns: float | None = None
+        self._unearned_steps = int(self._describes) + FIRST * len(self.rungs) if gives_first else 0
+        self._unearned_ns = 0.0
+        self._spent_before_ns: float | None = None
 
     @property
-    def given_ns(self) -> int:
-        """Cost in nanoseconds of the steps that need not be earned."""
-        return round(self._given_ns)
+    def unearned_ns(self) -> int:
+        """Cost of the free steps in nanoseconds."""
+        return round(self._unearned_ns)
 
-    def left_out(self) -> dict[str, int | None]:
+    def excluded_rungs(self) -> dict[str, int | None]:
         """Return the names of rungs that cost too much, with the bare steps that earn one step; None if not tried."""
         too_costly: dict[str, int | None] = {}
         for rung in self.rungs[1:]:
-            steps = self._earned_in(rung)
+            steps = self._steps_to_earn(rung)
             if too_costly or (steps or 0) > RAREST:  # rungs below a rung that is left out are left out too
                 too_costly[rung_name(rung)] = steps
         return too_costly
 
-    def _earned_in(self, rung: Level) -> int | None:
+    def _steps_to_earn(self, rung: Level) -> int | None:
         mean_ns, cost_ns = self._account.mean_ns, self._account.cost_ns(rung)
         return round(cost_ns / (self.share * mean_ns)) if mean_ns and cost_ns is not None else None
 
     def _warmup_rung(self, index: int) -> Level:
-        in_use = self._in_use()  # the cheapest first
+        in_use = self._active_rungs()  # the cheapest first
         return in_use[min(index, len(in_use) - 1)]
 
-    def _in_use(self) -> tuple[Level, ...]:
-        if self._unearned and min(self.repeats.values()) < FIRST:
+    def _active_rungs(self) -> tuple[Level, ...]:
+        if self._unearned_steps and min(self.repeats.values()) < FIRST:
             return self.rungs
-        return self.rungs[: len(self.rungs) - len(self.left_out())]
+        return self.rungs[: len(self.rungs) - len(self.excluded_rungs())]
 
-    def _between(self, every: int) -> range:
+    def _gap_range(self, every: int) -> range:
         return range(every - 1, 2 * every - 1 if self._spread else every)
 
-    def until_due(self) -> int | None:
+    def steps_until_due(self) -> int | None:
         """Return None: a step is due once it is earned, not after a number of steps."""
         return None
 
     @property
     def waits_for_storing(self) -> bool:
-        """Whether the next step waits for storing. Only given steps wait; later ones are recorded after the storing."""
-        return super().waits_for_storing and self._planned is not None and self._is_given(self._planned)
+        """Whether the next step waits for storing. Only free steps wait; later ones are recorded after the storing."""
+        return super().waits_for_storing and self._planned is not None and self._is_unearned(self._planned)
 
     def _is_settled(self) -> bool:
-        return super()._is_settled() and not self.is_storing and (self._since > 0 or not self._ended)
+        return (
+            super()._is_settled() and not self.is_storing and (self._steps_since_storing > 0 or not self._ended_steps)
+        )
 
-    def _rests(self, plan: Plan) -> bool:
-        if not self._stretch or self._is_given(plan):
+    def _must_rest(self, plan: Plan) -> bool:
+        if not self._stretch or self._is_unearned(plan):
             return False
         step_ns = self._account.bare_ns or 0.0
-        return self._steady < next(steps for most_ns, steps in RESTS if step_ns <= most_ns) or self._since_ns < REST_NS
+        return (
+            self._steady_steps < next(steps for most_ns, steps in RESTS if step_ns <= most_ns)
+            or self._ns_since_storing < REST_NS
+        )
 
     def _choose(self, plan: Plan) -> Turn:
         return self._trial() or super()._choose(plan)
 
     def _trial(self) -> Turn | None:
         """Return the turn of a rung that was not tried yet, if it can be afforded; else None."""
-        if self._warmed < self.warmup:
+        if self._warmup_done < self.warmup:
             return None
-        while self._untried and self._untried[0] not in self._in_use():
-            self._untried.pop(0)
-        return Turn(self._untried[0], timed=True, describe=False) if self._untried else None
+        while self._untried_rungs and self._untried_rungs[0] not in self._active_rungs():
+            self._untried_rungs.pop(0)
+        return Turn(self._untried_rungs[0], timed=True, describe=False) if self._untried_rungs else None
 
-    def _take(self, turn: Turn, plan: Plan) -> None:
-        if turn.timed and self._untried and turn.rung is self._untried[0]:
-            self._untried.pop(0)
-        super()._take(turn, plan)
+    def _use_turn(self, turn: Turn, plan: Plan) -> None:
+        if turn.timed and self._untried_rungs and turn.rung is self._untried_rungs[0]:
+            self._untried_rungs.pop(0)
+        super()._use_turn(turn, plan)
 
-    def _waits(self, turn: Turn, plan: Plan) -> bool:
+    def _must_wait(self, turn: Turn, plan: Plan) -> bool:
         account = self._account
-        if super()._waits(turn, plan):
+        if super()._must_wait(turn, plan):
             return True
-        if self._before_gift_ns is not None:
-            self._given_ns += max(0.0, account.spent_ns - self._before_gift_ns)
-            self._before_gift_ns = None
-        if self._is_given(plan) and len(self._plans) <= KINDS_UNEARNED + 1:
-            self._before_gift_ns = account.spent_ns
+        if self._spent_before_ns is not None:
+            self._unearned_ns += max(0.0, account.spent_ns - self._spent_before_ns)
+            self._spent_before_ns = None
+        if self._is_unearned(plan) and len(self._plans) <= KINDS_UNEARNED + 1:
+            self._spent_before_ns = account.spent_ns
             return False
-        if account.bare < FIRST_BARE:
+        if account.bare_steps < FIRST_BARE:
             return True
         costs = (account.cost_ns(rung) for rung in self.rungs if rung <= turn.rung)  # for a trial: the rungs before it
         expected_ns = max((cost_ns for cost_ns in costs if cost_ns is not None), default=0.0)
-        if account.spent_ns - self._given_ns + expected_ns > (1 - RESERVE) * self.share * account.loop_ns:
+        if account.spent_ns - self._unearned_ns + expected_ns > (1 - RESERVE) * self.share * account.loop_ns:
             return True
-        return self._is_kept_for_another(plan)
+        return self._is_reserved(plan)
 
-    def _is_given(self, plan: Plan) -> bool:
-        """Return whether the next recorded step of a kind need not be earned.
+    def _is_unearned(self, plan: Plan) -> bool:
+        """Return whether the next recorded step of a kind is free.
 
-        A step may turn out to be of another kind than expected. If most do, no more steps are given away.
+        A step may turn out to be of another kind than expected. If most do, no more steps are free.
         """
-        return plan.taken < self._unearned and plan.tried < MISSES * self._unearned
+        return plan.recorded_steps < self._unearned_steps and plan.planned_turns < MOST_MISSES * self._unearned_steps
 
-    def _is_kept_for_another(self, plan: Plan) -> bool:
+    def _is_reserved(self, plan: Plan) -> bool:
         """Return whether earned time is saved for a kind that was recorded less often and is likely to occur again."""
-        if self._lags(plan):
+        if self._is_behind(plan):
             return False
-        return any(self._lags(candidate) and self._may_come(candidate) for candidate in self._plans.values())
+        return any(self._is_behind(candidate) and self._may_come(candidate) for candidate in self._plans.values())
 
 
-def schedule_of(settings: Settings, account: Account, alone: bool) -> Schedule:
+def schedule_of(settings: Settings, account: Account, is_alone: bool) -> Schedule:
     """Return the schedule of a block; it keeps a budget if there is one.
 
     Args:
         settings: settings of the block.
         account: the account of the costs, which is updated while steps run.
-        alone: False if other processes must choose the same turns.
+        is_alone: False if other processes must choose the same turns.
     """
     rungs, warmup, seed, only = settings.rungs, settings.warmup, settings.seed, settings.only
-    settle, every, spread, is_default = settings.settle, settings.every, settings.spread, settings.budget == UNASKED
-    if is_default and not alone:
-        return Schedule(rungs, warmup, seed, only, every=every, spread=spread, by_time=False, later=EVERY_OF_RANKS)
+    settle, every, spread, is_default = settings.settle, settings.every, settings.spread, settings.budget == USE_DEFAULT
+    if is_default and not is_alone:
+        return Schedule(
+            rungs, warmup, seed, only, every=every, spread=spread, by_time=False, later_every=EVERY_OF_RANKS
+        )
     if settings.budget is not None:
-        share = parse(USUAL if is_default else settings.budget)
-        return Budgeted(share, account, rungs, warmup, seed, only, every, spread, unearned=is_default, rests=True)
+        share = parse(DEFAULT_BUDGET if is_default else settings.budget)
+        return Budgeted(
+            share, account, rungs, warmup, seed, only, every, spread, gives_first=is_default, has_rests=True
+        )
     if only is not None:  # a process of a run once per level measures only that rung
         return Schedule(rungs, warmup, seed, only, 1 if settle is None else settle, every)
-    stretch = STRETCH if settle is None and every is None and alone else 0
-    return Schedule(rungs, warmup, seed, only, settle, every, spread, stretch, by_time=alone)
+    stretch = STRETCH if settle is None and every is None and is_alone else 0
+    return Schedule(rungs, warmup, seed, only, settle, every, spread, stretch, by_time=is_alone)
 
 
 def progress(schedule: Schedule, account: Account) -> dict[str, Any]:
@@ -235,9 +244,9 @@ def progress(schedule: Schedule, account: Account) -> dict[str, Any]:
     limit_percent = 100 * schedule.share if isinstance(schedule, Budgeted) else None
     return {
         "asked_percent": limit_percent,
-        "given_ns": schedule.given_ns if isinstance(schedule, Budgeted) else 0,
+        "given_ns": schedule.unearned_ns if isinstance(schedule, Budgeted) else 0,
         "every": schedule.every,
-        "left_out": schedule.left_out() if isinstance(schedule, Budgeted) else {},
+        "left_out": schedule.excluded_rungs() if isinstance(schedule, Budgeted) else {},
         **account.content(),
     }
 
@@ -245,7 +254,7 @@ def progress(schedule: Schedule, account: Account) -> dict[str, Any]:
 def content(schedule: Schedule, account: Account) -> dict[str, Any]:
     """Return the final content for `run.json`: as `progress`, with the 95 % interval and whether the budget was kept.
 
-    `kept` is None if there was no budget, or no bare step from which to tell how long a step takes.
+    `kept` is None if there was no budget, or no bare step that shows how long a step takes.
     """
     figures = progress(schedule, account)
     limit_percent, spent_percent = figures["asked_percent"], figures["overhead_percent"]

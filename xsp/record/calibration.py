@@ -19,16 +19,16 @@ ROUNDS = 7
 SAMPLES = 16
 """Runs of a one-span probe in each round."""
 
-SWEPT = 2 << 20
+SWEEP_BYTES = 2 << 20
 """Bytes that are copied to evict the caches of a core."""
 
 
-def cost_per_span(collector: Collector, passed: bool = True) -> dict[str, Any] | None:
+def cost_per_span(collector: Collector, with_passing: bool = True) -> dict[str, Any] | None:
     """Run a collector's probe alternately with the collector on and off.
 
     Args:
         collector: a closed collector; it is opened and closed here, and its spans are discarded.
-        passed: measure also the cost of work that a hushed collector ignores, needed if steps passed in stretches.
+        with_passing: whether to measure also the cost of work that a muted collector ignores; needed after stretches.
 
     Returns:
         `ns_per_span` (median over the rounds of the difference, never negative), `level`, `rounds`, and the result of
@@ -58,12 +58,12 @@ def cost_per_span(collector: Collector, passed: bool = True) -> dict[str, Any] |
         "ns_per_span": max(0.0, percentile(differences, 0.5)),
         "level": int(deepest if Level.KERNEL not in collector.levels else min(collector.levels)),
         "rounds": ROUNDS,
-        **(passing_costs(collector, probe) if passed and type(collector).mute is not Collector.mute else {}),
+        **(passing_costs(collector, probe) if with_passing and type(collector).mute is not Collector.mute else {}),
     }
 
 
 def passing_costs(collector: Collector, probe: Probe) -> dict[str, float]:
-    """Return the nanoseconds that an installed and hushed collector adds to a span's work.
+    """Return the nanoseconds that an installed but muted collector adds to a span's work.
 
     Returns:
         `ns_passing` for the probe's spans. For a collector with an `outer_probe` also `ns_passing_outer`, with its code
@@ -85,7 +85,7 @@ def passing_costs(collector: Collector, probe: Probe) -> dict[str, float]:
                 outline.usual = set(outline)  # as in a stretch of steps, see `xsp.record.quiet`
                 collector.mute(True)
                 for difference in differences.values():
-                    difference.time(difference.hushed)
+                    difference.time(difference.muted)
                     outline.clear()
             finally:
                 collector.close()
@@ -103,33 +103,33 @@ def context_cost(step: Callable[[], AbstractContextManager[object]]) -> dict[str
     """
     sweep = _Sweep()
 
-    def within() -> None:
+    def with_context() -> None:
         with step():
             pass
 
     def without() -> None:
-        with _NOTHING:
+        with _NO_CONTEXT:
             pass
 
-    warm, cold = _Difference(Probe(within, spans=1)), _Difference(Probe(within, spans=1), sweep)
+    warm, cold = _Difference(Probe(with_context, spans=1)), _Difference(Probe(with_context, spans=1), sweep)
     for _ in range(ROUNDS):
         for difference in (warm, cold):
             difference.time(difference.without, without)
-            difference.time(difference.hushed)
+            difference.time(difference.muted)
     return {
         "ns_per_span": 0.0, "level": int(Level.APPLICATION), "rounds": ROUNDS, "ns_passing": warm.ns,
         "ns_passing_outer": warm.ns, "ns_passing_cold": cold.ns, "sweep_ns": percentile(sweep.times, 0.5),
     }  # fmt: skip
 
 
-_NOTHING = nullcontext()
+_NO_CONTEXT = nullcontext()
 
 
 class _Sweep:
     """An eviction of the caches that belong to a core."""
 
     def __init__(self) -> None:
-        self._from, self._to = bytes(SWEPT), bytearray(SWEPT)
+        self._from, self._to = bytes(SWEEP_BYTES), bytearray(SWEEP_BYTES)
         self.times: list[int] = []
 
     def __call__(self) -> None:
@@ -139,27 +139,27 @@ class _Sweep:
 
 
 class _Difference:
-    """Times of a probe without a collector and with the collector hushed."""
+    """Times of a probe without a collector and with a muted collector."""
 
     def __init__(self, probe: Probe, before: Callable[[], None] | None = None) -> None:
         self.probe = probe
         self._before = before
         self.without: list[int] = []
-        self.hushed: list[int] = []
+        self.muted: list[int] = []
 
-    def time(self, taken: list[int], run: Callable[[], object] | None = None) -> None:
+    def time(self, times: list[int], run: Callable[[], object] | None = None) -> None:
         """Run the probe, or `run`, once to warm up and then timed, calling `before` ahead of each timed run."""
         run = run or self.probe.run
         run()
         for _ in range(max(1, SAMPLES // self.probe.spans)):
             if self._before is not None:
                 self._before()
-            taken.append(_time(run))
+            times.append(_time(run))
 
     @property
     def ns(self) -> float:
         """Nanoseconds that are added to a span, never negative."""
-        return max(0.0, percentile(self.hushed, 0.5) - percentile(self.without, 0.5)) / self.probe.spans
+        return max(0.0, percentile(self.muted, 0.5) - percentile(self.without, 0.5)) / self.probe.spans
 
 
 def _time(run: Any) -> int:

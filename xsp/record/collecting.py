@@ -17,7 +17,7 @@ from xsp.schema import COLUMNS, Level, Span
 
 Listener = Callable[[Signal, object], None]
 
-OBSERVED = "torch"
+OBSERVED_PACKAGE = "torch"
 """The package that collectors observe: a program with steps imports it whether or not it is profiled."""
 
 
@@ -32,11 +32,11 @@ class Collecting:
         self.absent: dict[str, str] = {}
         """Reasons why collectors cannot work here, by name."""
 
-        self.observed_ns = 0
-        """Nanoseconds of importing the observed package here, which the program then need not do."""
+        self.import_ns = 0
+        """Nanoseconds of importing the observed package here instead of in the program."""
 
         self.device_work = KernelSource()
-        self._forgetting: list[Collector] = []
+        self._with_forget: list[Collector] = []
 
         self.notes: list[dict[str, str]] = []
         """Sentences on what could not be recorded, each with its source, without repetitions."""
@@ -46,30 +46,32 @@ class Collecting:
         """Sorted names of the working collectors."""
         return sorted(collector.name for collector in self.collectors)
 
-    def find(self, wanted: Sequence[str | Collector] | None, deepest: Level, kernels: Kernels = Kernels.KINETO) -> None:
+    def find(
+        self, requested: Sequence[str | Collector] | None, deepest: Level, kernels: Kernels = Kernels.KINETO
+    ) -> None:
         """Load the requested collectors, else all that can work here; remember why the others cannot.
 
         Args:
-            wanted: names of entry points, or instances; None for all that are installed.
+            requested: names of entry points, or instances; None for all that are installed.
             deepest: deepest level of the run.
             kernels: requested source of device work.
 
         Raises:
             PluginError: a collector or a source of device work that was requested by name cannot work here.
         """
-        requests: Sequence[str | Collector] = plugins.names("xsp.collectors") if wanted is None else wanted
+        requests: Sequence[str | Collector] = plugins.names("xsp.collectors") if requested is None else requested
         collectors = []
         for request in requests:
             try:
                 collector, reason = self._load_collector(request)
             except PluginError as error:
-                if wanted is not None:
+                if requested is not None:
                     raise
                 self.absent[str(request)] = str(error)
                 if not isinstance(error.__cause__, ImportError):  # a missing package is not a fault of the collector
                     self.note(str(request), f"{error}; it was left out")
                 continue
-            if wanted is None and collector.on_request:
+            if requested is None and collector.on_request:
                 continue
             if reason is not None:
                 self.absent[collector.name] = reason
@@ -79,63 +81,63 @@ class Collecting:
         collectors = self.device_work.choose(collectors, self.absent, deepest)
         for name in self.device_work.reasons:  # an absent source is not missing if there is no device
             self.absent.pop(name, None)
-        self.collectors = _in_order(collectors)
+        self.collectors = _in_switch_order(collectors)
         if (note := self.device_work.note()) is not None:
             self.note("xsp", note)
 
     def _load_collector(self, request: str | Collector) -> tuple[Collector, str | None]:
         """Return a collector and why it cannot work here, or None; add the time of importing torch, if it did that."""
-        was_imported, began_ns = OBSERVED in sys.modules, clock.monotonic_ns()
+        was_imported, began_ns = OBSERVED_PACKAGE in sys.modules, clock.monotonic_ns()
         try:
             return plugins.collector(request)
         finally:
-            if not was_imported and OBSERVED in sys.modules:
-                self.observed_ns += clock.monotonic_ns() - began_ns
+            if not was_imported and OBSERVED_PACKAGE in sys.modules:
+                self.import_ns += clock.monotonic_ns() - began_ns
 
-    def widen(self, more: Collecting, notify: Listener) -> None:
-        """Add and install the collectors of `more` whose names are not here yet; no collector is on meanwhile."""
+    def widen(self, additional: Collecting, notify: Listener) -> None:
+        """Add and install the collectors of `additional` whose names are not here yet; no collector is on meanwhile."""
         installed = {collector.name: collector for collector in self.collectors}
-        if self.device_work.source is None and (source := more.device_work.source) is not None:
-            self.device_work = more.device_work
+        if self.device_work.source is None and (source := additional.device_work.source) is not None:
+            self.device_work = additional.device_work
             installed_source = installed.get(source.name)
             self.device_work.source = installed_source if isinstance(installed_source, DeviceCollector) else source
             self.device_work.source.is_device_source = True
-        additions = [collector for collector in more.collectors if collector.name not in installed]
+        additions = [collector for collector in additional.collectors if collector.name not in installed]
         additions = [
             collector for collector in additions if not collector.innermost or collector is self.device_work.source
         ]
-        self.absent = {**more.absent, **self.absent}
-        self.collectors = _in_order([*self.collectors, *additions])
-        self.open(notify, those=additions)
+        self.absent = {**additional.absent, **self.absent}
+        self.collectors = _in_switch_order([*self.collectors, *additions])
+        self.open(notify, collectors=additions)
 
     def open(
         self,
         notify: Listener | None,
         outline: Outline | None = None,
-        those: Iterable[Collector] | None = None,
+        collectors: Iterable[Collector] | None = None,
     ) -> None:
         """Install the collectors.
 
         Args:
             notify: receives the signals at the program's boundaries.
             outline: where the collectors note the calls of each step, recorded or not.
-            those: the collectors to install; default: all.
+            collectors: the collectors to install; default: all.
         """
-        for collector in list(self.collectors if those is None else those):
+        for collector in list(self.collectors if collectors is None else collectors):
             if notify is not None:
                 collector.notify = notify
             collector.outline = outline
             self._guard(collector, "open", collector.open)
-        self._forgetting = [
+        self._with_forget = [
             collector for collector in self.collectors if type(collector).forget is not Collector.forget
         ]
 
-    def close(self, calibrate: bool = True, passed: bool = False) -> dict[str, Any]:
+    def close(self, calibrate: bool = True, with_passing: bool = False) -> dict[str, Any]:
         """Remove the collectors, and return the cost of one span of each, by name.
 
         Args:
-            calibrate: measure the costs; a program that continues to serve has no time for it.
-            passed: whether steps passed in stretches.
+            calibrate: whether to measure the costs; a program that continues to serve has no time for it.
+            with_passing: whether any steps ran in stretches.
         """
         costs = {}
         for collector in reversed(self.collectors):
@@ -146,7 +148,7 @@ class Collecting:
             cost = None
             if calibrate:
                 with contextlib.suppress(Exception):  # a probe that fails costs a figure, not the program
-                    cost = cost_per_span(collector, passed)
+                    cost = cost_per_span(collector, with_passing)
             if cost is not None:
                 costs[collector.name] = cost
         return costs
@@ -173,48 +175,48 @@ class Collecting:
             raise
         return active
 
-    def settle(self, on: Iterable[Collector]) -> None:
+    def settle(self, active: Iterable[Collector]) -> None:
         """Wait for asynchronous work that the step started, for instance on a device."""
-        for collector in on:
+        for collector in active:
             try:
                 collector.settle()
             except Exception as error:  # a device that failed must fail in the program, not here
                 if processes.raised_by_handler(error):
                     raise
 
-    def stop(self, on: Sequence[Collector]) -> None:
+    def stop(self, active: Sequence[Collector]) -> None:
         """Switch off the collectors that `start` returned; an interrupt is raised when all are off."""
         interrupts: list[BaseException] = []
-        for collector in reversed(on):
+        for collector in reversed(active):
             try:
                 self._guard(collector, "stop", collector.stop)
             except BaseException as interrupt:
                 interrupts.append(interrupt)
-                self._guard(collector, "stop", collector.stop)  # it may have been half-way
+                self._guard(collector, "stop", collector.stop)  # it may have stopped half-way
         if interrupts:
             raise interrupts[0]
 
-    def mute(self, quiet: bool, but: Signal | None = None) -> None:
-        """Have collectors ignore everything between steps, except for one signal; or no longer."""
+    def mute(self, quiet: bool, except_signal: Signal | None = None) -> None:
+        """Make collectors ignore everything between steps, except for one signal; or end that."""
         for collector in tuple(self.collectors):
-            self._guard(collector, "mute", lambda c=collector: c.mute(quiet, but))  # type: ignore[misc]
+            self._guard(collector, "mute", lambda c=collector: c.mute(quiet, except_signal))  # type: ignore[misc]
 
-    def leave(self) -> None:
-        """Have the collectors ignore everything from now on, in a forked child; what they installed stays."""
+    def disable(self) -> None:
+        """Make the collectors ignore everything from now on, in a forked child; they stay installed."""
         for collector in self.collectors:
             collector.notify, collector.outline = ignore, None
         self.mute(True)
 
     def forget(self) -> None:
         """Discard the rows of a step that is not recorded."""
-        for collector in tuple(self._forgetting):
+        for collector in tuple(self._with_forget):
             self._guard(collector, "forget", collector.forget)
 
     def rows(self, anchor: clock.Anchor, by_thread: bool | None = None) -> list[Span]:
         """Take the collectors' spans, with times on the epoch, and their notes; `by_thread` as in `start`."""
         rows: list[Span] = []
         for collector in self._select(by_thread):
-            spans = self._guard(collector, "spans", lambda c=collector: _checked(c.spans())) or []  # type: ignore[misc]
+            spans = self._guard(collector, "spans", lambda c=collector: _check_spans(c.spans())) or []  # type: ignore[misc]
             rows += (
                 _on_run_clock(spans, anchor) if collector.epoch else [clock.on_epoch(span, anchor) for span in spans]
             )
@@ -228,7 +230,7 @@ class Collecting:
 
         These collectors are left out from then on, and noted.
         """
-        errors = {row.collector: text for row in rows if (text := _misfit(row)) is not None}
+        errors = {row.collector: text for row in rows if (text := _type_mismatch(row)) is not None}
         for collector in list(self.collectors):
             if collector.name in errors:
                 self._guard(collector, "spans", partial(_raise, TypeError(errors[collector.name])))
@@ -251,7 +253,7 @@ class Collecting:
         return rows
 
     def drop_before(self, time: int) -> None:
-        """Have these collectors discard spans that ended before a time of `clock.monotonic_ns`."""
+        """Make these collectors discard spans that ended before a time of `clock.monotonic_ns`."""
         for collector in self._select(by_thread=True):
             self._guard(collector, "drop_before", lambda c=collector: c.drop_before(time))  # type: ignore[misc]
 
@@ -268,19 +270,21 @@ class Collecting:
         for text in self._guard(collector, "notes", lambda: list(collector.notes())) or ():
             self.note(collector.name, text)
 
-    def _guard(self, collector: Collector, verb: str, call: Callable[[], Any]) -> Any:
+    def _guard(self, collector: Collector, operation: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
         except plugins.MAY_BREAK as error:
             if processes.raised_by_handler(error):  # meant for the program, which it interrupted here
                 raise
-            self.note(collector.name, f"{verb} failed and the collector was left out: {type(error).__name__}: {error}")
+            self.note(
+                collector.name, f"{operation} failed and the collector was left out: {type(error).__name__}: {error}"
+            )
             if isinstance(collector, DeviceCollector) and collector.is_device_source and collector.gave_up is None:
-                collector.gave_up = f"{verb} failed: {type(error).__name__}: {error}"
+                collector.gave_up = f"{operation} failed: {type(error).__name__}: {error}"
             if collector in self.collectors:
                 self.collectors.remove(collector)
-                self._forgetting = [candidate for candidate in self._forgetting if candidate is not collector]
-                if verb != "close":
+                self._with_forget = [candidate for candidate in self._with_forget if candidate is not collector]
+                if operation != "close":
                     with contextlib.suppress(Exception):
                         collector.stop()
                     with contextlib.suppress(Exception):
@@ -288,7 +292,7 @@ class Collecting:
             return None
 
 
-def _checked(spans: Iterable[Any]) -> list[Span]:
+def _check_spans(spans: Iterable[Any]) -> list[Span]:
     """Return the spans of a collector as a list.
 
     Raises:
@@ -303,17 +307,17 @@ def _checked(spans: Iterable[Any]) -> list[Span]:
     return rows
 
 
-def _misfit(row: Span) -> str | None:
+def _type_mismatch(row: Span) -> str | None:
     """Return the first value that does not fit its column as text, None if all fit."""
     for column, value in zip(COLUMNS, row, strict=True):
-        if value is not None and not isinstance(value, _PYTHON[column.type.partition("(")[0]]):
+        if value is not None and not isinstance(value, _PYTHON_TYPES[column.type.partition("(")[0]]):
             return f"{column.name} = {str(value)[:100]!r} is not of type {column.type}"
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
             return f"{column.name} = {str(value)[:100]} is out of range"
     return None
 
 
-_PYTHON: dict[str, type | tuple[type, ...]] = {
+_PYTHON_TYPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("VARCHAR",), str),
     **dict.fromkeys(("SMALLINT", "INTEGER", "BIGINT"), int),
     "BOOLEAN": bool,
@@ -325,7 +329,7 @@ def _raise(error: Exception) -> NoReturn:
     raise error
 
 
-def _in_order(collectors: Iterable[Collector]) -> list[Collector]:
+def _in_switch_order(collectors: Iterable[Collector]) -> list[Collector]:
     """Return collectors in the order of switching on: deeper ones first, and off last; innermost ones at the end."""
     return sorted(collectors, key=lambda collector: (not collector.innermost, min(collector.levels)), reverse=True)
 

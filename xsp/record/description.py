@@ -35,14 +35,14 @@ _COMMON = (
 
 
 def of_steps(
-    steps: Steps, levels: str, own: Identity, started_ns: int, finished: bool, costs: dict[str, Any]
+    steps: Steps, levels: str, identity: Identity, started_ns: int, finished: bool, costs: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the content of `run.json` for the run so far.
 
     Args:
         steps: the steps of its block.
         levels: the levels as the user wrote them.
-        own: the run's place in its job and its trace.
+        identity: the run's place in its job and its trace.
         started_ns: start of the run, in nanoseconds since the epoch.
         finished: whether the block was left.
         costs: the cost of one span of each collector, see `Collecting.close`; empty until then.
@@ -51,19 +51,19 @@ def of_steps(
     now_ns = clock.monotonic_ns() + anchor.offset_ns
     return {
         "xsp": __version__,
-        "id": own.id,
+        "id": identity.id,
         "name": steps.name,
         "finished": finished,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_ns // 10**9)),
         "seconds": round((now_ns - started_ns) / 1e9, 3),
         "start_ns": started_ns,
         "end_ns": now_ns,
-        "otel": own.otel,
-        "rank": own.rank,
-        "local_rank": own.local_rank,
-        "world_size": own.world_size,
-        "process": own.process,
-        "host": own.host,
+        "otel": identity.otel,
+        "rank": identity.rank,
+        "local_rank": identity.local_rank,
+        "world_size": identity.world_size,
+        "process": identity.process,
+        "host": identity.host,
         "command": scrub.command(sys.argv),
         "levels": levels,
         "rungs": [rung_name(rung) for rung in schedule.rungs],
@@ -75,7 +75,7 @@ def of_steps(
         "budget": budget.content(schedule, steps.account),
         "between": steps.between.content(),
         "clock": {"durations": "perf_counter_ns", "epoch_error_ns": anchor.error_ns},
-        "steps": {"seen": steps.seen, "stored": steps.stored, "lost": steps.lost, "skipped": steps.skipped},
+        "steps": {"seen": steps.step_count, "stored": steps.stored, "lost": steps.lost, "skipped": steps.skipped},
         "collectors": collecting.names,
         "absent": collecting.absent,
         "kernels": collecting.device_work.content(),
@@ -88,11 +88,12 @@ def of_steps(
 def _clock_notes(anchor: clock.Anchor) -> list[dict[str, str]]:
     if not anchor.set_ns:
         return []
-    by = f"{anchor.set_ns / 1e9:+.1f} s"
+    change = f"{anchor.set_ns / 1e9:+.1f} s"
     return [
         {
             "source": "xsp",
-            "text": f"the system clock was set by {by} during the run; the run's times continue from the first reading",
+            "text": f"the system clock was set by {change} during the run; "
+            "the run's times continue from the first reading",
         }
     ]
 

@@ -17,26 +17,26 @@ from xsp.schema import Level
 class KernelSource:
     """The source of a run's device work: chosen before the block is entered, replaced if it gives up."""
 
-    def __init__(self, wanted: Kernels = Kernels.KINETO) -> None:
-        self.wanted = wanted
+    def __init__(self, requested: Kernels = Kernels.KINETO) -> None:
+        self.requested = requested
         self.source: DeviceCollector | None = None
         self.reasons: dict[str, str] = {}
         """Why sources that could have been chosen were not, by the source's name."""
 
-        self._others: list[DeviceCollector] = []
+        self._successors: list[DeviceCollector] = []
 
-    def choose(self, found: Sequence[Collector], absent: Mapping[str, str], deepest: Level) -> list[Collector]:
+    def choose(self, collectors: Sequence[Collector], absent: Mapping[str, str], deepest: Level) -> list[Collector]:
         """Choose the source, and return the collectors without those that are only a source and were not chosen.
 
         Args:
-            found: the collectors that are available.
+            collectors: the collectors that are available.
             absent: why other collectors are not available, by name.
             deepest: deepest level of the run.
 
         Raises:
             PluginError: a source was requested, the run reaches its levels, and it cannot work here.
         """
-        sources = [collector for collector in found if isinstance(collector, DeviceCollector)]
+        sources = [collector for collector in collectors if isinstance(collector, DeviceCollector)]
         for source in sources:
             source.is_device_source, source.gave_up = False, None
         kinds = {str(kind) for kind in Kernels}
@@ -44,11 +44,13 @@ class KernelSource:
         by_kind = {collector.device_work: collector for collector in sources}
         if deepest >= Level.LIBRARY:
             candidates = [by_kind[kind] for kind in Kernels if kind in by_kind]
-            self._try([collector for collector in candidates if self.wanted in (collector.device_work, Kernels.AUTO)])
+            self._try(
+                [collector for collector in candidates if self.requested in (collector.device_work, Kernels.AUTO)]
+            )
             self._check_requested(deepest)
             # successors, if the source gives up later
-            self._others = candidates[candidates.index(self.source) + 1 :] if self.source is not None else []
-        return [collector for collector in found if not collector.innermost or collector is self.source]
+            self._successors = candidates[candidates.index(self.source) + 1 :] if self.source is not None else []
+        return [collector for collector in collectors if not collector.innermost or collector is self.source]
 
     def replace(self) -> str | None:
         """Switch to another collector if the source gave up, and return a sentence on it, else None."""
@@ -58,14 +60,16 @@ class KernelSource:
         failed.is_device_source, failed.gave_up = False, None
         self.source = None
         self.reasons[str(failed.device_work)] = reason
-        self._try(self._others)
-        self._others = self._others[self._others.index(self.source) + 1 :] if self.source is not None else []
+        self._try(self._successors)
+        self._successors = (
+            self._successors[self._successors.index(self.source) + 1 :] if self.source is not None else []
+        )
         outcome = f"comes from {self.source.device_work}" if self.source is not None else "is not recorded"
         return f"{failed.device_work} gave up recording device work, which {outcome} from then on: {reason}"
 
     def note(self) -> str | None:
         """Return a sentence if device work does not come from the preferred source, else None."""
-        if self.source is None or self.source.device_work is Kernels.CUPTI or self.wanted is not Kernels.AUTO:
+        if self.source is None or self.source.device_work is Kernels.CUPTI or self.requested is not Kernels.AUTO:
             return None
         reason = self.reasons.get(Kernels.CUPTI.value)
         return f"device work comes from {self.source.device_work}, not from cupti: {reason}" if reason else None
@@ -74,7 +78,7 @@ class KernelSource:
         """Return its content for `run.json`: the wanted and actual source, its details, why others were not chosen."""
         kind = self.source.device_work if self.source is not None else None
         content: dict[str, object] = {
-            "wanted": str(self.wanted),
+            "wanted": str(self.requested),
             "source": str(kind) if kind else None,
             "reasons": self.reasons,
         }
@@ -94,7 +98,7 @@ class KernelSource:
 
     def _check_requested(self, deepest: Level) -> None:
         """Raise if the source that was requested by name cannot be used."""
-        if self.wanted is Kernels.CUPTI and self.source is None and deepest >= Level.RUNTIME:
+        if self.requested is Kernels.CUPTI and self.source is None and deepest >= Level.RUNTIME:
             reason = self.reasons.get(Kernels.CUPTI.value, "its collector is not among those that were asked for")
             raise PluginError(f"kernels=cupti: {reason}")
 

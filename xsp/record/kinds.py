@@ -38,8 +38,8 @@ class Batch(NamedTuple):
     determine the layout; `stated`: by the program; None if unknown."""
 
 
-class Known(NamedTuple):
-    """The kind and the batch of a step, known from its outline."""
+class Classification(NamedTuple):
+    """The kind and the batch of a step."""
 
     kind: StepKind
     batch: Batch
@@ -51,7 +51,7 @@ class StepKind:
     def __init__(self, number: int, tokens: Sequence[Token], name: str, batch: Batch) -> None:
         self.number = number
         self.name = name
-        self.ends = sum(token.kind is Kind.OPTIMIZER for token in tokens) or sum(
+        self.end_count = sum(token.kind is Kind.OPTIMIZER for token in tokens) or sum(
             token.kind is Kind.FORWARD for token in tokens
         )
         """Optimizer steps, or calls if there are none: a step that is found at signals ends with the last of them."""
@@ -62,10 +62,10 @@ class StepKind:
         self.words: set[tuple[Any, ...]] = set()
         """The words of the outlines of its steps, as collectors note them."""
 
-        self.seen = 0
+        self.step_count = 0
         """Steps of this kind that ended."""
 
-        self.next: int | None = None
+        self.next_kind: int | None = None
         """The kind of the step that followed the last one of this kind."""
 
     def content(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class StepKind:
             "calls": self.calls,
             "batch_size": self.batch.size,
             "batch_source": self.batch.source,
-            "steps": self.seen,
+            "steps": self.step_count,
         }
 
 
@@ -92,49 +92,50 @@ class Kinds:
         """
         self._layouts = layouts if layouts is not None else {}
         self.all: list[StepKind] = []
-        self._by_outline: dict[tuple[Any, ...], Known] = {}
-        self._words = 0
+        self._by_outline: dict[tuple[Any, ...], Classification] = {}
+        self._word_count = 0
         self._by_form: dict[tuple[Any, ...], StepKind] = {}
-        self._by_first: dict[tuple[Any, ...], StepKind] = {}
+        self._by_first_word: dict[tuple[Any, ...], StepKind] = {}
         self._instances: dict[type | None, dict[int, int]] = {}
-        self._last: StepKind | None = None
+        self._last_kind: StepKind | None = None
 
-    def expected(self, first: tuple[Any, ...] | None = None) -> int | None:
+    def expected_kind(self, first_word: tuple[Any, ...] | None = None) -> int | None:
         """Return the number of the likely kind of the next step.
 
         Args:
             first: the first word of its outline, if it is known.
 
         Returns:
-            With `first`, the kind that began with that word; else the one that followed the last kind; None if unknown.
+            With `first_word`, the kind that began with that word; else the one that followed the last kind; None if
+            unknown.
         """
-        if first is not None:
-            kind = self._by_first.get(_form(Token(*first)))
+        if first_word is not None:
+            kind = self._by_first_word.get(_form(Token(*first_word)))
             return kind.number if kind is not None else None
-        return self._last.next if self._last is not None else None
+        return self._last_kind.next_kind if self._last_kind is not None else None
 
-    def ended(self, outline: Sequence[tuple[Any, ...]], stated: int | None = None) -> Known:
+    def count_step(self, outline: Sequence[tuple[Any, ...]], stated_samples: int | None = None) -> Classification:
         """Count a step, and return its kind and batch.
 
         Args:
             outline: outline of the step.
-            stated: samples in the step according to the program; None if it does not state them.
+            stated_samples: samples in the step according to the program; None if it does not state them.
         """
         words = tuple(outline)
         entry = self._by_outline.get(words)
         if entry is None:
-            entry = self._look_closer(words)
+            entry = self._classify(words)
         kind = entry.kind
-        kind.seen += 1
-        if self._last is not None:
-            self._last.next = kind.number
-        self._last = kind
-        if stated is not None:
-            kind.batch = Batch(stated, "stated")
-            return Known(kind, kind.batch)
+        kind.step_count += 1
+        if self._last_kind is not None:
+            self._last_kind.next_kind = kind.number
+        self._last_kind = kind
+        if stated_samples is not None:
+            kind.batch = Batch(stated_samples, "stated")
+            return Classification(kind, kind.batch)
         return entry
 
-    def _look_closer(self, words: tuple[tuple[Any, ...], ...]) -> Known:
+    def _classify(self, words: tuple[tuple[Any, ...], ...]) -> Classification:
         outline = _without_recomputed([Token(*word) for word in words])
         tokens = [token for token in outline if token.kind is not Kind.OPTIMIZER or token.subject]
         form = tuple((word, _rounded(len(list(group)))) for word, group in groupby(map(_form, tokens)))
@@ -143,15 +144,15 @@ class Kinds:
             kind = self._new(tokens, batch_of(outline, self._layouts))
             if kind.name != OTHER:
                 self._by_form[form] = kind
-        self._words += len(words)
-        if len(self._by_outline) >= MOST_KNOWN or self._words > MOST_WORDS:
+        self._word_count += len(words)
+        if len(self._by_outline) >= MOST_KNOWN or self._word_count > MOST_WORDS:
             self._by_outline.clear()
-            self._words = len(words)
-        entry = self._by_outline[words] = Known(kind, batch_of(outline, self._layouts))
+            self._word_count = len(words)
+        entry = self._by_outline[words] = Classification(kind, batch_of(outline, self._layouts))
         if len(kind.words) < MOST_KNOWN:
             kind.words.update(words)
         if tokens:
-            self._by_first[_form(tokens[0])] = kind
+            self._by_first_word[_form(tokens[0])] = kind
         return entry
 
     def _new(self, tokens: Sequence[Token], batch: Batch) -> StepKind:
@@ -160,11 +161,11 @@ class Kinds:
                 self.all.append(StepKind(len(self.all), (), OTHER, batch))
             return self.all[-1]
         name = self._name(tokens)
-        taken = {kind.name for kind in self.all}
-        if name in taken and (optimizers := _optimizers(tokens)):
+        used_names = {kind.name for kind in self.all}
+        if name in used_names and (optimizers := _optimizers(tokens)):
             name += f", {' + '.join(optimizers)}"
         numbered_names = (f"{name} #{number}" for number in range(2, MOST_KINDS + 2))
-        unique_name = next(candidate for candidate in (name, *numbered_names) if candidate not in taken)
+        unique_name = next(candidate for candidate in (name, *numbered_names) if candidate not in used_names)
         self.all.append(StepKind(len(self.all), tokens, unique_name, batch))
         return self.all[-1]
 
@@ -196,7 +197,7 @@ class Kinds:
 
 
 def batch_of(tokens: Sequence[Token], layouts: Mapping[int, Layout | None]) -> Batch:
-    """Return the samples of a step, summed over micro-batches: the first dimension, unless a layout names another one.
+    """Return the samples of a step, summed over micro-batches: the first dimension, unless a layout gives another one.
 
     Between two backward passes the largest first dimension counts: the calls of several modules, or several calls of
     one (siamese networks), process one batch. The same holds inside an optimizer's step, whose closure may compute the
@@ -217,7 +218,7 @@ def batch_of(tokens: Sequence[Token], layouts: Mapping[int, Layout | None]) -> B
             in_optimizer = not token.subject
         elif token.kind is Kind.BACKWARD and not in_optimizer and token.subject == least:
             parts.append((0, 0))
-    total = sum(sample_count or first for sample_count, first in parts)
+    total = sum(sample_count or first_dimension for sample_count, first_dimension in parts)
     if not total:
         return Batch(None, None)
     if len(calls) != 1:
@@ -229,13 +230,13 @@ def batch_of(tokens: Sequence[Token], layouts: Mapping[int, Layout | None]) -> B
 
 def _without_recomputed(tokens: Sequence[Token]) -> list[Token]:
     """Return an outline without the calls inside backward passes: the recomputation of activation checkpointing."""
-    kept, depth = [], 0
+    outer_tokens, depth = [], 0
     for token in tokens:
         if token.kind is Kind.BACKWARD:
             depth = max(0, depth + (-1 if token.subject else 1))
         if not depth and (token.kind is not Kind.BACKWARD or token.subject):
-            kept.append(token)
-    return kept
+            outer_tokens.append(token)
+    return outer_tokens
 
 
 def _form(token: Token) -> tuple[Any, ...]:

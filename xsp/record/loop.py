@@ -1,9 +1,9 @@
 """The loop: one row for each step that the program ran, recorded or not.
 
 Users judge a run by its loop: wall time per step, samples per second, waits between steps. These come from the steps
-that are not recorded. A row is a few integers in one flat array, so that a step pays for one `extend`, and a million
-rows are 120 MB. After `WHOLE` rows, consecutive bare steps of one kind are folded into rows that represent several
-steps, each row at least `FOLDED_NS`; their times are then means.
+that are not recorded. A row is a few integers in one flat array, so that each step costs one `extend`, and a million
+rows are 120 MB. After `UNFOLDED_ROWS` rows, consecutive bare steps of one kind are folded into rows that represent
+several steps and at least `FOLDED_NS`; their times are means.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
 WIDTH = len(LOOP_COLUMNS)
-WHOLE = 50_000
+UNFOLDED_ROWS = 50_000
 FOLDED_NS = 50_000_000
 BARE = int(Level.APPLICATION)
-PORTION = 32_768
+BUFFERED_ROWS = 32_768
 """Rows that are buffered until they are handed over; about 4 MB."""
 
 
@@ -74,10 +74,10 @@ class Usage:
         self._is_known = False
 
     def forget(self) -> None:
-        """Leave out the time until the next call of `since`, in which not only the program worked."""
+        """Leave out the time until the next call of `read`, because it includes work of xsp."""
         self._is_known = False
 
-    def since(self, steps: int = 1) -> tuple[int, int]:
+    def read(self, steps: int = 1) -> tuple[int, int]:
         """Return page faults and system time in nanoseconds since the last call, per step of `steps`. Hot.
 
         Returns:
@@ -98,13 +98,13 @@ class Loop:
 
     def __init__(self) -> None:
         self._rows = array.array("q")
-        self._whole = 0
-        self._folding: Row | None = None
+        self._unfolded_rows = 0
+        self._folded_row: Row | None = None
 
     def add(self, row: tuple[int, ...]) -> None:
         """Add a step, given as the fields of `Row` in their order. Hot."""
-        if self._whole < WHOLE:
-            self._whole += 1
+        if self._unfolded_rows < UNFOLDED_ROWS:
+            self._unfolded_rows += 1
             self._rows.extend(row)
             return
         self._fold(Row(*row))
@@ -116,17 +116,19 @@ class Loop:
             return
         if row.steps > 1:  # a stretch, whose times are means
             row = row._replace(**{name: getattr(row, name) * row.steps for name in _MEANS})
-        folded = self._folding
-        if folded is not None and (_unlike(folded, row) or folded.dur_ns + folded.before_ns >= FOLDED_NS):
+        folded = self._folded_row
+        if folded is not None and (
+            _fold_key(folded) != _fold_key(row) or folded.dur_ns + folded.before_ns >= FOLDED_NS
+        ):
             self._end_fold()
             folded = None
         if folded is not None:
             sums = {name: getattr(folded, name) + getattr(row, name) for name in _MEANS}
             row = folded._replace(steps=folded.steps + row.steps, **sums)
-        self._folding = row
+        self._folded_row = row
 
     def _end_fold(self) -> None:
-        row, self._folding = self._folding, None
+        row, self._folded_row = self._folded_row, None
         if row is not None:
             means = {name: getattr(row, name) // row.steps for name in _MEANS}
             self._rows.extend(row._replace(**means))
@@ -134,7 +136,7 @@ class Loop:
     @property
     def is_full(self) -> bool:
         """Whether the rows should be handed over now."""
-        return len(self._rows) >= PORTION * WIDTH
+        return len(self._rows) >= BUFFERED_ROWS * WIDTH
 
     def take(self) -> bytes:
         """Return the rows as little-endian 64-bit numbers, and forget them."""
@@ -145,10 +147,6 @@ class Loop:
         return rows.tobytes()
 
 
-def _unlike(a: Row, b: Row) -> bool:
-    """Return whether two steps must not be folded into one row."""
-    return _alike(a) != _alike(b)
-
-
-def _alike(row: Row) -> tuple[object, ...]:
-    return row.kind, row.rung, row.steady, row.status, row.samples, row.faults < 0  # also sums of what is unknown
+def _fold_key(row: Row) -> tuple[object, ...]:
+    """Return the properties that steps in one row must share."""
+    return row.kind, row.rung, row.steady, row.status, row.samples, row.faults < 0  # a sum of unknowns is negative, too

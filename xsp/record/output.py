@@ -1,8 +1,8 @@
 """The choice of a run's directory if the requested one is taken.
 
-A second start of a program must not stop it or lose a run: the next free name beside the requested one is taken,
-`runs/train-2`, and a line on stderr reports it. A directory that is named on a command line is refused instead if it is
-taken, because the user goes on with that name in the next command.
+A second start of a program must not fail or lose a run: it uses the next free name beside the requested one,
+`runs/train-2`, and reports it on stderr. If a directory that is named on a command line is taken, it is refused,
+because the user will use that name in the next command.
 
 Ranks whose launcher is not xsp's find a directory that belongs to their job alone: the first rank writes a mark of the
 job into it, and ranks that find the mark of another job, or other files, try the next name.
@@ -32,7 +32,7 @@ PATIENCE_S = 1.0
 JOB_VARIABLE = "XSP_JOB"
 """Environment variable of processes that a launcher of xsp started: each is a rank of a job, even a single one."""
 
-_OF_A_JOB = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID")
+_JOB_VARIABLES = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID")
 """Variables that are equal in all ranks of a job and differ between jobs."""
 
 
@@ -57,7 +57,7 @@ def claim(
     process = identity.of_this_process()
     part = part_of(process)
     job = _job(process) if part and next_free else None
-    if not next_free and _is_started_again():
+    if not next_free and _is_restarted():
         if process.local_rank == 0 and (stale := rundir.remove_ranks(Path(path).expanduser(), process.world_size)):
             say(
                 f"the job was restarted with {process.world_size} ranks: "
@@ -66,17 +66,17 @@ def claim(
         if (Path(path) / part / rundir.RUN_FILE).exists():
             say(f"rank {process.rank} was restarted: its run replaces that of the previous attempt")
             overwrite = True
-    return _claim(Path(path), part, job, start, overwrite, next_free, says=process.rank == 0)
+    return _claim(Path(path), part, job, start, overwrite, next_free, reports_choice=process.rank == 0)
 
 
 @contextlib.contextmanager
-def claimed_for_several(settings: Settings) -> Iterator[Path]:
-    """Make a directory of several runs that other processes write, and hold it while they do.
+def claim_for_runs(settings: Settings) -> Iterator[Path]:
+    """Make a directory for several runs that other processes write, and lock it while they do.
 
     Raises:
         OutputError: as `claim`.
     """
-    claimed = _claim(settings.place, "", None, rundir.hold, settings.overwrite, settings.next_free)
+    claimed = _claim(settings.directory, "", None, rundir.hold, settings.overwrite, settings.next_free)
     with rundir.unlock_after_runs(*claimed) as out:
         yield out
 
@@ -88,33 +88,36 @@ def _claim(
     start: Callable[[Path], _T],
     overwrite: bool,
     next_free: bool,
-    says: bool = True,
+    reports_choice: bool = True,
 ) -> tuple[Path, _T]:
     target = path.expanduser().absolute()
-    for place in _names(target) if next_free else (target,):
-        run = place / part
+    for directory in _candidates(target) if next_free else (target,):
+        run = directory / part
         try:
-            if job is not None and not _is_of_this_job(place, job, overwrite):
+            if job is not None and not _belongs_to_job(directory, job, overwrite):
                 continue
             claimed = rundir.create(run, overwrite), start(run)
         except OutputError:
-            if not (next_free and _is_in_the_way(run)):
+            if not (next_free and _is_occupied(run)):
                 raise
             continue
-        if place != target and says:
-            say(f"{shown(target)} is taken: this run goes to {shown(place)} (--overwrite, overwrite=True: replace it)")
+        if directory != target and reports_choice:
+            say(
+                f"{display_path(target)} is taken: this run goes to {display_path(directory)} "
+                "(--overwrite, overwrite=True: replace it)"
+            )
         return claimed
     raise AssertionError("names do not end")
 
 
-def _is_started_again() -> bool:
+def _is_restarted() -> bool:
     """Return whether this is a rank that torchrun, started by xsp, has started again after a failure."""
     return JOB_VARIABLE in os.environ and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
-def part_of(own: identity.Identity) -> str:
+def part_of(process: identity.Identity) -> str:
     """Return the name of this process's run in the directory of its job; empty for a process on its own."""
-    return rundir.rank_part(own.rank) if is_one_of_several() else ""
+    return rundir.rank_part(process.rank) if is_one_of_several() else ""
 
 
 def is_one_of_several() -> bool:
@@ -124,7 +127,7 @@ def is_one_of_several() -> bool:
     return identity.of_this_process().world_size > 1 or any(name in os.environ for name in variables)
 
 
-def shown(path: Path) -> str:
+def display_path(path: Path) -> str:
     """Return a path relative to the working directory if it is below it."""
     try:
         return str(path.relative_to(Path.cwd()))
@@ -132,24 +135,26 @@ def shown(path: Path) -> str:
         return str(path)
 
 
-def _names(path: Path) -> Iterator[Path]:
+def _candidates(path: Path) -> Iterator[Path]:
     yield path
     yield from (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
 
 
-def _is_in_the_way(place: Path) -> bool:
+def _is_occupied(directory: Path) -> bool:
     """Return whether a run cannot be written because of existing files or another writer, not because of the disk."""
     try:
-        if not place.is_dir():
-            return place.exists() or place.is_symlink()
-        if any(entry.name != rundir.STEPS for entry in place.iterdir()) or any((place / rundir.STEPS).glob("*")):
+        if not directory.is_dir():
+            return directory.exists() or directory.is_symlink()
+        if any(entry.name != rundir.STEPS for entry in directory.iterdir()) or any(
+            (directory / rundir.STEPS).glob("*")
+        ):
             return True
-        directory = rundir.lock(place)
+        descriptor = rundir.lock(directory)
     except OSError:
         return False
-    if directory is not None:
-        os.close(directory)
-    return directory is None
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is None
 
 
 # --- the ranks of a job -----------------------------------------------------------------------------------
@@ -160,38 +165,38 @@ def _job(process: identity.Identity) -> str:
     values = [
         process.trace_id if process.shared else "",
         str(process.world_size),
-        *(os.environ.get(name, "") for name in _OF_A_JOB),
+        *(os.environ.get(name, "") for name in _JOB_VARIABLES),
     ]
     return hashlib.blake2b(os.fsencode("\n".join(values)), digest_size=16).hexdigest()
 
 
-def _is_of_this_job(place: Path, job: str, overwrite: bool) -> bool:
+def _belongs_to_job(directory: Path, job: str, overwrite: bool) -> bool:
     """Return whether a directory is this job's, by its mark; an empty directory gets the mark.
 
     Raises:
         UnwritableError: the disk refuses.
     """
-    mark = place / rundir.JOB_FILE
+    mark = directory / rundir.JOB_FILE
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
         if overwrite:
             rundir.write_whole(mark, os.fsencode(job))
             return True
         while not mark.exists():
-            if any(place.iterdir()):
+            if any(directory.iterdir()):
                 if mark.exists():
                     break
                 return False
             with contextlib.suppress(FileExistsError), open(mark, "x", encoding="ascii") as file:
                 file.write(job)
-        return _read(mark) == job
+        return _read_mark(mark) == job
     except (FileExistsError, NotADirectoryError):
         return False
     except OSError as error:
-        raise UnwritableError(f"{place}: cannot be written ({error.strerror}); choose another directory") from error
+        raise UnwritableError(f"{directory}: cannot be written ({error.strerror}); choose another directory") from error
 
 
-def _read(mark: Path) -> str:
+def _read_mark(mark: Path) -> str:
     deadline = time.monotonic() + PATIENCE_S
     while not (text := mark.read_text(encoding="ascii", errors="replace")) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -18,18 +18,18 @@ from xsp.clock import monotonic_ns
 from xsp.levels import rung_name
 from xsp.record.schedule import Turn
 
-NEARBY = 15
+NEARBY_STEPS = 15
 """Number of bare steps whose median a recorded step is compared with."""
 
-ENOUGH = 3
-REMEMBERED = 64
+FEWEST_STEPS = 3
+KEPT_DIFFERENCES = 64
 """Number of latest differences from which a rung's figure is computed."""
 
 UNUSUAL = 10
-"""Factor over the usual time around a bare step (the same few microseconds each time) above which the usual time is
-counted instead: the excess is not work of xsp, because the system gave the processor to another program."""
+"""If the time around a bare step (usually the same few microseconds) exceeds the usual time by this factor, the usual
+time is counted instead: the system gave the processor to another program, so the excess is not work of xsp."""
 
-LAST = 9
+RECENT_COSTS = 9
 """Number of latest steps that predict the cost of the next one of a rung."""
 
 
@@ -38,47 +38,47 @@ class Differences:
 
     def __init__(self) -> None:
         self.count = 0
-        self._last: deque[float] = deque(maxlen=REMEMBERED)
+        self._latest: deque[float] = deque(maxlen=KEPT_DIFFERENCES)
 
     def add(self, difference_ns: float) -> None:
         """Add the difference of one step."""
         self.count += 1
-        self._last.append(difference_ns)
+        self._latest.append(difference_ns)
 
     @property
     def total_ns(self) -> float:
         """Total extra time of all steps; 0 without steps."""
-        return self.count * summary.trimmed_mean(self._last) if self.count else 0.0
+        return self.count * summary.trimmed_mean(self._latest) if self.count else 0.0
 
     @property
     def margin_ns(self) -> float:
         """Half width of the 95 % interval of `total_ns`; `total_ns` itself after one or two steps, too few for one."""
-        ends = summary.interval(self._last)
-        if ends is None:
+        bounds = summary.interval(self._latest)
+        if bounds is None:
             return abs(self.total_ns)
-        return self.count * max(ends.hi - ends.lo, 0.0) / 2
+        return self.count * max(bounds.hi - bounds.lo, 0.0) / 2
 
 
 class RungAccount:
     """The cost of the steps of one rung."""
 
     def __init__(self) -> None:
-        self.inside = Differences()
+        self.timed_differences = Differences()
         """Differences of the timed steps."""
 
-        self.once_ns = 0.0
-        """Extra time of warm-up and describing steps, summed individually because no two are alike."""
+        self.untimed_ns = 0.0
+        """Extra time of warm-up and describing steps, summed individually because they all differ."""
 
         self.between_ns = 0
-        self.taken = 0
-        self._costs: deque[float] = deque(maxlen=LAST)
+        self.steps = 0
+        self._costs: deque[float] = deque(maxlen=RECENT_COSTS)
 
     def add(self, turn: Turn, difference_ns: float | None, between_ns: int) -> None:
-        """Count one step; its difference is None if no step of its kind ran bare yet, and `add_difference` may follow.
+        """Count one step. If no step of its kind ran bare yet, its difference is None; `add_difference` may follow.
 
         A describing step does not count in the predicted cost of the others.
         """
-        self.taken += 1
+        self.steps += 1
         self.between_ns += between_ns
         if difference_ns is not None:
             self.add_difference(turn, difference_ns)
@@ -88,14 +88,14 @@ class RungAccount:
     def add_difference(self, turn: Turn, difference_ns: float) -> None:
         """Add the extra time of one step over a bare one."""
         if turn.timed:
-            self.inside.add(difference_ns)
+            self.timed_differences.add(difference_ns)
         else:
-            self.once_ns += difference_ns
+            self.untimed_ns += difference_ns
 
     @property
     def spent_ns(self) -> float:
         """Total cost of the steps in nanoseconds."""
-        return self.inside.total_ns + self.once_ns + self.between_ns
+        return self.timed_differences.total_ns + self.untimed_ns + self.between_ns
 
     @property
     def cost_ns(self) -> float | None:
@@ -103,19 +103,19 @@ class RungAccount:
         return summary.percentile(self._costs, 0.5) if self._costs else None
 
 
-class Bare:
+class BareSteps:
     """Durations of the latest bare steps: of undisturbed ones, and of those slowed by recording or storing another."""
 
     def __init__(self) -> None:
-        self.undisturbed: deque[int] = deque(maxlen=NEARBY)
-        self.disturbed: deque[int] = deque(maxlen=NEARBY)
+        self.undisturbed: deque[int] = deque(maxlen=NEARBY_STEPS)
+        self.disturbed: deque[int] = deque(maxlen=NEARBY_STEPS)
         self.pending: list[tuple[Turn, int]] = []
         """Steps that were recorded before the first bare one, with their durations."""
 
     @property
     def ns(self) -> float | None:
         """Median duration; None before the first bare step."""
-        if len(self.undisturbed) >= ENOUGH:
+        if len(self.undisturbed) >= FEWEST_STEPS:
             return summary.percentile(self.undisturbed, 0.5)
         return (
             summary.percentile([*self.undisturbed, *self.disturbed], 0.5)
@@ -128,7 +128,7 @@ class Account:
     """The cost of all steps of a run."""
 
     def __init__(self) -> None:
-        self.steps = self.bare = 0
+        self.steps = self.bare_steps = 0
         self.steps_ns = 0.0
         """Time that the steps would have taken bare, without steps of kinds that never ran bare."""
 
@@ -147,14 +147,14 @@ class Account:
 
         self.rungs: dict[int, RungAccount] = {}
         self._between_ns = 0  # total of bare steps
-        self._latest_between_ns: deque[int] = deque(maxlen=REMEMBERED)
+        self._latest_between_ns: deque[int] = deque(maxlen=KEPT_DIFFERENCES)
         self._usual_ns: float | None = None
-        self._after = Differences()
-        self._beside = Differences()  # bare steps that ran while another one was being stored
+        self._after_recording = Differences()
+        self._while_storing = Differences()  # bare steps that ran while another one was being stored
         self._spent_ns = 0.0  # total of all other steps
-        self._bare = Bare()
-        self._of_kind: defaultdict[int, Bare] = defaultdict(Bare)
-        self._follows = False
+        self._bare = BareSteps()
+        self._bare_by_kind: defaultdict[int, BareSteps] = defaultdict(BareSteps)
+        self._follows_recorded = False
 
     @property
     def spent_ns(self) -> float:
@@ -164,7 +164,7 @@ class Account:
     @property
     def unknown(self) -> int:
         """Number of recorded steps whose kind never ran bare, so that their cost is unknown."""
-        return sum(len(bare.pending) for bare in self._of_kind.values())
+        return sum(len(bare.pending) for bare in self._bare_by_kind.values())
 
     @property
     def bare_ns(self) -> float | None:
@@ -173,9 +173,9 @@ class Account:
 
     @property
     def mean_ns(self) -> float | None:
-        """Mean bare duration of a step, over all kinds; by it a budget is earned."""
-        known = self.steps - self.unknown
-        return self.steps_ns / known if known and self.steps_ns else None
+        """Mean bare duration of a step, over all kinds; a budget is earned from it."""
+        known_steps = self.steps - self.unknown
+        return self.steps_ns / known_steps if known_steps and self.steps_ns else None
 
     @property
     def loop_ns(self) -> float:
@@ -201,51 +201,51 @@ class Account:
             kind: number of its kind.
         """
         self.steps += 1
-        if turn.bare:
-            self._add_bare(dur_ns, is_disturbed, self._of_kind[kind])
+        if turn.is_bare:
+            self._add_bare(dur_ns, is_disturbed, self._bare_by_kind[kind])
             self._add_between(before_ns + monotonic_ns() - end_ns)
         else:
-            self._add_recorded(turn, dur_ns, before_ns + monotonic_ns() - end_ns, self._of_kind[kind])
-        self._follows = not turn.bare
+            self._add_recorded(turn, dur_ns, before_ns + monotonic_ns() - end_ns, self._bare_by_kind[kind])
+        self._follows_recorded = not turn.is_bare
 
     def add_bare_stretch(self, steps: int, steps_ns: int, waited_ns: int) -> None:
         """Count bare steps around which xsp did nothing."""
         self.steps += steps
-        self.bare += steps
+        self.bare_steps += steps
         self.steps_ns += steps_ns
         self.waited_ns += waited_ns
 
-    def spend(self, taken_ns: int) -> None:
+    def spend(self, spent_ns: int) -> None:
         """Count time that xsp took outside the steps."""
-        self._between_ns += taken_ns
+        self._between_ns += spent_ns
 
     def _add_between(self, between_ns: int) -> None:
         self._latest_between_ns.append(between_ns)
-        if self.bare % REMEMBERED == 0:
+        if self.bare_steps % KEPT_DIFFERENCES == 0:
             self._usual_ns = summary.percentile(self._latest_between_ns, 0.5)
         is_unusual = self._usual_ns is not None and between_ns > UNUSUAL * self._usual_ns
         self._between_ns += round(self._usual_ns) if is_unusual and self._usual_ns is not None else between_ns
 
-    def _add_bare(self, dur_ns: int, is_disturbed: bool, bare: Bare) -> None:
-        self.bare += 1
-        if not (self._follows or is_disturbed):
+    def _add_bare(self, dur_ns: int, is_disturbed: bool, bare: BareSteps) -> None:
+        self.bare_steps += 1
+        if not (self._follows_recorded or is_disturbed):
             self._bare.undisturbed.append(dur_ns)
             bare.undisturbed.append(dur_ns)
             self.steps_ns += dur_ns
-            self._settle(bare)
+            self._settle_pending(bare)
             return
         self._bare.disturbed.append(dur_ns)
         bare.disturbed.append(dur_ns)
-        if len(bare.undisturbed) < ENOUGH:  # too few undisturbed ones yet
+        if len(bare.undisturbed) < FEWEST_STEPS:  # too few undisturbed ones yet
             self.steps_ns += dur_ns
-            self._settle(bare)
+            self._settle_pending(bare)
             return
         usual_ns = summary.percentile(bare.undisturbed, 0.5)
         self.steps_ns += usual_ns
-        (self._after if self._follows else self._beside).add(dur_ns - usual_ns)
+        (self._after_recording if self._follows_recorded else self._while_storing).add(dur_ns - usual_ns)
         self._sum_up()
 
-    def _add_recorded(self, turn: Turn, dur_ns: int, between_ns: int, bare: Bare) -> None:
+    def _add_recorded(self, turn: Turn, dur_ns: int, between_ns: int, bare: BareSteps) -> None:
         usual_ns = bare.ns
         if usual_ns is None:
             bare.pending.append((turn, dur_ns))
@@ -255,7 +255,7 @@ class Account:
         rung.add(turn, dur_ns - usual_ns if usual_ns is not None else None, between_ns)
         self._sum_up()
 
-    def _settle(self, bare: Bare) -> None:
+    def _settle_pending(self, bare: BareSteps) -> None:
         """Count the cost of steps that were recorded before the first bare one of their kind.
 
         Describing and warm-up steps are left out: at the first steps of a kind the program itself warms up.
@@ -271,7 +271,7 @@ class Account:
         self._sum_up()
 
     def _sum_up(self) -> None:
-        slower_ns = self._after.total_ns + self._beside.total_ns
+        slower_ns = self._after_recording.total_ns + self._while_storing.total_ns
         self._spent_ns = slower_ns + sum(rung.spent_ns for rung in self.rungs.values())
 
     def interval_percent(self) -> tuple[float | None, float | None]:
@@ -279,8 +279,10 @@ class Account:
 
         A cost is not negative. If the noise of the machine makes it seem negative, the upper end is 0.
         """
-        inside = [rung.inside for rung in self.rungs.values()]
-        margin_ns = math.hypot(*(differences.margin_ns for differences in (*inside, self._after, self._beside)))
+        timed_differences = [rung.timed_differences for rung in self.rungs.values()]
+        margin_ns = math.hypot(
+            *(differences.margin_ns for differences in (*timed_differences, self._after_recording, self._while_storing))
+        )
         low_ns, high_ns = self.spent_ns - margin_ns, self.spent_ns + margin_ns
         return _percent(low_ns, self.loop_ns), _percent(max(0.0, high_ns), self.loop_ns)
 
@@ -292,13 +294,16 @@ class Account:
             "waited_ns": self.waited_ns,
             "wall_ns": monotonic_ns() - self.began_ns,
             "spent_ns": round(self.spent_ns),
-            "inside_ns": round(sum(rung.inside.total_ns + rung.once_ns for rung in self.rungs.values())),
+            "inside_ns": round(sum(rung.timed_differences.total_ns + rung.untimed_ns for rung in self.rungs.values())),
             "around_ns": self._between_ns + sum(rung.between_ns for rung in self.rungs.values()),
-            "after_ns": round(self._after.total_ns + self._beside.total_ns),
+            "after_ns": round(self._after_recording.total_ns + self._while_storing.total_ns),
             "start_ns": self.start_ns,
             "end_ns": self.end_ns,
             "bare_step_ns": _rounded(self.bare_ns),
-            "taken": {"bare": self.bare, **{rung_name(level): self.rungs[level].taken for level in sorted(self.rungs)}},
+            "taken": {
+                "bare": self.bare_steps,
+                **{rung_name(level): self.rungs[level].steps for level in sorted(self.rungs)},
+            },
             "cost_ns": {rung_name(level): _rounded(self.rungs[level].cost_ns) for level in sorted(self.rungs)},
             "unknown_steps": self.unknown,
         }

@@ -18,7 +18,7 @@ from xsp.run import Budget
 
 PROGRESS_FILE = "progress.json"
 PAUSE_NS = 1_000_000_000
-RAREFIED = 1000
+PAUSE_FACTOR = 1000
 """Minimum pause as a multiple of the last duration: even on a slow disk, showing takes no more than 0.1 %."""
 
 
@@ -26,7 +26,7 @@ class ProgressDisplay:
     """The display of a run's progress."""
 
     def __init__(self) -> None:
-        self.draws = False
+        self.draws_line = False
         """Whether a line is drawn in the terminal."""
 
         self._run: Path | None = None
@@ -36,7 +36,7 @@ class ProgressDisplay:
     def begin(self, run: Path) -> None:
         """Write progress into this run directory from now on."""
         self._run = run
-        if self.draws:
+        if self.draws_line:
             self._line = LiveLine()
             self._line.open()
 
@@ -52,7 +52,7 @@ class ProgressDisplay:
         if self._line is not None:
             self._line.draw(line(progress))
         ended_ns = monotonic_ns()
-        self._next_ns = ended_ns + max(PAUSE_NS, RAREFIED * (ended_ns - began_ns))
+        self._next_ns = ended_ns + max(PAUSE_NS, PAUSE_FACTOR * (ended_ns - began_ns))
         return ended_ns - began_ns
 
     def end(self) -> None:

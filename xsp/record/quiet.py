@@ -1,10 +1,10 @@
 """Stretches of short steps in which xsp does nothing around a step, so that their time is the program's own.
 
-The work of xsp around a bare step takes some six microseconds, and leaves caches in a state that doubles the time of a
-step of ten microseconds. So if steps are shorter than `SHORT_NS` and of one kind, stretches of them are timed as a
-whole: their steps are only counted. A stretch is one row of the loop, and in such programs the only steady one. The
-calls in it are compared with those of its kind. A call of another model or with another shape ends the stretch, for
-instance a training step after the calls of a rollout, and its step is counted separately as a step of its own kind.
+The work of xsp around a bare step takes some six microseconds, and changes the state of caches so that a step of ten
+microseconds takes twice as long. So if steps are shorter than `SHORT_NS` and of one kind, stretches of them are timed
+as a whole: their steps are only counted. A stretch is one row of the loop; in such programs, only these rows are
+steady. The calls in it are compared with those of its kind. A call of another model or with another shape ends the
+stretch, for instance a training step after the calls of a rollout, and its step is counted as a step of its own kind.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from xsp.summary import percentile
 
 SHORT_NS = 3_000_000
 STRETCH_NS = 8_000_000
-LEAST = 5
+FEWEST_STEPS = 5
 """Minimum number of steps in a stretch."""
 
-ALIKE = 50
-"""Consecutive steps of one kind before a stretch: the next ones are then assumed to be of it as well."""
+SAME_KIND_STEPS = 50
+"""Consecutive steps of one kind before a stretch: the next ones are then assumed to be of the same kind."""
 
 
 class _StretchStep:
     """The context of a step in a stretch."""
 
-    __slots__ = ("_outline", "_quiet", "inside")
+    __slots__ = ("_outline", "_quiet", "is_inside")
 
     def __init__(self, quiet: Quiet, outline: Outline) -> None:
         self._quiet, self._outline = quiet, outline
-        self.inside = False
+        self.is_inside = False
 
     def __enter__(self) -> None:
         self._outline.clear()
-        self.inside = True
+        self.is_inside = True
         self._outline.begin_step(monotonic_ns())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.inside = False
+        self.is_inside = False
         self._quiet.on_step_end()
 
 
@@ -65,8 +65,8 @@ class Steps(Protocol):
     loop: Loop
     outline: Outline
     schedule: Schedule
-    seen: int
-    left_ns: int
+    step_count: int
+    continued_ns: int
     after_ns: int
     waited_ns: int
     usage: Usage
@@ -81,7 +81,7 @@ class Quiet:
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
-        self.left = 0
+        self.remaining = 0
         """Steps that remain in the stretch."""
 
         self.has_passed = False
@@ -93,7 +93,7 @@ class Quiet:
         self.by_mark = False
         """Whether the program marks the ends of its steps by a bare `prof.step()`, where they are counted."""
 
-        self.follows_on = False
+        self.is_gapless = False
         """Whether a step begins where the previous one ends, without a gap."""
 
         self.by_signal: Signal | None = None
@@ -105,12 +105,12 @@ class Quiet:
         self._waited_ns = 0
         """Time that the program had waited for data when the last step of the stretch ended."""
 
-        self._other_ns: int | None = None
+        self._other_start_ns: int | None = None
         """Start of the open step, if the program delimits it and its kind differs from its stretch's; else None."""
 
-        self._kind = self._alike = 0
+        self._kind = self._same_kind_steps = 0
         self._samples = UNKNOWN
-        self._between: deque[float] = deque(maxlen=9)
+        self._gap_shares: deque[float] = deque(maxlen=9)
         """Shares of an iteration that lie between steps, of the latest bare steps."""
 
         self._usual_ns = float("inf")
@@ -123,67 +123,67 @@ class Quiet:
     @property
     def is_short(self) -> bool:
         """Whether the program's steps are now timed in stretches."""
-        return self._usual_ns < SHORT_NS and self._alike >= ALIKE and self._is_counted()
+        return self._usual_ns < SHORT_NS and self._same_kind_steps >= SAME_KIND_STEPS and self._is_counted()
 
     def _is_counted(self) -> bool:
         if self.by_context or self.by_mark:
             return True
         if self.by_signal is None:
             return False
-        return self.by_signal is Signal.BACKWARD_END or self._steps.kinds.all[self._kind].ends == 1
+        return self.by_signal is Signal.BACKWARD_END or self._steps.kinds.all[self._kind].end_count == 1
 
-    def ended(self, is_bare: bool, dur_ns: int, before_ns: int, kind: int, samples: int) -> None:
+    def count_step(self, is_bare: bool, dur_ns: int, before_ns: int, kind: int, samples: int) -> None:
         """Note a step outside stretches, and its values for the loop."""
-        self._alike = self._alike + 1 if kind == self._kind else 0
+        self._same_kind_steps = self._same_kind_steps + 1 if kind == self._kind else 0
         self._kind, self._samples = kind, samples
         if is_bare:  # the shortest of the latest: other programs delay some steps
             self._usual_ns = min(dur_ns, 1.05 * self._usual_ns)
-            self._between.append(max(0, before_ns) / max(1, dur_ns + max(0, before_ns)))
+            self._gap_shares.append(max(0, before_ns) / max(1, dur_ns + max(0, before_ns)))
 
     def begin(self) -> None:
         """Begin a stretch if it is time for one; called after a bare step."""
         if self._steps.schedule.is_steady and self.is_short:
-            count, due = max(LEAST, round(STRETCH_NS / self._usual_ns)), self._steps.schedule.until_due()
-            count = min(count, self._alike, count if due is None else due)
-            if count < LEAST:
+            count, due = max(FEWEST_STEPS, round(STRETCH_NS / self._usual_ns)), self._steps.schedule.steps_until_due()
+            count = min(count, self._same_kind_steps, count if due is None else due)
+            if count < FEWEST_STEPS:
                 return
-            self.left = self._count = count
+            self.remaining = self._count = count
             self._steps.outline.thread = threading.get_native_id()
             self._steps.outline.clear()
             self._steps.outline.usual = self._steps.kinds.all[self._kind].words
             self._steps.collecting.mute(True, None if self.by_context or self.by_mark else self.by_signal)
-            self._steps.usage.since()
-            self._began_ns = self._last_ns = self._steps.outline.ended_ns = self._steps.left_ns
+            self._steps.usage.read()
+            self._began_ns = self._last_ns = self._steps.outline.ended_ns = self._steps.continued_ns
             self._steps.outline.between_ns = self._steps.outline.begun = self._waited_ns = 0
 
     def on_signal(self, signal: Signal) -> None:
         """Handle a signal in a stretch: it may be the end of a step."""
         if signal is self.by_signal:
-            self.left -= 1
+            self.remaining -= 1
             self._steps.outline.clear()
-            self._pass(monotonic_ns())
-            if not self.left:
+            self._pass_step(monotonic_ns())
+            if not self.remaining:
                 self.end()
 
-    def marked(self) -> None:
-        """Handle a mark of the program at the end of a step that is in a stretch or that broke it off."""
+    def on_mark(self) -> None:
+        """Handle a mark of the program at the end of a step in a stretch, or of the step that broke it off."""
         if self.has_begun:
-            self.left -= 1
+            self.remaining -= 1
             self._steps.outline.clear()
-        if self.has_begun or self._other_ns is not None:
+        if self.has_begun or self._other_start_ns is not None:
             self.on_step_end()
-        if self.has_begun and not self.left:
+        if self.has_begun and not self.remaining:
             self.end()
 
     def on_step_end(self) -> None:
-        """Handle the end of a step that the program delimits, in a stretch or where it broke one off."""
+        """Handle the end of a step that the program delimits, in a stretch or after it was broken off."""
         now_ns = monotonic_ns()
-        if self._other_ns is None:
-            self._pass(now_ns)
+        if self._other_start_ns is None:
+            self._pass_step(now_ns)
         else:
-            self._count_other(self._other_ns, now_ns)
+            self._count_other(self._other_start_ns, now_ns)
 
-    def _pass(self, now_ns: int) -> None:
+    def _pass_step(self, now_ns: int) -> None:
         self._last_ns = self._steps.outline.ended_ns = now_ns
         self._waited_ns = self._steps.waited_ns
 
@@ -191,42 +191,42 @@ class Quiet:
         """End the stretch with the last complete step: the program now runs a step of another kind."""
         if not self.has_begun:
             return
-        if not self.stretch_step.inside and not self.by_mark:
+        if not self.stretch_step.is_inside and not self.by_mark:
             self.end()
             return
         outline = self._steps.outline
-        self.left += not self.by_mark  # a mark counts a step at its end
+        self.remaining += not self.by_mark  # a mark counts a step at its end
         since_ns = self._last_ns if self.by_mark else monotonic_ns()
-        self._other_ns, words, thread = since_ns, list(outline), outline.thread
+        self._other_start_ns, words, thread = since_ns, list(outline), outline.thread
         self.end()
         outline.thread = thread
         outline.clear()
         outline.extend(words)
 
     def _count_other(self, since_ns: int, now_ns: int) -> None:
-        """Count the step that broke a stretch off, as a row of the loop that is not steady: its start was not seen."""
-        self._other_ns = None
+        """Count the step that broke off a stretch as a row of the loop that is not steady: its start is unknown."""
+        self._other_start_ns = None
         steps = self._steps
-        kind, batch = steps.kinds.ended(steps.outline, steps.batch_size)
+        kind, batch = steps.kinds.count_step(steps.outline, steps.batch_size)
         samples = UNKNOWN if batch.size is None else batch.size
-        dur_ns, before_ns = now_ns - since_ns, max(0, since_ns - steps.left_ns)
-        self.ended(False, dur_ns, before_ns, kind.number, samples)
+        dur_ns, before_ns = now_ns - since_ns, max(0, since_ns - steps.continued_ns)
+        self.count_step(False, dur_ns, before_ns, kind.number, samples)
         steps.loop.add((
-            steps.rank, steps.seen, 1, kind.number, SETTLE.rung, 0, since_ns, dur_ns, before_ns,
+            steps.rank, steps.step_count, 1, kind.number, SETTLE.rung, 0, since_ns, dur_ns, before_ns,
             steps.waited_ns, 0, samples, Status.OK, UNKNOWN, UNKNOWN,
         ))  # fmt: skip
         steps.usage.forget()
         steps.waited_ns = 0
-        steps.seen += 1
+        steps.step_count += 1
         steps.account.add_bare_stretch(1, dur_ns, before_ns)
-        steps.schedule.passed(kind.number, 1, dur_ns)
-        steps.left_ns, steps.after_ns = now_ns, 0
+        steps.schedule.count_bare(kind.number, 1, dur_ns)
+        steps.continued_ns, steps.after_ns = now_ns, 0
         steps.outline.clear()
         steps.outline.thread = None
 
     def end(self) -> None:
-        """Count the stretch that ended or was broken off, as a row of the loop up to the end of its last step."""
-        count, self._count, self.left = self._count - self.left, 0, 0
+        """Count a stretch that ended or was broken off as one row of the loop, up to the end of its last step."""
+        count, self._count, self.remaining = self._count - self.remaining, 0, 0
         steps = self._steps
         steps.collecting.mute(False)
         before_ns = self._before_ns(count)
@@ -239,23 +239,23 @@ class Quiet:
         self.has_passed = True
         step_ns = round((self._last_ns - self._began_ns) / count)
         steps.loop.add((
-            steps.rank, steps.seen, count, self._kind, SETTLE.rung, 1, self._began_ns, step_ns - before_ns, before_ns,
-            self._waited_ns // count, 0, self._samples, Status.OK, *steps.usage.since(count),
+            steps.rank, steps.step_count, count, self._kind, SETTLE.rung, 1, self._began_ns, step_ns - before_ns,
+            before_ns, self._waited_ns // count, 0, self._samples, Status.OK, *steps.usage.read(count),
         ))  # fmt: skip
         steps.waited_ns -= self._waited_ns
-        self._alike += count
-        steps.seen += count
-        steps.kinds.all[self._kind].seen += count
+        self._same_kind_steps += count
+        steps.step_count += count
+        steps.kinds.all[self._kind].step_count += count
         steps.account.add_bare_stretch(count, (step_ns - before_ns) * count, before_ns * count)
-        steps.schedule.passed(self._kind, count, step_ns * count)
-        steps.left_ns, steps.after_ns = self._last_ns, 0
+        steps.schedule.count_bare(self._kind, count, step_ns * count)
+        steps.continued_ns, steps.after_ns = self._last_ns, 0
 
     def _before_ns(self, count: int) -> int:
         """Return the time before each step of the stretch, including waits for data; 0 between marks.
 
         If no call shows when the steps began, it is the usual share of the time, and at least the wait for data.
         """
-        if self.by_mark or self.follows_on or not count:
+        if self.by_mark or self.is_gapless or not count:
             return 0
         outline = self._steps.outline
         begun, between_ns = outline.begun, outline.between_ns
@@ -264,4 +264,4 @@ class Quiet:
         if begun == count:
             return round(between_ns / count)
         step_ns = (self._last_ns - self._began_ns) / count
-        return round(min(step_ns, max(percentile(list(self._between), 0.5) * step_ns, self._waited_ns / count)))
+        return round(min(step_ns, max(percentile(list(self._gap_shares), 0.5) * step_ns, self._waited_ns / count)))

@@ -32,12 +32,12 @@ class Turn(NamedTuple):
     describe: bool
 
     @property
-    def kept(self) -> bool:
+    def is_kept(self) -> bool:
         """Whether anything of the step is kept; False in warm-up steps and in those that settle the caches."""
         return self.timed or self.describe
 
     @property
-    def bare(self) -> bool:
+    def is_bare(self) -> bool:
         """Whether no collector is on in the step."""
         return self.rung is Level.APPLICATION
 
@@ -66,36 +66,36 @@ NEW = -1
 class Plan:
     """The turns of one kind of step: one that describes, then blocks of rungs."""
 
-    def __init__(self, described: bool) -> None:
-        self.described = described
+    def __init__(self, is_described: bool) -> None:
+        self.is_described = is_described
         self.block: list[Level] = []
-        self.taken = 0
+        self.recorded_steps = 0
         """Steps that were recorded and kept."""
 
-        self.tried = 0
+        self.planned_turns = 0
         """Turns that were planned for this kind, also if the step was of another kind in the end."""
 
-        self.seen = self.last = 0
+        self.step_count = self.last_step = 0
         """Steps of this kind, and the number of the last one among all steps."""
 
-        self.upcoming: Turn | None = None
+        self.next_turn: Turn | None = None
         """The turn of its next recorded step, once chosen."""
 
     def add_turn(self, turn: Turn) -> None:
-        """Count a turn that was planned for another kind and was used by a step of this one."""
+        """Count a turn that was planned for another kind and used by a step of this kind."""
         if turn.describe:
-            self.described = True
+            self.is_described = True
         elif turn.rung in self.block:
             self.block.remove(turn.rung)
-        self.taken += 1
+        self.recorded_steps += 1
 
     def return_turn(self, turn: Turn) -> None:
-        """Take back a turn of this kind that was used by a step of another one."""
+        """Take back a turn of this kind that was used by a step of another kind."""
         if turn.describe:
-            self.described = False
+            self.is_described = False
         else:
             self.block.append(turn.rung)
-        self.taken -= 1
+        self.recorded_steps -= 1
 
 
 class Schedule:
@@ -112,7 +112,7 @@ class Schedule:
         spread: bool = False,
         stretch: int = 0,
         by_time: bool = True,
-        later: int | None = None,
+        later_every: int | None = None,
     ) -> None:
         """Make a schedule.
 
@@ -125,8 +125,8 @@ class Schedule:
             every: record one step in this many, on average; replaces `settle`.
             spread: draw the recorded steps at random, unless `settle` is given; else they are equally far apart.
             stretch: number of steady steps in each block of rungs.
-            by_time: False if several processes must choose the same turns: one step settles then.
-            later: record one step in this many once each rung was measured `FIRST` times.
+            by_time: False if several processes must choose the same turns; then one step settles.
+            later_every: record one step in this many once each rung was measured `FIRST` times.
         """
         self._describes = rungs[-1] >= Level.LAYER and only in (None, rungs[-1])
         self.rungs = tuple(rungs) if only is None else (only,)
@@ -138,12 +138,12 @@ class Schedule:
         self.settle = self.every > 1
         self._stretch = stretch
         self._by_time = by_time and settle is None and every is None
-        self._spread, self._later = spread and self.settle and (settle is None or every is not None), later
-        self._gaps = self._between(self.every)
-        self._gap = self._draw()
-        self._warmed = 0
-        self._bare = self._steady = self._ended = 0
-        self._since = self._since_ns = 0  # bare steps since anything was stored, and their time
+        self._spread, self._later_every = spread and self.settle and (settle is None or every is not None), later_every
+        self._gaps = self._gap_range(self.every)
+        self._gap = self._draw_gap()
+        self._warmup_done = 0
+        self._bare_steps = self._steady_steps = self._ended_steps = 0
+        self._steps_since_storing = self._ns_since_storing = 0  # bare steps since anything was stored, and their time
         self._plans: dict[int | None, Plan] = {}
         self._planned: Plan | None = None
         self.is_storing = False
@@ -152,26 +152,30 @@ class Schedule:
         self.repeats: dict[Level, int] = dict.fromkeys(self.rungs, 0)
         """Timed steps of each rung so far, of all kinds."""
 
-    def _between(self, every: int) -> range:
+    def _gap_range(self, every: int) -> range:
         """Return the possible numbers of bare steps between two recorded ones; `every - 1` on average."""
         if not self._spread:
             return range(every - 1, every)
-        least = max(1, every // 2)
-        return range(least, max(2 * (every - 1) - least, least + 1) + 1)
+        shortest = max(1, every // 2)
+        return range(shortest, max(2 * (every - 1) - shortest, shortest + 1) + 1)
 
-    def _draw(self) -> int:
+    def _draw_gap(self) -> int:
         return self._random.choice(self._gaps)
 
     @property
     def is_steady(self) -> bool:
         """Whether the next bare step is unaffected by recording."""
-        return any(self._since >= steps and self._since_ns >= taken_ns for steps, taken_ns in STEADY)
+        return any(
+            self._steps_since_storing >= steps and self._ns_since_storing >= taken_ns for steps, taken_ns in STEADY
+        )
 
     @property
     def waits_for_storing(self) -> bool:
         """Whether the last recorded step must be stored before the next one begins: the one after may be recorded."""
-        is_urgent = self._is_first or any(self._lags(plan) and self._may_come(plan) for plan in self._plans.values())
-        return (self._gaps[0] if is_urgent else self._gap) - self._bare <= 1
+        is_urgent = self._is_first or any(
+            self._is_behind(plan) and self._may_come(plan) for plan in self._plans.values()
+        )
+        return (self._gaps[0] if is_urgent else self._gap) - self._bare_steps <= 1
 
     def next(self, kind: int | None = None) -> Turn:
         """Return the turn of the next step.
@@ -179,119 +183,123 @@ class Schedule:
         Args:
             kind: expected kind of the step; `NEW` for one that never occurred before.
         """
-        if self._warmed >= self.warmup and (kind == NEW or not self._is_settled()):
+        if self._warmup_done >= self.warmup and (kind == NEW or not self._is_settled()):
             return self._run_bare()
         plan = self._plan(kind)
-        turn = plan.upcoming = plan.upcoming or self._choose(plan)
-        if turn.kept and self._waits(turn, plan):
+        turn = plan.next_turn = plan.next_turn or self._choose(plan)
+        if turn.is_kept and self._must_wait(turn, plan):
             return self._run_bare()
-        self._take(turn, plan)
+        self._use_turn(turn, plan)
         return turn
 
     def _run_bare(self) -> Turn:
-        self._steady += self.is_steady
-        self._bare += 1
+        self._steady_steps += self.is_steady
+        self._bare_steps += 1
         return SETTLE
 
     def _plan(self, kind: int | None) -> Plan:
         plan = self._plans.get(kind)
         if plan is None:
-            plan = self._plans[kind] = Plan(described=not self._describes)
+            plan = self._plans[kind] = Plan(is_described=not self._describes)
         return plan
 
-    def _take(self, turn: Turn, plan: Plan) -> None:
+    def _use_turn(self, turn: Turn, plan: Plan) -> None:
         """Count a turn, and draw the distance to the next one."""
-        if not turn.kept:
-            self._warmed += 1
+        if not turn.is_kept:
+            self._warmup_done += 1
         else:
-            plan.tried += 1
+            plan.planned_turns += 1
             plan.add_turn(turn)
         if turn.timed:
             self.repeats[turn.rung] += 1
         if turn.timed and not plan.block:
-            self._steady = 0
-        if self._later is not None and min(self.repeats.values()) >= FIRST:
-            self.every, self._later = self._later, None
-            self._gaps = self._between(self.every)
-        self._planned, self._gap = plan, self._draw()
+            self._steady_steps = 0
+        if self._later_every is not None and min(self.repeats.values()) >= FIRST:
+            self.every, self._later_every = self._later_every, None
+            self._gaps = self._gap_range(self.every)
+        self._planned, self._gap = plan, self._draw_gap()
         for pending in self._plans.values():
-            pending.upcoming = None
-        self._bare = 0
-        self.paused()
+            pending.next_turn = None
+        self._bare_steps = 0
+        self.restart_settling()
 
-    def ended(self, turn: Turn, kind: int, dur_ns: int) -> None:
+    def count_step(self, turn: Turn, kind: int, dur_ns: int) -> None:
         """Note the actual kind and the duration of the step that had this turn."""
-        self._ended += 1
+        self._ended_steps += 1
         actual = self._plan(kind)
-        actual.seen, actual.last = actual.seen + 1, self._ended
-        if turn.bare:
-            self._since += 1
-            self._since_ns += dur_ns
-        elif turn.kept and self._planned is not None and actual is not self._planned:
+        actual.step_count, actual.last_step = actual.step_count + 1, self._ended_steps
+        if turn.is_bare:
+            self._steps_since_storing += 1
+            self._ns_since_storing += dur_ns
+        elif turn.is_kept and self._planned is not None and actual is not self._planned:
             self._planned.return_turn(turn)
             actual.add_turn(turn)
 
-    def passed(self, kind: int, steps: int, taken_ns: int) -> None:
+    def count_bare(self, kind: int, steps: int, dur_ns: int) -> None:
         """Count bare steps that ran without a turn."""
         plan = self._plan(kind)
-        self._ended += steps
-        plan.seen, plan.last = plan.seen + steps, self._ended
-        self._bare += steps
-        self._steady += steps
-        self._since += steps
-        self._since_ns += taken_ns
+        self._ended_steps += steps
+        plan.step_count, plan.last_step = plan.step_count + steps, self._ended_steps
+        self._bare_steps += steps
+        self._steady_steps += steps
+        self._steps_since_storing += steps
+        self._ns_since_storing += dur_ns
 
-    def until_due(self) -> int | None:
+    def steps_until_due(self) -> int | None:
         """Return the number of bare steps before the next recorded one; None if that is not determined in steps."""
-        return None if self._by_time else self._gap - self._bare
+        return None if self._by_time else self._gap - self._bare_steps
 
-    def abandoned(self, turn: Turn) -> None:
+    def take_back(self, turn: Turn) -> None:
         """Take back the turn of a step that was abandoned."""
-        if turn.kept and self._planned is not None:
+        if turn.is_kept and self._planned is not None:
             self._planned.return_turn(turn)
             if turn.timed:
                 self.repeats[turn.rung] -= 1
 
-    def paused(self) -> None:
+    def restart_settling(self) -> None:
         """Note that something was stored, so that the next steps run on cold caches."""
-        self._since = self._since_ns = 0
+        self._steps_since_storing = self._ns_since_storing = 0
 
-    def _waits(self, turn: Turn, plan: Plan) -> bool:
+    def _must_wait(self, turn: Turn, plan: Plan) -> bool:
         """Return whether the next step runs bare although a turn was chosen."""
-        begins_block = turn.timed and len(plan.block) == len(self._in_use()) and not self._is_first
-        if begins_block and self._rests(plan):
+        begins_block = turn.timed and len(plan.block) == len(self._active_rungs()) and not self._is_first
+        if begins_block and self._must_rest(plan):
             return True
-        is_urgent = self._is_first or self._lags(plan)
-        return self._bare < self._gap and not (self._bare >= self._gaps[0] and is_urgent)
+        is_urgent = self._is_first or self._is_behind(plan)
+        return self._bare_steps < self._gap and not (self._bare_steps >= self._gaps[0] and is_urgent)
 
-    def _rests(self, plan: Plan) -> bool:
+    def _must_rest(self, plan: Plan) -> bool:
         """Return whether steady steps should run before the next block of rungs."""
-        return self._steady < self._stretch
+        return self._steady_steps < self._stretch
 
     def _is_settled(self) -> bool:
-        if self._bare < self._gaps[0]:
+        if self._bare_steps < self._gaps[0]:
             return False
-        return not self._by_time or not self._ended or self._is_first or self._since_ns >= SETTLE_NS
+        return not self._by_time or not self._ended_steps or self._is_first or self._ns_since_storing >= SETTLE_NS
 
     @property
     def _is_first(self) -> bool:
         """Whether any rung was never measured: even a short program should have results."""
         return min(self.repeats.values()) == 0
 
-    def _lags(self, plan: Plan) -> bool:
+    def _is_behind(self, plan: Plan) -> bool:
         """Return whether a kind was recorded less often than another by at least a whole block."""
-        return plan.taken + len(self.rungs) <= max(candidate.taken for candidate in self._plans.values())
+        return plan.recorded_steps + len(self.rungs) <= max(
+            candidate.recorded_steps for candidate in self._plans.values()
+        )
 
     def _may_come(self, plan: Plan) -> bool:
         """Return whether more steps of a kind are expected."""
-        return plan.seen > 0 and self._ended - plan.last < PATIENCE * self._ended / plan.seen
+        return (
+            plan.step_count > 0 and self._ended_steps - plan.last_step < PATIENCE * self._ended_steps / plan.step_count
+        )
 
     def _choose(self, plan: Plan) -> Turn:
         """Return the next turn of a kind, which is not bare."""
-        if self._warmed < self.warmup:
-            return Turn(self._warmup_rung(self._warmed % len(self.rungs)), timed=False, describe=False)
-        rungs = self._in_use()
-        if not plan.described:
+        if self._warmup_done < self.warmup:
+            return Turn(self._warmup_rung(self._warmup_done % len(self.rungs)), timed=False, describe=False)
+        rungs = self._active_rungs()
+        if not plan.is_described:
             return Turn(rungs[-1], timed=False, describe=True)
         if not plan.block:
             plan.block = self._random.sample(rungs, k=len(rungs))
@@ -301,7 +309,7 @@ class Schedule:
         """Return the rung of a warm-up step: the deepest first."""
         return self.rungs[-1 - index]
 
-    def _in_use(self) -> tuple[Level, ...]:
+    def _active_rungs(self) -> tuple[Level, ...]:
         """Return the rungs that currently take turns."""
         return self.rungs
 

@@ -43,9 +43,9 @@ class profile:
     ...             train_one(batch)
 
     After the warm-up, recorded steps take turns at the levels. Each stored step is a segment of the run directory.
-    Spans and steps that could not be recorded or stored are counted in the run. After the block was entered, no error
-    of xsp is raised into the program. If no run can be written, because of the disk or another process, a line on
-    stderr says so, and the program continues without a profile.
+    Spans and steps that could not be recorded or stored are counted in the run. After the block was entered, xsp raises
+    no error into the program. If no run can be written, because of the disk or another process, a line on stderr
+    reports it, and the program continues without a profile.
 
     Args:
         name: name of the run and of its steps, or a path (`./a`, `~/a`, `/a`, `runs/a`, a `Path`) of the run.
@@ -108,9 +108,9 @@ class profile:
         Raises:
             UsageError: a setting is invalid, for instance a level is unknown, or two different paths are given.
         """
-        given = locals()
-        given["name"], given["out"] = name_and_path(name, out)
-        settings = Settings(**{field.name: given[field.name] for field in fields(Settings) if field.name in given})
+        values = locals()
+        values["name"], values["out"] = name_and_path(name, out)
+        settings = Settings(**{field.name: values[field.name] for field in fields(Settings) if field.name in values})
         self._set_up(settings, listener, hosts, enabled)
 
     @classmethod
@@ -128,7 +128,7 @@ class profile:
         self.settings = settings
         self.name = settings.name
         self.levels = settings.levels
-        self.out = settings.place
+        self.out = settings.directory
         self.hosts = hosts
         self.has_explicit_steps = False
         self.records = False
@@ -139,7 +139,7 @@ class profile:
         self._host: profile | None = None
         self._listener = listener
         account = Account()
-        schedule = budgets.schedule_of(settings, account, alone=not output.is_one_of_several())
+        schedule = budgets.schedule_of(settings, account, is_alone=not output.is_one_of_several())
         self._steps = Steps(settings.name, schedule, account, settings.batch_size)
         self._marks = marks.Marks(self._steps)
         self.doubt: str | None = None
@@ -219,9 +219,9 @@ class profile:
             collecting.try_out(rungs[-1])
         processes.in_children(_forget)
         _active = self
-        blocks.keep_in(self._steps.blocks)
-        self._steps.underway.begin(self.out)
-        self._steps.account.start_ns = clock.monotonic_ns() - began_ns - collecting.observed_ns
+        blocks.activate(self._steps.blocks)
+        self._steps.progress.begin(self.out)
+        self._steps.account.start_ns = clock.monotonic_ns() - began_ns - collecting.import_ns
         return self
 
     def _open_run(self) -> None:
@@ -259,7 +259,7 @@ class profile:
             self._end(kind)
         except BaseException:  # another interrupt: nothing that is installed stays
             _active = None
-            blocks.keep_in(None)
+            blocks.activate(None)
             self._steps.collecting.close(calibrate=False)
             self._writer.close(0.0)
             raise
@@ -276,13 +276,13 @@ class profile:
             steps.collecting.note("xsp", f"step {steps.open.number} was not closed; it ended with the block")
             steps.open.close(UNCLOSED)
         steps.between.end()
-        steps.underway.end()
-        steps.storing.wait(counts=True)
+        steps.progress.end()
+        steps.storing.wait(counts_cost=True)
         began_ns = clock.monotonic_ns()
         context_costs = self._cost_of_context()
         _active = None
-        blocks.keep_in(None)
-        costs = steps.collecting.close(passed=steps.quiet.has_passed) | context_costs
+        blocks.activate(None)
+        costs = steps.collecting.close(with_passing=steps.quiet.has_passed) | context_costs
         steps.account.end_ns = clock.monotonic_ns() - began_ns
         steps.store_rest()
         if error_type is not None:
@@ -297,25 +297,25 @@ class profile:
             say(f"{self.out}: no step was stored: {self._why_empty()}")
 
     def _cost_of_context(self) -> dict[str, Any]:
-        """Return the cost of the context of a step in a stretch, under the name that steps are recorded with."""
+        """Return the cost of the context of a step in a stretch, under the collector's name of recorded steps."""
         quiet = self._steps.quiet
         if not (quiet.has_passed and (quiet.by_context or quiet.by_mark)):
             return {}
         quiet.by_mark = False  # a mark does what a context does
-        quiet.left = sys.maxsize
+        quiet.remaining = sys.maxsize
         try:
             return {"session": context_cost(self.step)}
         except Exception:  # a failure costs a figure, not the program
             return {}
         finally:
-            quiet.left = 0
+            quiet.remaining = 0
             self._steps.outline.clear()
 
     def step(self, batch_size: int | None = None) -> contextlib.AbstractContextManager[object]:
         """Return the context of one step: one prediction, or one training step.
 
-        A bare call at the end of each iteration, as of `torch.profiler.profile.step`, ends a step there and begins the
-        next one; the first step then is the third iteration.
+        A bare call at the end of each iteration, as with `torch.profiler.profile.step`, ends a step and begins the next
+        one; the first step is then the third iteration.
 
         Args:
             batch_size: samples in this step, if it differs from the block's.
@@ -326,24 +326,24 @@ class profile:
             if not self._was_entered:
                 self._was_entered = True  # it is printed once
                 say(f"nothing is recorded: {self.name!r} was not entered; write `with xsp.profile(…) as prof:`")
-            return _NOTHING
+            return _NO_STEP
         quiet = self._steps.quiet
-        if quiet.left:
+        if quiet.remaining:
             if not quiet.by_mark:
-                quiet.left -= 1
+                quiet.remaining -= 1
                 return quiet.stretch_step
-            if quiet.left > 1:
-                quiet.marked()
+            if quiet.remaining > 1:
+                quiet.on_mark()
                 return quiet.stretch_step
         samples = sample_count(batch_size) if batch_size is not None else None
         if samples is None and batch_size is not None:
             self.note("prof.step(batch_size=…) got no whole number above 0: the samples of these steps are unknown")
         step = Step(self._steps, samples)
-        quiet.by_context = self._marks.called(step) and not self._steps.skipped
+        quiet.by_context = self._marks.handle_request(step) and not self._steps.skipped
         return step
 
-    def found_step(self, by_call: bool) -> Step:
-        """Return the context of a step that was found at the program's boundaries.
+    def detected_step(self, by_call: bool) -> Step:
+        """Return the context of a step that was detected at the program's boundaries.
 
         Args:
             by_call: whether it begins with the call of a module whose begin was just signalled.
@@ -367,7 +367,7 @@ class profile:
 
     def show_line(self) -> None:
         """Draw a progress line in the terminal, between steps, once a second at most."""
-        self._steps.underway.draws = True
+        self._steps.progress.draws_line = True
 
     def note(self, text: str) -> None:
         """Add a sentence on what is missing to the run."""
@@ -391,22 +391,22 @@ class profile:
     def _why_empty(self) -> str:
         """Return why no step was stored, and a remedy."""
         steps = self._steps
-        if self._marks.only_one and steps.seen == 0:
+        if self._marks.has_unentered_context and steps.step_count == 0:
             return "prof.step() was called once and not entered; write `with prof.step(): …` around a step"
         if steps.lost:
             return f"{steps.lost} were recorded, and could not be written ({self._writer.failed})"
-        if steps.seen == 1 and self.doubt is not None:
+        if steps.step_count == 1 and self.doubt is not None:
             return self.doubt
-        if steps.seen and isinstance(self.schedule, budgets.Budgeted):
+        if steps.step_count and isinstance(self.schedule, budgets.Budgeted):
             percent = 100 * self.schedule.share
             remedy = f"larger budget (--budget {2 * percent:g}%, or off)" if percent < 50 else "budget of any size"
-            reason = f"{steps.seen} ran, so few or so short that {percent:g} % of their time does not pay for one"
+            reason = f"{steps.step_count} ran, so few or so short that {percent:g} % of their time does not pay for one"
             return f"{reason}: use a {remedy}"
-        if steps.seen and not self.schedule.warmup:
-            settle_reason = f"{steps.seen} ran, so short that all of them served to settle"
+        if steps.step_count and not self.schedule.warmup:
+            settle_reason = f"{steps.step_count} ran, so short that all of them served to settle"
             return f"{settle_reason}; run more, or set settle=0"
-        if steps.seen:
-            warmup_reason = f"{steps.seen} ran, the first {self.schedule.warmup} of them to warm up"
+        if steps.step_count:
+            warmup_reason = f"{steps.step_count} ran, the first {self.schedule.warmup} of them to warm up"
             return f"{warmup_reason}; run more, or set warmup=0 (--warmup 0)"
         children = sum(os.times()[2:4])
         if children > CHILDREN_S:
@@ -424,18 +424,18 @@ class profile:
         missing = f"{lost} steps were not stored" if lost else "its merged step and its end were not stored"
         if lost and self._writer.failed is not None:
             note("xsp", f"{missing}: {self._writer.failed}")
-        done = self._writer.finish(self._run(finished=True, costs=costs))
-        if done is None:
+        report = self._writer.finish(self._run(finished=True, costs=costs))
+        if report is None:
             note("xsp", f"the merged step was not written: {self._writer.failed}")
             with contextlib.suppress(OutputError):  # on a full disk the run stays marked as interrupted
                 rundir.write_run(self.out, self._run(finished=True, costs=costs))
-        if (lost or done is None) and self._writer.failed is not None:
+        if (lost or report is None) and self._writer.failed is not None:
             say(f"{self.out}: {missing} ({self._writer.failed})")
         if self.settings.otlp is not None:
-            self._say_what_is_left(done.get("delivery") if done is not None else None)
+            self._report_undelivered(report.get("delivery") if report is not None else None)
 
-    def _say_what_is_left(self, delivery: dict[str, Any] | None) -> None:
-        """Print on one line what was not delivered, why, and the command that sends it."""
+    def _report_undelivered(self, delivery: dict[str, Any] | None) -> None:
+        """Print one line on the undelivered traces, the reason, and the command that sends them."""
         command = f"xsp export {shlex.quote(str(self.out))} --resume"
         if delivery is None:
             say(f"it is unknown what was delivered; `{command}` sends the rest")
@@ -448,7 +448,7 @@ class profile:
 CHILDREN_S = 1.0
 """Processor time of child processes in seconds above which they may have run the steps."""
 
-_NOTHING: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+_NO_STEP: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 
 
 def _devices() -> list[str]:
@@ -463,7 +463,7 @@ def _forget() -> None:
     """Drop the profile in a forked child (a DataLoader's worker): it continues only in the parent."""
     global _active
     block, _active = _active, None
-    blocks.keep_in(None)
+    blocks.activate(None)
     if block is not None:
         block.records, block.has_explicit_steps = False, True  # step detection finds none here
         block._writer.forget()

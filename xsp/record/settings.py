@@ -33,7 +33,7 @@ class Settings:
     settle: int | None = None
     every: int | None = None
     budget: str | float | None = None
-    """A share, or `UNASKED` of `xsp.record.budget`: the default budget, which gives the first steps away."""
+    """A share, or `USE_DEFAULT` of `xsp.record.budget`: the default budget, which gives the first steps away."""
 
     spread: bool = True
     seed: int = 0
@@ -55,7 +55,7 @@ class Settings:
         """
         rungs = self.rungs
         Kernels.parse(self.kernels)
-        if self.budget is not None and self.budget != budgets.UNASKED:
+        if self.budget is not None and self.budget != budgets.USE_DEFAULT:
             budgets.parse(self.budget)
         if self.settle is not None and self.settle < 0:
             raise UsageError(f"settle={self.settle}: the number of steps cannot be negative; write 0 or more")
@@ -77,7 +77,7 @@ class Settings:
         return parse_levels(self.levels)
 
     @property
-    def place(self) -> Path:
+    def directory(self) -> Path:
         """The requested run directory."""
         return Path(self.out) if self.out is not None else Path("runs") / _file_name(self.name)
 
@@ -87,7 +87,7 @@ class Settings:
         That process prints nothing of its own, writes to `out`, and keeps no budget, which is for one run. The delivery
         target is passed in the environment; a command line would show it to everybody.
         """
-        options = ["--quiet", "--out", str(self.place), "--levels", self.levels, "--seed", str(self.seed)]
+        options = ["--quiet", "--out", str(self.directory), "--levels", self.levels, "--seed", str(self.seed)]
         options += ["--kernels", self.kernels, "--otlp-policy", self.otlp_policy]
         options += ["--warmup", str(self.warmup)] if self.warmup is not None else []
         options += ["--every", str(self.every)] if self.every is not None else []
@@ -116,16 +116,16 @@ def name_and_path(name: object, out: str | os.PathLike[str] | None) -> tuple[str
     if not isinstance(name, (str, os.PathLike)):
         raise UsageError(f"name={name!r}: the name of a run is text; write xsp.profile('train', out='runs/train')")
     text = os.fsdecode(name)
-    is_path = isinstance(name, os.PathLike) or text.startswith(_OF_PATHS) or Path(text).is_absolute()
+    is_path = isinstance(name, os.PathLike) or text.startswith(_PATH_PREFIXES) or Path(text).is_absolute()
     if not is_path:
         return text, out
-    place = Path(text).expanduser()
-    if out is not None and Path(out) != place:
+    run_path = Path(text).expanduser()
+    if out is not None and Path(out) != run_path:
         raise UsageError(f"name={text!r} is a path, and out={os.fsdecode(out)!r} is another one; write one of them")
-    return place.absolute().resolve().name or "run", place
+    return run_path.absolute().resolve().name or "run", run_path
 
 
-_OF_PATHS = ("/", "~/", "./", "../", "runs/", *((".\\", "..\\", "runs\\") if os.name == "nt" else ()))
+_PATH_PREFIXES = ("/", "~/", "./", "../", "runs/", *((".\\", "..\\", "runs\\") if os.name == "nt" else ()))
 
 
 def _file_name(name: str) -> str:

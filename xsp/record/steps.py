@@ -43,7 +43,7 @@ class Steps:
         self.batch_size = batch_size
         self.collecting = Collecting()
         self.blocks = blocks.Blocks()
-        self.underway = ProgressDisplay()
+        self.progress = ProgressDisplay()
         self.outline = Outline()
         self.kinds = Kinds(self.outline.subjects.layouts)
         self.loop = Loop()
@@ -53,13 +53,13 @@ class Steps:
         self.thread: int | None = None
         """Native id of the thread of the last step."""
 
-        self.seen = self.skipped = 0
+        self.step_count = self.skipped = 0
         self.lock = threading.Lock()
         """Held by the open step."""
 
         self.quiet = Quiet(self)
         self.storing = Storing(self)
-        self.left_ns = UNKNOWN
+        self.continued_ns = UNKNOWN
         """When the program continued after the last step; a reading of the monotonic clock."""
 
         self.after_ns = self.waited_ns = 0
@@ -68,9 +68,9 @@ class Steps:
         self._identity: identity.Identity
         self._writer: Writer
 
-    def begin(self, own: identity.Identity, writer: Writer) -> None:
+    def begin(self, run_identity: identity.Identity, writer: Writer) -> None:
         """Set the identity of the run and the process that stores its steps."""
-        self._identity, self._writer, self.storing.writer = own, writer, writer
+        self._identity, self._writer, self.storing.writer = run_identity, writer, writer
 
     def listener(self, inner: Listener | None) -> Listener:
         """Return the listener for the collectors' signals at the program's boundaries.
@@ -80,17 +80,17 @@ class Steps:
         """
         data, unusual = Signal.DATA_END, Signal.UNUSUAL
 
-        def hear(signal: Signal, subject: Any) -> None:
+        def listen(signal: Signal, subject: Any) -> None:
             if signal is data:
                 if self.thread in (None, threading.get_native_id()):  # other threads prefetch, while the steps continue
                     self.waited_ns += subject
-                self.between.leave_out(subject)
+                self.between.exclude(subject)
             elif signal is unusual:
                 self.quiet.break_off()
             elif inner is not None:
                 inner(signal, subject)
 
-        return hear
+        return listen
 
     @property
     def stored(self) -> int:
@@ -126,49 +126,49 @@ class Steps:
             by_call: whether it begins with the call that the outline ends with.
         """
         outline = self.outline
-        first = outline[-1] if by_call and outline else None
+        first_word = outline[-1] if by_call and outline else None
         outline.clear()
-        if first is not None:
-            outline.append(first)
-        kind = self.kinds.expected(first)
-        if kind is None and first is not None and self.kinds.all:
+        if first_word is not None:
+            outline.append(first_word)
+        kind = self.kinds.expected_kind(first_word)
+        if kind is None and first_word is not None and self.kinds.all:
             kind = NEW
         return self.schedule.next(kind)
 
     def caller(self) -> identity.Caller | None:
         """Return the parent span of a step: the program's own, or the run's, if its trace is shared; else None."""
-        own = self._identity
-        return identity.caller_here() or (identity.Caller(own.trace_id, own.span_id) if own.shared else None)
+        run = self._identity
+        return identity.caller_here() or (identity.Caller(run.trace_id, run.span_id) if run.shared else None)
 
-    def enter_in_loop(self, step: Step) -> int | None:
+    def add_to_loop(self, step: Step) -> int | None:
         """Add a step that ended to the loop, and return its number of samples; None if unknown."""
-        kind, batch = self.kinds.ended(self.outline, step.batch_size or self.batch_size)
+        kind, batch = self.kinds.count_step(self.outline, step.batch_size or self.batch_size)
         step.kind = kind.number
         turn, dur_ns = step.turn, step.end_ns - step.start_ns
         samples = batch.size if batch.size is not None else UNKNOWN
-        is_steady = turn.bare and step.is_steady and not self.quiet.is_short
-        self.quiet.ended(turn.bare, dur_ns, step.waited_ns, kind.number, samples)
+        is_steady = turn.is_bare and step.is_steady and not self.quiet.is_short
+        self.quiet.count_step(turn.is_bare, dur_ns, step.waited_ns, kind.number, samples)
         steady = UNKNOWN if step.is_disturbed else int(is_steady)
-        if step.is_disturbed or not turn.bare:
+        if step.is_disturbed or not turn.is_bare:
             self.usage.forget()
-        usage = self.usage.since() if turn.bare else (UNKNOWN, UNKNOWN)
+        usage = self.usage.read() if turn.is_bare else (UNKNOWN, UNKNOWN)
         self.loop.add((
             self._identity.rank, step.number, 1, kind.number, turn.rung, steady, step.start_ns, dur_ns,
             step.waited_ns, self.waited_ns, step.own_ns, samples, step.status_number, *usage,
         ))  # fmt: skip
         self.waited_ns = 0
-        self.schedule.ended(turn, kind.number, dur_ns)
+        self.schedule.count_step(turn, kind.number, dur_ns)
         return batch.size
 
     def hand_over_loop(self) -> None:
         """Send the rows of the loop that were not stored yet to the storing process."""
         self._writer.add_to_loop(self.loop.take(), self.clock.anchor().offset_ns)
-        self.schedule.paused()
+        self.schedule.restart_settling()
 
     def store(self, step: Step, samples: int | None) -> None:
         """Send the rows of a step to be stored, unless its turn keeps nothing."""
         spans, block_spans = self.collecting.rows(step.anchor), self.blocks.take(since_ns=step.since_ns)
-        if not step.turn.kept:
+        if not step.turn.is_kept:
             return
         rows = spans + [clock.on_epoch(span, step.anchor) for span in block_spans]
         if samples is None:
@@ -184,55 +184,61 @@ class Steps:
         if block_spans and self.stored:
             anchor = self.clock.anchor()
             rows = [clock.on_epoch(span, anchor) for span in block_spans]
-            self._writer.store(self.seen, rows, self._common(trace_id=self._identity.trace_id), b"", 0)
+            self._writer.store(self.step_count, rows, self._common(trace_id=self._identity.trace_id), b"", 0)
 
     def _common(self, **values: Any) -> dict[str, Any]:
         """Return the values that rows have in common, by column."""
         return {**values, "process": self._identity.process, "rank": self._identity.rank}
 
-    def release(self, step: Step, counts: bool) -> None:
+    def release(self, step: Step, is_counted: bool) -> None:
         """Count the cost of a closed step, show progress, and let the next step begin.
 
         Args:
             step: the closed step, with its times.
-            counts: False if the step has no meaningful end.
+            is_counted: False if the step has no meaningful end.
         """
         try:
-            end_ns, shown_ns = step.end_ns, 0
-            if self.underway.is_due(end_ns):
-                shown_ns = self.underway.show(self._progress())
-                self.account.spend(shown_ns)
-                self.schedule.paused()
+            end_ns, display_ns = step.end_ns, 0
+            if self.progress.is_due(end_ns):
+                display_ns = self.progress.show(self._progress())
+                self.account.spend(display_ns)
+                self.schedule.restart_settling()
             if self.loop.is_full and not self.storing.is_underway:
                 self.hand_over_loop()
-            if counts:
+            if is_counted:
                 self.account.waited_ns += max(0, step.waited_ns)
                 self.account.add(
-                    step.turn, end_ns - step.start_ns, step.before_ns, end_ns + shown_ns, step.is_disturbed, step.kind
+                    step.turn, end_ns - step.start_ns, step.before_ns, end_ns + display_ns, step.is_disturbed, step.kind
                 )
         finally:
             try:
-                if not step.turn.bare:
+                if not step.turn.is_bare:
                     self.between.begin()
-                self.left_ns = clock.monotonic_ns()
-                self.after_ns = self.left_ns - step.end_ns
-                if step.turn.bare:
+                self.continued_ns = clock.monotonic_ns()
+                self.after_ns = self.continued_ns - step.end_ns
+                if step.turn.is_bare:
                     self.quiet.begin()
             finally:
                 self.lock.release()
 
     def forget(self) -> None:
-        """Leave everything to the parent, in a forked child: no step ends here, and no collector notes anything."""
+        """Stop recording in a forked child, which leaves it to the parent."""
         if self.open is not None:
             self.open._recording = False
         self.between.forget()
-        self.underway.forget()
-        self.collecting.leave()
+        self.progress.forget()
+        self.collecting.disable()
 
     def _progress(self) -> dict[str, Any]:
-        """Return the progress of the run, for `Underway.show`."""
+        """Return the progress of the run, for `ProgressDisplay.show`."""
         costs = budgets.progress(self.schedule, self.account)
-        return {"seen": self.seen, "stored": self.stored, "lost": self.lost, "time_ns": time.time_ns(), "budget": costs}
+        return {
+            "seen": self.step_count,
+            "stored": self.stored,
+            "lost": self.lost,
+            "time_ns": time.time_ns(),
+            "budget": costs,
+        }
 
 
 class Step:
@@ -250,7 +256,7 @@ class Step:
     """Whether another step is being stored when it begins."""
 
     awaits_work = False
-    """Whether it began where the last one ended, and there is no sign yet that the program runs another step."""
+    """Whether it began where the last one ended, and nothing yet shows that the program runs another step."""
 
     kind = 0
     """Number of its kind, known from its end on."""
@@ -288,22 +294,22 @@ class Step:
             steps.between.end()
             if steps.quiet.has_begun:
                 steps.quiet.end()
-            self.number = steps.outline.subjects.step = steps.seen
-            steps.seen += 1
-            if steps.left_ns >= 0:
-                self.since_ns = steps.left_ns - steps.after_ns
-                self.waited_ns, self.own_ns = entered_ns - steps.left_ns, steps.after_ns
-            taken_ns = steps.storing.poll()
-            entered_ns, self.own_ns = entered_ns + taken_ns, self.own_ns + taken_ns
+            self.number = steps.outline.subjects.step = steps.step_count
+            steps.step_count += 1
+            if steps.continued_ns >= 0:
+                self.since_ns = steps.continued_ns - steps.after_ns
+                self.waited_ns, self.own_ns = entered_ns - steps.continued_ns, steps.after_ns
+            wait_ns = steps.storing.poll()
+            entered_ns, self.own_ns = entered_ns + wait_ns, self.own_ns + wait_ns
             self.is_disturbed = steps.storing.is_underway
             self.is_steady = steps.schedule.is_steady
             # before the outline is cleared: from here on no other thread writes to it
             self._thread = steps.thread = steps.outline.thread = threading.get_native_id()
             self.turn = steps.next_turn(self._by_call)
-            self._on = []
-            if not self.turn.bare:
-                entered_ns += steps.storing.wait(counts=True) + self._drain()
-                self._on = self._switch_on()
+            self._active = []
+            if not self.turn.is_bare:
+                entered_ns += steps.storing.wait(counts_cost=True) + self._drain()
+                self._active = self._switch_on()
         except BaseException:  # an interrupt meant for the program: this step does not begin
             steps.outline.thread = None
             if hasattr(self, "span_id"):
@@ -320,12 +326,13 @@ class Step:
         """Wait for device work of the previous steps, and return how long that took; it counts for the program."""
         began_ns = clock.monotonic_ns()
         self._steps.collecting.settle(self._steps.collecting.collectors)
-        taken_ns = clock.monotonic_ns() - began_ns
+        wait_ns = clock.monotonic_ns() - began_ns
         if self.waited_ns != UNKNOWN:
-            self.waited_ns += taken_ns
-        return taken_ns
+            self.waited_ns += wait_ns
+        return wait_ns
 
     def _switch_on(self) -> list[Collector]:
+        """Open the step's span, and switch on the collectors of its turn."""
         caller = self._steps.caller()
         self.trace_id = caller.trace_id if caller else os.urandom(16).hex()
         self._parent_id = caller.span_id if caller else None
@@ -344,15 +351,15 @@ class Step:
     def close(self, status: str) -> None:
         """Read the clock, switch everything off, store the step."""
         self.end_ns = clock.monotonic_ns()
-        steps, accounted_before = self._steps, self._steps.storing.accounted
+        steps, handled_before = self._steps, self._steps.storing.handled
         try:
-            if self._on:
-                steps.collecting.settle(self._on)
+            if self._active:
+                steps.collecting.settle(self._active)
                 self.end_ns = clock.monotonic_ns()
             self._recording, self._status, steps.open = False, status, None
             self._finish()
         except BaseException as error:
-            steps.storing.lost += self.turn.kept and steps.storing.accounted == accounted_before
+            steps.storing.lost += self.turn.is_kept and steps.storing.handled == handled_before
             if not isinstance(error, Exception) or processes.raised_by_handler(error):  # meant for the program
                 self._drop()
                 steps.blocks.drop(self.since_ns)
@@ -375,8 +382,8 @@ class Step:
         self._recording, steps.open, steps.outline.thread = False, None, None
         try:
             self._drop()
-            steps.schedule.abandoned(self.turn)
-            steps.seen -= 1
+            steps.schedule.take_back(self.turn)
+            steps.step_count -= 1
         except Exception as error:
             if processes.raised_by_handler(error):
                 raise
@@ -385,14 +392,14 @@ class Step:
             steps.lock.release()
 
     def _drop(self) -> None:
-        """Switch off what is still on, and discard what it saw: nothing of it becomes part of another step."""
-        if not self.turn.bare:
+        """Switch off the active collectors, and discard their spans, so that they do not get into another step."""
+        if not self.turn.is_bare:
             self._switch_off()
             self._steps.collecting.rows(self.anchor)
 
     def _switch_off(self) -> None:
-        self._steps.collecting.stop(self._on)
-        self._on = []
+        self._steps.collecting.stop(self._active)
+        self._active = []
         blocks.leave(self.span_id)
 
     @property
@@ -402,10 +409,10 @@ class Step:
 
     def _finish(self) -> None:
         steps = self._steps
-        if not self.turn.bare:
+        if not self.turn.is_bare:
             self._switch_off()
-        samples = steps.enter_in_loop(self)
-        if self.turn.bare:
+        samples = steps.add_to_loop(self)
+        if self.turn.is_bare:
             steps.blocks.drop(self.since_ns)
             steps.collecting.forget()
         else:

@@ -1,4 +1,4 @@
-"""The step that is being stored while the program continues: one at a time."""
+"""Storing of recorded steps, one at a time, while the program continues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from xsp.record.writer import Writer
 
 
-class Sent(NamedTuple):
+class SentStep(NamedTuple):
     """A step that was sent."""
 
     number: int | None
@@ -23,7 +23,7 @@ class Sent(NamedTuple):
     step: int
     rows: list[Span]
     common: dict[str, Any]
-    of_loop: bytes
+    loop_rows: bytes
     offset_ns: int
 
 
@@ -40,7 +40,7 @@ class Storing:
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
-        self._sent: Sent | None = None
+        self._sent: SentStep | None = None
         self.stored = self.lost = 0
         self.writer: Writer
 
@@ -50,14 +50,14 @@ class Storing:
         return self._sent is not None
 
     @property
-    def accounted(self) -> int:
+    def handled(self) -> int:
         """Steps that are stored, lost, or being stored."""
         return self.stored + self.lost + self.is_underway
 
-    def begin(self, step: int, rows: list[Span], common: dict[str, Any], of_loop: bytes, offset_ns: int) -> None:
+    def begin(self, step: int, rows: list[Span], common: dict[str, Any], loop_rows: bytes, offset_ns: int) -> None:
         """Send a step to be stored, as `Writer.store`; wait for it only if the schedule requires it."""
-        number = self.writer.send_step(step, rows, common, of_loop, offset_ns)
-        self._sent = Sent(number, step, rows, common, of_loop, offset_ns)
+        number = self.writer.send_step(step, rows, common, loop_rows, offset_ns)
+        self._sent = SentStep(number, step, rows, common, loop_rows, offset_ns)
         self._steps.schedule.is_storing = True
         if number is None or self._steps.schedule.waits_for_storing:
             self.wait()
@@ -71,16 +71,16 @@ class Storing:
         if self._sent is None:
             return 0
         schedule, number = self._steps.schedule, self._sent.number
-        schedule.paused()
+        schedule.restart_settling()
         if number is not None and not schedule.waits_for_storing and not self.writer.is_answered(number):
             return 0
-        return self.wait(counts=True)
+        return self.wait(counts_cost=True)
 
-    def wait(self, counts: bool = False) -> int:
+    def wait(self, counts_cost: bool = False) -> int:
         """Wait until the step is stored or lost, and count it; return the nanoseconds that it took.
 
         Args:
-            counts: count this time as a cost of profiling; False if the caller counts it.
+            counts_cost: count this time as a cost of profiling; False if the caller counts it.
         """
         began_ns = clock.monotonic_ns()
         sent, self._sent = self._sent, None
@@ -94,17 +94,17 @@ class Storing:
             raise
         self.stored += is_stored
         self.lost += not is_stored
-        taken_ns = clock.monotonic_ns() - began_ns
-        if counts:
-            self._steps.account.spend(taken_ns)
-        return taken_ns
+        wait_ns = clock.monotonic_ns() - began_ns
+        if counts_cost:
+            self._steps.account.spend(wait_ns)
+        return wait_ns
 
-    def _is_stored(self, sent: Sent) -> bool:
+    def _is_stored(self, sent: SentStep) -> bool:
         """Return whether a step is on the disk, if necessary without the rows of collectors that gave wrong types."""
         if sent.number is not None and self.writer.is_stored(sent.number):
             return True
         valid_rows = self._steps.collecting.drop_invalid_rows(sent.rows)
         if len(valid_rows) < len(sent.rows) and self.writer.store(sent.step, valid_rows, *sent[3:]):
             return True
-        self.writer.add_to_loop(sent.of_loop, sent.offset_ns)  # the step is lost, but its row in the loop is kept
+        self.writer.add_to_loop(sent.loop_rows, sent.offset_ns)  # the step is lost, but its row in the loop is kept
         return False

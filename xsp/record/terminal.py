@@ -36,31 +36,31 @@ class LiveLine:
         """The streams with a replaced `write`: the replacement, and the value that the program had set, if any."""
 
         self._write: Callable[[str], object] = sys.stderr.write
-        self._drawn = False
-        self._free = False
+        self._is_drawn = False
+        self._is_free = False
         """Whether the cursor is at the beginning of an empty line."""
 
     def open(self) -> None:
-        """Keep the program's lines separate from the drawn one from now on; if a stream prevents that, draw nothing."""
-        self._free = os.environ.get("TERM") != "dumb"
+        """Keep the program's lines separate from the drawn line from now on; draw nothing if a stream prevents that."""
+        self._is_free = os.environ.get("TERM") != "dumb"
         try:
             for stream in dict.fromkeys((sys.stdout, sys.stderr)):
-                if self._free and stream.isatty():
+                if self._is_free and stream.isatty():
                     replacement, original = self._after_clearing(stream.write), vars(stream).get("write")
                     stream.write = replacement  # type: ignore[method-assign]
                     self._streams[stream] = replacement, original
         except (AttributeError, TypeError, ValueError):
-            self._free = False
+            self._is_free = False
 
     def draw(self, text: str) -> None:
         """Draw text over the line, cut to the width of the terminal. Never raises."""
-        if not self._free:
+        if not self._is_free:
             return
         with contextlib.suppress(OSError, ValueError):  # the terminal was closed
             width = os.get_terminal_size(self._screen.fileno()).columns
             self._write(f"{_CLEAR}{_NO_WRAP}{text[: max(0, width - 1)]}{_WRAP}")
             self._screen.flush()
-            self._drawn = True
+            self._is_drawn = True
 
     def close(self) -> None:
         """Erase the line, and restore the streams."""
@@ -72,20 +72,20 @@ class LiveLine:
                 if original is not None:
                     stream.write = original  # type: ignore[method-assign]
         self._streams.clear()
-        self._free = False
+        self._is_free = False
 
     def _clear(self) -> None:
-        if self._drawn:
-            self._drawn = False
+        if self._is_drawn:
+            self._is_drawn = False
             with contextlib.suppress(OSError, ValueError):
                 self._write(_CLEAR)
                 self._screen.flush()
 
     def _after_clearing(self, write: Callable[[str], int]) -> Callable[[str], int]:
-        def cleared(text: str) -> int:
+        def clearing_write(text: str) -> int:
             self._clear()
             if text and self._streams:
-                self._free = text.endswith("\n")
+                self._is_free = text.endswith("\n")
             return write(text)
 
-        return cleared
+        return clearing_write

@@ -99,7 +99,7 @@ def _columns(rows: Sequence[Span]) -> list[Sequence[Any]]:
     return columns
 
 
-def _completed(columns: list[Sequence[Any]], common: dict[str, Any]) -> list[Sequence[Any]]:
+def _fill_in(columns: list[Sequence[Any]], common: dict[str, Any]) -> list[Sequence[Any]]:
     """Return columns with the values that all rows have in common filled in."""
     count = len(columns[0])
     for name, value in common.items():
@@ -122,9 +122,9 @@ def _storing(run: Path) -> Iterator[Callable[[tuple[Any, ...]], Any]]:
     rundir.hold(run)
     store = Store(run)
 
-    def add(step: int, columns: list[Sequence[Any]], common: dict[str, Any], *of_loop: Any) -> None:
-        store.add(step, _completed(columns, common))
-        store.add_to_loop(*of_loop)
+    def add(step: int, columns: list[Sequence[Any]], common: dict[str, Any], *loop_rows: Any) -> None:
+        store.add(step, _fill_in(columns, common))
+        store.add_to_loop(*loop_rows)
 
     handlers: dict[str, Callable[..., Any]] = {
         "step": add,
@@ -133,9 +133,9 @@ def _storing(run: Path) -> Iterator[Callable[[tuple[Any, ...]], Any]]:
         "sample": store.sample,
     }
 
-    def answer_to(message: tuple[Any, ...]) -> Any:
+    def handle(message: tuple[Any, ...]) -> Any:
         kind, *content = message
         return store.finish(json.loads(*content)) if kind == "finish" else handlers[kind](*content) or True
 
-    yield answer_to
+    yield handle
     store.close()

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from xsp.errors import UsageError
-from xsp.trials.trial import Trial, only_on
+from xsp.trials.trial import Trial, require_on
 
 
 class ChannelsLast(Trial):
@@ -25,9 +25,9 @@ class ChannelsLast(Trial):
         """See `Trial`."""
         import torch
 
-        changed = kept = 0
+        changed_count = unchanged_count = 0
         for parameter in module.parameters():
-            memory_format = _format(torch, parameter)
+            memory_format = _channels_last_format(torch, parameter)
             if (
                 memory_format is None
                 or min(parameter.shape[1], *parameter.shape[2:]) < 1
@@ -35,24 +35,24 @@ class ChannelsLast(Trial):
             ):
                 continue
             if parameter.is_contiguous(memory_format=memory_format):
-                kept += 1
+                unchanged_count += 1
                 continue
             with torch.no_grad():
                 parameter.data = parameter.data.contiguous(memory_format=memory_format)
-            changed += 1
+            changed_count += 1
         inputs = sum(_needs_channels_last(torch, tensor) for tensor in _tensors((args, dict(kwargs))))
-        if not changed and not inputs:
+        if not changed_count and not inputs:
             self.record_reason(
-                f"{_name(module)}: channels-last already" if kept else f"{_name(module)}: no convolutions"
+                f"{_name(module)}: channels-last already" if unchanged_count else f"{_name(module)}: no convolutions"
             )
             return
-        if not changed and not kept:
+        if not changed_count and not unchanged_count:
             self.record_reason(f"{_name(module)}: no convolutions")
             return
         module.register_forward_pre_hook(
-            lambda called, positional, keywords: _last(torch, (positional, keywords)), with_kwargs=True
+            lambda _module, positional, keywords: _to_channels_last(torch, (positional, keywords)), with_kwargs=True
         )
-        self.record_change(f"{_name(module)}: {changed} weights and {inputs} inputs made channels-last")
+        self.record_change(f"{_name(module)}: {changed_count} weights and {inputs} inputs made channels-last")
 
 
 class InferenceMode(Trial):
@@ -103,14 +103,14 @@ class Float32(Trial):
 
     def __init__(self, value: str = "") -> None:
         super().__init__(value)
-        only_on("float32", value)
+        require_on("float32", value)
 
     def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """See `Trial`."""
         import torch
 
-        first = next(iter([*module.parameters(), *_tensors((args, dict(kwargs)))]), None)
-        device = "cpu" if first is None else first.device.type
+        first_tensor = next(iter([*module.parameters(), *_tensors((args, dict(kwargs)))]), None)
+        device = "cpu" if first_tensor is None else first_tensor.device.type
         if torch.is_autocast_enabled(device):
             wrap_forward(module, lambda: torch.autocast(device, enabled=False))
             self.record_change(f"{_name(module)}: called without the autocast that is around it")
@@ -122,15 +122,15 @@ class Float32(Trial):
             return
         module.float()
 
-        def give(called: Any, inputs: Any, keywords: Any) -> Any:
-            return _in_type(torch, inputs, dtypes, torch.float32), _in_type(torch, keywords, dtypes, torch.float32)
+        def convert_inputs(_module: Any, inputs: Any, keywords: Any) -> Any:
+            return _convert(torch, inputs, dtypes, torch.float32), _convert(torch, keywords, dtypes, torch.float32)
 
-        def take(called: Any, inputs: Any, result: Any) -> Any:
-            return _in_type(torch, result, {torch.float32}, next(iter(dtypes)))
+        def convert_result(_module: Any, inputs: Any, result: Any) -> Any:
+            return _convert(torch, result, {torch.float32}, next(iter(dtypes)))
 
-        module.register_forward_pre_hook(give, with_kwargs=True)
+        module.register_forward_pre_hook(convert_inputs, with_kwargs=True)
         if len(dtypes) == 1:
-            module.register_forward_hook(take)
+            module.register_forward_hook(convert_result)
         self.record_change(f"{_name(module)}: weights and inputs of {', '.join(sorted(map(str, dtypes)))} as float32")
 
 
@@ -158,26 +158,28 @@ class Sdpa(Trial):
             wrap_forward(module, lambda: sdpa_kernel([backend]))
             self.record_change(f"{_name(module)}: called with the back end {self.value}")
             return
-        switched = 0
-        for inner in module.modules():
-            if getattr(inner, "fused_attn", None) is False:  # timm
-                inner.fused_attn = True
-                switched += 1
-        if switched:
-            self.record_change(f"{_name(module)}: {switched} attention layers switched to scaled_dot_product_attention")
-        self._of_transformers(module)
+        switched_count = 0
+        for submodule in module.modules():
+            if getattr(submodule, "fused_attn", None) is False:  # timm
+                submodule.fused_attn = True
+                switched_count += 1
+        if switched_count:
+            self.record_change(
+                f"{_name(module)}: {switched_count} attention layers switched to scaled_dot_product_attention"
+            )
+        self._switch_transformers(module)
         if not self.applied:
             self.record_reason(
                 f"{_name(module)}: its attention has no switch, or is switched already; attention that its code "
                 "computes itself can only be changed there"
             )
 
-    def _of_transformers(self, module: Any) -> None:
-        for inner in module.modules():
-            implementation = getattr(getattr(inner, "config", None), "_attn_implementation", None)
-            if implementation not in (None, "sdpa") and hasattr(inner, "set_attn_implementation"):
-                inner.set_attn_implementation("sdpa")
-                self.record_change(f"{type(inner).__name__}: attention by sdpa instead of {implementation}")
+    def _switch_transformers(self, module: Any) -> None:
+        for submodule in module.modules():
+            implementation = getattr(getattr(submodule, "config", None), "_attn_implementation", None)
+            if implementation not in (None, "sdpa") and hasattr(submodule, "set_attn_implementation"):
+                submodule.set_attn_implementation("sdpa")
+                self.record_change(f"{type(submodule).__name__}: attention by sdpa instead of {implementation}")
 
 
 class Compile(Trial):
@@ -197,12 +199,12 @@ class Compile(Trial):
         if isinstance(module, torch._dynamo.OptimizedModule) or getattr(module, "_compiled_call_impl", None):
             self.record_reason(f"{_name(module)}: compiled already")
             return
-        first = next(iter(module.parameters()), None)
-        if first is None:
+        first_parameter = next(iter(module.parameters()), None)
+        if first_parameter is None:
             return  # for example a loss
-        missing = _no_compiler(first.device.type)
-        if missing:
-            self.record_reason(missing)
+        missing_compiler = _no_compiler(first_parameter.device.type)
+        if missing_compiler:
+            self.record_reason(missing_compiler)
             return
         module.compile(**({"mode": self.value} if self.value not in ("", "default") else {}))
         self.record_change(f"{_name(module)}: compiled")
@@ -224,50 +226,54 @@ def wrap_forward(module: Any, context: Callable[[], AbstractContextManager[Any]]
     """Run the calls of a module inside a context manager, by means of hooks."""
     state = threading.local()
 
-    def enter(called: Any, inputs: Any) -> None:
+    def enter(_module: Any, inputs: Any) -> None:
         manager = context()
         manager.__enter__()
         state.stack = [*getattr(state, "stack", ()), manager]
 
-    def leave(called: Any, inputs: Any, result: Any) -> None:
-        *state.stack, last = state.stack
-        last.__exit__(None, None, None)
+    def leave(_module: Any, inputs: Any, result: Any) -> None:
+        *state.stack, manager = state.stack
+        manager.__exit__(None, None, None)
 
     module.register_forward_pre_hook(enter, prepend=True)
     module.register_forward_hook(leave, always_call=True)
 
 
-def _format(torch: Any, tensor: Any) -> Any:
+def _channels_last_format(torch: Any, tensor: Any) -> Any:
     return {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
 
 
 def _needs_channels_last(torch: Any, tensor: Any) -> bool:
-    memory_format = _format(torch, tensor)
+    memory_format = _channels_last_format(torch, tensor)
     return memory_format is not None and not tensor.is_contiguous(memory_format=memory_format)
 
 
-def _last(torch: Any, value: Any) -> Any:
+def _to_channels_last(torch: Any, value: Any) -> Any:
     """Return arguments with their tensors in channels-last format."""
     if isinstance(value, torch.Tensor):
-        return value.contiguous(memory_format=_format(torch, value)) if _needs_channels_last(torch, value) else value
+        return (
+            value.contiguous(memory_format=_channels_last_format(torch, value))
+            if _needs_channels_last(torch, value)
+            else value
+        )
     if isinstance(value, dict):
-        return {name: _last(torch, element) for name, element in value.items()}
+        return {name: _to_channels_last(torch, element) for name, element in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_last(torch, element) for element in value)
+        return type(value)(_to_channels_last(torch, element) for element in value)
     return value
 
 
-def _in_type(torch: Any, value: Any, dtypes: set[Any], target: Any) -> Any:
+def _convert(torch: Any, value: Any, dtypes: set[Any], target: Any) -> Any:
     """Return arguments or a result with the tensors of the types `dtypes` converted to `target`."""
     if isinstance(value, torch.Tensor):
         return value.to(target) if value.dtype in dtypes else value
     if isinstance(value, dict):
         result = copy.copy(value)  # a model's output may be an instance of its own dictionary class
         for name, element in value.items():
-            result[name] = _in_type(torch, element, dtypes, target)
+            result[name] = _convert(torch, element, dtypes, target)
         return result
     if type(value) in (list, tuple):
-        return type(value)(_in_type(torch, element, dtypes, target) for element in value)
+        return type(value)(_convert(torch, element, dtypes, target) for element in value)
     return value
 
 

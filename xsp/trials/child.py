@@ -23,7 +23,7 @@ from xsp.trials.trial import Trial, parse
 
 CODE = """\
 import sys
-sys.path[:] = [each for each in sys.path if each]
+sys.path[:] = [entry for entry in sys.path if entry]
 argument = sys.argv.pop(1)
 from xsp.trials import child
 with child.trial_session(argument):
@@ -32,7 +32,7 @@ with child.trial_session(argument):
 """
 """The code that Python runs: as in `xsp.comparison.commands`, with the text of `encode_options` before the command."""
 
-WATCHED = 64
+MOST_WATCHED = 64
 """Number of outermost calls without a new module after which calls are no longer watched."""
 
 MOST_LINES = 20
@@ -86,16 +86,16 @@ def _write(report: Path, content: dict[str, Any]) -> None:
 
 
 class Watch:
-    """An observer of outermost module calls, which applies trials to new modules and keeps results."""
+    """An observer of outermost module calls, which applies trials to new modules and stores results."""
 
     def __init__(self, trials: list[Trial]) -> None:
         self.trials = trials
         self.outputs = Outputs()
         self.facts: dict[str, Any] = {}
         self.modules: list[str] = []
-        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._since = 0
-        self._failed: dict[str, None] = {}
+        self._visited: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._calls_since_new = 0
+        self._failures: dict[str, None] = {}
 
     def start(self) -> None:
         """Apply the trials' changes of the process."""
@@ -110,13 +110,13 @@ class Watch:
         is_tracing = torch.compiler.is_dynamo_compiling
 
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_tracing() or self._since >= WATCHED or getattr(thread, "inside", False):
+            if is_tracing() or self._calls_since_new >= MOST_WATCHED or getattr(thread, "inside", False):
                 return original(module, *args, **kwargs)
             thread.inside = True
             try:
-                is_new = self._sees(module, args, kwargs)
+                is_new = self._record_call(module, args, kwargs)
                 result = original(module, *args, **kwargs)
-                if module in self._seen:
+                if module in self._visited:
                     self._keep(module, result)
                 for trial in self.trials if is_new else ():
                     self._try(trial, trial.after, module, args, kwargs)
@@ -126,13 +126,13 @@ class Watch:
 
         return __call__
 
-    def _sees(self, module: Any, args: Any, kwargs: Any) -> bool:
+    def _record_call(self, module: Any, args: Any, kwargs: Any) -> bool:
         """Record a call, and return whether it is the first call of its module."""
-        self._since += 1
-        if module in self._seen or type(module).__module__.startswith("xsp_collectors"):  # from their calibration
+        self._calls_since_new += 1
+        if module in self._visited or type(module).__module__.startswith("xsp_collectors"):  # from their calibration
             return False
-        self._since = 0
-        self._seen.add(module)
+        self._calls_since_new = 0
+        self._visited.add(module)
         self.modules.append(type(module).__name__)
         if not self.facts:
             self.facts = settings.facts()
@@ -150,13 +150,13 @@ class Watch:
             function(*args)
         except Exception as error:  # the program continues; the report states that nothing was changed
             line = str(error).strip().split("\n")[0][:200]
-            self._failed[f"{type(trial).__name__} could not be applied: {type(error).__name__}: {line}"] = None
+            self._failures[f"{type(trial).__name__} could not be applied: {type(error).__name__}: {line}"] = None
 
     def content(self) -> dict[str, Any]:
         """Return the content of the report, as plain data."""
         return {
             "applied": [line for trial in self.trials for line in trial.applied][:MOST_LINES],
-            "reasons": [*self._failed, *(line for trial in self.trials for line in trial.reasons)][:MOST_LINES],
+            "reasons": [*self._failures, *(line for trial in self.trials for line in trial.reasons)][:MOST_LINES],
             "modules": self.modules[:MOST_LINES],
             "facts": self.facts,
             "outputs": self.outputs.content(),

@@ -9,12 +9,12 @@ from typing import Any
 
 from xsp.trials.trial import Trial
 
-CLOSE = 1e-3
-"""Maximum difference of results, as a share of the largest value; above it, another layer read the folded value."""
+TOLERANCE = 1e-3
+"""Maximum difference of results, as a share of the largest value; above it, another layer reads the folded output."""
 
 
 class FoldBatchNorm(Trial):
-    """Batch norm in evaluation mode, folded into the layer whose output it takes.
+    """Batch norm in evaluation mode, folded into the layer whose output is its input.
 
     The first call shows which layer that is: its result is the same tensor as the batch norm's input. Afterwards the
     module is called again with the same arguments; if the results differ, all changes are undone.
@@ -25,7 +25,7 @@ class FoldBatchNorm(Trial):
     def __init__(self, value: str = "") -> None:
         super().__init__(value)
         self._hooks: list[Any] = []
-        self._returned: dict[int, tuple[Any, Any]] = {}
+        self._results: dict[int, tuple[Any, Any]] = {}
         self._pairs: dict[Any, Any] = {}
         self._calls: dict[Any, int] = {}
 
@@ -36,23 +36,23 @@ class FoldBatchNorm(Trial):
         if module.training:
             self.record_reason(f"{type(module).__name__}: in training mode, where batch norm cannot be folded")
             return
-        for inner in module.modules():
-            if isinstance(inner, torch.nn.modules.batchnorm._BatchNorm):
-                self._hooks.append(inner.register_forward_pre_hook(self._took))
-            elif isinstance(inner, (torch.nn.modules.conv._ConvNd, torch.nn.Linear)):
-                self._hooks.append(inner.register_forward_hook(self._gave))
+        for submodule in module.modules():
+            if isinstance(submodule, torch.nn.modules.batchnorm._BatchNorm):
+                self._hooks.append(submodule.register_forward_pre_hook(self._on_norm_input))
+            elif isinstance(submodule, (torch.nn.modules.conv._ConvNd, torch.nn.Linear)):
+                self._hooks.append(submodule.register_forward_hook(self._on_layer_result))
 
-    def _gave(self, inner: Any, args: Any, result: Any) -> None:
+    def _on_layer_result(self, submodule: Any, args: Any, result: Any) -> None:
         import torch
 
-        self._calls[inner] = self._calls.get(inner, 0) + 1
+        self._calls[submodule] = self._calls.get(submodule, 0) + 1
         if isinstance(result, torch.Tensor):  # a layer of a class of the program's own may return more
-            self._returned[id(result)] = inner, weakref.ref(result)
+            self._results[id(result)] = submodule, weakref.ref(result)
 
-    def _took(self, norm: Any, args: Any) -> None:
+    def _on_norm_input(self, norm: Any, args: Any) -> None:
         self._calls[norm] = self._calls.get(norm, 0) + 1
-        value = args[0] if args else None  # a keyword argument is not seen here
-        layer, reference = self._returned.get(id(value), (None, lambda: None))
+        value = args[0] if args else None  # the hook gets no keyword arguments
+        layer, reference = self._results.get(id(value), (None, lambda: None))
         if value is not None and reference() is value:
             self._pairs[norm] = layer
 
@@ -67,7 +67,7 @@ class FoldBatchNorm(Trial):
             for norm, layer in self._pairs.items()
             if self._calls[norm] == self._calls[layer] == 1 and norm.track_running_stats and not norm.training
         }
-        self._hooks, self._returned, self._pairs, self._calls = [], {}, {}, {}
+        self._hooks, self._results, self._pairs, self._calls = [], {}, {}, {}
         if not pairs:
             if not self.reasons:
                 self.record_reason(
@@ -79,12 +79,12 @@ class FoldBatchNorm(Trial):
             with torch.no_grad():
                 expected = module(*args, **kwargs)
                 _fold(torch, module, pairs, undo_steps)
-                error = _apart(torch, expected, module(*args, **kwargs))
+                error = _difference(torch, expected, module(*args, **kwargs))
         except Exception:
             for undo in reversed(undo_steps):
                 undo()
             raise
-        if undo_steps and error is not None and error <= CLOSE:
+        if undo_steps and error is not None and error <= TOLERANCE:
             self.record_change(f"{type(module).__name__}: {len(undo_steps)} batch norms folded")
             return
         for undo in reversed(undo_steps):
@@ -99,7 +99,9 @@ def _fold(torch: Any, module: Any, pairs: Mapping[Any, Any], undo_steps: list[An
     """Fold pairs, and append a function for each to `undo_steps` that undoes it."""
     from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-    locations = {inner: (parent, name) for parent in module.modules() for name, inner in parent.named_children()}
+    locations = {
+        submodule: (parent, name) for parent in module.modules() for name, submodule in parent.named_children()
+    }
     for norm, layer in pairs.items():
         replacement = _without_norm(torch, norm)
         if replacement is None or norm not in locations:
@@ -132,7 +134,7 @@ def _without_norm(torch: Any, norm: Any) -> Any:
     return None
 
 
-def _apart(torch: Any, expected: Any, actual: Any) -> float | None:
+def _difference(torch: Any, expected: Any, actual: Any) -> float | None:
     """Return the largest difference of two results as a share of the largest value; None if they have no tensors."""
     from xsp.trials.outputs import tensors
 

@@ -1,4 +1,4 @@
-"""Results of outermost calls, kept from two programs and compared: by how much does a trial change results?"""
+"""Results of outermost calls, stored by two programs and compared: the difference that a trial makes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ CALLS = 3
 """Number of calls of each outermost module whose results are kept."""
 
 MODULES = 8
-MOST = 1 << 15
-"""Maximum number of values of a tensor that are kept, at equal distances."""
+MOST_VALUES = 1 << 15
+"""Maximum number of values of a tensor that are kept, evenly spaced."""
 
-SAME = {"torch.float64": 1e-9, "torch.float32": 1e-4, "torch.float16": 1e-2, "torch.bfloat16": 3e-2}
+ROUNDING = {"torch.float64": 1e-9, "torch.float32": 1e-4, "torch.float16": 1e-2, "torch.bfloat16": 3e-2}
 """Type of the result without the trial → difference explained by rounding, as a share of the largest value."""
 
 
@@ -24,7 +24,7 @@ class Outputs:
     """Results of the first calls of outermost modules."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, list[dict[str, Any]]] = {}
+        self._results: dict[str, list[dict[str, Any]]] = {}
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._modules = 0  # counted: the dictionary forgets modules that a program makes for one step
 
@@ -36,14 +36,14 @@ class Outputs:
             name = self._names[module] = f"{type(module).__name__} {self._modules}"
         if self._modules > MODULES:
             return
-        calls = self._kept.setdefault(name, [])
+        calls = self._results.setdefault(name, [])
         if len(calls) >= CALLS:
             return
         calls.append({"tensors": [_plain(tensor) for tensor in tensors(result, exact=True)]})
 
     def content(self) -> dict[str, Any]:
         """Return the results as plain data."""
-        return dict(self._kept)
+        return dict(self._results)
 
 
 def tensors(value: Any, exact: bool = False) -> list[Any]:
@@ -64,13 +64,13 @@ def _plain(tensor: Any) -> dict[str, Any]:
     import torch
 
     flat = tensor.reshape(-1)
-    step = max(1, math.ceil(flat.numel() / MOST))
+    step = max(1, math.ceil(flat.numel() / MOST_VALUES))
     with torch.no_grad():
         values = flat[::step].double().cpu()
     return {"type": str(tensor.dtype), "shape": list(tensor.shape), "values": values.tolist()}
 
 
-def error(one: Path, other: Path) -> tuple[float | None, bool, str]:
+def error(baseline: Path, changed: Path) -> tuple[float | None, bool, str]:
     """Compare the results of two processes.
 
     Args:
@@ -81,25 +81,25 @@ def error(one: Path, other: Path) -> tuple[float | None, bool, str]:
         The largest difference of a result as a share of its largest value, None if nothing can be compared; whether
         rounding explains it; and the reason why nothing can be compared.
     """
-    outputs = [json.loads(path.read_text(encoding="utf-8")).get("outputs") or {} for path in (one, other)]
+    outputs = [json.loads(path.read_text(encoding="utf-8")).get("outputs") or {} for path in (baseline, changed)]
     if not outputs[0] or not outputs[1]:
         return None, False, "no outermost module returned a tensor"
     if outputs[0].keys() != outputs[1].keys():
         return None, False, "the two runs called different modules"
-    worst, same, pairs = 0.0, True, 0
+    worst, is_rounding, pairs = 0.0, True, 0
     for name, calls in outputs[0].items():
         for before, after in zip(calls, outputs[1][name], strict=False):
-            for a, b in zip(before["tensors"], after["tensors"], strict=False):
-                if a["shape"] != b["shape"]:
+            for reference, result in zip(before["tensors"], after["tensors"], strict=False):
+                if reference["shape"] != result["shape"]:
                     return None, False, f"{name} returned different shapes"
-                difference = _apart(a["values"], b["values"])
+                difference = _difference(reference["values"], result["values"])
                 pairs += 1
                 worst = max(worst, difference)
-                same = same and difference <= SAME.get(a["type"], 1e-2)
-    return (worst, same, "") if pairs else (None, False, "no outermost module returned a floating-point tensor")
+                is_rounding = is_rounding and difference <= ROUNDING.get(reference["type"], 1e-2)
+    return (worst, is_rounding, "") if pairs else (None, False, "no outermost module returned a floating-point tensor")
 
 
-def _apart(a: list[float], b: list[float]) -> float:
+def _difference(a: list[float], b: list[float]) -> float:
     scale = max((abs(number) for number in a if math.isfinite(number)), default=0.0)
     worst = 0.0
     for left, right in zip(a, b, strict=True):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from xsp.errors import UsageError
-from xsp.trials.trial import Trial, count, only_on
+from xsp.trials.trial import Trial, parse_count, require_on
 
 
 class Threads(Trial):
@@ -16,7 +16,7 @@ class Threads(Trial):
 
     def __init__(self, value: str = "") -> None:
         super().__init__(value)
-        self.threads = count("threads", value)
+        self.threads = parse_count("threads", value)
 
     def environment(self) -> Mapping[str, str]:
         """See `Trial`."""
@@ -27,10 +27,10 @@ class Threads(Trial):
         import torch
 
         torch.set_num_threads(self.threads)
-        torch.set_num_threads = self._ignored  # type: ignore[assignment]
+        torch.set_num_threads = self._ignore  # type: ignore[assignment]
         self.record_change(f"torch computes with {self.threads} threads")
 
-    def _ignored(self, threads: int) -> None:
+    def _ignore(self, threads: int) -> None:
         self.record_change(f"the program's set_num_threads({threads}) is ignored")
 
     def already_applied(self, facts: Mapping[str, Any]) -> str | None:
@@ -39,11 +39,11 @@ class Threads(Trial):
 
 
 class Interop(Trial):
-    """torch runs up to a number of operators at once in code compiled for that."""
+    """torch runs up to a number of operators at once, in code that was compiled for it."""
 
     def __init__(self, value: str = "") -> None:
         super().__init__(value)
-        self.threads = count("interop", value)
+        self.threads = parse_count("interop", value)
 
     def start(self) -> None:
         """See `Trial`."""
@@ -55,8 +55,8 @@ class Interop(Trial):
 
     def already_applied(self, facts: Mapping[str, Any]) -> str | None:
         """See `Trial`."""
-        same = facts.get("interop") == self.threads
-        return f"torch already ran up to {self.threads} operators at once" if same else None
+        is_same = facts.get("interop") == self.threads
+        return f"torch already ran up to {self.threads} operators at once" if is_same else None
 
 
 class OneDnn(Trial):
@@ -64,7 +64,7 @@ class OneDnn(Trial):
 
     def __init__(self, value: str = "") -> None:
         super().__init__(value)
-        only_on("onednn", value)
+        require_on("onednn", value)
 
     def start(self) -> None:
         """See `Trial`."""
@@ -79,10 +79,10 @@ class OneDnn(Trial):
 
         if not torch.backends.mkldnn.is_available():
             return
-        self._on()
-        module.register_forward_pre_hook(self._on)  # a program may switch it off again between two calls
+        self._switch_on()
+        module.register_forward_pre_hook(self._switch_on)  # a program may switch it off again between two calls
 
-    def _on(self, *_: Any) -> None:
+    def _switch_on(self, *_: Any) -> None:
         import torch
 
         if not torch._C._get_mkldnn_enabled():
@@ -132,7 +132,7 @@ class Tf32(Trial):
 
     def __init__(self, value: str = "") -> None:
         super().__init__(value)
-        only_on("tf32", value)
+        require_on("tf32", value)
 
     def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """See `Trial`."""
@@ -155,7 +155,7 @@ class CudnnBenchmark(Trial):
 
     def __init__(self, value: str = "") -> None:
         super().__init__(value)
-        only_on("cudnn_benchmark", value)
+        require_on("cudnn_benchmark", value)
 
     def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """See `Trial`."""

@@ -6,29 +6,29 @@ import functools
 import inspect
 from typing import Any, ClassVar
 
-from xsp.trials.trial import Trial, count
+from xsp.trials.trial import Trial, parse_count
 
 
-class _OfOptimizers(Trial):
+class _OptimizerSwitch(Trial):
     """A switch of torch's optimizers, set before the first step of each optimizer."""
 
-    wanted: ClassVar[dict[str, bool | None]] = {}
+    options: ClassVar[dict[str, bool | None]] = {}
 
     def start(self) -> None:
         """See `Trial`."""
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         self.record_reason("no torch optimizer stepped")
-        self._seen: set[int] = set()
+        self._visited: set[int] = set()
         register_optimizer_step_pre_hook(self._set)
 
     def _set(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if id(optimizer) in self._seen:
+        if id(optimizer) in self._visited:
             return
-        self._seen.add(id(optimizer))
+        self._visited.add(id(optimizer))
         self.reasons.pop("no torch optimizer stepped", None)
         name = type(optimizer).__name__
-        switch = next(iter(self.wanted))
+        switch = next(iter(self.options))
         groups = [group for group in optimizer.param_groups if switch in group]
         if not groups:
             self.record_reason(f"{name} has no option {switch}")
@@ -38,22 +38,22 @@ class _OfOptimizers(Trial):
             self.record_reason(f"{name} cannot be fused with its other options")
         else:
             for group in groups:
-                group.update({key: value for key, value in self.wanted.items() if key in group})
+                group.update({key: value for key, value in self.options.items() if key in group})
             if switch == "fused":
                 optimizer._need_device_dtype_check_for_fused = True
             self.record_change(f"{name}: {switch}=True")
 
 
-class FusedOptimizer(_OfOptimizers):
+class FusedOptimizer(_OptimizerSwitch):
     """torch's optimizers with one fused kernel for all parameters."""
 
-    wanted: ClassVar[dict[str, bool | None]] = {"fused": True, "foreach": False}
+    options: ClassVar[dict[str, bool | None]] = {"fused": True, "foreach": False}
 
 
-class Foreach(_OfOptimizers):
+class Foreach(_OptimizerSwitch):
     """torch's optimizers with operators over lists of parameters."""
 
-    wanted: ClassVar[dict[str, bool | None]] = {"foreach": True, "fused": None}
+    options: ClassVar[dict[str, bool | None]] = {"foreach": True, "fused": None}
 
 
 class Workers(Trial):
@@ -61,7 +61,7 @@ class Workers(Trial):
 
     def __init__(self, value: str = "") -> None:
         super().__init__(value)
-        self.workers = count("num_workers", value)
+        self.workers = parse_count("num_workers", value)
 
     def start(self) -> None:
         """See `Trial`."""

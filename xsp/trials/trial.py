@@ -67,13 +67,13 @@ class Trial:
         """Return why a program with these facts of its run without the trial needs no change, or None if it does."""
         return None
 
-    def record_change(self, what: str) -> None:
+    def record_change(self, text: str) -> None:
         """Record a change."""
-        self.applied[what] = None
+        self.applied[text] = None
 
-    def record_reason(self, why: str) -> None:
+    def record_reason(self, text: str) -> None:
         """Record why something was not changed."""
-        self.reasons[why] = None
+        self.reasons[text] = None
 
 
 _CLASSES = {
@@ -108,10 +108,10 @@ def parse(text: str) -> list[Trial]:
     Raises:
         UsageError: there is no trial with this name, or its value is invalid.
     """
-    return [_one(part.strip()) for part in text.split("+")]
+    return [_parse_one(part.strip()) for part in text.split("+")]
 
 
-def _one(text: str) -> Trial:
+def _parse_one(text: str) -> Trial:
     name, _, value = text.partition("=")
     if name not in _CLASSES:
         raise UsageError(f"there is no trial {name!r}{nearest(name, _CLASSES) or '; there are ' + ', '.join(names())}")
@@ -120,7 +120,7 @@ def _one(text: str) -> Trial:
     return trial
 
 
-def count(name: str, value: str) -> int:
+def parse_count(name: str, value: str) -> int:
     """Parse a number from 1 to 4096.
 
     Raises:
@@ -131,7 +131,7 @@ def count(name: str, value: str) -> int:
     return int(value)
 
 
-def only_on(name: str, value: str) -> None:
+def require_on(name: str, value: str) -> None:
     """Check that a value is empty or `on`.
 
     Raises:

@@ -132,18 +132,18 @@ class Marker(NamedTuple):
     object_id_pt_thread_id: int | None
 
 
-_OF_A_THREAD = 2
+_THREAD_OBJECT = 2
 """CUPTI's number for a thread in the fields that give the kind of an object."""
 
 
 def thread_of(row: Overhead | Marker) -> int | None:
-    """Return the thread of a record, as named in the record; None if the record is of something else."""
-    return row.object_id_pt_thread_id if row.object_kind == _OF_A_THREAD else None
+    """Return the number of a record's thread; None if the record belongs to another kind of object."""
+    return row.object_id_pt_thread_id if row.object_kind == _THREAD_OBJECT else None
 
 
 Row = Kernel | Copy | Memset | ApiCall | Wait | Overhead | Marker
 
-_SHAPES: dict[int, Any] = {
+_ROW_TYPES: dict[int, Any] = {
     Activity.CONCURRENT_KERNEL: Kernel,
     Activity.MEMCPY: Copy,
     Activity.MEMCPY2: Copy,
@@ -171,10 +171,10 @@ class Records:
         self._batches: deque[list[tuple[int, tuple[Any, ...]]]] = deque()
         self._readers: dict[tuple[type, int], Reader | None] = {}
         self._texts: Texts = {}
-        self.unread = 0
+        self.unreadable = 0
         """Number of records that could not be copied; an exception must not propagate into CUPTI."""
 
-        self.other = 0
+        self.unrequested = 0
         """Number of records of kinds that were not requested here, but by another client."""
 
     def request(self) -> tuple[int, int]:
@@ -186,85 +186,85 @@ class Records:
         batch: list[tuple[int, tuple[Any, ...]]] = []
         readers, append = self._readers, batch.append
         self._texts.clear()
-        in_arrays = bool(records) and hasattr(records[0], "_data")  # a binding has one form for all records
+        has_arrays = bool(records) and hasattr(records[0], "_data")  # a binding has one form for all records
         for record in records:
             try:
-                kind = _KIND.unpack_from(record._data)[0] if in_arrays else int(record.kind)
+                kind = _KIND.unpack_from(record._data)[0] if has_arrays else int(record.kind)
                 key = type(record), kind
-                read = readers[key] if key in readers else self._learn(record, kind)
-                if read is not None:
-                    append((kind, read(record)))
+                read_fields = readers[key] if key in readers else self._add_reader(record, kind)
+                if read_fields is not None:
+                    append((kind, read_fields(record)))
                 else:
-                    self.other += 1
+                    self.unrequested += 1
             except Exception:
-                self.unread += 1
+                self.unreadable += 1
         self._batches.append(batch)
 
     def take(self) -> list[tuple[Activity, Row]]:
         """Return and forget the records that were delivered since the last call."""
         rows: list[tuple[Activity, Row]] = []
         while self._batches:
-            rows += [(_KINDS[kind], _SHAPES[kind]._make(values)) for kind, values in self._batches.popleft()]
+            rows += [(_KINDS[kind], _ROW_TYPES[kind]._make(values)) for kind, values in self._batches.popleft()]
         return rows
 
-    def _learn(self, record: Any, kind: int) -> Reader | None:
+    def _add_reader(self, record: Any, kind: int) -> Reader | None:
         """Determine and remember how records of this class are read."""
-        read = self._readers[type(record), kind] = _reader(record, kind, self._texts)
-        return read
+        read_fields = self._readers[type(record), kind] = _reader(record, kind, self._texts)
+        return read_fields
 
 
 def _reader(record: Any, kind: int, texts: Texts) -> Reader | None:
     """Return a function that copies the fields of such records; None for a kind that was not requested."""
-    shape = _SHAPES.get(kind)
-    if shape is None:
+    row_type = _ROW_TYPES.get(kind)
+    if row_type is None:
         return None
-    paths = [name.replace("object_id_pt_", "object_id.pt.") for name in shape._fields]
+    field_paths = [name.replace("object_id_pt_", "object_id.pt.") for name in row_type._fields]
     if hasattr(record, "_data"):
-        return _unpacked(record._data.dtype, paths, texts)
-    if all(_has(record, path) for path in paths):
-        return operator.attrgetter(*paths)
-    readers = [operator.attrgetter(path) if _has(record, path) else _absent for path in paths]
-    return lambda record: tuple(read(record) for read in readers)
+        return _unpacking_reader(record._data.dtype, field_paths, texts)
+    if all(_has_field(record, path) for path in field_paths):
+        return operator.attrgetter(*field_paths)
+    readers = [operator.attrgetter(path) if _has_field(record, path) else _missing_field for path in field_paths]
+    return lambda record: tuple(read_fields(record) for read_fields in readers)
 
 
 _KIND = struct.Struct("<i")
 """The first field of all records."""
 
 _CODES = {"i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q"}
-_TEXTS = ("name", "domain")
+_TEXT_FIELDS = ("name", "domain")
 
 
-def _unpacked(dtype: Any, paths: Sequence[str], texts: Texts) -> Reader:
+def _unpacking_reader(dtype: Any, field_paths: Sequence[str], texts: Texts) -> Reader:
     """Return a function that unpacks fields from the bytes of records of a NumPy type."""
-    fields = {path: field for path in paths if (field := _place(dtype, path)) is not None}
+    fields = {path: field for path in field_paths if (field := _field_offset(dtype, path)) is not None}
     layout, end = "<", 0
     for offset, code in sorted(fields.values()):
         layout, end = f"{layout}{offset - end}x{code}", offset + struct.calcsize(code)
     positions = {field: number for number, field in enumerate(sorted(fields.values()))}
-    selection = [(positions[fields[path]] if path in fields else None, path in _TEXTS) for path in paths]
+    selection = [(positions[fields[path]] if path in fields else None, path in _TEXT_FIELDS) for path in field_paths]
     unpack = struct.Struct(layout).unpack_from
-    if all(number is not None and not text for number, text in selection):
+    if all(number is not None and not is_text for number, is_text in selection):
         select = operator.itemgetter(*(number for number, _ in selection if number is not None))
         return lambda record: select(unpack(record._data))
 
-    def read(record: Any) -> tuple[Any, ...]:
+    def read_fields(record: Any) -> tuple[Any, ...]:
         values = unpack(record._data)
         return tuple(
-            None if number is None else _text(values[number], texts) if text else values[number]
-            for number, text in selection
+            None if number is None else _text(values[number], texts) if is_text else values[number]
+            for number, is_text in selection
         )
 
-    return read
+    return read_fields
 
 
-def _place(dtype: Any, path: str) -> tuple[int, str] | None:
-    """Return the offset of a field, which may lie in another one, and its code for `struct`; None if there is none."""
+def _field_offset(dtype: Any, path: str) -> tuple[int, str] | None:
+    """Return the offset of a field, which may be nested, and its code for `struct`; None if there is none."""
     offset = 0
     for name in path.split("."):
         if name not in (dtype.names or ()):
             return None
-        dtype, within = dtype.fields[name][:2]
-        offset += within
+        dtype, inner_offset = dtype.fields[name][:2]
+        offset += inner_offset
     return offset, _CODES[dtype.str[1:]]
 
 
@@ -275,7 +275,7 @@ def _text(address: int, texts: Texts) -> str | None:
     return texts[address]
 
 
-def _has(record: Any, path: str) -> bool:
+def _has_field(record: Any, path: str) -> bool:
     try:
         operator.attrgetter(path)(record)
     except AttributeError:
@@ -283,5 +283,5 @@ def _has(record: Any, path: str) -> bool:
     return True
 
 
-def _absent(record: Any) -> None:
+def _missing_field(record: Any) -> None:
     """Return None, the value of a field that this version does not have."""

@@ -14,13 +14,13 @@ _DOMAINS = {Activity.RUNTIME: "RUNTIME_API", Activity.DRIVER: "DRIVER_API"}
 
 
 class CallNames:
-    """A cache of names, which asks the binding for each number once."""
+    """A cache of names, which looks up each number in the binding once."""
 
     def __init__(self, cupti: Any = None) -> None:
         self._cupti = cupti
-        self._known: dict[tuple[Activity, int], str] = {}
+        self._names: dict[tuple[Activity, int], str] = {}
 
-    def of(self, interface: Activity, number: int) -> str:
+    def lookup(self, interface: Activity, number: int) -> str:
         """Return the name of a call, or its number if the binding does not know it.
 
         Args:
@@ -28,11 +28,13 @@ class CallNames:
             number: CUPTI's "callback id".
         """
         key = (interface, number)
-        if key not in self._known:
-            self._known[key] = self._enumerated(*key) or self._asked(*key) or f"{interface.name} call {number}"
-        return self._known[key]
+        if key not in self._names:
+            self._names[key] = (
+                self._name_from_enum(*key) or self._name_from_library(*key) or f"{interface.name} call {number}"
+            )
+        return self._names[key]
 
-    def _enumerated(self, interface: Activity, number: int) -> str | None:
+    def _name_from_enum(self, interface: Activity, number: int) -> str | None:
         for enum_name in _ENUMS[interface]:
             numbers = getattr(self._cupti, enum_name, None)
             if numbers is not None:
@@ -42,7 +44,7 @@ class CallNames:
                     continue
         return None
 
-    def _asked(self, interface: Activity, number: int) -> str | None:
+    def _name_from_library(self, interface: Activity, number: int) -> str | None:
         try:
             domain = getattr(self._cupti.CallbackDomain, _DOMAINS[interface])
             return str(self._cupti.get_callback_name(int(domain), number))

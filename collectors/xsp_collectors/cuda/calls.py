@@ -11,10 +11,10 @@ from typing import Any
 from xsp.schema import Kind, Level, Span
 from xsp_collectors.cuda.activities import COLLECTOR, Activity, ApiCall, Overhead, Wait, thread_of
 
-Name = Callable[[Activity, int], str]
+NameLookup = Callable[[Activity, int], str]
 """Returns the name of a call for its interface and CUPTI's number of it."""
 
-Thread = Callable[[int | None], int | None]
+ThreadLookup = Callable[[int | None], int | None]
 """Returns the operating system's id for a record's number of a thread, or None."""
 
 _LAUNCHES = ("Launch", "Memcpy", "Memset")
@@ -45,44 +45,47 @@ def kind_of(name: str) -> Kind:
 
 
 @functools.lru_cache(maxsize=4096)
-def plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """Return the name that programs use, without the suffixes for version and default stream that CUPTI adds.
 
-    >>> plain("cudaLaunchKernel_ptsz_v7000"), plain("cuMemcpyDtoD_v2")
+    >>> plain_name("cudaLaunchKernel_ptsz_v7000"), plain_name("cuMemcpyDtoD_v2")
     ('cudaLaunchKernel', 'cuMemcpyDtoD_v2')
     """
     return _VERSION.sub("", name)
 
 
 def calls(
-    seen: Sequence[tuple[Activity, ApiCall]], waits: Iterable[Wait], name: Name, thread: Thread
+    api_calls: Sequence[tuple[Activity, ApiCall]],
+    waits: Iterable[Wait],
+    find_name: NameLookup,
+    find_thread: ThreadLookup,
 ) -> Iterator[Span]:
     """Yield a span for each call that the program made.
 
     A driver call inside a runtime call has the same correlation id: it is the same launch, and is put into the
     attributes of the runtime call. Driver calls outside of any (Triton's, NCCL's) are launches of their own.
     """
-    runtime = {_identity(call) for kind, call in seen if kind is Activity.RUNTIME and call.correlation_id}
+    runtime_ids = {_identity(call) for kind, call in api_calls if kind is Activity.RUNTIME and call.correlation_id}
     driver_calls = {
-        _identity(call): call for kind, call in seen if kind is Activity.DRIVER and _identity(call) in runtime
+        _identity(call): call for kind, call in api_calls if kind is Activity.DRIVER and _identity(call) in runtime_ids
     }
     waits_by_id = {wait.correlation_id: wait for wait in waits if wait.type in _WAITS}
-    for kind, call in seen:
+    for kind, call in api_calls:
         if kind is Activity.DRIVER and _identity(call) in driver_calls:
             continue
         driver_call = driver_calls.get(_identity(call))
-        driver = plain(name(Activity.DRIVER, driver_call.cbid)) if driver_call is not None else None
+        driver = plain_name(find_name(Activity.DRIVER, driver_call.cbid)) if driver_call is not None else None
         wait = waits_by_id.pop(call.correlation_id, None)
-        yield _call(call, plain(name(kind, call.cbid)), driver, wait, thread(call.thread_id))
+        yield _call(call, plain_name(find_name(kind, call.cbid)), driver, wait, find_thread(call.thread_id))
     for wait in waits_by_id.values():  # waits whose call was not recorded
         subject = _WAITS[wait.type]
         yield _span(Kind.SYNC, f"synchronize {subject}", wait, {"sync": subject, "context": wait.context_id})
 
 
-def overhead(seen: Overhead, thread: Thread) -> Span:
+def overhead(record: Overhead, find_thread: ThreadLookup) -> Span:
     """Return the span of the profiler's or the driver's own work, with its thread if it has one."""
-    name = _OVERHEADS.get(seen.overhead_kind, f"overhead of kind {seen.overhead_kind}")
-    return _span(Kind.OVERHEAD, name, seen, {}, thread(thread_of(seen)))
+    name = _OVERHEADS.get(record.overhead_kind, f"overhead of kind {record.overhead_kind}")
+    return _span(Kind.OVERHEAD, name, record, {}, find_thread(thread_of(record)))
 
 
 def _identity(call: ApiCall) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """The claim to CUPTI, which serves one client in a process at a time: take it, or report its holder.
 
 The claim is a subscription. Kineto of torch 2.14 and older subscribes at its first use and never unsubscribes, and
-without a subscription it never records. So it subscribes first, and records are then taken beside its idle
+without a subscription it never records. So Kineto is made to subscribe first, and xsp then records beside its idle
 subscription. Later versions of Kineto do not subscribe.
 """
 
@@ -28,14 +28,14 @@ _TOOLS = {
 _CLIENTS = ("toolsinjection", "cuda-injection", "sanitizer", "libtau", "libpapi", "score-p", "hpctoolkit")
 """Parts of the names of mapped libraries that show other clients of CUPTI."""
 
-WHAT_TO_DO = "run without it, or take device work from torch.profiler with --kernels kineto"
+REMEDY = "run without it, or take device work from torch.profiler with --kernels kineto"
 
-_TAKEN = "ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"
+_ALREADY_SUBSCRIBED = "ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"
 
 _NO_NAME = ("", "unknown", "(null)", "<not provided>")
 """CUPTI's texts, after the prefix `CUPTI for`, for a client that gave no name; CUPTI 13.0 writes the last."""
 
-_names_of_kineto: set[str | None] = {None}
+_kineto_names: set[str | None] = {None}
 """CUPTI's names of this process's Kineto as a subscriber; None because a client without a name may be Kineto."""
 
 
@@ -44,7 +44,7 @@ def running_tool() -> str | None:
     return next((name for variable, name in _TOOLS.items() if variable in os.environ), None)
 
 
-def setting_against() -> str | None:
+def conflicting_setting() -> str | None:
     """Return why a setting of Kineto excludes another client of CUPTI, and a remedy, or None."""
     if os.environ.get("TEARDOWN_CUPTI") == "1":
         return "TEARDOWN_CUPTI=1 makes torch.profiler shut CUPTI down after each use: unset it"
@@ -56,10 +56,10 @@ def setting_against() -> str | None:
 class Claim:
     """A subscription in xsp's name, or the knowledge that Kineto holds the only one and is idle."""
 
-    def __init__(self, cupti: Any, hear: Callable[..., None] | None = None) -> None:
-        """Prepare a claim; `hear` is the callback of the subscription."""
+    def __init__(self, cupti: Any, callback: Callable[..., None] | None = None) -> None:
+        """Prepare a claim; CUPTI calls `callback` if the subscription is taken."""
         self._cupti = cupti
-        self._hear = hear or _nothing
+        self._callback = callback or _ignore
         self.subscriber: int | None = None
         """Handle of the subscription; None if CUPTI is used beside Kineto's."""
 
@@ -70,15 +70,15 @@ class Claim:
         """Take CUPTI and return None, or return its holder and a remedy."""
         reason = self._subscribe()
         if reason is not None:
-            may_be_kineto = self._is_held() and self._holder() in _names_of_kineto and _only_kineto_can_hold_it()
+            may_be_kineto = self._has_other_client() and self._holder() in _kineto_names and _only_kineto_can_hold_it()
             return None if may_be_kineto else reason
         self.release()
         if not kinetouse.use_once():
             return self._subscribe()
         # it was free a moment ago, and the only event since then is Kineto's first use
         reason = self._subscribe()
-        if self._is_held():
-            _names_of_kineto.add(self._holder())
+        if self._has_other_client():
+            _kineto_names.add(self._holder())
             return None
         return reason
 
@@ -96,24 +96,24 @@ class Claim:
                 self._params = cupti.SubscriberParams()
                 self._params.struct_size = cupti.SUBSCRIBER_PARAMS_SIZE
                 self._params.subscriber_name = NAME
-                self.subscriber = cupti.subscribe_v2(self._hear, None, self._params.ptr)
+                self.subscriber = cupti.subscribe_v2(self._callback, None, self._params.ptr)
             else:
-                self.subscriber = cupti.subscribe(self._hear, None)
+                self.subscriber = cupti.subscribe(self._callback, None)
         except Exception as error:
             self._error = error
             return self._refusal(error)
         self._error = None
         return None
 
-    def _is_held(self) -> bool:
+    def _has_other_client(self) -> bool:
         """Return whether the last attempt was refused because another client has subscribed."""
-        held_status = getattr(getattr(self._cupti, "Result", None), _TAKEN, None)
-        return held_status is not None and getattr(self._error, "status", None) == held_status
+        refused_status = getattr(getattr(self._cupti, "Result", None), _ALREADY_SUBSCRIBED, None)
+        return refused_status is not None and getattr(self._error, "status", None) == refused_status
 
     def _refusal(self, error: Exception) -> str:
-        if not self._is_held():
+        if not self._has_other_client():
             return f"CUPTI cannot be subscribed to ({type(error).__name__}: {error})"
-        return f"CUPTI is held by {self._holder() or 'another client, which gives no name'}: {WHAT_TO_DO}"
+        return f"CUPTI is held by {self._holder() or 'another client, which gives no name'}: {REMEDY}"
 
     def _holder(self) -> str | None:
         """Return the name that the other client subscribed with, if it gave one."""
@@ -127,7 +127,7 @@ class Claim:
 
 def _only_kineto_can_hold_it() -> bool:
     """Return whether an idle Kineto is the only visible client of CUPTI in this process; the trial decides finally."""
-    if "torch" not in sys.modules or kinetouse.used_by_program() or _is_traced():
+    if "torch" not in sys.modules or kinetouse.is_used_by_program() or _is_traced():
         return False
     try:
         mappings = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").lower()
@@ -145,5 +145,5 @@ def _is_traced() -> bool:
     return "TracerPid:\t0\n" not in status
 
 
-def _nothing(*args: object) -> None:
+def _ignore(*args: object) -> None:
     """Ignore callbacks: the subscription is only a claim, and no callbacks per call are enabled."""

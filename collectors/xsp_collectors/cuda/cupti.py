@@ -54,8 +54,8 @@ class CuptiActivities(DeviceCollector):
         self._outcome: cuptitrial.Outcome | None = None
         self._process = os.getpid()
         self._is_open = False
-        self._on = False
-        self._refused = False
+        self._is_on = False
+        self._is_refused = False
         self._begun_ns = 0
         self._stopped_ns = 0
         self._window = range(1 << 63)
@@ -68,13 +68,13 @@ class CuptiActivities(DeviceCollector):
 
     def available(self) -> str | None:
         """Return what is missing or prevents recording: the binding, a driver, a tool that needs CUPTI exclusively."""
-        reason = libcupti.reason_against(self._parts)
+        reason = libcupti.incompatibility(self._parts)
         if reason is not None:
             return reason
         tool = claim.running_tool()
         if tool is not None:
-            return f"CUPTI is held by {tool}, which runs this program: {claim.WHAT_TO_DO}"
-        setting = claim.setting_against()
+            return f"CUPTI is held by {tool}, which runs this program: {claim.REMEDY}"
+        setting = claim.conflicting_setting()
         if setting is not None:
             return setting
         try:
@@ -89,15 +89,15 @@ class CuptiActivities(DeviceCollector):
 
     def trial(self) -> str | None:
         """Record one kernel if CUDA is in use already; else the trial follows in the first step that uses it."""
-        return self._try() if _cuda_is_in_use() else None
+        return self._run_trial() if _cuda_is_in_use() else None
 
     def details(self) -> Mapping[str, object]:
         """Return versions, the error of CUPTI's clock against the host's, and the source of library calls."""
         parts = self._parts
         return {
-            "driver_cuda": libcupti.dotted(parts.driver) if parts.driver is not None else None,
-            "libcupti": libcupti.dotted(parts.library_version) if parts.library is not None else None,
-            "cupti_python": libcupti.dotted(parts.binding) if parts.binding is not None else None,
+            "driver_cuda": libcupti.format_version(parts.driver) if parts.driver is not None else None,
+            "libcupti": libcupti.format_version(parts.library_version) if parts.library is not None else None,
+            "cupti_python": libcupti.format_version(parts.binding) if parts.binding is not None else None,
             "clock_error_ns": self._outcome.clock_error_ns if self._outcome is not None else None,
             "library_calls": self._injection.state(),
         }
@@ -106,12 +106,12 @@ class CuptiActivities(DeviceCollector):
 
     def open(self) -> None:
         """Take CUPTI, and make the libraries name their calls if they were not used yet."""
-        self._process, self._is_open, self._refused = os.getpid(), True, False
-        self._injection.install(too_late=_cuda_is_in_use())
+        self._process, self._is_open, self._is_refused = os.getpid(), True, False
+        self._injection.install(is_too_late=_cuda_is_in_use())
         if (text := libcupti.mismatch(self._parts)) is not None:
             self._notes.add(text)
         if self._outcome is not None or _cuda_is_in_use():
-            self._take()
+            self._take_cupti()
 
     def close(self) -> None:
         """Release CUPTI and restore the environment; do nothing in a forked child."""
@@ -120,40 +120,40 @@ class CuptiActivities(DeviceCollector):
         self._is_open = False
         self._injection.remove()
         self._notes.update(self._injection.notes(self._counts["library calls"], self._counts["kernels"]))
-        if self._ranges.unfinished:
-            self._counts["NVTX ranges that had not ended with the block"] += self._ranges.unfinished
+        if self._ranges.open_count:
+            self._counts["NVTX ranges that had not ended with the block"] += self._ranges.open_count
         self._ranges = Ranges()
         self._records.take()
         if self._claim is not None:
             subscription, self._claim = self._claim, None
             if self._recording is not None:
-                self._recording.leave()
+                self._recording.restore_thread_ids()
                 self._recording = None
             subscription.release()
 
     def start(self, rung: Level, describe: bool) -> None:
         """Record the levels of the rung: calls of libraries, and device work from the runtime's level on."""
-        if self._refused:
+        if self._is_refused:
             return
         if self._recording is None:
             self._counts["steps that began before CUDA was in use"] += 1
             return
-        if kinetouse.used_by_program():
+        if kinetouse.is_used_by_program():
             self._counts["steps in which the program itself was using torch.profiler"] += 1
             return
         self._recording.begin(LIBRARY_KINDS if rung < Level.RUNTIME else (*DEVICE_KINDS, *LIBRARY_KINDS))
-        self._threads.are_native = self._recording.threads_are_native
+        self._threads.has_native_ids = self._recording.has_native_threads
         if rung >= Level.RUNTIME:
-            _launch_nothing()
+            _launch_empty_kernel()
         self._starting_thread, self._begun_ns = threading.get_native_id(), time.time_ns()
         self._window = range(self._begun_ns - cuptitrial.CLOCK_BOUND_NS, 1 << 63)
-        self._on = True
+        self._is_on = True
 
     def stop(self) -> None:
         """Wait for all devices in use, whose work may outlast the step, and make CUPTI deliver its records."""
-        if not self._on or self._recording is None or os.getpid() != self._process:
+        if not self._is_on or self._recording is None or os.getpid() != self._process:
             return
-        self._on = False
+        self._is_on = False
         self._stopping_thread, self._stopped_ns = threading.get_native_id(), time.time_ns()
         try:
             _wait_for_devices()
@@ -165,14 +165,14 @@ class CuptiActivities(DeviceCollector):
     # --- recorded spans -------------------------------------------------------------------------------
 
     def spans(self) -> list[Span]:
-        """Return the recorded spans; the first time that CUDA is in use, try CUPTI for the following steps."""
-        rows = self._of_the_program(self._records.take())
-        placed = graphs.place([*self._host(rows), *self._device(rows)], self._captures)
-        self._counts[graphs.UNSEEN] += placed.unknown
+        """Return the recorded spans; once CUDA is in use, try CUPTI for the following steps."""
+        rows = self._program_records(self._records.take())
+        placement = graphs.place([*self._host_spans(rows), *self._device_spans(rows)], self._captures)
+        self._counts[graphs.UNSEEN_CAPTURES] += placement.unknown_count
         self._count_losses()
-        if self._recording is None and self._is_open and not self._refused and _cuda_is_in_use():
-            self._take()
-        return [span if span.collector is not None else span._replace(collector=COLLECTOR) for span in placed.spans]
+        if self._recording is None and self._is_open and not self._is_refused and _cuda_is_in_use():
+            self._take_cupti()
+        return [span if span.collector is not None else span._replace(collector=COLLECTOR) for span in placement.spans]
 
     def notes(self) -> Iterator[str]:
         """Yield sentences on what could not be recorded, with counts."""
@@ -183,19 +183,19 @@ class CuptiActivities(DeviceCollector):
         yield from sorted(self._notes)
         self._notes.clear()
 
-    def _host(self, rows: list[tuple[Activity, Row]]) -> Iterator[Span]:
+    def _host_spans(self, rows: list[tuple[Activity, Row]]) -> Iterator[Span]:
         api_calls = [(kind, row) for kind, row in rows if isinstance(row, ApiCall)]
         waits = [row for _, row in rows if isinstance(row, Wait) and row.start < self._stopped_ns]
-        yield from calls.calls(api_calls, waits, self._names.of, self._threads)
+        yield from calls.calls(api_calls, waits, self._names.lookup, self._threads)
         yield from (calls.overhead(row, self._threads) for _, row in rows if isinstance(row, Overhead))
         ranges = self._ranges.close([row for _, row in rows if isinstance(row, Marker)], self._threads)
         self._counts["library calls"] += sum(span.level == Level.LIBRARY for span in ranges)
         yield from ranges
 
-    def _device(self, rows: list[tuple[Activity, Row]]) -> Iterator[Span]:
+    def _device_spans(self, rows: list[tuple[Activity, Row]]) -> Iterator[Span]:
         for _, row in rows:
-            make = devicespans.MAKERS.get(type(row))
-            if make is None:
+            make_span = devicespans.MAKERS.get(type(row))
+            if make_span is None:
                 continue
             if not devicespans.is_finished(row):  # type: ignore[arg-type]
                 self._counts["kernels or copies that had not ended when the step's records were flushed"] += 1
@@ -203,10 +203,10 @@ class CuptiActivities(DeviceCollector):
                 self._counts["kernels or copies at times that are not the step's, which were left out"] += 1
             else:
                 self._counts["kernels"] += 1
-                yield make(row)
+                yield make_span(row)
 
-    def _of_the_program(self, rows: list[tuple[Activity, Row]]) -> list[tuple[Activity, Row]]:
-        """Return the records without xsp's own: what it started before the step's begin, and after its end."""
+    def _program_records(self, rows: list[tuple[Activity, Row]]) -> list[tuple[Activity, Row]]:
+        """Return the records without those of xsp's own work before the step began and after it ended."""
         own_ids = {row.correlation_id for _, row in rows if isinstance(row, ApiCall) and self._is_own(row)}
         return [
             (kind, row)
@@ -216,7 +216,7 @@ class CuptiActivities(DeviceCollector):
         ]
 
     def _is_own(self, call: ApiCall) -> bool:
-        """Return whether the call is of the thread that began the step, before; or that ended it, after its end."""
+        """Return whether a call is xsp's: before the step on the starting thread, or after it on the stopping one."""
         return (
             (call.start < self._begun_ns and self._threads(call.thread_id) == self._starting_thread)
             or (call.start >= self._stopped_ns and self._threads(call.thread_id) == self._stopping_thread)
@@ -224,47 +224,47 @@ class CuptiActivities(DeviceCollector):
 
     def _count_losses(self) -> None:
         counts, records = self._counts, self._records
-        counts["records that could not be read"] += records.unread
-        counts["records of another client of CUPTI"] += records.other
-        counts["nodes of CUDA graphs whose layer is unknown"] += self._captures.unread
-        self._captures.unread = 0
-        records.unread = records.other = 0
-        counts["ends of NVTX ranges that began before the step"] += self._ranges.without_beginning
-        counts["NVTX markers without a time from CUPTI"] += self._ranges.without_time
-        self._ranges.without_beginning = self._ranges.without_time = 0
-        counts["threads that could not be identified: their calls are on no thread"] += self._threads.unknown
-        self._threads.unknown = 0
+        counts["records that could not be read"] += records.unreadable
+        counts["records of another client of CUPTI"] += records.unrequested
+        counts["nodes of CUDA graphs whose layer is unknown"] += self._captures.unreadable
+        self._captures.unreadable = 0
+        records.unreadable = records.unrequested = 0
+        counts["ends of NVTX ranges that began before the step"] += self._ranges.unmatched_ends
+        counts["NVTX markers without a time from CUPTI"] += self._ranges.untimed_markers
+        self._ranges.unmatched_ends = self._ranges.untimed_markers = 0
+        counts["threads that could not be identified: their calls are on no thread"] += self._threads.unknown_count
+        self._threads.unknown_count = 0
         if self._recording is not None:
-            dropped = self._recording.dropped()
-            counts["records that CUPTI dropped because no buffer was free"] += dropped or 0
-            if dropped is None:
+            dropped_count = self._recording.dropped_count()
+            counts["records that CUPTI dropped because no buffer was free"] += dropped_count or 0
+            if dropped_count is None:
                 self._notes.add("CUPTI did not report for every step how many records it dropped")
-            if self._recording.refused:
-                self._notes.add(f"CUPTI does not record {', '.join(self._recording.refused)} here")
+            if self._recording.refused_kinds:
+                self._notes.add(f"CUPTI does not record {', '.join(self._recording.refused_kinds)} here")
 
     # --- CUPTI ----------------------------------------------------------------------------------------
 
-    def _try(self) -> str | None:
+    def _run_trial(self) -> str | None:
         if self._cupti is None and (reason := self.available()) is not None:
             return reason
         self._outcome = cuptitrial.run(self._cupti, self._clock)
         return self._outcome.reason
 
-    def _take(self) -> None:
+    def _take_cupti(self) -> None:
         """Take CUPTI after its trial, or give up the role of device source."""
-        reason = self._try() if self._outcome is None else self._outcome.reason
+        reason = self._run_trial() if self._outcome is None else self._outcome.reason
         if reason is None:
-            subscription = claim.Claim(self._cupti, self._captures.hear)
+            subscription = claim.Claim(self._cupti, self._captures.on_callback)
             reason = subscription.take()
             if reason is None:
                 self._captures.listen(self._cupti, subscription.subscriber)
                 self._claim, self._recording = subscription, Recording(self._cupti, self._records, self._clock)
                 self._names = CallNames(self._cupti)
                 return
-        self.gave_up, self._refused = reason, True
+        self.gave_up, self._is_refused = reason, True
 
 
-def _launch_nothing() -> None:
+def _launch_empty_kernel() -> None:
     """Launch a kernel that does nothing, so that the step does not wait for CUPTI's first buffer and launch.
 
     On an H200 they take 4 ms the first time and 1 ms in each further recorded step.

@@ -35,7 +35,7 @@ def run(cupti: Any, clock: HostClock, work: Callable[[], object] | None = None) 
         clock: the clock for the records' times.
         work: launches at least one kernel and waits for it; default: a small kernel of torch.
     """
-    if kinetouse.enabled():
+    if kinetouse.is_enabled():
         return Outcome("torch.profiler is recording in this process: run without it, or use --kernels kineto")
     claim = Claim(cupti)
     reason = claim.take()
@@ -52,16 +52,16 @@ def run(cupti: Any, clock: HostClock, work: Callable[[], object] | None = None) 
 def clock_error_ns(cupti: Any, readings: int = 9) -> int:
     """Return the largest possible difference of CUPTI's clock from the host's, in nanoseconds.
 
-    CUPTI's clock is read between two readings of the host's. The narrowest of several such brackets counts: the error
-    is half its width, plus the distance by which the reading lies outside.
+    CUPTI's clock is read between two readings of the host's. The narrowest of several such brackets is used: the error
+    is half its width, plus the distance by which the reading is outside.
     """
     best: tuple[int, int] | None = None
     for _ in range(readings):
         before = time.clock_gettime_ns(time.CLOCK_REALTIME)
         device = int(cupti.get_timestamp())
         after = time.clock_gettime_ns(time.CLOCK_REALTIME)
-        outside = max(before - device, device - after, 0)
-        bracket = (after - before, (after - before + 1) // 2 + outside)
+        distance = max(before - device, device - after, 0)
+        bracket = (after - before, (after - before + 1) // 2 + distance)
         best = bracket if best is None else min(best, bracket)
     assert best is not None
     return best[1]
@@ -80,21 +80,21 @@ def _record(cupti: Any, clock: HostClock, work: Callable[[], object]) -> Outcome
         finally:
             after = time.time_ns()
             recording.end()
-            recording.leave()
+            recording.restore_thread_ids()
     if error_ns > CLOCK_BOUND_NS:
         reason = f"CUPTI's clock is {error_ns / 1000:.0f} µs off the host's, more than {CLOCK_BOUND_NS // 1000} µs"
         return Outcome(f"{reason}: take device work from torch.profiler with --kernels kineto", error_ns)
-    return Outcome(_wrong_with(records.take(), before, after), error_ns)
+    return Outcome(_fault(records.take(), before, after), error_ns)
 
 
-def _wrong_with(rows: list[tuple[Activity, Row]], before: int, after: int) -> str | None:
+def _fault(rows: list[tuple[Activity, Row]], before: int, after: int) -> str | None:
     """Return the fault in the records of a kernel that ran between two times, or None."""
     kernels = [row for kind, row in rows if kind is Activity.CONCURRENT_KERNEL and isinstance(row, Kernel)]
     finished = [row for row in kernels if is_finished(row)]
     if not finished:
         return f"CUPTI did not record a trial kernel ({len(rows)} records, {len(kernels)} of kernels)"
-    launched = {row.correlation_id for _, row in rows if isinstance(row, ApiCall)}
-    if not any(row.correlation_id in launched for row in finished):
+    launch_ids = {row.correlation_id for _, row in rows if isinstance(row, ApiCall)}
+    if not any(row.correlation_id in launch_ids for row in finished):
         return "CUPTI recorded a kernel, but not the call that launched it"
     if not any(before - CLOCK_BOUND_NS <= row.start <= row.end <= after + CLOCK_BOUND_NS for row in finished):
         return "CUPTI recorded a kernel at a time at which it did not run"

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @functools.lru_cache(maxsize=16384)
-def demangled(name: str) -> str:
+def demangle(name: str) -> str:
     """Return the C++ name of a symbol; other names (Triton's, C's) are returned unchanged."""
     library = _library() if name.startswith("_Z") else None
     if library is None:

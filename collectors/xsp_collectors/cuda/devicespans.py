@@ -9,7 +9,7 @@ from typing import Any
 
 from xsp.schema import Kind, Level, Span
 from xsp_collectors.cuda.activities import COLLECTOR, Copy, Kernel, Memset
-from xsp_collectors.cuda.demangling import demangled
+from xsp_collectors.cuda.demangling import demangle
 from xsp_collectors.cuda.kernellibraries import library_by_name
 
 _COPIES = {
@@ -34,7 +34,7 @@ def is_finished(work: Kernel | Copy | Memset) -> bool:
 
 def kernel(work: Kernel) -> Span:
     """Return the span of a kernel, with its launch parameters."""
-    name = demangled(work.name or "kernel without a name")
+    name = demangle(work.name or "kernel without a name")
     attributes = _launch_attributes(
         library_by_name(name),
         (work.grid_x, work.grid_y, work.grid_z),

@@ -1,9 +1,9 @@
 """The layers of the nodes of CUDA graphs, so that the kernels of a replay do not all belong to its launch.
 
 A replay is one call of the driver, however many kernels it starts; but each kernel's record names its node. Nodes are
-made while a graph is captured, by the same Python code that otherwise launches kernels. CUPTI reports each new node on
-the thread that makes it, during the call; so the running modules are then on Python's stack. When a graph is made
-executable, its nodes are copied, which CUPTI reports too. This costs nothing while no graph is made.
+made while a graph is captured, by the same Python code that otherwise launches kernels. CUPTI reports each new node
+during the call that makes it, on the same thread; so the running modules are on Python's stack then. When a graph is
+made executable, its nodes are copied, which CUPTI also reports. This costs nothing while no graph is made.
 
 Work that was captured on a thread without modules, such as the autograd engine's, keeps the layer of the replay.
 """
@@ -19,9 +19,9 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from xsp.schema import Rule, Span
-from xsp_collectors.layercalls import Layer, Path, Rows
+from xsp_collectors.layercalls import Layer, LayerCalls, Path
 
-UNSEEN = (
+UNSEEN_CAPTURES = (
     "kernels and copies of replayed CUDA graphs whose capture was not seen, because it was before the profile, or "
     "because torch.profiler is CUPTI's subscriber: they belong to the layer that replays"
 )
@@ -31,7 +31,7 @@ class Placement(NamedTuple):
     """Spans of a step, and the amount of its replayed work whose capture was not seen."""
 
     spans: list[Span]
-    unknown: int
+    unknown_count: int
 
 
 class Captures:
@@ -39,10 +39,10 @@ class Captures:
 
     def __init__(self) -> None:
         self._cupti: Any = None
-        self._created = self._cloned = -1
+        self._created_id = self._cloned_id = -1
         self._paths: dict[int, Path] = {}
         self._names: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
-        self.unread = 0
+        self.unreadable = 0
         """Number of nodes that could not be identified; an exception must not propagate into CUPTI."""
 
     def listen(self, cupti: Any, subscriber: int | None) -> bool:
@@ -50,7 +50,7 @@ class Captures:
 
         Args:
             cupti: the binding.
-            subscriber: handle of a subscription whose callback is `hear`; None if there is none.
+            subscriber: handle of a subscription whose callback is `on_callback`; None if there is none.
         """
         numbers: Any = getattr(cupti, "CallbackIdResource", None)
         domains: Any = getattr(cupti, "CallbackDomain", None)
@@ -58,32 +58,32 @@ class Captures:
         if subscriber is None or any(part is None for part in required):
             return False
         self._cupti = cupti
-        self._created, self._cloned = int(numbers.GRAPHNODE_CREATED), int(numbers.GRAPHNODE_CLONED)
+        self._created_id, self._cloned_id = int(numbers.GRAPHNODE_CREATED), int(numbers.GRAPHNODE_CLONED)
         try:
-            for number in (self._created, self._cloned):
+            for number in (self._created_id, self._cloned_id):
                 cupti.enable_callback(1, subscriber, int(domains.RESOURCE), number)
-        except Exception:  # an older libcupti, a lost device: replays are counted as of captures not seen
+        except Exception:  # an older libcupti, a lost device: replays are counted as unseen captures
             return False
         return True
 
-    def hear(self, userdata: Any, domain: Any, number: Any, data: Any) -> None:
+    def on_callback(self, userdata: Any, domain: Any, number: Any, data: Any) -> None:
         """Handle CUPTI's report that a node was made or copied. Called by CUPTI, within the call that made it."""
         try:
-            if int(number) in (self._created, self._cloned):
-                self._learn(int(number), data)
+            if int(number) in (self._created_id, self._cloned_id):
+                self._add_node(int(number), data)
         except Exception:
-            self.unread += 1
+            self.unreadable += 1
 
     def path_of(self, node: int) -> Path | None:
         """Return the modules that were running when a node was made; None if that was not seen."""
         return self._paths.get(node)
 
-    def _learn(self, number: int, data: Any) -> None:
+    def _add_node(self, number: int, data: Any) -> None:
         cupti = self._cupti
         resource = data if hasattr(data, "resource_descriptor") else cupti.ResourceData.from_ptr(int(data))
         graph = cupti.GraphData.from_ptr(int(resource.resource_descriptor))
         node = cupti.get_graph_node_id(int(graph.node))
-        if number == self._created:
+        if number == self._created_id:
             self._paths[node] = self._path(sys._getframe())
         else:
             original = self._paths.get(cupti.get_graph_node_id(int(graph.original_node)))
@@ -91,7 +91,7 @@ class Captures:
                 self._paths[node] = original
 
     def _path(self, frame: FrameType) -> Path:
-        modules = _modules_on(frame)
+        modules = _running_modules(frame)
         return tuple(self._layer(module, modules[0]) for module in modules)
 
     def _layer(self, module: Any, outermost: Any) -> Layer:
@@ -102,7 +102,7 @@ class Captures:
         return Layer(str(id(module)), names.get(id(module)) or class_name, class_name)
 
 
-def _modules_on(frame: FrameType | None) -> list[Any]:
+def _running_modules(frame: FrameType | None) -> list[Any]:
     """Return the modules that are running on a stack, outermost first."""
     torch: Any = sys.modules.get("torch")
     code = torch.nn.Module._call_impl.__code__ if torch is not None else None
@@ -128,19 +128,19 @@ def place(spans: Sequence[Span], captures: Captures) -> Placement:
         node = _node(span)
         if node is not None:
             replays[span.correlation_id].append((span, node))
-    changed: dict[int, Span] = {}
+    changed_spans: dict[int, Span] = {}
     layers: list[Span] = []
-    unknown = 0
+    unknown_count = 0
     for replay, work in replays.items():
-        rows = Rows("capture")
+        layer_calls = LayerCalls("capture")
         for span, node in sorted(work, key=lambda pair: pair[0].start_ns):
             path = captures.path_of(node)
-            unknown += path is None
-            layer = rows.add(span, path or ())
+            unknown_count += path is None
+            layer = layer_calls.add(span, path or ())
             if layer is not None:
-                changed[id(span)] = span._replace(parent_id=layer.span_id, parent_rule=Rule.CAPTURE.value)
-        layers += [call._replace(correlation_id=replay) for call in rows.calls]
-    return Placement([*(changed.get(id(span), span) for span in spans), *layers], unknown)
+                changed_spans[id(span)] = span._replace(parent_id=layer.span_id, parent_rule=Rule.CAPTURE.value)
+        layers += [call._replace(correlation_id=replay) for call in layer_calls.calls]
+    return Placement([*(changed_spans.get(id(span), span) for span in spans), *layers], unknown_count)
 
 
 def _node(span: Span) -> int | None:

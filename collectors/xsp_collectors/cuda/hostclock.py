@@ -25,12 +25,12 @@ class HostClock:
 
     def install(self) -> bool:
         """Register the clock, and return whether CUPTI accepted it. Nothing may be recorded meanwhile."""
-        address, cupti = now_address(), self._loaded()
+        address, cupti = now_address(), self._load()
         if address is None or cupti is None:
             return False
         return bool(cupti.cuptiActivityRegisterTimestampCallback(ctypes.c_void_p(address)) == 0)
 
-    def _loaded(self) -> Any:
+    def _load(self) -> Any:
         try:
             return ctypes.CDLL(str(self._library)) if self._library is not None else None
         except OSError:

@@ -14,8 +14,8 @@ class Injection:
 
     def __init__(self, library: Path | None) -> None:
         self._library = library
-        self._before: dict[str, str | None] = {}
-        self._too_late = False
+        self._previous: dict[str, str | None] = {}
+        self._is_too_late = False
 
     def variables(self) -> dict[str, str]:
         """Return the variables to set, except those that the user has set; none if another tool is injected."""
@@ -24,27 +24,27 @@ class Injection:
         settings = {INJECTION: str(self._library), **SWITCHES}
         return {name: value for name, value in settings.items() if name not in os.environ}
 
-    def install(self, too_late: bool) -> None:
+    def install(self, is_too_late: bool) -> None:
         """Set the variables in this process.
 
         Args:
-            too_late: whether the libraries may have been used already, and no longer read variables.
+            is_too_late: whether the libraries may have been used already, and no longer read variables.
         """
-        self._too_late = too_late and not self._is_set()
-        if too_late:
+        self._is_too_late = is_too_late and not self._is_set()
+        if is_too_late:
             return
         for name, value in self.variables().items():
-            self._before[name] = os.environ.get(name)
+            self._previous[name] = os.environ.get(name)
             os.environ[name] = value
 
     def remove(self) -> None:
         """Restore the environment."""
-        for name, value in self._before.items():
+        for name, value in self._previous.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        self._before = {}
+        self._previous = {}
 
     def state(self) -> str:
         """Return a short text on whether libraries will name their calls."""
@@ -63,7 +63,7 @@ class Injection:
         """
         if calls or not kernels:
             return
-        if self._too_late:
+        if self._is_too_late:
             yield (
                 "no library named its calls: CUDA was in use before the profile began; start the program with "
                 "`xsp run`, or enter the block before the model is moved to the device"

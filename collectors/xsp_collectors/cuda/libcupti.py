@@ -18,7 +18,7 @@ Version = tuple[int, ...]
 _LIBRARY = "libcupti.so"
 _WHEELS = ("nvidia/cu*/lib", "nvidia/cuda_cupti/lib")
 _TOOLKIT = "extras/CUPTI/lib64"
-_DEEPEST = 6
+_MOST_PARENTS = 6
 """Number of folders above a library in which a toolkit's `version.json` is looked for."""
 
 _FIRST_YEAR = 2000
@@ -39,40 +39,42 @@ class Parts(NamedTuple):
 
 def parts() -> Parts:
     """Return the parts that this process would use, without loading any of them but the driver's library."""
-    path = find()
+    path = find_library()
     return Parts(driver_version(), path, _library_version(path), _package_version("cupti-python"))
 
 
-def reason_against(found: Parts) -> str | None:
+def incompatibility(components: Parts) -> str | None:
     """Return why these parts cannot work together and a remedy, or None."""
-    if found.binding is None:
+    if components.binding is None:
         return "cupti-python is not installed: pip install --no-deps cupti-python (docs/use/gpu.md says which version)"
-    if found.driver is None:
+    if components.driver is None:
         return "there is no NVIDIA driver (libcuda.so.1 cannot be loaded)"
-    if found.library is None:
+    if components.library is None:
         return "libcupti is not found: pip install nvidia-cuda-cupti, or put the CUDA toolkit's on LD_LIBRARY_PATH"
-    version = found.library_version
-    if version is not None and version[:1] != found.binding[:1]:
+    version = components.library_version
+    binding, library, driver = map(format_version, (components.binding, version, components.driver))
+    if version is not None and version[:1] != components.binding[:1]:
         return (
-            f"cupti-python {dotted(found.binding)} and libcupti {dotted(version)} are of different CUDA versions: "
+            f"cupti-python {binding} and libcupti {library} are of different CUDA versions: "
             f"pip install --no-deps 'cupti-python~={version[0]}.{(*version, 0)[1]}.0'"
         )
-    if version is not None and found.driver[0] < version[0]:
-        return f"the driver supports CUDA {dotted(found.driver)}, libcupti is of {dotted(version)}: update the driver"
+    if version is not None and components.driver[0] < version[0]:
+        return f"the driver supports CUDA {driver}, libcupti is of {library}: update the driver"
     return None
 
 
-def mismatch(found: Parts) -> str | None:
+def mismatch(components: Parts) -> str | None:
     """Return a sentence if binding and library are of different minor versions: their records may differ."""
-    version = found.library_version
-    if version is None or found.binding is None or version[:2] == found.binding[: len(version[:2])]:
+    version = components.library_version
+    if version is None or components.binding is None or version[:2] == components.binding[: len(version[:2])]:
         return None
-    return f"cupti-python {dotted(found.binding)} reads the records of libcupti {dotted(version)}; a trial decides"
+    binding, library = format_version(components.binding), format_version(version)
+    return f"cupti-python {binding} reads the records of libcupti {library}; a trial decides"
 
 
-def find() -> Path | None:
+def find_library() -> Path | None:
     """Return the libcupti that this process uses: the one mapped already, else torch's, else a toolkit's."""
-    return _mapped() or _installed() or _of_a_toolkit()
+    return _mapped_library() or _wheel_library() or _toolkit_library()
 
 
 def driver_version() -> Version | None:
@@ -87,12 +89,12 @@ def driver_version() -> Version | None:
     return number.value // 1000, number.value % 1000 // 10
 
 
-def dotted(version: Version | None) -> str:
+def format_version(version: Version | None) -> str:
     """Return a version with dots, or `unknown`."""
     return ".".join(map(str, version)) if version is not None else "unknown"
 
 
-def _mapped() -> Path | None:
+def _mapped_library() -> Path | None:
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -101,7 +103,7 @@ def _mapped() -> Path | None:
     return next((Path(path) for path in paths if Path(path).name.startswith(_LIBRARY)), None)
 
 
-def _installed() -> Path | None:
+def _wheel_library() -> Path | None:
     """Return the library in NVIDIA's wheels, which torch links against."""
     for root in _wheel_roots():
         for pattern in _WHEELS:
@@ -116,7 +118,7 @@ def _wheel_roots() -> list[Path]:
     return [Path(root).parent for root in (spec.submodule_search_locations or ())] if spec is not None else []
 
 
-def _of_a_toolkit() -> Path | None:
+def _toolkit_library() -> Path | None:
     folders = [Path(os.environ[name]) / _TOOLKIT for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     folders += [Path(entry) for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
     folders.append(Path("/usr/local/cuda") / _TOOLKIT)
@@ -127,7 +129,7 @@ def _of_a_toolkit() -> Path | None:
 
 
 def _library_version(path: Path | None) -> Version | None:
-    """Return the version of the CUDA release that the library is of; None if nothing says it.
+    """Return the version of the CUDA release that the library is part of; None if nothing states it.
 
     A wheel has it in its metadata, a toolkit in `version.json`. The name of a toolkit's file has the year of CUPTI's
     own version (`libcupti.so.2025.1.1` of CUDA 12.8); links to it, such as `libcupti.so.12`, have the major version.
@@ -139,7 +141,7 @@ def _library_version(path: Path | None) -> Version | None:
         for package in _PACKAGES:
             if (version := _package_version(package)) is not None:
                 return version
-    for folder in list(resolved.parents)[:_DEEPEST]:
+    for folder in list(resolved.parents)[:_MOST_PARENTS]:
         if (version := _toolkit_version(folder / "version.json")) is not None:
             return version
     names = [resolved, path, *(link for link in path.parent.glob(f"{_LIBRARY}.*") if link.resolve() == resolved)]

@@ -13,7 +13,7 @@ from typing import Any
 
 from xsp.schema import Kind, Level, Span
 from xsp_collectors.cuda.activities import COLLECTOR, Marker, thread_of
-from xsp_collectors.cuda.calls import Thread
+from xsp_collectors.cuda.calls import ThreadLookup
 
 INJECTION = "NVTX_INJECTION64_PATH"
 
@@ -32,37 +32,37 @@ _PAIR = re.compile(r"([A-Za-z_]\w*)\s*[=:]\s*([^\s,;]+)")
 
 
 class Ranges:
-    """NVTX ranges, built from their starts and ends, which may lie in different steps."""
+    """NVTX ranges, built from their starts and ends, which may be in different steps."""
 
     def __init__(self) -> None:
         self._open: dict[int, Marker] = {}
-        self.without_beginning = 0
+        self.unmatched_ends = 0
         """Number of ends of ranges that began before markers were recorded."""
 
-        self.without_time = 0
+        self.untimed_markers = 0
         """Number of markers without a time from CUPTI."""
 
     @property
-    def unfinished(self) -> int:
+    def open_count(self) -> int:
         """Number of ranges that have not ended yet."""
         return len(self._open)
 
-    def close(self, markers: Iterable[Marker], thread: Thread) -> list[Span]:
+    def close(self, markers: Iterable[Marker], find_thread: ThreadLookup) -> list[Span]:
         """Return the ranges that end with these markers, and the single points among them."""
         spans = []
         for marker in sorted(markers, key=lambda marker: marker.timestamp):
             if not marker.timestamp:
-                self.without_time += 1
+                self.untimed_markers += 1
             elif marker.flags_ & _START:
                 self._open[marker.id] = marker
             elif marker.flags_ & _END:
                 start = self._open.pop(marker.id, None)
                 if start is None:
-                    self.without_beginning += 1
+                    self.unmatched_ends += 1
                 else:
-                    spans.append(_span(start, marker, thread))
+                    spans.append(_span(start, marker, find_thread))
             elif marker.flags_ & _INSTANT:
-                spans.append(_span(marker, marker, thread))
+                spans.append(_span(marker, marker, find_thread))
         return spans
 
 
@@ -82,12 +82,12 @@ def parse_message(message: str) -> tuple[str, dict[str, Any]]:
     match = _NAME.match(message)
     if match is None:
         return message, {}
-    name, rest = match[1].rstrip(":."), match[2]
-    pairs: dict[str, Any] = {key: int(value) if value.isdigit() else value for key, value in _PAIR.findall(rest)}
-    return name, pairs or ({"message": rest} if rest else {})
+    name, arguments = match[1].rstrip(":."), match[2]
+    pairs: dict[str, Any] = {key: int(value) if value.isdigit() else value for key, value in _PAIR.findall(arguments)}
+    return name, pairs or ({"message": arguments} if arguments else {})
 
 
-def _span(start: Marker, end: Marker, thread: Thread) -> Span:
+def _span(start: Marker, end: Marker, find_thread: ThreadLookup) -> Span:
     library = library_of(start.domain)
     thread_number = thread_of(start)
     common: dict[str, Any] = {
@@ -95,7 +95,7 @@ def _span(start: Marker, end: Marker, thread: Thread) -> Span:
         "start_ns": start.timestamp,
         "dur_ns": end.timestamp - start.timestamp,
         # no thread for a range that ends on another one: it may overlap other spans
-        "thread": thread(thread_number) if thread_number is not None and thread_number == thread_of(end) else None,
+        "thread": find_thread(thread_number) if thread_number is not None and thread_number == thread_of(end) else None,
     }
     if library is None:
         domain = json.dumps({"domain": start.domain}) if start.domain else None

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 from xsp.collector import Collector
 from xsp.schema import Kind, Level, Span
 
-Hear = Callable[[str, bytes], None]
+LogCallback = Callable[[str, bytes], None]
 """A callback that takes the name of a library and a text of its log."""
 
-_CALLED = re.compile(r"function (?:[\w:<>*& ]+ )?(\w+)\(")
+_CALL_NAME = re.compile(r"function (?:[\w:<>*& ]+ )?(\w+)\(")
 _VALUE = re.compile(r"i!\s+(\w+): type=[^;]*; val=(.+)")
 _PAIR = re.compile(r"(\w+)=([^\s=]+)")
 _ADDRESS = re.compile(r"^(POINTER|NULL|nil|0[xX])|\(nil\)")
@@ -47,20 +47,22 @@ class LibraryLogs(Collector):
         self._texts: list[_Text] = []
         self._logs: list[_Log] = []
         self._on = False
-        self._lost = 0
+        self._lost_texts = 0
 
     def available(self) -> str | None:
         """Return why no library's log is available, or None."""
-        loaded = [kind for kind in _LOGS if kind.loaded() is not None]
-        if not loaded:
+        present_logs = [kind for kind in _LOGS if kind.find_loaded() is not None]
+        if not present_logs:
             return "neither cuBLAS nor cuBLASLt nor cuDNN is loaded in this process: import torch built for CUDA first"
-        if all(kind.is_users() for kind in loaded):
-            return f"the logs of {', '.join(kind.library for kind in loaded)} are redirected by the environment"
+        if all(kind.is_redirected() for kind in present_logs):
+            return f"the logs of {', '.join(kind.library for kind in present_logs)} are redirected by the environment"
         return None
 
     def open(self) -> None:
         """Find the loaded libraries whose logs the environment does not direct elsewhere."""
-        self._logs = [kind(self._hear) for kind in _LOGS if kind.loaded() is not None and not kind.is_users()]
+        self._logs = [
+            kind(self._on_text) for kind in _LOGS if kind.find_loaded() is not None and not kind.is_redirected()
+        ]
 
     def close(self) -> None:
         """Drop the libraries; each step has restored its changes."""
@@ -97,11 +99,11 @@ class LibraryLogs(Collector):
 
     def notes(self) -> Iterator[str]:
         """Yield a sentence on the number of lost texts."""
-        if self._lost:
-            yield f"{self._lost} messages of libraries' logs could not be read"
-            self._lost = 0
+        if self._lost_texts:
+            yield f"{self._lost_texts} messages of libraries' logs could not be read"
+            self._lost_texts = 0
 
-    def _hear(self, library: str, text: bytes) -> None:
+    def _on_text(self, library: str, text: bytes) -> None:
         """Keep a text. Called by a library, in the middle of a call."""
         if not self._on:
             return
@@ -109,22 +111,22 @@ class LibraryLogs(Collector):
             thread = threading.get_native_id()
             self._texts.append(_Text(library, time.time_ns(), thread, text.decode("utf-8", "replace")))
         except Exception:
-            self._lost += 1
+            self._lost_texts += 1
 
 
 def _calls(texts: list[_Text]) -> Iterator[tuple[str, int, int, str, dict[str, str]]]:
     """Yield library, time, thread, name and parameters of each call; parameters may be in separate texts."""
-    last: dict[tuple[str, int], tuple[str, int, int, str, dict[str, str]]] = {}
+    last_calls: dict[tuple[str, int], tuple[str, int, int, str, dict[str, str]]] = {}
     calls = []
     for library, time_ns, thread, text in texts:
-        match = _CALLED.search(text)
+        match = _CALL_NAME.search(text)
         if match is not None:
             # a text without a name continues the call before it; cuBLASLt and cuDNN put values next to the name
             call = (library, time_ns, thread, match[1], _values(_PAIR.findall(text[match.end() :])))
-            last[library, thread] = call
+            last_calls[library, thread] = call
             calls.append(call)
-        elif (library, thread) in last:
-            last[library, thread][4].update(_values(_VALUE.findall(text)))
+        elif (library, thread) in last_calls:
+            last_calls[library, thread][4].update(_values(_VALUE.findall(text)))
     yield from calls
 
 
@@ -143,12 +145,12 @@ class _Log:
     files: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
 
-    def __init__(self, hear: Hear) -> None:
-        self._c = self.loaded()
-        self._hear = hear
+    def __init__(self, on_text: LogCallback) -> None:
+        self._handle = self.find_loaded()
+        self._on_text = on_text
 
     @classmethod
-    def loaded(cls) -> Any:
+    def find_loaded(cls) -> Any:
         """Return the library if it is in this process already, else None."""
         for file in cls.files:
             try:
@@ -158,7 +160,7 @@ class _Log:
         return None
 
     @classmethod
-    def is_users(cls) -> bool:
+    def is_redirected(cls) -> bool:
         """Return whether the user directed the log elsewhere."""
         return any(variable in os.environ for variable in cls.variables)
 
@@ -176,24 +178,24 @@ class _CublasLt(_Log):
 
     _ALL_CALLS = 5
 
-    def __init__(self, hear: Hear) -> None:
-        super().__init__(hear)
+    def __init__(self, on_text: LogCallback) -> None:
+        super().__init__(on_text)
         prototype = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p)
-        self._callback = prototype(self._heard)
+        self._callback = prototype(self._on_message)
 
     def begin(self) -> None:
-        self._c.cublasLtLoggerOpenFile(b"/dev/null")  # it also prints what it passes to the callback
-        self._c.cublasLtLoggerSetCallback(self._callback)
-        self._c.cublasLtLoggerSetLevel(self._ALL_CALLS)
+        self._handle.cublasLtLoggerOpenFile(b"/dev/null")  # it also prints what it passes to the callback
+        self._handle.cublasLtLoggerSetCallback(self._callback)
+        self._handle.cublasLtLoggerSetLevel(self._ALL_CALLS)
 
     def end(self) -> None:
-        self._c.cublasLtLoggerSetLevel(0)
-        self._c.cublasLtLoggerSetCallback(None)
-        self._c.cublasLtLoggerSetFile(ctypes.c_void_p.in_dll(ctypes.CDLL(None), "stdout"))
+        self._handle.cublasLtLoggerSetLevel(0)
+        self._handle.cublasLtLoggerSetCallback(None)
+        self._handle.cublasLtLoggerSetFile(ctypes.c_void_p.in_dll(ctypes.CDLL(None), "stdout"))
 
-    def _heard(self, level: int, function: bytes, message: bytes) -> None:
+    def _on_message(self, level: int, function: bytes, message: bytes) -> None:
         if level == self._ALL_CALLS:
-            self._hear(self.library, b"function %s(%s" % (function, message))
+            self._on_text(self.library, b"function %s(%s" % (function, message))
 
 
 class _Cublas(_Log):
@@ -201,19 +203,19 @@ class _Cublas(_Log):
     files = ("libcublas.so.13", "libcublas.so.12")
     variables = ("CUBLAS_LOGINFO_DBG", "CUBLAS_LOGDEST_DBG")
 
-    def __init__(self, hear: Hear) -> None:
-        super().__init__(hear)
-        self._callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(lambda text: self._hear(self.library, text))
-        self._before = ctypes.c_void_p()
+    def __init__(self, on_text: LogCallback) -> None:
+        super().__init__(on_text)
+        self._callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(lambda text: self._on_text(self.library, text))
+        self._previous = ctypes.c_void_p()
 
     def begin(self) -> None:
-        self._c.cublasGetLoggerCallback(ctypes.byref(self._before))
-        self._c.cublasSetLoggerCallback(self._callback)
-        self._c.cublasLoggerConfigure(1, 0, 0, None)
+        self._handle.cublasGetLoggerCallback(ctypes.byref(self._previous))
+        self._handle.cublasSetLoggerCallback(self._callback)
+        self._handle.cublasLoggerConfigure(1, 0, 0, None)
 
     def end(self) -> None:
-        self._c.cublasLoggerConfigure(0, 0, 0, None)
-        self._c.cublasSetLoggerCallback(self._before)
+        self._handle.cublasLoggerConfigure(0, 0, 0, None)
+        self._handle.cublasSetLoggerCallback(self._previous)
 
 
 class _Cudnn(_Log):
@@ -223,18 +225,18 @@ class _Cudnn(_Log):
 
     _INFO = 3
 
-    def __init__(self, hear: Hear) -> None:
-        super().__init__(hear)
+    def __init__(self, on_text: LogCallback) -> None:
+        super().__init__(on_text)
         prototype = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
-        self._callback = prototype(lambda severity, userdata, debug, text: self._hear(self.library, text))
-        self._before = (ctypes.c_uint(), ctypes.c_void_p(), ctypes.c_void_p())
+        self._callback = prototype(lambda severity, userdata, debug, text: self._on_text(self.library, text))
+        self._previous = (ctypes.c_uint(), ctypes.c_void_p(), ctypes.c_void_p())
 
     def begin(self) -> None:
-        self._c.cudnnGetCallback(*map(ctypes.byref, self._before))
-        self._c.cudnnSetCallback(1 << self._INFO, None, self._callback)
+        self._handle.cudnnGetCallback(*map(ctypes.byref, self._previous))
+        self._handle.cudnnSetCallback(1 << self._INFO, None, self._callback)
 
     def end(self) -> None:
-        self._c.cudnnSetCallback(*self._before)
+        self._handle.cudnnSetCallback(*self._previous)
 
 
 _LOGS: tuple[type[_Log], ...] = (_CublasLt, _Cublas, _Cudnn)

@@ -1,8 +1,8 @@
 """The step of a counter run, whose kernels Nsight Compute replays and assigns to layers by their NVTX ranges.
 
-It is used only by `xsp run --counters`, in the run under ncu. The range is the describing step: it lies between
-`cudaProfilerStart` and `cudaProfilerStop`, and each call of a module is a range named after the module and the ordinal
-of its call, which `xsp.counters.joining` reads. Nothing here is timed and no span is recorded.
+It is used only by `xsp run --counters`, in the run under ncu. The range is the describing step, between
+`cudaProfilerStart` and `cudaProfilerStop`. Each call of a module is a range named after the module and the ordinal
+of the call, which `xsp.counters.joining` reads. Nothing here is timed and no span is recorded.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class ProfilerRange(Collector):
         self._original: Any = None
         self._wrapper: Any = None
         self._ranges = Ranges()
-        self._on = False
+        self._is_on = False
 
     def available(self) -> str | None:
         """Return why there is nothing to replay, or None."""
         return None if torch.cuda.is_available() else "there is no CUDA device that torch can use"
 
     def open(self) -> None:
-        """Wrap `Module.__call__` now, because a compiled program must not first meet the wrapper in the marked step."""
+        """Wrap `Module.__call__` now: a compiled program must not encounter a new wrapper in the marked step."""
         self._original = nn.Module.__call__
         self._wrapper = _wrap(self._original, self._ranges)
         nn.Module.__call__ = self._wrapper  # type: ignore[method-assign]
@@ -53,17 +53,17 @@ class ProfilerRange(Collector):
             torch.cuda.synchronize()
             self._ranges.begin()
             torch.cuda.profiler.start()
-            self._on = True
+            self._is_on = True
 
     def settle(self) -> None:
         """Wait for the step's kernels, which belong to the range."""
-        if self._on:
+        if self._is_on:
             torch.cuda.synchronize()
 
     def stop(self) -> None:
         """End the range."""
-        if self._on:
-            self._on = False
+        if self._is_on:
+            self._is_on = False
             self._ranges.end()
             torch.cuda.profiler.stop()
 
@@ -72,7 +72,7 @@ class Ranges:
     """NVTX ranges of the calls of modules, each on its thread."""
 
     def __init__(self) -> None:
-        self.on = False
+        self.is_on = False
         self._names: dict[int, str] = {}
         self._calls: Counter[str] = Counter()
         self._threads = threading.local()
@@ -81,17 +81,17 @@ class Ranges:
         """Mark calls from now on, counted from 0."""
         self._names.clear()
         self._calls.clear()
-        self.on = True
+        self.is_on = True
 
     def end(self) -> None:
-        """Mark no further calls; open ranges are closed when their calls return."""
-        self.on = False
+        """Stop marking calls; open ranges are closed when their calls return."""
+        self.is_on = False
 
     def push(self, module: nn.Module) -> None:
         """Open the range of a call."""
         depth = getattr(self._threads, "depth", 0)
         if not depth:
-            self._learn(module)
+            self._name_modules(module)
         self._threads.depth = depth + 1
         name = self._names.get(id(module), type(module).__name__)
         ordinal = self._calls[name]
@@ -103,7 +103,7 @@ class Ranges:
         torch.cuda.nvtx.range_pop()
         self._threads.depth -= 1
 
-    def _learn(self, root: nn.Module) -> None:
+    def _name_modules(self, root: nn.Module) -> None:
         """Name the modules inside an outermost one, as the layers of the timed steps are named."""
         if id(root) not in self._names:
             for name, module in root.named_modules():
@@ -120,7 +120,7 @@ def _wrap(original: Callable[..., Any], ranges: Ranges) -> Callable[..., Any]:
     is_tracing = torch.compiler.is_dynamo_compiling
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_tracing() or not ranges.on:
+        if is_tracing() or not ranges.is_on:
             return original(self, *args, **kwargs)
         ranges.push(self)
         try:

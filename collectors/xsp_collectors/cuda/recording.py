@@ -1,8 +1,8 @@
 """Switching CUPTI's records on and off, beside a Kineto that records the host.
 
-Kineto registers its own buffers and clock with CUPTI whenever it is switched on, also if only the host is requested. So
-each step takes CUPTI over after Kineto was switched on: the kinds that Kineto enabled are disabled, its buffers are
-flushed back to it, and then xsp's are registered. Kineto does the same in turn when it is next switched on.
+Kineto registers its own buffers and clock with CUPTI whenever it is switched on, even if it records only the host. So
+each step takes over CUPTI after Kineto was switched on: the kinds that Kineto enabled are disabled, its buffers are
+flushed back to it, and then xsp's are registered. Kineto does the same when it is next switched on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEVICE_KINDS = (
 )
 
 _EXTERNAL_CORRELATION = 39
-_OF_KINETO = (Activity.RUNTIME, Activity.DRIVER, _EXTERNAL_CORRELATION)
+_KINETO_KINDS = (Activity.RUNTIME, Activity.DRIVER, _EXTERNAL_CORRELATION)
 
 _FORCED = 1
 
@@ -36,8 +36,8 @@ _NOISE = {
     "runtime": ("cudaGetDevice_v3020",),
     "driver": ("cuKernelGetAttribute", "cuDevicePrimaryCtxGetState", "cuCtxGetCurrent"),
 }
-"""Calls that only query state, several times for each operator; Kineto leaves out the same ones, so that disabling them
-takes nothing from it."""
+"""Calls that only query state, several times for each operator; Kineto leaves them out too, so disabling them does not
+affect it."""
 
 
 class Recording:
@@ -48,10 +48,10 @@ class Recording:
         self._clock = clock
         self._records = records
         self._kinds: Sequence[int] = ()
-        self.threads_are_native = False
+        self.has_native_threads = False
         """Whether records have the operating system's thread ids."""
 
-        self.refused: list[str] = []
+        self.refused_kinds: list[str] = []
         """Kinds that CUPTI refused to record."""
 
     def begin(self, kinds: Sequence[Activity]) -> None:
@@ -61,7 +61,7 @@ class Recording:
             Exception: an error of the binding, if buffers cannot be registered, or none of the kinds can be recorded.
         """
         cupti = self._cupti
-        for kind in _OF_KINETO:
+        for kind in _KINETO_KINDS:
             with contextlib.suppress(Exception):
                 cupti.activity_disable(int(kind))
         with contextlib.suppress(Exception):  # fails the first time, when no buffers are registered
@@ -69,8 +69,8 @@ class Recording:
         self._clock.install()
         cupti.activity_register_callbacks(self._records.request, self._records.complete)
         self._name_threads_natively()
-        self._kinds = self._enabled(kinds)
-        self._leave_out_noise()
+        self._kinds = self._enable(kinds)
+        self._exclude_noise()
 
     def end(self) -> None:
         """Stop recording, and make CUPTI deliver all records.
@@ -85,14 +85,14 @@ class Recording:
         self._cupti.activity_flush_all(0)
         self._cupti.activity_flush_all(_FORCED)
 
-    def leave(self) -> None:
+    def restore_thread_ids(self) -> None:
         """Restore the thread ids in records; the host's clock stays, because it is CUPTI's default."""
-        if self.threads_are_native:
-            self.threads_are_native = False
+        if self.has_native_threads:
+            self.has_native_threads = False
             with contextlib.suppress(Exception):
                 self._cupti.set_thread_id_type(int(self._cupti.ActivityThreadIdType.DEFAULT))
 
-    def dropped(self) -> int | None:
+    def dropped_count(self) -> int | None:
         """Return the number of records without a buffer since the last call; None if CUPTI does not report it."""
         count = ctypes.c_size_t()
         try:
@@ -101,7 +101,7 @@ class Recording:
             return None
         return count.value
 
-    def _enabled(self, kinds: Sequence[Activity]) -> list[Activity]:
+    def _enable(self, kinds: Sequence[Activity]) -> list[Activity]:
         """Enable kinds, and return those that CUPTI accepted."""
         enabled: list[Activity] = []
         for kind in kinds:
@@ -110,21 +110,21 @@ class Recording:
                 enabled.append(kind)
             except Exception:
                 name = kind.name.lower()
-                if name not in self.refused:
-                    self.refused.append(name)
+                if name not in self.refused_kinds:
+                    self.refused_kinds.append(name)
                 if kind is kinds[-1] and not enabled:
                     raise
         return enabled
 
     def _name_threads_natively(self) -> None:
         kinds: Any = getattr(self._cupti, "ActivityThreadIdType", None)
-        if kinds is None or self.threads_are_native:
+        if kinds is None or self.has_native_threads:
             return
         with contextlib.suppress(Exception):
             self._cupti.set_thread_id_type(int(kinds.SYSTEM))
-            self.threads_are_native = True
+            self.has_native_threads = True
 
-    def _leave_out_noise(self) -> None:
+    def _exclude_noise(self) -> None:
         for interface, names in _NOISE.items():
             enable = getattr(self._cupti, f"activity_enable_{interface}_api", None)
             enum_name = f"{interface}_api_trace_cbid"
