@@ -48,7 +48,7 @@ def lateness(report: turns.Report, name: str, serve: Serve, requests: int, round
     report.add(
         [f"lateness, {name}", f"{p999.shown(0)} µs", "at most 1,000 µs", f"p50 {p50.shown(1)}, p99 {p99.shown(1)} µs"],
         p50_us=p50, p99_us=p99, p999_us=p999, requests=requests,
-        late=[run.late for run in runs],
+        late=[run.is_late for run in runs],
     )  # fmt: skip
 
 

@@ -84,11 +84,11 @@ def carried_out(agent: Agent, asked: Manifest, store: Path) -> results.Result:
 def ways() -> Iterator[dict[str, tuple[Agent, str]]]:
     """Yield the agent that runs manifests, and the driver that issues their requests, by name of the way."""
     found: dict[str, tuple[Agent, str]] = {
-        "in this process": (transports.named("local")[0], "xsp"),
-        "in its own process": (transports.named("process")[0], "xsp"),
+        "in this process": (transports.local_agents("local")[0], "xsp"),
+        "in its own process": (transports.local_agents("process")[0], "xsp"),
     }
-    if loadgen.missing() is None:
-        found["by LoadGen"] = (transports.named("local")[0], "loadgen")
+    if loadgen.install_hint() is None:
+        found["by LoadGen"] = (transports.local_agents("local")[0], "loadgen")
     else:
         turns.say("  LoadGen is not installed: left out")
     try:
@@ -186,19 +186,19 @@ def reproducing(report: turns.Report, options: argparse.Namespace, store: Path) 
         content = plain(source, 10 if options.quick else 40)
         before = _made(content, store)()
         for _ in range(options.rounds):
-            said.setdefault(UNCHANGED, []).append(standings.reproduced(before, _made(content, store), 5))
+            said.setdefault(UNCHANGED, []).append(standings.reproduce(before, _made(content, store), 5))
         for name, change in CHANGES.items():
             changed = copy.deepcopy(content)
             change(changed)
-            said.setdefault(name, []).append(standings.reproduced(before, _made(changed, store), 2))
+            said.setdefault(name, []).append(standings.reproduce(before, _made(changed, store), 2))
         renamed = _with_another_version(before)
-        said.setdefault(VERSION, []).append(standings.reproduced(renamed, _made(content, store), 2))
+        said.setdefault(VERSION, []).append(standings.reproduce(renamed, _made(content, store), 2))
     _reproduced(report, said)
 
 
 def _made(content: Plain, store: Path) -> Callable[[], results.Result]:
     """Return a function that runs a manifest in a separate process and returns the result."""
-    own, asked = transports.named("process")[0], manifest(content)
+    own, asked = transports.local_agents("process")[0], manifest(content)
     return lambda: carried_out(own, asked, store)
 
 

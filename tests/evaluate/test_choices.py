@@ -60,11 +60,11 @@ def test_a_front_keeps_equal_rows_and_leaves_out_what_is_not_known() -> None:
 
 def test_the_optimal_batch_has_two_definitions() -> None:
     found = choices.scalability({1: 100, 2: 190, 4: 195, 8: 200, 16: 180})
-    assert (found.highest, found.plateau, found.last_gain) == (8, 2, 2)
+    assert (found.best_size, found.plateau_size, found.last_gain_size) == (8, 2, 2)
     assert found.shares == {1: 0.5, 2: 0.95, 4: 0.975, 8: 1.0, 16: 0.9}
     dip = choices.scalability({1: 100, 2: 100, 4: 150, 8: 151})
-    assert (dip.highest, dip.plateau, dip.last_gain) == (8, 1, 4)
-    assert choices.scalability({32: 10}).last_gain == 32
+    assert (dip.best_size, dip.plateau_size, dip.last_gain_size) == (8, 1, 4)
+    assert choices.scalability({32: 10}).last_gain_size == 32
     for wrong in ({}, {1: 0.0}, {1: float("nan")}):
         with pytest.raises(AnalysisError):
             choices.scalability(wrong)

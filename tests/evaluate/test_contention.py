@@ -30,4 +30,4 @@ def test_what_cannot_be_read_is_unknown_and_the_load_average_stands_for_it(tmp_p
     assert contention.slowdown({**found, "load": 0.4}, 2) == 1.0
     assert contention.slowdown({}, None) == 1.0
     assert contention.slowdown({"load": "much"}, "two") == 1.0
-    assert contention.slowdown({"waited_for_cores": 1.0}, 2) == contention.MOST
+    assert contention.slowdown({"waited_for_cores": 1.0}, 2) == contention.MOST_SLOWDOWN

@@ -60,36 +60,37 @@ def test_of_agents_that_die_no_result_is_lost_and_none_is_there_twice(seed: int)
     draw = random.Random(seed)
     dying = draw.sample(range(4), draw.randint(1, 3))
     there = [Mortal(f"a{number}", draw.randint(0, 3) if number in dying else None) for number in range(4)]
-    work, _ = dispatch.pieces([asked(f"m{number}") for number in range(12)], there, each=False)
-    dispatch.carry_out(work, there, HERE, silent)
+    work, _ = dispatch.pieces([asked(f"m{number}") for number in range(12)], there, on_each_agent=False)
+    dispatch.run_pieces(work, there, HERE, silent)
     handed = sorted(title for agent in there for title in agent.handed)
-    twice = [piece.request.manifest.title for piece in work if len(piece.lost) == 2]  # two died over it: that is enough
+    # two died over it: that is enough
+    twice = [piece.request.manifest.title for piece in work if len(piece.lost_agents) == 2]
     assert handed == sorted({f"m{number}" for number in range(12)} - set(twice))
     assert sorted(piece.request.manifest.title for piece in work if piece.result is not None) == handed
-    assert all("died while running it" in piece.why for piece in work if piece.result is None)
+    assert all("died while running it" in piece.failure for piece in work if piece.result is None)
 
 
 def test_each_agent_that_satisfies_a_manifest_carries_it_out_and_the_others_have_their_reasons() -> None:
     there = [Mortal("one", labels={"rack": "7"}), Mortal("two", dies_at=0, labels={"rack": "7"}), Mortal("three")]
-    work, reasons = dispatch.pieces([asked("m", hardware={"labels": {"rack": "7"}})], there, each=True)
+    work, reasons = dispatch.pieces([asked("m", hardware={"labels": {"rack": "7"}})], there, on_each_agent=True)
     assert reasons == {"m": {"three": ["label rack=7 is required, it has none"]}}
-    dispatch.carry_out(work, there, HERE, silent)
+    dispatch.run_pieces(work, there, HERE, silent)
     assert [piece.result for piece in work] == [Path("one/m")] * 2  # also in the place of the one that died
-    assert [piece.lost for piece in work] == [[], ["two"]]
+    assert [piece.lost_agents for piece in work] == [[], ["two"]]
 
 
 def test_work_that_nobody_can_do_ends_with_the_reason() -> None:
     there = [Mortal("one", dies_at=0), Mortal("two", dies_at=0)]
     found = [asked("m0"), asked("m1"), asked("m2"), asked("never", hardware={"cores": 999})]
-    work, _ = dispatch.pieces(found, there, each=False)
+    work, _ = dispatch.pieces(found, there, on_each_agent=False)
     done: list[tuple[str, int, int]] = []
-    dispatch.carry_out(work, there, HERE, lambda *said: done.append(said))
+    dispatch.run_pieces(work, there, HERE, lambda *said: done.append(said))
     assert [piece.result for piece in work] == [None] * 4
-    assert all("died" in piece.why for piece in work[:3])
-    assert work[3].why == "no agent satisfies the manifest"
-    work, _ = dispatch.pieces([asked("refused"), asked("m")], [Mortal("one")], each=False)
-    dispatch.carry_out(work, [Mortal("one")], HERE, lambda *said: done.append(said))
-    assert [piece.why for piece in work] == ["RuntimeError: no such model", ""]
+    assert all("died" in piece.failure for piece in work[:3])
+    assert work[3].failure == "no agent satisfies the manifest"
+    work, _ = dispatch.pieces([asked("refused"), asked("m")], [Mortal("one")], on_each_agent=False)
+    dispatch.run_pieces(work, [Mortal("one")], HERE, lambda *said: done.append(said))
+    assert [piece.failure for piece in work] == ["RuntimeError: no such model", ""]
     assert done[-1] == ("manifests", 2, 2)
 
 
@@ -109,18 +110,18 @@ class Fragile(Mortal):
 
 def test_an_agent_goes_on_after_its_process_was_killed() -> None:
     one = Fragile("one", {"m1"})
-    work, _ = dispatch.pieces([asked("m0"), asked("m1"), asked("m2")], [one], each=False)
-    dispatch.carry_out(work, [one], HERE, silent)
+    work, _ = dispatch.pieces([asked("m0"), asked("m1"), asked("m2")], [one], on_each_agent=False)
+    dispatch.run_pieces(work, [one], HERE, silent)
     assert one.handed == ["m0", "m1", "m2"]
-    assert [piece.lost for piece in work] == [[], ["one"], []]
+    assert [piece.lost_agents for piece in work] == [[], ["one"], []]
 
 
 def test_a_manifest_that_kills_every_process_is_given_up_and_costs_no_agent() -> None:
     there = [Fragile("one", {"bad"}, each_time=True), Fragile("two", {"bad"}, each_time=True)]
-    work, _ = dispatch.pieces([asked("bad"), *(asked(f"m{number}") for number in range(4))], there, each=False)
+    work, _ = dispatch.pieces([asked("bad"), *(asked(f"m{number}") for number in range(4))], there, on_each_agent=False)
     ended: list[dispatch.Piece] = []
-    dispatch.carry_out(work, there, HERE, silent, ended.append)
-    assert "killed (SIGKILL); tried twice" in work[0].why
+    dispatch.run_pieces(work, there, HERE, silent, ended.append)
+    assert "killed (SIGKILL); tried twice" in work[0].failure
     assert all(piece.result is not None for piece in work[1:])
     assert sorted(map(id, ended)) == sorted(map(id, work))  # those without a result are reported too
 
@@ -139,11 +140,12 @@ def test_work_in_hand_does_not_go_back_to_an_agent_that_died_meanwhile() -> None
             gone.set()
 
     there = [Mortal("first", dies_at=0), Last("last", dies_at=0)]
-    work, _ = dispatch.pieces([asked("m0"), asked("m1")], there, each=False)
-    work[0].fit, work[0].of = ["first"], "first"  # ends when that one dies, while the other has m1 in hand
-    dispatch.carry_out(work, there, HERE, progress)
+    work, _ = dispatch.pieces([asked("m0"), asked("m1")], there, on_each_agent=False)
+    # ends when that one dies, while the other has m1 in hand
+    work[0].candidates, work[0].assigned_agent = ["first"], "first"
+    dispatch.run_pieces(work, there, HERE, progress)
     assert [piece.result for piece in work] == [None, None]
-    assert all("no remaining agent" in piece.why for piece in work)
+    assert all("no remaining agent" in piece.failure for piece in work)
 
 
 class Killed(processes.WorkerProcess):
@@ -180,13 +182,13 @@ def test_a_manifest_whose_process_is_killed_at_any_moment_has_one_result(
     monkeypatch.setattr(Killed, "started", [], raising=False)
     monkeypatch.setattr(Killed, "after_s", None if seed is None else random.Random(seed).random() * 3, raising=False)
     monkeypatch.setattr(processes, "WorkerProcess", Killed)
-    agent, store = transports.OwnProcess(), tmp_path / "store"
+    agent, store = transports.SubprocessAgent(), tmp_path / "store"
     work = [dispatch.Piece(replace(wanted, folder=tmp_path), [agent.facts().name])]
-    dispatch.carry_out(work, [agent], Options(store, trusted=True), silent)
-    found, damaged = results.every(store)
-    assert [each.path for each in found] == [work[0].result], work[0].why
-    assert len(Killed.started) == 1 + len(work[0].lost)
-    assert seed is not None or work[0].lost
+    dispatch.run_pieces(work, [agent], Options(store, trusted=True), silent)
+    found, damaged = results.read_all(store)
+    assert [each.path for each in found] == [work[0].result], work[0].failure
+    assert len(Killed.started) == 1 + len(work[0].lost_agents)
+    assert seed is not None or work[0].lost_agents
     assert damaged == []
     assert list(store.glob(".*.part")) == []
 
@@ -217,7 +219,7 @@ def test_an_actor_carries_out_one_evaluation_at_a_time_and_tells_each_its_own_pr
     from xsp.evaluate import rayagents
 
     agent = Held("one")
-    monkeypatch.setattr(transports, "OwnProcess", lambda *_: agent)
+    monkeypatch.setattr(transports, "SubprocessAgent", lambda *_: agent)
     actor = rayagents.Actor("one", {}, str(tmp_path), True)
     with ThreadPoolExecutor(3) as pool:
 
@@ -229,13 +231,13 @@ def test_an_actor_carries_out_one_evaluation_at_a_time_and_tells_each_its_own_pr
         others = [evaluate("m1"), evaluate("m2")]
         time.sleep(0.2)  # in which they would begin
         assert [actor.progress(name) for name in ("m0", "m1", "m2")] == [("m0", 1, 2), None, None]
-        assert actor.running() == ["m0"]
+        assert actor.running_names() == ["m0"]
         actor.cancel("m2")
         agent.go.set()
         assert first.result(30) == {"files": {}}
         assert [each.result(30) for each in others] == [{"files": {}}, {"error": "it was cancelled"}]
     assert agent.course == ["m0 begins", "m0 ends", "m1 begins", "m1 ends"]
-    assert actor.running() == []
+    assert actor.running_names() == []
 
 
 @pytest.fixture(scope="module")
@@ -273,22 +275,22 @@ def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_not
     assert main(["evaluate", "run", *files, *where]) == 0
     there, silent_ones = rayagents.connected_agents()
     assert silent_ones == {}
-    work, _ = dispatch.pieces([reading.read(Path(each)) for each in files], there, each=False)
+    work, _ = dispatch.pieces([reading.read(Path(each)) for each in files], there, on_each_agent=False)
     handle = cluster.get_actor("two", namespace=rayagents.NAMESPACE)
 
     def kill() -> None:
-        while not cluster.get(handle.running.remote()):
+        while not cluster.get(handle.running_names.remote()):
             time.sleep(0.02)
         rayagents.stop("two")  # in the middle of its work
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    dispatch.carry_out(work, there, Options(tmp_path / "ray", trusted=True), silent)
+    dispatch.run_pieces(work, there, Options(tmp_path / "ray", trusted=True), silent)
     killer.join(60)
-    assert [piece.why for piece in work] == [""] * 4
+    assert [piece.failure for piece in work] == [""] * 4
 
-    local, _ = results.every(tmp_path / "local")
-    remote, _ = results.every(tmp_path / "ray")
+    local, _ = results.read_all(tmp_path / "local")
+    remote, _ = results.read_all(tmp_path / "ray")
     assert {each.content["transport"] for each in remote} == {"ray"}
     digests = [
         sorted((each.identity, each.content["outputs"]["digest"]) for each in those) for those in (local, remote)
@@ -316,7 +318,7 @@ def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_not
     assert not (tmp_path / "cancelled").exists()
     begin = time.monotonic()  # the agent is free again at once, and carries the next one out
     agent.submit(asked.manifest, tmp_path, Options(tmp_path / "after", trusted=True), silent)
-    assert len(results.every(tmp_path / "after")[0]) == 1
+    assert len(results.read_all(tmp_path / "after")[0]) == 1
     assert time.monotonic() - begin < 120
 
 
@@ -342,6 +344,6 @@ def test_clients_that_submit_to_one_agent_at_once_wait_for_each_other(cluster: A
         with ThreadPoolExecutor(len(stages)) as pool:
             list(pool.map(submit, stages))
         assert sum(rayagents.WAITING[0] in told for told in stages.values()) >= 5
-        assert len(results.every(tmp_path / "store")[0]) == 6
+        assert len(results.read_all(tmp_path / "store")[0]) == 6
     finally:
         rayagents.stop("shared")

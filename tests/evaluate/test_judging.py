@@ -97,7 +97,7 @@ def test_another_order_of_summation_alone_is_the_same() -> None:
 def test_the_reasons_name_what_differs_and_what_may() -> None:
     found = judge(BEFORE, outcome(1, {**ENVIRONMENT, "threads": "1", "host": "two"}))
     assert found.verdict is Verdict.DIFFERENT
-    assert [each.text for each in found.why] == ["threads: 2, then 1"]
+    assert [each.text for each in found.decisive_reasons] == ["threads: 2, then 1"]
     assert any("differences in host do not count" in each.text for each in found.reasons)
     assert found.by("outputs") is Verdict.SAME
 
@@ -149,7 +149,7 @@ def test_outputs_of_one_number_are_compared_as_others(scalar: Callable[[Any], An
 def test_outputs_that_are_constant_tell_nothing(value: np.ndarray) -> None:
     found = of_outputs(value, value.copy())
     assert found.verdict is Verdict.CANNOT_TELL
-    assert "constant" in found.why[0].text
+    assert "constant" in found.decisive_reasons[0].text
     assert of_outputs(value, value + 1 if not np.isnan(value).any() else np.zeros_like(value)).verdict is (
         Verdict.DIFFERENT
     )
@@ -169,7 +169,7 @@ def test_a_difference_as_large_as_that_of_samples_is_no_rounding() -> None:
     one, other = (level + 1e-5 * draw.normal(size=level.shape) for _ in range(2))
     hardly = of_outputs(one.astype(np.float32), other.astype(np.float32))
     assert hardly.verdict is Verdict.CANNOT_TELL
-    assert "hardly depend on the input" in hardly.why[0].text
+    assert "hardly depend on the input" in hardly.decisive_reasons[0].text
 
 
 def test_rounding_is_that_of_the_precision() -> None:

@@ -47,7 +47,7 @@ def test_offline_has_all_inputs_at_once_and_the_rest_in_the_last_batch() -> None
 
 
 def test_bursts_come_together_at_the_rate_asked() -> None:
-    schedule = schedules.burst(1000, 5000, together=5, seed=0)
+    schedule = schedules.burst(1000, 5000, burst_size=5, seed=0)
     assert len(schedule) == 5000
     assert (schedule.due_ns.reshape(-1, 5) == schedule.due_ns[::5, None]).all()
     assert schedule.due_ns[-1] / 1e9 == pytest.approx(5, rel=0.1)
@@ -135,7 +135,7 @@ def test_a_closed_loop_hides_a_stall_that_an_open_loop_shows() -> None:
     waited = open_loop.latency_ns[5000 : 5000 + 1111] / MS
     assert waited == pytest.approx(1000 - 0.9 * np.arange(1111), abs=1e-6)
     assert latencies.nearest_rank(open_loop.latency_ns, 0.99) / MS == pytest.approx(1000 - 0.9 * 100, abs=1)
-    assert open_loop.stopped is None
+    assert open_loop.stop_reason is None
 
 
 def test_driving_and_simulating_agree() -> None:
@@ -150,17 +150,17 @@ def test_driving_and_simulating_agree() -> None:
 
 def test_a_queue_that_grows_without_bound_stops_the_run_and_says_why() -> None:
     found = simulated(schedules.poisson(1000, 100_000, seed=1), {}, usual_ms=1.2)
-    assert found.stopped is not None
-    assert "grows without bound" in found.stopped
+    assert found.stop_reason is not None
+    assert "grows without bound" in found.stop_reason
     assert len(found) < 2000
-    assert found.scheduled == 100_000
+    assert found.schedule_length == 100_000
 
 
 @pytest.mark.parametrize("seed", [0, 1, *map(deep, range(2, 8))])
 def test_a_queue_that_is_only_long_goes_on(seed: int) -> None:
     took = np.random.default_rng(seed).exponential(0.95, 20_000)
     found = simulated(schedules.poisson(1000, 20_000, seed=seed), dict(enumerate(took.tolist())))
-    assert found.stopped is None
+    assert found.stop_reason is None
     assert len(found) == 20_000
 
 
@@ -189,5 +189,5 @@ def test_a_run_ends_when_its_time_is_over() -> None:
     clock = VirtualClock()
     for schedule in (schedules.online(100), schedules.constant(100, 100)):
         found = drive(schedule, lambda number, batch: clock.advance(10 * MS), clock=clock, most_seconds=0.205)
-        assert found.stopped == "the time limit was reached"
+        assert found.stop_reason == "the time limit was reached"
         assert 20 <= len(found) <= 22

@@ -67,7 +67,7 @@ def test_a_function_is_driven_to_its_limit() -> None:
     clock, rates = VirtualClock(), []
     found, at_the_limit = search.drive_to_limit(
         lambda number, batch: clock.advance(MS), 4 * MS, 0.9, requests=1200, clock=clock,
-        probed=lambda rate, runs: rates.append(rate),
+        on_run=lambda rate, runs: rates.append(rate),
     )  # fmt: skip
     assert rates[0] == 250
     assert found.estimate == pytest.approx(md1_rate(4, 0.9), rel=0.05)
@@ -84,7 +84,7 @@ def test_near_the_rate_a_probe_is_undecided_and_the_interval_says_so() -> None:
     found = search.highest_rate(
         lambda rate, seed: one_server(rate, seed, True, 2000), 20 * MS, 0.99, truth, most_runs=2, most_probes=15
     )
-    undecided = [each for each in found.probes if each.held is LimitStatus.UNDECIDED]
+    undecided = [each for each in found.probes if each.status is LimitStatus.UNDECIDED]
     assert undecided
     assert all(each.runs == 2 for each in undecided)
     assert found.low is not None
@@ -96,14 +96,14 @@ def test_a_limit_that_no_rate_holds_has_no_lower_end_and_one_that_all_hold_no_up
     never = searched(False, 0.5, 0.99, 10)
     assert (never.low, never.estimate, len(never.probes)) == (None, None, 15)
     always = search.highest_rate(lambda rate, seed: one_server(10, seed, False), 50 * MS, most_probes=6)
-    assert (always.low, always.high, always.why) == (32, None, "6 probes were made")
+    assert (always.low, always.high, always.end_reason) == (32, None, "6 probes were made")
     with pytest.raises(UsageError):
         searched(False, 0.0, 0.99, 10)
 
 
 def test_too_few_requests_for_a_percentile_decide_nothing_by_its_upper_end() -> None:
     found = search.highest_rate(lambda rate, seed: one_server(10, seed, False, 50), 5 * MS, most_probes=1, most_runs=3)
-    assert found.probes[0].held is LimitStatus.UNDECIDED
+    assert found.probes[0].status is LimitStatus.UNDECIDED
     assert found.probes[0].high_ns is None
 
 
@@ -149,7 +149,7 @@ def test_a_summary_holds_the_laws_of_queues() -> None:
     assert found.waiting_ns == pytest.approx(MS, rel=0.1)
     assert found.inputs_per_second == pytest.approx(500, rel=0.03)
     assert found.percentile(0.99).value_ns == pytest.approx(-math.log(0.01) * 2 * MS, rel=0.1)
-    assert not found.late
+    assert not found.is_late
     with pytest.raises(UsageError, match="was not requested"):
         found.percentile(0.42)
 
@@ -168,14 +168,14 @@ def test_a_generator_that_is_late_marks_the_run() -> None:
         issued = due + late_ns
         run = Requests(due, issued, issued, ends, np.ones(100, np.int64))
         found = latencies.summarise(run)
-        assert found.late is marked
+        assert found.is_late is marked
         assert found.lateness_ns[1].value_ns == late_ns
 
 
 def test_nothing_to_summarise_is_said() -> None:
     none = np.zeros(0, np.int64)
     with pytest.raises(UsageError, match="no request ended: the time limit was reached"):
-        latencies.summarise(Requests(none, none, none, none, none, stopped="the time limit was reached"))
+        latencies.summarise(Requests(none, none, none, none, none, stop_reason="the time limit was reached"))
     assert latencies.summarise(simulate(schedules.offline(6, 2), np.full(3, MS))).little is None
 
 
@@ -185,6 +185,6 @@ def test_a_search_does_not_wait_for_rates_at_which_nothing_waits() -> None:
         lambda number, inputs: clock.advance((9 if number % 20 == 19 else 1) * MS), 5 * MS, 0.99, clock=clock
     )
     assert found.low is None
-    assert "hardly any request waits" in found.why
+    assert "hardly any request waits" in found.end_reason
     assert len(found.probes) <= 4
     assert len(kept)

@@ -71,12 +71,12 @@ def test_it_holds_the_contract(source: str, folder: Path) -> None:
 def test_every_transport_gives_what_the_model_gives(source: str, folder: Path, tmp_path: Path) -> None:
     manifest = asked(source)
     options = Options(store=tmp_path)
-    found = [results.read(agent.submit(manifest, folder, options, silent)) for agent in transports.named("all")]
+    found = [results.read(agent.submit(manifest, folder, options, silent)) for agent in transports.local_agents("all")]
     assert [each.content["transport"] for each in found] == ["in-process", "own process"]
     assert len({each.content["outputs"]["digest"] for each in found}) == 1
     predictor = predictors.of(manifest, trusted=False)
     handle = predictor.open(manifest, folder, "")
-    served = running._served(manifest, folder, options, predictor, handle, {})
+    served = running._prepare(manifest, folder, options, predictor, handle, {})
     given = np.concatenate([served.batch(number, 1)[name] for number in range(4) for name in handle.takes])
     with torch.inference_mode():
         wanted = torch.load(folder / "model.pt", weights_only=False)(torch.from_numpy(given)).numpy()

@@ -74,7 +74,7 @@ def test_a_crop_of_another_number_of_sides_is_refused(size: list[int]) -> None:
     ],
 )
 def test_manifests_from_a_network_that_would_fill_the_memory_are_refused(text: str, says: str) -> None:
-    assert any(each.startswith(says) for each in policy.refused(policy.read(text).manifest))
+    assert any(each.startswith(says) for each in policy.objections(policy.read(text).manifest))
 
 
 def test_a_program_is_found_beside_its_manifest_and_one_that_does_not_read_is_given_up(
@@ -96,7 +96,7 @@ def test_a_program_is_found_beside_its_manifest_and_one_that_does_not_read_is_gi
 
 def test_digits_of_several_manifests_name_no_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     names = [f"{first}{'0' * (results.DIGITS - 2)}-0001" for first in ("ab", "ac", "bb")]
-    monkeypatch.setattr(results, "_places", lambda store: [store / name for name in names])
+    monkeypatch.setattr(results, "_result_dirs", lambda store: [store / name for name in names])
     with pytest.raises(ManifestError, match=r"'a' begins 2 manifests: ab0+, ac0+; give more digits"):
         results.find("a", tmp_path)
     with pytest.raises(ManifestError, match=r"bb0+-0001"):  # it is the one, and not there
@@ -107,9 +107,9 @@ def test_pieces_are_carried_out_to_the_end_when_who_hears_of_them_fails() -> Non
     def refuse(piece: dispatch.Piece) -> None:
         raise OSError("no space left")
 
-    work, _ = dispatch.pieces([], [], each=False)
+    work, _ = dispatch.pieces([], [], on_each_agent=False)
     state = dispatch._State([], lambda *said: None, refuse, len(work))
     for _ in range(2):
         state.end(dispatch.Piece(None, []))  # type: ignore[arg-type]
-    assert isinstance(state.failed, OSError)
-    assert state._done == 2
+    assert isinstance(state.callback_error, OSError)
+    assert state._ended_count == 2

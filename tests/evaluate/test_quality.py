@@ -67,9 +67,9 @@ def test_weights_are_divided_by_their_sum_and_rows_are_averaged() -> None:
     assert rows == pytest.approx(divergence.js([1, 3], [3, 1]) / 2)
 
 
-@pytest.mark.parametrize("name", [*divergence.OF_DISTRIBUTIONS, *divergence.OF_NUMBERS])
+@pytest.mark.parametrize("name", [*divergence.DISTRIBUTION_MEASURES, *divergence.NUMBER_MEASURES])
 def test_each_measure_says_what_it_cannot_take(name: str) -> None:
-    measure = {**divergence.OF_DISTRIBUTIONS, **divergence.OF_NUMBERS}[name]
+    measure = {**divergence.DISTRIBUTION_MEASURES, **divergence.NUMBER_MEASURES}[name]
     with pytest.raises(AnalysisError, match="first outputs are empty"):
         measure([], [])
     with pytest.raises(AnalysisError, match="1 of 2 of the second outputs are not finite numbers"):
@@ -77,7 +77,7 @@ def test_each_measure_says_what_it_cannot_take(name: str) -> None:
     if name != "ks":
         with pytest.raises(AnalysisError, match=r"different shapes: \(2,\) and \(3,\)"):
             measure([0.5, 0.5], [0.2, 0.3, 0.5])
-    if name in divergence.OF_DISTRIBUTIONS:
+    if name in divergence.DISTRIBUTION_MEASURES:
         with pytest.raises(AnalysisError, match="all 0, and not"):
             measure([0.0, 0.0], [0.5, 0.5])
         with pytest.raises(AnalysisError, match="below 0"):
@@ -101,7 +101,7 @@ def test_top_k_counts_equal_scores_by_the_order_of_classes() -> None:
     assert accuracy.top_k(scores, labels, 1) == 0.5
     assert accuracy.top_k(scores, labels, 2) == 0.75
     assert accuracy.top_k(scores, labels, 3) == 1.0
-    for wrong in (([], []), ([[1.0, 2.0]], [2]), ([[1.0, 2.0]], [0, 1]), ([[1.0, math.nan]], [0])):
+    for wrong in (([], []), ([[1.0, 2.0]], [2]), ([[1.0, 2.0]], [0, 1]), ([[1.0, math.nan]], [0]), ([["a", "b"]], [0])):
         with pytest.raises(AnalysisError):
             accuracy.top_k(*wrong)
     with pytest.raises(AnalysisError, match="top-4 of 3"):

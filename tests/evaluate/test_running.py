@@ -256,7 +256,7 @@ def test_who_does_not_trust_a_manifest_refuses_it_before_anything_starts(
     asked: dict[str, object], said: str, tmp_path: Path
 ) -> None:
     manifest = reading.of_plain(asked).manifest
-    for agent in transports.named("all"):
+    for agent in transports.local_agents("all"):
         with pytest.raises(ManifestError, match=said):
             agent.submit(manifest, tmp_path, Options(tmp_path / "store"), silent)
     assert not list(tmp_path.rglob("*.json"))
@@ -430,10 +430,19 @@ def test_what_cannot_be_carried_out_says_why(of: dict[str, Any], said: str, boar
         evaluated(manifest(**of), board)
 
 
+def test_answers_with_different_numbers_of_outputs_are_refused(board: Path) -> None:
+    growing = PROGRAM.replace("for line", "calls = 0\nfor line", 1).replace(
+        "    print(", '    if "predict" in asked:\n        calls += 1\n        said["outputs"] *= calls\n    print('
+    )
+    (board / "board.py").write_text(growing, encoding="utf-8")
+    with pytest.raises(ManifestError, match="the number of outputs differs between samples: 1 and 4"):
+        evaluated(manifest(), board)
+
+
 def test_damaged_results_are_named_and_do_not_hide_others(board: Path) -> None:
     good, bad = evaluated(manifest(), board), evaluated(manifest(), board)
     (bad.path / "result.json").write_text('{"format": 1}', encoding="utf-8")
-    found, wrong = results.every(board / "store")
+    found, wrong = results.read_all(board / "store")
     assert [each.name for each in found] == [good.name]
     assert len(wrong) == 1
     assert "damaged" in wrong[0]
@@ -522,7 +531,7 @@ def test_the_next_command_is_one_that_works_where_names_have_blanks(
     assert f"next: xsp evaluate run '{place}/m.yaml'" in capsys.readouterr().out
     words = ["evaluate", "run", str(place / "m.yaml"), "--store", str(place / "r"), "-q", "--trace", "M"]
     assert main(words) == 0
-    (found,) = results.every(place / "r")[0]
+    (found,) = results.read_all(place / "r")[0]
     assert f"next: xsp evaluate list --store '{place}/r', or xsp report '{found.path}/run'" in capsys.readouterr().out
     monkeypatch.setattr(extras, "_trace", fails)
     assert main(words) == 0
@@ -534,7 +543,7 @@ def test_the_next_command_is_one_that_works_where_names_have_blanks(
 @pytest.mark.parametrize("name", ["local", deep("process")])
 def test_requests_are_not_disturbed_by_their_progress(name: str, board: Path) -> None:
     asked: list[tuple[str, int, int]] = []
-    (agent,) = transports.named(name)
+    (agent,) = transports.local_agents(name)
     options = Options(store=board / "store", trusted=True)
     begin = time.monotonic()
     agent.submit(manifest(scenario={"requests": 400}), board, options, lambda *said: asked.append(said))
@@ -576,7 +585,7 @@ def test_this_process_and_one_of_its_own_give_the_same_bits(tmp_path: Path) -> N
     asked = reading.of_plain({**IMAGES, "software": {"threads": 1}}).manifest
     options = Options(store=tmp_path, trusted=True)
     kept = []
-    for agent in transports.named("all"):
+    for agent in transports.local_agents("all"):
         found = results.read(agent.submit(asked, tmp_path, options, silent))
         kept.append((found.content["outputs"]["digest"], found.content["transport"]))
     assert kept[0][0] == kept[1][0]
@@ -587,7 +596,7 @@ def test_this_process_and_one_of_its_own_give_the_same_bits(tmp_path: Path) -> N
 def test_a_process_of_its_own_has_the_variables_that_are_asked_for(tmp_path: Path) -> None:
     asked = manifest(model={"command": [sys.executable, "-c", ENVIRONMENT]},
                      software={"environment": {"XSP_OF_A_TEST": "5"}})  # fmt: skip
-    (agent,) = transports.named("process")
+    (agent,) = transports.local_agents("process")
     found = results.read(agent.submit(asked, tmp_path, Options(tmp_path, trusted=True), silent))
     assert (found.outputs()["output0"] == 5).all()
     assert "XSP_OF_A_TEST" not in os.environ
@@ -617,7 +626,7 @@ def test_trace_advice_and_bound_are_kept_with_the_result(
     bound_of = sources.of
     monkeypatch.setattr(sources, "of", lambda *args, **of: given.append((args, of)) or bound_of(*args, **of))
     asked = reading.of_plain({"model": {"name": "p", "source": "micro:path-3"}, "scenario": {"requests": 2}}).manifest
-    found = evaluated(asked, tmp_path, levels="M/L", bound=True)
+    found = evaluated(asked, tmp_path, levels="M/L", needs_bound=True)
     kept = json.loads((found.path / "bound.json").read_text(encoding="utf-8"))
     if kept["ratio"] is None:  # of a machine without timings of these calls
         assert "no ratio of best to measured, because best is missing: no call is timed" in found.content["notes"][0]
@@ -652,6 +661,6 @@ def test_the_command_records_a_trace_and_says_why_there_is_no_bound(
     assert main(["evaluate", "run", str(board / "m.yaml"), *where, "--trace", "M", "--bound"]) == 0
     out = capsys.readouterr().out
     assert "no bound: a command has no graph" in out
-    (found,), _ = results.every(board / "store")
+    (found,), _ = results.read_all(board / "store")
     assert f"next: xsp evaluate list --store {board / 'store'}, or xsp report {found.path / 'run'}" in out
     assert (found.path / "run").is_dir()

@@ -70,16 +70,16 @@ def test_a_manifest_that_requires_a_label_is_made_again_where_the_machine_has_it
 def test_a_planted_change_is_told(before: str, after: str, subject: str, board: Path) -> None:
     kept = evaluated(board)
     change(board, before, after)
-    found = standings.reproduced(kept, lambda: evaluated(board), 3)
+    found = standings.reproduce(kept, lambda: evaluated(board), 3)
     assert found.verdict.value == "different"
-    assert {each.subject for each in found.why} == {subject}
+    assert {each.subject for each in found.decisive_reasons} == {subject}
 
 
 def test_what_differs_is_named_with_defaults_that_were_left_out(board: Path) -> None:
     one, other = evaluated(board), evaluated(board, scenario={"requests": 30, "batch": 2}, name="another name")
-    (found,) = standings.compared([one, other])
-    assert dict(found.differing) == {"manifest scenario.batch": ("1", "2")}
-    assert found.equal_outputs
+    (found,) = standings.compare([one, other])
+    assert dict(found.differences) == {"manifest scenario.batch": ("1", "2")}
+    assert found.has_equal_outputs
 
 
 def test_results_of_other_software_have_rows_of_their_own(board: Path) -> None:
@@ -90,11 +90,11 @@ def test_results_of_other_software_have_rows_of_their_own(board: Path) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     content["agent"]["packages"]["torch"] = "99.0"
     path.write_text(json.dumps(content), encoding="utf-8")
-    rows = standings.leaderboard(results.every(store)[0], "sums")
+    rows = standings.leaderboard(results.read_all(store)[0], "sums")
     assert [row.count for row in rows] == [1, 1]
     assert len({row.software for row in rows}) == 2
     assert len({row.machine for row in rows}) == 1
-    assert standings.leaderboard(results.every(store)[0], "other") == []
+    assert standings.leaderboard(results.read_all(store)[0], "other") == []
 
 
 def test_what_has_a_result_is_not_carried_out_again(board: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +112,7 @@ def test_what_has_a_result_is_not_carried_out_again(board: Path, capsys: pytest.
     assert main(["evaluate", "run", *files, *where]) == 0
     assert main(["evaluate", "run", *files, *where]) == 0
     assert "3 of 3 have a result already" in capsys.readouterr().err
-    assert len(results.every(board / "store")[0]) == 3
+    assert len(results.read_all(board / "store")[0]) == 3
 
 
 def test_the_built_in_set_has_forty_models_under_three_loads() -> None:
@@ -154,7 +154,7 @@ def test_small_differences_cost_accuracy_on_images_of_ones_own(
 
 def test_the_steps_of_every_pitfall_are_steps() -> None:
     file = pitfalls.images(0, [0])[0][0]
-    shapes = {name: pitfalls._before(steps)(file).shape for name, (_, steps) in pitfalls.PITFALLS.items()
+    shapes = {name: pitfalls._preprocessor(steps)(file).shape for name, (_, steps) in pitfalls.PITFALLS.items()
               if "torchvision" not in name}  # fmt: skip
     assert set(shapes.values()) == {(3, pitfalls.SIDE, pitfalls.SIDE)}
 

@@ -100,7 +100,7 @@ def asked(data: str = "synthetic:images", **model: Any) -> Any:
 
 
 def carried_out(manifest: Any, folder: Path, agent: str = "local") -> results.Result:
-    (there,) = transports.named(agent)
+    (there,) = transports.local_agents(agent)
     return results.read(there.submit(manifest, folder, Options(folder / "store", trusted=True), silent))
 
 
@@ -168,8 +168,8 @@ def test_what_no_line_of_json_holds_is_one_error_too(folder: Path) -> None:
 
 def test_functions_do_not_run_for_manifests_of_others(folder: Path) -> None:
     manifest = asked(preprocess=named("image"))
-    assert any("names code" in each for each in agents.without_trust(manifest))
-    for agent in transports.named("all"):
+    assert any("names code" in each for each in agents.trust_objections(manifest))
+    for agent in transports.local_agents("all"):
         with pytest.raises(ManifestError, match="names code"):
             agent.submit(manifest, folder, Options(folder / "store"), silent)
 

@@ -73,7 +73,7 @@ def agent(made: Path) -> Fabricated:
 
 @pytest.fixture
 def client(made: Path, agent: Fabricated) -> Iterator[TestClient]:
-    queue = Queue(waiting=2)
+    queue = Queue(most_waiting=2)
     with TestClient(guard.Guard(app.application(made, [agent], queue)), base_url=HERE) as found:
         yield found
         agent.go.set()
@@ -159,7 +159,7 @@ def test_the_leaderboard_has_a_row_for_each_batch_size(client: TestClient) -> No
     assert client.get("/api/leaderboard", params={"by": "started"}).status_code == 422
 
 
-@pytest.mark.parametrize("by", tables.ORDERED)
+@pytest.mark.parametrize("by", tables.ORDER_HEADINGS)
 def test_what_orders_the_leaderboard_is_in_it_with_its_unit(by: str, made: Path, tmp_path: Path) -> None:
     """A result that searched for a rate, and has an accuracy, has all figures."""
     kept = tmp_path / "store" / "0123456789ab-0001"
@@ -172,19 +172,21 @@ def test_what_orders_the_leaderboard_is_in_it_with_its_unit(by: str, made: Path,
         found = client.get("/api/leaderboard", params={"by": by}).json()
     (row,) = found["rows"]
     expected = {"p90_ms": ("p90 ms", "1.75"), "rate": ("requests/s", "120 to 140"), "top1": ("top-1 %", "50.0")}
-    assert (found["column"], row["ordered"]) == expected.get(by, (tables.ORDERED[by], tables.figure(row.get(by))))
-    rows = standings.leaderboard(results.every(tmp_path / "store")[0], by=by)
+    assert (found["column"], row["ordered"]) == expected.get(
+        by, (tables.ORDER_HEADINGS[by], tables.figure(row.get(by)))
+    )
+    rows = standings.leaderboard(results.read_all(tmp_path / "store")[0], by=by)
     head, line = tables.standing(rows, 10, by).splitlines()
-    assert tables.ORDERED[by] in head
+    assert tables.ORDER_HEADINGS[by] in head
     assert row["ordered"] in line
     assert max(len(head), len(line)) <= tables.WIDTH
 
 
 def test_every_order_of_the_leaderboard_is_one_of_the_command_and_of_the_page() -> None:
     page = (Path(app.__file__).parent / "assets" / "results.js").read_text(encoding="utf-8")
-    assert set(evaluate_leaderboard.BY) == set(tables.ORDERED)
-    assert all(f'["{by}", ' in page for by in tables.ORDERED)
-    assert "found.column" in page
+    assert set(evaluate_leaderboard.BY) == set(tables.ORDER_HEADINGS)
+    assert all(f'["{by}", ' in page for by in tables.ORDER_HEADINGS)
+    assert "leaderboard.column" in page
     assert "row.ordered" in page
 
 
@@ -219,7 +221,7 @@ def test_an_evaluation_is_carried_out_and_its_progress_is_told(client: TestClien
     assert (last["state"], last["of"]) == ("done", 2)
     assert client.get(f"/api/evaluations/{last['result']}").status_code == 200
     asked = agent.options[0]
-    assert (asked.levels, asked.bound, asked.trusted) == ("M/L", True, False)
+    assert (asked.levels, asked.needs_bound, asked.trusted) == ("M/L", True, False)
 
 
 def test_an_agent_that_is_asked_for_is_named_where_it_cannot(client: TestClient) -> None:
@@ -341,7 +343,7 @@ def test_a_manifest_of_somebody_else_never_gets_to_an_agent_with(
 def test_the_built_in_manifests_are_taken() -> None:
     from xsp.evaluate import builtin
 
-    assert [each.title for each in builtin.manifests() if policy.refused(each)] == []
+    assert [each.title for each in builtin.manifests() if policy.objections(each)] == []
 
 
 @pytest.mark.parametrize(
@@ -391,7 +393,7 @@ def test_another_host_and_another_origin_are_refused(headers: dict[str, str], cl
      ("192.0.2.7:80", "0.0.0.0", True), ("evil.example", "0.0.0.0", False), ("[2001:db8::1]:80", "::", True)],
 )  # fmt: skip
 def test_a_server_is_asked_by_its_address(host: str | None, address: str, ours: bool) -> None:
-    assert guard.is_ours(host, address) is ours
+    assert guard.is_this_server(host, address) is ours
 
 
 @pytest.mark.parametrize(
@@ -445,5 +447,5 @@ def test_an_evaluation_that_is_ended_in_the_middle_leaves_nothing(tmp_path: Path
 
     asked = reading.of_plain({**TINY, "scenario": {"requests": 99_000}}).manifest
     with pytest.raises(KeyboardInterrupt):
-        transports.OwnProcess().submit(asked, tmp_path, Options(tmp_path / "store"), progress)
+        transports.SubprocessAgent().submit(asked, tmp_path, Options(tmp_path / "store"), progress)
     assert list((tmp_path / "store").iterdir()) == []

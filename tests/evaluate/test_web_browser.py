@@ -19,7 +19,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("torch")
 
 from xsp.evaluate.agents import Agent
-from xsp.evaluate.transports import OwnProcess
+from xsp.evaluate.transports import SubprocessAgent
 from xsp.evaluate.web import app
 
 pytestmark = pytest.mark.browser
@@ -134,7 +134,7 @@ def test_what_is_wrong_is_said_on_the_page(browser: Any, served: str) -> None:
 
 
 def test_of_several_agents_one_is_chosen_on_the_form(browser: Any, tmp_path: Path) -> None:
-    there = [OwnProcess(name, {"rack": name[0]}) for name in ("left", "right")]
+    there = [SubprocessAgent(name, {"rack": name[0]}) for name in ("left", "right")]
     with serving(tmp_path / "evaluations", there) as served:
         browser.get(served + "/new")
         until(browser, "return document.getElementById('evaluate')")

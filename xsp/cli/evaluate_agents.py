@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     agents, silent = rayagents.connected_agents()
     facts = [agent.facts() for agent in agents]
     if args.format == "json":
-        progress.put(json.dumps([results.plain(info) for info in facts], indent=1) + "\n")
+        progress.put(json.dumps([results.plain_facts(info) for info in facts], indent=1) + "\n")
     elif facts:
         rows = [
             (info.name, info.host, str(info.cores), tables.figure(info.memory_gib), ", ".join(info.gpus) or "-",

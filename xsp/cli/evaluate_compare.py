@@ -30,9 +30,9 @@ def run(args: argparse.Namespace) -> int:
     """Compare the results, and print the comparison."""
     from xsp.evaluate import results, standings, tables
 
-    comparisons = standings.compared([results.find(name, args.store) for name in args.result])
+    comparisons = standings.compare([results.find(name, args.store) for name in args.result])
     if args.format == "json":
         progress.put(json.dumps([tables.comparison_json(comparison) for comparison in comparisons], indent=1) + "\n")
     else:
-        progress.tell("\n\n".join(tables.comparison(comparison) for comparison in comparisons))
+        progress.tell("\n\n".join(tables.comparison_text(comparison) for comparison in comparisons))
     return 0

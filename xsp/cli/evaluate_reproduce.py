@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             repeats.append(results.read(agent.submit(manifest, args.folder, settings, show)))
             return repeats[-1]
 
-        judgement = standings.reproduced(original, again, args.turns)
+        judgement = standings.reproduce(original, again, args.turns)
     if args.format == "json":
         payload = tables.judgement_json(judgement) | {
             "before": original.name,
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         times = "once" if len(repeats) == 1 else f"{len(repeats)} times"
         agent_name = agent.facts().name
-        progress.tell(f"{original.name}, repeated {times} by {agent_name}: {tables.judgement(judgement)}")
+        progress.tell(f"{original.name}, repeated {times} by {agent_name}: {tables.judgement_text(judgement)}")
     return {"same": 0, "different": 1}.get(judgement.verdict.value, 3)
 
 
@@ -87,14 +87,14 @@ def _agent(args: argparse.Namespace, manifest: Manifest, maker: str) -> Agent:
     from xsp.evaluate import agents, transports
 
     if args.ray is None:
-        candidates = transports.named(args.agents or "process", dict(args.label))
+        candidates = transports.local_agents(args.agents or "process", dict(args.label))
         if len(candidates) != 1:
             raise UsageError("--agents: give one agent to reproduce a result, local or process")
         return candidates[0]
     if args.label:
         raise UsageError("--label is of agents of this machine; with --ray agents have their own labels")
     cluster_agents = evaluate_run.of_cluster(args.ray, None if args.agents is None else [args.agents])
-    suitable, reasons = agents.matching(manifest, cluster_agents)
+    suitable, reasons = agents.match_agents(manifest, cluster_agents)
     if not suitable:
         details = ". ".join(f"{name}: {'; '.join(misses)}" for name, misses in reasons.items())
         raise UsageError(f"no agent of the cluster satisfies the manifest. {details}")

@@ -91,7 +91,7 @@ def every_result(store: Path) -> list[Result]:
     """Return the results of a store, the newest last, and warn of files that are not results."""
     from xsp.evaluate import results
 
-    stored_results, problems = results.every(store)
+    stored_results, problems = results.read_all(store)
     for problem in problems:
         progress.warn(f"xsp: {problem}")
     return stored_results
@@ -111,12 +111,12 @@ def run(args: argparse.Namespace) -> int:
 
     entries = [reading.read(path) for path in args.manifest]
     if args.set is not None:
-        entries += [reading.LoadedManifest(manifest, dialects.OURS, Path()) for manifest in builtin.manifests()]
+        entries += [reading.LoadedManifest(manifest, dialects.XSP, Path()) for manifest in builtin.manifests()]
     if not entries:
         raise UsageError("name manifests, or a set of them: --set builtin")
     if args.missing:
         manifests = [entry.manifest for entry in entries]
-        identities = {manifest.identity for manifest in standings.missing(manifests, every_result(args.store))}
+        identities = {manifest.identity for manifest in standings.without_result(manifests, every_result(args.store))}
         missing = [entry for entry in entries if entry.manifest.identity in identities]
         progress.warn(f"xsp: {len(entries) - len(missing):,} of {len(entries):,} have a result already")
         entries = missing
@@ -135,14 +135,14 @@ def run_manifests(args: argparse.Namespace, found: list[LoadedManifest]) -> int:
     options = agents.Options(args.store, args.trace, args.bound, trusted=True)
     if args.ray is not None:
         return _shown(args, *_by_cluster(args, found, options))
-    local_agents = transports.named(args.agents, dict(args.label))
+    local_agents = transports.local_agents(args.agents, dict(args.label))
     paths, failed, start = [], 0, time.monotonic()
     with progress.shown(args.quiet) as show:
         for number, entry in enumerate(found):
             if number and args.seconds is not None and time.monotonic() - start > args.seconds:
                 progress.warn(f"xsp: {len(found) - number:,} manifests are left; run it again with --missing")
                 break
-            suitable, reasons = agents.matching(entry.manifest, local_agents)
+            suitable, reasons = agents.match_agents(entry.manifest, local_agents)
             for name, misses in reasons.items():
                 progress.warn(f"xsp: {entry.manifest.title}: not by {name}: {'; '.join(misses)}")
             failed += not suitable
@@ -163,17 +163,17 @@ def _by_cluster(args: argparse.Namespace, entries: list[LoadedManifest], options
         raise UsageError("--seconds and --label are for agents of this machine; agents of --ray have their own labels")
     names = None if args.agents in ("all", "any", "local") else [name.strip() for name in args.agents.split(",")]
     agents = of_cluster(args.ray, names)
-    work, reasons = dispatch.pieces(entries, agents, each=args.agents not in ("any", "local"))
+    work, reasons = dispatch.pieces(entries, agents, on_each_agent=args.agents not in ("any", "local"))
     for title, misses_by_agent in reasons.items():
         for name, misses in misses_by_agent.items():
             progress.warn(f"xsp: {title}: not by {name}: {'; '.join(misses)}")
     with progress.shown(args.quiet) as show:
-        dispatch.carry_out(work, agents, options, show)
+        dispatch.run_pieces(work, agents, options, show)
     for piece in work:
-        if piece.lost and piece.result is not None:
-            progress.warn(f"xsp: {piece.request.manifest.title}: lost by {piece.lost[0]}, and run again")
+        if piece.lost_agents and piece.result is not None:
+            progress.warn(f"xsp: {piece.request.manifest.title}: lost by {piece.lost_agents[0]}, and run again")
         if piece.result is None:
-            progress.warn(f"xsp: {piece.request.manifest.title}: {piece.why}")
+            progress.warn(f"xsp: {piece.request.manifest.title}: {piece.failure}")
     return [piece.result for piece in work if piece.result is not None], sum(piece.result is None for piece in work)
 
 

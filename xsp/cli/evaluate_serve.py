@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.folder.exists() and not args.folder.is_dir():
         raise UsageError(f"--folder {args.folder}: this is a file; name the folder of results")
-    agents = [transports.OwnProcess(), *(evaluate_run.of_cluster(args.ray) if args.ray is not None else [])]
+    agents = [transports.SubprocessAgent(), *(evaluate_run.of_cluster(args.ray) if args.ray is not None else [])]
     try:
         family, *_, address = socket.getaddrinfo(args.host, args.port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server((address[0], args.port), family=family, backlog=128)

@@ -7,7 +7,7 @@ predictors, jsonlines, conformance       the contract of three calls: open, pred
 load, quality                            request schedules and latencies; comparison of two evaluations
 agents, running, transports              execution in this process or a subprocess; which agents satisfy a manifest
 builtin, pitfalls                        manifests of many models; small differences before a model
-results, standings, tables               the results: one directory per evaluation
+figures, results, standings, tables      the results: one directory per evaluation
 web                                      the same in a browser and over REST
 ```
 

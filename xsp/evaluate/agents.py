@@ -23,7 +23,7 @@ from packaging.version import InvalidVersion, Version
 from xsp import processes
 from xsp.device import machine
 from xsp.errors import ManifestError
-from xsp.evaluate.manifest import Manifest
+from xsp.evaluate.manifest import Manifest, is_python
 
 Progress = Callable[[str, int, int], None]
 """Callback with a description of the current work, the number of requests done, and their total."""
@@ -73,7 +73,7 @@ class Facts:
     """Whether it runs programs and sets variables that a manifest names, and reads files outside its folder."""
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether its last sign of life is recent."""
         return self.beat_s is None or time.time() - self.beat_s < DEAD_AFTER_S
 
@@ -104,15 +104,15 @@ class Agent(Protocol):
 
 @dataclass(frozen=True)
 class Options:
-    """Settings besides the manifest: they affect what is stored, not what is evaluated."""
+    """Settings outside the manifest: they affect what is stored, not what is evaluated."""
 
     store: Path = Path("evaluations")
     levels: str = ""
     """Levels of the trace that is recorded in separate steps, `M/L/G`; no trace if empty."""
 
-    bound: bool = False
+    needs_bound: bool = False
     trusted: bool = False
-    """Whether code that the manifest names may run, and files anywhere be read: never for a manifest from a network."""
+    """Whether code that the manifest names may run, and files outside its folder be read; not for network manifests."""
 
 
 def local_facts(name: str = "local", labels: Mapping[str, str] | None = None, devices: bool = True) -> Facts:
@@ -147,18 +147,18 @@ def version_of(package: str) -> str | None:
 
 def unmet_requirements(manifest: Manifest, facts: Facts) -> list[str]:
     """Return the requirements of a manifest that an agent does not meet, each as a sentence; empty if it meets all."""
-    refused = [] if facts.trusts else without_trust(manifest)
-    return [*_of_hardware(manifest, facts), *_of_software(manifest, facts), *refused]
+    trust_reasons = [] if facts.trusts else trust_objections(manifest)
+    return [*_unmet_hardware(manifest, facts), *_unmet_software(manifest, facts), *trust_reasons]
 
 
-def without_trust(manifest: Manifest) -> list[str]:
+def trust_objections(manifest: Manifest) -> list[str]:
     """Return the reasons, as sentences, not to run a manifest whose author is not trusted.
 
     It could run a program, change how a program runs, or read a file outside its folder.
     """
     model, (kind, _, path) = manifest.model, manifest.dataset.source.partition(":")
     reasons = []
-    if model.command or model.source.partition(":")[0].endswith(".py"):
+    if model.command or is_python(model.source):
         reasons.append("model: it names a program, which is not run for untrusted manifests")
     reasons += [
         f"model.{side}: it names code, which is not run for untrusted manifests"
@@ -170,67 +170,67 @@ def without_trust(manifest: Manifest) -> list[str]:
     source = model.source.removeprefix("transformers:").partition("?")[0]
     files = [("model.source", source)] if source.endswith((".pt2", ".onnx", ".json")) else []
     files += [("dataset.source", path)] if kind == "folder" else []
-    return reasons + [f"{name}: {file!r} leads out of the folder" for name, file in files if leads_out(file)]
+    return reasons + [f"{name}: {file!r} leads out of the folder" for name, file in files if is_outside_folder(file)]
 
 
-def leads_out(path: str) -> bool:
+def is_outside_folder(path: str) -> bool:
     """Return whether a path of a manifest leads out of its folder."""
     pure = PurePath(path)
     return pure.is_absolute() or ".." in pure.parts or path.startswith("~")
 
 
-def matching(manifest: Manifest, agents: Sequence[Agent]) -> tuple[list[Agent], dict[str, list[str]]]:
+def match_agents(manifest: Manifest, agents: Sequence[Agent]) -> tuple[list[Agent], dict[str, list[str]]]:
     """Return the agents that satisfy a manifest, and for each other agent the reasons why it does not."""
-    fit, reasons = [], {}
+    suitable, reasons = [], {}
     for agent in agents:
         facts = agent.facts()
         unmet = unmet_requirements(manifest, facts)
-        if not facts.alive:
+        if not facts.is_alive:
             unmet = [f"it has not responded for {DEAD_AFTER_S:.0f} s", *unmet]
         if unmet:
             reasons[facts.name] = unmet
         else:
-            fit.append(agent)
-    return fit, reasons
+            suitable.append(agent)
+    return suitable, reasons
 
 
-def _of_hardware(manifest: Manifest, facts: Facts) -> list[str]:
-    required = manifest.hardware
+def _unmet_hardware(manifest: Manifest, facts: Facts) -> list[str]:
+    hardware = manifest.hardware
     unmet = []
-    if required.architecture and _architecture(required.architecture) != _architecture(facts.architecture):
-        unmet.append(f"architecture {required.architecture} is required, it is {facts.architecture}")
+    if hardware.architecture and _architecture_name(hardware.architecture) != _architecture_name(facts.architecture):
+        unmet.append(f"architecture {hardware.architecture} is required, it is {facts.architecture}")
     if (
-        required.cpu
-        and required.cpu.lower() not in ("any", facts.architecture.lower())
-        and not _matches(required.cpu, facts.cpu)
+        hardware.cpu
+        and hardware.cpu.lower() not in ("any", facts.architecture.lower())
+        and not _matches(hardware.cpu, facts.cpu)
     ):
-        unmet.append(f"a processor {required.cpu!r} is required, it has {facts.cpu}")
-    if required.cores is not None and required.cores > facts.cores:
-        unmet.append(f"{required.cores} cores are required, it can use {facts.cores}")
-    gpu = required.gpu.lower()
+        unmet.append(f"a processor {hardware.cpu!r} is required, it has {facts.cpu}")
+    if hardware.cores is not None and hardware.cores > facts.cores:
+        unmet.append(f"{hardware.cores} cores are required, it can use {facts.cores}")
+    gpu = hardware.gpu.lower()
     if gpu == "any" and not facts.gpus:
         unmet.append("a GPU is required, it has none")
-    elif gpu not in ("", "any", "none") and not any(_matches(required.gpu, device) for device in facts.gpus):
-        unmet.append(f"a GPU {required.gpu!r} is required, it has {', '.join(facts.gpus) or 'none'}")
-    needed_gib = required.memory_gib if required.memory_gib is not None else _gib(required.memory)
+    elif gpu not in ("", "any", "none") and not any(_matches(hardware.gpu, device) for device in facts.gpus):
+        unmet.append(f"a GPU {hardware.gpu!r} is required, it has {', '.join(facts.gpus) or 'none'}")
+    needed_gib = hardware.memory_gib if hardware.memory_gib is not None else _parse_gib(hardware.memory)
     if needed_gib is not None and (facts.memory_gib is None or needed_gib > facts.memory_gib):
         actual = "its memory is unknown" if facts.memory_gib is None else f"it has {facts.memory_gib:.1f}"
         unmet.append(f"{needed_gib:g} GiB of memory are required, {actual}")
-    elif required.memory and needed_gib is None:
-        unmet.append(f"memory {required.memory!r} is required, which is not an amount: write memory_gib: 16")
-    if required.host and required.host != facts.host:
-        unmet.append(f"the host {required.host} is required, this is another one")
-    labels = {**required.labels, **({"interconnect": required.interconnect} if required.interconnect else {})}
+    elif hardware.memory and needed_gib is None:
+        unmet.append(f"memory {hardware.memory!r} is required, which is not an amount: write memory_gib: 16")
+    if hardware.host and hardware.host != facts.host:
+        unmet.append(f"the host {hardware.host} is required, this is another one")
+    labels = {**hardware.labels, **({"interconnect": hardware.interconnect} if hardware.interconnect else {})}
     for name, value in labels.items():
         if facts.labels.get(name) != value:
             unmet.append(f"label {name}={value} is required, it has {facts.labels.get(name, 'none')}")
     return unmet
 
 
-def _of_software(manifest: Manifest, facts: Facts) -> list[str]:
+def _unmet_software(manifest: Manifest, facts: Facts) -> list[str]:
     software, framework = manifest.software, manifest.model.framework
-    unmet = _range("python", software.python, facts.python)
-    ranges = {_package(name): specifier for name, specifier in software.packages.items()}
+    unmet = _unmet_range("python", software.python, facts.python)
+    ranges = {_package_name(name): specifier for name, specifier in software.packages.items()}
     if framework is not None:
         package = FRAMEWORKS.get(framework.name.lower())
         if package is None:
@@ -239,7 +239,7 @@ def _of_software(manifest: Manifest, facts: Facts) -> list[str]:
             ranges[package] = framework.version
     for package, specifier in ranges.items():
         installed = facts.packages.get(package) or (version_of(package) if facts.beat_s is None else None)
-        unmet += [f"{package} is not installed"] if installed is None else _range(package, specifier, installed)
+        unmet += [f"{package} is not installed"] if installed is None else _unmet_range(package, specifier, installed)
     if software.container or manifest.model.container:
         container = "a container" if not isinstance(software.container, str) or not software.container else (
             f"the container {software.container}"
@@ -250,7 +250,7 @@ def _of_software(manifest: Manifest, facts: Facts) -> list[str]:
     return unmet
 
 
-def _range(package: str, specifier: str, installed: str) -> list[str]:
+def _unmet_range(package: str, specifier: str, installed: str) -> list[str]:
     if not specifier:
         return []
     try:
@@ -263,16 +263,16 @@ def _range(package: str, specifier: str, installed: str) -> list[str]:
         return [f"{package}: {specifier[:80]!r} is not a range of versions; write >=2.4,<3 or ^1.2"]
 
 
-def version_range(asked: str) -> SpecifierSet:
+def version_range(specifier: str) -> SpecifierSet:
     """Return a range of versions: a specifier of packaging, a caret or tilde range of semantic versions, or a prefix.
 
-    `1.12` stands for 1.12 and 1.12.x; `^1.2` for 1.2 up to 2, `^0.1` for 0.1 up to 0.2; `~1.2` for 1.2.x.
+    `1.12` means 1.12 and 1.12.x; `^1.2` means 1.2 up to 2, `^0.1` 0.1 up to 0.2, and `~1.2` 1.2.x.
 
     Raises:
         InvalidSpecifier: it is not a range of versions.
     """
     parts = []
-    for clause in filter(None, re.split(r"[,\s]+(?![\d.])", asked.strip())):
+    for clause in filter(None, re.split(r"[,\s]+(?![\d.])", specifier.strip())):
         compact = clause.replace(" ", "")
         match = re.fullmatch(r"([~^]?)v?(\d+(?:\.\d+)*)", compact)
         if match is None:
@@ -282,15 +282,16 @@ def version_range(asked: str) -> SpecifierSet:
         if not sign:
             parts.append(f"=={match[2]}.*")
             continue
-        fixed = next((index for index, number in enumerate(numbers) if number), len(numbers) - 1) if sign == "^" else (
-            min(1, len(numbers) - 1)
-        )  # fmt: skip
-        upper = [*numbers[:fixed], numbers[fixed] + 1]
+        if sign == "^":
+            bump_index = next((index for index, number in enumerate(numbers) if number), len(numbers) - 1)
+        else:
+            bump_index = min(1, len(numbers) - 1)
+        upper = [*numbers[:bump_index], numbers[bump_index] + 1]
         parts.append(f">={match[2]},<{'.'.join(map(str, upper))}")
     return SpecifierSet(",".join(parts))
 
 
-def _package(name: str) -> str:
+def _package_name(name: str) -> str:
     plain = re.sub(r"[-_.]+", "-", name.lower())
     return FRAMEWORKS.get(plain, plain)
 
@@ -299,11 +300,11 @@ def _matches(pattern: str, text: str) -> bool:
     return all(word in text.lower() for word in pattern.lower().split())
 
 
-def _architecture(name: str) -> str:
+def _architecture_name(name: str) -> str:
     return {"amd64": "x86_64", "x86-64": "x86_64", "arm64": "aarch64"}.get(name.lower(), name.lower())
 
 
-def _gib(text: str) -> float | None:
+def _parse_gib(text: str) -> float | None:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(g|gb|gib|m|mb|mib|t|tb|tib)?\s*", text.lower())
     if match is None:
         return None

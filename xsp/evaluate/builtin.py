@@ -40,7 +40,7 @@ SCENARIOS = {
 
 
 def manifests() -> Iterator[Manifest]:
-    """Yield the manifests, model by model, each with all its loads."""
+    """Yield a manifest for each model and load; those of a model follow each other."""
     sources = [
         *((f"torchvision:{name}", "image-classification") for name in TORCHVISION),
         *((f"timm:{name}", "image-classification") for name in TIMM),

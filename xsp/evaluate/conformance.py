@@ -14,14 +14,14 @@ from xsp.evaluate.predictors import Batch, Predictor
 SAMPLES = 3
 
 
-def check(predictor: Predictor, manifest: Manifest, folder: Path = Path(), rows_alone: bool = True) -> None:
+def check(predictor: Predictor, manifest: Manifest, folder: Path = Path(), tests_batches: bool = True) -> None:
     """Test whether a predictor fulfils the contract.
 
     Args:
         predictor: the predictor.
         manifest: manifest of a model that it can open.
         folder: folder of relative paths in the manifest.
-        rows_alone: also predict batches of several samples, and compare them with the samples one by one.
+        tests_batches: also predict a batch of several samples, and compare its answers with those for single samples.
 
     Raises:
         AssertionError: the predictor violates the contract; the message says how.
@@ -32,17 +32,17 @@ def check(predictor: Predictor, manifest: Manifest, folder: Path = Path(), rows_
         samples = datasets.of(manifest.dataset.model_copy(update={"source": "synthetic"}), handle.takes, folder, False)
         rows = [samples[number] for number in range(SAMPLES)]
         batches: list[Batch] = [{name: row[name][None] for name in handle.takes} for row in rows]
-        taken: list[int] = []
+        consumed: list[int] = []
 
         def stream() -> Iterator[Batch]:
             for number, batch in enumerate(batches):
-                taken.append(number)
+                consumed.append(number)
                 yield batch
 
         answers = []
         for answer in predictor.predict(handle, stream()):
             answers.append(answer)
-            assert len(taken) == len(answers), "predict must answer a batch before it takes the next one"
+            assert len(consumed) == len(answers), "predict must answer a batch before it takes the next one"
         assert len(answers) == SAMPLES, "predict must yield one answer for each batch"
         assert all(answer.outputs for answer in answers), "an answer must have at least one array"
         repeated = list(predictor.predict(handle, batches[:1]))
@@ -50,7 +50,7 @@ def check(predictor: Predictor, manifest: Manifest, folder: Path = Path(), rows_
             assert np.array_equal(before, after, equal_nan=before.dtype.kind == "f"), (
                 "the same batch must get the same answer"
             )
-        if rows_alone:
+        if tests_batches:
             all_rows = {name: np.stack([row[name] for row in rows]) for name in handle.takes}
             (combined,) = predictor.predict(handle, [all_rows])
             assert len(combined.outputs[0]) == SAMPLES, "an answer must have its samples along the first axis"

@@ -20,7 +20,7 @@ from xsp.evaluate.pipeline import Array
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
-MOST_OF_A_FILE = 64 << 20
+MOST_FILE_BYTES = 64 << 20
 
 QUALITY = 90
 """JPEG quality of synthetic images, typical of cameras."""
@@ -43,8 +43,8 @@ class Samples:
     """A data set: `samples[i]` is the bytes of a file, text, or arrays by input name."""
 
     count: int
-    raw: bool
-    """Whether samples need steps before the model takes them."""
+    needs_steps: bool
+    """Whether samples need steps to become inputs of the model."""
 
     make: Callable[[int], Any]
     checksum: str = ""
@@ -63,23 +63,23 @@ class Samples:
         return self.make(number % self.count)
 
 
-def of(dataset: Dataset, takes: Mapping[str, InputSpec], folder: Path, anywhere: bool) -> Samples:
+def of(dataset: Dataset, inputs: Mapping[str, InputSpec], folder: Path, may_leave_folder: bool) -> Samples:
     """Return the data set that a manifest names.
 
     Args:
         dataset: the manifest's section.
-        takes: inputs of the model, for samples that need no steps.
+        inputs: inputs of the model, for samples that need no steps.
         folder: base of relative paths.
-        anywhere: whether a path may lead out of the folder: not for a manifest from a network.
+        may_leave_folder: whether a path may lead out of the folder; False for a manifest from a network.
 
     Raises:
         ManifestError: there is no such data set.
     """
     kind, _, path = dataset.source.partition(":")
     if kind == "folder":
-        return _folder(dataset, path, folder, anywhere)
+        return _from_folder(dataset, path, folder, may_leave_folder)
     if dataset.source == "synthetic":
-        return Samples(dataset.samples, False, lambda number: _tensors(dataset, takes, number))
+        return Samples(dataset.samples, False, lambda number: _tensors(dataset, inputs, number))
     if dataset.source == "synthetic:images":
         return Samples(dataset.samples, True, lambda number: image(dataset, number))
     if dataset.source == "synthetic:classes":
@@ -103,9 +103,9 @@ def image(dataset: Dataset, number: int) -> bytes:
     return _jpeg(noise(dataset, number))
 
 
-def of_class(dataset: Dataset, kind: int, number: int) -> bytes:
-    """Return a JPEG file that is an equal blend of noise of its own and noise that all images of its class share."""
-    return _jpeg(0.5 * noise(dataset, 1_000_000 + kind) + 0.5 * noise(dataset, number))
+def of_class(dataset: Dataset, class_number: int, number: int) -> bytes:
+    """Return a JPEG file that blends noise of its own and noise that all images of its class share, in equal parts."""
+    return _jpeg(0.5 * noise(dataset, 1_000_000 + class_number) + 0.5 * noise(dataset, number))
 
 
 def _jpeg(pixels: Array) -> bytes:
@@ -127,7 +127,7 @@ def noise(dataset: Dataset, number: int) -> Array:
         spectrum = np.fft.rfft2(rng.standard_normal((height, width))) * falloff
         plane = np.fft.irfft2(spectrum, (height, width))
         plane = (plane - plane.mean()) / (plane.std() or 1.0)
-        pixels[..., channel] = plane * _of(dataset.std, channel) + _of(dataset.mean, channel)
+        pixels[..., channel] = plane * _channel_value(dataset.std, channel) + _channel_value(dataset.mean, channel)
     return np.asarray(pixels.clip(0, 1))
 
 
@@ -137,52 +137,52 @@ def text(seed: int, number: int) -> str:
     return " ".join(f"w{word}" for word in rng.zipf(1.3, int(rng.integers(16, 129))) % 30_000)
 
 
-def _tensors(dataset: Dataset, takes: Mapping[str, InputSpec], number: int) -> dict[str, Array]:
+def _tensors(dataset: Dataset, inputs: Mapping[str, InputSpec], number: int) -> dict[str, Array]:
     rng = np.random.default_rng([dataset.seed, number])
-    return {name: _tensor(rng, spec) for name, spec in takes.items()}
+    return {name: _tensor(rng, spec) for name, spec in inputs.items()}
 
 
-def _tensor(rng: np.random.Generator, takes: InputSpec) -> Array:
-    if takes.fixed is not None:
-        return takes.fixed
-    if takes.high is not None:
-        return rng.integers(0, max(1, takes.high), takes.shape).astype(takes.dtype)
-    return rng.standard_normal(takes.shape).astype(takes.dtype)
+def _tensor(rng: np.random.Generator, spec: InputSpec) -> Array:
+    if spec.fixed is not None:
+        return spec.fixed
+    if spec.high is not None:
+        return rng.integers(0, max(1, spec.high), spec.shape).astype(spec.dtype)
+    return rng.standard_normal(spec.shape).astype(spec.dtype)
 
 
-def _of(values: list[float], channel: int) -> float:
+def _channel_value(values: list[float], channel: int) -> float:
     return values[channel % len(values)]
 
 
-def _folder(dataset: Dataset, path: str, folder: Path, anywhere: bool) -> Samples:
+def _from_folder(dataset: Dataset, path: str, folder: Path, may_leave_folder: bool) -> Samples:
     root = (folder / path).expanduser().resolve()
-    if not anywhere and not root.is_relative_to(folder.resolve()):
+    if not may_leave_folder and not root.is_relative_to(folder.resolve()):
         raise ManifestError(f"dataset.source: {path!r} leads out of the folder of the manifest")
     if not root.is_dir():
         raise ManifestError(f"dataset.source: there is no folder {path!r}")
     files = sorted(file for file in root.rglob("*") if file.suffix.lower() in IMAGES and file.is_file())
     if not files:
         raise ManifestError(f"dataset.source: no image in {path!r}; images end in {', '.join(IMAGES)}")
-    kinds = _by_class(files, root)
-    if kinds:
-        files = _in_turn(files)
+    class_numbers = _class_numbers(files, root)
+    if class_numbers:
+        files = _interleaved(files)
     files = files[: dataset.samples]
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(str(file.relative_to(root)).encode("utf-8", "surrogateescape") + b"\0")
-        digest.update(hashlib.sha256(_bytes(file)).digest())
+        digest.update(hashlib.sha256(_file_bytes(file)).digest())
     checksum = f"sha256:{digest.hexdigest()}"
     if dataset.checksum and dataset.checksum != checksum:
         raise ManifestError(f"dataset.checksum: the folder has {checksum}, which differs from the manifest")
     return Samples(
-        len(files), True, lambda number: _bytes(files[number]), checksum,
-        tuple(kinds[file.parent.name] for file in files) if kinds else (),
-        tuple(sorted(kinds, key=kinds.__getitem__)),
+        len(files), True, lambda number: _file_bytes(files[number]), checksum,
+        tuple(class_numbers[file.parent.name] for file in files) if class_numbers else (),
+        tuple(sorted(class_numbers, key=class_numbers.__getitem__)),
     )  # fmt: skip
 
 
-def _by_class(files: Sequence[Path], root: Path) -> dict[str, int]:
-    """Return the class of each folder, if every image lies in a class folder directly under the place; else nothing.
+def _class_numbers(files: Sequence[Path], root: Path) -> dict[str, int]:
+    """Return the class of each folder, or an empty mapping if an image is not in a folder directly under the root.
 
     If all folder names are whole numbers, these are the classes; else classes are counted from 0 in the order of the
     names, as `torchvision.datasets.ImageFolder` does. A single folder, or images elsewhere, define no classes.
@@ -192,12 +192,12 @@ def _by_class(files: Sequence[Path], root: Path) -> dict[str, int]:
     names = sorted({file.parent.name for file in files})
     if len(names) < 2:
         return {}
-    numbered = all(name.isascii() and name.isdecimal() for name in names)
-    classes = {name: int(name) if numbered else number for number, name in enumerate(names)}
+    is_numbered = all(name.isascii() and name.isdecimal() for name in names)
+    classes = {name: int(name) if is_numbered else number for number, name in enumerate(names)}
     return classes if len(set(classes.values())) == len(classes) else {}
 
 
-def _in_turn(files: Sequence[Path]) -> list[Path]:
+def _interleaved(files: Sequence[Path]) -> list[Path]:
     """Return the files in turn, one per folder, so that the first few cover all classes."""
     counts: dict[Path, int] = {}
     keys = {}
@@ -207,10 +207,10 @@ def _in_turn(files: Sequence[Path]) -> list[Path]:
     return sorted(files, key=keys.__getitem__)
 
 
-def _bytes(path: Path) -> bytes:
+def _file_bytes(path: Path) -> bytes:
     try:
-        if path.stat().st_size > MOST_OF_A_FILE:
-            raise ManifestError(f"{path.name}: larger than {MOST_OF_A_FILE >> 20} MiB, the limit for an image")
+        if path.stat().st_size > MOST_FILE_BYTES:
+            raise ManifestError(f"{path.name}: larger than {MOST_FILE_BYTES >> 20} MiB, the limit for an image")
         return path.read_bytes()
     except OSError as error:
         raise ManifestError(f"{path.name}: cannot be read ({error.strerror})") from error

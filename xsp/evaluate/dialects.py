@@ -1,7 +1,7 @@
 """Translation of other manifest formats to ours: those of MLModelScope (models, frameworks) and the five of DLSpec.
 
 Each function takes and returns plain data. A field without a counterpart in our format keeps its name.
-Facts: the fields of both are listed in the papers (arXiv 1911.08031; OpML 2020) and in published manifests.
+Sources: the papers (arXiv 1911.08031; OpML 2020) and published manifests list the fields of both formats.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 Content = dict[str, Any]
 
-MLMODELSCOPE, DLSPEC, OURS = "MLModelScope", "DLSpec", "xsp"
+MLMODELSCOPE, DLSPEC, XSP = "MLModelScope", "DLSpec", "xsp"
 
 _SECTIONS = ("hardware", "software", "dataset", "model")
 _TASKS = {
@@ -30,7 +30,7 @@ _TASKS = {
 def detect(content: Mapping[str, Any]) -> str:
     """Return the dialect of a document."""
     if "scenario" in content or "format" in content:
-        return OURS
+        return XSP
     model = content.get("model")
     if "framework" in content and isinstance(content["framework"], (dict, str)):
         return MLMODELSCOPE
@@ -40,7 +40,7 @@ def detect(content: Mapping[str, Any]) -> str:
         return DLSPEC
     if isinstance(model, dict) and "name" not in model and ({"base_url", "graph_path", "weights_path"} & model.keys()):
         return MLMODELSCOPE
-    return OURS
+    return XSP
 
 
 def _is_dlspec(content: Mapping[str, Any]) -> bool:
@@ -60,65 +60,65 @@ def _is_dlspec(content: Mapping[str, Any]) -> bool:
     )  # fmt: skip
 
 
-def translate(content: Content, kind: str) -> Content:
+def translate(content: Content, dialect: str) -> Content:
     """Return a manifest of a dialect as an evaluation, whose other sections have their defaults."""
-    return {MLMODELSCOPE: _mlmodelscope, DLSPEC: _dlspec}.get(kind, lambda same: same)(content)
+    return {MLMODELSCOPE: _from_mlmodelscope, DLSPEC: _from_dlspec}.get(dialect, lambda document: document)(content)
 
 
 # --- MLModelScope -----------------------------------------------------------------------------------------------------
 
 
-def _mlmodelscope(content: Content) -> Content:
+def _from_mlmodelscope(content: Content) -> Content:
     if "framework" not in content and "model" not in content:  # a manifest of a framework
-        software = _moved(content, {})
+        software = _rename_fields(content, {})
         return {"model": {"name": content.get("name", "any")}, "software": software}
     return {"model": mlmodelscope_model(content)}
 
 
 def mlmodelscope_model(content: Content) -> Content:
     """Return the model section of an MLModelScope model manifest."""
-    rest = dict(content)
+    remaining = dict(content)
     model: Content = {}
-    framework = rest.pop("framework", None)
+    framework = remaining.pop("framework", None)
     if framework is not None:
         model["framework"] = {"name": framework} if isinstance(framework, str) else framework
-    outputs = rest.pop("outputs", None) or ([rest.pop("output")] if "output" in rest else [])
-    model["inputs"] = [_tensor(tensor, "input") for tensor in _listed(rest.pop("inputs", None))]
-    model["outputs"] = [_tensor(tensor, "output") for tensor in _listed(outputs)]
-    if "licence" in rest:
-        rest.setdefault("license", rest.pop("licence"))
-    source = rest.pop("model", None)
+    outputs = remaining.pop("outputs", None) or ([remaining.pop("output")] if "output" in remaining else [])
+    model["inputs"] = [_tensor(tensor, "input") for tensor in _as_list(remaining.pop("inputs", None))]
+    model["outputs"] = [_tensor(tensor, "output") for tensor in _as_list(outputs)]
+    if "licence" in remaining:
+        remaining.setdefault("license", remaining.pop("licence"))
+    source = remaining.pop("model", None)
     if isinstance(source, dict):
         model |= _files(source)
     elif source is not None:
         model["model"] = source
     task = next((_TASKS.get(str(tensor.get("type"))) for tensor in model["outputs"] if isinstance(tensor, dict)), None)
-    return {**({"task": task} if task else {}), **rest, **model}
+    return {**({"task": task} if task else {}), **remaining, **model}
 
 
 def _files(source: Content) -> Content:
-    rest = dict(source)
+    remaining = dict(source)
     files = []
     for name in ("graph", "weights"):
-        path, checksum = rest.pop(f"{name}_path", None), rest.pop(f"{name}_checksum", None)
+        path, checksum = remaining.pop(f"{name}_path", None), remaining.pop(f"{name}_checksum", None)
         if path:
             files.append({"path": path, "role": name, **({"checksum": checksum} if checksum else {})})
         elif checksum:
-            rest[f"{name}_checksum"] = checksum
-    base = rest.pop("base_url", None)
-    archive = rest.pop("is_archive", None)
+            remaining[f"{name}_checksum"] = checksum
+    base = remaining.pop("base_url", None)
+    archive = remaining.pop("is_archive", None)
     return {
         **({"base_url": base} if base else {}),
         **({"files": files} if files else {}),
         **({"is_archive": archive} if archive is not None else {}),
-        **({"of_files": rest} if rest else {}),
+        **({"of_files": remaining} if remaining else {}),
     }
 
 
 def _tensor(content: Any, side: str) -> Any:
     if not isinstance(content, dict):
         return content
-    rest = {name: value for name, value in content.items() if name not in ("parameters", "steps")}
+    tensor = {name: value for name, value in content.items() if name not in ("parameters", "steps")}
     raw = content.get("parameters")
     if raw is not None and not isinstance(raw, dict):
         return dict(content)
@@ -126,29 +126,29 @@ def _tensor(content: Any, side: str) -> Any:
     names = (f"{side}_layer", "layer_name", "probabilities_layer")
     layer = next((parameters.pop(name) for name in names if isinstance(parameters.get(name), str)), None)
     if layer is not None:
-        rest["layer"] = layer
+        tensor["layer"] = layer
     if isinstance(parameters.get("element_type"), str):
-        rest["element_type"] = parameters["element_type"]
+        tensor["element_type"] = parameters["element_type"]
     steps = content.get("steps")
-    if steps is None and side == "input" and rest.get("type") == "image":
+    if steps is None and side == "input" and tensor.get("type") == "image":
         steps = _image_steps(parameters)
-    elif steps is None and side == "output" and rest.get("type") == "classification":
-        steps = [{"op": "argsort", **_taken(parameters, "features_url", "features_checksum")}]
-    parameters.pop("element_type", None) if "element_type" in rest else None
-    return {**rest, **({"steps": steps} if steps else {}), **({"parameters": parameters} if parameters else {})}
+    elif steps is None and side == "output" and tensor.get("type") == "classification":
+        steps = [{"op": "argsort", **_pop_fields(parameters, "features_url", "features_checksum")}]
+    parameters.pop("element_type", None) if "element_type" in tensor else None
+    return {**tensor, **({"steps": steps} if steps else {}), **({"parameters": parameters} if parameters else {})}
 
 
 def _image_steps(parameters: Content) -> list[Content]:
-    """Return the steps that an image's parameters stand for, in the order of MLModelScope's agents."""
-    steps: list[Content] = [{"op": "decode", **_taken(parameters, "color_mode", "element_type")}]
+    """Return the steps that an image's parameters describe, in the order of MLModelScope's agents."""
+    steps: list[Content] = [{"op": "decode", **_pop_fields(parameters, "color_mode", "element_type")}]
     dimensions = parameters.get("dimensions")
     layout = str(parameters.pop("layout", "") or "")
     if isinstance(dimensions, list) and len(dimensions) in (3, 4):
         parameters.pop("dimensions")
         size = dimensions[-3:]
         size = size[1:] if layout.endswith("CHW") or size[0] in (1, 3) else size[:2]
-        steps.append({"op": "resize", "size": size, **_taken(parameters, "keep_aspect_ratio", "max_dimension")})
-    normalisation = _taken(parameters, "mean", "scale")
+        steps.append({"op": "resize", "size": size, **_pop_fields(parameters, "keep_aspect_ratio", "max_dimension")})
+    normalisation = _pop_fields(parameters, "mean", "scale")
     if normalisation:
         steps.append(
             {"op": "normalise", **{"std" if name == "scale" else name: value for name, value in normalisation.items()}}
@@ -158,31 +158,33 @@ def _image_steps(parameters: Content) -> list[Content]:
     return steps
 
 
-def _listed(value: Any) -> list[Any]:
-    """Return a list as it is, nothing as an empty list, and another value as a list of it."""
+def _as_list(value: Any) -> list[Any]:
+    """Return a list as it is, None as an empty list, and any other value as a list with that value."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _taken(content: Content, *names: str) -> Content:
+def _pop_fields(content: Content, *names: str) -> Content:
     return {name: content.pop(name) for name in names if name in content and content[name] is not None}
 
 
 # --- DLSpec -----------------------------------------------------------------------------------------------------------
 
 
-def _dlspec(content: Content) -> Content:
-    bare = "model" not in content or bool({"name", "pre-process", "post-process"} & content.keys())
-    if content.get("kind") in (*_SECTIONS, "reference-log") and bare:
-        content = {str(content["kind"]).replace("-", "_"): {n: value for n, value in content.items() if n != "kind"}}
-    result: Content = {name: value for name, value in content.items() if name not in (*_SECTIONS, *_LOG)}
-    for name, change in _DLSPEC.items():
+def _from_dlspec(content: Content) -> Content:
+    is_section = "model" not in content or bool({"name", "pre-process", "post-process"} & content.keys())
+    if content.get("kind") in (*_SECTIONS, "reference-log") and is_section:
+        content = {
+            str(content["kind"]).replace("-", "_"): {key: value for key, value in content.items() if key != "kind"}
+        }
+    result: Content = {name: value for name, value in content.items() if name not in (*_SECTIONS, *_LOG_NAMES)}
+    for name, convert in _DLSPEC_SECTIONS.items():
         if isinstance(content.get(name), dict):
-            result[name] = change(dict(content[name]))
+            result[name] = convert(dict(content[name]))
         elif name in content:
             result[name] = content[name]
-    log = next((content[name] for name in _LOG if name in content), None)
+    log = next((content[name] for name in _LOG_NAMES if name in content), None)
     if log is not None:
-        result["reference"] = _moved(log, {
+        result["reference"] = _rename_fields(log, {
             "hyper-parameters": "hyperparameters", "hyper_parameters": "hyperparameters",
             "achieved_results": "results", "achieved-results": "results",
             "expected_outputs": "outputs", "expected-outputs": "outputs",
@@ -191,11 +193,11 @@ def _dlspec(content: Content) -> Content:
     return result
 
 
-_LOG = ("reference_log", "reference-log", "reference")
+_LOG_NAMES = ("reference_log", "reference-log", "reference")
 
 
 def _dlspec_model(content: Content) -> Content:
-    model = _moved(content, {
+    model = _rename_fields(content, {
         "pre-process": "preprocess", "pre_process": "preprocess",
         "post-process": "postprocess", "post_process": "postprocess",
         "licence": "license", "job-type": "job", "job_type": "job",
@@ -207,7 +209,7 @@ def _dlspec_model(content: Content) -> Content:
     source = model.pop("model", None)
     if isinstance(source, dict):
         checksum = source.pop("checksum", None)
-        paths = _listed(source.pop("sources", None))
+        paths = _as_list(source.pop("sources", None))
         model["files"] = [{"path": path, **({"checksum": checksum} if checksum else {})} for path in paths]
         model |= {"of_files": source} if source else {}
     elif isinstance(source, str):
@@ -227,8 +229,9 @@ def _dlspec_hardware(content: Content) -> Content:
 
 
 def _dlspec_software(content: Content) -> Content:
-    software = _moved(content, {"env": "environment", "environment_variables": "environment", "environment-variables":
-                            "environment"})  # fmt: skip
+    software = _rename_fields(content, {
+        "env": "environment", "environment_variables": "environment", "environment-variables": "environment",
+    })  # fmt: skip
     assignments = software.get("environment")
     if isinstance(assignments, list):
         pairs = [str(assignment).partition("=") for assignment in assignments]
@@ -237,7 +240,7 @@ def _dlspec_software(content: Content) -> Content:
 
 
 def _dlspec_dataset(content: Content) -> Content:
-    dataset = _moved(content, {"licence": "license"})
+    dataset = _rename_fields(content, {"licence": "license"})
     if isinstance(dataset.get("sources"), list):
         dataset["sources"] = [source if isinstance(source, str) else str(source) for source in dataset["sources"]]
     elif isinstance(dataset.get("sources"), str):
@@ -245,7 +248,7 @@ def _dlspec_dataset(content: Content) -> Content:
     return dataset
 
 
-_DLSPEC: dict[str, Callable[[Content], Content]] = {
+_DLSPEC_SECTIONS: dict[str, Callable[[Content], Content]] = {
     "hardware": _dlspec_hardware,
     "software": _dlspec_software,
     "dataset": _dlspec_dataset,
@@ -253,10 +256,10 @@ _DLSPEC: dict[str, Callable[[Content], Content]] = {
 }
 
 
-def _moved(content: Content, names: Mapping[str, str]) -> Content:
+def _rename_fields(content: Content, names: Mapping[str, str]) -> Content:
     """Return a copy with our field names; if a field is present under both names, both are kept."""
-    renamed: Content = {}
+    result: Content = {}
     for name, value in content.items():
         new = names.get(name, name)
-        renamed[name if new in renamed or (new != name and new in content) else new] = value
-    return renamed
+        result[name if new in result or (new != name and new in content) else new] = value
+    return result

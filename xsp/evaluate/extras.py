@@ -1,6 +1,6 @@
 """Optional parts of a result besides the figures: a trace with advice on it, and a bound.
 
-They are made after the requests, so no latency includes recording. If one cannot be made, the result gets a note.
+They are written after the requests, so no latency includes recording. If one fails, the result gets a note.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ TRACED_STEPS = 12
 MOST_ADVICE = 10
 
 
-def make(
-    place: Path, manifest: Manifest, folder: Path, predictor: Predictor, handle: Any, batch: Batch, options: Options,
-    progress: Progress,
+def write(
+    result_dir: Path, manifest: Manifest, folder: Path, predictor: Predictor, handle: Any, batch: Batch,
+    options: Options, progress: Progress,
 ) -> list[str]:  # fmt: skip
     """Write a trace, advice and a bound to the folder of a result, and return notes on parts that are missing.
 
     Args:
-        place: folder of the result.
+        result_dir: folder of the result.
         manifest: manifest of the result.
         folder: base of relative paths in the manifest.
         predictor: predictor of the manifest.
@@ -42,22 +42,28 @@ def make(
     notes = []
     if options.levels:
         try:
-            _trace(place, manifest, predictor, handle, batch, options.levels, progress)
+            _trace(result_dir, manifest, predictor, handle, batch, options.levels, progress)
         except XspError as error:
             notes.append(f"no trace: {error}")
         else:
-            notes += _advice(place)
-    if options.bound:
+            notes += _advice(result_dir)
+    if options.needs_bound:
         progress("bound", 0, 1)
         try:
-            notes += _bound(place, manifest, folder, handle, batch)
+            notes += _bound(result_dir, manifest, folder, handle, batch)
         except XspError as error:
             notes.append(f"no bound: {error}")
     return notes
 
 
 def _trace(
-    place: Path, manifest: Manifest, predictor: Predictor, handle: Any, batch: Batch, levels: str, progress: Progress
+    result_dir: Path,
+    manifest: Manifest,
+    predictor: Predictor,
+    handle: Any,
+    batch: Batch,
+    levels: str,
+    progress: Progress,
 ) -> None:
     from xsp.record.session import profile
     from xsp.record.settings import Settings
@@ -65,7 +71,7 @@ def _trace(
     size = len(next(iter(batch.values())))
     session = profile.of(
         Settings(
-            name=manifest.title, levels=levels, out=place / results.RUN, batch_size=size, seed=manifest.model.seed,
+            name=manifest.title, levels=levels, out=result_dir / results.RUN, batch_size=size, seed=manifest.model.seed,
             spread=False, needs_run=True,
         )
     )  # fmt: skip
@@ -77,13 +83,13 @@ def _trace(
                 next(iter(predictor.predict(handle, [batch])))
 
 
-def _advice(place: Path) -> list[str]:
+def _advice(result_dir: Path) -> list[str]:
     """Write the advice that follows from the trace alone, best first."""
     from xsp import advise
     from xsp.ingest.load import load
 
     try:
-        report = advise.of(load(place / results.RUN), most=advise.Needs.TRACE)
+        report = advise.of(load(result_dir / results.RUN), most=advise.Needs.TRACE)
     except XspError as error:
         return [f"no advice: {error}"]
     entries = [
@@ -95,16 +101,16 @@ def _advice(place: Path) -> list[str]:
         for advice in report.advice[:MOST_ADVICE]
     ]  # fmt: skip
     content = {"advice": entries, "asked": report.asked, "unanswered": dict(report.unanswered)}
-    (place / results.ADVICE).write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
+    (result_dir / results.ADVICE).write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
     return []
 
 
-def _bound(place: Path, manifest: Manifest, folder: Path, handle: Any, batch: Batch) -> list[str]:
+def _bound(result_dir: Path, manifest: Manifest, folder: Path, handle: Any, batch: Batch) -> list[str]:
     """Write the bound of a batch, compared with the trace if there is one, and return notes on it."""
     from xsp.bound import text
     from xsp.bound.ladder import Rung
 
-    model, notes, trace = manifest.model, [], place / results.RUN
+    model, notes, trace = manifest.model, [], result_dir / results.RUN
     if model.command:
         raise ManifestError("a command has no graph")
     try:
@@ -115,10 +121,14 @@ def _bound(place: Path, manifest: Manifest, folder: Path, handle: Any, batch: Ba
         bound = _bound_of(manifest, folder, handle, batch, None)
         notes.append(f"the bound is not compared with the trace: {error}")
     if bound.ratio is None:
-        best = Rung.BEST if bound.rungs[Rung.BEST.value].sequential is None else Rung.MEASURED
-        reason = bound.absent.get(best.value) or ("there is no trace: --trace M/L/G" if best is Rung.MEASURED else "")
-        notes.append(f"the bound has no ratio of best to measured, because {best.value} is missing: {reason}")
-    (place / results.BOUND).write_text(json.dumps(text.as_json(bound), indent=1, allow_nan=False), encoding="utf-8")
+        missing_rung = Rung.BEST if bound.rungs[Rung.BEST.value].sequential is None else Rung.MEASURED
+        reason = bound.absent.get(missing_rung.value) or (
+            "there is no trace: --trace M/L/G" if missing_rung is Rung.MEASURED else ""
+        )
+        notes.append(f"the bound has no ratio of best to measured, because {missing_rung.value} is missing: {reason}")
+    (result_dir / results.BOUND).write_text(
+        json.dumps(text.as_json(bound), indent=1, allow_nan=False), encoding="utf-8"
+    )
     return notes
 
 
@@ -131,6 +141,6 @@ def _bound_of(manifest: Manifest, folder: Path, handle: Any, batch: Batch, trace
         return sources.of(folder / source, threads=threads, trace=trace, batch=size)
     if source.endswith(".pt2"):
         return sources.of(folder / source, threads=threads, trace=trace)
-    # the module with its arguments, not its name: so shape, length and type are those of the requests
+    # the module with its arguments instead of its name, so that shape, length and type are those of the requests
     args, kwargs = predictors.arguments(handle, batch)
     return sources.of(handle.module, *args, threads=threads, trace=trace, batch=size, kwargs=kwargs)

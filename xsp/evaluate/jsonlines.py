@@ -40,7 +40,7 @@ from xsp.evaluate.predictors import Answer, Batch
 PATIENCE_S = 120.0
 """Seconds to wait for an answer."""
 
-MOST_OF_A_LINE = 256 << 20
+MOST_LINE_BYTES = 256 << 20
 
 MOST_NS = 10**15
 """Limit of the time that a program reports for a batch: eleven days."""
@@ -83,15 +83,15 @@ class Command:
         if handle.program is None:
             raise ManifestError("the model is closed")
         for batch in batches:
-            reply = handle.program.ask({"predict": {"inputs": {name: encoded(array) for name, array in batch.items()}}})
+            reply = handle.program.ask({"predict": {"inputs": {name: encode(array) for name, array in batch.items()}}})
             try:
-                outputs = tuple(decoded(output) for output in reply["outputs"])
-                took = reply.get("took_ns")
-                if took is not None and (isinstance(took, bool) or not 0 <= took < MOST_NS):
-                    raise ValueError(f"took_ns is {took}")
+                outputs = tuple(decode(output) for output in reply["outputs"])
+                took_ns = reply.get("took_ns")
+                if took_ns is not None and (isinstance(took_ns, bool) or not 0 <= took_ns < MOST_NS):
+                    raise ValueError(f"took_ns is {took_ns}")
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 raise ManifestError(f"model.command: its answer to predict is invalid ({error})") from error
-            yield Answer(outputs, None if took is None else round(took))
+            yield Answer(outputs, None if took_ns is None else round(took_ns))
 
     def close(self, handle: Open) -> None:
         """Request that the program closes the model, then end the program."""
@@ -109,8 +109,8 @@ class Program:
     """The subprocess; its stderr is discarded."""
 
     def __init__(self, command: list[str], folder: Path) -> None:
-        local = shutil.which(str(folder.resolve() / command[0]))
-        path = local if os.path.dirname(command[0]) else shutil.which(command[0]) or local
+        local_path = shutil.which(str(folder.resolve() / command[0]))
+        path = local_path if os.path.dirname(command[0]) else shutil.which(command[0]) or local_path
         if path is None:
             raise ManifestError(f"model.command: there is no program {command[0]!r}")
         try:
@@ -122,9 +122,9 @@ class Program:
             raise ManifestError(f"model.command: {command[0]} cannot be started ({error.strerror})") from error
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
-        self._read = bytearray()
+        self._buffer = bytearray()
 
-    def ask(self, question: dict[str, Any], seconds: float = PATIENCE_S) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any], seconds: float = PATIENCE_S) -> dict[str, Any]:
         """Send a request and return the answer.
 
         Raises:
@@ -132,9 +132,9 @@ class Program:
         """
         deadline = time.monotonic() + seconds
         try:
-            self._send(json.dumps(question).encode() + b"\n", deadline)
+            self._send(json.dumps(request).encode() + b"\n", deadline)
         except OSError as error:
-            raise ManifestError(f"model.command: it ended ({self._ended()})") from error
+            raise ManifestError(f"model.command: it ended ({self._exit_text()})") from error
         line = self._line(deadline)
         try:
             reply = json.loads(line)
@@ -146,42 +146,42 @@ class Program:
         return reply
 
     def _send(self, message: bytes, deadline: float) -> None:
-        """Write a request; a program that does not read is given up when the time is over."""
+        """Write a request; raise an error if the program does not read it by the deadline."""
         assert self._process.stdin is not None
-        handle, rest = self._process.stdin.fileno(), memoryview(message)
-        while rest:
-            _, ready, _ = select.select([], [handle], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
+        descriptor, remaining = self._process.stdin.fileno(), memoryview(message)
+        while remaining:
+            _, writable, _ = select.select([], [descriptor], [], max(0.0, deadline - time.monotonic()))
+            if not writable:
                 raise ManifestError("model.command: it did not read its request in time")
             with contextlib.suppress(BlockingIOError):
-                rest = rest[os.write(handle, rest) :]
+                remaining = remaining[os.write(descriptor, remaining) :]
 
     def _line(self, deadline: float) -> bytes:
         assert self._process.stdout is not None
-        handle = self._process.stdout.fileno()
-        seen = 0
-        while (end := self._read.find(b"\n", seen)) < 0:
-            seen = len(self._read)
-            ready, _, _ = select.select([handle], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
+        descriptor = self._process.stdout.fileno()
+        searched = 0
+        while (end := self._buffer.find(b"\n", searched)) < 0:
+            searched = len(self._buffer)
+            readable, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+            if not readable:
                 raise ManifestError("model.command: it did not answer in time")
-            chunk = os.read(handle, 1 << 20)
+            chunk = os.read(descriptor, 1 << 20)
             if not chunk:
-                raise ManifestError(f"model.command: it ended ({self._ended()})")
-            self._read += chunk
-            if len(self._read) > MOST_OF_A_LINE:
-                raise ManifestError(f"model.command: it wrote a line of more than {MOST_OF_A_LINE >> 20} MiB")
-        line = bytes(self._read[:end])
-        del self._read[: end + 1]
+                raise ManifestError(f"model.command: it ended ({self._exit_text()})")
+            self._buffer += chunk
+            if len(self._buffer) > MOST_LINE_BYTES:
+                raise ManifestError(f"model.command: it wrote a line of more than {MOST_LINE_BYTES >> 20} MiB")
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
         return line
 
-    def _ended(self) -> str:
+    def _exit_text(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return f"exit code {self._process.wait(2.0)}"
         return "its pipes are closed"
 
     def end(self) -> None:
-        """Close its pipes, and kill it if it does not end, with all that it has started."""
+        """Close its pipes, then kill it with all processes that it started."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
@@ -193,14 +193,14 @@ class Program:
         self._process.wait()
 
 
-def encoded(value: Array) -> dict[str, Any]:
+def encode(value: Array) -> dict[str, Any]:
     """Return an array in its JSON form."""
     array = np.ascontiguousarray(value)
     data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
     return {"shape": list(array.shape), "dtype": array.dtype.name, "base64": base64.b64encode(data).decode()}
 
 
-def decoded(value: Any) -> Array:
+def decode(value: Any) -> Array:
     """Return the array of a JSON form.
 
     Raises:

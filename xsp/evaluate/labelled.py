@@ -1,4 +1,4 @@
-"""Accuracy of a model on samples with known classes: the share of them whose class is among the best 1 and 5."""
+"""Accuracy of a model on samples with known classes: the share whose class is ranked first, or among the first five."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ RANKED = ("argsort", "top_k")
 """Final steps whose output is a ranking of classes, best first, instead of scores."""
 
 Z = 1.959963984540054
-"""Quantile of the normal distribution: 95 % of the values lie within this many standard deviations."""
+"""Quantile of the normal distribution: 95 % of the values are within this many standard deviations of the mean."""
 
-KS = 1, 5
+TOP_KS = 1, 5
 
 
-def of(manifest: Manifest, labels: Sequence[int], names: Sequence[str], answer: Callable[[int], Array]) -> Any:
+def of(manifest: Manifest, labels: Sequence[int], names: Sequence[str], first_output: Callable[[int], Array]) -> Any:
     """Return top-1 and top-5 as plain data: shares, their 95 % intervals, numbers of samples and classes; or an error.
 
     Args:
         manifest: the manifest; its last output step determines whether the output is scores or ranked classes.
         labels: the class of each sample.
         names: names of the classes.
-        answer: returns the first output for a sample, without the batch axis.
+        first_output: returns the first output for a sample, without the batch axis.
 
     Returns:
         A mapping with `top1`, `top5` (None if there are fewer than five classes), their `…_interval`, `samples` and
         `classes`; with `error` alone if the outputs determine no class.
     """
     steps = manifest.model.outputs[0].steps if manifest.model.outputs else []
-    ranked = bool(steps) and steps[-1].op in RANKED
+    is_ranking = bool(steps) and steps[-1].op in RANKED
     rows: list[Array] = []
     for index in range(len(labels)):
-        row = np.asarray(answer(index))
+        row = np.asarray(first_output(index))
         if row.ndim != 1 or (rows and len(row) != len(rows[0])):
             return {"error": f"the output for a sample has shape {row.shape}, and is not a list of scores of classes"}
         rows.append(row)
     try:
-        hits = {k: _hits(np.stack(rows), np.asarray(labels), k, ranked) for k in KS}
+        hits = {k: _hits(np.stack(rows), np.asarray(labels), k, is_ranking) for k in TOP_KS}
     except AnalysisError as error:
         return {"error": str(error)}
     result: dict[str, Any] = {"samples": len(rows), "classes": len(names)}
@@ -54,10 +54,10 @@ def of(manifest: Manifest, labels: Sequence[int], names: Sequence[str], answer: 
     return result
 
 
-def _hits(rows: Array, labels: Array, k: int, ranked: bool) -> float | None:
-    if rows.shape[1] < k or (not ranked and rows.shape[1] == 1):
+def _hits(rows: Array, labels: Array, k: int, is_ranking: bool) -> float | None:
+    if rows.shape[1] < k or (not is_ranking and rows.shape[1] == 1):
         return None
-    if not ranked:
+    if not is_ranking:
         return accuracy.top_k(rows, labels, k)
     return float((rows[:, :k] == labels[:, None]).any(axis=1).mean())
 
@@ -69,19 +69,19 @@ def interval(share: float, count: int) -> list[float]:
     return [max(0.0, centre - half), min(1.0, centre + half)]
 
 
-def percent_text(found: Mapping[str, Any] | None, k: int = 1) -> str:
+def percent_text(figures: Mapping[str, Any] | None, k: int = 1) -> str:
     """Return top-k in percent, or a dash if there is none."""
-    share = (found or {}).get(f"top{k}")
+    share = (figures or {}).get(f"top{k}")
     return "-" if share is None else f"{100 * share:.1f}"
 
 
-def sentence(found: Mapping[str, Any]) -> str:
+def sentence(figures: Mapping[str, Any]) -> str:
     """Return an accuracy as a sentence."""
-    if "error" in found:
-        return f"no accuracy: {found['error']}"
+    if "error" in figures:
+        return f"no accuracy: {figures['error']}"
     parts = []
-    for k in KS:
-        if found[f"top{k}"] is not None:
-            low, high = found[f"top{k}_interval"]
-            parts.append(f"top-{k} {percent_text(found, k)} % ({100 * low:.1f} to {100 * high:.1f})")
-    return f"{', '.join(parts) or 'no accuracy'} of {found['samples']} samples of {found['classes']} classes"
+    for k in TOP_KS:
+        if figures[f"top{k}"] is not None:
+            low, high = figures[f"top{k}_interval"]
+            parts.append(f"top-{k} {percent_text(figures, k)} % ({100 * low:.1f} to {100 * high:.1f})")
+    return f"{', '.join(parts) or 'no accuracy'} of {figures['samples']} samples of {figures['classes']} classes"

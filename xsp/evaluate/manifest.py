@@ -1,6 +1,6 @@
 """Manifests: what to evaluate, that is, a model, the software, the hardware, the data and the load.
 
-Unknown fields are kept, are part of the identity, and are reported (`unknown`). The identity is the hash of the
+Unknown fields are kept, are part of the identity, and are reported (`unknown_fields`). The identity is the hash of the
 canonical form: sorted keys, without values that equal their defaults. So comments, order, spaces and explicit defaults
 make no difference, and everything else does.
 """
@@ -37,23 +37,23 @@ class Part(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, str_strip_whitespace=True, allow_inf_nan=False)
 
-    def unknown(self, place: str = "") -> Iterator[str]:
+    def unknown_fields(self, prefix: str = "") -> Iterator[str]:
         """Yield the paths of fields that no version of the format has."""
         for name in self.model_extra or {}:
-            yield f"{place}{name}"
+            yield f"{prefix}{name}"
         for name in type(self).model_fields:
             value = getattr(self, name)
-            for child, where in (
+            for child, location in (
                 [(item, f"{name}[{number}]") for number, item in enumerate(value)]
                 if isinstance(value, list)
                 else [(value, name)]
             ):
                 if isinstance(child, Part):
-                    yield from child.unknown(f"{place}{where}.")
+                    yield from child.unknown_fields(f"{prefix}{location}.")
 
     def plain(self) -> dict[str, Any]:
         """Return the canonical form: plain data without values that equal their defaults, keys sorted, text in NFC."""
-        content: dict[str, Any] = _sorted(self.model_dump(mode="json", exclude_defaults=True))
+        content: dict[str, Any] = _canonical(self.model_dump(mode="json", exclude_defaults=True))
         return content
 
 
@@ -72,7 +72,7 @@ class Step(Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _short(cls, value: Any) -> Any:
+    def _expand_short_form(cls, value: Any) -> Any:
         if isinstance(value, str):
             return {"op": value}
         if isinstance(value, dict) and "op" not in value and len(value) == 1:
@@ -173,7 +173,7 @@ class Model(Part):
     def _check_exclusive_fields(self) -> Model:
         if self.source and self.command:
             raise ValueError("source and command exclude each other: give one of them")
-        if self.share and (self.command or self.source.endswith((".pt2", ".onnx")) or _is_python(self.source)):
+        if self.share and (self.command or self.source.endswith((".pt2", ".onnx")) or is_python(self.source)):
             raise ValueError("share is only for models by name (torchvision:…, timm:…, transformers:…, micro:…)")
         if self.share and self.job == "training":
             raise ValueError("share and training exclude each other: shared weights cannot be written")
@@ -230,7 +230,7 @@ class Dataset(Part):
     id: str = ""
     version: Version = ""
     source: str = "synthetic"
-    """`synthetic` (what the model takes), `synthetic:images`, `synthetic:classes` (images with labels),
+    """`synthetic` (the inputs of the model), `synthetic:images`, `synthetic:classes` (images with labels),
     `synthetic:text`, or `folder:path`."""
 
     sources: list[str] = []
@@ -281,9 +281,9 @@ class Scenario(Part):
     """What issues the requests: xsp, or MLPerf's LoadGen."""
 
     @model_validator(mode="after")
-    def _complete(self) -> Scenario:
+    def _check_kind(self) -> Scenario:
         if self.driver == "loadgen":
-            self._fits_loadgen()
+            self._check_loadgen()
         if self.kind in ("poisson", "constant", "server", "burst") and self.rate is None:
             raise ValueError(f"a scenario {self.kind} needs a rate, in requests per second")
         if self.kind == "replay" and not self.times_s:
@@ -296,7 +296,7 @@ class Scenario(Part):
             raise ValueError("batches is only for batched and offline scenarios; others have one batch size")
         return self
 
-    def _fits_loadgen(self) -> None:
+    def _check_loadgen(self) -> None:
         if self.kind not in ("online", "multi-stream", "server", "offline"):
             raise ValueError(f"MLPerf's LoadGen has online, multi-stream, server and offline, but not {self.kind}")
         if self.kind == "server" and self.latency_ms is None:
@@ -349,7 +349,8 @@ class Manifest(Part):
         return self.name or f"{self.model.name}-{self.scenario.kind}"
 
 
-def _is_python(source: str) -> bool:
+def is_python(source: str) -> bool:
+    """Return whether a model's source is a function in a Python file."""
     return source.partition(":")[0].endswith(".py")
 
 
@@ -358,12 +359,12 @@ def schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Manifest.model_json_schema()}
 
 
-def _sorted(value: Any) -> Any:
+def _canonical(value: Any) -> Any:
     if isinstance(value, dict):
         items = {unicodedata.normalize("NFC", str(name)): child for name, child in value.items()}
-        return {name: _sorted(items[name]) for name in sorted(items)}
+        return {name: _canonical(items[name]) for name in sorted(items)}
     if isinstance(value, list):
-        return [_sorted(child) for child in value]
+        return [_canonical(child) for child in value]
     if isinstance(value, str):
         return unicodedata.normalize("NFC", value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:

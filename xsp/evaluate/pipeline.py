@@ -38,9 +38,9 @@ def decode(data: bytes | Array, color_mode: str = "RGB", decoder: str = "pillow"
     if isinstance(data, np.ndarray):
         image = data
     elif decoder == "torchvision":
-        image = _by_torchvision(data)
+        image = _decode_with_torchvision(data)
     elif decoder in ("pillow", "pillow-half"):
-        image = _by_pillow(data, decoder == "pillow-half")
+        image = _decode_with_pillow(data, decoder == "pillow-half")
     else:
         raise ManifestError(f"decode: there is no decoder {decoder!r}; there are pillow, pillow-half and torchvision")
     return np.asarray(color(image, color_mode), element_type)
@@ -55,7 +55,7 @@ def color(image: Array, to: str = "BGR") -> Array:
         return image[..., ::-1]
     if mode in ("GRAY", "GREY", "L"):
         gray = image.astype(np.float64) @ np.array([0.299, 0.587, 0.114])
-        return _as_before(gray, image)[..., None]
+        return _as_type_of(gray, image)[..., None]
     raise ManifestError(f"color: {to!r} is not RGB, BGR or gray")
 
 
@@ -101,8 +101,8 @@ def resize(
     if target[0] * target[1] > MOST_PIXELS or min(target) < 1:
         raise ManifestError(f"resize: {target[0]} x {target[1]} is not a size of an image")
     if not antialias and method in ("nearest", "bilinear"):
-        return _neighbours(image, target, method)
-    return _by_pillow_resized(image, target, method)
+        return _resize_from_neighbours(image, target, method)
+    return _resize_with_pillow(image, target, method)
 
 
 def crop(image: Array, size: int | Sequence[int] | None = None, fraction: float | None = None) -> Array:
@@ -225,29 +225,29 @@ def segment(output: Array) -> Array:
     return np.asarray(output.argmax(axis=0))
 
 
-BEFORE: dict[str, Callable[..., Array]] = {
+INPUT_STEPS: dict[str, Callable[..., Array]] = {
     "decode": decode, "color": color, "colour": color, "resize": resize, "crop": crop, "normalise": normalise,
     "normalize": normalise, "rescale": rescale, "layout": layout, "cast": cast, "reshape": reshape,
     "tokenise": tokenise, "tokenize": tokenise,
 }  # fmt: skip
-AFTER: dict[str, Callable[..., Array]] = {
+OUTPUT_STEPS: dict[str, Callable[..., Array]] = {
     "softmax": softmax, "argsort": argsort, "top_k": argsort, "boxes": boxes, "segment": segment, "cast": cast,
     "reshape": reshape,
 }  # fmt: skip
 
 
-def before(steps: Sequence[Step]) -> Callable[[Any], Any]:
+def preprocessor(steps: Sequence[Step]) -> Callable[[Any], Any]:
     """Return the function that applies all steps before the model to one sample.
 
     Raises:
         ManifestError: a step or one of its options is unknown.
     """
-    return _chain([_bound(step, BEFORE, "before") for step in steps])
+    return _chain([_step_function(step, INPUT_STEPS, "before") for step in steps])
 
 
-def after(steps: Sequence[Step]) -> Callable[[Any], Any]:
+def postprocessor(steps: Sequence[Step]) -> Callable[[Any], Any]:
     """Return the function that applies all steps after the model to one sample's output."""
-    return _chain([_bound(step, AFTER, "after") for step in steps])
+    return _chain([_step_function(step, OUTPUT_STEPS, "after") for step in steps])
 
 
 def problems(manifest: Manifest) -> list[str]:
@@ -272,50 +272,54 @@ def problems(manifest: Manifest) -> list[str]:
                 f"model.{side} is code in the manifest, which is never run; write it as steps, or in a file beside "
                 f"the manifest: {side}: {{function: file.py:name}}"
             )
-        elif isinstance(function, Function) and not _names_function(function.function):
+        elif isinstance(function, Function) and not _is_function_path(function.function):
             reasons.append(f"model.{side}: {function.function!r} is not a function; write file.py:name")
-    for side, tensors, operations in (("inputs", model.inputs, BEFORE), ("outputs", model.outputs, AFTER)):
+    for side, tensors, operations in (("inputs", model.inputs, INPUT_STEPS), ("outputs", model.outputs, OUTPUT_STEPS)):
         for index, tensor in enumerate(tensors):
             for position, step in enumerate(tensor.steps):
                 try:
-                    _bound(step, operations, "before" if side == "inputs" else "after")
+                    _step_function(step, operations, "before" if side == "inputs" else "after")
                 except ManifestError as error:
                     reasons.append(f"model.{side}[{index}].steps[{position}]: {error}")
     return reasons
 
 
-def _names_function(text: str) -> bool:
+def _is_function_path(text: str) -> bool:
     file, _, name = text.rpartition(":")
     return file.endswith(".py") and name.isidentifier()
 
 
-def canonical(manifest: Manifest, spelled_out: bool = False) -> Manifest:
+def canonical(manifest: Manifest, with_defaults: bool = False) -> Manifest:
     """Return a manifest whose steps have a canonical form: one name per operation and option, no defaults.
 
     Args:
         manifest: its unknown steps and options stay unchanged.
-        spelled_out: include all options instead, defaults as well.
+        with_defaults: include all options instead, defaults as well.
     """
     model = manifest.model
-    sides = {"inputs": (model.inputs, BEFORE), "outputs": (model.outputs, AFTER)}
+    sides = {"inputs": (model.inputs, INPUT_STEPS), "outputs": (model.outputs, OUTPUT_STEPS)}
     updated = {
-        side: [tensor.model_copy(update={"steps": [_spelled(step, operations, spelled_out) for step in tensor.steps]})
-               for tensor in tensors]
+        side: [
+            tensor.model_copy(
+                update={"steps": [_canonical_step(step, operations, with_defaults) for step in tensor.steps]}
+            )
+            for tensor in tensors
+        ]
         for side, (tensors, operations) in sides.items()
-    }  # fmt: skip
+    }
     return manifest.model_copy(update={"model": model.model_copy(update=updated)})
 
 
-def _spelled(step: Step, operations: dict[str, Callable[..., Array]], spelled_out: bool) -> Step:
+def _canonical_step(step: Step, operations: dict[str, Callable[..., Array]], with_defaults: bool) -> Step:
     function = operations.get(step.op)
     if function is None:
         return step
     parameters = list(inspect.signature(function).parameters.values())[1:]
-    options = _by_name(step, [parameter.name for parameter in parameters])
+    options = _named_options(step, [parameter.name for parameter in parameters])
     defaults = {
         parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
     }
-    if spelled_out:
+    if with_defaults:
         options = {**{name: value for name, value in defaults.items() if value is not None}, **options}
     else:
         options = {name: value for name, value in options.items() if not _is_default(value, defaults.get(name))}
@@ -327,43 +331,43 @@ def _is_default(value: Any, default: Any) -> bool:
     return default is not None and type(value) is type(default) and bool(value == default)
 
 
-def _by_name(step: Step, names: Sequence[str]) -> dict[str, Any]:
+def _named_options(step: Step, names: Sequence[str]) -> dict[str, Any]:
     options = step.options
     if "value" in options:  # `- crop: 224`
         options[names[0] if names else "value"] = options.pop("value")
     return options
 
 
-def _bound(step: Step, operations: dict[str, Callable[..., Array]], side: str) -> Callable[[Any], Any]:
+def _step_function(step: Step, operations: dict[str, Callable[..., Array]], side: str) -> Callable[[Any], Any]:
     function = operations.get(step.op)
     if function is None:
         raise ManifestError(f"there is no step {step.op!r} {side} the model{nearest(step.op, operations)}")
     names = list(inspect.signature(function).parameters)[1:]
-    options = _by_name(step, names)
+    options = _named_options(step, names)
     unknown = [name for name in options if name not in names]
     if unknown:
         raise ManifestError(f"{step.op} has no option {unknown[0]!r}{nearest(unknown[0], names)}")
 
-    def applied(value: Any) -> Any:
+    def apply_step(value: Any) -> Any:
         try:
             return function(value, **options)
         except XspError:
             raise
-        except Exception as error:  # an input or an option's value that it does not take
+        except Exception as error:  # an input, or the value of an option, that it does not accept
             subject = f"an array of {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
-            reason = (str(error).splitlines() or [""])[0][:120]
+            reason = first_line(error)[:120]
             raise ManifestError(f"{step.op}: raises {type(error).__name__} on {subject} ({reason})") from error
 
-    return applied
+    return apply_step
 
 
 def _chain(functions: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
-    def all_of(value: Any) -> Any:
+    def apply_all(value: Any) -> Any:
         for function in functions:
             value = function(value)
         return value
 
-    return all_of
+    return apply_all
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
@@ -378,7 +382,7 @@ def _pillow() -> Any:
 
 
 @contextmanager
-def _opened(data: bytes) -> Iterator[Any]:
+def _open_image(data: bytes) -> Iterator[Any]:
     """Open an image with Pillow, which reads the header only.
 
     Raises:
@@ -393,20 +397,20 @@ def _opened(data: bytes) -> Iterator[Any]:
         raise ManifestError(f"decode: Pillow cannot read it ({first_line(error)[:120]})") from error
 
 
-def _by_pillow(data: bytes, half: bool) -> Array:
-    with _opened(data) as image:
-        if half:
+def _decode_with_pillow(data: bytes, at_half_size: bool) -> Array:
+    with _open_image(data) as image:
+        if at_half_size:
             image.draft("RGB", (max(1, image.width // 2), max(1, image.height // 2)))
         return np.asarray(image.convert("RGB"))
 
 
-def _by_torchvision(data: bytes) -> Array:
+def _decode_with_torchvision(data: bytes) -> Array:
     try:
         import torch
         from torchvision.io import ImageReadMode, decode_image
     except ImportError as error:
         raise ManifestError("decode: torchvision is not installed: pip install 'xsp[models]'") from error
-    with _opened(data):
+    with _open_image(data):
         pass  # torchvision has no way to read the size without decoding
     try:
         pixels = decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
@@ -415,7 +419,7 @@ def _by_torchvision(data: bytes) -> Array:
     return np.asarray(pixels.permute(1, 2, 0).numpy())
 
 
-def _by_pillow_resized(image: Array, target: tuple[int, int], method: str) -> Array:
+def _resize_with_pillow(image: Array, target: tuple[int, int], method: str) -> Array:
     library = _pillow()
     resample = getattr(library.Resampling, method.upper())
     size = target[1], target[0]
@@ -426,10 +430,10 @@ def _by_pillow_resized(image: Array, target: tuple[int, int], method: str) -> Ar
         for plane in range(image.shape[-1])
     ]
     stacked = np.stack(planes, axis=-1)
-    return _as_before(stacked, image)
+    return _as_type_of(stacked, image)
 
 
-def _neighbours(image: Array, target: tuple[int, int], method: str) -> Array:
+def _resize_from_neighbours(image: Array, target: tuple[int, int], method: str) -> Array:
     """Resize from the direct neighbours of each target pixel's centre only, ignoring all other pixels."""
     centres_by_axis = []
     for axis in (0, 1):
@@ -445,11 +449,11 @@ def _neighbours(image: Array, target: tuple[int, int], method: str) -> Array:
     for axis, centres in enumerate(centres_by_axis):
         low = np.floor(centres).astype(int)
         high = np.minimum(low + 1, image.shape[axis] - 1)
-        share = (centres - low).reshape([-1 if axis == dimension else 1 for dimension in range(result.ndim)])
-        result = result.take(low, axis) * (1 - share) + result.take(high, axis) * share
-    return _as_before(result, image)
+        weight = (centres - low).reshape([-1 if axis == dimension else 1 for dimension in range(result.ndim)])
+        result = result.take(low, axis) * (1 - weight) + result.take(high, axis) * weight
+    return _as_type_of(result, image)
 
 
-def _as_before(values: Array, image: Array) -> Array:
-    rounded = values.round().clip(0, 255) if image.dtype == np.uint8 else values
-    return np.asarray(rounded.astype(image.dtype))
+def _as_type_of(values: Array, image: Array) -> Array:
+    converted = values.round().clip(0, 255) if image.dtype == np.uint8 else values
+    return np.asarray(converted.astype(image.dtype))

@@ -1,9 +1,9 @@
 """The cost of small differences before the model: the pitfalls of the MLModelScope paper, on images from a seed.
 
-Images belong to classes: each is noise of its own blended with noise of its class. A model with weights from a seed
+Images belong to classes: each blends its own noise with the noise of its class. A model with weights from a seed
 computes features; a linear readout is fitted to them once, by least squares, under the right pipeline, which gives an
-accuracy without any download. The other half of the images goes through pipelines with one difference each. Although
-the readout was never trained through the model, it does measure what the model sees.
+accuracy without any download. The other half of the images goes through pipelines with one difference each. The readout
+was not trained through the model, but it measures what the model sees.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ CLASSES, TRAINING, TESTING = 8, 12, 6
 """Number of classes, and of training and test images per class."""
 
 SIDE = 112
+RESIZE = SIDE * 256 // 224
 RIDGE = 1e-3
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
 def _steps(**changes: Any) -> list[Any]:
-    """Return the right pipeline with some steps replaced; None removes a step, a list stands for several."""
+    """Return the right pipeline with some steps replaced: by None to remove a step, by a list for several steps."""
     defaults: dict[str, Any] = {
         "decode": "decode",
-        "resize": {"resize": {"size": SIDE * 256 // 224}},
+        "resize": {"resize": {"size": RESIZE}},
         "crop": {"crop": SIDE},
         "normalise": {"normalise": {"divide": 255, "mean": MEAN, "std": STD}},
         "layout": "layout",
@@ -45,8 +46,6 @@ def _steps(**changes: Any) -> list[Any]:
         steps += step if isinstance(step, list) else [] if step is None else [step]
     return steps
 
-
-RESIZE = SIDE * 256 // 224
 
 PITFALLS: Mapping[str, tuple[str, list[Any]]] = {
     "right": ("", _steps()),
@@ -105,7 +104,7 @@ def rows(
         source: a model of images, with weights from the seed.
         seed: seed of weights and images.
         names: names in `PITFALLS`; all if empty. The right pipeline always comes first.
-        data: a folder of images by class, every third of which is left for testing; images from the seed if None.
+        data: a folder of images by class, every third of which is used for testing; images from the seed if None.
 
     Raises:
         ManifestError: there is no such model or pitfall.
@@ -113,7 +112,7 @@ def rows(
     unknown = [name for name in names if name not in PITFALLS]
     if unknown:
         raise ManifestError(f"there is no pitfall {unknown[0]!r}; there are {', '.join(PITFALLS)}")
-    split = None if data is None else _of_folder(data)  # refused before a model is built
+    split = None if data is None else _split_folder(data)  # refused before a model is built
     content = {"model": {"name": "pitfalls", "source": source, "seed": seed, "inputs": [{"shape": [3, SIDE, SIDE]}]}}
     predictor = Torch()
     handle = predictor.open(reading.of_plain(content).manifest, Path(), "")
@@ -122,7 +121,7 @@ def rows(
             raise ManifestError(f"{source} does not take one image of {SIDE} x {SIDE}: name an image model")
 
         def features(files: Sequence[bytes], steps: Sequence[Any]) -> Array:
-            preprocess = _before(steps)
+            preprocess = _preprocessor(steps)
             name = next(iter(handle.takes))
             batch = np.stack([preprocess(file) for file in files])
             parts = [batch[start : start + 16] for start in range(0, len(batch), 16)]
@@ -152,10 +151,10 @@ def images(seed: int, numbers: Sequence[int]) -> tuple[list[bytes], Array]:
     parsed = reading.of_plain({"model": {"name": "x"}, "dataset": {"seed": seed, "height": 160, "width": 200}})
     dataset = parsed.manifest.dataset
     files, classes = [], []
-    for kind in range(CLASSES):
+    for class_number in range(CLASSES):
         for number in numbers:
-            files.append(datasets.of_class(dataset, kind, 1000 * kind + number))
-            classes.append(kind)
+            files.append(datasets.of_class(dataset, class_number, 1000 * class_number + number))
+            classes.append(class_number)
     return files, np.array(classes)
 
 
@@ -163,38 +162,43 @@ MOST_IMAGES = 3_000
 """Maximum number of images used of a folder, the same number per class."""
 
 
-def _of_folder(data: Path) -> tuple[list[bytes], Array, list[bytes], Array]:
+def _split_folder(data: Path) -> tuple[list[bytes], Array, list[bytes], Array]:
     """Return the images and classes for the fit, and those for the test: every third image of each class."""
-    plain = {"model": {"name": "x"}, "dataset": {"source": f"folder:{data.resolve()}", "samples": MOST_IMAGES}}
-    dataset = reading.of_plain(plain).manifest.dataset
-    samples = datasets.of(dataset, {}, Path(), anywhere=True)
+    content = {"model": {"name": "x"}, "dataset": {"source": f"folder:{data.resolve()}", "samples": MOST_IMAGES}}
+    dataset = reading.of_plain(content).manifest.dataset
+    samples = datasets.of(dataset, {}, Path(), may_leave_folder=True)
     if not samples.labels:
         raise ManifestError(f"{data}: no images by class: it needs a subfolder with images for each class")
-    indices = {kind: index for index, kind in enumerate(sorted(set(samples.labels)))}
-    sides: tuple[list[int], list[int]] = [], []
+    indices = {label: index for index, label in enumerate(sorted(set(samples.labels)))}
+    subsets: tuple[list[int], list[int]] = [], []
     counts = dict.fromkeys(indices, 0)
-    for number, kind in enumerate(samples.labels):
-        counts[kind] += 1
-        sides[counts[kind] % 3 == 0].append(number)
-    few = [samples.classes[index] for index, kind in enumerate(indices) if counts[kind] < 3]
-    if few:
-        raise ManifestError(f"{data}: the class {few[0]} has fewer than three images, so none is left for testing")
-    halves = [
-        ([samples[number] for number in side], np.array([indices[samples.labels[number]] for number in side]))
-        for side in sides
+    for number, label in enumerate(samples.labels):
+        counts[label] += 1
+        subsets[counts[label] % 3 == 0].append(number)
+    small_classes = [samples.classes[index] for index, label in enumerate(indices) if counts[label] < 3]
+    if small_classes:
+        raise ManifestError(
+            f"{data}: the class {small_classes[0]} has fewer than three images, so none is left for testing"
+        )
+    parts = [
+        ([samples[number] for number in subset], np.array([indices[samples.labels[number]] for number in subset]))
+        for subset in subsets
     ]
-    return *halves[0], *halves[1]
+    return *parts[0], *parts[1]
 
 
-def _before(steps: Sequence[Any]) -> Any:
+def _preprocessor(steps: Sequence[Any]) -> Any:
     if not any(isinstance(step, dict) and step.get("op") == "gray3" for step in steps):
-        return pipeline.before(_parsed(steps))
-    split = next(index for index, step in enumerate(steps) if isinstance(step, dict) and step.get("op") == "gray3")
-    first, rest = pipeline.before(_parsed(steps[:split])), pipeline.before(_parsed(steps[split + 1 :]))
-    return lambda value: rest(np.repeat(first(value), 3, axis=-1))
+        return pipeline.preprocessor(_parse_steps(steps))
+    position = next(index for index, step in enumerate(steps) if isinstance(step, dict) and step.get("op") == "gray3")
+    head, tail = (
+        pipeline.preprocessor(_parse_steps(steps[:position])),
+        pipeline.preprocessor(_parse_steps(steps[position + 1 :])),
+    )
+    return lambda value: tail(np.repeat(head(value), 3, axis=-1))
 
 
-def _parsed(steps: Sequence[Any]) -> list[Any]:
+def _parse_steps(steps: Sequence[Any]) -> list[Any]:
     parsed = reading.of_plain({"model": {"name": "x", "inputs": [{"steps": list(steps)}]}})
     return list(parsed.manifest.model.inputs[0].steps)
 
@@ -202,12 +206,12 @@ def _parsed(steps: Sequence[Any]) -> list[Any]:
 def _readout(features: Array, classes: Array) -> Any:
     """Return the best function from features to class scores: ridge regression on standardised features."""
     centre, spread = features.mean(axis=0), features.std(axis=0) + 1e-9
-    x = (features - centre) / spread
+    inputs = (features - centre) / spread
     count = int(classes.max()) + 1
-    y = np.eye(count)[classes] - 1 / count
-    inner = x @ x.T
-    inner += RIDGE * np.trace(inner) / len(x) * np.eye(len(x))
-    weights = x.T @ np.linalg.solve(inner, y)
+    targets = np.eye(count)[classes] - 1 / count
+    gram = inputs @ inputs.T
+    gram += RIDGE * np.trace(gram) / len(inputs) * np.eye(len(inputs))
+    weights = inputs.T @ np.linalg.solve(gram, targets)
     return lambda values: (values - centre) / spread @ weights
 
 

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from xsp import models
-from xsp.errors import ManifestError, ModelError
+from xsp.errors import ManifestError, ModelError, first_line
 from xsp.evaluate import agents, sharing
 from xsp.evaluate.datasets import InputSpec
-from xsp.evaluate.manifest import Manifest
+from xsp.evaluate.manifest import Manifest, is_python
 from xsp.evaluate.pipeline import Array
 
 Batch = Mapping[str, Array]
@@ -79,9 +79,9 @@ def of(manifest: Manifest, trusted: bool) -> Predictor:
         ManifestError: there is no predictor for it, or it would run untrusted code.
     """
     source = manifest.model.source
-    if manifest.model.command or source.partition(":")[0].endswith(".py"):
+    if manifest.model.command or is_python(source):
         if not trusted:
-            raise ManifestError(agents.without_trust(manifest)[0])
+            raise ManifestError(agents.trust_objections(manifest)[0])
         if manifest.model.command:
             from xsp.evaluate.jsonlines import Command
 
@@ -98,9 +98,11 @@ class Module:
 
     takes: Mapping[str, InputSpec]
     module: Any
-    positional: int
-    listed: bool
-    """Whether its one argument is a list of samples, as for detectors."""
+    positional_count: int
+    """Number of inputs that are positional arguments; their names are indices."""
+
+    has_list_argument: bool
+    """Whether its only argument is a list of samples, as for detectors."""
 
     dtype: Any
     device: str
@@ -124,28 +126,28 @@ class Torch:
         notes: list[str] = []
         device = "cpu" if manifest.hardware.gpu.lower() in ("", "none") else "cuda"
         if model.share:
-            module, args, kwargs, shared = _shared(torch, manifest, folder, device)
+            module, args, kwargs, shared = _load_shared(torch, manifest, folder, device)
             drawn, notes = shared.drawn, [shared.note]
         elif model.source.endswith(".pt2"):
-            module, args, kwargs = _exported(torch, manifest, folder)
+            module, args, kwargs = _load_exported(torch, manifest, folder)
         else:
-            module, args, kwargs = _built(manifest, folder, device)
-            if not model.source.partition(":")[0].endswith(".py"):  # a file's model has its own weights
+            module, args, kwargs = _build(manifest, folder, device)
+            if not is_python(model.source):  # the model of a file has its own weights
                 drawn = draw_zero_weights(torch, module, model.seed)
-        listed = len(args) == 1 and isinstance(args[0], list)
-        positional = {str(index): tensor for index, tensor in enumerate(args[0] if listed else args)}
-        if listed:
-            positional = {"0": positional["0"][None]}
+        has_list = len(args) == 1 and isinstance(args[0], list)
+        tensors = {str(index): tensor for index, tensor in enumerate(args[0] if has_list else args)}
+        if has_list:
+            tensors = {"0": tensors["0"][None]}
         vocabulary = getattr(getattr(module, "config", None), "vocab_size", None)
-        takes = {name: _takes(torch, tensor, name, vocabulary) for name, tensor in {**positional, **kwargs}.items()}
+        takes = {name: _input_spec(torch, tensor, name, vocabulary) for name, tensor in {**tensors, **kwargs}.items()}
         if dtype is not torch.float32 and not model.share:
             module = module.to(dtype)
         if drawn:
             notes.append(
-                f"{_few(drawn)} is initialised with zeros, so outputs would not depend on the input: "
+                f"{_names_text(drawn)} is initialised with zeros, so outputs would not depend on the input: "
                 "drawn from the seed instead"
             )
-        return Module(takes, module.to(device), len(positional), listed, dtype, device, tuple(notes))
+        return Module(takes, module.to(device), len(tensors), has_list, dtype, device, tuple(notes))
 
     def predict(self, handle: Module, batches: Iterable[Batch]) -> Iterator[Answer]:
         """Yield the tensors of each answer, in their order."""
@@ -155,7 +157,7 @@ class Torch:
             for batch in batches:
                 args, kwargs = arguments(handle, batch)
                 output = handle.module(*args, **kwargs)
-                yield Answer(tuple(_array(torch, tensor) for tensor in _leaves(torch, output)))
+                yield Answer(tuple(_torch_array(torch, tensor) for tensor in _leaves(torch, output)))
 
     def close(self, handle: Module) -> None:
         """Release the model."""
@@ -170,14 +172,14 @@ def arguments(handle: Module, batch: Batch) -> tuple[tuple[Any, ...], dict[str, 
     for name, value in batch.items():
         tensor = torch.from_numpy(np.ascontiguousarray(value))
         tensors[name] = tensor.to(handle.device, handle.dtype if tensor.is_floating_point() else None)
-    args = tuple(tensors.pop(str(index)) for index in range(handle.positional))
-    return (([*args[0]],) if handle.listed else args), tensors
+    args = tuple(tensors.pop(str(index)) for index in range(handle.positional_count))
+    return (([*args[0]],) if handle.has_list_argument else args), tensors
 
 
-def _built(manifest: Manifest, folder: Path, device: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def _build(manifest: Manifest, folder: Path, device: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     source, settings = _source(manifest, folder, device)
     try:
-        built = models.on_device(source, _unplaced(source, settings), settings)
+        built = models.on_device(source, _build_on_host(source, settings), settings)
     except ModelError as error:
         raise ManifestError(f"model.source: {error}") from error
     built.model.eval()
@@ -187,23 +189,23 @@ def _built(manifest: Manifest, folder: Path, device: str) -> tuple[Any, tuple[An
 def _source(manifest: Manifest, folder: Path, device: str) -> tuple[str, models.Settings]:
     model = manifest.model
     kind, _, name = model.source.partition(":")
-    source = str(folder / model.source) if kind.endswith(".py") else model.source
+    source = str(folder / model.source) if is_python(model.source) else model.source
     if kind == "transformers" and name.partition("?")[0].endswith(".json"):  # a configuration in a file
         source = f"{kind}:{folder / name}"
     shape = tuple(model.inputs[0].shape) if model.inputs and model.inputs[0].shape else None
     return source, models.Settings(batch=1, seed=model.seed, shape=shape, sequence=model.sequence, device=device)
 
 
-def _unplaced(source: str, settings: models.Settings) -> models.Built:
+def _build_on_host(source: str, settings: models.Settings) -> models.Built:
     built = models.build(source, settings)
     if not isinstance(built, models.Built):
         raise ManifestError(f"model.source: {source} is a function that runs a step, not a model")
     return built
 
 
-def _shared(
+def _load_shared(
     torch: Any, manifest: Manifest, folder: Path, device: str
-) -> tuple[Any, tuple[Any, ...], dict[str, Any], sharing.Shared]:
+) -> tuple[Any, tuple[Any, ...], dict[str, Any], sharing.SharedModel]:
     """Return a model by name, attached to weights in the store, with its arguments."""
     if device != "cpu":
         raise ManifestError("model.share: weights are shared only in host memory; omit hardware.gpu, or share")
@@ -211,14 +213,14 @@ def _shared(
     source, settings = _source(manifest, folder, device)
     dtype = getattr(torch, model.precision)
     try:
-        shared = sharing.shared(
-            manifest, source, lambda: _unplaced(source, settings),
+        shared = sharing.load(
+            manifest, source, lambda: _build_on_host(source, settings),
             lambda module: draw_zero_weights(torch, module, model.seed), dtype,
         )  # fmt: skip
         built = shared.built
         if dtype is torch.float32:
             built = models.on_device(source, built, settings)
-        elif built.tries is not None:  # which of its inputs it takes is tested with float32 inputs
+        elif built.tries is not None:  # trials with float32 inputs determine which it takes
             raise ManifestError(f"model.share: {source} can be shared only with precision float32; omit share")
     except ModelError as error:
         raise ManifestError(f"model.source: {error}") from error
@@ -237,10 +239,10 @@ def draw_zero_weights(torch: Any, module: Any, seed: int) -> list[str]:
         module: on the CPU.
         seed: seed of the weights.
     """
-    kinds = torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d
+    layer_types = torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d
     drawn = []
     for name, layer in module.named_modules():
-        if not isinstance(layer, kinds) or not layer.weight.numel() or bool(layer.weight.any()):
+        if not isinstance(layer, layer_types) or not layer.weight.numel() or bool(layer.weight.any()):
             continue
         generator = torch.Generator().manual_seed((seed << 32 ^ zlib.crc32(name.encode())) % (1 << 63))
         with torch.no_grad():
@@ -249,22 +251,22 @@ def draw_zero_weights(torch: Any, module: Any, seed: int) -> list[str]:
     return drawn
 
 
-def _few(names: list[str]) -> str:
+def _names_text(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _exported(torch: Any, manifest: Manifest, folder: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    path = checked(manifest, folder)
+def _load_exported(torch: Any, manifest: Manifest, folder: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    path = model_file(manifest, folder)
     try:
         program = torch.export.load(path)
         args, kwargs = program.example_inputs or ((), {})
         return program.module(), tuple(args), dict(kwargs)
     except Exception as error:  # a damaged file can raise any error
-        reason = (str(error).splitlines() or [""])[0]
+        reason = first_line(error)
         raise ManifestError(f"model.source: {path.name} is not a valid program of torch.export ({reason})") from error
 
 
-def checked(manifest: Manifest, folder: Path) -> Path:
+def model_file(manifest: Manifest, folder: Path) -> Path:
     """Return the path of the model file.
 
     Raises:
@@ -278,7 +280,7 @@ def checked(manifest: Manifest, folder: Path) -> Path:
 
 
 def check_files(manifest: Manifest, folder: Path, trusted: bool) -> None:
-    """Compare the checksums in `model.files` with those of the files; files that are not there are left out.
+    """Compare the checksums in `model.files` with those of the files; missing files are skipped.
 
     Args:
         manifest: any manifest.
@@ -291,7 +293,7 @@ def check_files(manifest: Manifest, folder: Path, trusted: bool) -> None:
     for file in manifest.model.files:
         path = folder / file.path
         try:
-            if not file.checksum or (agents.leads_out(file.path) and not trusted) or not path.is_file():
+            if not file.checksum or (agents.is_outside_folder(file.path) and not trusted) or not path.is_file():
                 continue
             actual = checksum(path, file.checksum)
         except OSError as error:
@@ -300,12 +302,12 @@ def check_files(manifest: Manifest, folder: Path, trusted: bool) -> None:
             raise ManifestError(f"model.files: {file.path} has the checksum {actual}, not {file.checksum}")
 
 
-def checksum(path: Path, like: str = "sha256:") -> str:
-    """Return the checksum of a file, by the algorithm and in the form of `like`."""
-    prefix, colon, value = like.lower().partition(":")
-    algorithm = prefix if colon else {32: "md5", 40: "sha1", 64: "sha256"}.get(len(like), "")
+def checksum(path: Path, expected: str = "sha256:") -> str:
+    """Return the checksum of a file, by the algorithm and in the form of `expected`."""
+    prefix, colon, value = expected.lower().partition(":")
+    algorithm = prefix if colon else {32: "md5", 40: "sha1", 64: "sha256"}.get(len(expected), "")
     if algorithm not in ("md5", "sha1", "sha256") or (colon and not value and prefix != "sha256"):
-        raise ManifestError(f"model.files: the checksum {like!r} is not md5, sha1 or sha256")
+        raise ManifestError(f"model.files: the checksum {expected!r} is not md5, sha1 or sha256")
     digest = hashlib.new(algorithm)
     with open(path, "rb") as file:
         while chunk := file.read(1 << 22):
@@ -313,7 +315,7 @@ def checksum(path: Path, like: str = "sha256:") -> str:
     return f"{algorithm}:{digest.hexdigest()}" if colon else digest.hexdigest()
 
 
-def _takes(torch: Any, value: Any, name: str, vocabulary: int | None) -> InputSpec:
+def _input_spec(torch: Any, value: Any, name: str, vocabulary: int | None) -> InputSpec:
     if not isinstance(value, torch.Tensor):
         raise ManifestError(f"model.source: its input {name} is {type(value).__name__}, not a tensor")
     shape = tuple(value.shape[1:])
@@ -337,7 +339,7 @@ def _leaves(torch: Any, value: Any) -> Iterator[Any]:
             yield from _leaves(torch, element)
 
 
-def _array(torch: Any, value: Any) -> Array:
+def _torch_array(torch: Any, value: Any) -> Array:
     tensor = value.detach().cpu()
     return np.asarray((tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy())
 
@@ -345,9 +347,9 @@ def _array(torch: Any, value: Any) -> Array:
 # --- ONNX Runtime -----------------------------------------------------------------------------------------------------
 
 
-OF_ONNX = frozenset({"bool", *(f"float{bits}" for bits in (16, 32, 64)),
+ONNX_DTYPES = frozenset({"bool", *(f"float{bits}" for bits in (16, 32, 64)),
                      *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))})  # fmt: skip
-"""Types of inputs that samples can be made of."""
+"""Types of inputs for which samples can be generated."""
 
 
 @dataclass
@@ -364,7 +366,7 @@ class Onnx:
     def open(self, manifest: Manifest, folder: Path, level: str) -> Session:
         """Load the file; dynamic sizes are those of the manifest's inputs, or 1."""
         del level
-        path = checked(manifest, folder)
+        path = model_file(manifest, folder)
         try:
             import onnxruntime
         except ImportError as error:
@@ -379,7 +381,7 @@ class Onnx:
         try:
             session = onnxruntime.InferenceSession(str(path), options, providers=providers)
         except Exception as error:
-            reason = (str(error).splitlines() or [""])[0]
+            reason = first_line(error)
             raise ManifestError(f"model.source: ONNX Runtime cannot load {path.name} ({reason})") from error
         shapes = [spec.shape for spec in manifest.model.inputs]
         takes = {}
@@ -387,8 +389,8 @@ class Onnx:
             shape = shapes[index] if index < len(shapes) and shapes[index] else [
                 size if isinstance(size, int) and size > 0 else 1 for size in argument.shape[1:]
             ]  # fmt: skip
-            dtype = {"float": "float32", "double": "float64"}.get(inner := argument.type[7:-1], inner)
-            if dtype not in OF_ONNX:
+            dtype = {"float": "float32", "double": "float64"}.get(onnx_type := argument.type[7:-1], onnx_type)
+            if dtype not in ONNX_DTYPES:
                 raise ManifestError(
                     f"model.source: its input {argument.name} is {argument.type}, which samples cannot have"
                 )
@@ -399,14 +401,14 @@ class Onnx:
         """Yield the outputs of each batch, in the order of the file."""
         for batch in batches:
             outputs = handle.session.run(None, {name: np.ascontiguousarray(array) for name, array in batch.items()})
-            yield Answer(tuple(map(_of_onnx, outputs)))
+            yield Answer(tuple(map(_onnx_array, outputs)))
 
     def close(self, handle: Session) -> None:
         """Release the session."""
         handle.session = None
 
 
-def _of_onnx(value: Any) -> Array:
+def _onnx_array(value: Any) -> Array:
     """Return an output as an array of numbers or of text; a list of mappings (scikit-learn's ZipMap) as its values."""
     if isinstance(value, list) and value and all(isinstance(mapping, Mapping) for mapping in value):
         value = [list(mapping.values()) for mapping in value]
@@ -417,7 +419,7 @@ def _of_onnx(value: Any) -> Array:
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 
-def threads_now() -> int | None:
+def thread_count() -> int | None:
     """Return the number of threads that PyTorch uses; None without PyTorch."""
     try:
         import torch
@@ -434,9 +436,9 @@ def threads(count: int | None) -> Iterator[None]:
     except ImportError:
         yield
         return
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
+    previous = torch.get_num_threads()
+    torch.set_num_threads(count or previous)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)

@@ -1,7 +1,7 @@
 """Agents on the machines of a Ray cluster: detached actors, found by their names.
 
-An actor runs each manifest in a subprocess, as `transports.OwnProcess` does, and returns the files of the result; the
-requesting process puts them in the store. So a result is stored once, or not at all.
+An actor runs each manifest in a subprocess, as `transports.SubprocessAgent` does, and returns the files of the result;
+the requesting process puts them in the store. So a result is stored once, or not at all.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Actor:
     """The actor on the other machine; it runs one evaluation at a time, and answers other calls meanwhile."""
 
     def __init__(self, name: str, labels: Mapping[str, str], folder: str, trusted: bool) -> None:
-        self._agent = transports.OwnProcess(name, labels, "ray")
+        self._agent = transports.SubprocessAgent(name, labels, "ray")
         self._folder, self._trusted = Path(folder), trusted
         self._running = threading.Lock()
         self._progress: dict[str, tuple[str, int, int]] = {}
@@ -48,13 +48,13 @@ class Actor:
 
     def facts(self) -> dict[str, Any]:
         """Return the agent's facts, with the current time."""
-        return {**results.plain(self._agent.facts()), "beat_s": time.time(), "trusts": self._trusted}
+        return {**results.plain_facts(self._agent.facts()), "beat_s": time.time(), "trusts": self._trusted}
 
     def progress(self, name: str) -> tuple[str, int, int] | None:
-        """Return the progress of the named evaluation; None if it does not run: it waits for another, or has ended."""
+        """Return the progress of the named evaluation; None if it waits for another one, or has ended."""
         return self._progress.get(name)
 
-    def running(self) -> list[str]:
+    def running_names(self) -> list[str]:
         """Return the name of the evaluation that runs, if one does."""
         return list(self._progress)
 
@@ -65,7 +65,7 @@ class Actor:
     def evaluate(self, manifest: dict[str, Any], levels: str, bound: bool, name: str) -> dict[str, Any]:
         """Run a manifest, and return the files of its result, or the reason why there is none.
 
-        If another evaluation runs, it waits for its end: each would disturb the latencies of the other.
+        It waits while another evaluation runs, because each would disturb the latencies of the other.
 
         Args:
             manifest: in its canonical form.
@@ -74,17 +74,17 @@ class Actor:
             name: name of this evaluation, for `progress` and `cancel`.
         """
 
-        def said(stage: str, done: int, total: int) -> None:
+        def report(stage: str, done: int, total: int) -> None:
             self._progress[name] = stage, done, total
             if name in self._cancelled:
                 raise ManifestError("it was cancelled")
 
         with self._running, tempfile.TemporaryDirectory() as store:
             try:
-                said("starting", 0, 1)
+                report("starting", 0, 1)
                 parsed = reading.of_plain(manifest).manifest
                 options = Options(Path(store), levels, bound, self._trusted)
-                result_dir = self._agent.submit(parsed, self._folder, options, said)
+                result_dir = self._agent.submit(parsed, self._folder, options, report)
             except ProcessLost as error:
                 return {"lost": str(error)}
             except ManifestError as error:
@@ -96,8 +96,8 @@ class Actor:
             return {"files": {path.relative_to(result_dir).as_posix(): path.read_bytes() for path in files}}
 
 
-class OnRay:
-    """An agent of a cluster, as seen from this process."""
+class RayAgent:
+    """An agent of a cluster; calls go to its actor."""
 
     def __init__(self, handle: Any, facts: Facts) -> None:
         self._handle, self._facts = handle, facts
@@ -106,7 +106,7 @@ class OnRay:
         """Return the facts that it reported, with the time of its last sign of life by this machine's clock."""
         if self._facts.beat_s is not None and time.time() - self._facts.beat_s > PATIENCE_S:
             try:
-                _ray().get(self._handle.running.remote(), timeout=PATIENCE_S)
+                _ray().get(self._handle.running_names.remote(), timeout=PATIENCE_S)
             except Exception:
                 return self._facts
             self._facts = replace(self._facts, beat_s=time.time())
@@ -120,32 +120,32 @@ class OnRay:
             ProcessLost: its process for the manifest was killed.
             ManifestError: it cannot run the manifest, with the reason.
         """
-        del folder  # the manifest's files are looked up in the folder with which the agent was started
+        del folder  # the agent looks up the manifest's files in the folder with which it was started
         ray = _ray()
         try:
             name, state = secrets.token_hex(8), WAITING
             evaluate = self._handle.evaluate.options(concurrency_group=EVALUATIONS)
-            task = evaluate.remote(manifest.plain(), options.levels, options.bound, name)
-            silent_from = time.monotonic()
+            task = evaluate.remote(manifest.plain(), options.levels, options.needs_bound, name)
+            silent_since = time.monotonic()
             while not ray.wait([task], timeout=0.5)[0]:
                 try:
                     state = ray.get(self._handle.progress.remote(name), timeout=PATIENCE_S) or state
-                    silent_from = time.monotonic()
+                    silent_since = time.monotonic()
                 except ray.exceptions.GetTimeoutError:
-                    if time.monotonic() - silent_from > agents.DEAD_AFTER_S:
+                    if time.monotonic() - silent_since > agents.DEAD_AFTER_S:
                         ray.kill(self._handle)  # it must not continue with a manifest that another agent takes over
                         raise
                     continue
                 try:
                     progress(*state)
                 except BaseException:
-                    ray.wait([self._handle.cancel.remote(name)], timeout=PATIENCE_S)  # until it has arrived
+                    ray.wait([self._handle.cancel.remote(name)], timeout=PATIENCE_S)  # ensures that it has arrived
                     raise
             reply = ray.get(task)
         except ray.exceptions.RayTaskError as error:  # the agent is alive; its code raised an error
-            reply = (str(error.cause).splitlines() or [""])[0]
+            reason = first_line(error.cause)[:200]
             raise ManifestError(
-                f"the agent {self._facts.name} failed: {type(error.cause).__name__}: {reply[:200]}"
+                f"the agent {self._facts.name} failed: {type(error.cause).__name__}: {reason}"
             ) from error
         except ray.exceptions.RayError as error:
             raise AgentLost(f"the agent {self._facts.name} died ({type(error).__name__})") from error
@@ -153,10 +153,10 @@ class OnRay:
             raise ProcessLost(reply["lost"])
         if "error" in reply:
             raise ManifestError(reply["error"])
-        return _stored(reply["files"], manifest, options.store)
+        return _store_files(reply["files"], manifest, options.store)
 
 
-def _stored(files: Mapping[str, bytes], manifest: Manifest, store: Path) -> Path:
+def _store_files(files: Mapping[str, bytes], manifest: Manifest, store: Path) -> Path:
     with results.new_result(store, manifest.identity) as (staging, paths):
         for name, content in files.items():
             path = PurePosixPath(name)
@@ -229,7 +229,7 @@ def stop(name: str) -> None:
         raise ManifestError(f"there is no agent {name!r}; `xsp evaluate agents` names them") from error
 
 
-def connected_agents(names: Sequence[str] | None = None) -> tuple[list[OnRay], dict[str, str]]:
+def connected_agents(names: Sequence[str] | None = None) -> tuple[list[RayAgent], dict[str, str]]:
     """Return the agents of the cluster, and by name the reasons why others do not answer.
 
     Args:
@@ -245,14 +245,14 @@ def connected_agents(names: Sequence[str] | None = None) -> tuple[list[OnRay], d
     for name in names or ():
         if name not in existing:
             raise ManifestError(f"there is no agent {name!r}; there are {', '.join(existing) or 'none'}")
-    reachable, silent = [], {}
+    reachable, failures = [], {}
     for name in existing if names is None else names:
         try:
             handle = ray.get_actor(name, namespace=NAMESPACE)
-            reachable.append(OnRay(handle, _facts(ray.get(handle.facts.remote(), timeout=PATIENCE_S))))
+            reachable.append(RayAgent(handle, _facts(ray.get(handle.facts.remote(), timeout=PATIENCE_S))))
         except (ray.exceptions.RayError, ValueError) as error:
-            silent[name] = f"it does not answer ({type(error).__name__})"
-    return reachable, silent
+            failures[name] = f"it does not answer ({type(error).__name__})"
+    return reachable, failures
 
 
 def _facts(reply: Mapping[str, Any]) -> Facts:

@@ -21,12 +21,12 @@ SECTIONS: dict[str, type[Part]] = {
     "reference": Reference,
 }
 
-MOST_SHOWN = 8
+MOST_ERRORS = 8
 
 
 @dataclass(frozen=True)
 class LoadedManifest:
-    """A manifest, and where it was read."""
+    """A manifest, with its origin."""
 
     manifest: Manifest
     dialect: str
@@ -43,10 +43,10 @@ def read(path: Path) -> LoadedManifest:
     Raises:
         ManifestError: it cannot be read, or is not a manifest.
     """
-    text = _text(path)
+    text = _read_text(path)
     content = text.content
     if not isinstance(content, dict):
-        raise ManifestError(f"{path}:1: a manifest must be a mapping of fields, this is {_kind(content)}")
+        raise ManifestError(f"{path}:1: a manifest must be a mapping of fields, this is {_type_text(content)}")
     dialect = dialects.detect(content)
     content = dialects.translate(dict(content), dialect)
     for name, value in content.items():
@@ -56,7 +56,7 @@ def read(path: Path) -> LoadedManifest:
 
 
 def of_plain(
-    content: Any, folder: Path = Path(), text: yamltext.Text | None = None, dialect: str = dialects.OURS
+    content: Any, folder: Path = Path(), text: yamltext.Text | None = None, dialect: str = dialects.XSP
 ) -> LoadedManifest:
     """Validate plain data as a manifest.
 
@@ -72,7 +72,7 @@ def of_plain(
     try:
         manifest = Manifest.model_validate(content)
     except ValidationError as error:
-        raise ManifestError(_said(error, text)) from error
+        raise ManifestError(_error_text(error, text)) from error
     except RecursionError as error:
         raise ManifestError("the manifest is nested too deeply") from error
     manifest = pipeline.canonical(manifest)
@@ -80,22 +80,22 @@ def of_plain(
 
 
 def _section(path: Path, text: yamltext.Text, name: str, value: str) -> Any:
-    """Return the content of a file that stands for a section; the file must lie under the manifest's folder."""
+    """Return the content of a section that is in a file, which must be inside the manifest's folder."""
     folder = path.parent.resolve()
     file = (folder / value).resolve()
     if not file.is_relative_to(folder):
-        raise ManifestError(f"{text.at((name,))}: {name}: {value!r} is outside the folder of the manifest")
+        raise ManifestError(f"{text.location((name,))}: {name}: {value!r} is outside the folder of the manifest")
     if file.suffix not in (".yaml", ".yml") or not file.is_file():
-        raise ManifestError(f"{text.at((name,))}: {name}: {value!r} is not a YAML file beside the manifest")
-    content = _text(file).content
+        raise ManifestError(f"{text.location((name,))}: {name}: {value!r} is not a YAML file beside the manifest")
+    content = _read_text(file).content
     if not isinstance(content, dict):
-        raise ManifestError(f"{file.name}:1: a section must be a mapping of fields, this is {_kind(content)}")
+        raise ManifestError(f"{file.name}:1: a section must be a mapping of fields, this is {_type_text(content)}")
     translated = dialects.translate(dict(content), dialects.detect(content))
     section = translated.get(name)
     return section if isinstance(section, dict) else content
 
 
-def _text(path: Path) -> yamltext.Text:
+def _read_text(path: Path) -> yamltext.Text:
     try:
         if not path.is_file():
             raise ManifestError(f"{path}: there is no such file; `xsp evaluate schema` prints the fields of a manifest")
@@ -108,36 +108,36 @@ def _text(path: Path) -> yamltext.Text:
         raise ManifestError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _said(error: ValidationError, text: yamltext.Text | None) -> str:
+def _error_text(error: ValidationError, text: yamltext.Text | None) -> str:
     lines = []
     problems = error.errors(include_url=False, include_context=False)
-    for problem in problems[:MOST_SHOWN]:
-        place = tuple(part for part in problem["loc"] if not _is_of_union(part))
-        location = f"{text.at(place)}: " if text is not None else ""
-        field = ".".join(map(str, place))
+    for problem in problems[:MOST_ERRORS]:
+        path = tuple(part for part in problem["loc"] if not _is_union_branch(part))
+        location = f"{text.location(path)}: " if text is not None else ""
+        field = ".".join(map(str, path))
         message = str(problem["msg"]).removeprefix("Value error, ")
         lines.append(f"{location}{field + ': ' if field else ''}{message[:1].lower()}{message[1:]}")
-    if len(problems) > MOST_SHOWN:
-        lines.append(f"and {len(problems) - MOST_SHOWN} more")
+    if len(problems) > MOST_ERRORS:
+        lines.append(f"and {len(problems) - MOST_ERRORS} more")
     return "\n".join(lines)
 
 
-def _is_of_union(part: str | int) -> bool:
+def _is_union_branch(part: str | int) -> bool:
     """Return whether a part of an error's location is the type name by which pydantic marks the branch of a union."""
     return isinstance(part, str) and part in ("Function", "str", "dict[str,any]", "dict[str,Any]")
 
 
 def _notes(manifest: Manifest) -> list[str]:
     notes = []
-    for place in manifest.unknown():
-        if ".steps[" in place:  # options of a step
+    for path in manifest.unknown_fields():
+        if ".steps[" in path:  # options of a step
             continue
-        *parents, name = place.split(".")
+        *parents, name = path.split(".")
         section = SECTIONS.get(parents[0]) if len(parents) == 1 else Manifest if not parents else None
         hint = nearest(name, section.model_fields) if section is not None else ""
-        notes.append(f"{place} is kept but not used{hint}")
+        notes.append(f"{path} is kept but not used{hint}")
     return notes
 
 
-def _kind(value: Any) -> str:
+def _type_text(value: Any) -> str:
     return {list: "a list", str: "text", type(None): "empty"}.get(type(value), "a number")

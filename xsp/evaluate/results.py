@@ -2,7 +2,7 @@
 
 ```
 STORE/4f1c2a9b03de-0001/
-  manifest.yaml        the canonical form: `xsp evaluate run` takes it
+  manifest.yaml        the canonical form, a file for `xsp evaluate run`
   result.json          identity, agent, environment, figures of each batch size, digest of the outputs
   evaluation.parquet   the same as one row for each batch size
   requests.parquet     a row for each request: batch, due, issued, start, end, in nanoseconds
@@ -25,7 +25,7 @@ import re
 import shutil
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -53,10 +53,14 @@ DIGITS = 12
 MOST_BYTES = 16 << 20
 
 _REQUIRED = ("name", "kind", "started", "xsp")
-_REQUIRED_WITHIN = {"agent": ("name", "host", "python", "packages"), "environment": ("equal",), "outputs": ("digest",),
-           "samples": ("checksum",)}  # fmt: skip
-_REQUIRED_OF_PART = ("batch", "requests", "scheduled", "open_loop", "stopped", "late", "p50_ms", "p90_ms", "p99_ms",
-            "trimmed_mean_ms", "inputs_per_s")  # fmt: skip
+_REQUIRED_IN_SECTIONS = {
+    "agent": ("name", "host", "python", "packages"), "environment": ("equal",), "outputs": ("digest",),
+    "samples": ("checksum",),
+}  # fmt: skip
+_REQUIRED_IN_PARTS = (
+    "batch", "requests", "scheduled", "open_loop", "stopped", "late", "p50_ms", "p90_ms", "p99_ms", "trimmed_mean_ms",
+    "inputs_per_s",
+)  # fmt: skip
 """Fields without which a result is refused as damaged."""
 
 
@@ -80,8 +84,8 @@ class Result:
     @property
     def manifest(self) -> Mapping[str, Any]:
         """Its manifest as plain data."""
-        found: Mapping[str, Any] = self.content["manifest"]
-        return found
+        content: Mapping[str, Any] = self.content["manifest"]
+        return content
 
     @property
     def parts(self) -> list[Mapping[str, Any]]:
@@ -91,18 +95,18 @@ class Result:
     @property
     def accuracy(self) -> Mapping[str, Any] | None:
         """Top-1 and top-5 as `xsp.evaluate.labelled.of` returns them; None for samples without classes."""
-        found: Mapping[str, Any] | None = self.content.get("accuracy")
-        return found
+        figures: Mapping[str, Any] | None = self.content.get("accuracy")
+        return figures
 
     def requests(self, batch: int | None = None) -> Requests:
         """Return the requests of a batch size; None for the first one."""
         size = self.parts[0]["batch"] if batch is None else batch
         part = next(part for part in self.parts if part["batch"] == size)
+        path = table.path_literal(self.path / "requests.parquet")
         con = table.connect()
         try:
             columns = con.execute(
-                f"SELECT due_ns, issued_ns, start_ns, end_ns, batch FROM {_place(self.path / 'requests.parquet')} "
-                "WHERE part = ? ORDER BY number",
+                f"SELECT due_ns, issued_ns, start_ns, end_ns, batch FROM {path} WHERE part = ? ORDER BY number",
                 [size],
             ).fetchnumpy()
         finally:
@@ -112,7 +116,7 @@ class Result:
         )
         return Requests(
             due, issued, start, end, sizes,
-            open_loop=bool(part["open_loop"]), scheduled=part["scheduled"], stopped=part["stopped"],
+            is_open_loop=bool(part["open_loop"]), schedule_length=part["scheduled"], stop_reason=part["stopped"],
         )  # fmt: skip
 
     def outputs(self) -> dict[str, Array]:
@@ -177,7 +181,7 @@ def staging(store: Path, identity: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def publish(store: Path, identity: str, beside: Path) -> Path:
+def publish(store: Path, identity: str, folder: Path) -> Path:
     """Rename a complete folder to the next free name of its identity, and return its path.
 
     If another process takes that name meanwhile, the next name is tried.
@@ -195,7 +199,7 @@ def publish(store: Path, identity: str, beside: Path) -> Path:
         if target.exists():
             continue
         try:
-            os.rename(beside, target)
+            os.rename(folder, target)
         except OSError as error:
             if target.exists():
                 continue
@@ -219,7 +223,8 @@ def write(folder: Path, manifest: Manifest, content: Mapping[str, Any], parts: M
             },
         }
         con.register("requests", columns)
-        con.execute(f"COPY (SELECT * FROM requests) TO {_place(folder / 'requests.parquet')} (FORMAT parquet)")
+        path = table.path_literal(folder / "requests.parquet")
+        con.execute(f"COPY (SELECT * FROM requests) TO {path} (FORMAT parquet)")
         con.execute("CREATE TABLE evaluation (identity VARCHAR, name VARCHAR, model VARCHAR, task VARCHAR, "
                     "kind VARCHAR, "
                     "batch BIGINT, agent VARCHAR, environment VARCHAR, outputs VARCHAR, requests BIGINT, "
@@ -228,7 +233,7 @@ def write(folder: Path, manifest: Manifest, content: Mapping[str, Any], parts: M
         con.executemany(
             "INSERT INTO evaluation VALUES (" + ", ".join("?" * 20) + ")", [list(row) for row in _rows(document)]
         )
-        con.execute(f"COPY evaluation TO {_place(folder / 'evaluation.parquet')} (FORMAT parquet)")
+        con.execute(f"COPY evaluation TO {table.path_literal(folder / 'evaluation.parquet')} (FORMAT parquet)")
     finally:
         con.close()
 
@@ -246,7 +251,7 @@ def _rows(document: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         )  # fmt: skip
 
 
-def plain(facts: Facts) -> dict[str, Any]:
+def plain_facts(facts: Facts) -> dict[str, Any]:
     """Return the facts of an agent as plain data."""
     return {**asdict(facts), "packages": dict(facts.packages), "labels": dict(facts.labels)}
 
@@ -268,15 +273,15 @@ def read(path: Path) -> Result:
         if int(content["format"]) > FORMAT:
             raise ManifestError(f"{path}: written by a newer xsp, in format {content['format']}")
         _ = result.identity, result.manifest["model"]["name"], result.parts[0], [content[name] for name in _REQUIRED]
-        _ = [content[name][key] for name, keys in _REQUIRED_WITHIN.items() for key in keys]
-        _ = [part[name] for part in result.parts for name in _REQUIRED_OF_PART]
+        _ = [content[name][key] for name, keys in _REQUIRED_IN_SECTIONS.items() for key in keys]
+        _ = [part[name] for part in result.parts for name in _REQUIRED_IN_PARTS]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ManifestError(f"{file}: damaged ({type(error).__name__}: {error})") from error
     return result
 
 
 def find(name: str, store: Path) -> Result:
-    """Return a result by its path, its name, or the first digits of its manifest's identity, then the newest one.
+    """Return a result by its path, its name, or the first digits of its manifest's identity (then the newest result).
 
     Raises:
         ManifestError: there is no such result, or the digits are those of several manifests.
@@ -285,7 +290,7 @@ def find(name: str, store: Path) -> Result:
         return read(Path(name))
     if (store / name / RESULT).is_file():
         return read(store / name)
-    matches = sorted(path for path in _places(store) if path.name.startswith(name)) if name else []
+    matches = sorted(path for path in _result_dirs(store) if path.name.startswith(name)) if name else []
     if not matches:
         raise ManifestError(f"there is no result {name!r} in {store}; list them with `xsp evaluate list`")
     manifests = sorted({path.name[:DIGITS] for path in matches})
@@ -294,23 +299,24 @@ def find(name: str, store: Path) -> Result:
     return read(max(matches, key=lambda path: (path.name[:DIGITS], int(path.name[DIGITS + 1 :]))))
 
 
-def every(store: Path) -> tuple[list[Result], list[str]]:
+def read_all(store: Path) -> tuple[list[Result], list[str]]:
     """Return all results of a store, oldest first, and messages on damaged ones."""
     results, errors = [], []
-    for path in _places(store):
+    for path in _result_dirs(store):
         try:
             results.append(read(path))
         except ManifestError as error:
             errors.append(str(error))
-    return sorted(results, key=lambda result: (str(result.content["started"]), result.name)), errors
+    return oldest_first(results), errors
 
 
-def _places(store: Path) -> list[Path]:
+def oldest_first(results: Iterable[Result]) -> list[Result]:
+    """Return results in the order of their start."""
+    return sorted(results, key=lambda result: (str(result.content["started"]), result.name))
+
+
+def _result_dirs(store: Path) -> list[Path]:
     try:
         return sorted(path for path in store.iterdir() if NAME.fullmatch(path.name))
     except OSError:
         return []
-
-
-def _place(path: Path) -> str:
-    return table.path_literal(path)

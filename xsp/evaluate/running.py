@@ -18,10 +18,21 @@ import numpy as np
 
 from xsp import version
 from xsp.bench import environment
-from xsp.errors import ManifestError, UsageError, XspError
-from xsp.evaluate import agents, contention, datasets, extras, labelled, pipeline, predictors, results, userfunctions
+from xsp.errors import ManifestError, UsageError, XspError, first_line
+from xsp.evaluate import (
+    agents,
+    contention,
+    datasets,
+    extras,
+    figures,
+    labelled,
+    pipeline,
+    predictors,
+    results,
+    userfunctions,
+)
 from xsp.evaluate.agents import Facts, Options, Progress
-from xsp.evaluate.load import Clock, Requests, Schedule, VirtualClock, drive, latencies, loadgen, schedules, search
+from xsp.evaluate.load import Clock, Requests, Schedule, VirtualClock, drive, loadgen, schedules, search
 from xsp.evaluate.manifest import Manifest, Scenario
 from xsp.evaluate.pipeline import Array
 from xsp.evaluate.predictors import Answer, Batch, Predictor
@@ -35,20 +46,22 @@ MOST_OUTPUT_BYTES = 64 << 20
 
 @dataclass
 class PreparedModel:
-    """An open model with its steps before and after."""
+    """An open model with its samples, and the steps before and after it."""
 
     predictor: Predictor
     handle: Any
     samples: datasets.Samples
     raw: Sequence[Any] | datasets.Samples
-    before: Callable[[Any], Any] | None
+    """Samples for requests, without the steps."""
+
+    preprocess: Callable[[Any], Any] | None
     """None if samples are already the model's inputs."""
 
-    after: Callable[[Any], Any] | None
+    postprocess: Callable[[Any], Any] | None
 
-    def batch(self, first: int, count: int) -> Batch:
+    def batch(self, start: int, count: int) -> Batch:
         """Return a batch of `count` samples, with the steps before the model applied."""
-        rows = [self._row((first + offset) % len(self.raw)) for offset in range(count)]
+        rows = [self._row((start + offset) % len(self.raw)) for offset in range(count)]
         try:
             return {name: np.stack([row[name] for row in rows]) for name in self.handle.takes}
         except ValueError as error:
@@ -56,15 +69,15 @@ class PreparedModel:
 
     def _row(self, number: int) -> Mapping[str, Array]:
         sample = self.raw[number]
-        prepared = sample if self.before is None else self.before(sample)
+        prepared = sample if self.preprocess is None else self.preprocess(sample)
         takes: Mapping[str, datasets.InputSpec] = self.handle.takes
         arrays: dict[str, Array]
         if isinstance(prepared, Mapping):
             arrays = dict(prepared)
         else:
-            first, *remaining = takes
-            arrays = {first: np.asarray(prepared)}
-            for name in remaining:
+            first_name, *other_names = takes
+            arrays = {first_name: np.asarray(prepared)}
+            for name in other_names:
                 spec = takes[name]
                 arrays[name] = np.zeros(spec.shape, spec.dtype) if spec.fixed is None else spec.fixed
         for name, spec in takes.items():
@@ -77,18 +90,18 @@ class PreparedModel:
 
     def predict(self, batch: Batch) -> Answer:
         """Return the model's answer, with the steps after the model applied."""
-        answer = _predicted(self.predictor, self.handle, batch)
-        if self.after is None or not answer.outputs:
+        answer = _predict(self.predictor, self.handle, batch)
+        if self.postprocess is None or not answer.outputs:
             return answer
-        first = answer.outputs[0]
-        if not first.ndim:
+        output_batch = answer.outputs[0]
+        if not output_batch.ndim:
             raise ManifestError("model.outputs: the first output is one number, which has no samples for the steps")
-        rows = [self.after(output) for output in first]
-        return Answer((np.stack(rows) if len({row.shape for row in rows}) == 1 else first, *answer.outputs[1:]),
+        rows = [self.postprocess(output) for output in output_batch]
+        return Answer((np.stack(rows) if len({row.shape for row in rows}) == 1 else output_batch, *answer.outputs[1:]),
                       answer.took_ns)  # fmt: skip
 
 
-def _predicted(predictor: Predictor, handle: Any, batch: Batch) -> Answer:
+def _predict(predictor: Predictor, handle: Any, batch: Batch) -> Answer:
     """Return the answer to one batch.
 
     Raises:
@@ -99,9 +112,8 @@ def _predicted(predictor: Predictor, handle: Any, batch: Batch) -> Answer:
     except XspError:
         raise
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0]
         shapes = ", ".join(str(list(array.shape)) for array in batch.values())
-        raise ManifestError(f"model: raises {type(error).__name__} on {shapes} ({reason})") from error
+        raise ManifestError(f"model: raises {type(error).__name__} on {shapes} ({first_line(error)})") from error
 
 
 def evaluate(
@@ -121,7 +133,9 @@ def evaluate(
         ManifestError: it cannot be run; nothing was written.
     """
     facts = replace(facts, trusts=options.trusted)
-    reasons = [*pipeline.problems(manifest), *agents.unmet_requirements(manifest, facts)] or _environment(manifest)
+    reasons = [*pipeline.problems(manifest), *agents.unmet_requirements(manifest, facts)] or _unmet_environment(
+        manifest
+    )
     if reasons:
         raise ManifestError(f"{manifest.title} cannot be evaluated by {facts.name}: " + "; ".join(reasons))
     started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
@@ -137,75 +151,107 @@ def evaluate(
         handle = predictor.open(manifest, folder, options.levels)
         open_ns = time.perf_counter_ns() - begin
         try:
-            served = _served(manifest, folder, options, predictor, handle, functions)
-            outputs, first_answer = _outputs(manifest, served)
-            accuracy = _accuracy(manifest, served, progress)
-            simulated = first_answer.took_ns is not None
-            watch = contention.Watch()
-            parts, best, processor_ms = _parts(manifest, folder, served, simulated, progress)
-            noted = {**environment.noted(), **watch.changes()}
-            batch = served.batch(0, _inputs(manifest.scenario, manifest.scenario.sizes[0]))
-            part_notes = extras.make(staging, manifest, folder, predictor, handle, batch, options, progress)
-            function_notes = [note for function in functions.values() for note in function.notes()]
+            prepared = _prepare(manifest, folder, options, predictor, handle, functions)
+            measurements = _measure(manifest, folder, prepared, progress)
+            batch = prepared.batch(0, _inputs(manifest.scenario, manifest.scenario.sizes[0]))
+            extra_notes = extras.write(staging, manifest, folder, predictor, handle, batch, options, progress)
             notes = [
                 *getattr(handle, "notes", ()),
-                *function_notes,
-                *_constant(outputs),
-                *_of_search(best),
-                *part_notes,
+                *(note for function in functions.values() for note in function.notes()),
+                *_constant_notes(measurements.outputs),
+                *_search_notes(measurements.search_result),
+                *extra_notes,
             ]
         finally:
             predictor.close(handle)
-        np.savez(staging / results.OUTPUTS, **outputs)  # type: ignore[arg-type]
-        snapshot = environment.here()
+        np.savez(staging / results.OUTPUTS, **measurements.outputs)  # type: ignore[arg-type]
         content = {
             "name": manifest.title,
             "kind": manifest.scenario.kind,
             "started": started,
             "xsp": version.__version__,
             "transport": transport,
-            "agent": results.plain(facts),
-            "environment": {"hash": snapshot.hash, "equal": dict(snapshot.equal), "noted": noted},
-            "threads": predictors.threads_now(),
-            "samples": {"count": len(served.samples), "checksum": served.samples.checksum},
-            "outputs": {"digest": results.digest(outputs), "samples": min(len(served.raw), MOST_OUTPUTS)},
-            "accuracy": accuracy,
-            "simulated": simulated,
+            "agent": results.plain_facts(facts),
+            **_measured_content(prepared, measurements),
             "open_ms": open_ns / 1e6,
             "parts": [
-                _figures(manifest.scenario, batch, requests, best) | {"processor_ms": processor_ms.get(batch)}
-                for batch, requests in parts.items()
+                figures.of_part(manifest.scenario, batch_size, requests, measurements.search_result)
+                | {"processor_ms": measurements.processor_ms.get(batch_size)}
+                for batch_size, requests in measurements.parts.items()
             ],
             "notes": notes,
         }
-        results.write(staging, manifest, content, parts)
+        results.write(staging, manifest, content, measurements.parts)
     return paths[0]
 
 
-def _served(
+@dataclass(frozen=True)
+class _Measurements:
+    """What was measured of an open model."""
+
+    outputs: dict[str, Array]
+    accuracy: dict[str, Any] | None
+    is_simulated: bool
+    parts: dict[int, Requests]
+    """Requests by batch size."""
+
+    search_result: search.SearchResult | None
+    processor_ms: dict[int, float | None]
+    circumstances: dict[str, Any]
+
+
+def _measure(manifest: Manifest, folder: Path, prepared: PreparedModel, progress: Progress) -> _Measurements:
+    """Compute the first outputs and the accuracy, then apply the load."""
+    outputs, first_answer = _outputs(prepared)
+    accuracy = _accuracy(manifest, prepared, progress)
+    is_simulated = first_answer.took_ns is not None
+    watch = contention.Watch()
+    parts, search_result, processor_ms = _measure_parts(manifest, folder, prepared, is_simulated, progress)
+    circumstances = {**environment.noted(), **watch.changes()}
+    return _Measurements(outputs, accuracy, is_simulated, parts, search_result, processor_ms, circumstances)
+
+
+def _measured_content(prepared: PreparedModel, measurements: _Measurements) -> dict[str, Any]:
+    """Return the fields of a result that describe its environment, samples and outputs."""
+    snapshot, samples = environment.here(), prepared.samples
+    return {
+        "environment": {
+            "hash": snapshot.hash, "equal": dict(snapshot.equal), "noted": measurements.circumstances,
+        },
+        "threads": predictors.thread_count(),
+        "samples": {"count": len(samples), "checksum": samples.checksum},
+        "outputs": {
+            "digest": results.digest(measurements.outputs), "samples": min(len(prepared.raw), MOST_OUTPUTS),
+        },
+        "accuracy": measurements.accuracy,
+        "simulated": measurements.is_simulated,
+    }  # fmt: skip
+
+
+def _prepare(
     manifest: Manifest, folder: Path, options: Options, predictor: Predictor, handle: Any,
     functions: Mapping[str, Callable[[Any], Any]],
 ) -> PreparedModel:  # fmt: skip
     model = manifest.model
     steps = model.inputs[0].steps if model.inputs else []
     samples = datasets.of(manifest.dataset, handle.takes, folder, options.trusted)
-    if steps and not samples.raw:
+    if steps and not samples.needs_steps:
         raise ManifestError(
             "model.inputs: steps need samples from files: dataset.source synthetic:images, "
             "synthetic:classes, synthetic:text or folder:path"
         )
-    before = functions.get("preprocess")
-    if samples.raw and before is None:
+    preprocess = functions.get("preprocess")
+    if samples.needs_steps and preprocess is None:
         if not steps:
             raise ManifestError(
                 f"model.inputs: samples of {manifest.dataset.source} need steps or a function model.preprocess "
                 "to become inputs of the model"
             )
-        before = pipeline.before(steps)
+        preprocess = pipeline.preprocessor(steps)
     output_steps = model.outputs[0].steps if model.outputs else []
-    after = functions.get("postprocess") or (pipeline.after(output_steps) if output_steps else None)
+    postprocess = functions.get("postprocess") or (pipeline.postprocessor(output_steps) if output_steps else None)
     raw = [samples[number] for number in range(min(len(samples), _most_samples(manifest)))]
-    return PreparedModel(predictor, handle, samples, raw, before, after)
+    return PreparedModel(predictor, handle, samples, raw, preprocess, postprocess)
 
 
 def _most_samples(manifest: Manifest) -> int:
@@ -224,10 +270,16 @@ def _inputs(scenario: Scenario, batch: int) -> int:
     return scenario.streams if scenario.kind == "multi-stream" else batch
 
 
-def _outputs(manifest: Manifest, served: PreparedModel) -> tuple[dict[str, Array], Answer]:
-    """Return the outputs for the first samples, one by one, up to a limit of bytes, and the first answer."""
-    del manifest
-    answers = [served.predict(served.batch(number, 1)) for number in range(min(len(served.raw), MOST_OUTPUTS))]
+def _outputs(prepared: PreparedModel) -> tuple[dict[str, Array], Answer]:
+    """Return the outputs for the first samples, one by one, up to a limit of bytes, and the first answer.
+
+    Raises:
+        ManifestError: the answers have different numbers of outputs.
+    """
+    answers = [prepared.predict(prepared.batch(number, 1)) for number in range(min(len(prepared.raw), MOST_OUTPUTS))]
+    counts = sorted({len(answer.outputs) for answer in answers})
+    if len(counts) > 1:
+        raise ManifestError(f"model: the number of outputs differs between samples: {counts[0]} and {counts[-1]}")
     arrays: dict[str, Array] = {}
     size = 0
     for index in range(len(answers[0].outputs)):
@@ -242,27 +294,27 @@ def _outputs(manifest: Manifest, served: PreparedModel) -> tuple[dict[str, Array
     return arrays, answers[0]
 
 
-def _accuracy(manifest: Manifest, served: PreparedModel, progress: Progress) -> dict[str, Any] | None:
+def _accuracy(manifest: Manifest, prepared: PreparedModel, progress: Progress) -> dict[str, Any] | None:
     """Return the result of `labelled.of` for all samples; None if their classes are unknown."""
-    samples = served.samples
+    samples = prepared.samples
 
-    def answer(number: int) -> Array:
+    def first_output(number: int) -> Array:
         progress("accuracy", number, len(samples))
-        outputs = served.predict(served.batch(number, 1)).outputs
+        outputs = prepared.predict(prepared.batch(number, 1)).outputs
         return outputs[0][0] if outputs and outputs[0].ndim else np.empty((0, 0))
 
     if not samples.labels:
         return None
-    served = replace(served, raw=samples)
-    return dict(labelled.of(manifest, samples.labels, samples.classes, answer))
+    prepared = replace(prepared, raw=samples)
+    return dict(labelled.of(manifest, samples.labels, samples.classes, first_output))
 
 
-def _constant(outputs: Mapping[str, Array]) -> list[str]:
+def _constant_notes(outputs: Mapping[str, Array]) -> list[str]:
     explanation = constant(outputs)
     return [f"the outputs are constant, so comparing them is meaningless: {explanation}"] if explanation else []
 
 
-def _parts(
+def _measure_parts(
     manifest: Manifest, folder: Path, served: PreparedModel, simulated: bool, progress: Progress
 ) -> tuple[dict[int, Requests], search.SearchResult | None, dict[int, float | None]]:
     """Return the requests of each batch size, the result of a search for the highest rate, and processor times.
@@ -272,42 +324,42 @@ def _parts(
     """
     scenario = manifest.scenario
     if scenario.kind == "cold-start":
-        return {scenario.batch: _cold(manifest, folder, served, progress)}, None, {}
+        return {scenario.batch: _measure_cold_starts(manifest, folder, served, progress)}, None, {}
     by_batch = {}
     processor_ms: dict[int, float | None] = {}
     untimed = simulated or any((manifest.model.command, manifest.model.preprocess, manifest.model.postprocess))
     for batch in scenario.sizes:
         clock: Clock = VirtualClock() if simulated else Clock()
-        took: list[int] = []
+        cpu_ns: list[int] = []
 
-        def serve(number: int, inputs: int, clock: Clock = clock, took: list[int] = took) -> None:
+        def serve(number: int, inputs: int, clock: Clock = clock, cpu_ns: list[int] = cpu_ns) -> None:
             begin = time.process_time_ns()
             answer = served.predict(served.batch(number * inputs, inputs))
-            took.append(time.process_time_ns() - begin)
+            cpu_ns.append(time.process_time_ns() - begin)
             if isinstance(clock, VirtualClock):
                 clock.advance(answer.took_ns or 0)
 
         for number in range(scenario.warmup):
             serve(number, _inputs(scenario, batch))
         if scenario.kind == "max-rate":
-            best, by_batch[batch] = _searched(manifest.title, scenario, serve, clock, progress)
+            best, by_batch[batch] = _search_rate(manifest.title, scenario, serve, clock, progress)
             return by_batch, best, processor_ms
         label = f"{manifest.title}, batch {batch}" if len(scenario.sizes) > 1 else manifest.title
         if scenario.driver == "loadgen":
             progress(f"{label}, by LoadGen", 0, scenario.requests)
-            by_batch[batch] = _by_loadgen(scenario, serve)
+            by_batch[batch] = _drive_with_loadgen(scenario, serve)
         else:
             by_batch[batch] = drive(
                 schedule(scenario, batch), serve, clock=clock,
                 progress=lambda done, of, label=label: progress(label, done, of),  # type: ignore[misc]
             )  # fmt: skip
         if not len(by_batch[batch]):
-            raise ManifestError(f"{manifest.title}: no request ended ({by_batch[batch].stopped})")
-        processor_ms[batch] = None if untimed else float(np.median(took[scenario.warmup :])) / 1e6
+            raise ManifestError(f"{manifest.title}: no request ended ({by_batch[batch].stop_reason})")
+        processor_ms[batch] = None if untimed else float(np.median(cpu_ns[scenario.warmup :])) / 1e6
     return by_batch, None, processor_ms
 
 
-def _by_loadgen(scenario: Scenario, serve: Callable[[int, int], None]) -> Requests:
+def _drive_with_loadgen(scenario: Scenario, serve: Callable[[int, int], None]) -> Requests:
     """Return the requests that MLPerf's LoadGen issued."""
     return loadgen.drive(
         scenario.kind, serve, scenario.requests, scenario.rate, streams=scenario.streams, seed=scenario.seed,
@@ -318,36 +370,36 @@ def _by_loadgen(scenario: Scenario, serve: Callable[[int, int], None]) -> Reques
 MOST_PROBES = 15
 
 
-def _searched(
+def _search_rate(
     title: str, scenario: Scenario, serve: Callable[[int, int], None], clock: Clock, progress: Progress
 ) -> tuple[search.SearchResult, Requests]:
     """Search for the highest rate, and return it with the requests at the lower end of its interval."""
     rates: dict[float, None] = {}
 
-    def probed(rate: float, runs: int) -> None:
+    def report(rate: float, runs: int) -> None:
         del runs
         rates[rate] = None
         progress(f"{title}, {rate:.3g} per second", len(rates) - 1, MOST_PROBES)
 
     try:
-        best = search.drive_to_limit(
+        result = search.drive_to_limit(
             serve, round(1e6 * (scenario.latency_ms or 0.0)), scenario.percentile / 100, requests=scenario.requests,
-            batch=scenario.batch, clock=clock, seed=scenario.seed, most_probes=MOST_PROBES, probed=probed,
+            batch=scenario.batch, clock=clock, seed=scenario.seed, most_probes=MOST_PROBES, on_run=report,
         )  # fmt: skip
     except UsageError as error:
         raise ManifestError(f"scenario: {error}") from error
     progress(title, MOST_PROBES, MOST_PROBES)
-    return best
+    return result
 
 
-def _of_search(result: search.SearchResult | None) -> list[str]:
+def _search_notes(result: search.SearchResult | None) -> list[str]:
     """Return notes on a search whose interval has an open end."""
     if result is None or (result.low is not None and result.high is not None):
         return []
     limit = f"{result.limit_ns / 1e6:g} ms at the {100 * result.share:g}th percentile"
     if result.low is None:
         fallback = f" a rate of {result.probes[0].rate:.3g}" if result.probes else " a closed loop"
-        return [f"no rate met {limit}: {result.why}; the requests are those of{fallback}"]
+        return [f"no rate met {limit}: {result.end_reason}; the requests are those of{fallback}"]
     return [f"{limit} met at each tried rate, up to {max(probe.rate for probe in result.probes):.3g} per second"]
 
 
@@ -377,86 +429,33 @@ def schedule(scenario: Scenario, batch: int) -> Schedule:
         raise ManifestError(f"scenario: {error}") from error
 
 
-def _cold(manifest: Manifest, folder: Path, served: PreparedModel, progress: Progress) -> Requests:
-    """Reopen the model for each request, which is open and one prediction; a simulator reports the latter's time."""
-    batch = served.batch(0, manifest.scenario.batch)
+def _measure_cold_starts(manifest: Manifest, folder: Path, prepared: PreparedModel, progress: Progress) -> Requests:
+    """Reopen the model for each request: open and one prediction; a simulator reports the time of the prediction."""
+    batch = prepared.batch(0, manifest.scenario.batch)
     times = []
     for number in range(manifest.scenario.requests):
-        start = time.perf_counter_ns()
-        handle = served.predictor.open(manifest, folder, "")
+        start_ns = time.perf_counter_ns()
+        handle = prepared.predictor.open(manifest, folder, "")
         try:
-            opened = time.perf_counter_ns()
-            took_ns = _predicted(served.predictor, handle, batch).took_ns
-            times.append((start, time.perf_counter_ns() if took_ns is None else opened + took_ns))
+            opened_ns = time.perf_counter_ns()
+            took_ns = _predict(prepared.predictor, handle, batch).took_ns
+            times.append((start_ns, time.perf_counter_ns() if took_ns is None else opened_ns + took_ns))
         finally:
-            served.predictor.close(handle)
+            prepared.predictor.close(handle)
         progress(manifest.title, number + 1, manifest.scenario.requests)
     starts, ends = (np.array(column, np.int64) for column in zip(*times, strict=True))
     sizes = np.full(len(starts), manifest.scenario.batch, np.int64)
-    return Requests(starts, starts, starts, ends, sizes, open_loop=False, scheduled=len(starts))
-
-
-def _figures(scenario: Scenario, batch: int, requests: Requests, best: search.SearchResult | None) -> dict[str, Any]:
-    """Return the figures of a batch size as plain data: latencies in milliseconds, rates per second."""
-    summary = latencies.summarise(requests, poisson=scenario.kind in ("poisson", "server", "max-rate"))
-    percentiles = {f"p{100 * percentile.share:g}": percentile for percentile in summary.percentiles}
-    interval = summary.trimmed_mean_interval_ns
-    return {
-        "batch": batch,
-        "requests": summary.requests,
-        "scheduled": requests.scheduled,
-        "inputs": summary.inputs,
-        "open_loop": requests.open_loop,
-        "stopped": summary.stopped,
-        **{f"{name}_ms": percentile.value_ns / 1e6 for name, percentile in percentiles.items()},
-        "intervals_ms": {
-            name: [None if end is None else end / 1e6 for end in (percentile.low_ns, percentile.high_ns)]
-            for name, percentile in percentiles.items()
-        },
-        "trimmed_mean_ms": summary.trimmed_mean_ns / 1e6,
-        "trimmed_mean_interval_ms": None if interval is None else [end / 1e6 for end in tuple(interval)[:2]],
-        "service_ms": summary.service_ns / 1e6,
-        "inputs_per_s": summary.inputs_per_second,
-        "utilisation": summary.utilisation,
-        "late": summary.late,
-        "little_ratio": None if summary.little is None else _finite(summary.little.ratio),
-        "waiting_ms": summary.waiting_ns / 1e6,
-        "expected_waiting_ms": None if summary.expected_waiting_ns is None else summary.expected_waiting_ns / 1e6,
-        **({} if best is None else _best(best)),
-    }
-
-
-def _best(result: search.SearchResult) -> dict[str, Any]:
-    """Return the highest rate as plain data: the interval, and each probed rate."""
-    return {
-        "rate_low": result.low,
-        "rate_high": result.high,
-        "rate_estimate": result.estimate,
-        "rate_ended": result.why,
-        "probes": [
-            {
-                "rate": probe.rate, "held": probe.held.value, "runs": probe.runs, "requests": probe.requests,
-                "percentile_ms": None if probe.value_ns is None else probe.value_ns / 1e6,
-                "interval_ms": [None if end is None else end / 1e6 for end in (probe.low_ns, probe.high_ns)],
-                "why": probe.why,
-            }
-            for probe in result.probes
-        ],
-    }  # fmt: skip
-
-
-def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None
+    return Requests(starts, starts, starts, ends, sizes, is_open_loop=False, schedule_length=len(starts))
 
 
 # --- the process ------------------------------------------------------------------------------------------------------
 
 
-def _environment(manifest: Manifest) -> list[str]:
+def _unmet_environment(manifest: Manifest) -> list[str]:
     """Return the manifest's requirements on this process that are not met: environment variables, and LoadGen."""
     missing: list[str] = []
     if manifest.scenario.driver == "loadgen":
-        missing += filter(None, [loadgen.missing()])
+        missing += filter(None, [loadgen.install_hint()])
         if manifest.model.command:
             missing.append("scenario.driver: LoadGen uses its own clock, and model.command may use another one")
     return missing + [

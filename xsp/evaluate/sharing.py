@@ -30,7 +30,7 @@ NOTES = "models"
 MOST_BYTES = 1 << 20
 
 
-class Shared(NamedTuple):
+class SharedModel(NamedTuple):
     """A model whose parameters are in the store."""
 
     built: Built
@@ -38,13 +38,13 @@ class Shared(NamedTuple):
     """Layers whose weights are zero by initialisation, and were drawn (see `predictors.draw_zero_weights`)."""
 
     note: str
-    """The note on it in a result."""
+    """Note on the sharing, for the result."""
 
 
-def shared(
+def load(
     manifest: Manifest, source: str, build: Callable[[], Built], draw: Callable[[Any], list[str]], dtype: Any
-) -> Shared:
-    """Return the model of a manifest in `eval` mode, attached to weights in the store; put them there first if needed.
+) -> SharedModel:
+    """Return the model of a manifest in `eval` mode, attached to weights in the store; store them first if needed.
 
     Args:
         manifest: its model is built from a seed, on the CPU.
@@ -60,14 +60,14 @@ def shared(
 
     try:
         client.status()  # fails before a model is built
-        path = wire.directory() / NOTES / f"{_hash(manifest, source)}.json"
-        record, attachment, origin = _read(path), None, ""
+        path = wire.directory() / NOTES / f"{_weights_hash(manifest, source)}.json"
+        record, attachment, origin = _read_note(path), None, ""
         if record is not None:
-            built = _empty(build, dtype)
-            attachment = _attached(built.model, record["key"])
+            built = _build_empty(build, dtype)
+            attachment = _attach_if_stored(built.model, record["key"])
         if record is None or attachment is None:
-            record = _put(build, draw, dtype, path)
-            built = _empty(build, dtype)
+            record = _store_weights(build, draw, dtype, path)
+            built = _build_empty(build, dtype)
             attachment = share.attach(built.model, record["key"])
             origin = ", put there by this process"
     except ShareError as error:
@@ -81,13 +81,15 @@ def shared(
             "model.share: inputs, or buffers that are not in the file, depend on random numbers drawn after the "
             "weights, so outputs would differ; omit share"
         )
-    private = f", {size_text(attachment.private_bytes)} of buffers are not shared" if attachment.private_bytes else ""
-    note = f"{size_text(attachment.shared_bytes)} of weights are shared with other processes{origin}{private}"
-    return Shared(built, list(record["drawn"]), note)
+    private_note = (
+        f", {size_text(attachment.private_bytes)} of buffers are not shared" if attachment.private_bytes else ""
+    )
+    note = f"{size_text(attachment.shared_bytes)} of weights are shared with other processes{origin}{private_note}"
+    return SharedModel(built, list(record["drawn"]), note)
 
 
-def _empty(build: Callable[[], Built], dtype: Any) -> Built:
-    """Return a model whose parameters have no values, if its buffers can be made without them."""
+def _build_empty(build: Callable[[], Built], dtype: Any) -> Built:
+    """Return a model whose parameters have no values, unless its buffers are computed from them."""
     from xsp import share
 
     with share.empty():
@@ -99,15 +101,17 @@ def _empty(build: Callable[[], Built], dtype: Any) -> Built:
     return built
 
 
-def _attached(module: Any, key: str) -> Attachment | None:
-    """Return the attachment; None if the store does not hold the key."""
+def _attach_if_stored(module: Any, key: str) -> Attachment | None:
+    """Return the attachment; None if the store does not have the key."""
     from xsp import share
 
     stored = {entry["key"] for entry in client.status()["objects"]}
     return share.attach(module, key) if key.removeprefix("sha256:") in stored else None
 
 
-def _put(build: Callable[[], Built], draw: Callable[[Any], list[str]], dtype: Any, path: Path) -> dict[str, Any]:
+def _store_weights(
+    build: Callable[[], Built], draw: Callable[[Any], list[str]], dtype: Any, path: Path
+) -> dict[str, Any]:
     """Build the model with its values, put them into the store, and write the note with their key."""
     from xsp import share
 
@@ -125,7 +129,7 @@ def _put(build: Callable[[], Built], draw: Callable[[Any], list[str]], dtype: An
     return record
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read_note(path: Path) -> dict[str, Any] | None:
     """Return a note; None if there is none, or it is damaged."""
     try:
         if path.stat().st_size > MOST_BYTES:
@@ -139,8 +143,8 @@ def _read(path: Path) -> dict[str, Any] | None:
     return record if valid else None
 
 
-def _hash(manifest: Manifest, source: str) -> str:
-    """Return a hash of all that the weights depend on; see `shared`."""
+def _weights_hash(manifest: Manifest, source: str) -> str:
+    """Return a hash of all that the weights depend on; see `load`."""
     model = manifest.model
     installed = {package: agents.version_of(package) for package in agents.PACKAGES}
     fields = {
@@ -161,17 +165,17 @@ def _configuration_hash(source: str) -> str:
 
 
 def _unfilled_hash(built: Built) -> str:
-    """Return a hash of what `attach` does not fill: buffers outside the state dict, and integer inputs but tokens."""
+    """Return a hash of what `attach` does not fill: buffers outside the state dict, integer inputs except tokens."""
     persistent = built.model.state_dict()
     buffers = {name: buffer for name, buffer in built.model.named_buffers() if name not in persistent}
     digest = hashlib.sha256()
-    for name, tensor in {**buffers, **_integers(built)}.items():
+    for name, tensor in {**buffers, **_integer_inputs(built)}.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(_bytes()).numpy().tobytes())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(_byte_type()).numpy().tobytes())
     return digest.hexdigest()
 
 
-def _integers(built: Built) -> Mapping[str, Any]:
+def _integer_inputs(built: Built) -> Mapping[str, Any]:
     inputs = {**{f"argument {index}": tensor for index, tensor in enumerate(built.args)}, **built.kwargs}
     return {
         name: tensor for name, tensor in inputs.items()
@@ -179,7 +183,7 @@ def _integers(built: Built) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _bytes() -> Any:
+def _byte_type() -> Any:
     import torch
 
     return torch.uint8

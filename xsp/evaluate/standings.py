@@ -17,49 +17,49 @@ from xsp.evaluate.quality import divergence
 from xsp.evaluate.quality.judging import Judgement, Outcome, RunContext, constant, judge, settle
 from xsp.evaluate.results import RUN, Result
 
-OF_THE_MACHINE = ("cpu", "machine", "cores", "memory_gib", "devices", "instructions", "caches", "nodes")
+MACHINE_FACTS = ("cpu", "machine", "cores", "memory_gib", "devices", "instructions", "caches", "nodes")
 """Facts of an environment that describe its hardware."""
 
 
-NAMES_ALONE = ("name", "description", "reference")
+LABEL_FIELDS = ("name", "description", "reference")
 
 
-def outcome(found: Result) -> Outcome:
+def outcome(result: Result) -> Outcome:
     """Return a result as input for `judge`: outputs, latencies by batch size, and circumstances."""
     latencies, contexts = {}, {}
-    facts = found.content["environment"]
+    facts = result.content["environment"]
     slowdown = contention.slowdown(facts.get("noted", {}), facts["equal"].get("cores"))
-    if found.content.get("simulated"):
+    if result.content.get("simulated"):
         slowdown = 1.0
-    for part in found.parts:
-        requests = found.requests(part["batch"])
+    for part in result.parts:
+        requests = result.requests(part["batch"])
         # searches end at different rates, and queues amplify small differences: only service times are comparable
         waiting = "rate_low" in part or bool(part["open_loop"])
         name = f"batch {part['batch']}" + (", without waiting" if waiting else "")
         latencies[name] = [requests.service_ns if waiting else requests.latency_ns]
         processor = part.get("processor_ms")
         contexts[name] = [RunContext(slowdown, None if processor is None else 1e6 * processor)]
-    return Outcome(found.outputs() or None, latencies, circumstances(found), _precision(found), contexts)
+    return Outcome(result.outputs() or None, latencies, circumstances(result), _precision(result), contexts)
 
 
-def circumstances(found: Result) -> dict[str, str]:
+def circumstances(result: Result) -> dict[str, str]:
     """Return the fields of the manifest, the environment and the versions of packages, each as text.
 
     Omitted fields have their defaults; the manifest's name, description and reference are left out, as irrelevant.
     """
-    agent = found.content["agent"]
-    manifest = pipeline.canonical(reading.of_plain(found.manifest).manifest, spelled_out=True)
-    fields = manifest.model_dump(mode="json", exclude=set(NAMES_ALONE))
+    agent = result.content["agent"]
+    manifest = pipeline.canonical(reading.of_plain(result.manifest).manifest, with_defaults=True)
+    fields = manifest.model_dump(mode="json", exclude=set(LABEL_FIELDS))
     return {
         **{f"manifest {name}": value for name, value in _flat(fields)},
-        "threads": _text(found.content.get("threads")),
-        **{name: _text(value) for name, value in found.content["environment"]["equal"].items()},
+        "threads": _text(result.content.get("threads")),
+        **{name: _text(value) for name, value in result.content["environment"]["equal"].items()},
         **{name: str(version) for name, version in agent["packages"].items()},
         "python": str(agent["python"]),
-        "samples": str(found.content["samples"]["checksum"]),
+        "samples": str(result.content["samples"]["checksum"]),
         "host": str(agent["host"]),
         "agent": str(agent["name"]),
-        "xsp": str(found.content["xsp"]),
+        "xsp": str(result.content["xsp"]),
     }
 
 
@@ -67,33 +67,33 @@ def _precision(result: Result) -> str:
     return str(result.manifest["model"].get("precision", "float32"))
 
 
-def _flat(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for name, child in value.items():
-            yield from _flat(child, f"{place}.{name}" if place else str(name))
+            yield from _flat(child, f"{path}.{name}" if path else str(name))
     elif isinstance(value, list) and any(isinstance(element, Mapping) for element in value):
         for index, element in enumerate(value):
-            yield from _flat(element, f"{place}[{index}]")
+            yield from _flat(element, f"{path}[{index}]")
     else:
-        yield place, _text(value)
+        yield path, _text(value)
 
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def reproduced(before: Result, again: Callable[[], Result], most: int) -> Judgement:
-    """Return whether a repeated evaluation is the same.
+def reproduce(before: Result, repeat: Callable[[], Result], most_repeats: int) -> Judgement:
+    """Return whether repetitions of an evaluation give the same result.
 
     Args:
         before: the stored result.
-        again: repeats the evaluation.
-        most: maximum number of repetitions; only latencies need more than one.
+        repeat: repeats the evaluation.
+        most_repeats: maximum number of repetitions; only latencies need more than one.
     """
-    return settle(outcome(before), lambda: outcome(again()), most)
+    return settle(outcome(before), lambda: outcome(repeat()), most_repeats)
 
 
-# --- compared ---------------------------------------------------------------------------------------------------------
+# --- comparisons ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -102,38 +102,38 @@ class Comparison:
 
     before: Result
     after: Result
-    differing: Mapping[str, tuple[str | None, str | None]]
+    differences: Mapping[str, tuple[str | None, str | None]]
     """Circumstances that differ, by name; None if one result does not have it."""
 
     divergences: Mapping[str, Mapping[str, float | str]]
     """By output that both have in the same shape: see `divergence.all_of`."""
 
-    equal_outputs: bool
+    has_equal_outputs: bool
     constant_outputs: str
-    """Why equal outputs prove nothing, because both are constant; empty if they are not."""
+    """Why the outputs of both are constant, so that equality proves nothing; empty if they are not."""
 
     judgement: Judgement
     by_layer: comparison.Comparison | str | None
     """Comparison of the traces, or why they cannot be compared; None if one result has no trace."""
 
 
-def compared(found: Sequence[Result]) -> list[Comparison]:
+def compare(results: Sequence[Result]) -> list[Comparison]:
     """Return the comparison of each further result with the first.
 
     Raises:
         UsageError: there are fewer than two.
     """
-    if len(found) < 2:
+    if len(results) < 2:
         raise UsageError("give two or more results to compare: `xsp evaluate list` lists them")
-    return [_compared(found[0], result) for result in found[1:]]
+    return [_compare_pair(results[0], result) for result in results[1:]]
 
 
-def _compared(before: Result, after: Result) -> Comparison:
-    first, second = circumstances(before), circumstances(after)
-    differing = {
-        name: (first.get(name), second.get(name))
-        for name in dict.fromkeys([*first, *second])
-        if first.get(name) != second.get(name)
+def _compare_pair(before: Result, after: Result) -> Comparison:
+    facts_before, facts_after = circumstances(before), circumstances(after)
+    differences = {
+        name: (facts_before.get(name), facts_after.get(name))
+        for name in dict.fromkeys([*facts_before, *facts_after])
+        if facts_before.get(name) != facts_after.get(name)
     }
     outputs_before, outputs_after = before.outputs(), after.outputs()
     divergences: dict[str, Mapping[str, float | str]] = {}
@@ -153,13 +153,22 @@ def _compared(before: Result, after: Result) -> Comparison:
                 divergences[name] = divergence.all_of(*rows)
             except (XspError, ValueError):
                 continue
-    equal = before.content["outputs"]["digest"] == after.content["outputs"]["digest"]
+    has_equal_outputs = before.content["outputs"]["digest"] == after.content["outputs"]["digest"]
     judgement = judge(outcome(before), outcome(after))
     explanation = constant(outputs_before) and constant(outputs_after)
-    return Comparison(before, after, differing, divergences, equal, explanation, judgement, _by_layer(before, after))
+    return Comparison(
+        before,
+        after,
+        differences,
+        divergences,
+        has_equal_outputs,
+        explanation,
+        judgement,
+        _compare_traces(before, after),
+    )
 
 
-def _by_layer(before: Result, after: Result) -> comparison.Comparison | str | None:
+def _compare_traces(before: Result, after: Result) -> comparison.Comparison | str | None:
     runs = [result.path / RUN for result in (before, after)]
     if not all(run.is_dir() for run in runs):
         return None
@@ -171,7 +180,7 @@ def _by_layer(before: Result, after: Result) -> comparison.Comparison | str | No
         return str(error)
 
 
-# --- in order ---------------------------------------------------------------------------------------------------------
+# --- the leaderboard --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -187,69 +196,71 @@ class Row:
     machine: str
 
 
-def software_of(found: Result) -> str:
+def software_of(result: Result) -> str:
     """Return six digits of a hash of the versions, libraries and variables of a result."""
-    agent, equal = found.content["agent"], found.content["environment"]["equal"]
-    return _of_software(equal, agent["packages"], agent["python"], found.manifest.get("software", {}))
+    agent, equal_facts = result.content["agent"], result.content["environment"]["equal"]
+    return _software_digits(equal_facts, agent["packages"], agent["python"], result.manifest.get("software", {}))
 
 
-def _of_software(equal: Mapping[str, Any], packages: Any, python: str, software: Any) -> str:
-    versions = {name: value for name, value in equal.items() if name not in OF_THE_MACHINE}
+def _software_digits(equal_facts: Mapping[str, Any], packages: Any, python: str, software: Any) -> str:
+    versions = {name: value for name, value in equal_facts.items() if name not in MACHINE_FACTS}
     return _digits([versions, packages, python, software])
 
 
-def missing(manifests: Sequence[Manifest], found: Sequence[Result]) -> list[Manifest]:
+def without_result(manifests: Sequence[Manifest], results: Sequence[Result]) -> list[Manifest]:
     """Return the manifests that have no result with this software on this machine."""
-    equal, facts = environment.here().equal, agents.local_facts(devices=False)
-    machine = _digits({name: equal.get(name) for name in OF_THE_MACHINE})
-    existing = {(result.identity, software_of(result)) for result in found if machine_of(result) == machine}
+    equal_facts, facts = environment.here().equal, agents.local_facts(devices=False)
+    machine = _digits({name: equal_facts.get(name) for name in MACHINE_FACTS})
+    existing = {(result.identity, software_of(result)) for result in results if machine_of(result) == machine}
     return [
         manifest
         for manifest in manifests
         if (
             manifest.identity,
-            _of_software(equal, dict(facts.packages), facts.python, manifest.plain().get("software", {})),
+            _software_digits(equal_facts, dict(facts.packages), facts.python, manifest.plain().get("software", {})),
         )
         not in existing
     ]
 
 
-def machine_of(found: Result) -> str:
+def machine_of(result: Result) -> str:
     """Return six digits of a hash of the hardware of a result."""
-    equal = found.content["environment"]["equal"]
-    return _digits({name: equal.get(name) for name in OF_THE_MACHINE})
+    equal_facts = result.content["environment"]["equal"]
+    return _digits({name: equal_facts.get(name) for name in MACHINE_FACTS})
 
 
 def _digits(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:6]
 
 
-def leaderboard(found: Sequence[Result], task: str | None = None, by: str = "inputs_per_s") -> list[Row]:
+def leaderboard(results: Sequence[Result], task: str | None = None, by: str = "inputs_per_s") -> list[Row]:
     """Return rows, best first: highest throughput, or lowest latency.
 
     Args:
-        found: oldest first.
+        results: oldest first.
         task: task of the models; all if None.
         by: `inputs_per_s`, `p50_ms`, `p90_ms`, `p99_ms`; `rate`, the lower end of the highest rate, only for results
             of such a search; or `top1`, the share of correctly classified samples, only for results that have it.
     """
     column = "rate_low" if by == "rate" else by
     rows: dict[tuple[Any, ...], list[Result]] = {}
-    for result in found:
+    for result in results:
         if task is None or result.manifest["model"].get("task") == task:
             for part in result.parts:
                 if (by == "rate" and "rate_low" not in part) or (by == "top1" and _top1(result) is None):
                     continue
                 key = result.identity, part["batch"], software_of(result), machine_of(result)
                 rows.setdefault(key, []).append(result)
-    board = [
+    ranking = [
         Row(group[-1], next(part for part in group[-1].parts if part["batch"] == batch), len(group), software, machine)
         for (_, batch, software, machine), group in rows.items()
     ]
     if by == "top1":
-        return sorted(board, key=lambda row: (-(_top1(row.newest) or 0.0), row.newest.name, row.part["batch"]))
+        return sorted(ranking, key=lambda row: (-(_top1(row.newest) or 0.0), row.newest.name, row.part["batch"]))
     sign = -1 if by in ("inputs_per_s", "rate") else 1
-    return sorted(board, key=lambda row: (row.part[column] is None, sign * (row.part[column] or 0.0), row.newest.name))
+    return sorted(
+        ranking, key=lambda row: (row.part[column] is None, sign * (row.part[column] or 0.0), row.newest.name)
+    )
 
 
 def _top1(result: Result) -> float | None:

@@ -20,13 +20,13 @@ from xsp.evaluate.manifest import Manifest
 _CODE = processes.calling("xsp.evaluate.transports", "work")
 
 SILENT_S = 1800.0
-"""Seconds without a message from the subprocess after which it is given up."""
+"""Time without a message from the subprocess after which it is killed, in seconds."""
 
 LISTENING_S = 0.5
-"""Seconds between two progress calls, in which the caller may stop it."""
+"""Time between two progress calls, in which the caller may stop the evaluation, in seconds."""
 
 
-class InProcess:
+class InProcessAgent:
     """The agent in this process."""
 
     def __init__(self, name: str = "local", labels: Mapping[str, str] | None = None) -> None:
@@ -41,7 +41,7 @@ class InProcess:
         return running.evaluate(manifest, folder, options, self._facts, _throttled(progress))
 
 
-class OwnProcess:
+class SubprocessAgent:
     """The agent with a subprocess per manifest, started with its variables and threads; it ends with this process."""
 
     def __init__(
@@ -58,19 +58,19 @@ class OwnProcess:
         """Run a manifest in a new process.
 
         The subprocess writes into a folder of its own, and this process publishes the result after the message that it
-        is complete. So a subprocess that is killed at any moment leaves no result.
+        is complete. So a subprocess that is killed at any time leaves no result.
 
         Raises:
             ProcessLost: the process was killed, by the system for lack of memory or by another process.
             ManifestError: it cannot be run, with the reason.
         """
-        if not options.trusted and (reasons := agents.without_trust(manifest)):
+        if not options.trusted and (reasons := agents.trust_objections(manifest)):
             raise ManifestError(f"{manifest.title} cannot be evaluated by {self._name}: " + "; ".join(reasons))
         with results.staging(options.store, manifest.identity) as staging:
-            result = self._carried_out(manifest, folder, replace(options, store=staging.resolve()), progress)
+            result = self._run_subprocess(manifest, folder, replace(options, store=staging.resolve()), progress)
             return results.publish(options.store, manifest.identity, result)
 
-    def _carried_out(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> Path:
+    def _run_subprocess(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> Path:
         threads = manifest.software.threads
         thread_variables = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         try:
@@ -94,31 +94,31 @@ class OwnProcess:
                 if "error" in message:
                     raise ManifestError(message["error"])
                 progress(*message["progress"])
-            silent = not process.has_ended()
+            is_silent = not process.has_ended()
         finally:
             code = process.end(patience_s=2.0)
-        if silent:
+        if is_silent:
             raise ManifestError(f"the process that evaluated {manifest.title} did not report for {SILENT_S:.0f} s")
         if code < 0:
             raise ProcessLost(f"the process that evaluated {manifest.title} was killed ({processes.ending(code)})")
         raise ManifestError(f"the process that evaluated {manifest.title} ended on its own ({processes.ending(code)})")
 
 
-def _next_line(process: processes.WorkerProcess, progress: Progress, last: Sequence[Any]) -> bytes:
+def _next_line(process: processes.WorkerProcess, progress: Progress, last_progress: Sequence[Any]) -> bytes:
     """Return the next line of a subprocess; empty if it ended or is silent.
 
     Args:
         process: the subprocess that evaluates.
         progress: also called while it is silent: an exception from it ends the wait.
-        last: the last reported progress.
+        last_progress: the last reported progress.
     """
     deadline = time.monotonic() + SILENT_S
     while time.monotonic() < deadline:
-        ended = process.has_ended()
+        has_ended = process.has_ended()
         line = process.answer(time.monotonic() + LISTENING_S)
-        if line or ended:
+        if line or has_ended:
             return line
-        progress(*last)
+        progress(*last_progress)
     return b""
 
 
@@ -128,20 +128,20 @@ def _throttled(progress: Progress) -> Progress:
     Displaying or sending the progress of each request would disturb the requests: a progress bar in a terminal takes up
     to a millisecond.
     """
-    last = 0.0
+    last_time = 0.0
 
-    def on_progress(what: str, done: int, total: int) -> None:
-        nonlocal last
+    def on_progress(stage: str, done: int, total: int) -> None:
+        nonlocal last_time
         now = time.monotonic()
-        if done == total or now - last > LISTENING_S:
-            last = now
-            progress(what, done, total)
+        if done == total or now - last_time > LISTENING_S:
+            last_time = now
+            progress(stage, done, total)
 
     return on_progress
 
 
 def work(parent: int, answers: int) -> None:
-    """Run the manifest on stdin: the subprocess side of `OwnProcess`.
+    """Run the manifest on stdin: the subprocess side of `SubprocessAgent`.
 
     Args:
         parent: process ID of the requesting process; this one ends with it.
@@ -151,10 +151,10 @@ def work(parent: int, answers: int) -> None:
     request = json.loads(sys.stdin.readline())
     with os.fdopen(answers, "wb", buffering=0) as stream:
 
-        def say(answer: dict[str, Any]) -> None:
+        def send(answer: dict[str, Any]) -> None:
             stream.write(json.dumps(answer).encode() + b"\n")
 
-        progress = _throttled(lambda what, done, of: say({"progress": [what, done, of]}))
+        progress = _throttled(lambda stage, done, total: send({"progress": [stage, done, total]}))
         try:
             manifest = reading.of_plain(request["manifest"]).manifest
             options = Options(**{**request["options"], "store": Path(request["options"]["store"])})
@@ -164,20 +164,23 @@ def work(parent: int, answers: int) -> None:
             )
         except Exception as error:
             reason = str(error) if isinstance(error, ManifestError) else f"{type(error).__name__}: {error}"
-            say({"error": reason})
+            send({"error": reason})
         else:
-            say({"result": str(result_dir)})
+            send({"result": str(result_dir)})
 
 
-def named(names: str, labels: Mapping[str, str] | None = None) -> list[Agent]:
+def local_agents(names: str, labels: Mapping[str, str] | None = None) -> list[Agent]:
     """Return the requested agents: `local`, `process`, a list of them with commas, or `all`.
 
     Raises:
         ManifestError: there is no such agent.
     """
-    kinds: dict[str, type[InProcess] | type[OwnProcess]] = {"local": InProcess, "process": OwnProcess}
-    requested = list(kinds) if names == "all" else [name.strip() for name in names.split(",")]
-    for name in requested:
-        if name not in kinds:
-            raise ManifestError(f"there is no agent {name!r}; there are {', '.join(kinds)}, and all")
-    return [kinds[name](name, labels) for name in requested]
+    classes: dict[str, type[InProcessAgent] | type[SubprocessAgent]] = {
+        "local": InProcessAgent,
+        "process": SubprocessAgent,
+    }
+    requested_names = list(classes) if names == "all" else [name.strip() for name in names.split(",")]
+    for name in requested_names:
+        if name not in classes:
+            raise ManifestError(f"there is no agent {name!r}; there are {', '.join(classes)}, and all")
+    return [classes[name](name, labels) for name in requested_names]

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from xsp import processes
-from xsp.errors import ManifestError, XspError
-from xsp.evaluate.jsonlines import DTYPES, decoded, encoded
+from xsp.errors import ManifestError, XspError, first_line
+from xsp.evaluate.jsonlines import DTYPES, decode, encode
 from xsp.evaluate.manifest import Function, Manifest
 
 _CODE = processes.calling("xsp.evaluate.userfunctions", "work")
@@ -36,26 +36,27 @@ STARTING_S = 60.0
 class UserFunction:
     """A function in a subprocess, called like the function: `f(data)`."""
 
-    def __init__(self, side: str, given: Function, manifest: Manifest, folder: Path) -> None:
+    def __init__(self, side: str, function: Function, manifest: Manifest, folder: Path) -> None:
         """Start the subprocess and make it import the function.
 
         Args:
             side: `preprocess` or `postprocess`, for messages.
-            given: the function and the time limit of a call.
+            function: the function and the time limit of a call.
             manifest: manifest for its `context`.
             folder: base of the file's path, and the subprocess's working directory.
 
         Raises:
             ManifestError: there is no such function, or its file cannot be imported.
         """
-        self._place, self._seconds, self._many = f"model.{side}: {given.function}", given.seconds, side == "preprocess"
+        self._label, self._seconds = f"model.{side}: {function.function}", function.seconds
+        self._may_return_mapping = side == "preprocess"
         self._lock = threading.Lock()
-        self._ways_ns: list[int] = []
-        file, _, name = given.function.rpartition(":")
+        self._transfer_ns: list[int] = []
+        file, _, name = function.function.rpartition(":")
         try:
             self._process: processes.WorkerProcess | None = processes.WorkerProcess(_CODE, str(os.getpid()))
         except OSError as error:
-            raise ManifestError(f"{self._place}: its process cannot be started ({error})") from error
+            raise ManifestError(f"{self._label}: its process cannot be started ({error})") from error
         request = {"file": str((folder / file).resolve()), "name": name, "folder": str(folder.resolve())}
         try:
             self._ask({**request, "context": {"manifest": manifest.plain()}}, STARTING_S)
@@ -72,42 +73,42 @@ class UserFunction:
         with self._lock:  # concurrent requests share the subprocess
             begin = time.perf_counter_ns()
             try:
-                payload = _sent(data)
+                payload = _to_json(data)
             except TypeError as error:
-                raise ManifestError(f"{self._place}: its input cannot be passed to it ({error})") from error
+                raise ManifestError(f"{self._label}: its input cannot be passed to it ({error})") from error
             reply = self._ask({"data": payload}, self._seconds)
-            result = _received(reply["data"])
-            self._ways_ns.append(time.perf_counter_ns() - begin - int(reply["took_ns"]))
-        if isinstance(result, np.ndarray) or (self._many and isinstance(result, dict)):
+            result = _from_json(reply["data"])
+            self._transfer_ns.append(time.perf_counter_ns() - begin - int(reply["took_ns"]))
+        if isinstance(result, np.ndarray) or (self._may_return_mapping and isinstance(result, dict)):
             return result
-        raise ManifestError(f"{self._place}: it returns {type(result).__name__}, not an array")
+        raise ManifestError(f"{self._label}: it returns {type(result).__name__}, not an array")
 
-    def _ask(self, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    def _ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         if self._process is None:
-            raise ManifestError(f"{self._place}: its process has ended")
-        self._process.ask(question)
+            raise ManifestError(f"{self._label}: its process has ended")
+        self._process.ask(request)
         deadline = time.monotonic() + seconds
         line = self._process.answer(deadline)
         if not line:
             is_late = time.monotonic() >= deadline
             code = self.close(0.0 if is_late else 2.0)
             raise ManifestError(
-                f"{self._place}: it did not answer within {seconds:g} s (the limit is `seconds` beside `function`)"
+                f"{self._label}: it did not answer within {seconds:g} s (the limit is `seconds` beside `function`)"
                 if is_late
-                else f"{self._place}: its process ended ({processes.ending(code)})"
+                else f"{self._label}: its process ended ({processes.ending(code)})"
             )
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
-            raise ManifestError(f"{self._place}: {reply['error']}")
+            raise ManifestError(f"{self._label}: {reply['error']}")
         return reply
 
     def notes(self) -> list[str]:
         """Return a note on latencies: the time of the round trip to the subprocess."""
-        if not self._ways_ns:
+        if not self._transfer_ns:
             return []
-        delay_ms = statistics.median(self._ways_ns) / 1e6
+        delay_ms = statistics.median(self._transfer_ns) / 1e6
         return [
-            f"{self._place} runs in a separate process: latencies include {delay_ms:.2g} ms of transfer to it and back"
+            f"{self._label} runs in a separate process: latencies include {delay_ms:.2g} ms of transfer to it and back"
         ]
 
     def close(self, patience_s: float = 0.0) -> int:
@@ -144,7 +145,7 @@ def work(parent: int, answers: int) -> None:
     processes.end_with_parent(parent)
     with os.fdopen(answers, "wb") as stream:
 
-        def say(answer: Mapping[str, Any]) -> None:
+        def send(answer: Mapping[str, Any]) -> None:
             stream.write(json.dumps(answer).encode() + b"\n")
             stream.flush()
 
@@ -157,29 +158,28 @@ def work(parent: int, answers: int) -> None:
 
             function = function_of(file, request["name"])
         except XspError as error:
-            say({"error": str(error)})
+            send({"error": str(error)})
             return
-        say({"ready": True})
+        send({"ready": True})
         for line in sys.stdin:
-            data = _received(json.loads(line)["data"])
+            data = _from_json(json.loads(line)["data"])
             begin = time.perf_counter_ns()
             try:
                 result = function(context, data)
                 took_ns = time.perf_counter_ns() - begin
-                say({"data": _sent(result), "took_ns": took_ns})
+                send({"data": _to_json(result), "took_ns": took_ns})
             except Exception as error:
-                say({"error": _error_text(error, file)})
+                send({"error": _error_text(error, file)})
 
 
 def _error_text(error: Exception, file: Path) -> str:
     """Return an error's text, with the line of the innermost frame that is in the user's file."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
-    where = f"line {lines[-1]}: " if lines else ""
-    reason = (str(error).splitlines() or [""])[0][:200]
-    return f"{where}{type(error).__name__}: {reason}"
+    location = f"line {lines[-1]}: " if lines else ""
+    return f"{location}{type(error).__name__}: {first_line(error)[:200]}"
 
 
-def _sent(data: Any) -> Any:
+def _to_json(data: Any) -> Any:
     """Return a sample in its JSON form.
 
     Raises:
@@ -198,15 +198,15 @@ def _array(value: Any) -> dict[str, Any]:
     array = np.asarray(value.detach() if hasattr(value, "detach") else value)
     if array.dtype.name not in DTYPES:
         raise TypeError(f"an array of {array.dtype.name} cannot be passed; there are {', '.join(DTYPES)}")
-    return encoded(array)
+    return encode(array)
 
 
-def _received(value: Mapping[str, Any]) -> Any:
+def _from_json(value: Mapping[str, Any]) -> Any:
     """Return the sample of a JSON form."""
     if "bytes" in value:
         return base64.b64decode(value["bytes"])
     if "text" in value:
         return value["text"]
     if "arrays" in value:
-        return {name: decoded(form) for name, form in value["arrays"].items()}
-    return decoded(value)
+        return {name: decode(form) for name, form in value["arrays"].items()}
+    return decode(value)

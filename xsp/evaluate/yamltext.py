@@ -20,13 +20,13 @@ MOST_DEPTH = 40
 MOST_VALUES = 10_000
 """Maximum number of values, where each use of an alias counts."""
 
-AS_WRITTEN = re.compile(r"(.*_)?(id|version|checksum|md5|sha1|sha256|commit|hash)")
+TEXT_KEYS = re.compile(r"(.*_)?(id|version|checksum|md5|sha1|sha256|commit|hash)")
 """Keys whose values are always text."""
 
-_OF_YAML = ("str", "int", "float", "bool", "null", "seq", "map", "timestamp")
+_STANDARD_TAGS = ("str", "int", "float", "bool", "null", "seq", "map", "timestamp")
 _TRUE, _FALSE = ("true", "True", "TRUE"), ("false", "False", "FALSE")
 
-Place = tuple[str | int, ...]
+ValuePath = tuple[str | int, ...]
 """Keys and indices that lead to a value."""
 
 
@@ -38,14 +38,14 @@ class Text:
     name: str
     """Name of the file, for messages."""
 
-    lines: Mapping[Place, int] = field(default_factory=dict)
+    lines: Mapping[ValuePath, int] = field(default_factory=dict)
     """Line of each value, from 1."""
 
-    def at(self, place: Place) -> str:
+    def location(self, path: ValuePath) -> str:
         """Return file and line of a value, or of the closest enclosing value."""
-        while place and place not in self.lines:
-            place = place[:-1]
-        return f"{self.name}:{self.lines.get(place, 1)}"
+        while path and path not in self.lines:
+            path = path[:-1]
+        return f"{self.name}:{self.lines.get(path, 1)}"
 
 
 def read(text: str, name: str) -> Text:
@@ -73,7 +73,7 @@ def read(text: str, name: str) -> Text:
     if node is None:
         raise ManifestError(f"{name}: empty; docs/use/evaluate.md has an example of a manifest")
     converter = _Converter(name)
-    return Text(converter.of(node, (), frozenset()), name, converter.lines)
+    return Text(converter.convert(node, (), frozenset()), name, converter.lines)
 
 
 def write(content: Any) -> str:
@@ -107,27 +107,27 @@ class _Converter:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.lines: dict[Place, int] = {}
+        self.lines: dict[ValuePath, int] = {}
 
-    def of(self, node: Node, place: Place, above: frozenset[int], key: str = "") -> Any:
-        self.lines[place] = line = node.start_mark.line + 1
+    def convert(self, node: Node, path: ValuePath, parents: frozenset[int], key: str = "") -> Any:
+        self.lines[path] = line = node.start_mark.line + 1
         if len(self.lines) > MOST_VALUES:
             raise ManifestError(
                 f"{self.name}:{line}: more than {MOST_VALUES:,} values, counting the targets of aliases"
             )
-        if id(node) in above:
+        if id(node) in parents:
             raise ManifestError(f"{self.name}:{line}: an alias refers to a value that contains it")
         kind = str(node.tag).rpartition(":")[2]
-        if not str(node.tag).startswith("tag:yaml.org,2002:") or kind not in _OF_YAML:
+        if not str(node.tag).startswith("tag:yaml.org,2002:") or kind not in _STANDARD_TAGS:
             raise ManifestError(f"{self.name}:{line}: the tag {node.tag!r} is not supported: manifests are plain data")
-        ancestors = above | {id(node)}
+        ancestors = parents | {id(node)}
         if node.id == "sequence":
-            return [self.of(child, (*place, index), ancestors) for index, child in enumerate(node.value)]
+            return [self.convert(child, (*path, index), ancestors) for index, child in enumerate(node.value)]
         if node.id == "mapping":
-            return self._mapping(node, place, ancestors)
+            return self._mapping(node, path, ancestors)
         return self._scalar(node, kind, key)
 
-    def _mapping(self, node: Node, place: Place, ancestors: frozenset[int]) -> dict[str, Any]:
+    def _mapping(self, node: Node, path: ValuePath, ancestors: frozenset[int]) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
         for key, value in node.value:
             location = f"{self.name}:{key.start_mark.line + 1}"
@@ -135,12 +135,12 @@ class _Converter:
                 raise ManifestError(f"{location}: a key is not text")
             if key.tag.endswith(":merge"):
                 raise ManifestError(f"{location}: merge keys (<<) are not supported; write the fields out")
-            path = (*place, key.value)
-            converted = self.of(value, path, ancestors, key.value)
+            child_path = (*path, key.value)
+            converted = self.convert(value, child_path, ancestors, key.value)
             if key.value in mapping and mapping[key.value] != converted:  # published manifests have equal duplicates
                 raise ManifestError(f"{location}: {key.value!r} is given twice, with different values")
             mapping[key.value] = converted
-            self.lines[path] = key.start_mark.line + 1
+            self.lines[child_path] = key.start_mark.line + 1
         return mapping
 
     def _scalar(self, node: Node, kind: str, key: str) -> Any:
@@ -149,7 +149,7 @@ class _Converter:
             return None
         if kind == "bool" and value in (*_TRUE, *_FALSE):  # yes, no, on and off are text here
             return value in _TRUE
-        if kind in ("int", "float") and not AS_WRITTEN.fullmatch(key):
+        if kind in ("int", "float") and not TEXT_KEYS.fullmatch(key):
             return self._number(node, value, kind)
         return value
 

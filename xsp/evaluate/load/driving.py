@@ -27,8 +27,8 @@ SPIN_NS = 300_000
 LEAST_SERVED, LEAST_WAITING = 50, 50
 """Minimum numbers of requests served without a pause, and of waiting requests, to report that a queue is growing."""
 
-SURE = 4.0
-"""Standard errors of the mean service time by which it must exceed the time between requests."""
+GROWTH_STANDARD_ERRORS = 4.0
+"""Number of standard errors by which the mean service time must exceed the time between requests."""
 
 
 class Clock:
@@ -39,7 +39,7 @@ class Clock:
         return time.perf_counter_ns()
 
     def wait_until(self, due_ns: int) -> None:
-        """Return at that time: sleep, then spin. Each turn of the spin loop yields the interpreter to other threads."""
+        """Return at that time: sleep, then spin. Each turn of the spin loop lets other threads have the interpreter."""
         while (remaining := due_ns - time.perf_counter_ns()) > 0:
             time.sleep((remaining - SPIN_NS) / SECOND if remaining > SPIN_NS else 0)
 
@@ -116,22 +116,23 @@ class _Driver:
     ) -> None:  # fmt: skip
         self._schedule, self._serve, self._clock, self._servers = schedule, serve, clock, servers
         self._progress = progress
-        self._taking = threading.Lock()
-        self._next = 0
-        self._stopped: str | None = None
+        self._lock = threading.Lock()
+        self._next_number = 0
+        self._stop_reason: str | None = None
         self.error: BaseException | None = None
         n = len(schedule)
         self._issued, self._start, self._end = (np.zeros(n, np.int64) for _ in range(3))
-        self._queued = np.zeros(n, bool)
+        self._was_queued = np.zeros(n, bool)
         begin = clock.now_ns()
         self._due = np.zeros(n, np.int64) if schedule.due_ns is None else schedule.due_ns + begin
-        self._begin, self._until = begin, None if most_seconds is None else begin + round(most_seconds * SECOND)
+        self._begin = begin
+        self._deadline = None if most_seconds is None else begin + round(most_seconds * SECOND)
         self._growth = _Growth(schedule, servers) if stop_early and schedule.rate is not None else None
 
     def work(self) -> None:
         """Take and serve requests until there are none."""
         try:
-            while (number := self._take()) is not None:
+            while (number := self._next_request()) is not None:
                 start = self._clock.now_ns()
                 self._serve(number, int(self._schedule.batch[number]))
                 end = self._clock.now_ns()
@@ -139,53 +140,53 @@ class _Driver:
                 self._record(number)
         except BaseException as error:
             self.error = self.error or error
-            self._stopped = self._stopped or "an error"
+            self._stop_reason = self._stop_reason or "an error"
 
-    def _take(self) -> int | None:
+    def _next_request(self) -> int | None:
         """Return the next request when it is due; meanwhile other free servers wait for the lock."""
-        with self._taking:
-            number = self._next
-            if number == len(self._schedule) or self._stopped is not None:
+        with self._lock:
+            number = self._next_number
+            if number == len(self._schedule) or self._stop_reason is not None:
                 return None
             if self._schedule.due_ns is None:
                 now = self._clock.now_ns()
                 self._due[number] = self._issued[number] = now
-                if self._until is not None and now > self._until:
-                    self._stopped = "the time limit was reached"
+                if self._deadline is not None and now > self._deadline:
+                    self._stop_reason = "the time limit was reached"
                     return None
             else:
                 due = int(self._due[number])
                 now = self._clock.now_ns()
-                if self._until is not None and max(now, due) > self._until:
-                    self._stopped = "the time limit was reached"
+                if self._deadline is not None and max(now, due) > self._deadline:
+                    self._stop_reason = "the time limit was reached"
                     return None
                 if now < due:
                     self._clock.wait_until(due)
                     self._issued[number] = self._clock.now_ns()
                 else:
                     self._issued[number] = due  # it waited for a free server, not for the generator
-                    self._queued[number] = True
-            self._next = number + 1
+                    self._was_queued[number] = True
+            self._next_number = number + 1
             return number
 
     def _record(self, number: int) -> None:
         if self._growth is not None:
             service = int(self._end[number] - self._start[number])
             elapsed = int(self._end[number]) - self._begin
-            with self._taking:
-                self._stopped = self._stopped or self._growth.message(
-                    number, bool(self._queued[number]), service, elapsed
+            with self._lock:
+                self._stop_reason = self._stop_reason or self._growth.message(
+                    number, bool(self._was_queued[number]), service, elapsed
                 )
         if self._progress is not None:
             self._progress(number + 1, len(self._schedule))
 
     def requests(self) -> Requests:
         """Return the requests that ended."""
-        n = self._next
+        n = self._next_number
         return Requests(
             self._due[:n], self._issued[:n], self._start[:n], self._end[:n], self._schedule.batch[:n].copy(),
-            open_loop=self._schedule.due_ns is not None, servers=self._servers, scheduled=len(self._schedule),
-            stopped=self._stopped,
+            is_open_loop=self._schedule.due_ns is not None, servers=self._servers, schedule_length=len(self._schedule),
+            stop_reason=self._stop_reason,
         )  # fmt: skip
 
 
@@ -196,16 +197,16 @@ class _Growth:
         assert schedule.due_ns is not None
         assert schedule.rate is not None
         self._due_ns, self._servers = schedule.due_ns, servers
-        self._between_ns = servers * SECOND / schedule.rate
-        self._clear()
+        self._interval_ns = servers * SECOND / schedule.rate
+        self._reset()
 
-    def _clear(self) -> None:
+    def _reset(self) -> None:
         self._served, self._sum, self._squares = 0, 0.0, 0.0
 
-    def message(self, number: int, waited: bool, service_ns: int, elapsed_ns: int) -> str | None:
+    def message(self, number: int, was_queued: bool, service_ns: int, elapsed_ns: int) -> str | None:
         """Return a message if the queue grows without bound, after a request that did or did not wait in the queue."""
-        if not waited:
-            self._clear()
+        if not was_queued:
+            self._reset()
             return None
         self._served += 1
         self._sum += service_ns
@@ -215,16 +216,16 @@ class _Growth:
         mean = self._sum / self._served
         error = (max(0.0, self._squares / self._served - mean * mean) / self._served) ** 0.5
         waiting = int(np.searchsorted(self._due_ns, elapsed_ns, "right")) - number - 1
-        if waiting < LEAST_WAITING or mean - SURE * error <= self._between_ns:
+        if waiting < LEAST_WAITING or mean - GROWTH_STANDARD_ERRORS * error <= self._interval_ns:
             return None
         return (
             f"the queue grows without bound: {waiting} requests wait, a request takes {mean / 1e6:.3g} ms and "
-            f"{self._servers} at once are served, and one comes each {self._between_ns / self._servers / 1e6:.3g} ms"
+            f"{self._servers} at once are served, and one comes each {self._interval_ns / self._servers / 1e6:.3g} ms"
         )
 
 
 def simulate(schedule: Schedule, service_ns: Times, servers: int = 1) -> Requests:
-    """Return the result of a schedule with known service times, first come first served, without driving it.
+    """Return the result of a schedule with given service times, first come first served, without driving it.
 
     Args:
         schedule: an open-loop schedule.
@@ -234,15 +235,15 @@ def simulate(schedule: Schedule, service_ns: Times, servers: int = 1) -> Request
     if schedule.due_ns is None or len(service_ns) != len(schedule):
         raise UsageError("a simulation needs an open-loop schedule, with a service time for each request")
     due = schedule.due_ns
-    if servers == 1:  # ends are the largest of all (due of j + all service from j on): a running maximum
-        served = np.cumsum(service_ns)
-        end = served + np.maximum.accumulate(due - (served - service_ns))
+    if servers == 1:  # each end is a maximum over earlier j: due of j + all service from j on
+        busy_ns = np.cumsum(service_ns)
+        end = busy_ns + np.maximum.accumulate(due - (busy_ns - service_ns))
         start = end - service_ns
     else:
-        free, start = [0] * servers, np.zeros(len(due), np.int64)
+        free_at, start = [0] * servers, np.zeros(len(due), np.int64)
         for index, (arrival, duration) in enumerate(zip(due.tolist(), service_ns.tolist(), strict=True)):
-            server = free.index(min(free))
-            start[index] = max(arrival, free[server])
-            free[server] = int(start[index]) + duration
+            server = free_at.index(min(free_at))
+            start[index] = max(arrival, free_at[server])
+            free_at[server] = int(start[index]) + duration
         end = start + service_ns
-    return Requests(due, due, start, end, schedule.batch, servers=servers, scheduled=len(due))
+    return Requests(due, due, start, end, schedule.batch, servers=servers, schedule_length=len(due))

@@ -24,7 +24,8 @@ from xsp.evaluate.load.schedules import SECOND
 Floats = NDArray[np.float64]
 
 SHARES = (0.5, 0.9, 0.95, 0.99, 0.999)
-LATE = 0.01
+LATENESS_SHARES = (0.5, 0.99, 0.999)
+LATE_SHARE = 0.01
 """Lateness of the generator at its 99th percentile, as a share of the median latency, above which a run is marked."""
 
 
@@ -51,7 +52,7 @@ class Little:
 
     @property
     def ratio(self) -> float:
-        """The first over the second."""
+        """`in_system` over `rate_times_latency`."""
         return self.in_system / self.rate_times_latency if self.rate_times_latency else math.nan
 
 
@@ -75,15 +76,15 @@ class Summary:
     lateness_ns: tuple[Percentile, ...]
     """Lateness of the generator, over requests that found a free server: queueing cannot delay these."""
 
-    late: bool
-    """Whether the lateness exceeds `LATE` of the median latency: then latencies include the generator's delay."""
+    is_late: bool
+    """Whether the lateness exceeds `LATE_SHARE` of the median latency: then latencies include the generator's delay."""
 
     little: Little | None
     waiting_ns: float
     expected_waiting_ns: float | None
     """For Poisson arrivals at one server with these service times (Pollaczek and Khinchine); None if undefined."""
 
-    stopped: str | None
+    stop_reason: str | None
 
     def percentile(self, share: float) -> Percentile:
         """Return one of the percentiles.
@@ -109,14 +110,14 @@ def summarise(requests: Requests, shares: Sequence[float] = SHARES, poisson: boo
         UsageError: there are no requests.
     """
     if not len(requests):
-        reason = f": {requests.stopped}" if requests.stopped else ""
+        reason = f": {requests.stop_reason}" if requests.stop_reason else ""
         raise UsageError(f"no request ended{reason}")
     latency, service = requests.latency_ns, requests.service_ns
     floats = latency.astype(float).tolist()
     percentiles = tuple(of_percentile(latency, share) for share in shares)
     lateness = requests.lateness_ns
     lateness_percentiles = tuple(
-        of_percentile(lateness[lateness > 0] if (lateness > 0).any() else lateness, share) for share in LATENESS
+        of_percentile(lateness[lateness > 0] if (lateness > 0).any() else lateness, share) for share in LATENESS_SHARES
     )
     span = int(requests.end_ns.max() - requests.due_ns.min())
     return Summary(
@@ -130,15 +131,12 @@ def summarise(requests: Requests, shares: Sequence[float] = SHARES, poisson: boo
         inputs_per_second=int(requests.batch.sum()) * SECOND / span if span else None,
         utilisation=float(service.sum()) / (span * requests.servers) if span else None,
         lateness_ns=lateness_percentiles,
-        late=requests.open_loop and lateness_percentiles[1].value_ns > LATE * nearest_rank(latency, 0.5),
+        is_late=requests.is_open_loop and lateness_percentiles[1].value_ns > LATE_SHARE * nearest_rank(latency, 0.5),
         little=little(requests),
         waiting_ns=float(requests.waiting_ns.mean()),
         expected_waiting_ns=_expected_waiting(requests) if poisson else None,
-        stopped=requests.stopped,
+        stop_reason=requests.stop_reason,
     )
-
-
-LATENESS = (0.5, 0.99, 0.999)
 
 
 def rank_of(count: int, share: float) -> int:
@@ -153,8 +151,7 @@ def nearest_rank(values: NDArray[np.int64], share: float) -> int:
     Raises:
         UsageError: there are no values, or the share is not between 0 and 1.
     """
-    if not len(values) or not 0 < share <= 1:
-        raise UsageError(f"the percentile {100 * share:g} of {len(values)} values does not exist")
+    _check_percentile(values, share)
     return int(np.partition(values, index := rank_of(len(values), share))[index])
 
 
@@ -166,18 +163,22 @@ def of_percentile(values: NDArray[np.int64], share: float, confidence: float = s
         share: 0.99 for the 99th.
         confidence: confidence level of the interval.
     """
-    if not len(values) or not 0 < share <= 1:
-        raise UsageError(f"the percentile {100 * share:g} of {len(values)} values does not exist")
+    _check_percentile(values, share)
     ordered, n = np.sort(values), len(values)
     index = rank_of(n, share)
     value = int(ordered[index])
-    half_width = _reach(values <= value, share, (1 + confidence) / 2)
+    half_width = _rank_half_width(values <= value, share, (1 + confidence) / 2)
     low, high = math.floor(share * n - half_width) - 1, math.ceil(share * n + half_width)
     # if a rank lies outside of the values, there are too few of them to bound that end
     return Percentile(share, value, int(ordered[low]) if low >= 0 else None, int(ordered[high]) if high < n else None)
 
 
-def _reach(below: NDArray[np.bool_], share: float, quantile: float) -> float:
+def _check_percentile(values: NDArray[np.int64], share: float) -> None:
+    if not len(values) or not 0 < share <= 1:
+        raise UsageError(f"the percentile {100 * share:g} of {len(values)} values does not exist")
+
+
+def _rank_half_width(below: NDArray[np.bool_], share: float, quantile: float) -> float:
     """Return the half-width of the interval in ranks: that of independent values, or a wider one from batches.
 
     As in `xsp.summary.drifting_interval`: the correlation length is unknown, so several batch lengths are tried, with
@@ -196,16 +197,16 @@ def _reach(below: NDArray[np.bool_], share: float, quantile: float) -> float:
 
 def little(requests: Requests) -> Little | None:
     """Return both sides of Little's law; None for a closed loop, and if all requests were due at once."""
-    first, last = int(requests.due_ns[0]), int(requests.due_ns[-1])
-    if last == first or not requests.open_loop:
+    first_ns, last_ns = int(requests.due_ns[0]), int(requests.due_ns[-1])
+    if last_ns == first_ns or not requests.is_open_loop:
         return None
-    before_last = requests.due_ns < last  # the last one arrives as the window ends
+    before_last = requests.due_ns < last_ns  # the last one arrives as the window ends
     times = np.concatenate([requests.due_ns, requests.end_ns])
-    steps = np.concatenate([np.ones(len(requests)), -np.ones(len(requests))])
+    changes = np.concatenate([np.ones(len(requests)), -np.ones(len(requests))])
     order = np.argsort(times, kind="stable")
-    times, population = np.clip(times[order], first, last), np.cumsum(steps[order])
-    in_system = float((population[:-1] * np.diff(times)).sum()) / (last - first)
-    return Little(in_system, float(requests.latency_ns[before_last].sum()) / (last - first))
+    times, population = np.clip(times[order], first_ns, last_ns), np.cumsum(changes[order])
+    in_system = float((population[:-1] * np.diff(times)).sum()) / (last_ns - first_ns)
+    return Little(in_system, float(requests.latency_ns[before_last].sum()) / (last_ns - first_ns))
 
 
 def _expected_waiting(requests: Requests) -> float | None:
@@ -214,5 +215,5 @@ def _expected_waiting(requests: Requests) -> float | None:
     if requests.servers != 1 or span <= 0:
         return None
     rate, service = (len(requests) - 1) / span, requests.service_ns.astype(float)
-    busy = rate * float(service.mean())
-    return rate * float((service**2).mean()) / (2 * (1 - busy)) if busy < 1 else None
+    utilisation = rate * float(service.mean())
+    return rate * float((service**2).mean()) / (2 * (1 - utilisation)) if utilisation < 1 else None

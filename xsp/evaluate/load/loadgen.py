@@ -1,7 +1,7 @@
 """MLPerf's LoadGen as the driver of a schedule: the extra `loadgen`.
 
-LoadGen draws its own arrivals, decides on the number of requests, and reports its own latencies. Both are kept: its
-figures, and our times around the model. It does not report when it meant to issue a request, so here a request is due
+LoadGen draws its own arrivals, decides on the number of requests, and reports its own latencies. The result has its
+figures and our times around the model. It does not report when it meant to issue a request, so here a request is due
 when LoadGen issued it, and the lateness is unknown.
 """
 
@@ -29,16 +29,16 @@ SCENARIOS = {"online": "SingleStream", "multi-stream": "MultiStream", "server": 
 
 
 @dataclass(frozen=True)
-class Driven:
+class LoadGenResult:
     """The result of a LoadGen test."""
 
     requests: Requests
-    """Requests with times by our clock around the model."""
+    """Requests, timed by our clock around the model."""
 
     figures: dict[str, float]
     """Figures of LoadGen's summary, by its names; latencies in nanoseconds."""
 
-    valid: bool
+    is_valid: bool
     """Whether LoadGen reports its result as valid; short tests are not valid."""
 
 
@@ -53,7 +53,7 @@ def drive(
     share: float = 0.99,
     seed: int = 0,
     seconds: float = 0.0,
-) -> Driven:
+) -> LoadGenResult:
     """Let LoadGen send requests to a function.
 
     Args:
@@ -71,7 +71,7 @@ def drive(
         UsageError: LoadGen is not installed, or does not have the scenario.
         Whatever `serve` raises.
     """
-    loadgen = _loaded()
+    loadgen = _library()
     if kind not in SCENARIOS:
         raise UsageError(f"LoadGen has no scenario {kind!r}: it has {', '.join(SCENARIOS)}")
     if kind == "server" and not (rate and latency_ns):
@@ -83,7 +83,7 @@ def drive(
         text = Path(folder, "mlperf_log_summary.txt").read_text(encoding="utf-8", errors="replace")
     if test.error is not None:
         raise test.error
-    return Driven(test.requests(), summary(text), "Result is : VALID" in text)
+    return LoadGenResult(test.requests(), summary(text), "Result is : VALID" in text)
 
 
 def summary(text: str) -> dict[str, float]:
@@ -92,16 +92,16 @@ def summary(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in pairs}
 
 
-def missing() -> str | None:
+def install_hint() -> str | None:
     """Return what to install if LoadGen is missing, else None."""
     try:
-        _loaded()
+        _library()
     except UsageError as error:
         return str(error)
     return None
 
 
-def _loaded() -> Any:
+def _library() -> Any:
     try:
         import mlperf_loadgen
     except ImportError as error:
@@ -172,7 +172,7 @@ class _Test:
             issued, samples = query
             start = time.perf_counter_ns()
             try:
-                if self.error is None:  # after an error the rest is answered at once, so that LoadGen ends
+                if self.error is None:  # after an error, all further queries are answered at once, so LoadGen ends
                     self._serve(len(self._times), len(samples))
             except BaseException as error:
                 self.error = error
@@ -184,4 +184,4 @@ class _Test:
         """Return the requests that ended."""
         table = np.array(self._times, np.int64).reshape(-1, 4)
         issued, start, end, batch = (np.ascontiguousarray(column) for column in table.T)
-        return Requests(issued, issued, start, end, batch, open_loop=False)
+        return Requests(issued, issued, start, end, batch, is_open_loop=False)

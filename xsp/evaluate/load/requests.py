@@ -15,28 +15,28 @@ class Requests:
     """The requests that ended, in the order of the schedule; times are nanoseconds of one monotonic clock."""
 
     due_ns: Times
-    """When the request was to arrive. In a closed loop: when the previous request had ended."""
+    """When the request should arrive. In a closed loop: when the previous request had ended."""
 
     issued_ns: Times
-    """When it did arrive: later than due by the generator's lateness."""
+    """When it arrived: later than due by the generator's lateness."""
 
     start_ns: Times
-    """When the model started on it; until then it waited for earlier requests."""
+    """When the model began to serve it; until then it waited for earlier requests."""
 
     end_ns: Times
     batch: Times
     """Number of inputs per request."""
 
-    open_loop: bool = True
+    is_open_loop: bool = True
     """Whether due times were drawn beforehand, so that a slow model gets a queue instead of fewer requests."""
 
     servers: int = 1
     """Maximum number of requests served concurrently."""
 
-    scheduled: int | None = None
+    schedule_length: int | None = None
     """Number of requests of the schedule, some of which are missing if it was stopped."""
 
-    stopped: str | None = None
+    stop_reason: str | None = None
     """Why the schedule was stopped before its end."""
 
     def __len__(self) -> int:
@@ -61,10 +61,3 @@ class Requests:
     def lateness_ns(self) -> Times:
         """Time from due to arrival: the generator's part of the latency."""
         return self.issued_ns - self.due_ns
-
-    def after(self, first: int) -> Requests:
-        """Return the requests without the first `first`."""
-        return Requests(
-            self.due_ns[first:], self.issued_ns[first:], self.start_ns[first:], self.end_ns[first:], self.batch[first:],
-            self.open_loop, self.servers, self.scheduled, self.stopped,
-        )  # fmt: skip

@@ -60,8 +60,8 @@ def multi_stream(requests: int, streams: int) -> Schedule:
 
 def offline(inputs: int, batch: int = 1) -> Schedule:
     """Return a schedule of all inputs, due at once, in batches; the last batch has the remainder."""
-    _positive(inputs, "inputs")
-    _positive(batch, "inputs per batch")
+    _check_count(inputs, "inputs")
+    _check_count(batch, "inputs per batch")
     sizes = np.full(math.ceil(inputs / batch), batch, np.int64)
     sizes[-1] = inputs - batch * (len(sizes) - 1)
     return Schedule("offline", sizes, np.zeros(len(sizes), np.int64))
@@ -86,29 +86,29 @@ def server(rate: float, requests: int, seed: int = 0) -> Schedule:
 
 def constant(rate: float, requests: int, batch: int = 1) -> Schedule:
     """Return a schedule of requests at equal intervals."""
-    _rate(rate)
+    _check_rate(rate)
     sizes = _sizes(requests, batch)
     return Schedule(
         "constant", sizes, _due(np.arange(requests, dtype=np.float64) * min(SECOND / rate, float(MOST_NS))), rate
     )
 
 
-def burst(rate: float, requests: int, together: int, seed: int = 0, batch: int = 1) -> Schedule:
+def burst(rate: float, requests: int, burst_size: int, seed: int = 0, batch: int = 1) -> Schedule:
     """Return a schedule of bursts of requests; the bursts arrive independently.
 
     Args:
         rate: mean requests per second.
         requests: total number of requests.
-        together: requests per burst.
+        burst_size: requests per burst.
         seed: seed of the times between bursts.
         batch: inputs per request.
     """
-    _rate(rate)
-    _positive(together, "requests per burst")
+    _check_rate(rate)
+    _check_count(burst_size, "requests per burst")
     sizes = _sizes(requests, batch)
-    starts = _poisson("burst", rate / together, math.ceil(requests / together), seed, 1).due_ns
+    starts = _poisson("burst", rate / burst_size, math.ceil(requests / burst_size), seed, 1).due_ns
     assert starts is not None
-    return Schedule("burst", sizes, np.repeat(starts, together)[:requests], rate)
+    return Schedule("burst", sizes, np.repeat(starts, burst_size)[:requests], rate)
 
 
 def replay(times_s: Sequence[float], batch: Sequence[int] | int = 1, speed: float = 1.0) -> Schedule:
@@ -162,25 +162,25 @@ def times_from_file(path: str | os.PathLike[str]) -> list[float]:
 def times_from_run(path: str | os.PathLike[str]) -> list[float]:
     """Return the start times of a run's steps, in seconds from the first; the steps of a service are its requests.
 
-    Unrecorded steps count, if the run has their times. Steps of which the run has only the mean times start at equal
-    distances.
+    Unrecorded steps count, if the run has their times. Steps for which the run has only mean times start at equal
+    intervals.
 
     Raises:
         As `xsp.load`; UsageError: the run has no steps, or more than `MOST_REQUESTS`.
     """
     trace = runs.load(path)
     has_loop = trace.con.execute("SELECT 1 FROM duckdb_columns() WHERE table_name = 'loop' LIMIT 1").fetchall()
-    tables = [f"SELECT start_ns FROM spans WHERE kind = '{Kind.STEP}' AND start_ns IS NOT NULL ORDER BY 1"]
+    queries = [f"SELECT start_ns FROM spans WHERE kind = '{Kind.STEP}' AND start_ns IS NOT NULL ORDER BY 1"]
     if has_loop:
         ((steps,),) = trace.con.execute("SELECT coalesce(sum(steps), 0)::BIGINT FROM loop").fetchall()
-        _positive(max(1, steps), "steps to replay")
-        start = "start_ns + (place * (dur_ns + coalesce(before_ns, 0)))::BIGINT"
-        tables.insert(
+        _check_count(max(1, steps), "steps to replay")
+        start_expression = "start_ns + (step_index * (dur_ns + coalesce(before_ns, 0)))::BIGINT"
+        queries.insert(
             0,
-            f"SELECT unnest(list_transform(range(steps), lambda place: {start})) FROM loop "
+            f"SELECT unnest(list_transform(range(steps), lambda step_index: {start_expression})) FROM loop "
             "WHERE start_ns IS NOT NULL ORDER BY 1",
         )
-    starts = next((rows for query in tables if (rows := trace.con.execute(query).fetchall())), [])
+    starts = next((rows for query in queries if (rows := trace.con.execute(query).fetchall())), [])
     if not starts:
         raise UsageError(f"{os.fspath(path)} has no step, so there is nothing to replay")
     return [(int(start_ns) - int(starts[0][0])) / SECOND for (start_ns,) in starts]
@@ -191,14 +191,14 @@ def _closed(kind: str, requests: int, batch: int) -> Schedule:
 
 
 def _poisson(kind: str, rate: float, requests: int, seed: int, batch: int) -> Schedule:
-    _rate(rate)
+    _check_rate(rate)
     sizes = _sizes(requests, batch)
-    between = np.random.default_rng(seed).exponential(SECOND / rate, requests)
-    return Schedule(kind, sizes, _due(np.cumsum(between)), rate)
+    intervals_ns = np.random.default_rng(seed).exponential(SECOND / rate, requests)
+    return Schedule(kind, sizes, _due(np.cumsum(intervals_ns)), rate)
 
 
 def _due(times: NDArray[np.float64]) -> Times:
-    """Return times in nanoseconds, in their order, as whole numbers.
+    """Return ordered times in nanoseconds as integers.
 
     Raises:
         UsageError: the last one is too late for a clock.
@@ -209,7 +209,7 @@ def _due(times: NDArray[np.float64]) -> Times:
 
 
 def _sizes(requests: int, batch: Sequence[int] | int) -> Times:
-    _positive(requests, "requests")
+    _check_count(requests, "requests")
     sizes = np.full(requests, batch, np.int64) if isinstance(batch, int) else np.asarray(batch, np.int64)
     if len(sizes) != requests:
         raise UsageError(f"{len(sizes)} sizes of batches for {requests} requests: give one for each, or one for all")
@@ -218,11 +218,11 @@ def _sizes(requests: int, batch: Sequence[int] | int) -> Times:
     return sizes
 
 
-def _positive(number: int, name: str) -> None:
+def _check_count(number: int, name: str) -> None:
     if not 1 <= number <= MOST_REQUESTS:
         raise UsageError(f"{number} {name}: give a number from 1 to {MOST_REQUESTS:,}")
 
 
-def _rate(rate: float) -> None:
+def _check_rate(rate: float) -> None:
     if not rate > 0 or not math.isfinite(rate):
         raise UsageError(f"a rate of {rate} requests per second: give a number above 0")

@@ -1,9 +1,9 @@
 """The highest rate at which a percentile of the latencies stays within a limit: an interval, not a number.
 
-The rate is doubled or halved until one probe holds the limit and one breaks it; then the interval is bisected on a
-logarithmic scale. A probe runs with new seeds until the interval of the percentile excludes the limit, or it stays
-undecided: close to the rate in question no probe of bounded length can decide. So the answer ranges from the highest
-rate that held to the lowest rate that broke, and undecided rates lie within.
+The rate is doubled or halved until one probe keeps the limit and one breaks it; then the interval is bisected on a
+logarithmic scale. A probe runs with new seeds until the interval of the percentile excludes the limit; otherwise it is
+undecided: close to the highest rate, no probe of bounded length can decide. So the answer ranges from the highest rate
+that kept the limit to the lowest rate that broke it, and undecided rates are in between.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from xsp.evaluate.load.schedules import SECOND, batched, poisson
 Probe = Callable[[float, int], Requests]
 """Called with a rate, in requests per second, and a seed; drives a schedule of that rate."""
 
-SETTLING = 0.1
-"""Share of a run's first requests to leave out: the queue starts empty, so their latencies are too short."""
+SETTLING_SHARE = 0.1
+"""Share of a run's requests to drop at its start: the queue begins empty, so their latencies are too short."""
 
 CONFIDENCE = 0.99
 """Confidence of the percentile's interval in one check; a probe is checked several times."""
 
 
 class LimitStatus(enum.Enum):
-    """Whether a rate held the limit."""
+    """Whether a rate kept the limit."""
 
     YES = "held"
     NO = "broken"
@@ -44,7 +44,7 @@ class ProbeResult:
     """A probed rate."""
 
     rate: float
-    held: LimitStatus
+    status: LimitStatus
     runs: int
     requests: int
     value_ns: int | None
@@ -52,7 +52,7 @@ class ProbeResult:
 
     low_ns: int | None
     high_ns: int | None
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class SearchResult:
     """The result of a search; rates are requests per second."""
 
     low: float | None
-    """The highest rate that held the limit; None if none did."""
+    """The highest rate that kept the limit; None if none did."""
 
     high: float | None
     """The lowest rate above it that broke the limit; None if none did."""
@@ -68,7 +68,7 @@ class SearchResult:
     probes: tuple[ProbeResult, ...]
     share: float
     limit_ns: int
-    why: str
+    end_reason: str
     """Why the search ended."""
 
     @property
@@ -77,14 +77,14 @@ class SearchResult:
 
         The inverse of a percentile falls about linearly with the rate where a queue causes it (exactly for exponential
         service). A line is fitted to all probes of the interval, each weighted by its number of requests; the result
-        is where it crosses the limit, or the middle of the interval if that lies outside.
+        is where it crosses the limit, or the middle of the interval if that is outside.
         """
         if self.low is None or self.high is None:
             return None
-        within = [probe for probe in self.probes if self.low <= probe.rate <= self.high and probe.value_ns]
-        rates = np.array([probe.rate for probe in within])
-        inverse = np.array([self.limit_ns / (probe.value_ns or 1) for probe in within])
-        weights = np.array([probe.requests for probe in within], float)
+        interval_probes = [probe for probe in self.probes if self.low <= probe.rate <= self.high and probe.value_ns]
+        rates = np.array([probe.rate for probe in interval_probes])
+        inverse = np.array([self.limit_ns / (probe.value_ns or 1) for probe in interval_probes])
+        weights = np.array([probe.requests for probe in interval_probes], float)
         mean_rate, mean_inverse = np.average(rates, weights=weights), np.average(inverse, weights=weights)
         spread = float((weights * (rates - mean_rate) ** 2).sum())
         slope = float((weights * (rates - mean_rate) * (inverse - mean_inverse)).sum()) / spread if spread else 0.0
@@ -96,13 +96,13 @@ def highest_rate(
     probe: Probe,
     limit_ns: int,
     share: float = 0.99,
-    first: float = 1.0,
+    first_rate: float = 1.0,
     *,
     tolerance: float = 0.03,
     most_probes: int = 15,
     most_runs: int = 6,
     seed: int = 0,
-    least: float = 0.0,
+    least_rate: float = 0.0,
 ) -> SearchResult:
     """Search for the highest rate at which a percentile stays within a limit.
 
@@ -110,32 +110,37 @@ def highest_rate(
         probe: drives a rate with a seed.
         limit_ns: limit of the percentile.
         share: 0.99 for the 99th percentile.
-        first: the first rate to probe.
+        first_rate: the first rate to probe.
         tolerance: relative width of the interval at which the search ends.
         most_probes: maximum number of rates to probe.
         most_runs: maximum number of runs per rate, each with a new seed.
         seed: seed of the first run; each further run has the next one.
-        least: lowest rate to probe.
+        least_rate: lowest rate to probe.
 
     Raises:
         UsageError: an argument is out of range.
     """
     if not (
-        first > 0 and math.isfinite(first) and limit_ns > 0 and 0 < share < 1 and most_probes > 0 and most_runs > 0
+        first_rate > 0
+        and math.isfinite(first_rate)
+        and limit_ns > 0
+        and 0 < share < 1
+        and most_probes > 0
+        and most_runs > 0
     ):
         raise UsageError(
-            f"a search from {first} requests per second for {limit_ns} ns at the {100 * share:g}th percentile"
+            f"a search from {first_rate} requests per second for {limit_ns} ns at the {100 * share:g}th percentile"
         )
     search = _Search(probe, limit_ns, share, tolerance, most_runs, seed)
     reason = f"{most_probes} probes were made"
-    rate: float | None = first
+    rate: float | None = first_rate
     while rate is not None and len(search.probes) < most_probes:
         search.probe(rate)
-        if (ended := search.ended()) is not None:
-            reason = ended
+        if (end_reason := search.end_reason()) is not None:
+            reason = end_reason
             break
         rate = search.next_rate
-        if rate is not None and rate < least:
+        if rate is not None and rate < least_rate:
             reason = (
                 f"at {search.high:.3g} per second hardly any request waits for another one, and the limit is exceeded"
             )
@@ -143,20 +148,19 @@ def highest_rate(
     return SearchResult(search.low, search.high, tuple(search.probes), share, limit_ns, reason)
 
 
-BEYOND = 10
-"""Minimum number of a run's requests beyond the percentile: with fewer its interval has no upper end."""
+LEAST_BEYOND = 10
+"""Minimum number of a run's requests beyond the percentile: with fewer, its interval has no upper end."""
 
-BEGIN = 0.25
+BEGIN_SHARE = 0.25
 """First rate of a search, as a share of the model's capacity, the rate at which it would always be busy."""
 
-
-LEAST = BEGIN / 8
+LEAST_SHARE = BEGIN_SHARE / 8
 """Share of the capacity below which a search ends: hardly any request waits there, so lower rates are not faster."""
 
 
 def least_requests(share: float) -> int:
     """Return the minimum number of requests in a run for the percentile to have an interval."""
-    return math.ceil(round(BEYOND / (1 - share) / (1 - SETTLING), 6))
+    return math.ceil(round(LEAST_BEYOND / (1 - share) / (1 - SETTLING_SHARE), 6))
 
 
 def drive_to_limit(
@@ -169,7 +173,7 @@ def drive_to_limit(
     clock: Clock | None = None,
     seed: int = 0,
     most_probes: int = 15,
-    probed: Callable[[float, int], object] | None = None,
+    on_run: Callable[[float, int], object] | None = None,
 ) -> tuple[SearchResult, Requests]:
     """Search for the highest rate by driving Poisson arrivals.
 
@@ -182,34 +186,41 @@ def drive_to_limit(
         clock: real time, if not given.
         seed: seed of the first run.
         most_probes: maximum number of rates to probe.
-        probed: called before each run with its rate and the number of earlier runs.
+        on_run: called before each run with its rate and the number of earlier runs.
 
     Returns:
-        The result, and the requests of the last run at its lower end; if no rate held, of the last run at the first
-        rate; if each request alone takes longer than the limit, of a closed loop, and no rate was probed.
+        The result, and the requests of the last run at its lower end. If no rate kept the limit, they are those of the
+        last run at the first rate; if each request alone takes longer than the limit, those of a closed loop, and no
+        rate was probed.
     """
     requests = max(requests, least_requests(share))
     clock = clock or Clock()
-    unloaded = drive(batched(10, batch), serve, clock=clock)
-    if len(unloaded) and (fastest := int(unloaded.latency_ns.min())) > limit_ns:
+    idle_requests = drive(batched(10, batch), serve, clock=clock)
+    if len(idle_requests) and (fastest := int(idle_requests.latency_ns.min())) > limit_ns:
         reason = f"a request takes at least {fastest / 1e6:.3g} ms even without another one before it"
-        return SearchResult(None, None, (), share, limit_ns, reason), unloaded
-    last: dict[float, Requests] = {}
+        return SearchResult(None, None, (), share, limit_ns, reason), idle_requests
+    last_requests: dict[float, Requests] = {}
     runs = 0
 
     def probe(rate: float, seed: int) -> Requests:
         nonlocal runs
-        if probed is not None:
-            probed(rate, runs)
+        if on_run is not None:
+            on_run(rate, runs)
         runs += 1
-        last[rate] = drive(poisson(rate, requests, seed, batch), serve, clock=clock)
-        return last[rate]
+        last_requests[rate] = drive(poisson(rate, requests, seed, batch), serve, clock=clock)
+        return last_requests[rate]
 
-    capacity = SECOND / max(1.0, float(np.median(unloaded.service_ns)))
+    capacity = SECOND / max(1.0, float(np.median(idle_requests.service_ns)))
     result = highest_rate(
-        probe, limit_ns, share, BEGIN * capacity, most_probes=most_probes, seed=seed, least=LEAST * capacity
+        probe,
+        limit_ns,
+        share,
+        BEGIN_SHARE * capacity,
+        most_probes=most_probes,
+        seed=seed,
+        least_rate=LEAST_SHARE * capacity,
     )
-    return result, last[result.probes[0].rate if result.low is None else result.low]
+    return result, last_requests[result.probes[0].rate if result.low is None else result.low]
 
 
 class _Search:
@@ -226,50 +237,50 @@ class _Search:
         """Run a rate until its percentile's interval excludes the limit."""
         latencies: list[Times] = []
         runs = requests = 0
-        held, reason, percentile = LimitStatus.UNDECIDED, "", None
-        while runs < self._most_runs and held is LimitStatus.UNDECIDED:
+        status, reason, percentile = LimitStatus.UNDECIDED, "", None
+        while runs < self._most_runs and status is LimitStatus.UNDECIDED:
             run = self._probe(rate, self._seed)
             self._seed += 1
             runs, requests = runs + 1, requests + len(run)
-            latencies.append(run.latency_ns[math.floor(SETTLING * len(run)) :])
+            latencies.append(run.latency_ns[math.floor(SETTLING_SHARE * len(run)) :])
             pooled = np.concatenate(latencies)
             percentile = of_percentile(pooled, self._share, CONFIDENCE) if len(pooled) else None
-            if run.stopped is not None and "grows without bound" in run.stopped:
-                held, reason = LimitStatus.NO, run.stopped
+            if run.stop_reason is not None and "grows without bound" in run.stop_reason:
+                status, reason = LimitStatus.NO, run.stop_reason
             elif percentile is not None and percentile.low_ns is not None and percentile.low_ns > self._limit_ns:
-                held = LimitStatus.NO
+                status = LimitStatus.NO
             elif percentile is not None and percentile.high_ns is not None and percentile.high_ns <= self._limit_ns:
-                held = LimitStatus.YES
-        if held is LimitStatus.UNDECIDED:
+                status = LimitStatus.YES
+        if status is LimitStatus.UNDECIDED:
             reason = f"the interval of the percentile contains the limit after {runs} runs"
         value, low, high = (
             (percentile.value_ns, percentile.low_ns, percentile.high_ns)
             if percentile is not None
             else (None, None, None)
         )
-        self.probes.append(ProbeResult(rate, held, runs, requests, value, low, high, reason))
+        self.probes.append(ProbeResult(rate, status, runs, requests, value, low, high, reason))
 
     @property
     def low(self) -> float | None:
-        """The highest rate that held, below all that broke."""
-        broken = self.high
+        """The highest rate that kept the limit, below all that broke it."""
+        high = self.high
         return max(
             (
                 probe.rate
                 for probe in self.probes
-                if probe.held is LimitStatus.YES and (broken is None or probe.rate < broken)
+                if probe.status is LimitStatus.YES and (high is None or probe.rate < high)
             ),
             default=None,
         )
 
     @property
     def high(self) -> float | None:
-        """The lowest rate that broke."""
-        return min((probe.rate for probe in self.probes if probe.held is LimitStatus.NO), default=None)
+        """The lowest rate that broke the limit."""
+        return min((probe.rate for probe in self.probes if probe.status is LimitStatus.NO), default=None)
 
     @property
     def next_rate(self) -> float | None:
-        """The middle of the wider gap next to an end, or a rate beyond the only known end; None if no gap is left."""
+        """The middle of the wider gap next to an end, or a rate beyond the only known end; None if no gap remains."""
         low, high = self.low, self.high
         rates = [probe.rate for probe in self.probes]
         if low is None or high is None:
@@ -278,11 +289,11 @@ class _Search:
         return math.sqrt(a * b) if b / a > 1 + self._tolerance / 2 else None
 
     def _gaps(self, low: float, high: float) -> list[tuple[float, float]]:
-        """Return the unprobed gaps next to both ends; undecided rates lie between them."""
-        within = [probe.rate for probe in self.probes if low < probe.rate < high]
-        return [(low, min(within)), (max(within), high)] if within else [(low, high)]
+        """Return the unprobed gaps next to both ends; undecided rates are between them."""
+        inner_rates = [probe.rate for probe in self.probes if low < probe.rate < high]
+        return [(low, min(inner_rates)), (max(inner_rates), high)] if inner_rates else [(low, high)]
 
-    def ended(self) -> str | None:
+    def end_reason(self) -> str | None:
         """Return why no further probe is needed; None if one is."""
         low, high = self.low, self.high
         if low is None or high is None:

@@ -16,12 +16,15 @@ Box = tuple[float, float, float, float]
 
 
 def top_k(scores: ArrayLike, labels: ArrayLike, k: int = 1) -> float:
-    """Return the share of rows whose label is among the k highest scores; of equal scores the lower class is first.
+    """Return the share of rows whose label is among the k highest scores; of equal scores, the lower class ranks first.
 
     Raises:
-        AnalysisError: there are no rows, labels are missing, a label is not a class, or a score is NaN.
+        AnalysisError: there are no rows, labels are missing, a label is not a class, or a score is NaN or not a number.
     """
-    matrix, targets = np.asarray(scores, float), np.asarray(labels)
+    try:
+        matrix, targets = np.asarray(scores, float), np.asarray(labels)
+    except (TypeError, ValueError) as error:
+        raise AnalysisError(f"top-{k} needs scores that are numbers: {error}") from None
     if matrix.ndim != 2 or not matrix.size or targets.shape != matrix.shape[:1]:
         raise AnalysisError(
             f"top-{k} needs rows of scores and a label for each, not {matrix.shape} and {targets.shape}"
@@ -33,9 +36,9 @@ def top_k(scores: ArrayLike, labels: ArrayLike, k: int = 1) -> float:
     if not np.issubdtype(targets.dtype, np.integer) or targets.min() < 0 or targets.max() >= matrix.shape[1]:
         raise AnalysisError(f"labels are whole numbers from 0 to {matrix.shape[1] - 1}")
     target_scores = np.take_along_axis(matrix, targets[:, None], axis=1)
-    earlier = np.arange(matrix.shape[1])[None, :] < targets[:, None]
-    ahead = ((matrix > target_scores) | ((matrix == target_scores) & earlier)).sum(axis=1)
-    return float((ahead < k).mean())
+    is_earlier_class = np.arange(matrix.shape[1])[None, :] < targets[:, None]
+    better_count = ((matrix > target_scores) | ((matrix == target_scores) & is_earlier_class)).sum(axis=1)
+    return float((better_count < k).mean())
 
 
 def iou(a: Box, b: Box) -> float:
@@ -59,14 +62,14 @@ def mask_iou(a: ArrayLike, b: ArrayLike, classes: int) -> float:
     Raises:
         AnalysisError: the maps are empty, have different shapes, or contain none of the classes.
     """
-    first, second = np.asarray(a), np.asarray(b)
-    if first.shape != second.shape or not first.size:
-        raise AnalysisError(f"two maps of one shape are needed, not {first.shape} and {second.shape}")
+    map_a, map_b = np.asarray(a), np.asarray(b)
+    if map_a.shape != map_b.shape or not map_a.size:
+        raise AnalysisError(f"two maps of one shape are needed, not {map_a.shape} and {map_b.shape}")
     shares = []
     for label in range(classes):
-        union = int(((first == label) | (second == label)).sum())
+        union = int(((map_a == label) | (map_b == label)).sum())
         if union:
-            shares.append(int(((first == label) & (second == label)).sum()) / union)
+            shares.append(int(((map_a == label) & (map_b == label)).sum()) / union)
     if not shares:
         raise AnalysisError(f"none of the {classes} classes is in the maps")
     return float(np.mean(shares))
@@ -88,11 +91,11 @@ class Detection(Truth):
     score: float
 
 
-COCO = tuple(round(0.5 + 0.05 * step, 2) for step in range(10))
+COCO_OVERLAPS = tuple(round(0.5 + 0.05 * step, 2) for step in range(10))
 
 
 def average_precision(
-    found: Sequence[Detection], truths: Sequence[Truth], overlap: float = 0.5, points: int | None = 101
+    detections: Sequence[Detection], truths: Sequence[Truth], overlap: float = 0.5, points: int | None = 101
 ) -> float:
     """Return the average precision of the boxes of one class.
 
@@ -100,9 +103,9 @@ def average_precision(
     its image not yet matched. The precision at a recall is the highest precision at that recall or above.
 
     Args:
-        found: detections.
+        detections: detections.
         truths: objects; at least one.
-        overlap: minimum intersection over union for an object to be found.
+        overlap: minimum intersection over union of a detection with its object.
         points: 101 recalls as in COCO, 11 as in VOC 2007, None for the area under the curve as in VOC 2010.
 
     Raises:
@@ -110,35 +113,38 @@ def average_precision(
     """
     if not truths:
         raise AnalysisError("average precision needs an object to be found")
-    if any(math.isnan(detection.score) for detection in found):
+    if any(math.isnan(detection.score) for detection in detections):
         raise AnalysisError(
-            f"{sum(math.isnan(detection.score) for detection in found)} detections have scores that are NaN"
+            f"{sum(math.isnan(detection.score) for detection in detections)} detections have scores that are NaN"
         )
     unmatched: dict[int | str, list[Box]] = {}
     for truth in truths:
         unmatched.setdefault(truth.image, []).append(truth.box)
-    matched = []
-    for detection in sorted(found, key=lambda d: -d.score):
+    is_match = []
+    for detection in sorted(detections, key=lambda detection: -detection.score):
         boxes = unmatched.get(detection.image, [])
         shares = [iou(detection.box, box) for box in boxes]
         best = max(range(len(boxes)), key=shares.__getitem__, default=None)
-        matched.append(best is not None and shares[best] >= overlap)
-        if matched[-1] and best is not None:
+        is_match.append(best is not None and shares[best] >= overlap)
+        if is_match[-1] and best is not None:
             del boxes[best]
-    if not matched:
+    if not is_match:
         return 0.0
-    hits = np.cumsum(matched)
+    hits = np.cumsum(is_match)
     recall, precision = hits / len(truths), hits / np.arange(1, len(hits) + 1)
     precision = np.maximum.accumulate(precision[::-1])[::-1]
     if points is None:
         return float((np.diff(recall, prepend=0.0) * precision).sum())
-    # one hit of ten reaches a recall of 1/10, despite rounding
+    # so that one hit of ten reaches a recall of 1/10, despite rounding
     indices = np.searchsorted(recall + 1e-12, np.linspace(0, 1, points), "left")
     return float(np.append(precision, 0.0)[indices].mean())
 
 
 def mean_average_precision(
-    found: Sequence[Detection], truths: Sequence[Truth], overlaps: Sequence[float] = COCO, points: int | None = 101
+    detections: Sequence[Detection],
+    truths: Sequence[Truth],
+    overlaps: Sequence[float] = COCO_OVERLAPS,
+    points: int | None = 101,
 ) -> float:
     """Return the mean of `average_precision` over overlaps and over the classes that have an object.
 
@@ -152,7 +158,7 @@ def mean_average_precision(
         np.mean(
             [
                 average_precision(
-                    [detection for detection in found if detection.kind == kind],
+                    [detection for detection in detections if detection.kind == kind],
                     [truth for truth in truths if truth.kind == kind],
                     overlap,
                     points,
@@ -164,13 +170,13 @@ def mean_average_precision(
     )
 
 
-def perplexity(scores: ArrayLike, tokens: ArrayLike, ignored: int | None = -100) -> float:
+def perplexity(scores: ArrayLike, tokens: ArrayLike, ignored_token: int | None = -100) -> float:
     """Return exp of the mean negative log-likelihood of tokens.
 
     Args:
-        scores: scores before softmax, over the vocabulary on the last axis; a row scores the token at its own place.
+        scores: scores before softmax, over the vocabulary on the last axis; row i scores token i.
         tokens: one token for each row of scores.
-        ignored: the token that does not count.
+        ignored_token: token that does not count.
 
     Raises:
         AnalysisError: shapes do not match, a token is not in the vocabulary, no token counts, or a score is NaN.
@@ -178,19 +184,19 @@ def perplexity(scores: ArrayLike, tokens: ArrayLike, ignored: int | None = -100)
     logits, targets = np.asarray(scores, np.float64), np.asarray(tokens)
     if logits.ndim < 1 or targets.shape != logits.shape[:-1]:
         raise AnalysisError(f"perplexity needs a token for each row of scores, not {targets.shape} for {logits.shape}")
-    rows, flat = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
-    counted = flat != ignored if ignored is not None else np.ones(len(flat), bool)
-    rows, flat = rows[counted], flat[counted]
-    if not len(flat):
+    rows, flat_targets = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
+    is_counted = flat_targets != ignored_token if ignored_token is not None else np.ones(len(flat_targets), bool)
+    rows, flat_targets = rows[is_counted], flat_targets[is_counted]
+    if not len(flat_targets):
         raise AnalysisError("no token counts, so there is no perplexity")
     if np.isnan(rows).any():
         raise AnalysisError(f"{int(np.isnan(rows).any(axis=1).sum())} of {len(rows)} tokens have scores that are NaN")
-    if flat.min() < 0 or flat.max() >= rows.shape[1]:
+    if flat_targets.min() < 0 or flat_targets.max() >= rows.shape[1]:
         raise AnalysisError(f"tokens are whole numbers from 0 to {rows.shape[1] - 1}")
     highest = rows.max(axis=1)
     log_sums = highest + np.log(np.exp(rows - highest[:, None]).sum(axis=1))
     with np.errstate(over="ignore"):
-        return float(np.exp((log_sums - rows[np.arange(len(flat)), flat]).mean()))
+        return float(np.exp((log_sums - rows[np.arange(len(flat_targets)), flat_targets]).mean()))
 
 
 def psnr(a: ArrayLike, b: ArrayLike, peak: float = 255.0) -> float:
@@ -199,10 +205,10 @@ def psnr(a: ArrayLike, b: ArrayLike, peak: float = 255.0) -> float:
     Raises:
         AnalysisError: they are empty, have different shapes, or have values that are not finite.
     """
-    first, second = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    if first.shape != second.shape or not first.size:
-        raise AnalysisError(f"two images of one shape are needed, not {first.shape} and {second.shape}")
-    squares: NDArray[np.float64] = (first - second) ** 2
+    image_a, image_b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    if image_a.shape != image_b.shape or not image_a.size:
+        raise AnalysisError(f"two images of one shape are needed, not {image_a.shape} and {image_b.shape}")
+    squares: NDArray[np.float64] = (image_a - image_b) ** 2
     error = float(squares.mean())
     if not math.isfinite(error):
         raise AnalysisError("an image has numbers that are not finite")

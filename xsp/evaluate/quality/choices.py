@@ -17,8 +17,8 @@ from xsp.analyses import optimal_batch
 from xsp.errors import AnalysisError, UsageError
 from xsp.evaluate.quality.divergence import rank
 
-LAST_GAIN = 0.05
-"""Minimum gain of a doubling to be worth it, as a share, by XSP's definition."""
+LEAST_GAIN = 0.05
+"""Minimum gain of throughput that makes a doubling worthwhile, as a share, by XSP's definition."""
 
 SECONDS_PER_HOUR = 3600
 
@@ -30,15 +30,15 @@ class Scalability:
     shares: Mapping[int, float]
     """Throughput by batch size, as a share of the highest throughput."""
 
-    highest: int
+    best_size: int
     """The size of the highest throughput: MLModelScope's optimal batch."""
 
-    plateau: int
+    plateau_size: int
     """The smallest size whose doubling gains at most 5 %: the rule of XSP's paper."""
 
-    last_gain: int
+    last_gain_size: int
     """The size reached by the last doubling with a gain above 5 %. If throughput falls and rises again, it is beyond
-    `plateau`."""
+    `plateau_size`."""
 
 
 def scalability(inputs_per_second: Mapping[int, float]) -> Scalability:
@@ -56,32 +56,36 @@ def scalability(inputs_per_second: Mapping[int, float]) -> Scalability:
     optimum = optimal_batch(sizes, [1000 * size / inputs_per_second[size] for size in sizes])
     assert optimum.max_throughput is not None
     assert optimum.first_plateau is not None
-    gaining = [b for a, b in pairwise(sizes) if inputs_per_second[b] > (1 + LAST_GAIN) * inputs_per_second[a]]
+    gains = [
+        larger
+        for smaller, larger in pairwise(sizes)
+        if inputs_per_second[larger] > (1 + LEAST_GAIN) * inputs_per_second[smaller]
+    ]
     shares = {size: inputs_per_second[size] / best for size in sizes}
-    return Scalability(shares, optimum.max_throughput, optimum.first_plateau, gaining[-1] if gaining else sizes[0])
+    return Scalability(shares, optimum.max_throughput, optimum.first_plateau, gains[-1] if gains else sizes[0])
 
 
-def pareto(rows: Sequence[Mapping[str, float | None]], more: Sequence[str], less: Sequence[str]) -> list[int]:
+def pareto(rows: Sequence[Mapping[str, float | None]], maximised: Sequence[str], minimised: Sequence[str]) -> list[int]:
     """Return the indices of the rows on the Pareto front: no other row is as good in all figures and better in one.
+
+    A row that lacks one of the figures is not on the front and beats no row. Equal rows are on it together.
 
     Args:
         rows: rows of figures.
-        more: figures of which more is better.
-        less: figures of which less is better.
-
-    A row that lacks one of the figures is not on the front and beats no row. Equal rows are on it together.
+        maximised: figures of which more is better.
+        minimised: figures of which less is better.
 
     Raises:
         UsageError: no figure was given.
     """
-    if not more and not less:
+    if not maximised and not minimised:
         raise UsageError("a Pareto front needs a figure for which more, or less, is better")
     points = []
     for index, row in enumerate(rows):
-        figures = [*(row.get(name) for name in more), *(row.get(name) for name in less)]
+        figures = [*(row.get(name) for name in maximised), *(row.get(name) for name in minimised)]
         present = [figure for figure in figures if figure is not None and not math.isnan(figure)]
         if len(present) == len(figures):
-            points.append((index, [*present[: len(more)], *(-figure for figure in present[len(more) :])]))
+            points.append((index, [*present[: len(maximised)], *(-figure for figure in present[len(maximised) :])]))
     return [
         index
         for index, point in points
@@ -118,7 +122,7 @@ PRICES = (
     Price("g3.4xlarge", 0.90, "USD", PAPER, "arXiv 1911.08031, Table 1"),
     Price("p2.xlarge", 0.75, "USD", PAPER, "arXiv 1911.08031, Table 1"),
 )
-"""Published prices, with the date of the paper; in its text those of the last two are exchanged."""
+"""Published prices, with the date of the paper; its text swaps the last two."""
 
 
 def prices(path: str | os.PathLike[str]) -> list[Price]:
@@ -146,14 +150,14 @@ def prices(path: str | os.PathLike[str]) -> list[Price]:
     return price_list
 
 
-def cost_per_million(inputs_per_second: float, machine: str, known: Sequence[Price] = PRICES) -> Cost | None:
+def cost_per_million(inputs_per_second: float, machine: str, price_list: Sequence[Price] = PRICES) -> Cost | None:
     """Return the cost of a million inputs on a machine at its latest price; None if it has no price.
 
     Raises:
         AnalysisError: the throughput is not a positive number.
     """
     _positive({machine: inputs_per_second})
-    matches = [entry for entry in known if entry.machine.lower() == machine.lower()]
+    matches = [entry for entry in price_list if entry.machine.lower() == machine.lower()]
     if not matches:
         return None
     price = max(matches, key=lambda entry: entry.date)
@@ -173,15 +177,15 @@ def rank_correlations(
         The correlation by pair; None if fewer than three rows have both figures, or one figure is constant.
     """
     correlations: dict[tuple[str, str], float | None] = {}
-    for index, first in enumerate(names):
-        for second in names[index + 1 :]:
-            both = [(row.get(first), row.get(second)) for row in rows]
-            pairs = [(a, b) for a, b in both if a is not None and b is not None]
+    for index, name_a in enumerate(names):
+        for name_b in names[index + 1 :]:
+            candidates = [(row.get(name_a), row.get(name_b)) for row in rows]
+            pairs = [(a, b) for a, b in candidates if a is not None and b is not None]
             try:
                 a, b = zip(*pairs, strict=True) if pairs else ((), ())
-                correlations[first, second] = rank(a, b) if len(pairs) >= 3 else None
+                correlations[name_a, name_b] = rank(a, b) if len(pairs) >= 3 else None
             except AnalysisError:
-                correlations[first, second] = None
+                correlations[name_a, name_b] = None
     return correlations
 
 

@@ -1,7 +1,7 @@
 """Distances between two outputs: of distributions, of samples, and of paired numbers.
 
 `kl`, `js`, `hellinger` and `bhattacharyya` take weights of the same outcomes and normalise them; logarithms are
-natural. For several rows they return the mean over the rows. `ks` takes samples, all others paired numbers.
+natural. For several rows they return the mean over the rows. `ks` compares samples, all others paired numbers.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def ks(a: ArrayLike, b: ArrayLike) -> float:
 
     The samples may have different sizes.
     """
-    first, second = (np.sort(_numbers(sample, name).ravel()) for sample, name in ((a, "first"), (b, "second")))
-    pooled = np.concatenate([first, second])
-    of_first = np.searchsorted(first, pooled, "right") / len(first)
-    return float(np.abs(of_first - np.searchsorted(second, pooled, "right") / len(second)).max())
+    sorted_a, sorted_b = (np.sort(_numbers(sample, name).ravel()) for sample, name in ((a, "first"), (b, "second")))
+    pooled = np.concatenate([sorted_a, sorted_b])
+    cdf_a = np.searchsorted(sorted_a, pooled, "right") / len(sorted_a)
+    return float(np.abs(cdf_a - np.searchsorted(sorted_b, pooled, "right") / len(sorted_b)).max())
 
 
 def cosine(a: ArrayLike, b: ArrayLike) -> float:
@@ -69,11 +69,11 @@ def cosine(a: ArrayLike, b: ArrayLike) -> float:
     Raises:
         AnalysisError: one of them is all zero, so there is no angle.
     """
-    first, second = (values.ravel() for values in _pairs(a, b))
-    norms = float(np.linalg.norm(first)), float(np.linalg.norm(second))
+    values_a, values_b = (values.ravel() for values in _pairs(a, b))
+    norms = float(np.linalg.norm(values_a)), float(np.linalg.norm(values_b))
     if 0.0 in norms:
         raise AnalysisError(f"the {'first' if norms[0] == 0 else 'second'} outputs are all 0: the angle is undefined")
-    return float(1 - (first / norms[0]) @ (second / norms[1]))
+    return float(1 - (values_a / norms[0]) @ (values_b / norms[1]))
 
 
 def covariance(a: ArrayLike, b: ArrayLike) -> float:
@@ -82,8 +82,8 @@ def covariance(a: ArrayLike, b: ArrayLike) -> float:
     Raises:
         AnalysisError: there are fewer than two pairs.
     """
-    first, second = (values.ravel() for values in _pairs(a, b, least=2))
-    return float(((first - first.mean()) * (second - second.mean())).sum() / (len(first) - 1))
+    values_a, values_b = (values.ravel() for values in _pairs(a, b, least=2))
+    return float(((values_a - values_a.mean()) * (values_b - values_b.mean())).sum() / (len(values_a) - 1))
 
 
 def correlation(a: ArrayLike, b: ArrayLike) -> float:
@@ -100,13 +100,13 @@ def rank(a: ArrayLike, b: ArrayLike) -> float:
     return _coefficient(spearman_of, a, b)
 
 
-OF_DISTRIBUTIONS: Mapping[str, Callable[[ArrayLike, ArrayLike], float]] = {
+DISTRIBUTION_MEASURES: Mapping[str, Callable[[ArrayLike, ArrayLike], float]] = {
     "kl": kl,
     "js": js,
     "hellinger": hellinger,
     "bhattacharyya": bhattacharyya,
 }
-OF_NUMBERS: Mapping[str, Callable[[ArrayLike, ArrayLike], float]] = {
+NUMBER_MEASURES: Mapping[str, Callable[[ArrayLike, ArrayLike], float]] = {
     "ks": ks,
     "cosine": cosine,
     "covariance": covariance,
@@ -125,10 +125,10 @@ def all_of(before: ArrayLike, after: ArrayLike, scores: bool = False) -> dict[st
             that are not distributions have no such measures.
     """
     measures: dict[str, float | str] = {}
-    for name, measure in {**OF_DISTRIBUTIONS, **OF_NUMBERS}.items():
+    for name, measure in {**DISTRIBUTION_MEASURES, **NUMBER_MEASURES}.items():
         try:
             a, b = before, after
-            if scores and name in OF_DISTRIBUTIONS:
+            if scores and name in DISTRIBUTION_MEASURES:
                 a, b = (softmax(values) for values in _pairs(before, after))
             measures[name] = measure(a, b)
         except AnalysisError as error:
@@ -137,10 +137,10 @@ def all_of(before: ArrayLike, after: ArrayLike, scores: bool = False) -> dict[st
 
 
 def _kl(p: Floats, q: Floats) -> float:
-    has = p > 0
-    if (q[has] == 0).any():
+    is_positive = p > 0
+    if (q[is_positive] == 0).any():
         return math.inf
-    return max(0.0, float((p[has] * np.log(p[has] / q[has])).sum()))
+    return max(0.0, float((p[is_positive] * np.log(p[is_positive] / q[is_positive])).sum()))
 
 
 def _over_rows(measure: Callable[[Floats, Floats], float], p: Floats, q: Floats) -> float:
@@ -148,8 +148,8 @@ def _over_rows(measure: Callable[[Floats, Floats], float], p: Floats, q: Floats)
 
 
 def _coefficient(measure: Callable[[Any, Any], float], a: ArrayLike, b: ArrayLike) -> float:
-    first, second = (values.ravel() for values in _pairs(a, b, least=2))
-    coefficient = measure(first, second)
+    values_a, values_b = (values.ravel() for values in _pairs(a, b, least=2))
+    coefficient = measure(values_a, values_b)
     if math.isnan(coefficient):
         raise AnalysisError("all outputs of one side are equal, so the correlation is undefined")
     return coefficient
@@ -168,12 +168,12 @@ def _numbers(values: ArrayLike, name: str) -> Floats:
 
 
 def _pairs(a: ArrayLike, b: ArrayLike, least: int = 1) -> tuple[Floats, Floats]:
-    first, second = _numbers(a, "first"), _numbers(b, "second")
-    if first.shape != second.shape:
-        raise AnalysisError(f"the outputs have different shapes: {first.shape} and {second.shape}")
-    if first.size < least:
-        raise AnalysisError(f"{first.size} outputs per side are too few: {least} are needed")
-    return first, second
+    values_a, values_b = _numbers(a, "first"), _numbers(b, "second")
+    if values_a.shape != values_b.shape:
+        raise AnalysisError(f"the outputs have different shapes: {values_a.shape} and {values_b.shape}")
+    if values_a.size < least:
+        raise AnalysisError(f"{values_a.size} outputs per side are too few: {least} are needed")
+    return values_a, values_b
 
 
 def _distributions(p: ArrayLike, q: ArrayLike) -> tuple[Floats, Floats]:

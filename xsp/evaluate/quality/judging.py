@@ -1,9 +1,10 @@
 """Whether two evaluations are the same: by their environment, their outputs and their latencies.
 
-Each subject is judged on its own. The evaluations are different if one subject is; they are the same if all are; else
-the verdict is open, and the reasons say what is missing. Latencies are compared like runs (`xsp.comparison.evidence`).
-A stored evaluation is one start at one time, however many repeats it has. So only differences count that exceed those
-between two starts of one program and that a loaded machine does not explain; `settle` repeats to learn the spread.
+Each subject is judged on its own. The evaluations are different if one subject is; they are the same if all are;
+otherwise the verdict is open, and the reasons say what is missing. Latencies are compared like those of runs
+(`xsp.comparison.evidence`). A stored evaluation is one start at one time, however many repeats it has. So a difference
+counts only if it exceeds those between two starts of one program and other work on the machine does not explain it;
+`settle` repeats the evaluation to measure the spread.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ Runs = Sequence[NDArray[Any]]
 """Latencies in nanoseconds, in their order: an array for each run."""
 
 ROUNDING, MORE_THAN_ROUNDING = 16, 64
-"""Units in the last place, of the norm of all outputs: up to the first a difference is the order of summation, beyond
-the second it is another computation."""
+"""Units in the last place, of the norm of all outputs: up to the first, a difference comes from the order of summation;
+beyond the second, from another computation."""
 
 UNIT = {"float64": 2.0**-52, "float32": 2.0**-23, "tf32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 MOST_ROUNDING = 0.2
-"""A larger share than this is not rounding, whatever the precision."""
+"""Relative difference above which it is not rounding, whatever the precision."""
 
-OF_PROCESSORS = (0.8, 1.1)
+PROCESSOR_SHARES = (0.8, 1.1)
 """Range of processor time over latency within which processor time can replace latency: the request neither waits for
 anything else nor computes on several cores."""
 
-CROWDED = 1.05
-"""Slowdown of a run's requests above which the machine had other work."""
+LEAST_DISTURBED = 1.05
+"""Slowdown of a run's requests above which other work disturbed it."""
 
-BESIDE = frozenset({"host", "kernel", "agent", "xsp", "started", "pid"})
-"""Facts that may differ between two evaluations that are the same; differences are mentioned nevertheless."""
+NEUTRAL_FACTS = frozenset({"host", "kernel", "agent", "xsp", "started", "pid"})
+"""Facts that may differ between two evaluations that are the same; differences are only mentioned."""
 
 MOST_TURNS = 5
 
@@ -69,19 +70,19 @@ class Outcome:
     """The outcome of an evaluation."""
 
     outputs: Mapping[str, NDArray[Any]] | None
-    """By name, before truncation for display; None if they were not kept."""
+    """By name, before truncation for display; None if they were not stored."""
 
     latencies_ns: Mapping[str, Runs]
-    """By what was requested, such as the batch size."""
+    """By part of the load, such as the batch size."""
 
     environment: Mapping[str, str]
-    """Everything that influences it: versions, threads, processor, precision, batch, and preprocessing."""
+    """All facts that influence it: versions, threads, processor, precision, batch, and preprocessing."""
 
     precision: str = ""
     """Precision of the computation, if it differs from the type of its outputs."""
 
     contexts: Mapping[str, Sequence[RunContext]] = field(default_factory=dict)
-    """By the same names as latencies, one for each run; missing ones are unknown."""
+    """By the same names as latencies, one for each run; runs without a context have the defaults."""
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,13 @@ class Judgement:
     reasons: tuple[Reason, ...] = field(default_factory=tuple)
 
     @property
-    def why(self) -> tuple[Reason, ...]:
-        """The reasons for the verdict."""
+    def decisive_reasons(self) -> tuple[Reason, ...]:
+        """The reasons whose verdict is the overall one."""
         return tuple(reason for reason in self.reasons if reason.verdict is self.verdict)
 
     def by(self, subject: str) -> Verdict:
         """Return the verdict of the reasons on `environment`, `outputs` or `latency`."""
-        return _together([reason for reason in self.reasons if reason.subject == subject])
+        return _combined_verdict([reason for reason in self.reasons if reason.subject == subject])
 
 
 def judge(before: Outcome, after: Outcome) -> Judgement:
@@ -117,24 +118,24 @@ def judge(before: Outcome, after: Outcome) -> Judgement:
         before: the stored evaluation.
         after: the repeated evaluation.
     """
-    reasons = [*_of_environment(before, after), *_of_outputs(before, after), *_of_latency(before, after)]
-    return Judgement(_together(reasons), tuple(reasons))
+    reasons = [*_environment_reasons(before, after), *_output_reasons(before, after), *_latency_reasons(before, after)]
+    return Judgement(_combined_verdict(reasons), tuple(reasons))
 
 
-def settle(before: Outcome, again: Callable[[], Outcome], most: int = MOST_TURNS) -> Judgement:
-    """Repeat an evaluation until it is known whether it is the same, at most `most` times.
+def settle(before: Outcome, repeat: Callable[[], Outcome], most_repeats: int = MOST_TURNS) -> Judgement:
+    """Repeat an evaluation until it is known whether it is the same, at most `most_repeats` times.
 
     A difference of the environment or of the outputs decides at once. A difference of latencies alone can be a
     disturbance of the machine, so the evaluation is repeated.
 
     Args:
         before: the stored evaluation.
-        again: repeats the evaluation.
-        most: maximum number of evaluations.
+        repeat: repeats the evaluation.
+        most_repeats: maximum number of evaluations.
     """
-    after = again()
+    after = repeat()
     judgement = judge(before, after)
-    for _ in range(most - 1):
+    for _ in range(most_repeats - 1):
         verdicts = judgement.by("environment"), judgement.by("outputs")
         if Verdict.DIFFERENT in verdicts or judgement.by("latency") is Verdict.SAME:
             break
@@ -142,12 +143,12 @@ def settle(before: Outcome, again: Callable[[], Outcome], most: int = MOST_TURNS
             break
         if not (set(before.latencies_ns) & set(after.latencies_ns)):
             break  # without common latencies repeating decides nothing
-        repeat = again()
+        repetition = repeat()
         latencies = {
-            part: [*runs, *repeat.latencies_ns.get(part, ())] for part, runs in after.latencies_ns.items()
+            part: [*runs, *repetition.latencies_ns.get(part, ())] for part, runs in after.latencies_ns.items()
         }  # fmt: skip
-        contexts = {part: [*after.contexts.get(part, ()), *repeat.contexts.get(part, ())] for part in latencies}
-        after = replace(repeat, latencies_ns=latencies, contexts=contexts)
+        contexts = {part: [*after.contexts.get(part, ()), *repetition.contexts.get(part, ())] for part in latencies}
+        after = replace(repetition, latencies_ns=latencies, contexts=contexts)
         judgement = judge(before, after)
     return judgement
 
@@ -156,7 +157,7 @@ def _repeats(outcome: Outcome) -> int:
     return min((len(runs) for runs in outcome.latencies_ns.values()), default=0)
 
 
-def _together(reasons: Sequence[Reason]) -> Verdict:
+def _combined_verdict(reasons: Sequence[Reason]) -> Verdict:
     verdicts = {reason.verdict for reason in reasons}
     if Verdict.DIFFERENT in verdicts:
         return Verdict.DIFFERENT
@@ -166,20 +167,22 @@ def _together(reasons: Sequence[Reason]) -> Verdict:
 # --- environment -------------------------------------------------------------------------------------------------
 
 
-def _of_environment(before: Outcome, after: Outcome) -> Iterator[Reason]:
-    first, second = before.environment, after.environment
-    if not first or not second:
+def _environment_reasons(before: Outcome, after: Outcome) -> Iterator[Reason]:
+    facts_before, facts_after = before.environment, after.environment
+    if not facts_before or not facts_after:
         yield Reason("environment", Verdict.CANNOT_TELL, "the environment of one result is unknown")
         return
-    names = sorted({*first, *second})
-    ignored = [name for name in names if name in BESIDE and first.get(name) != second.get(name)]
+    names = sorted({*facts_before, *facts_after})
+    ignored = [name for name in names if name in NEUTRAL_FACTS and facts_before.get(name) != facts_after.get(name)]
     for name in names:
-        if name in BESIDE or first.get(name) == second.get(name):
+        if name in NEUTRAL_FACTS or facts_before.get(name) == facts_after.get(name):
             continue
-        in_both = name in first and name in second
-        text = f"{name}: {first.get(name, 'not known')}, then {second.get(name, 'not known')}"
+        in_both = name in facts_before and name in facts_after
+        text = f"{name}: {facts_before.get(name, 'not known')}, then {facts_after.get(name, 'not known')}"
         yield Reason("environment", Verdict.DIFFERENT if in_both else Verdict.CANNOT_TELL, text)
-    shared = sum(name in first and name in second and first[name] == second[name] for name in names)
+    shared = sum(
+        name in facts_before and name in facts_after and facts_before[name] == facts_after[name] for name in names
+    )
     if shared:
         remark = f"; differences in {', '.join(ignored)} do not count" if ignored else ""
         yield Reason("environment", Verdict.SAME, f"{shared} facts are equal{remark}")
@@ -188,7 +191,7 @@ def _of_environment(before: Outcome, after: Outcome) -> Iterator[Reason]:
 # --- outputs -----------------------------------------------------------------------------------------------------
 
 
-def _of_outputs(before: Outcome, after: Outcome) -> Iterator[Reason]:
+def _output_reasons(before: Outcome, after: Outcome) -> Iterator[Reason]:
     if not before.outputs or not after.outputs:
         yield Reason("outputs", Verdict.CANNOT_TELL, "the outputs of one result were not kept")
         return
@@ -197,7 +200,7 @@ def _of_outputs(before: Outcome, after: Outcome) -> Iterator[Reason]:
         yield Reason("outputs", Verdict.DIFFERENT, f"the outputs have different names: {names}")
         return
     reasons = [
-        _of_output(name, np.asarray(array), np.asarray(after.outputs[name]), before.precision)
+        _output_reason(name, np.asarray(array), np.asarray(after.outputs[name]), before.precision)
         for name, array in before.outputs.items()
     ]
     explanation = constant(before.outputs) and constant(after.outputs)
@@ -210,8 +213,8 @@ def _of_outputs(before: Outcome, after: Outcome) -> Iterator[Reason]:
 def constant(outputs: Mapping[str, NDArray[Any]]) -> str:
     """Return why outputs cannot distinguish models or pipelines; empty if they can.
 
-    They cannot if each output is one number throughout, or the same for all samples. A single sample or number does not
-    show whether an output is constant.
+    They cannot if each output is one number throughout, or the same for all samples. A single sample or number cannot
+    show that an output is constant.
 
     Args:
         outputs: arrays by name, samples along the first axis.
@@ -228,12 +231,12 @@ def constant(outputs: Mapping[str, NDArray[Any]]) -> str:
     return "; ".join(reasons)
 
 
-def _equal(one: NDArray[Any], other: Any) -> bool:
+def _equal(a: NDArray[Any], b: Any) -> bool:
     """Return whether all numbers are equal; NaN equals NaN."""
-    return bool(((one == other) | ((one != one) & (other != other))).all())
+    return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-def _of_output(name: str, before: NDArray[Any], after: NDArray[Any], precision: str) -> Reason:
+def _output_reason(name: str, before: NDArray[Any], after: NDArray[Any], precision: str) -> Reason:
     def reason(verdict: Verdict, text: str) -> Reason:
         return Reason("outputs", verdict, f"{name}: {text}")
 
@@ -255,12 +258,12 @@ def _of_output(name: str, before: NDArray[Any], after: NDArray[Any], precision: 
         return reason(Verdict.DIFFERENT, "different values are infinite or NaN")
     kind = precision if precision in UNIT else str(before.dtype)
     unit = UNIT.get(kind, float(np.finfo(before.dtype).eps))
-    distance = _apart(before[finite], after[finite])
+    distance = _relative_distance(before[finite], after[finite])
     detail = f"{distance:.2g} of their norm apart, {distance / unit:.3g} units in the last place of {kind}"
     if distance <= min(ROUNDING * unit, MOST_ROUNDING):
-        spread = math.inf  # of one sample, or of a number without samples
+        spread = math.inf  # for one sample, or a number without samples
         if before.ndim and len(before) > 1:
-            spread = _apart(before[finite], np.broadcast_to(before[:1], before.shape)[finite])
+            spread = _relative_distance(before[finite], np.broadcast_to(before[:1], before.shape)[finite])
         if distance > MOST_ROUNDING * spread:
             detail += f", but samples differ by {spread:.2g}: the outputs hardly depend on the input"
             return reason(Verdict.CANNOT_TELL, f"as little as rounding, {detail}")
@@ -270,26 +273,26 @@ def _of_output(name: str, before: NDArray[Any], after: NDArray[Any], precision: 
     return reason(Verdict.CANNOT_TELL, f"more than usual rounding, less than a different computation: {detail}")
 
 
-def _apart(one: NDArray[Any], other: NDArray[Any]) -> float:
+def _relative_distance(a: NDArray[Any], b: NDArray[Any]) -> float:
     """Return the norm of the difference over the larger norm; values are scaled, so nothing overflows."""
-    dtype = np.complex128 if one.dtype.kind == "c" else np.float64
-    one, other = one.astype(dtype).ravel(), other.astype(dtype).ravel()
-    scale = max(np.abs(one).max(initial=0.0), np.abs(other).max(initial=0.0))
+    dtype = np.complex128 if a.dtype.kind == "c" else np.float64
+    a, b = a.astype(dtype).ravel(), b.astype(dtype).ravel()
+    scale = max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0))
     if scale == 0:
         return 0.0
-    one, other = one / scale, other / scale
-    return float(np.linalg.norm(one - other) / max(np.linalg.norm(one), np.linalg.norm(other)))
+    a, b = a / scale, b / scale
+    return float(np.linalg.norm(a - b) / max(np.linalg.norm(a), np.linalg.norm(b)))
 
 
 # --- latency -----------------------------------------------------------------------------------------------------
 
 
-def _of_latency(before: Outcome, after: Outcome) -> Iterator[Reason]:
+def _latency_reasons(before: Outcome, after: Outcome) -> Iterator[Reason]:
     shared = [part for part in before.latencies_ns if part in after.latencies_ns]
     if not shared:
         yield Reason("latency", Verdict.CANNOT_TELL, "the results have no latencies of the same kind")
     for part in shared:
-        verdict, text = _of_part(_side(before, part), _side(after, part))
+        verdict, text = _judge_latencies(_runs_of(before, part), _runs_of(after, part))
         yield Reason("latency", verdict, f"{part}: {text}" if part else text)
 
 
@@ -299,19 +302,19 @@ class _Run:
     context: RunContext
 
     @property
-    def figure(self) -> float:
+    def trimmed_mean_ns(self) -> float:
         return summary.trimmed_mean(self.latencies)
 
     @property
-    def processor(self) -> float | None:
+    def processor_ns(self) -> float | None:
         return self.context.processor_ns
 
-    def alone(self) -> _Run:
+    def without_other_work(self) -> _Run:
         """Return the run with lower bounds of its latencies, as if its requests had had the machine to themselves."""
         return replace(self, latencies=[latency / self.context.slowdown for latency in self.latencies])
 
 
-def _side(outcome: Outcome, part: str) -> list[_Run]:
+def _runs_of(outcome: Outcome, part: str) -> list[_Run]:
     runs = outcome.latencies_ns[part]
     contexts = list(outcome.contexts.get(part, ()))
     contexts += [RunContext()] * (len(runs) - len(contexts))
@@ -320,37 +323,37 @@ def _side(outcome: Outcome, part: str) -> list[_Run]:
     ]  # fmt: skip
 
 
-def _quiet(runs: list[_Run]) -> list[_Run]:
-    """Return the runs without other work on the machine; all runs if there are none."""
-    return [run for run in runs if run.context.slowdown <= CROWDED] or runs
+def _undisturbed(runs: list[_Run]) -> list[_Run]:
+    """Return the runs that no other work disturbed; all runs if there is none."""
+    return [run for run in runs if run.context.slowdown <= LEAST_DISTURBED] or runs
 
 
-def _of_part(before: list[_Run], after: list[_Run]) -> tuple[Verdict, str]:
+def _judge_latencies(before: list[_Run], after: list[_Run]) -> tuple[Verdict, str]:
     if not before or not after:
         return Verdict.CANNOT_TELL, "there are no latencies"
-    before, after = _quiet(before), _quiet(after)
-    observed = _evidence(before, after)
-    change = f"{100 * observed.change / observed.a:+.1f} %" if observed.a else "not known"
-    if observed.low is None or observed.high is None or not observed.a:
+    before, after = _undisturbed(before), _undisturbed(after)
+    estimate = _evidence(before, after)
+    change = f"{100 * estimate.change / estimate.a:+.1f} %" if estimate.a else "not known"
+    if estimate.low is None or estimate.high is None or not estimate.a:
         return Verdict.CANNOT_TELL, f"{change}, from too few repeats"
-    low, high = observed.low / observed.a, observed.high / observed.a
-    single = len(before) == len(after) == 1
-    basis = "requests of one run each" if single else f"{len(before)} and {len(after)} runs"
+    low, high = estimate.low / estimate.a, estimate.high / estimate.a
+    is_single_run = len(before) == len(after) == 1
+    basis = "requests of one run each" if is_single_run else f"{len(before)} and {len(after)} runs"
     text = f"{change} ({100 * low:+.1f} to {100 * high:+.1f}), from {basis}"
     slowdowns = [max(run.context.slowdown for run in side) for side in (before, after)]
-    undisturbed = [[run.alone() for run in side] for side in (before, after)]
-    # bounds: other work delayed one side as much as possible, and the other side not at all
+    undisturbed = [[run.without_other_work() for run in side] for side in (before, after)]
+    # bounds: other work delayed one side as much as possible, and did not delay the other
     bounds = _evidence(before, undisturbed[1]), _evidence(undisturbed[0], after)
-    if _within(observed) and all(map(_within, bounds)):
+    if _is_within_start_spread(estimate) and all(map(_is_within_start_spread, bounds)):
         return Verdict.SAME, text
-    if max(slowdowns) > CROWDED:
+    if max(slowdowns) > LEAST_DISTURBED:
         text += (
             f"; with other work on the machine, up to {slowdowns[0]:.2g} and {slowdowns[1]:.2g} times slower than alone"
         )
-        processor_change = _by_processor(before, after)
+        processor_change = _processor_change(before, after)
         if processor_change is not None:
             return Verdict.SAME, f"{text}; requests took {processor_change} of processor time"
-    if _beyond(bounds[0]) > 0 or _beyond(bounds[1]) < 0:
+    if _sign_beyond_start_spread(bounds[0]) > 0 or _sign_beyond_start_spread(bounds[1]) < 0:
         return Verdict.DIFFERENT, text
     return Verdict.CANNOT_TELL, text
 
@@ -358,14 +361,14 @@ def _of_part(before: list[_Run], after: list[_Run]) -> tuple[Verdict, str]:
 def _evidence(before: list[_Run], after: list[_Run]) -> evidence.Evidence:
     if len(before) == len(after) == 1:
         return evidence.STEPS.evidence(before[0].latencies, after[0].latencies)
-    return _of_figures([run.figure for run in before], [run.figure for run in after])
+    return _run_evidence([run.trimmed_mean_ns for run in before], [run.trimmed_mean_ns for run in after])
 
 
-def _of_figures(before: list[float], after: list[float]) -> evidence.Evidence:
+def _run_evidence(before: list[float], after: list[float]) -> evidence.Evidence:
     return evidence.RUNS.evidence(before, after)
 
 
-def _within(interval: evidence.Evidence) -> bool:
+def _is_within_start_spread(interval: evidence.Evidence) -> bool:
     """Return whether the whole interval is within the spread of two starts."""
     if interval.low is None or interval.high is None or not interval.a:
         return False
@@ -373,7 +376,7 @@ def _within(interval: evidence.Evidence) -> bool:
     return math.isfinite(high) and -evidence.STARTS <= low <= high <= evidence.STARTS
 
 
-def _beyond(interval: evidence.Evidence) -> int:
+def _sign_beyond_start_spread(interval: evidence.Evidence) -> int:
     """Return 1 if the whole interval is above the spread of two starts, -1 if it is below, else 0."""
     if interval.low is None or interval.high is None or not interval.a:
         return 0
@@ -381,20 +384,21 @@ def _beyond(interval: evidence.Evidence) -> int:
     return int(low >= evidence.STARTS) - int(high <= -evidence.STARTS / (1 + evidence.STARTS))
 
 
-def _by_processor(before: list[_Run], after: list[_Run]) -> str | None:
+def _processor_change(before: list[_Run], after: list[_Run]) -> str | None:
     """Return the change of processor times, if they can replace latencies and are within the spread of two starts.
 
-    They can if requests compute for most of their time on the side that had less other work.
+    They can if the requests of the fastest run compute for most of their time.
     """
-    times = [[run.processor for run in side if run.processor is not None] for side in (before, after)]
+    times = [[run.processor_ns for run in side if run.processor_ns is not None] for side in (before, after)]
     if len(times[0]) != len(before) or len(times[1]) != len(after):
         return None
-    fastest = min([*before, *after], key=lambda run: run.figure)
-    if not fastest.figure or not OF_PROCESSORS[0] <= (fastest.processor or 0.0) / fastest.figure <= OF_PROCESSORS[1]:
+    fastest = min([*before, *after], key=lambda run: run.trimmed_mean_ns)
+    share = (fastest.processor_ns or 0.0) / fastest.trimmed_mean_ns if fastest.trimmed_mean_ns else 0.0
+    if not PROCESSOR_SHARES[0] <= share <= PROCESSOR_SHARES[1]:
         return None
     if len(times[0]) == len(times[1]) == 1:
         change = times[1][0] / times[0][0] - 1 if times[0][0] else math.inf
-        within = -evidence.STARTS / (1 + evidence.STARTS) <= change <= evidence.STARTS
-        return f"{100 * change:+.1f} %" if within else None
-    combined = _of_figures(*times)
-    return f"{100 * combined.change / combined.a:+.1f} %" if _within(combined) else None
+        is_within = -evidence.STARTS / (1 + evidence.STARTS) <= change <= evidence.STARTS
+        return f"{100 * change:+.1f} %" if is_within else None
+    estimate = _run_evidence(*times)
+    return f"{100 * estimate.change / estimate.a:+.1f} %" if _is_within_start_spread(estimate) else None

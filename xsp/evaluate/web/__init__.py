@@ -5,7 +5,7 @@ guard      which requests are accepted: host, origin, type and size of the body
 policy     which manifests are accepted from a network: none that names a file, a program or a variable
 queue      one evaluation at a time, each in a subprocess; progress, cancelling
 shelf      cached results of a folder
-routes     REST (OpenAPI at /api/openapi.json) and pages; assets/ has their parts
+routes     REST (OpenAPI at /api/openapi.json) and pages, whose scripts are in assets/
 app        the server of both
 ```
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 from xsp.errors import ManifestError, XspError
 from xsp.evaluate import transports
 from xsp.evaluate.agents import Agent
-from xsp.evaluate.web.queue import FullError, Queue
+from xsp.evaluate.web.queue import Queue, QueueFullError
 from xsp.evaluate.web.shelf import Shelf
 from xsp.version import __version__
 
@@ -30,16 +30,16 @@ PORT = 8610
 CONNECTIONS = 64
 
 
-def application(store: Path, there: Sequence[Agent] | None = None, queue: Queue | None = None) -> FastAPI:
+def application(store: Path, agents: Sequence[Agent] | None = None, queue: Queue | None = None) -> FastAPI:
     """Return the application without the guard in front of it.
 
     Args:
         store: folder of results.
-        there: agents; an agent with a subprocess per evaluation if None.
+        agents: agents; an agent with a subprocess per evaluation if None.
         queue: queue of evaluations; a new one if None. It is closed with the application.
     """
     job_queue = queue or Queue()
-    agents = list(there) if there is not None else [transports.OwnProcess()]
+    job_agents = list(agents) if agents is not None else [transports.SubprocessAgent()]
 
     @asynccontextmanager
     async def lifetime(_: FastAPI) -> AsyncIterator[None]:
@@ -54,34 +54,34 @@ def application(store: Path, there: Sequence[Agent] | None = None, queue: Queue 
     )  # fmt: skip
 
     @app.exception_handler(XspError)
-    async def _of_xsp(_: Request, error: XspError) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, 429 if isinstance(error, FullError) else 422)
+    async def _xsp_error(_: Request, error: XspError) -> JSONResponse:
+        return JSONResponse({"error": str(error)}, 429 if isinstance(error, QueueFullError) else 422)
 
     @app.exception_handler(RequestValidationError)
-    async def _of_request(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def _validation_error(_: Request, error: RequestValidationError) -> JSONResponse:
         problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()[:8]]
         return JSONResponse({"error": "; ".join(problems)}, 422)
 
     @app.exception_handler(HTTPException)
-    async def _of_http(_: Request, error: HTTPException) -> JSONResponse:
+    async def _http_error(_: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"error": str(error.detail)}, error.status_code)
 
-    app.include_router(routes.of_results(Shelf(store)))
-    app.include_router(routes.of_jobs(store, agents, job_queue))
-    app.include_router(routes.of_pages())
+    app.include_router(routes.result_routes(Shelf(store)))
+    app.include_router(routes.job_routes(store, job_agents, job_queue))
+    app.include_router(routes.page_routes())
     return app
 
 
-def server(store: Path, address: str, port: int, there: Sequence[Agent] | None = None) -> uvicorn.Server:
+def server(store: Path, address: str, port: int, agents: Sequence[Agent] | None = None) -> uvicorn.Server:
     """Return a server of a folder's evaluations, behind its guard; `run` serves until a signal.
 
     Args:
         store: folder of results.
         address: IP address or host name to listen on.
         port: port to listen on.
-        there: agents, as for `application`.
+        agents: agents, as for `application`.
     """
-    guarded = Guard(application(store, there), address)
+    guarded = Guard(application(store, agents), address)
     return uvicorn.Server(uvicorn.Config(
         guarded, host=address, port=port, log_level="warning", access_log=False, server_header=False,
         limit_concurrency=CONNECTIONS, timeout_keep_alive=5, timeout_graceful_shutdown=1, ws="none", lifespan="on",

@@ -1,4 +1,4 @@
-"""Filter of requests: only those to this server's name, from its own pages or none, with a body of limited size."""
+"""Filter of requests: only those to this server's name, not from other servers' pages, and with a limited body."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 MOST_BODY = 512 << 10
 """Maximum bytes of a body: a manifest of 256 KiB, escaped as JSON."""
 
-SECONDS = 30.0
+BODY_TIMEOUT_S = 30.0
 """Seconds for a body to arrive."""
 
-READING = ("GET", "HEAD")
+READ_METHODS = ("GET", "HEAD")
 
 HEADERS = {
     b"x-content-type-options": b"nosniff",
@@ -33,13 +33,13 @@ HEADERS = {
         b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
 }
-"""Headers of each response that does not set its own."""
+"""Default headers of responses."""
 
 
-def is_ours(host: str | None, address: str) -> bool:
+def is_this_server(host: str | None, address: str) -> bool:
     """Return whether a request's `Host` names this server.
 
-    A foreign page can point a name of its own to this server's address (DNS rebinding), but only a name. So a server on
+    A foreign page can point a host name to this server's address (DNS rebinding), but only a name. So a server on
     loopback accepts its three names, and any other server accepts IP addresses and the machine's name.
 
     Args:
@@ -63,15 +63,15 @@ def is_ours(host: str | None, address: str) -> bool:
 class Guard:
     """Wraps the application, and answers rejected requests."""
 
-    def __init__(self, application: Application, address: str = "127.0.0.1", most: int = MOST_BODY) -> None:
+    def __init__(self, application: Application, address: str = "127.0.0.1", most_bytes: int = MOST_BODY) -> None:
         """Wrap an application.
 
         Args:
             application: an ASGI application.
             address: address on which it is served.
-            most: maximum bytes of a body.
+            most_bytes: maximum bytes of a body.
         """
-        self._application, self._address, self._most = application, address, most
+        self._application, self._address, self._most_bytes = application, address, most_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or reject it."""
@@ -79,41 +79,44 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
         elif scope["type"] != "http":
             await self._application(scope, receive, send)
-        elif (refused := self._refused(scope)) is not None:
-            await _answer(send, *refused)
+        elif (rejection := self._rejection(scope)) is not None:
+            await _answer(send, *rejection)
         else:
             try:
-                body = await asyncio.wait_for(self._body(receive), SECONDS)
+                body = await asyncio.wait_for(self._body(receive), BODY_TIMEOUT_S)
             except asyncio.TimeoutError:
                 await _answer(send, 408, "The request did not arrive in time.")
                 return
             if body is None:
-                await _answer(send, 413, f"A request may have at most {self._most >> 10} KiB.")
+                await _answer(send, 413, self._size_text())
                 return
             await self._application(scope, _replay(body, receive), _with_headers(send))
 
-    def _refused(self, scope: Scope) -> tuple[int, str] | None:
-        """Return status and reason if the headers of a request are grounds to reject it."""
+    def _rejection(self, scope: Scope) -> tuple[int, str] | None:
+        """Return status and reason if the headers of a request require its rejection."""
         headers: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
         hosts = headers.get("host", [])
-        if len(hosts) != 1 or not is_ours(hosts[0], self._address):
+        if len(hosts) != 1 or not is_this_server(hosts[0], self._address):
             return 403, "The Host header does not name this server."
         for origin in headers.get("origin", []):
             if origin.partition("://")[2].lower() != hosts[0].lower():
                 return 403, "Requests from pages of other servers are refused."
-        if scope["method"] not in READING and set(headers.get("sec-fetch-site", [])) - {"same-origin", "none"}:
+        if scope["method"] not in READ_METHODS and set(headers.get("sec-fetch-site", [])) - {"same-origin", "none"}:
             return 403, "Requests from pages of other servers are refused."
         if scope["method"] in ("POST", "PUT", "PATCH"):
-            kind = headers.get("content-type", [""])[0].partition(";")[0].strip().lower()
-            if kind != "application/json":
+            media_type = headers.get("content-type", [""])[0].partition(";")[0].strip().lower()
+            if media_type != "application/json":
                 return 415, "Send application/json."
         try:
             length = int(headers.get("content-length", ["0"])[0])
         except ValueError:
             return 400, "Content-Length is not a number."
-        return (413, f"A request may have at most {self._most >> 10} KiB.") if length > self._most else None
+        return (413, self._size_text()) if length > self._most_bytes else None
+
+    def _size_text(self) -> str:
+        return f"A request may have at most {self._most_bytes >> 10} KiB."
 
     async def _body(self, receive: Receive) -> bytes | None:
         """Return the body; None if it is too large."""
@@ -123,31 +126,31 @@ class Guard:
             if message["type"] != "http.request":
                 return bytes(body)
             body += message.get("body", b"")
-            if len(body) > self._most:
+            if len(body) > self._most_bytes:
                 return None
             if not message.get("more_body", False):
                 return bytes(body)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that first returns a body that was already read, and then what follows."""
+    """Return a `receive` that first returns a body that was already read, and then further messages."""
     pending: list[MutableMapping[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def give() -> MutableMapping[str, Any]:
+    async def receive_body() -> MutableMapping[str, Any]:
         return pending.pop() if pending else await receive()
 
-    return give
+    return receive_body
 
 
 def _with_headers(send: Send) -> Send:
-    async def put(message: MutableMapping[str, Any]) -> None:
+    async def send_with_headers(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             present = {name.lower() for name, _ in message.get("headers", [])}
             defaults = [(name, value) for name, value in HEADERS.items() if name not in present]
             message = {**message, "headers": [*message.get("headers", []), *defaults]}
         await send(message)
 
-    return put
+    return send_with_headers
 
 
 async def _answer(send: Send, status: int, text: str) -> None:

@@ -1,7 +1,7 @@
 """Which manifests are accepted from a network: models by name with weights from a seed, on synthetic data.
 
-Anyone who can reach the server can send any manifest. So nothing in it may run code, read a file, set a variable of a
-process, or request more memory than an evaluation needs; refused manifests can be run from the command line.
+Anyone who can reach the server can send any manifest. So a manifest may not run code, read a file, set a variable of a
+process, or request more memory than an evaluation needs. Refused manifests can be run from the command line.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 from xsp.errors import ManifestError
 from xsp.evaluate import agents, dialects, reading, yamltext
 from xsp.evaluate.manifest import Dataset, Manifest, Step
-from xsp.evaluate.pipeline import MOST_PIXELS as MOST_OF_AN_IMAGE
+from xsp.evaluate.pipeline import MOST_PIXELS as MOST_IMAGE_PIXELS
 from xsp.evaluate.reading import LoadedManifest
 
 SOURCES = ("torchvision", "timm", "transformers", "micro")
-DATA = ("synthetic", "synthetic:images", "synthetic:classes", "synthetic:text")
+DATASETS = ("synthetic", "synthetic:images", "synthetic:classes", "synthetic:text")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*(\?[a-z0-9_=&]+)?")
 
@@ -29,12 +29,12 @@ MOST_SAMPLES = 10_000
 MOST_PIXELS = 4_096 * 4_096
 MOST_SIDE = 4_096
 MOST_SEQUENCE = 8_192
-MOST_OF_A_MODEL = 1_000_000
+MOST_MODEL_NUMBER = 1_000_000
 """The largest number in a model's name, as in `transformers:bert?vocab_size=30522`."""
 
 MOST_DIGITS = 18
 MOST_VALUES = 1 << 30
-"""Values of all samples together, and of a batch: 4 GiB of floats."""
+"""Maximum number of values of all samples, and of a batch: 4 GiB of floats."""
 
 
 def read(text: str) -> LoadedManifest:
@@ -63,34 +63,34 @@ def of_json(content: Any) -> LoadedManifest:
     return read(text)
 
 
-def refused(manifest: Manifest) -> list[str]:
+def objections(manifest: Manifest) -> list[str]:
     """Return the reasons, as sentences, not to accept a manifest from a network; empty if it is accepted."""
-    return [*_code(manifest), *_size(manifest)]
+    return [*_source_objections(manifest), *_size_objections(manifest)]
 
 
-def _code(manifest: Manifest) -> Iterator[str]:
+def _source_objections(manifest: Manifest) -> Iterator[str]:
     model = manifest.model
     kind, _, name = model.source.partition(":")
-    yield from agents.without_trust(manifest)
+    yield from agents.trust_objections(manifest)
     if not model.command and (kind not in SOURCES or not _NAME.fullmatch(name) or name.endswith(".json")):
         yield f"model.source: here it must be one of {', '.join(f'{hub}:NAME' for hub in SOURCES)}; no file is read"
     elif any(
-        len(digits) > MOST_DIGITS or int(digits) > MOST_OF_A_MODEL
+        len(digits) > MOST_DIGITS or int(digits) > MOST_MODEL_NUMBER
         for digits in re.findall(r"\d+", name.partition("?")[2])
     ):
-        yield f"model.source: a number in it is above {MOST_OF_A_MODEL:,}"
-    if manifest.dataset.source not in DATA:
-        yield f"dataset.source: here it must be one of {', '.join(DATA)}; no file is read"
+        yield f"model.source: a number in it is above {MOST_MODEL_NUMBER:,}"
+    if manifest.dataset.source not in DATASETS:
+        yield f"dataset.source: here it must be one of {', '.join(DATASETS)}; no file is read"
 
 
-def _size(manifest: Manifest) -> Iterator[str]:
+def _size_objections(manifest: Manifest) -> Iterator[str]:
     model, data, scenario = manifest.model, manifest.dataset, manifest.scenario
     largest = max([data.height * data.width * 3, *(math.prod(map(abs, spec.shape)) for spec in model.inputs)])
-    resized = max((_resized(step, data) for spec in model.inputs for step in spec.steps), default=0)
-    at_once = max(*scenario.sizes, scenario.streams)
+    largest_resized = max((_resized(step, data) for spec in model.inputs for step in spec.steps), default=0)
+    inputs_per_request = max(*scenario.sizes, scenario.streams)
     for subject, value, limit in (
         ("dataset.samples: their values", data.samples * largest, MOST_VALUES),
-        ("scenario: the values of a batch", at_once * max(largest, resized), MOST_VALUES),
+        ("scenario: the values of a batch", inputs_per_request * max(largest, largest_resized), MOST_VALUES),
         ("model.sequence", model.sequence, MOST_SEQUENCE),
         ("dataset.samples", data.samples, MOST_SAMPLES),
         ("dataset.classes", data.classes, MOST_SAMPLES),
@@ -111,12 +111,12 @@ def _size(manifest: Manifest) -> Iterator[str]:
 
 
 def _resized(step: Step, data: Dataset) -> int:
-    """Return an upper bound of the values of an image after a step."""
+    """Return an upper bound of the number of values of an image after a step."""
     size = step.options.get("size", step.options.get("max_dimension"))
-    sides = [min(abs(side), MOST_OF_AN_IMAGE) for side in _numbers(size)][:2] if step.op == "resize" else []
+    sides = [min(abs(side), MOST_IMAGE_PIXELS) for side in _numbers(size)][:2] if step.op == "resize" else []
     if len(sides) == 1:  # the shorter side, or the longer one
         sides.append(sides[0] * max(data.height, data.width) / min(data.height, data.width))
-    return 3 * math.ceil(min(math.prod(sides), MOST_OF_AN_IMAGE)) if sides else 0
+    return 3 * math.ceil(min(math.prod(sides), MOST_IMAGE_PIXELS)) if sides else 0
 
 
 def _numbers(value: Any) -> Iterator[float]:

@@ -17,16 +17,16 @@ from xsp.evaluate.agents import Agent, Options
 from xsp.evaluate.manifest import Manifest
 
 MOST_WAITING = 32
-MOST_KEPT = 200
-"""Number of ended evaluations to keep; the oldest are dropped, but their results stay."""
+MOST_ENDED = 200
+"""Number of ended evaluations in the list; older ones are dropped, but their results stay."""
 
-SECONDS = 1800.0
+TIME_LIMIT_S = 1800.0
 """Time limit of an evaluation, in seconds."""
 
-ENDED = ("done", "failed", "cancelled")
+ENDED_STATES = ("done", "failed", "cancelled")
 
 
-class FullError(UsageError):
+class QueueFullError(UsageError):
     """The queue is full."""
 
 
@@ -45,40 +45,40 @@ class Job:
     state: str = "waiting"
     """`waiting`, `running`, `done`, `failed`, `cancelled`."""
 
-    what: str = ""
+    stage: str = ""
     done: int = 0
-    of: int = 0
+    total: int = 0
     result: str | None = None
     """Name of its directory."""
 
     error: str | None = None
-    asked: float = field(default_factory=time.time)
+    requested_s: float = field(default_factory=time.time)
     cancel: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        """Store the agent's name: asking an agent on another machine may take seconds, and would delay requests."""
-        self._by = self.agent.facts().name
+        """Store the agent's name: a query of an agent on another machine may take seconds, and would delay requests."""
+        self._agent_name = self.agent.facts().name
 
     def plain(self) -> dict[str, Any]:
         """Return its state as plain data."""
         return {
             "id": self.id, "name": self.manifest.title, "identity": self.manifest.identity, "state": self.state,
-            "agent": self._by, "what": self.what, "done": self.done, "of": self.of,
-            "result": self.result, "error": self.error, "asked_s": round(self.asked, 3),
+            "agent": self._agent_name, "what": self.stage, "done": self.done, "of": self.total,
+            "result": self.result, "error": self.error, "asked_s": round(self.requested_s, 3),
         }  # fmt: skip
 
 
 class Queue:
     """Runs evaluations on a thread of its own, one after the other, until `close`."""
 
-    def __init__(self, seconds: float = SECONDS, waiting: int = MOST_WAITING) -> None:
+    def __init__(self, seconds: float = TIME_LIMIT_S, most_waiting: int = MOST_WAITING) -> None:
         """Create the queue; its thread starts with the first evaluation.
 
         Args:
             seconds: time limit of an evaluation.
-            waiting: maximum number of waiting evaluations.
+            most_waiting: maximum number of waiting evaluations.
         """
-        self._seconds, self._most = seconds, waiting
+        self._seconds, self._most_waiting = seconds, most_waiting
         self._jobs: dict[str, Job] = {}
         self._waiting: deque[Job] = deque()
         self._changed = threading.Condition()
@@ -89,18 +89,20 @@ class Queue:
         """Append an evaluation.
 
         Raises:
-            FullError: too many evaluations wait, or the server ends.
+            QueueFullError: too many evaluations wait, or the server is shutting down.
         """
         with self._changed:
             if self._closed:
-                raise FullError("the server is shutting down, and accepts no further evaluation")
-            if len(self._waiting) >= self._most:
-                raise FullError(f"{len(self._waiting)} evaluations are waiting already; try again when some have ended")
+                raise QueueFullError("the server is shutting down, and accepts no further evaluation")
+            if len(self._waiting) >= self._most_waiting:
+                raise QueueFullError(
+                    f"{len(self._waiting)} evaluations are waiting already; try again when some have ended"
+                )
             job = Job(manifest, agent, options)
             self._jobs[job.id] = job
             self._waiting.append(job)
-            ended = [entry for entry in self._jobs.values() if entry.state in ENDED]
-            for entry in ended[: max(0, len(ended) - MOST_KEPT)]:
+            ended = [entry for entry in self._jobs.values() if entry.state in ENDED_STATES]
+            for entry in ended[: max(0, len(ended) - MOST_ENDED)]:
                 del self._jobs[entry.id]
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="xsp evaluations", daemon=True)
@@ -123,7 +125,7 @@ class Queue:
         with self._changed:
             job.cancel.set()
             if job.state == "waiting":
-                with contextlib.suppress(ValueError):  # the thread is just taking it
+                with contextlib.suppress(ValueError):  # the thread has just taken it
                     self._waiting.remove(job)
                     job.state = "cancelled"
             self._changed.notify_all()
@@ -133,7 +135,7 @@ class Queue:
         with self._changed:
             self._closed = True
         for job in self.jobs():
-            if job.state not in ENDED:
+            if job.state not in ENDED_STATES:
                 self.cancel(job)
         with self._changed:
             self._changed.notify_all()
@@ -156,7 +158,7 @@ class Queue:
         deadline = time.monotonic() + self._seconds
 
         def progress(stage: str, done: int, total: int) -> None:
-            job.what, job.done, job.of = stage, done, total
+            job.stage, job.done, job.total = stage, done, total
             if job.cancel.is_set():
                 raise _Stopped
             if time.monotonic() > deadline:
@@ -168,12 +170,12 @@ class Queue:
             # Relative paths in a manifest would start at the store; `policy` accepts none.
             result = Path(job.agent.submit(job.manifest, job.options.store, job.options, progress)).name
             state = "done"
-        except _Stopped as stopped:
-            error = str(stopped) or None
+        except _Stopped as stop:
+            error = str(stop) or None
             state = "failed" if error else "cancelled"
-        except XspError as failed:
-            error = str(failed)
-        except Exception as failed:  # the next one runs nevertheless
-            error = f"{type(failed).__name__}: {failed}"
+        except XspError as failure:
+            error = str(failure)
+        except Exception as failure:  # further jobs must run nevertheless
+            error = f"{type(failure).__name__}: {failure}"
         job.result, job.error = result, error
         job.state = state  # last, so that a reader who sees the end also sees the rest

@@ -16,37 +16,37 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, Response, Streami
 from pydantic import BaseModel, Field
 
 from xsp.errors import ManifestError, UsageError
-from xsp.evaluate import agents, manifest, pipeline, results, standings, tables, yamltext
-from xsp.evaluate.agents import Agent, Options
+from xsp.evaluate import manifest, pipeline, results, standings, tables, yamltext
+from xsp.evaluate.agents import Agent, Options, match_agents
 from xsp.evaluate.reading import LoadedManifest
 from xsp.evaluate.results import Result
 from xsp.evaluate.web import policy, shelf
-from xsp.evaluate.web.queue import ENDED, Job, Queue
+from xsp.evaluate.web.queue import ENDED_STATES, Job, Queue
 from xsp.evaluate.web.shelf import Shelf
 from xsp.levels import parse_levels
 
 MOST_COMPARED = 16
 MOST_ROWS = 1_000
 MOST_REQUESTS = 10_000
-MOST_WATCHING = 16
+MOST_WATCHERS = 16
 """Maximum number of concurrent progress streams."""
 
 MOST_REPORTS = 4
 """Number of cached trace pages."""
 
-EVERY_S = 0.1
-QUIET_S = 10.0
+POLL_S = 0.1
+KEEP_ALIVE_S = 10.0
 
-OF_REPORTS = ("echarts.min.js", "words.js", "charts.js", "sections.js", "report.css")
+REPORT_ASSETS = ("echarts.min.js", "words.js", "charts.js", "sections.js", "report.css")
 """Assets shared with the report of a run."""
 
-OURS = ("web.js", "form.js", "results.js", "web.css")
+EVALUATE_ASSETS = ("web.js", "form.js", "results.js", "web.css")
 
 PAGES = ("/", "/new", "/jobs", "/jobs/{name}", "/evaluations/{name}", "/compare")
 
-_BESIDE = {"bound": results.BOUND, "advice": results.ADVICE}
+_EXTRA_FILES = {"bound": results.BOUND, "advice": results.ADVICE}
 
-_KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
+_MEDIA_TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 
@@ -64,13 +64,13 @@ class EvaluationRequest(BaseModel):
     """Name of the agent; the first that satisfies the manifest, if empty."""
 
 
-def of_results(kept: Shelf) -> APIRouter:
-    """Return the routes of evaluated manifests: results, comparisons, the leaderboard, reports of traces."""
+def result_routes(cache: Shelf) -> APIRouter:
+    """Return the routes of results: lists, comparisons, the leaderboard, reports of traces."""
     router = APIRouter()
     reports = _Reports()
 
-    def named(name: str) -> Result:
-        result = kept.named(name)
+    def find_result(name: str) -> Result:
+        result = cache.result(name)
         if result is None:
             raise HTTPException(404, "there is no such evaluation")
         return result
@@ -82,7 +82,7 @@ def of_results(kept: Shelf) -> APIRouter:
         task: Annotated[str | None, Query(max_length=200)] = None,
         text: Annotated[str, Query(max_length=200)] = "",
     ) -> Response:
-        stored, damaged = kept.every()
+        stored, damaged = cache.all_results()
         rows = [shelf.summary(result) for result in reversed(stored)]
         needle = text.lower()
         matches = [
@@ -101,8 +101,8 @@ def of_results(kept: Shelf) -> APIRouter:
 
     @router.get("/api/evaluations/{name}", tags=["results"], summary="One result")
     def evaluation(name: Name) -> Response:
-        result = named(name)
-        extras = {name: (result.path / file).is_file() for name, file in _BESIDE.items()}
+        result = find_result(name)
+        extras = {name: (result.path / file).is_file() for name, file in _EXTRA_FILES.items()}
         return json_response({**result.content, "result": result.name, "trace": shelf.has_trace(result), **extras})
 
     @router.get(
@@ -114,7 +114,7 @@ def of_results(kept: Shelf) -> APIRouter:
         offset: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=MOST_REQUESTS)] = MOST_REQUESTS,
     ) -> Response:
-        result = named(name)
+        result = find_result(name)
         sizes = [part["batch"] for part in result.parts]
         if batch is not None and batch not in sizes:
             raise HTTPException(404, f"there is no batch size {batch}; there are {', '.join(map(str, sizes))}")
@@ -122,18 +122,18 @@ def of_results(kept: Shelf) -> APIRouter:
 
     @router.get("/api/evaluations/{name}/manifest", tags=["results"], summary="Its manifest, as YAML")
     def manifest_of(name: Name) -> Response:
-        return PlainTextResponse(yamltext.write(dict(named(name).manifest)))
+        return PlainTextResponse(yamltext.write(dict(find_result(name).manifest)))
 
     @router.get("/api/evaluations/{name}/{what}", tags=["results"], summary="Its bound, or the advice of its trace")
     def beside(name: Name, what: Literal["bound", "advice"]) -> Response:
-        path = named(name).path / _BESIDE[what]
+        path = find_result(name).path / _EXTRA_FILES[what]
         if not path.is_file():
             raise HTTPException(404, f"it has no {what}: none was requested, or its notes say why")
         return Response(path.read_bytes(), media_type="application/json")
 
     @router.get("/evaluations/{name}/report", include_in_schema=False)
     def report(name: Name) -> Response:
-        result = named(name)
+        result = find_result(name)
         if not shelf.has_trace(result):
             raise HTTPException(404, "no trace was requested")
         # The page has its own policy, which allows its scripts by their hashes.
@@ -141,9 +141,8 @@ def of_results(kept: Shelf) -> APIRouter:
 
     @router.get("/api/compare", tags=["results"], summary="Results, each compared with the first")
     def compare(name: Annotated[list[Name], Query(min_length=2, max_length=MOST_COMPARED)]) -> Response:
-        return json_response(
-            [tables.comparison_json(each) for each in standings.compared([named(each) for each in name])]
-        )
+        comparisons = standings.compare([find_result(result_name) for result_name in name])
+        return json_response([tables.comparison_json(comparison) for comparison in comparisons])
 
     @router.get("/api/leaderboard", tags=["results"], summary="Results in order, the best first")
     def leaderboard(
@@ -152,21 +151,23 @@ def of_results(kept: Shelf) -> APIRouter:
         offset: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 50,
     ) -> Response:
-        rows = standings.leaderboard(kept.every()[0], task, by)
+        rows = standings.leaderboard(cache.all_results()[0], task, by)
         page = rows[offset : offset + limit]
-        entries = [{**tables.standing_json(row), "ordered": tables.ordered_by(row, by)} for row in page]
-        return json_response({"total": len(rows), "offset": offset, "column": tables.ORDERED[by], "rows": entries})
+        entries = [{**tables.standing_json(row), "ordered": tables.order_cell(row, by)} for row in page]
+        return json_response(
+            {"total": len(rows), "offset": offset, "column": tables.ORDER_HEADINGS[by], "rows": entries}
+        )
 
     return router
 
 
-def of_jobs(store: Path, known: Sequence[Agent], waiting: Queue) -> APIRouter:
+def job_routes(store: Path, agents: Sequence[Agent], queue: Queue) -> APIRouter:
     """Return the routes of evaluations to run: agents, requests, and progress."""
     router = APIRouter(tags=["evaluations"])
-    watching = 0
+    watcher_count = 0
 
-    def asked_for(name: str) -> Job:
-        job = waiting.job(name)
+    def find_job(name: str) -> Job:
+        job = queue.job(name)
         if job is None:
             raise HTTPException(404, "no such evaluation was requested, or it ended long ago")
         return job
@@ -174,7 +175,7 @@ def of_jobs(store: Path, known: Sequence[Agent], waiting: Queue) -> APIRouter:
     @router.get("/api/agents", summary="Agents that run evaluations")
     def agents_of() -> Response:
         return json_response(
-            [{**results.plain(facts), "alive": facts.alive} for facts in (agent.facts() for agent in known)]
+            [{**results.plain_facts(facts), "alive": facts.is_alive} for facts in (agent.facts() for agent in agents)]
         )
 
     @router.get("/api/schema", summary="JSON Schema of a manifest")
@@ -182,92 +183,92 @@ def of_jobs(store: Path, known: Sequence[Agent], waiting: Queue) -> APIRouter:
         return json_response(manifest.schema())
 
     @router.post("/api/check", summary="Errors in a manifest, and agents that can run it")
-    def check(asked: EvaluationRequest) -> Response:
-        read = _read(asked)
-        fit, reasons = agents.matching(read.manifest, known)
+    def check(request: EvaluationRequest) -> Response:
+        loaded = _read(request)
+        suitable, reasons = match_agents(loaded.manifest, agents)
         return json_response({
-            "identity": read.manifest.identity, "name": read.manifest.title, "notes": list(read.notes),
-            "refused": _refused(read), "agents": [agent.facts().name for agent in fit], "reasons": reasons,
-            "yaml": yamltext.write(read.manifest.plain()),
+            "identity": loaded.manifest.identity, "name": loaded.manifest.title, "notes": list(loaded.notes),
+            "refused": _objections(loaded), "agents": [agent.facts().name for agent in suitable], "reasons": reasons,
+            "yaml": yamltext.write(loaded.manifest.plain()),
         })  # fmt: skip
 
     @router.post("/api/jobs", status_code=202, summary="Request an evaluation")
-    def ask(asked: EvaluationRequest) -> Response:
-        read = _read(asked)
-        errors = _refused(read)
+    def ask(request: EvaluationRequest) -> Response:
+        loaded = _read(request)
+        errors = _objections(loaded)
         if errors:
             raise ManifestError("; ".join(errors))
-        if asked.trace:
-            parse_levels(asked.trace)
-        fit, reasons = agents.matching(read.manifest, known)
-        if asked.agent:
-            names = [agent.facts().name for agent in known]
-            if asked.agent not in names:
-                raise ManifestError(f"there is no agent {asked.agent!r}; there are {', '.join(names)}")
-            fit = [agent for agent in fit if agent.facts().name == asked.agent]
-            reasons = {name: why for name, why in reasons.items() if name == asked.agent}
-        if not fit:
-            details = "; ".join(f"{name}: {', '.join(why)}" for name, why in reasons.items())
-            subject = f"agent {asked.agent} does not satisfy" if asked.agent else "no agent satisfies"
+        if request.trace:
+            parse_levels(request.trace)
+        suitable, reasons = match_agents(loaded.manifest, agents)
+        if request.agent:
+            names = [agent.facts().name for agent in agents]
+            if request.agent not in names:
+                raise ManifestError(f"there is no agent {request.agent!r}; there are {', '.join(names)}")
+            suitable = [agent for agent in suitable if agent.facts().name == request.agent]
+            reasons = {name: misses for name, misses in reasons.items() if name == request.agent}
+        if not suitable:
+            details = "; ".join(f"{name}: {', '.join(misses)}" for name, misses in reasons.items())
+            subject = f"agent {request.agent} does not satisfy" if request.agent else "no agent satisfies"
             raise ManifestError(f"{subject} the manifest ({details})")
-        options = Options(store, asked.trace, asked.bound, trusted=False)
-        job = waiting.add(read.manifest, fit[0], options)
+        options = Options(store, request.trace, request.bound, trusted=False)
+        job = queue.add(loaded.manifest, suitable[0], options)
         return json_response(job.plain(), 202, {"location": f"/api/jobs/{job.id}"})
 
     @router.get("/api/jobs", summary="Requested evaluations, newest first")
     def jobs() -> Response:
-        return json_response([job.plain() for job in reversed(waiting.jobs())])
+        return json_response([job.plain() for job in reversed(queue.jobs())])
 
     @router.get("/api/jobs/{job}", summary="Progress of an evaluation")
     def job_of(job: Name) -> Response:
-        return json_response(asked_for(job).plain())
+        return json_response(find_job(job).plain())
 
     @router.delete("/api/jobs/{job}", summary="Cancel an evaluation")
     def cancel(job: Name) -> Response:
-        waiting.cancel(asked_for(job))
-        return json_response(asked_for(job).plain())
+        queue.cancel(find_job(job))
+        return json_response(find_job(job).plain())
 
     @router.get("/api/jobs/{job}/events", summary="Its progress, as server-sent events")
     async def events(job: Name) -> Response:
-        watched = asked_for(job)
-        if watching >= MOST_WATCHING:
+        watched_job = find_job(job)
+        if watcher_count >= MOST_WATCHERS:
             raise HTTPException(503, "too many clients watch already; poll /api/jobs/ID instead")
 
         async def stream_states() -> AsyncIterator[str]:
-            nonlocal watching
-            watching += 1
+            nonlocal watcher_count
+            watcher_count += 1
             try:
                 previous, idle_s = None, 0.0
                 while True:
-                    snapshot = watched.plain()
-                    idle_s += EVERY_S
+                    snapshot = watched_job.plain()
+                    idle_s += POLL_S
                     if snapshot != previous:
                         previous, idle_s = snapshot, 0.0
                         yield f"data: {json.dumps(snapshot)}\n\n"
-                    elif idle_s > QUIET_S:
+                    elif idle_s > KEEP_ALIVE_S:
                         idle_s = 0.0
                         yield ": still there\n\n"
-                    if snapshot["state"] in ENDED:
+                    if snapshot["state"] in ENDED_STATES:
                         return
-                    await asyncio.sleep(EVERY_S)
+                    await asyncio.sleep(POLL_S)
             finally:
-                watching -= 1
+                watcher_count -= 1
 
         return StreamingResponse(stream_states(), media_type="text/event-stream")
 
     return router
 
 
-def of_pages() -> APIRouter:
+def page_routes() -> APIRouter:
     """Return the routes of the pages and of their assets."""
     router = APIRouter()
-    packages = {**dict.fromkeys(OF_REPORTS, "xsp.report"), **dict.fromkeys(OURS, "xsp.evaluate.web")}
+    packages = {**dict.fromkeys(REPORT_ASSETS, "xsp.report"), **dict.fromkeys(EVALUATE_ASSETS, "xsp.evaluate.web")}
 
     @router.get("/assets/{name}", include_in_schema=False)
     def asset(name: Name) -> Response:
         if name not in packages:
             raise HTTPException(404, "there is no such file")
-        return Response(_asset(packages[name], name), media_type=_KINDS[Path(name).suffix])
+        return Response(_asset(packages[name], name), media_type=_MEDIA_TYPES[Path(name).suffix])
 
     def page() -> Response:
         return HTMLResponse(_asset("xsp.evaluate.web", "page.html"))
@@ -278,43 +279,43 @@ def of_pages() -> APIRouter:
 
 
 class _Reports:
-    """Pages of traces: one is made at a time, because each takes seconds and much memory."""
+    """Pages of traces, rendered one at a time, because each takes seconds and much memory."""
 
     def __init__(self) -> None:
         self._pages: OrderedDict[str, str] = OrderedDict()
         self._lock = threading.Lock()
 
-    def page(self, found: Result) -> str:
+    def page(self, result: Result) -> str:
         from xsp.report import html, loop
 
         with self._lock:
-            if found.name not in self._pages:
-                trace, *other_traces = loop.load(found.path / results.RUN)
-                self._pages[found.name] = html.render(trace, other_traces)
-            self._pages.move_to_end(found.name)
+            if result.name not in self._pages:
+                trace, *other_traces = loop.load(result.path / results.RUN)
+                self._pages[result.name] = html.render(trace, other_traces)
+            self._pages.move_to_end(result.name)
             if len(self._pages) > MOST_REPORTS:
                 self._pages.popitem(last=False)
-            return self._pages[found.name]
+            return self._pages[result.name]
 
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Return JSON without validation: validating a thousand rows again would take longer than finding them."""
+    """Return JSON without validation, which for a thousand rows would take longer than reading them."""
     encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
     try:
         text = encoder.encode(content)
-    except ValueError:  # there are numbers that are not finite, which is rare
+    except ValueError:  # some numbers are not finite, which is rare
         text = encoder.encode(json.loads(json.dumps(content, default=str), parse_constant=lambda _: None))
     return Response(text.encode("utf-8", "replace"), status, headers, "application/json")
 
 
-def _read(asked: EvaluationRequest) -> LoadedManifest:
-    if (asked.manifest is None) == (asked.yaml is None):
+def _read(request: EvaluationRequest) -> LoadedManifest:
+    if (request.manifest is None) == (request.yaml is None):
         raise UsageError("send a manifest, either as `manifest` or as `yaml`")
-    return policy.read(asked.yaml) if asked.yaml is not None else policy.of_json(asked.manifest)
+    return policy.read(request.yaml) if request.yaml is not None else policy.of_json(request.manifest)
 
 
-def _refused(read: LoadedManifest) -> list[str]:
-    return [*policy.refused(read.manifest), *pipeline.problems(read.manifest)]
+def _objections(loaded: LoadedManifest) -> list[str]:
+    return [*policy.objections(loaded.manifest), *pipeline.problems(loaded.manifest)]
 
 
 def _asset(package: str, name: str) -> bytes:

@@ -23,10 +23,10 @@ class Shelf:
     def __init__(self, store: Path) -> None:
         """Use a folder, which need not exist yet."""
         self.store = store
-        self._kept: dict[str, tuple[tuple[int, int, int], Result | str]] = {}
+        self._cache: dict[str, tuple[tuple[int, int, int], Result | str]] = {}
         self._lock = threading.Lock()
 
-    def every(self) -> tuple[list[Result], list[str]]:
+    def all_results(self) -> tuple[list[Result], list[str]]:
         """Return all results, oldest first, and the names of damaged ones; symbolic links are ignored."""
         with self._lock:
             try:
@@ -39,12 +39,12 @@ class Shelf:
             except OSError:
                 names = []
             by_name = {name: loaded for name in names if (loaded := self._read(name)) is not None}
-            self._kept = {name: self._kept[name] for name in by_name}
+            self._cache = {name: self._cache[name] for name in by_name}
         valid = [result for result in by_name.values() if isinstance(result, Result)]
         damaged = sorted(name for name, problem in by_name.items() if isinstance(problem, str))
-        return sorted(valid, key=lambda result: (str(result.content["started"]), result.name)), damaged
+        return results.oldest_first(valid), damaged
 
-    def named(self, name: str) -> Result | None:
+    def result(self, name: str) -> Result | None:
         """Return a result by the name of its directory; None if there is none, or if it is damaged."""
         if not results.NAME.fullmatch(name) or not name.isascii():
             return None
@@ -62,41 +62,41 @@ class Shelf:
         except OSError:
             return None
         stamp = status.st_mtime_ns, status.st_size, status.st_ino
-        cached = self._kept.get(name)
+        cached = self._cache.get(name)
         if cached is None or cached[0] != stamp:
             try:
                 cached = stamp, results.read(path)
             except ManifestError as error:
                 cached = stamp, str(error)
-            self._kept[name] = cached
+            self._cache[name] = cached
         return cached[1]
 
 
-def summary(found: Result) -> dict[str, Any]:
+def summary(result: Result) -> dict[str, Any]:
     """Return the summary of a result for a list."""
-    content, model = found.content, found.manifest["model"]
+    content, model = result.content, result.manifest["model"]
     return {
-        "result": found.name, "identity": found.identity, "name": content.get("name"), "model": model["name"],
+        "result": result.name, "identity": result.identity, "name": content.get("name"), "model": model["name"],
         "task": model.get("task", ""), "kind": content.get("kind"), "started": content["started"],
-        "agent": (content.get("agent") or {}).get("name"), "trace": has_trace(found), "accuracy": found.accuracy,
+        "agent": (content.get("agent") or {}).get("name"), "trace": has_trace(result), "accuracy": result.accuracy,
         "parts": [
             {column: part.get(column) for column in ("batch", "p50_ms", "p99_ms", "inputs_per_s", "late", "stopped")}
-            for part in found.parts
+            for part in result.parts
         ],
     }  # fmt: skip
 
 
-def has_trace(found: Result) -> bool:
+def has_trace(result: Result) -> bool:
     """Return whether it has a recorded run."""
-    return (found.path / results.RUN).is_dir()
+    return (result.path / results.RUN).is_dir()
 
 
-def requests(found: Result, batch: int, offset: int, limit: int) -> Mapping[str, Any]:
+def requests(result: Result, batch: int, offset: int, limit: int) -> Mapping[str, Any]:
     """Return a batch size's request times in milliseconds since the first was due, and percentiles of all latencies.
 
     Percentiles are nearest ranks.
     """
-    times = found.requests(batch)
+    times = result.requests(batch)
     window = slice(offset, offset + limit)
     first = int(times.due_ns.min()) if len(times) else 0
     ordered = np.sort(times.latency_ns)

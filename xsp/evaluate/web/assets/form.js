@@ -13,152 +13,152 @@ const HINTS = {
   "scenario.latency_ms": "for max-rate: the limit of the latency", "scenario.percentile": "for max-rate: the percentile of the latency that must stay within the limit",
   "scenario.warmup": "requests before the first one that counts", "dataset.source": "synthetic: values in the shapes of the model's inputs; with preprocessing steps (YAML): synthetic:images, synthetic:classes or synthetic:text", "software.threads": "if empty: PyTorch's default",
 };
-const USUAL = { "model.source": "micro:depth-1", "scenario.requests": "50" };
-const FIRST = { "model.source": true };
+const PRESETS = { "model.source": "micro:depth-1", "scenario.requests": "50" };
+const REQUIRED = { "model.source": true };
 
-// Follows a reference, and takes what is not null of a choice.
-function schemaOf(schema, found) {
-  if (found.$ref) return { ...schemaOf(schema, schema.$defs[found.$ref.split("/").pop()]), ...found, $ref: undefined };
-  const some = (found.anyOf || []).filter((each) => each.type !== "null");
-  return some.length === 1 ? { ...schemaOf(schema, some[0]), default: found.default } : found;
+// Resolves a reference, and a choice between one type and null.
+function schemaOf(schema, part) {
+  if (part.$ref) return { ...schemaOf(schema, schema.$defs[part.$ref.split("/").pop()]), ...part, $ref: undefined };
+  const choices = (part.anyOf || []).filter((choice) => choice.type !== "null");
+  return choices.length === 1 ? { ...schemaOf(schema, choices[0]), default: part.default } : part;
 }
 
-function field(section, name, about) {
-  const place = `${section}.${name}`, row = make("div", null, "field"), label = make("label", name), simple = about.type === "integer" || about.type === "number";
-  const input = make(about.enum ? "select" : "input");
-  input.id = input.name = place;
-  label.htmlFor = place;
-  if (about.enum) input.append(...about.enum.map((each) => option(each, each)));
-  else if (simple) {
-    Object.assign(input, { type: "number", step: about.type === "integer" ? "1" : "any" });
-    if (about.minimum !== undefined) input.min = about.minimum;
-    if (about.maximum !== undefined) input.max = about.maximum;
-  } else Object.assign(input, { type: "text", maxLength: about.maxLength || 1000, autocomplete: "off" });
-  if (about.enum) input.value = about.default;
-  else if (about.default !== null && about.default !== undefined && !Array.isArray(about.default)) input.placeholder = String(about.default);
-  if (USUAL[place]) input.value = USUAL[place];
-  if (FIRST[place]) { input.required = true; label.append(make("span", " *", "required")); }
+function field(section, name, fieldSchema) {
+  const path = `${section}.${name}`, row = make("div", null, "field"), label = make("label", name), isNumber = fieldSchema.type === "integer" || fieldSchema.type === "number";
+  const input = make(fieldSchema.enum ? "select" : "input");
+  input.id = input.name = path;
+  label.htmlFor = path;
+  if (fieldSchema.enum) input.append(...fieldSchema.enum.map((value) => option(value, value)));
+  else if (isNumber) {
+    Object.assign(input, { type: "number", step: fieldSchema.type === "integer" ? "1" : "any" });
+    if (fieldSchema.minimum !== undefined) input.min = fieldSchema.minimum;
+    if (fieldSchema.maximum !== undefined) input.max = fieldSchema.maximum;
+  } else Object.assign(input, { type: "text", maxLength: fieldSchema.maxLength || 1000, autocomplete: "off" });
+  if (fieldSchema.enum) input.value = fieldSchema.default;
+  else if (fieldSchema.default !== null && fieldSchema.default !== undefined && !Array.isArray(fieldSchema.default)) input.placeholder = String(fieldSchema.default);
+  if (PRESETS[path]) input.value = PRESETS[path];
+  if (REQUIRED[path]) { input.required = true; label.append(make("span", " *", "required")); }
   row.append(label, input);
-  if (HINTS[place]) row.append(make("span", HINTS[place], "hint"));
+  if (HINTS[path]) row.append(make("span", HINTS[path], "hint"));
   return [row, () => {
     const text = input.value.trim();
     if (text === "") return undefined;
-    if (simple) return Number(text);
-    if (about.type !== "array") return text;
-    return text.split(/[\s,]+/).filter((each) => each).map((each) => (["integer", "number"].includes((about.items || {}).type) ? Number(each) : each));
+    if (isNumber) return Number(text);
+    if (fieldSchema.type !== "array") return text;
+    return text.split(/[\s,]+/).filter((word) => word).map((word) => (["integer", "number"].includes((fieldSchema.items || {}).type) ? Number(word) : word));
   }];
 }
 
-async function creation() {
-  const schema = await ask("/api/schema"), form = make("form", null, "fields"), readers = [], yaml = make("textarea"), said = make("div"), bar = make("div", null, "bar");
+async function formPage() {
+  const schema = await ask("/api/schema"), form = make("form", null, "fields"), readers = [], yaml = make("textarea"), messages = make("div"), bar = make("div", null, "bar");
   form.id = "form";
   for (const [section, names] of Object.entries(FIELDS)) {
-    const about = schemaOf(schema, schema.properties[section]), set = make("fieldset");
-    set.append(make("legend", section));
-    for (const name of names.filter((each) => about.properties[each])) {
-      const [row, read] = field(section, name, schemaOf(schema, about.properties[name]));
-      set.append(row);
+    const sectionSchema = schemaOf(schema, schema.properties[section]), fieldset = make("fieldset");
+    fieldset.append(make("legend", section));
+    for (const name of names.filter((candidate) => sectionSchema.properties[candidate])) {
+      const [row, read] = field(section, name, schemaOf(schema, sectionSchema.properties[name]));
+      fieldset.append(row);
       readers.push([section, name, read]);
     }
-    form.append(set);
+    form.append(fieldset);
   }
   yaml.id = "yaml";
   yaml.hidden = true;
   yaml.spellcheck = false;
   yaml.setAttribute("aria-label", "manifest as YAML");
-  const trace = make("select"), agent = make("select"), bound = make("input"), asked = make("div", null, "bar"), boxed = make("label");
+  const trace = make("select"), agent = make("select"), bound = make("input"), choices = make("div", null, "bar"), boundLabel = make("label");
   trace.id = "trace";
   trace.setAttribute("aria-label", "trace");
   trace.append(option("", "no trace"), option("M", "trace of the model (M)"), option("M/L", "trace with layers (M/L)"), option("M/L/G", "trace with operators and kernels (M/L/G)"));
   bound.type = "checkbox";
-  boxed.append(bound, " compute the bound");
-  const there = (await ask("/api/agents")).map((each) => each.name);
+  boundLabel.append(bound, " compute the bound");
+  const agentNames = (await ask("/api/agents")).map((facts) => facts.name);
   agent.id = "agent";
   agent.setAttribute("aria-label", "agent");
-  agent.append(option("", "any agent that satisfies it"), ...there.map((each) => option(each, "by " + each)));
-  agent.hidden = there.length < 2;
-  asked.append(trace, agent, boxed);
+  agent.append(option("", "any agent that satisfies it"), ...agentNames.map((name) => option(name, "by " + name)));
+  agent.hidden = agentNames.length < 2;
+  choices.append(trace, agent, boundLabel);
   const body = () => {
     if (!yaml.hidden) return { yaml: yaml.value };
-    const made = {};
+    const manifest = {};
     for (const [section, name, read] of readers) {
       const value = read();
-      if (value !== undefined) (made[section] ||= {})[name] = value;
+      if (value !== undefined) (manifest[section] ||= {})[name] = value;
     }
-    made.model ||= {};
-    if (!made.model.name && made.model.source) made.model.name = made.model.source.replace(/^[a-z]+:/, "");
-    return { manifest: made };
+    manifest.model ||= {};
+    if (!manifest.model.name && manifest.model.source) manifest.model.name = manifest.model.source.replace(/^[a-z]+:/, "");
+    return { manifest };
   };
-  const guarded = (act) => async () => {
-    said.replaceChildren();
+  const reportingErrors = (action) => async () => {
+    messages.replaceChildren();
     if (yaml.hidden && !form.reportValidity()) return;
-    try { await act(); } catch (error) { said.replaceChildren(make("p", error.message, "error")); }
+    try { await action(); } catch (error) { messages.replaceChildren(make("p", error.message, "error")); }
   };
-  const check = guarded(async () => {
-    const found = await send("/api/check", body());
-    said.append(make("p", found.refused.length || !found.agents.length ? "It cannot be evaluated here." : `It can be evaluated by ${found.agents.join(", ")}. Identity ${found.identity.slice(0, 12)}.`, found.refused.length || !found.agents.length ? "error" : "good"));
-    for (const why of [...found.refused, ...Object.entries(found.reasons).map(([name, all]) => `${name}: ${all.join("; ")}`)]) said.append(make("p", why, "error"));
-    for (const note of found.notes) said.append(make("p", note, "note"));
+  const check = reportingErrors(async () => {
+    const report = await send("/api/check", body());
+    messages.append(make("p", report.refused.length || !report.agents.length ? "It cannot be evaluated here." : `It can be evaluated by ${report.agents.join(", ")}. Identity ${report.identity.slice(0, 12)}.`, report.refused.length || !report.agents.length ? "error" : "good"));
+    for (const reason of [...report.refused, ...Object.entries(report.reasons).map(([name, misses]) => `${name}: ${misses.join("; ")}`)]) messages.append(make("p", reason, "error"));
+    for (const note of report.notes) messages.append(make("p", note, "note"));
   });
-  const start = guarded(async () => {
+  const start = reportingErrors(async () => {
     const job = await send("/api/jobs", { ...body(), trace: trace.value, agent: agent.value, bound: bound.checked });
     location.href = "/jobs/" + job.id;
   });
-  const other = button("edit as YAML", "other", guarded(async () => {
+  const toggle = button("edit as YAML", "other", reportingErrors(async () => {
     if (yaml.hidden) yaml.value = (await send("/api/check", body())).yaml;
     yaml.hidden = !yaml.hidden;
     form.hidden = !yaml.hidden;
-    other.textContent = yaml.hidden ? "edit as YAML" : "back to the form";
+    toggle.textContent = yaml.hidden ? "edit as YAML" : "back to the form";
   }));
   const run = button("evaluate", "do", start);
   run.id = "evaluate";
-  bar.append(run, button("check", "other", check), other);
+  bar.append(run, button("check", "other", check), toggle);
   form.addEventListener("submit", (event) => { event.preventDefault(); start(); });
-  main.append(title("New evaluation"), make("p", "Empty fields have their default, shown in grey. As YAML, manifests of MLModelScope and DLSpec are accepted too. Models have weights from a seed, and data are synthetic; for files and programs use xsp evaluate run on the command line.", "quiet"), form, yaml, asked, bar, said);
+  main.append(title("New evaluation"), make("p", "Empty fields have their default, shown in grey. As YAML, manifests of MLModelScope and DLSpec are accepted too. Models have weights from a seed, and data are synthetic; for files and programs use xsp evaluate run on the command line.", "quiet"), form, yaml, choices, bar, messages);
   const from = new URLSearchParams(location.search).get("from");
   if (from) {
-    const answer = await fetch(`/api${ofResult(from)}/manifest`);
-    if (answer.ok) [yaml.value, yaml.hidden, form.hidden, other.textContent] = [await answer.text(), false, true, "back to the form"];
+    const response = await fetch(`/api${resultPath(from)}/manifest`);
+    if (response.ok) [yaml.value, yaml.hidden, form.hidden, toggle.textContent] = [await response.text(), false, true, "back to the form"];
   }
 }
 
 // --- jobs -------------------------------------------------------------------------------------------------------------
 
-async function asked() {
-  const found = await ask("/api/jobs");
+async function jobsPage() {
+  const jobs = await ask("/api/jobs");
   main.append(title("Jobs"));
-  if (!found.length) return main.append(make("p", "No evaluation was requested since the server started."));
-  return main.append(rows(["", "name", "state", "agent", "result"], found.map((each) => [link("progress", "/jobs/" + each.id), each.name, each.state, each.agent, each.result ? link(each.result, ofResult(each.result)) : each.error || ""]), "jobs"));
+  if (!jobs.length) return main.append(make("p", "No evaluation was requested since the server started."));
+  return main.append(rows(["", "name", "state", "agent", "result"], jobs.map((job) => [link("progress", "/jobs/" + job.id), job.name, job.state, job.agent, job.result ? link(job.result, resultPath(job.result)) : job.error || ""]), "jobs"));
 }
 
-async function watch(id) {
-  const bar = make("progress"), state = make("p"), said = make("div"), stop = button("cancel", "other", () => ask("/api/jobs/" + id, { method: "DELETE" }).catch(failed));
+async function jobPage(id) {
+  const bar = make("progress"), state = make("p"), outcome = make("div"), stop = button("cancel", "other", () => ask("/api/jobs/" + id, { method: "DELETE" }).catch(showError));
   const job = await ask("/api/jobs/" + encodeURIComponent(id));
   state.id = "state";
   state.setAttribute("role", "status");
   bar.setAttribute("aria-label", "progress");
-  main.append(title(job.name), facts([["identity", job.identity], ["agent", job.agent]]), state, bar, said, stop);
-  const show = (now) => {
-    const over = ["done", "failed", "cancelled"].includes(now.state);
-    state.textContent = now.state + (over ? "" : now.of ? `: ${now.what}, ${number(now.done)} of ${number(now.of)}` : "");
-    if (over) bar.value = now.state === "done" ? 1 : 0;
-    else if (now.of) [bar.max, bar.value] = [now.of, now.done];
-    if (over) [stop.hidden, bar.max] = [true, 1];
-    if (now.error) said.replaceChildren(make("p", now.error, "error"));
-    if (now.result) {
-      const done = link("result", ofResult(now.result));
-      done.id = "result";
-      said.replaceChildren(done);
+  main.append(title(job.name), facts([["identity", job.identity], ["agent", job.agent]]), state, bar, outcome, stop);
+  const show = (snapshot) => {
+    const hasEnded = ["done", "failed", "cancelled"].includes(snapshot.state);
+    state.textContent = snapshot.state + (hasEnded ? "" : snapshot.of ? `: ${snapshot.what}, ${number(snapshot.done)} of ${number(snapshot.of)}` : "");
+    if (hasEnded) bar.value = snapshot.state === "done" ? 1 : 0;
+    else if (snapshot.of) [bar.max, bar.value] = [snapshot.of, snapshot.done];
+    if (hasEnded) [stop.hidden, bar.max] = [true, 1];
+    if (snapshot.error) outcome.replaceChildren(make("p", snapshot.error, "error"));
+    if (snapshot.result) {
+      const resultLink = link("result", resultPath(snapshot.result));
+      resultLink.id = "result";
+      outcome.replaceChildren(resultLink);
     }
-    return over;
+    return hasEnded;
   };
   if (show(job)) return;
   const events = new EventSource(`/api/jobs/${encodeURIComponent(id)}/events`);
   events.onmessage = ({ data: text }) => { if (show(JSON.parse(text))) events.close(); };
 }
 
-// --- which page -------------------------------------------------------------------------------------------------------
+// --- the page ---------------------------------------------------------------------------------------------------------
 
-const [, where, which] = location.pathname.split("/").map(decodeURIComponent);
-const shown = { "": home, new: creation, compare: comparison, evaluations: () => result(which), jobs: () => (which ? watch(which) : asked()) };
-shown[where]().catch(failed);
+const [, pageName, itemName] = location.pathname.split("/").map(decodeURIComponent);
+const builders = { "": homePage, new: formPage, compare: comparisonPage, evaluations: () => resultPage(itemName), jobs: () => (itemName ? jobPage(itemName) : jobsPage()) };
+builders[pageName]().catch(showError);

@@ -1,14 +1,14 @@
 "use strict";
-// What all pages need: asking the server, tables with links, errors. Text of results reaches a page as text only.
+// Shared by all pages: requests to the server, tables with links, errors. Results enter a page as text, never as HTML.
 const timeline = { redraw() {} };
 const main = byId("main");
 
 async function ask(path, options) {
-  const answer = await fetch(path, options), text = await answer.text();
-  let said = null;
-  try { said = JSON.parse(text); } catch { said = { error: text.trim() }; }
-  if (!answer.ok) throw new Error(said.error || `the server answered ${answer.status}`);
-  return said;
+  const response = await fetch(path, options), text = await response.text();
+  let reply = null;
+  try { reply = JSON.parse(text); } catch { reply = { error: text.trim() }; }
+  if (!response.ok) throw new Error(reply.error || `the server answered ${response.status}`);
+  return reply;
 }
 
 function send(path, body) {
@@ -16,18 +16,18 @@ function send(path, body) {
 }
 
 function link(text, href, className) {
-  const made = make("a", text, className);
-  made.href = href;
-  return made;
+  const anchor = make("a", text, className);
+  anchor.href = href;
+  return anchor;
 }
 
-function ofResult(name) { return "/evaluations/" + encodeURIComponent(name); }
+function resultPath(name) { return "/evaluations/" + encodeURIComponent(name); }
 
-function button(text, className, act) {
-  const made = make("button", text, className);
-  made.type = "button";
-  made.addEventListener("click", act);
-  return made;
+function button(text, className, action) {
+  const element = make("button", text, className);
+  element.type = "button";
+  element.addEventListener("click", action);
+  return element;
 }
 
 function title(text) {
@@ -35,20 +35,20 @@ function title(text) {
   return make("h1", text);
 }
 
-// Cells are text, numbers or elements; columns that hold a number somewhere are to the right.
+// Cells are text, numbers or elements; columns with a number in any line are right-aligned.
 function rows(columns, lines, label) {
-  const holder = make("div", null, "list"), table = make("table"), head = make("thead"), top = make("tr"), body = make("tbody");
-  const right = columns.map((_, place) => lines.some((line) => typeof line[place] === "number" || /^[\d.,?]+( to [\d.,?]+)?( \*)?$/.test(line[place])));
+  const holder = make("div", null, "list"), table = make("table"), head = make("thead"), headRow = make("tr"), body = make("tbody");
+  const right = columns.map((_, index) => lines.some((line) => typeof line[index] === "number" || /^[\d.,?]+( to [\d.,?]+)?( \*)?$/.test(line[index])));
   table.setAttribute("aria-label", label);
-  columns.forEach((column, place) => {
-    const cell = make("th", column, right[place] ? "number" : "");
+  columns.forEach((column, index) => {
+    const cell = make("th", column, right[index] ? "number" : "");
     cell.scope = "col";
-    top.append(cell);
+    headRow.append(cell);
   });
   for (const line of lines) {
     const row = make("tr");
-    line.forEach((cell, place) => {
-      const box = make("td", null, right[place] ? "number" : "");
+    line.forEach((cell, index) => {
+      const box = make("td", null, right[index] ? "number" : "");
       if (cell instanceof Node) box.append(cell);
       else {
         box.textContent = number(cell);
@@ -58,7 +58,7 @@ function rows(columns, lines, label) {
     });
     body.append(row);
   }
-  head.append(top);
+  head.append(headRow);
   table.append(head, body);
   holder.append(table);
   return holder;
@@ -77,19 +77,19 @@ function facts(pairs) {
 }
 
 function tile(value, text) {
-  const made = make("div", null, "tile");
-  made.append(make("b", value), make("span", text, "quiet"));
-  return made;
+  const box = make("div", null, "tile");
+  box.append(make("b", value), make("span", text, "quiet"));
+  return box;
 }
 
-function pages(total, offset, limit, go) {
+function pager(total, offset, limit, goTo) {
   const bar = make("div", null, "bar");
-  const before = button("newer", "other", () => go(Math.max(0, offset - limit))), after = button("older", "other", () => go(offset + limit));
-  before.disabled = offset === 0;
-  after.disabled = offset + limit >= total;
+  const newer = button("newer", "other", () => goTo(Math.max(0, offset - limit))), older = button("older", "other", () => goTo(offset + limit));
+  newer.disabled = offset === 0;
+  older.disabled = offset + limit >= total;
   bar.append(make("span", total ? `${number(offset + 1)} to ${number(Math.min(total, offset + limit))} of ${number(total)}` : "none", "quiet"));
-  if (total > limit) bar.append(before, after);
+  if (total > limit) bar.append(newer, older);
   return bar;
 }
 
-function failed(error) { main.append(make("p", error.message, "error")); }
+function showError(error) { main.append(make("p", error.message, "error")); }
