@@ -143,7 +143,7 @@ def evaluate(
             simulated = first_answer.took_ns is not None
             watch = contention.Watch()
             parts, best, processor_ms = _parts(manifest, folder, served, simulated, progress)
-            noted = {**environment.noted(), **watch.changes()}
+            noted = {**environment.circumstances(), **watch.changes()}
             batch = served.batch(0, _inputs(manifest.scenario, manifest.scenario.sizes[0]))
             part_notes = extras.make(staging, manifest, folder, predictor, handle, batch, options, progress)
             function_notes = [note for function in functions.values() for note in function.notes()]
@@ -157,7 +157,7 @@ def evaluate(
         finally:
             predictor.close(handle)
         np.savez(staging / results.OUTPUTS, **outputs)  # type: ignore[arg-type]
-        snapshot = environment.here()
+        snapshot = environment.current_environment()
         content = {
             "name": manifest.title,
             "kind": manifest.scenario.kind,
@@ -165,7 +165,7 @@ def evaluate(
             "xsp": version.__version__,
             "transport": transport,
             "agent": results.plain(facts),
-            "environment": {"hash": snapshot.hash, "equal": dict(snapshot.equal), "noted": noted},
+            "environment": {"hash": snapshot.hash, "equal": dict(snapshot.properties), "noted": noted},
             "threads": predictors.threads_now(),
             "samples": {"count": len(served.samples), "checksum": served.samples.checksum},
             "outputs": {"digest": results.digest(outputs), "samples": min(len(served.raw), MOST_OUTPUTS)},

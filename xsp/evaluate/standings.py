@@ -200,7 +200,7 @@ def _of_software(equal: Mapping[str, Any], packages: Any, python: str, software:
 
 def missing(manifests: Sequence[Manifest], found: Sequence[Result]) -> list[Manifest]:
     """Return the manifests that have no result with this software on this machine."""
-    equal, facts = environment.here().equal, agents.local_facts(devices=False)
+    equal, facts = environment.current_environment().properties, agents.local_facts(devices=False)
     machine = _digits({name: equal.get(name) for name in OF_THE_MACHINE})
     existing = {(result.identity, software_of(result)) for result in found if machine_of(result) == machine}
     return [
