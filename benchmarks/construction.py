@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _saved(options)
         return
     sizes = options.sizes or (SIZES[:2] if options.quick else SIZES)
-    how = construct.Conditions(CacheState.CHAIN, options.threads)
+    conditions = construct.Conditions(CacheState.CHAIN, options.threads)
     with tempfile.TemporaryDirectory() as folder:
         kept = steps.Kept(options.out or Path(folder))
         timings = bench.Timings.open(kept.folder / "timings")
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     if not options.only_report and time.monotonic() < until:
                         turns.say(f"{len(graphs)}/{len(wanted)} {text}")
                         _measure(text, graphs[text], kept, timings, sizes, options)
-        report = _report(graphs, kept, timings, sizes, how, options.batch)
+        report = _report(graphs, kept, timings, sizes, conditions, options.batch)
         report.notes += lacking.notes
         report.whole = lacking.whole and bool(graphs)
         report.notes.append(f"Measured: {len(graphs)} of {len(wanted)} models.")
@@ -116,12 +116,12 @@ def _report(
     kept: steps.Kept,
     timings: bench.Timings,
     sizes: Sequence[int],
-    how: construct.Conditions,
+    conditions: construct.Conditions,
     batch: int,
 ) -> turns.Report:
     report = turns.Report(
-        _name(batch, how.threads, len(graphs)),
-        f"Models from their blocks of G calls, {len(graphs)} models, {how.threads} threads, batch {batch}",
+        _name(batch, conditions.threads, len(graphs)),
+        f"Models from their blocks of G calls, {len(graphs)} models, {conditions.threads} threads, batch {batch}",
         (
             "G", "models", "error, mean abs.", "with glue", "constructed/step", "from others: models", "error of those",
             "blocks", "different", "step time saved",
@@ -130,13 +130,15 @@ def _report(
     glue = {
         text: figure.ns
         for text, found in graphs.items()
-        if (figure := timed.framework(found, timings, how.threads)[0]) is not None
+        if (figure := timed.framework(found, timings, conditions.threads)[0]) is not None
     }
-    steps_of = {text: step for text in graphs if (step := kept.steps.get((text, batch, how.threads))) is not None}
+    steps_of = {
+        text: step for text in graphs if (step := kept.steps.get((text, batch, conditions.threads))) is not None
+    }
     measured = {text: step.ns for text, step in steps_of.items()}
     for size in sizes:
         points = {
-            text: curves.curve(found, timings, measured[text], [size], how=how)[0]
+            text: curves.curve(found, timings, measured[text], [size], conditions=conditions)[0]
             for text, found in graphs.items()
             if text in measured
         }
@@ -145,12 +147,14 @@ def _report(
             text: point.error
             for text in signed
             if (
-                point := curves.curve(graphs[text], timings, measured[text], [size], how=how, glue_ns=glue.get(text))[0]
+                point := curves.curve(
+                    graphs[text], timings, measured[text], [size], conditions=conditions, glue_ns=glue.get(text)
+                )[0]
             ).error
             is not None
         }
-        cross = _from_others(graphs, timings, measured, size, how)
-        paid = curves.cost([graphs[text] for text in signed], timings, measured, size, how=how)
+        cross = _from_others(graphs, timings, measured, size, conditions)
+        paid = curves.cost([graphs[text] for text in signed], timings, measured, size, conditions=conditions)
         report.add(
             [
                 str(size),
@@ -191,19 +195,19 @@ def _from_others(
     timings: bench.Timings,
     measured: Mapping[str, float],
     size: int,
-    how: construct.Conditions,
+    conditions: construct.Conditions,
 ) -> dict[str, tuple[float, float]]:
     """Return the error of each model when constructed from other models' timings, and the share of its time covered.
 
     The missing part is assumed to have the same error as the covered part: the sum is divided by the share.
     """
-    keys = {text: construct.elsewhere([found], size, how=how) for text, found in graphs.items()}
+    keys = {text: construct.spec_keys([found], size, conditions=conditions) for text, found in graphs.items()}
     found: dict[str, tuple[float, float]] = {}
     for text, own in graphs.items():
         others = frozenset().union(*(each for name, each in keys.items() if name != text))
-        full = construct.construct(own, timings, size, how=how, partial=True)
-        some = construct.construct(own, timings, size, how=how, only=others, partial=True)
-        if text in measured and full.ns and not full.at_least and some.ns is not None:
+        full = construct.construct(own, timings, size, conditions=conditions, partial=True)
+        some = construct.construct(own, timings, size, conditions=conditions, only=others, partial=True)
+        if text in measured and full.ns and not full.is_lower_limit and some.ns is not None:
             share = some.ns / full.ns
             if share >= FOUND:
                 found[text] = some.ns / share / measured[text] - 1, share

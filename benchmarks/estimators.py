@@ -103,9 +103,9 @@ def _ratios(
     if missing and time.monotonic() < until:
         turns.say(f"  {text}: {len(missing)} layers have no timing")
         bench.fill(missing, timings, options.budget or (20 if options.quick else 60))
-    made_of = construct.construct(found, timings, 1, how=construct.Conditions(threads=options.threads))
+    made_of = construct.construct(found, timings, 1, conditions=construct.Conditions(threads=options.threads))
     told: dict[str, float | None] = {
-        "timed layers (R2)": None if made_of.at_least else made_of.ns,
+        "timed layers (R2)": None if made_of.is_lower_limit else made_of.ns,
         "FLOPs ÷ peak": _over(found, peak, None),
         "FLOPs ÷ peak, bytes ÷ bandwidth": _over(found, peak, bandwidth),
     }

@@ -28,7 +28,7 @@ import xsp
 from xsp import models
 from xsp.errors import XspError
 from xsp.graph import keys, observed
-from xsp.graph.node import Graph, Why
+from xsp.graph.node import EdgeKind, Graph
 
 GOALS = {"program": 100, "execution trace": 30}
 QUICK = 2
@@ -121,7 +121,7 @@ def _row(source: str, make: Made, spec: str) -> Row:
         return {"error": f"{type(error).__name__}: {_first_line(error)}"}
     told = captured
     if source == "execution trace":
-        nodes = [replace(node, key=keys.key(observed.as_trace_reports(node.call))) for node in captured.nodes]
+        nodes = [replace(node, key=keys.key(observed.as_recorded_in_trace(node.call))) for node in captured.nodes]
         told = replace(captured, nodes=tuple(nodes))
     if source == "program" and not _alike(other, captured):
         import torch
@@ -170,7 +170,7 @@ def _keys(graph: Graph) -> Counter[str]:
 
 
 def _edges(graph: Graph) -> list[tuple[int, int]]:
-    return sorted((each.before, each.after) for each in graph.edges_of(Why.DATA))
+    return sorted((each.before, each.after) for each in graph.edges_of(EdgeKind.DATA))
 
 
 def _program(spec: str, built: Any) -> Graph:

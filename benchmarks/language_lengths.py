@@ -106,7 +106,7 @@ def _rows(report: turns.Report, model: str, kept: Kept, timings: bench.Timings, 
     short = model.partition(":")[2].partition("?")[0]
     for curve in found.curves:
         step = turns.middle(taken[curve.phase, unseen])
-        whole = curve.whole
+        whole = curve.total
         calls = None if whole is None else whole.at(unseen)
         figures = {n: turns.middle(taken[curve.phase, n]) for n in timed}
         values = [figure.value for figure in figures.values()]
@@ -142,7 +142,7 @@ def _measured(model: str, lengths: Sequence[int], kept: Kept, options: Any) -> R
     import torch
 
     torch.set_num_threads(options.threads)
-    ready = steps.ready(model, (DECODE, PREFILL), lengths, Settings(seed=options.seed))
+    ready = steps.build_steps(model, (DECODE, PREFILL), lengths, Settings(seed=options.seed))
     conditions = [turns.Condition(f"{phase} {n}", step) for (phase, n), step in ready.items()]
     turn = turns.turns_of(options)
     rounds = options.rounds or (5 if options.quick else 30)

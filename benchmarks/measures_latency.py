@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         latencies = [Latency(each.model, each.ns, "", each.batch, each.threads) for each in measured]
         _write(kept.folder / "latencies.csv", latencies)
     found = correlate.groups(rows, latencies)
-    notes, holes = correlate.left_out(rows, latencies, 1)
+    notes, holes = correlate.omissions(rows, latencies, 1)
     for group in found:
         _add(report, group, "this machine, ")
     if options.golden is not None:
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         report.notes += [
             f"{group.title}: micro:{each.family} varies {correlate.MEASURES[each.measure]} {each.factor:.0f} times, "
             f"latency {each.least_ns / 1e6:.3g} → {each.most_ns / 1e6:.3g} ms, "
-            f"exponent {correlatetext.shown(each.exponent)}."
+            f"exponent {correlatetext.coefficient_text(each.exponent)}."
             for each in group.slopes
         ]
     covered = len({each.model for each in measured})
@@ -104,8 +104,8 @@ def _add(report: turns.Report, group: correlate.Group, where: str) -> None:
         [
             f"{where}{group.title}",
             str(len(group.points)),
-            *(correlatetext.shown(of[each].pearson) for each in MEASURES),
-            "–" if difference is None else correlatetext.shown(difference.figure),
+            *(correlatetext.coefficient_text(of[each].pearson) for each in MEASURES),
+            "–" if difference is None else correlatetext.coefficient_text(difference.figure),
             "not decided" if winner is None else correlate.MEASURES[winner],
             "–" if error is None else turns.Figure(error.value, error.low or 0, error.high or 0).shown(0) + " %",
         ],

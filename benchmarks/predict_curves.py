@@ -85,7 +85,7 @@ def measure(options: Any, out: Path) -> None:
             left = until - time.monotonic()
             if left > 1:
                 links.fill(asked, timings, left, lambda *told: None)
-            curves, lacks = links.known(asked, timings)
+            curves, lacks = links.existing_curves(asked, timings)
             found += curves
             missing += lacks
         tables.append(found)

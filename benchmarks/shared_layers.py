@@ -89,7 +89,7 @@ def _families(report: turns.Report, found: sharing.Corpus) -> None:
         if name not in members or any(each not in members for each in first):
             continue
         own = members[name]
-        left = sharing.new(own, [members[each] for each in first])
+        left = sharing.count_new(own, [members[each] for each in first])
         share = left / max(len(own.unique), 1)
         if name in SECOND:
             second.append(share)

@@ -110,21 +110,21 @@ def test_a_kept_graph_is_the_captured_one(folder: Path, monkeypatch: pytest.Monk
     from xsp.models import Settings
 
     monkeypatch.setattr(cached, "software", lambda *packages: {"packages": packages})
-    made = {name: captured.named(name, Settings()) for name in ("micro:path-3", "torchvision:resnet18")}
-    trained = captured.named("micro:path-3", Settings(train=True))
+    made = {name: captured.of_name(name, Settings()) for name in ("micro:path-3", "torchvision:resnet18")}
+    trained = captured.of_name("micro:path-3", Settings(train=True))
     assert len(list(folder.iterdir())) == 3
 
     def again(spec: str, settings: Settings) -> None:
         raise AssertionError(f"{spec} is captured again")
 
     monkeypatch.setattr(captured, "_captured", again)
-    assert captured.named("micro:path-3", Settings(train=True)) == trained
+    assert captured.of_name("micro:path-3", Settings(train=True)) == trained
     for name, graph in made.items():
-        kept = captured.named(name, Settings())
+        kept = captured.of_name(name, Settings())
         assert kept == graph
         assert json.dumps(files.to_plain(kept)) == json.dumps(files.to_plain(graph))
     with pytest.raises(AssertionError, match="again"):
-        captured.named("micro:path-3", Settings(batch=2))
+        captured.of_name("micro:path-3", Settings(batch=2))
 
 
 def test_of_a_damaged_graph_that_is_kept_with_its_hash_another_is_made(
@@ -135,11 +135,11 @@ def test_of_a_damaged_graph_that_is_kept_with_its_hash_another_is_made(
     from xsp.models import Settings
 
     monkeypatch.setattr(cached, "software", lambda *packages: {})
-    graph = captured.named("micro:path-3", Settings())
+    graph = captured.of_name("micro:path-3", Settings())
     conditions = captured._conditions("micro:path-3", Settings())
     for text in ("[]", "{", "null", '{"calls": 3}'):
         cached.store(captured.KIND, conditions, text)
-        assert captured.named("micro:path-3", Settings()) == graph
+        assert captured.of_name("micro:path-3", Settings()) == graph
         assert cached.read(captured.KIND, conditions) != text
 
 

@@ -22,7 +22,7 @@ def test_ranks_end_when_what_started_them_is_killed() -> None:
         "from xsp.bench.ranks import Ranks\nfrom xsp.bench.partner import Partner\nimport time\n"
         "if __name__ == '__main__':\n"
         "    those, other = Ranks(2, 1), Partner(4096)\n"
-        "    print(*[each.pid for each in those._those], other._process.pid, flush=True)\n    time.sleep(600)\n"
+        "    print(*[each.pid for each in those._processes], other._process.pid, flush=True)\n    time.sleep(600)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -53,7 +53,7 @@ def test_a_rank_that_cannot_start_says_so_without_a_message_too(monkeypatch: pyt
     monkeypatch.setattr(torch.distributed, "FileStore", fail)
     monkeypatch.setattr(ranks.processes, "end_with_parent", lambda parent: None)
     answers, end = os.pipe()
-    ranks.be(os.getppid(), 0, 2, torch.get_num_threads(), -1, end)
+    ranks.run_rank(os.getppid(), 0, 2, torch.get_num_threads(), -1, end)
     with os.fdopen(answers) as stream:
         assert json.loads(stream.read()) == {"error": "gloo cannot be used: AssertionError"}
 
@@ -66,7 +66,7 @@ def test_batches_of_more_ranks_than_cores_are_long(
     asked: list[int] = []
 
     class Four:
-        def timed(self, what: object, calls: int) -> int:
+        def measure_ns(self, what: object, calls: int) -> int:
             asked.append(calls)
             return first_ns * calls
 
@@ -91,7 +91,7 @@ def test_more_ranks_than_cores_compute_for_as_long_as_all_of_them_take(monkeypat
 
     monkeypatch.setattr("xsp.processes.cores", lambda: 2)
     those = ranks.Ranks.__new__(ranks.Ranks)
-    those._those = [Rank(0, 100), Rank(10, 110), Rank(100, 200), Rank(110, 210)]  # type: ignore[list-item]
-    assert those.timed({"what": "together-product", "ranks": 4}, 1) == 210
-    assert those.timed({"what": "all_reduce", "ranks": 4}, 1) == 100
-    assert those.timed({"what": "together-product", "ranks": 2}, 1) == 100
+    those._processes = [Rank(0, 100), Rank(10, 110), Rank(100, 200), Rank(110, 210)]  # type: ignore[list-item]
+    assert those.measure_ns({"what": "together-product", "ranks": 4}, 1) == 210
+    assert those.measure_ns({"what": "all_reduce", "ranks": 4}, 1) == 100
+    assert those.measure_ns({"what": "together-product", "ranks": 2}, 1) == 100

@@ -201,7 +201,7 @@ def test_however_short_a_budget_something_is_timed_and_no_figure_is_made_up(tmp_
     specs, took, kept = of(Net(), torch.ones(512, 512)), [], Timings.open(tmp_path, HERE)
     for _ in range(2):
         before = len(kept)
-        bench.fill(specs, kept, 0.001, started=took.append)
+        bench.fill(specs, kept, 0.001, on_start=took.append)
         assert len(kept) > before
     assert all(map(is_whole, kept))
     assert {each.op for each in kept} & {each.op for each in specs}, "not what is empty alone"

@@ -13,7 +13,7 @@ import pytest
 from madegraphs import graph_of
 
 from xsp.bench.environment import Environment
-from xsp.bench.spec import CacheState, Spec, Status, Timing, slowed, spec_of, untimed
+from xsp.bench.spec import CacheState, Spec, Status, Timing, slowdown_text, spec_of, untimed
 from xsp.bench.timings import Timings
 from xsp.errors import BenchError
 from xsp.graph.blocks import block
@@ -223,21 +223,21 @@ def test_one_file_carries_all_timings_elsewhere(tmp_path: Path) -> None:
     Timings.open(tmp_path / "a", OTHER).add([timing(spec(), 9.0, OTHER)])
     assert Timings.open(tmp_path / "a", HERE).export(tmp_path / "all.parquet") == 3
     there = Timings.open(tmp_path / "b", HERE)
-    assert there.take_in(tmp_path / "all.parquet") == (3, 2)
+    assert there.import_file(tmp_path / "all.parquet") == (3, 2)
     assert set(there) == set(Timings.open(tmp_path / "a", HERE))
     assert there.environments() == Timings.open(tmp_path / "a", HERE).environments()
-    assert there.take_in(tmp_path / "all.parquet") == (0, 2)
+    assert there.import_file(tmp_path / "all.parquet") == (0, 2)
 
 
 def test_timings_of_a_file_with_two_descriptions_of_an_environment_count_once(tmp_path: Path) -> None:
     for name, load in (("a", 1), ("b", 2)):
-        described = dataclasses.replace(HERE, noted={"load": load})
+        described = dataclasses.replace(HERE, circumstances={"load": load})
         Timings.open(tmp_path / name, described).add([timing(spec(load))])
         Timings.open(tmp_path / name, described).export(tmp_path / f"{name}.parquet")
     both = ", ".join(f"'{tmp_path / name}.parquet'" for name in ("a", "b"))
     duckdb.sql(f"FROM read_parquet([{both}])").write_parquet(str(tmp_path / "both.parquet"))
     there = Timings.open(tmp_path / "c", HERE)
-    assert there.take_in(tmp_path / "both.parquet") == (2, 1)
+    assert there.import_file(tmp_path / "both.parquet") == (2, 1)
     assert len(there._parts(HERE.hash)) == 1
 
 
@@ -246,7 +246,7 @@ def test_what_was_taken_later_stays(tmp_path: Path) -> None:
     Timings.open(tmp_path / "a", HERE).export(tmp_path / "old.parquet")
     there = Timings.open(tmp_path / "b", HERE)
     there.add([timing(spec(), 2.0, taken_ns=2)])
-    assert there.take_in(tmp_path / "old.parquet") == (0, 1)
+    assert there.import_file(tmp_path / "old.parquet") == (0, 1)
     assert [each.trimmed_ns for each in there] == [2.0]
 
 
@@ -266,13 +266,13 @@ def test_a_foreign_or_damaged_file_is_one_error_and_changes_nothing(tmp_path: Pa
     there = Timings.open(tmp_path / "b", HERE)
     for name in ("text", "half", "foreign", "part", "absent"):
         with pytest.raises(BenchError, match="not a file of timings"):
-            there.take_in(tmp_path / name)
+            there.import_file(tmp_path / name)
     duckdb.sql(f"COPY (FROM '{tmp_path / 'all.parquet'}' LIMIT 0) TO '{tmp_path / 'empty'}' (FORMAT parquet)")
     with pytest.raises(BenchError, match="empty: it holds no timings"):
-        there.take_in(tmp_path / "empty")
+        there.import_file(tmp_path / "empty")
     edit(tmp_path / "all.parquet", "1.0 AS trimmed_ns")
     with pytest.raises(BenchError, match="none of its 1 timings is valid"):
-        there.take_in(tmp_path / "all.parquet")
+        there.import_file(tmp_path / "all.parquet")
     assert not (tmp_path / "b").exists()
 
 
@@ -285,5 +285,5 @@ def test_specs_and_their_keys_need_neither_torch_nor_the_table_engine() -> None:
 
 
 def test_a_ratio_of_hundreds_is_no_percentage() -> None:
-    assert slowed(1.12) == "up to 12 % longer in its slowest round"
-    assert slowed(436.26) == "up to 436 times as long in its slowest round"
+    assert slowdown_text(1.12) == "up to 12 % longer in its slowest round"
+    assert slowdown_text(436.26) == "up to 436 times as long in its slowest round"

@@ -52,7 +52,7 @@ def test_planted_constants_come_back_without_noise() -> None:
     assert shape.beta.value == pytest.approx(FAR, rel=1e-3)
     assert shape.knees[0].value == pytest.approx(KNEE, rel=1e-2)
     assert shape.held_out == pytest.approx(0, abs=0.05)
-    assert not shape.leaves
+    assert not shape.has_outlier
     assert shape.seconds(3 << 20) == pytest.approx(planted([3 << 20])[0], rel=1e-2)
 
 
@@ -104,7 +104,7 @@ def test_a_disturbed_size_moves_nothing_and_is_named() -> None:
     shape = fit(sizes, times)
     assert shape.alpha.value == pytest.approx(1e-5, rel=0.01)
     assert shape.beta.value == pytest.approx(1e-9, rel=0.01)
-    assert (shape.leaves, shape.worst_at) == (True, sizes[3])
+    assert (shape.has_outlier, shape.worst_at) == (True, sizes[3])
 
 
 def test_a_curve_that_bends_at_its_end_is_not_extrapolated() -> None:
@@ -211,7 +211,7 @@ def test_ranks_are_said_to_share_cores_only_where_they_do(
     filled: tuple[Timings, list[Curve]], cores: int, is_said: bool
 ) -> None:
     timings, found = filled
-    there = Timings(timings.folder, dataclasses.replace(HERE, equal={**HERE.equal, "cores": cores}))
+    there = Timings(timings.folder, dataclasses.replace(HERE, properties={**HERE.properties, "cores": cores}))
     of_two_threads = [dataclasses.replace(each, threads=2) for each in found]
     notes = curvetext.as_json(COLLECTIVES, there, of_two_threads, None, 0, 0)["notes"]
     assert any("loopback is not a network" in each for each in notes)
@@ -279,15 +279,15 @@ def test_without_a_device_its_transfers_are_refused_and_with_one_peers_are(tmp_p
     found = links.plan_transfers(timings, TRANSFERS, None, (2,), (1,), tmp_path)
     assert not any(FAMILIES[transfers.arguments(each)[0]].device for each in found.specs)
     count = sum(family.device for family in FAMILIES.values())
-    assert found.refused[0] == f"no device here, so not timed: {count} families that need one"
+    assert found.refusals[0] == f"no device here, so not timed: {count} families that need one"
     few = links.plan_transfers(timings, TRANSFERS, "copy,kernel-launch,zero-copy", (2,), (1,), tmp_path)
-    assert few.refused == ("no device here, so not timed: kernel-launch, zero-copy",)
+    assert few.refusals == ("no device here, so not timed: kernel-launch, zero-copy",)
     with pytest.raises(UsageError, match="no device here, which is needed for managed-demand, kernel-launch"):
         links.plan_transfers(timings, TRANSFERS, "managed-demand,kernel-launch", (2,))
     with pytest.raises(UsageError, match="there is no device here"):
         links.plan_transfers(timings, TRANSFERS, "device", (2,))
     one = Timings.open(tmp_path, Environment({"devices": [{"name": "X"}]}))
-    assert links.plan_transfers(one, TRANSFERS, "copy,device", (2,), (1,), tmp_path).refused == (
+    assert links.plan_transfers(one, TRANSFERS, "copy,device", (2,), (1,), tmp_path).refusals == (
         "only one device here, so not timed: peer-copy",
     )
     with pytest.raises(UsageError, match="two are needed for peer-copy"):
@@ -303,17 +303,17 @@ def test_a_folder_without_room_or_in_memory_is_said_before_anything_is_timed(
     mounts.write_text("tmpfs / tmpfs rw 0 0\n")
     found = links.plan_transfers(timings, TRANSFERS, "storage", (2,), (1,), tmp_path)
     assert {transfers.arguments(each)[0] for each in found.specs} == {"write-buffered", "read-cached", "read-mapped"}
-    assert "(tmpfs) are in memory, so not timed: write-fsync, read-cold, read-direct, write-direct" in found.refused[0]
+    assert "(tmpfs) are in memory, so not timed: write-fsync, read-cold, read-direct, write-direct" in found.refusals[0]
     with pytest.raises(UsageError, match="a disk is needed for read-cold: name another one, --directory DIR"):
         links.plan_transfers(timings, TRANSFERS, "read-cold", (2,), (1,), tmp_path)
     mounts.write_text("disk / ext4 rw 0 0\n")
     monkeypatch.setattr(links, "ROOM", 1 << 40)
     found = links.plan_transfers(timings, TRANSFERS, "storage,pipe", (2,), (1,), tmp_path)
     assert {transfers.arguments(each)[0] for each in found.specs} == {"pipe"}
-    assert "has too little room" in found.refused[0]
+    assert "has too little room" in found.refusals[0]
     with pytest.raises(UsageError, match="so mapped-file cannot be timed: name another folder"):
         links.plan_transfers(timings, TRANSFERS, "mapped-file", (2,), (1,), tmp_path)
-    assert links.plan_transfers(timings, TRANSFERS, "storage", (2,), (1,), tmp_path, times=False).refused == ()
+    assert links.plan_transfers(timings, TRANSFERS, "storage", (2,), (1,), tmp_path, for_timing=False).refusals == ()
 
 
 def test_copies_between_numa_nodes_are_of_machines_with_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,14 +324,14 @@ def test_copies_between_numa_nodes_are_of_machines_with_two(tmp_path: Path, monk
     assert numanodes.pair() is None
     with pytest.raises(UsageError, match="two are needed for copy-near-node, copy-far-node"):
         links.plan_transfers(timings, TRANSFERS, "copy-near-node,copy-far-node", (2,), (1,), tmp_path)
-    said = links.plan_transfers(timings, TRANSFERS, "memory", (2,), (1,), tmp_path).refused
+    said = links.plan_transfers(timings, TRANSFERS, "memory", (2,), (1,), tmp_path).refusals
     assert said == ("only one NUMA node here, so not timed: copy-near-node, copy-far-node",)
     machine(tmp_path / "four", {0: (), 1: (0, 1), 2: (2, 3), 3: (4, 5)}, "20 10 30 20")
     monkeypatch.setattr(numanodes, "NODES", tmp_path / "four")
     assert numanodes.pair() == (1, 2)  # a node without cores of this process is none to run on; 2 is furthest from 1
     assert numanodes.cores_of(1) == {0, 1}
     found = links.plan_transfers(timings, TRANSFERS, "copy-near-node,copy-far-node", (2,), (1,), tmp_path)
-    assert (found.refused, {each.op for each in found.specs}) == (
+    assert (found.refusals, {each.op for each in found.specs}) == (
         (), {"transfer::copy-near-node", "transfer::copy-far-node"}
     )  # fmt: skip
     monkeypatch.setattr(numanodes, "NODES", tmp_path / "none")
@@ -396,12 +396,12 @@ def test_a_check_repeats_only_what_the_folder_that_is_given_can_repeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from xsp.bench import repeatability
-    from xsp.bench.environment import here
+    from xsp.bench.environment import current_environment
 
     mounts = tmp_path / "mounts"
     mounts.write_text("disk / ext4 rw 0 0\n")
     monkeypatch.setattr(links, "MOUNTS", mounts)
-    timings = Timings.open(tmp_path / "timings", here())
+    timings = Timings.open(tmp_path / "timings", current_environment())
     asked = [each for kind in ("ext4", "nfs") for each in transfers.of_transfers(["copy", "read-cached"], (1,), kind)]
     timings.add(timing(each, 1e5) for each in {each.key: each for each in asked}.values())
     seen: list[tuple[set[str], str | None]] = []
@@ -538,7 +538,7 @@ def test_a_partner_that_stalls_in_the_middle_of_an_exchange_is_given_up_and_repl
     pytest.importorskip("torch")
     from xsp.bench import moves
 
-    ends = partner.Ends.__new__(partner.Ends)
+    ends = partner.Channels.__new__(partner.Channels)
     ends.buffer = memoryview(bytearray(64))
     here, there = socket.socketpair()
     with here, there:
@@ -549,7 +549,7 @@ def test_a_partner_that_stalls_in_the_middle_of_an_exchange_is_given_up_and_repl
 
     class Failing:
         def __init__(self, size: int, folder: object) -> None:
-            self.failed = False
+            self.has_failed = False
 
         def end(self) -> None:
             ended.append(self)
@@ -559,6 +559,6 @@ def test_a_partner_that_stalls_in_the_middle_of_an_exchange_is_given_up_and_repl
     monkeypatch.setattr(moves, "_partners", {})
     first = moves._partner(None)
     assert moves._partner(None) is first
-    first.failed = True
+    first.has_failed = True
     assert moves._partner(None) is not first
     assert ended == [first]

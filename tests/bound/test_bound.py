@@ -27,7 +27,7 @@ from xsp.device.machine import cpu_model
 from xsp.errors import BenchError, GraphError, UsageError
 from xsp.graph import Graph
 from xsp.graph.keys import key
-from xsp.graph.node import Call, Edge, KnownBy, Node, NodeKind, Phase, Role, Source, Tensor, Value, Why
+from xsp.graph.node import Call, Edge, EdgeKind, KnownBy, Node, NodeKind, Phase, Role, Source, Tensor, Value
 from xsp.sections import Branch, Chart, Text, Tree
 from xsp.store.trace import Trace
 
@@ -52,7 +52,7 @@ def chain() -> Graph:
         node("linear", "second", 2, 3, X, W),
     )
     values = tuple(Value(each, 0, Role.ACTIVATION, 4000) for each in range(4))
-    edges = tuple(Edge(each, each + 1, Why.DATA) for each in range(3))
+    edges = tuple(Edge(each, each + 1, EdgeKind.DATA) for each in range(3))
     return Graph("chain", Source.CAPTURED, nodes, edges, values, KnownBy.STORAGE, "calls", 10_000)
 
 
@@ -100,7 +100,7 @@ def test_coverage_is_of_calls_and_of_expected_time() -> None:
     found = coverage([Figure(90), None, None], [True, True, False], [90.0, 10.0, None])
     assert (found.nodes, found.of_nodes, found.time) == (1, 2, 0.9)
     assert coverage([Figure(90), None], [True, True], [90.0, None]).time is None
-    assert coverage([Figure(90)], [True], [90.0], beyond_ns=90).time == 0.5
+    assert coverage([Figure(90)], [True], [90.0], unattributed_ns=90).time == 0.5
 
 
 def test_below_95_percent_there_is_no_total_unless_it_is_asked_for() -> None:
@@ -108,9 +108,9 @@ def test_below_95_percent_there_is_no_total_unless_it_is_asked_for() -> None:
     figures = [Figure(900.0), Figure(50.0), None, None]
     counted = [True, True, False, True]
     found = total(graph, figures, counted, [900.0, 50.0, None, 900.0], 2)
-    assert (found.sequential, found.parallel, found.at_least) == (None, None, True)
+    assert (found.sequential, found.parallel, found.is_lower_limit) == (None, None, True)
     partial = total(graph, figures, counted, [900.0, 50.0, None, 900.0], 2, partial=True)
-    assert (partial.sequential, partial.parallel, partial.at_least) == (950, 950, True)
+    assert (partial.sequential, partial.parallel, partial.is_lower_limit) == (950, 950, True)
     assert total(graph, figures, counted, [900.0, 50.0, None, 5.0], 2).sequential == 950
 
 
@@ -196,14 +196,14 @@ def test_a_hole_is_named_with_its_reason_and_no_total_is_given(filled: Fill) -> 
     assert found.coverage.time is not None
     assert found.coverage.time < 0.1
     partial = xsp.bound.of(graph, timings=known, threads=2, partial=True)
-    assert (partial.rungs["as_run"].sequential, partial.rungs["as_run"].at_least) == (10_000, True)
+    assert (partial.rungs["as_run"].sequential, partial.rungs["as_run"].is_lower_limit) == (10_000, True)
     assert "≥" in text.page(partial, "chain.json", partial=True)
     assert sum(each.ns for each in partial.differences) == 10_000 - 408_000
 
 
 def test_a_call_below_its_ceiling_is_counted(filled: Fill) -> None:
     found = xsp.bound.of(chain(), timings=filled(chain(), linear=100.0, relu=10_000.0), threads=2)
-    assert found.beats == 2
+    assert found.below_ceiling == 2
     assert found.differences[0].ns < 0
 
 
@@ -288,10 +288,10 @@ def test_the_json_has_the_documented_keys_and_no_figure_that_is_not_one(filled: 
 
 def test_a_bound_becomes_a_section_of_run_directories_alone(filled: Fill, tmp_path: Path) -> None:
     found = xsp.bound.of(chain(), timings=filled(chain(), linear=250_000.0, relu=9_000.0), threads=2)
-    assert section.keep(found, tmp_path / "no run") is None
-    assert section.keep(found, tmp_path) is None
+    assert section.write_section(found, tmp_path / "no run") is None
+    assert section.write_section(found, tmp_path) is None
     (tmp_path / "run.json").write_text("{}", encoding="utf-8")
-    assert section.keep(found, tmp_path) == tmp_path / "sections" / "bound.json"
+    assert section.write_section(found, tmp_path) == tmp_path / "sections" / "bound.json"
 
 
 def leaves(branch: Branch) -> list[Branch]:
@@ -416,8 +416,8 @@ def test_calls_are_paired_by_place_and_by_order_and_the_rest_is_counted(known: T
     found = xsp.bound.of(chain(), trace=run_of(moved), timings=known)
     assert found.join is not None
     assert found.join.rules == {"place": 1, "name": 1, "type": 0}
-    assert found.join.planned_not_seen == (1,)
-    assert [found.join.seen[each].op for each in found.join.seen_not_planned] == ["aten::sigmoid"]
+    assert found.join.unmatched_nodes == (1,)
+    assert [found.join.calls[each].op for each in found.join.unmatched_calls] == ["aten::sigmoid"]
 
 
 def test_a_run_with_another_batch_is_refused(known: Timings) -> None:
@@ -429,7 +429,7 @@ def test_a_run_whose_model_has_other_calls_here_is_bound_by_its_own_calls(
     known: Timings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_of([(op, module, [20, 100]) for op, module, _ in SEEN])
-    monkeypatch.setattr(planned, "_planned", lambda trace: chain())
+    monkeypatch.setattr(planned, "_model_graph", lambda trace: chain())
     found = xsp.bound.of(run, timings=known)
     assert found.graph.source is Source.SPANS
     assert "that of its model does not match" in found.problems[0]
@@ -444,7 +444,7 @@ def test_a_saved_graph_of_one_run_is_paired_with_the_calls_of_another(known: Tim
     found = xsp.bound.of(graph, trace=longer, timings=known)
     assert found.join is not None
     assert found.join.rules == {"place": 3, "name": 0, "type": 0}
-    assert [found.join.seen[each].module for each in found.join.seen_not_planned] == ["last"]
+    assert [found.join.calls[each].module for each in found.join.unmatched_calls] == ["last"]
     assert xsp.bound.of(graph, trace=run_of(SEEN), timings=known).join is None
 
 
@@ -468,7 +468,7 @@ def test_the_measured_step_has_the_batch_of_the_merged_one() -> None:
         for step, (end, batch) in enumerate([(9_000, 3), *[(20_000, 4)] * 5])
         for row in testing.spans(f"step s 0-{end} batch_size={batch}", step=step)
     ]
-    found = recordedcalls.measured(testing.trace_of(rows))
+    found = recordedcalls.step_time(testing.trace_of(rows))
     assert found is not None
     assert found.ns == pytest.approx(20e6)
 

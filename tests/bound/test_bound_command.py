@@ -50,7 +50,7 @@ def test_the_next_command_repeats_the_device_and_the_sizes_and_takes_no_run_that
 
 def test_the_run_to_compare_with_is_recorded_with_the_options_of_the_step() -> None:
     typed = ["--train", "--batch", "4", "--threads", "1", "--timings", "a b", "--decode", "8"]
-    assert text._recorded_with(typed) == ["--train", "--batch", "4", "--decode", "8"]
+    assert text._profile_options(typed) == ["--train", "--batch", "4", "--decode", "8"]
 
 
 def test_tables_of_phases_have_no_page_and_nothing_is_timed_for_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +63,7 @@ def test_what_cannot_be_timed_is_not_to_be_timed_again(timings: Path, capsys: py
 
     name = machine.cpu_model() or "cpu"
     ceilings.keep({name: Ceiling(name, {"fp32": 1e11}, {}, 1e10, "measured")})
-    known = Timings.open(timings, environment.here())
+    known = Timings.open(timings, environment.current_environment())
     specs = [spec for spec, _ in bench.specs(graph.of("micro:path-3"), threads=1)]
     ok = {"samples": 9, "trimmed_ns": 1e4, "low_ns": 9e3, "high_ns": 1.1e4, "least_ns": 9e3, "taken_ns": 1}
     small = min(specs, key=lambda spec: len(str(spec.block.calls)))

@@ -61,29 +61,29 @@ def timed(
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 16])
 def test_the_sum_of_all_blocks_is_the_model_for_every_size(size: int) -> None:
     graph = chain([1, 2, 3, 1, 2])
-    made = construct.construct(graph, timed(graph, sizes=[size]), size, how=HOW)
+    made = construct.construct(graph, timed(graph, sizes=[size]), size, conditions=HOW)
     assert made.ns == pytest.approx(900)
     assert len(made.windows) == math.ceil(5 / size)
     assert [(each.start, each.stop) for each in made.windows] == [
         (first, min(first + size, 5)) for first in range(0, 5, size)
     ]
-    assert not made.at_least
+    assert not made.is_lower_limit
     assert made.holes == ()
 
 
 def test_equal_blocks_share_their_error_and_are_run_once() -> None:
     graph = chain([1, 2, 1, 2, 1, 2])
-    made = construct.construct(graph, timed(graph), 1, how=HOW)
+    made = construct.construct(graph, timed(graph), 1, conditions=HOW)
     assert made.unique == 2
     assert made.half_ns == pytest.approx(math.sqrt(9**2 + 9**2))
     assert made.once_ns == pytest.approx(300)
-    pairs = construct.construct(graph, timed(graph, sizes=[2], less=10), 2, how=HOW)
+    pairs = construct.construct(graph, timed(graph, sizes=[2], less=10), 2, conditions=HOW)
     assert pairs.ns == pytest.approx(900 - 3 * 10)
 
 
 def test_blocks_do_not_cross_phases() -> None:
     graph = chain([1, 2, 3], phases={2: Phase.BACKWARD})
-    made = construct.construct(graph, timed(graph, sizes=[3]), 3, how=HOW)
+    made = construct.construct(graph, timed(graph, sizes=[3]), 3, conditions=HOW)
     assert [(each.start, each.stop) for each in made.windows] == [(0, 2), (2, 3)]
 
 
@@ -92,16 +92,16 @@ def test_a_hole_makes_no_total_and_is_named_with_its_reason() -> None:
     known = timed(graph)
     failed = next(each for each in known.values() if each.trimmed_ns == 300)
     known[failed.key] = replace(failed, status=Status.FAILED, trimmed_ns=None, reason="no such operator")
-    made = construct.construct(graph, known, 1, how=HOW)
+    made = construct.construct(graph, known, 1, conditions=HOW)
     assert made.ns is None
     assert made.half_ns is None
     assert made.once_ns is None
     assert made.coverage.nodes == 2
     (hole,) = made.holes
     assert (hole.op, hole.count, hole.status, hole.reason) == ("aten::mul", 2, Status.FAILED, "no such operator")
-    least = construct.construct(graph, known, 1, how=HOW, partial=True)
+    least = construct.construct(graph, known, 1, conditions=HOW, partial=True)
     assert least.ns == pytest.approx(300)
-    assert least.at_least
+    assert least.is_lower_limit
 
 
 def test_a_total_with_a_small_hole_is_at_least_and_has_no_error() -> None:
@@ -109,46 +109,50 @@ def test_a_total_with_a_small_hole_is_at_least_and_has_no_error() -> None:
     known = {key: each for key, each in timed(graph).items() if each.trimmed_ns != 200}
     long = replace(next(iter(known.values())), trimmed_ns=1e9)
     known[long.key] = long
-    made = construct.construct(graph, known, 1, how=HOW, partial=True)
-    assert made.at_least
-    assert [each.error for each in curves.curve(graph, known, 1e9, [1], how=HOW)] == [None]
+    made = construct.construct(graph, known, 1, conditions=HOW, partial=True)
+    assert made.is_lower_limit
+    assert [each.error for each in curves.curve(graph, known, 1e9, [1], conditions=HOW)] == [None]
 
 
 def test_other_variants_and_failed_figures_never_enter() -> None:
     graph = chain([1, 2])
     known = {key: replace(each, status=Status.DIFFERENT) for key, each in timed(graph).items()}
-    assert construct.construct(graph, known, 1, how=HOW, partial=True).ns is None
+    assert construct.construct(graph, known, 1, conditions=HOW, partial=True).ns is None
     assert (
-        construct.construct(graph, timed(graph), 1, how=construct.Conditions(CacheState.COLD, 2), partial=True).ns
+        construct.construct(
+            graph, timed(graph), 1, conditions=construct.Conditions(CacheState.COLD, 2), partial=True
+        ).ns
         is None
     )
     assert (
-        construct.construct(graph, timed(graph), 1, how=construct.Conditions(CacheState.WARM, 1), partial=True).ns
+        construct.construct(
+            graph, timed(graph), 1, conditions=construct.Conditions(CacheState.WARM, 1), partial=True
+        ).ns
         is None
     )
 
 
 def test_a_graph_without_calls_is_refused() -> None:
     with pytest.raises(GraphError, match="no computing calls"):
-        construct.construct(chain([]), {}, 1, how=HOW)
+        construct.construct(chain([]), {}, 1, conditions=HOW)
     with pytest.raises(GraphError, match="any call"):
-        construct.cover(chain([]), {}, 2, how=HOW)
+        construct.cover(chain([]), {}, 2, conditions=HOW)
 
 
 def test_glue_is_a_line_of_its_own() -> None:
     graph = chain([1, 2, 3])
     assert construct.module_calls(graph) == 5
-    made = construct.construct(graph, timed(graph), 1, how=HOW, glue_ns=35)
+    made = construct.construct(graph, timed(graph), 1, conditions=HOW, glue_ns=35)
     assert made.ns == pytest.approx(600)
     assert made.glue_ns == pytest.approx(35)
     assert made.with_glue_ns == pytest.approx(635)
-    (point,) = curves.curve(graph, timed(graph), 1270, [1], how=HOW, glue_ns=35)
+    (point,) = curves.curve(graph, timed(graph), 1270, [1], conditions=HOW, glue_ns=35)
     assert point.error == pytest.approx(-0.5)
 
 
 def test_a_curve_has_a_point_for_each_size_and_an_error_where_all_is_known() -> None:
     graph = chain([1, 2, 3, 1, 2, 3])
-    found = curves.curve(graph, timed(graph, sizes=[1, 2, 3], less=10), 1200, [1, 2, 3, 4], how=HOW)
+    found = curves.curve(graph, timed(graph, sizes=[1, 2, 3], less=10), 1200, [1, 2, 3, 4], conditions=HOW)
     assert [each.construction.granularity for each in found] == [1, 2, 3, 4]
     assert [each.error for each in found[:3]] == pytest.approx([0.0, 1170 / 1200 - 1, 1160 / 1200 - 1])
     assert found[3].error is None
@@ -160,20 +164,20 @@ def test_a_curve_has_a_point_for_each_size_and_an_error_where_all_is_known() -> 
 def test_the_best_cover_takes_blocks_wherever_they_begin() -> None:
     graph = chain([1, 2, 3, 4, 5])
     known = timed(graph, sizes=[1, 2, 3], stride=1, less=10)
-    found = construct.cover(graph, known, 3, how=HOW)
+    found = construct.cover(graph, known, 3, conditions=HOW)
     assert found.ns == pytest.approx(1500 - 30)
     assert [each.start for each in found.blocks] == [0, *(each.stop for each in found.blocks[:-1])]
     assert found.blocks[-1].stop == 5
     assert found.median_ns >= found.ns
     assert 0 <= found.spread < 0.03
-    assert construct.cover(graph, known, 1, how=HOW).spread == 0
+    assert construct.cover(graph, known, 1, conditions=HOW).spread == 0
 
 
 def test_a_call_that_no_timed_block_covers_is_named() -> None:
     graph = chain([1, 2, 3])
     known = {key: each for key, each in timed(graph).items() if each.trimmed_ns != 200}
     with pytest.raises(GraphError, match=r"do not cover call 1 \(aten::add\)"):
-        construct.cover(graph, known, 1, how=HOW)
+        construct.cover(graph, known, 1, conditions=HOW)
 
 
 @st.composite
@@ -220,31 +224,33 @@ def test_paths_are_drawn_with_equal_probability() -> None:
 def test_a_model_is_constructed_from_timings_that_were_taken_for_others() -> None:
     own, others = chain([1, 2, 3], "m:own"), [chain([3, 1], "m:a"), chain([2, 9], "m:b")]
     known = timed(own, *others, sizes=[1, 2])
-    there = construct.elsewhere(others, 1, how=HOW)
-    assert construct.construct(own, known, 1, how=HOW, only=there).ns == pytest.approx(600)
-    some = construct.construct(own, known, 1, how=HOW, only=construct.elsewhere(others[:1], 1, how=HOW), partial=True)
+    there = construct.spec_keys(others, 1, conditions=HOW)
+    assert construct.construct(own, known, 1, conditions=HOW, only=there).ns == pytest.approx(600)
+    some = construct.construct(
+        own, known, 1, conditions=HOW, only=construct.spec_keys(others[:1], 1, conditions=HOW), partial=True
+    )
     assert some.ns == pytest.approx(400)
     assert [each.op for each in some.holes] == ["aten::add"]
-    pairs = curves.curve(own, known, 600, [2], how=HOW, only={2: construct.elsewhere(others, 2, how=HOW)})
+    pairs = curves.curve(own, known, 600, [2], conditions=HOW, only={2: construct.spec_keys(others, 2, conditions=HOW)})
     assert pairs[0].construction.coverage.nodes == 0
     assert pairs[0].error is None
 
 
 def test_the_cost_is_of_different_blocks_and_models_with_holes_take_no_part() -> None:
     graphs = [chain([1, 2, 1, 2], "m:a"), chain([2, 2, 2], "m:b"), chain([1, 9], "m:hole"), chain([1], "m:unmeasured")]
-    found = curves.cost(graphs, timed(*graphs[:2]), {"m:a": 600, "m:b": 600, "m:hole": 5}, 1, how=HOW)
+    found = curves.cost(graphs, timed(*graphs[:2]), {"m:a": 600, "m:b": 600, "m:hole": 5}, 1, conditions=HOW)
     assert found.models == 2
     assert (found.blocks, found.unique) == (7, 2)
     assert found.saved == pytest.approx(1200 / 300)
-    assert found.left_out == {"m:hole": "1 of 2 blocks are not timed", "m:unmeasured": "its step was not measured"}
-    assert curves.cost([], {}, {}, how=HOW).saved is None
+    assert found.excluded == {"m:hole": "1 of 2 blocks are not timed", "m:unmeasured": "its step was not measured"}
+    assert curves.cost([], {}, {}, conditions=HOW).saved is None
 
 
 def test_the_curve_is_shown_in_80_columns_as_json_and_as_a_section(capsys) -> None:
     graph = chain([1, 2, 3, 1, 2, 3])
     known = timed(graph, sizes=[1, 2], stride=1)
-    points = curves.curve(graph, known, 1200, [1, 2, 3], how=HOW, glue_ns=60)
-    best = construct.cover(graph, known, 2, how=HOW)
+    points = curves.curve(graph, known, 1200, [1, 2, 3], conditions=HOW, glue_ns=60)
+    best = construct.cover(graph, known, 2, conditions=HOW)
     found = curves.Curve(graph, 2, 1200, tuple(points), best)
     assert found.best is points[0]
     for each in (found, replace(found, cover="no reason", measured_ns=None)):
@@ -282,7 +288,7 @@ def test_a_run_of_a_device_is_not_held_against_timings_of_this_processor(shared:
 
 
 def test_a_run_of_another_model_makes_no_error_of_a_curve(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(recordedcalls, "is_elsewhere", lambda trace: False)
+    monkeypatch.setattr(recordedcalls, "is_foreign", lambda trace: False)
     step = "step train 0-100\n  forward Net 1-90\n    op aten::conv2d 2-80 input_shapes=[[1,3,8,8]] dtype=float"
     trace = testing.trace_of(testing.spans(step))
     with pytest.raises(GraphError, match="is not a run of m:chain"):
@@ -292,7 +298,7 @@ def test_a_run_of_another_model_makes_no_error_of_a_curve(tmp_path: Path, monkey
 def test_of_a_run_the_curve_is_a_section_of_its_report(small_run: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(small_run, tmp_path / "run"))
     graph = chain([1, 2])
-    found = curves.Curve(graph, 2, None, tuple(curves.curve(graph, timed(graph), None, [1], how=HOW)), "none")
-    assert curvetext.keep(found, tmp_path) is None
-    assert curvetext.keep(found, run) == run / "sections" / "blocks.json"
+    found = curves.Curve(graph, 2, None, tuple(curves.curve(graph, timed(graph), None, [1], conditions=HOW)), "none")
+    assert curvetext.write_section(found, tmp_path) is None
+    assert curvetext.write_section(found, run) == run / "sections" / "blocks.json"
     assert list(sections.read(run).sections) == ["blocks"]

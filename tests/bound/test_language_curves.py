@@ -189,14 +189,14 @@ def test_curves_have_the_coefficients_that_were_planted(known) -> None:
     plant(known, GPT2)
     found = language.of(GPT2, LENGTHS, timings=known, threads=1)
     calls = len(found.decode.points[0].graph.computing)
-    assert found.decode.whole.coefficients[:2] == pytest.approx((1000 * calls, 20), rel=1e-3)
-    assert found.decode.whole.at(128) == pytest.approx(1000 * calls + 20 * 128, rel=1e-3)
+    assert found.decode.total.coefficients[:2] == pytest.approx((1000 * calls, 20), rel=1e-3)
+    assert found.decode.total.at(128) == pytest.approx(1000 * calls + 20 * 128, rel=1e-3)
     reading = found.prefill
     addmm = sum(node.call.op == "aten::addmm" for node in reading.points[0].graph.computing)
     assert reading.attention.coefficients[2] == pytest.approx(4, rel=1e-2)
-    assert reading.rest.coefficients[1] == pytest.approx(5 * addmm, rel=1e-2)
+    assert reading.non_attention.coefficients[1] == pytest.approx(5 * addmm, rel=1e-2)
     truth = 1000 * len(reading.points[0].graph.computing) + 5 * addmm * 128 + 4 * 128**2
-    assert reading.whole.at(128) == pytest.approx(truth, rel=1e-2)
+    assert reading.total.at(128) == pytest.approx(truth, rel=1e-2)
     assert found.framework == ""
 
 
@@ -205,19 +205,19 @@ def test_attention_overtakes_where_the_planted_curves_cross(known) -> None:
     plant(known, GPT2)
     found = language.of(GPT2, LENGTHS, timings=known, threads=1)
     constant = 1000 * (found.decode.calls - 6)  # two layers write keys and values, and attend
-    assert found.decode.overtakes.n == pytest.approx((constant - 6000) / 20, rel=0.02)
+    assert found.decode.attention_crossing.n == pytest.approx((constant - 6000) / 20, rel=0.02)
 
 
 def test_calls_that_do_not_depend_on_the_length_are_timed_once(known) -> None:
     found = language.of(GPT2, LENGTHS, timings=known, threads=1)
-    assert found.decode.calls - found.decode.shared == 6  # of each layer keys, values and attention
+    assert found.decode.calls - found.decode.shared_calls == 6  # of each layer keys, values and attention
     one = len({spec.key for spec, _ in specs(found.decode.points[0].graph, threads=1)})
-    assert found.decode.different <= one + 2 * (len(LENGTHS) - 1)
+    assert found.decode.distinct_calls <= one + 2 * (len(LENGTHS) - 1)
 
 
 def test_without_timings_there_are_ceilings_and_no_figure_is_zero(known) -> None:
     found = language.of(GPT2, LENGTHS, timings=known, threads=1)
-    assert found.decode.whole is None
+    assert found.decode.total is None
     assert found.decode.reason == "no call is timed"
     assert [each.ns for each in found.decode.points] == [None] * 4
     assert all(each.ceiling_ns > 0 for each in found.decode.points)
@@ -229,11 +229,11 @@ def test_without_timings_there_are_ceilings_and_no_figure_is_zero(known) -> None
 def test_below_95_percent_there_is_no_curve_but_a_reason(known) -> None:
     plant(known, GPT2, but="aten::addmm")
     found = language.of(GPT2, LENGTHS, timings=known, threads=1)
-    assert found.decode.whole is None
+    assert found.decode.total is None
     assert "timings are known for" in found.decode.reason
     partial = language.of(GPT2, LENGTHS, timings=known, threads=1, partial=True)
-    assert partial.decode.whole is not None
-    assert partial.decode.left_out > 0
+    assert partial.decode.total is not None
+    assert partial.decode.omitted_calls > 0
     assert "≥" in languagetext.page(partial, GPT2)
 
 
@@ -241,22 +241,22 @@ def test_below_95_percent_there_is_no_curve_but_a_reason(known) -> None:
 def test_a_window_that_slides_within_the_range_makes_no_curve(known) -> None:
     plant(known, MISTRAL)
     found = language.of(MISTRAL, LENGTHS, timings=known, threads=1)
-    assert found.decode.whole is None
+    assert found.decode.total is None
     assert "window" in found.decode.reason or "different operators" in found.decode.reason
-    assert found.cache_overtakes is None
+    assert found.cache_crossing is None
     below = language.of(MISTRAL, (8, 16, 24), timings=known, threads=1)
-    assert below.cache_overtakes is not None
+    assert below.cache_crossing is not None
 
 
 def test_of_experts_the_expected_share_is_active(known) -> None:
     found = language.of(MIXTRAL, LENGTHS, timings=known, threads=1, batch=2)
     active = found.decode.points[0].active
-    assert {(each.experts, each.chosen) for each in active.stacks} == {(8, 2)}
+    assert {(each.experts, each.per_token) for each in active.stacks} == {(8, 2)}
     each = 3 * 32 * 64 * 4  # gate, up and down of one expert
     assert sum(stack.bytes for stack in active.stacks) == 8 * each
     assert active.weights(2) - active.dense == pytest.approx(each * 8 * (1 - 0.75**2))
     reading = found.prefill.points[0].active
-    assert {stack.chosen for stack in reading.stacks} == {2}
+    assert {stack.per_token for stack in reading.stacks} == {2}
     assert "each token chooses 2 of 8 experts, 3.5 distinct" in " ".join(languagetext.page(found, MIXTRAL).split())
 
 
@@ -274,13 +274,13 @@ def test_the_cache_and_the_weights_have_the_bytes_that_are_counted_by_hand(known
     ("lengths", "found"), [((64, 512), (64, 128, 256, 512)), ((8, 16, 24), (8, 16, 24)), ((2, 4), (2, 3, 4))]
 )
 def test_four_lengths_lie_between_two(lengths, found) -> None:
-    assert language.spaced(lengths) == found
+    assert language.spaced_lengths(lengths) == found
 
 
 @pytest.mark.parametrize("lengths", [(8,), (8, 8), (1, 64), (2, 3)])
 def test_lengths_that_make_no_curve_are_refused(lengths) -> None:
     with pytest.raises(UsageError, match="64:1024"):
-        language.spaced(lengths)
+        language.spaced_lengths(lengths)
 
 
 @pytest.mark.slow

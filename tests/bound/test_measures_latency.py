@@ -176,7 +176,7 @@ def test_each_device_batch_and_thread_count_stands_alone_and_repeats_have_their_
     found = correlate.groups(measures, made)
     assert [each.title for each in found] == ["A, batch 1", "A, batch 8", "B"]
     assert found[2].points[0][1] == 5.0
-    notes, holes = correlate.left_out([*measures, {"spec": "m:x"}], made, 1)
+    notes, holes = correlate.omissions([*measures, {"spec": "m:x"}], made, 1)
     assert holes == ["other: no model of the corpus has this name"]
     assert "1 models of the corpus have no latency" in notes[0]
     assert "batch 8" in notes[1]

@@ -84,4 +84,4 @@ def test_a_model_with_holes_has_no_total_and_names_them(shared: Path, batch: int
     ]  # fmt: skip
     assert found.coverage.of_nodes - found.coverage.nodes == len(holes) > 0
     assert sorted(holes) == ["onnx::AveragePool", "onnx::Conv"]
-    assert found.at_least
+    assert found.is_lower_limit

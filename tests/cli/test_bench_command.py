@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 from xsp.bench import repeatability, text
-from xsp.bench.environment import here
+from xsp.bench.environment import current_environment
 from xsp.bench.spec import Status
 from xsp.bench.timings import Timings
 from xsp.cli import main
@@ -204,7 +204,7 @@ def test_an_interrupt_is_said_in_one_line(
 
 
 def test_holes_are_shown_with_their_reasons_and_as_null(copy: Path) -> None:
-    timings = Timings.open(copy / "t", here())
+    timings = Timings.open(copy / "t", current_environment())
     from xsp import bench, graph
     from xsp.bench.spec import untimed
 
@@ -214,11 +214,11 @@ def test_holes_are_shown_with_their_reasons_and_as_null(copy: Path) -> None:
     shown = text.fill_page("net", pairs, timings, [], 1.0)
     assert "failed 1×  conv2d: no " in shown
     assert "\x1b" not in shown
-    assert text.filled_as_json("net", pairs, timings, [], 1.0)["timings"][0]["trimmed_ns"] is None
+    assert text.fill_as_json("net", pairs, timings, [], 1.0)["timings"][0]["trimmed_ns"] is None
 
 
 def test_a_check_says_how_far_timings_are_apart(copy: Path) -> None:
-    kept = [each for each in Timings.open(copy / "t", here()) if each.is_timed]
+    kept = [each for each in Timings.open(copy / "t", current_environment()) if each.is_timed]
     pairs = [(each, dataclasses.replace(each, trimmed_ns=each.trimmed_ns * 1.5)) for each in kept if each.trimmed_ns]
     found = repeatability.Check(pairs, [])
     assert found.median == pytest.approx(0.5)

@@ -27,7 +27,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XSP_TIMINGS", str(tmp_path / "timings"))
     monkeypatch.delenv("XSP_SHARE_DIR", raising=False)
-    monkeypatch.setattr("xsp.graph.captured.named", never)
+    monkeypatch.setattr("xsp.graph.captured.of_name", never)
     monkeypatch.setattr("xsp.launch.models.sweep", never)
     monkeypatch.setattr("xsp.bound.ceiling.of_machine", never)
     (tmp_path / "traces").mkdir()

@@ -12,7 +12,7 @@ import xsp  # noqa: E402
 from xsp.cli import main  # noqa: E402
 from xsp.errors import GraphError, ModelError, UsageError  # noqa: E402
 from xsp.graph import NodeKind, work  # noqa: E402
-from xsp.graph.node import Phase, Role, Why  # noqa: E402
+from xsp.graph.node import EdgeKind, Phase, Role  # noqa: E402
 
 nn = torch.nn
 
@@ -46,11 +46,11 @@ def test_a_module_has_the_calls_of_a_step_with_their_modules() -> None:
     ]
     assert graph.measures()["unique"] == 3
     assert graph.parameters == 8 * 8 + 8 + 16
-    assert [(each.before, each.after, each.why) for each in graph.edges] == [
-        (0, 1, Why.DATA),
-        (1, 2, Why.DATA),
-        (2, 3, Why.DATA),
-        (3, 4, Why.DATA),
+    assert [(each.before, each.after, each.kind) for each in graph.edges] == [
+        (0, 1, EdgeKind.DATA),
+        (1, 2, EdgeKind.DATA),
+        (2, 3, EdgeKind.DATA),
+        (3, 4, EdgeKind.DATA),
     ]
 
 
@@ -152,7 +152,7 @@ def test_a_training_step_has_phases_gradients_and_modules_in_backward() -> None:
     assert {each.module for each in by_phase[Phase.OPTIMIZER]} == {""}
     assert {Role.GRADIENT, Role.STATE, Role.WEIGHT, Role.INPUT} <= {each.role for each in graph.values}
     assert any(each.kind is NodeKind.RANDOM for each in graph.nodes)
-    assert graph.edges_of(Why.REUSE)
+    assert graph.edges_of(EdgeKind.REUSE)
 
 
 class Decides(nn.Module):

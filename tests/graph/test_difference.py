@@ -15,7 +15,7 @@ from xsp import rundir, sections
 from xsp.cli import main
 from xsp.errors import GraphError
 from xsp.graph import difference, dot, section
-from xsp.graph.node import Edge, Graph, Why
+from xsp.graph.node import Edge, EdgeKind, Graph
 
 ONE = graph_of(("aten::relu", ["x"], "a"), ("aten::exp", ["a"], "b"), ("aten::exp", ["b"], "c"))
 OTHER = graph_of(("aten::relu", ["x"], "a"), ("aten::exp", ["a"], "b"), ("aten::tanh", ["b"], "c"))
@@ -87,7 +87,7 @@ def test_a_drawing_has_each_call_and_edge_and_text_is_text(tmp_path: Path) -> No
 
 
 def test_edges_of_which_only_the_order_is_known_are_dotted(tmp_path: Path) -> None:
-    graph = dataclasses.replace(ONE, edges=(Edge(0, 1, Why.ORDER),))
+    graph = dataclasses.replace(ONE, edges=(Edge(0, 1, EdgeKind.ORDER),))
     dot.write(graph, tmp_path / "g.dot")
     assert "n0 -> n1 [style=dotted];" in (tmp_path / "g.dot").read_text()
 

@@ -45,8 +45,8 @@ def test_a_program_has_the_calls_and_edges_of_the_captured_step(program, tmp_pat
     read, captured = xsp.graph.of(tmp_path / "net.pt2"), xsp.graph.of(Net(), torch.zeros(2, 4))
     assert read.source.value == "program"
     assert keys_of(read) == keys_of(captured)
-    assert [(each.before, each.after, each.why) for each in read.edges] == [
-        (each.before, each.after, each.why) for each in captured.edges
+    assert [(each.before, each.after, each.kind) for each in read.edges] == [
+        (each.before, each.after, each.kind) for each in captured.edges
     ]
     same = ("flops", "bytes", "parameters", "longest_path", "diameter", "input_elements")
     assert {key: read.measures()[key] for key in same} == {key: captured.measures()[key] for key in same}

@@ -20,7 +20,7 @@ from xsp.errors import GraphError, XspError
 from xsp.graph import files, keys, paths, section, sources, work
 from xsp.graph.blocks import block
 from xsp.graph.measures import as_json, critical, measures
-from xsp.graph.node import Call, Edge, Graph, KnownBy, Node, NodeKind, Source, Tensor, Why
+from xsp.graph.node import Call, Edge, EdgeKind, Graph, KnownBy, Node, NodeKind, Source, Tensor
 from xsp.graph.values import Flow
 from xsp.report import html
 from xsp.sections import Tree
@@ -30,26 +30,26 @@ from xsp.sections import Tree
 
 def test_a_read_after_a_write_is_an_edge_of_data() -> None:
     graph = graph_of(("aten::relu", ["x"], "y"), ("aten::relu", ["y"], "z"))
-    assert graph.edges == (Edge(0, 1, Why.DATA),)
+    assert graph.edges == (Edge(0, 1, EdgeKind.DATA),)
 
 
 def test_what_is_changed_in_place_comes_after_those_who_read_it_before() -> None:
     graph = graph_of(("aten::relu", ["x"], "y"), ("aten::exp", ["y"], "z"), ("aten::add_", ["y!"], None))
-    assert graph.edges == (Edge(0, 1, Why.DATA), Edge(0, 2, Why.DATA), Edge(1, 2, Why.REUSE))
+    assert graph.edges == (Edge(0, 1, EdgeKind.DATA), Edge(0, 2, EdgeKind.DATA), Edge(1, 2, EdgeKind.REUSE))
     assert [each.version for each in graph.values if each.storage == 1] == [0, 1]
 
 
 def test_who_reads_a_changed_value_reads_the_change() -> None:
     graph = graph_of(("aten::relu", ["x"], "y"), ("aten::add_", ["y!"], None), ("aten::exp", ["y"], "z"))
-    assert Edge(1, 2, Why.DATA) in graph.edges
+    assert Edge(1, 2, EdgeKind.DATA) in graph.edges
     assert all((each.before, each.after) != (0, 2) for each in graph.edges)
 
 
 def test_a_state_outside_the_tensors_orders_those_who_change_it() -> None:
     flow = Flow()
     for node in (0, 3, 5):
-        flow.follow(node, "random")
-    assert flow.edges() == (Edge(0, 3, Why.ORDER), Edge(3, 5, Why.ORDER))
+        flow.add_order(node, "random")
+    assert flow.edges() == (Edge(0, 3, EdgeKind.ORDER), Edge(3, 5, EdgeKind.ORDER))
 
 
 # --- paths --------------------------------------------------------------------------------------------
@@ -122,8 +122,8 @@ def test_paths_are_those_of_networkx(graph: Graph) -> None:
     networkx = pytest.importorskip("networkx")
     made = networkx.DiGraph()
     made.add_nodes_from(range(len(graph.nodes)))
-    made.add_edges_from((each.before, each.after) for each in graph.edges_of(Why.DATA))
-    earlier = paths.before(graph)
+    made.add_edges_from((each.before, each.after) for each in graph.edges_of(EdgeKind.DATA))
+    earlier = paths.predecessors_of(graph)
     length, path = paths.longest(earlier, [1] * len(earlier))
     assert length == networkx.dag_longest_path_length(made) + 1 == len(path)
     assert all(made.has_edge(*pair) for pair in itertools.pairwise(path))

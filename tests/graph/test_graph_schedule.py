@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from xsp.graph import paths
-from xsp.graph.schedule import Times, Totals, list_schedule, queued, totals
+from xsp.graph.schedule import Times, Totals, list_schedule, queue_end, totals
 
 Drawn = tuple[list[list[int]], list[list[int]], list[Times], int]
 
@@ -111,8 +111,8 @@ def test_a_chain_takes_the_same_in_parallel(took: list[int], cores: int) -> None
 def test_independent_nodes_fill_the_cores() -> None:
     edges: list[list[int]] = [[], [], [], []]
     found = totals(edges, edges, [{1: 4.0, 2: 3.0}] * 4, 2)
-    assert found == Totals(12, 3, (0,), 8, 8, found.placed)
-    assert {each.threads for each in found.placed} == {1}
+    assert found == Totals(12, 3, (0,), 8, 8, found.slots)
+    assert {each.threads for each in found.slots} == {1}
 
 
 def test_a_node_waits_for_the_second_core_if_it_ends_earlier_so() -> None:
@@ -149,6 +149,6 @@ def test_the_heaviest_branch_of_the_published_inception_module_is_its_path() -> 
 
 
 def test_a_queue_is_bound_by_launches_or_by_the_device() -> None:
-    assert queued([5, 5, 5], [1, 1, 1]) == 16
-    assert queued([1, 1, 1], [5, 5, 5]) == 16
-    assert queued([], []) == 0
+    assert queue_end([5, 5, 5], [1, 1, 1]) == 16
+    assert queue_end([1, 1, 1], [5, 5, 5]) == 16
+    assert queue_end([], []) == 0

@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: E402
 
 from xsp.errors import GraphError  # noqa: E402
 from xsp.graph import files, rewrite, work  # noqa: E402
-from xsp.graph.rewrite import Rewritten  # noqa: E402
+from xsp.graph.rewrite import RewrittenGraph  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-def rewritten(model: Any, *args: Any, **kwargs: Any) -> Rewritten:
+def rewritten(model: Any, *args: Any, **kwargs: Any) -> RewrittenGraph:
     """Return what becomes of a step, checked to compute the same and to do no more work."""
     if isinstance(model, nn.Module):
         model.eval()
@@ -43,13 +43,13 @@ def rewritten(model: Any, *args: Any, **kwargs: Any) -> Rewritten:
     return found
 
 
-def ops(found: Rewritten, rule: str) -> list[str]:
+def ops(found: RewrittenGraph, rule: str) -> list[str]:
     """Return the operators that a rule took out."""
     return [
         found.original.nodes[each].call.op.removeprefix("aten::")
         for change in found.changes
         if change.rule == rule
-        for each in found.removed(change)
+        for each in found.removed_calls(change)
     ]
 
 

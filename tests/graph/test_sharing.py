@@ -54,15 +54,15 @@ def test_the_index_is_of_different_layers_and_views_do_not_count(tmp_path: Path)
     assert indexes[3, 0] == 0
     assert (np.nan_to_num(indexes) == np.nan_to_num(indexes.T)).all()
     assert sharing.growth(found.members) == [(4, 3), (7, 6), (13, 7), (13, 7)]
-    assert sharing.new(found.members[2], found.members[:2]) == 1
-    assert sharing.new(found.members[0], found.members[2:]) == 0
+    assert sharing.count_new(found.members[2], found.members[:2]) == 1
+    assert sharing.count_new(found.members[0], found.members[2:]) == 0
 
 
 def test_models_that_are_alike_stand_together_and_are_a_group(tmp_path: Path) -> None:
     found = sharing.read(written(tmp_path, MODELS))
     groups = sharing.groups(sharing.jaccard(found.members))
     assert sorted(place for group in groups for place in group.places) == [0, 1, 2, 3]
-    assert [(set(group.places), group.least) for group in groups if len(group.places) > 1] == [({0, 2}, 0.75)]
+    assert [(set(group.places), group.similarity) for group in groups if len(group.places) > 1] == [({0, 2}, 0.75)]
     assert sharing.groups(np.ones((1, 1))) == [sharing.Group((0,), 1.0)]
     assert sharing.groups(np.ones((0, 0))) == []
 
@@ -71,7 +71,7 @@ def test_the_order_of_the_clustering_undoes_a_shuffle() -> None:
     """Models that each share layers with the next ones alone form a chain; the order finds it again."""
     members = [sharing.Member(str(first), tuple(map(str, range(first, first + 12)))) for first in range(0, 48, 2)]
     shuffled = [members[place] for place in np.random.default_rng(3).permutation(len(members))]
-    found = sharing.groups(sharing.jaccard(shuffled), alike=2.0)
+    found = sharing.groups(sharing.jaccard(shuffled), threshold=2.0)
     order = [int(shuffled[place].spec) for group in found for place in group.places]
     far = sum(abs(before - after) > 8 for before, after in itertools.pairwise(order))
     assert len(order) == 24

@@ -12,7 +12,7 @@ import xsp
 from xsp import testing
 from xsp.errors import XspError
 from xsp.graph import Graph, NodeKind, keys, observed
-from xsp.graph.node import Phase, Why
+from xsp.graph.node import EdgeKind, Phase
 
 STEP = """
     step train 0-100
@@ -35,9 +35,12 @@ def test_the_outermost_operators_of_a_trace_are_its_nodes() -> None:
         ("aten::relu", "net", Phase.FORWARD),
         ("aten::mm", "", Phase.BACKWARD),
     ]
-    assert graph.nodes[0].stated == (128, 99)
+    assert graph.nodes[0].stated_work == (128, 99)
     assert [each.shape for each in graph.nodes[0].call.inputs] == [(4, 8), (2, 8)]
-    assert [(each.before, each.after, each.why) for each in graph.edges] == [(0, 1, Why.ORDER), (1, 2, Why.ORDER)]
+    assert [(each.before, each.after, each.kind) for each in graph.edges] == [
+        (0, 1, EdgeKind.ORDER),
+        (1, 2, EdgeKind.ORDER),
+    ]
 
 
 def test_what_a_trace_does_not_tell_is_null(tmp_path: Path) -> None:
@@ -93,8 +96,8 @@ def test_an_execution_trace_has_the_calls_and_edges_of_the_captured_step(tmp_pat
     seen, captured = seen_and_captured(net, x, tmp_path / "et.json")
     assert [(each.call.op, each.kind) for each in seen.nodes] == [(each.call.op, each.kind) for each in captured.nodes]
     assert [each.call.outputs for each in seen.nodes] == [each.call.outputs for each in captured.nodes]
-    assert {(each.before, each.after) for each in seen.edges_of(Why.DATA)} == {
-        (each.before, each.after) for each in captured.edges_of(Why.DATA)
+    assert {(each.before, each.after) for each in seen.edges_of(EdgeKind.DATA)} == {
+        (each.before, each.after) for each in captured.edges_of(EdgeKind.DATA)
     }
     assert seen.nodes[2].kind is NodeKind.COMPUTE
 
@@ -118,9 +121,9 @@ def test_an_execution_trace_tells_layouts_types_and_numbers_as_the_captured_step
     net, x = Net().eval(), torch.zeros(2, 8, 4, 4)
     seen, captured = seen_and_captured(net, x, tmp_path / "et.json")
     assert [each.key for each in seen.nodes] == [
-        keys.key(observed.as_trace_reports(each.call)) for each in captured.nodes
+        keys.key(observed.as_recorded_in_trace(each.call)) for each in captured.nodes
     ]
-    assert seen.edges_of(Why.DATA) == captured.edges_of(Why.DATA)
+    assert seen.edges_of(EdgeKind.DATA) == captured.edges_of(EdgeKind.DATA)
     program = xsp.graph.of(torch.export.export(net, (x,)))
     attention = [
         each.call.outputs

@@ -71,7 +71,7 @@ def test_the_table_tells_the_link_and_what_ranks_take_from_each_other(link: Link
     shared = link.measured.at(2)
     assert shared.computing == pytest.approx(1.5)
     assert shared.copying == pytest.approx(2)
-    assert shared.copy_per_byte == pytest.approx(2 * COPY / transfers.COPIED)
+    assert shared.copy_per_byte == pytest.approx(2 * COPY / transfers.COPY_BYTES)
     assert shared.lost == pytest.approx(LOST, rel=0.01)
     assert link.measured.at(1).computing == 1
     assert collectives.all_reduce_seconds(Algorithm.AUTO, link, 2, 5 * MB) == pytest.approx(reduces(5 * MB), rel=1e-3)
@@ -80,7 +80,7 @@ def test_the_table_tells_the_link_and_what_ranks_take_from_each_other(link: Link
 def test_a_step_of_one_bucket_is_slower_computing_copies_and_the_collective(link: Link) -> None:
     work = step(5 * MB)
     found = prediction.predict(scaling.sharing_cores(demo(work), Job(2, link)), Job(2, link))
-    copied = 2 * 5 * MB * 2 * COPY / transfers.COPIED
+    copied = 2 * 5 * MB * 2 * COPY / transfers.COPY_BYTES
     assert found.step == pytest.approx(1.5 * 0.03 + copied + reduces(5 * MB) + 2 * 0.003, rel=1e-3)
     assert found.parts["cores for communication"] == pytest.approx(copied, rel=1e-3)
     assert sum(found.parts.values()) == pytest.approx(found.step)
@@ -89,7 +89,7 @@ def test_a_step_of_one_bucket_is_slower_computing_copies_and_the_collective(link
 def test_a_collective_beside_computing_costs_it_what_was_measured(link: Link) -> None:
     work = step(2 * MB, 2 * MB)  # the gradient that arrives first fills the first bucket
     found = prediction.predict(work, Job(2, link))
-    copied = 2 * 4 * MB * 2 * COPY / transfers.COPIED
+    copied = 2 * 4 * MB * 2 * COPY / transfers.COPY_BYTES
     assert found.step == pytest.approx(0.06 + copied + (1 + LOST) * reduces(2 * MB) + 0.003, rel=1e-3)
 
 
@@ -100,7 +100,7 @@ def test_what_is_computed_beside_a_collective_and_the_collective_take_what_both_
     """`Sharing.lost` is told by C + R → max + lost · min, so a step of both takes just that, whichever is longer."""
     work = Work((Layer("none", 0.01, ahead), Layer("all", 0.01, 0.02, (2 * MB,))))
     found = prediction.predict(work, Job(2, link))
-    copied = 2 * 2 * MB * 2 * COPY / transfers.COPIED
+    copied = 2 * 2 * MB * 2 * COPY / transfers.COPY_BYTES
     less, more = sorted((ahead, reduces(2 * MB)))
     assert found.step == pytest.approx(0.04 + copied + more + LOST * less, rel=1e-6)
 
@@ -108,7 +108,7 @@ def test_what_is_computed_beside_a_collective_and_the_collective_take_what_both_
 def test_overlap_is_counted_from_the_first_launch_as_torch_does_and_is_not_what_is_hidden(link: Link) -> None:
     work = step(2 * MB, 2 * MB)
     found = prediction.predict(work, Job(2, link))
-    copied = 2 * MB * 2 * COPY / transfers.COPIED
+    copied = 2 * MB * 2 * COPY / transfers.COPY_BYTES
     reduced = reduces(2 * MB)
     inside = LOST * reduced + 0.02 + copied  # from the launch of the first bucket to the end of the backward pass
     assert found.overlap == pytest.approx(inside / (inside + reduced + 2 * copied), rel=1e-3)

@@ -174,7 +174,9 @@ def test_layouts_together_are_the_cheapest_of_all_ways(seed: int, tmp_path: Path
 
 def seen(graph: Graph, inside: str) -> list[RecordedCall]:
     return [
-        RecordedCall(node.call.op, node.module, "forward", 500_000.0, span=f"s{number}", inside=frozenset([inside]))
+        RecordedCall(
+            node.call.op, node.module, "forward", 500_000.0, span=f"s{number}", inner_operators=frozenset([inside])
+        )
         for number, node in enumerate(graph.nodes)
     ]
 

@@ -66,7 +66,7 @@ def prices(graph: Any, *, added_us: float | None = None, known: bool = True) -> 
     each = Figure(10 * US, 0.1 * US, "same") if known else None
     before = tuple(each if node.computes else None for node in graph.nodes)
     nothing = (None,) * len(graph.nodes)
-    places = {place for change in found.changes for place in found.added(change)}
+    places = {place for change in found.changes for place in found.added_calls(change)}
     after = {} if added_us is None else {place: Figure(added_us * US, 0.1 * US, "new") for place in places}
     total = 10 * US * len(graph.computing)
     return Prices(found, before, nothing, after, total)

@@ -10,7 +10,7 @@ import pytest
 from test_share_weights import written
 
 from xsp import cli
-from xsp.bench.shapes import Known, Piece, Shape
+from xsp.bench.shapes import Estimate, Piece, Shape
 from xsp.share import estimate, savings
 from xsp.share.loadworker import ATTACH, MMAP, PICKLE
 from xsp.share.measuring import COLD, WARM
@@ -20,7 +20,7 @@ MB = 1_000_000
 
 
 def line(start_s: float, per_byte_s: float) -> Shape:
-    piece = Piece(1, 1e9, Known(start_s, start_s, start_s), Known(per_byte_s, per_byte_s, per_byte_s))
+    piece = Piece(1, 1e9, Estimate(start_s, start_s, start_s), Estimate(per_byte_s, per_byte_s, per_byte_s))
     return Shape((piece,), (), 10, 0.0, 0.0, 1.0, None, 1e9)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from xsp.bench import torchcalls
-from xsp.graph.draft import Prepared
+from xsp.graph.draft import PreparedTensor
 from xsp.graph.node import Call, Graph, Origin, Role, Source, Tensor
-from xsp.graph.recorder import Recorder, flat
-from xsp.graph.rewrite import Rewritten
+from xsp.graph.recorder import Recorder, flat_tensors
+from xsp.graph.rewrite import RewrittenGraph
 
 
 class Held(Recorder):
@@ -21,14 +21,14 @@ class Held(Recorder):
         self.outside: list[torch.Tensor] = []
         self._whole: dict[Any, torch.Tensor] = {}
 
-    def _outsider(self, tensor: Any, number: int) -> Origin:
+    def _outside_origin(self, tensor: Any, number: int) -> Origin:
         storage = self._storage(tensor)
         if storage not in self._whole:
-            self._whole[storage] = torchcalls._whole(tensor.detach()).clone()
+            self._whole[storage] = torchcalls._flat_storage(tensor.detach()).clone()
         with torch.inference_mode(False):
             view = self._whole[storage].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         self.outside.append(view)
-        return super()._outsider(tensor, number)
+        return super()._outside_origin(tensor, number)
 
 
 def recorded(model: Any, *args: Any, grad: bool = False, **kwargs: Any) -> tuple[Graph, list[torch.Tensor], Any]:
@@ -36,7 +36,7 @@ def recorded(model: Any, *args: Any, grad: bool = False, **kwargs: Any) -> tuple
     recorder = Held()
     if isinstance(model, torch.nn.Module):
         recorder.modules.register(model)
-    recorder.take((args, kwargs), Role.INPUT)
+    recorder.set_role((args, kwargs), Role.INPUT)
     with torch.set_grad_enabled(grad), torch.inference_mode(not grad), recorder.recording():
         result = model(*args, **kwargs)
     graph = recorder.finish(result).graph("recorded", Source.CAPTURED, {"train": grad})
@@ -50,12 +50,12 @@ def evaluated(graph: Graph, outside: list[torch.Tensor]) -> list[torch.Tensor]:
     for number, tensor in enumerate(outside):
         place = tensor.untyped_storage()._cdata
         if place not in whole:
-            whole[place] = torchcalls._whole(tensor).clone()
+            whole[place] = torchcalls._flat_storage(tensor).clone()
         made[-1, number] = whole[place].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
     with torch.inference_mode():
         for place, node in enumerate(graph.nodes):
             result = _called(node.call, [made[each] for each in node.origins if each is not None])
-            for number, tensor in enumerate(flat(result)):
+            for number, tensor in enumerate(flat_tensors(result)):
                 wanted = node.call.outputs[number]
                 assert tuple(tensor.shape) == wanted.shape, (
                     f"{place} {node.call.op}: {tensor.shape}, not {wanted.shape}"
@@ -65,7 +65,7 @@ def evaluated(graph: Graph, outside: list[torch.Tensor]) -> list[torch.Tensor]:
         return [made[each].clone() for each in graph.outputs]
 
 
-def both(rewritten: Rewritten, outside: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def both(rewritten: RewrittenGraph, outside: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the outputs of the original graph and of the rewritten one."""
     ready = dict(rewritten.prepared)
     others = [
@@ -75,7 +75,7 @@ def both(rewritten: Rewritten, outside: list[torch.Tensor]) -> tuple[list[torch.
     return evaluated(rewritten.original, outside), evaluated(rewritten.graph, others)
 
 
-def close(rewritten: Rewritten, outside: list[torch.Tensor], tolerance: float = 1e-5) -> None:
+def close(rewritten: RewrittenGraph, outside: list[torch.Tensor], tolerance: float = 1e-5) -> None:
     """Check that both graphs compute the same."""
     before, after = both(rewritten, outside)
     assert len(before) == len(after)
@@ -119,18 +119,18 @@ def _value(declared: Any, value: Any, left: Any) -> Any:
     return torchcalls._constant(declared, value)
 
 
-def _prepared(prepared: Prepared, outside: list[torch.Tensor]) -> torch.Tensor:
-    of = [None if each is None else outside[each[1]] for each in prepared.of]
-    if prepared.how == "join":
+def _prepared(prepared: PreparedTensor, outside: list[torch.Tensor]) -> torch.Tensor:
+    of = [None if each is None else outside[each[1]] for each in prepared.sources]
+    if prepared.recipe == "join":
         return torch.cat([each for each in of if each is not None])
-    if not prepared.how.startswith("fold"):
-        return of[0].to(getattr(torch, prepared.how))  # type: ignore[union-attr]
+    if not prepared.recipe.startswith("fold"):
+        return of[0].to(getattr(torch, prepared.recipe))  # type: ignore[union-attr]
     weight, bias, scale, shift, mean, variance = of
     assert weight is not None
     assert mean is not None
     assert variance is not None
     factor = (variance + prepared.options[0]).rsqrt() * (1 if scale is None else scale)
-    if prepared.how == "fold weight":
+    if prepared.recipe == "fold weight":
         return weight * factor.reshape(-1, *[1] * (weight.dim() - 1))
     moved = ((0 if bias is None else bias) - mean) * factor
     return moved + (0 if shift is None else shift)

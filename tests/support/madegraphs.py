@@ -23,7 +23,7 @@ def graph_of(*steps: tuple[str, list[str], str | None], known_by: KnownBy = Know
     for number, (op, reads, made) in enumerate(steps):
         names = [each.rstrip("!") for each in reads]
         for name in names:
-            flow.outside(name, Role.INPUT, 512)
+            flow.add_outside(name, Role.INPUT, 512)
         numbers = tuple(flow.read(number, name) for name in names)
         writes = [flow.write(number, each[:-1], Role.ACTIVATION, 512) for each in reads if each.endswith("!")]
         if made is not None:
@@ -33,4 +33,4 @@ def graph_of(*steps: tuple[str, list[str], str | None], known_by: KnownBy = Know
         nodes.append(
             Node(call, keys.key(call), kind, "", Phase.FORWARD, numbers, tuple(writes or numbers)[-1:], tuple(writes))
         )
-    return Graph("made", Source.CAPTURED, tuple(nodes), flow.edges(), flow.finished(), known_by, "calls", 7)
+    return Graph("made", Source.CAPTURED, tuple(nodes), flow.edges(), flow.final_values(), known_by, "calls", 7)

@@ -1,9 +1,9 @@
 """Timings of blocks: each distinct operator call is timed once per machine, in isolation, and the timing is stored.
 
 >>> from xsp import bench, graph
->>> wanted = bench.specs(graph.of("torchvision:resnet50"))          # doctest: +SKIP
+>>> pairs = bench.specs(graph.of("torchvision:resnet50"))           # doctest: +SKIP
 >>> timings = bench.Timings.open()                                 # doctest: +SKIP
->>> bench.fill([spec for spec, _ in wanted], timings, seconds=60)  # doctest: +SKIP
+>>> bench.fill([spec for spec, _ in pairs], timings, seconds=60)  # doctest: +SKIP
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from xsp.bench.shapes import Known, Shape
-from xsp.bench.spec import Timing, slowed
+from xsp.bench.shapes import Estimate, Shape
+from xsp.bench.spec import Timing, slowdown_text
 from xsp.bench.timings import Timings
 from xsp.bench.transfers import COLLECTIVES, STORAGE, Curve, Ratio, ratios, slowdowns
 from xsp.scrub import plain
@@ -18,52 +18,54 @@ WIDTH = 79
 NAME = 30
 SECTION = {COLLECTIVES: "bench-collectives", "transfers": "bench-transfers"}
 BARS = " ▁▂▃▄▅▆▇█"
-KEPT = "\u00a0"
-"""Stands for a space at which a line must not be wrapped."""
+NO_BREAK_SPACE = "\u00a0"
+"""A space at which a line must not be wrapped."""
 
 DISTURBED = 1.05
 UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
-def page(what: str, timings: Timings, found: Sequence[Curve], seconds: float | None, left: int, made: int) -> str:
+def page(
+    target: str, timings: Timings, curves: Sequence[Curve], seconds: float | None, missing: int, new_count: int
+) -> str:
     """Return a page: curve shapes, a chart of rates, ratios, missing sizes with reasons, and caveats on the figures.
 
     Args:
-        what: `transfers` or `collectives`.
+        target: `transfers` or `collectives`.
         timings: the table that the curves come from.
-        found: fitted curves.
+        curves: fitted curves.
         seconds: time spent by this command; None if it timed nothing.
-        left: number of specs without a timing.
-        made: number of specs that this command timed.
+        missing: number of specs without a timing.
+        new_count: number of specs that this command timed.
     """
-    count = sum(len(curve.timings) for curve in found)
-    spent = "" if seconds is None else f", {made:,} of them now, in {seconds:.1f} s"
-    lines = [f"{what}: {count:,} timings{spent}", plain(timings.environment.name)]
+    count = sum(len(curve.timings) for curve in curves)
+    spent = "" if seconds is None else f", {new_count:,} of them now, in {seconds:.1f} s"
+    lines = [f"{target}: {count:,} timings{spent}", plain(timings.environment.name)]
     hint = "run it without --list" if seconds is None else "run it again"
-    lines += [f"{left:,} sizes have no timing yet: {hint}"] if left else []
-    shaped = [curve for curve in found if curve.shape is not None]
+    lines += [f"{missing:,} sizes have no timing yet: {hint}"] if missing else []
+    shaped = [curve for curve in curves if curve.shape is not None]
     if shaped:
         lines += ["", f"{'family':{NAME}} {'latency':>9} {'GB/s':>7} {'±%':>4} {'best':>7} {'at':>8}  knees"]
         for curve in shaped:
             rows = textwrap.wrap(_row(curve), WIDTH, subsequent_indent=" " * (NAME + 1))
-            lines += [row.replace(KEPT, " ") for row in rows]
+            lines += [row.replace(NO_BREAK_SPACE, " ") for row in rows]
         lines += ["", "latency: α of the first piece; GB/s: 1/β of the last one; best: highest rate"]
-        if any(curve.ranks and curve.threads > 1 for curve in found):
+        if any(curve.ranks and curve.threads > 1 for curve in curves):
             lines += ["ranks × N: N threads per rank"]
         low, high = _range(shaped)
         lines += ["", f"GB/s by size, {size(low)} to {size(high)}, each row up to its own best"]
         lines += [f"{plain(curve.name)[:NAME]:{NAME}} {_bars(curve, low, high)}" for curve in shaped]
         lines += ["", *_wrapped(_fits(shaped))]
-    single = [curve for curve in found if curve.shape is None and curve.timings]
+    single = [curve for curve in curves if curve.shape is None and curve.timings]
     texts = [f"{plain(curve.name):{NAME}} {_single(curve)}" for curve in single]
     lines += ["", *_wrapped(texts)] if texts else []
     texts = [
-        f"{plain(ratio.name)}: {ratio.value:.2f} [{ratio.low:.2f} … {ratio.high:.2f}], {ratio.what}"
-        for ratio in ratios(found)
+        f"{plain(ratio.name)}: {ratio.value:.2f} [{ratio.low:.2f} … {ratio.high:.2f}], {ratio.description}"
+        for ratio in ratios(curves)
     ]
     lines += ["", *_wrapped(texts)] if texts else []
-    lines += _slower(found)
-    caveats = notes(found, timings.cores)
+    lines += _slower(curves)
+    caveats = notes(curves, timings.cores)
     lines += [""] if caveats else []
     lines += _wrapped(caveats)
     return "\n".join(lines)
@@ -80,7 +82,7 @@ def _row(curve: Curve) -> str:
     beta = shape.beta
     half = 100 * (beta.high - beta.low) / 2 / beta.value if beta.value else math.inf
     rate = f"{1e-9 / beta.value:7.2f} {min(half, 999):4.0f}" if beta.value else f"{'–':>7} {'–':>4}"
-    knees = ", ".join(size(knee.value).replace(" ", KEPT) for knee in shape.knees) or "none"
+    knees = ", ".join(size(knee.value).replace(" ", NO_BREAK_SPACE) for knee in shape.knees) or "none"
     name = plain(curve.name)
     return f"{name[:NAME]:{NAME}} {_latency(shape.alpha):>9} {rate} {best[1] / 1e9:7.2f} {size(best[0]):>8}  {knees}"
 
@@ -94,10 +96,12 @@ def _fits(shaped: Sequence[Curve]) -> list[str]:
     lines = []
     if median is not None:
         lines.append(f"every other size, predicted from the rest: {100 * median:.1f}% error (median over the curves)")
-    if worst[1].leaves:
-        where = f"{worst[0].name} at {size(worst[1].worst_at)}, {100 * worst[1].worst:.0f}%"
-        count = sum(shape.leaves for _, shape in pairs)
-        lines.append(f"{count} of {len(pairs)} differ from their fit by more than 10% somewhere; most: {plain(where)}")
+    if worst[1].has_outlier:
+        location = f"{worst[0].name} at {size(worst[1].worst_at)}, {100 * worst[1].worst:.0f}%"
+        count = sum(shape.has_outlier for _, shape in pairs)
+        lines.append(
+            f"{count} of {len(pairs)} differ from their fit by more than 10% somewhere; most: {plain(location)}"
+        )
     extrapolated = sum(shape.reach > shape.pieces[-1].until for _, shape in pairs)
     lines.append(
         f"beyond the largest size: {extrapolated} of {len(pairs)} may be extrapolated 2× or 4×, the others not at all"
@@ -117,9 +121,9 @@ def _slower(curves: Sequence[Curve]) -> list[str]:
     lines = []
     for slowdown in slowdowns(curves):
         suffix = f" of {slowdown.threads} threads" if slowdown.threads > 1 else ""
-        what = {"product": "products", "copy": "copies"}[slowdown.what]
+        work = {"product": "products", "copy": "copies"}[slowdown.what]
         lines.append(
-            f"{slowdown.ranks} ranks{suffix} at once: {what} take {slowdown.factor:.2f} times as long as on one"
+            f"{slowdown.ranks} ranks{suffix} at once: {work} take {slowdown.factor:.2f} times as long as on one"
         )
     return ["", *lines] if lines else []
 
@@ -139,31 +143,33 @@ def _bars(curve: Curve, low: float, high: float, width: int = WIDTH - NAME - 1) 
     return "".join(cells).rstrip()
 
 
-def notes(found: Sequence[Curve], cores: int | None) -> list[str]:
+def notes(curves: Sequence[Curve], cores: int | None) -> list[str]:
     """Return caveats on the figures, and the reasons why some sizes are missing.
 
     Args:
-        found: curves to comment on.
+        curves: curves to comment on.
         cores: number of cores of the machine on which the curves were timed; None if unknown.
     """
     caveats = []
-    if any(curve.ranks for curve in found):
+    if any(curve.ranks for curve in curves):
         caveats.append("The ranks are processes on this machine: loopback is not a network.")
-        most = max(curve.ranks * curve.threads for curve in found)
-        if cores is None or most >= cores:
+        largest = max(curve.ranks * curve.threads for curve in curves)
+        if cores is None or largest >= cores:
             caveats.append(
                 f"Cores are shared: ranks, gloo's own threads and the system have {cores or 'an unknown number of'} "
                 "cores."
             )
-    if any(curve.family.group == STORAGE for curve in found):
+    if any(curve.family.group == STORAGE for curve in curves):
         caveats.append(
             "Storage is shared with the system and, in a virtual machine, with others; the host may cache it."
         )
-    drift = max((curve.canary for curve in found if curve.canary is not None), default=1.0)
+    drift = max((curve.canary for curve in curves if curve.canary is not None), default=1.0)
     if drift >= DISTURBED:
-        caveats.append(f"disturbed: fixed work took {slowed(drift)} meanwhile; repeat with --again on a quiet machine")
+        caveats.append(
+            f"disturbed: fixed work took {slowdown_text(drift)} meanwhile; repeat with --again on a quiet machine"
+        )
     reasons: dict[str, int] = {}
-    for curve in found:
+    for curve in curves:
         for _, timing in curve.holes:
             reasons[f"{curve.name}: {timing.status.value}, {timing.reason}"] = 1 + reasons.get(
                 f"{curve.name}: {timing.status.value}, {timing.reason}", 0
@@ -181,7 +187,7 @@ def size(value: float) -> str:
     return f"{value:.3g} B"
 
 
-def _latency(alpha: Known) -> str:
+def _latency(alpha: Estimate) -> str:
     return _time(alpha.value) if alpha.value else f"<{_time(alpha.high)}" if alpha.high else "–"
 
 
@@ -195,32 +201,34 @@ def _time(seconds: float) -> str:
 # --- plain values ------------------------------------------------------------------------------------------------
 
 
-def as_json(what: str, timings: Timings, found: Sequence[Curve], seconds: float | None, left: int, made: int) -> Any:
+def as_json(
+    target: str, timings: Timings, curves: Sequence[Curve], seconds: float | None, missing: int, new_count: int
+) -> Any:
     """Return the content of `page` as plain values; the names of the keys contain the units."""
     return {
         "xsp_transfers": 1,
-        "what": what,
+        "what": target,
         "environment": timings.environment.hash,
         "folder": str(timings.folder),
         "seconds": seconds,
-        "timed_now": made,
-        "missing": left,
-        "curves": [_curve(curve) for curve in found],
-        "ratios": [_ratio(ratio) for ratio in ratios(found)],
-        "slower_together": [slowdown._asdict() for slowdown in slowdowns(found)],
-        "notes": notes(found, timings.cores),
+        "timed_now": new_count,
+        "missing": missing,
+        "curves": [_curve(curve) for curve in curves],
+        "ratios": [_ratio(ratio) for ratio in ratios(curves)],
+        "slower_together": [slowdown._asdict() for slowdown in slowdowns(curves)],
+        "notes": notes(curves, timings.cores),
         "problems": list(timings.problems),
     }
 
 
 def _ratio(ratio: Ratio) -> dict[str, Any]:
-    return {"name": ratio.name, "value": ratio.value, "low": ratio.low, "high": ratio.high, "what": ratio.what}
+    return {"name": ratio.name, "value": ratio.value, "low": ratio.low, "high": ratio.high, "what": ratio.description}
 
 
 def _curve(curve: Curve) -> dict[str, Any]:
     return {
         "family": curve.family.name, "group": curve.family.group, "threads": curve.threads,
-        "ranks": curve.ranks or None, "filesystem": curve.how or None,
+        "ranks": curve.ranks or None, "filesystem": curve.conditions or None,
         "traffic_factor": curve.family.traffic, "bus_factor": curve.bus_factor,
         "sizes": [_point(bytes_, timing) for bytes_, timing in (*curve.timings, *curve.holes)],
         "shape": None if curve.shape is None else shape_as_json(curve.shape),
@@ -255,16 +263,16 @@ def shape_as_json(shape: Shape) -> dict[str, Any]:
 # --- the section of a report -------------------------------------------------------------------------------------
 
 
-def section(what: str, timings: Timings, found: Sequence[Curve]) -> Section:
+def section(target: str, timings: Timings, curves: Sequence[Curve]) -> Section:
     """Return the section of a run's report: one chart of rates over sizes per group, and a table of shapes."""
-    caveats = notes(found, timings.cores)
+    caveats = notes(curves, timings.cores)
     parts: list[Any] = [Text(" ".join(map(plain, caveats)) or "Rates by size, and their fitted curves.")]
-    shaped = [curve for curve in found if curve.shape is not None]
+    shaped = [curve for curve in curves if curve.shape is not None]
     for group in dict.fromkeys(curve.family.group for curve in shaped):
-        curves = [curve for curve in shaped if curve.family.group == group]
-        sizes = tuple(sorted({bytes_ for curve in curves for bytes_, _ in curve.timings}))
+        group_curves = [curve for curve in shaped if curve.family.group == group]
+        sizes = tuple(sorted({bytes_ for curve in group_curves for bytes_, _ in curve.timings}))
         series = []
-        for curve in curves:
+        for curve in group_curves:
             by_size = {bytes_: curve.rate(bytes_, timing) / 1e9 for bytes_, timing in curve.timings}
             series.append(Series(plain(curve.name), tuple(by_size.get(bytes_) for bytes_ in sizes)))
         parts.append(
@@ -282,13 +290,14 @@ def section(what: str, timings: Timings, found: Sequence[Curve]) -> Section:
         )  # fmt: skip
     if rows:
         parts.append(Table(columns, tuple(rows), "Shapes"))
-    if known := ratios(found):
+    if ratio_rows := ratios(curves):
         parts.append(
             Table(("ratio", "value", "low", "high", "of"),
-                  tuple((plain(row.name), row.value, row.low, row.high, row.what) for row in known), "Ratios")
+                  tuple((plain(row.name), row.value, row.low, row.high, row.description) for row in ratio_rows),
+                  "Ratios")
         )  # fmt: skip
-    return Section(what.capitalize(), tuple(parts))
+    return Section(target.capitalize(), tuple(parts))
 
 
-def _rate(beta: Known) -> float | None:
+def _rate(beta: Estimate) -> float | None:
     return 1e-9 / beta.value if beta.value else None

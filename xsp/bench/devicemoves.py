@@ -15,23 +15,23 @@ from typing import Any
 import torch
 
 from xsp.bench.inputs import NotTimeable
-from xsp.bench.torchcalls import Prepared, timed_by_itself
+from xsp.bench.torchcalls import Prepared, self_timed
 from xsp.bench.transfers import FAMILIES, ROW
 
 SPIN_CYCLES = 2_000_000
 """Cycles for which a device spins while transfers are queued."""
 
 
-def prepared(name: str, size: int) -> Prepared:
+def prepare(name: str, size: int) -> Prepared:
     """Return a transfer that involves a device, ready to be timed."""
     if not torch.cuda.is_available():
         raise NotTimeable("there is no device here")
     if name == "peer-copy" and torch.cuda.device_count() < 2:
         raise NotTimeable("there is only one device here, and a peer copy needs two")
     if not FAMILIES[name].most:
-        return timed_by_itself(_of_no_bytes(name), most_calls=500)
+        return self_timed(_launch_timer(name), most_calls=500)
     if name == "zero-copy" or name.startswith("managed-"):
-        return timed_by_itself(_of_host_pages(name, size), most_calls=100)
+        return self_timed(_host_page_timer(name, size), most_calls=100)
     host = [torch.ones(size, dtype=torch.uint8, pin_memory="pinned" in name) for _ in range(2)]
     device = [torch.ones(size, dtype=torch.uint8, device="cuda:0") for _ in range(2)]
     if name == "peer-copy":
@@ -41,22 +41,22 @@ def prepared(name: str, size: int) -> Prepared:
         "device-copy": (device[0], device[1]), "peer-copy": (device[1], device[0]),
     }  # fmt: skip
     if name == "both-ways-pinned":
-        ways = [(device[0], host[0]), (host[1], device[1])]
+        directions = [(device[0], host[0]), (host[1], device[1])]
         streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-        return timed_by_itself(lambda calls: _on_device(ways, streams, calls), most_calls=100)
+        return self_timed(lambda calls: _time_on_device(directions, streams, calls), most_calls=100)
     if name in ("device-read", "device-write", "device-strided"):
-        return timed_by_itself(_within(name, size), most_calls=100)
+        return self_timed(_within_device(name, size), most_calls=100)
     target, source = pairs[name.removesuffix("-pageable").removesuffix("-pinned")]
     if name.endswith("pageable") or name == "peer-copy":
-        return timed_by_itself(lambda calls: _by_the_host(target, source, calls))
-    return timed_by_itself(lambda calls: _on_device([(target, source)], [torch.cuda.Stream()], calls), most_calls=100)
+        return self_timed(lambda calls: _time_by_host(target, source, calls))
+    return self_timed(lambda calls: _time_on_device([(target, source)], [torch.cuda.Stream()], calls), most_calls=100)
 
 
-def _within(name: str, size: int) -> Callable[[int], int]:
+def _within_device(name: str, size: int) -> Callable[[int], int]:
     """Return a function that times calls within a device by the device's clock."""
     if name == "device-strided":
         rows = [torch.ones(2 * size // ROW, ROW // 4, device="cuda:0")[::2] for _ in range(2)]
-        return lambda calls: _on_device([(rows[0], rows[1])], [torch.cuda.Stream()], calls)
+        return lambda calls: _time_on_device([(rows[0], rows[1])], [torch.cuda.Stream()], calls)
     tensor = torch.ones(size // 4, device="cuda:0")
 
     def batch(calls: int) -> int:
@@ -76,7 +76,7 @@ def _within(name: str, size: int) -> Callable[[int], int]:
     return batch
 
 
-def _of_no_bytes(name: str) -> Callable[[int], int]:
+def _launch_timer(name: str) -> Callable[[int], int]:
     """Return a function that times launches or waits by the host's clock; callers limit calls to the launch queue."""
     call: Callable[[], Any] = (
         torch.cuda.synchronize if name == "synchronize" else functools.partial(torch.cuda._sleep, 1)
@@ -151,7 +151,7 @@ def _runtime() -> ctypes.CDLL:
         raise NotTimeable(f"CUDA's runtime library cannot be called: {error}") from error
 
 
-def _of_host_pages(name: str, size: int) -> Callable[[int], int]:
+def _host_page_timer(name: str, size: int) -> Callable[[int], int]:
     """Return a function that times a device's access to host memory, by its clock; pages return to the host before."""
     pages = None if name == "zero-copy" else _Pages(size, _runtime())
     if pages is None:
@@ -184,14 +184,14 @@ def _of_host_pages(name: str, size: int) -> Callable[[int], int]:
 class _Pinned:
     """Pinned host memory as a device sees it, at the same address."""
 
-    def __init__(self, held: torch.Tensor) -> None:
-        self.held = held
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
         self.__cuda_array_interface__ = {
-            "shape": tuple(held.shape), "typestr": "<f4", "data": (held.data_ptr(), False), "version": 3
+            "shape": tuple(tensor.shape), "typestr": "<f4", "data": (tensor.data_ptr(), False), "version": 3
         }  # fmt: skip
 
 
-def _by_the_host(target: torch.Tensor, source: torch.Tensor, calls: int) -> int:
+def _time_by_host(target: torch.Tensor, source: torch.Tensor, calls: int) -> int:
     torch.cuda.synchronize()
     start = time.perf_counter_ns()
     for _ in range(calls):
@@ -201,13 +201,13 @@ def _by_the_host(target: torch.Tensor, source: torch.Tensor, calls: int) -> int:
     return time.perf_counter_ns() - start
 
 
-def _on_device(ways: list[tuple[torch.Tensor, torch.Tensor]], streams: list[Any], calls: int) -> int:
+def _time_on_device(directions: list[tuple[torch.Tensor, torch.Tensor]], streams: list[Any], calls: int) -> int:
     """Return the nanoseconds from the first start to the last end; the device spins until all transfers are queued."""
     start, ends = torch.cuda.Event(enable_timing=True), [torch.cuda.Event(enable_timing=True) for _ in streams]
     torch.cuda.synchronize()
     torch.cuda._sleep(SPIN_CYCLES)
     start.record()
-    for (target, source), stream, end in zip(ways, streams, ends, strict=True):
+    for (target, source), stream, end in zip(directions, streams, ends, strict=True):
         stream.wait_event(start)
         with torch.cuda.stream(stream):
             for _ in range(calls):

@@ -28,7 +28,7 @@ VARIABLES = re.compile(
 )
 """Variables that change which kernel runs, or how."""
 
-NOT_OF_KERNELS = re.compile(r"\w*(NUM_THREADS|VERBOSE\w*|_LOG\w*|DISPLAY\w*)")
+NON_KERNEL_VARIABLES = re.compile(r"\w*(NUM_THREADS|VERBOSE\w*|_LOG\w*|DISPLAY\w*)")
 """Those of `VARIABLES` that do not change kernels; the number of threads is part of a spec."""
 
 FLAGS = ("avx", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_tile", "fma", "asimd", "sve", "bf16")
@@ -42,31 +42,31 @@ CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 class Environment:
     """The environment in which timings were taken."""
 
-    equal: Mapping[str, Any]
+    properties: Mapping[str, Any]
     """Properties that have to be equal for timings to be compared, as plain values."""
 
-    noted: Mapping[str, Any] = field(default_factory=dict)
+    circumstances: Mapping[str, Any] = field(default_factory=dict)
     """Circumstances that may differ."""
 
     @cached_property
     def hash(self) -> str:
         """Hash of `equal`, as 16 hexadecimal digits."""
-        text = json.dumps(self.equal, sort_keys=True, separators=(",", ":"))
+        text = json.dumps(self.properties, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     @property
     def name(self) -> str:
         """One line for display: devices, or processor and cores; and the version of torch."""
-        equal = self.equal
-        devices = [str(device.get("name")) for device in equal.get("devices") or () if isinstance(device, dict)]
-        what = ", ".join(devices) or f"{equal.get('cpu')}, {equal.get('cores')} cores"
-        return f"{what}, torch {equal.get('torch') or 'none'}"
+        properties = self.properties
+        devices = [str(device.get("name")) for device in properties.get("devices") or () if isinstance(device, dict)]
+        label = ", ".join(devices) or f"{properties.get('cpu')}, {properties.get('cores')} cores"
+        return f"{label}, torch {properties.get('torch') or 'none'}"
 
 
 @lru_cache(maxsize=1)
-def here() -> Environment:
+def current_environment() -> Environment:
     """Return the environment of this process; PyTorch is loaded if it is installed and the cache has no entry."""
-    equal = {
+    properties = {
         "cpu": machine.cpu_model(),
         "machine": os.uname().machine,
         "instructions": _instructions(),
@@ -78,10 +78,10 @@ def here() -> Environment:
         "onnxruntime": _version("onnxruntime"),
         **_torch(),
     }
-    return Environment(equal, noted())
+    return Environment(properties, circumstances())
 
 
-def noted() -> dict[str, Any]:
+def circumstances() -> dict[str, Any]:
     """Return the current circumstances."""
     load = next(iter(os.getloadavg()), None) if hasattr(os, "getloadavg") else None
     governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
@@ -127,7 +127,7 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
     variables = {
         name: value
         for name, value in sorted(environment.items())
-        if VARIABLES.fullmatch(name) and not NOT_OF_KERNELS.fullmatch(name)
+        if VARIABLES.fullmatch(name) and not NON_KERNEL_VARIABLES.fullmatch(name)
     }
     loaded = [Path(path).name for path in re.split(r"[:\s]+", environment.get("LD_PRELOAD", "")) if path]
     return {**variables, **({"LD_PRELOAD": " ".join(loaded)} if loaded else {})}
@@ -140,13 +140,13 @@ def _torch() -> dict[str, Any]:
         versions = json.loads(cached.read(KIND, software) or "null")
         if isinstance(versions, dict) and versions.get("torch"):
             return versions
-    versions = _of_torch()
+    versions = _query_torch()
     if versions["torch"] is not None:
         cached.store(KIND, software, json.dumps(versions))
     return versions
 
 
-def _of_torch() -> dict[str, Any]:
+def _query_torch() -> dict[str, Any]:
     try:
         import torch
     except ImportError:

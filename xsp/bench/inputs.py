@@ -1,7 +1,7 @@
 """Tensors for a block's inputs: synthetic, by rules per operator. Imports torch: import it where it is needed.
 
 Floating-point values are normal with unit scale: zeros let devices skip work, and denormals slow processors down.
-Variances are positive. Integers that are positions lie within the dimension that they index; masks are true.
+Variances are positive. Integers that are positions are within the dimension that they index; masks are true.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ class Rule:
     high: int | None = None
     """Exclusive upper bound of uniformly drawn integers; None if the values are not positions."""
 
-    positive: bool = False
+    is_positive: bool = False
     """Whether floating-point values are above 0.5."""
 
-    share: bool = False
-    """Whether floating-point values lie between 0 and 1."""
+    is_share: bool = False
+    """Whether floating-point values are between 0 and 1."""
 
-    rising: int | None = None
+    offset_limit: int | None = None
     """Upper end of integers that rise evenly from 0: offsets."""
 
-    ends: bool = False
+    are_ends: bool = False
     """Whether the values of `rising` are the ends of groups instead of their starts, so that the last is `rising`."""
 
-    one: bool = False
+    is_one: bool = False
     """Whether all integers are 1."""
 
-    guessed: bool = False
+    is_guess: bool = False
     """Whether no rule is known although the time may depend on the values."""
 
 
@@ -66,25 +66,25 @@ ROOTS = (
 SHARES = ("bernoulli", "binary_cross_entropy", "logit")
 
 
-def rule(call: Call, name: str, place: int) -> Rule:
+def rule(call: Call, name: str, index: int) -> Rule:
     """Return the rule for the values of an argument's tensor.
 
     Args:
         call: call with the shapes of all its tensors.
         name: name of the argument.
-        place: position of the tensor in the argument, if that is a list.
+        index: position of the tensor in the argument, if that is a list.
     """
     op = call.op.partition("::")[2].strip("_").removeprefix("foreach_")
     special = _POSITIONS.get(call.op.partition("::")[2].rstrip("_") or "")
     if special is not None:
-        found = special(dict(call.arguments), name, place)
-        if found is not None:
-            return found
+        known_rule = special(dict(call.arguments), name, index)
+        if known_rule is not None:
+            return known_rule
     if any(name.endswith(suffix) or f"{suffix}_" in name for suffix in POSITIVE):
-        return Rule(positive=True)
+        return Rule(is_positive=True)
     if op.startswith(SHARES):
-        return Rule(share=True)
-    return Rule(positive=op.split("_")[0] in ROOTS, guessed=bool(call.values) and special is None)
+        return Rule(is_share=True)
+    return Rule(is_positive=op.split("_")[0] in ROOTS, is_guess=bool(call.values) and special is None)
 
 
 def _size(tensor: Any, dim: int) -> int:
@@ -94,10 +94,10 @@ def _size(tensor: Any, dim: int) -> int:
 def _along(argument: str, source: str = "self") -> Callable[[Mapping[str, Any], str, int], Rule | None]:
     """Return a rule for positions along the dimension `dim` of another argument."""
 
-    def found(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
+    def positions(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
         return Rule(high=_size(arguments[source], int(arguments["dim"]))) if name == argument else None
 
-    return found
+    return positions
 
 
 def _embedding(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
@@ -106,7 +106,7 @@ def _embedding(arguments: Mapping[str, Any], name: str, place: int) -> Rule | No
 
 def _bag(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
     if name == "offsets":
-        return Rule(rising=_size(arguments["indices"], 0))
+        return Rule(offset_limit=_size(arguments["indices"], 0))
     return _embedding(arguments, name, place)
 
 
@@ -128,7 +128,7 @@ def _classes(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None
     scores = arguments["self"]
     if name == "target":
         return Rule(high=_size(scores, 1 if len(scores.shape) > 1 else 0))
-    return Rule(positive=True) if name in ("weight", "total_weight") else None
+    return Rule(is_positive=True) if name in ("weight", "total_weight") else None
 
 
 def _pooled(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
@@ -141,18 +141,18 @@ def _one_hot(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None
 
 
 def _repeated(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
-    return Rule(one=True) if name == "repeats" else None
+    return Rule(is_one=True) if name == "repeats" else None
 
 
 def _grouped(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
-    return Rule(rising=_size(arguments["self"], 0), ends=True) if name == "offs" else None
+    return Rule(offset_limit=_size(arguments["self"], 0), are_ends=True) if name == "offs" else None
 
 
-def _counted(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
+def _bincount(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
     return Rule(high=max(1, int(arguments.get("minlength") or 64)))
 
 
-def _ordered(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
+def _comparable(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
     """Return an empty rule: any values will do, because the operator only compares them."""
     return Rule()
 
@@ -178,13 +178,13 @@ _POSITIONS: Mapping[str, Callable[[Mapping[str, Any], str, int], Rule | None]] =
     "one_hot": _one_hot,
     "repeat_interleave": _repeated,
     "_grouped_mm": _grouped,
-    "bincount": _counted,
+    "bincount": _bincount,
     **dict.fromkeys(
         (
             "sort argsort topk kthvalue median mode unique _unique2 unique_consecutive nonzero masked_select "
             "masked_scatter multinomial searchsorted bucketize histc"
         ).split(),
-        _ordered,
+        _comparable,
     ),
 }
 
@@ -225,10 +225,10 @@ class Values:
     """A generator of tensors; equal seeds give equal values."""
 
     def __init__(self, seed: int = 0) -> None:
-        self._drawn = torch.Generator().manual_seed(seed)
-        self._normal = torch.randn(POOL, generator=self._drawn)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._normal = torch.randn(POOL, generator=self._generator)
 
-    def storage(self, tensors: list[Tensor], how: Rule) -> list[torch.Tensor]:
+    def storage(self, tensors: list[Tensor], value_rule: Rule) -> list[torch.Tensor]:
         """Return tensors that share one storage, each of which starts at offset 0.
 
         Raises:
@@ -236,18 +236,18 @@ class Values:
         """
         kind = dtype(tensors[0])
         length = -(-size(tensors) // kind.itemsize)
-        flat = self._flat(length, kind, how)
+        flat = self._flat(length, kind, value_rule)
         return [_shaped(flat, tensor) for tensor in tensors]
 
-    def _flat(self, length: int, kind: torch.dtype, how: Rule) -> torch.Tensor:
+    def _flat(self, length: int, kind: torch.dtype, value_rule: Rule) -> torch.Tensor:
         if kind is torch.bool:
             return torch.ones(length, dtype=kind)
         if not (kind.is_floating_point or kind.is_complex):
-            return self._integers(length, kind, how)
+            return self._integers(length, kind, value_rule)
         pool = self._normal
-        if how.share:
+        if value_rule.is_share:
             pool = pool.sigmoid()
-        elif how.positive:
+        elif value_rule.is_positive:
             pool = pool.abs() + 0.5
         real = torch.empty(length * (2 if kind.is_complex else 1), dtype=kind.to_real() if kind.is_complex else kind)
         pool = pool.to(real.dtype)
@@ -256,13 +256,13 @@ class Values:
         real[repeats * POOL :].copy_(pool[: real.numel() - repeats * POOL])
         return torch.view_as_complex(real.view(-1, 2)) if kind.is_complex else real
 
-    def _integers(self, length: int, kind: torch.dtype, how: Rule) -> torch.Tensor:
-        if how.rising is not None:
-            return ((torch.arange(length) + how.ends) * how.rising // max(1, length)).to(kind)
-        if how.high is not None:
-            high = max(1, min(how.high, torch.iinfo(kind).max))
-            return torch.randint(0, high, (length,), generator=self._drawn, dtype=torch.int64).to(kind)
-        return torch.zeros(length, dtype=kind) if how.guessed else torch.ones(length, dtype=kind)
+    def _integers(self, length: int, kind: torch.dtype, value_rule: Rule) -> torch.Tensor:
+        if value_rule.offset_limit is not None:
+            return ((torch.arange(length) + value_rule.are_ends) * value_rule.offset_limit // max(1, length)).to(kind)
+        if value_rule.high is not None:
+            high = max(1, min(value_rule.high, torch.iinfo(kind).max))
+            return torch.randint(0, high, (length,), generator=self._generator, dtype=torch.int64).to(kind)
+        return torch.zeros(length, dtype=kind) if value_rule.is_guess else torch.ones(length, dtype=kind)
 
 
 def _shaped(flat: torch.Tensor, tensor: Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from xsp.processes import cores
 
 MOUNTS = Path("/proc/self/mounts")
 IN_MEMORY = ("tmpfs", "ramfs")
-"""File systems whose files lie in memory."""
+"""File systems whose files are in memory."""
 
 MOST_RANKS = 16
 MOST_NAMED = 4
@@ -32,14 +32,14 @@ class TransferPlan:
     """A request: the specs to be timed."""
 
     specs: tuple[Spec, ...]
-    refused: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
     """One line for each missing resource, with the families that are left out."""
 
     directory: Path | None = None
     names: tuple[str, ...] = ()
     """The families of the specs."""
 
-    def has(self, spec: Spec) -> bool:
+    def includes(self, spec: Spec) -> bool:
         """Return whether a spec is of these families and, if it uses a file, of the directory's kind of file system."""
         name, arguments = transfers.arguments(spec)
         default = filesystem(self.directory) if self.directory is not None else ""
@@ -48,33 +48,33 @@ class TransferPlan:
 
 def plan_transfers(
     timings: Timings,
-    what: str,
+    target: str,
     families: str | None,
     ranks: Sequence[int],
     threads: Sequence[int] | None = None,
     directory: Path | None = None,
     *,
-    times: bool = True,
+    for_timing: bool = True,
 ) -> TransferPlan:
     """Return the specs of transfers or of collectives.
 
     Args:
         timings: timings of the machine; its devices decide which families are left out.
-        what: `transfers` or `collectives`.
+        target: `transfers` or `collectives`.
         families: comma-separated names of families or of their groups; default: all.
         ranks: numbers of ranks of collectives.
         threads: numbers of torch threads of transfers (default: one, and the number of cores), or of each rank (one).
         directory: folder in which storage is timed; default: the folder for temporary files.
-        times: whether the specs are to be timed, so that the directory needs room.
+        for_timing: whether the specs are to be timed, so that the directory needs room.
 
     Raises:
         UsageError: there is no such family, all families lack a device or another resource, there is no such folder,
             or a number of ranks is below 2 or too large.
     """
-    if what == COLLECTIVES:
+    if target == COLLECTIVES:
         if not all(2 <= count <= MOST_RANKS for count in ranks):
             raise UsageError(f"collectives need 2 to {MOST_RANKS} ranks on this machine: --ranks 2,4")
-        names = transfers.named(families, OF_RANKS)
+        names = transfers.select_families(families, OF_RANKS)
         specs = [spec for count in threads or (1,) for spec in transfers.of_collectives(names, ranks, count)]
         return TransferPlan(tuple(specs), names=tuple(names))
     try:
@@ -83,15 +83,17 @@ def plan_transfers(
         raise UsageError(f"no folder accepts temporary files ({error.strerror}): name one, --directory DIR") from error
     if not folder.is_dir():
         raise UsageError(f"{folder}: not a folder; name one in which to time storage: --directory DIR")
-    names = transfers.named(families, FAMILIES)
-    devices = len(timings.environment.equal.get("devices") or ())
-    names, refused = _here(names, devices, folder, times)
+    names = transfers.select_families(families, FAMILIES)
+    devices = len(timings.environment.properties.get("devices") or ())
+    names, refused = _available_families(names, devices, folder, for_timing)
     counts = tuple(dict.fromkeys((1, cores()))) if threads is None else threads
     transfer_specs = transfers.of_transfers(names, counts, filesystem(folder))
     return TransferPlan(tuple(transfer_specs), tuple(refused), folder, tuple(names))
 
 
-def _here(names: Sequence[str], devices: int, folder: Path, times: bool) -> tuple[list[str], list[str]]:
+def _available_families(
+    names: Sequence[str], devices: int, folder: Path, for_timing: bool
+) -> tuple[list[str], list[str]]:
     """Return the families for which this machine has the resources, and one line per missing resource for the others.
 
     Raises:
@@ -99,23 +101,25 @@ def _here(names: Sequence[str], devices: int, folder: Path, times: bool) -> tupl
     """
     families = FAMILIES.values()
     in_folder = [name for name in names if FAMILIES[name].in_folder]
-    why_not = _no_room(folder, max(FAMILIES[name].most for name in in_folder)) if in_folder and times else None
+    folder_problem = (
+        _no_room(folder, max(FAMILIES[name].most for name in in_folder)) if in_folder and for_timing else None
+    )
     kind = filesystem(folder)
-    lacking = (
+    requirements = (
         ("no device here", "there is no device here, which is needed for {}",
          () if devices else [family.name for family in families if family.device]),
         ("only one device here", "there is only one device here, and two are needed for {}",
          () if devices > 1 else [family.name for family in families if family.peers]),
         ("only one NUMA node here", "there is only one NUMA node here, and two are needed for {}",
          () if numanodes.pair() else [family.name for family in families if family.nodes]),
-        (why_not or "", f"{why_not}, so {{}} cannot be timed: name another folder, --directory DIR",
-         in_folder if why_not else ()),
+        (folder_problem or "", f"{folder_problem}, so {{}} cannot be timed: name another folder, --directory DIR",
+         in_folder if folder_problem else ()),
         (f"files in {folder} ({kind}) are in memory",
          f"files in {folder} ({kind}) are in memory, and a disk is needed for {{}}: name another one, --directory DIR",
          [family.name for family in families if family.disk] if kind in IN_MEMORY else ()),
     )  # fmt: skip
     available, refused = list(names), []
-    for summary, message, affected in lacking:
+    for summary, message, affected in requirements:
         excluded = [name for name in available if name in affected]
         available = [name for name in available if name not in excluded]
         if excluded and not available:
@@ -139,7 +143,7 @@ def _no_room(folder: Path, size: int) -> str | None:
 
 
 @contextlib.contextmanager
-def timed_in(directory: Path | None) -> Iterator[None]:
+def storage_folder(directory: Path | None) -> Iterator[None]:
     """Make worker processes that start within the block time storage in a folder; None keeps their default."""
     previous = os.environ.get(DIRECTORY)
     try:
@@ -153,31 +157,31 @@ def timed_in(directory: Path | None) -> Iterator[None]:
             os.environ[DIRECTORY] = previous
 
 
-def fill(found: TransferPlan, timings: Timings, seconds: float, progress: Progress, *, again: bool = False) -> int:
+def fill(request: TransferPlan, timings: Timings, seconds: float, progress: Progress, *, again: bool = False) -> int:
     """Time the specs that have no timing yet, in their order, and return how many of them got a figure.
 
     Raises:
         BenchError: see `xsp.bench.plan.fill`.
     """
-    with timed_in(found.directory):
-        results = plan.fill(found.specs, timings, seconds, progress, again=again, limits=LIMITS, in_order=True)
+    with storage_folder(request.directory):
+        results = plan.fill(request.specs, timings, seconds, progress, again=again, limits=LIMITS, in_order=True)
     return sum(timing.is_timed for timing in results)
 
 
-def known(found: TransferPlan, timings: Timings) -> tuple[list[Curve], int]:
+def existing_curves(request: TransferPlan, timings: Timings) -> tuple[list[Curve], int]:
     """Return the curves of the requested specs, and how many of the specs have no timing."""
-    by_spec = timings.of(found.specs)
-    taken = [timing for timing in by_spec.values() if timing.taken_ns]
-    return transfers.curves(taken), len(by_spec) - len(taken)
+    by_spec = timings.of(request.specs)
+    existing = [timing for timing in by_spec.values() if timing.taken_ns]
+    return transfers.curves(existing), len(by_spec) - len(existing)
 
 
-def filesystem(place: Path) -> str:
+def filesystem(folder: Path) -> str:
     """Return the type of the file system of a folder, such as `ext4`; empty if the system does not report it."""
     try:
         lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return ""
-    path = str(place.resolve())
+    path = str(folder.resolve())
     best = ("", "")
     for line in lines:
         parts = line.split()

@@ -24,7 +24,7 @@ from xsp.bench import devicemoves, numanodes, transfers
 from xsp.bench.inputs import NotTimeable
 from xsp.bench.partner import Partner
 from xsp.bench.spec import Spec
-from xsp.bench.torchcalls import Prepared, timed_by_itself
+from xsp.bench.torchcalls import Prepared, self_timed
 from xsp.bench.transfers import DEVICE, DIRECTORY, FAMILIES, MEMORY, PROCESSES, ROOM, ROW
 
 PAGE = mmap.PAGESIZE
@@ -54,16 +54,16 @@ class Transfers:
         if family.group == PROCESSES:
             if size > MESSAGE_BYTES:
                 raise NotTimeable(f"messages are limited to {MESSAGE_BYTES >> 20} MiB")
-            return timed_by_itself(_partner(directory() if family.in_folder else None).timed(name, size))
-        return devicemoves.prepared(name, size) if family.group == DEVICE else _storage(name, size)
+            return self_timed(_partner(directory() if family.in_folder else None).timer(name, size))
+        return devicemoves.prepare(name, size) if family.group == DEVICE else _storage(name, size)
 
 
 def _memory(name: str, size: int) -> Prepared:
     if name.startswith("first-touch"):
-        return timed_by_itself(_first_touch(size, name.endswith("huge")), most_calls=64)
+        return self_timed(_first_touch(size, name.endswith("huge")), most_calls=64)
     if FAMILIES[name].nodes:
         try:
-            return timed_by_itself(numanodes.copying(size, far=name == "copy-far-node"))
+            return self_timed(numanodes.copy_timer(size, is_far=name == "copy-far-node"))
         except OSError as error:
             raise NotTimeable(error.strerror or str(error)) from error
     first, second, third = (torch.ones(size // 4) for _ in range(3))
@@ -86,11 +86,11 @@ def _memory(name: str, size: int) -> Prepared:
     return Prepared(torch.Tensor.copy_, [(first, second)])
 
 
-def _first_touch(size: int, huge: bool) -> Callable[[int], int]:
-    advice = getattr(mmap, "MADV_HUGEPAGE" if huge else "MADV_NOHUGEPAGE", None)
+def _first_touch(size: int, is_huge: bool) -> Callable[[int], int]:
+    advice = getattr(mmap, "MADV_HUGEPAGE" if is_huge else "MADV_NOHUGEPAGE", None)
     if advice is None:
         raise NotTimeable("this system has no huge pages")
-    if huge and "[never]" in _setting("/sys/kernel/mm/transparent_hugepage/enabled"):
+    if is_huge and "[never]" in _setting("/sys/kernel/mm/transparent_hugepage/enabled"):
         raise NotTimeable("huge pages are switched off")
 
     def batch(calls: int) -> int:
@@ -118,7 +118,7 @@ _partners: dict[Path | None, Partner] = {}
 def _partner(folder: Path | None) -> Partner:
     """Return the partner process that receives messages; with a folder, the memory that both map is a file in it."""
     partner = _partners.pop(folder, None)
-    if partner is not None and partner.failed:
+    if partner is not None and partner.has_failed:
         partner.end()
         partner = None
     try:
@@ -147,7 +147,7 @@ def directory() -> Path:
     return Path(os.environ.get(DIRECTORY) or tempfile.gettempdir())
 
 
-class _Opened:
+class _OpenFile:
     """An open file, which is closed when neither the cache nor a prepared transfer refers to it."""
 
     def __init__(self, descriptor: int) -> None:
@@ -156,7 +156,7 @@ class _Opened:
 
 
 @functools.lru_cache(maxsize=3)  # one for reading, and two sizes for writing: those of the families
-def _file(purpose: str, size: int) -> _Opened:
+def _file(purpose: str, size: int) -> _OpenFile:
     """Return an unnamed file that is filled and synced to storage."""
     folder = directory()
     try:
@@ -169,7 +169,7 @@ def _file(purpose: str, size: int) -> _Opened:
                 file.write(noise)
             file.flush()
             os.fsync(file.fileno())
-            return _Opened(os.dup(file.fileno()))
+            return _OpenFile(os.dup(file.fileno()))
     except OSError as error:
         raise _refusal(error, f"{folder}: no file can be created there ({error.strerror})") from error
 
@@ -181,24 +181,24 @@ def _storage(name: str, size: int) -> Prepared:
     buffer[:] = np.random.default_rng(1).bytes(size)
     view = memoryview(buffer)
     if name.endswith("direct"):
-        file = _direct(file)
+        file = _open_direct(file)
     if name == "read-cold":
-        return timed_by_itself(_cold(file, view), most_calls=16)
+        return self_timed(_cold_read_timer(file, view), most_calls=16)
     if name == "read-mapped":
-        return Prepared(lambda: _mapped(file.descriptor, size), [()])
+        return Prepared(lambda: _read_mapped(file.descriptor, size), [()])
     descriptor = file.descriptor
 
-    def moved(a: memoryview, opened: _Opened = file) -> None:  # the default keeps the file open
+    def transfer(a: memoryview, opened: _OpenFile = file) -> None:  # the default keeps the file open
         transferred = os.preadv(descriptor, [a], 0) if name.startswith("read") else os.pwritev(descriptor, [a], 0)
         if transferred != size:
             raise OSError(f"only {transferred} of {size} bytes were transferred")
         if name == "write-fsync":
             os.fsync(descriptor)
 
-    return Prepared(moved, [(view,)])
+    return Prepared(transfer, [(view,)])
 
 
-def _mapped(descriptor: int, size: int) -> None:
+def _read_mapped(descriptor: int, size: int) -> None:
     """Map a file, touch each page, and unmap it again: mapped pages would not be dropped from the page cache."""
     with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as mapping:
         view = np.frombuffer(mapping, np.uint8)
@@ -206,15 +206,15 @@ def _mapped(descriptor: int, size: int) -> None:
         del view
 
 
-def _direct(file: _Opened) -> _Opened:
+def _open_direct(file: _OpenFile) -> _OpenFile:
     """Return the same file, opened for direct I/O."""
     try:
-        return _Opened(os.open(f"/proc/self/fd/{file.descriptor}", os.O_RDWR | os.O_DIRECT))
+        return _OpenFile(os.open(f"/proc/self/fd/{file.descriptor}", os.O_RDWR | os.O_DIRECT))
     except (OSError, AttributeError) as error:
         raise NotTimeable("this file system does not support direct I/O") from error
 
 
-def _cold(file: _Opened, buffer: memoryview) -> Callable[[int], int]:
+def _cold_read_timer(file: _OpenFile, buffer: memoryview) -> Callable[[int], int]:
     if not hasattr(os, "posix_fadvise"):
         raise NotTimeable("this system does not drop cached pages on request")
     size = len(buffer)

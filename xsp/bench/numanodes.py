@@ -38,10 +38,10 @@ def _numbers(name: str) -> list[int]:
     """Return the numbers in a list file of the system, such as `0-3,8`."""
     try:
         text = (NODES / name).read_text(encoding="ascii").strip()
-        ranges = [[int(end) for end in part.split("-")] for part in text.split(",") if part]
+        ranges = [[int(number) for number in part.split("-")] for part in text.split(",") if part]
     except (OSError, ValueError):
         return []
-    return [number for ends in ranges for number in range(ends[0], ends[-1] + 1)]
+    return [number for bounds in ranges for number in range(bounds[0], bounds[-1] + 1)]
 
 
 def pair() -> tuple[int, int] | None:
@@ -82,17 +82,17 @@ def memory(size: int, node: int) -> ctypes.Array[ctypes.c_char]:
     return buffer
 
 
-def copying(size: int, far: bool) -> Callable[[int], int]:
+def copy_timer(size: int, is_far: bool) -> Callable[[int], int]:
     """Return a function that times copies by one thread into its node's memory, from that node or the furthest one.
 
     Raises:
         OSError: there is only one node, or memory cannot be bound; `strerror` is the reason in words.
     """
-    found = pair()
-    if found is None:
+    node_pair = pair()
+    if node_pair is None:
         raise OSError(errno.ENODEV, "there is only one NUMA node here, and two are needed")
-    local, remote = found
-    target, source = memory(size, local), memory(size, remote if far else local)
+    local, remote = node_pair
+    target, source = memory(size, local), memory(size, remote if is_far else local)
 
     def batch(calls: int) -> int:
         affinity = os.sched_getaffinity(0)

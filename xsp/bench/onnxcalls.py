@@ -1,4 +1,4 @@
-"""The runtime `onnxruntime`: a block of ONNX nodes as a model of its own. Imports NumPy: import it where it is needed.
+"""The runtime `onnxruntime`: a block of ONNX nodes as a separate model. Imports NumPy: import it where it is needed.
 
 Weights are part of the model, so that the library rearranges them when it loads the model, as it does for a whole file.
 A timing covers one run of a session, with inputs and outputs bound beforehand. Values are synthetic; small integers
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xsp.bench.inputs import NotTimeable
-from xsp.bench.spec import CacheState, Spec, without_inputs
+from xsp.bench.spec import CacheState, Spec, missing_input_reason
+from xsp.errors import first_line
 from xsp.graph.blocks import Block, Wires
 from xsp.graph.node import Call, Tensor
 
@@ -47,7 +48,7 @@ class OnnxRuntime:
             NotTimeable: the block cannot be run on its own, or the library is missing.
             MemoryError: the tensors exceed the limit.
         """
-        from xsp.bench.torchcalls import Prepared, flushed
+        from xsp.bench.torchcalls import Prepared, flush_buffer
 
         model = _Model(spec.block)
         weight_bytes = sum(_bytes(tensor) for tensor in model.weights.values())
@@ -67,7 +68,7 @@ class OnnxRuntime:
         values = _Values()
         runs = [_Run(model, values, spec.threads) for _ in range(copies)]
         return Prepared(
-            lambda run: run(), [(run,) for run in runs], notes="; ".join(notes), flush=flushed(spec, rotated_bytes)
+            lambda run: run(), [(run,) for run in runs], notes="; ".join(notes), flush=flush_buffer(spec, rotated_bytes)
         )
 
 
@@ -79,23 +80,23 @@ class _Model:
         """Name → input of the model (activation)."""
 
         self.weights: dict[str, Tensor] = {}
-        self.fixed: dict[str, np.ndarray] = {}
+        self.size_values: dict[str, np.ndarray] = {}
         """Name → small input whose values follow from the shapes."""
 
-        self.high: dict[str, int] = {}
+        self.limits: dict[str, int] = {}
         """Name of an input of positions → exclusive upper bound of its integers."""
 
         self.node_outputs: dict[str, Tensor] = {}
         """Name → output of a node."""
 
-        self.read: set[str] = set()
+        self.read_names: set[str] = set()
         self.nodes: list[tuple[Call, list[str], list[str]]] = []
         self.notes: list[str] = []
         self._names: dict[tuple[int, Tensor], str] = {}
         self._lasting = set(block.weights)
-        lacks = without_inputs(block)
-        if lacks:
-            raise NotTimeable(lacks)
+        reason = missing_input_reason(block)
+        if reason:
+            raise NotTimeable(reason)
         for call, wires in zip(block.calls, block.wiring, strict=True):
             self._add(call, wires)
         if not self.inputs:
@@ -104,7 +105,7 @@ class _Model:
     @property
     def outputs(self) -> dict[str, Tensor]:
         """Outputs that no node of the block reads."""
-        return {name: tensor for name, tensor in self.node_outputs.items() if name not in self.read}
+        return {name: tensor for name, tensor in self.node_outputs.items() if name not in self.read_names}
 
     def _add(self, call: Call, wires: Wires) -> None:
         for tensor in (*call.inputs, *call.outputs):
@@ -115,26 +116,26 @@ class _Model:
             inputs.append("" if value is None else self._input(call, index, value, next(reads)))
         outputs = []
         for number, tensor in zip(wires.returns, call.outputs, strict=True):
-            name = f"made{len(self.node_outputs)}"
+            name = f"output{len(self.node_outputs)}"
             self.node_outputs[name] = tensor
             self._names[number, tensor] = name
             outputs.append(name)
         self.nodes.append((call, inputs, outputs))
 
-    def _input(self, call: Call, place: int, tensor: Tensor, number: int) -> str:
+    def _input(self, call: Call, index: int, tensor: Tensor, number: int) -> str:
         existing = self._names.get((number, tensor))
         if existing is not None:
-            self.read.add(existing)
+            self.read_names.add(existing)
             return existing
-        name = f"given{len(self._names)}"
+        name = f"input{len(self._names)}"
         self._names[number, tensor] = name
-        fixed = _sizes(call, place, tensor)
-        if fixed is not None:
-            self.fixed[name] = fixed.astype(_type(tensor)).reshape(tensor.shape or ())
+        size_values = _sizes(call, index, tensor)
+        if size_values is not None:
+            self.size_values[name] = size_values.astype(_type(tensor)).reshape(tensor.shape or ())
             return name
-        high = _positions(call, place)
+        high = _positions(call, index)
         if high is not None:
-            self.high[name] = high
+            self.limits[name] = high
         elif not (tensor.dtype or "").startswith(("float", "bool")):
             self.notes.append(f"inputs of {call.op} are ones: no rule for their values is known")
         (self.weights if number in self._lasting else self.inputs)[name] = tensor
@@ -145,10 +146,10 @@ class _Model:
 class _Values:
     """A generator of arrays; arrays requested in the same order are equal in each process."""
 
-    drawn: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    generator: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def __post_init__(self) -> None:
-        self._normal = self.drawn.standard_normal(POOL, dtype=np.float32)
+        self._normal = self.generator.standard_normal(POOL, dtype=np.float32)
 
     def of(self, tensor: Tensor, high: int | None, positive: bool = False) -> np.ndarray:
         """Return an array: floats are normal, or above 0.5; booleans true; integers below `high`, by default ones."""
@@ -156,7 +157,7 @@ class _Values:
         if kind == np.bool_:
             return np.ones(shape, kind)
         if high is not None:
-            return self.drawn.integers(0, max(1, high), shape).astype(kind)
+            return self.generator.integers(0, max(1, high), shape).astype(kind)
         if kind.kind != "f":
             return np.ones(shape, kind)
         array = np.resize(self._normal, prod(shape)).reshape(shape)
@@ -176,15 +177,15 @@ class _Run:
         try:
             serialized = _serialized(onnx, model, values)
             self._session = onnxruntime.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
-            self._bound = self._session.io_binding()
+            self._binding = self._session.io_binding()
             positive = _positive(model)
             for name, tensor in model.inputs.items():
-                array = values.of(tensor, model.high.get(name), name in positive)
-                self._bound.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
+                array = values.of(tensor, model.limits.get(name), name in positive)
+                self._binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
             for name in model.outputs:
-                self._bound.bind_output(name, "cpu")
+                self._binding.bind_output(name, "cpu")
             self()
-            shapes = [tuple(output.shape()) for output in self._bound.get_outputs()]
+            shapes = [tuple(output.shape()) for output in self._binding.get_outputs()]
         except NotTimeable:
             raise
         except Exception as error:  # ONNX Runtime's errors have no other common base class
@@ -194,7 +195,7 @@ class _Run:
 
     def __call__(self) -> None:
         """Run the session once."""
-        self._session.run_with_iobinding(self._bound)
+        self._session.run_with_iobinding(self._binding)
 
 
 def _libraries() -> tuple[Any, Any]:
@@ -217,14 +218,14 @@ def _serialized(onnx: Any, model: _Model, values: _Values) -> bytes:
         version = int(call.overload) if call.overload.isdecimal() else 1
         versions[domain] = max(version, versions.get(domain, 1))
         unread = [
-            f"{outputs[0]}_{index}" for index in range(len(outputs), _made_at_least(onnx, call, op, domain, version))
+            f"{outputs[0]}_{index}" for index in range(len(outputs), _min_output_count(onnx, call, op, domain, version))
         ]
         node = helper.make_node(op, inputs, [*outputs, *unread], domain=domain)
         node.attribute.extend(_attributes(onnx, call, op, domain, version))
         nodes.append(node)
     arrays = {
-        **{name: values.of(tensor, model.high.get(name), name in positive) for name, tensor in model.weights.items()},
-        **model.fixed,
+        **{name: values.of(tensor, model.limits.get(name), name in positive) for name, tensor in model.weights.items()},
+        **model.size_values,
     }
 
     def value_infos(tensors: Mapping[str, Tensor]) -> list[Any]:
@@ -243,7 +244,7 @@ def _serialized(onnx: Any, model: _Model, values: _Values) -> bytes:
     return serialized
 
 
-def _made_at_least(onnx: Any, call: Call, op: str, domain: str, version: int) -> int:
+def _min_output_count(onnx: Any, call: Call, op: str, domain: str, version: int) -> int:
     """Return the least number of outputs that a node has: the graph omits outputs that no node reads."""
     arguments = dict(call.arguments)
     counts = [1]
@@ -312,29 +313,29 @@ def _positive(model: _Model) -> set[str]:
     return names
 
 
-def _axis(call: Call, usual: int = 0) -> int:
+def _axis(call: Call, default: int = 0) -> int:
     axis = dict(call.arguments).get("axis")
-    return axis if isinstance(axis, int) else usual
+    return axis if isinstance(axis, int) else default
 
 
-def _positions(call: Call, place: int) -> int | None:
+def _positions(call: Call, index: int) -> int | None:
     """Return the exclusive upper bound of an input's integers; None if they are not positions."""
     op = call.op.partition("::")[2]
-    first = call.inputs[0].shape or ()
-    if op in ("Gather", "GatherElements", "ScatterElements", "Scatter") and place == 1 and first:
-        return first[_axis(call)]
-    if op in ("GatherND", "ScatterND") and place == 1 and first:
+    shape = call.inputs[0].shape or ()
+    if op in ("Gather", "GatherElements", "ScatterElements", "Scatter") and index == 1 and shape:
+        return shape[_axis(call)]
+    if op in ("GatherND", "ScatterND") and index == 1 and shape:
         depth = (call.inputs[1].shape or (1,))[-1]
-        return min(first[:depth], default=1)
+        return min(shape[:depth], default=1)
     return None
 
 
 Solve = Callable[[Call, tuple[int, ...], tuple[int, ...], Tensor], Any]
 
 
-def _sizes(call: Call, place: int, tensor: Tensor) -> np.ndarray | None:
+def _sizes(call: Call, index: int, tensor: Tensor) -> np.ndarray | None:
     """Return the values of a small input that determines the output shape, by both shapes; None for any other input."""
-    solve = _SIZES.get((call.op.partition("::")[2], place))
+    solve = _SIZES.get((call.op.partition("::")[2], index))
     if solve is None or not call.outputs:
         return None
     values = solve(call, call.inputs[0].shape or (), call.outputs[0].shape or (), tensor)
@@ -344,10 +345,10 @@ def _sizes(call: Call, place: int, tensor: Tensor) -> np.ndarray | None:
     return sizes
 
 
-def _reduced(call: Call, before: tuple[int, ...], after: tuple[int, ...], tensor: Tensor) -> list[int]:
+def _reduced_axes(call: Call, before: tuple[int, ...], after: tuple[int, ...], tensor: Tensor) -> list[int]:
     """Return the dimensions that a reduction drops or sets to 1; if ambiguous, it drops the last ones."""
     if dict(call.arguments).get("keepdims", 1):
-        changed = [axis for axis, (was, size) in enumerate(zip(before, after, strict=True)) if was != size]
+        changed = [axis for axis, (old_size, size) in enumerate(zip(before, after, strict=True)) if old_size != size]
         ones = [axis for axis, size in enumerate(after) if size == 1 and axis not in changed]
         return sorted([*changed, *ones[: max(0, prod(tensor.shape or ()) - len(changed))]])
     dropped, position = [], 0
@@ -367,17 +368,17 @@ def _parts(call: Call, before: tuple[int, ...], after: tuple[int, ...], tensor: 
     return lengths + [remaining // unread + (index < remaining % unread) for index in range(unread)]
 
 
-def _sliced(call: Call, before: tuple[int, ...], after: tuple[int, ...], tensor: Tensor) -> list[int]:
+def _sliced_axes(call: Call, before: tuple[int, ...], after: tuple[int, ...], tensor: Tensor) -> list[int]:
     """Return the dimensions that are cut: those that become shorter, then others, until there is one for each end."""
     count = prod(tensor.shape or ())
     if not any(name == "input3" and value is not None for name, value in call.arguments):
         return list(range(count))
-    changed = [axis for axis, (was, size) in enumerate(zip(before, after, strict=True)) if was != size]
+    changed = [axis for axis, (old_size, size) in enumerate(zip(before, after, strict=True)) if old_size != size]
     return [*changed, *(axis for axis in range(len(before)) if axis not in changed)][: max(count, len(changed))]
 
 
-def _added(call: Call, before: tuple[int, ...], after: tuple[int, ...], tensor: Tensor) -> list[int]:
-    return [*[0] * len(before), *(size - was for was, size in zip(before, after, strict=True))]
+def _paddings(call: Call, before: tuple[int, ...], after: tuple[int, ...], tensor: Tensor) -> list[int]:
+    return [*[0] * len(before), *(size - old_size for old_size, size in zip(before, after, strict=True))]
 
 
 _REDUCES = tuple(f"Reduce{name}" for name in "Sum Mean Max Min Prod L1 L2 LogSum LogSumExp SumSquare".split())
@@ -391,10 +392,12 @@ _SIZES: Mapping[tuple[str, int], Solve] = {
     ("Resize", 2): lambda call, before, after, tensor: [b / a for a, b in zip(before, after, strict=True)],
     ("Upsample", 1): lambda call, before, after, tensor: [b / a for a, b in zip(before, after, strict=True)],
     ("Resize", 3): lambda call, before, after, tensor: after,
-    ("Pad", 1): _added,
+    ("Pad", 1): _paddings,
     ("Slice", 1): lambda call, before, after, tensor: [0] * prod(tensor.shape or ()),
-    ("Slice", 2): lambda call, before, after, tensor: [after[each] for each in _sliced(call, before, after, tensor)],
-    ("Slice", 3): _sliced,
+    ("Slice", 2): lambda call, before, after, tensor: [
+        after[axis] for axis in _sliced_axes(call, before, after, tensor)
+    ],
+    ("Slice", 3): _sliced_axes,
     ("Slice", 4): lambda call, before, after, tensor: [1] * prod(tensor.shape or ()),
     ("ConstantOfShape", 0): lambda call, before, after, tensor: after,
     ("OneHot", 1): lambda call, before, after, tensor: after[_axis(call, -1)],
@@ -402,11 +405,10 @@ _SIZES: Mapping[tuple[str, int], Solve] = {
     ("Range", 1): lambda call, before, after, tensor: after[0],
     ("Range", 2): lambda call, before, after, tensor: 1,
     ("Pow", 1): lambda call, before, after, tensor: np.full(tensor.shape or (), 2),  # the exponent in norms
-    **{(name, 1): _reduced for name in _REDUCES},
+    **{(name, 1): _reduced_axes for name in _REDUCES},
 }
 """Operator and number of the input → function that returns the values that give the output its shape."""
 
 
 def _first(error: Exception) -> str:
-    message = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return message.replace("[ONNXRuntimeError] : ", "")[:160]
+    return first_line(error).replace("[ONNXRuntimeError] : ", "")[:160]

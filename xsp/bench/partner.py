@@ -1,7 +1,7 @@
 """The partner process of transfers between processes, and both ends of the channels between the two.
 
-The partner inherits all channels, and none has a name: pipes, socket pairs, a file that both map. So nothing is left
-behind, whichever of the two is killed. The partner process needs neither torch nor the table engine.
+The partner inherits all channels, and none has a name: pipes, socket pairs, a file that both map. So nothing remains
+if either of the two is killed. The partner process needs neither torch nor the table engine.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from xsp import processes
 _CODE = processes.calling("xsp.bench.partner", "answer")
 
 MAPPED = ("shared-memory", "mapped-file")
-"""Families whose messages lie in memory that both processes map: a memfd, or a file in a folder."""
+"""Families whose messages are in memory that both processes map: a memfd, or a file in a folder."""
 
 PATIENCE_S = 15.0
 """Seconds to wait for the partner to start or to answer."""
 
 
-class Ended(Exception):
+class PartnerEnded(Exception):
     """Raised if the other process has ended."""
 
 
-class Ends:
+class Channels:
     """This process's ends of all channels."""
 
     def __init__(self, control: int, pipe_in: int, pipe_out: int, local: int, tcp: int, shared: int, size: int) -> None:
@@ -54,41 +54,41 @@ class Ends:
         for descriptor in (self.pipe_in, self.pipe_out):
             os.close(descriptor)
 
-    def send(self, how: str, size: int) -> None:
+    def send(self, family: str, size: int) -> None:
         """Send a message and wait for its answer."""
-        if how.endswith("-duplex"):
-            self._exchange(self.sockets[how.removesuffix("-duplex")], size)
-        elif how in MAPPED:
+        if family.endswith("-duplex"):
+            self._exchange(self.sockets[family.removesuffix("-duplex")], size)
+        elif family in MAPPED:
             self.memory[:size] = self.buffer[:size]
             self.control.sendall(b"x")
             _byte(self.control)
-        elif how == "pipe":
+        elif family == "pipe":
             _write(self.pipe_out, self.buffer[:size])
             if not os.read(self.pipe_in, 1):
-                raise Ended
+                raise PartnerEnded
         else:
-            self.sockets[how].sendall(self.buffer[:size])
-            _byte(self.sockets[how])
+            self.sockets[family].sendall(self.buffer[:size])
+            _byte(self.sockets[family])
 
-    def receive(self, how: str, size: int) -> None:
+    def receive(self, family: str, size: int) -> None:
         """Receive a message and answer it."""
-        if how.endswith("-duplex"):
-            self._exchange(self.sockets[how.removesuffix("-duplex")], size)
-        elif how in MAPPED:
+        if family.endswith("-duplex"):
+            self._exchange(self.sockets[family.removesuffix("-duplex")], size)
+        elif family in MAPPED:
             _byte(self.control)
             self.buffer[:size] = self.memory[:size]
             self.control.sendall(b"x")
-        elif how == "pipe":
+        elif family == "pipe":
             received = 0
             while received < size:
                 count = os.readv(self.pipe_in, [self.buffer[received:size]])
                 if not count:
-                    raise Ended
+                    raise PartnerEnded
                 received += count
             os.write(self.pipe_out, b"x")
         else:
-            _fill(self.sockets[how], self.buffer[:size])
-            self.sockets[how].sendall(b"x")
+            _fill(self.sockets[family], self.buffer[:size])
+            self.sockets[family].sendall(b"x")
 
     def _exchange(self, connection: socket.socket, size: int) -> None:
         """Send and receive `size` bytes at the same time."""
@@ -106,7 +106,7 @@ class Ends:
                 if readable:
                     count = connection.recv_into(self.buffer[received:size])
                     if not count:
-                        raise Ended
+                        raise PartnerEnded
                     received += count
         finally:
             connection.settimeout(patience)
@@ -119,14 +119,14 @@ def _write(descriptor: int, view: memoryview) -> None:
 
 def _byte(connection: socket.socket) -> None:
     if not connection.recv(1):
-        raise Ended
+        raise PartnerEnded
 
 
 def _fill(connection: socket.socket, view: memoryview) -> None:
     while view:
         count = connection.recv_into(view)
         if not count:
-            raise Ended
+            raise PartnerEnded
         view = view[count:]
 
 
@@ -143,7 +143,7 @@ class Partner:
         Raises:
             OSError: the process cannot be started, there is no loopback, or the folder has no room.
         """
-        self.failed = False
+        self.has_failed = False
         """Whether a batch failed: the processes no longer agree on which message comes next."""
 
         control, local, tcp = socket.socketpair(), socket.socketpair(), _tcp_pair()
@@ -156,7 +156,7 @@ class Partner:
                 _CODE, str(os.getpid()), *map(str, descriptors), str(size),
                 stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=descriptors,
             )  # fmt: skip
-            self.ends = Ends(
+            self.channels = Channels(
                 control[0].detach(), incoming[0], outgoing[1], local[0].detach(), tcp[0].detach(), os.dup(shared), size
             )
         except OSError:
@@ -166,25 +166,25 @@ class Partner:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        self.ends.control.settimeout(PATIENCE_S)
-        for connection in self.ends.sockets.values():
+        self.channels.control.settimeout(PATIENCE_S)
+        for connection in self.channels.sockets.values():
             connection.settimeout(PATIENCE_S)
 
-    def timed(self, how: str, size: int) -> Callable[[int], int]:
+    def timer(self, family: str, size: int) -> Callable[[int], int]:
         """Return a function that times a number of messages; one message before them is not timed."""
 
         def batch(calls: int) -> int:
             try:
-                request = json.dumps([how, size, calls + 1]).encode()
-                self.ends.control.sendall(request.ljust(128))
-                _byte(self.ends.control)
-                self.ends.send(how, size)
+                request = json.dumps([family, size, calls + 1]).encode()
+                self.channels.control.sendall(request.ljust(128))
+                _byte(self.channels.control)
+                self.channels.send(family, size)
                 start = time.perf_counter_ns()
                 for _ in range(calls):
-                    self.ends.send(how, size)
+                    self.channels.send(family, size)
                 return time.perf_counter_ns() - start
-            except (OSError, Ended) as error:
-                self.failed = True
+            except (OSError, PartnerEnded) as error:
+                self.has_failed = True
                 raise RuntimeError(f"the other process does not answer ({error or 'it ended'})") from error
 
         return batch
@@ -193,7 +193,7 @@ class Partner:
         """End the process."""
         self._process.kill()
         self._process.wait()
-        self.ends.close()
+        self.channels.close()
 
 
 def _shared(size: int, folder: Path | None) -> int:
@@ -229,13 +229,13 @@ def _tcp_pair() -> tuple[socket.socket, socket.socket]:
 def answer(parent: int, *numbers: int) -> None:
     """Run as the partner process: receive the requested messages until the first process ends."""
     processes.end_with_parent(parent)
-    ends = Ends(*numbers)
-    with contextlib.suppress(OSError, Ended):
+    channels = Channels(*numbers)
+    with contextlib.suppress(OSError, PartnerEnded):
         while True:
             request = memoryview(bytearray(128))
-            _fill(ends.control, request)
-            how, size, calls = json.loads(bytes(request))
-            ends.control.sendall(b"x")
+            _fill(channels.control, request)
+            family, size, calls = json.loads(bytes(request))
+            channels.control.sendall(b"x")
             for _ in range(calls):
-                ends.receive(how, size)
+                channels.receive(family, size)
     sys.exit(0)

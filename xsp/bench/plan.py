@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from xsp import plugins
 from xsp.bench.environment import caches
-from xsp.bench.spec import AS_RUN, RUNTIMES, CacheState, Spec, Status, Timing, untimed, without_inputs
+from xsp.bench.spec import AS_RUN, RUNTIMES, CacheState, Spec, Status, Timing, missing_input_reason, untimed
 from xsp.bench.timings import Timings
 from xsp.bench.turns import Limits, Turns, rotated_bytes
 from xsp.errors import BenchError, nearest
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 """Callback with the name of what is timed, the number of finished specs, and the total."""
 
-A_SITTING = 16
+SITTING_SIZE = 16
 """Most specs that take turns in one sitting."""
 
-A_SPEC_S = 0.4
+SECONDS_PER_SPEC = 0.4
 """Approximate seconds to time a spec; if less time is left than a full sitting takes, fewer specs take turns."""
 
-LEAST_S = 1.0
+MIN_SECONDS = 1.0
 """Least seconds for timing, however long the worker process took to start."""
 
 ONNX_RUNTIME = "onnxruntime"
@@ -45,7 +45,7 @@ OVERHEADS = ("overhead/module_call", "overhead/op_call")
 ROUGH_FLOPS, ROUGH_BYTES, ROUGH_CALL_S = 50e9, 10e9, 5e-6
 """Rough rates and call overhead of a core, only good enough to decide what is timed first, and not used elsewhere."""
 
-SHOWN = 40
+MAX_OP_LENGTH = 40
 
 PRIVATE_BYTES = 1 << 20
 """Bytes of the caches that belong to one core, if the system does not report them."""
@@ -67,7 +67,7 @@ def specs(
     """Return the distinct specs of a graph in the order of first appearance, each with the number of its occurrences.
 
     Args:
-        graph: the graph; if only the order of its calls is known, each call is a block of its own.
+        graph: the graph; if only the order of its calls is known, each call is a separate block.
         granularity: computing calls per block.
         stride: computing calls from the start of one block to the next; default: the granularity.
         state: state of the caches. `chain` becomes `warm` if the weights of the whole graph fit into the cores' private
@@ -80,19 +80,19 @@ def specs(
         GraphError: a granularity below 1.
         BenchError: there is no such variant.
     """
-    state = settled(graph, CacheState(state))
+    state = effective_state(graph, CacheState(state))
     threads = threads or cores()
     counts: dict[str, int] = {}
-    first: dict[str, Block] = {}
+    blocks: dict[str, Block] = {}
     for start, stop in windows(graph, granularity, stride):
-        found = block(graph, start, stop)
-        first.setdefault(found.work_key, found)
-        counts[found.work_key] = counts.get(found.work_key, 0) + 1
+        piece = block(graph, start, stop)
+        blocks.setdefault(piece.work_key, piece)
+        counts[piece.work_key] = counts.get(piece.work_key, 0) + 1
     return [
-        (Spec(each, variant, state, threads, runtime), counts[key])
-        for key, each in first.items()
+        (Spec(piece, variant, state, threads, runtime), counts[key])
+        for key, piece in blocks.items()
         for variant in variants
-        if variant == AS_RUN or _applies(Spec(each, variant, state, threads, runtime))
+        if variant == AS_RUN or _may_change(Spec(piece, variant, state, threads, runtime))
     ]
 
 
@@ -108,19 +108,19 @@ def check_names(variants: Iterable[str] = (), runtimes: Iterable[str] = ()) -> N
     _check_runtimes(runtimes)
 
 
-def _applies(spec: Spec) -> bool:
+def _may_change(spec: Spec) -> bool:
     """Return whether a variant may compute a block in a different way.
 
     Raises:
         BenchError: there is no such variant.
     """
-    return _variant(spec.variant).applies(spec)
+    return _variant(spec.variant).may_change(spec)
 
 
 def _variant(name: str) -> Variant:
-    from xsp.bench.variants import PRECISIONS, VARIANTS, named
+    from xsp.bench.variants import PRECISIONS, VARIANTS, variant_by_name
 
-    variant = named(name)
+    variant = variant_by_name(name)
     if variant is None:
         names = (AS_RUN, *VARIANTS, *PRECISIONS)
         raise BenchError(f"there is no variant {name!r}{nearest(name, names)}; there are {', '.join(names)}")
@@ -134,13 +134,13 @@ def coverage(pairs: Iterable[tuple[Spec, int]], timings: Timings) -> tuple[float
         pairs: specs, and the number of occurrences of each.
         timings: the existing timings.
     """
-    counted = [(count, worth(spec, count), timings.get(spec.key)) for spec, count in pairs]
-    timed = [(count, value) for count, value, timing in counted if timing is not None and timing.is_timed]
-    calls, expected = sum(row[0] for row in counted), sum(row[1] for row in counted)
-    return sum(row[0] for row in timed) / (calls or 1), sum(row[1] for row in timed) / (expected or 1)
+    rows = [(count, expected_seconds(spec, count), timings.get(spec.key)) for spec, count in pairs]
+    timed_rows = [(count, value) for count, value, timing in rows if timing is not None and timing.is_timed]
+    calls, expected = sum(row[0] for row in rows), sum(row[1] for row in rows)
+    return sum(row[0] for row in timed_rows) / (calls or 1), sum(row[1] for row in timed_rows) / (expected or 1)
 
 
-def settled(graph: Graph, state: CacheState) -> CacheState:
+def effective_state(graph: Graph, state: CacheState) -> CacheState:
     """Return the cache state of a graph's blocks: `chain` becomes `warm` if the cores' caches hold the weights."""
     if state is not CacheState.CHAIN:
         return state
@@ -158,37 +158,37 @@ def settled(graph: Graph, state: CacheState) -> CacheState:
 def private_bytes() -> int:
     """Return the bytes of the largest cache below the last level."""
     levels = caches()
-    below = [size for level, size in levels if level < max(level for level, _ in levels)]
-    return max(below, default=PRIVATE_BYTES)
+    inner_sizes = [size for level, size in levels if level < max(level for level, _ in levels)]
+    return max(inner_sizes, default=PRIVATE_BYTES)
 
 
 def fill(
-    wanted: Iterable[Spec | tuple[Spec, int]],
+    requests: Iterable[Spec | tuple[Spec, int]],
     timings: Timings,
     seconds: float,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = lambda name, done, total: None,
     *,
     again: bool = False,
     limits: Limits | None = None,
     in_order: bool = False,
-    started: Callable[[float], None] = lambda seconds: None,
+    on_start: Callable[[float], None] = lambda seconds: None,
 ) -> list[Timing]:
     """Time specs that have no timing yet, the most expensive first, and keep the timings.
 
     The order follows from the number of occurrences times the roofline time. Specs for which the time was not enough
     stay missing. The `overheads` are timed after the first one, once for each number of threads. Specs that no process
-    could time (`refusal`) fail at once. However small the budget, at least one of the others is timed: `LEAST_S` is
+    could time (`refusal`) fail at once. However small the budget, at least one of the others is timed: `MIN_SECONDS` is
     left for it.
 
     Args:
-        wanted: specs, or pairs of a spec and the number of its occurrences, as `specs` returns them.
+        requests: specs, or pairs of a spec and the number of its occurrences, as `specs` returns them.
         timings: the existing timings, to which new ones are added during the work.
         seconds: time to spend, including the start of processes.
         progress: see `Progress`.
         again: repeat existing timings too.
         limits: limits of one spec, see `xsp.bench.turns`.
         in_order: time specs in the given order instead of the most expensive first.
-        started: called with the seconds that it took until the first process was ready to time.
+        on_start: called with the seconds that it took until the first process was ready to time.
 
     Returns:
         The new timings of the wanted specs, including failed ones.
@@ -199,7 +199,7 @@ def fill(
     if not 0 < seconds < math.inf:
         raise BenchError(f"a budget of {seconds:g} s is too short: give seconds above 0, --budget 60s")
     pairs: dict[str, tuple[Spec, int]] = {}
-    for request in wanted:
+    for request in requests:
         spec, count = request if isinstance(request, tuple) else (request, 1)
         pairs.setdefault(spec.key, (spec, count))
     _check_runtimes({spec.runtime for spec, _ in pairs.values()})
@@ -211,11 +211,11 @@ def fill(
         ordered.sort(key=lambda spec: places[spec.key])
     results: list[Timing] = []
 
-    def keep(batch: list[Timing]) -> None:
+    def store(batch: list[Timing]) -> None:
         timings.add(batch)
         results.extend(replace(timing, environment=timings.environment.hash) for timing in batch)
 
-    keep([_refused(spec, reason) for spec in ordered if (reason := refusal(spec))])
+    store([_refused_timing(spec, reason) for spec in ordered if (reason := refusal(spec))])
     refused = {timing.key for timing in results}
     ordered = [spec for spec in ordered if spec.key not in refused]
     thread_counts = {spec.threads for spec in ordered if spec.runtime != ONNX_RUNTIME}
@@ -232,12 +232,12 @@ def fill(
         with Turns(threads, limits or Limits()) as turns:
             startup = turns.start()
             if not index:
-                started(startup)
-                deadline = max(deadline, time.monotonic() + LEAST_S)
+                on_start(startup)
+                deadline = max(deadline, time.monotonic() + MIN_SECONDS)
             while pending and (remaining := deadline - time.monotonic()) > 0:
                 sitting = _sitting(pending, turns.memory_bytes, remaining)
                 pending = pending[len(sitting) :]
-                keep(turns.sit(sitting, deadline, partial(_tell, progress, len(results), total), seed=len(results)))
+                store(turns.sit(sitting, deadline, partial(_report, progress, len(results), total), seed=len(results)))
     progress("timed", len(results), total)
     return [timing for timing in results if timing.key in pairs]
 
@@ -249,10 +249,10 @@ def refusal(spec: Spec) -> str:
     nodes = [call.op for call in spec.block.calls if call.op.startswith("onnx::")]
     if nodes and spec.runtime == "torch":
         return f"{nodes[0]} is an ONNX node, not an operator of torch"
-    return without_inputs(spec.block)
+    return missing_input_reason(spec.block)
 
 
-def _refused(spec: Spec, reason: str) -> Timing:
+def _refused_timing(spec: Spec, reason: str) -> Timing:
     return replace(untimed(spec, Status.FAILED, reason), taken_ns=time.time_ns(), xsp=__version__)
 
 
@@ -262,16 +262,16 @@ def runtime_of(graph: Graph) -> str:
 
 
 def _check_runtimes(names: Iterable[str]) -> None:
-    known = plugins.names(RUNTIMES)
+    available = plugins.names(RUNTIMES)
     for name in names:
         if name == ONNX_RUNTIME and not has_onnx_runtime():
             raise BenchError(
                 "ONNX nodes are timed by ONNX Runtime, which is not installed: pip install 'xsp[onnxruntime]'"
             )
-        if name not in known:
+        if name not in available:
             raise BenchError(
-                f"there is no runtime {name!r}{nearest(name, known)}; there are {', '.join(known) or 'none'}; after an "
-                "update of xsp, reinstall it: pip install -e ."
+                f"there is no runtime {name!r}{nearest(name, available)}; there are {', '.join(available) or 'none'}; "
+                "after an update of xsp, reinstall it: pip install -e ."
             )
 
 
@@ -287,10 +287,13 @@ def missing(pairs: Collection[tuple[Spec, int]], timings: Timings | None) -> lis
         pairs: specs, and the number of occurrences of each.
         timings: the existing timings; None for none.
     """
-    known = {} if timings is None else {spec.key: timings.get(spec.key) for spec, _ in pairs}
-    unknown = [(spec, count) for spec, count in pairs if not _is_known(known.get(spec.key))]
+    timings_by_key = {} if timings is None else {spec.key: timings.get(spec.key) for spec, _ in pairs}
+    untimed_pairs = [(spec, count) for spec, count in pairs if not _is_known(timings_by_key.get(spec.key))]
     return [
-        spec for spec, _ in sorted(unknown, key=lambda pair: (_was_too_large(known.get(pair[0].key)), -worth(*pair)))
+        spec
+        for spec, _ in sorted(
+            untimed_pairs, key=lambda pair: (_was_too_large(timings_by_key.get(pair[0].key)), -expected_seconds(*pair))
+        )
     ]
 
 
@@ -308,7 +311,7 @@ def _was_too_large(timing: Timing | None) -> bool:
     return timing is not None and timing.status is Status.TOO_LARGE
 
 
-def worth(spec: Spec, count: int) -> float:
+def expected_seconds(spec: Spec, count: int) -> float:
     """Return the seconds of a step that a spec accounts for, by a rough roofline; it decides what is timed first."""
     total = 0.0
     for call in spec.block.calls:
@@ -325,10 +328,10 @@ def overheads(threads: int) -> list[Spec]:
 
 def _sitting(specs: Sequence[Spec], memory_bytes: int, seconds: float) -> list[Spec]:
     """Return the first specs that take turns: few enough to fit into memory together and into the given seconds."""
-    most = min(A_SITTING, max(1, int(seconds / A_SPEC_S)))
+    limit = min(SITTING_SIZE, max(1, int(seconds / SECONDS_PER_SPEC)))
     sitting: list[Spec] = []
     total_bytes = 0
-    for spec in specs[:most]:
+    for spec in specs[:limit]:
         total_bytes += footprint(spec)
         if sitting and total_bytes > memory_bytes // 2:
             break
@@ -343,6 +346,6 @@ def footprint(spec: Spec) -> int:
     return 2 * inputs + outputs + (0 if spec.state is CacheState.WARM else rotated_bytes())
 
 
-def _tell(progress: Progress, offset: int, total: int, spec: Spec, done: int) -> None:
+def _report(progress: Progress, offset: int, total: int, spec: Spec, done: int) -> None:
     op = spec.op
-    progress(op if len(op) <= SHOWN else op[: SHOWN - 1] + "…", offset + done, total)
+    progress(op if len(op) <= MAX_OP_LENGTH else op[: MAX_OP_LENGTH - 1] + "…", offset + done, total)

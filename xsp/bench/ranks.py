@@ -1,4 +1,4 @@
-"""The runtime `collectives`: gloo ranks on this machine, each a process of its own that receives commands.
+"""The runtime `collectives`: gloo ranks on this machine, each a separate process that receives commands.
 
 The process that times is idle while they run: after a barrier, each rank reports by the machine's clock when it started
 and when it ended. A timing lasts from the last start to the last end. The ranks find each other through an unnamed file
@@ -21,7 +21,7 @@ from xsp.bench import transfers
 from xsp.bench.spec import Spec
 from xsp.errors import first_line
 
-_CODE = processes.calling("xsp.bench.ranks", "be")
+_CODE = processes.calling("xsp.bench.ranks", "run_rank")
 
 PATIENCE_S = 60.0
 """Seconds to wait for ranks to start or to answer."""
@@ -35,7 +35,7 @@ CROWDED_NS = 50_000_000
 """Shortest batch in which more ranks compute than there are cores.
 
 The system lets a process keep a core for some milliseconds. In a batch of one millisecond some ranks have not begun
-when others have ended, and the time of starting them counted as computing: 5 times as long as alone, in place of 2.
+when others have ended, and the time of starting them counted as computing: 5 times as long as alone, instead of 2.
 """
 
 
@@ -64,40 +64,42 @@ class Collectives:
         command = {"what": name, "bytes": size, "ranks": count, "products": int(arguments.get("products", 0))}
         try:
             ranks = _ranks(count, spec.threads)
-            first = ranks.timed(command, 1)
-        except Refused as error:
+            first_ns = ranks.measure_ns(command, 1)
+        except CommandRefused as error:
             _ranks.end()
             raise NotTimeable(str(error)) from error
         trips = 2 if name == "send" else 1  # there and back
-        repeats = max(1, CROWDED_NS // max(first, BATCH_NS)) if _is_crowded(command) else 1
+        repeats = max(1, CROWDED_NS // max(first_ns, BATCH_NS)) if _is_crowded(command) else 1
         return Prepared(
-            lambda: None, [()], timed=lambda calls: round(ranks.timed(command, calls * repeats) / (trips * repeats))
+            lambda: None,
+            [()],
+            timed=lambda calls: round(ranks.measure_ns(command, calls * repeats) / (trips * repeats)),
         )
 
 
-class Refused(Exception):
+class CommandRefused(Exception):
     """Raised when ranks cannot carry out a command; the message is the reason."""
 
 
-class _Started:
+class _RankCache:
     """A cache of started ranks; a group also serves requests for fewer ranks."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], Ranks] = {}
+        self._groups: dict[tuple[int, int], Ranks] = {}
 
     def __call__(self, count: int, threads: int) -> Ranks:
         groups = [
-            group for (size, group_threads), group in self._known.items() if size >= count and group_threads == threads
+            group for (size, group_threads), group in self._groups.items() if size >= count and group_threads == threads
         ]
         if not groups:
-            groups = [self._known.setdefault((count, threads), Ranks(count, threads))]
+            groups = [self._groups.setdefault((count, threads), Ranks(count, threads))]
         return groups[0]
 
     def end(self) -> None:
         """End all ranks: the ranks of a failed collective may still wait for each other."""
-        for group in self._known.values():
+        for group in self._groups.values():
             group.end()
-        self._known.clear()
+        self._groups.clear()
 
 
 class Ranks:
@@ -110,7 +112,7 @@ class Ranks:
             Refused: the processes do not start.
         """
         self.count = count
-        self._those: list[processes.WorkerProcess] = []
+        self._processes: list[processes.WorkerProcess] = []
         store = os.memfd_create("xsp-ranks")
         variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         if Path("/sys/class/net/lo").exists():
@@ -118,23 +120,23 @@ class Ranks:
         try:
             for rank in range(count):
                 arguments = os.getpid(), rank, count, threads, store
-                self._those.append(
+                self._processes.append(
                     processes.WorkerProcess(
                         _CODE, *map(str, arguments), env={**processes.environment(), **variables}, pass_fds=(store,)
                     )
                 )
-            for process in self._those:
+            for process in self._processes:
                 self._answer(process)
         except OSError as error:
             self.end()
-            raise Refused(f"ranks cannot be started ({error.strerror})") from error
-        except Refused:
+            raise CommandRefused(f"ranks cannot be started ({error.strerror})") from error
+        except CommandRefused:
             self.end()
             raise
         finally:
             os.close(store)
 
-    def timed(self, asked: dict[str, Any], calls: int) -> int:
+    def measure_ns(self, command: dict[str, Any], calls: int) -> int:
         """Return the nanoseconds of `calls` collectives, from the last start to the last end.
 
         If there are more ranks than cores, some start after others have ended; collectives in which ranks compute are
@@ -143,25 +145,27 @@ class Ranks:
         Raises:
             Refused: a rank cannot run the collective, or does not answer.
         """
-        group = self._those[: asked["ranks"]]
+        group = self._processes[: command["ranks"]]
         for process in group:
-            process.ask({**asked, "calls": calls})
+            process.ask({**command, "calls": calls})
         answers = [self._answer(process) for process in group]
         starts = [answer["began"] for answer in answers]
-        return max(1, max(answer["ended"] for answer in answers) - (min(starts) if _is_crowded(asked) else max(starts)))
+        return max(
+            1, max(answer["ended"] for answer in answers) - (min(starts) if _is_crowded(command) else max(starts))
+        )
 
     def end(self) -> None:
         """End the processes."""
-        for process in self._those:
+        for process in self._processes:
             process.end()
-        self._those = []
+        self._processes = []
 
     @staticmethod
     def _answer(rank: processes.WorkerProcess) -> dict[str, int]:
         line = rank.answer(time.monotonic() + PATIENCE_S)
         answer: dict[str, Any] = json.loads(line) if line else {"error": "a rank ended, or does not answer"}
         if "error" in answer:
-            raise Refused(str(answer["error"])[:200])
+            raise CommandRefused(str(answer["error"])[:200])
         return answer
 
 
@@ -170,13 +174,13 @@ def _is_crowded(command: dict[str, Any]) -> bool:
     return command["what"] in COMPUTING and command["ranks"] > processes.cores()
 
 
-_ranks = _Started()
+_ranks = _RankCache()
 
 
 # --- a rank ------------------------------------------------------------------------------------------------------
 
 
-def be(parent: int, rank: int, count: int, threads: int, store: int, answers: int) -> None:
+def run_rank(parent: int, rank: int, count: int, threads: int, store: int, answers: int) -> None:
     """Run as a rank: carry out the commands on stdin until it is closed.
 
     Args:
@@ -190,7 +194,7 @@ def be(parent: int, rank: int, count: int, threads: int, store: int, answers: in
     processes.end_with_parent(parent)
     with os.fdopen(answers, "wb", buffering=0) as stream:
 
-        def say(message: dict[str, Any]) -> None:
+        def send(message: dict[str, Any]) -> None:
             stream.write(json.dumps(message).encode() + b"\n")
 
         try:
@@ -202,17 +206,17 @@ def be(parent: int, rank: int, count: int, threads: int, store: int, answers: in
             file_store = dist.FileStore(f"/proc/self/fd/{store}", count)  # type: ignore[attr-defined]
             dist.init_process_group("gloo", store=file_store, rank=rank, world_size=count, timeout=patience)
             groups = {size: dist.new_group(list(range(size))) for size in range(1, count + 1)}
-            say({"ready": rank})
+            send({"ready": rank})
         except Exception as error:
-            say({"error": f"gloo cannot be used: {first_line(error)[:160]}"})
+            send({"error": f"gloo cannot be used: {first_line(error)[:160]}"})
             return
         buffers: dict[tuple[str, int], Any] = {}
         for line in sys.stdin:
             try:
-                say(_execute(json.loads(line), rank, groups, buffers))
+                send(_execute(json.loads(line), rank, groups, buffers))
             except Exception as error:
-                first = next(iter(str(error).splitlines()), "")
-                say({"error": f"gloo rejects it: {type(error).__name__}: {first[:160]}"})
+                text = next(iter(str(error).splitlines()), "")
+                send({"error": f"gloo rejects it: {type(error).__name__}: {text[:160]}"})
     os._exit(0)  # skips the cleanup of process groups, which would wait for other ranks
 
 
@@ -258,15 +262,15 @@ def _work(command: dict[str, Any], rank: int, group: Any, buffers: dict[tuple[st
             return product
         full = buffer("in", elements)
 
-        def beside() -> None:
+        def reduce_and_multiply() -> None:
             pending: Any = dist.all_reduce(full, group=group, async_op=True)
             for _ in range(command["products"]):
                 product()
             pending.wait()
 
-        return beside
+        return reduce_and_multiply
     if kind == "together-copy":
-        source, target = buffer("in", transfers.COPIED // 4), buffer("out", transfers.COPIED // 4)
+        source, target = buffer("in", transfers.COPY_BYTES // 4), buffer("out", transfers.COPY_BYTES // 4)
         return lambda: target.copy_(source)
     if kind == "barrier":
         return lambda: dist.barrier(group)

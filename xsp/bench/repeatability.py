@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from xsp.bench.plan import LEAST_S, OVERHEADS, Progress
+from xsp.bench.plan import MIN_SECONDS, OVERHEADS, Progress
 from xsp.bench.spec import Spec, Status, Timing, spec_of
 from xsp.bench.timings import Timings
 from xsp.bench.transfers import COLLECTIVES, TRANSFERS
@@ -16,7 +16,7 @@ from xsp.bench.turns import Limits, Turns
 from xsp.errors import BenchError
 from xsp.summary import percentile
 
-HOW_MANY = 20
+SAMPLE_SIZE = 20
 LIMITS = Limits(seconds=60.0)
 """Limits of one spec; generous, because ranks take a while to start."""
 
@@ -28,7 +28,7 @@ class Check:
     pairs: list[tuple[Timing, Timing]]
     """The stored and the new timing of each spec."""
 
-    lost: list[Timing]
+    failures: list[Timing]
     """Stored timings whose specs could not be timed again, or not within the budget."""
 
     @property
@@ -52,11 +52,11 @@ class Check:
 def check(
     timings: Timings,
     seconds: float,
-    progress: Progress = lambda what, done, total: None,
-    how_many: int = HOW_MANY,
+    progress: Progress = lambda name, done, total: None,
+    sample_size: int = SAMPLE_SIZE,
     seed: int = 0,
     runtime: str | None = None,
-    keep: Callable[[Spec], bool] = lambda spec: True,
+    is_eligible: Callable[[Spec], bool] = lambda spec: True,
 ) -> Check:
     """Time some specs again without storing the new timings.
 
@@ -64,10 +64,10 @@ def check(
         timings: timings of this machine.
         seconds: time budget.
         progress: see `xsp.bench.plan`.
-        how_many: number of specs, drawn among those whose timing is `ok` or `unstable`.
+        sample_size: number of specs, drawn among those whose timing is `ok` or `unstable`.
         seed: seed of the draw.
         runtime: runtime of the specs; default: any except transfers and collectives.
-        keep: whether a spec of that runtime may be drawn.
+        is_eligible: whether a spec of that runtime may be drawn.
 
     Raises:
         BenchError: there are no timings of this environment.
@@ -79,34 +79,34 @@ def check(
         and timing.trimmed_ns
         and timing.variant not in OVERHEADS
         and (timing.runtime == runtime if runtime else timing.runtime not in (TRANSFERS, COLLECTIVES))
-        and keep(spec_of(timing))
+        and is_eligible(spec_of(timing))
     ]
     if not candidates:
         raise BenchError(
             f"{timings.folder}: there are no timings of this machine to check; take some: xsp bench "
             f"{runtime or 'SOURCE'}"
         )
-    drawn = random.Random(seed).sample(
-        sorted(candidates, key=lambda timing: timing.key), k=min(how_many, len(candidates))
+    sample = random.Random(seed).sample(
+        sorted(candidates, key=lambda timing: timing.key), k=min(sample_size, len(candidates))
     )
-    drawn.sort(key=lambda timing: timing.threads)
+    sample.sort(key=lambda timing: timing.threads)
     deadline = time.monotonic() + seconds
     repeated: dict[str, Timing] = {}
-    progress("starting", 0, len(drawn))
-    for index, threads in enumerate(dict.fromkeys(timing.threads for timing in drawn)):
-        specs = [spec_of(timing) for timing in drawn if timing.threads == threads]
+    progress("starting", 0, len(sample))
+    for index, threads in enumerate(dict.fromkeys(timing.threads for timing in sample)):
+        specs = [spec_of(timing) for timing in sample if timing.threads == threads]
 
         def on_progress(spec: Spec, done: int, offset: int = len(repeated)) -> None:
-            progress(spec.block.op[:40], offset + done, len(drawn))
+            progress(spec.block.op[:40], offset + done, len(sample))
 
         with Turns(threads, LIMITS) as turns:
             turns.start()
             if not index:
-                deadline = max(deadline, time.monotonic() + LEAST_S)
+                deadline = max(deadline, time.monotonic() + MIN_SECONDS)
             repeated |= {timing.key: timing for timing in turns.sit(specs, deadline, on_progress)}
-    progress("timed", len(repeated), len(drawn))
+    progress("timed", len(repeated), len(sample))
     pairs = [
-        (timing, repeated[timing.key]) for timing in drawn if timing.key in repeated and repeated[timing.key].is_timed
+        (timing, repeated[timing.key]) for timing in sample if timing.key in repeated and repeated[timing.key].is_timed
     ]
     paired = {stored.key for stored, _ in pairs}
-    return Check(pairs, [timing for timing in drawn if timing.key not in paired])
+    return Check(pairs, [timing for timing in sample if timing.key not in paired])

@@ -30,13 +30,13 @@ BATCH_NS = 1_000_000
 """Least duration of a batch, unless it consists of one call."""
 
 WARM_UP_NS = 100_000_000
-FEWEST = 5
+MIN_BATCHES = 5
 """Least number of batches."""
 
-CLOSE = 0.01
+PRECISE = 0.01
 """Half the confidence interval over the figure, at or below which the figure counts as known."""
 
-WIDE = 0.05
+UNSTABLE = 0.05
 """The same ratio, above which a figure counts as unstable when its time is over."""
 
 ENOUGH_NS = 250_000_000
@@ -44,7 +44,7 @@ ENOUGH_FOR_LONG_NS = 2_000_000_000
 LONG_NS = 50_000_000
 CANARIES_EVERY_NS = 2_000_000_000
 
-Tell = Callable[[int, Timing], None]
+Report = Callable[[int, Timing], None]
 """Callback with the index of a spec and its timing, as soon as the timing is known."""
 
 Mark = Callable[[int], None]
@@ -55,7 +55,7 @@ Mark = Callable[[int], None]
 class _Seat:
     """A spec that is being timed."""
 
-    place: int
+    index: int
     spec: Spec
     prepared: Prepared
     calls: int = 1
@@ -77,15 +77,15 @@ class _Seat:
         self.batches.append(elapsed_ns / self.calls)
         self.spent_ns += time.perf_counter_ns() - start
 
-    def is_known(self) -> bool:
+    def is_precise(self) -> bool:
         """Return whether more batches would not improve the figure, or are not worth their time."""
-        if len(self.batches) < FEWEST:
+        if len(self.batches) < MIN_BATCHES:
             return False
         if self.spent_ns >= (ENOUGH_FOR_LONG_NS if self.batches[-1] * self.calls > LONG_NS else ENOUGH_NS):
             return True
-        return self.half() <= CLOSE
+        return self.relative_half() <= PRECISE
 
-    def half(self) -> float:
+    def relative_half(self) -> float:
         """Return half the confidence interval over the figure."""
         interval = summary.interval(self.batches)
         return math.inf if interval is None else (interval.hi - interval.lo) / 2 / summary.trimmed_mean(self.batches)
@@ -93,7 +93,7 @@ class _Seat:
 
 def sit(
     specs: Sequence[Spec],
-    tell: Tell,
+    report: Report,
     mark: Mark,
     *,
     seconds: float,
@@ -108,7 +108,7 @@ def sit(
 
     Args:
         specs: specs that all have the number of threads of this process.
-        tell: see `Tell`.
+        report: see `Report`.
         mark: see `Mark`.
         seconds: time budget.
         rotated_bytes: see `Torch.prepare`.
@@ -117,50 +117,50 @@ def sit(
     """
     deadline = time.perf_counter_ns() + round(seconds * 1e9)
     canaries = Canaries()
-    floor = _floor()
+    floor = _empty_call_ns()
     seats: list[_Seat] = []
     for index, spec in enumerate(specs):
         if seats and time.perf_counter_ns() > deadline:
             break
         mark(index)
-        outcome = _prepared(index, spec, rotated_bytes, limit_bytes)
+        outcome = _prepare(index, spec, rotated_bytes, limit_bytes)
         if isinstance(outcome, Timing):
-            tell(index, outcome)
+            report(index, outcome)
         else:
             seats.append(outcome)
     canaries.run()
-    draw, last_canaries, reported = random.Random(seed), time.perf_counter_ns(), 0
+    rng, last_canaries, reported = random.Random(seed), time.perf_counter_ns(), 0
     gc.collect()
     gc.disable()
     try:
         while seats and time.perf_counter_ns() < deadline:
-            draw.shuffle(seats)
+            rng.shuffle(seats)
             for seat in tuple(seats):
-                mark(seat.place)
+                mark(seat.index)
                 seat.batch()
-                if seat.is_known():
+                if seat.is_precise():
                     seats.remove(seat)
                     reported += 1
-                    tell(seat.place, _timing(seat, floor, canaries.ratio))
+                    report(seat.index, _timing(seat, floor, canaries.ratio))
                 if time.perf_counter_ns() >= deadline:
                     break
             if time.perf_counter_ns() - last_canaries > CANARIES_EVERY_NS:
                 canaries.run()
                 last_canaries = time.perf_counter_ns()
         for seat in seats:  # the time is over
-            while not reported and len(seat.batches) < FEWEST:
-                mark(seat.place)
+            while not reported and len(seat.batches) < MIN_BATCHES:
+                mark(seat.index)
                 seat.batch()
-            if len(seat.batches) >= FEWEST:
+            if len(seat.batches) >= MIN_BATCHES:
                 reported += 1
-                tell(seat.place, _timing(seat, floor, canaries.ratio))
+                report(seat.index, _timing(seat, floor, canaries.ratio))
         canaries.run()
     finally:
         gc.enable()
     return canaries.ratio
 
 
-def _prepared(place: int, spec: Spec, rotated_bytes: int, limit_bytes: int) -> _Seat | Timing:
+def _prepare(index: int, spec: Spec, rotated_bytes: int, limit_bytes: int) -> _Seat | Timing:
     """Return a spec warmed up and ready to be timed, or a timing with the reason why it cannot be."""
     try:
         error = None
@@ -168,7 +168,7 @@ def _prepared(place: int, spec: Spec, rotated_bytes: int, limit_bytes: int) -> _
             prepared, error = variants.prepare(spec, rotated_bytes, limit_bytes)
         else:
             prepared = torchcalls.overhead(spec.variant)
-        seat = _Seat(place, spec, prepared, error_max=error)
+        seat = _Seat(index, spec, prepared, error_max=error)
         _warm_up(seat)
     except (NotTimeable, PluginError) as problem:
         return untimed(spec, Status.FAILED, str(problem))
@@ -187,15 +187,15 @@ def _prepared(place: int, spec: Spec, rotated_bytes: int, limit_bytes: int) -> _
 def _warm_up(seat: _Seat) -> None:
     """Run until two batches agree within a tenth, or for `WARM_UP_NS`, and set the number of calls per batch."""
     prepared = seat.prepared
-    start, last = time.perf_counter_ns(), 0.0
+    start, previous = time.perf_counter_ns(), 0.0
     with torch.inference_mode(), prepared.context():
         while True:
             elapsed_ns = _run(prepared, seat.calls)
             per_call = elapsed_ns / seat.calls
-            steady = last and abs(per_call - last) <= 0.1 * last
+            steady = previous and abs(per_call - previous) <= 0.1 * previous
             if (steady and elapsed_ns >= BATCH_NS / 2) or time.perf_counter_ns() - start > WARM_UP_NS:
                 break
-            last = per_call
+            previous = per_call
             calls = math.ceil(BATCH_NS / max(per_call, 1.0))
             seat.calls = max(1, min(calls, seat.calls * 10, prepared.most or calls))
     calls = math.ceil(BATCH_NS / max(per_call, 1.0))
@@ -220,7 +220,7 @@ def _run(prepared: Prepared, calls: int) -> int:
     return clock() - start
 
 
-def _floor() -> float:
+def _empty_call_ns() -> float:
     """Return the nanoseconds per call of an operator that does nothing."""
     empty = torchcalls.overhead("overhead/op_call")
     with torch.inference_mode():
@@ -232,9 +232,9 @@ def _timing(seat: _Seat, floor: float, ratio: float) -> Timing:
     assert interval is not None
     mean = summary.trimmed_mean(seat.batches)
     status, reasons = Status.OK, [seat.prepared.notes] if seat.prepared.notes else []
-    if seat.half() > WIDE:
+    if seat.relative_half() > UNSTABLE:
         status = Status.UNSTABLE
-        reasons.append(f"half of its interval is {100 * seat.half():.0f} % of its mean")
+        reasons.append(f"half of its interval is {100 * seat.relative_half():.0f} % of its mean")
     if seat.spec.block.calls and mean <= floor:
         status = Status.QUICK
         reasons.append(f"not longer than an empty call, {floor / 1000:.1f} µs")

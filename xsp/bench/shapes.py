@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Numbers = NDArray[np.float64]
 
-FEWEST = 3
+MIN_POINTS = 3
 """Least number of points in a piece."""
 
 MOST_PIECES = 5
@@ -39,14 +39,14 @@ SMALLEST_RATIO = 1e-3
 """Least ratio of a fitted time to the measured one that counts; smaller ratios are raised to it."""
 
 RESAMPLES = 200
-LEAVES = 0.1
+MAX_RESIDUAL = 0.1
 """Relative residual above which a size counts as leaving the model, and an extrapolation is rejected."""
 
-REACHES = (4, 2)
+EXTRAPOLATION_FACTORS = (4, 2)
 """Factors beyond the largest size for which an extrapolation is tried, by leaving out the largest sizes."""
 
 
-class Known(NamedTuple):
+class Estimate(NamedTuple):
     """A constant with its 95 % interval."""
 
     value: float
@@ -62,10 +62,10 @@ class Piece:
     until: float
     """Smallest and largest size of the piece, in bytes."""
 
-    start: Known
+    start: Estimate
     """α in seconds."""
 
-    per_byte: Known
+    per_byte: Estimate
     """β in seconds per byte."""
 
     def seconds(self, size: float) -> float:
@@ -78,7 +78,7 @@ class Shape:
     """The shape of a curve: fitted pieces, knees between them, and the quality of the fit."""
 
     pieces: tuple[Piece, ...]
-    knees: tuple[Known, ...]
+    knees: tuple[Estimate, ...]
     """Sizes between pieces in bytes: where both meet, else the middle of the gap in which the curve jumps."""
 
     points: int
@@ -96,19 +96,19 @@ class Shape:
     """Bytes up to which the curve may be extrapolated, as tested by leaving out the largest sizes."""
 
     @property
-    def alpha(self) -> Known:
+    def alpha(self) -> Estimate:
         """Latency: α of the first piece, in seconds."""
         return self.pieces[0].start
 
     @property
-    def beta(self) -> Known:
+    def beta(self) -> Estimate:
         """Seconds per byte: β of the last piece."""
         return self.pieces[-1].per_byte
 
     @property
-    def leaves(self) -> bool:
-        """Whether a size is further from the model than `LEAVES`."""
-        return self.worst > LEAVES
+    def has_outlier(self) -> bool:
+        """Whether a size is further from the model than `MAX_RESIDUAL`."""
+        return self.worst > MAX_RESIDUAL
 
     def piece(self, size: float) -> Piece:
         """Return the piece that a size belongs to; beyond the ends, the first or last piece."""
@@ -131,8 +131,8 @@ def fit(sizes: Sequence[float], seconds: Sequence[float], noise: float = 0.0, mo
     Raises:
         UsageError: there are too few points, or a point is invalid.
     """
-    if len(sizes) != len(seconds) or len(set(sizes)) < FEWEST:
-        raise UsageError(f"a curve needs {FEWEST} distinct sizes, each with a time; there are {len(set(sizes))}")
+    if len(sizes) != len(seconds) or len(set(sizes)) < MIN_POINTS:
+        raise UsageError(f"a curve needs {MIN_POINTS} distinct sizes, each with a time; there are {len(set(sizes))}")
     if len(set(sizes)) != len(sizes) or not all(math.isfinite(number) and number > 0 for number in (*sizes, *seconds)):
         raise UsageError("sizes and times of a curve must be above 0, and each size must occur once")
     order = np.argsort(sizes)
@@ -144,21 +144,21 @@ def fit(sizes: Sequence[float], seconds: Sequence[float], noise: float = 0.0, mo
 def _cuts(x: Numbers, t: Numbers, noise: float, most: int) -> list[tuple[int, int]]:
     """Return the pieces as ranges of points."""
     count = len(x)
-    spans = [(i, j) for i in range(count) for j in range(i + FEWEST, count + 1)]
+    spans = [(i, j) for i in range(count) for j in range(i + MIN_POINTS, count + 1)]
     start, slope = _lines(x, t, spans)
     cost = {}
     for index, (i, j) in enumerate(spans):
         ratio = np.maximum((start[index] + slope[index] * x[i:j]) / t[i:j], SMALLEST_RATIO)
         cost[i, j] = float(np.abs(np.log(ratio)).sum())  # a tenth is as far off as ten times
     best: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]  # pieces → end → cost, start of the last
-    for _ in range(min(most, count // FEWEST)):
-        ends: dict[int, tuple[float, int]] = {}
-        for end in range(FEWEST, count + 1):
+    for _ in range(min(most, count // MIN_POINTS)):
+        best_by_end: dict[int, tuple[float, int]] = {}
+        for end in range(MIN_POINTS, count + 1):
             candidates = [(best[-1][since][0] + cost[since, end], since) for since in best[-1] if (since, end) in cost]
             if candidates:
-                ends[end] = min(candidates)
-        best.append(ends)
-    chosen, least = 1, math.inf
+                best_by_end[end] = min(candidates)
+        best.append(best_by_end)
+    piece_count, lowest = 1, math.inf
     for pieces in range(1, len(best)):
         if count not in best[pieces]:
             continue
@@ -166,10 +166,10 @@ def _cuts(x: Numbers, t: Numbers, noise: float, most: int) -> list[tuple[int, in
         spread = max(best[pieces][count][0] / count, noise)
         correction = 2 * parameters * (parameters + 1) / max(count - parameters - 1, 0.5)
         criterion = 2 * count * math.log(spread) + parameters * math.log(count) + correction
-        if criterion < least - 1e-9:
-            chosen, least = pieces, criterion
+        if criterion < lowest - 1e-9:
+            piece_count, lowest = pieces, criterion
     spans, end = [], count
-    for pieces in range(chosen, 0, -1):
+    for pieces in range(piece_count, 0, -1):
         since = best[pieces][end][1]
         spans.insert(0, (since, end))
         end = since
@@ -181,11 +181,11 @@ def _lines(x: Numbers, t: Numbers, spans: Sequence[tuple[int, int]]) -> tuple[Nu
     mask = np.zeros((len(spans), x.shape[-1]))
     for row, (i, j) in enumerate(spans):
         mask[row, i:j] = 1
-    first = np.array([i == 0 for i, _ in spans])
-    return _weighted(np.broadcast_to(x, mask.shape), np.broadcast_to(t, mask.shape), mask, first)
+    is_first = np.array([i == 0 for i, _ in spans])
+    return _weighted(np.broadcast_to(x, mask.shape), np.broadcast_to(t, mask.shape), mask, is_first)
 
 
-def _weighted(x: Numbers, t: Numbers, mask: Numbers, first: NDArray[np.bool_]) -> tuple[Numbers, Numbers]:
+def _weighted(x: Numbers, t: Numbers, mask: Numbers, is_first: NDArray[np.bool_]) -> tuple[Numbers, Numbers]:
     """Return α and β of each row from the points inside it; in a first piece α is a latency, never below 0."""
     u, v = mask / t, mask * x / t
     scale_u, scale_v = u.max(1, keepdims=True), v.max(1, keepdims=True)
@@ -197,7 +197,7 @@ def _weighted(x: Numbers, t: Numbers, mask: Numbers, first: NDArray[np.bool_]) -
         determinant = uu * vv - uv * uv
         safe = np.where(determinant > 1e-14 * uu * vv, determinant, 1.0)
         alpha, beta = (su * vv - sv * uv) / safe, (sv * uu - su * uv) / safe
-        flat, steep = (beta < 0) | (determinant <= 1e-14 * uu * vv), first & (alpha < 0)
+        flat, steep = (beta < 0) | (determinant <= 1e-14 * uu * vv), is_first & (alpha < 0)
         alpha = np.where(flat, su / uu, np.where(steep, 0.0, alpha))
         beta = np.where(flat, 0.0, np.where(steep, sv / vv, beta))
         residual = np.abs(alpha[:, None] * u + beta[:, None] * v - mask)
@@ -211,7 +211,7 @@ def _shape(x: Numbers, t: Numbers, cuts: Sequence[tuple[int, int]]) -> Shape:
     residual = t / fitted - 1
     a_many, b_many = _resampled(x, fitted, residual, cuts)
     pieces = tuple(
-        Piece(float(x[i]), float(x[j - 1]), _known(starts[k], a_many[:, k]), _known(slopes[k], b_many[:, k]))
+        Piece(float(x[i]), float(x[j - 1]), _estimate(starts[k], a_many[:, k]), _estimate(slopes[k], b_many[:, k]))
         for k, (i, j) in enumerate(cuts)
     )
     knees = []
@@ -221,7 +221,7 @@ def _shape(x: Numbers, t: Numbers, cuts: Sequence[tuple[int, int]]) -> Shape:
         samples = [_knee(a[k], b[k], a[k + 1], b[k + 1], gap) for a, b in zip(a_many, b_many, strict=True)]
         jumps = knee == math.sqrt(gap[0] * gap[1])
         low, high = gap if jumps else np.percentile(samples, (2.5, 97.5))
-        knees.append(Known(knee, min(float(low), knee), max(float(high), knee)))
+        knees.append(Estimate(knee, min(float(low), knee), max(float(high), knee)))
     worst = int(np.argmax(np.abs(residual)))
     return Shape(
         pieces, tuple(knees), len(x), float(np.median(np.abs(residual))), float(abs(residual[worst])),
@@ -255,15 +255,15 @@ def _resampled(
     return np.stack(starts, 1), np.stack(slopes, 1)
 
 
-def _known(value: float, samples: Numbers) -> Known:
+def _estimate(value: float, samples: Numbers) -> Estimate:
     low, high = np.percentile(samples, (2.5, 97.5))
-    return Known(float(value), min(float(low), float(value)), max(float(high), float(value)))
+    return Estimate(float(value), min(float(low), float(value)), max(float(high), float(value)))
 
 
 def _held_out(x: Numbers, t: Numbers, noise: float, most: int) -> float | None:
     mask = np.arange(len(x)) % 2 == 0
     mask[-1] = True  # predicts between sizes, not beyond them
-    if mask.sum() < FEWEST or mask.all():
+    if mask.sum() < MIN_POINTS or mask.all():
         return None
     shape = _shape(x[mask], t[mask], _cuts(x[mask], t[mask], max(noise, LEAST_NOISE), most))
     return statistics.median(  # type: ignore[no-any-return]
@@ -274,13 +274,14 @@ def _held_out(x: Numbers, t: Numbers, noise: float, most: int) -> float | None:
 
 def _reach(x: Numbers, t: Numbers, noise: float, most: int) -> float:
     """Return the size up to which the curve may be extrapolated: a fit without the largest sizes predicts them."""
-    for factor in REACHES:
+    for factor in EXTRAPOLATION_FACTORS:
         mask = x <= x[-1] / factor
-        if mask.sum() < FEWEST:
+        if mask.sum() < MIN_POINTS:
             continue
         shape = _shape(x[mask], t[mask], _cuts(x[mask], t[mask], max(noise, LEAST_NOISE), most))
         if all(
-            abs(shape.seconds(size) / measured - 1) <= LEAVES for size, measured in zip(x[~mask], t[~mask], strict=True)
+            abs(shape.seconds(size) / measured - 1) <= MAX_RESIDUAL
+            for size, measured in zip(x[~mask], t[~mask], strict=True)
         ):
             return float(x[-1] * factor)
     return float(x[-1])

@@ -15,7 +15,7 @@ AS_RUN = "as-run"
 """The variant that a framework takes by default."""
 
 
-OTHER_NUMBERS = frozenset(["autocast-bfloat16"])
+OTHER_PRECISION = frozenset(["autocast-bfloat16"])
 """Variants that compute in another precision: their times enter no bound, and their errors are their results."""
 
 RUNTIMES = "xsp.runtimes"
@@ -95,18 +95,18 @@ class Spec:
         }
 
     @classmethod
-    def from_plain(cls, found: Any) -> Spec:
+    def from_plain(cls, document: Any) -> Spec:
         """Return the spec from the output of `to_plain`.
 
         Raises:
-            LookupError, TypeError, ValueError: `found` is not such output, or was changed.
+            LookupError, TypeError, ValueError: `document` is not such output, or was changed.
         """
         return cls(
-            Block.from_plain(found["block"]),
-            str(found["variant"]),
-            CacheState(found["state"]),
-            int(found["threads"]),
-            str(found["runtime"]),
+            Block.from_plain(document["block"]),
+            str(document["variant"]),
+            CacheState(document["state"]),
+            int(document["threads"]),
+            str(document["runtime"]),
         )
 
 
@@ -177,7 +177,7 @@ class Timing:
         return None if self.low_ns is None or self.high_ns is None else (self.high_ns - self.low_ns) / 2
 
 
-def without_inputs(block: Block) -> str:
+def missing_input_reason(block: Block) -> str:
     """Return the reason why no tensors can be made for a block; empty if its shapes and types are known."""
     tensors = [tensor for call in block.calls for tensor in (*call.inputs, *call.outputs) if tensor.bytes is None]
     if not tensors:
@@ -186,7 +186,7 @@ def without_inputs(block: Block) -> str:
     return f"no inputs can be generated of type {types[0]}" if types else "shapes or types of its tensors are not known"
 
 
-def slowed(ratio: float) -> str:
+def slowdown_text(ratio: float) -> str:
     """Return a canary ratio in words, to follow "fixed work took".
 
     On a contended machine a ratio may be in the hundreds and still be correct: a call of 40 µs on several threads waits

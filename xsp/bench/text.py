@@ -9,7 +9,7 @@ from typing import Any
 from xsp.bench.environment import Environment
 from xsp.bench.plan import coverage, overheads
 from xsp.bench.repeatability import Check
-from xsp.bench.spec import AS_RUN, Spec, Status, Timing, slowed, spec_of
+from xsp.bench.spec import AS_RUN, Spec, Status, Timing, slowdown_text, spec_of
 from xsp.bench.timings import Timings
 from xsp.scrub import plain
 
@@ -25,7 +25,7 @@ Pairs = Sequence[tuple[Spec, int]]
 
 
 def fill_page(
-    name: str, pairs: Pairs, timings: Timings, made: Sequence[Timing], seconds: float, starting: float = 0.0
+    name: str, pairs: Pairs, timings: Timings, new_timings: Sequence[Timing], seconds: float, startup_s: float = 0.0
 ) -> str:
     """Return a page on a graph's blocks: coverage, the most expensive blocks, and missing timings with their reasons.
 
@@ -33,9 +33,9 @@ def fill_page(
         name: name of the graph.
         pairs: blocks of the graph, and the number of occurrences of each.
         timings: the existing timings.
-        made: the timings made by this command.
+        new_timings: the timings made by this command.
         seconds: seconds that making them took.
-        starting: part of `seconds` until the worker process was ready.
+        startup_s: part of `seconds` until the worker process was ready.
     """
     entries = [(timings.of([spec])[spec.key], count) for spec, count in pairs]
     calls, expected = coverage(pairs, timings)
@@ -46,31 +46,33 @@ def fill_page(
         plain(timings.environment.name),
         "",
         f"blocks       {len(pairs):7,}  distinct blocks of {sum(count for _, count in pairs):,}",
-        f"timed        {len(entries) - len(holes):7,}  {len(made):,} taken now, in {seconds:.1f} s"
-        + (f" ({starting:.1f} to start)" if starting else ""),
+        f"timed        {len(entries) - len(holes):7,}  {len(new_timings):,} taken now, in {seconds:.1f} s"
+        + (f" ({startup_s:.1f} to start)" if startup_s else ""),
         f"coverage     {100 * expected:6.1f}%  of the expected time, {100 * calls:.1f}% of the blocks",
     ]
-    lines += [f"{status.value:12} {states[status]:7,}  {_WHAT[status]}" for status in _WHAT if states[status]]
+    lines += [
+        f"{status.value:12} {states[status]:7,}  {_STATUS_TEXTS[status]}" for status in _STATUS_TEXTS if states[status]
+    ]
     lines += _overheads(timings, pairs)
     timed = sorted(
         (pair for pair in entries if pair[0].is_timed), key=lambda pair: -(pair[0].trimmed_ns or 0) * pair[1]
     )
     if timed:
         lines += ["", _row("operators, shapes", "count", "µs", "±%", "all ms", "variant state threads")]
-        lines += [_timed(*pair) for pair in timed[:MOST_ROWS]]
+        lines += [_timing_row(*pair) for pair in timed[:MOST_ROWS]]
         lines += [f"{len(timed) - MOST_ROWS:,} more timed blocks"] if len(timed) > MOST_ROWS else []
     reasons = _reasons(holes)
     lines += ["", *reasons] if reasons else []
-    drift = max((timing.canary_ratio or 1 for timing in made), default=1)
+    drift = max((timing.canary_ratio or 1 for timing in new_timings), default=1)
     if drift >= 1.05:
         lines += [
             "",
-            f"disturbed: fixed work took {slowed(drift)} meanwhile; repeat with --again",
+            f"disturbed: fixed work took {slowdown_text(drift)} meanwhile; repeat with --again",
         ]
     return "\n".join([*lines, *problems(timings)])
 
 
-_WHAT = {
+_STATUS_TEXTS = {
     Status.UNSTABLE: "timed; the interval is wider than ±5% of the mean",
     Status.QUICK: "timed; not longer than an empty call",
     Status.MISSING: "the budget was too short: run it again",
@@ -84,21 +86,21 @@ _WHAT = {
 _CALLS = {"overhead/module_call": "per module call", "overhead/op_call": "per operator call"}
 
 
-def _row(op: str, count: str, figure: str, half: str, total: str, how: str) -> str:
-    return f"{op:{WIDTH}} {count:>5} {figure:>9} {half:>4} {total:>8}  {how}".rstrip()
+def _row(op: str, count: str, figure: str, half: str, total: str, conditions: str) -> str:
+    return f"{op:{WIDTH}} {count:>5} {figure:>9} {half:>4} {total:>8}  {conditions}".rstrip()
 
 
-def _timed(timing: Timing, count: int) -> str:
+def _timing_row(timing: Timing, count: int) -> str:
     mean = timing.trimmed_ns or 0.0
     half = 100 * (timing.half_ns or 0.0) / mean if mean else 0.0
     conditions = " ".join(
         [*([] if timing.variant == AS_RUN else [timing.variant]), timing.state.value, f"{timing.threads}"]
     )
     figures = f"{mean / 1e3:.2f}", f"{half:.0f}", f"{mean * count / 1e6:.3f}"
-    return _row(_shown(timing), f"{count:,}", *figures, conditions)
+    return _row(_label(timing), f"{count:,}", *figures, conditions)
 
 
-def _shown(timing: Timing) -> str:
+def _label(timing: Timing) -> str:
     """Return the operators; for a single call also the shapes of its inputs, as far as the width allows."""
     block = spec_of(timing).block
     if len(block.calls) != 1 or not block.calls[0].inputs:
@@ -134,8 +136,8 @@ def _reasons(holes: Iterable[tuple[Timing, int]]) -> list[str]:
     lines = [
         plain(f"{status} {count}×  {reason}")[:158] for (status, reason), count in counts.most_common(MOST_REASONS)
     ]
-    hidden = len(counts) - MOST_REASONS
-    return [*lines, *([f"more reasons: {hidden}; --format json has all"] if hidden > 0 else [])]
+    remaining = len(counts) - MOST_REASONS
+    return [*lines, *([f"more reasons: {remaining}; --format json has all"] if remaining > 0 else [])]
 
 
 def list_page(timings: Timings) -> str:
@@ -161,32 +163,32 @@ def check_page(check: Check) -> str:
         figures = (
             f"{(stored.trimmed_ns or 0) / 1e3:10.2f} {(repeated.trimmed_ns or 0) / 1e3:10.2f} {100 * difference:+7.1f}%"
         )
-        lines.append(f"{_shown(stored):{WIDTH}} {figures}")
+        lines.append(f"{_label(stored):{WIDTH}} {figures}")
     if check.median is not None and check.ninetieth is not None:
         median, ninetieth = 100 * check.median, 100 * check.ninetieth
         lines += [
             "",
             f"median difference {median:.1f}%, 90th percentile {ninetieth:.1f}%, of {len(check.pairs)} timings",
         ]
-    if check.lost:
-        lines.append(f"{len(check.lost)} more could not be timed now")
+    if check.failures:
+        lines.append(f"{len(check.failures)} more could not be timed now")
     return "\n".join(lines)
 
 
 def problems(timings: Timings) -> list[str]:
     """Return the problems of a folder as lines."""
     lines = [plain(problem) for problem in timings.problems]
-    hidden = len(lines) - MOST_REASONS
+    remaining = len(lines) - MOST_REASONS
     if not lines:
         return []
-    return ["", f"{len(lines)} left out:", *lines[:MOST_REASONS], *([f"{hidden} more"] if hidden > 0 else [])]
+    return ["", f"{len(lines)} left out:", *lines[:MOST_REASONS], *([f"{remaining} more"] if remaining > 0 else [])]
 
 
 # --- plain values ---------------------------------------------------------------------------------------
 
 
-def filled_as_json(
-    name: str, pairs: Pairs, timings: Timings, made: Sequence[Timing], seconds: float, starting: float = 0.0
+def fill_as_json(
+    name: str, pairs: Pairs, timings: Timings, new_timings: Sequence[Timing], seconds: float, startup_s: float = 0.0
 ) -> dict[str, Any]:
     """Return all data that `fill_page` summarizes, as plain values."""
     calls, expected = coverage(pairs, timings)
@@ -198,9 +200,9 @@ def filled_as_json(
         "blocks": sum(count for _, count in pairs),
         "unique": len(pairs),
         "timed": sum(timing.is_timed for timing, _ in entries),
-        "timed_now": sum(timing.is_timed for timing in made),
+        "timed_now": sum(timing.is_timed for timing in new_timings),
         "seconds": round(seconds, 3),
-        "seconds_starting": round(starting, 3),
+        "seconds_starting": round(startup_s, 3),
         "coverage_percent_of_blocks": round(100 * calls, 2),
         "coverage_percent_of_expected_time": round(100 * expected, 2),
         "timings": [{**figures(timing), "count": count} for timing, count in entries],
@@ -219,7 +221,7 @@ def figures(timing: Timing) -> dict[str, Any]:
     return {**values, "state": timing.state.value, "status": timing.status.value}
 
 
-def listed_as_json(timings: Timings) -> list[dict[str, Any]]:
+def list_as_json(timings: Timings) -> list[dict[str, Any]]:
     """Return the environments of a folder with all their timings, as plain values."""
     return [_environment(timings, hash_, environment) for hash_, environment in timings.environments().items()]
 
@@ -228,17 +230,17 @@ def _environment(timings: Timings, hash_: str, environment: Environment) -> dict
     return {
         "environment": hash_,
         "here": hash_ == timings.environment.hash,
-        "equal": dict(environment.equal),
-        "noted": dict(environment.noted),
+        "equal": dict(environment.properties),
+        "noted": dict(environment.circumstances),
         "timings": [figures(timing) for timing in timings.all_of(hash_)],
     }
 
 
-def checked_as_json(check: Check) -> dict[str, Any]:
+def check_as_json(check: Check) -> dict[str, Any]:
     """Return the data that `check_page` shows, as plain values."""
     return {
         "median_percent_of_kept": None if check.median is None else round(100 * check.median, 3),
         "ninetieth_percent_of_kept": None if check.ninetieth is None else round(100 * check.ninetieth, 3),
         "timings": [{"kept": figures(stored), "now": figures(repeated)} for stored, repeated in check.pairs],
-        "not_timed_now": [figures(timing) for timing in check.lost],
+        "not_timed_now": [figures(timing) for timing in check.failures],
     }

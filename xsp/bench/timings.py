@@ -24,7 +24,7 @@ from typing import Any
 import duckdb
 
 from xsp import atomic, cached, table
-from xsp.bench.environment import Environment, here
+from xsp.bench.environment import Environment, current_environment
 from xsp.bench.spec import CacheState, Spec, Status, Timing, spec_of, untimed
 from xsp.errors import BenchError, OutputError, first_line
 from xsp.schema import Column
@@ -43,7 +43,7 @@ _TYPES = {
 }  # fmt: skip
 
 COLUMNS = (
-    *(Column(each.name, _TYPES.get(each.name, "VARCHAR"), "") for each in fields(Timing)),
+    *(Column(field.name, _TYPES.get(field.name, "VARCHAR"), "") for field in fields(Timing)),
     Column("seal", "VARCHAR", "hash of the other values"),
 )
 
@@ -63,7 +63,7 @@ class Timings:
         self.folder = folder
         self.environment = environment
         self.like = like
-        """Hash of another environment, whose timings stand in for missing ones."""
+        """Hash of another environment, whose timings replace missing ones."""
 
         self.problems: list[str] = []
         """Rows, parts and descriptions that were left out, with the reasons."""
@@ -80,7 +80,7 @@ class Timings:
         Args:
             folder: folder of timings; default: `default_folder`.
             environment: environment of the timings; default: that of this process.
-            like: hash of another environment, or a prefix of it, whose timings stand in for missing ones. The
+            like: hash of another environment, or a prefix of it, whose timings replace missing ones. The
                 field `environment` of each timing names its origin.
 
         Raises:
@@ -89,7 +89,7 @@ class Timings:
         path = default_folder() if folder is None else Path(folder)
         if os.path.exists(path) and not os.path.isdir(path):  # `Path.exists` raises where a folder above is locked
             raise BenchError(f"{path}: not a folder of timings; read a file of them with `xsp bench --import FILE`")
-        timings = cls(path, environment or here())
+        timings = cls(path, environment or current_environment())
         timings._by_key = timings._read(timings.environment.hash)
         if like is not None:
             available = timings.environments()
@@ -104,7 +104,7 @@ class Timings:
     @property
     def cores(self) -> int | None:
         """Number of cores of the machine; None if unknown."""
-        count = self.environment.equal.get("cores")
+        count = self.environment.properties.get("cores")
         return count if isinstance(count, int) and count > 0 else None
 
     def of(self, specs: Iterable[Spec]) -> dict[str, Timing]:
@@ -157,7 +157,7 @@ class Timings:
     def environments(self) -> dict[str, Environment]:
         """Return the environments whose timings the folder has, by hash, if their descriptions match the hash."""
         names = [folder.name.partition("=")[2] for folder in sorted(self.folder.glob("environment=*"))]
-        by_hash = {hash_: self._described(hash_) for hash_ in names if _HASH.fullmatch(hash_)}
+        by_hash = {hash_: self._read_environment(hash_) for hash_ in names if _HASH.fullmatch(hash_)}
         return {hash_: environment for hash_, environment in by_hash.items() if environment is not None}
 
     def all_of(self, environment: str) -> list[Timing]:
@@ -195,10 +195,10 @@ class Timings:
         described = Column("described", "VARCHAR", "the environment, as JSON")
         texts = {hash_: json.dumps(_plain(environment), sort_keys=True) for hash_, environment in environments.items()}
         values = [(*_row(row), texts[environment.hash]) for row, environment in rows]
-        _put(path, values, (*COLUMNS, described))
+        _write_rows(path, values, (*COLUMNS, described))
         return len(rows)
 
-    def take_in(self, path: Path) -> tuple[int, int]:
+    def import_file(self, path: Path) -> tuple[int, int]:
         """Add the timings of a file that `export` wrote.
 
         An existing timing that is newer stays. Rows that were changed are left out, and named in `problems`.
@@ -229,7 +229,7 @@ class Timings:
                 if environment.hash != timing.environment:
                     raise ValueError("its environment does not match its hash")
             except (ValueError, LookupError, TypeError, AttributeError) as error:
-                self._problem(f"{path}: {row[2]} ({str(row[0])[:8]}): {error}")
+                self._add_problem(f"{path}: {row[2]} ({str(row[0])[:8]}): {error}")
                 continue
             descriptions[described] = environment
             by_environment.setdefault(timing.environment, []).append(timing)
@@ -257,17 +257,17 @@ class Timings:
     def _read(self, environment: str) -> dict[str, Timing]:
         by_key: dict[str, Timing] = {}
         parts = self._parts(environment)
-        if parts and self._described(environment) is None:
+        if parts and self._read_environment(environment) is None:
             return by_key
-        seen: set[Path] = set()
+        read_parts: set[Path] = set()
         while parts:
             for part in parts:
                 for timing in self._timings(part, environment)[0]:
                     previous = by_key.get(timing.key)
                     if previous is None or previous.taken_ns <= timing.taken_ns:
                         by_key[timing.key] = timing
-            seen.update(parts)
-            parts = [part for part in self._parts(environment) if part not in seen]  # merged by another process
+            read_parts.update(parts)
+            parts = [part for part in self._parts(environment) if part not in read_parts]  # merged by another process
         return by_key
 
     def _timings(self, part: Path, environment: str) -> tuple[list[Timing], bool]:
@@ -280,21 +280,21 @@ class Timings:
                 if timing.environment != environment:
                     raise ValueError(f"it belongs to environment {timing.environment}")
             except (ValueError, LookupError, TypeError, AttributeError) as error:
-                self._problem(f"{part}: {row[2]} ({str(row[0])[:8]}): {error}")
+                self._add_problem(f"{part}: {row[2]} ({str(row[0])[:8]}): {error}")
                 continue
             valid.append(timing)
         return valid, rows is not None and len(valid) == len(rows)
 
-    def _described(self, hash_: str) -> Environment | None:
+    def _read_environment(self, hash_: str) -> Environment | None:
         """Return the environment that the folder describes; None, and a problem, if its hash is not `hash_`."""
         path = self.folder / "environments" / f"{hash_}.json"
         try:
             environment = _environment(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            self._problem(f"{path}: the description of an environment cannot be read ({error})")
+            self._add_problem(f"{path}: the description of an environment cannot be read ({error})")
             return None
         if environment.hash != hash_:
-            self._problem(f"{path}: this description was changed: its hash does not match its name")
+            self._add_problem(f"{path}: this description was changed: its hash does not match its name")
             return None
         return environment
 
@@ -306,7 +306,7 @@ class Timings:
         except (duckdb.Error, OutputError) as error:
             if not os.path.lexists(part):  # another process has merged it with others
                 return []
-            self._problem(f"{part}: cannot be read ({str(error).splitlines()[0][:160]})")
+            self._add_problem(f"{part}: cannot be read ({str(error).splitlines()[0][:160]})")
             return None
         finally:
             con.close()
@@ -317,16 +317,16 @@ class Timings:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             description.parent.mkdir(exist_ok=True)
-            if not description.exists() or self._described(environment.hash) is None:
+            if not description.exists() or self._read_environment(environment.hash) is None:
                 with atomic.replacing(description) as file:
                     file.write_text(json.dumps(_plain(environment), indent=2, sort_keys=True), encoding="ascii")
         except OSError as error:
             raise BenchError(
                 f"{self.folder}: timings cannot be written ({error.strerror}); name another folder: --timings DIR"
             ) from error
-        _put(folder / f"part-{secrets.token_hex(8)}.parquet", [_row(timing) for timing in timings], COLUMNS)
+        _write_rows(folder / f"part-{secrets.token_hex(8)}.parquet", [_row(timing) for timing in timings], COLUMNS)
 
-    def _problem(self, message: str) -> None:
+    def _add_problem(self, message: str) -> None:
         if message not in self.problems:
             self.problems.append(message)
 
@@ -336,7 +336,7 @@ def _parquet(path: Path) -> str:
     return f"read_parquet({table.path_literal(path)}, hive_partitioning = false)"
 
 
-def _put(path: Path, rows: Sequence[Sequence[Any]], columns: Sequence[Column]) -> None:
+def _write_rows(path: Path, rows: Sequence[Sequence[Any]], columns: Sequence[Column]) -> None:
     con = table.connect()
     try:
         table.create(con, "timings", columns)
@@ -387,7 +387,7 @@ def _seal(values: Sequence[Any]) -> str:
 
 
 def _plain(environment: Environment) -> dict[str, Any]:
-    return {MARK: VERSION, "equal": dict(environment.equal), "noted": dict(environment.noted)}
+    return {MARK: VERSION, "equal": dict(environment.properties), "noted": dict(environment.circumstances)}
 
 
 def _environment(description: Mapping[str, Any]) -> Environment:

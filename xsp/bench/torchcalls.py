@@ -17,10 +17,10 @@ import torch
 
 from xsp.bench import inputs
 from xsp.bench.inputs import NotTimeable, Rule
-from xsp.bench.spec import CacheState, Spec, without_inputs
+from xsp.bench.spec import CacheState, Spec, missing_input_reason
 from xsp.graph.blocks import Block
 from xsp.graph.node import OBJECT, Call, Tensor
-from xsp.graph.recorder import flat
+from xsp.graph.recorder import flat_tensors
 
 MOST_COPIES = 256
 """Most copies of the weights that are rotated."""
@@ -84,7 +84,7 @@ class Prepared:
             self.flush.add_(1)
 
 
-def timed_by_itself(timed: Callable[[int], int], most_calls: int | None = None) -> Prepared:
+def self_timed(timed: Callable[[int], int], most_calls: int | None = None) -> Prepared:
     """Return work that times itself, ready to be timed: `timed` returns the nanoseconds of a number of calls."""
     return Prepared(lambda: None, [()], timed=timed, most_calls=most_calls)
 
@@ -107,44 +107,44 @@ class Torch:
             NotTimeable: the block cannot be run on its own.
             MemoryError: the tensors exceed the limit.
         """
-        written = BlockSource(spec.block)
+        source = BlockSource(spec.block)
         copies = 1
-        weight_bytes = sum(inputs.size(written.parameters[number]) for number in written.rotated)
+        weight_bytes = sum(inputs.size(source.parameters[number]) for number in source.rotated)
         if spec.state is CacheState.CHAIN and weight_bytes:
             copies = max(1, min(MOST_COPIES, rotated_bytes // weight_bytes + 1))
-        unrotated = [number for number in written.parameters if number not in written.rotated]
-        input_bytes = sum(inputs.size(written.parameters[number]) for number in unrotated) + weight_bytes
+        unrotated = [number for number in source.parameters if number not in source.rotated]
+        input_bytes = sum(inputs.size(source.parameters[number]) for number in unrotated) + weight_bytes
         output_bytes = sum(tensor.bytes or 0 for call in spec.block.calls for tensor in call.outputs)
-        if input_bytes * (2 if written.changed else 1) + output_bytes > limit_bytes:
+        if input_bytes * (2 if source.changed else 1) + output_bytes > limit_bytes:
             raise MemoryError(f"its tensors take {(input_bytes + output_bytes) / 2**30:.1f} GiB")
         if copies > 1:
             copies = max(1, min(copies, (limit_bytes - input_bytes - output_bytes) // weight_bytes))
-        return self._made(spec, written, copies, rotated_bytes)
+        return self._made(spec, source, copies, rotated_bytes)
 
-    def _made(self, spec: Spec, written: BlockSource, copies: int, rotated_bytes: int) -> Prepared:
+    def _made(self, spec: Spec, source: BlockSource, copies: int, rotated_bytes: int) -> Prepared:
         values = inputs.Values()
         shared: dict[int, list[torch.Tensor]] = {}
         sets, originals = [], []
         for index in range(copies):
             arguments: list[torch.Tensor] = []
-            for number, tensors in written.parameters.items():
-                if index and number in written.rotated:
-                    views = _copied(shared[number])
+            for number, tensors in source.parameters.items():
+                if index and number in source.rotated:
+                    views = _copies(shared[number])
                 elif index:
                     views = shared[number]
                 else:
-                    views = shared[number] = values.storage(tensors, written.rules[number])
-                if number in written.changed and (not index or number in written.rotated):
-                    storage = _whole(views[0])
+                    views = shared[number] = values.storage(tensors, source.rules[number])
+                if number in source.changed and (not index or number in source.rotated):
+                    storage = _flat_storage(views[0])
                     originals.append((storage, storage.clone()))
                 arguments += views
             sets.append(tuple(arguments))
-        guessed = sorted({call.op for call in spec.block.calls if call.op in written.guessed})
+        guessed = sorted({call.op for call in spec.block.calls if call.op in source.guessed})
         notes = f"inputs of {', '.join(guessed)} are zeros: no rule for their values is known" if guessed else ""
-        return Prepared(written.function(), sets, originals, notes, flush=flushed(spec, rotated_bytes))
+        return Prepared(source.function(), sets, originals, notes, flush=flush_buffer(spec, rotated_bytes))
 
 
-def flushed(spec: Spec, rotated_bytes: int) -> torch.Tensor | None:
+def flush_buffer(spec: Spec, rotated_bytes: int) -> torch.Tensor | None:
     """Return the buffer that is overwritten before each call in state `cold`; None in other states."""
     return torch.zeros(rotated_bytes // 4) if spec.state is CacheState.COLD else None
 
@@ -171,9 +171,9 @@ class BlockSource:
     """
 
     def __init__(self, block: Block) -> None:
-        lacks = without_inputs(block)
-        if lacks:
-            raise NotTimeable(lacks)
+        reason = missing_input_reason(block)
+        if reason:
+            raise NotTimeable(reason)
         self.parameters: dict[int, list[Tensor]] = {}
         """Storage → the different tensors, in order, through which it is passed."""
 
@@ -183,12 +183,15 @@ class BlockSource:
         """Storages from outside that the block writes."""
 
         self._lines: list[str] = []
-        self._constants: dict[str, Any] = {"_flat": lambda value: tuple(flat(value)), "_as_strided": torch.as_strided}
+        self._constants: dict[str, Any] = {
+            "_flat": lambda value: tuple(flat_tensors(value)),
+            "_as_strided": torch.as_strided,
+        }
         self._handles: dict[int, list[tuple[Tensor, str, bool]]] = {}
         self._extra: dict[int, int] = {}
         """Parts of a storage that are passed separately → the storage."""
 
-        self._made: set[int] = set()
+        self._made_storages: set[int] = set()
         for call, wires in zip(block.calls, block.wiring, strict=True):
             self._add(call, list(wires.reads), list(wires.returns), set(wires.writes))
         self.rotated = {number for number in self.parameters if self._extra.get(number, number) in block.weights}
@@ -222,18 +225,18 @@ class BlockSource:
         self._in_call: dict[tuple[int, Tensor], int] = {}
         remaining = iter(reads)
         words = []
-        resizes = torch.Tag.inplace_view in operator.tags
+        is_resizing = torch.Tag.inplace_view in operator.tags
         for argument in declared:
             if argument.name not in arguments:
                 continue
             word = self._word(call, argument, arguments[argument.name], remaining, writes)
-            if resizes and argument.name == "self":
+            if is_resizing and argument.name == "self":
                 word = f"{word}.detach()"
             words.append(f"{argument.name}={word}" if argument.kwarg_only else word)
         name = f"op{len(self._lines)}"
         self._constants[name] = operator
         self._lines.append(f"result = {name}({', '.join(words)})")
-        self._made.update(number for number in {*returns, *writes} if number not in self.parameters)
+        self._made_storages.update(number for number in {*returns, *writes} if number not in self.parameters)
         if not returns:
             return
         single = len(operator._schema.returns) == 1 and str(operator._schema.returns[0].type) == "Tensor"
@@ -263,7 +266,7 @@ class BlockSource:
         return name
 
     def _tensor(self, call: Call, name: str, place: int, tensor: Tensor, number: int, writes: set[int]) -> str:
-        if number in writes and number not in self._made:
+        if number in writes and number not in self._made_storages:
             self.changed.add(number)
         handles = self._handles.get(number, [])
         equal = [(index, handle) for index, handle in enumerate(handles) if handle[0] == tensor]
@@ -278,22 +281,22 @@ class BlockSource:
                 self._extra[extra] = number
                 return self._outside(call, name, place, tensor, extra)
             return word
-        if number in self._made:
+        if number in self._made_storages:
             word = handles[-1][1] if handles else "None"
             lengths, strides = self._constant(tensor.shape), self._constant(tensor.stride or _contiguous(tensor))
             return f"_as_strided({word}, {lengths}, {strides})"
         self._in_call[number, tensor] = 1
         return self._outside(call, name, place, tensor, number)
 
-    def _outside(self, call: Call, name: str, place: int, tensor: Tensor, number: int) -> str:
+    def _outside(self, call: Call, name: str, index: int, tensor: Tensor, number: int) -> str:
         """Return the name of a tensor from outside, and add the tensor to the parameters of the function."""
         views = self.parameters.setdefault(number, [])
         views.append(tensor)
-        rule = inputs.rule(call, name, place)
-        stored = self.rules.setdefault(number, rule)
-        if rule.guessed and not inputs.dtype(tensor).is_floating_point:
+        rule = inputs.rule(call, name, index)
+        known_rule = self.rules.setdefault(number, rule)
+        if rule.is_guess and not inputs.dtype(tensor).is_floating_point:
             self.guessed.add(call.op)
-        if stored == Rule() and rule != stored:
+        if known_rule == Rule() and rule != known_rule:
             self.rules[number] = rule
         word = self._names(number)[-1]
         self._handles.setdefault(number, []).append((tensor, word, True))
@@ -310,8 +313,10 @@ def _operator(call: Call) -> tuple[Any, list[Any]]:
     packet = getattr(getattr(torch.ops, namespace, None), name, None) if namespace else None
     operator = getattr(packet, call.overload or "default", None)
     if operator is None:
-        what = "an ONNX node, not an operator of torch" if namespace == "onnx" else "not an operator of this torch"
-        raise NotTimeable(f"{call.op} is {what}")
+        description = (
+            "an ONNX node, not an operator of torch" if namespace == "onnx" else "not an operator of this torch"
+        )
+        raise NotTimeable(f"{call.op} is {description}")
     declared = list(operator._schema.arguments)
     if any(
         word in argument.name
@@ -342,15 +347,15 @@ def _contiguous(tensor: Tensor) -> tuple[int, ...]:
     return tuple(prod(lengths[dim + 1 :]) for dim in range(len(lengths)))
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _flat_storage(tensor: torch.Tensor) -> torch.Tensor:
     """Return a flat view of a tensor's whole storage."""
     length = tensor.untyped_storage().nbytes() // tensor.element_size()
     return tensor.as_strided((length,), (1,), 0)
 
 
-def _copied(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return copies of tensors in a new storage, with the same layout as in their own."""
-    storage = _whole(tensors[0]).clone()
+    storage = _flat_storage(tensors[0]).clone()
     copies = []
     for tensor in tensors:
         flat_ = storage if storage.dtype is tensor.dtype else storage.view(tensor.dtype)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from xsp.bench.shapes import FEWEST, Shape, fit
+from xsp.bench.shapes import MIN_POINTS, Shape, fit
 from xsp.bench.spec import CacheState, Spec, Timing, spec_of
 from xsp.errors import BenchError, UsageError, nearest
 from xsp.graph.blocks import Block, Wires
@@ -37,7 +37,7 @@ class Family:
 
     name: str
     group: str
-    what: str
+    description: str
     """Description in words."""
 
     most: int = 64 * MIB
@@ -70,8 +70,8 @@ class Family:
 MEMORY, PROCESSES, STORAGE, DEVICE = "memory", "processes", "storage", "device"
 
 FAMILIES = {
-    each.name: each
-    for each in (
+    family.name: family
+    for family in (
         Family("copy", MEMORY, "a tensor is copied", traffic=2, threaded=True),
         Family("read", MEMORY, "a tensor is summed", threaded=True),
         Family("write", MEMORY, "a tensor is filled", threaded=True),
@@ -123,8 +123,8 @@ DUPLEX = {
 """Both ways at once → one way. The ratio of their rates is 2 if neither disturbs the other, 1 if they share."""
 
 OF_RANKS = {
-    each.name: each
-    for each in (
+    family.name: family
+    for family in (
         Family("all_reduce", COLLECTIVES, "sum over all ranks, on all ranks"),
         Family("broadcast", COLLECTIVES, "from rank 0 to all"),
         Family("reduce", COLLECTIVES, "sum over all ranks, on rank 0"),
@@ -144,9 +144,9 @@ BUS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 """Rate on the busiest link over bytes by time is this factor times (n - 1)/n, as in nccl-tests; 1 for all others."""
 
 PRODUCTS = {1 * MIB: 8, 8 * MIB: 64, 32 * MIB: 256}
-"""For `beside`: bytes of the all-reduce → matrix products that each rank computes meanwhile."""
+"""For `beside`: bytes of the all-reduce → matrix products that each rank computes during it."""
 
-COPIED = 16 * MIB
+COPY_BYTES = 16 * MIB
 """Bytes of `together-copy`."""
 
 ROW = 256
@@ -162,7 +162,7 @@ def sizes(family: Family) -> list[int]:
     return [*coarse, *(size for size in doubled if size not in coarse)]
 
 
-def spec(op: str, runtime: str, size: int, threads: int = 1, cold: bool = False, **how: Any) -> Spec:
+def spec(op: str, runtime: str, size: int, threads: int = 1, cold: bool = False, **conditions: Any) -> Spec:
     """Return a transfer as a spec.
 
     Args:
@@ -171,9 +171,9 @@ def spec(op: str, runtime: str, size: int, threads: int = 1, cold: bool = False,
         size: bytes.
         threads: number of torch threads.
         cold: whether the caches hold other data.
-        how: other arguments, as plain values for JSON.
+        conditions: other arguments, as plain values for JSON.
     """
-    arguments: tuple[tuple[str, Any], ...] = (("bytes", size), *sorted(how.items()))
+    arguments: tuple[tuple[str, Any], ...] = (("bytes", size), *sorted(conditions.items()))
     wires = Wires((), (), ())
     if size:
         arguments, wires = (*arguments, ("data", Tensor("uint8", (size,)))), Wires((0,), (), ())
@@ -196,11 +196,11 @@ def of_transfers(names: Sequence[str], threads: Sequence[int], storage: str = ""
         conditions = {"filesystem": storage} if family.in_folder else {}
         for count in threads if family.threaded else (1,):
             by_family.append([spec(name, TRANSFERS, size, count, family.cold, **conditions) for size in sizes(family)])
-    return list(_in_turn(by_family))
+    return list(_coarse_first(by_family))
 
 
 def of_collectives(names: Sequence[str], ranks: Sequence[int], threads: int = 1) -> list[Spec]:
-    """Return the specs of collectives; collectives that take two ranks are included once, whatever `ranks` requests."""
+    """Return the specs of collectives; collectives that take two ranks are included once for any `ranks`."""
     by_family = []
     for count in ranks:
         for name in names:
@@ -217,10 +217,10 @@ def of_collectives(names: Sequence[str], ranks: Sequence[int], threads: int = 1)
                 rank_count = 2 if name.startswith("send") else count
                 all_sizes = sizes(OF_RANKS[name])
                 by_family.append([spec(name, COLLECTIVES, size, threads, ranks=rank_count) for size in all_sizes])
-    return list({each.key: each for each in _in_turn(by_family)}.values())
+    return list({transfer.key: transfer for transfer in _coarse_first(by_family)}.values())
 
 
-def _in_turn(families: Sequence[Sequence[Spec]]) -> Iterator[Spec]:
+def _coarse_first(families: Sequence[Sequence[Spec]]) -> Iterator[Spec]:
     """Yield the coarse sizes of all families, then the others."""
     halves = [(specs[: (len(specs) + 2) // 2], specs[(len(specs) + 2) // 2 :]) for specs in families]
     for half in (0, 1):
@@ -228,22 +228,22 @@ def _in_turn(families: Sequence[Sequence[Spec]]) -> Iterator[Spec]:
             yield from specs[half]
 
 
-def named(text: str | None, known: dict[str, Family]) -> list[str]:
+def select_families(text: str | None, families: dict[str, Family]) -> list[str]:
     """Return the families in a comma-separated text of families or groups; without a text, all of them.
 
     Raises:
         UsageError: there is no such family.
     """
     if text is None:
-        return list(known)
-    chosen: list[str] = []
-    groups = {family.group for family in known.values()}
+        return list(families)
+    selected: list[str] = []
+    groups = {family.group for family in families.values()}
     for word in (part.strip() for part in text.split(",")):
-        if word not in known and word not in groups:
-            names = (*sorted(groups - {COLLECTIVES}), *known)
+        if word not in families and word not in groups:
+            names = (*sorted(groups - {COLLECTIVES}), *families)
             raise UsageError(f"--families {word!r}: no such family{nearest(word, names)}; there are {', '.join(names)}")
-        chosen += [word] if word in known else [name for name, family in known.items() if family.group == word]
-    return list(dict.fromkeys(chosen))
+        selected += [word] if word in families else [name for name, family in families.items() if family.group == word]
+    return list(dict.fromkeys(selected))
 
 
 # --- curves ------------------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class Curve:
     family: Family
     threads: int
     ranks: int
-    how: str
+    conditions: str
     """Other conditions, such as `ext4`; empty for none."""
 
     timings: tuple[tuple[int, Timing], ...]
@@ -275,7 +275,7 @@ class Curve:
         threads = f" {self.threads} threads" if self.family.threaded and self.threads > 1 else ""
         if self.ranks and self.threads > 1:
             threads = f" × {self.threads}"
-        return f"{self.family.name}{ranks}{threads}{f' {self.how}' if self.how else ''}"
+        return f"{self.family.name}{ranks}{threads}{f' {self.conditions}' if self.conditions else ''}"
 
     @property
     def bus_factor(self) -> float:
@@ -316,31 +316,31 @@ def curves(timings: Iterable[Timing], keep: Callable[[Spec], bool] = lambda spec
     return [_curve(*key, grouped[key]) for key in sorted(grouped, key=lambda key: (order[key[0]], key[2], key[1]))]
 
 
-def arguments(found: Spec) -> tuple[str, dict[str, Any]]:
+def arguments(transfer: Spec) -> tuple[str, dict[str, Any]]:
     """Return the family of a spec and its arguments.
 
     Raises:
         BenchError: the spec is no transfer.
     """
-    call = found.block.calls[0] if found.block.calls else None
+    call = transfer.block.calls[0] if transfer.block.calls else None
     if call is None or not call.op.startswith(("transfer::", "collective::")):
-        raise BenchError(f"{found.op} is not a transfer")
+        raise BenchError(f"{transfer.op} is not a transfer")
     return call.op.partition("::")[2], dict(call.arguments)
 
 
-def _curve(name: str, threads: int, ranks: int, how: str, timings: list[tuple[int, Timing]]) -> Curve:
+def _curve(name: str, threads: int, ranks: int, conditions: str, timings: list[tuple[int, Timing]]) -> Curve:
     family = FAMILIES.get(name) or OF_RANKS[name]
     ordered = sorted(timings, key=lambda pair: pair[0])
     timed = tuple((size, timing) for size, timing in ordered if timing.is_timed)
     holes = tuple((size, timing) for size, timing in ordered if not timing.is_timed)
     shape = None
-    if len(timed) >= FEWEST and all(size for size, _ in timed) and name != "beside":
+    if len(timed) >= MIN_POINTS and all(size for size, _ in timed) and name != "beside":
         halves = [(timing.half_ns or 0.0) / (timing.trimmed_ns or 1.0) for _, timing in timed]
         shape = fit(
             [size for size, _ in timed], [(timing.trimmed_ns or 0.0) / 1e9 for _, timing in timed],
             statistics.median(halves),
         )  # fmt: skip
-    return Curve(family, threads, ranks, how, timed, holes, shape)
+    return Curve(family, threads, ranks, conditions, timed, holes, shape)
 
 
 @dataclass(frozen=True)
@@ -351,26 +351,28 @@ class Ratio:
     value: float
     low: float
     high: float
-    what: str
+    description: str
 
 
-def ratios(found: Sequence[Curve]) -> list[Ratio]:
+def ratios(fitted_curves: Sequence[Curve]) -> list[Ratio]:
     """Return duplex ratios (of rates), and locality ratios (of seconds per byte).
 
     Locality ratios compare the last piece of a curve with its first, and the furthest NUMA node with the local one.
     """
     shaped = {
-        (curve.family.name, curve.ranks, curve.threads, curve.how): curve for curve in found if curve.shape is not None
+        (curve.family.name, curve.ranks, curve.threads, curve.conditions): curve
+        for curve in fitted_curves
+        if curve.shape is not None
     }
     results = []
     for (name, ranks, threads, how), curve in shaped.items():
         assert curve.shape is not None
         one_way = shaped.get((DUPLEX.get(name, ""), ranks, threads, how))
         if one_way is not None and one_way.shape is not None and curve.shape.beta.value:
-            way, both = one_way.shape.beta, curve.shape.beta
+            single, duplex = one_way.shape.beta, curve.shape.beta
             results.append(
-                Ratio(f"duplex {one_way.name}", 2 * way.value / both.value, 2 * way.low / both.high,
-                      2 * way.high / (both.low or both.value), "rate of both directions over that of one")
+                Ratio(f"duplex {one_way.name}", 2 * single.value / duplex.value, 2 * single.low / duplex.high,
+                      2 * single.high / (duplex.low or duplex.value), "rate of both directions over that of one")
             )  # fmt: skip
         near_node = shaped.get(("copy-near-node", ranks, threads, how)) if name == "copy-far-node" else None
         if near_node is not None and near_node.shape is not None and near_node.shape.beta.value:
@@ -381,28 +383,31 @@ def ratios(found: Sequence[Curve]) -> list[Ratio]:
                       "seconds per byte from the furthest node over those from its own")
             )  # fmt: skip
         if curve.family.group == MEMORY and len(curve.shape.pieces) > 1:
-            near, far = curve.shape.pieces[0].per_byte, curve.shape.beta
-            if near.value:
+            inner, outer = curve.shape.pieces[0].per_byte, curve.shape.beta
+            if inner.value:
                 results.append(
-                    Ratio(f"locality {curve.name}", far.value / near.value, far.low / near.high,
-                          far.high / (near.low or near.value), "seconds per byte beyond the caches over those within")
+                    Ratio(f"locality {curve.name}", outer.value / inner.value, outer.low / inner.high,
+                          outer.high / (inner.low or inner.value),
+                          "seconds per byte beyond the caches over those within")
                 )  # fmt: skip
     return results
 
 
-def crowding_factor(found: Iterable[Curve], name: str, ranks: int, threads: int) -> float | None:
+def crowding_factor(measured_curves: Iterable[Curve], name: str, ranks: int, threads: int) -> float | None:
     """Return how much longer a rank computes if others do so too, by a family `together-…`; None if not timed.
 
     Args:
-        found: curves.
+        measured_curves: curves.
         name: name of the family.
         ranks: number of ranks.
         threads: number of threads of each rank.
     """
-    matching = [curve for curve in found if (curve.family.name, curve.threads) == (name, threads) and curve.timings]
+    matching = [
+        curve for curve in measured_curves if (curve.family.name, curve.threads) == (name, threads) and curve.timings
+    ]
     by_ranks = {curve.ranks: curve.timings[0][1].trimmed_ns for curve in matching}
-    alone, crowded = by_ranks.get(1), by_ranks.get(ranks)
-    return None if not alone or not crowded else crowded / alone
+    single_ns, crowded_ns = by_ranks.get(1), by_ranks.get(ranks)
+    return None if not single_ns or not crowded_ns else crowded_ns / single_ns
 
 
 class Slowdown(NamedTuple):
@@ -414,13 +419,15 @@ class Slowdown(NamedTuple):
     factor: float
 
 
-def slowdowns(found: Sequence[Curve]) -> list[Slowdown]:
+def slowdowns(measured_curves: Sequence[Curve]) -> list[Slowdown]:
     """Return the slowdown of ranks that compute at the same time, by threads, ranks and kind of work."""
     results = []
     for name in ("together-product", "together-copy"):
-        keys = {(curve.threads, curve.ranks) for curve in found if curve.family.name == name and curve.ranks > 1}
+        keys = {
+            (curve.threads, curve.ranks) for curve in measured_curves if curve.family.name == name and curve.ranks > 1
+        }
         for threads, ranks in sorted(keys):
-            factor = crowding_factor(found, name, ranks, threads)
+            factor = crowding_factor(measured_curves, name, ranks, threads)
             if factor is not None:
                 results.append(Slowdown(ranks, threads, name.removeprefix("together-"), factor))
     return results

@@ -14,13 +14,12 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from xsp import processes
 from xsp.bench.environment import caches
-from xsp.bench.spec import Spec, Status, Timing, slowed, untimed
+from xsp.bench.spec import Spec, Status, Timing, slowdown_text, untimed
 from xsp.bench.worker import CELL
 from xsp.errors import BenchError
 from xsp.version import __version__
@@ -33,7 +32,7 @@ START_S = 60.0
 GRACE_S = 3.0
 """Seconds after the end of a sitting for the running spec to end."""
 
-LOOK_S = 0.5
+POLL_S = 0.5
 DISTURBED = 1.05
 
 MOST_ROTATED_BYTES = 64 << 20
@@ -56,8 +55,8 @@ class Limits:
 
 def rotated_bytes() -> int:
     """Return the total bytes of the copies of weights: a quarter more than the last-level cache, within limits."""
-    last = max((size for _, size in caches()), default=LEAST_ROTATED_BYTES)
-    return min(max(last * 5 // 4, LEAST_ROTATED_BYTES), MOST_ROTATED_BYTES)
+    largest = max((size for _, size in caches()), default=LEAST_ROTATED_BYTES)
+    return min(max(largest * 5 // 4, LEAST_ROTATED_BYTES), MOST_ROTATED_BYTES)
 
 
 class Turns:
@@ -66,7 +65,7 @@ class Turns:
     def __init__(self, threads: int, limits: Limits = Limits()) -> None:
         self.threads = threads
         self.limits = limits
-        self.memory_bytes = limits.memory_bytes or (_free_bytes() or 4 << 30) // 2
+        self.memory_bytes = limits.memory_bytes or (processes.free_memory_bytes() or 4 << 30) // 2
         self._process: processes.WorkerProcess | None = None
 
     def __enter__(self) -> Turns:
@@ -82,7 +81,9 @@ class Turns:
         self._cell = mmap.mmap(self._file.fileno(), CELL.size)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._end()
         self._cell.close()
         self._file.close()
@@ -95,13 +96,13 @@ class Turns:
         """
         start = time.monotonic()
         if self._process is None:
-            self._started()
+            self._start_and_wait()
         return time.monotonic() - start
 
     def sit(
         self,
         specs: Sequence[Spec],
-        until: float,
+        deadline: float,
         on_progress: ProgressCallback = lambda spec, done: None,
         seed: int = 0,
     ) -> list[Timing]:
@@ -109,7 +110,7 @@ class Turns:
 
         Args:
             specs: specs, all with the number of threads of this object.
-            until: deadline on the clock of `time.monotonic`.
+            deadline: deadline on the clock of `time.monotonic`.
             on_progress: see `ProgressCallback`.
             seed: seed of the order within a round.
 
@@ -118,24 +119,24 @@ class Turns:
         """
         pending = list(specs)
         timings: list[Timing] = []
-        while pending and time.monotonic() < until:
-            process = self._process or self._started()
+        while pending and time.monotonic() < deadline:
+            process = self._process or self._start_and_wait()
             request = {
                 "specs": [spec.to_plain() for spec in pending],
-                "seconds": max(0.0, until - time.monotonic()),
+                "seconds": max(0.0, deadline - time.monotonic()),
                 "rotated_bytes": rotated_bytes(),
                 "seed": seed,
             }
             self._cell[:] = CELL.pack(-1, 0)
-            self._asked_at = time.monotonic()
+            self._requested_at = time.monotonic()
             process.ask(request)
-            answers, ratio = self._answers(process, pending, until, on_progress, len(timings))
-            timings += [_stamped(timing, ratio) for timing in answers.values()]
+            answers, ratio = self._answers(process, pending, deadline, on_progress, len(timings))
+            timings += [_with_drift(timing, ratio) for timing in answers.values()]
             if ratio is not None:
                 break
-            crashed = self._crashed(pending, answers, until)
+            crashed = self._handle_crash(pending, answers, deadline)
             if crashed is not None:
-                timings.append(_stamped(crashed, None))
+                timings.append(_with_drift(crashed, None))
             finished = {timing.key for timing in timings}
             pending = [spec for spec in pending if spec.key not in finished]
         return timings
@@ -144,46 +145,46 @@ class Turns:
         self,
         process: processes.WorkerProcess,
         specs: Sequence[Spec],
-        until: float,
+        deadline: float,
         report: ProgressCallback,
         offset: int,
     ) -> tuple[dict[int, Timing], float | None]:
         """Return the timings by index, and the drift of the canaries; None if the process did not end the sitting."""
-        by_place: dict[int, Timing] = {}
+        by_index: dict[int, Timing] = {}
         while True:
             ended = process.has_ended()  # checked before reading, so that its last answers are read first
-            line = process.answer(time.monotonic() + LOOK_S)
+            line = process.answer(time.monotonic() + POLL_S)
             if line:
                 answer = json.loads(line)
                 if "canary_ratio" in answer:
-                    return by_place, float(answer["canary_ratio"])
+                    return by_index, float(answer["canary_ratio"])
                 index = answer["place"]
-                by_place[index] = _timing(specs[index], answer["timing"])
-                report(specs[index], offset + len(by_place))
-            elif ended or self._is_late(until):
-                return by_place, None
+                by_index[index] = _timing(specs[index], answer["timing"])
+                report(specs[index], offset + len(by_index))
+            elif ended or self._is_late(deadline):
+                return by_index, None
 
-    def _is_late(self, until: float) -> bool:
+    def _is_late(self, deadline: float) -> bool:
         index, since = CELL.unpack(self._cell[:])
         now = time.monotonic()
         if since == 0:  # it has not read the request
-            return now > max(until, self._asked_at + START_S)
+            return now > max(deadline, self._requested_at + START_S)
         limit = self.limits.seconds if index >= 0 else START_S
-        return now - since / 1e9 > limit or now > until + max(GRACE_S, self.limits.seconds)
+        return now - since / 1e9 > limit or now > deadline + max(GRACE_S, self.limits.seconds)
 
-    def _crashed(self, specs: Sequence[Spec], answers: dict[int, Timing], until: float) -> Timing | None:
+    def _handle_crash(self, specs: Sequence[Spec], answers: dict[int, Timing], deadline: float) -> Timing | None:
         """End a process that did not finish its sitting, and return a timing for the spec that it ran, if known."""
         assert self._process is not None
-        late = not self._process.has_ended()
+        is_late = not self._process.has_ended()
         index, since = CELL.unpack(self._cell[:])
         code = self._end()
         if since == 0 or not 0 <= index < len(specs) or index in answers:
-            if late or answers:  # the others are timed in another process
+            if is_late or answers:  # the others are timed in another process
                 return None
             raise BenchError(f"the timing process ended unexpectedly ({processes.ending(code)})")
-        if late and time.monotonic() - since / 1e9 <= self.limits.seconds:
+        if is_late and time.monotonic() - since / 1e9 <= self.limits.seconds:
             return None  # the budget is over
-        if late:
+        if is_late:
             message = f"one batch of calls takes more than {self.limits.seconds:g} s"
             return untimed(specs[index], Status.TIMED_OUT, message)
         if code == -signal.SIGKILL:
@@ -191,15 +192,15 @@ class Turns:
             return untimed(specs[index], Status.TOO_LARGE, message)
         return untimed(specs[index], Status.FAILED, f"it ended the process that ran it ({processes.ending(code)})")
 
-    def _started(self) -> processes.WorkerProcess:
+    def _start_and_wait(self) -> processes.WorkerProcess:
         """Return a process that has imported torch."""
         process = self._start()
         deadline = time.monotonic() + START_S
-        while not process.answer(time.monotonic() + LOOK_S):
-            late = time.monotonic() > deadline
-            if late or process.has_ended():
+        while not process.answer(time.monotonic() + POLL_S):
+            is_late = time.monotonic() > deadline
+            if is_late or process.has_ended():
                 code = self._end()
-                reason = f"it was not ready within {START_S:.0f} s" if late else processes.ending(code)
+                reason = f"it was not ready within {START_S:.0f} s" if is_late else processes.ending(code)
                 raise BenchError(f"the timing process did not start ({reason}); `xsp doctor` says what is missing")
         return process
 
@@ -229,20 +230,12 @@ def _timing(spec: Spec, values: dict[str, Any]) -> Timing:
     return replace(untimed(spec), **fields)
 
 
-def _stamped(timing: Timing, ratio: float | None) -> Timing:
+def _with_drift(timing: Timing, ratio: float | None) -> Timing:
     """Return a timing with the drift of its whole sitting."""
     ratio = max(filter(None, (ratio, timing.canary_ratio)), default=None)
     if timing.trimmed_ns is None or ratio is None:
         return replace(timing, taken_ns=timing.taken_ns or time.time_ns(), xsp=__version__)
     reasons = [timing.reason] if timing.reason else []
     if ratio >= DISTURBED:
-        reasons.append(f"disturbed: fixed work beside it took {slowed(ratio)}")
+        reasons.append(f"disturbed: fixed work beside it took {slowdown_text(ratio)}")
     return replace(timing, canary_ratio=ratio, reason="; ".join(reasons))
-
-
-def _free_bytes() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, ValueError, StopIteration):
-        return None

@@ -18,10 +18,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from xsp import plugins
 from xsp.bench.inputs import NotTimeable
-from xsp.bench.spec import AS_RUN, OTHER_NUMBERS, RUNTIMES, Spec
+from xsp.bench.spec import AS_RUN, OTHER_PRECISION, RUNTIMES, Spec
 from xsp.bench.torchcalls import Prepared
 from xsp.graph.node import Tensor
-from xsp.graph.recorder import flat
+from xsp.graph.recorder import flat_tensors
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest difference from float64, relative to the largest result."""
@@ -30,8 +30,8 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torc
 class ResultMismatch(Exception):
     """Raised if results differ from those of the block; the message reports by how much."""
 
-    def __init__(self, said: str, error: float | None = None) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, error: float | None = None) -> None:
+        super().__init__(message)
         self.error = error
 
 
@@ -40,11 +40,11 @@ class Variant:
     """Another way to compute a block."""
 
     name: str
-    applies: Callable[[Spec], bool]
+    may_change: Callable[[Spec], bool]
     """Whether the variant may differ from the block as it runs."""
 
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
-    arranged: Callable[[torch.Tensor], torch.Tensor] | None = None
+    arrange: Callable[[torch.Tensor], torch.Tensor] | None = None
     """Function that rearranges each input in memory."""
 
 
@@ -64,16 +64,16 @@ def _has_strides(spec: Spec) -> bool:
     return any(tensor.stride is not None for tensor in _inputs(spec))
 
 
-def _last(tensor: torch.Tensor) -> torch.Tensor:
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
-def _of_onednn(spec: Spec) -> bool:
+def _uses_onednn(spec: Spec) -> bool:
     words = ("conv", "linear", "mm", "matmul", "pool", "norm", "softmax", "gelu", "lstm", "attention")
     return torch.backends.mkldnn.is_available() and any(word in spec.block.op for word in words)
 
 
-def _attends(spec: Spec) -> bool:
+def _has_attention(spec: Spec) -> bool:
     return "scaled_dot_product_attention" in spec.block.op
 
 
@@ -82,29 +82,29 @@ def _backend(backend: Any) -> Callable[[], AbstractContextManager[Any]]:
 
 
 VARIANTS: Mapping[str, Variant] = {
-    each.name: each
-    for each in (
-        Variant("channels-last", _has_plane, arranged=_last),
-        Variant("contiguous", _has_strides, arranged=torch.Tensor.contiguous),
-        Variant("onednn-off", _of_onednn, context=lambda: torch.backends.mkldnn.flags(enabled=False)),
-        Variant("attention-math", _attends, context=_backend(SDPBackend.MATH)),
-        Variant("attention-flash", _attends, context=_backend(SDPBackend.FLASH_ATTENTION)),
+    variant.name: variant
+    for variant in (
+        Variant("channels-last", _has_plane, arrange=_channels_last),
+        Variant("contiguous", _has_strides, arrange=torch.Tensor.contiguous),
+        Variant("onednn-off", _uses_onednn, context=lambda: torch.backends.mkldnn.flags(enabled=False)),
+        Variant("attention-math", _has_attention, context=_backend(SDPBackend.MATH)),
+        Variant("attention-flash", _has_attention, context=_backend(SDPBackend.FLASH_ATTENTION)),
     )
 }
 
 
-def _multiplies(spec: Spec) -> bool:
+def _has_products(spec: Spec) -> bool:
     """Return whether autocast would compute a call of the block in lower precision, from float32 inputs."""
     words = ("conv", "linear", "addmm", "matmul", "::mm", "bmm", "baddbmm", "scaled_dot_product_attention", "einsum")
     return any(word in spec.block.op for word in words) and any(tensor.dtype == "float32" for tensor in _inputs(spec))
 
 
 PRECISIONS: Mapping[str, Variant] = {
-    each.name: each
-    for each in (
+    variant.name: variant
+    for variant in (
         Variant(
             "autocast-bfloat16",
-            lambda spec: torch.amp.is_autocast_available("cpu") and _multiplies(spec),
+            lambda spec: torch.amp.is_autocast_available("cpu") and _has_products(spec),
             context=lambda: torch.autocast("cpu", torch.bfloat16),
         ),
     )
@@ -112,7 +112,7 @@ PRECISIONS: Mapping[str, Variant] = {
 """Variants that change numbers: not part of `--variants all`, and never in a bound."""
 
 
-def named(name: str) -> Variant | None:
+def variant_by_name(name: str) -> Variant | None:
     """Return a variant by its name; None if there is none."""
     return VARIANTS.get(name) or PRECISIONS.get(name)
 
@@ -123,26 +123,26 @@ def prepare(spec: Spec, rotated_bytes: int, limit_bytes: int) -> tuple[Prepared,
     Raises:
         NotTimeable: the block cannot be run on its own, or the variant changes nothing.
         MemoryError: the tensors exceed the limit.
-        Different: the variant does not compute the same.
+        ResultMismatch: the variant does not compute the same.
         PluginError: there is no such runtime, or it cannot be imported.
     """
     runtime = plugins.load(RUNTIMES, spec.runtime)()
     prepared: Prepared = runtime.prepare(spec, rotated_bytes, limit_bytes)
     if spec.variant == AS_RUN:
         return prepared, None
-    variant = named(spec.variant)
+    variant = variant_by_name(spec.variant)
     if variant is None:
         raise NotTimeable(f"there is no variant {spec.variant!r}; there are {', '.join((*VARIANTS, *PRECISIONS))}")
-    if not variant.applies(spec):
+    if not variant.may_change(spec):
         raise NotTimeable(f"{variant.name} changes nothing here")
-    if variant.arranged is not None and _writes_arranged(prepared, variant.arranged):
+    if variant.arrange is not None and _writes_arranged(prepared, variant.arrange):
         raise NotTimeable("it writes to its inputs, whose layout the variant changes")
     with torch.inference_mode():
         plain = prepared.function(*prepared.sets[0])
         prepared.restore()
-        if variant.arranged is not None:
+        if variant.arrange is not None:
             by_id = {id(tensor): tensor for arguments in prepared.sets for tensor in arguments}
-            arranged = {number: variant.arranged(tensor) for number, tensor in by_id.items()}  # keeps sharing
+            arranged = {number: variant.arrange(tensor) for number, tensor in by_id.items()}  # keeps sharing
             prepared = replace(
                 prepared, sets=[tuple(arranged[id(tensor)] for tensor in arguments) for arguments in prepared.sets]
             )
@@ -150,30 +150,30 @@ def prepare(spec: Spec, rotated_bytes: int, limit_bytes: int) -> tuple[Prepared,
         with variant.context():
             results = prepared.function(*prepared.sets[0])
         prepared.restore()
-        if variant.name in OTHER_NUMBERS:
+        if variant.name in OTHER_PRECISION:
             return prepared, distance(plain, results)
         exact = _in_float64(prepared)
     return prepared, check(plain, results, exact)
 
 
-def _writes_arranged(prepared: Prepared, arranged: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+def _writes_arranged(prepared: Prepared, arrange: Callable[[torch.Tensor], torch.Tensor]) -> bool:
     """Return whether the block changes an input that the variant would rearrange."""
-    written = {storage.untyped_storage().data_ptr() for storage, _ in prepared.written}
+    written_pointers = {storage.untyped_storage().data_ptr() for storage, _ in prepared.written}
     return any(
-        tensor.untyped_storage().data_ptr() in written and arranged(tensor) is not tensor
+        tensor.untyped_storage().data_ptr() in written_pointers and arrange(tensor) is not tensor
         for arguments in prepared.sets
         for tensor in arguments
-        if written
+        if written_pointers
     )
 
 
-def distance(plain: Any, other: Any) -> float:
+def distance(plain: Any, results: Any) -> float:
     """Return the error of results in another precision, relative to the largest result of the block as it runs.
 
     Raises:
-        Different: the results have other shapes or other integers, or are not finite where those of the block are.
+        ResultMismatch: the results have other shapes or other integers, or are not finite where those of the block are.
     """
-    expected, actual = list(flat(plain)), list(flat(other))
+    expected, actual = list(flat_tensors(plain)), list(flat_tensors(results))
     if [tensor.shape for tensor in actual] != [tensor.shape for tensor in expected]:
         raise ResultMismatch("its results have different shapes")
     worst = 0.0
@@ -182,26 +182,26 @@ def distance(plain: Any, other: Any) -> float:
             if not torch.equal(result, reference):
                 raise ResultMismatch("its integer results differ")
             continue
-        error = _off(result, reference)
+        error = _relative_error(result, reference)
         if not error < float("inf"):
             raise ResultMismatch("its results are not finite", error)
         worst = max(worst, error)
     return worst
 
 
-def check(plain: Any, other: Any, exact: Any | None) -> float:
+def check(plain_results: Any, results: Any, exact: Any | None) -> float:
     """Return the error of a variant's results, relative to the largest result.
 
     Args:
-        plain: results of the block as it runs.
-        other: results of the variant.
-        exact: results in float64; None if an operator does not support it, in which case `plain` is used.
+        plain_results: results of the block as it runs.
+        results: results of the variant.
+        exact: results in float64; None if an operator does not support it, in which case `plain_results` is used.
 
     Raises:
-        Different: the results have other shapes or integers, or their error is too large.
+        ResultMismatch: the results have other shapes or integers, or their error is too large.
     """
-    references = list(flat(plain if exact is None else exact))
-    actual, expected = list(flat(other)), list(flat(plain))
+    references = list(flat_tensors(plain_results if exact is None else exact))
+    actual, expected = list(flat_tensors(results)), list(flat_tensors(plain_results))
     if [tensor.shape for tensor in actual] != [tensor.shape for tensor in expected]:
         raise ResultMismatch("its results have different shapes")
     worst = 0.0
@@ -210,18 +210,18 @@ def check(plain: Any, other: Any, exact: Any | None) -> float:
             if not torch.equal(result, plain_result):
                 raise ResultMismatch("its integer results differ")
             continue
-        error, usual_error = _off(result, reference), _off(plain_result, reference)
+        error, usual_error = _relative_error(result, reference), _relative_error(plain_result, reference)
         worst = max(worst, error)
         if not error <= max(TOLERANCE.get(result.dtype, 1e-2), 4 * usual_error):
             raise ResultMismatch(f"its results are off by {error:.2g} of the largest one", error)
     return worst
 
 
-def _off(result: torch.Tensor, reference: torch.Tensor) -> float:
+def _relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
     if not result.numel():
         return 0.0
-    same = (result.double() == reference.double()) | (result.isnan() & reference.isnan())
-    difference = torch.where(same, 0.0, (result.double() - reference.double()).abs())
+    is_equal = (result.double() == reference.double()) | (result.isnan() & reference.isnan())
+    difference = torch.where(is_equal, 0.0, (result.double() - reference.double()).abs())
     return float(difference.max() / reference.double().nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(min=1e-30))
 
 

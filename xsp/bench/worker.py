@@ -20,7 +20,7 @@ from xsp.bench.spec import Spec, Timing
 CELL = struct.Struct("qq")
 """Place of the running spec, and the start of its run in nanoseconds of the monotonic clock."""
 
-BESIDE_BYTES = 1 << 30
+EXTRA_BYTES = 1 << 30
 """Bytes that libraries may take in addition to the tensors of a block: pools, kernel caches, work space."""
 
 
@@ -47,30 +47,30 @@ def work(parent: int, threads: int, cell: int, limit_bytes: int, answers: int) -
         def mark(place: int) -> None:
             running[:] = CELL.pack(place, time.monotonic_ns())
 
-        def say(answer: dict[str, Any]) -> None:
+        def send(answer: dict[str, Any]) -> None:
             stream.write(json.dumps(answer).encode() + b"\n")
 
-        say({"ready": True})
+        send({"ready": True})
         for line in sys.stdin:
             request = json.loads(line)
             mark(-1)
-            _sit(request, mark, say, limit_bytes)
+            _sit(request, mark, send, limit_bytes)
 
 
-def _sit(request: dict[str, Any], mark: Any, say: Any, limit_bytes: int) -> None:
+def _sit(request: dict[str, Any], mark: Any, send: Any, limit_bytes: int) -> None:
     from xsp.bench import rounds
 
     specs = [Spec.from_plain(spec) for spec in request["specs"]]
     ratio = rounds.sit(
         specs,
-        lambda place, timing: say({"place": place, "timing": to_plain(timing)}),
+        lambda place, timing: send({"place": place, "timing": to_plain(timing)}),
         mark,
         seconds=request["seconds"],
         rotated_bytes=request["rotated_bytes"],
         limit_bytes=limit_bytes,
         seed=request["seed"],
     )
-    say({"canary_ratio": ratio})
+    send({"canary_ratio": ratio})
 
 
 def _limit(limit_bytes: int) -> None:
@@ -81,7 +81,7 @@ def _limit(limit_bytes: int) -> None:
         status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         current = int(next(line.split()[1] for line in status if line.startswith("VmData"))) * 1024
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (current + limit_bytes + BESIDE_BYTES, hard))
+        resource.setrlimit(resource.RLIMIT_DATA, (current + limit_bytes + EXTRA_BYTES, hard))
     except (ImportError, OSError, ValueError, StopIteration):  # not on Linux: only the footprint is checked
         return
 

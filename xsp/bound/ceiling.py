@@ -33,9 +33,9 @@ def of_machine(may_measure: bool) -> Ceiling | str:
     name = machine.cpu_model() or "cpu"
     result = ceilings.of_machine(name)
     if result is None and may_measure:
-        measured = {ceiling.name: ceiling for ceiling in ceilings.measure(name)}
-        ceilings.keep(measured)
-        result = measured.get(name)
+        ceilings_by_name = {ceiling.name: ceiling for ceiling in ceilings.measure(name)}
+        ceilings.keep(ceilings_by_name)
+        result = ceilings_by_name.get(name)
     return result or "the peak rates of this machine were not measured: xsp doctor --measure"
 
 
@@ -62,16 +62,16 @@ def least_ns(node: Node, ceiling: Ceiling, precision: str | None = None) -> floa
     """Return the minimum nanoseconds of a node on a device; a reason if they are unknown."""
     if not node.computes:
         return 0.0
-    flops, moved = work.flops_of(node), work.bytes_of(node)
+    flops, traffic = work.flops_of(node), work.bytes_of(node)
     if node.kind is NodeKind.COMMUNICATION or node.call.op.startswith(COMMUNICATION):
         return "exchanges values with other ranks"
-    if moved is None and not node.call.inputs:
+    if traffic is None and not node.call.inputs:
         return NO_SHAPES
-    if moved is None:
+    if traffic is None:
         return "bytes unknown"
     if flops is None:
         return "FLOPs unknown"
-    seconds = moved / ceiling.bandwidth(moved)
+    seconds = traffic / ceiling.bandwidth(traffic)
     if flops:
         kind = precision or precision_of(node)
         if kind is None:

@@ -32,14 +32,14 @@ class Figure:
 
 def pearson_of(x: Array, y: Array) -> float:
     """Return Pearson's correlation of two rows of numbers; NaN if one of them is constant."""
-    return float(each_pearson(x[None, :], y[None, :])[0])
+    return float(pearson_rows(x[None, :], y[None, :])[0])
 
 
 def spearman_of(x: Array, y: Array) -> float:
     """Return Spearman's rank correlation; equal values share the mean of their ranks."""
     import numpy as np
 
-    return float(each_spearman(x, y, np.arange(len(x))[None, :])[0])
+    return float(spearman_rows(x, y, np.arange(len(x))[None, :])[0])
 
 
 def resamples(count: int) -> Array:
@@ -49,7 +49,7 @@ def resamples(count: int) -> Array:
     return np.random.default_rng(count).integers(0, count, size=(RESAMPLES, count))
 
 
-def each_pearson(x: Array, y: Array) -> Array:
+def pearson_rows(x: Array, y: Array) -> Array:
     """Return the correlation of each pair of rows; NaN if a row is constant."""
     import numpy as np
 
@@ -62,9 +62,9 @@ def each_pearson(x: Array, y: Array) -> Array:
     return correlation
 
 
-def each_spearman(x: Array, y: Array, draws: Array) -> Array:
+def spearman_rows(x: Array, y: Array, draws: Array) -> Array:
     """Return the rank correlation of each resample; NaN if one of its rows is constant."""
-    return each_pearson(_ranks(x, draws), _ranks(y, draws))
+    return pearson_rows(_ranks(x, draws), _ranks(y, draws))
 
 
 def _ranks(values: Array, draws: Array) -> Array:
@@ -72,12 +72,12 @@ def _ranks(values: Array, draws: Array) -> Array:
     import numpy as np
 
     kinds, codes = np.unique(values, return_inverse=True)
-    drawn = codes.reshape(-1)[draws]
+    drawn_codes = codes.reshape(-1)[draws]
     rows = np.arange(len(draws))[:, None]
-    counts = np.bincount((drawn + rows * len(kinds)).ravel(), minlength=len(draws) * len(kinds))
+    counts = np.bincount((drawn_codes + rows * len(kinds)).ravel(), minlength=len(draws) * len(kinds))
     counts = counts.reshape(len(draws), len(kinds))
     mean: Array = np.cumsum(counts, axis=1) - counts + (counts + 1) / 2
-    ranks: Array = mean[rows, drawn]
+    ranks: Array = mean[rows, drawn_codes]
     return ranks
 
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from xsp.bench.plan import settled
+from xsp.bench.plan import effective_state
 from xsp.bench.spec import AS_RUN, CacheState, Spec, Status, Timing
-from xsp.bound.totals import ENOUGH, Coverage, Figure, coverage, half
+from xsp.bound.totals import MIN_COVERAGE, Coverage, Figure, coverage, half
 from xsp.errors import GraphError
 from xsp.graph.blocks import Block, block, windows
 from xsp.graph.node import Graph
@@ -48,9 +48,9 @@ class Conditions:
     variant: str = AS_RUN
     runtime: str = "torch"
 
-    def spec(self, graph: Graph, found: Block) -> Spec:
+    def spec(self, graph: Graph, piece: Block) -> Spec:
         """Return the spec of a block of a graph."""
-        return Spec(found, self.variant, settled(graph, self.state), self.threads or cores(), self.runtime)
+        return Spec(piece, self.variant, effective_state(graph, self.state), self.threads or cores(), self.runtime)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Construction:
     """Time that the framework adds, not part of `ns`; None if unknown."""
 
     @property
-    def at_least(self) -> bool:
+    def is_lower_limit(self) -> bool:
         """Whether there are holes, so that `ns` is a lower limit."""
         return not self.coverage.is_complete
 
@@ -121,8 +121,8 @@ class Construction:
     def holes(self) -> tuple[Hole, ...]:
         """The blocks without a time, the most frequent ones first."""
         count = Counter(window.spec.key for window in self.windows if window.ns is None)
-        first = {window.spec.key: window for window in reversed(self.windows)}
-        return tuple(_hole(first[key], number) for key, number in count.most_common())
+        first_windows = {window.spec.key: window for window in reversed(self.windows)}
+        return tuple(_hole(first_windows[key], number) for key, number in count.most_common())
 
     @property
     def once_ns(self) -> float | None:
@@ -145,7 +145,7 @@ def construct(
     timings: TimingSource,
     granularity: int = 1,
     *,
-    how: Conditions | None = None,
+    conditions: Conditions | None = None,
     only: Collection[str] | None = None,
     glue_ns: float | None = None,
     partial: bool = False,
@@ -156,26 +156,26 @@ def construct(
         graph: graph of the model.
         timings: timings of the blocks.
         granularity: computing calls per block, G; the last block of a phase may have fewer.
-        how: state of the caches, threads, variant and runtime of the timings.
-        only: keys of specs that may be used, see `elsewhere`; default: all.
+        conditions: state of the caches, threads, variant and runtime of the timings.
+        only: keys of specs that may be used, see `spec_keys`; default: all.
         glue_ns: time that the framework adds to a step, see `xsp.bound.timed.framework`; None: unknown.
         partial: return the sum as a lower limit if less than `ENOUGH` of the time is known.
 
     Raises:
         GraphError: the granularity is below 1, or the graph has no computing calls.
     """
-    pieces = _windows(graph, timings, granularity, None, how or Conditions(), only)
+    pieces = _windows(graph, timings, granularity, None, conditions or Conditions(), only)
     if not pieces:
         raise GraphError(f"{graph.name}: it has no computing calls to construct a time from")
     figures = [None if window.ns is None else _figure(window, window.ns) for window in pieces]
     covered = coverage(figures, [True] * len(pieces), _expected(pieces))
-    enough = covered.nodes and (partial or covered.share >= ENOUGH)
+    is_sufficient = covered.nodes and (partial or covered.share >= MIN_COVERAGE)
     return Construction(
         granularity,
         tuple(pieces),
         covered,
-        math.fsum(figure.ns for figure in figures if figure is not None) if enough else None,
-        half(figures) if enough else None,
+        math.fsum(figure.ns for figure in figures if figure is not None) if is_sufficient else None,
+        half(figures) if is_sufficient else None,
         glue_ns,
     )
 
@@ -189,30 +189,35 @@ def module_calls(graph: Graph) -> int:
     return len(paths)
 
 
-def elsewhere(
-    others: Iterable[Graph], granularity: int, *, how: Conditions | None = None, stride: int | None = None
+def spec_keys(
+    graphs: Iterable[Graph], granularity: int, *, conditions: Conditions | None = None, stride: int | None = None
 ) -> frozenset[str]:
     """Return the keys of all specs of other models, for the argument `only` of `construct`."""
-    conditions = how or Conditions()
+    conditions = conditions or Conditions()
     return frozenset(
-        conditions.spec(graph, block(graph, *ends)).key
-        for graph in others
-        for ends in windows(graph, granularity, stride)
+        conditions.spec(graph, block(graph, *bounds)).key
+        for graph in graphs
+        for bounds in windows(graph, granularity, stride)
     )
 
 
 def _windows(
-    graph: Graph, timings: TimingSource, size: int, stride: int | None, how: Conditions, only: Collection[str] | None
+    graph: Graph,
+    timings: TimingSource,
+    size: int,
+    stride: int | None,
+    conditions: Conditions,
+    only: Collection[str] | None,
 ) -> list[Window]:
     computing = [index for index, node in enumerate(graph.nodes) if node.computes]
     specs: dict[str, Spec] = {}
     pieces = []
     for start, stop in windows(graph, size, stride):
-        spec = how.spec(graph, block(graph, start, stop))
+        spec = conditions.spec(graph, block(graph, start, stop))
         spec = specs.setdefault(spec.key, spec)
         timing = timings.get(spec.key) if only is None or spec.key in only else None
-        ends = bisect.bisect_left(computing, start), bisect.bisect_left(computing, stop)
-        pieces.append(Window(*ends, spec, timing))
+        positions = bisect.bisect_left(computing, start), bisect.bisect_left(computing, stop)
+        pieces.append(Window(*positions, spec, timing))
     return pieces
 
 
@@ -276,7 +281,7 @@ def cover(
     timings: TimingSource,
     granularity: int,
     *,
-    how: Conditions | None = None,
+    conditions: Conditions | None = None,
     only: Collection[str] | None = None,
 ) -> Cover:
     """Return the best cover of a model by overlapping blocks.
@@ -288,27 +293,27 @@ def cover(
     Raises:
         GraphError: no timed blocks cover all calls; the message names the first call that is not covered.
     """
-    conditions = how or Conditions()
-    timed = [
+    conditions = conditions or Conditions()
+    timed_windows = [
         window
         for size in range(1, granularity + 1)
         for window in _windows(graph, timings, size, 1, conditions, only)
         if window.ns is not None
     ]
     arcs: dict[tuple[int, int], Window] = {}
-    for window in timed:
+    for window in timed_windows:
         arcs.setdefault((window.start, window.stop), window)
     count = sum(node.computes for node in graph.nodes)
-    weights = {ends: window.ns or 0.0 for ends, window in arcs.items()}
+    weights = {arc: window.ns or 0.0 for arc, window in arcs.items()}
     path = shortest(count, weights)
     if path is None or not count:
-        missing = _first_gap(count, weights)
+        gap = _first_gap(count, weights)
         calls = [node for node in graph.nodes if node.computes]
-        target = f"call {missing} ({calls[missing].call.op})" if missing < count else "any call"
+        target = f"call {gap} ({calls[gap].call.op})" if gap < count else "any call"
         raise GraphError(f"{graph.name}: timed blocks of up to {granularity} calls do not cover {target}")
     lengths = draws(count, weights)
-    least = math.fsum(weights[ends] for ends in path)
-    return Cover(granularity, least, statistics.median(lengths), tuple(arcs[ends] for ends in path), len(arcs))
+    shortest_ns = math.fsum(weights[arc] for arc in path)
+    return Cover(granularity, shortest_ns, statistics.median(lengths), tuple(arcs[arc] for arc in path), len(arcs))
 
 
 Arcs = Mapping[tuple[int, int], float]
@@ -321,7 +326,7 @@ def shortest(count: int, arcs: Arcs) -> list[tuple[int, int]] | None:
         count: the last vertex; the vertices are 0 … `count`.
         arcs: length of each arc from a smaller to a larger vertex.
     """
-    starts = _into(arcs)
+    starts = _starts_by_end(arcs)
     best = [0.0] + [math.inf] * count
     previous: list[int] = [0] * (count + 1)
     for end in range(1, count + 1):
@@ -340,7 +345,7 @@ def shortest(count: int, arcs: Arcs) -> list[tuple[int, int]] | None:
 
 def draws(count: int, arcs: Arcs, number: int = DRAWS, seed: int = 0) -> list[float]:
     """Return the lengths of paths from 0 to `count`, drawn with equal probability; empty if there is no path."""
-    starts = _into(arcs)
+    starts = _starts_by_end(arcs)
     ways = [1] + [0] * count
     for end in range(1, count + 1):
         ways[end] = sum(ways[start] for start in starts.get(end, ()))
@@ -361,7 +366,7 @@ def draws(count: int, arcs: Arcs, number: int = DRAWS, seed: int = 0) -> list[fl
     return lengths
 
 
-def _into(arcs: Arcs) -> dict[int, list[int]]:
+def _starts_by_end(arcs: Arcs) -> dict[int, list[int]]:
     starts: dict[int, list[int]] = {}
     for start, end in sorted(arcs):
         starts.setdefault(end, []).append(start)

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from xsp.bound.coefficients import (
     Figure,
-    each_pearson,
-    each_spearman,
     exponent,
     figure,
     pearson_of,
+    pearson_rows,
     resamples,
     spearman_of,
+    spearman_rows,
 )
 from xsp.bound.latencies import Latency
 from xsp.micromodels import VARIES
@@ -53,7 +53,7 @@ PATH, WORK = "longest_path", "flops"
 
 MICRO = "micro:"
 
-LEAST = 4
+MIN_MODELS = 4
 """Minimum number of models for a figure."""
 
 
@@ -121,7 +121,7 @@ class Slope:
     """The largest measure of the family over the smallest."""
 
     exponent: Figure | None
-    """The exponent with which latency grows in the measure; None for fewer than `LEAST` models."""
+    """The exponent with which latency grows in the measure; None for fewer than `MIN_MODELS` models."""
 
 
 @dataclass(frozen=True)
@@ -169,18 +169,18 @@ def groups(rows: Iterable[Mapping[str, Any]], latencies: Iterable[Latency]) -> l
     ]
 
 
-def left_out(
+def omissions(
     rows: Iterable[Mapping[str, Any]], latencies: Iterable[Latency], batch: int | None
 ) -> tuple[list[str], list[str]]:
     """Return notes on the measures, and a line for each model with a latency but without measures."""
     errors = {row["spec"]: row.get("error") for row in rows}
-    measured = list(latencies)
-    models = dict.fromkeys(latency.model for latency in measured)
+    latency_list = list(latencies)
+    models = dict.fromkeys(latency.model for latency in latency_list)
     holes = [f"{name}: no model of the corpus has this name" for name in models if name not in errors]
     holes += [f"{name}: {errors[name]}" for name in models if errors.get(name)]
-    without = sum(not error and name not in models for name, error in errors.items())
-    notes = [f"{without} models of the corpus have no latency in the file."] if without else []
-    batches = sorted({latency.batch for latency in measured if latency.batch and batch and latency.batch != batch})
+    unmatched = sum(not error and name not in models for name, error in errors.items())
+    notes = [f"{unmatched} models of the corpus have no latency in the file."] if unmatched else []
+    batches = sorted({latency.batch for latency in latency_list if latency.batch and batch and latency.batch != batch})
     if batches:
         notes.append(
             f"Measures are those of batch {batch}. Input and FLOPs grow with the batch by the same factor in all "
@@ -196,13 +196,13 @@ def _group(
     entries = [(name, ns[name], {measure: measures[name].get(measure) for measure in MEASURES}) for name in sorted(ns)]
     points = tuple(point for point in entries if not point[0].startswith(MICRO))
     slopes = _slopes([point for point in entries if point[0].startswith(MICRO)])
-    return replace(_of_points(device, batch or None, threads or None, points), slopes=slopes)
+    return replace(_group_of_points(device, batch or None, threads or None, points), slopes=slopes)
 
 
-def _of_points(device: str, batch: int | None, threads: int | None, points: Points) -> Group:
+def _group_of_points(device: str, batch: int | None, threads: int | None, points: Points) -> Group:
     key = device, batch, threads, tuple(points)
-    if len(points) < LEAST:
-        return Group(*key, (), (), None, f"at least {LEAST} models are needed")
+    if len(points) < MIN_MODELS:
+        return Group(*key, (), (), None, f"at least {MIN_MODELS} models are needed")
     if len({ns for _, ns, _ in points}) == 1:
         return Group(*key, (), (), None, "all latencies are equal")
     correlations = tuple(_correlation(measure, points) for measure in MEASURES)
@@ -217,7 +217,7 @@ def _of_points(device: str, batch: int | None, threads: int | None, points: Poin
 Points = Sequence[tuple[str, float, Mapping[str, Any]]]
 
 
-def _having(points: Points, *measures: str) -> Points:
+def _points_with(points: Points, *measures: str) -> Points:
     """Return the points whose given measures are all above 0, so that they have logarithms."""
     return [point for point in points if all(_usable(point[2].get(measure)) for measure in measures)]
 
@@ -234,8 +234,8 @@ def _logs(points: Points, measure: str | None = None) -> Array:
 
 
 def _correlation(measure: str, points: Points) -> Correlation:
-    usable = _having(points, measure)
-    if len(usable) < LEAST:
+    usable = _points_with(points, measure)
+    if len(usable) < MIN_MODELS:
         return Correlation(measure, len(usable), None, None, None, f"{len(usable)} models have it with a value above 0")
     x, y = _logs(usable, measure), _logs(usable)
     if x.min() == x.max():
@@ -243,16 +243,16 @@ def _correlation(measure: str, points: Points) -> Correlation:
     if y.min() == y.max():
         return Correlation(measure, len(usable), None, None, None, "all latencies are equal")
     draws = resamples(len(usable))
-    pearson = each_pearson(x[draws], y[draws])
-    of_logs = figure(pearson_of(x, y), pearson)
-    of_ranks = figure(spearman_of(x, y), each_spearman(x, y, draws))
-    return Correlation(measure, len(usable), of_logs, of_ranks, figure(of_logs.value**2, pearson**2))
+    pearson = pearson_rows(x[draws], y[draws])
+    log_figure = figure(pearson_of(x, y), pearson)
+    rank_figure = figure(spearman_of(x, y), spearman_rows(x, y, draws))
+    return Correlation(measure, len(usable), log_figure, rank_figure, figure(log_figure.value**2, pearson**2))
 
 
 def _differences(points: Points) -> tuple[Difference, ...]:
     """Return the coefficients of the longest path minus those of FLOPs, from the same resamples for both."""
-    usable = _having(points, PATH, WORK)
-    if len(usable) < LEAST:
+    usable = _points_with(points, PATH, WORK)
+    if len(usable) < MIN_MODELS:
         return ()
     path, work, y = _logs(usable, PATH), _logs(usable, WORK), _logs(usable)
     if path.min() == path.max() or work.min() == work.max() or y.min() == y.max():
@@ -264,7 +264,7 @@ def _differences(points: Points) -> tuple[Difference, ...]:
             len(usable),
             figure(
                 pearson_of(path, y) - pearson_of(work, y),
-                each_pearson(path[draws], y[draws]) - each_pearson(work[draws], y[draws]),
+                pearson_rows(path[draws], y[draws]) - pearson_rows(work[draws], y[draws]),
             ),
         ),
         Difference(
@@ -272,7 +272,7 @@ def _differences(points: Points) -> tuple[Difference, ...]:
             len(usable),
             figure(
                 spearman_of(path, y) - spearman_of(work, y),
-                each_spearman(path, y, draws) - each_spearman(work, y, draws),
+                spearman_rows(path, y, draws) - spearman_rows(work, y, draws),
             ),
         ),
     )
@@ -289,13 +289,13 @@ def _slopes(points: Points) -> tuple[Slope, ...]:
     for family, measure in VARIES.items():
         prefix = f"{MICRO}{family}-"
         members = sorted(
-            _having([point for point in points if point[0].startswith(prefix)], measure),
+            _points_with([point for point in points if point[0].startswith(prefix)], measure),
             key=lambda point: point[2][measure],
         )
         if len(members) < 2 or members[0][2][measure] == members[-1][2][measure]:
             continue
         factor = members[-1][2][measure] / members[0][2][measure]
-        power = exponent(_logs(members, measure), _logs(members)) if len(members) >= LEAST else None
+        power = exponent(_logs(members, measure), _logs(members)) if len(members) >= MIN_MODELS else None
         slopes.append(Slope(family, measure, len(members), members[0][1], members[-1][1], factor, power))
     return tuple(slopes)
 
@@ -313,10 +313,10 @@ def regress(points: Points, measures: Sequence[str] = REGRESSED) -> Regression |
 
     dropped = {}
     for measure in measures:
-        count = len(_having(points, measure))
+        count = len(_points_with(points, measure))
         if count < 0.9 * len(points):
             dropped[measure] = f"{count} of {len(points)} models have it with a value above 0"
-    usable = _having(points, *(measure for measure in measures if measure not in dropped))
+    usable = _points_with(points, *(measure for measure in measures if measure not in dropped))
     included: list[str] = []
     columns = [np.ones(len(usable))]
     for measure in measures:
@@ -338,8 +338,8 @@ def regress(points: Points, measures: Sequence[str] = REGRESSED) -> Regression |
             f"no regression on {len(included)} measures: {len(usable)} models, at least {len(columns) + 2} are needed"
         )
     x, y = np.stack(columns, 1), _logs(usable)
-    exponents, errors, r2 = _fitted(x, y)
-    resampled = [_fitted(x[draw], y[draw])[0] for draw in resamples(len(usable))[:400] if _full(x[draw])]
+    exponents, errors, r2 = _fit(x, y)
+    resampled = [_fit(x[draw], y[draw])[0] for draw in resamples(len(usable))[:400] if _has_full_rank(x[draw])]
     powers = {
         measure: figure(
             float(exponents[index]), np.array([coefficients[index] for coefficients in resampled] or [np.nan])
@@ -350,13 +350,13 @@ def regress(points: Points, measures: Sequence[str] = REGRESSED) -> Regression |
     return Regression(len(usable), powers, dropped, r2, figure(float(errors.mean()), means), float(np.median(errors)))
 
 
-def _full(x: Array) -> bool:
+def _has_full_rank(x: Array) -> bool:
     import numpy as np
 
     return bool(np.linalg.matrix_rank(x) == x.shape[1])
 
 
-def _fitted(x: Array, y: Array) -> tuple[Array, Array, float]:
+def _fit(x: Array, y: Array) -> tuple[Array, Array, float]:
     """Return coefficients, leave-one-out errors in percent, and R²."""
     import numpy as np
 
@@ -364,11 +364,11 @@ def _fitted(x: Array, y: Array) -> tuple[Array, Array, float]:
     coefficients = inverse @ y
     residual = y - x @ coefficients
     leverage = np.clip((x * inverse.T).sum(axis=1), 0, 1 - 1e-9)
-    held_out = np.clip(residual / (1 - leverage), -50, 50)
+    held_out_residual = np.clip(residual / (1 - leverage), -50, 50)
     total = ((y - y.mean()) ** 2).sum()
     return (
         coefficients,
-        100 * np.abs(np.expm1(-held_out)),
+        100 * np.abs(np.expm1(-held_out_residual)),
         float(1 - (residual @ residual) / total) if total else math.nan,
     )
 
@@ -376,9 +376,9 @@ def _fitted(x: Array, y: Array) -> tuple[Array, Array, float]:
 # --- plain values ---------------------------------------------------------------------------------------------
 
 
-def as_json(found: Sequence[Group]) -> list[dict[str, Any]]:
+def as_json(correlated_groups: Sequence[Group]) -> list[dict[str, Any]]:
     """Return the groups as plain values, with their points."""
-    return [_plain(group) for group in found]
+    return [_plain(group) for group in correlated_groups]
 
 
 def _plain(group: Group) -> dict[str, Any]:
@@ -392,16 +392,16 @@ def _plain(group: Group) -> dict[str, Any]:
             {
                 "measure": correlation.measure,
                 "models": correlation.models,
-                "pearson": _of(correlation.pearson),
-                "spearman": _of(correlation.spearman),
-                "r2": _of(correlation.r2),
+                "pearson": _optional_figure(correlation.pearson),
+                "spearman": _optional_figure(correlation.spearman),
+                "r2": _optional_figure(correlation.r2),
                 "reason": correlation.reason or None,
             }
             for correlation in group.correlations
         ],
         "longest_path_less_flops": {
             difference.coefficient: {
-                **_value(difference.figure),
+                **_figure_fields(difference.figure),
                 "models": difference.models,
                 "winner": difference.winner,
             }
@@ -416,7 +416,7 @@ def _plain(group: Group) -> dict[str, Any]:
                 "factor": round(slope.factor, 3),
                 "least_ns": slope.least_ns,
                 "most_ns": slope.most_ns,
-                "exponent": _of(slope.exponent),
+                "exponent": _optional_figure(slope.exponent),
             }
             for slope in group.slopes
         ],
@@ -428,17 +428,17 @@ def _regression(regression: Regression) -> dict[str, Any]:
     return {
         "models": regression.models,
         "r2": round(regression.r2, 4),
-        "exponents": {name: _value(power) for name, power in regression.exponents.items()},
-        "left_out_mean_error_percent": _value(regression.mean_error_percent),
+        "exponents": {name: _figure_fields(power) for name, power in regression.exponents.items()},
+        "left_out_mean_error_percent": _figure_fields(regression.mean_error_percent),
         "left_out_median_error_percent": round(regression.median_error_percent, 2),
         "dropped": dict(regression.dropped),
     }
 
 
-def _of(figure: Figure | None) -> dict[str, float | None] | None:
-    return None if figure is None else _value(figure)
+def _optional_figure(figure: Figure | None) -> dict[str, float | None] | None:
+    return None if figure is None else _figure_fields(figure)
 
 
-def _value(figure: Figure) -> dict[str, float | None]:
-    ends = {"value": figure.value, "low": figure.low, "high": figure.high}
-    return {name: None if end is None else round(end, 4) for name, end in ends.items()}
+def _figure_fields(figure: Figure) -> dict[str, float | None]:
+    numbers = {"value": figure.value, "low": figure.low, "high": figure.high}
+    return {name: None if number is None else round(number, 4) for name, number in numbers.items()}

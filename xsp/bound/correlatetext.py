@@ -16,35 +16,35 @@ MOST_HOLES = 10
 _CLOSER = {PATH: "the longest path follows latency more closely", WORK: "FLOPs follow latency more closely"}
 
 
-def page(found: Sequence[Group], notes: Sequence[str] = (), holes: Sequence[str] = ()) -> str:
+def page(groups: Sequence[Group], notes: Sequence[str] = (), holes: Sequence[str] = ()) -> str:
     """Return a table for each group, the number of groups that each measure wins, and the models left out."""
-    lines = [line for group in found for line in (*_group(group), "")]
-    lines += [line for text in (*_won(found), *notes) for line in _wrapped(text)]
+    lines = [line for group in groups for line in (*_group(group), "")]
+    lines += [line for text in (*_win_counts(groups), *notes) for line in _wrapped(text)]
     if holes:
         lines += ["", f"{len(holes)} left out:", *(line for hole in holes[:MOST_HOLES] for line in _wrapped(hole))]
-        hidden = len(holes) - MOST_HOLES
-        lines += [f"and {hidden} more"] if hidden > 0 else []
+        remaining = len(holes) - MOST_HOLES
+        lines += [f"and {remaining} more"] if remaining > 0 else []
     return "\n".join(lines)
 
 
-def sections(found: Sequence[Group], notes: Sequence[str] = (), holes: Sequence[str] = ()) -> list[Section]:
+def sections(groups: Sequence[Group], notes: Sequence[str] = (), holes: Sequence[str] = ()) -> list[Section]:
     """Return the same as sections of a page: for each group its coefficients, and latency over each measure."""
     result = []
-    for group in found:
+    for group in groups:
         rows = tuple(
             (
                 MEASURES[correlation.measure],
                 correlation.models,
-                shown(correlation.pearson),
-                shown(correlation.spearman),
-                shown(correlation.r2),
+                coefficient_text(correlation.pearson),
+                coefficient_text(correlation.spearman),
+                coefficient_text(correlation.r2),
                 correlation.reason,
             )
             for correlation in group.correlations
         )
         columns = ("measure", "models", "r of logarithms", "rank ρ", "R²", "reason if none")
         texts = (
-            [Text(" ".join(_decided(difference) + "." for difference in group.differences))]
+            [Text(" ".join(_verdict(difference) + "." for difference in group.differences))]
             if group.differences
             else []
         )
@@ -60,7 +60,7 @@ def sections(found: Sequence[Group], notes: Sequence[str] = (), holes: Sequence[
                 slope.models,
                 slope.least_ns / 1e6,
                 slope.most_ns / 1e6,
-                shown(slope.exponent),
+                coefficient_text(slope.exponent),
             )
             for slope in group.slopes
         )
@@ -76,7 +76,7 @@ def sections(found: Sequence[Group], notes: Sequence[str] = (), holes: Sequence[
                 ),
             )
         )
-    closing = [*_won(found), *notes, *(f"Left out: {hole}" for hole in holes)]
+    closing = [*_win_counts(groups), *notes, *(f"Left out: {hole}" for hole in holes)]
     return [*result, Section("Summary", tuple(map(Text, closing)))] if closing else result
 
 
@@ -85,7 +85,7 @@ def _scatter(group: Group, correlation: Correlation) -> Chart:
     points = [point for point in group.points if point[2].get(correlation.measure)]
     return Chart(
         "points",
-        f"{name}: r {shown(correlation.pearson)}, ρ {shown(correlation.spearman)}",
+        f"{name}: r {coefficient_text(correlation.pearson)}, ρ {coefficient_text(correlation.spearman)}",
         "ms",
         tuple(point[2][correlation.measure] for point in points),
         (Series("latency", tuple(point[1] / 1e6 for point in points)),),
@@ -95,7 +95,7 @@ def _scatter(group: Group, correlation: Correlation) -> Chart:
     )
 
 
-def shown(figure: Figure | None) -> str:
+def coefficient_text(figure: Figure | None) -> str:
     """Return a coefficient with its interval; a dash for None."""
     if figure is None:
         return "–"
@@ -129,7 +129,7 @@ def _group(group: Group) -> Iterator[str]:
     for correlation in group.correlations:
         yield from _row(correlation)
     for difference in group.differences:
-        yield from _wrapped(_decided(difference))
+        yield from _wrapped(_verdict(difference))
     if group.regression is None:
         yield group.reason
     else:
@@ -139,9 +139,8 @@ def _group(group: Group) -> Iterator[str]:
 def _slope(slope: Slope) -> str:
     latency = f"{slope.least_ns / 1e6:.3g} → {slope.most_ns / 1e6:.3g}"
     name = MEASURES[slope.measure]
-    return (
-        f"{slope.family:11} {name:13} {slope.models:2} {slope.factor:6.1f}× {latency:>18} {shown(slope.exponent):>20}"
-    )
+    exponent = coefficient_text(slope.exponent)
+    return f"{slope.family:11} {name:13} {slope.models:2} {slope.factor:6.1f}× {latency:>18} {exponent:>20}"
 
 
 def _row(correlation: Correlation) -> Iterator[str]:
@@ -149,40 +148,44 @@ def _row(correlation: Correlation) -> Iterator[str]:
     if correlation.pearson is None:
         yield from _wrapped(f"{name:15} {correlation.models:4} {correlation.reason}")
         return
-    r, rho, r2 = shown(correlation.pearson), shown(correlation.spearman), shown(correlation.r2)
+    r, rho, r2 = (
+        coefficient_text(correlation.pearson),
+        coefficient_text(correlation.spearman),
+        coefficient_text(correlation.r2),
+    )
     yield f"{name:15} {correlation.models:4} {r:>20} {rho:>20} {r2:>17}"
 
 
-def _decided(difference: Difference) -> str:
+def _verdict(difference: Difference) -> str:
     name = {"pearson": "r", "spearman": "ρ"}[difference.coefficient]
     verdict = _CLOSER[difference.winner] if difference.winner else "not decided, the interval contains 0"
-    return f"{name} of the longest path minus {name} of FLOPs {shown(difference.figure)}: {verdict}"
+    return f"{name} of the longest path minus {name} of FLOPs {coefficient_text(difference.figure)}: {verdict}"
 
 
 def _regression(regression: Regression) -> str:
     powers = ", ".join(f"{MEASURES[name]}^{figure.value:.2f}" for name, figure in regression.exponents.items())
     error = regression.mean_error_percent
-    ends = "" if error.low is None or error.high is None else f" [{error.low:.0f}, {error.high:.0f}]"
+    interval = "" if error.low is None or error.high is None else f" [{error.low:.0f}, {error.high:.0f}]"
     dropped = "; ".join(f"without {MEASURES[name]}: {reason}" for name, reason in regression.dropped.items())
     return (
-        f"latency ~ {powers}: R² {regression.r2:.2f}; leave-one-out error {error.value:.0f}{ends} % on average, "
+        f"latency ~ {powers}: R² {regression.r2:.2f}; leave-one-out error {error.value:.0f}{interval} % on average, "
         f"{regression.median_error_percent:.0f} % at the median" + (f"; {dropped}" if dropped else "")
     )
 
 
-def _won(groups: Sequence[Group]) -> Iterator[str]:
+def _win_counts(groups: Sequence[Group]) -> Iterator[str]:
     """Yield, for each coefficient, the number of groups that each measure wins."""
     for name, coefficient in (("r of logarithms", "pearson"), ("rank ρ", "spearman")):
-        won = Counter(
+        wins = Counter(
             difference.winner
             for group in groups
             for difference in group.differences
             if difference.coefficient == coefficient
         )
-        if won.total() > 1:
+        if wins.total() > 1:
             yield (
-                f"By {name}, of {won.total()} groups: longest path {won[PATH]}, FLOPs {won[WORK]}, "
-                f"not decided {won[None]}."
+                f"By {name}, of {wins.total()} groups: longest path {wins[PATH]}, FLOPs {wins[WORK]}, "
+                f"not decided {wins[None]}."
             )
 
 

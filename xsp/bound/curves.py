@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int], None]
 
-MOST = 16
+MAX_GRANULARITY = 16
 """Maximum number of calls of a block in a curve."""
 
 
@@ -34,9 +34,9 @@ def curve(
     graph: Graph,
     timings: TimingSource,
     measured_ns: float | None = None,
-    granularities: Sequence[int] = range(1, MOST + 1),
+    granularities: Sequence[int] = range(1, MAX_GRANULARITY + 1),
     *,
-    how: Conditions | None = None,
+    conditions: Conditions | None = None,
     only: Mapping[int, Collection[str]] | None = None,
     glue_ns: float | None = None,
 ) -> list[Point]:
@@ -49,16 +49,16 @@ def curve(
         timings: timings of the blocks.
         measured_ns: measured time of the step, without the cost of profiling.
         granularities: numbers of computing calls per block.
-        how: conditions of the timings.
+        conditions: conditions of the timings.
         only: granularity → keys of specs that may be used; default: all.
         glue_ns: time that the framework adds to a step.
     """
     points = []
     for size in granularities:
         usable = None if only is None else only.get(size, ())
-        construction = construct(graph, timings, size, how=how, only=usable, glue_ns=glue_ns)
+        construction = construct(graph, timings, size, conditions=conditions, only=usable, glue_ns=glue_ns)
         ns = construction.ns if construction.glue_ns is None else construction.with_glue_ns
-        comparable = ns is not None and measured_ns and not construction.at_least
+        comparable = ns is not None and measured_ns and not construction.is_lower_limit
         points.append(
             Point(construction, ns / measured_ns - 1 if comparable and ns is not None and measured_ns else None)
         )
@@ -88,21 +88,21 @@ class Curve:
 
 
 def of(
-    what: Any,
+    source: Any,
     *args: Any,
     fill: float | None = None,
     trace: Any = None,
     timings: Timings | Path | str | None = None,
     like: str | None = None,
     threads: int | None = None,
-    most: int = MOST,
-    progress: Progress = lambda what, done, total: None,
-    **of_model: Any,
+    most: int = MAX_GRANULARITY,
+    progress: Progress = lambda name, done, total: None,
+    **model_options: Any,
 ) -> Curve:
     """Return the estimates of a step from blocks of 1 to `most` calls, and their errors against a run of it.
 
     Args:
-        what: as in `xsp.graph.of`, or a run.
+        source: as in `xsp.graph.of`, or a run.
         args: positional arguments of a module.
         fill: seconds to spend on missing timings of blocks, small blocks first; default: none are taken.
         trace: a trace of a run of the same step, or its path.
@@ -111,7 +111,7 @@ def of(
         threads: threads of the step; default: those of the run, otherwise all cores.
         most: number of calls of the largest blocks.
         progress: called while timings are taken.
-        of_model: `batch`, `train`, `seed`, `shape`, `sequence`, `kwargs` of `xsp.graph.of`.
+        model_options: `batch`, `train`, `seed`, `shape`, `sequence`, `kwargs` of `xsp.graph.of`.
 
     Raises:
         GraphError: there is no graph, no call in it computes anything, or the run is of another step or machine.
@@ -122,37 +122,42 @@ def of(
     from xsp.bound import planned, recordedcalls, timed
     from xsp.processes import cores
 
-    stored = timings if isinstance(timings, bench.Timings) else bench.Timings.open(timings, like=like)  # may raise
-    graph, run = planned.of(what, args, trace, of_model)
+    stored = timed.open_timings(timings, like)  # may raise
+    graph, run = planned.of(source, args, trace, model_options)
     problems: list[str] = []
-    if recordedcalls.is_elsewhere(run):
+    if recordedcalls.is_foreign(run):
         raise GraphError(
             f"{graph.name}: the run is from a device or another processor, for which there are no timings here"
         )
     if run is not None:
-        graph, *_ = planned.matched(graph, run, planned.is_trace(what), problems)
-        problems += planned.one_kind(run)
+        graph, *_ = planned.match_calls(graph, run, planned.is_trace(source), problems)
+        problems += planned.kind_notes(run)
     run_threads = run.run.machine.torch_threads if run is not None else None
-    how = Conditions(threads=threads or run_threads or cores(), runtime=runtime_of(graph))
+    conditions = Conditions(threads=threads or run_threads or cores(), runtime=runtime_of(graph))
     sizes = range(1, most + 1)
     if fill is not None:
         pending = []
         for size in sizes:
-            blocks = bench.specs(graph, granularity=size, threads=how.threads, runtime=how.runtime)
-            pending += missing([*blocks, *((spec, 1) for spec in overheads(how.threads) if size == 1)], stored)
+            blocks = bench.specs(graph, granularity=size, threads=conditions.threads, runtime=conditions.runtime)
+            pending += missing([*blocks, *((spec, 1) for spec in overheads(conditions.threads) if size == 1)], stored)
         if pending:
             bench.fill(pending, stored, fill, progress, in_order=True)
-    step = recordedcalls.measured(run) if run is not None else None
-    glue, _ = timed.framework(graph, stored, how.threads)
+    step = recordedcalls.step_time(run) if run is not None else None
+    glue, _ = timed.framework(graph, stored, conditions.threads)
     points = curve(
-        graph, stored, None if step is None else step.ns, sizes, how=how, glue_ns=None if glue is None else glue.ns
+        graph,
+        stored,
+        None if step is None else step.ns,
+        sizes,
+        conditions=conditions,
+        glue_ns=None if glue is None else glue.ns,
     )
     try:
-        best: Cover | str = cover(graph, stored, most, how=how)
+        best: Cover | str = cover(graph, stored, most, conditions=conditions)
     except GraphError as error:
         best = str(error)
     problems += stored.problems[:3]
-    return Curve(graph, how.threads, None if step is None else step.ns, tuple(points), best, tuple(problems))
+    return Curve(graph, conditions.threads, None if step is None else step.ns, tuple(points), best, tuple(problems))
 
 
 @dataclass(frozen=True)
@@ -163,7 +168,7 @@ class Cost:
     models: int
     """Number of included models: all their blocks are timed, and their step is known."""
 
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    excluded: Mapping[str, str] = field(default_factory=dict)
     """Model → why it is not included."""
 
     blocks: int = 0
@@ -186,7 +191,7 @@ def cost(
     steps_ns: Mapping[str, float],
     granularity: int = 1,
     *,
-    how: Conditions | None = None,
+    conditions: Conditions | None = None,
 ) -> Cost:
     """Return the cost of timing the distinct blocks of models once, compared with running one step of each model.
 
@@ -195,16 +200,16 @@ def cost(
         timings: timings of the blocks.
         steps_ns: measured steps by the names of the graphs.
         granularity: computing calls per block.
-        how: conditions of the timings.
+        conditions: conditions of the timings.
     """
     reasons: dict[str, str] = {}
     block_ns: dict[str, float] = {}
     models, blocks, steps = 0, 0, 0.0
     for graph in graphs:
-        construction = construct(graph, timings, granularity, how=how, partial=True)
+        construction = construct(graph, timings, granularity, conditions=conditions, partial=True)
         if graph.name not in steps_ns:
             reasons[graph.name] = "its step was not measured"
-        elif construction.at_least:
+        elif construction.is_lower_limit:
             reasons[graph.name] = (
                 f"{sum(hole.count for hole in construction.holes)} of {len(construction.windows)} blocks are not timed"
             )

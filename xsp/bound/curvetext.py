@@ -19,21 +19,21 @@ WIDTH = 80
 MOST_HOLES = 3
 
 
-def page(found: Curve, source: str, step: str = "") -> str:
+def page(curve: Curve, source: str, step: str = "") -> str:
     """Return a table with a line for each size of blocks, the best cover, and the next command."""
     lines = [
         plain(
-            f"{found.graph.name} from blocks of G consecutive calls, {found.threads} thread{'s' * (found.threads > 1)}"
+            f"{curve.graph.name} from blocks of G consecutive calls, {curve.threads} thread{'s' * (curve.threads > 1)}"
         ),
-        "measured: " + ("no run to compare with (--run DIR)" if found.measured_ns is None else time(found.measured_ns)),
+        "measured: " + ("no run to compare with (--run DIR)" if curve.measured_ns is None else time(curve.measured_ns)),
         "",
         f"{'G':>2} {'blocks':>7} {'distinct':>9} {'timed':>7} "
         f"{'blocks take':>12} {'± 95 %':>9} {'error':>8} {'one of each':>12}",
-        *map(_line, found.points),
+        *map(_line, curve.points),
         "",
-        *(line for text in _remarks(found) for line in textwrap.wrap(plain(text), WIDTH)),
+        *(line for text in _remarks(curve) for line in textwrap.wrap(plain(text), WIDTH)),
     ]
-    if any(point.construction.at_least for point in found.points):
+    if any(point.construction.is_lower_limit for point in curve.points):
         lines += [
             "",
             f"time the missing blocks: xsp bound {plain(f'{shlex.quote(source)} {step}'.rstrip())} --curve --fill 5m",
@@ -44,7 +44,7 @@ def page(found: Curve, source: str, step: str = "") -> str:
 def _line(point: Point) -> str:
     construction = point.construction
     share = f"{100 * construction.coverage.nodes / construction.coverage.of_nodes:.0f} %"
-    total = "–" if construction.ns is None else ("≥ " if construction.at_least else "") + time(construction.ns)
+    total = "–" if construction.ns is None else ("≥ " if construction.is_lower_limit else "") + time(construction.ns)
     half = "–" if construction.half_ns is None else time(construction.half_ns)
     error = "–" if point.error is None else f"{100 * point.error:+.1f} %"
     once = "–" if construction.once_ns is None else time(construction.once_ns)
@@ -70,20 +70,20 @@ def _remarks(curve: Curve) -> Iterator[str]:
             f"Best cover by blocks of up to {cover.granularity} calls, at any offset: {time(cover.ns)} by "
             f"{len(cover.blocks)} of {cover.arcs:,} timed ones; the median cover is {100 * cover.spread:.1f} % longer."
         )
-    first = curve.points[0].construction if curve.points else None
-    for hole in first.holes[:MOST_HOLES] if first is not None else ():
+    smallest = curve.points[0].construction if curve.points else None
+    for hole in smallest.holes[:MOST_HOLES] if smallest is not None else ():
         yield f"{hole.op}: {hole.count} times {hole.status.value}{f', {hole.reason}' if hole.reason else ''}"
     yield from curve.problems
 
 
-def as_json(found: Curve) -> dict[str, Any]:
+def as_json(curve: Curve) -> dict[str, Any]:
     """Return the output of `xsp bound SOURCE --curve --format json`; times in nanoseconds, null if unknown."""
-    cover = found.cover
+    cover = curve.cover
     return {
-        "name": found.graph.name,
-        "threads": found.threads,
-        "measured_ns": found.measured_ns,
-        "points": [{**_plain(point.construction), "error": point.error} for point in found.points],
+        "name": curve.graph.name,
+        "threads": curve.threads,
+        "measured_ns": curve.measured_ns,
+        "points": [{**_plain(point.construction), "error": point.error} for point in curve.points],
         "cover": {"reason": cover}
         if isinstance(cover, str)
         else {
@@ -94,7 +94,7 @@ def as_json(found: Curve) -> dict[str, Any]:
             "blocks": [[window.start, window.stop, window.ns] for window in cover.blocks],
             "timed_blocks": cover.arcs,
         },
-        "problems": list(found.problems),
+        "problems": list(curve.problems),
     }
 
 
@@ -107,7 +107,7 @@ def _plain(construction: Construction) -> dict[str, Any]:
         "coverage_time": construction.coverage.time,
         "ns": construction.ns,
         "half_ns": construction.half_ns,
-        "at_least": construction.at_least,
+        "at_least": construction.is_lower_limit,
         "framework_ns": construction.glue_ns,
         "once_ns": construction.once_ns,
         "holes": [
@@ -117,18 +117,18 @@ def _plain(construction: Construction) -> dict[str, Any]:
     }
 
 
-def keep(found: Curve, place: Path | str) -> Path | None:
+def write_section(curve: Curve, run: Path | str) -> Path | None:
     """Write the section into a run directory for the report; return None if it is none, or cannot be written."""
-    return sections.kept(Path(place), "blocks", section(found))
+    return sections.kept(Path(run), "blocks", section(curve))
 
 
-def section(found: Curve) -> Section:
+def section(curve: Curve) -> Section:
     """Return the curve as a section: error and time over the size of blocks."""
-    sizes = tuple(point.construction.granularity for point in found.points)
-    constructions = [point.construction for point in found.points]
+    sizes = tuple(point.construction.granularity for point in curve.points)
+    constructions = [point.construction for point in curve.points]
     halves = [
         (construction.ns, construction.half_ns or 0.0)
-        if construction.ns is not None and not construction.at_least
+        if construction.ns is not None and not construction.is_lower_limit
         else None
         for construction in constructions
     ]
@@ -142,13 +142,13 @@ def section(found: Curve) -> Section:
         "one run of each distinct block",
         tuple(None if construction.once_ns is None else construction.once_ns / 1e6 for construction in constructions),
     )
-    step = () if found.measured_ns is None else (Series("measured step", (found.measured_ns / 1e6,) * len(sizes)),)
-    parts: list[Part] = [Text(text) for text in _remarks(found)]
+    step = () if curve.measured_ns is None else (Series("measured step", (curve.measured_ns / 1e6,) * len(sizes)),)
+    parts: list[Part] = [Text(text) for text in _remarks(curve)]
     parts.append(
         Chart("lines", "The model from its blocks", "ms", sizes, (totals, *step, once), over="calls of a block, G")
     )
-    if any(point.error is not None for point in found.points):
-        errors = tuple(None if point.error is None else 100 * point.error for point in found.points)
+    if any(point.error is not None for point in curve.points):
+        errors = tuple(None if point.error is None else 100 * point.error for point in curve.points)
         parts.append(
             Chart(
                 "lines",
@@ -166,12 +166,12 @@ def section(found: Curve) -> Section:
             len(construction.windows),
             construction.unique,
             construction.coverage.nodes,
-            None if construction.ns is None or construction.at_least else construction.ns / 1e6,
+            None if construction.ns is None or construction.is_lower_limit else construction.ns / 1e6,
             None if construction.half_ns is None else construction.half_ns / 1e6,
             None if point.error is None else 100 * point.error,
             None if construction.once_ns is None else construction.once_ns / 1e6,
         )
-        for point, construction in zip(found.points, constructions, strict=True)
+        for point, construction in zip(curve.points, constructions, strict=True)
     )
     parts.append(Table(columns, rows, "By size of the blocks"))
     return Section("Blocks", tuple(parts))

@@ -25,7 +25,7 @@ class Stack:
     """Weights of several experts in one tensor."""
 
     experts: int
-    chosen: float
+    per_token: float
     """Experts chosen by each token."""
 
     bytes: int
@@ -48,7 +48,8 @@ class Active:
     def weights(self, tokens: float, skew: float = 0.0) -> float:
         """Return the bytes of the weights that a number of tokens is expected to need."""
         routed = (
-            stack.bytes * distinct(stack.experts, stack.chosen, tokens, skew) / stack.experts for stack in self.stacks
+            stack.bytes * distinct(stack.experts, stack.per_token, tokens, skew) / stack.experts
+            for stack in self.stacks
         )
         return self.dense + math.fsum(routed)
 
@@ -58,27 +59,27 @@ class Active:
         return self.dense + sum(stack.bytes for stack in self.stacks)
 
 
-def distinct(experts: int, chosen: float, tokens: float, skew: float = 0.0) -> float:
+def distinct(experts: int, per_token: float, tokens: float, skew: float = 0.0) -> float:
     """Return the expected number of different experts that tokens need.
 
     Args:
         experts: number of experts.
-        chosen: number of different experts that each token chooses.
+        per_token: number of different experts that each token chooses.
         tokens: number of routed tokens.
         skew: 0 if all experts are equally likely; else the exponent of Zipf's law.
     """
-    if chosen >= experts:
+    if per_token >= experts:
         return float(experts) if tokens > 0 else 0.0
-    return math.fsum(1 - (1 - share) ** tokens for share in _shares(experts, chosen, skew))
+    return math.fsum(1 - (1 - share) ** tokens for share in _shares(experts, per_token, skew))
 
 
-def _shares(experts: int, chosen: float, skew: float) -> list[float]:
-    """Return the probability of each expert to be chosen by a token; each is at most 1, their sum is `chosen`."""
+def _shares(experts: int, per_token: float, skew: float) -> list[float]:
+    """Return the probability of each expert to be chosen by a token; each is at most 1, their sum is `per_token`."""
     certain = 0
     while True:  # an expert with a share above 1 is always chosen; the others share the rest
         # relative to the largest of them, which is 1: with a large skew all of them would underflow to 0
         weights = [((rank + 1) / (certain + 1)) ** -skew for rank in range(certain, experts)]
-        scale = (chosen - certain) / math.fsum(weights)
+        scale = (per_token - certain) / math.fsum(weights)
         if scale <= 1 + 1e-12:
             return [1.0] * certain + [min(1.0, weight * scale) for weight in weights]
         certain += 1
@@ -137,8 +138,8 @@ def least_ns(
     peak = None if isinstance(ceiling, str) else _peak(graph, ceiling)
     if isinstance(ceiling, str) or peak is None or active.unknown or flops is None:
         return None
-    moved = active.weights(tokens, skew) + active.state
-    return 1e9 * max(moved / ceiling.bandwidth(round(moved)), flops / peak)
+    traffic = active.weights(tokens, skew) + active.state
+    return 1e9 * max(traffic / ceiling.bandwidth(round(traffic)), flops / peak)
 
 
 def _peak(graph: Graph, ceiling: Ceiling) -> float | None:
@@ -149,7 +150,7 @@ def _peak(graph: Graph, ceiling: Ceiling) -> float | None:
 def compute_bound(
     active: Active, flops: int | None, batch: int, graph: Graph, ceiling: Ceiling, skew: float = 0.0
 ) -> int | None:
-    """Return the smallest number of sequences with which a decoding step computes as long as it reads.
+    """Return the smallest number of sequences with which a decoding step takes as long to compute as to read.
 
     Weights are read once for all sequences, a cache for each. None if there is no such number, because reading the
     cache of a sequence takes longer than computing the sequence, or if a part is unknown.
@@ -158,17 +159,17 @@ def compute_bound(
     if peak is None or flops is None or active.unknown:
         return None
 
-    def computes(sequences: int) -> bool:
-        moved = active.weights(sequences, skew) + sequences * active.state / batch
-        return sequences * flops / batch / peak >= moved / ceiling.bytes_per_s
+    def is_compute_bound(sequences: int) -> bool:
+        traffic = active.weights(sequences, skew) + sequences * active.state / batch
+        return sequences * flops / batch / peak >= traffic / ceiling.bytes_per_s
 
     high = 1
-    while not computes(high):
+    while not is_compute_bound(high):
         high *= 2
         if high > MOST_SEQUENCES:
             return None
     low = high // 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if computes(middle) else (middle, high)
+        low, high = (low, middle) if is_compute_bound(middle) else (middle, high)
     return high

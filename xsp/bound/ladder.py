@@ -63,7 +63,7 @@ IN_PLACE = "in place"
 ORDER = (KERNEL, CHOICE, NEIGHBOURS, FRAMEWORK, IN_PLACE, WAITING)
 """Names of differences from the ceiling up."""
 
-_BETWEEN: Mapping[tuple[Rung, Rung], str] = {
+_DIFFERENCE_NAMES: Mapping[tuple[Rung, Rung], str] = {
     (Rung.CEILING, Rung.BEST): KERNEL,
     (Rung.CEILING, Rung.IN_PLACE): KERNEL,
     (Rung.BEST, Rung.AS_RUN): CHOICE,
@@ -80,9 +80,9 @@ _BETWEEN: Mapping[tuple[Rung, Rung], str] = {
 Figures = Sequence[Figure | None]
 
 
-def between(below: Rung, above: Rung) -> str:
+def difference_name(below: Rung, above: Rung) -> str:
     """Return the name of the difference between two rungs."""
-    return _BETWEEN.get((below, above), f"{NAMES[below]} to {NAMES[above]}")
+    return _DIFFERENCE_NAMES.get((below, above), f"{NAMES[below]} to {NAMES[above]}")
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Bound:
     figures: Mapping[str, tuple[Figure | None, ...]]
     """Figures of each node, by rung."""
 
-    counted: tuple[bool, ...]
+    is_computing: tuple[bool, ...]
     """Whether each node computes."""
 
     differences: tuple[Difference, ...]
@@ -149,7 +149,7 @@ class Bound:
     """Rung → why it has no figure."""
 
     join: Join | None = None
-    beats: int = 0
+    below_ceiling: int = 0
     """Number of calls that were timed below their ceiling."""
 
     problems: tuple[str, ...] = ()
@@ -164,9 +164,9 @@ class Bound:
     @property
     def ladder(self) -> list[Rung]:
         """The rungs of the ladder that have a total, lowest first."""
-        timed = self.rungs[Rung.AS_RUN.value].sequential is not None
-        left_out = Rung.IN_PLACE if timed else Rung.FRAMEWORK
-        return [rung for rung in Rung if rung is not left_out and self.rungs[rung.value].sequential is not None]
+        is_timed = self.rungs[Rung.AS_RUN.value].sequential is not None
+        omitted = Rung.IN_PLACE if is_timed else Rung.FRAMEWORK
+        return [rung for rung in Rung if rung is not omitted and self.rungs[rung.value].sequential is not None]
 
     @property
     def ratio(self) -> float | None:
@@ -187,48 +187,54 @@ def differences(
     order: Sequence[Rung],
     rungs: Mapping[str, Total],
     figures: Mapping[str, Figures],
-    counted: Sequence[bool],
-    beyond_ns: float = 0.0,
+    is_computing: Sequence[bool],
+    unattributed_ns: float = 0.0,
 ) -> list[Difference]:
     """Return the named differences between neighbours of a ladder; their sum is exactly its last minus its first rung.
 
     Calls with a figure on only one of two rungs are a separate difference. So is device work that belongs to no call
-    (`beyond_ns`), between the calls in place and the whole step.
+    (`unattributed_ns`), between the calls in place and the whole step.
     """
     result = []
     for below, above in pairwise(order):
         low, high = rungs[below.value], rungs[above.value]
         assert low.sequential is not None
         assert high.sequential is not None
-        name = between(below, above)
+        name = difference_name(below, above)
         if below not in BY_NODE or above not in BY_NODE:
             half = None if low.half_ns is None or high.half_ns is None else math.hypot(low.half_ns, high.half_ns)
-            beyond = float(round(beyond_ns)) if below is Rung.IN_PLACE else 0.0
-            if beyond:
-                result.append(Difference("device work outside calls", below, above, beyond))
-            result.append(Difference(name, below, above, high.sequential - low.sequential - beyond, half))
+            unattributed = float(round(unattributed_ns)) if below is Rung.IN_PLACE else 0.0
+            if unattributed:
+                result.append(Difference("device work outside calls", below, above, unattributed))
+            result.append(Difference(name, below, above, high.sequential - low.sequential - unattributed, half))
             continue
-        ours, theirs = _counting(figures[below.value], counted), _counting(figures[above.value], counted)
-        pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
+        low_figures, high_figures = (
+            _computing_figures(figures[below.value], is_computing),
+            _computing_figures(figures[above.value], is_computing),
+        )
+        pairs = [(a, b) for a, b in zip(low_figures, high_figures, strict=True) if a is not None and b is not None]
         deltas = [
             Figure(b.ns - a.ns, 0.0 if a == b else math.hypot(a.half_ns, b.half_ns), b.key or a.key) for a, b in pairs
         ]
         result.append(Difference(name, below, above, math.fsum(delta.ns for delta in deltas), totals.half(deltas)))
-        for sign, present, opposite, rung in ((1, theirs, ours, below), (-1, ours, theirs, above)):
+        for sign, present, opposite, rung in (
+            (1, high_figures, low_figures, below),
+            (-1, low_figures, high_figures, above),
+        ):
             unmatched = [a for a, b in zip(present, opposite, strict=True) if a is not None and b is None]
             if unmatched:
                 label = f"calls without {_WITHOUT[rung]}"
                 ns = sign * math.fsum(figure.ns for figure in unmatched)
                 result.append(Difference(label, below, above, ns, totals.half(unmatched), len(unmatched)))
-        rest = (
+        remainder = (
             high.sequential
             - low.sequential
             - math.fsum(
                 difference.ns for difference in result if (difference.below, difference.above) == (below, above)
             )
         )
-        if rest:
-            result.append(Difference("work outside the graph", below, above, rest))
+        if remainder:
+            result.append(Difference("work outside the graph", below, above, remainder))
     return result
 
 
@@ -237,16 +243,16 @@ _WITHOUT = {
 }  # fmt: skip
 
 
-def _counting(figures: Figures, counted: Sequence[bool]) -> list[Figure | None]:
-    return [figure if counts else None for figure, counts in zip(figures, counted, strict=True)]
+def _computing_figures(figures: Figures, is_computing: Sequence[bool]) -> list[Figure | None]:
+    return [figure if computes else None for figure, computes in zip(figures, is_computing, strict=True)]
 
 
-def layers(graph: Graph, figures: Mapping[str, Figures], counted: Sequence[bool]) -> list[Layer]:
+def layers(graph: Graph, figures: Mapping[str, Figures], is_computing: Sequence[bool]) -> list[Layer]:
     """Return the modules of a graph (operators, if it has no modules), largest difference first."""
     has_modules = any(node.module for node in graph.nodes)
     groups: dict[str, list[int]] = defaultdict(list)
     for index, node in enumerate(graph.nodes):
-        if counted[index]:
+        if is_computing[index]:
             groups[(node.module or "(outermost module)") if has_modules else node.call.op].append(index)
     rungs = [rung for rung in BY_NODE if any(figures.get(rung.value) or ())]
     result = [_layer(name, numbers, rungs, figures) for name, numbers in groups.items()]
@@ -261,13 +267,13 @@ def _difference_then_time(layer: Layer) -> tuple[float, float]:
 def _layer(name: str, numbers: list[int], rungs: Sequence[Rung], figures: Mapping[str, Figures]) -> Layer:
     ns: dict[Rung, float | None] = {}
     for rung in rungs:
-        of_rung = [figures[rung.value][number] for number in numbers]
-        times = [figure.ns for figure in of_rung if figure is not None]
-        ns[rung] = math.fsum(times) if len(times) == len(of_rung) else None
+        rung_figures = [figures[rung.value][number] for number in numbers]
+        times = [figure.ns for figure in rung_figures if figure is not None]
+        ns[rung] = math.fsum(times) if len(times) == len(rung_figures) else None
     deltas = []
     for below, above in pairwise(rungs):
         pairs = [(figures[below.value][number], figures[above.value][number]) for number in numbers]
         times = [b.ns - a.ns for a, b in pairs if a is not None and b is not None]
         if times:
-            deltas.append((between(below, above), math.fsum(times)))
+            deltas.append((difference_name(below, above), math.fsum(times)))
     return Layer(name, tuple(numbers), ns, tuple(sorted(deltas, key=lambda delta: -delta[1])))

@@ -1,8 +1,8 @@
 """Time of reading (prefill) and adding (decode) tokens in a language model by length: curves from a few timed lengths.
 
 Each curve is a sum of three parts: calls that are equal at all lengths and are timed once; calls whose work grows
-linearly with the number of tokens; calls whose work grows quadratically. FLOPs and bytes at each length tell them
-apart. Growing calls of decoding are attention and writing to the cache; quadratic calls of reading are attention.
+linearly with the number of tokens; calls whose work grows quadratically. FLOPs and bytes at each length distinguish
+them. Growing calls of decoding are attention and writing to the cache; quadratic calls of reading are attention.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from xsp.bound import ceiling as roof
 from xsp.bound import experts, polynomials, timed, totals
 from xsp.bound.experts import Active
 from xsp.bound.polynomials import Crossing, Polynomial
-from xsp.bound.totals import ENOUGH, Coverage, Figure
+from xsp.bound.totals import MIN_COVERAGE, Coverage, Figure
 from xsp.device import ceilings
 from xsp.device.ceilings import Ceiling
 from xsp.errors import UsageError
@@ -29,7 +29,7 @@ from xsp.graph.node import Graph
 
 if TYPE_CHECKING:
     from xsp.bench.timings import Timings
-    from xsp.bound.steps import Measured
+    from xsp.bound.steps import MeasuredStep
 
 Progress = Callable[[str, int, int], None]
 
@@ -38,7 +38,7 @@ DECODE, PREFILL = "decode", "prefill"
 LENGTHS = 4
 """Number of timed lengths, including the first and the last."""
 
-MOST_CALLS = 1.5
+MAX_CALL_GROWTH = 1.5
 """Maximum growth of the number of calls if tokens double: graphs with calls for each token are not timed by call."""
 
 
@@ -60,7 +60,7 @@ class Point:
     flops: int | None
     """FLOPs of the step; None if those of a call are unknown."""
 
-    measured: Measured | None = None
+    measured: MeasuredStep | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Curve:
 
     phase: str
     points: tuple[Point, ...]
-    rest: Polynomial | None
+    non_attention: Polynomial | None
     """Calls without attention, and the framework; None if there is no fit (`reason`)."""
 
     attention: Polynomial | None
@@ -78,21 +78,21 @@ class Curve:
     calls: int
     """Computing calls of a step at the longest length."""
 
-    shared: int
+    shared_calls: int
     """Computing calls at the longest length that are equal at all lengths."""
 
-    different: int
+    distinct_calls: int
     """Distinct calls to time for all lengths."""
 
-    left_out: int = 0
+    omitted_calls: int = 0
     """Calls of a step that are in no fit, because a length has no timing of them."""
 
     reason: str = ""
 
     @property
-    def whole(self) -> Polynomial | None:
+    def total(self) -> Polynomial | None:
         """The sum of both parts; None if there is no fit."""
-        return None if self.rest is None or self.attention is None else self.rest + self.attention
+        return None if self.non_attention is None or self.attention is None else self.non_attention + self.attention
 
     @property
     def steps(self) -> Polynomial | None:
@@ -105,11 +105,11 @@ class Curve:
         return polynomials.fit([n for n, _ in measured], [step.ns for _, step in measured], halves, degree)
 
     @property
-    def overtakes(self) -> Crossing | None:
+    def attention_crossing(self) -> Crossing | None:
         """The number of tokens from which on attention takes longer than the rest; None if never, or unknown."""
-        if self.rest is None or self.attention is None:
+        if self.non_attention is None or self.attention is None:
             return None
-        return polynomials.crossing(self.attention, self.rest)
+        return polynomials.crossing(self.attention, self.non_attention)
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,9 @@ class Language:
 
     ceilings: Ceiling | str
     compute_bound: Mapping[int, int | None]
-    """Tokens → sequences with which a decoding step computes as long as it reads; None: no such number, or unknown."""
+    """Tokens → sequences with which a decoding step computes for as long as it reads; None: none, or unknown."""
 
-    cache_overtakes: float | None
+    cache_crossing: float | None
     """Tokens at which the cache has as many bytes as the weights in use; None if the cache does not grow linearly."""
 
     threads: int
@@ -144,7 +144,7 @@ class Language:
 
 
 def of(
-    what: Any,
+    source: Any,
     lengths: Sequence[int] = (64, 1024),
     *,
     batch: int = 1,
@@ -157,12 +157,12 @@ def of(
     partial: bool = False,
     skew: float = 0.0,
     seed: int = 0,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = lambda name, done, total: None,
 ) -> Language:
     """Return the curves of a language model.
 
     Args:
-        what: name of the model as in `xsp.graph.of`, or a module of transformers.
+        source: name of the model as in `xsp.graph.of`, or a module of transformers.
         lengths: the smallest and the largest number of tokens, or at least three lengths at which calls are timed.
         batch: sequences in a step.
         fill: seconds to spend on missing timings; default: none are taken.
@@ -182,42 +182,44 @@ def of(
         UsageError: there are too few lengths for a curve.
         BenchError: timings cannot be read or taken.
     """
-    chosen = spaced(lengths)
+    timed_lengths = spaced_lengths(lengths)
     if device is not None and (fill is not None or measure is not None or like is not None):
         raise UsageError("--device has quoted ceilings and no timings: omit --fill, --measure and --like")
     if not (math.isfinite(skew) and skew >= 0):
         raise UsageError(f"a skew of {skew:g}: give 0 for equally likely experts, or an exponent above 0")
-    if measure is not None and not isinstance(what, str):
+    if measure is not None and not isinstance(source, str):
         raise UsageError("whole steps are measured only for a model by name: omit `measure`")
     quoted = ceilings.ceiling_by_user_name(device) if device is not None else None
-    stored = None if device is not None else timed_open(timings, like)  # both are refused before graphs are captured
-    decoding = _captured(what, DECODE, chosen, batch, seed)
-    reading = _reading(what, chosen, batch, seed)
-    count = threads or processes.cores()
+    stored = (
+        None if device is not None else timed.open_timings(timings, like)
+    )  # both are refused before graphs are captured
+    decode_graphs = _capture_lengths(source, DECODE, timed_lengths, batch, seed)
+    prefill_graphs = _capture_prefill(source, timed_lengths, batch, seed)
+    thread_count = threads or processes.cores()
     ceiling = quoted if quoted is not None else roof.of_machine(fill is not None)
-    of_all = [*decoding.values(), *(reading.values() if not isinstance(reading, str) else ())]
+    all_graphs = [*decode_graphs.values(), *(prefill_graphs.values() if not isinstance(prefill_graphs, str) else ())]
     if stored is not None and fill is not None:
-        _fill(of_all, stored, count, fill, progress)
-    measured: Mapping[tuple[str, int], Measured] = {}
+        _fill(all_graphs, stored, thread_count, fill, progress)
+    measured: Mapping[tuple[str, int], MeasuredStep] = {}
     if measure is not None:
         from xsp.bound import steps
 
-        phases = (DECODE, *(() if isinstance(reading, str) else (PREFILL,)))
-        measured = steps.measure(what, phases, chosen, batch, count, measure, seed, progress)
-    maker = _Maker(batch, count, stored, ceiling, partial, skew, measured)
-    curve = maker.curve(DECODE, decoding)
-    longest = decoding[chosen[-1]]
+        phases = (DECODE, *(() if isinstance(prefill_graphs, str) else (PREFILL,)))
+        measured = steps.measure(source, phases, timed_lengths, batch, thread_count, measure, seed, progress)
+    builder = _CurveBuilder(batch, thread_count, stored, ceiling, partial, skew, measured)
+    curve = builder.curve(DECODE, decode_graphs)
+    longest = decode_graphs[timed_lengths[-1]]
     environment = None if stored is None else stored.environment.hash
     return Language(
-        name=decoding[chosen[0]].name,
+        name=decode_graphs[timed_lengths[0]].name,
         batch=batch,
         decode=curve,
-        prefill=reading if isinstance(reading, str) else maker.curve(PREFILL, reading),
+        prefill=prefill_graphs if isinstance(prefill_graphs, str) else builder.curve(PREFILL, prefill_graphs),
         ceilings=ceiling,
-        compute_bound=maker.compute_bound(curve.points),
-        cache_overtakes=_cache_overtakes(curve.points, batch, skew),
-        threads=count,
-        framework=maker.framework(longest)[1],
+        compute_bound=builder.compute_bound(curve.points),
+        cache_crossing=_cache_overtakes(curve.points, batch, skew),
+        threads=thread_count,
+        framework=builder.framework(longest)[1],
         skew=skew,
         settings={"dtype": longest.settings.get("dtype"), "environment": environment, "like": like},
         problems=(
@@ -227,7 +229,7 @@ def of(
     )
 
 
-def spaced(lengths: Sequence[int]) -> tuple[int, ...]:
+def spaced_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
     """Return the lengths to time: the given ones, or `LENGTHS` lengths from the first to the second of two.
 
     Raises:
@@ -243,28 +245,21 @@ def spaced(lengths: Sequence[int]) -> tuple[int, ...]:
     return tuple(result)
 
 
-def timed_open(timings: Timings | Path | str | None, like: str | None) -> Timings:
-    """Return an open database of timings."""
-    from xsp.bench.timings import Timings as Database
-
-    return timings if isinstance(timings, Database) else Database.open(timings, like=like)
+def _capture_lengths(source: Any, phase: str, lengths: Sequence[int], batch: int, seed: int) -> dict[int, Graph]:
+    phase_options: dict[int, dict[str, Any]] = {length: {phase: length} for length in lengths}
+    return {length: graphs.of(source, batch=batch, seed=seed, **options) for length, options in phase_options.items()}
 
 
-def _captured(what: Any, phase: str, lengths: Sequence[int], batch: int, seed: int) -> dict[int, Graph]:
-    lengthened: dict[int, dict[str, Any]] = {n: {phase: n} for n in lengths}
-    return {n: graphs.of(what, batch=batch, seed=seed, **phased) for n, phased in lengthened.items()}
-
-
-def _reading(what: Any, lengths: Sequence[int], batch: int, seed: int) -> dict[int, Graph] | str:
+def _capture_prefill(source: Any, lengths: Sequence[int], batch: int, seed: int) -> dict[int, Graph] | str:
     """Return the graphs of reading; the reason why not if a model calls operators for each token that it reads."""
-    few = max(1, lengths[0] // 2)
-    short, first = (graphs.of(what, batch=batch, seed=seed, prefill=n) for n in (few, lengths[0]))
-    if len(first.nodes) > MOST_CALLS * len(short.nodes):
+    short_length = max(1, lengths[0] // 2)
+    shorter, longer = (graphs.of(source, batch=batch, seed=seed, prefill=n) for n in (short_length, lengths[0]))
+    if len(longer.nodes) > MAX_CALL_GROWTH * len(shorter.nodes):
         return (
-            f"it calls operators for each token that it reads, {len(first.nodes):,} for {lengths[0]} tokens: without "
+            f"it calls operators for each token that it reads, {len(longer.nodes):,} for {lengths[0]} tokens: without "
             "its own kernels it reads token by token"
         )
-    return {lengths[0]: first, **_captured(what, PREFILL, lengths[1:], batch, seed)}
+    return {lengths[0]: longer, **_capture_lengths(source, PREFILL, lengths[1:], batch, seed)}
 
 
 def _fill(targets: Sequence[Graph], stored: Timings, threads: int, seconds: float, progress: Progress) -> None:
@@ -282,54 +277,54 @@ def _fill(targets: Sequence[Graph], stored: Timings, threads: int, seconds: floa
 
 
 @dataclass(frozen=True)
-class _Maker:
-    """Settings and data from which a curve is made, besides its graphs."""
+class _CurveBuilder:
+    """Settings and data from which a curve is made, except its graphs."""
 
     batch: int
     threads: int
-    known: Timings | None
+    timings: Timings | None
     ceiling: Ceiling | str
     partial: bool
     skew: float
-    measured: Mapping[tuple[str, int], Measured]
+    measured: Mapping[tuple[str, int], MeasuredStep]
 
     def framework(self, graph: Graph) -> tuple[Figure | None, str]:
         """Return the time of calls of modules and views, and the reason if it is unknown."""
-        if self.known is None:
+        if self.timings is None:
             return None, "timings are of this processor"
-        return timed.framework(graph, self.known, self.threads)
+        return timed.framework(graph, self.timings, self.threads)
 
     def curve(self, phase: str, graphs: Mapping[int, Graph]) -> Curve:
         """Return the curve of a phase from its graphs by the number of tokens."""
         keys = {n: _keys(graph, self.threads) for n, graph in graphs.items()}
         figures = {n: self.figures(graph) for n, graph in graphs.items()}
         points = tuple(self.point(phase, n, graph, figures[n]) for n, graph in graphs.items())
-        alike = len({tuple(node.call.op for node in graph.computing) for graph in graphs.values()}) == 1
-        same = _same(list(keys.values()), alike)
+        has_same_operators = len({tuple(node.call.op for node in graph.computing) for graph in graphs.values()}) == 1
+        same = _shared_calls(list(keys.values()), has_same_operators)
         different = len({key for step_keys in keys.values() for key in step_keys})
         computing = len(points[-1].graph.computing)
         curve = Curve(phase, points, None, None, computing, sum(same[-1]), different)
-        reason = _no_fit(phase, points, alike)
+        reason = _no_fit(phase, points, has_same_operators)
         if reason:
             return replace(curve, reason=reason)
-        return self.fitted(curve, graphs, figures, same)
+        return self.fit(curve, graphs, figures, same)
 
     def figures(self, graph: Graph) -> list[Figure | None]:
         """Return the timing of each computing node."""
-        if self.known is None:
+        if self.timings is None:
             return [None] * len(graph.computing)
-        as_run = timed.of(graph, self.known, self.threads, self.threads).as_run
+        as_run = timed.of(graph, self.timings, self.threads, self.threads).as_run
         return [figure for figure, node in zip(as_run, graph.nodes, strict=True) if node.computes]
 
     def point(self, phase: str, tokens: int, graph: Graph, figures: Sequence[Figure | None]) -> Point:
         """Return the point of one length."""
         computed = self.batch * (1 if phase == DECODE else tokens)
         active = experts.active(graph, computed)
-        by_call = [work.flops_of(node) for node in graph.computing]
-        flops = None if None in by_call else sum(filter(None, by_call))
-        coverage = self.covered(graph, figures)
+        call_flops = [work.flops_of(node) for node in graph.computing]
+        flops = None if None in call_flops else sum(filter(None, call_flops))
+        coverage = self.coverage(graph, figures)
         ns = half = None
-        if coverage.nodes and (coverage.share >= ENOUGH or self.partial):
+        if coverage.nodes and (coverage.share >= MIN_COVERAGE or self.partial):
             glue, _ = self.framework(graph)
             ns = math.fsum(figure.ns for figure in figures if figure is not None) + (glue.ns if glue else 0.0)
             half = math.hypot(totals.half(figures), glue.half_ns if glue else 0.0)
@@ -347,7 +342,7 @@ class _Maker:
             for point in points
         }  # fmt: skip
 
-    def covered(self, graph: Graph, figures: Sequence[Figure | None]) -> Coverage:
+    def coverage(self, graph: Graph, figures: Sequence[Figure | None]) -> Coverage:
         """Return the coverage of a graph by timings."""
         remaining = iter(figures)
         padded = [next(remaining) if node.computes else None for node in graph.nodes]
@@ -357,9 +352,9 @@ class _Maker:
         expected = totals.expectations(graph, padded, floor)
         return totals.coverage(padded, [node.computes for node in graph.nodes], expected)
 
-    def fitted(
+    def fit(
         self,
-        made: Curve,
+        curve: Curve,
         graphs: Mapping[int, Graph],
         figures: Mapping[int, Sequence[Figure | None]],
         same: Sequence[Sequence[bool]],
@@ -367,11 +362,11 @@ class _Maker:
         """Return a curve with its fit, in which each part has its own powers."""
         lengths = list(graphs)
         nodes = [graph.computing for graph in graphs.values()]
-        of_length = list(figures.values())
+        figures_by_length = list(figures.values())
         degrees = [
             0 if constant else _degree(lengths, [row[index] for row in nodes]) for index, constant in enumerate(same[0])
         ]
-        complete = [all(row[index] is not None for row in of_length) for index in range(len(degrees))]
+        complete = [all(row[index] is not None for row in figures_by_length) for index in range(len(degrees))]
         parts: dict[int, list[list[Figure]]] = {
             degree: [
                 [
@@ -379,7 +374,7 @@ class _Maker:
                     for index, figure in enumerate(row)
                     if figure is not None and complete[index] and degrees[index] == degree
                 ]
-                for row in of_length
+                for row in figures_by_length
             ]
             for degree in (0, 1, 2)
         }
@@ -390,34 +385,40 @@ class _Maker:
                 fits[degree] = polynomials.fit(lengths, values, halves, degree)
             else:
                 fits[degree] = polynomials.constant(values[-1], halves[-1])
-        glue, _ = self.framework(made.points[-1].graph)
-        rest = fits[0] + (polynomials.constant(glue.ns, glue.half_ns) if glue is not None else polynomials.ZERO)
-        if made.phase == DECODE:
-            return replace(made, rest=rest, attention=fits[1] + fits[2], left_out=complete.count(False))
-        return replace(made, rest=rest + fits[1], attention=fits[2], left_out=complete.count(False))
+        glue, _ = self.framework(curve.points[-1].graph)
+        non_attention = fits[0] + (
+            polynomials.constant(glue.ns, glue.half_ns) if glue is not None else polynomials.ZERO
+        )
+        if curve.phase == DECODE:
+            return replace(
+                curve, non_attention=non_attention, attention=fits[1] + fits[2], omitted_calls=complete.count(False)
+            )
+        return replace(
+            curve, non_attention=non_attention + fits[1], attention=fits[2], omitted_calls=complete.count(False)
+        )
 
 
 def _keys(graph: Graph, threads: int) -> list[str]:
     return [spec.block.work_key for spec in timed.specs_of(graph, threads) if spec is not None]
 
 
-def _same(keys: Sequence[Sequence[str]], alike: bool) -> list[list[bool]]:
+def _shared_calls(keys: Sequence[Sequence[str]], has_same_operators: bool) -> list[list[bool]]:
     """Return, for each length and call, whether the call is equal at all lengths."""
-    if alike:
+    if has_same_operators:
         equal = [len(set(column)) == 1 for column in zip(*keys, strict=True)]
         return [equal for _ in keys]
     common = set.intersection(*map(set, keys))
     return [[key in common for key in row] for row in keys]
 
 
-def _no_fit(phase: str, points: Sequence[Point], alike: bool) -> str:
+def _no_fit(phase: str, points: Sequence[Point], has_same_operators: bool) -> str:
     """Return why there is no curve through the points; empty if there is one."""
     if not all(point.ns is not None for point in points):
         if not any(point.coverage.nodes for point in points):
             return "no call is timed"
-        least = min(points, key=lambda point: point.coverage.share)
-        return f"timings are known for {100 * least.coverage.share:.1f} % at {least.tokens} tokens"
-    if not alike:
+        sparsest = min(points, key=lambda point: point.coverage.share)
+        return f"timings are known for {100 * sparsest.coverage.share:.1f} % at {sparsest.tokens} tokens"
+    if not has_same_operators:
         return "some lengths call different operators: give a narrower range"
     lengths = [point.tokens for point in points]
     if phase == DECODE and not polynomials.is_straight(lengths, [float(point.active.state) for point in points]):
@@ -433,8 +434,8 @@ def _no_fit(phase: str, points: Sequence[Point], alike: bool) -> str:
 
 def _degree(lengths: Sequence[int], nodes: Sequence[Any]) -> int:
     """Return the power of the length with which the work of a call grows: 1 or 2."""
-    for of_node in (work.flops_of, work.bytes_of):
-        amounts = [of_node(node) for node in nodes]
+    for amount_of in (work.flops_of, work.bytes_of):
+        amounts = [amount_of(node) for node in nodes]
         if None in amounts or not polynomials.is_straight(lengths, [float(amount or 0) for amount in amounts]):
             return 2
     return 1

@@ -15,36 +15,36 @@ from xsp.scrub import plain
 from xsp.sections import Chart, Part, Section, Series, Table, Text
 
 WIDTH = 79
-DRAWN = 24
+DRAWN_LENGTHS = 24
 """Number of lengths at which a curve is drawn."""
 
-_KEPT = "\N{NO-BREAK SPACE}"
+_NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 """A space at which lines are not wrapped."""
 
 NAMES = {"prefill": "first token", "decode": "each token"}
 """Names of the steps from the view of a user."""
 
 
-def page(found: Language, source: str, command: str = "") -> str:
+def page(language: Language, source: str, command: str = "") -> str:
     """Return a table with a line for each length, the curves, the length where attention overtakes, the next command.
 
     Args:
-        found: the curves of a model.
+        language: the curves of a model.
         source: the model as the user named it.
         command: the lengths and other options as the user typed them, for the next command.
     """
-    lines = [*_title(found), "", *_table(found)]
-    if any(point.measured for curve in found.curves for point in curve.points):
-        lines += ["", *_measured(found)]
+    lines = [*_title(language), "", *_table(language)]
+    if any(point.measured for curve in language.curves for point in curve.points):
+        lines += ["", *_measured(language)]
     lines += [
         "",
-        *(line for text in _remarks(found) for line in _wrapped(text)),
+        *(line for text in _remarks(language) for line in _wrapped(text)),
     ]
-    return "\n".join([*lines, "", f"next: {_next(found, source, command)}"])
+    return "\n".join([*lines, "", f"next: {_next(language, source, command)}"])
 
 
 def _wrapped(text: str) -> list[str]:
-    return [line.replace(_KEPT, " ") for line in textwrap.wrap(plain(text), WIDTH, subsequent_indent="  ")]
+    return [line.replace(_NO_BREAK_SPACE, " ") for line in textwrap.wrap(plain(text), WIDTH, subsequent_indent="  ")]
 
 
 def _title(language: Language) -> list[str]:
@@ -102,8 +102,8 @@ def _remarks(language: Language) -> Iterator[str]:
     yield from _batches(language)
     shared = language.decode
     yield (
-        f"Of {shared.calls:,} calls of a decoding step {shared.shared:,} are the same at all lengths; "
-        f"{shared.different:,} distinct calls have to be timed for {len(shared.points)} lengths."
+        f"Of {shared.calls:,} calls of a decoding step {shared.shared_calls:,} are the same at all lengths; "
+        f"{shared.distinct_calls:,} distinct calls have to be timed for {len(shared.points)} lengths."
     )
     if language.framework and any(point.coverage.nodes for curve in language.curves for point in curve.points):
         yield f"Figures do not include the framework: {language.framework}."
@@ -114,27 +114,30 @@ def _remarks(language: Language) -> Iterator[str]:
 
 def _curve(curve: Curve) -> Iterator[str]:
     name = NAMES[curve.phase]
-    whole, steps = curve.whole, curve.steps
+    total, steps = curve.total, curve.steps
     if steps is not None:
         yield f"{name}, measured = {formula(steps)}"
-    if whole is None:
+    if total is None:
         yield f"{name}: no curve, {curve.reason}."
         return
-    yield f"{name} = {formula(whole)}"
-    part, takes = ("attention and cache", "take") if curve.phase == DECODE else ("attention", "takes")
-    crossing = curve.overtakes
+    yield f"{name} = {formula(total)}"
+    part, verb = ("attention and cache", "take") if curve.phase == DECODE else ("attention", "takes")
+    crossing = curve.attention_crossing
     if crossing is None:
-        yield f"{name}: at no length {part} {takes} longer than the rest."
+        yield f"{name}: at no length {part} {verb} longer than the rest."
         return
     longest = curve.points[-1].tokens
-    beyond = ", which is beyond what was timed" if crossing.n > longest else ""
-    yield f"{name}: {part} {takes} longer than the rest from {_crossing(crossing)} tokens on{beyond}."
-    if curve.left_out:
-        yield f"{name}: {curve.left_out} calls are left out of the curve, because they are not timed at every length."
+    suffix = ", which is beyond what was timed" if crossing.n > longest else ""
+    yield f"{name}: {part} {verb} longer than the rest from {_crossing(crossing)} tokens on{suffix}."
+    if curve.omitted_calls:
+        yield (
+            f"{name}: {curve.omitted_calls} calls are left out of the curve, because they are not timed at every "
+            "length."
+        )
 
 
 def _crossing(crossing: Crossing) -> str:
-    low, high = ("?" if end is None else f"{end:,.0f}" for end in (crossing.low, crossing.high))
+    low, high = ("?" if number is None else f"{number:,.0f}" for number in (crossing.low, crossing.high))
     return f"{crossing.n:,.0f} ({low} … {high})"
 
 
@@ -144,7 +147,7 @@ def formula(curve: Polynomial) -> str:
     for power, value in enumerate(curve.coefficients):
         if value or not power:
             unit = ("", " · n", " · n²")[power]
-            parts.append(f"({_fine(value)} ± {_fine(curve.half_of(power))}){unit}".replace(" ", _KEPT))
+            parts.append(f"({_fine(value)} ± {_fine(curve.half_of(power))}){unit}".replace(" ", _NO_BREAK_SPACE))
     return " + ".join(parts)
 
 
@@ -160,12 +163,12 @@ def _bytes(language: Language) -> Iterator[str]:
     if active.stacks:
         stack = active.stacks[0]
         text += (
-            f" of {amount(active.all_weights, 'B')}: each token chooses {stack.chosen:g} of {stack.experts} experts, "
-            f"{_distinct(language, point):.3g} distinct ones are expected"
+            f" of {amount(active.all_weights, 'B')}: each token chooses {stack.per_token:g} of {stack.experts} "
+            f"experts, {_distinct(language, point):.3g} distinct ones are expected"
         )
         text += f" (skew {language.skew:g})" if language.skew else ""
-    if language.cache_overtakes is not None:
-        text += f". The cache has as many bytes from {language.cache_overtakes:,.0f} tokens on"
+    if language.cache_crossing is not None:
+        text += f". The cache has as many bytes from {language.cache_crossing:,.0f} tokens on"
     yield text + "."
 
 
@@ -173,7 +176,7 @@ def _distinct(language: Language, point: Point) -> float:
     from xsp.bound.experts import distinct
 
     stack = point.active.stacks[0]
-    return distinct(stack.experts, stack.chosen, language.batch, language.skew)
+    return distinct(stack.experts, stack.per_token, language.batch, language.skew)
 
 
 def _batches(language: Language) -> Iterator[str]:
@@ -202,23 +205,23 @@ def _next(language: Language, source: str, command: str) -> str:
 # --- plain values and the page -----------------------------------------------------------------------------
 
 
-def as_json(found: Language) -> dict[str, Any]:
+def as_json(language: Language) -> dict[str, Any]:
     """Return the output of `xsp bound MODEL --decode A:B --format json`; times in nanoseconds, null if unknown."""
     return {
-        "name": found.name,
-        "batch": found.batch,
-        "threads": found.threads,
-        "ceilings": None if isinstance(found.ceilings, str) else {
-            "name": found.ceilings.name, "source": found.ceilings.source
+        "name": language.name,
+        "batch": language.batch,
+        "threads": language.threads,
+        "ceilings": None if isinstance(language.ceilings, str) else {
+            "name": language.ceilings.name, "source": language.ceilings.source
         },
-        "decode": _curve_json(found.decode),
-        "prefill": {"reason": found.prefill} if isinstance(found.prefill, str) else _curve_json(found.prefill),
-        "compute_bound_batch": {str(tokens): batch for tokens, batch in found.compute_bound.items()},
-        "cache_overtakes_tokens": found.cache_overtakes,
-        "experts": _experts(found),
-        "framework": found.framework or None,
-        "settings": dict(found.settings),
-        "problems": list(found.problems),
+        "decode": _curve_json(language.decode),
+        "prefill": {"reason": language.prefill} if isinstance(language.prefill, str) else _curve_json(language.prefill),
+        "compute_bound_batch": {str(tokens): batch for tokens, batch in language.compute_bound.items()},
+        "cache_overtakes_tokens": language.cache_crossing,
+        "experts": _experts(language),
+        "framework": language.framework or None,
+        "settings": dict(language.settings),
+        "problems": list(language.problems),
     }  # fmt: skip
 
 
@@ -229,24 +232,24 @@ def _experts(language: Language) -> dict[str, Any] | None:
     stack = point.active.stacks[0]
     return {
         "experts": stack.experts,
-        "chosen": stack.chosen,
+        "chosen": stack.per_token,
         "expected_different": _distinct(language, point),
         "skew": language.skew,
     }
 
 
 def _curve_json(curve: Curve) -> dict[str, Any]:
-    crossing = curve.overtakes
+    crossing = curve.attention_crossing
     return {
         "reason": curve.reason or None,
         "calls": curve.calls,
-        "shared": curve.shared,
-        "different": curve.different,
-        "left_out": curve.left_out,
-        "coefficients_ns": _coefficients(curve.whole),
+        "shared": curve.shared_calls,
+        "different": curve.distinct_calls,
+        "left_out": curve.omitted_calls,
+        "coefficients_ns": _coefficients(curve.total),
         "measured_coefficients_ns": _coefficients(curve.steps),
         "attention_ns": _coefficients(curve.attention),
-        "rest_ns": _coefficients(curve.rest),
+        "rest_ns": _coefficients(curve.non_attention),
         "attention_overtakes": None
         if crossing is None
         else {"tokens": crossing.n, "low": crossing.low, "high": crossing.high},
@@ -261,13 +264,13 @@ def _coefficients(curve: Polynomial | None) -> list[dict[str, float]] | None:
 
 
 def _point(point: Point, curve: Curve) -> dict[str, Any]:
-    whole, step = curve.whole, point.measured
+    total, step = curve.total, point.measured
     return {
         "tokens": point.tokens,
         "ns": point.ns,
         "half_ns": point.half_ns,
         "at_least": None if point.ns is None else not point.coverage.is_complete,
-        "fitted_ns": None if whole is None else whole.at(point.tokens),
+        "fitted_ns": None if total is None else total.at(point.tokens),
         "ceiling_ns": point.ceiling_ns,
         "flops": point.flops,
         "weight_bytes": point.active.dense + sum(stack.bytes for stack in point.active.stacks),
@@ -281,10 +284,10 @@ def _point(point: Point, curve: Curve) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def section(found: Language) -> Section:
+def section(language: Language) -> Section:
     """Return the section of a page: texts on the curves, charts with the measured steps, and a table."""
-    parts: list[Part] = [Text(plain(text).replace(_KEPT, " ")) for text in _remarks(found)]
-    for curve in reversed(found.curves):
+    parts: list[Part] = [Text(plain(text).replace(_NO_BREAK_SPACE, " ")) for text in _remarks(language)]
+    for curve in reversed(language.curves):
         parts.append(_chart(curve))
     columns = (
         "tokens",
@@ -295,12 +298,14 @@ def section(found: Language) -> Section:
         "cache_bytes",
     )
     rows = []
-    for points in _rows(found):
-        first = points[0] if len(points) > 1 else None
-        last = points[-1]
+    for points in _rows(language):
+        prefill_point = points[0] if len(points) > 1 else None
+        decode_point = points[-1]
         rows.append((
-            last.tokens, _ms(first.ns) if first else None, _ms(first.ceiling_ns) if first else None, _ms(last.ns),
-            _ms(last.ceiling_ns), last.active.state,
+            decode_point.tokens,
+            _ms(prefill_point.ns) if prefill_point else None,
+            _ms(prefill_point.ceiling_ns) if prefill_point else None,
+            _ms(decode_point.ns), _ms(decode_point.ceiling_ns), decode_point.active.state,
         ))  # fmt: skip
     return Section("Language model", (*parts, Table(columns, tuple(rows), "By length")))
 
@@ -309,19 +314,19 @@ def _chart(curve: Curve) -> Chart:
     """Return a chart of a curve at many lengths, with timings, ceilings and measured steps at the timed lengths."""
     points = {point.tokens: point for point in curve.points}
     low, high = min(points), max(points)
-    drawn = {round(low + (high - low) * step / (DRAWN - 1)) for step in range(DRAWN)}
-    lengths = sorted({*drawn, *points})
-    whole, part = curve.whole, curve.attention
+    drawn_lengths = {round(low + (high - low) * step / (DRAWN_LENGTHS - 1)) for step in range(DRAWN_LENGTHS)}
+    lengths = sorted({*drawn_lengths, *points})
+    total, attention = curve.total, curve.attention
     series = [Series("calls, timed", tuple(_ms(points[n].ns) if n in points else None for n in lengths))]
-    if whole is not None and part is not None:
+    if total is not None and attention is not None:
         series = [
             Series(
                 "curve",
-                tuple(_ms(whole.at(n)) for n in lengths),
-                tuple(_ms(max(0.0, whole.at(n) - whole.half(n))) for n in lengths),
-                tuple(_ms(whole.at(n) + whole.half(n)) for n in lengths),
+                tuple(_ms(total.at(n)) for n in lengths),
+                tuple(_ms(max(0.0, total.at(n) - total.half(n))) for n in lengths),
+                tuple(_ms(total.at(n) + total.half(n)) for n in lengths),
             ),
-            Series("attention part", tuple(_ms(part.at(n)) for n in lengths)),
+            Series("attention part", tuple(_ms(attention.at(n)) for n in lengths)),
         ]
     series.append(Series("ceiling", tuple(_ms(points[n].ceiling_ns) if n in points else None for n in lengths)))
     if any(point.measured for point in curve.points):

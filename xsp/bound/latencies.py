@@ -17,7 +17,7 @@ from xsp.errors import UsageError
 
 UNITS: Mapping[str, float] = {"latency_ns": 1.0, "latency_us": 1e3, "latency_ms": 1e6, "latency_s": 1e9}
 MODEL = ("model", "spec")
-FORM = "columns are model, latency_ms (or _ns, _us, _s), and device, batch, threads where they vary"
+FORMAT = "columns are model, latency_ms (or _ns, _us, _s), and device, batch, threads where they vary"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def read(path: Path) -> tuple[list[Latency], list[str]]:
         unit = [name for name in UNITS if name in columns]
         if model is None or len(unit) != 1:
             names = ", ".join(columns)[:100] or "none"
-            raise UsageError(f"{path}: not a table of latencies: {FORM}; there are {names}")
+            raise UsageError(f"{path}: not a table of latencies: {FORMAT}; there are {names}")
         for row in rows:
             latency = _latency(row, model, unit[0])
             if isinstance(latency, Latency):

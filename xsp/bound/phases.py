@@ -1,6 +1,6 @@
 """A training step by its phases and layers: times of forward, backward and update, and the bytes of gradients.
 
-A layer is a module with calls of its own. Its update is found through memory: a parameter belongs to the layer whose
+A layer is a module with its own calls. Its update is found through memory: a parameter belongs to the layer whose
 forward call reads it first, and the optimizer state of the parameter (a momentum, a mean of squares) is at the same
 index of the lists of a `_foreach_` or fused call, or in the same call. A call on lists is divided by the bytes of each
 parameter. Time that belongs to no layer is reported as `NO_LAYER`, and is not spread over the others.
@@ -33,7 +33,7 @@ class PhaseTotal:
 
     phase: Phase
     calls: int
-    known: int
+    known_calls: int
     """Number of calls with a figure."""
 
     ns: float | None
@@ -95,49 +95,49 @@ def of(bound: Bound) -> Training:
     """Return the phases and layers of the bound of a training step.
 
     Raises:
-        GraphError: the step has no backward pass, or no call of it has a figure.
+        GraphError: the step has no backward pass, or none of its calls has a figure.
     """
     graph = bound.graph
     check(graph)
     rungs = [rung for rung in RUNGS if any(bound.figures.get(rung.value) or ())]
     if not rungs:
         raise GraphError(f"{graph.name}: no call of the step has a figure; time them with --fill 60s")
-    rung = next((rung for rung in rungs if bound.rungs[rung.value].coverage.share >= totals.ENOUGH), rungs[0])
+    rung = next((rung for rung in rungs if bound.rungs[rung.value].coverage.share >= totals.MIN_COVERAGE), rungs[0])
     by_rung = {rung: tuple(_phases(bound, bound.figures[rung.value])) for rung in rungs}
     figures = bound.figures[rung.value]
-    holes = sum(counts and figure is None for figure, counts in zip(figures, bound.counted, strict=True))
+    holes = sum(computes and figure is None for figure, computes in zip(figures, bound.is_computing, strict=True))
     can_time = "environment" in bound.settings
     return Training(graph.name, rung, by_rung[rung], by_rung, tuple(_layers(bound, figures)), holes, can_time)
 
 
 def _phases(bound: Bound, figures: Sequence[Figure | None]) -> Iterator[PhaseTotal]:
     graph = bound.graph
-    before = None if graph.known_by is KnownBy.ORDER else paths.before(graph)
+    predecessors = None if graph.known_by is KnownBy.ORDER else paths.predecessors_of(graph)
     for phase in Phase:
-        indices = [n for n, node in enumerate(graph.nodes) if node.phase is phase and bound.counted[n]]
+        indices = [n for n, node in enumerate(graph.nodes) if node.phase is phase and bound.is_computing[n]]
         if not indices:
             continue
-        of_phase = [figures[index] for index in indices]
-        complete = all(figure is not None for figure in of_phase)
+        phase_figures = [figures[index] for index in indices]
+        complete = all(figure is not None for figure in phase_figures)
         path = None
-        if complete and before is not None:
+        if complete and predecessors is not None:
             members = set(indices)
             times = [
                 figure.ns if figure is not None and index in members else 0.0 for index, figure in enumerate(figures)
             ]
-            path, _ = paths.longest(before, times)
+            path, _ = paths.longest(predecessors, times)
         yield PhaseTotal(
             phase,
             len(indices),
-            sum(figure is not None for figure in of_phase),
-            math.fsum(figure.ns for figure in of_phase if figure is not None) if complete else None,
-            totals.half(of_phase) if complete else None,
+            sum(figure is not None for figure in phase_figures),
+            math.fsum(figure.ns for figure in phase_figures if figure is not None) if complete else None,
+            totals.half(phase_figures) if complete else None,
             path,
         )
 
 
 def _layers(bound: Bound, figures: Sequence[Figure | None]) -> Iterator[TrainedLayer]:
-    """Yield each module with calls or parameters of its own, in order of first appearance."""
+    """Yield each module with its own calls or parameters, in order of first appearance."""
     graph = bound.graph
     owners = _owners(graph)
     weight_of = _weight_of_storage(graph, owners)
@@ -145,7 +145,7 @@ def _layers(bound: Bound, figures: Sequence[Figure | None]) -> Iterator[TrainedL
     names: dict[str, int] = {}
     updated: dict[int, int] = {}
     for index, node in enumerate(graph.nodes):
-        if not bound.counted[index]:
+        if not bound.is_computing[index]:
             continue
         figure = figures[index]
         if node.phase is not Phase.OPTIMIZER:
@@ -162,7 +162,7 @@ def _layers(bound: Bound, figures: Sequence[Figure | None]) -> Iterator[TrainedL
     sizes: dict[str, int] = defaultdict(int)
     for storage, size in updated.items():
         sizes[owners[storage]] += size
-    has_flow = graph.known_by is not KnownBy.ORDER  # only memory tells which call updates which parameter
+    has_flow = graph.known_by is not KnownBy.ORDER  # the updated parameters are known only from memory
     for name, calls in names.items():
         forward, backward, update = (_sum(times[name, phase]) for phase in Phase)
         is_known = has_flow or name == NO_LAYER

@@ -16,22 +16,22 @@ from xsp.scrub import plain
 MOST_LAYERS = 20
 
 
-def page(found: Training, source: str, step: str = "") -> str:
+def page(training: Training, source: str, step: str = "") -> str:
     """Return a line for each phase, the longest layers, and the share of the backward pass that could overlap."""
-    rungs = list(found.by_rung)
+    rungs = list(training.by_rung)
     heads = "".join(f"{NAMES[rung]:>11}" for rung in rungs)
     return "\n".join(
         [
-            plain(found.name),
+            plain(training.name),
             "",
             f"{'phase':12}{'calls':>7}{heads}{'± 95 %':>10}{'off its path':>14}",
-            *_phases(found, rungs),
+            *_phases(training, rungs),
             "",
-            f"layers, {NAMES[found.rung]}:",
+            f"layers, {NAMES[training.rung]}:",
             f"{'layer':30}{'forward':>10}{'backward':>10}{'update':>10}{'gradients':>11}",
-            *_layers(found),
+            *_layers(training),
             "",
-            *_remarks(found, f"{shlex.quote(source)} {step}".rstrip()),
+            *_remarks(training, f"{shlex.quote(source)} {step}".rstrip()),
         ]
     )
 
@@ -40,23 +40,23 @@ def _phases(training: Training, rungs: list[Rung]) -> list[str]:
     lines = []
     for index, phase in enumerate(training.phases):
         cells = "".join(f"{time(training.by_rung[rung][index].ns):>11}" for rung in rungs)
-        off = time(phase.off_path_ns)
-        lines.append(f"{phase.phase.value:12}{phase.calls:7,}{cells}{time(phase.half_ns):>10}{off:>14}")
+        off_path = time(phase.off_path_ns)
+        lines.append(f"{phase.phase.value:12}{phase.calls:7,}{cells}{time(phase.half_ns):>10}{off_path:>14}")
     return lines
 
 
 def _layers(training: Training) -> list[str]:
-    def whole(layer: Any) -> float:
+    def total_ns(layer: Any) -> float:
         return sum(ns or 0.0 for ns in (layer.forward_ns, layer.backward_ns, layer.update_ns))
 
     lines = []
-    for layer in sorted(training.layers, key=whole, reverse=True)[:MOST_LAYERS]:
+    for layer in sorted(training.layers, key=total_ns, reverse=True)[:MOST_LAYERS]:
         name = plain(layer.module)
         name = name if len(name) <= 29 else "…" + name[-28:]
         cells = "".join(f"{time(ns):>10}" for ns in (layer.forward_ns, layer.backward_ns, layer.update_ns))
         lines.append(f"{name:30}{cells}{amount(layer.parameter_bytes, 'B'):>11}")
-    hidden = len(training.layers) - MOST_LAYERS
-    return [*lines, *([f"{hidden} more in --format json"] if hidden > 0 else [])]
+    remaining = len(training.layers) - MOST_LAYERS
+    return [*lines, *([f"{remaining} more in --format json"] if remaining > 0 else [])]
 
 
 def _remarks(training: Training, source: str) -> list[str]:
@@ -72,14 +72,14 @@ def _remarks(training: Training, source: str) -> list[str]:
     return lines
 
 
-def as_json(found: Training) -> dict[str, Any]:
+def as_json(training: Training) -> dict[str, Any]:
     """Return the output of `xsp bound SOURCE --phases --format json`; null is unknown, 0 is none."""
     return {
-        "name": found.name,
-        "rung": found.rung.value,
-        "phases": {phase.phase.value: _phase(phase) for phase in found.phases},
+        "name": training.name,
+        "rung": training.rung.value,
+        "phases": {phase.phase.value: _phase(phase) for phase in training.phases},
         "by_rung": {
-            rung.value: {phase.phase.value: phase.ns for phase in phases} for rung, phases in found.by_rung.items()
+            rung.value: {phase.phase.value: phase.ns for phase in phases} for rung, phases in training.by_rung.items()
         },
         "layers": [
             {
@@ -90,20 +90,20 @@ def as_json(found: Training) -> dict[str, Any]:
                 "gradient_bytes": layer.parameter_bytes,
                 "calls": layer.calls,
             }
-            for layer in found.layers
+            for layer in training.layers
             if layer.module != NO_LAYER
         ],
         "of_no_layer_update_ms": next(
-            (_ms(layer.update_ns) for layer in found.layers if layer.module == NO_LAYER), 0.0
+            (_ms(layer.update_ns) for layer in training.layers if layer.module == NO_LAYER), 0.0
         ),
-        "holes": found.holes,
+        "holes": training.holes,
     }
 
 
 def _phase(phase: PhaseTotal) -> Mapping[str, Any]:
     return {
         "calls": phase.calls,
-        "known": phase.known,
+        "known": phase.known_calls,
         "ns": phase.ns,
         "half_ns": phase.half_ns,
         "path_ns": phase.path_ns,

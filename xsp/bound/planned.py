@@ -19,80 +19,80 @@ from xsp.graph.node import Graph, Source
 if TYPE_CHECKING:
     from xsp.store.trace import Trace
 
-LEAST_PAIRS = 0.5
+MIN_PAIRED_SHARE = 0.5
 """Minimum share of computing nodes that must be found in a trace for it to be a trace of the graph."""
 
-MOST_OTHER = 0.1
+MAX_RESHAPED_SHARE = 0.1
 """Maximum share of calls with another shape in a run; low, as optimizer and weights have equal shapes in any batch."""
 
 _OPTIONS = (("sequence", "--sequence"), ("shape", "--input"), ("prefill", "--prefill"), ("decode", "--decode"))
 """Settings of a model, and the options of `xsp profile` that set them."""
 
 
-def of(what: Any, args: Any, trace: Any, of_model: Mapping[str, Any]) -> tuple[Graph, Trace | None]:
+def of(source: Any, args: Any, trace: Any, model_options: Mapping[str, Any]) -> tuple[Graph, Trace | None]:
     """Return the graph, and the trace to compare with it: the given trace, or the trace from which the graph is made.
 
     Args:
-        what: the model, graph or trace as in `xsp.bound.of`.
+        source: the model, graph or trace as in `xsp.bound.of`.
         args: arguments of a module.
         trace: a loaded trace, or its path; None without one.
-        of_model: settings of `xsp.graph.of`.
+        model_options: settings of `xsp.graph.of`.
 
     Raises:
         UsageError: both are traces.
     """
-    if is_trace(what):
-        paths = [Path(source) for source in (what, trace) if isinstance(source, (str, Path))]
-        if trace is not None and trace is not what and (len(paths) < 2 or paths[0] != paths[1]):
+    if is_trace(source):
+        paths = [Path(path) for path in (source, trace) if isinstance(path, (str, Path))]
+        if trace is not None and trace is not source and (len(paths) < 2 or paths[0] != paths[1]):
             raise UsageError(
-                f"{what if isinstance(what, (str, Path)) else what.name} is itself a run, and cannot be compared with "
-                "another: omit --run, or name the model instead"
+                f"{source if isinstance(source, (str, Path)) else source.name} is itself a run, and cannot be "
+                "compared with another: omit --run, or name the model instead"
             )
-        what = _trace(what)
-        graphs.check(what, of_model)
-        return _planned(what), what
-    loaded = _trace(trace)  # first, since a graph may take long
-    return graphs.of(what, *args, **of_model), loaded
+        source = _trace(source)
+        graphs.check(source, model_options)
+        return _model_graph(source), source
+    loaded_trace = _trace(trace)  # first, since a graph may take long
+    return graphs.of(source, *args, **model_options), loaded_trace
 
 
-def is_trace(what: Any) -> bool:
+def is_trace(source: Any) -> bool:
     """Return whether a source is a loaded trace, or the path of one."""
-    if isinstance(what, (str, Path)):
-        return graphs.is_trace(what)
-    return hasattr(what, "con") and hasattr(what, "rungs")
+    if isinstance(source, (str, Path)):
+        return graphs.is_trace(source)
+    return hasattr(source, "con") and hasattr(source, "rungs")
 
 
-def matched(
-    graph: Graph, trace: Trace, alone: bool, notes: list[str]
+def match_calls(
+    graph: Graph, trace: Trace, is_only_source: bool, notes: list[str]
 ) -> tuple[Graph, Sequence[RecordedCall], Join | None]:
     """Return a graph with the calls of a trace, and their pairs; no pairs if the nodes are these calls, in order.
 
     Args:
         graph: the planned graph.
         trace: the trace to compare with.
-        alone: whether the trace is the source too: if the graph of its model does not fit, as other software here makes
-            another one, that of its calls is returned.
+        is_only_source: whether the trace is also the source: if the graph of its model does not match, because the
+            software here is different, the graph of its calls is returned.
         notes: gets notes on the differences.
 
     Raises:
         GraphError: the trace is of another model, or of other shapes.
     """
     if graph.source is Source.SPANS:
-        calls = recordedcalls.of_nodes(trace)
+        calls = recordedcalls.calls_of_nodes(trace)
         if [node.call.op for node in graph.nodes] == [call.op for call in calls]:  # else it was saved, from another run
             return graph, calls, None
     try:
-        joined = _joined(graph, trace, notes)
+        pairs = _match(graph, trace, notes)
     except GraphError as error:
-        if not alone:
+        if not is_only_source:
             raise
         notes.append(f"graph: from the calls of the run, because that of its model does not match ({error})")
-        return spans.of(trace), recordedcalls.of_nodes(trace), None
-    return graph, joined.seen, joined
+        return spans.of(trace), recordedcalls.calls_of_nodes(trace), None
+    return graph, pairs.calls, pairs
 
 
-def one_kind(trace: Trace) -> list[str]:
-    """Return a note if a run has several kinds of steps, of which a bound is of one; else nothing."""
+def kind_notes(trace: Trace) -> list[str]:
+    """Return a note if a run has several kinds of steps, since a bound is of one kind; else nothing."""
     kinds = trace.run.kinds
     if len(kinds) < 2:
         return []
@@ -100,26 +100,26 @@ def one_kind(trace: Trace) -> list[str]:
     return [f"steps: {len(kinds)} kinds, {names}; this is only kind {trace.kind}"]
 
 
-def _joined(graph: Graph, trace: Trace, notes: list[str]) -> Join:
-    joined = join.of(graph, recordedcalls.of(trace, {node.call.op for node in graph.nodes}))
-    if joined.share(graph) < LEAST_PAIRS:
+def _match(graph: Graph, trace: Trace, notes: list[str]) -> Join:
+    pairs = join.of(graph, recordedcalls.of(trace, {node.call.op for node in graph.nodes}))
+    if pairs.share(graph) < MIN_PAIRED_SHARE:
         computing = len(graph.computing)
-        paired = computing - len(joined.planned_not_seen)
+        paired = computing - len(pairs.unmatched_nodes)
         if not recordedcalls.is_compiled(trace):  # the calls of a compiled run need not be found
             raise GraphError(
                 f"{trace.name} is not a run of {graph.name}: {paired} of its {computing} calls are in the trace; "
                 "give the model, batch and mode of the run, or only the run"
             )
         notes.append(f"calls: {paired} of {computing} found in the compiled run")
-    different, comparable = joined.other_shapes(graph)
-    if different > MOST_OTHER * comparable:
+    different, comparable = pairs.shape_differences(graph)
+    if different > MAX_RESHAPED_SHARE * comparable:
         raise GraphError(
             f"{trace.name} is a run of {graph.name} with other shapes: {different} of {comparable} calls have another "
             "first input; give the --batch, --input and --sequence of the run"
         )
     if different:
         notes.append(f"shapes: {different} of {comparable} calls had another first input in the run")
-    return joined
+    return pairs
 
 
 def _trace(source: Any) -> Any:
@@ -130,7 +130,7 @@ def _trace(source: Any) -> Any:
     return load(source)
 
 
-def _planned(trace: Trace) -> Graph:
+def _model_graph(trace: Trace) -> Graph:
     """Return the graph of the model that a run names, which is more complete than its calls; else that of its calls."""
     model = _model_of(trace)
     if model is not None:

@@ -16,7 +16,7 @@ STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45}
 LEAST_ERROR = 0.01
 """Minimum relative error that is assumed for a figure, because different shapes use different kernels."""
 
-MOST = 1 << 40
+MAX_CROSSING = 1 << 40
 """Maximum n of a crossing; polynomials that do not cross up to it are assumed never to cross."""
 
 Matrix = tuple[tuple[float, ...], ...]
@@ -45,19 +45,19 @@ class Polynomial:
 
     def __add__(self, other: Polynomial) -> Polynomial:
         size = max(len(self.coefficients), len(other.coefficients))
-        mine, theirs = self._padded(size), other._padded(size)
+        left, right = self._padded(size), other._padded(size)
         return Polynomial(
-            tuple(a + b for a, b in zip(mine.coefficients, theirs.coefficients, strict=True)),
+            tuple(a + b for a, b in zip(left.coefficients, right.coefficients, strict=True)),
             tuple(
-                tuple(a + b for a, b in zip(ours, others, strict=True))
-                for ours, others in zip(mine.covariance, theirs.covariance, strict=True)
+                tuple(a + b for a, b in zip(left_row, right_row, strict=True))
+                for left_row, right_row in zip(left.covariance, right.covariance, strict=True)
             ),
         )
 
     def _padded(self, size: int) -> Polynomial:
-        more = size - len(self.coefficients)
-        rows = tuple((*row, *(0.0,) * more) for row in self.covariance)
-        return Polynomial((*self.coefficients, *(0.0,) * more), (*rows, *((0.0,) * size,) * more))
+        missing = size - len(self.coefficients)
+        rows = tuple((*row, *(0.0,) * missing) for row in self.covariance)
+        return Polynomial((*self.coefficients, *(0.0,) * missing), (*rows, *((0.0,) * size,) * missing))
 
 
 ZERO = Polynomial((0.0,), ((0.0,),))
@@ -68,14 +68,14 @@ def constant(value: float, half: float) -> Polynomial:
     return Polynomial((value,), (((half / NORMAL) ** 2,),))
 
 
-def fit(at: Sequence[float], values: Sequence[float], halves: Sequence[float], degree: int) -> Polynomial:
+def fit(points: Sequence[float], values: Sequence[float], halves: Sequence[float], degree: int) -> Polynomial:
     """Return the least-squares polynomial without negative coefficients, with figures weighted by their errors.
 
     All subsets of the powers are tried, which is exact and cheap for low degrees. If the residuals are larger than the
     errors, the intervals follow from the residuals.
 
     Args:
-        at: the n of each figure.
+        points: the n of each figure.
         values: the figures.
         halves: half of the 95 % interval of each figure.
         degree: the highest power.
@@ -83,41 +83,45 @@ def fit(at: Sequence[float], values: Sequence[float], halves: Sequence[float], d
     Raises:
         ValueError: there are fewer figures than coefficients.
     """
-    if len(at) <= degree:
-        raise ValueError(f"{len(at)} figures tell no polynomial of degree {degree}")
-    largest = max(at) or 1.0
+    if len(points) <= degree:
+        raise ValueError(f"{len(points)} figures do not determine a polynomial of degree {degree}")
+    largest = max(points) or 1.0
     errors = [max(half / NORMAL, LEAST_ERROR * abs(value)) or 1.0 for value, half in zip(values, halves, strict=True)]
     best: tuple[float, tuple[int, ...], list[float], list[list[float]]] | None = None
     for size in range(1, degree + 2):
         for powers in combinations(range(degree + 1), size):
-            rows = [[(n / largest) ** power / error for power in powers] for n, error in zip(at, errors, strict=True)]
-            aims = [value / error for value, error in zip(values, errors, strict=True)]
+            rows = [
+                [(n / largest) ** power / error for power in powers] for n, error in zip(points, errors, strict=True)
+            ]
+            targets = [value / error for value, error in zip(values, errors, strict=True)]
             inverse = _inverse([[_dot(rows, i, j) for j in range(size)] for i in range(size)])
             if inverse is None:
                 continue
-            moments = [math.fsum(row[i] * aim for row, aim in zip(rows, aims, strict=True)) for i in range(size)]
+            moments = [
+                math.fsum(row[i] * target for row, target in zip(rows, targets, strict=True)) for i in range(size)
+            ]
             solution = [math.fsum(inverse[i][j] * moments[j] for j in range(size)) for i in range(size)]
             if min(solution) < 0:
                 continue
             residual = math.fsum(
-                (aim - math.fsum(a * b for a, b in zip(row, solution, strict=True))) ** 2
-                for row, aim in zip(rows, aims, strict=True)
+                (target - math.fsum(a * b for a, b in zip(row, solution, strict=True))) ** 2
+                for row, target in zip(rows, targets, strict=True)
             )
             if best is None or residual < best[0] * (1 - 1e-9):
                 best = residual, powers, solution, inverse
     if best is None:
         return Polynomial((0.0,) * (degree + 1), ((0.0,) * (degree + 1),) * (degree + 1))
     residual, powers, solution, inverse = best
-    free = len(at) - len(powers)
+    degrees_of_freedom = len(points) - len(powers)
     widening = 1.0
-    if free and residual > free:
-        widening = residual / free * (STUDENT.get(free, NORMAL) / NORMAL) ** 2
+    if degrees_of_freedom and residual > degrees_of_freedom:
+        widening = residual / degrees_of_freedom * (STUDENT.get(degrees_of_freedom, NORMAL) / NORMAL) ** 2
     size = degree + 1
     coefficients, covariance = [0.0] * size, [[0.0] * size for _ in range(size)]
     for i, power in enumerate(powers):
         coefficients[power] = solution[i] / largest**power
-        for j, other in enumerate(powers):
-            covariance[power][other] = widening * inverse[i][j] / largest ** (power + other)
+        for j, other_power in enumerate(powers):
+            covariance[power][other_power] = widening * inverse[i][j] / largest ** (power + other_power)
     return Polynomial(tuple(coefficients), tuple(map(tuple, covariance)))
 
 
@@ -169,22 +173,22 @@ def _relative(polynomial: Polynomial, n: float) -> float:
 
 
 def _root(rising: Polynomial, other: Polynomial, scale: float, other_scale: float) -> float | None:
-    def above(n: float) -> bool:
+    def is_above(n: float) -> bool:
         return scale * rising.at(n) >= other_scale * other.at(n)
 
-    if rising.at(MOST) <= 0:
+    if rising.at(MAX_CROSSING) <= 0:
         return None
-    if above(1):
+    if is_above(1):
         return 1.0
     high = 2.0
-    while not above(high):
+    while not is_above(high):
         high *= 2
-        if high > MOST:
+        if high > MAX_CROSSING:
             return None
     low = high / 2
     while high - low > 1e-6 * high:
         middle = (low + high) / 2
-        low, high = (low, middle) if above(middle) else (middle, high)
+        low, high = (low, middle) if is_above(middle) else (middle, high)
     return high
 
 

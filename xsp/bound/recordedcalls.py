@@ -47,13 +47,13 @@ class RecordedCall:
     shape: tuple[int, ...] | None = None
     """Shape of the first input; None if unknown."""
 
-    works: bool = True
+    computes: bool = True
     """Whether the call computes: it launched device work or, without a device, is more than bookkeeping."""
 
     span: str = ""
     """Id of its span; empty for a call that is not from a trace."""
 
-    inside: frozenset[str] = frozenset()
+    inner_operators: frozenset[str] = frozenset()
     """Names of the operators inside the call."""
 
 
@@ -89,11 +89,11 @@ class _Span:
     tensor_cores: bool = False
 
 
-def of_nodes(trace: Trace) -> list[RecordedCall]:
+def calls_of_nodes(trace: Trace) -> list[RecordedCall]:
     """Return the calls of the nodes of `xsp.graph.spans.of(trace)`, in their order."""
-    ids = spans.of_nodes(trace)
-    chosen = set(ids)
-    by_id = dict(_calls(trace, lambda span: span.row.span_id in chosen))
+    ids = spans.span_ids(trace)
+    id_set = set(ids)
+    by_id = dict(_calls(trace, lambda span: span.row.span_id in id_set))
     return [by_id[span_id] for span_id in ids]
 
 
@@ -101,12 +101,14 @@ def of(trace: Trace, operators: Set[str]) -> list[RecordedCall]:
     """Return the outermost calls of operators that a graph may have, by start time.
 
     An operator that is not in the graph is replaced by the operators inside it, because with gradients composite
-    operators decompose. If none of those is in the graph either, the operator is a call that was seen and not planned.
+    operators decompose. If none of those is in the graph either, the operator is a recorded call that was not planned.
     """
-    return [call for _, call in _calls(trace, lambda span: span.row.name in operators or not _holds(span, operators))]
+    return [
+        call for _, call in _calls(trace, lambda span: span.row.name in operators or not _contains(span, operators))
+    ]
 
 
-def measured(trace: Trace) -> Figure | None:
+def step_time(trace: Trace) -> Figure | None:
     """Return the time of a step with its interval: the true time if the trace is leveled, else the recorded one.
 
     A step on a device lasts until the last kernel has ended. If the steps have several batch sizes, those of the size
@@ -119,11 +121,11 @@ def measured(trace: Trace) -> Figure | None:
             rows = model_information(trace).project("batch_size, latency_ms, low_ms, high_ms, steps").fetchall()
     except AnalysisError:
         return None
-    timed = [row for row in rows if row[1] is not None]
-    if not timed:
+    timed_rows = [row for row in rows if row[1] is not None]
+    if not timed_rows:
         return None
     ((batch,),) = trace.con.execute(f"SELECT max(batch_size) FROM merged WHERE kind = '{Kind.STEP}'").fetchall()
-    _, mean, low, high, _ = max(timed, key=lambda row: (row[0] == batch, row[4]))
+    _, mean, low, high, _ = max(timed_rows, key=lambda row: (row[0] == batch, row[4]))
     half = 0.0 if low is None or high is None else (high - low) / 2
     return Figure(mean * 1e6, half * 1e6, "step")
 
@@ -134,27 +136,27 @@ def is_compiled(trace: Trace) -> bool:
     return bool(trace.con.execute(f"SELECT 1 FROM merged WHERE {condition} LIMIT 1").fetchall())
 
 
-def _calls(trace: Trace, is_one: Callable[[_Span], bool]) -> Iterator[tuple[str, RecordedCall]]:
+def _calls(trace: Trace, is_call: Callable[[_Span], bool]) -> Iterator[tuple[str, RecordedCall]]:
     """Yield the id and the call of each outermost span that is a call; other spans are searched for inner calls."""
     on_device = trace.has(Level.KERNEL)
     roots = _trees(trace)
     if on_device:
-        _launched(trace, roots)
+        _add_device_work(trace, roots)
     outer = _outer_module(trace)
     modules: dict[str, list[str]] = {}
     pending = roots[::-1]
     while pending:
         span = pending.pop()
-        if not is_one(span):
+        if not is_call(span):
             pending += span.children[::-1]
             continue
         path = spans.module_path(modules, span.row.layer, span.row.layer_id)
-        yield span.row.span_id, _seen(span, "" if path == outer else path, on_device)
+        yield span.row.span_id, _recorded_call(span, "" if path == outer else path, on_device)
 
 
-def _seen(span: _Span, module: str, on_device: bool) -> RecordedCall:
+def _recorded_call(span: _Span, module: str, on_device: bool) -> RecordedCall:
     row = span.row
-    members = list(_all(span))
+    members = list(_subtree(span))
     kernels = sum(member.kernels for member in members)
     works = kernels > 0 if on_device else any(_is_busy(member.row.name) for member in members)
     return RecordedCall(
@@ -178,10 +180,10 @@ def _first_shape(shapes: str | None) -> tuple[int, ...] | None:
         parsed = json.loads(shapes or "null")
     except ValueError:
         return None
-    first = parsed[0] if isinstance(parsed, list) and parsed else None
-    if not isinstance(first, list) or not first or any(type(size) is not int for size in first):
+    shape = parsed[0] if isinstance(parsed, list) and parsed else None
+    if not isinstance(shape, list) or not shape or any(type(size) is not int for size in shape):
         return None
-    return tuple(first)
+    return tuple(shape)
 
 
 def _is_busy(name: str) -> bool:
@@ -190,7 +192,7 @@ def _is_busy(name: str) -> bool:
     return "::" in name and not frame and name.partition("::")[2] not in BOOKKEEPING
 
 
-def _all(span: _Span) -> Iterator[_Span]:
+def _subtree(span: _Span) -> Iterator[_Span]:
     pending = [span]
     while pending:
         current = pending.pop()
@@ -198,8 +200,8 @@ def _all(span: _Span) -> Iterator[_Span]:
         pending += current.children
 
 
-def _holds(span: _Span, operators: Set[str]) -> bool:
-    return any(inner.row.name in operators for inner in _all(span) if inner is not span)
+def _contains(span: _Span, operators: Set[str]) -> bool:
+    return any(inner.row.name in operators for inner in _subtree(span) if inner is not span)
 
 
 def _trees(trace: Trace) -> list[_Span]:
@@ -219,9 +221,9 @@ def _trees(trace: Trace) -> list[_Span]:
     return roots
 
 
-def _launched(trace: Trace, roots: list[_Span]) -> None:
+def _add_device_work(trace: Trace, roots: list[_Span]) -> None:
     """Add to each operator the device work that it launched directly."""
-    by_id = {span.row.span_id: span for root in roots for span in _all(root)}
+    by_id = {span.row.span_id: span for root in roots for span in _subtree(root)}
     parents = dict(trace.con.execute("SELECT span_id, parent_id FROM merged WHERE device IS NULL").fetchall())
     rows = trace.con.execute(
         f"""
@@ -241,7 +243,7 @@ def _launched(trace: Trace, roots: list[_Span]) -> None:
             span.tensor_cores |= bool(tensor_cores)
 
 
-MUCH_SYSTEM = 0.05
+MIN_SYSTEM_SHARE = 0.05
 """Minimum system time per thread, as a share of an iteration, for a line on page faults."""
 
 
@@ -251,7 +253,7 @@ def page_faults(trace: Trace) -> str | None:
         if (row.rank, row.kind) != (trace.rank, trace.kind) or row.faults is None or not row.mean_ns:
             continue
         system_ns, threads = row.system_ns or 0.0, trace.run.machine.torch_threads or 1
-        if system_ns / threads < MUCH_SYSTEM * row.mean_ns:
+        if system_ns / threads < MIN_SYSTEM_SHARE * row.mean_ns:
             return None
         return (
             f"page faults: {row.faults:,.0f} in a step, {system_ns / 1e6:.3g} ms in the system for all threads; calls "
@@ -264,8 +266,8 @@ def _outer_module(trace: Trace) -> str | None:
     """Return the name of the only outermost module, which has an empty path in a graph; None if there are several."""
     rows = trace.con.execute(
         f"""
-        SELECT layer.name FROM merged layer LEFT JOIN merged up ON up.span_id = layer.parent_id
-        WHERE layer.level = {int(Level.LAYER)} AND coalesce(up.level, 0) < {int(Level.LAYER)}
+        SELECT layer.name FROM merged layer LEFT JOIN merged parent ON parent.span_id = layer.parent_id
+        WHERE layer.level = {int(Level.LAYER)} AND coalesce(parent.level, 0) < {int(Level.LAYER)}
         """
     ).fetchall()
     names = {name for (name,) in rows}
@@ -278,7 +280,7 @@ def device_ns(trace: Trace) -> float:
     return float(total or 0)
 
 
-def worked_on_device(trace: Trace) -> bool:
+def has_device_work(trace: Trace) -> bool:
     """Return whether a trace has device work."""
     return trace.has(Level.KERNEL)
 
@@ -293,8 +295,8 @@ def no_shapes(trace: Trace | None) -> str:
     )
 
 
-def is_elsewhere(trace: Trace | None) -> bool:
+def is_foreign(trace: Trace | None) -> bool:
     """Return whether a trace is from a device or another processor, for which there are no timings here."""
     if trace is None:
         return False
-    return worked_on_device(trace) or trace.run.machine.cpu != machine.cpu_model()
+    return has_device_work(trace) or trace.run.machine.cpu != machine.cpu_model()

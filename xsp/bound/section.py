@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from xsp import sections
-from xsp.bound.ladder import BY_NODE, NAMES, ORDER, Bound, Layer, Rung, between
+from xsp.bound.ladder import BY_NODE, NAMES, ORDER, Bound, Layer, Rung, difference_name
 from xsp.bound.text import MOST_PROBLEMS
 from xsp.graph import section as graphs
 from xsp.graph.node import KnownBy
@@ -35,7 +35,8 @@ def section(bound: Bound) -> Section:
     parts: list[sections.Part] = [Text(plain(_summary(bound)))]
     if ladder:
         labels = tuple(
-            NAMES[rung] + (" (at least)" if total.at_least else "") for rung, total in zip(ladder, totals, strict=True)
+            NAMES[rung] + (" (at least)" if total.is_lower_limit else "")
+            for rung, total in zip(ladder, totals, strict=True)
         )
         parts.append(Chart("bars", "Ladder", "ms", labels, (bars,)))
     if bound.differences:
@@ -51,9 +52,9 @@ def section(bound: Bound) -> Section:
     return Section("Bound", tuple(parts))
 
 
-def keep(bound: Bound, place: Path | str) -> Path | None:
+def write_section(bound: Bound, run: Path | str) -> Path | None:
     """Write the section into a run directory for `xsp report`; return None if it is none, or cannot be written."""
-    return sections.kept(Path(place), SECTION, section(bound))
+    return sections.kept(Path(run), SECTION, section(bound))
 
 
 # --- the waterfall --------------------------------------------------------------------------------------------------
@@ -61,22 +62,22 @@ def keep(bound: Bound, place: Path | str) -> Path | None:
 
 def _waterfall(bound: Bound) -> list[sections.Part]:
     """Return a bar for each of the layers with the largest differences, and what has no bar."""
-    drawn = [(layer, steps) for layer in bound.layers if len(steps := _steps(layer)) > 1]
-    if not drawn:
+    bars = [(layer, steps) for layer in bound.layers if len(steps := _steps(layer)) > 1]
+    if not bars:
         return []
-    shown = drawn[:MOST_LAYERS]
-    names = {name for _, steps in shown for name, _ in steps}
+    largest = bars[:MOST_LAYERS]
+    names = {name for _, steps in largest for name, _ in steps}
     order = list(dict.fromkeys([*(NAMES[rung] for rung in BY_NODE[:-1]), *ORDER, *sorted(names)]))
     series = tuple(
-        Series(name, tuple(_ms(dict(steps).get(name)) for _, steps in shown)) for name in order if name in names
+        Series(name, tuple(_ms(dict(steps).get(name)) for _, steps in largest)) for name in order if name in names
     )
-    labels = tuple(plain(layer.name) for layer, _ in shown)
+    labels = tuple(plain(layer.name) for layer, _ in largest)
     parts: list[sections.Part] = [Chart("stacked", "Waterfall by layer", "ms", labels, series)]
     notes = []
-    if len(drawn) > len(shown):
-        notes.append(f"These are the {len(shown)} of {len(drawn):,} layers with the largest differences.")
-    if len(drawn) < len(bound.layers):
-        skipped = f"{len(bound.layers) - len(drawn):,} of {len(bound.layers):,} layers"
+    if len(bars) > len(largest):
+        notes.append(f"These are the {len(largest)} of {len(bars):,} layers with the largest differences.")
+    if len(bars) < len(bound.layers):
+        skipped = f"{len(bound.layers) - len(bars):,} of {len(bound.layers):,} layers"
         notes.append(f"{skipped} have no bar: all of their calls have a figure on one rung at most.")
     return [*parts, *([Text(" ".join(notes))] if notes else [])]
 
@@ -86,11 +87,11 @@ def _steps(layer: Layer) -> list[tuple[str, float]]:
 
     A rung on which a call of the layer has no figure is left out, so that the bar ends at the highest rung.
     """
-    known = [(rung, ns) for rung in BY_NODE if (ns := layer.ns.get(rung)) is not None]
-    if not known:
+    rungs = [(rung, ns) for rung in BY_NODE if (ns := layer.ns.get(rung)) is not None]
+    if not rungs:
         return []
-    (lowest, least), *_ = known
-    return [(NAMES[lowest], least), *((between(a, b), high - low) for (a, low), (b, high) in pairwise(known))]
+    (lowest, least), *_ = rungs
+    return [(NAMES[lowest], least), *((difference_name(a, b), high - low) for (a, low), (b, high) in pairwise(rungs))]
 
 
 # --- the calls ------------------------------------------------------------------------------------------------------
@@ -111,9 +112,9 @@ def _calls(bound: Bound) -> list[sections.Part]:
         """Return the time of calls on each rung; None if one has no figure."""
         cells: list[Cell] = []
         for rung in rungs:
-            figures = [bound.figures[rung.value][number] for number in numbers if bound.counted[number]]
-            known = [figure.ns for figure in figures if figure is not None]
-            cells.append(_ms(math.fsum(known)) if known and len(known) == len(figures) else None)
+            figures = [bound.figures[rung.value][number] for number in numbers if bound.is_computing[number]]
+            known_ns = [figure.ns for figure in figures if figure is not None]
+            cells.append(_ms(math.fsum(known_ns)) if known_ns and len(known_ns) == len(figures) else None)
         return tuple(cells)
 
     def leaf(number: int) -> Branch:
@@ -139,8 +140,9 @@ def _path(bound: Bound, rung: Rung | None) -> str:
     assert total.parallel is not None
     assert total.sequential is not None
     return (
-        f"The longest path through the data flow has {len(total.path):,} of {sum(bound.counted):,} calls, and takes "
-        f"{total.parallel / 1e6:.3g} ms of {total.sequential / 1e6:.3g} ms by the times of the rung {NAMES[rung]}."
+        f"The longest path through the data flow has {len(total.path):,} of {sum(bound.is_computing):,} calls, and "
+        f"takes {total.parallel / 1e6:.3g} ms of {total.sequential / 1e6:.3g} ms by the times of the rung "
+        f"{NAMES[rung]}."
     )
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xsp import processes
-from xsp.bench.plan import LEAST_S, runtime_of
-from xsp.bench.spec import slowed
+from xsp.bench.plan import MIN_SECONDS, runtime_of
+from xsp.bench.spec import slowdown_text
 from xsp.bench.timings import Timings
 from xsp.bound import ceiling as roof
 from xsp.bound import join as joining
@@ -39,20 +39,20 @@ class _Parts:
     trace: Trace | None
     partial: bool
     cores: int
-    counted: tuple[bool, ...]
+    is_computing: tuple[bool, ...]
     figures: dict[str, tuple[Figure | None, ...]] = field(default_factory=dict)
     rungs: dict[str, Total] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     join: joining.Join | None = None
-    why: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    reasons: Mapping[str, Sequence[str]] = field(default_factory=dict)
     beyond_ns: float = 0.0
     """Time of device work in the trace that belongs to no call."""
 
 
 def of(
-    what: Any,
+    source: Any,
     *args: Any,
     fill: float | None = None,
     trace: Any = None,
@@ -62,14 +62,14 @@ def of(
     like: str | None = None,
     threads: int | None = None,
     partial: bool = False,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = lambda name, done, total: None,
     check: Callable[[Graph], None] | None = None,
-    **of_model: Any,
+    **model_options: Any,
 ) -> Bound:
     """Return the bound of a step: the ladder from the peak rates of the machine to the measured time, in nanoseconds.
 
     Args:
-        what: as in `xsp.graph.of`: the name of a model, a path, a module followed by its arguments, a graph or a trace.
+        source: as in `xsp.graph.of`: the name of a model, a path, a module followed by its arguments, a graph, a trace.
         args: positional arguments of a module.
         fill: seconds to spend on missing timings; default: none are taken.
         trace: a trace of a run of the same step, or its path, to compare with.
@@ -81,7 +81,7 @@ def of(
         partial: return totals below a coverage of 95 % as lower limits.
         progress: called while timings are taken.
         check: called with the graph before anything is measured or timed; it raises an error if the bound is of no use.
-        of_model: `batch`, `train`, `seed`, `shape`, `sequence`, `kwargs` of `xsp.graph.of`.
+        model_options: `batch`, `train`, `seed`, `shape`, `sequence`, `kwargs` of `xsp.graph.of`.
 
     Raises:
         GraphError: there is no graph, or the trace is of another step.
@@ -95,55 +95,59 @@ def of(
         raise UsageError("--device has quoted peak rates and no timings: omit --fill and --construct")
     if device is not None:
         ceilings.ceiling_by_user_name(device)  # an unknown device is refused before a graph is captured
-    like_timings = None if like is None or device is not None else _timings(timings, like)  # likewise an unknown hash
-    graph, loaded = planned.of(what, args, trace, of_model)
+    like_timings = (
+        None if like is None or device is not None else timed.open_timings(timings, like)
+    )  # as is an unknown hash
+    graph, loaded = planned.of(source, args, trace, model_options)
     if not graph.computing:
         raise GraphError(f"{graph.name}: none of its calls computes anything, so there is no bound")
     notes: list[str] = []
     calls: Sequence[recordedcalls.RecordedCall] = ()
     pairs = None
     if loaded is not None:
-        graph, calls, pairs = planned.matched(graph, loaded, planned.is_trace(what), notes)
+        graph, calls, pairs = planned.match_calls(graph, loaded, planned.is_trace(source), notes)
     if check is not None:
         check(graph)
     parts = _Parts(graph, loaded, partial, processes.cores(), tuple(node.computes for node in graph.nodes), join=pairs)
     parts.problems += [*notes, *(f"{problem.where}: {problem.reason}" for problem in graph.problems)]
     if loaded is not None:
-        _see(parts, loaded, calls)
+        _add_trace(parts, loaded, calls)
     ceiling = _ceiling(parts, device, fill is not None)
-    foreign = device is not None or recordedcalls.is_elsewhere(loaded)
+    foreign = device is not None or recordedcalls.is_foreign(loaded)
     if foreign and device is None and any(option is not None for option in (fill, granularity, like)):
         parts.problems.append(
             "timings: --fill, --construct and --like have no effect for a run of a device or another processor"
         )
-    stored = None if foreign else (_timings(timings, like) if like_timings is None else like_timings)
+    stored = None if foreign else (timed.open_timings(timings, like) if like_timings is None else like_timings)
     if stored is not None:
-        _look_up(parts, stored, _threads(threads, loaded), granularity, fill, progress)
+        _add_timings(parts, stored, _threads(threads, loaded), granularity, fill, progress)
     _ceilings(parts, ceiling)
     if stored is None:
         reason = FOREIGN
         for rung in (Rung.BEST, Rung.AS_RUN, Rung.BLOCKS, Rung.FRAMEWORK):
-            _none(parts, rung, reason)
+            _mark_absent(parts, rung, reason)
     else:
         _timed_totals(parts, stored, granularity, _threads(threads, loaded))
-    return _finished(parts)
+    return _finish(parts)
 
 
 # --- the trace ------------------------------------------------------------------------------------------
 
 
-def _see(parts: _Parts, trace: Trace, calls: Sequence[recordedcalls.RecordedCall]) -> None:
+def _add_trace(parts: _Parts, trace: Trace, calls: Sequence[recordedcalls.RecordedCall]) -> None:
     """Add the figures of the trace: each call in place, and the whole step."""
     graph = parts.graph
     if parts.join is None:
-        parts.counted = tuple(call.works for call in calls)
-        if not any(parts.counted):
+        parts.is_computing = tuple(call.computes for call in calls)
+        if not any(parts.is_computing):
             raise GraphError(f"{trace.name}: none of its operators computes anything, so there is no bound")
-        if not any(node.call.inputs for node, counts in zip(graph.nodes, parts.counted, strict=True) if counts):
+        if not any(
+            node.call.inputs for node, computes in zip(graph.nodes, parts.is_computing, strict=True) if computes
+        ):
             raise GraphError(f"{trace.name}: {recordedcalls.no_shapes(trace)}")
         indices: Sequence[int | None] = range(len(calls))
     else:
-        indices = parts.join.of_node
+        indices = parts.join.call_of_node
     parts.figures[Rung.IN_PLACE.value] = tuple(
         None if index is None else ladder.quantized(Figure(calls[index].ns, calls[index].half_ns, f"seen {index}"))
         for index in indices
@@ -154,14 +158,14 @@ def _see(parts: _Parts, trace: Trace, calls: Sequence[recordedcalls.RecordedCall
         if parts.beyond_ns:
             share = 100 * parts.beyond_ns / recordedcalls.device_ns(trace)
             parts.problems.append(f"device work: {share:.1f} % of its time belongs to no call of the trace")
-    step = ladder.quantized(recordedcalls.measured(trace))
+    step = ladder.quantized(recordedcalls.step_time(trace))
     if step is None:
         parts.absent[Rung.MEASURED.value] = "the trace has no timed step"
         step_total = Total(Coverage(0, 1, None), None, None)
     else:
         step_total = Total(Coverage(1, 1, 1.0), step.ns, step.half_ns)
     parts.rungs[Rung.MEASURED.value] = step_total
-    parts.problems += planned.one_kind(trace)
+    parts.problems += planned.kind_notes(trace)
     faults = recordedcalls.page_faults(trace)
     if faults is not None:
         parts.problems.append(faults)
@@ -178,11 +182,11 @@ def _ceiling(parts: _Parts, device: str | None, may_measure: bool) -> Ceiling | 
         return ceilings.ceiling_by_user_name(device)
     trace = parts.trace
     if trace is not None:
-        on_device = bool(trace.run.machine.devices) and recordedcalls.worked_on_device(trace)
+        on_device = bool(trace.run.machine.devices) and recordedcalls.has_device_work(trace)
         try:
             return ceilings.of_run(trace.run, on_device)
         except AnalysisError as error:
-            if recordedcalls.worked_on_device(trace) or trace.run.machine.cpu != machine.cpu_model():
+            if recordedcalls.has_device_work(trace) or trace.run.machine.cpu != machine.cpu_model():
                 return f"{error}; or name the device: --device NAME"
     return roof.of_machine(may_measure)
 
@@ -190,7 +194,7 @@ def _ceiling(parts: _Parts, device: str | None, may_measure: bool) -> Ceiling | 
 def _ceilings(parts: _Parts, ceiling: Ceiling | str) -> None:
     graph, rung = parts.graph, Rung.CEILING
     if isinstance(ceiling, str):
-        _none(parts, rung, ceiling)
+        _mark_absent(parts, rung, ceiling)
         return
     tensor_cores = parts.settings.pop("tensor_cores", [None] * len(graph.nodes))
     as_tf32 = [
@@ -200,7 +204,7 @@ def _ceilings(parts: _Parts, ceiling: Ceiling | str) -> None:
     figures, reasons = roof.figures(graph, ceiling, as_tf32)
     parts.figures[rung.value] = tuple(ladder.quantized(figure) for figure in figures)
     parts.settings["ceilings"] = {"name": ceiling.name, "source": ceiling.source}
-    parts.why = {**parts.why, rung.value: reasons}
+    parts.reasons = {**parts.reasons, rung.value: reasons}
     in_place = parts.figures.get(Rung.IN_PLACE.value)
     expected: list[float | None] = (
         [None if figure is None else figure.ns for figure in in_place]
@@ -209,14 +213,10 @@ def _ceilings(parts: _Parts, ceiling: Ceiling | str) -> None:
     )
     _add(parts, rung, expected)
     if parts.rungs[rung.value].sequential is None:
-        parts.absent[rung.value] = _too_little(parts.rungs[rung.value].coverage)
+        parts.absent[rung.value] = _coverage_reason(parts.rungs[rung.value].coverage)
 
 
 # --- timings ----------------------------------------------------------------------------------------------
-
-
-def _timings(timings: Timings | Path | str | None, like: str | None) -> Timings:
-    return timings if isinstance(timings, Timings) else Timings.open(timings, like=like)
 
 
 def _threads(requested: int | None, trace: Trace | None) -> int:
@@ -224,7 +224,7 @@ def _threads(requested: int | None, trace: Trace | None) -> int:
     return requested or recorded or processes.cores()
 
 
-def _look_up(
+def _add_timings(
     parts: _Parts, stored: Timings, threads: int, granularity: int | None, fill: float | None, progress: Progress
 ) -> None:
     graph = parts.graph
@@ -232,7 +232,7 @@ def _look_up(
         parts.problems += _fill(graph, stored, threads, granularity, fill, progress)
     lookup = timed.of(graph, stored, threads, parts.cores)
     parts.figures[Rung.AS_RUN.value], parts.figures[Rung.BEST.value] = lookup.as_run, lookup.best
-    parts.why = {Rung.AS_RUN.value: lookup.why}
+    parts.reasons = {Rung.AS_RUN.value: lookup.reasons}
     specs = [spec for spec in lookup.specs if spec is not None]
     parts.settings |= {
         "environment": stored.environment.hash,
@@ -247,10 +247,10 @@ def _look_up(
     }
     if lookup.borrowed:
         parts.problems.append(f"timings: {lookup.borrowed} are from environment {stored.like}, in place of this one")
-    if lookup.drift is not None and lookup.drift > timed.MARKED:
+    if lookup.drift is not None and lookup.drift > timed.MAX_DRIFT:
         parts.problems.append(
-            f"timings: fixed work took {slowed(lookup.drift)} while they were taken: the machine was busy; "
-            f"{lookup.disturbed} of {lookup.used} timings were disturbed"
+            f"timings: fixed work took {slowdown_text(lookup.drift)} while they were taken: the machine was busy; "
+            f"{lookup.disturbed_timings} of {lookup.used_timings} timings were disturbed"
         )
     parts.problems += stored.problems[:3]
 
@@ -272,13 +272,13 @@ def _fill(
     if not pending:
         return []
     startup: list[float] = []
-    bench.fill(pending.values(), stored, seconds, progress, in_order=True, started=startup.append)
-    return [started_late(elapsed, seconds) for elapsed in startup if elapsed > seconds - LEAST_S]
+    bench.fill(pending.values(), stored, seconds, progress, in_order=True, on_start=startup.append)
+    return [started_late(elapsed, seconds) for elapsed in startup if elapsed > seconds - MIN_SECONDS]
 
 
-def started_late(took: float, seconds: float) -> str:
+def started_late(elapsed_s: float, seconds: float) -> str:
     """Return a note for a budget that was mostly spent before the first timing."""
-    return f"timings: the timing process took {took:.1f} s of the {seconds:g} s to start; give more time"
+    return f"timings: the timing process took {elapsed_s:.1f} s of the {seconds:g} s to start; give more time"
 
 
 def _variants() -> tuple[str, ...]:
@@ -291,17 +291,19 @@ def _variants() -> tuple[str, ...]:
 
 def _timed_totals(parts: _Parts, stored: Timings, granularity: int | None, threads: int) -> None:
     graph = parts.graph
-    nothing: tuple[Figure | None, ...] = (None,) * len(graph.nodes)
-    floor = parts.figures.get(Rung.CEILING.value, nothing)
+    no_figures: tuple[Figure | None, ...] = (None,) * len(graph.nodes)
+    floor = parts.figures.get(Rung.CEILING.value, no_figures)
     for rung in (Rung.BEST, Rung.AS_RUN):
         expected = _expected(parts, parts.figures[rung.value], floor)
         _add(parts, rung, expected)
         total = parts.rungs[rung.value]
         if total.sequential is None:
-            parts.absent[rung.value] = "no call is timed" if not total.coverage.nodes else _too_little(total.coverage)
+            parts.absent[rung.value] = (
+                "no call is timed" if not total.coverage.nodes else _coverage_reason(total.coverage)
+            )
     as_run = parts.rungs[Rung.AS_RUN.value]
     if granularity is None:
-        _none(parts, Rung.BLOCKS, "--construct G uses blocks of G calls")
+        _mark_absent(parts, Rung.BLOCKS, "--construct G uses blocks of G calls")
     else:
         total, reason = timed.blocks(graph, stored, threads, granularity, parts.partial)
         parts.rungs[Rung.BLOCKS.value] = total
@@ -312,7 +314,7 @@ def _timed_totals(parts: _Parts, stored: Timings, granularity: int | None, threa
     blocks = parts.rungs[Rung.BLOCKS.value]
     lower = blocks if blocks.sequential is not None else as_run
     if glue is None or lower.sequential is None or lower.half_ns is None:
-        _none(parts, Rung.FRAMEWORK, reason or parts.absent.get(Rung.AS_RUN.value, ""))
+        _mark_absent(parts, Rung.FRAMEWORK, reason or parts.absent.get(Rung.AS_RUN.value, ""))
     else:
         half = (lower.half_ns**2 + glue.half_ns**2) ** 0.5
         parts.rungs[Rung.FRAMEWORK.value] = Total(lower.coverage, lower.sequential + glue.ns, half)
@@ -334,7 +336,7 @@ def _add(parts: _Parts, rung: Rung, expected: Sequence[float | None]) -> None:
     parts.rungs[rung.value] = totals.total(
         parts.graph,
         parts.figures[rung.value],
-        parts.counted,
+        parts.is_computing,
         expected,
         parts.cores,
         parts.partial,
@@ -342,33 +344,33 @@ def _add(parts: _Parts, rung: Rung, expected: Sequence[float | None]) -> None:
     )
 
 
-def _none(parts: _Parts, rung: Rung, reason: str) -> None:
-    parts.rungs[rung.value] = Total(Coverage(0, sum(parts.counted), None), None, None)
+def _mark_absent(parts: _Parts, rung: Rung, reason: str) -> None:
+    parts.rungs[rung.value] = Total(Coverage(0, sum(parts.is_computing), None), None, None)
     parts.absent[rung.value] = reason
 
 
-def _too_little(coverage: Coverage) -> str:
+def _coverage_reason(coverage: Coverage) -> str:
     unit = "of the expected time" if coverage.time is not None else "of the calls"
     return f"known for only {100 * coverage.share:.1f} % {unit}; --partial gives a lower limit"
 
 
-def _finished(parts: _Parts) -> Bound:
+def _finish(parts: _Parts) -> Bound:
     graph = parts.graph
     in_place = parts.figures.get(Rung.IN_PLACE.value)
     if in_place is None:
-        _none(parts, Rung.IN_PLACE, "there is no trace")
+        _mark_absent(parts, Rung.IN_PLACE, "there is no trace")
     else:
         total = totals.total(
-            graph, in_place, parts.counted, [None] * len(graph.nodes), parts.cores, True, parts.beyond_ns
+            graph, in_place, parts.is_computing, [None] * len(graph.nodes), parts.cores, True, parts.beyond_ns
         )
         parts.rungs[Rung.IN_PLACE.value] = total
         if total.sequential is None:
             parts.absent[Rung.IN_PLACE.value] = "no call is in the trace"
     if Rung.MEASURED.value not in parts.rungs:
-        _none(parts, Rung.MEASURED, "there is no trace: record one with xsp profile, and give --run DIR")
+        _mark_absent(parts, Rung.MEASURED, "there is no trace: record one with xsp profile, and give --run DIR")
     parts.settings.pop("tensor_cores", None)
     draft = Bound(
-        graph, {rung.value: parts.rungs[rung.value] for rung in Rung}, parts.figures, parts.counted, (), (), ()
+        graph, {rung.value: parts.rungs[rung.value] for rung in Rung}, parts.figures, parts.is_computing, (), (), ()
     )
     ceiling, best = (draft.rungs[rung.value].sequential for rung in (Rung.CEILING, Rung.BEST))
     if ceiling is not None and best is not None and ceiling > best:
@@ -376,18 +378,18 @@ def _finished(parts: _Parts) -> Bound:
             f"ceiling: {ceiling / 1e6:.3g} ms is above the best, {best / 1e6:.3g} ms, so it is not valid: the machine "
             "was busy while it was measured, or the data is in a cache; xsp doctor --measure measures it again"
         )
-    deltas = ladder.differences(draft.ladder, parts.rungs, parts.figures, parts.counted, parts.beyond_ns)
+    deltas = ladder.differences(draft.ladder, parts.rungs, parts.figures, parts.is_computing, parts.beyond_ns)
     return Bound(
         graph,
         draft.rungs,
         parts.figures,
-        parts.counted,
+        parts.is_computing,
         tuple(deltas),
-        tuple(ladder.layers(graph, parts.figures, parts.counted)),
+        tuple(ladder.layers(graph, parts.figures, parts.is_computing)),
         tuple(_holes(parts)),
         {rung: reason for rung, reason in parts.absent.items() if draft.rungs[rung].sequential is None},
         parts.join,
-        _beats(parts),
+        _count_below_ceiling(parts),
         tuple(parts.problems),
         parts.settings,
     )
@@ -398,14 +400,14 @@ def _holes(parts: _Parts) -> list[Hole]:
     rung = next(
         (rung for rung in (Rung.AS_RUN, Rung.CEILING) if any(parts.figures.get(rung.value) or ())), Rung.CEILING
     )
-    figures, reasons = parts.figures.get(rung.value), parts.why.get(rung.value)
+    figures, reasons = parts.figures.get(rung.value), parts.reasons.get(rung.value)
     if figures is None or reasons is None:
         return []
-    nothing: tuple[Figure | None, ...] = (None,) * len(figures)
-    expected = _expected(parts, figures, parts.figures.get(Rung.CEILING.value, nothing))
+    no_figures: tuple[Figure | None, ...] = (None,) * len(figures)
+    expected = _expected(parts, figures, parts.figures.get(Rung.CEILING.value, no_figures))
     groups: dict[tuple[str, str], list[float | None]] = defaultdict(list)
     for index, node in enumerate(parts.graph.nodes):
-        if parts.counted[index] and figures[index] is None:
+        if parts.is_computing[index] and figures[index] is None:
             groups[node.call.op, reasons[index]].append(expected[index])
     holes = [
         Hole(op, reason, len(times), None if None in times else sum(ns for ns in times if ns is not None))
@@ -414,13 +416,13 @@ def _holes(parts: _Parts) -> list[Hole]:
     return sorted(holes, key=lambda hole: -(hole.expected_ns or 0.0))
 
 
-def _beats(parts: _Parts) -> int:
+def _count_below_ceiling(parts: _Parts) -> int:
     """Return the number of calls that are faster than their ceiling: at their best, or in place if none is timed."""
     rung = next((rung for rung in (Rung.BEST, Rung.IN_PLACE) if any(parts.figures.get(rung.value) or ())), None)
     floor = parts.figures.get(Rung.CEILING.value)
     if rung is None or floor is None:
         return 0
     return sum(
-        counts and figure is not None and least is not None and figure.ns < least.ns
-        for figure, least, counts in zip(parts.figures[rung.value], floor, parts.counted, strict=True)
+        computes and figure is not None and ceiling is not None and figure.ns < ceiling.ns
+        for figure, ceiling, computes in zip(parts.figures[rung.value], floor, parts.is_computing, strict=True)
     )

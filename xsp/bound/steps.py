@@ -18,7 +18,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredStep:
     """The measured time of a step."""
 
     ns: float
@@ -32,19 +32,19 @@ class Measured:
 
 
 def measure(
-    what: Any,
+    model: Any,
     phases: Sequence[str],
     lengths: Sequence[int],
     batch: int,
     threads: int,
     seconds: float,
     seed: int = 0,
-    progress: Progress = lambda what, done, total: None,
-) -> dict[tuple[str, int], Measured]:
+    progress: Progress = lambda name, round_count, total: None,
+) -> dict[tuple[str, int], MeasuredStep]:
     """Return the measured steps by phase and length; each round runs each step once, in random order.
 
     Args:
-        what: name of a model; a module raises an error, because it would be moved and changed.
+        model: name of a model; a module raises an error, because it would be moved and changed.
         phases: "prefill", "decode".
         lengths: numbers of tokens.
         batch: sequences in a step.
@@ -58,44 +58,44 @@ def measure(
     """
     import torch
 
-    if not isinstance(what, str):
+    if not isinstance(model, str):
         raise UsageError("steps can be measured only of a model by name")
     previous_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        steps = ready(what, phases, lengths, models.Settings(batch=batch, seed=seed))
+        steps = build_steps(model, phases, lengths, models.Settings(batch=batch, seed=seed))
         rounds: dict[tuple[str, int], list[int]] = {key: [] for key in steps}
         order = list(steps)
         rng = random.Random(seed)
         for step in steps.values():
             step()
         deadline = time.perf_counter() + seconds
-        done = 0
-        while done < LEAST_ROUNDS or (done < MOST_ROUNDS and time.perf_counter() < deadline):
+        round_count = 0
+        while round_count < LEAST_ROUNDS or (round_count < MOST_ROUNDS and time.perf_counter() < deadline):
             rng.shuffle(order)
             for key in order:
                 start = time.perf_counter_ns()
                 steps[key]()
                 rounds[key].append(time.perf_counter_ns() - start)
-            done += 1
-            progress("steps", done, max(done, LEAST_ROUNDS))
+            round_count += 1
+            progress("steps", round_count, max(round_count, LEAST_ROUNDS))
     finally:
         torch.set_num_threads(previous_threads)
     return {key: _figure(times) for key, times in rounds.items()}
 
 
-def ready(
+def build_steps(
     spec: str, phases: Sequence[str], lengths: Sequence[int], settings: models.Settings
 ) -> dict[tuple[str, int], Callable[[], object]]:
     """Return the steps by phase and length; all share one model, because the weights are equal."""
-    first = models.build(spec, _settings(settings, phases[0], lengths[0]))
-    assert isinstance(first, models.Built)
+    model = models.build(spec, _settings(settings, phases[0], lengths[0]))
+    assert isinstance(model, models.Built)
     steps = {}
     for phase in phases:
         for length in lengths:
             step_settings = _settings(settings, phase, length)
             built = models.on_device(
-                spec, models.of_phase(spec, models.Built(first.model, (), {}), step_settings), step_settings
+                spec, models.of_phase(spec, models.Built(model.model, (), {}), step_settings), step_settings
             )
             steps[phase, length] = models.step_of(built, step_settings)
     return steps
@@ -105,7 +105,7 @@ def _settings(settings: models.Settings, phase: str, length: int) -> models.Sett
     return replace(settings, decode=length) if phase == "decode" else replace(settings, prefill=length)
 
 
-def _figure(times: Sequence[int]) -> Measured:
+def _figure(times: Sequence[int]) -> MeasuredStep:
     interval = summary.interval(times)
     low, high = (None, None) if interval is None else interval
-    return Measured(summary.trimmed_mean(times), low, high, tuple(times))
+    return MeasuredStep(summary.trimmed_mean(times), low, high, tuple(times))

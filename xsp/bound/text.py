@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xsp.bound.ladder import NAMES, Bound, Rung
-from xsp.bound.timed import NOT_TIMED, timed_here
+from xsp.bound.timed import NOT_TIMED, can_time_here
 from xsp.bound.totals import Coverage, Total
 from xsp.graph import text as graphtext
 from xsp.graph.node import KnownBy
@@ -55,7 +55,7 @@ def time(ns: float | None) -> str:
 
 def _title(bound: Bound) -> list[str]:
     graph, settings = bound.graph, bound.settings
-    conditions = [f"{sum(bound.counted):,} computing calls"]
+    conditions = [f"{sum(bound.is_computing):,} computing calls"]
     for name, text in (("batch", "batch {}"), ("dtype", "{}")):
         if graph.settings.get(name):
             conditions.append(text.format(graph.settings[name]))
@@ -76,17 +76,17 @@ def _title(bound: Bound) -> list[str]:
 
 def _ladder(bound: Bound) -> list[str]:
     totals = {rung: bound.rungs[rung.value] for rung in Rung}
-    shown = bound.ladder
-    most = max((total.high or 0.0 for total in totals.values()), default=0.0) or 1.0
+    ladder = bound.ladder
+    longest = max((total.high or 0.0 for total in totals.values()), default=0.0) or 1.0
     lines = []
     for rung in Rung:
         total = totals[rung]
-        if rung in shown:
-            least = "≥" if total.at_least else " "
+        if rung in ladder:
+            prefix = "≥" if total.is_lower_limit else " "
             lines.append(
-                f"{NAMES[rung]:15}{least}{time(total.sequential):>9} {_interval(total):>17} {_bar(total, most)}"
+                f"{NAMES[rung]:15}{prefix}{time(total.sequential):>9} {_interval(total):>17} {_bar(total, longest)}"
             )
-        elif rung in _shown_if_absent(bound):
+        elif rung in _explained_rungs(bound):
             head = f"{NAMES[rung]:15} {'–':>9}  "
             reason = plain(bound.absent.get(rung.value, ""))
             lines += textwrap.wrap(reason, 79, initial_indent=head, subsequent_indent=" " * len(head)) or [
@@ -95,14 +95,14 @@ def _ladder(bound: Bound) -> list[str]:
     return lines
 
 
-def _shown_if_absent(bound: Bound) -> list[Rung]:
+def _explained_rungs(bound: Bound) -> list[Rung]:
     """Return the rungs that are shown with a reason if they are missing."""
-    timed = [] if _foreign(bound) else [Rung.BEST, Rung.AS_RUN]
+    timed = [] if _is_foreign(bound) else [Rung.BEST, Rung.AS_RUN]
     requested = [Rung.BLOCKS] if bound.settings.get("granularity") else []
     return [Rung.CEILING, *timed, *requested, Rung.MEASURED]
 
 
-def _foreign(bound: Bound) -> bool:
+def _is_foreign(bound: Bound) -> bool:
     """Return whether the bound is for another device than that of the timings."""
     return "environment" not in bound.settings
 
@@ -142,27 +142,29 @@ def _parallel(bound: Bound) -> list[str]:
         order = bound.graph.known_by is KnownBy.ORDER
         return ["", "in parallel: unknown, a trace has only the order of calls"] if order else []
     total = bound.rungs[rung.value]
-    least = "≥ " if total.at_least else ""
+    prefix = "≥ " if total.is_lower_limit else ""
     figures = f"{time(total.parallel)} without limit, at least {time(total.machine)} here"
-    return ["", f"{NAMES[rung]}, in parallel: {least}{figures}, {time(total.schedule)} scheduled"]
+    return ["", f"{NAMES[rung]}, in parallel: {prefix}{figures}, {time(total.schedule)} scheduled"]
 
 
 def _coverage(bound: Bound) -> list[str]:
     lines = [""]
     for rung, label in ((Rung.CEILING, "ceilings"), (Rung.AS_RUN, "timings")):
         coverage = bound.rungs[rung.value].coverage
-        if coverage.nodes or (rung is Rung.AS_RUN and not _foreign(bound)):
+        if coverage.nodes or (rung is Rung.AS_RUN and not _is_foreign(bound)):
             lines.append(f"{label:9} of {_share(coverage)}")
     if bound.join is not None:
         join = bound.join
         rules = ", ".join(f"{count} by {name}" for name, count in join.rules.items() if count)
-        planned, unplanned = len(join.planned_not_seen), len(join.seen_not_planned)
+        planned, unplanned = len(join.unmatched_nodes), len(join.unmatched_calls)
         lines.append(f"trace     {rules}; only in the graph {planned}, only in the trace {unplanned}")
     if bound.ratio is not None:
         faster = f"at most {1 / bound.ratio:.2f} times as fast" if bound.ratio < 1 else "the step is below its bound"
         lines.append(f"best / measured {bound.ratio:.3f}: {faster}")
-    if bound.beats:
-        lines.append(f"{bound.beats} calls are below their ceiling: cached data, or a machine busy when measured")
+    if bound.below_ceiling:
+        lines.append(
+            f"{bound.below_ceiling} calls are below their ceiling: cached data, or a machine busy when measured"
+        )
     floor = bound.settings.get("at_the_floor")
     if floor:
         lines.append(f"{floor} calls take no longer than an empty call")
@@ -175,39 +177,39 @@ def _share(coverage: Coverage) -> str:
 
 
 def _layers(bound: Bound) -> list[str]:
-    rungs = [rung for rung in (Rung.CEILING, Rung.BEST, Rung.AS_RUN, Rung.IN_PLACE) if _any(bound, rung)]
-    shown = [layer for layer in bound.layers if layer.differences][:MOST_LAYERS]
-    if not shown:
+    rungs = [rung for rung in (Rung.CEILING, Rung.BEST, Rung.AS_RUN, Rung.IN_PLACE) if _has_figures(bound, rung)]
+    largest = [layer for layer in bound.layers if layer.differences][:MOST_LAYERS]
+    if not largest:
         return []
     heads = "".join(f"{'trace' if rung is Rung.IN_PLACE else NAMES[rung]:>8}" for rung in rungs)
     lines = ["", f"{'layer':18} {'largest difference':28}{heads}"]
-    for layer in shown:
+    for layer in largest:
         name, ns = layer.differences[0]
         cells = "".join(f"{time(layer.ns.get(rung)):>8}" for rung in rungs)
         lines.append(f"{_short(plain(layer.name), 18):18} {time(ns):>8} {name:19}{cells}")
     return lines
 
 
-def _any(bound: Bound, rung: Rung) -> bool:
+def _has_figures(bound: Bound, rung: Rung) -> bool:
     return any(bound.figures.get(rung.value) or ())
 
 
 def _holes(bound: Bound) -> list[str]:
     if not bound.holes:
         return []
-    timed = _any(bound, Rung.AS_RUN)
+    timed = _has_figures(bound, Rung.AS_RUN)
     lines = ["", f"{'not timed' if timed else 'without a ceiling'}: {sum(hole.calls for hole in bound.holes):,} calls"]
     for hole in bound.holes[:MOST_HOLES]:
-        worth = "" if hole.expected_ns is None else f"  about {time(hole.expected_ns)}"
-        lines.append(_cut(f"  {hole.calls:5} {plain(hole.op)}: {plain(hole.reason)}{worth}"))
-    hidden = len(bound.holes) - MOST_HOLES
-    return [*lines, *([f"        {hidden} more operators"] if hidden > 0 else [])]
+        estimate = "" if hole.expected_ns is None else f"  about {time(hole.expected_ns)}"
+        lines.append(_cut(f"  {hole.calls:5} {plain(hole.op)}: {plain(hole.reason)}{estimate}"))
+    remaining = len(bound.holes) - MOST_HOLES
+    return [*lines, *([f"        {remaining} more operators"] if remaining > 0 else [])]
 
 
 def _problems(bound: Bound) -> list[str]:
     shown = [_cut(plain(problem), 158) for problem in bound.problems[:MOST_PROBLEMS]]
-    hidden = len(bound.problems) - len(shown)
-    return ["", *shown, *([f"{hidden} more in --format json"] if hidden > 0 else [])] if shown else []
+    remaining = len(bound.problems) - len(shown)
+    return ["", *shown, *([f"{remaining} more in --format json"] if remaining > 0 else [])] if shown else []
 
 
 def _next(bound: Bound, source: str, partial: bool, step: str) -> str:
@@ -215,38 +217,38 @@ def _next(bound: Bound, source: str, partial: bool, step: str) -> str:
     target = f"{shlex.quote(source)} {step}".rstrip()
     options = shlex.split(step)
     ceiling, timed = bound.rungs[Rung.CEILING.value], bound.rungs[Rung.AS_RUN.value]
-    foreign = _foreign(bound)
-    can_time = not foreign and timed_here(bound.graph)
+    is_foreign = _is_foreign(bound)
+    can_time = not is_foreign and can_time_here(bound.graph)
     if not ceiling.coverage.nodes:
-        if foreign and "--device" not in options:
+        if is_foreign and "--device" not in options:
             return f"xsp bound {target} --device NAME"
-        if not foreign:
+        if not is_foreign:
             return f"xsp bound {target} --fill 60s" if can_time and not timed.coverage.nodes else "xsp doctor --measure"
-    if foreign:
+    if is_foreign:
         if ceiling.coverage.nodes and ceiling.sequential is None and not partial:
             return f"xsp bound {target} --partial"
         if Rung.IN_PLACE.value not in bound.figures:
             return f"xsp bound {target} --html bound.html"
         run = options[options.index("--run") + 1] if "--run" in options else source
         return f"xsp analyze {shlex.quote(run)} A9 A15"
-    tried = timed.coverage.nodes > 0 and not any(hole.reason == NOT_TIMED for hole in bound.holes)
-    if can_time and not tried and (timed.sequential is None or timed.at_least):
+    is_tried = timed.coverage.nodes > 0 and not any(hole.reason == NOT_TIMED for hole in bound.holes)
+    if can_time and not is_tried and (timed.sequential is None or timed.is_lower_limit):
         return f"xsp bound {target} --fill 60s"
     if can_time and timed.sequential is None and not partial:
         return f"xsp bound {target} --partial"
     if Rung.IN_PLACE.value not in bound.figures:
         is_named = re.match(r"(torchvision|timm|transformers|micro):", source)
-        model = shlex.join([source, *_recorded_with(options)])
+        model = shlex.join([source, *_profile_options(options)])
         return f"xsp profile {model}" if is_named else f"xsp bound {target} --run RUN"
     return f"xsp bound {target} --html bound.html"
 
 
-def _recorded_with(typed: Sequence[str]) -> list[str]:
+def _profile_options(arguments: Sequence[str]) -> list[str]:
     """Return those of the typed options that `xsp profile` takes too."""
-    options = ["--train"] if "--train" in typed else []
+    options = ["--train"] if "--train" in arguments else []
     for name in ("--batch", "--input", "--sequence", "--prefill", "--decode"):
-        if name in typed:
-            options += typed[typed.index(name) : typed.index(name) + 2]
+        if name in arguments:
+            options += arguments[arguments.index(name) : arguments.index(name) + 2]
     return options
 
 
@@ -265,7 +267,7 @@ def as_json(bound: Bound) -> dict[str, Any]:
         "source": bound.graph.source.value,
         "edges_known_by": bound.graph.known_by.value,
         "nodes": len(bound.graph.nodes),
-        "computing": sum(bound.counted),
+        "computing": sum(bound.is_computing),
         "coverage": _coverage_json(bound.coverage),
         "ratio": bound.ratio,
         "rungs": {rung.value: _total_json(bound.rungs[rung.value], bound.absent.get(rung.value)) for rung in Rung},
@@ -291,13 +293,13 @@ def as_json(bound: Bound) -> dict[str, Any]:
         ],
         "join": None if bound.join is None else {
             "pairs": bound.join.rules,
-            "planned_not_seen": [_call(bound, index) for index in bound.join.planned_not_seen],
+            "planned_not_seen": [_call(bound, index) for index in bound.join.unmatched_nodes],
             "seen_not_planned": [
-                {"op": bound.join.seen[call].op, "module": bound.join.seen[call].module, "ns": bound.join.seen[call].ns}
-                for call in bound.join.seen_not_planned
+                {"op": call.op, "module": call.module, "ns": call.ns}
+                for call in (bound.join.calls[index] for index in bound.join.unmatched_calls)
             ],
         },
-        "beats_ceiling": bound.beats,
+        "beats_ceiling": bound.below_ceiling,
         "settings": dict(bound.settings),
         "graph_settings": dict(bound.graph.settings),
         "problems": list(bound.problems),
@@ -322,7 +324,7 @@ def _total_json(total: Total, absent: str | None) -> dict[str, Any]:
         "parallel_half_ns": total.parallel_half_ns,
         "machine_ns": total.machine,
         "schedule_ns": total.schedule,
-        "at_least": total.at_least if total.sequential is not None else None,
+        "at_least": total.is_lower_limit if total.sequential is not None else None,
         "path": list(total.path),
         "coverage": _coverage_json(total.coverage),
         "absent": absent if total.sequential is None else None,

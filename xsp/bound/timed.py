@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from xsp import plugins
-from xsp.bench.plan import ONNX_RUNTIME, has_onnx_runtime, overheads, runtime_of, settled
-from xsp.bench.spec import AS_RUN, OTHER_NUMBERS, RUNTIMES, CacheState, Spec, Status, Timing
+from xsp.bench.plan import ONNX_RUNTIME, effective_state, has_onnx_runtime, overheads, runtime_of
+from xsp.bench.spec import AS_RUN, OTHER_PRECISION, RUNTIMES, CacheState, Spec, Status, Timing
 from xsp.bench.timings import Timings
 from xsp.bound.construct import Conditions, construct, module_calls
 from xsp.bound.totals import Figure, Total
@@ -18,12 +19,12 @@ from xsp.graph.node import Graph
 NOT_TIMED = "not timed"
 """Reason of a call that was never timed."""
 
-MARKED = 1.05
+MAX_DRIFT = 1.05
 """Maximum canary ratio (drift of fixed work) of an undisturbed sitting."""
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimingFigures:
     """Figures from timings for the nodes of a graph."""
 
     specs: tuple[Spec | None, ...]
@@ -31,7 +32,7 @@ class Timed:
 
     as_run: tuple[Figure | None, ...]
     best: tuple[Figure | None, ...]
-    why: tuple[str, ...]
+    reasons: tuple[str, ...]
     """Reason of each node without an as-run figure; else empty."""
 
     borrowed: int
@@ -40,23 +41,28 @@ class Timed:
     drift: float | None
     """The largest canary ratio of the used timings; None if unknown."""
 
-    disturbed: int
-    """Number of used timings from sittings with a canary ratio above `MARKED`."""
+    disturbed_timings: int
+    """Number of used timings from sittings with a canary ratio above `MAX_DRIFT`."""
 
-    used: int
+    used_timings: int
     """Number of used timings of all variants."""
 
     at_the_floor: int
     """Number of nodes with the timing of an empty call."""
 
 
-def timed_here(graph: Graph) -> bool:
+def open_timings(timings: Timings | Path | str | None, like: str | None) -> Timings:
+    """Return an open database of timings from itself or its folder; `like` as in `Timings.open`."""
+    return timings if isinstance(timings, Timings) else Timings.open(timings, like=like)
+
+
+def can_time_here(graph: Graph) -> bool:
     """Return whether the runtime for a graph's calls is available."""
     runtime = runtime_of(graph)
     return runtime in plugins.names(RUNTIMES) and (runtime != ONNX_RUNTIME or has_onnx_runtime())
 
 
-def of(graph: Graph, timings: Timings, threads: int, cores: int) -> Timed:
+def of(graph: Graph, timings: Timings, threads: int, cores: int) -> TimingFigures:
     """Return the figures of each node from timings.
 
     Args:
@@ -66,13 +72,13 @@ def of(graph: Graph, timings: Timings, threads: int, cores: int) -> Timed:
         cores: cores of the machine: `best` uses timings with at most this number of threads.
     """
     specs = specs_of(graph, threads)
-    of_work = _by_work(timings, {spec.block.work_key for spec in specs if spec is not None})
-    state, runtime = settled(graph, CacheState.CHAIN), runtime_of(graph)
+    timings_by_work = _by_work(timings, {spec.block.work_key for spec in specs if spec is not None})
+    state, runtime = effective_state(graph, CacheState.CHAIN), runtime_of(graph)
     as_run: list[Figure | None] = []
     best: list[Figure | None] = []
     reasons: list[str] = []
-    used: dict[str, Timing] = {}
-    floor = 0
+    used_timings: dict[str, Timing] = {}
+    floor_count = 0
     for spec in specs:
         timing = None if spec is None else timings.get(spec.key)
         if spec is None or timing is None or not timing.is_timed:
@@ -81,33 +87,33 @@ def of(graph: Graph, timings: Timings, threads: int, cores: int) -> Timed:
         else:
             as_run.append(_figure(timing))
             reasons.append("")
-            used[timing.key] = timing
-            floor += timing.status is Status.QUICK
-        candidates = [] if spec is None else of_work.get(spec.block.work_key, [])
-        same = [
+            used_timings[timing.key] = timing
+            floor_count += timing.status is Status.QUICK
+        candidates = [] if spec is None else timings_by_work.get(spec.block.work_key, [])
+        comparable = [
             timing
             for timing in candidates
             if (timing.state, timing.runtime) == (state, runtime) and timing.threads <= cores
         ]
-        best.append(_least(same))
-        used.update((timing.key, timing) for timing in same)
-    drifts = [timing.canary_ratio for timing in used.values() if timing.canary_ratio is not None]
-    return Timed(
+        best.append(_fastest(comparable))
+        used_timings.update((timing.key, timing) for timing in comparable)
+    drifts = [timing.canary_ratio for timing in used_timings.values() if timing.canary_ratio is not None]
+    return TimingFigures(
         tuple(specs),
         tuple(as_run),
         tuple(best),
         tuple(reasons),
-        sum(timing.environment != timings.environment.hash for timing in used.values()),
+        sum(timing.environment != timings.environment.hash for timing in used_timings.values()),
         max(drifts, default=None),
-        sum(drift > MARKED for drift in drifts),
-        len(used),
-        floor,
+        sum(drift > MAX_DRIFT for drift in drifts),
+        len(used_timings),
+        floor_count,
     )
 
 
 def specs_of(graph: Graph, threads: int) -> list[Spec | None]:
     """Return the spec with which each node is timed; None for nodes that do not compute."""
-    state, runtime = settled(graph, CacheState.CHAIN), runtime_of(graph)
+    state, runtime = effective_state(graph, CacheState.CHAIN), runtime_of(graph)
     specs: list[Spec | None] = [None] * len(graph.nodes)
     for start, stop in windows(graph, 1):
         specs[start] = Spec(block(graph, start, stop), AS_RUN, state, threads, runtime)
@@ -119,7 +125,7 @@ def _by_work(timings: Timings, keys: set[str]) -> Mapping[str, list[Timing]]:
     borrowed = timings.all_of(timings.like) if timings.like is not None else ()
     by_key = {timing.key: timing for timing in (*borrowed, *timings)}  # those of another environment only fill gaps
     for timing in by_key.values():
-        if timing.work_key in keys and timing.is_timed and timing.variant not in OTHER_NUMBERS:
+        if timing.work_key in keys and timing.is_timed and timing.variant not in OTHER_PRECISION:
             by_work[timing.work_key].append(timing)
     return by_work
 
@@ -134,7 +140,7 @@ def _figure(timing: Timing) -> Figure:
     return Figure(float(round(ns)), timing.half_ns or 0.0, timing.key)
 
 
-def _least(timings: Sequence[Timing]) -> Figure | None:
+def _fastest(timings: Sequence[Timing]) -> Figure | None:
     """Return the shortest timing of all variants, with the shortest one for each number of threads."""
     if not timings:
         return None
@@ -142,14 +148,14 @@ def _least(timings: Sequence[Timing]) -> Figure | None:
     for timing in timings:
         ns = _figure(timing).ns
         threads[timing.threads] = min(ns, threads.get(timing.threads, ns))
-    shortest = min((_figure(timing) for timing in timings), key=lambda figure: (figure.ns, figure.key))
-    return Figure(shortest.ns, shortest.half_ns, shortest.key, threads)
+    fastest = min((_figure(timing) for timing in timings), key=lambda figure: (figure.ns, figure.key))
+    return Figure(fastest.ns, fastest.half_ns, fastest.key, threads)
 
 
 def blocks(graph: Graph, timings: Timings, threads: int, size: int, partial: bool) -> tuple[Total, str]:
     """Return the total of blocks of `size` calls, and the reason if there is none; see `xsp.bound.construct`."""
     construction = construct(
-        graph, timings, size, how=Conditions(threads=threads, runtime=runtime_of(graph)), partial=partial
+        graph, timings, size, conditions=Conditions(threads=threads, runtime=runtime_of(graph)), partial=partial
     )
     total = Total(
         construction.coverage, None if construction.ns is None else float(round(construction.ns)), construction.half_ns
@@ -166,10 +172,10 @@ def framework(graph: Graph, timings: Timings, threads: int) -> tuple[Figure | No
     if runtime_of(graph) != "torch":
         return None, "ONNX Runtime calls no modules"
     overhead_timings = [timings.get(spec.key) for spec in overheads(threads)]
-    timed = [timing for timing in overhead_timings if timing is not None and timing.is_timed]
-    if len(timed) < len(overhead_timings):
+    usable = [timing for timing in overhead_timings if timing is not None and timing.is_timed]
+    if len(usable) < len(overhead_timings):
         return None, "the calls of an empty module and an empty operator are not timed"
-    module, view = map(_figure, timed)
+    module, view = map(_figure, usable)
     modules = 1 + module_calls(graph)
     views = sum(not node.computes for node in graph.nodes)
     half_ns = modules * module.half_ns + views * view.half_ns

@@ -1,7 +1,7 @@
 """The sum of a rung over the nodes of a graph: sequential and parallel, with its interval and its coverage.
 
 A node without a figure is a hole and does not count as zero: coverage is the share of known nodes and of their expected
-time. Below a coverage of `ENOUGH` there is no total, or on request only a lower limit.
+time. Below a coverage of `MIN_COVERAGE` there is no total, or on request only a lower limit.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xsp.graph import paths, schedule
-from xsp.graph.node import Graph, KnownBy, Why
+from xsp.graph.node import EdgeKind, Graph, KnownBy
 
-ENOUGH = 0.95
+MIN_COVERAGE = 0.95
 """Minimum share of the expected time for a total."""
 
 Key = str | int
@@ -49,7 +49,7 @@ class Coverage:
 
     @property
     def share(self) -> float:
-        """The share that is compared with `ENOUGH`: of the time if known, else of the nodes; 1 for an empty graph."""
+        """The share to compare with `MIN_COVERAGE`: of the time if known, else of the nodes; 1 for an empty graph."""
         return self.time if self.time is not None else self.nodes / self.of_nodes if self.of_nodes else 1.0
 
     @property
@@ -83,7 +83,7 @@ class Total:
     """Nodes on the longest path, by their number in the graph."""
 
     @property
-    def at_least(self) -> bool:
+    def is_lower_limit(self) -> bool:
         """Whether there are holes, so that the total is a lower limit."""
         return not self.coverage.is_complete
 
@@ -101,81 +101,84 @@ class Total:
 def total(
     graph: Graph,
     figures: Sequence[Figure | None],
-    counted: Sequence[bool],
+    is_computing: Sequence[bool],
     expected: Sequence[float | None],
     cores: int,
     partial: bool = False,
-    beyond_ns: float = 0.0,
+    unattributed_ns: float = 0.0,
 ) -> Total:
     """Return the total of a rung.
 
     Args:
         graph: graph of the nodes.
         figures: figure of each node.
-        counted: whether each node computes; other nodes take no time.
+        is_computing: whether each node computes; other nodes take no time.
         expected: expected time of each node, for coverage.
         cores: number of cores of the machine.
-        partial: return a total of the known nodes also for a coverage below `ENOUGH`.
-        beyond_ns: time of work in the step that belongs to no node, for coverage.
+        partial: return a total of the known nodes also for a coverage below `MIN_COVERAGE`.
+        unattributed_ns: time of work in the step that belongs to no node, for coverage.
     """
-    known = [figure if counts else None for figure, counts in zip(figures, counted, strict=True)]
-    covered = coverage(known, counted, expected, beyond_ns)
-    if not (partial or covered.share >= ENOUGH) or not covered.nodes:
+    computing_figures = [figure if computes else None for figure, computes in zip(figures, is_computing, strict=True)]
+    covered = coverage(computing_figures, is_computing, expected, unattributed_ns)
+    if not (partial or covered.share >= MIN_COVERAGE) or not covered.nodes:
         return Total(covered, None, None)
-    present = [figure for figure in known if figure is not None]
-    sequential = math.fsum(figure.ns for figure in present)
+    known_figures = [figure for figure in computing_figures if figure is not None]
+    sequential = math.fsum(figure.ns for figure in known_figures)
     if graph.known_by is KnownBy.ORDER:
-        return Total(covered, sequential, half(present))
+        return Total(covered, sequential, half(known_figures))
     times: list[schedule.Times] = [
-        {1: 0.0} if figure is None else _up_to(cores, figure.threads) or {cores: figure.ns} for figure in known
+        {1: 0.0} if figure is None else _within_cores(cores, figure.threads) or {cores: figure.ns}
+        for figure in computing_figures
     ]
-    planned = schedule.totals(paths.before(graph), paths.before(graph, *Why), times, cores)
-    path = tuple(node for node in planned.path if known[node] is not None)
+    planned = schedule.totals(paths.predecessors_of(graph), paths.predecessors_of(graph, *EdgeKind), times, cores)
+    path = tuple(node for node in planned.path if computing_figures[node] is not None)
     return Total(
         covered,
         sequential,
-        half(present),
+        half(known_figures),
         min(planned.parallel, sequential),
-        half(known[node] for node in path),
+        half(computing_figures[node] for node in path),
         min(planned.machine, sequential),
         min(planned.schedule, sequential),
         path,
     )
 
 
-def _up_to(cores: int, threads: Mapping[int, float]) -> schedule.Times:
+def _within_cores(cores: int, threads: Mapping[int, float]) -> schedule.Times:
     return {count: ns for count, ns in threads.items() if count <= cores}
 
 
 def half(figures: Iterable[Figure | None]) -> float:
     """Return half of the 95 % interval of a sum; errors of one key add up, those of different keys are independent."""
-    of_key: dict[Key, float] = defaultdict(float)
+    error_by_key: dict[Key, float] = defaultdict(float)
     for index, figure in enumerate(figures):
         if figure is not None:
-            of_key[figure.key or -index - 1] += figure.half_ns
-    return math.sqrt(math.fsum(error * error for error in of_key.values()))
+            error_by_key[figure.key or -index - 1] += figure.half_ns
+    return math.sqrt(math.fsum(error * error for error in error_by_key.values()))
 
 
 def coverage(
     figures: Sequence[Figure | None],
-    counted: Sequence[bool],
+    is_computing: Sequence[bool],
     expected: Sequence[float | None],
-    beyond_ns: float = 0.0,
+    unattributed_ns: float = 0.0,
 ) -> Coverage:
     """Return the coverage of the computing nodes by figures, in nodes and in expected time."""
-    nodes = sum(counted)
+    nodes = sum(is_computing)
     known_ns = math.fsum(
-        figure.ns if expect is None else expect
-        for figure, expect, counts in zip(figures, expected, counted, strict=True)
-        if figure is not None and counts
+        figure.ns if expected_ns is None else expected_ns
+        for figure, expected_ns, computes in zip(figures, expected, is_computing, strict=True)
+        if figure is not None and computes
     )
     holes = [
-        expect for figure, counts, expect in zip(figures, counted, expected, strict=True) if counts and figure is None
+        expected_ns
+        for figure, computes, expected_ns in zip(figures, is_computing, expected, strict=True)
+        if computes and figure is None
     ]
     time: float | None = None
     if all(ns is not None for ns in holes):
-        missing = math.fsum(ns for ns in holes if ns is not None) + beyond_ns
-        time = known_ns / (known_ns + missing) if known_ns + missing else None
+        missing_ns = math.fsum(ns for ns in holes if ns is not None) + unattributed_ns
+        time = known_ns / (known_ns + missing_ns) if known_ns + missing_ns else None
     return Coverage(nodes - len(holes), nodes, time)
 
 
@@ -192,19 +195,19 @@ def expectations(graph: Graph, figures: Sequence[Figure | None], floor: Sequence
     """
     ratios: dict[str, list[float]] = defaultdict(list)
     times: dict[str, list[float]] = defaultdict(list)
-    for node, figure, least in zip(graph.nodes, figures, floor, strict=True):
+    for node, figure, ceiling in zip(graph.nodes, figures, floor, strict=True):
         if figure is not None:
             times[node.call.op].append(figure.ns)
-            if least is not None and least.ns > 0:
-                ratios[node.call.op].append(figure.ns / least.ns)
+            if ceiling is not None and ceiling.ns > 0:
+                ratios[node.call.op].append(figure.ns / ceiling.ns)
     overall = statistics.median([ratio for op_ratios in ratios.values() for ratio in op_ratios] or [1.0])
     expected: list[float | None] = []
-    for node, figure, least in zip(graph.nodes, figures, floor, strict=True):
+    for node, figure, ceiling in zip(graph.nodes, figures, floor, strict=True):
         op = node.call.op
         if figure is not None:
             expected.append(figure.ns)
-        elif least is not None:
-            expected.append(least.ns * (statistics.median(ratios[op]) if ratios[op] else overall))
+        elif ceiling is not None:
+            expected.append(ceiling.ns * (statistics.median(ratios[op]) if ratios[op] else overall))
         else:
             expected.append(statistics.median(times[op]) if times[op] else None)
     return expected

@@ -210,12 +210,12 @@ def _fill(args: argparse.Namespace, timings: Timings, seconds: float) -> int:
     start_seconds: list[float] = []
     try:
         with progress.shown(quiet=False) as show:
-            result = bench.fill(pairs, timings, seconds, show, again=args.again, started=start_seconds.append)
+            result = bench.fill(pairs, timings, seconds, show, again=args.again, on_start=start_seconds.append)
     except KeyboardInterrupt:
         progress.warn("xsp: interrupted; all finished timings are kept: run it again to continue")
         return INTERRUPTED
     summary = graph.name, pairs, timings, result, time.monotonic() - start, sum(start_seconds)
-    _show(args, text.fill_page(*summary), text.filled_as_json(*summary))
+    _show(args, text.fill_page(*summary), text.fill_as_json(*summary))
     return 0
 
 
@@ -231,15 +231,15 @@ def _moved(args: argparse.Namespace, seconds: float) -> int:
     request = links.plan_transfers(
         timings, args.source, args.families, _numbers("--ranks", args.ranks or "2,3,4"),
         None if args.threads is None else _numbers("--threads", args.threads), args.directory,
-        times=not (args.list or args.check),
+        for_timing=not (args.list or args.check),
     )  # fmt: skip
     if args.check:
-        with links.timed_in(request.directory):
-            _show(args, *_check(args, timings, seconds, request.has))
+        with links.storage_folder(request.directory):
+            _show(args, *_check(args, timings, seconds, request.includes))
         return 0
     start, count = time.monotonic(), 0
     if not args.list:
-        for reason in request.refused if args.format == "table" else ():
+        for reason in request.refusals if args.format == "table" else ():
             progress.warn(f"xsp: {reason}")
         try:
             with progress.shown(quiet=False) as show:
@@ -247,12 +247,12 @@ def _moved(args: argparse.Namespace, seconds: float) -> int:
         except KeyboardInterrupt:
             progress.warn("xsp: interrupted; all finished timings are kept: run it again to continue")
             return INTERRUPTED
-    curves, missing = links.known(request, timings)
+    curves, missing = links.existing_curves(request, timings)
     summary = args.source, timings, curves, None if args.list else time.monotonic() - start, missing, count
     if args.section is not None:
         sections.write(args.section, curvetext.SECTION[args.source], curvetext.section(args.source, timings, curves))
     page = "\n".join([curvetext.page(*summary), *text.problems(timings)])
-    _show(args, page, {**curvetext.as_json(*summary), "refused": list(request.refused)})
+    _show(args, page, {**curvetext.as_json(*summary), "refused": list(request.refusals)})
     return 0
 
 
@@ -289,7 +289,7 @@ def _numbers(option: str, text: str) -> list[int]:
 def _list(args: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
     from xsp.bench import text
 
-    return text.list_page(timings), text.listed_as_json(timings)
+    return text.list_page(timings), text.list_as_json(timings)
 
 
 def _check(
@@ -299,8 +299,8 @@ def _check(
 
     runtime = args.source if args.source in MOVED else None
     with progress.shown(quiet=False) as show:
-        result = repeatability.check(timings, seconds, show, runtime=runtime, keep=keep)
-    return text.check_page(result), text.checked_as_json(result)
+        result = repeatability.check(timings, seconds, show, runtime=runtime, is_eligible=keep)
+    return text.check_page(result), text.check_as_json(result)
 
 
 def _compact(args: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
@@ -325,7 +325,7 @@ def _export(args: argparse.Namespace, timings: Timings, seconds: float) -> tuple
 def _import(args: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
     from xsp.bench import text
 
-    count, environments = timings.take_in(args.import_)
+    count, environments = timings.import_file(args.import_)
     message = f"{count:,} timings of {environments} environments were added to {timings.folder}"
     content = {"imported": count, "environments": environments, "problems": list(timings.problems)}
     return "\n".join([message, *text.problems(timings)]), content

@@ -173,7 +173,7 @@ def run(args: argparse.Namespace) -> int:
         return _phases(args, bound)
     if args.html is not None:
         html.write_sections(args.html, f"Least time of {bound.graph.name}", [section.section(bound)])
-    section.keep(bound, args.run or args.source)
+    section.write_section(bound, args.run or args.source)
     if args.format == "json":
         progress.put(json.dumps(text.as_json(bound), indent=2) + "\n")
     else:
@@ -247,7 +247,7 @@ def _curve(args: argparse.Namespace) -> int:
         )
     if args.html is not None:
         html.write_sections(args.html, f"{curve.graph.name} from its blocks", [curvetext.section(curve)])
-    curvetext.keep(curve, args.run or args.source)
+    curvetext.write_section(curve, args.run or args.source)
     if args.format == "json":
         progress.put(json.dumps(curvetext.as_json(curve), indent=2) + "\n")
     else:

@@ -279,7 +279,7 @@ def _correlated(args: argparse.Namespace, patterns: Sequence[str]) -> int:
             f"no model of {args.against} is in {args.source}: the file has names like {measured[0].model!r}, the "
             f"folder like {corpus.rows[0]['spec']!r}"
         )
-    notes, omitted = correlate.left_out(corpus.rows, measured, corpus.settings.get("batch"))
+    notes, omitted = correlate.omissions(corpus.rows, measured, corpus.settings.get("batch"))
     if args.html is not None:
         title = f"{Path(args.source).resolve().name} against {args.against.name}"
         html.write_sections(args.html, title, correlatetext.sections(groups, notes, [*holes, *omitted]))

@@ -207,16 +207,16 @@ def _measure(manifest: Manifest, folder: Path, prepared: PreparedModel, progress
     is_simulated = first_answer.took_ns is not None
     watch = contention.Watch()
     parts, search_result, processor_ms = _measure_parts(manifest, folder, prepared, is_simulated, progress)
-    circumstances = {**environment.noted(), **watch.changes()}
+    circumstances = {**environment.circumstances(), **watch.changes()}
     return _Measurements(outputs, accuracy, is_simulated, parts, search_result, processor_ms, circumstances)
 
 
 def _measured_content(prepared: PreparedModel, measurements: _Measurements) -> dict[str, Any]:
     """Return the fields of a result that describe its environment, samples and outputs."""
-    snapshot, samples = environment.here(), prepared.samples
+    snapshot, samples = environment.current_environment(), prepared.samples
     return {
         "environment": {
-            "hash": snapshot.hash, "equal": dict(snapshot.equal), "noted": measurements.circumstances,
+            "hash": snapshot.hash, "equal": dict(snapshot.properties), "noted": measurements.circumstances,
         },
         "threads": predictors.thread_count(),
         "samples": {"count": len(samples), "checksum": samples.checksum},

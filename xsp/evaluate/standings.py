@@ -209,7 +209,7 @@ def _software_digits(equal_facts: Mapping[str, Any], packages: Any, python: str,
 
 def without_result(manifests: Sequence[Manifest], results: Sequence[Result]) -> list[Manifest]:
     """Return the manifests that have no result with this software on this machine."""
-    equal_facts, facts = environment.here().equal, agents.local_facts(devices=False)
+    equal_facts, facts = environment.current_environment().properties, agents.local_facts(devices=False)
     machine = _digits({name: equal_facts.get(name) for name in MACHINE_FACTS})
     existing = {(result.identity, software_of(result)) for result in results if machine_of(result) == machine}
     return [

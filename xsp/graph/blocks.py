@@ -18,15 +18,15 @@ from xsp.graph import keys
 from xsp.graph.node import Call, Graph, Node, NodeKind, Phase, Role, Tensor
 
 LASTING = frozenset([Role.WEIGHT, Role.BUFFER, Role.STATE])
-"""Roles of values that outlive a step, so that a whole step lies between two uses of them."""
+"""Roles of values that outlive a step, so that two uses of them are a whole step apart."""
 
 WEIGHT_BYTES = "weight_bytes"
 """Setting of a graph without values, such as that of a trace: bytes of all parameters, if modules report them."""
 
-ALONE = frozenset([NodeKind.OPAQUE, NodeKind.COMMUNICATION])
+UNGROUPED = frozenset([NodeKind.OPAQUE, NodeKind.COMMUNICATION])
 """Kinds that are not rerun in isolation: a window of several calls contains none of them."""
 
-_WEIGHTS: dict[str, slice] = {
+_WEIGHT_SLICES: dict[str, slice] = {
     **dict.fromkeys(
         [
             *(f"aten::conv{transposed}{n}d" for transposed in ("", "_transpose") for n in (1, 2, 3)),
@@ -82,9 +82,9 @@ class Block:
         return self._hash([keys.work_key(call) for call in self.calls])
 
     @property
-    def holes(self) -> bool:
+    def is_incomplete(self) -> bool:
         """Whether the shape or the type of a tensor is unknown."""
-        return any(call.holes for call in self.calls)
+        return any(call.is_incomplete for call in self.calls)
 
     @cached_property
     def external(self) -> dict[int, Tensor]:
@@ -112,18 +112,18 @@ class Block:
         }
 
     @classmethod
-    def from_plain(cls, found: Any) -> Block:
+    def from_plain(cls, document: Any) -> Block:
         """Return the block from the output of `to_plain`.
 
         Raises:
-            LookupError, TypeError, ValueError: `found` is not such output, or was changed.
+            LookupError, TypeError, ValueError: `document` is not such output, or was changed.
         """
-        calls = tuple(map(keys.call_from_plain, found["calls"]))
-        wiring = tuple(Wires(*(tuple(map(int, part)) for part in row)) for row in found["wiring"])
+        calls = tuple(map(keys.call_from_plain, document["calls"]))
+        wiring = tuple(Wires(*(tuple(map(int, part)) for part in row)) for row in document["wiring"])
         for call, wires in zip(calls, wiring, strict=True):
             if len(wires.reads) != len(call.inputs) or len(wires.returns) != len(call.outputs):
                 raise ValueError(f"a call of {call.op} has a different number of storages than of tensors")
-        return cls(calls, wiring, tuple(map(int, found["weights"])))
+        return cls(calls, wiring, tuple(map(int, document["weights"])))
 
     def _hash(self, call_keys: list[str]) -> str:
         wiring = [[wires.reads, wires.returns, wires.writes] for wires in self.wiring]
@@ -140,50 +140,52 @@ def block(graph: Graph, start: int, stop: int) -> Block:
     nodes = graph.nodes[start:stop]
     if not 0 <= start < stop <= len(graph.nodes):
         raise GraphError(f"{graph.name} has no nodes {start} to {stop}: there are {len(graph.nodes)}")
-    seen: dict[Any, int] = {}
+    storage_numbers: dict[Any, int] = {}
     roles: dict[int, Role] = {}
     produced: set[int] = set()
-    likely: set[int] = set()
+    assumed_weights: set[int] = set()
 
-    def local(numbers: tuple[int, ...], made_here: bool) -> tuple[int, ...]:
+    def local_numbers(numbers: tuple[int, ...], is_output: bool) -> tuple[int, ...]:
         storages = []
         for index in numbers:
             value = graph.values[index]
-            number = seen.setdefault(value.storage, len(seen))
-            if made_here and number not in roles:
+            number = storage_numbers.setdefault(value.storage, len(storage_numbers))
+            if is_output and number not in roles:
                 produced.add(number)
             roles.setdefault(number, value.role)
             storages.append(number)
         return tuple(storages)
 
-    def untold(call: Call) -> Wires:
-        """Return the wires of a call whose source reports no storages: each tensor gets a storage of its own."""
-        reads = tuple(seen.setdefault(object(), len(seen)) for _ in call.inputs)
-        likely.update(reads[_WEIGHTS.get(call.op, slice(0))])
+    def anonymous_wires(call: Call) -> Wires:
+        """Return the wires of a call whose source reports no storages: each tensor gets its own storage."""
+        reads = tuple(storage_numbers.setdefault(object(), len(storage_numbers)) for _ in call.inputs)
+        assumed_weights.update(reads[_WEIGHT_SLICES.get(call.op, slice(0))])
         if call.op.endswith("_") and reads:
             return Wires(reads, reads[:1] * len(call.outputs), reads[:1])
-        returns = tuple(seen.setdefault(object(), len(seen)) for _ in call.outputs)
+        returns = tuple(storage_numbers.setdefault(object(), len(storage_numbers)) for _ in call.outputs)
         return Wires(reads, returns, returns)
 
     wiring = []
-    optimizes = False
+    has_optimizer = False
     for node in nodes:
-        optimizes |= node.phase is Phase.OPTIMIZER
+        has_optimizer |= node.phase is Phase.OPTIMIZER
         if not (node.reads or node.returns or node.writes):
-            wiring.append(untold(node.call))
+            wiring.append(anonymous_wires(node.call))
             continue
-        reads, returns = local(node.reads, made_here=False), local(node.returns, made_here=True)
-        wiring.append(Wires(reads, returns, local(node.writes, made_here=True)))
-    lasting = LASTING | {Role.GRADIENT} if optimizes else LASTING
-    weights = sorted(likely | {number for number, role in roles.items() if role in lasting and number not in produced})
+        reads, returns = local_numbers(node.reads, is_output=False), local_numbers(node.returns, is_output=True)
+        wiring.append(Wires(reads, returns, local_numbers(node.writes, is_output=True)))
+    lasting = LASTING | {Role.GRADIENT} if has_optimizer else LASTING
+    weights = sorted(
+        assumed_weights | {number for number, role in roles.items() if role in lasting and number not in produced}
+    )
     return Block(tuple(node.call for node in nodes), tuple(wiring), tuple(weights))
 
 
 def windows(graph: Graph, size: int = 1, stride: int | None = None) -> Iterator[tuple[int, int]]:
     """Yield the start and the end of each block of `size` computing calls in a graph, for `block`.
 
-    Views and allocations between the computing calls of a window belong to it, others to no window. A window lies in
-    one phase. Calls that cannot be run on their own form a window alone. A window of several calls is extended if the
+    Views and allocations between the computing calls of a window belong to it, others to no window. A window is within
+    one phase. A call that cannot be run in isolation forms its own window. A window of several calls is extended if the
     next call would overwrite the result of one of its calls.
 
     Args:
@@ -214,25 +216,25 @@ def windows(graph: Graph, size: int = 1, stride: int | None = None) -> Iterator[
 
 
 def _stretches(graph: Graph) -> Iterator[list[int]]:
-    """Yield the places of computing nodes in lists, split at changes of phase and around nodes that stand alone."""
+    """Yield the places of computing nodes in lists, split at changes of phase and around `UNGROUPED` nodes."""
     current: list[int] = []
     for place, node in enumerate(graph.nodes):
         if not node.computes:
             continue
-        alone = node.kind in ALONE
-        if current and (alone or graph.nodes[current[-1]].phase is not node.phase):
+        is_single = node.kind in UNGROUPED
+        if current and (is_single or graph.nodes[current[-1]].phase is not node.phase):
             yield current
             current = []
         current.append(place)
-        if alone:
+        if is_single:
             yield current
             current = []
     if current:
         yield current
 
 
-def _overwrites(graph: Graph, places: list[int], after: Node) -> bool:
-    overwritten = {graph.values[number].storage for number in after.writes} & {
-        graph.values[number].storage for number in after.reads
+def _overwrites(graph: Graph, indices: list[int], following: Node) -> bool:
+    overwritten = {graph.values[number].storage for number in following.writes} & {
+        graph.values[number].storage for number in following.reads
     }
-    return any(graph.values[number].storage in overwritten for place in places for number in graph.nodes[place].writes)
+    return any(graph.values[number].storage in overwritten for place in indices for number in graph.nodes[place].writes)

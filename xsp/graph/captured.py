@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xsp import cached, causal, models
+from xsp import cached, causal, models, processes
 from xsp.cost.held import bytes_of
 from xsp.errors import GraphError, ModelError
 from xsp.graph import files
@@ -49,7 +49,7 @@ class _Step:
     built: Built | None
 
 
-def named(spec: str, settings: Settings) -> Graph:
+def of_name(spec: str, settings: Settings) -> Graph:
     """Capture a step of a model by name, or return the cached graph of the same software.
 
     The graph of a library's model is cached (see `xsp.cached`), so that another process gets it without PyTorch.
@@ -90,18 +90,18 @@ def _conditions(spec: str, settings: Settings) -> dict[str, Any] | None:
 
 
 def _captured(spec: str, settings: Settings) -> Graph:
-    built_on_meta = False
+    is_built = False
 
-    def on_meta() -> _Step:
-        nonlocal built_on_meta
+    def build_on_meta() -> _Step:
+        nonlocal is_built
         built = models.build(spec, settings, device="meta")
-        built_on_meta = True
+        is_built = True
         return ready(built, "meta")
 
-    def moved() -> _Step | None:
-        return None if built_on_meta else ready(models.build(spec, settings), "meta")
+    def move_to_meta() -> _Step | None:
+        return None if is_built else ready(models.build(spec, settings), "meta")
 
-    def on_cpu() -> _Step:
+    def build_on_cpu() -> _Step:
         return ready(models.build(spec, settings), "cpu")
 
     def ready(built: Built | Callable[[], object], device: str) -> _Step:
@@ -112,7 +112,7 @@ def _captured(spec: str, settings: Settings) -> Graph:
         built()
         return _Step(built, None)
 
-    return _climb(spec, settings, dict(zip(RUNGS, (on_meta, moved, on_cpu), strict=True)))
+    return _climb(spec, settings, dict(zip(RUNGS, (build_on_meta, move_to_meta, build_on_cpu), strict=True)))
 
 
 def of_module(
@@ -127,20 +127,20 @@ def of_module(
     """
     name = type(module).__name__
 
-    def moved() -> _Step:
+    def move_to_meta() -> _Step:
         return ready(without_values(module), "meta")
 
-    def on_cpu() -> _Step:
+    def build_on_cpu() -> _Step:
         check_memory(module)
-        return ready(copied(module), "cpu")
+        return ready(copy_module(module), "cpu")
 
     def ready(model: Any, device: str) -> _Step:
-        built = models.Built(model, *owned(args, kwargs, device))
+        built = models.Built(model, *copy_arguments(args, kwargs, device))
         if settings.prefill is not None or settings.decode is not None:
             built = models.of_phase(name, built, settings)
         return _ready(name, built, settings, device)
 
-    graph = _climb(name, settings, {RUNGS[1]: moved, RUNGS[2]: on_cpu})
+    graph = _climb(name, settings, {RUNGS[1]: move_to_meta, RUNGS[2]: build_on_cpu})
     step_batch = batch if settings.prefill is None and settings.decode is None else settings.batch
     return replace(graph, settings={**graph.settings, "batch": step_batch})
 
@@ -155,10 +155,10 @@ def _ready(name: str, built: Built, settings: Settings, device: str) -> _Step:
 
 def _climb(name: str, settings: Settings, rungs: dict[str, Callable[[], _Step | None]]) -> Graph:
     problems: list[Problem] = []
-    for rung, make in rungs.items():
+    for rung, prepare in rungs.items():
         try:
             with _isolated(), contextlib.nullcontext() if rung == RUNGS[2] else _known_values():
-                step = make()
+                step = prepare()
                 if step is not None:
                     return _capture(name, settings, rung, step, problems)
         except Exception as error:
@@ -181,9 +181,9 @@ def _capture(name: str, settings: Settings, rung: str, step: _Step, problems: li
     recorder = Recorder()
     if step.built is not None:
         recorder.modules.register(step.built.model)
-        recorder.take((step.built.args, step.built.kwargs), Role.INPUT)
+        recorder.set_role((step.built.args, step.built.kwargs), Role.INPUT)
         if step.built.state is not None:
-            recorder.take(list(causal.tensors(step.built.state())), Role.STATE)
+            recorder.set_role(list(causal.tensors(step.built.state())), Role.STATE)
     with recorder.recording():
         result = step.run()
     facts = {
@@ -201,8 +201,9 @@ def _capture(name: str, settings: Settings, rung: str, step: _Step, problems: li
 
 
 def _dtype(model: Any) -> str | None:
-    first = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), None)
-    return None if first is None else str(first.dtype).removeprefix("torch.")
+    dtypes = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    dtype = next(dtypes, None)
+    return None if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def without_values(module: Any) -> Any:
@@ -244,7 +245,7 @@ def _results_in(module: Any) -> Iterator[Any]:
         )
 
 
-def copied(module: Any) -> Any:
+def copy_module(module: Any) -> Any:
     """Return a copy of a module; tensors that `copy.deepcopy` refuses, sparse ones and results, are cloned."""
     import torch
 
@@ -253,11 +254,13 @@ def copied(module: Any) -> Any:
     return copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in tensors})
 
 
-def owned(args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def copy_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], device: str
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return copies of arguments on a device: a step may write to them, and a training step gives them gradients."""
-    from xsp.graph.recorder import flat
+    from xsp.graph.recorder import flat_tensors
 
-    tensors = flat([args, kwargs])
+    tensors = flat_tensors([args, kwargs])
     copies = {
         id(tensor): tensor.detach().to(device, copy=True).requires_grad_(tensor.requires_grad) for tensor in tensors
     }
@@ -295,26 +298,20 @@ def check_memory(model: Any) -> None:
     import torch
 
     tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if not torch.nn.parameter.is_lazy(tensor)]
-    needed = sum(map(bytes_of, tensors))
-    free = _free_bytes()
-    if free is not None and needed > free // 2:
-        raise GraphError(f"its weights take {needed / 2**30:.1f} GiB, more than half of the {free / 2**30:.1f} free")
-
-
-def _free_bytes() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, ValueError, StopIteration):
-        return None
+    required_bytes = sum(map(bytes_of, tensors))
+    free_bytes = processes.free_memory_bytes()
+    if free_bytes is not None and required_bytes > free_bytes // 2:
+        raise GraphError(
+            f"its weights take {required_bytes / 2**30:.1f} GiB, more than half of the {free_bytes / 2**30:.1f} free"
+        )
 
 
 def describe_error(error: BaseException) -> str:
     """Return class, first sentence and place of an error; of a `GraphError` only the sentence."""
     root = error.__cause__ or error
-    first = (str(root).strip().split("\n")[0].split(". ")[0] or "no message").rstrip(".")[:200]
+    sentence = (str(root).strip().split("\n")[0].split(". ")[0] or "no message").rstrip(".")[:200]
     if isinstance(root, GraphError):
-        return first
+        return sentence
     frames = traceback.extract_tb(root.__traceback__)
     place = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
-    return f"{type(root).__name__}: {first}{place}"
+    return f"{type(root).__name__}: {sentence}{place}"

@@ -22,7 +22,7 @@ FILE = "measures.jsonl"
 LIMIT_S = 60.0
 """Seconds for one model; the first model of a process may take twice as long, because it imports its library."""
 
-MODELS_A_PROCESS = 50
+MODELS_PER_PROCESS = 50
 
 _CODE = processes.calling("xsp.graph.corpus", "work")
 
@@ -36,7 +36,7 @@ def collect(
     batch: int = 1,
     train: bool = False,
     limit_s: float = LIMIT_S,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = lambda name, done, total: None,
 ) -> list[dict[str, Any]]:
     """Capture models, and return a row for each, in their order.
 
@@ -124,12 +124,14 @@ class _Worker:
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
         self._process: processes.WorkerProcess | None = None
-        self._asked = 0
+        self._requests = 0
 
     def __enter__(self) -> _Worker:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._end()
 
     def ask(self, spec: str, settings: dict[str, Any], out: Path) -> dict[str, Any]:
@@ -138,12 +140,12 @@ class _Worker:
         Raises:
             GraphError: the graph cannot be written.
         """
-        if self._asked >= MODELS_A_PROCESS:
+        if self._requests >= MODELS_PER_PROCESS:
             self._end()
         if self._process is None:
-            self._process, self._asked = processes.WorkerProcess(_CODE), 0
-        limit = self.limit_s * (1 if self._asked else 2)
-        self._asked += 1
+            self._process, self._requests = processes.WorkerProcess(_CODE), 0
+        limit = self.limit_s * (1 if self._requests else 2)
+        self._requests += 1
         path = graph_path(out.resolve(), spec)
         path.parent.mkdir(exist_ok=True)
         start = time.monotonic()

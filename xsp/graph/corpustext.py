@@ -68,7 +68,7 @@ def as_json(corpus: Corpus) -> dict[str, Any]:
         "order": [names[place] for place in order],
         "jaccard": [[_index(indexes[row, column]) for column in order] for row in order],
         "groups": [
-            {"models": [names[place] for place in group.places], "mean_jaccard": _index(group.least)}
+            {"models": [names[place] for place in group.places], "mean_jaccard": _index(group.similarity)}
             for group in groups
             if len(group.places) > 1
         ],
@@ -126,15 +126,15 @@ def _growth(curve: Sequence[tuple[int, int]]) -> list[str]:
 def _groups(corpus: Corpus, groups: Sequence[Group]) -> list[str]:
     large = sorted((group for group in groups if len(group.places) > 1), key=lambda group: -len(group.places))
     if not large:
-        return [f"No models are similar: no two have a Jaccard index of {sharing.ALIKE} or more"]
-    lines = [f"Models that share most of their distinct layers: mean Jaccard index ≥ {sharing.ALIKE}"]
+        return [f"No models are similar: no two have a Jaccard index of {sharing.MIN_SIMILARITY} or more"]
+    lines = [f"Models that share most of their distinct layers: mean Jaccard index ≥ {sharing.MIN_SIMILARITY}"]
     for group in large[:MOST_GROUPS]:
         names = sorted(corpus.members[place].spec for place in group.places)
-        lines += _wrapped(f"{group.least:.2f}  " + ", ".join(_without_prefix(names)), indent=6)
+        lines += _wrapped(f"{group.similarity:.2f}  " + ", ".join(_without_prefix(names)), indent=6)
     remaining = len(large) - MOST_GROUPS
-    alone = len(groups) - len(large)
+    single_count = len(groups) - len(large)
     lines += [f"{remaining} more groups"] if remaining > 0 else []
-    return [*lines, f"{alone} models are in no group"] if alone else lines
+    return [*lines, f"{single_count} models are in no group"] if single_count else lines
 
 
 def _grid(corpus: Corpus, indexes: NDArray[Any], groups: Sequence[Group]) -> list[str]:
@@ -169,8 +169,8 @@ def _without_prefix(names: Sequence[str]) -> list[str]:
     """Return names, omitting the source of a name if the previous name has the same."""
     shortened, previous = [], ""
     for name in names:
-        source, colon, rest = plain(name).rpartition(":")
-        shortened.append(rest if colon and source == previous else plain(name))
+        source, colon, stem = plain(name).rpartition(":")
+        shortened.append(stem if colon and source == previous else plain(name))
         previous = source
     return shortened
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from xsp.errors import first_line
 from xsp.graph import keys, work
 from xsp.graph.node import Call, Node, NodeKind, Tensor
 from xsp.schema import DTYPES, OVERLOAD, SCALARS, STRIDES
@@ -24,13 +25,13 @@ from xsp.schema import DTYPES, OVERLOAD, SCALARS, STRIDES
 UNKNOWN = "not recorded"
 
 TYPES = {
-    **{theirs: ours for ours, theirs in work.KINETO.items()},
+    **{kineto: dtype for dtype, kineto in work.KINETO.items()},
     "long": "int64", "short int": "int16", "signed char": "int8", "char": "int8",
 }  # fmt: skip
 """Type names of Kineto and execution traces → type names of torch."""
 
 VOCABULARY = "aten::"
-"""Only operators of ATen are rerun: others are third-party code, and may be missing."""
+"""Only operators of ATen are rerun: other operators are third-party code, and may be missing."""
 
 
 @dataclass(frozen=True)
@@ -110,22 +111,22 @@ class Calls:
     """Runs the calls that spans describe, each distinct call once."""
 
     def __init__(self) -> None:
-        self._known: dict[CallDescription, Node | None] = {}
+        self._nodes: dict[CallDescription, Node | None] = {}
         self.reasons: dict[str, str] = {}
         """Operator → why a call of it could not be run; one reason per operator."""
 
         self.unrecorded: dict[str, str] = {}
         """Operator → an argument of it that the trace does not record."""
 
-    def of(self, said: CallDescription) -> Node | None:
+    def of(self, description: CallDescription) -> Node | None:
         """Return a node with the call and its effects, as captured; None if the call cannot be run."""
-        if said not in self._known:
+        if description not in self._nodes:
             try:
-                self._known[said] = self._run(said)
+                self._nodes[description] = self._run(description)
             except Exception as error:  # from the operator, torch, or a wrong description
-                self.reasons.setdefault(said.op, (str(error).strip().split("\n")[0] or type(error).__name__)[:160])
-                self._known[said] = None
-        return self._known[said]
+                self.reasons.setdefault(description.op, first_line(error)[:160])
+                self._nodes[description] = None
+        return self._nodes[description]
 
     def _run(self, description: CallDescription) -> Node:
         import torch
@@ -136,11 +137,11 @@ class Calls:
         positional: list[Any] = []
         keywords: dict[str, Any] = {}
         replaced: dict[str, Any] = {}
-        for place, argument in enumerate(operator._schema.arguments):
-            value, recorded = _value(torch, description, place, argument)
-            if recorded is not None:
-                replaced[argument.name] = recorded
-                if recorded == UNKNOWN:
+        for index, argument in enumerate(operator._schema.arguments):
+            value, recorded_value = _value(torch, description, index, argument)
+            if recorded_value is not None:
+                replaced[argument.name] = recorded_value
+                if recorded_value == UNKNOWN:
                     self.unrecorded[description.op] = argument.name
             if argument.kwarg_only:
                 keywords[argument.name] = value
@@ -192,7 +193,7 @@ def _operator(torch: Any, description: CallDescription) -> Any:
     return operator
 
 
-def _value(torch: Any, description: CallDescription, place: int, argument: Any) -> tuple[Any, Any]:
+def _value(torch: Any, description: CallDescription, index: int, argument: Any) -> tuple[Any, Any]:
     """Return the value to pass for an argument, and the value to record in the call if that is different.
 
     Raises:
@@ -200,14 +201,14 @@ def _value(torch: Any, description: CallDescription, place: int, argument: Any) 
     """
     optional = str(argument.real_type).startswith("Optional[")
     kind = str(argument.real_type)[len("Optional[") : -1] if optional else str(argument.real_type)
-    tensor = description.tensors[place] if place < len(description.shapes) else None
+    tensor = description.tensors[index] if index < len(description.shapes) else None
     if isinstance(tensor, tuple):
         return [_without_values(torch, element) for element in tensor], None
     if tensor is not None:
-        if keys.stands_for_tensor(description.op, description.overload, argument.name) and _may_be_number(tensor):
+        if keys.becomes_tensor(description.op, description.overload, argument.name) and _may_be_number(tensor):
             return {"bool": True, "int64": 1, "float64": 1.0, "complex128": 1j}[tensor.dtype], tensor
         return _without_values(torch, tensor), None
-    scalar = description.scalars[place] if place < len(description.scalars) else None
+    scalar = description.scalars[index] if index < len(description.scalars) else None
     if scalar is not None:
         return _scalar(torch, scalar, kind), None
     if kind == "Device":
@@ -260,13 +261,13 @@ TYPES_BY_NUMBER = {
 """ATen's numbers of types → type names."""
 
 
-def described(said: CallDescription) -> Call:
+def unnamed_call(description: CallDescription) -> Call:
     """Return the call of an operator that cannot be run: the tensors and numbers of its span, without names."""
     arguments: list[tuple[str, Any]] = []
-    for place, (tensor, scalar) in enumerate(zip(said.tensors, said.scalars, strict=True)):
+    for index, (tensor, scalar) in enumerate(zip(description.tensors, description.scalars, strict=True)):
         if tensor is not None or scalar is not None:
-            arguments.append((f"input{place}", tensor if tensor is not None else scalar))
-    return Call(said.op, tuple(arguments), (), said.overload)
+            arguments.append((f"input{index}", tensor if tensor is not None else scalar))
+    return Call(description.op, tuple(arguments), (), description.overload)
 
 
 def kind_of(op: str) -> NodeKind:

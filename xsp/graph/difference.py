@@ -66,7 +66,7 @@ def of(first: Graph, second: Graph) -> Difference:
     counts = tuple(Counter(node.key for node in graph.nodes) for graph in (first, second))
     nodes_by_key: dict[str, Node] = {node.key: node for graph in (second, first) for node in graph.nodes}
     rows = [
-        Row(_named(node), key, shapes(node), counts[0][key], counts[1][key])
+        Row(_op_name(node), key, shapes(node), counts[0][key], counts[1][key])
         for key, node in nodes_by_key.items()
         if counts[0][key] != counts[1][key]
     ]
@@ -81,32 +81,37 @@ def of(first: Graph, second: Graph) -> Difference:
     )
 
 
-def page(found: Difference) -> str:
+def page(difference: Difference) -> str:
     """Return the difference as text that fits a terminal of 80 columns."""
-    lines = [f"first   {plain(found.names[0])[:70]}", f"second  {plain(found.names[1])[:70]}", ""]
-    lines += [f"{found.shared:,} calls in both, {found.only[0]:,} only in the first, {found.only[1]:,} in the second"]
-    if found.measures:
+    lines = [f"first   {plain(difference.names[0])[:70]}", f"second  {plain(difference.names[1])[:70]}", ""]
+    lines += [
+        f"{difference.shared:,} calls in both, {difference.only[0]:,} only in the first, "
+        f"{difference.only[1]:,} in the second"
+    ]
+    if difference.measures:
         lines += ["", f"{'measure':28} {'first':>16} {'second':>16}"]
-        lines += [f"{name[:28]:28} {_cell(a):>16} {_cell(b):>16}" for name, a, b in found.measures]
-    if found.calls:
+        lines += [f"{name[:28]:28} {_cell(a):>16} {_cell(b):>16}" for name, a, b in difference.measures]
+    if difference.calls:
         lines += ["", f"{'call':36} {'inputs':28} {'first':>6} {'second':>7}"]
         lines += [
             f"{_cut(row.op, 36):36} {_cut(row.shapes, 28):28} {row.first:6} {row.second:7}"
-            for row in found.calls[:MOST_LINES]
+            for row in difference.calls[:MOST_LINES]
         ]
-        lines += _omitted(len(found.calls), "different calls")
-    if found.modules:
+        lines += _omitted(len(difference.calls), "different calls")
+    if difference.modules:
         lines += ["", f"{'module':50} {'only first':>12} {'only second':>12}"]
-        lines += [f"{_cut(name or '(outermost)', 50):50} {a:12} {b:12}" for name, a, b in found.modules[:MOST_LINES]]
-        lines += _omitted(len(found.modules), "modules")
+        lines += [
+            f"{_cut(name or '(outermost)', 50):50} {a:12} {b:12}" for name, a, b in difference.modules[:MOST_LINES]
+        ]
+        lines += _omitted(len(difference.modules), "modules")
     return "\n".join(lines)
 
 
-def _omitted(count: int, what: str) -> list[str]:
-    return [f"{count - MOST_LINES} more {what}; --format json has all"] if count > MOST_LINES else []
+def _omitted(count: int, label: str) -> list[str]:
+    return [f"{count - MOST_LINES} more {label}; --format json has all"] if count > MOST_LINES else []
 
 
-def _named(node: Node) -> str:
+def _op_name(node: Node) -> str:
     return f"{node.call.op}.{node.call.overload}" if node.call.overload else node.call.op
 
 
@@ -131,9 +136,9 @@ def _modules(first: Graph, second: Graph) -> Iterator[tuple[str, int, int]]:
     empty: Counter[str] = Counter()
     differing = []
     for module in dict.fromkeys([*counts[0], *counts[1]]):
-        mine, theirs = (by_module.get(module, empty) for by_module in counts)
-        if mine != theirs:
-            differing.append((module, (mine - theirs).total(), (theirs - mine).total()))
+        first_calls, second_calls = (by_module.get(module, empty) for by_module in counts)
+        if first_calls != second_calls:
+            differing.append((module, (first_calls - second_calls).total(), (second_calls - first_calls).total()))
     yield from sorted(differing, key=lambda row: -(row[1] + row[2]))
 
 

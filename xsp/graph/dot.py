@@ -8,7 +8,7 @@ from pathlib import Path
 from xsp import atomic
 from xsp.errors import GraphError
 from xsp.graph.measures import critical
-from xsp.graph.node import Graph, Why
+from xsp.graph.node import EdgeKind, Graph
 from xsp.graph.text import shapes
 from xsp.scrub import plain
 
@@ -37,9 +37,9 @@ def _lines(graph: Graph) -> Iterator[str]:
         label = "\n".join(filter(None, (node.call.op, shapes(node), node.module)))
         color = ", color=red, penwidth=2" if number in path else "" if node.computes else ", color=grey, fontcolor=grey"
         yield f"  n{number} [label={_text(label)}{color}];"
-    for edge in graph.edges_of(Why.DATA, Why.ORDER):
+    for edge in graph.edges_of(EdgeKind.DATA, EdgeKind.ORDER):
         style = ""
-        if edge.why is Why.ORDER:
+        if edge.kind is EdgeKind.ORDER:
             style = " [style=dotted]"
         elif edge.before in path and edge.after in path:
             style = " [color=red]"

@@ -17,21 +17,21 @@ from xsp.graph.node import OUTSIDE, Call, Graph, Node, NodeKind, Origin, Phase, 
 from xsp.graph.values import Flow
 
 PREPARED = -2
-"""Stands for a node: a tensor that is made once from others, before all steps."""
+"""Number in place of a node's: the tensor is made once from others, before all steps."""
 
 Storage = tuple[int, int]
 """Name of a storage: its first tensor, or `OUTSIDE` with the number in the original graph."""
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedTensor:
     """A tensor that is made once from others: folded or joined weights."""
 
     tensor: Tensor
-    how: str
+    recipe: str
     """`fold weight`, `fold bias`, `join`, or the name of a type."""
 
-    of: tuple[Origin | None, ...]
+    sources: tuple[Origin | None, ...]
     options: tuple[Any, ...] = ()
 
 
@@ -43,13 +43,13 @@ class Step:
     kind: NodeKind
     module: str
     phase: Phase
-    takes: tuple[Origin, ...]
+    operands: tuple[Origin, ...]
     """Tensor of each of `call.inputs`."""
 
     aliases: tuple[int | None, ...]
-    """For each output the input whose storage it shares; None for a storage of its own."""
+    """For each output the input whose storage it shares; None for its own storage."""
 
-    changes: tuple[int, ...] = ()
+    written_inputs: tuple[int, ...] = ()
     """Inputs whose storage the call writes."""
 
     place: int | None = None
@@ -75,20 +75,20 @@ class Step:
         for argument, value in self.call.arguments:
             count = tensors_in(value)
             if argument == name:
-                return self.takes[number] if isinstance(value, Tensor) else None
+                return self.operands[number] if isinstance(value, Tensor) else None
             number += count
         return None
 
     @property
-    def random(self) -> bool:
+    def is_random(self) -> bool:
         """Whether the call draws random numbers, even if its operator does not always do so."""
         chance = self.option("dropout_p")
         return self.kind is NodeKind.RANDOM or (isinstance(chance, float) and chance > 0)
 
     @property
-    def plain(self) -> bool:
+    def is_pure(self) -> bool:
         """Whether the call only returns tensors made from its inputs, and the same ones for the same inputs."""
-        return self.kind in (NodeKind.COMPUTE, NodeKind.VIEW) and not self.changes and not self.random
+        return self.kind in (NodeKind.COMPUTE, NodeKind.VIEW) and not self.written_inputs and not self.is_random
 
 
 def tensors_in(value: Any) -> int:
@@ -102,12 +102,12 @@ def with_inputs(call: Call, tensors: Sequence[Tensor]) -> Call:
     """Return a call with its inputs replaced by other tensors, in order."""
     remaining = iter(tensors)
 
-    def swapped(value: Any) -> Any:
+    def substituted(value: Any) -> Any:
         if isinstance(value, Tensor):
             return next(remaining)
-        return tuple(map(swapped, value)) if isinstance(value, tuple) else value
+        return tuple(map(substituted, value)) if isinstance(value, tuple) else value
 
-    return replace(call, arguments=tuple((name, swapped(value)) for name, value in call.arguments))
+    return replace(call, arguments=tuple((name, substituted(value)) for name, value in call.arguments))
 
 
 class Draft:
@@ -126,12 +126,12 @@ class Draft:
                 "xsp graph torchvision:NAME, timm:NAME, transformers:NAME, file.py:function"
             )
         self.graph = graph
-        self.prepared: list[Prepared] = []
+        self.prepared: list[PreparedTensor] = []
         self.outputs: list[Origin] = list(graph.outputs)
         self.steps: dict[int, Step] = {}
         self.order: list[int] = []
         self._outside: dict[Origin, Value] = {}
-        self._next = len(graph.nodes)
+        self._next_number = len(graph.nodes)
         storages: dict[int, Storage] = {}
         """Number of a storage in the graph → storage."""
         for place, node in enumerate(graph.nodes):
@@ -147,19 +147,19 @@ class Draft:
                 storage = graph.values[number].storage
                 aliases.append(read_storages.index(storage) if storage in read_storages else None)
                 storages.setdefault(storage, (place, output))
-            written = {graph.values[number].storage for number in node.writes}
-            changes = tuple(number for number, storage in enumerate(read_storages) if storage in written)
-            takes = tuple(origin for origin in node.origins if origin is not None)
+            written_storages = {graph.values[number].storage for number in node.writes}
+            changes = tuple(number for number, storage in enumerate(read_storages) if storage in written_storages)
+            operands = tuple(origin for origin in node.origins if origin is not None)
             self.steps[place] = Step(
-                node.call, node.kind, node.module, node.phase, takes, tuple(aliases), changes, place
+                node.call, node.kind, node.module, node.phase, operands, tuple(aliases), changes, place
             )
             self.order.append(place)
-        kept = {
+        outliving = {
             storages[graph.values[number].storage]
             for number in graph.outliving
             if graph.values[number].storage in storages
         }
-        self._kept = kept - {self.storage(origin) for origin in self.outputs}
+        self._outliving = outliving - {self.storage(origin) for origin in self.outputs}
         """Storages that outlive the step although the step does not return them."""
 
     # --- queries -------------------------------------------------------------------------------------------
@@ -175,8 +175,8 @@ class Draft:
         if origin[0] >= 0:
             return self.steps[origin[0]].call.outputs[origin[1]]
         for step in self.in_order():
-            for taken, tensor in zip(step.takes, step.call.inputs, strict=True):
-                if taken == origin:
+            for operand, tensor in zip(step.operands, step.call.inputs, strict=True):
+                if operand == origin:
                     return tensor
         raise LookupError(origin)
 
@@ -187,11 +187,11 @@ class Draft:
             alias = step.aliases[origin[1]] if origin[1] < len(step.aliases) else None
             if alias is None:
                 return origin
-            origin = step.takes[alias]
+            origin = step.operands[alias]
         if origin[0] == PREPARED:
             return origin
-        read = self._outside.get(origin)
-        return (OUTSIDE, -1 - origin[1] if read is None else read.storage)  # a returned tensor may be read by no call
+        value = self._outside.get(origin)
+        return (OUTSIDE, -1 - origin[1] if value is None else value.storage)  # a returned tensor may be read by no call
 
     def role(self, origin: Origin) -> Role:
         """Return the role of a tensor in the step."""
@@ -202,7 +202,7 @@ class Draft:
             return Role.ACTIVATION
         return next(value.role for value in self._outside.values() if value.storage == storage[1])
 
-    def lasting(self, *origins: Origin | None) -> bool:
+    def are_parameters(self, *origins: Origin | None) -> bool:
         """Return whether tensors are weights or buffers, which are known before all steps."""
         return all(origin is None or self.role(origin) in (Role.WEIGHT, Role.BUFFER) for origin in origins)
 
@@ -210,7 +210,7 @@ class Draft:
         """Yield the calls in the order of execution."""
         return (self.steps[number] for number in self.order)
 
-    def maker(self, origin: Origin | None) -> Step | None:
+    def producer(self, origin: Origin | None) -> Step | None:
         """Return the call that made a tensor; None if the tensor comes from outside."""
         return None if origin is None or origin[0] < 0 else self.steps[origin[0]]
 
@@ -222,12 +222,12 @@ class Draft:
 
     def add(self, step: Step, before: int) -> int:
         """Insert a call before another one, and return its number."""
-        number, self._next = self._next, self._next + 1
+        number, self._next_number = self._next_number, self._next_number + 1
         self.steps[number] = replace(step, place=None)
         self.order.insert(self.order.index(before), number)
         return number
 
-    def prepare(self, prepared: Prepared) -> Origin:
+    def prepare(self, prepared: PreparedTensor) -> Origin:
         """Add a tensor that is made once, and return its name."""
         if prepared not in self.prepared:
             self.prepared.append(prepared)
@@ -238,19 +238,19 @@ class Draft:
         removed = set(numbers)
         self.order = [number for number in self.order if number not in removed]
 
-    def redirect(self, new: dict[Origin, Origin]) -> None:
+    def redirect(self, replacements: dict[Origin, Origin]) -> None:
         """Make all readers of tensors read others, which have the same shape, type and strides."""
 
-        def now(origin: Origin) -> Origin:
-            while origin in new:
-                origin = new[origin]
+        def current(origin: Origin) -> Origin:
+            while origin in replacements:
+                origin = replacements[origin]
             return origin
 
         for number in self.order:
             step = self.steps[number]
-            if any(origin in new for origin in step.takes):
-                self.steps[number] = replace(step, takes=tuple(map(now, step.takes)))
-        self.outputs = [now(origin) for origin in self.outputs]
+            if any(origin in replacements for origin in step.operands):
+                self.steps[number] = replace(step, operands=tuple(map(current, step.operands)))
+        self.outputs = [current(origin) for origin in self.outputs]
 
     def sweep(self, *, keep: Callable[[Step], bool] = lambda step: False) -> list[int]:
         """Remove the calls whose results are not read, and return their numbers."""
@@ -261,11 +261,11 @@ class Draft:
 
     # --- result -------------------------------------------------------------------------------------------
 
-    def finished(self) -> tuple[Graph, dict[int, int]]:
+    def finish(self) -> tuple[Graph, dict[int, int]]:
         """Return the graph, and the place of each remaining call in it."""
         flow = Flow()
         places = {number: place for place, number in enumerate(self.order)}
-        outside = {origin: number for number, origin in enumerate(dict.fromkeys(self._taken_from_outside()))}
+        outside = {origin: number for number, origin in enumerate(dict.fromkeys(self._outside_operands()))}
         outside_values = {value.storage: value for value in self._outside.values()}
         outside_storages = {value.storage for value in outside_values.values()}
         sizes = {
@@ -276,34 +276,34 @@ class Draft:
         original = self._original_storages()
         nodes = []
 
-        def hold(storage: Storage, tensor: Tensor) -> None:
-            if flow.known(storage):
+        def add_if_outside(storage: Storage, tensor: Tensor) -> None:
+            if flow.has_value(storage):
                 return
             if storage[0] == OUTSIDE:
-                flow.outside(storage, outside_values[storage[1]].role, outside_values[storage[1]].bytes)
+                flow.add_outside(storage, outside_values[storage[1]].role, outside_values[storage[1]].bytes)
             elif storage[0] == PREPARED:
-                flow.outside(storage, Role.WEIGHT, tensor.bytes)
+                flow.add_outside(storage, Role.WEIGHT, tensor.bytes)
 
         for place, number in enumerate(self.order):
             step = self.steps[number]
             reads = []
-            for origin, tensor in zip(step.takes, step.call.inputs, strict=True):
+            for origin, tensor in zip(step.operands, step.call.inputs, strict=True):
                 storage = self.storage(origin)
-                hold(storage, tensor)
+                add_if_outside(storage, tensor)
                 reads.append(flow.read(place, storage, places[origin[0]] if origin[0] >= 0 else None))
-            written = dict.fromkeys(self.storage(step.takes[index]) for index in step.changes)
-            writes = [flow.write(place, storage, Role.ACTIVATION, None) for storage in written]
+            written_storages = dict.fromkeys(self.storage(step.operands[index]) for index in step.written_inputs)
+            writes = [flow.write(place, storage, Role.ACTIVATION, None) for storage in written_storages]
             returns = []
             for output, tensor in enumerate(step.call.outputs):
                 storage = self.storage((number, output))
-                if not flow.known(storage):
+                if not flow.has_value(storage):
                     initial = sizes.get(original.get(storage, -1))
                     role = Role.ACTIVATION if initial is None else initial.role
                     writes.append(flow.write(place, storage, role, tensor.bytes if initial is None else initial.bytes))
                 returns.append(flow.current(storage))
             if step.kind in (NodeKind.RANDOM, NodeKind.COMMUNICATION):
-                flow.follow(place, step.kind)
-            origins = tuple(self._renamed(origin, places, outside) for origin in step.takes)
+                flow.add_order(place, step.kind)
+            origins = tuple(self._final_origin(origin, places, outside) for origin in step.operands)
             nodes.append(
                 Node(
                     step.call,
@@ -317,27 +317,31 @@ class Draft:
                     origins=origins,
                 )
             )
-        kept = {*self._kept, *map(self.storage, self.outputs), *(s for s in map(self.storage, outside) if s[0] < 0)}
+        outliving = {
+            *self._outliving,
+            *map(self.storage, self.outputs),
+            *(s for s in map(self.storage, outside) if s[0] < 0),
+        }
         graph = replace(
             self.graph,
             nodes=tuple(nodes),
             edges=flow.edges(),
-            values=flow.finished(),
-            outputs=tuple(self._renamed(origin, places, outside) for origin in self.outputs),
-            outliving=tuple(sorted(flow.current(storage) for storage in kept if flow.known(storage))),
+            values=flow.final_values(),
+            outputs=tuple(self._final_origin(origin, places, outside) for origin in self.outputs),
+            outliving=tuple(sorted(flow.current(storage) for storage in outliving if flow.has_value(storage))),
         )
         return graph, places
 
     def outside_names(self) -> list[Origin]:
         """Return the outside tensors of the finished graph by their names here, in the order of their numbers there."""
-        return list(dict.fromkeys(self._taken_from_outside()))
+        return list(dict.fromkeys(self._outside_operands()))
 
-    def _taken_from_outside(self) -> Iterator[Origin]:
+    def _outside_operands(self) -> Iterator[Origin]:
         for step in self.in_order():
-            yield from (origin for origin in step.takes if origin[0] < 0)
+            yield from (origin for origin in step.operands if origin[0] < 0)
         yield from (origin for origin in self.outputs if origin[0] < 0)
 
-    def _renamed(self, origin: Origin, places: dict[int, int], outside: dict[Origin, int]) -> Origin:
+    def _final_origin(self, origin: Origin, places: dict[int, int], outside: dict[Origin, int]) -> Origin:
         return (places[origin[0]], origin[1]) if origin[0] >= 0 else (OUTSIDE, outside[origin])
 
     def _original_storages(self) -> dict[Storage, int]:
@@ -353,7 +357,7 @@ class Web:
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
-        self.at = {number: place for place, number in enumerate(draft.order)}
+        self.positions = {number: place for place, number in enumerate(draft.order)}
         self.readers: dict[Origin, list[int]] = defaultdict(list)
         """Tensor → calls that read it."""
 
@@ -365,38 +369,41 @@ class Web:
 
         for number in draft.order:
             step = draft.steps[number]
-            for place, origin in enumerate(step.takes):
+            for place, origin in enumerate(step.operands):
                 storage = draft.storage(origin)
                 if not self.readers[origin] or self.readers[origin][-1] != number:
                     self.readers[origin].append(number)
                 if not self.users[storage] or self.users[storage][-1] != number:
                     self.users[storage].append(number)
-                if place in step.changes and number not in self.writers[storage][-1:]:
+                if place in step.written_inputs and number not in self.writers[storage][-1:]:
                     self.writers[storage].append(number)
-        self.kept = {*draft._kept, *map(draft.storage, draft.outputs)}
+        self.outliving = {*draft._outliving, *map(draft.storage, draft.outputs)}
         self.live = self._live()
 
-    def written_after(self, storage: Storage, number: int) -> bool:
+    def is_written_after(self, storage: Storage, number: int) -> bool:
         """Return whether a storage is written after a call."""
-        return any(self.at[writer] > self.at[number] for writer in self.writers.get(storage, ()))
+        return any(self.positions[writer] > self.positions[number] for writer in self.writers.get(storage, ()))
 
-    def written(self, storage: Storage) -> bool:
+    def is_written(self, storage: Storage) -> bool:
         """Return whether a storage is written after it was made."""
         return bool(self.writers.get(storage))
 
-    def written_between(self, storage: Storage, first: int, last: int) -> bool:
+    def is_written_between(self, storage: Storage, first: int, last: int) -> bool:
         """Return whether a storage is written by a call between two others."""
-        return any(self.at[first] < self.at[writer] < self.at[last] for writer in self.writers.get(storage, ()))
+        return any(
+            self.positions[first] < self.positions[writer] < self.positions[last]
+            for writer in self.writers.get(storage, ())
+        )
 
-    def outlives(self, storage: Storage) -> bool:
+    def outlives_step(self, storage: Storage) -> bool:
         """Return whether a storage still exists after the step, and may be read then."""
-        return storage in self.kept or storage[0] < 0
+        return storage in self.outliving or storage[0] < 0
 
     def only_reader(self, origin: Origin) -> int | None:
         """Return the only call that uses a tensor's storage; None if there is no single one, or more may read it."""
         storage = self.draft.storage(origin)
         users = self.users.get(storage, [])
-        if self.outlives(storage) or self.written(storage) or len(users) != 1:
+        if self.outlives_step(storage) or self.is_written(storage) or len(users) != 1:
             return None
         return users[0]
 
@@ -406,27 +413,29 @@ class Web:
         makers: dict[Hashable, list[int]] = defaultdict(list)
         for storage, writers in self.writers.items():
             makers[storage] += writers
-        pending = [number for number in draft.order if self._acts(draft.steps[number])]
+        pending = [number for number in draft.order if self._has_effects(draft.steps[number])]
         pending += [origin[0] for origin in draft.outputs if origin[0] >= 0]
         for number in draft.order:
-            if any((number, place) in self.kept for place in range(len(draft.steps[number].call.outputs))):
+            if any((number, place) in self.outliving for place in range(len(draft.steps[number].call.outputs))):
                 pending.append(number)
-        pending += [writer for storage in self.kept for writer in makers.get(storage, ())]
+        pending += [writer for storage in self.outliving for writer in makers.get(storage, ())]
         live: set[int] = set()
         while pending:
             number = pending.pop()
             if number in live:
                 continue
             live.add(number)
-            for origin in draft.steps[number].takes:
+            for origin in draft.steps[number].operands:
                 if origin[0] >= 0:
                     pending.append(origin[0])
-                position = self.at[number]
-                pending += [writer for writer in makers.get(draft.storage(origin), ()) if self.at[writer] < position]
+                position = self.positions[number]
+                pending += [
+                    writer for writer in makers.get(draft.storage(origin), ()) if self.positions[writer] < position
+                ]
         return live
 
-    def _acts(self, step: Step) -> bool:
+    def _has_effects(self, step: Step) -> bool:
         """Return whether a call has an effect besides returning tensors."""
-        if step.kind in (NodeKind.SYNC, NodeKind.COMMUNICATION, NodeKind.OPAQUE) or step.random:
+        if step.kind in (NodeKind.SYNC, NodeKind.COMMUNICATION, NodeKind.OPAQUE) or step.is_random:
             return True
-        return any(self.draft.storage(step.takes[index])[0] < 0 for index in step.changes)
+        return any(self.draft.storage(step.operands[index])[0] < 0 for index in step.written_inputs)

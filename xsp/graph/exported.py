@@ -20,7 +20,7 @@ from xsp.graph.node import Graph, Problem
 from xsp.models import Built, Settings
 
 
-def named(spec: str, settings: Settings) -> Graph:
+def of_name(spec: str, settings: Settings) -> Graph:
     """Export a model by name, and return the graph of its program.
 
     Raises:
@@ -47,24 +47,24 @@ def of_module(
         GraphError: the module cannot be exported.
     """
     arguments = dict(kwargs)
-    ways = {
+    builders = {
         "exported on meta": lambda: Built(captured.without_values(module), args, arguments),
         "on the CPU": lambda: Built(copy.deepcopy(module), args, arguments),
     }
-    graph = _first_export(type(module).__name__, settings, ways)
+    graph = _first_export(type(module).__name__, settings, builders)
     return replace(graph, settings={**graph.settings, "batch": batch})
 
 
-def _first_export(name: str, settings: Settings, ways: Mapping[str, Callable[[], Built]]) -> Graph:
+def _first_export(name: str, settings: Settings, builders: Mapping[str, Callable[[], Built]]) -> Graph:
     import torch
 
     if settings.train or settings.prefill is not None or settings.decode is not None:
         raise GraphError(f"{name}: export supports only inference, no training steps and no steps with a cache")
     problems: list[Problem] = []
-    for rung, make in ways.items():
+    for rung, build in builders.items():
         device = "cpu" if rung == "on the CPU" else "meta"
         try:
-            built = make()
+            built = build()
             if device == "cpu":
                 captured.check_memory(built.model)
             built = models.on_device(name, built, replace(settings, device=device))

@@ -1,6 +1,6 @@
 """A graph on disk: one JSON file that appears atomically.
 
-Equal calls are stored once, because most layers of a model are alike; nodes refer to them by number. The file has the
+Equal calls are stored once, because a model repeats most of its layers; nodes refer to them by number. The file has the
 version of its format, and a newer version is refused.
 """
 
@@ -19,6 +19,7 @@ from xsp.graph import keys
 from xsp.graph.node import (
     Call,
     Edge,
+    EdgeKind,
     Graph,
     KnownBy,
     Node,
@@ -29,11 +30,10 @@ from xsp.graph.node import (
     Role,
     Source,
     Value,
-    Why,
 )
 
 VERSION = 1
-AGAIN = "save it again: xsp graph SPEC --save FILE"
+SAVE_HINT = "save it again: xsp graph SPEC --save FILE"
 MARK = "xsp_graph"
 """First key of the file; its value is the version."""
 
@@ -66,7 +66,7 @@ def load(path: Path | str) -> Graph:
         text = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
         document = json.loads(text.decode("utf-8-sig"))
     except (ValueError, RecursionError, OSError, EOFError, zlib.error) as error:
-        raise GraphError(f"{path}: the graph is damaged ({error}); {AGAIN}") from error
+        raise GraphError(f"{path}: the graph is damaged ({error}); {SAVE_HINT}") from error
     version = document.get(MARK) if isinstance(document, dict) else None
     if type(version) is not int:
         raise GraphError(f"{path}: not a graph that xsp saved; write one: xsp graph SPEC --save FILE")
@@ -75,7 +75,7 @@ def load(path: Path | str) -> Graph:
     try:
         return from_plain(document)
     except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise GraphError(f"{path}: the graph is damaged ({error}); {AGAIN}") from error
+        raise GraphError(f"{path}: the graph is damaged ({error}); {SAVE_HINT}") from error
 
 
 def to_plain(graph: Graph) -> dict[str, Any]:
@@ -90,8 +90,8 @@ def to_plain(graph: Graph) -> dict[str, Any]:
             calls.append({**keys.call_to_plain(node.call), "key": node.key})
         attributes = [node.kind.value, node.module, node.phase.value]
         nodes.append([number, *attributes, list(node.reads), list(node.returns), list(node.writes)])
-        if node.stated is not None:
-            nodes[-1].append(list(node.stated))
+        if node.stated_work is not None:
+            nodes[-1].append(list(node.stated_work))
     return {
         MARK: VERSION,
         "name": graph.name,
@@ -104,50 +104,51 @@ def to_plain(graph: Graph) -> dict[str, Any]:
         "calls": calls,
         "values": [[value.storage, value.version, value.role.value, value.bytes] for value in graph.values],
         "nodes": nodes,
-        "edges": [[edge.before, edge.after, edge.why.value] for edge in graph.edges],
-        **_outliving(graph),
+        "edges": [[edge.before, edge.after, edge.kind.value] for edge in graph.edges],
+        **_origin_fields(graph),
     }
 
 
-def from_plain(found: dict[str, Any]) -> Graph:
+def from_plain(document: dict[str, Any]) -> Graph:
     """Return the graph from the output of `to_plain`.
 
     Raises:
-        LookupError, ValueError, TypeError: `found` is not such output, or was changed.
+        LookupError, ValueError, TypeError: `document` is not such output, or was changed.
     """
-    calls = [(keys.call_from_plain(entry), str(entry["key"])) for entry in found["calls"]]
+    calls = [(keys.call_from_plain(entry), str(entry["key"])) for entry in document["calls"]]
     for call, key in calls:
         if keys.key(call) != key:
             raise ValueError(f"the key of a call of {call.op} does not match its arguments")
     values = tuple(
-        Value(int(storage), int(version), Role(role), _count(size)) for storage, version, role, size in found["values"]
+        Value(int(storage), int(version), Role(role), _count(size))
+        for storage, version, role, size in document["values"]
     )
-    nodes = tuple(_read_node(calls, *fields) for fields in found["nodes"])
-    if "origins" in found:
-        origins = [tuple(None if pair is None else _pair(pair) for pair in row) for row in found["origins"]]
+    nodes = tuple(_read_node(calls, *fields) for fields in document["nodes"])
+    if "origins" in document:
+        origins = [tuple(None if pair is None else _pair(pair) for pair in row) for row in document["origins"]]
         nodes = tuple(replace(node, origins=row) for node, row in zip(nodes, origins, strict=True))
-    edges = tuple(Edge(before, after, Why(why)) for before, after, why in found["edges"])
-    outputs = tuple(map(_pair, found.get("outputs", ())))
-    kept = tuple(map(int, found["kept"])) if "kept" in found else None
+    edges = tuple(Edge(before, after, EdgeKind(why)) for before, after, why in document["edges"])
+    outputs = tuple(map(_pair, document.get("outputs", ())))
+    outliving = tuple(map(int, document["kept"])) if "kept" in document else None
     _check(nodes, edges, values)
-    _check_outliving(nodes, values, outputs, kept)
+    _check_outliving(nodes, values, outputs, outliving)
     return Graph(
-        name=str(found["name"]),
-        source=Source(found["source"]),
+        name=str(document["name"]),
+        source=Source(document["source"]),
         nodes=nodes,
         edges=edges,
         values=values,
-        known_by=KnownBy(found["known_by"]),
-        counts=str(found["counts"]),
-        parameters=_count(found["parameters"]),
-        settings=dict(found["settings"]),
-        problems=tuple(Problem(str(where), str(reason)) for where, reason in found["problems"]),
+        known_by=KnownBy(document["known_by"]),
+        counts=str(document["counts"]),
+        parameters=_count(document["parameters"]),
+        settings=dict(document["settings"]),
+        problems=tuple(Problem(str(where), str(reason)) for where, reason in document["problems"]),
         outputs=outputs,
-        outliving=kept,
+        outliving=outliving,
     )
 
 
-def _outliving(graph: Graph) -> dict[str, Any]:
+def _origin_fields(graph: Graph) -> dict[str, Any]:
     """Return the origins, outputs and kept values, as far as the source reports them."""
     fields: dict[str, Any] = {}
     if any(node.origins for node in graph.nodes):
@@ -196,12 +197,12 @@ def _check(nodes: tuple[Node, ...], edges: tuple[Edge, ...], values: tuple[Value
 
 
 def _check_outliving(
-    nodes: tuple[Node, ...], values: tuple[Value, ...], outputs: tuple[Origin, ...], kept: tuple[int, ...] | None
+    nodes: tuple[Node, ...], values: tuple[Value, ...], outputs: tuple[Origin, ...], outliving: tuple[int, ...] | None
 ) -> None:
     for maker, output in outputs:
         if maker >= len(nodes) or (maker >= 0 and not 0 <= output < len(nodes[maker].call.outputs)):
             raise ValueError(f"the step returns output {output} of node {maker}, which does not exist")
-    for number in kept or ():
+    for number in outliving or ():
         if not 0 <= number < len(values):
             raise ValueError(f"value {number} is to outlive the step, and does not exist")
 
@@ -220,4 +221,4 @@ def _read_node(
     call, key = calls[number]
     counts = None if stated is None else (_count(stated[0]), _count(stated[1]))
     numbers = tuple(map(int, reads)), tuple(map(int, returns)), tuple(map(int, writes))
-    return Node(call, key, NodeKind(kind), str(module or ""), Phase(phase), *numbers, stated=counts)
+    return Node(call, key, NodeKind(kind), str(module or ""), Phase(phase), *numbers, stated_work=counts)

@@ -20,28 +20,28 @@ FLASH = 1
 """PyTorch's number of the fused kernel of attention."""
 
 
-def convolution(made: Any, data: Any, weight: Any) -> Any:
+def convolution(result: Any, data: Any, weight: Any) -> Any:
     """Return the result of a convolution: its channels are last if those of its input or of its weight are.
 
     The kernels of oneDNN and PyTorch's own do the same, except for 64-bit numbers.
     """
-    if made.dim() not in (4, 5) or torch.float64 in (data.dtype, weight.dtype):
-        return made
-    layout = torch.channels_last if made.dim() == 4 else torch.channels_last_3d
+    if result.dim() not in (4, 5) or torch.float64 in (data.dtype, weight.dtype):
+        return result
+    layout = torch.channels_last if result.dim() == 4 else torch.channels_last_3d
     if layout not in (suggest_memory_format(data), suggest_memory_format(weight)):
-        return made
+        return result
     with _disable_current_modes():
-        return torch.empty_like(made, memory_format=layout)
+        return torch.empty_like(result, memory_format=layout)
 
 
 def attention(
-    made: Any, query: Any, key: Any, value: Any, mask: Any = None, dropout: float = 0.0, causal: bool = False,
-    **named: Any
+    result: Any, query: Any, key: Any, value: Any, mask: Any = None, dropout: float = 0.0, causal: bool = False,
+    **options: Any
 ) -> Any:  # fmt: skip
     """Return the result of attention, laid out as its query if the processor would use the fused kernel."""
-    mask = named.get("attn_mask", mask)
-    dropout, causal = named.get("dropout_p", dropout), named.get("is_causal", causal)
-    scale, grouped = named.get("scale"), bool(named.get("enable_gqa"))
+    mask = options.get("attn_mask", mask)
+    dropout, causal = options.get("dropout_p", dropout), options.get("is_causal", causal)
+    scale, grouped = options.get("scale"), bool(options.get("enable_gqa"))
     try:
         with _disable_current_modes():
             substitutes: list[Any] = [
@@ -49,13 +49,13 @@ def attention(
             ]
             q, k, v, m = substitutes
             if torch._fused_sdp_choice(q, k, v, m, dropout, causal, scale=scale, enable_gqa=grouped) != FLASH:
-                return made
+                return result
             return torch.empty_like(query)
     except Exception:  # the fused kernel refuses it: the mathematical form is used
-        return made
+        return result
 
 
 def _on_cpu(tensor: Any) -> Any:
     """Return a tensor of the processor with the layout of a tensor's first sample; its memory is not written."""
-    first = tensor[:1] if tensor.dim() else tensor
-    return torch.empty_strided(first.shape, first.stride(), dtype=first.dtype)
+    sample = tensor[:1] if tensor.dim() else tensor
+    return torch.empty_strided(sample.shape, sample.stride(), dtype=sample.dtype)

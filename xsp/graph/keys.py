@@ -25,7 +25,7 @@ VALUE_DEPENDENT = frozenset(
         "bucketize repeat_interleave multinomial _grouped_mm kthvalue median mode"
     ).split()
 )
-"""Operators whose time depends on the values of their inputs, namely on positions or their order."""
+"""Operators whose time depends on the values of their inputs: on positions or on their order."""
 
 UNIFORM = "uniform"
 """Values drawn uniformly from the allowed ones: the rule if no other was observed."""
@@ -46,7 +46,7 @@ ERASED: Mapping[str, frozenset[str]] = {
 }
 """Operator → arguments that cannot change the work. Drop-out is left out: probabilities of 0 and 1 change the work."""
 
-NOT_OF_THE_CALL = frozenset(["device", "pin_memory", "non_blocking", "generator"])
+EXTERNAL_ARGUMENTS = frozenset(["device", "pin_memory", "non_blocking", "generator"])
 """Arguments that belong to the machine or to the program, not to the work."""
 
 FLAGS = {"cudnn_enabled": True, "cudnn_enable": True, "allow_tf32": True, "benchmark": False, "deterministic": False}
@@ -64,14 +64,14 @@ def work_key(call: Call) -> str:
     of numbers that become tensors (`x * 0.5`), which a trace does not report."""
     erased = ERASED.get(call.op, frozenset())
     arguments = tuple(
-        (name, as_tensor(value) if stands_for_tensor(call.op, call.overload, name) else value)
+        (name, as_tensor(value) if becomes_tensor(call.op, call.overload, name) else value)
         for name, value in call.arguments
         if name not in erased
     )
     return _hash(canonical(Call(call.op, arguments, call.outputs, call.overload, call.values)))
 
 
-def stands_for_tensor(op: str, overload: str, argument: str) -> bool:
+def becomes_tensor(op: str, overload: str, argument: str) -> bool:
     """Return whether a number passed for an argument becomes a tensor without dimensions: `other` of `x * 0.5`."""
     return argument == "other" and overload in ("", "Tensor", "Tensor_mode") and op.startswith("aten::")
 
@@ -102,17 +102,17 @@ def call_to_plain(call: Call) -> dict[str, Any]:
     }
 
 
-def call_from_plain(found: Any) -> Call:
+def call_from_plain(document: Any) -> Call:
     """Return the call from the output of `call_to_plain`.
 
     Raises:
-        LookupError, TypeError, ValueError: `found` is not such output, or was changed.
+        LookupError, TypeError, ValueError: `document` is not such output, or was changed.
     """
-    arguments = tuple((str(name), read(value)) for name, value in found["arguments"])
-    outputs = tuple(read(output) for output in found["outputs"])
+    arguments = tuple((str(name), from_plain(value)) for name, value in document["arguments"])
+    outputs = tuple(from_plain(output) for output in document["outputs"])
     if not all(isinstance(output, Tensor) for output in outputs):
         raise ValueError("an output that is not a tensor")
-    return Call(str(found["op"]), arguments, outputs, str(found["overload"]), str(found["values"]))
+    return Call(str(document["op"]), arguments, outputs, str(document["overload"]), str(document["values"]))
 
 
 def plain(value: Any) -> Any:
@@ -129,21 +129,21 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else {"other": str(value)}
 
 
-def read(value: Any) -> Any:
+def from_plain(value: Any) -> Any:
     """Return the argument from the output of `plain`.
 
     Raises:
         ValueError: `value` is not such output.
     """
     if isinstance(value, list):
-        return tuple(read(element) for element in value)
+        return tuple(from_plain(element) for element in value)
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
     if kind == "tensor":
         dtype, shape, *stride = content
         tensor = Tensor(dtype, None if shape is None else tuple(shape), tuple(stride[0]) if stride else None)
-        return _checked(tensor)
+        return _validated(tensor)
     if kind == "complex":
         return complex(float(content[0]), float(content[1]))
     if kind == "float":
@@ -153,7 +153,7 @@ def read(value: Any) -> Any:
     raise ValueError(f"there is no argument of kind {kind!r}")
 
 
-def _checked(tensor: Tensor) -> Tensor:
+def _validated(tensor: Tensor) -> Tensor:
     """Check a tensor that was read, and return it.
 
     Raises:

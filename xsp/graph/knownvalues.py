@@ -1,4 +1,4 @@
-"""Values of small tensors, kept beside tensors without values, so that a program that reads them takes its usual path.
+"""Values of small tensors, kept for tensors without values, so that a program that reads them takes its usual path.
 
 On meta tensors a model cannot ask whether a mask is all true, or how many tokens represent an image. Here positions,
 masks and tokens also have their values on the CPU: results that depend only on known values are computed there too.
@@ -19,13 +19,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from xsp.graph import kernels
 
-MOST = 1 << 21
+MAX_ELEMENTS = 1 << 21
 """Most elements of a tensor whose values are kept; enough for masks of a thousand tokens or of an image."""
 
-_MASKED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index")
-_ASKED = "aten::_local_scalar_dense"
+_INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index")
+_READ_SCALAR = "aten::_local_scalar_dense"
 _EMPTY = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
-_SELECTED = "aten::masked_select"
+_MASKED_SELECT = "aten::masked_select"
 _ATTENTION = "aten::scaled_dot_product_attention"
 
 
@@ -37,7 +37,7 @@ class KnownValues(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._known: Any = WeakTensorKeyDictionary()
         self._constants = _Constants(self)
-        self._void: dict[int, Any] = {}
+        self._forgotten: dict[int, Any] = {}
         """Storages whose values are no longer known, because unknown values were written to them."""
 
     def __enter__(self) -> KnownValues:
@@ -46,10 +46,10 @@ class KnownValues(TorchDispatchMode):
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(self, *of: Any) -> None:
+    def __exit__(self, *error: Any) -> None:
         """Stop; known values stay known."""
-        super().__exit__(*of)  # type: ignore[no-untyped-call]
-        self._constants.__exit__(*of)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._constants.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def constant(self, make: Callable[[], Any]) -> Any:
         """Return a constant without values for a tensor that a function makes on the CPU; its values are known."""
@@ -68,14 +68,14 @@ class KnownValues(TorchDispatchMode):
         tensors = [tensor for tensor in tree_flatten((args, keywords))[0] if isinstance(tensor, torch.Tensor)]
         if not _is_of_meta(tensors, keywords):
             return func(*args, **keywords)
-        if name == _ASKED and (value := self.of(args[0])) is not None:
+        if name == _READ_SCALAR and (value := self.of(args[0])) is not None:
             return value.item()
-        if name == "aten::_to_copy" and _goes_to(keywords, "cpu") and (value := self.of(args[0])) is not None:
+        if name == "aten::_to_copy" and _is_for_device(keywords, "cpu") and (value := self.of(args[0])) is not None:
             return func(value, *args[1:], **keywords)
-        if name == _SELECTED and (mask := self.of(args[1])) is not None:
+        if name == _MASKED_SELECT and (mask := self.of(args[1])) is not None:
             count = int(mask.expand(torch.broadcast_shapes(mask.shape, args[0].shape)).sum())
             return args[0].new_empty(count)
-        known_result = self._beside(func, name, args, keywords, tensors)
+        known_result = self._run_on_values(func, name, args, keywords, tensors)
         try:
             result = func(*self._without_masks(name, args), **keywords)
         except Exception:
@@ -94,30 +94,34 @@ class KnownValues(TorchDispatchMode):
         if tensor.device.type == "cpu":
             return tensor if _is_small(tensor) else None
         value = self._known.get(tensor)
-        return None if value is None or value.untyped_storage()._cdata in self._void else value
+        return None if value is None or value.untyped_storage()._cdata in self._forgotten else value
 
-    def _beside(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
+    def _run_on_values(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]
+    ) -> Any:
         """Return the result of an operator on known values; None if they are not known."""
         tags = (torch.Tag.nondeterministic_seeded,)
         if name in _EMPTY or any(tag in func.tags for tag in tags):
             return None
         values = {id(tensor): self.of(tensor) for tensor in tensors}
-        if any(value is None for value in values.values()) or (not tensors and not _makes_little(args)):
+        if any(value is None for value in values.values()) or (not tensors and not _makes_small_result(args)):
             return None
 
-        def known(value: Any) -> Any:
+        def known_value(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 return values[id(value)]
             return torch.device("cpu") if isinstance(value, torch.device) and value.type == "meta" else value
 
         try:
-            return func(*tree_map(known, args), **{key: tree_map(known, value) for key, value in kwargs.items()})
+            return func(
+                *tree_map(known_value, args), **{key: tree_map(known_value, value) for key, value in kwargs.items()}
+            )
         except Exception:  # the CPU refuses it: unknown; the operator itself raises the error
             return None
 
     def _without_masks(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return arguments in which known masks, among indices, are replaced by the positions that they select."""
-        if name not in _MASKED or len(args) < 2:
+        if name not in _INDEXED or len(args) < 2:
             return args
         indices: list[Any] = []
         for index in args[1]:
@@ -144,7 +148,7 @@ class KnownValues(TorchDispatchMode):
             value = self._known.get(tensor)
             if value is not None:  # simplified: all arguments count as written, without a look at the schema
                 storage = value.untyped_storage()
-                self._void[storage._cdata] = storage
+                self._forgotten[storage._cdata] = storage
 
 
 class _Constants(TorchFunctionMode):
@@ -158,7 +162,7 @@ class _Constants(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         keywords = dict(kwargs or {})
-        if func in (torch.tensor, torch.as_tensor) and _goes_to(keywords, "meta") and not _holds_tensors(args):
+        if func in (torch.tensor, torch.as_tensor) and _is_for_device(keywords, "meta") and not _has_tensors(args):
             return self._values.constant(lambda: func(*args, **{**keywords, "device": "cpu"}))
         if func is torch.Tensor.tolist and args[0].device.type == "meta":
             value = self._values.of(args[0])
@@ -180,30 +184,30 @@ def _is_list_of_numbers(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(element, int) for element in value)
 
 
-def _holds_tensors(values: Any) -> bool:
+def _has_tensors(values: Any) -> bool:
     return any(isinstance(element, torch.Tensor) for element in tree_flatten(values)[0])
 
 
 def _is_of_meta(tensors: list[Any], kwargs: dict[str, Any]) -> bool:
-    return _goes_to(kwargs, "meta") or any(tensor.device.type == "meta" for tensor in tensors)
+    return _is_for_device(kwargs, "meta") or any(tensor.device.type == "meta" for tensor in tensors)
 
 
-def _goes_to(kwargs: dict[str, Any], kind: str) -> bool:
+def _is_for_device(kwargs: dict[str, Any], device_type: str) -> bool:
     device = kwargs.get("device")
-    return device is not None and torch.device(device).type == kind
+    return device is not None and torch.device(device).type == device_type
 
 
 def _is_small(tensor: Any) -> bool:
-    return bool(tensor.numel() <= MOST)
+    return bool(tensor.numel() <= MAX_ELEMENTS)
 
 
-def _makes_little(args: tuple[Any, ...]) -> bool:
+def _makes_small_result(args: tuple[Any, ...]) -> bool:
     """Return whether a result made only from numbers is small: its sizes are among the arguments."""
     count = 1
     for number in tree_flatten(args)[0]:
         if isinstance(number, int) and abs(number) > 1:
             count *= abs(number)
-    return count <= MOST
+    return count <= MAX_ELEMENTS
 
 
 def _empty(value: Any) -> Any:

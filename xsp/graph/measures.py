@@ -3,7 +3,7 @@
 | measure | convention |
 |---|---|
 | `nodes` | all calls, in the vocabulary of the source |
-| `views` | calls that neither move nor compute anything: all outputs lie in storages of inputs |
+| `views` | calls that neither move nor compute anything: all outputs are in storages of inputs |
 | `computing` | calls that are neither views nor bare allocations; all calls for a trace that does not distinguish |
 | `unique` | different keys among the computing calls |
 | `edges` | pairs of nodes of which the later one reads a result of the earlier one |
@@ -25,16 +25,16 @@ from typing import Any
 
 from xsp.graph import paths, work
 from xsp.graph.keys import work_key
-from xsp.graph.node import Graph, KnownBy, NodeKind, Role, Why
+from xsp.graph.node import EdgeKind, Graph, KnownBy, NodeKind, Role
 
 
 def measures(graph: Graph) -> dict[str, Any]:
     """Return the measures of a graph by name, as plain values; None if a measure is unknown."""
     computing = graph.computing
     earlier = paths.contracted(graph, lambda node: node.computes)
-    ordered_only = graph.known_by is KnownBy.ORDER
+    is_order_only = graph.known_by is KnownBy.ORDER
     path, _ = paths.longest(earlier, [1] * len(earlier))
-    path_all, _ = paths.longest(paths.before(graph), [1] * len(graph.nodes))
+    path_all, _ = paths.longest(paths.predecessors_of(graph), [1] * len(graph.nodes))
     levels = Counter(paths.levels(earlier, [1] * len(earlier)))
     flops = [work.flops_of(node) for node in graph.nodes]
     traffic = [work.bytes_of(node) for node in graph.nodes]
@@ -42,23 +42,23 @@ def measures(graph: Graph) -> dict[str, Any]:
     total_flops, total_bytes = _total(flops), _total(traffic)
     return {
         "nodes": len(graph.nodes),
-        "views": None if ordered_only else sum(node.kind is NodeKind.VIEW for node in graph.nodes),
+        "views": None if is_order_only else sum(node.kind is NodeKind.VIEW for node in graph.nodes),
         "computing": len(computing),
         "unique": len({node.key for node in computing}),
-        "edges": None if ordered_only else len(graph.edges_of(Why.DATA)),
+        "edges": None if is_order_only else len(graph.edges_of(EdgeKind.DATA)),
         "parameters": graph.parameters,
         "flops": total_flops,
         "bytes": total_bytes,
-        "longest_path": None if ordered_only else int(path),
-        "diameter": None if ordered_only else paths.diameter(earlier),
+        "longest_path": None if is_order_only else int(path),
+        "diameter": None if is_order_only else paths.diameter(earlier),
         "input_elements": _input_elements(graph),
-        "longest_path_all_nodes": None if ordered_only else int(path_all),
-        "width": None if ordered_only else max(levels.values(), default=0),
-        "parallelism": None if ordered_only or not path else round(len(computing) / path, 3),
+        "longest_path_all_nodes": None if is_order_only else int(path_all),
+        "width": None if is_order_only else max(levels.values(), default=0),
+        "parallelism": None if is_order_only or not path else round(len(computing) / path, 3),
         "unique_work": len({work_key(node.call) for node in computing}),
         "unique_all_nodes": len({node.key for node in graph.nodes}),
-        "edges_reuse": len(graph.edges_of(Why.REUSE)),
-        "edges_order": len(graph.edges_of(Why.ORDER)),
+        "edges_reuse": len(graph.edges_of(EdgeKind.REUSE)),
+        "edges_order": len(graph.edges_of(EdgeKind.ORDER)),
         "flops_unknown": sum(figure is None for figure in flops),
         "flops_at_least": sum(filter(None, flops)),
         "bytes_unknown": sum(figure is None for figure in traffic),
@@ -66,7 +66,7 @@ def measures(graph: Graph) -> dict[str, Any]:
         "intensity": round(total_flops / total_bytes, 3) if total_flops is not None and total_bytes else None,
         "weight_bytes": None if graph.parameters is None else by_role[Role.WEIGHT],
         "peak_activation_bytes": _peak(graph),
-        "creates": None if ordered_only else sum(node.kind is NodeKind.CREATE for node in graph.nodes),
+        "creates": None if is_order_only else sum(node.kind is NodeKind.CREATE for node in graph.nodes),
         "random": sum(node.kind is NodeKind.RANDOM for node in graph.nodes),
         "opaque": sum(node.kind is NodeKind.OPAQUE for node in graph.nodes),
     }
@@ -89,7 +89,7 @@ def critical(graph: Graph) -> list[int]:
     """Return the places of the nodes on the longest path, views on it included; empty if only the order is known."""
     if graph.known_by is KnownBy.ORDER:
         return []
-    return paths.longest(paths.before(graph), [float(node.computes) for node in graph.nodes])[1]
+    return paths.longest(paths.predecessors_of(graph), [float(node.computes) for node in graph.nodes])[1]
 
 
 def _total(figures: Sequence[int | None]) -> int | None:

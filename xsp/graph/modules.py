@@ -12,12 +12,12 @@ from torch.nn.modules import module as module_hooks
 class Modules:
     """The path of the running module, from global hooks: hooks on a single module could change its path.
 
-    `torch.nn.TransformerEncoderLayer` takes its slow path if a module has hooks of its own.
+    `torch.nn.TransformerEncoderLayer` takes its slow path if a module has its own hooks.
     """
 
-    def __init__(self, found: Callable[[Any], None]) -> None:
+    def __init__(self, on_register: Callable[[Any], None]) -> None:
         self.roots: list[Any] = []
-        self._found = found
+        self._on_register = on_register
         self._paths: dict[int, str] = {}
         self._owners: dict[int, str] = {}
         self._calls: dict[str, int] = {}
@@ -40,10 +40,10 @@ class Modules:
             self._paths.setdefault(id(module), (prefix + path).rstrip("."))
             for parameter in module.parameters(recurse=False):
                 self._owners.setdefault(id(parameter), (prefix + path).rstrip("."))
-        self._found(root)
+        self._on_register(root)
 
     @contextmanager
-    def entered(self, path: str) -> Iterator[None]:
+    def scope(self, path: str) -> Iterator[None]:
         """Attribute the calls in the body to a module."""
         self._stack.append(path)
         try:
@@ -52,7 +52,7 @@ class Modules:
             self._stack.pop()
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def tracking(self) -> Iterator[None]:
         """Track the calls of modules by hooks."""
         handles = [
             module_hooks.register_module_forward_pre_hook(self._enter),
@@ -71,8 +71,8 @@ class Modules:
                 return
             self.register(module)
         path = self._paths[id(module)]
-        turn = self._calls[path] = self._calls.get(path, 0) + 1
-        self._stack.append(f"{path}#{turn}" if turn > 1 else path)
+        occurrence = self._calls[path] = self._calls.get(path, 0) + 1
+        self._stack.append(f"{path}#{occurrence}" if occurrence > 1 else path)
 
     def _leave(self, module: Any, args: Any, output: Any) -> None:
         if self._stack:

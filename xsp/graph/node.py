@@ -32,7 +32,7 @@ class NodeKind(str, enum.Enum):
     """It makes or changes values."""
 
     VIEW = "view"
-    """All its outputs lie in storages of its inputs, and nothing is written."""
+    """All its outputs are in storages of its inputs, and nothing is written."""
 
     CREATE = "create"
     """It allocates memory without filling it."""
@@ -70,7 +70,7 @@ class Role(str, enum.Enum):
     CONSTANT = "constant"
 
 
-class Why(str, enum.Enum):
+class EdgeKind(str, enum.Enum):
     """The reason for an edge."""
 
     DATA = "data"
@@ -131,7 +131,7 @@ class Tensor:
         return prod(distinct) * size
 
 
-def permuted(tensor: Tensor, order: Sequence[int]) -> Tensor:
+def permute(tensor: Tensor, order: Sequence[int]) -> Tensor:
     """Return a tensor with its dimensions in another order."""
     shape, stride = tensor.shape or (), strides(tensor)
     return tensor_with_strides(tensor.dtype, [shape[dim] for dim in order], [stride[dim] for dim in order])
@@ -139,10 +139,10 @@ def permuted(tensor: Tensor, order: Sequence[int]) -> Tensor:
 
 def strides(tensor: Tensor) -> tuple[int, ...]:
     """Return the strides of a tensor, also of a contiguous one."""
-    return contiguous(tensor.shape or ()) if tensor.stride is None else tensor.stride
+    return contiguous_strides(tensor.shape or ()) if tensor.stride is None else tensor.stride
 
 
-def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a contiguous tensor."""
     steps: list[int] = []
     step = 1
@@ -154,7 +154,7 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 def tensor_with_strides(dtype: str | None, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
     """Return a tensor by its strides, which become None if it is contiguous; dimensions of length 1 are ignored."""
-    expected = contiguous(shape)
+    expected = contiguous_strides(shape)
     is_contiguous = 0 in shape or all(
         a == b for a, b, length in zip(stride, expected, shape, strict=True) if length > 1
     )
@@ -168,7 +168,7 @@ OBJECT = "object "
 """Prefix of an argument that is an object of the framework, not a tensor or a plain value."""
 
 OUTSIDE = -1
-"""Stands for a node: the tensor existed before the step. Such tensors are numbered in the order of appearance."""
+"""Number in place of a node's: the tensor existed before the step; these are numbered in the order of appearance."""
 
 Argument: TypeAlias = Any
 """A tensor, None, a tuple of these, or a plain value: bool, int, float, str, or a tuple of plain values."""
@@ -200,7 +200,7 @@ class Call:
         return tuple((name, value) for name, value in self.arguments if not any(True for _ in _tensors([value])))
 
     @property
-    def holes(self) -> bool:
+    def is_incomplete(self) -> bool:
         """Whether the shape or the type of a tensor is unknown."""
         return any(tensor.bytes is None for tensor in (*self.inputs, *self.outputs))
 
@@ -248,7 +248,7 @@ class Node:
     writes: tuple[int, ...] = ()
     """Numbers of the values that the node made."""
 
-    stated: tuple[int | None, int | None] | None = None
+    stated_work: tuple[int | None, int | None] | None = None
     """FLOPs and bytes as stated by the source, if it does not report enough of the call to compute them."""
 
     origins: tuple[Origin | None, ...] = ()
@@ -267,7 +267,7 @@ class Edge:
 
     before: int
     after: int
-    why: Why
+    kind: EdgeKind
 
 
 @dataclass(frozen=True)
@@ -313,9 +313,9 @@ class Graph:
         """Nodes that do work."""
         return tuple(node for node in self.nodes if node.computes)
 
-    def edges_of(self, *why: Why) -> list[Edge]:
+    def edges_of(self, *kinds: EdgeKind) -> list[Edge]:
         """Return the edges with one of these reasons."""
-        return [edge for edge in self.edges if edge.why in why]
+        return [edge for edge in self.edges if edge.kind in kinds]
 
     def measures(self) -> dict[str, Any]:
         """Return SPOC's measures and the wider family, see `xsp.graph.measures`."""

@@ -44,7 +44,7 @@ def load(path: Path) -> Graph:
     try:
         nodes = [node for node in elements(str(path), "nodes") if isinstance(node, dict)]
         for node in sorted((node for node in nodes if type(node.get("id")) is int), key=lambda node: node["id"]):
-            reader.take(node)
+            reader.read_node(node)
     except TraceError as error:
         raise GraphError(str(error)) from error
     if not reader.nodes:
@@ -54,20 +54,20 @@ def load(path: Path) -> Graph:
         source=Source.OBSERVED,
         nodes=tuple(reader.nodes),
         edges=reader.flow.edges(),
-        values=reader.flow.finished(),
+        values=reader.flow.final_values(),
         known_by=KnownBy.STORAGE,
         counts="outermost operators of the trace",
         settings={"xsp": __version__},
     )
 
 
-def as_trace_reports(call: Call) -> Call:
+def as_recorded_in_trace(call: Call) -> Call:
     """Return a captured call as an execution trace would report it: numbers have six decimals, and a number that
     becomes a tensor (`x * 0.5`) has only its type."""
     return replace(
         call,
         arguments=tuple(
-            (name, _rounded(keys.as_tensor(value) if keys.stands_for_tensor(call.op, call.overload, name) else value))
+            (name, _rounded(keys.as_tensor(value) if keys.becomes_tensor(call.op, call.overload, name) else value))
             for name, value in call.arguments
         ),
     )
@@ -85,21 +85,21 @@ class _Reader:
     def __init__(self) -> None:
         self.flow = Flow()
         self.nodes: list[Node] = []
-        self._covered: dict[int, tuple[bool, str, Phase]] = {}
-        self._through: dict[tuple[int, int], tuple[int, Tensor]] = {}
+        self._scopes: dict[int, tuple[bool, str, Phase]] = {}
+        self._producers: dict[tuple[int, int], tuple[int, Tensor]] = {}
         """Tensor and its storage → the node that last returned it, which may have made a view."""
 
-    def take(self, found: dict[str, Any]) -> None:
-        """Add a node of the file, unless it lies within an operator, or only wraps others."""
-        name, identity = str(found.get("name", "")), found.get("id")
-        attributes = found.get("attrs")
+    def read_node(self, record: dict[str, Any]) -> None:
+        """Add a node of the file, unless it is within an operator, or only wraps others."""
+        name, identity = str(record.get("name", "")), record.get("id")
+        attributes = record.get("attrs")
         values = {
             str(attribute.get("name")): attribute.get("value")
             for attribute in (attributes if isinstance(attributes, list) else ())
             if isinstance(attribute, dict)
         }
-        parent = found.get("ctrl_deps", found.get("parent"))
-        covered, module, phase = self._covered.get(
+        parent = record.get("ctrl_deps", record.get("parent"))
+        is_covered, module, phase = self._scopes.get(
             parent if isinstance(parent, int) else -1, (False, "", Phase.FORWARD)
         )
         if name.startswith("nn.Module: "):
@@ -110,42 +110,42 @@ class _Reader:
             phase = Phase.OPTIMIZER
         is_operator = "::" in name and not name.startswith(("autograd::", "torch::autograd::", "profiler::", "["))
         if isinstance(identity, int):
-            self._covered[identity] = (covered or is_operator, module, phase)
-        if is_operator and not covered:
-            self._add(name, module, phase, found, str(found.get("op_schema") or values.get("op_schema") or ""))
+            self._scopes[identity] = (is_covered or is_operator, module, phase)
+        if is_operator and not is_covered:
+            self._add(name, module, phase, record, str(record.get("op_schema") or values.get("op_schema") or ""))
 
     def _add(self, name: str, module: str, phase: Phase, node: dict[str, Any], schema: str) -> None:
         number = len(self.nodes)
-        declared = _declared(schema)
+        declared = _declarations(schema)
         arguments: list[tuple[str, Any]] = []
         reads: list[int] = []
-        written: dict[Hashable, int] = {}
+        written_bytes: dict[Hashable, int] = {}
         for place, part in enumerate(_part(node, "input")):
-            argument = declared[place] if place < len(declared) else Declared(f"input{place}")
+            argument = declared[place] if place < len(declared) else Declaration(f"input{place}")
             value, records = _argument(*part)
             arguments.append((argument.name, argument.plain(value)))
             for record in records:
-                through, previous = self._through.get((record.number, record.storage), (None, None))
+                through, previous = self._producers.get((record.number, record.storage), (None, None))
                 storage: Hashable = record.storage
                 if record.tensor != previous and argument.may_be_number(name, _overload(schema), record.tensor):
                     storage, through = (number, place), None  # its memory may have belonged to another tensor
-                self.flow.outside(storage, Role.CONSTANT, record.bytes)
+                self.flow.add_outside(storage, Role.CONSTANT, record.bytes)
                 reads.append(self.flow.read(number, storage, through))
-                if argument.written:
-                    written[storage] = record.bytes
-        writes = [self.flow.write(number, storage, Role.ACTIVATION, size) for storage, size in written.items()]
+                if argument.is_written:
+                    written_bytes[storage] = record.bytes
+        writes = [self.flow.write(number, storage, Role.ACTIVATION, size) for storage, size in written_bytes.items()]
         outputs: list[Tensor] = []
         returns: list[int] = []
         read_storages = {self.flow.values[index].storage for index in reads}
         for part in _part(node, "output"):
             for record in _argument(*part)[1]:
-                is_known = self.flow.known(record.storage)
+                is_known = self.flow.has_value(record.storage)
                 if is_known and self.flow.values[self.flow.current(record.storage)].storage in read_storages:
                     returns.append(self.flow.current(record.storage))
                 else:
                     returns.append(self.flow.write(number, record.storage, Role.ACTIVATION, record.bytes))
                     writes.append(returns[-1])
-                self._through[record.number, record.storage] = number, record.tensor
+                self._producers[record.number, record.storage] = number, record.tensor
                 outputs.append(record.tensor)
         rule = keys.UNIFORM if name in keys.VALUE_DEPENDENT else ""
         call = Call(name, tuple(arguments), tuple(outputs), _overload(schema), rule)
@@ -161,13 +161,13 @@ def _kind(name: str, writes: list[int], outputs: list[Tensor]) -> NodeKind:
     return NodeKind.CREATE if name.startswith(("aten::empty", "aten::new_empty")) else NodeKind.COMPUTE
 
 
-def _part(node: dict[str, Any], which: str) -> Iterator[tuple[Any, Any, str, Any]]:
+def _part(node: dict[str, Any], side: str) -> Iterator[tuple[Any, Any, str, Any]]:
     """Yield value, shape, type and strides of each input or output, for any schema version of the file."""
-    section = node.get(f"{which}s")
+    section = node.get(f"{side}s")
     if isinstance(section, dict):
         lists = [section.get(name) for name in ("values", "shapes", "types", "strides")]
     else:
-        lists = [section, *(node.get(f"{which}_{name}") for name in ("shapes", "types", "strides"))]
+        lists = [section, *(node.get(f"{side}_{name}") for name in ("shapes", "types", "strides"))]
     values, shapes, kinds, strides = (column if isinstance(column, list) else [] for column in lists)
     if len(strides) != len(values):  # files of older versions have none
         strides = [None] * len(values)
@@ -221,24 +221,24 @@ def _numbers(value: Any) -> tuple[int, ...] | None:
     )
 
 
-class Declared(NamedTuple):
+class Declaration(NamedTuple):
     """The declaration of an argument in a schema."""
 
     name: str
     kind: str = ""
-    written: bool = False
+    is_written: bool = False
     default: str = ""
 
     def may_be_number(self, op: str, overload: str, tensor: Tensor) -> bool:
-        """Return whether a tensor without dimensions may stand for a Python number."""
+        """Return whether a tensor without dimensions may represent a Python number."""
         is_one = tensor.shape == () and tensor.dtype in keys.NUMBERS.values()
-        return is_one and keys.stands_for_tensor(op, overload, self.name)
+        return is_one and keys.becomes_tensor(op, overload, self.name)
 
     def plain(self, value: Any) -> Any:
         """Return the file's value of the argument as captured calls have it: names for numbers of types and layouts."""
         if self.name in keys.FLAGS:
             return keys.FLAGS[self.name]
-        if self.name in keys.NOT_OF_THE_CALL:
+        if self.name in keys.EXTERNAL_ARGUMENTS:
             return None
         if type(value) is not int:
             return value
@@ -256,7 +256,7 @@ FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_la
 """Memory formats by ATen's numbers."""
 
 
-def _declared(schema: str) -> list[Declared]:
+def _declarations(schema: str) -> list[Declaration]:
     """Return the declaration of each argument in a schema, `aten::add_.Tensor(Tensor(a!) self, …)`."""
     parameters = schema.partition("(")[2].rpartition(") ->")[0]
     parts = re.split(r",\s*(?![^()\[\]]*[)\]])", parameters) if parameters else []
@@ -265,7 +265,7 @@ def _declared(schema: str) -> list[Declared]:
         declaration, _, default = part.partition("=")
         words = declaration.split()
         if words and words != ["*"]:
-            declarations.append(Declared(words[-1], words[0].rstrip("?"), "!)" in declaration, default))
+            declarations.append(Declaration(words[-1], words[0].rstrip("?"), "!)" in declaration, default))
     return declarations
 
 

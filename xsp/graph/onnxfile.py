@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from xsp.errors import GraphError
+from xsp.errors import GraphError, first_line
 from xsp.graph import keys, onnxshapes
 from xsp.graph.node import Call, Graph, KnownBy, Node, NodeKind, Problem, Role, Source, Tensor
 from xsp.graph.values import Flow
@@ -27,8 +27,8 @@ VIEWS = frozenset(["Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"])
 RANDOM = frozenset(
     ["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"]
 )
-OURS = frozenset(["", "ai.onnx", "ai.onnx.ml"])
-HOLDS_GRAPHS = frozenset(["If", "Loop", "Scan", "SequenceMap"])
+STANDARD_DOMAINS = frozenset(["", "ai.onnx", "ai.onnx.ml"])
+WITH_SUBGRAPHS = frozenset(["If", "Loop", "Scan", "SequenceMap"])
 VALUE_DEPENDENT = frozenset(
     "Gather GatherElements GatherND Scatter ScatterElements ScatterND NonZero Unique TopK Compress".split()
 )
@@ -39,7 +39,7 @@ MOST_NAMED = 3
 
 _TYPES = {"FLOAT": "float32", "DOUBLE": "float64", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "BOOL": "bool"}
 
-_HELD = ("f", "i", "s", "t", "g", "floats", "ints", "strings", "tensors", "graphs")
+_VALUE_FIELDS = ("f", "i", "s", "t", "g", "floats", "ints", "strings", "tensors", "graphs")
 """Fields of an attribute that hold its value."""
 
 WINDOWS = {"Conv", "ConvInteger", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"}
@@ -50,7 +50,7 @@ def load(path: Path, batch: int | None = None, sizes: Mapping[str, int] | None =
     """Read an ONNX file.
 
     Args:
-        path: the file; files beside it that hold its weights are not needed.
+        path: the file; separate files with its weights are not needed.
         batch: first dimension of all inputs; default: the number in the file, or 1 if the file has a name instead.
         sizes: numbers for named dimensions of inputs, by name.
 
@@ -60,7 +60,7 @@ def load(path: Path, batch: int | None = None, sizes: Mapping[str, int] | None =
     onnx = _library()
     model = _read(onnx, path)
     problems: list[Problem] = list(_missing_files(path, model))
-    file_batch = onnxshapes.set_sizes(model, batch, onnxshapes.known(path, model, sizes or {}, batch), problems)
+    file_batch = onnxshapes.set_sizes(model, batch, onnxshapes.check_sizes(path, model, sizes or {}, batch), problems)
     newest = onnx.defs.onnx_opset_version()
     for opset in model.opset_import:
         if opset.domain in ("", "ai.onnx") and not 0 < opset.version <= newest:
@@ -70,7 +70,7 @@ def load(path: Path, batch: int | None = None, sizes: Mapping[str, int] | None =
                     f"onnx {onnx.__version__} supports 1 to {newest}; operators are read as defined there",
                 )
             )
-    model = onnxshapes.inferred(onnx, model, problems)
+    model = onnxshapes.with_inferred_shapes(onnx, model, problems)
     advice = "omit --batch" if batch is not None else "give that one: --size" if sizes else "give that one: --batch N"
     return _Reader(onnx, model, path, problems, advice).graph(file_batch)
 
@@ -91,7 +91,7 @@ def _read(onnx: Any, path: Path) -> Any:
     except OSError as error:
         raise GraphError(f"{path}: cannot be read ({error.strerror or error})") from error
     except Exception as error:  # protobuf's errors have no common class across its versions
-        raise GraphError(f"{path}: the ONNX file is damaged ({onnxshapes.first_line(error)})") from error
+        raise GraphError(f"{path}: the ONNX file is damaged ({first_line(error)[:200]})") from error
     if not model.graph.node:
         raise GraphError(f"{path}: not an ONNX model, or a model without nodes")
     return model
@@ -110,24 +110,24 @@ def _missing_files(path: Path, model: Any) -> Iterator[Problem]:
 class _Reader:
     """Reads the nodes of a model once, in order."""
 
-    def __init__(self, onnx: Any, model: Any, path: Path, problems: list[Problem], fitting: str) -> None:
-        self.onnx, self.model, self.path, self.problems, self.fitting = onnx, model, path, problems, fitting
+    def __init__(self, onnx: Any, model: Any, path: Path, problems: list[Problem], advice: str) -> None:
+        self.onnx, self.model, self.path, self.problems, self.advice = onnx, model, path, problems, advice
         self.versions = {opset.domain: opset.version for opset in model.opset_import}
         self.flow = Flow()
         self.nodes: list[Node] = []
         self.constants: dict[str, Tensor] = {}
         self.storage: dict[str, str] = {}
-        self.through: dict[str, int] = {}
-        self.unknown: list[str] = []
-        self.stated = self.folded = 0
-        self.fixed: set[str] = set()
-        self.held: list[str] = []
-        self.read = {name for node in self.model.graph.node for name in (*node.input, *_outer_names(node))}
-        self.read |= {output.name for output in self.model.graph.output}
+        self.view_nodes: dict[str, int] = {}
+        self.unknown_shapes: list[str] = []
+        self.constant_count = self.folded_count = 0
+        self.folded_names: set[str] = set()
+        self.subgraph_nodes: list[str] = []
+        self.used_names = {name for node in self.model.graph.node for name in (*node.input, *_outer_names(node))}
+        self.used_names |= {output.name for output in self.model.graph.output}
         self._defaults: dict[tuple[str, str], dict[str, Any]] = {}
         graph = model.graph
         self.types = {info.name: _tensor(onnx, info.type) for info in (*graph.value_info, *graph.output, *graph.input)}
-        self.impossible = {
+        self.impossible_outputs = {
             info.name
             for info in (*graph.value_info, *graph.output)
             if any(dim.dim_value < -1 for dim in info.type.tensor_type.shape.dim)
@@ -137,26 +137,26 @@ class _Reader:
         for graph_input in graph.input:
             if graph_input.name not in self.constants:
                 self.storage[graph_input.name] = graph_input.name
-                self.flow.outside(graph_input.name, Role.INPUT, self.types[graph_input.name].bytes)
+                self.flow.add_outside(graph_input.name, Role.INPUT, self.types[graph_input.name].bytes)
 
     def graph(self, batch: int | None) -> Graph:
         """Return the graph."""
         for node in self.model.graph.node:
-            self._take(node)
+            self._visit(node)
         if not self.nodes:
             raise GraphError(f"{self.path}: none of its nodes depends on an input")
-        if self.unknown:
-            names = ", ".join(self.unknown[:MOST_NAMED])
-            more = f" and {len(self.unknown) - MOST_NAMED} more" if len(self.unknown) > MOST_NAMED else ""
+        if self.unknown_shapes:
+            names = ", ".join(self.unknown_shapes[:MOST_NAMED])
+            more = f" and {len(self.unknown_shapes) - MOST_NAMED} more" if len(self.unknown_shapes) > MOST_NAMED else ""
             self.problems.append(Problem("shapes", f"unknown for the outputs of {names}{more}"))
-        if self.held:
-            self.problems.append(Problem("graphs inside nodes", f"not analysed: {', '.join(self.held)}"))
+        if self.subgraph_nodes:
+            self.problems.append(Problem("graphs inside nodes", f"not analysed: {', '.join(self.subgraph_nodes)}"))
         settings: dict[str, Any] = {
             "batch": batch,
             "train": False,
             "opset": self.versions.get("", self.versions.get("ai.onnx")),
-            "constant_nodes": self.stated,
-            "from_constants": self.folded,
+            "constant_nodes": self.constant_count,
+            "from_constants": self.folded_count,
             "onnx": self.onnx.__version__,
             "xsp": __version__,
         }
@@ -165,7 +165,7 @@ class _Reader:
             source=Source.ONNX,
             nodes=tuple(self.nodes),
             edges=self.flow.edges(),
-            values=self.flow.finished(),
+            values=self.flow.final_values(),
             known_by=KnownBy.NAMES,
             counts="nodes of ONNX",
             parameters=self._parameters(),
@@ -173,7 +173,7 @@ class _Reader:
             problems=tuple(self.problems),
         )
 
-    def _take(self, node: Any) -> None:
+    def _visit(self, node: Any) -> None:
         names = [name for name in node.input if name]
         for name in names:
             if name not in self.storage and name not in self.constants:
@@ -181,13 +181,13 @@ class _Reader:
                     f"{self.path}: the ONNX file is damaged ({_label(node)} reads {name}, which no node makes)"
                 )
         if node.op_type in CONSTANTS and all(name in self.constants for name in names):
-            self.stated += 1
+            self.constant_count += 1
             for name in node.output:
-                self.constants[name] = self._made_constant(node, name)
+                self.constants[name] = self._constant_tensor(node, name)
             return
         self._add(node)
 
-    def _made_constant(self, node: Any, name: str) -> Tensor:
+    def _constant_tensor(self, node: Any, name: str) -> Tensor:
         if node.op_type == "Constant":
             for attribute in node.attribute:
                 if attribute.name == "value":
@@ -199,19 +199,23 @@ class _Reader:
 
     def _add(self, node: Any) -> None:
         number, domain = len(self.nodes), node.domain
-        output_names = [name for place, name in enumerate(node.output) if name and (not place or name in self.read)]
-        if all(name in self.fixed or name in self.constants for name in (*node.input, *_outer_names(node)) if name):
-            self.folded += 1
-            self.fixed.update(output_names)
-        standard = domain in OURS
+        output_names = [
+            name for place, name in enumerate(node.output) if name and (not place or name in self.used_names)
+        ]
+        if all(
+            name in self.folded_names or name in self.constants for name in (*node.input, *_outer_names(node)) if name
+        ):
+            self.folded_count += 1
+            self.folded_names.update(output_names)
+        standard = domain in STANDARD_DOMAINS
         inputs: list[tuple[str, Any]] = []
         reads: list[int] = []
         for place, name in enumerate(node.input):
             inputs.append((f"input{place}", self._type(name) if name else None))
             if name:
                 reads.append(self._read(number, name))
-        if node.op_type in HOLDS_GRAPHS:
-            self.held.append(_label(node))
+        if node.op_type in WITH_SUBGRAPHS:
+            self.subgraph_nodes.append(_label(node))
             outer_names = [name for name in _outer_names(node) if name in self.storage or name in self.constants]
             inputs += [(f"outer{place}", self._type(name)) for place, name in enumerate(outer_names)]
             reads += [self._read(number, name) for name in outer_names]
@@ -221,28 +225,28 @@ class _Reader:
             self.problems.append(Problem(_label(node), misfit))
             outputs = tuple(Tensor(tensor.dtype, None) for tensor in outputs)
         if any(tensor.shape is None for tensor in outputs):
-            self.unknown.append(_label(node))
+            self.unknown_shapes.append(_label(node))
         view = standard and any(node.input[:1]) and (node.op_type in VIEWS or _is_idle_dropout(node, self.versions))
         returns, writes = [], []
         for name in output_names:
             if view and node.op_type in VIEWS and self._conflicts(node, inputs, name):
                 raise GraphError(
-                    f"{self.path}: {_label(node)} fixes the batch size that the file was made with; {self.fitting}"
+                    f"{self.path}: {_label(node)} fixes the batch size that the file was made with; {self.advice}"
                 )
             if view:
                 self.storage[name] = self.storage.get(node.input[0], node.input[0])
-                self.through[name] = number
+                self.view_nodes[name] = number
                 returns.append(reads[0])
             else:
                 self.storage[name] = name
                 writes.append(self.flow.write(number, name, Role.ACTIVATION, self._type(name).bytes))
                 returns.append(writes[-1])
-        if node.op_type in HOLDS_GRAPHS or not standard or misfit:
+        if node.op_type in WITH_SUBGRAPHS or not standard or misfit:
             kind = NodeKind.OPAQUE
         else:
             kind = NodeKind.VIEW if view else NodeKind.RANDOM if node.op_type in RANDOM else NodeKind.COMPUTE
         if kind is NodeKind.RANDOM:
-            self.flow.follow(number, kind)
+            self.flow.add_order(number, kind)
         call = Call(
             f"{'onnx' if domain in ('', 'ai.onnx') else domain}::{node.op_type}",
             (*inputs, *self._attributes(node).items()),
@@ -259,16 +263,16 @@ class _Reader:
     def _read(self, number: int, name: str) -> int:
         if name in self.constants:
             tensor = self.constants[name]
-            self.flow.outside(name, Role.WEIGHT if _is_weight(tensor) else Role.CONSTANT, tensor.bytes)
+            self.flow.add_outside(name, Role.WEIGHT if _is_weight(tensor) else Role.CONSTANT, tensor.bytes)
             return self.flow.read(number, name)
-        return self.flow.read(number, self.storage[name], self.through.get(name))
+        return self.flow.read(number, self.storage[name], self.view_nodes.get(name))
 
     def _type(self, name: str) -> Tensor:
         return self.constants.get(name) or self.types.get(name) or Tensor(None, None)
 
     def _conflicts(self, node: Any, inputs: list[tuple[str, Any]], name: str) -> bool:
-        before, after = inputs[0][1].elements, self._type(name).elements
-        return before is not None and after is not None and before != after
+        old_count, new_count = inputs[0][1].elements, self._type(name).elements
+        return old_count is not None and new_count is not None and old_count != new_count
 
     def _misfit(self, node: Any, outputs: tuple[Tensor, ...]) -> str:
         """Return why a convolution or pool cannot run on its input, which shape inference does not check; else ""."""
@@ -277,7 +281,7 @@ class _Reader:
         if len(node.input) < (2 if "Conv" in node.op_type else 1) or not outputs:
             return "it lacks an input or its output"
         input_shape = self._type(node.input[0]).shape
-        if node.output[0] in self.impossible or (
+        if node.output[0] in self.impossible_outputs or (
             input_shape and 0 not in input_shape and 0 in (outputs[0].shape or ())
         ):
             return f"its kernel is larger than its padded input{f' {list(input_shape)}' if input_shape else ''}"
@@ -324,12 +328,12 @@ class _Reader:
     def _value(self, attribute: Any) -> Any:
         if not attribute.type or attribute.ref_attr_name:  # files of the first version do not state the type
             fields = {field.name: value for field, value in attribute.ListFields()}
-            return _plain(next((fields[name] for name in _HELD if name in fields), None))
+            return _plain(next((fields[name] for name in _VALUE_FIELDS if name in fields), None))
         return _plain(self.onnx.helper.get_attribute_value(attribute))
 
     def _parameters(self) -> int | None:
         """Return the elements of the constants that are weights and that calls read; None if a shape is unknown."""
-        tensors = [tensor for name, tensor in self.constants.items() if self.flow.known(name)]
+        tensors = [tensor for name, tensor in self.constants.items() if self.flow.has_value(name)]
         elements = [tensor.elements for tensor in tensors if tensor.dtype is None or _is_weight(tensor)]
         return None if None in elements else sum(filter(None, elements))
 

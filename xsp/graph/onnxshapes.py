@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from xsp.errors import GraphError
+from xsp.errors import GraphError, first_line
 from xsp.graph.node import Problem
 
 LARGEST = (1 << 63) - 1
@@ -29,7 +29,7 @@ def _inputs(model: Any) -> list[Any]:
     return [info for info in model.graph.input if info.name not in constants and info.type.HasField("tensor_type")]
 
 
-def known(path: Path, model: Any, sizes: Mapping[str, int], batch: int | None = None) -> Mapping[str, int]:
+def check_sizes(path: Path, model: Any, sizes: Mapping[str, int], batch: int | None = None) -> Mapping[str, int]:
     """Check that each name is that of an input's dimension, and that its size fits the batch; return the sizes."""
     names = [dim.dim_param for info in _inputs(model) for dim in info.type.tensor_type.shape.dim if dim.dim_param]
     for name, number in sizes.items():
@@ -75,12 +75,7 @@ def set_sizes(model: Any, batch: int | None, sizes: Mapping[str, int], problems:
     return batches.pop() if len(batches) == 1 else None
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the name of its class."""
-    return (str(error).strip().split("\n")[0] or type(error).__name__)[:200]
-
-
-def inferred(onnx: Any, model: Any, problems: list[Problem]) -> Any:
+def with_inferred_shapes(onnx: Any, model: Any, problems: list[Problem]) -> Any:
     """Return the model with calls of its functions inlined, and with all shapes that can be inferred."""
     for tensor in model.graph.initializer:
         if _elements(tensor.dims) > SMALL:  # the library cannot handle a model above 2 GB
@@ -94,14 +89,14 @@ def inferred(onnx: Any, model: Any, problems: list[Problem]) -> Any:
         if len(model.functions):
             model = onnx.inliner.inline_local_functions(model)
         try:
-            return _further(
+            return _infer_from_values(
                 onnx, onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=True, data_prop=True)
             )
         except onnx.shape_inference.InferenceError as error:
-            problems.append(Problem("shape inference", first_line(error)))
-        return _further(onnx, _infer(onnx, model))
+            problems.append(Problem("shape inference", first_line(error)[:200]))
+        return _infer_from_values(onnx, _infer(onnx, model))
     except Exception as error:  # protobuf's errors have no common class across its versions
-        problems.append(Problem("shape inference", first_line(error)))
+        problems.append(Problem("shape inference", first_line(error)[:200]))
         return model
 
 
@@ -135,7 +130,7 @@ SIZED_BY_VALUE = {"ConstantOfShape": 0, "Expand": 1}
 """Operator → input that determines the number of elements of the result."""
 
 
-def _further(onnx: Any, model: Any) -> Any:
+def _infer_from_values(onnx: Any, model: Any) -> Any:
     """Return the model with the additional shapes that follow from values which the library does not compute."""
     if len(model.graph.node) > MOST_NODES:
         return model
@@ -212,8 +207,8 @@ def _compute(
     if node.op_type in SIZED_BY_VALUE and math.prod(map(int, values[node.input[SIZED_BY_VALUE[node.op_type]]])) > SMALL:
         return
     if node.op_type == "Range":
-        first, limit, step = (float(values[name]) for name in node.input)
-        if abs(limit - first) > SMALL * abs(step):
+        start, limit, step = (float(values[name]) for name in node.input)
+        if abs(limit - start) > SMALL * abs(step):
             return
     results = ReferenceEvaluator(node, opsets={opset.domain: opset.version for opset in opsets}).run(
         None, {name: values[name] for name in node.input if name}

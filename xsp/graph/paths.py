@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from xsp.graph.node import Graph, Node, Why
+from xsp.graph.node import EdgeKind, Graph, Node
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,10 +16,10 @@ MOST_NODES = 20_000
 _CHUNK = 512
 
 
-def before(graph: Graph, *why: Why) -> list[list[int]]:
+def predecessors_of(graph: Graph, *kinds: EdgeKind) -> list[list[int]]:
     """Return the predecessors of each node, over edges with one of these reasons (default: data)."""
     predecessors: list[list[int]] = [[] for _ in graph.nodes]
-    for edge in graph.edges_of(*(why or (Why.DATA,))):
+    for edge in graph.edges_of(*(kinds or (EdgeKind.DATA,))):
         predecessors[edge.after].append(edge.before)
     return predecessors
 
@@ -55,15 +55,15 @@ def levels(earlier: Sequence[Sequence[int]], weight: Sequence[int]) -> list[int]
     return best
 
 
-def contracted(graph: Graph, kept: Callable[[Node], bool]) -> list[list[int]]:
+def contracted(graph: Graph, is_kept: Callable[[Node], bool]) -> list[list[int]]:
     """Return for each kept node, in new numbers, the kept nodes from which data reach it only through other nodes."""
-    earlier = before(graph)
+    earlier = predecessors_of(graph)
     numbers: dict[int, int] = {}
     reach: list[tuple[int, ...]] = []
     predecessors: list[list[int]] = []
     for number, node in enumerate(graph.nodes):
         sources = tuple(dict.fromkeys(source for predecessor in earlier[number] for source in reach[predecessor]))
-        if kept(node):
+        if is_kept(node):
             numbers[number] = len(predecessors)
             predecessors.append([numbers[source] for source in sources])
             reach.append((number,))
@@ -82,10 +82,10 @@ def diameter(earlier: Sequence[Sequence[int]]) -> int | None:
     count = len(earlier)
     if count > MOST_NODES:
         return None
-    most = 0
-    for first in range(0, count, _CHUNK):
-        most = max(most, _farthest(np.arange(first, min(first + _CHUNK, count)), earlier))
-    return most
+    largest = 0
+    for start in range(0, count, _CHUNK):
+        largest = max(largest, _farthest(np.arange(start, min(start + _CHUNK, count)), earlier))
+    return largest
 
 
 def _farthest(sources: np.ndarray, earlier: Sequence[Sequence[int]]) -> int:
@@ -93,13 +93,13 @@ def _farthest(sources: np.ndarray, earlier: Sequence[Sequence[int]]) -> int:
     import numpy as np
 
     unreached = np.iinfo(np.int16).max - 1  # above `MOST_NODES`, and one more still fits
-    first, count = int(sources[0]), len(earlier)
-    distance = np.full((count - first, len(sources)), unreached, dtype=np.int16)
-    for number in range(first, count):
-        row = distance[number - first]
+    start, count = int(sources[0]), len(earlier)
+    distance = np.full((count - start, len(sources)), unreached, dtype=np.int16)
+    for number in range(start, count):
+        row = distance[number - start]
         for predecessor in earlier[number]:
-            if predecessor >= first:
-                np.minimum(row, distance[predecessor - first] + 1, out=row)
-        if number - first < len(sources):
-            row[number - first] = 1
+            if predecessor >= start:
+                np.minimum(row, distance[predecessor - start] + 1, out=row)
+        if number - start < len(sources):
+            row[number - start] = 1
     return int(distance[distance < unreached].max())

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from xsp.errors import GraphError
+from xsp.errors import GraphError, first_line
 from xsp.graph.node import Graph, Role, Source
 
 
@@ -34,7 +34,7 @@ def load(path: Path) -> Graph:
         try:
             program = torch.export.load(path)
         except Exception as error:  # errors of archive, schema and unpickler have no common class
-            reason = _first(_root(logged, error))
+            reason = first_line(_root(logged, error))[:200]
             raise GraphError(
                 f"{path}: torch {torch.__version__} cannot read this program ({reason}); it is damaged, not "
                 "a program of torch.export, or written by another version: export it again with this one"
@@ -93,7 +93,7 @@ def of(program: Any, name: str) -> Graph:
         lasting = kind in ("PARAMETER", "BUFFER")  # a program takes each of several tied weights
         memory = memory_of(program.state_dict.get(specs[node.name].target)) if lasting else None
         tensor = value if memory is None else shared.setdefault(memory, value)
-        recorder.take(tensor, _ROLES.get(kind, Role.CONSTANT))
+        recorder.set_role(tensor, _ROLES.get(kind, Role.CONSTANT))
         if kind == "PARAMETER" and isinstance(value, torch.Tensor) and tensor is value:
             parameters += value.numel()
         inputs.append(tensor)
@@ -102,9 +102,9 @@ def of(program: Any, name: str) -> Graph:
         with quiet(), torch.inference_mode(), KnownValues(), recorder.recording():
             result = runner.run(*inputs)
     except Exception as error:
-        location = f" at {runner.at}" if runner.at else ""
+        location = f" at {runner.current_target}" if runner.current_target else ""
         raise GraphError(
-            f"{name}: the program does not run on tensors without values{location} ({_first(error)})"
+            f"{name}: the program does not run on tensors without values{location} ({first_line(error)[:200]})"
         ) from error
     tensor = next(
         (candidate for candidate in inputs if isinstance(candidate, torch.Tensor) and candidate.is_floating_point()),
@@ -133,12 +133,12 @@ def _runner(module: Any, recorder: Any) -> Any:
     guards = {getattr(torch.ops.aten, name) for name in GUARDS}
 
     class Runner(torch.fx.Interpreter):
-        at = ""
+        current_target = ""
 
         def run_node(self, node: Any) -> Any:
-            self.at = f"{node.target}"
+            self.current_target = f"{node.target}"
             stack = list((node.meta.get("nn_module_stack") or {}).values())
-            with recorder.modules.entered(str(stack[-1][0]) if stack else ""):
+            with recorder.modules.scope(str(stack[-1][0]) if stack else ""):
                 return super().run_node(node)
 
         def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -170,10 +170,6 @@ def _size(value: Any) -> Any:
     """Return a number; for a variable size, its value when the program was exported."""
     node = getattr(value, "node", None)
     return value if node is None else node.hint
-
-
-def _first(error: BaseException) -> str:
-    return (str(error).strip().split("\n")[0] or type(error).__name__)[:200]
 
 
 def _root(logged: list[BaseException], error: BaseException) -> BaseException:

@@ -37,7 +37,7 @@ from xsp.graph.node import (
 from xsp.graph.values import Flow
 from xsp.version import __version__
 
-NO_CALLS = frozenset(["profiler", "prim", "rngprims"])
+IGNORED_NAMESPACES = frozenset(["profiler", "prim", "rngprims"])
 """Vocabularies of the framework's internal annotations, which are not calls of the step."""
 
 STATISTICS = frozenset(
@@ -45,13 +45,13 @@ STATISTICS = frozenset(
 )
 """Operators that change their running statistics in training, although their schemas do not declare it."""
 
-DROPS = frozenset(f"aten::{kind}dropout_" for kind in ("", "alpha_", "feature_", "feature_alpha_"))
+INPLACE_DROPOUTS = frozenset(f"aten::{kind}dropout_" for kind in ("", "alpha_", "feature_", "feature_alpha_"))
 """Operators that do not write their input outside training, although their schemas declare it."""
 
-UNTOLD = object()
-"""Stands for an unknown result of a step."""
+UNKNOWN_RESULT = object()
+"""Default for the result of a step: it is unknown."""
 
-COMMUNICATES = frozenset(["c10d", "_c10d_functional", "c10d_functional", "symm_mem"])
+COMMUNICATION_NAMESPACES = frozenset(["c10d", "_c10d_functional", "c10d_functional", "symm_mem"])
 
 
 class Argument(NamedTuple):
@@ -59,12 +59,12 @@ class Argument(NamedTuple):
 
     name: str
     default: Any
-    written: bool
-    only_written: bool
+    is_written: bool
+    is_output: bool
 
 
 @dataclass(frozen=True)
-class Recorded:
+class Recording:
     """The recorded calls of a step."""
 
     nodes: tuple[Node, ...]
@@ -126,24 +126,24 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.nodes: list[Node] = []
         self.flow = Flow()
-        self.modules = Modules(self._known_module)
+        self.modules = Modules(self._register_module)
         self.parameters = 0
         self._schemas: dict[Any, list[Argument]] = {}
-        self._alive: dict[int, StorageWeakRef] = {}
-        self._held: list[Any] = []
-        self._through: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self._named: dict[tuple[Hashable, ...], Origin] = {}
-        self._made_here: set[Hashable] = set()
-        self._outsiders = 0
+        self._storages: dict[int, StorageWeakRef] = {}
+        self._pinned: list[Any] = []
+        self._producers: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._origins: dict[tuple[Hashable, ...], Origin] = {}
+        self._new_storages: set[Hashable] = set()
+        self._outside_count = 0
         self._counted: set[tuple[Any, ...]] = set()
         self._by_sequence: list[tuple[int, str]] = []
-        self._optimizing = 0
+        self._optimizer_depth = 0
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record the calls in the body on this thread; all hooks are removed afterwards."""
         with ExitStack() as stack:
-            stack.enter_context(self.modules.watched())
+            stack.enter_context(self.modules.tracking())
             for handle in (
                 optimizer_hooks.register_optimizer_step_pre_hook(lambda *_: self._optimizer(1)),
                 optimizer_hooks.register_optimizer_step_post_hook(lambda *_: self._optimizer(-1)),
@@ -152,12 +152,12 @@ class Recorder(TorchDispatchMode):
             stack.enter_context(self)
             yield
 
-    def take(self, values: Any, role: Role) -> None:
+    def set_role(self, values: Any, role: Role) -> None:
         """Set the role of the tensors in a value, before the step runs."""
-        for tensor in flat(values):
+        for tensor in flat_tensors(values):
             self._outside(tensor, role)
 
-    def finish(self, result: Any = UNTOLD) -> Recorded:
+    def finish(self, result: Any = UNKNOWN_RESULT) -> Recording:
         """Return the recorded calls.
 
         Args:
@@ -169,41 +169,42 @@ class Recorder(TorchDispatchMode):
                     self.flow.mark(self._storage(parameter.grad), Role.GRADIENT)
         outputs: tuple[Origin, ...] = ()
         outliving: tuple[int, ...] | None = None
-        if result is not UNTOLD:
-            outputs = tuple(origin for origin in map(self._origin, flat(result)) if origin is not None)
-            alive: list[Hashable] = [place for place, storage in self._alive.items() if not storage.expired()]
-            alive += [("tensor", id(tensor)) for tensor in self._held]
-            outliving = tuple(sorted(self.flow.current(storage) for storage in alive if self.flow.known(storage)))
-        return Recorded(tuple(self.nodes), self.flow.edges(), self.flow.finished(), self.parameters, outputs, outliving)
+        if result is not UNKNOWN_RESULT:
+            outputs = tuple(origin for origin in map(self._origin, flat_tensors(result)) if origin is not None)
+            alive: list[Hashable] = [place for place, storage in self._storages.items() if not storage.expired()]
+            alive += [("tensor", id(tensor)) for tensor in self._pinned]
+            outliving = tuple(sorted(self.flow.current(storage) for storage in alive if self.flow.has_value(storage)))
+        values = self.flow.final_values()
+        return Recording(tuple(self.nodes), self.flow.edges(), values, self.parameters, outputs, outliving)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and record it."""
         kwargs = kwargs or {}
         schema = getattr(func, "_schema", None)
         namespace = getattr(func, "namespace", "")
-        if schema is None or namespace in NO_CALLS:
+        if schema is None or namespace in IGNORED_NAMESPACES:
             return func(*args, **kwargs)
-        declared = self._declared(func, schema)
+        declarations = self._declarations(func, schema)
         values = [
             args[place] if place < len(args) else kwargs.get(parameter.name, parameter.default)
-            for place, parameter in enumerate(declared)
+            for place, parameter in enumerate(declarations)
         ]
         arguments = tuple(
-            (name, keys.FLAGS.get(name, argument(None if name in keys.NOT_OF_THE_CALL else value)))
-            for name, value in zip((parameter.name for parameter in declared), values, strict=True)
+            (name, keys.FLAGS.get(name, plain_argument(None if name in keys.EXTERNAL_ARGUMENTS else value)))
+            for name, value in zip((parameter.name for parameter in declarations), values, strict=True)
         )
         phase = self._phase()
         number = len(self.nodes)
-        reads, written = self._read(number, schema.name, declared, values, phase)
-        origins = tuple(map(self._origin, flat(values)))
+        reads, written_storages = self._record_reads(number, schema.name, declarations, values, phase)
+        origins = tuple(map(self._origin, flat_tensors(values)))
         if torch.Tag.inplace_view in func.tags:  # it changes the tensor, not its content
-            written = []
+            written_storages = []
         result = func(*args, **kwargs)
         module = self._module(phase)
         role = Role.GRADIENT if phase is Phase.BACKWARD else Role.ACTIVATION
-        writes = {storage: self.flow.write(number, storage, role, None) for storage in written}
-        tensors = list(flat(result))
-        returns, created = self._returned(number, tensors, role)
+        writes = {storage: self.flow.write(number, storage, role, None) for storage in written_storages}
+        tensors = list(flat_tensors(result))
+        returns, created = self._record_results(number, tensors, role)
         call = Call(
             schema.name,
             arguments,
@@ -211,62 +212,61 @@ class Recorder(TorchDispatchMode):
             schema.overload_name,
             keys.UNIFORM if schema.name in keys.VALUE_DEPENDENT else "",
         )
-        kind = kind_of(func, namespace, tensors, writes=bool(writes), made=len(created))
+        kind = kind_of(func, namespace, tensors, writes=bool(writes), created=len(created))
         if kind in (NodeKind.RANDOM, NodeKind.COMMUNICATION):
-            self.flow.follow(number, kind)
-        writing = (*writes.values(), *created)
-        self.nodes.append(Node(call, keys.key(call), kind, module, phase, reads, returns, writing, origins=origins))
+            self.flow.add_order(number, kind)
+        written = (*writes.values(), *created)
+        self.nodes.append(Node(call, keys.key(call), kind, module, phase, reads, returns, written, origins=origins))
         return result
 
-    def _declared(self, func: Any, schema: Any) -> list[Argument]:
-        declared = self._schemas.get(func)
-        if declared is None:
-            declared = self._schemas[func] = []
+    def _declarations(self, func: Any, schema: Any) -> list[Argument]:
+        declarations = self._schemas.get(func)
+        if declarations is None:
+            declarations = self._schemas[func] = []
             for parameter in schema.arguments:
-                written = parameter.alias_info is not None and parameter.alias_info.is_write
-                out = written and parameter.kwarg_only
-                declared.append(Argument(parameter.name, parameter.default_value, written, out))
-        return declared
+                is_written = parameter.alias_info is not None and parameter.alias_info.is_write
+                is_output = is_written and parameter.kwarg_only
+                declarations.append(Argument(parameter.name, parameter.default_value, is_written, is_output))
+        return declarations
 
-    def _read(
-        self, number: int, op: str, declared: list[Argument], values: list[Any], phase: Phase
+    def _record_reads(
+        self, number: int, op: str, declarations: list[Argument], values: list[Any], phase: Phase
     ) -> tuple[tuple[int, ...], list[Hashable]]:
         """Return the values behind the tensors among the arguments, and the storages that the call will write."""
         reads: list[int] = []
-        written: dict[Hashable, None] = {}
-        training = any(
-            parameter.name in ("training", "train") and value for parameter, value in zip(declared, values, strict=True)
-        )
-        trains, idles = op in STATISTICS and training, op in DROPS and not training
-        for parameter, value in zip(declared, values, strict=True):
-            changes = parameter.written or (trains and parameter.name in ("running_mean", "running_var"))
-            for tensor in flat(value):
+        written_storages: dict[Hashable, None] = {}
+        flags = dict(zip((parameter.name for parameter in declarations), values, strict=True))
+        is_training = bool(flags.get("training") or flags.get("train"))
+        updates_statistics, is_idle = op in STATISTICS and is_training, op in INPLACE_DROPOUTS and not is_training
+        for parameter, value in zip(declarations, values, strict=True):
+            changes = parameter.is_written or (updates_statistics and parameter.name in ("running_mean", "running_var"))
+            for tensor in flat_tensors(value):
                 role = Role.STATE if phase is Phase.OPTIMIZER else Role.CONSTANT
                 storage = self._outside(tensor, role)
-                if changes and not idles:
-                    written[storage] = None
-                if parameter.only_written:
+                if changes and not is_idle:
+                    written_storages[storage] = None
+                if parameter.is_output:
                     reads.append(self.flow.current(storage))
                 else:
-                    reads.append(self.flow.read(number, storage, self._handle(tensor)))
-        return tuple(reads), list(written)
+                    reads.append(self.flow.read(number, storage, self._producer(tensor)))
+        return tuple(reads), list(written_storages)
 
-    def _returned(self, number: int, tensors: list[Any], role: Role) -> tuple[tuple[int, ...], list[int]]:
+    def _record_results(self, number: int, tensors: list[Any], role: Role) -> tuple[tuple[int, ...], list[int]]:
         """Return the values behind an operator's results, and the values that it made in new storages."""
         returns, created = [], []
         for place, tensor in enumerate(tensors):
             storage = self._storage(tensor)
-            if self.flow.known(storage):
+            if self.flow.has_value(storage):
                 returns.append(self.flow.current(storage))
             else:
                 created.append(self.flow.write(number, storage, role, self._bytes(tensor)))
                 returns.append(created[-1])
-                self._made_here.add(storage)
-            self._named[self._described(tensor)] = (number, place)
-            self._through[id(tensor)] = (weakref.ref(tensor), number)
+                self._new_storages.add(storage)
+            self._origins[self._identity(tensor)] = (number, place)
+            self._producers[id(tensor)] = (weakref.ref(tensor), number)
         return tuple(returns), created
 
-    def _described(self, tensor: Any) -> tuple[Hashable, ...]:
+    def _identity(self, tensor: Any) -> tuple[Hashable, ...]:
         """Return an identification of a tensor: two tensors with the same one are the same part of a storage."""
         storage = self._storage(tensor)
         if isinstance(storage, tuple):  # a layout without storage
@@ -275,21 +275,21 @@ class Recorder(TorchDispatchMode):
 
     def _origin(self, tensor: Any) -> Origin | None:
         """Return the name of a tensor; None if it is part of a storage made in the step, but no node returned it."""
-        described = self._described(tensor)
-        if described not in self._named:
-            if described[0] in self._made_here:
+        identity = self._identity(tensor)
+        if identity not in self._origins:
+            if identity[0] in self._new_storages:
                 return None
-            self._named[described] = self._outsider(tensor, self._outsiders)
-            self._outsiders += 1
-        return self._named[described]
+            self._origins[identity] = self._outside_origin(tensor, self._outside_count)
+            self._outside_count += 1
+        return self._origins[identity]
 
-    def _outsider(self, tensor: Any, number: int) -> Origin:
+    def _outside_origin(self, tensor: Any, number: int) -> Origin:
         return (OUTSIDE, number)
 
     def _outside(self, tensor: Any, role: Role) -> Hashable:
         storage = self._storage(tensor)
-        if not self.flow.known(storage):
-            self.flow.outside(storage, role, self._bytes(tensor))
+        if not self.flow.has_value(storage):
+            self.flow.add_outside(storage, role, self._bytes(tensor))
         return storage
 
     def _storage(self, tensor: Any) -> Hashable:
@@ -299,11 +299,11 @@ class Recorder(TorchDispatchMode):
         except (NotImplementedError, RuntimeError):  # sparse and other layouts without storage
             storage = None
         if storage is None:
-            self._held.append(tensor)
+            self._pinned.append(tensor)
             return ("tensor", id(tensor))
         address = int(storage._cdata)
-        if address not in self._alive:
-            self._alive[address] = StorageWeakRef(storage)
+        if address not in self._storages:
+            self._storages[address] = StorageWeakRef(storage)
         return address
 
     def _bytes(self, tensor: Any) -> int | None:
@@ -314,18 +314,18 @@ class Recorder(TorchDispatchMode):
         except (NotImplementedError, RuntimeError):
             return None
 
-    def _handle(self, tensor: Any) -> int | None:
+    def _producer(self, tensor: Any) -> int | None:
         """Return the node that made this tensor, which may be a view of a storage that another node wrote."""
-        reference, number = self._through.get(id(tensor), (None, 0))
+        reference, number = self._producers.get(id(tensor), (None, 0))
         return number if reference is not None and reference() is tensor else None
 
     # --- phase and module ---------------------------------------------------------------------------------
 
     def _optimizer(self, change: int) -> None:
-        self._optimizing += change
+        self._optimizer_depth += change
 
     def _phase(self) -> Phase:
-        if self._optimizing:
+        if self._optimizer_depth:
             return Phase.OPTIMIZER
         return Phase.FORWARD if torch._C._current_autograd_node() is None else Phase.BACKWARD
 
@@ -353,7 +353,7 @@ class Recorder(TorchDispatchMode):
                 low = middle + 1
         return self._by_sequence[low][1] if low < len(self._by_sequence) else ""
 
-    def _known_module(self, module: Any) -> None:
+    def _register_module(self, module: Any) -> None:
         """Register the parameters and buffers of a module as weights and buffers."""
         for parameter in module.parameters():
             if torch.nn.parameter.is_lazy(parameter):
@@ -368,20 +368,20 @@ class Recorder(TorchDispatchMode):
                 if isinstance(value, torch.ScriptObject) and ("object", id(value)) not in self._counted:
                     self._counted.add(("object", id(value)))
                     tensors = tensors_in(value)
-                    self._held.append(tensors)
+                    self._pinned.append(tensors)
                     for number, tensor in enumerate(tensors):
                         size = tensor.numel() * tensor.element_size()
-                        self.flow.outside(("object", id(value), number), Role.WEIGHT, size)
+                        self.flow.add_outside(("object", id(value), number), Role.WEIGHT, size)
                         self.parameters += tensor.numel()
         for buffer in module.buffers():
             self._outside(buffer, Role.BUFFER)
 
 
-def kind_of(func: Any, namespace: str, tensors: list[Any], *, writes: bool, made: int) -> NodeKind:
+def kind_of(func: Any, namespace: str, tensors: list[Any], *, writes: bool, created: int) -> NodeKind:
     """Return the kind of an operator call, from its effects on storages."""
-    if namespace in COMMUNICATES:
+    if namespace in COMMUNICATION_NAMESPACES:
         return NodeKind.COMMUNICATION
-    if not writes and not made:
+    if not writes and not created:
         return NodeKind.VIEW if tensors else NodeKind.SYNC
     if namespace not in ("aten", "prims", "quantized"):
         return NodeKind.OPAQUE
@@ -393,16 +393,16 @@ def kind_of(func: Any, namespace: str, tensors: list[Any], *, writes: bool, made
     return NodeKind.COMPUTE
 
 
-def flat(value: Any) -> Iterator[Any]:
+def flat_tensors(value: Any) -> Iterator[Any]:
     """Yield the tensors in a value, in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
         for element in value:
-            yield from flat(element)
+            yield from flat_tensors(element)
     elif isinstance(value, dict):
         for element in value.values():
-            yield from flat(element)
+            yield from flat_tensors(element)
 
 
 def tensor_of(tensor: Any) -> Tensor:
@@ -443,19 +443,19 @@ def _tensors_in(content: Any) -> Iterator[Any]:
         for element in content:
             yield from _tensors_in(element)
     else:
-        yield from flat(content)
+        yield from flat_tensors(content)
 
 
 def _summary(tensor: Any) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {'x'.join(map(str, tensor.shape)) or 'number'}"
 
 
-def argument(value: Any) -> Any:
+def plain_argument(value: Any) -> Any:
     """Return an argument of an operator as plain values: tensors as descriptions, no objects of torch."""
     if isinstance(value, torch.Tensor):
         return tensor_of(value)
     if isinstance(value, (tuple, list)):
-        return tuple(map(argument, value))
+        return tuple(map(plain_argument, value))
     if isinstance(value, (torch.device, torch.Generator)):
         return None
     if isinstance(value, torch.SymInt):

@@ -25,7 +25,7 @@ from typing import Any
 
 from xsp.errors import GraphError
 from xsp.graph import attention, merging, rules
-from xsp.graph.draft import Draft, Prepared
+from xsp.graph.draft import Draft, PreparedTensor
 from xsp.graph.measures import measures
 from xsp.graph.node import Graph, Origin
 from xsp.graph.rules import Finding
@@ -40,7 +40,7 @@ RULES: Mapping[str, Callable[[Draft], Iterator[Finding]]] = {
     "loop": merging.loops,
     "norm": rules.norms,
     "attention": attention.attention,
-    "joined": merging.joined,
+    "joined": merging.linears,
 }
 """Rules in the order in which they are applied: removals by one enable the next."""
 
@@ -62,7 +62,7 @@ class Change:
     modules: tuple[str, ...]
     """Modules of the removed calls, in order; calls without a module are left out."""
 
-    said: str
+    description: str
     """Description in one sentence."""
 
     changes_numbers: str | None = None
@@ -70,28 +70,28 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Rewritten:
+class RewrittenGraph:
     """A graph after rewriting, with the changes."""
 
     original: Graph
     graph: Graph
     changes: tuple[Change, ...]
-    prepared: tuple[tuple[int, Prepared], ...] = ()
+    prepared: tuple[tuple[int, PreparedTensor], ...] = ()
     """Number and recipe of each outside tensor of the rewritten graph that is made once from others."""
 
     outside: tuple[Origin, ...] = ()
     """Name in the original graph of each outside tensor of the rewritten one; for a prepared one its index."""
 
-    def removed(self, change: Change) -> Iterator[int]:
+    def removed_calls(self, change: Change) -> Iterator[int]:
         """Yield the places of the removed calls that do work."""
         return (index for index in change.removed if self.original.nodes[index].computes)
 
-    def added(self, change: Change) -> Iterator[int]:
+    def added_calls(self, change: Change) -> Iterator[int]:
         """Yield the places of the added calls that do work."""
         return (index for index in change.added if self.graph.nodes[index].computes)
 
 
-def of(graph: Graph, only: Iterable[str] = RULES) -> Rewritten:
+def of(graph: Graph, only: Iterable[str] = RULES) -> RewrittenGraph:
     """Return a graph without the work that the rules remove.
 
     Args:
@@ -107,10 +107,10 @@ def of(graph: Graph, only: Iterable[str] = RULES) -> Rewritten:
         raise GraphError(f"there is no rule {unknown[0]!r}; there are {', '.join(RULES)}")
     draft = Draft(graph)
     findings = [finding for name, rule in RULES.items() if name in selected for finding in rule(draft)]
-    rewritten, places = draft.finished()
+    rewritten, places = draft.finish()
     names = draft.outside_names()
     changes = [_change(draft, finding, places) for finding in findings]
-    return Rewritten(
+    return RewrittenGraph(
         graph,
         rewritten,
         tuple(change for change in changes if change.removed),
@@ -141,18 +141,18 @@ def _modules(graph: Graph, places: Sequence[int]) -> tuple[str, ...]:
 
 MOST_LINES = 20
 
-SHOWN = ("nodes", "computing", "flops", "bytes", "longest_path", "peak_activation_bytes", "weight_bytes")
+PAGE_MEASURES = ("nodes", "computing", "flops", "bytes", "longest_path", "peak_activation_bytes", "weight_bytes")
 
 
-def page(found: Rewritten) -> str:
+def page(rewritten: RewrittenGraph) -> str:
     """Return the measures before and after, and the changes, as text that fits a terminal of 80 columns."""
-    lines = [plain(found.original.name), ""]
-    before, after = measures(found.original), measures(found.graph)
+    lines = [plain(rewritten.original.name), ""]
+    before, after = measures(rewritten.original), measures(rewritten.graph)
     lines += [f"{'measure':28} {'before':>16} {'after':>16}"]
-    lines += [f"{name:28} {amount(before[name]):>16} {amount(after[name]):>16}" for name in SHOWN]
+    lines += [f"{name:28} {amount(before[name]):>16} {amount(after[name]):>16}" for name in PAGE_MEASURES]
     groups: dict[tuple[str, str, str | None], list[Change]] = defaultdict(list)
-    for change in found.changes:
-        groups[change.rule, change.said, change.changes_numbers].append(change)
+    for change in rewritten.changes:
+        groups[change.rule, change.description, change.changes_numbers].append(change)
     for (rule, description, effect), similar in list(groups.items())[:MOST_LINES]:
         times = f", {len(similar)} times" if len(similar) > 1 else ""
         lines += ["", *_wrapped(f"{rule}{times}: {description}", "")]
@@ -162,7 +162,7 @@ def page(found: Rewritten) -> str:
         if modules:
             more = f" and {len(modules) - 6} more" if len(modules) > 6 else ""
             lines += _wrapped(f"in {', '.join(modules[:6])}{more}", "  ")
-    if not found.changes:
+    if not rewritten.changes:
         lines += ["", "no removable calls were found"]
     if len(groups) > MOST_LINES:
         lines += ["", f"{len(groups) - MOST_LINES} more; --format json has all"]
@@ -173,11 +173,15 @@ def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(plain(text), 79, initial_indent=indent, subsequent_indent=indent + "  ")
 
 
-def as_json(found: Rewritten) -> dict[str, Any]:
+def as_json(rewritten: RewrittenGraph) -> dict[str, Any]:
     """Return the changes, and the measures before and after, as plain values."""
     return {
-        "name": found.original.name,
-        "changes": [asdict(change) for change in found.changes],
-        "before": measures(found.original),
-        "after": measures(found.graph),
+        "name": rewritten.original.name,
+        "changes": [_change_fields(change) for change in rewritten.changes],
+        "before": measures(rewritten.original),
+        "after": measures(rewritten.graph),
     }
+
+
+def _change_fields(change: Change) -> dict[str, Any]:
+    return {"said" if name == "description" else name: value for name, value in asdict(change).items()}

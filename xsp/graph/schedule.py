@@ -46,15 +46,17 @@ class Totals:
 
     machine: float
     schedule: float
-    placed: tuple[Slot, ...]
+    slots: tuple[Slot, ...]
 
 
-def totals(data: Sequence[Sequence[int]], every: Sequence[Sequence[int]], times: Sequence[Times], cores: int) -> Totals:
+def totals(
+    data: Sequence[Sequence[int]], all_predecessors: Sequence[Sequence[int]], times: Sequence[Times], cores: int
+) -> Totals:
     """Return the total times of nodes; each node is as fast as possible with the threads that it may have.
 
     Args:
         data: predecessors of each node by data edges, all with smaller numbers.
-        every: predecessors by any edge.
+        all_predecessors: predecessors by any edge.
         times: times of each node, by threads; at least one for at most `cores` threads; not negative.
         cores: number of cores of the machine.
     """
@@ -62,14 +64,16 @@ def totals(data: Sequence[Sequence[int]], every: Sequence[Sequence[int]], times:
     best = [min(node_times.values()) for node_times in fitting]
     parallel, path = paths.longest(data, best)
     work = sum(min(threads * time for threads, time in node_times.items()) for node_times in fitting)
-    placed = min((list_schedule(every, choice, cores) for choice in (fitting, _economical(fitting))), key=_end)
+    slots = min(
+        (list_schedule(all_predecessors, choice, cores) for choice in (fitting, _economical(fitting))), key=_end
+    )
     return Totals(
         sequential=sum(best),
         parallel=parallel,
         path=tuple(path),
         machine=max(parallel, work / cores),
-        schedule=_end(placed),
-        placed=tuple(placed),
+        schedule=_end(slots),
+        slots=tuple(slots),
     )
 
 
@@ -79,30 +83,30 @@ def _economical(times: Sequence[Times]) -> list[Times]:
     return [{threads: node_times[threads]} for threads, node_times in zip(cheapest, times, strict=True)]
 
 
-def _end(placed: Sequence[Slot]) -> float:
-    return max((slot.end for slot in placed), default=0)
+def _end(slots: Sequence[Slot]) -> float:
+    return max((slot.end for slot in slots), default=0)
 
 
-def list_schedule(every: Sequence[Sequence[int]], times: Sequence[Times], cores: int) -> list[Slot]:
+def list_schedule(all_predecessors: Sequence[Sequence[int]], times: Sequence[Times], cores: int) -> list[Slot]:
     """Return a schedule: of the ready nodes, the one with the longest path to the end goes first.
 
     A node gets the number of threads with which it ends first, given when the cores become free. Since it never ends
     later than it would after all nodes before it, the schedule never takes longer than the sequence.
     """
-    after: list[list[int]] = [[] for _ in every]
-    for node, predecessors in enumerate(every):
+    successors: list[list[int]] = [[] for _ in all_predecessors]
+    for node, predecessors in enumerate(all_predecessors):
         for predecessor in set(predecessors):
-            after[predecessor].append(node)
-    rank = _ranks(after, times)
-    pending = [len(set(predecessors)) for predecessors in every]
-    ready_at = [0.0] * len(every)
+            successors[predecessor].append(node)
+    rank = _ranks(successors, times)
+    pending = [len(set(predecessors)) for predecessors in all_predecessors]
+    ready_at = [0.0] * len(all_predecessors)
     waiting: list[tuple[float, int]] = []
     ready: list[tuple[float, int]] = []
     for node, count in enumerate(pending):
         if not count:
             heappush(waiting, (0.0, node))
     free = [(0.0, core) for core in range(cores)]
-    placed = []
+    slots = []
     while waiting or ready:
         now = free[0][0] if ready else max(free[0][0], waiting[0][0])
         while waiting and waiting[0][0] <= now:
@@ -110,20 +114,20 @@ def list_schedule(every: Sequence[Sequence[int]], times: Sequence[Times], cores:
             heappush(ready, (-rank[node], node))
         _, node = heappop(ready)
         slot = _place(node, times[node], ready_at[node], free)
-        placed.append(slot)
-        for successor in after[node]:
+        slots.append(slot)
+        for successor in successors[node]:
             ready_at[successor] = max(ready_at[successor], slot.end)
             pending[successor] -= 1
             if not pending[successor]:
                 heappush(waiting, (ready_at[successor], successor))
-    return placed
+    return slots
 
 
-def _ranks(after: Sequence[Sequence[int]], times: Sequence[Times]) -> list[float]:
+def _ranks(successors: Sequence[Sequence[int]], times: Sequence[Times]) -> list[float]:
     """Return for each node the longest path from its start to an end."""
-    rank = [0.0] * len(after)
-    for node in range(len(after) - 1, -1, -1):
-        rank[node] = min(times[node].values()) + max((rank[successor] for successor in after[node]), default=0.0)
+    rank = [0.0] * len(successors)
+    for node in range(len(successors) - 1, -1, -1):
+        rank[node] = min(times[node].values()) + max((rank[successor] for successor in successors[node]), default=0.0)
     return rank
 
 
@@ -140,15 +144,15 @@ def _place(node: int, times: Times, ready: float, free: list[tuple[float, int]])
     return Slot(node, start, end, threads, core)
 
 
-def queued(host: Sequence[float], device: Sequence[float]) -> float:
+def queue_end(host: Sequence[float], device: Sequence[float]) -> float:
     """Return when the last kernel ends if calls are launched one after another on one stream (eager execution).
 
     Args:
         host: time of each call on the host; its work is launched when the call ends.
         device: time of its work on the device.
     """
-    launched = ended = 0.0
+    launch_end = device_end = 0.0
     for call, work in zip(host, device, strict=True):
-        launched += call
-        ended = max(ended, launched) + work
-    return max(ended, launched)
+        launch_end += call
+        device_end = max(device_end, launch_end) + work
+    return max(device_end, launch_end)

@@ -19,7 +19,7 @@ NAME = "graph"
 MOST_NODES = 20_000
 """Most nodes of a graph whose calls the section shows; for a larger graph it has only the measures."""
 
-SHOWN = (
+SECTION_MEASURES = (
     "nodes", "computing", "unique", "parameters", "flops", "bytes", "longest_path", "diameter", "width", "parallelism",
     "intensity", "peak_activation_bytes",
 )  # fmt: skip
@@ -32,7 +32,7 @@ class Module:
     nodes: list[int] = field(default_factory=list)
     """Places of the module's own calls in the graph."""
 
-    inside: dict[str, Module] = field(default_factory=dict)
+    children: dict[str, Module] = field(default_factory=dict)
     """Name → inner module."""
 
 
@@ -47,7 +47,7 @@ def tree(graph: Graph, most_levels: int | None = None) -> Module:
     for number, node in enumerate(graph.nodes):
         module = root
         for part in [node.phase.value, *filter(None, node.module.split("."))][:most_levels]:
-            module = module.inside.setdefault(part, Module())
+            module = module.children.setdefault(part, Module())
         module.nodes.append(number)
     return root
 
@@ -66,7 +66,7 @@ def section(graph: Graph) -> Section:
     figures = measures(graph)
     settings = ", ".join(f"{name} {value}" for name, value in graph.settings.items() if value is not None)
     summary = f"{graph.name}: {graph.counts}, edges known by {graph.known_by.value}; {settings}"
-    rows = tuple((name.replace("_", " "), figures[name]) for name in SHOWN)
+    rows = tuple((name.replace("_", " "), figures[name]) for name in SECTION_MEASURES)
     parts: list[sections.Part] = [Text(summary), Table(("measure", "value"), rows, "Measures")]
     if graph.problems:
         parts.append(Table(("where", "what could not be captured"), tuple((p.where, p.reason) for p in graph.problems)))
@@ -89,9 +89,9 @@ def branch(
         sums: function from the places of all calls in a module to the cells of its branch.
     """
     calls = tuple(map(leaf, module.nodes))
-    inner = tuple(branch(part, child, leaf, sums) for part, child in module.inside.items())
+    inner = tuple(branch(part, child, leaf, sums) for part, child in module.children.items())
     marked = any(child.marked for child in (*calls, *inner))
-    return Branch(name, sums(list(_all(module))), marked, (*calls, *inner))
+    return Branch(name, sums(list(_all_nodes(module))), marked, (*calls, *inner))
 
 
 def _tree(graph: Graph) -> Tree:
@@ -112,12 +112,12 @@ def _tree(graph: Graph) -> Tree:
     return Tree(("inputs", "FLOPs", "bytes"), (root,), "Modules and their calls", mark)
 
 
-def _all(module: Module) -> Iterator[int]:
+def _all_nodes(module: Module) -> Iterator[int]:
     pending = [module]
     while pending:
         current = pending.pop()
         yield from current.nodes
-        pending += current.inside.values()
+        pending += current.children.values()
 
 
 def _sum(figures: Any) -> int | None:

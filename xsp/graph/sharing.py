@@ -18,7 +18,7 @@ from xsp.graph import corpus, files
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ALIKE = 0.5
+MIN_SIMILARITY = 0.5
 """Mean Jaccard index at or above which two groups count as one."""
 
 _CHUNK = 4096
@@ -61,7 +61,7 @@ class Corpus:
 
 
 def read(
-    path: Path, only: Sequence[str] = (), progress: Progress = lambda what, done, total: None, *, graphs: bool = True
+    path: Path, only: Sequence[str] = (), progress: Progress = lambda name, done, total: None, *, graphs: bool = True
 ) -> Corpus:
     """Read a corpus that `xsp graph --all` wrote; models with a missing or damaged graph are listed in `holes`.
 
@@ -83,38 +83,38 @@ def read(
     for pattern in only:
         if not any(fnmatchcase(row["spec"], pattern) for row in rows):
             raise UsageError(f"no model of {path} matches {pattern!r}{nearest(pattern, [row['spec'] for row in rows])}")
-    chosen = [row for row in rows if not only or any(fnmatchcase(row["spec"], pattern) for pattern in only)]
+    selected = [row for row in rows if not only or any(fnmatchcase(row["spec"], pattern) for pattern in only)]
     members, holes = [], []
-    for done, row in enumerate(chosen):
+    for done, row in enumerate(selected):
         spec = row["spec"]
         if isinstance(row.get("error"), str):
             holes.append((spec, row["error"]))
         elif graphs:
-            progress(spec, done, len(chosen))
+            progress(spec, done, len(selected))
             try:
                 computing = files.load(corpus.graph_path(path, spec)).computing
                 members.append(Member(spec, tuple(node.key for node in computing)))
             except GraphError as error:
                 holes.append((spec, str(error)))
-    progress("done", len(chosen), len(chosen))
-    return Corpus(path, tuple(members), tuple(holes), tuple(chosen))
+    progress("done", len(selected), len(selected))
+    return Corpus(path, tuple(members), tuple(holes), tuple(selected))
 
 
 def growth(members: Sequence[Member]) -> list[tuple[int, int]]:
     """Return, after each model, the numbers of computing calls and of different ones so far."""
-    seen: set[str] = set()
+    known_keys: set[str] = set()
     calls, curve = 0, []
     for member in members:
         calls += len(member.keys)
-        seen |= member.unique
-        curve.append((calls, len(seen)))
+        known_keys |= member.unique
+        curve.append((calls, len(known_keys)))
     return curve
 
 
-def new(member: Member, others: Sequence[Member]) -> int:
+def count_new(member: Member, others: Sequence[Member]) -> int:
     """Return the number of different calls of a model that no other model has, and that remain to be timed."""
-    known: set[str] = set().union(*(other.unique for other in others))
-    return len(member.unique - known)
+    other_keys: set[str] = set().union(*(other.unique for other in others))
+    return len(member.unique - other_keys)
 
 
 def jaccard(members: Sequence[Member]) -> NDArray[Any]:
@@ -127,8 +127,8 @@ def jaccard(members: Sequence[Member]) -> NDArray[Any]:
     membership = np.zeros((len(members), len(numbers)), dtype=bool)
     for row, columns in enumerate(key_numbers):
         membership[row, columns] = True
-    for first in range(0, len(numbers), _CHUNK):
-        part = membership[:, first : first + _CHUNK].astype(np.float32)
+    for start in range(0, len(numbers), _CHUNK):
+        part = membership[:, start : start + _CHUNK].astype(np.float32)
         intersection += part @ part.T
     sizes = np.diag(intersection)
     union = sizes[:, None] + sizes[None, :] - intersection
@@ -144,51 +144,56 @@ class Group:
     places: tuple[int, ...]
     """Places of the models in the order of the clustering: neighbours are similar."""
 
-    least: float
+    similarity: float
     """Mean Jaccard index between the two halves that were joined last; 1 for a single model."""
 
 
-def groups(indexes: NDArray[Any], alike: float = ALIKE) -> list[Group]:
+def groups(indexes: NDArray[Any], threshold: float = MIN_SIMILARITY) -> list[Group]:
     """Return the models in groups, by average linkage, in the order of the clustering.
 
     The two groups with the highest mean Jaccard index between their models are joined repeatedly. Groups joined at
-    `alike` or above form one group of the result; joining continues below that, so that neighbouring groups are similar
-    too. Ties are broken by the order of the corpus.
+    `threshold` or above form one group of the result; joining continues below that, so that neighbouring groups are
+    similar too. Ties are broken by the order of the corpus.
     """
     import numpy as np
 
     count = len(indexes)
-    near = np.nan_to_num(indexes, nan=0.0).copy()
-    np.fill_diagonal(near, -1.0)
+    similarity = np.nan_to_num(indexes, nan=0.0).copy()
+    np.fill_diagonal(similarity, -1.0)
     exact = np.nan_to_num(indexes, nan=0.0)
     order: dict[int, tuple[int, ...]] = {place: (place,) for place in range(count)}
     parts = {place: [Group((place,), 1.0)] for place in range(count)}
     size = np.ones(count)
     for _ in range(count - 1):
-        first, second = divmod(int(near.argmax()), count)
-        level = float(near[first, second])
-        flipped = _turned(exact, order[first], order[second])
+        first, second = divmod(int(similarity.argmax()), count)
+        level = float(similarity[first, second])
+        flipped = _best_orientation(exact, order[first], order[second])
         pair = ((first, flipped[0]), (second, flipped[1]))
-        order[first] = tuple(place for which, turned in pair for place in order[which][:: -1 if turned else 1])
-        if level >= alike:
+        order[first] = tuple(
+            place for cluster, is_reversed in pair for place in order[cluster][:: -1 if is_reversed else 1]
+        )
+        if level >= threshold:
             parts[first] = [Group(order[first], level)]
         else:
-            parts[first] = [group for which, turned in pair for group in _in_order(parts[which], turned)]
+            parts[first] = [group for cluster, is_reversed in pair for group in _oriented(parts[cluster], is_reversed)]
         del order[second], parts[second]
-        row = (size[first] * near[first] + size[second] * near[second]) / (size[first] + size[second])
-        row[near[first] < 0] = -1.0
-        near[first], near[:, first] = row, row
-        near[second], near[:, second] = -1.0, -1.0
-        near[first, first] = -1.0
+        row = (size[first] * similarity[first] + size[second] * similarity[second]) / (size[first] + size[second])
+        row[similarity[first] < 0] = -1.0
+        similarity[first], similarity[:, first] = row, row
+        similarity[second], similarity[:, second] = -1.0, -1.0
+        similarity[first, first] = -1.0
         size[first] += size[second]
     return parts[min(parts)] if parts else []
 
 
-def _in_order(parts: list[Group], turned: bool) -> list[Group]:
-    return [Group(group.places[::-1], group.least) for group in parts[::-1]] if turned else parts
+def _oriented(parts: list[Group], is_reversed: bool) -> list[Group]:
+    return [Group(group.places[::-1], group.similarity) for group in parts[::-1]] if is_reversed else parts
 
 
-def _turned(indexes: NDArray[Any], first: tuple[int, ...], second: tuple[int, ...]) -> tuple[bool, bool]:
+def _best_orientation(indexes: NDArray[Any], first: tuple[int, ...], second: tuple[int, ...]) -> tuple[bool, bool]:
     """Return which of two rows of models to reverse, so that the models at the junction are as similar as possible."""
-    ways = [(False, False), (False, True), (True, False), (True, True)]
-    return max(ways, key=lambda way: indexes[first[0 if way[0] else -1], second[-1 if way[1] else 0]])
+    orientations = [(False, False), (False, True), (True, False), (True, True)]
+    return max(
+        orientations,
+        key=lambda orientation: indexes[first[0 if orientation[0] else -1], second[-1 if orientation[1] else 0]],
+    )

@@ -18,7 +18,7 @@ from xsp.models import Settings
 
 HEAD = 4096
 
-_SAVED = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"' + files.MARK.encode() + rb'"\s*:')
+_SAVED_GRAPH = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"' + files.MARK.encode() + rb'"\s*:')
 """Beginning of a saved graph; an editor may have added a byte-order mark and blanks."""
 
 BY = ("capture", "export")
@@ -33,11 +33,11 @@ OPTIONS = {
 _OF_MODELS = frozenset(OPTIONS) - {"sizes"}
 _OF_ONNX = frozenset(["batch", "sizes"])
 
-_TYPED = {"shape": "--input", "sizes": "--size"}
+_FLAGS = {"shape": "--input", "sizes": "--size"}
 
 
 def of(
-    what: Any,
+    source: Any,
     *args: Any,
     kwargs: Mapping[str, Any] | None = None,
     batch: int | None = None,
@@ -53,8 +53,9 @@ def of(
     """Return the graph of one step: its operator calls with their data flow. Nothing is timed.
 
     Args:
-        what: the name of a model (`torchvision:resnet50`); the path of an ONNX file, a program (`.pt2`), a run, a trace
-            or a saved graph; a module of PyTorch, followed by its arguments; a program of `torch.export`; a trace.
+        source: the name of a model (`torchvision:resnet50`); the path of an ONNX file, a program (`.pt2`), a run, a
+            trace or a saved graph; a module of PyTorch, followed by its arguments; a program of `torch.export`; a
+            loaded trace.
         args: positional arguments of the module.
         kwargs: keyword arguments of the module.
         batch: samples in a step; default: 1, or that of the file. The batch of a module is unknown without it.
@@ -80,76 +81,77 @@ def of(
         raise UsageError(f"a graph cannot be made by {by!r}; there are {', '.join(BY)}")
     if batch is not None and batch < 1:
         raise UsageError(f"a batch of {batch} samples has no step: give a number above 0")
-    check(what, options)
+    check(source, options)
     settings = Settings(
         batch=batch or 1, train=train, seed=seed, shape=shape, sequence=sequence, prefill=prefill, decode=decode
     )
-    if isinstance(what, Graph):
-        return what
-    if isinstance(what, (str, Path)):
-        return _named(str(what), settings, batch, sizes, by)
-    if hasattr(what, "con") and hasattr(what, "rungs"):
+    if isinstance(source, Graph):
+        return source
+    if isinstance(source, (str, Path)):
+        return _of_name(str(source), settings, batch, sizes, by)
+    if hasattr(source, "con") and hasattr(source, "rungs"):
         from xsp.graph import spans
 
-        return spans.of(what)
-    if type(what).__name__ == "ExportedProgram":
+        return spans.of(source)
+    if type(source).__name__ == "ExportedProgram":
         from xsp.graph import program
 
-        return program.of(what, "ExportedProgram")
-    if callable(what) and hasattr(what, "parameters"):
+        return program.of(source, "ExportedProgram")
+    if callable(source) and hasattr(source, "parameters"):
         if by == "export":
             from xsp.graph import exported
 
-            return exported.of_module(what, args, kwargs or {}, settings, batch)
+            return exported.of_module(source, args, kwargs or {}, settings, batch)
         from xsp.graph import captured
 
-        return captured.of_module(what, args, dict(kwargs or {}), settings, batch)
+        return captured.of_module(source, args, dict(kwargs or {}), settings, batch)
     raise UsageError(
-        f"cannot make a graph of {type(what).__name__}: give the name of a model, a path, or a module and its arguments"
+        f"cannot make a graph of {type(source).__name__}: give the name of a model, a path, or a module and "
+        "its arguments"
     )
 
 
-def check(what: Any, asked: Mapping[str, Any]) -> None:
+def check(source: Any, options: Mapping[str, Any]) -> None:
     """Refuse settings of a step for a source whose step is fixed.
 
     Args:
-        what: source, as `of` takes it.
-        asked: values of some of `OPTIONS`.
+        source: source, as `of` takes it.
+        options: values of some of `OPTIONS`.
 
     Raises:
         UsageError: some of them would have no effect.
     """
-    ineffective = changed_options(asked) - supported_options(what)
+    ineffective = changed_options(options) - supported_options(source)
     if ineffective:
-        name = what if isinstance(what, (str, Path)) else getattr(what, "name", None) or type(what).__name__
+        name = source if isinstance(source, (str, Path)) else getattr(source, "name", None) or type(source).__name__
         if "sizes" in ineffective:
             raise UsageError(f"{name} has no named dimensions: omit --size")
-        flags = sorted(_TYPED.get(option, f"--{option}") for option in ineffective)
+        flags = sorted(_FLAGS.get(option, f"--{option}") for option in ineffective)
         raise UsageError(f"{name} has a fixed step, which {', '.join(flags)} cannot change: omit it")
 
 
-def changed_options(asked: Mapping[str, Any]) -> set[str]:
+def changed_options(options: Mapping[str, Any]) -> set[str]:
     """Return the options that differ from their defaults."""
-    return {name for name, default in OPTIONS.items() if name in asked and asked[name] != default}
+    return {name for name, default in OPTIONS.items() if name in options and options[name] != default}
 
 
-def supported_options(what: Any) -> frozenset[str]:
+def supported_options(source: Any) -> frozenset[str]:
     """Return the options that affect a source."""
-    if isinstance(what, Graph) or hasattr(what, "con") or type(what).__name__ == "ExportedProgram":
+    if isinstance(source, Graph) or hasattr(source, "con") or type(source).__name__ == "ExportedProgram":
         return frozenset()
-    if not isinstance(what, (str, Path)):
+    if not isinstance(source, (str, Path)):
         return _OF_MODELS
     from xsp.importers import contract
 
-    path = Path(what)  # `os.path` takes a name that is too long for a path, `Path.is_dir` before Python 3.14 does not
-    if os.path.isdir(path) or contract.is_url(str(what)):
+    path = Path(source)  # `os.path` takes a name that is too long for a path, `Path.is_dir` before Python 3.14 does not
+    if os.path.isdir(path) or contract.is_url(str(source)):
         return frozenset()
     if os.path.isfile(path):
         return _OF_ONNX if _kind(path) == "onnx" else frozenset()
-    return _OF_MODELS if ":" in str(what) else frozenset(OPTIONS)  # no such file: an error follows
+    return _OF_MODELS if ":" in str(source) else frozenset(OPTIONS)  # no such file: an error follows
 
 
-def _named(spec: str, settings: Settings, batch: int | None, sizes: Mapping[str, int] | None, by: str) -> Graph:
+def _of_name(spec: str, settings: Settings, batch: int | None, sizes: Mapping[str, int] | None, by: str) -> Graph:
     from xsp.importers import contract  # loads the table engine, which worker processes avoid
 
     path = Path(spec)
@@ -164,17 +166,17 @@ def _named(spec: str, settings: Settings, batch: int | None, sizes: Mapping[str,
     if by == "export":
         from xsp.graph import exported
 
-        return exported.named(spec, settings)
+        return exported.of_name(spec, settings)
     from xsp.graph import captured
 
-    return captured.named(spec, settings)
+    return captured.of_name(spec, settings)
 
 
-def is_trace(what: str | Path) -> bool:
+def is_trace(source: str | Path) -> bool:
     """Return whether `of` reads a source as a trace: a run directory, a URL, or a file of no other kind."""
     from xsp.importers import contract
 
-    spec = str(what)
+    spec = str(source)
     path = Path(spec)
     if os.path.isdir(path) or contract.is_url(spec):
         return True
@@ -212,7 +214,7 @@ def _kind(path: Path) -> str:
     if head[:2] == b"\x1f\x8b":
         with contextlib.suppress(OSError, EOFError, zlib.error), gzip.open(path) as packed:
             head = packed.read(HEAD)
-    if _SAVED.match(head):
+    if _SAVED_GRAPH.match(head):
         return "graph"
     if path.suffix == ".onnx" or head[:1] == b"\x08":  # an ONNX model begins with a number field
         return "onnx"
@@ -221,8 +223,8 @@ def _kind(path: Path) -> str:
     return "observed" if chakra.Chakra().recognises(head, str(path)) else "trace"
 
 
-def _of_trace(place: str) -> Graph:
+def _of_trace(location: str) -> Graph:
     from xsp.graph import spans
     from xsp.ingest.load import load
 
-    return spans.of(load(place))
+    return spans.of(load(location))

@@ -61,20 +61,20 @@ def of(trace: Trace) -> Graph:
     Raises:
         GraphError: the trace has no operators.
     """
-    operators, trains = _found(trace)
+    operators, trains = _find_operators(trace)
     if not operators:
         raise GraphError(f"{trace.name}: the trace has no operators; record with --levels M/L/G, or with shapes")
     flow = Flow()
     nodes = []
-    calls, described = descriptions.Calls(), 0
+    calls, described_count = descriptions.Calls(), 0
     # with a single model, calls outside of all its modules are calls of the model itself, as when it is captured
     single_model = len({name for *_, name, outer, _ in (operator.span for operator in operators) if outer}) == 1
     modules: dict[str, list[str]] = {}
     for number, operator in enumerate(operators):
         *_, process, thread, layer, name, outer, _ = operator.span
-        flow.follow(number, f"{process} {thread}")
-        description = _described(operator)
-        described += description is not None
+        flow.add_order(number, f"{process} {thread}")
+        description = _describe(operator)
+        described_count += description is not None
         nodes.append(
             _node(operator, description, calls, module_path(modules, None if single_model and outer else name, layer))
         )
@@ -85,9 +85,9 @@ def of(trace: Trace) -> Graph:
         edges=flow.edges(),
         values=(),
         known_by=KnownBy.ORDER,
-        counts="operators of ATen" if described == len(nodes) else "outermost operators of the trace",
-        settings=_settings(trace, trains) if described else {"xsp": __version__},
-        problems=tuple(_problems(nodes, calls, described)),
+        counts="operators of ATen" if described_count == len(nodes) else "outermost operators of the trace",
+        settings=_settings(trace, trains) if described_count else {"xsp": __version__},
+        problems=tuple(_problems(nodes, calls, described_count)),
     )
 
 
@@ -98,17 +98,17 @@ def _settings(trace: Trace, trains: bool) -> dict[str, Any]:
     return {"train": trains, **weights, "xsp": __version__}
 
 
-def of_nodes(trace: Trace) -> list[str]:
+def span_ids(trace: Trace) -> list[str]:
     """Return the IDs of the spans that are nodes of a trace's graph, in the order of the nodes."""
-    return [operator.span[0] for operator in _found(trace)[0]]
+    return [operator.span[0] for operator in _find_operators(trace)[0]]
 
 
-def _found(trace: Trace) -> tuple[list[_Operator], bool]:
+def _find_operators(trace: Trace) -> tuple[list[_Operator], bool]:
     """Return the operators that become nodes, and whether the step trains."""
     spans = trace.con.execute(_SPANS).fetchall()
     trains = any(phase == Phase.BACKWARD.value for _, _, _, phase, *_ in spans)
     has_dtypes = any(f'"{DTYPES}"' in (span[8] or "") for span in spans)
-    return _nodes_among(spans, through_composites=trains and has_dtypes), trains
+    return _outermost_operators(spans, through_composites=trains and has_dtypes), trains
 
 
 def is_call(name: str) -> bool:
@@ -116,14 +116,14 @@ def is_call(name: str) -> bool:
     return "::" in name and not name.startswith(("autograd::", "torch::autograd::", "profiler::"))
 
 
-def _problems(nodes: list[Node], calls: descriptions.Calls, described: int) -> Iterator[Problem]:
+def _problems(nodes: list[Node], calls: descriptions.Calls, described_count: int) -> Iterator[Problem]:
     """Yield the problems of a graph: what the trace does not record."""
     yield Problem("edges", "a trace tells the order of calls, and not what they read and write")
     without_inputs = sum(not node.call.inputs for node in nodes)
-    if without_inputs and not described:
+    if without_inputs and not described_count:
         yield Problem("shapes", f"not in the trace for {without_inputs} of {len(nodes)} operators")
-    if described and described < len(nodes):
-        yield Problem("calls", f"{len(nodes) - described} of {len(nodes)} are not in the step that describes")
+    if described_count and described_count < len(nodes):
+        yield Problem("calls", f"{len(nodes) - described_count} of {len(nodes)} are not in the step that describes")
     for op, reason in list(calls.reasons.items())[:MOST_NAMED]:
         count = sum(node.call.op == op for node in nodes)
         yield Problem(op, f"{count} calls are known by their inputs alone ({reason})")
@@ -134,25 +134,25 @@ def _problems(nodes: list[Node], calls: descriptions.Calls, described: int) -> I
         yield Problem(op, f"a trace does not tell {argument}, so the keys of {count} calls are their own")
 
 
-def _nodes_among(spans: list[tuple[Any, ...]], *, through_composites: bool) -> list[_Operator]:
-    """Return the operators that lie in no other operator; spans that only wrap them (autograd nodes) are left out."""
+def _outermost_operators(spans: list[tuple[Any, ...]], *, through_composites: bool) -> list[_Operator]:
+    """Return the operators that are in no other operator; spans that only wrap them (autograd nodes) are left out."""
     composite = cache(descriptions.is_composite) if through_composites else None
-    holder: dict[str, _Operator | None] = {}
+    enclosing: dict[str, _Operator | None] = {}
     operators = []
     for span in spans:
         identity, parent, name, _, _, _, flops, traffic = span[:8]
-        operator = holder.get(parent)
+        operator = enclosing.get(parent)
         if operator is None and is_call(name) and not (composite is not None and composite(name)):
             operator = _Operator(span)
             operators.append(operator)
-        holder[identity] = operator
+        enclosing[identity] = operator
         if operator is not None:
             operator.flops.append(flops)
             operator.bytes.append(traffic)
     return operators
 
 
-def _described(operator: _Operator) -> descriptions.CallDescription | None:
+def _describe(operator: _Operator) -> descriptions.CallDescription | None:
     """Return the description of an operator's call from its span; None if it has none."""
     _, _, name, _, shapes, _, _, _, attributes, *_, layer_attributes = operator.span
     try:
@@ -176,13 +176,15 @@ def _node(
     if node is not None:
         return replace(node, module=module, phase=phase, reads=(), returns=(), writes=())
     call = (
-        descriptions.described(description) if description is not None else Call(name, tuple(_arguments(shapes, dtype)))
+        descriptions.unnamed_call(description)
+        if description is not None
+        else Call(name, tuple(_arguments(shapes, dtype)))
     )
     known_flops = [figure for figure in operator.flops if figure is not None]
     flops = sum(known_flops) if known_flops else None if work.MAY_MULTIPLY.search(name) else 0
     known_bytes = [figure for figure in operator.bytes if figure is not None]
     stated = flops, sum(known_bytes) if known_bytes else None
-    return Node(call, keys.key(call), descriptions.kind_of(name), module, phase, stated=stated)
+    return Node(call, keys.key(call), descriptions.kind_of(name), module, phase, stated_work=stated)
 
 
 def _arguments(shapes: str | None, dtype: str | None) -> list[tuple[str, Any]]:
@@ -192,12 +194,12 @@ def _arguments(shapes: str | None, dtype: str | None) -> list[tuple[str, Any]]:
     except (ValueError, RecursionError):  # text of another profiler
         shape_list = None
     arguments: list[tuple[str, Any]] = []
-    first = True
+    is_first = True
     for place, shape in enumerate(shape_list if isinstance(shape_list, list) else []):
-        value = _tensors(shape, descriptions.TYPES.get(dtype or "") if first else None)
+        value = _tensors(shape, descriptions.TYPES.get(dtype or "") if is_first else None)
         if value is not None:
             arguments.append((f"input{place}", value))
-            first = False
+            is_first = False
     return arguments
 
 
@@ -209,12 +211,12 @@ def _tensors(shape: Any, dtype: str | None) -> Any:
     return tuple(_tensors(element, dtype) for element in shape)
 
 
-def module_path(known: dict[str, list[str]], name: str | None, layer: str | None) -> str:
+def module_path(calls_by_module: dict[str, list[str]], name: str | None, layer: str | None) -> str:
     """Return the path of a module, with the number of the call from its second call on."""
     if name is None or layer is None:
         return ""
-    calls = known.setdefault(name, [])
+    calls = calls_by_module.setdefault(name, [])
     if layer not in calls:
         calls.append(layer)
-    turn = calls.index(layer) + 1
-    return f"{name}#{turn}" if turn > 1 else name
+    occurrence = calls.index(layer) + 1
+    return f"{name}#{occurrence}" if occurrence > 1 else name

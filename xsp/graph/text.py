@@ -77,13 +77,13 @@ def _measures(graph: Graph, figures: dict[str, Any]) -> list[tuple[str, str, str
         ("nodes", f"{figures['nodes']:,}", graph.counts),
         ("computing", f"{computing:,}", ", ".join(kinds)),
         ("unique", f"{figures['unique']:,}", share),
-        ("edges", _whole(figures["edges"]), f"of data, known by {graph.known_by.value}"),
-        ("parameters", _whole(figures["parameters"]), _weights(figures["weight_bytes"])),
-        ("input", _whole(figures["input_elements"]), "elements, all samples of the batch"),
+        ("edges", _integer(figures["edges"]), f"of data, known by {graph.known_by.value}"),
+        ("parameters", _integer(figures["parameters"]), _weights(figures["weight_bytes"])),
+        ("input", _integer(figures["input_elements"]), "elements, all samples of the batch"),
         ("FLOPs", amount(figures["flops"]), _partly("a multiply-add is 2", unknown[0], figures["flops_at_least"])),
         ("bytes", amount(figures["bytes"], "B"), _partly("compulsory", unknown[1], figures["bytes_at_least"])),
-        ("longest path", _whole(figures["longest_path"]), "" if graph.known_by is KnownBy.ORDER else path),
-        ("diameter", _whole(figures["diameter"]), _diameter(graph, figures)),
+        ("longest path", _integer(figures["longest_path"]), "" if graph.known_by is KnownBy.ORDER else path),
+        ("diameter", _integer(figures["diameter"]), _diameter(graph, figures)),
         ("activations", amount(figures["peak_activation_bytes"], "B"), "most that are alive at once"),
     ]
 
@@ -98,7 +98,7 @@ def _weights(size: int | None) -> str:
     return "" if size is None else f"{amount(size, 'B')} of weights"
 
 
-def _whole(value: int | None) -> str:
+def _integer(value: int | None) -> str:
     return "–" if value is None else f"{value:,}"
 
 

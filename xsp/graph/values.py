@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import replace
 
-from xsp.graph.node import Edge, Role, Value, Why
+from xsp.graph.node import Edge, EdgeKind, Role, Value
 
-STRENGTH = (Why.DATA, Why.REUSE, Why.ORDER)
+STRENGTH = (EdgeKind.DATA, EdgeKind.REUSE, EdgeKind.ORDER)
 
 
 class Flow:
@@ -22,17 +22,17 @@ class Flow:
         self._current: dict[Hashable, int] = {}
         self._writer: list[int | None] = []
         self._readers: list[list[int]] = []
-        self._edges: dict[tuple[int, int], Why] = {}
-        self._last: dict[str, int] = {}
+        self._edges: dict[tuple[int, int], EdgeKind] = {}
+        self._last_by_state: dict[str, int] = {}
         self._roles: dict[int, Role] = {}
         self._storages = 0
 
-    def outside(self, storage: Hashable, role: Role, size: int | None) -> int:
+    def add_outside(self, storage: Hashable, role: Role, size: int | None) -> int:
         """Return the value of a storage that no node made, numbered at its first appearance."""
         number = self._current.get(storage)
         return self._make(storage, None, role, size) if number is None else number
 
-    def known(self, storage: Hashable) -> bool:
+    def has_value(self, storage: Hashable) -> bool:
         """Return whether a storage has a value."""
         return storage in self._current
 
@@ -55,9 +55,9 @@ class Flow:
         number = self._current[storage]
         writer = self._writer[number]
         if writer is not None and not (through is not None and through > writer):
-            self._join(writer, node, Why.DATA)
+            self._join(writer, node, EdgeKind.DATA)
         if through is not None:
-            self._join(through, node, Why.DATA)
+            self._join(through, node, EdgeKind.DATA)
         if not self._readers[number] or self._readers[number][-1] != node:
             self._readers[number].append(node)
         return number
@@ -67,10 +67,10 @@ class Flow:
         previous = self._current.get(storage)
         if previous is not None:
             for reader in self._readers[previous]:
-                self._join(reader, node, Why.REUSE)
+                self._join(reader, node, EdgeKind.REUSE)
             writer = self._writer[previous]
             if writer is not None:
-                self._join(writer, node, Why.REUSE)
+                self._join(writer, node, EdgeKind.REUSE)
             role, size = self.values[previous].role, self.values[previous].bytes
         return self._make(storage, node, role, size)
 
@@ -79,15 +79,15 @@ class Flow:
         if storage in self._current:
             self._roles[self.values[self._current[storage]].storage] = role
 
-    def finished(self) -> tuple[Value, ...]:
+    def final_values(self) -> tuple[Value, ...]:
         """Return all values."""
         return tuple(replace(value, role=self._roles.get(value.storage, value.role)) for value in self.values)
 
-    def follow(self, node: int, state: str) -> None:
+    def add_order(self, node: int, state: str) -> None:
         """Add an edge to a node from the last one that changed the same state outside the tensors."""
-        if state in self._last:
-            self._join(self._last[state], node, Why.ORDER)
-        self._last[state] = node
+        if state in self._last_by_state:
+            self._join(self._last_by_state[state], node, EdgeKind.ORDER)
+        self._last_by_state[state] = node
 
     def edges(self) -> tuple[Edge, ...]:
         """Return the edges found so far, in order."""
@@ -106,7 +106,7 @@ class Flow:
         self._readers.append([])
         return number
 
-    def _join(self, before: int, after: int, why: Why) -> None:
+    def _join(self, before: int, after: int, why: EdgeKind) -> None:
         if before != after:
             existing = self._edges.get((before, after))
             if existing is None or STRENGTH.index(why) < STRENGTH.index(existing):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from xsp.cost import flops as of_traces
+from xsp.cost import flops as trace_formulas
 from xsp.cost import traffic
 from xsp.cost.inputs import broadcast
 from xsp.graph.node import OBJECT, SIZES, Call, Node, NodeKind, Tensor
@@ -31,23 +31,23 @@ LOOK_UPS = frozenset(
 OVERWRITE = frozenset(f"aten::{name}" for name in traffic.OVERWRITTEN)
 """Operators that write their first tensor without reading it."""
 
-IN_PART = frozenset(f"aten::{name}" for name in traffic.PARTIAL_WRITES)
+PARTIAL_WRITES = frozenset(f"aten::{name}" for name in traffic.PARTIAL_WRITES)
 """Operators that change only the elements of their first tensor that indices select."""
 
 BAGS = frozenset(f"aten::{name}" for name in "embedding_bag _embedding_bag _embedding_bag_forward_only".split())
 """Operators that read as many rows of their first tensor as their second one has elements, and return sums of them."""
 
 ROUTED = frozenset(["aten::_grouped_mm"])
-"""Operators whose second tensor is a stack of matrices, of which they read those to which rows are routed."""
+"""Operators whose second tensor is a stack of matrices, of which only those are read to which rows are routed."""
 
 ON_LISTS = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_")
 CHANGED_LISTS = frozenset("self params exp_avgs exp_avg_sqs max_exp_avg_sqs momentum_buffer_list state_sums".split())
 """Names of operators on lists, and of those of their lists that they change if they work in place."""
 
-ASK_SIZES = frozenset(["onnx::Shape", "onnx::Size"])
+SIZE_QUERIES = frozenset(["onnx::Shape", "onnx::Size"])
 """Operators that do not read the content of their tensor."""
 
-HOLD_GRAPHS = frozenset(f"onnx::{name}" for name in ("If", "Loop", "Scan", "SequenceMap"))
+WITH_SUBGRAPHS = frozenset(f"onnx::{name}" for name in ("If", "Loop", "Scan", "SequenceMap"))
 """Operators with inner graphs, whose work and number of runs are unknown."""
 
 KINETO = {
@@ -58,7 +58,7 @@ KINETO = {
 
 CONVOLUTIONS = frozenset(f"aten::conv{dimensions}d" for dimensions in (1, 2, 3))
 
-MAY_MULTIPLY = re.compile(rf"{of_traces.PRODUCTS}|:(inner|cov|corrcoef|_transformer_encoder_layer_fwd)$")
+MAY_MULTIPLY = re.compile(rf"{trace_formulas.PRODUCTS}|:(inner|cov|corrcoef|_transformer_encoder_layer_fwd)$")
 """Operators that multiply matrices, also those that a trace never shows as the innermost."""
 
 
@@ -66,29 +66,29 @@ def bytes_of(node: Node) -> int | None:
     """Return the bytes that a node reads and writes; 0 for a view or an allocation, None if a size is unknown."""
     if not node.computes:
         return 0
-    if node.stated is not None:
-        return node.stated[1]
+    if node.stated_work is not None:
+        return node.stated_work[1]
     call = node.call
-    if call.op in HOLD_GRAPHS or _holds_objects(call):
+    if call.op in WITH_SUBGRAPHS or _has_objects(call):
         return None
-    if call.op in ASK_SIZES:
+    if call.op in SIZE_QUERIES:
         return sum(tensor.bytes or 0 for tensor in call.outputs)
-    if call.op in IN_PART:
-        return _of_a_part(call)
-    read = [tensor.bytes for tensor in call.inputs]
-    written = [tensor.bytes for tensor in call.outputs]
-    if call.op in LOOK_UPS and read and written:
-        read[0] = written[0]
-    if call.op in OVERWRITE and read:
-        read[0] = 0
-    if None in read or None in written:
+    if call.op in PARTIAL_WRITES:
+        return _partial_write_bytes(call)
+    read_bytes = [tensor.bytes for tensor in call.inputs]
+    written_bytes = [tensor.bytes for tensor in call.outputs]
+    if call.op in LOOK_UPS and read_bytes and written_bytes:
+        read_bytes[0] = written_bytes[0]
+    if call.op in OVERWRITE and read_bytes:
+        read_bytes[0] = 0
+    if None in read_bytes or None in written_bytes:
         return None
-    if call.op in BAGS and len(read) > 1:
-        rows, chosen = (call.inputs[0].shape or (0,))[0], call.inputs[1].elements or 0
-        read[0] = min(rows, chosen) * ((read[0] or 0) // max(1, rows))
-    if call.op in ROUTED and len(read) > 1:
-        read[1] = _routed(call, read[1] or 0)
-    return sum(filter(None, read)) + sum(filter(None, written)) + _changed_in_lists(call)
+    if call.op in BAGS and len(read_bytes) > 1:
+        rows, selected_rows = (call.inputs[0].shape or (0,))[0], call.inputs[1].elements or 0
+        read_bytes[0] = min(rows, selected_rows) * ((read_bytes[0] or 0) // max(1, rows))
+    if call.op in ROUTED and len(read_bytes) > 1:
+        read_bytes[1] = _routed(call, read_bytes[1] or 0)
+    return sum(filter(None, read_bytes)) + sum(filter(None, written_bytes)) + _changed_in_lists(call)
 
 
 def _changed_in_lists(call: Call) -> int:
@@ -99,36 +99,36 @@ def _changed_in_lists(call: Call) -> int:
     return sum(tensor.bytes or 0 for value in changed for tensor in value if isinstance(tensor, Tensor))
 
 
-def _of_a_part(call: Call) -> int | None:
+def _partial_write_bytes(call: Call) -> int | None:
     """Return the bytes moved by a call that changes elements of its first tensor at indices; None if unknown."""
     arguments = [value for _, value in call.arguments]
     try:
         if isinstance(arguments[1], tuple):
-            return _of_put(*arguments[:3], adds=len(arguments) > 3 and arguments[3] is True)
-        totals = traffic.traffic(call.op, *_in_kineto(call))
+            return _index_put_bytes(*arguments[:3], adds=len(arguments) > 3 and arguments[3] is True)
+        totals = traffic.traffic(call.op, *_kineto_arguments(call))
     except (LookupError, ValueError, TypeError, AttributeError):
         return None
     return None if totals is None else sum(totals)
 
 
-def _of_put(target: Tensor, indices: tuple[Tensor | None, ...], values: Tensor, *, adds: bool) -> int:
+def _index_put_bytes(target: Tensor, indices: tuple[Tensor | None, ...], values: Tensor, *, adds: bool) -> int:
     """Return the bytes of `target[indices] = values`, or `+=`; of a mask as many elements count as there are values."""
-    chosen = [index for index in indices if index is not None]
-    if any(index.dtype in ("bool", "uint8") for index in chosen):
+    used_indices = [index for index in indices if index is not None]
+    if any(index.dtype in ("bool", "uint8") for index in used_indices):
         count = prod(_shape(values))
     else:
-        index_shape = broadcast(*(_shape(index) for index in chosen)) if chosen else []
+        index_shape = broadcast(*(_shape(index) for index in used_indices)) if used_indices else []
         other_sizes = [
             size for place, size in enumerate(_shape(target)) if place >= len(indices) or indices[place] is None
         ]
         count = prod(index_shape) * prod(other_sizes)
-    read = [tensor.bytes for tensor in (*chosen, values)]
-    if None in read:
+    index_bytes = [tensor.bytes for tensor in (*used_indices, values)]
+    if None in index_bytes:
         raise ValueError("unknown size")
-    return sum(filter(None, read)) + (1 + adds) * count * SIZES[target.dtype or ""]
+    return sum(filter(None, index_bytes)) + (1 + adds) * count * SIZES[target.dtype or ""]
 
 
-def _holds_objects(call: Call) -> bool:
+def _has_objects(call: Call) -> bool:
     """Return whether an argument is an object that holds tensors, or a list of them: packed weights, for example."""
     return any(
         isinstance(element, str) and element.startswith(OBJECT)
@@ -156,8 +156,8 @@ def flops_of(node: Node) -> int | None:
     call = node.call
     if not node.computes:
         return 0
-    if node.stated is not None:
-        return node.stated[0]
+    if node.stated_work is not None:
+        return node.stated_work[0]
     if _is_sparse_product(call):
         return None
     if call.op.startswith("onnx::") and node.kind is NodeKind.OPAQUE:
@@ -170,20 +170,20 @@ def flops_of(node: Node) -> int | None:
             return None
     if call.op.startswith(("onnx::", "ai.onnx.ml::")):
         return None if call.op in UNKNOWN_IN_ONNX else 0
-    result = _as_in_a_trace(call)
+    result = _trace_flops(call)
     if result is None and node.kind is not NodeKind.OPAQUE and not MAY_MULTIPLY.search(call.op):
         return 0
     return result
 
 
-def _as_in_a_trace(call: Call) -> int | None:
+def _trace_flops(call: Call) -> int | None:
     """Return the operations by the formulas for traces."""
-    shapes, dtypes, scalars = _in_kineto(call)
+    shapes, dtypes, scalars = _kineto_arguments(call)
     result = call.outputs[0].shape if call.outputs else None
-    return of_traces.flops(call.op, shapes, scalars, dtypes, result)
+    return trace_formulas.flops(call.op, shapes, scalars, dtypes, result)
 
 
-def _in_kineto(call: Call) -> tuple[list[Any], list[str], list[Any]]:
+def _kineto_arguments(call: Call) -> tuple[list[Any], list[str], list[Any]]:
     """Return shapes, types and options of a call in Kineto's notation, which the formulas for traces read."""
     shapes: list[Any] = []
     scalars: list[Any] = []
@@ -231,7 +231,7 @@ def _recurrent(call: Call) -> int:
     return 2 * steps * sum(prod(shape) for shape in weights if len(shape) == 2)
 
 
-def _summed(equation: str, shapes: Sequence[tuple[int, ...]]) -> int:
+def _einsum_flops(equation: str, shapes: Sequence[tuple[int, ...]]) -> int:
     """Return the operations of an einsum: a multiply-add per combination of indices (`...` included) and factor."""
     operands = equation.replace(" ", "").partition("->")[0].split(",")
     if len(operands) != len(shapes) or len(operands) < 2:
@@ -239,10 +239,10 @@ def _summed(equation: str, shapes: Sequence[tuple[int, ...]]) -> int:
     sizes: dict[str, int] = {}
     for part, shape in zip(operands, shapes, strict=True):
         letters = part.replace("...", "")
-        rest = len(shape) - len(letters)
-        hidden = [f"...{place}" for place in range(rest, 0, -1)]
-        before, dots, after = part.partition("...")
-        names = [*before, *(hidden if dots else ()), *after]
+        hidden_count = len(shape) - len(letters)
+        hidden_names = [f"...{place}" for place in range(hidden_count, 0, -1)]
+        prefix, dots, suffix = part.partition("...")
+        names = [*prefix, *(hidden_names if dots else ()), *suffix]
         for name, length in zip(names, shape, strict=True):
             sizes[name] = max(sizes.get(name, 1), length)
     return 2 * (len(operands) - 1) * prod(sizes.values())
@@ -254,7 +254,7 @@ def _raise(reason: str) -> int:
 
 def _einsum(call: Call) -> int:
     equation = dict(call.arguments)["equation"]
-    return _summed(equation, [_shape(tensor) for tensor in call.inputs])
+    return _einsum_flops(equation, [_shape(tensor) for tensor in call.inputs])
 
 
 def _bilinear(call: Call) -> int:
@@ -332,7 +332,7 @@ def _onnx_gemm(call: Call) -> int:
 
 
 def _onnx_einsum(call: Call) -> int:
-    return _summed(str(dict(call.scalars)["equation"]), [_shape(tensor) for tensor in call.inputs])
+    return _einsum_flops(str(dict(call.scalars)["equation"]), [_shape(tensor) for tensor in call.inputs])
 
 
 ONNX: Mapping[str, Formula] = {

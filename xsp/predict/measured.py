@@ -171,7 +171,7 @@ def of(timings: Timings, threads: int | None = None, cpu: str | None = None) -> 
         for ranks in reduced
         if (slowdown := _sharing(matching, ranks, timed_threads, crowding[ranks])) is not None
     }
-    local_cpu = timings.environment.equal.get("cpu")
+    local_cpu = timings.environment.properties.get("cpu")
     other_cpu = cpu if cpu and local_cpu and cpu != local_cpu else None
     measured = Measured(shapes, sharing, alpha, beta, cores, threads or 1, timed_threads, other_cpu)
     source = f"gloo on this machine, all-reduce of {reduced[0]} ranks (xsp bench collectives)"
@@ -226,6 +226,6 @@ def _sharing(curves: Sequence[Curve], ranks: int, threads: int, least: float) ->
     return Sharing(
         max(least, computing),
         max(least, copying),
-        copied / transfers.COPIED,
+        copied / transfers.COPY_BYTES,
         statistics.median(losses) if losses else 0.0,
     )

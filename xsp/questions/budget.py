@@ -12,8 +12,8 @@ from time import monotonic
 
 from xsp import bench
 from xsp.advise import AdviceContext, provides
-from xsp.bench.plan import missing, overheads, runtime_of, worth
-from xsp.bench.spec import AS_RUN, OTHER_NUMBERS, Spec
+from xsp.bench.plan import expected_seconds, missing, overheads, runtime_of
+from xsp.bench.spec import AS_RUN, OTHER_PRECISION, Spec
 from xsp.bench.timings import Timings
 from xsp.bound import recordedcalls, timed
 from xsp.graph.node import Graph
@@ -44,7 +44,7 @@ def timings(context: AdviceContext) -> Timings:
     settings = context.settings
     known = Timings.open(settings.get("timings"), like=settings.get("like"))
     seconds = settings.get("fill")
-    if seconds and timed.timed_here(context.graph) and not recordedcalls.is_elsewhere(context.trace):
+    if seconds and timed.can_time_here(context.graph) and not recordedcalls.is_foreign(context.trace):
         fill(context.graph, known, threads_of(context), float(seconds), settings.get("progress"))
     return known
 
@@ -80,7 +80,7 @@ def rounds(graph: Graph, threads: int, cores: int) -> tuple[Pairs, ...]:
         [*as_run, *((spec, 1) for spec in overheads(threads))],
         by_threads,
         [*of(reference, tuple(VARIANTS)), *conversions],
-        of(reference, tuple(OTHER_NUMBERS)),
+        of(reference, tuple(OTHER_PRECISION)),
     )
 
 
@@ -93,12 +93,12 @@ def thread_counts(cores: int) -> list[int]:
 
 def most(pairs: Pairs) -> Pairs:
     """Return the specs that take nearly all of the expected time, largest first."""
-    ordered = sorted(pairs, key=lambda pair: -worth(*pair))
-    target, total = MOST_OF_TIME * sum(worth(*pair) for pair in ordered), 0.0
+    ordered = sorted(pairs, key=lambda pair: -expected_seconds(*pair))
+    target, total = MOST_OF_TIME * sum(expected_seconds(*pair) for pair in ordered), 0.0
     selected = []
     for pair in ordered:
         if total >= target:
             break
-        total += worth(*pair)
+        total += expected_seconds(*pair)
         selected.append(pair)
     return selected

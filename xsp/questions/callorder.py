@@ -129,4 +129,4 @@ def _spans(bound: Bound) -> tuple[str, ...]:
     join = bound.join
     if join is None:
         return ()
-    return tuple("" if index is None else join.seen[index].span for index in join.of_node)
+    return tuple("" if index is None else join.calls[index].span for index in join.call_of_node)

@@ -96,10 +96,10 @@ def without_onednn(ground: Ground) -> tuple[int, ...]:
         seen_call = ground.traced_calls[node] if ground.traced_calls else None
         if seen_call is None or "conv" not in call.op or not call.inputs or call.inputs[0].dtype != "float32":
             continue
-        if OF_ONEDNN in seen_call.inside:
+        if OF_ONEDNN in seen_call.inner_operators:
             return ()
         large = (call.inputs[0].elements or 0) > ONEDNN_FROM and len(call.inputs[0].shape or ()) == 4
-        if large and not seen_call.inside.isdisjoint(WITHOUT):
+        if large and not seen_call.inner_operators.isdisjoint(WITHOUT):
             nodes.append(node)
     return tuple(nodes)
 

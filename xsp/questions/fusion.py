@@ -87,11 +87,11 @@ def chains(graph: Graph, taken: set[int]) -> dict[tuple[str, ...], list[list[int
     chain_of: dict[int, list[int]] = {}
     for number in draft.order:
         step = draft.steps[number]
-        if number in taken or step.call.op not in ELEMENTWISE or not step.plain or step.phase is not Phase.FORWARD:
+        if number in taken or step.call.op not in ELEMENTWISE or not step.is_pure or step.phase is not Phase.FORWARD:
             continue
         chain = [number]
-        for origin in dict.fromkeys(step.takes):
-            producer = draft.maker(origin)
+        for origin in dict.fromkeys(step.operands):
+            producer = draft.producer(origin)
             fits = (
                 producer is not None
                 and origin[0] in chain_of

@@ -29,7 +29,7 @@ def ideal(context: AdviceContext) -> tuple[str, ...]:
         AnalysisError: the step ran on another device.
         XspError: there is no bound.
     """
-    if context.settings.get("device") is not None or recordedcalls.is_elsewhere(context.trace):
+    if context.settings.get("device") is not None or recordedcalls.is_foreign(context.trace):
         raise AnalysisError("the step ran on another device, for which there are no timings here")
     return tuple(lines(context.bound))
 
@@ -71,7 +71,7 @@ def _by_operator(bound: Bound) -> list[tuple[str, float]]:
     upper, lower = (bound.figures.get(rung.value) or () for rung in (_upper(bound), Rung.BEST))
     excess: dict[str, list[float]] = defaultdict(list)
     for number, (above, below) in enumerate(zip(upper, lower, strict=False)):
-        if above is not None and below is not None and bound.counted[number]:
+        if above is not None and below is not None and bound.is_computing[number]:
             op = bound.graph.nodes[number].call.op
             excess[op.rpartition("::")[2].strip("_")].append(above.ns - below.ns)
     return sorted(((op, math.fsum(gaps)) for op, gaps in excess.items()), key=lambda entry: -entry[1])

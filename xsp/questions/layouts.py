@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xsp.bench.plan import runtime_of, settled
+from xsp.bench.plan import effective_state, runtime_of
 from xsp.bench.spec import AS_RUN, CacheState, Spec, Timing
 from xsp.bound import timed
 from xsp.graph.blocks import LASTING, Block, Wires
@@ -168,7 +168,7 @@ class _Problem:
         from xsp.bench.variants import VARIANTS as KNOWN
 
         self.graph = graph
-        self._state, self._runtime, self._threads = settled(graph, CacheState.CHAIN), runtime_of(graph), threads
+        self._state, self._runtime, self._threads = effective_state(graph, CacheState.CHAIN), runtime_of(graph), threads
         self.ran: list[int | None] = [label_of(node) for node in graph.nodes]
         self.choices: set[int] = set()
         self.neutral: set[int] = set()
@@ -176,7 +176,7 @@ class _Problem:
             node, layout = graph.nodes[number], self.ran[number]
             if layout is None or node.call.op.partition("::")[2].rstrip("_") in NEUTRAL or not node.computes:
                 self.neutral.add(number)
-            elif spec is not None and KNOWN["channels-last"].applies(spec):
+            elif spec is not None and KNOWN["channels-last"].may_change(spec):
                 self.choices.add(number)
         only_order = graph.known_by is KnownBy.ORDER
         self.values = list(_by_shape(self) if only_order else _by_flow(self))

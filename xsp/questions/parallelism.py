@@ -16,7 +16,7 @@ from xsp.advise import Advice, AdviceContext, Needs, question
 from xsp.bench.spec import Timing
 from xsp.errors import AnalysisError
 from xsp.graph import paths, schedule
-from xsp.graph.node import KnownBy, Phase, Why
+from xsp.graph.node import EdgeKind, KnownBy, Phase
 from xsp.questions.budget import thread_counts
 from xsp.questions.timedcalls import ALLOWANCE, FILL, Difference, Ground, difference, milliseconds
 
@@ -196,7 +196,7 @@ def scheduled(ground: Ground) -> Branches | None:
     times: list[schedule.Times] = [
         {1: single[node].trimmed_ns or 0.0} if node in single else {1: 0.0} for node in range(len(graph.nodes))
     ]
-    predecessors = paths.before(graph, *Why)
+    predecessors = paths.predecessors_of(graph, *EdgeKind)
     slots = schedule.list_schedule(predecessors, times, cores)
     core = {slot.node: slot.core for slot in slots if slot.core is not None}
     before_by_data = paths.contracted(graph, lambda node: node.computes)

@@ -27,7 +27,7 @@ def removable(context: AdviceContext) -> Iterator[Advice]:
 def what(gain: Gain) -> str:
     """Return the problem in one line."""
     first, count = gain.changes[0], len(gain.changes)
-    text = first.said if count == 1 else f"{first.said}, {count} times"
+    text = first.description if count == 1 else f"{first.description}, {count} times"
     where = _where(first)
     return f"{where}: {text}" if where else text
 

@@ -19,7 +19,7 @@ from xsp.bound.ladder import Bound, Rung
 from xsp.bound.totals import Figure
 from xsp.graph import rewrite, work
 from xsp.graph.node import Graph
-from xsp.graph.rewrite import Change, Rewritten
+from xsp.graph.rewrite import Change, RewrittenGraph
 from xsp.questions.timedcalls import ALLOWANCE, MOST_PLACES
 
 NUMBERED = re.compile(r"(?<=[.#])\d+")
@@ -54,7 +54,7 @@ class Gain:
 class Prices:
     """A rewritten graph with the time of each call."""
 
-    rewritten: Rewritten
+    rewritten: RewrittenGraph
     before: tuple[Figure | None, ...]
     """Time of each node of the original graph: timed alone, else from the trace."""
 
@@ -73,7 +73,7 @@ class Prices:
         groups: dict[tuple[str, str, str | None], list[Change]] = defaultdict(list)
         for change in self.rewritten.changes:
             if change.rule in rules:
-                groups[change.rule, NUMBERED.sub("*", change.said), change.changes_numbers].append(change)
+                groups[change.rule, NUMBERED.sub("*", change.description), change.changes_numbers].append(change)
         gains = [self._gain(tuple(changes)) for changes in groups.values()]
         return sorted((gain for gain in gains if gain is not None), key=lambda gain: -gain.ns)
 
@@ -82,10 +82,10 @@ class Prices:
             changes = tuple(
                 change
                 for change in changes
-                if None not in [self.before[place] for place in self.rewritten.removed(change)]
+                if None not in [self.before[place] for place in self.rewritten.removed_calls(change)]
             )
-        removed = tuple(place for change in changes for place in self.rewritten.removed(change))
-        added = tuple(place for change in changes for place in self.rewritten.added(change))
+        removed = tuple(place for change in changes for place in self.rewritten.removed_calls(change))
+        added = tuple(place for change in changes for place in self.rewritten.added_calls(change))
         figures: Sequence[Figure | None] = [self.before[place] for place in removed]
         if not added:
             in_place = [self.in_place[place] for place in removed]
@@ -109,7 +109,7 @@ class Prices:
         One call on all samples takes at least as long as that on one sample; attention at least as long as its
         products; a call with other weights as long as before, and a call in a type of half the size half as long.
         """
-        figures = {place: self.before[place] for place in self.rewritten.removed(change)}
+        figures = {place: self.before[place] for place in self.rewritten.removed_calls(change)}
         nodes = self.rewritten.original.nodes
         if change.rule == "attention":
             return math.fsum(figure.ns for place, figure in figures.items() if figure and work.flops_of(nodes[place]))
@@ -117,7 +117,7 @@ class Prices:
         longest: dict[str, float] = defaultdict(float)
         for place, figure in figures.items():
             longest[nodes[place].call.op] = max(longest[nodes[place].call.op], figure.ns if figure else 0.0)
-        ops = [self.rewritten.graph.nodes[place].call.op for place in self.rewritten.added(change)]
+        ops = [self.rewritten.graph.nodes[place].call.op for place in self.rewritten.added_calls(change)]
         return share * math.fsum(longest.get(op, 0.0) for op in ops)
 
     def advice(self, question: str, gain: Gain, what: str, do: str, trial: str | None = None) -> Advice:
@@ -207,16 +207,16 @@ def prices(context: AdviceContext) -> Prices:
     join = bound.join
     spans: tuple[str, ...] = ()
     if join is not None:
-        spans = tuple("" if index is None else join.seen[index].span or "" for index in join.of_node)
+        spans = tuple("" if index is None else join.calls[index].span or "" for index in join.call_of_node)
     return Prices(
         rewritten, before, in_place, _added(context, bound, rewritten), step_ns(context, bound, before), spans
     )
 
 
-def _added(context: AdviceContext, bound: Bound, rewritten: Rewritten) -> dict[int, Figure]:
+def _added(context: AdviceContext, bound: Bound, rewritten: RewrittenGraph) -> dict[int, Figure]:
     """Return the timings of added calls; missing ones are taken if there is a budget."""
     threads = bound.settings.get("threads")
-    places = {place for change in rewritten.changes for place in rewritten.added(change)}
+    places = {place for change in rewritten.changes for place in rewritten.added_calls(change)}
     if threads is None or not places:
         return {}
     specs = {place: spec for place, spec in enumerate(timed.specs_of(rewritten.graph, threads)) if place in places}

@@ -127,10 +127,10 @@ class Ground:
 
     def supports(self, node: int, variant: str) -> bool:
         """Return whether a variant applies to the call of a node."""
-        from xsp.bench.variants import named
+        from xsp.bench.variants import variant_by_name
 
-        spec, definition = self.specs[node], named(variant)
-        return spec is not None and definition is not None and definition.applies(spec)
+        spec, definition = self.specs[node], variant_by_name(variant)
+        return spec is not None and definition is not None and definition.may_change(spec)
 
     @cached_property
     def _known(self) -> dict[tuple[int, str, int], Timing | None]:
@@ -210,10 +210,10 @@ def ground(context: AdviceContext) -> Ground:
         AnalysisError: the calls cannot be timed here, or there are no timings.
     """
     trace = context.trace
-    if context.settings.get("device") is not None or recordedcalls.is_elsewhere(trace):
+    if context.settings.get("device") is not None or recordedcalls.is_foreign(trace):
         raise AnalysisError("single calls are timed on this processor, and the step ran on another device")
     graph = context.graph
-    if not timed.timed_here(graph):
+    if not timed.can_time_here(graph):
         raise AnalysisError(f"the calls of {graph.name} cannot be run in isolation here, so they have no timings")
     if trace is not None and recordedcalls.is_compiled(trace):
         raise AnalysisError("the step ran compiled: its calls are not those that are timed in isolation")
@@ -242,9 +242,9 @@ def threads_of(context: AdviceContext) -> int:
 
 def _traced_calls(context: AdviceContext, graph: Graph) -> tuple[RecordedCall | None, ...]:
     if graph.source is Source.SPANS:
-        return tuple(recordedcalls.of_nodes(context.traced))
+        return tuple(recordedcalls.calls_of_nodes(context.traced))
     calls = recordedcalls.of(context.traced, {node.call.op for node in graph.nodes})
-    return tuple(None if index is None else calls[index] for index in join.of(graph, calls).of_node)
+    return tuple(None if index is None else calls[index] for index in join.of(graph, calls).call_of_node)
 
 
 def _overlap(context: AdviceContext, calls: Sequence[RecordedCall | None]) -> bool:
