@@ -301,7 +301,7 @@ def judge(
             chosen = (*intrinsic, *extrinsic, *((by,) if by else ()))
             held = configurations.of_rows(table, "step_s", factors=chosen)
             split = crossvalidation.split_of(held, intrinsic, extrinsic, by)
-            found = crossvalidation.judge(held, split, options.seed, 20, beyond=False)
+            found = crossvalidation.judge(held, split, options.seed, 20, with_extrapolations=False)
             further = beyond(table, chosen, split, options.seed)
         except UsageError as error:
             report.notes.append(f"{name}: {error}")
@@ -314,7 +314,7 @@ def judge(
         text = (
             "no figure" if own is None else f"{100 * own:.1f} %, goal at most 10 %: {'met' if own <= 0.1 else 'missed'}"
         )
-        report.notes.append(f"{name}: generic {text}; offered: {found.offered}.")
+        report.notes.append(f"{name}: generic {text}; offered: {found.offered_model}.")
         for what, errors in (("held out", {each.model: each.mean for each in found.errors}), ("beyond", further)):
             others = {model: error for model, error in errors.items() if model != crossvalidation.GENERIC}
             if crossvalidation.GENERIC in errors and others:
@@ -339,7 +339,7 @@ def beyond(table: Sequence[dict[str, Any]], chosen: Sequence[str], split: Any, s
     inside, out = held.take(np.flatnonzero(~is_out)), held.take(np.flatnonzero(is_out))
     if not len(out):
         return {}
-    trained = crossvalidation.trained_on(inside, split, seed)
+    trained = crossvalidation.train_models(inside, split, seed)
     found = {name: float(np.abs(model(out.values) / out.seconds - 1).mean()) for name, model in trained.items()}
     return {name: each for name, each in found.items() if np.isfinite(each)}
 

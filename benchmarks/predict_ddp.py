@@ -96,7 +96,7 @@ def predicted(timings: Timings, ranks: int, name: str, batch: int, found: dict[s
     link = measured.of(timings, 1)
     answer = scaling.of(step, Job(1, link), (1, ranks))
     many = answer.points[-1].predicted
-    assert link.measured is not None
+    assert link.curves is not None
     parts = many.parts
     backward = sum(parts[each] for each in (str(Cause.BACKWARD), str(Cause.SERVING), EXPOSED))
     own = {"step": many.step, "forward": parts[str(Cause.FORWARD)], "backward": backward,
@@ -108,9 +108,10 @@ def predicted(timings: Timings, ranks: int, name: str, batch: int, found: dict[s
         "error": many.step / took["step"] - 1, "exposed_s": parts[EXPOSED],
         "hidden": many.hidden / many.communication if many.communication else None,
         "overlap_predicted": many.overlap, "overlap": found["overlap"],
-        "slower": link.measured.at(ranks).computing, "slower_here": found["beside"]["step"] / found["alone"]["step"],
+        "slower": link.curves.sharing_at(ranks).compute_factor,
+        "slower_here": found["beside"]["step"] / found["alone"]["step"],
         "parts": {part: {"predicted_s": own[part], "measured_s": took[part]} for part in took},
-        "notes": [each for each in link.measured.notes([ranks], 0) if "ranks" in each],
+        "notes": [each for each in link.curves.notes([ranks], 0) if "ranks" in each],
     }  # fmt: skip
 
 

@@ -94,7 +94,7 @@ def errors(rows: list[dict[str, Any]], factors: Sequence[str]) -> dict[str, floa
     split = crossvalidation.split_of(table, (), factors, None)
     asked = [each for each in rows if each["ranks"] in ASKED]
     values = configurations.of_rows(asked, "step_s", None, factors).values
-    models = crossvalidation.trained_on(table, split, 0)
+    models = crossvalidation.train_models(table, split, 0)
     return {
         name: statistics.fmean(
             abs(float(one) / each["step_s"] - 1) for one, each in zip(model(values), asked, strict=True)

@@ -126,7 +126,7 @@ def _measured(
             share_worker.answer_of(worker)
     took: dict[str, dict[int, list[int]]] = {MMAP: {}, ATTACH: {}}
     hits: list[bool | None] = []
-    with measuring.store_at(place / "s", capacity):
+    with measuring.running_store(place / "s", capacity):
         for turn in range(options.rounds + 1):
             asked = [drawn(active, requests, draw) for _ in workers]
             for way in draw.sample((MMAP, ATTACH), 2):

@@ -82,13 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _measured(text: str, options: argparse.Namespace, with_memory: bool) -> dict[str, Any]:
     """Return the milliseconds of each turn by way, and the bytes of memory."""
-    together = measuring.TOGETHER if options.quick else PROCESSES
+    together = measuring.CONCURRENT_PROCESSES if options.quick else PROCESSES
     found = measuring.measure(
         steps.spec_of(text),
         turns=options.rounds,
         seed=options.seed,
         states=(measuring.WARM, measuring.COLD) if options.cold else (measuring.WARM,),
-        together=together if with_memory else 0,
+        concurrent=together if with_memory else 0,
     )
     return {
         "bytes": found.nbytes,
@@ -114,7 +114,7 @@ def _against_children(text: str, options: argparse.Namespace) -> dict[str, list[
             for way, each in those.items():
                 each.ask({"do": "open", "way": way, **asked})
                 share_worker.answer_of(each)
-            with measuring.store_at(Path(folder) / "s", 2 * nbytes + (64 << 20)):
+            with measuring.running_store(Path(folder) / "s", 2 * nbytes + (64 << 20)):
                 client.attach(Path(folder) / "0.safetensors", Path(folder) / "s")
                 for _ in range(options.rounds):
                     for way in draw.sample((ATTACH, FORK), 2):
@@ -132,9 +132,9 @@ def _worker() -> Iterator[processes.WorkerProcess]:
         worker.end()
 
 
-def _of(found: measuring.Measured, state: str, what: str) -> dict[str, list[float]]:
+def _of(found: measuring.Measurement, state: str, what: str) -> dict[str, list[float]]:
     """Return the milliseconds of the turns in a state, by way."""
-    return {way: [ns / 1e6 for ns in getattr(each, what)] for (way, at), each in found.taken.items() if at == state}
+    return {way: [ns / 1e6 for ns in getattr(each, what)] for (way, at), each in found.times.items() if at == state}
 
 
 def _has(row: dict[str, Any] | None, cold: bool) -> bool:
@@ -228,7 +228,8 @@ def _conclude(report: turns.Report, rows: Sequence[dict[str, Any]], wanted: int)
         report.notes.append(
             f"Goal: shared memory of the processes at most {MOST_MEMORY} times the weights, for models of "
             f"{LEAST_BYTES / 1e6:.0f} MB or more: at most {max(copies):.2f}, {_met(max(copies) <= MOST_MEMORY)} "
-            f"(from 1 and {PROCESSES} processes, with --quick {measuring.TOGETHER}, by proportional set size)."
+            f"(from 1 and {PROCESSES} processes, with --quick {measuring.CONCURRENT_PROCESSES}, by proportional "
+            "set size)."
         )
 
 
@@ -243,7 +244,7 @@ def _deciding(rows: Sequence[dict[str, Any]]) -> list[str]:
     try:
         shapes = estimate.curves(Timings.open(None))
     except ShareError:
-        families = ",".join(estimate.NEEDED)
+        families = ",".join(estimate.REQUIRED_FAMILIES)
         return [f"Decisions are not judged: run xsp bench transfers --families {families} --threads 1, then again."]
     turns.say("cost per tensor, for the decisions")
     known = estimate.Constants(estimate.costs(), shapes, estimate.digest_ns())
@@ -256,12 +257,12 @@ def _deciding(rows: Sequence[dict[str, Any]]) -> list[str]:
                 continue
             asked += 1
             ratio = _times({"total_ms": taken}, "total_ms", each.way)
-            gains, loses = ratio.lo > 1 + savings.MATTERS, ratio.hi < 1 + savings.MATTERS
+            gains, loses = ratio.lo > 1 + savings.LEAST_GAIN, ratio.hi < 1 + savings.LEAST_GAIN
             if not gains and not loses:
                 continue
             decided += 1
             unshared = statistics.median(taken[each.way]) * 1e6
-            is_right = (each.saved_ns >= savings.MATTERS * unshared) == gains
+            is_right = (each.saved_ns >= savings.LEAST_GAIN * unshared) == gains
             right += is_right
             if not is_right:
                 wrong[f"{each.way}, {each.state}"] = wrong.get(f"{each.way}, {each.state}", 0) + 1
@@ -283,7 +284,7 @@ def _attaching(folder: Path, options: argparse.Namespace) -> list[str]:
     from xsp.share import modules
 
     found = {}
-    with measuring.store_at(folder / "s", 2 << 30):
+    with measuring.running_store(folder / "s", 2 << 30):
         for nbytes, count in FILES[2:] if options.quick else FILES:
             path = folder / f"{nbytes}-{count}.safetensors"
             save_file({f"t{number}": np.zeros(nbytes // count, np.uint8) for number in range(count)}, path)

@@ -105,7 +105,7 @@ def test_what_the_data_cannot_tell_is_said() -> None:
     factors = ["filters", "batch", "images", "width"]
     found = generic.form(configurations.of_rows(made, factors=factors), ["filters"], ["batch", "images", "width"])
     assert [each.name for each in found.extrinsic] == ["batch"]
-    assert [each.partition(" ")[0] for each in found.dropped] == ["images", "width"]
+    assert [each.partition(" ")[0] for each in found.drop_reasons] == ["images", "width"]
 
 
 def test_a_term_that_hardly_matters_and_terms_that_trade_off_are_named() -> None:
@@ -151,7 +151,7 @@ def test_a_penalty_draws_exponents_to_zero_and_l1_lets_some_be_zero() -> None:
 def judge(made: list[dict[str, Any]], intrinsic: Sequence[str] = (), **told: Any) -> crossvalidation.Evaluation:
     table = configurations.of_rows(made, **told)
     split = crossvalidation.split_of(table, intrinsic, (), None)
-    return crossvalidation.judge(table, split, resamples=20, beyond=False)
+    return crossvalidation.judge(table, split, resamples=20, with_extrapolations=False)
 
 
 @pytest.fixture(scope="module")
@@ -164,17 +164,20 @@ def test_the_model_is_offered_where_it_is_better_and_a_baseline_where_that_is(
     of_sums: crossvalidation.Evaluation,
 ) -> None:
     sums = of_sums
-    assert sums.offered == crossvalidation.GENERIC
+    assert sums.offered_model == crossvalidation.GENERIC
     assert [each.model for each in sums.errors] == sorted(
         [each.model for each in sums.errors], key=lambda name: next(e.mean for e in sums.errors if e.model == name)
     )
-    assert {each.model for each in sums.errors} | set(sums.missing) == {crossvalidation.GENERIC, *baselines.BASELINES}
+    assert {each.model for each in sums.errors} | set(sums.missing_baselines) == {
+        crossvalidation.GENERIC,
+        *baselines.BASELINES,
+    }
     chance = np.random.default_rng(0)
     lines = [
         {"batch": float(b), "width": float(w), "step_s": (1e-3 * b + 2e-3 * w) * np.exp(chance.normal(0, 0.01))}
         for b in (1, 2, 4, 8, 16) for w in (1, 2, 4, 8, 16)
     ]  # fmt: skip
-    assert judge(lines).offered == "linear"
+    assert judge(lines).offered_model == "linear"
 
 
 def test_rows_of_a_group_are_held_out_together() -> None:
@@ -199,7 +202,9 @@ def test_each_value_of_a_category_may_have_a_model_of_its_own() -> None:
         for kind, power in (("cnn", 1.0), ("mlp", 0.5)) for b in (1, 2, 4, 8, 16, 32)
     ]  # fmt: skip
     table = configurations.of_rows(made)
-    found = crossvalidation.judge(table, crossvalidation.split_of(table, (), (), "model"), resamples=20, beyond=False)
+    found = crossvalidation.judge(
+        table, crossvalidation.split_of(table, (), (), "model"), resamples=20, with_extrapolations=False
+    )
     powers = {value: float(fit.shapes[0]) for value, fit in found.fits.items()}
     assert powers == pytest.approx({"cnn": 1.0, "mlp": 0.5}, abs=0.02)
     both = crossvalidation.predict(found, [{"model": kind, "batch": 64.0} for kind in ("cnn", "mlp")])
@@ -240,7 +245,7 @@ def test_a_simulated_step_is_a_baseline_with_one_factor_and_a_forest_is_always_t
     made = [{"batch": b, "ranks": n, "dag": dag, "step_s": 1.3 * dag} for b, n, dag in steps]
     table = configurations.of_rows(made)
     asked = {"batch": np.array([64.0]), "ranks": np.array([16.0]), "dag": np.array([9.0])}
-    assert baselines.simulated(table, table.factors)(asked) == pytest.approx([11.7])
+    assert baselines.scaled_simulation(table, table.factors)(asked) == pytest.approx([11.7])
     pytest.importorskip("sklearn", reason="the forest needs scikit-learn")
     one, other = (baselines.forest(table, table.factors)(asked) for _ in range(2))
     assert one == other
@@ -248,9 +253,9 @@ def test_a_simulated_step_is_a_baseline_with_one_factor_and_a_forest_is_always_t
 
 
 def test_a_baseline_that_a_table_does_not_have_is_left_out_with_its_reason(of_sums: crossvalidation.Evaluation) -> None:
-    assert set(of_sums.missing) >= {"dag"}
-    assert "xsp predict RUN" in of_sums.missing["dag"]
-    assert not {each.model for each in of_sums.errors} & set(of_sums.missing)
+    assert set(of_sums.missing_baselines) >= {"dag"}
+    assert "xsp predict RUN" in of_sums.missing_baselines["dag"]
+    assert not {each.model for each in of_sums.errors} & set(of_sums.missing_baselines)
 
 
 def test_an_interval_holds_what_was_measured_and_what_lies_outside_is_said(of_sums: crossvalidation.Evaluation) -> None:
@@ -260,9 +265,11 @@ def test_an_interval_holds_what_was_measured_and_what_lies_outside_is_said(of_su
     inside = sum(point.low <= each["step_s"] <= point.high for point, each in zip(points, new, strict=True))
     assert inside >= 34
     far = {"filters": 32.0, "kernel": 3.0, "batch": 4096.0, "ranks": 2.0}
-    assert crossvalidation.predict(found, [far])[0].outside[0].startswith("batch is 8.")
+    assert crossvalidation.predict(found, [far])[0].extrapolation_notes[0].startswith("batch is 8.")
     corner = {name: max(each[name] for each in rows(0)) for name in far}
-    assert crossvalidation.predict(found, [corner])[0].outside == ("it is outside the recorded combinations",)
+    assert crossvalidation.predict(found, [corner])[0].extrapolation_notes == (
+        "it is outside the recorded combinations",
+    )
 
 
 # --- what to record next -----------------------------------------------------------------------------------------
@@ -274,8 +281,10 @@ def test_what_is_recorded_next_lies_where_the_fits_disagree_and_costs_count() ->
     found = judge(made, ["filters", "kernel"])
     chosen = nextrun.choose(found, 3)
     doubts = crossvalidation.spread(found, crossvalidation.point_columns(found, nextrun.candidates(found)))
-    assert chosen[0].doubt >= np.median(np.log(doubts).std(axis=0))
-    assert [each.remaining_doubt for each in chosen] == sorted((each.remaining_doubt for each in chosen), reverse=True)
+    assert chosen[0].uncertainty >= np.median(np.log(doubts).std(axis=0))
+    assert [each.remaining_uncertainty for each in chosen] == sorted(
+        (each.remaining_uncertainty for each in chosen), reverse=True
+    )
     assert len({tuple(each.configuration.values()) for each in chosen}) == 3
     dear = nextrun.choose(found, 3, steps=1_000_000, start=0.0)
     assert max(each.predicted for each in dear) <= max(each.predicted for each in chosen)
@@ -287,7 +296,7 @@ def test_doubt_after_a_measurement_is_that_of_normal_distributions() -> None:
     apart -= apart.mean(axis=1, keepdims=True)
     row, noise, size = apart[1].copy(), 0.3, 400
     before = apart @ apart.T / size
-    after = nextrun._updated(apart, row, noise)
+    after = nextrun._update(apart, row, noise)
     truth = before - np.outer(before[1], before[1]) / (before[1, 1] + noise)
     assert after @ after.T / size == pytest.approx(truth)
 
@@ -410,7 +419,7 @@ def test_a_category_keeps_its_effect_in_rows_that_lack_one_of_its_values(lacks: 
     table = configurations.of_rows(made)
     part = table.take(np.flatnonzero(table.values["device"] != lacks))
     shape = generic.form(part, (), ("batch", "device"))
-    assert shape.dropped == ()
+    assert shape.drop_reasons == ()
     found = generic.fit(part, shape, penalties=[Penalty("none")])
     first, second = (name for name in ("a100", "h100", "l4") if name != lacks)
     assert shape.shapes[1:] == (f"device={second}",)
@@ -427,7 +436,9 @@ def test_values_of_a_category_are_in_the_order_of_their_own_rows_when_a_fit_is_r
         for batch in range(1, batches + 1)
     ]  # fmt: skip
     table = configurations.of_rows(made)
-    found = crossvalidation.judge(table, crossvalidation.split_of(table, (), (), "model"), resamples=20, beyond=False)
+    found = crossvalidation.judge(
+        table, crossvalidation.split_of(table, (), (), "model"), resamples=20, with_extrapolations=False
+    )
     assert [each.levels for each in found.fits["mlp"].form.extrinsic if each.levels] == [("l4", "h100")]
     fitfile.write(found, tmp_path / "fit.json")
     again = fitfile.read(tmp_path / "fit.json")
@@ -444,7 +455,9 @@ def test_a_value_with_a_model_of_its_own_that_is_held_out_whole_is_refused() -> 
     ]  # fmt: skip
     table = configurations.of_rows(made, factors=["model", "batch"], group=["machine"])
     with pytest.raises(UsageError, match=r"--each model: all rows of \w+ are held out at once"):
-        crossvalidation.judge(table, crossvalidation.split_of(table, (), (), "model"), resamples=20, beyond=False)
+        crossvalidation.judge(
+            table, crossvalidation.split_of(table, (), (), "model"), resamples=20, with_extrapolations=False
+        )
 
 
 @pytest.mark.slow
@@ -454,7 +467,9 @@ def test_a_value_that_no_resampled_table_has_keeps_its_prediction(monkeypatch: p
         for kind, times in (("cnn", 1.0), ("mlp", 3.0)) for batch in (1, 2, 4, 8, 16)
     ]  # fmt: skip
     table = configurations.of_rows(made)
-    found = crossvalidation.judge(table, crossvalidation.split_of(table, (), (), "model"), resamples=20, beyond=False)
+    found = crossvalidation.judge(
+        table, crossvalidation.split_of(table, (), (), "model"), resamples=20, with_extrapolations=False
+    )
     errors = sorted(found.errors, key=lambda each: each.model != "power law")
     found = dataclasses.replace(found, errors=tuple(errors))
     monkeypatch.setattr(

@@ -68,7 +68,7 @@ def attributes(message: Any) -> dict[str, Any]:
 
 
 def test_each_rank_has_its_tasks_with_their_times_sizes_and_order(tmp_path: Path) -> None:
-    found = prediction.predict(WORK, Job(4, LINK, Algorithm.RING, straggler=Straggler(1.5)), fine=True)
+    found = prediction.predict(WORK, Job(4, LINK, Algorithm.RING, straggler=Straggler(1.5)), per_layer=True)
     assert chakra.write(found, [31 * MIB, 3 * MIB], tmp_path) == 4
     assert sorted(each.name for each in tmp_path.iterdir()) == [f"rank.{rank}.et" for rank in range(4)]
     metadata, nodes = read((tmp_path / "rank.0.et").read_bytes())
@@ -91,7 +91,7 @@ def test_each_rank_has_its_tasks_with_their_times_sizes_and_order(tmp_path: Path
 
 def test_a_simulation_of_the_file_takes_as_long_as_the_step() -> None:
     """In the order of what each node waits for, computing in a row and collectives in a row."""
-    found = prediction.predict(WORK, Job(8, LINK, Algorithm.RING), fine=True)
+    found = prediction.predict(WORK, Job(8, LINK, Algorithm.RING), per_layer=True)
     _, nodes = read(chakra.content(found, [31 * MIB, 3 * MIB], 0))
     ends: dict[int, float] = {}
     free = {4: 0.0, 7: 0.0}
@@ -102,24 +102,24 @@ def test_a_simulation_of_the_file_takes_as_long_as_the_step() -> None:
 
 
 def test_sharded_steps_gather_and_scatter() -> None:
-    found = prediction.predict(WORK, Job(8, LINK, sharded=True), fine=True)
+    found = prediction.predict(WORK, Job(8, LINK, sharded=True), per_layer=True)
     _, nodes = read(chakra.content(found, [31 * MIB, 3 * MIB], 0))
     assert {attributes(each)["comm_type"] for each in nodes if each.type == 7} == {2, 7}
 
 
 def test_what_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    found = prediction.predict(WORK, Job(2, LINK), fine=True)
+    found = prediction.predict(WORK, Job(2, LINK), per_layer=True)
     with pytest.raises(OutputError, match="cannot be written"):
         chakra.write(found, [31 * MIB, 3 * MIB], tmp_path / "file")
     with pytest.raises(UsageError, match="too many"):
-        chakra.write(prediction.predict(WORK, Job(5000, LINK), fine=True), [31 * MIB, 3 * MIB], tmp_path)
+        chakra.write(prediction.predict(WORK, Job(5000, LINK), per_layer=True), [31 * MIB, 3 * MIB], tmp_path)
 
 
 def test_the_public_reader_takes_it(tmp_path: Path) -> None:
     schema = pytest.importorskip("chakra.schema.protobuf.et_def_pb2", reason="chakra of MLCommons is not installed")
     protolib = pytest.importorskip("chakra.src.third_party.utils.protolib")
-    found = prediction.predict(WORK, Job(2, LINK), fine=True)
+    found = prediction.predict(WORK, Job(2, LINK), per_layer=True)
     chakra.write(found, [31 * MIB, 3 * MIB], tmp_path)
     with protolib.openFileRd(str(tmp_path / "rank.0.et")) as file:
         metadata, node = schema.GlobalMetadata(), schema.Node()
@@ -134,7 +134,7 @@ def test_the_public_reader_takes_it(tmp_path: Path) -> None:
 def test_who_gives_such_a_file_to_be_read_is_told_what_it_is_and_what_to_give(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chakra.write(prediction.predict(WORK, Job(2, LINK), fine=True), [31 * MIB, 3 * MIB], tmp_path / "step2")
+    chakra.write(prediction.predict(WORK, Job(2, LINK), per_layer=True), [31 * MIB, 3 * MIB], tmp_path / "step2")
     given = str(tmp_path / "step2" / "rank.0.et")
     for typed in (["graph", given], ["graph", str(tmp_path / "step2")], ["analyze", given, "A2"]):
         assert main(typed) == 2
@@ -145,14 +145,14 @@ def test_who_gives_such_a_file_to_be_read_is_told_what_it_is_and_what_to_give(
 
 def test_a_folder_with_more_ranks_of_another_step_is_refused(tmp_path: Path) -> None:
     sizes = [31 * MIB, 3 * MIB]
-    chakra.write(prediction.predict(WORK, Job(4, LINK), fine=True), sizes, tmp_path)
-    assert chakra.write(prediction.predict(WORK, Job(4, LINK), fine=True), sizes, tmp_path) == 4
+    chakra.write(prediction.predict(WORK, Job(4, LINK), per_layer=True), sizes, tmp_path)
+    assert chakra.write(prediction.predict(WORK, Job(4, LINK), per_layer=True), sizes, tmp_path) == 4
     with pytest.raises(OutputError, match=r"has rank\.3\.et of a step on more ranks: name another folder"):
-        chakra.write(prediction.predict(WORK, Job(2, LINK), fine=True), sizes, tmp_path)
+        chakra.write(prediction.predict(WORK, Job(2, LINK), per_layer=True), sizes, tmp_path)
 
 
 def test_a_bucket_that_is_compressed_has_the_bytes_that_travel(tmp_path: Path) -> None:
-    found = prediction.predict(WORK, Job(2, LINK, compress=2.0), fine=True)
+    found = prediction.predict(WORK, Job(2, LINK, compress=2.0), per_layer=True)
     chakra.write(found, [31 * MIB, 3 * MIB], tmp_path)
     _, nodes = read((tmp_path / "rank.0.et").read_bytes())
     told = [attributes(each)["comm_size"] for each in nodes if each.name.startswith("all-reduce")]

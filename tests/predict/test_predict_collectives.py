@@ -56,8 +56,8 @@ def test_no_automatic_choice_sends_fewer_bytes_than_each_rank_has_to() -> None:
 
 
 def test_a_link_of_several_ranks_gives_each_its_share() -> None:
-    assert MADE.shared(8).beta == 8 * MADE.beta
-    assert MADE.shared(1) is MADE
+    assert MADE.shared_by(8).beta == 8 * MADE.beta
+    assert MADE.shared_by(1) is MADE
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,12 @@ def test_a_link_is_given_by_latency_and_rate(text: str, alpha: float, beta: floa
     found = link(text)
     assert found.alpha == pytest.approx(alpha)
     assert found.beta == pytest.approx(beta)
-    assert not found.quoted
+    assert not found.is_quoted
 
 
 def test_links_of_the_table_say_that_they_are_quoted_and_from_where() -> None:
     assert link("NVLink4") is LINKS["nvlink4"]
-    assert all(each.quoted and "quoted" in each.about for each in LINKS.values())
+    assert all(each.is_quoted and "quoted" in each.description for each in LINKS.values())
 
 
 def test_a_link_is_read_from_a_file(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_file_without_a_limit_of_bandwidth_is_refused_and_a_link_that_costs_no
     with pytest.raises(UsageError, match=r"link\.json: beta_s_per_byte is 0"):
         link(str(path))
     path.write_text('{"alpha_s": 0, "beta_s_per_byte": 0}')
-    assert "unlimited bandwidth" in link(str(path)).about
+    assert "unlimited bandwidth" in link(str(path)).description
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ def test_gradients_travel_in_the_buckets_that_pytorch_makes() -> None:
         tensors = [torch.empty(size // 4, device="meta") for size in sizes]
         for bucket, limits in ((None, [MIB, 25 * MIB]), (5 * MIB, [5 * MIB])):
             there, _ = dist._compute_bucket_assignment_by_size(tensors, limits, [False] * len(sizes))
-            assert [list(each) for each in buckets.of_ddp(sizes, bucket)] == [list(each) for each in there]
+            assert [list(each) for each in buckets.ddp_buckets(sizes, bucket)] == [list(each) for each in there]
 
 
 def test_a_plan_of_no_gradients_has_no_buckets() -> None:
-    assert buckets.of_ddp([]) == ()
-    assert buckets.merged([], [], 1.0, 1.0) == ()
-    assert math.isclose(buckets.exposed([], [], (), lambda size: size), 0.0)
+    assert buckets.ddp_buckets([]) == ()
+    assert buckets.merge_gradients([], [], 1.0, 1.0) == ()
+    assert math.isclose(buckets.communication_end([], [], (), lambda size: size), 0.0)

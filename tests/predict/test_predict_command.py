@@ -21,7 +21,7 @@ from xsp.cli.predict import loader
 from xsp.errors import AnalysisError, UsageError
 from xsp.predict import collectives, devicestep, fromruns, gradients, hoststep, prediction, recorded, scaling, text
 from xsp.predict.collectives import Algorithm
-from xsp.predict.training import Job, Slow, Straggler
+from xsp.predict.training import Job, SlowRanks, Straggler
 from xsp.testing import spans, trace_of
 
 LINK = collectives.link("10us,20GB/s")
@@ -108,7 +108,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @functools.cache
-def of_file(path: Path) -> recorded.Recorded:
+def of_file(path: Path) -> recorded.RecordedStep:
     """Return the step of a trace, which several tests ask about."""
     return recorded.of(xsp.load(path))
 
@@ -167,14 +167,14 @@ def test_a_step_is_put_together_again_from_its_own_collectives(trace: Path, caps
     assert found.collective_seconds == pytest.approx([300 * US] * 3 + [ALONE_US * US])
     assert found.exposed == pytest.approx(ALONE_US * US)
     answer = scaling.of(found, Job(link=LINK, plan=found.plan), [1, 2])
-    assert answer.rebuilt is not None
-    assert answer.rebuilt.step == pytest.approx(STEP_US * US, rel=0.01)
-    assert answer.rebuilt.parts[prediction.EXPOSED] == pytest.approx(ALONE_US * US, rel=0.02)
+    assert answer.replay is not None
+    assert answer.replay.step == pytest.approx(STEP_US * US, rel=0.01)
+    assert answer.replay.parts[prediction.EXPOSED] == pytest.approx(ALONE_US * US, rel=0.02)
     assert main(["predict", str(trace), "--ranks", "8", "--link", "10us,1GB/s"]) == 0
     assert "with each all-reduce as long as in the run" in " ".join(capsys.readouterr().out.split())
     assert main(["predict", str(trace), "--ranks", "8", "--link", "10us,1GB/s", "--format", "json"]) == 0
     told = json.loads(capsys.readouterr().out)["rebuilt"]
-    assert told["predicted_s"] == pytest.approx(answer.rebuilt.step)
+    assert told["predicted_s"] == pytest.approx(answer.replay.step)
     assert told["recorded_exposed_s"] == pytest.approx(ALONE_US * US)
 
 
@@ -220,7 +220,7 @@ def test_what_a_module_does_around_others_keeps_its_place_in_the_backward_pass_o
     ]  # fmt: skip
     # The second step lacks the head, whose place the first one tells; times are means.
     twice = [each._replace(step=1) for each in once if each.layer != "head"]
-    found = devicestep._by_module([*once, *twice], 2)
+    found = devicestep._layers_by_module([*once, *twice], 2)
     assert [(each.name, each.backward) for each in reversed(found)] == [
         ("model", 16.0), ("head", 2.0), ("no module", 1.0), ("conv", 2.0), ("model", 4.0),
     ]  # fmt: skip
@@ -338,7 +338,7 @@ def test_a_run_that_accumulates_gradients_sends_them_in_the_last_backward_pass(
                     model(torch.ones(4, 16)).sum().backward()
                 optimizer.step()
     found = recorded.of(xsp.load(tmp_path / "run"))
-    assert found.accumulated == 3
+    assert found.accumulated_batches == 3
     assert found.samples == 4
     assert len(found.work.arrivals) == 2
     assert any("no_sync" in each for each in found.sources)
@@ -354,7 +354,7 @@ def test_buckets_of_a_trace_keep_their_sizes_where_modules_are_known_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gradients, "_modules", lambda trace, idle: [("model", 4000, 4000, 4000, True, 0)])
-    monkeypatch.setattr(gradients, "_without_backward", lambda trace: ([], 0))
+    monkeypatch.setattr(gradients, "_idle_models", lambda trace: ([], 0))
     found = recorded.of(xsp.load(kineto(tmp_path / "sizes.pt.trace.json.gz")))
     assert found.work.arrivals == tuple(4 * each for each in ELEMENTS)
     assert found.plan is not None
@@ -381,7 +381,7 @@ def test_an_optimizer_that_has_gradients_computed_again_accumulates_no_batches(t
             with profile.step():
                 optimizer.step(closure)
     found = recorded.of(xsp.load(tmp_path / "run"))
-    assert found.accumulated == 1
+    assert found.accumulated_batches == 1
     assert found.samples == 256
     assert sum(found.work.arrivals) == 4 * (64 * 64 + 64 + 64 * 4 + 4)
     assert any("the optimizer computes them" in each for each in found.unknown)
@@ -400,7 +400,7 @@ def test_collectives_that_nobody_could_number_are_no_part_of_the_backward_pass_e
     """
     for given in (written, written.replace("thread=2", 'thread=2 attributes={"xsp.collective.name":"allreduce"}', 1)):
         made = trace_of(spans(given))
-        assert hoststep._waited_for_ranks(made) == pytest.approx(350e-6)
+        assert hoststep._collective_wait(made) == pytest.approx(350e-6)
         (only,) = hoststep._lanes(made)["communication"]
         assert only == pytest.approx((370e-6, 740e-6))
 
@@ -423,7 +423,7 @@ def test_a_gap_between_operators_beside_a_collective_that_goes_on_is_no_wait(als
         {also}
         """)
     )
-    assert hoststep._waited_for_ranks(made) == pytest.approx(waited_us * US)
+    assert hoststep._collective_wait(made) == pytest.approx(waited_us * US)
 
 
 def test_passes_within_an_optimizers_step_are_no_batches_of_it() -> None:
@@ -433,8 +433,8 @@ def test_passes_within_an_optimizers_step_are_no_batches_of_it() -> None:
     accumulated = f"step train 0-1000\n{batch(10)}\n{batch(210)}\noptimizer SGD 500-990"
     again = f"step train 0-1000\noptimizer LBFGS 5-990\n{batch(10)}\n{batch(210)}"
     last = f"step train 0-1000\n{batch(10)}\noptimizer SGD 205-990\n{batch(210)}"  # as in Lightning
-    assert [hoststep.batches(trace_of(spans(each))) for each in (accumulated, again, last)] == [2, 1, 2]
-    assert [hoststep.closures(trace_of(spans(each))) for each in (accumulated, again, last)] == [0, 2, 1]
+    assert [hoststep.batch_count(trace_of(spans(each))) for each in (accumulated, again, last)] == [2, 1, 2]
+    assert [hoststep.closure_count(trace_of(spans(each))) for each in (accumulated, again, last)] == [0, 2, 1]
 
 
 @pytest.mark.slow
@@ -652,7 +652,7 @@ def test_work_that_takes_half_as_long_is_scaled_and_said(trace: Path) -> None:
 
 def test_a_loader_that_is_stated_is_no_longer_unknown(trace: Path) -> None:
     found = of_file(trace)
-    waited = dataclasses.replace(found, unknown=(recorded.WAITED, "another"))
+    waited = dataclasses.replace(found, unknown=(recorded.LOADER_UNKNOWN, "another"))
     stated = waited.with_loader(0.001, 0.002, 4, "reading: as told")
     assert stated.unknown == ("another",)
     assert (stated.work.input.read, stated.work.input.decode, stated.work.input.workers) == (0.001, 0.002, 4)
@@ -692,8 +692,8 @@ def test_a_run_without_a_backward_pass_is_refused_with_what_to_record(tmp_path: 
 def test_slow_ranks_are_told_apart_on_the_command_line() -> None:
     from xsp.cli.predict import straggler
 
-    assert straggler("1.3") == (1.3, Slow.ONE)
-    assert straggler("2:together") == (2.0, Slow.TOGETHER)
+    assert straggler("1.3") == (1.3, SlowRanks.ONE)
+    assert straggler("2:together") == (2.0, SlowRanks.TOGETHER)
     with pytest.raises(UsageError):
         Straggler(float("inf"))
 
@@ -729,6 +729,6 @@ def test_steps_of_real_jobs_of_several_devices_are_within_a_tenth_when_put_toget
     shared: Path, name: str
 ) -> None:
     found = of_file(shared / "traces" / name)
-    rebuilt = scaling.of(found, Job(link=LINK, plan=found.plan), [1]).rebuilt
+    rebuilt = scaling.of(found, Job(link=LINK, plan=found.plan), [1]).replay
     assert rebuilt is not None
     assert rebuilt.step == pytest.approx(found.step, rel=0.1)

@@ -15,7 +15,7 @@ from xsp.cli import main
 from xsp.errors import UsageError
 from xsp.predict import collectives, measured, prediction, scaling, text
 from xsp.predict.collectives import LINKS, Algorithm, Link
-from xsp.predict.recorded import Recorded
+from xsp.predict.recorded import RecordedStep
 from xsp.predict.training import Job, Layer, Work
 
 HERE = Environment({"cpu": "test", "cores": 2})
@@ -60,26 +60,26 @@ def step(*gradients: int) -> Work:
     return Work(tuple(Layer(f"{each}", 0.01, 0.02, (each,)) for each in gradients), update=0.003)
 
 
-def demo(work: Work, ranks: int = 1) -> Recorded:
-    return Recorded("demo", work, 0.033, None, ranks, 8.0, None, (), ())
+def demo(work: Work, ranks: int = 1) -> RecordedStep:
+    return RecordedStep("demo", work, 0.033, None, ranks, 8.0, None, (), ())
 
 
 def test_the_table_tells_the_link_and_what_ranks_take_from_each_other(link: Link) -> None:
     assert link.alpha == pytest.approx(ALPHA, rel=1e-3)
     assert link.beta == pytest.approx(BETA, rel=1e-3)
-    assert link.measured is not None
-    shared = link.measured.at(2)
-    assert shared.computing == pytest.approx(1.5)
-    assert shared.copying == pytest.approx(2)
+    assert link.curves is not None
+    shared = link.curves.sharing_at(2)
+    assert shared.compute_factor == pytest.approx(1.5)
+    assert shared.copy_factor == pytest.approx(2)
     assert shared.copy_per_byte == pytest.approx(2 * COPY / transfers.COPY_BYTES)
-    assert shared.lost == pytest.approx(LOST, rel=0.01)
-    assert link.measured.at(1).computing == 1
+    assert shared.overlap_loss == pytest.approx(LOST, rel=0.01)
+    assert link.curves.sharing_at(1).compute_factor == 1
     assert collectives.all_reduce_seconds(Algorithm.AUTO, link, 2, 5 * MB) == pytest.approx(reduces(5 * MB), rel=1e-3)
 
 
 def test_a_step_of_one_bucket_is_slower_computing_copies_and_the_collective(link: Link) -> None:
     work = step(5 * MB)
-    found = prediction.predict(scaling.sharing_cores(demo(work), Job(2, link)), Job(2, link))
+    found = prediction.predict(scaling.work_on_shared_cores(demo(work), Job(2, link)), Job(2, link))
     copied = 2 * 5 * MB * 2 * COPY / transfers.COPY_BYTES
     assert found.step == pytest.approx(1.5 * 0.03 + copied + reduces(5 * MB) + 2 * 0.003, rel=1e-3)
     assert found.parts["cores for communication"] == pytest.approx(copied, rel=1e-3)
@@ -97,7 +97,7 @@ def test_a_collective_beside_computing_costs_it_what_was_measured(link: Link) ->
 def test_what_is_computed_beside_a_collective_and_the_collective_take_what_both_were_measured_to_take(
     link: Link, ahead: float
 ) -> None:
-    """`Sharing.lost` is told by C + R → max + lost · min, so a step of both takes just that, whichever is longer."""
+    """`Sharing.overlap_loss` is the loss in C + R → max + loss · min: a step of both takes that in either order."""
     work = Work((Layer("none", 0.01, ahead), Layer("all", 0.01, 0.02, (2 * MB,))))
     found = prediction.predict(work, Job(2, link))
     copied = 2 * 2 * MB * 2 * COPY / transfers.COPY_BYTES
@@ -121,7 +121,7 @@ def test_overlap_is_counted_from_the_first_launch_as_torch_does_and_is_not_what_
 
 def test_one_rank_shares_nothing(link: Link) -> None:
     work = step(5 * MB)
-    assert scaling.sharing_cores(demo(work), Job(1, link)) == work
+    assert scaling.work_on_shared_cores(demo(work), Job(1, link)) == work
     assert prediction.predict(work, Job(1, link)).step == pytest.approx(0.033)
 
 
@@ -136,18 +136,18 @@ def test_ranks_that_were_not_measured_are_refused_and_the_factor_is_said(link: L
     found = demo(step(5 * MB))
     with pytest.raises(UsageError, match=r"all_reduce of 8 ranks was not measured here \(there are figures of 2 ranks"):
         scaling.of(found, Job(1, link), [2, 8])
-    assert link.measured is not None
-    notes = " ".join(link.measured.notes([1, 2], 1e12))
+    assert link.curves is not None
+    notes = " ".join(link.curves.notes([1, 2], 1e12))
     assert "loopback is not a network" in notes
     assert "2 ranks at once: products take 1.50 times as long, copies 2.00" in notes
     assert "beyond the" in notes
-    assert "3 ranks that compute at once was not measured" in " ".join(link.measured.notes([3], 0))
+    assert "3 ranks that compute at once was not measured" in " ".join(link.curves.notes([3], 0))
 
 
 def test_a_step_of_ranks_that_shared_cores_already_is_no_slower_for_that(link: Link) -> None:
     two = demo(step(5 * MB), ranks=2)
-    assert scaling.sharing_cores(two, Job(2, link)) == two.work
-    alone = scaling.sharing_cores(two, Job(1, link))
+    assert scaling.work_on_shared_cores(two, Job(2, link)) == two.work
+    alone = scaling.work_on_shared_cores(two, Job(1, link))
     assert alone.layers[0].forward == pytest.approx(0.01 / 1.5)
     assert alone.update == pytest.approx(0.003 / 2)
     of_one = scaling.of(demo(step(5 * MB)), Job(1, link), [1, 2])
@@ -167,9 +167,9 @@ def test_ranks_with_more_threads_than_were_timed_compute_as_slowly_as_their_core
     tmp_path: Path, threads: int, cores: int, factor: float
 ) -> None:
     found = measured.of(timed(tmp_path, Environment({"cpu": "test", "cores": cores})), threads)
-    assert found.measured is not None
-    assert found.measured.at(2).computing == pytest.approx(factor)
-    notes = " ".join(found.measured.notes([2], 0))
+    assert found.curves is not None
+    assert found.curves.sharing_at(2).compute_factor == pytest.approx(factor)
+    notes = " ".join(found.curves.notes([2], 0))
     assert (f"Cores are shared: 2 ranks of {threads} threads have 2" in notes) == (threads * 2 > cores)
     assert (f"xsp bench collectives --threads {threads}" in notes) == (threads > 1)
 
@@ -178,14 +178,14 @@ def test_a_run_of_another_processor_is_said_to_be(tmp_path: Path) -> None:
     timings = timed(tmp_path, HERE)
     for cpu, is_said in (("test", False), (None, False), ("other", True)):
         found = measured.of(timings, 1, cpu)
-        assert found.measured is not None
-        assert any("another processor, other" in each for each in found.measured.notes([2], 0)) == is_said
+        assert found.curves is not None
+        assert any("another processor, other" in each for each in found.curves.notes([2], 0)) == is_said
 
 
 def test_ranks_with_cores_of_their_own_are_not_said_to_share_them(tmp_path: Path) -> None:
     found = measured.of(timed(tmp_path, Environment({"cpu": "test", "cores": 64})))
-    assert found.measured is not None
-    assert "share" not in " ".join(found.measured.notes([1, 2], 0)).lower()
+    assert found.curves is not None
+    assert "share" not in " ".join(found.curves.notes([1, 2], 0)).lower()
 
 
 def flat(shown: str) -> str:
@@ -203,13 +203,13 @@ def test_a_run_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_quoted_links_name_their_sources() -> None:
-    assert all("tuning.cc" in each.source and each.quoted for each in LINKS.values())
+    assert all("tuning.cc" in each.source and each.is_quoted for each in LINKS.values())
 
 
 def test_reading_a_batch_is_told_by_the_curve_of_storage_that_the_disk_is_in(tmp_path: Path) -> None:
     timings = Timings.open(tmp_path, HERE)
     with pytest.raises(UsageError, match="bench transfers"):
-        measured.reading(timings, 5 * MB)
+        measured.read_time(timings, 5 * MB)
     per_byte = {"read-cached": 1e-10, "read-cold": 2e-9}
     for name, beta in per_byte.items():
         made = []
@@ -218,13 +218,13 @@ def test_reading_a_batch_is_told_by_the_curve_of_storage_that_the_disk_is_in(tmp
             figures = {"trimmed_ns": ns, "low_ns": ns, "high_ns": ns, "least_ns": ns, "taken_ns": 1}
             made.append(dataclasses.replace(untimed(spec, Status.OK), **figures))  # type: ignore[arg-type]
         timings.add(made)
-        took, told = measured.reading(timings, 5 * MB)
+        took, told = measured.read_time(timings, 5 * MB)
         assert took == pytest.approx(1e-5 + beta * 5 * MB, rel=0.01)
         assert (name in told, "from memory" in told) == (True, name == "read-cached")
 
 
 def test_more_ranks_than_cores_take_at_least_what_sharing_them_takes(tmp_path: Path) -> None:
     link = measured.of(timed(tmp_path, Environment({"cpu": "test", "cores": 1})))
-    assert link.measured is not None
-    assert (link.measured.at(2).computing, link.measured.at(2).copying) == pytest.approx((2, 2))
-    assert any("Cores are shared: 2 ranks have 1" in each for each in link.measured.notes([2], 0))
+    assert link.curves is not None
+    assert (link.curves.sharing_at(2).compute_factor, link.curves.sharing_at(2).copy_factor) == pytest.approx((2, 2))
+    assert any("Cores are shared: 2 ranks have 1" in each for each in link.curves.notes([2], 0))

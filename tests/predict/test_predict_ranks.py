@@ -28,7 +28,7 @@ def made(place: Path, ranks: int, slow: dict[int, float], steps: int = 3) -> xsp
 
 
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> recorded.Recorded:
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> recorded.RecordedStep:
     """Return the step of a job of 8 ranks of which none is slow."""
     return recorded.of(made(tmp_path_factory.mktemp("healthy"), 8, {}))
 
@@ -39,7 +39,7 @@ def step_of(trace: xsp.Trace) -> float:
     return float(mean)
 
 
-def check(healthy: recorded.Recorded, place: Path, ranks: int, steps: int) -> None:
+def check(healthy: recorded.RecordedStep, place: Path, ranks: int, steps: int) -> None:
     """Hold the prediction from 8 healthy ranks against a job with a slow one, and who that job says is slow."""
     alike = made(place / "alike", ranks, {}, steps)
     job = Job(ranks, link(ranks), Algorithm.RING, plan=healthy.plan)
@@ -64,7 +64,7 @@ def check(healthy: recorded.Recorded, place: Path, ranks: int, steps: int) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "steps"), [(8, 3), (64, 2)])
 def test_many_ranks_with_a_slow_one_take_what_is_predicted_from_eight_healthy_ones(
-    healthy: recorded.Recorded, tmp_path: Path, ranks: int, steps: int
+    healthy: recorded.RecordedStep, tmp_path: Path, ranks: int, steps: int
 ) -> None:
     assert not [each for each in healthy.sources if each.startswith("slow rank")]
     check(healthy, tmp_path, ranks, steps)

@@ -15,7 +15,7 @@ from xsp.predict import buckets, collectives, schedule, training
 from xsp.predict.collectives import Algorithm, Link
 from xsp.predict.prediction import EXPOSED, WAITING, predict, worth
 from xsp.predict.schedule import Cause, Task
-from xsp.predict.training import Input, Job, Layer, Slow, Straggler, Work
+from xsp.predict.training import Input, Job, Layer, SlowRanks, Straggler, Work
 
 INSTANCES = 1000
 
@@ -51,7 +51,9 @@ def computing(work: Work) -> float:
 def exposed_by_recurrence(work: Work, job: Job) -> float:
     """Shi, Chu and Li: when the gradients of layer 1 have been communicated, after the end of its backward pass."""
     backward = list(itertools.accumulate(each.backward for each in reversed(work.layers)))
-    ends = buckets.exposed(backward, work.arrivals, training.plan_of(work, job), lambda size: takes(job, size))
+    ends = buckets.communication_end(
+        backward, work.arrivals, training.plan_of(work, job), lambda size: takes(job, size)
+    )
     return max(0.0, ends - backward[-1])
 
 
@@ -109,7 +111,7 @@ def test_merged_gradients_are_that_recurrence_over_buckets() -> None:
         job = Job(chance.randint(2, 64), some_link(chance), Algorithm.RING)
         backward = list(itertools.accumulate(each.backward for each in reversed(work.layers)))
         cost = collectives.all_reduce(Algorithm.RING, job.link, job.ranks)
-        job = replace(job, plan=buckets.merged(backward, work.arrivals, *cost))
+        job = replace(job, plan=buckets.merge_gradients(backward, work.arrivals, *cost))
         assert close(predict(work, job).step, computing(work) + exposed_by_recurrence(work, job) + work.update)
 
 
@@ -132,9 +134,9 @@ def test_merging_is_never_slower_than_not_merging_and_as_fast_as_the_best_of_all
         start, per_byte = chance.uniform(0, 3), chance.uniform(0, 0.05)
 
         def end(plan: buckets.Buckets, *, ready=ready, sizes=sizes, start=start, per_byte=per_byte) -> float:  # type: ignore[no-untyped-def]
-            return buckets.exposed(ready, sizes, plan, lambda size: start + per_byte * size)
+            return buckets.communication_end(ready, sizes, plan, lambda size: start + per_byte * size)
 
-        found = end(buckets.merged(ready, sizes, start, per_byte))
+        found = end(buckets.merge_gradients(ready, sizes, start, per_byte))
         assert found <= end(tuple((place,) for place in range(count))) + 1e-12
         assert close(found, min(map(end, all_plans(count))))
 
@@ -145,9 +147,9 @@ def test_a_loader_with_workers_delivers_a_batch_in_the_share_of_one_or_at_the_sp
         read, decode, workers = chance.uniform(0, 4), chance.uniform(0, 20), chance.randint(1, 6)
         work = some_work(chance, Input(read, decode, 0.0, workers, prefetch_limit=1000, copy_ahead=True), 3)
         disk = chance.randint(1, 4)
-        found = predict(work, Job(4, training.NO_LINK, on_disk=disk))
+        found = predict(work, Job(4, training.NO_LINK, ranks_per_disk=disk))
         expected = max(read * disk, (read * disk + decode) / workers, computing(work) + work.update)
-        assert found.step == pytest.approx(expected, rel=0.02 if not found.steady else 1e-9)
+        assert found.step == pytest.approx(expected, rel=0.02 if not found.is_steady else 1e-9)
 
 
 def test_what_bounds_a_step_is_what_it_would_be_shorter_without() -> None:
@@ -162,7 +164,7 @@ def test_what_bounds_a_step_is_what_it_would_be_shorter_without() -> None:
 
 
 def some_job(chance: random.Random, work: Work) -> Job:
-    straggler = Straggler(chance.choice((1.0, 1.3)), chance.choice(list(Slow)))
+    straggler = Straggler(chance.choice((1.0, 1.3)), chance.choice(list(SlowRanks)))
     return Job(
         chance.choice((1, 2, 3, 8, 64)), some_link(chance), chance.choice(list(Algorithm)), straggler=straggler,
         bucket=chance.choice((None, 1, 500, 2000)), overlap=chance.random() < 0.8,
@@ -183,7 +185,7 @@ def test_parts_add_up_to_the_step_and_so_does_the_critical_path() -> None:
     for _ in range(150):
         work = some_work(chance, some_input(chance))
         found = predict(work, some_job(chance, work))
-        assert found.steady
+        assert found.is_steady
         assert sum(found.parts.values()) == pytest.approx(found.step, rel=1e-6)
         assert sum(found.path.values()) == pytest.approx(found.step, rel=1e-6)
         assert min(found.parts.values()) >= -1e-9
@@ -195,7 +197,7 @@ def test_one_task_for_many_layers_takes_the_same_time() -> None:
     for _ in range(200):
         work = some_work(chance, some_input(chance))
         job = some_job(chance, work)
-        coarse, fine = predict(work, job), predict(work, job, fine=True)
+        coarse, fine = predict(work, job), predict(work, job, per_layer=True)
         assert close(coarse.step, fine.step)
         assert {part: pytest.approx(took, abs=1e-7) for part, took in coarse.parts.items()} == fine.parts
 
@@ -263,13 +265,18 @@ def test_of_two_ranks_the_fast_one_waits_for_the_slow_one() -> None:
 def test_slow_ranks_that_take_turns_cost_as_much_as_one_and_all_at_once_only_their_mean() -> None:
     alone, one, turns, together = (
         predict(PLAIN, of_two(straggler, 8)).step
-        for straggler in (Straggler(), Straggler(1.5), Straggler(1.5, Slow.TURNS), Straggler(1.5, Slow.TOGETHER))
+        for straggler in (
+            Straggler(),
+            Straggler(1.5),
+            Straggler(1.5, SlowRanks.TURNS),
+            Straggler(1.5, SlowRanks.TOGETHER),
+        )
     )
     assert alone < together < turns
     assert turns <= one * (1 + 1e-9)
     assert together == pytest.approx(alone + 0.5 * 6.5 / 8)
-    assert predict(PLAIN, of_two(Straggler(1.5, Slow.TOGETHER), 8)).parts[WAITING] == 0
-    assert predict(PLAIN, of_two(Straggler(1.5, Slow.TURNS), 8)).parts[WAITING] > 0
+    assert predict(PLAIN, of_two(Straggler(1.5, SlowRanks.TOGETHER), 8)).parts[WAITING] == 0
+    assert predict(PLAIN, of_two(Straggler(1.5, SlowRanks.TURNS), 8)).parts[WAITING] > 0
 
 
 def test_a_rank_that_is_faster_than_the_others_waits_for_them() -> None:
@@ -293,7 +300,7 @@ REFUSED: list[Callable[[], object]] = [
     lambda: Job(-2),
     lambda: Job(10**12),
     lambda: Job(2, accumulate=0),
-    lambda: Job(2, on_link=0),
+    lambda: Job(2, ranks_per_link=0),
     lambda: Straggler(0.0),
     lambda: Straggler(math.nan),
     lambda: Straggler(-1.0),
@@ -305,7 +312,7 @@ REFUSED: list[Callable[[], object]] = [
     lambda: predict(PLAIN, Job(2, SLOW_LINK, plan=((0,),))),
     lambda: schedule.simulate([Task("a", Cause.OTHER, 1.0, (), (0,))]),
     lambda: schedule.simulate([Task("a", Cause.OTHER, 1.0, (), (1,)), Task("b", Cause.OTHER, 1.0, (), ())]),
-    lambda: buckets.merged([2.0, 1.0], [1.0, 1.0], 0.1, 0.1),
+    lambda: buckets.merge_gradients([2.0, 1.0], [1.0, 1.0], 0.1, 0.1),
 ]
 
 
@@ -323,7 +330,7 @@ def test_a_step_of_no_time_and_a_job_of_one_rank_are_steps_and_jobs() -> None:
 
 
 def test_a_billion_ranks_take_no_longer_to_predict_than_two() -> None:
-    for who in Slow:
+    for who in SlowRanks:
         found = predict(PLAIN, Job(10**9, SLOW_LINK, straggler=Straggler(1.3, who)))
         assert math.isfinite(found.step)
         assert len(found.schedule.tasks) < 100

@@ -42,7 +42,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> fakecuda.Standing:
 def there(standing: fakecuda.Standing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
     monkeypatch.setattr(driver, "LIBRARY", str(standing.library))
     monkeypatch.setenv("STANDIN_LOG", str(standing.log))
-    monkeypatch.setattr(modules, "on_device", as_host)
+    monkeypatch.setattr(modules, "bytes_on_device", as_host)
     with fakecuda.serving(standing, tmp_path / "s") as found:
         yield found
 

@@ -142,7 +142,7 @@ def test_what_was_written_is_found_and_renewed(
         assert f"DIFFERS from the host at byte {at}, in w; end the processes" in said
         assert f"attached: {os.getpid()}" in said
     if way == "an attachment":  # the first block is always compared; the last is another's turn
-        last = devicestore.sample(first.mapping.nbytes, 1)[-1]
+        last = devicestore.sample_offsets(first.mapping.nbytes, 1)[-1]
         ctypes.memset(first.mapping.address + last, 8, 1)
     second = taken(path, there.folder)
     assert not second.hit
@@ -163,13 +163,13 @@ def test_what_was_written_is_found_and_renewed(
 
 def test_samples_have_both_ends_and_other_blocks_each_time() -> None:
     nbytes = 100 * MIB + 1
-    drawn = [devicestore.sample(nbytes, draw) for draw in range(50)]
+    drawn = [devicestore.sample_offsets(nbytes, draw) for draw in range(50)]
     assert {(each[0], each[-1]) for each in drawn} == {(0, 100 * MIB)}
-    assert {len(each) for each in drawn} == {devicestore.SAMPLED}
+    assert {len(each) for each in drawn} == {devicestore.SAMPLE_BLOCKS}
     assert len({at for each in drawn for at in each}) > 600
-    assert devicestore.sample(nbytes, 3) == drawn[3]
-    assert devicestore.sample(5, 1) == [0]
-    assert devicestore.sample(4096 * 3, 1) == [0, 4096, 8192]
+    assert devicestore.sample_offsets(nbytes, 3) == drawn[3]
+    assert devicestore.sample_offsets(5, 1) == [0]
+    assert devicestore.sample_offsets(4096 * 3, 1) == [0, 4096, 8192]
 
 
 @pytest.mark.slow

@@ -48,19 +48,19 @@ def test_what_is_saved_is_counted_by_hand() -> None:
 @pytest.mark.parametrize(("tensors", "pays"), [(100, False), (199, False), (201, True), (1000, True)])
 def test_it_pays_over_a_mapped_file_from_so_many_tensors_on(tensors: int, pays: bool) -> None:
     for nbytes in (MB, 500 * MB):
-        assert of(estimate.estimate_savings(nbytes, tensors, known()), MMAP, WARM).pays == pays
+        assert of(estimate.estimate_savings(nbytes, tensors, known()), MMAP, WARM).is_saving == pays
 
 
 def test_where_tensors_cost_more_in_the_store_it_pays_by_bytes_alone() -> None:
     dear = known(attach=(1e6, 90e3))
-    assert not of(estimate.estimate_savings(500 * MB, 10, dear), MMAP, WARM).pays
-    assert of(estimate.estimate_savings(500 * MB, 10, dear), PICKLE, WARM).pays
-    assert not of(estimate.estimate_savings(MB, 1000, dear), PICKLE, WARM).pays
+    assert not of(estimate.estimate_savings(500 * MB, 10, dear), MMAP, WARM).is_saving
+    assert of(estimate.estimate_savings(500 * MB, 10, dear), PICKLE, WARM).is_saving
+    assert not of(estimate.estimate_savings(MB, 1000, dear), PICKLE, WARM).is_saving
     tensors = [
         Tensor("big.w", "U8", (500 * MB,), 0, 500 * MB),
         *(Tensor(f"s.{n}", "U8", (1,), 0, 1) for n in range(99)),
     ]
-    parts = {row["name"]: row["saved_ns"] for row in savings.estimate_plain("f", tensors, dear)["groups"]}
+    parts = {row["name"]: row["saved_ns"] for row in savings.estimate_json("f", tensors, dear)["groups"]}
     assert list(parts) == ["big", "s"]
     assert parts["big"][PICKLE] > 0 > parts["s"][PICKLE]
     text = savings.estimate_text("f", tensors, dear)

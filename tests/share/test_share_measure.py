@@ -12,16 +12,16 @@ from xsp import cli
 from xsp.errors import ShareError, UsageError
 from xsp.share import loadworker, measuring, savings
 from xsp.share.loadworker import ATTACH, MMAP, PICKLE, WAYS
-from xsp.share.measuring import COLD, WARM, Measured, Memory, Taken
+from xsp.share.measuring import COLD, WARM, Measurement, Memory, WayTimes
 
 MIB = 1 << 20
 
 
-def made(mmap_ms: list[float], attach_ms: list[float]) -> Measured:
+def made(mmap_ms: list[float], attach_ms: list[float]) -> Measurement:
     """Return a measurement of 100 MiB in which loading took 1 ms and the first call the rest."""
-    found = Measured("m.safetensors", "", 100 * MIB, 10, turns=len(mmap_ms))
+    found = Measurement("m.safetensors", "", 100 * MIB, 10, turns=len(mmap_ms))
     for way, totals in ((MMAP, mmap_ms), (PICKLE, [3 * each for each in mmap_ms]), (ATTACH, attach_ms)):
-        found.taken[way, WARM] = Taken([1e6 for _ in totals], [(each - 1) * 1e6 for each in totals])
+        found.times[way, WARM] = WayTimes([1e6 for _ in totals], [(each - 1) * 1e6 for each in totals])
     return found
 
 
@@ -32,19 +32,19 @@ NOISE = (0.06, -0.04, 0.02, -0.08, 0.04, 0.0)
     ("attach", "verdict", "says"),
     [
         (10.0, savings.PAYS, "attach saves 10.0 ms"),
-        (19.7, savings.DOES_NOT, "less than 5 %"),
-        (20.0, savings.DOES_NOT, "as long as load_file or longer"),
-        (25.0, savings.DOES_NOT, "longer than load_file"),
+        (19.7, savings.PAYS_NOT, "less than 5 %"),
+        (20.0, savings.PAYS_NOT, "as long as load_file or longer"),
+        (25.0, savings.PAYS_NOT, "longer than load_file"),
     ],
 )
 def test_the_verdict_is_against_load_file(attach: float, verdict: str, says: str) -> None:
-    said = savings.judged(made([20 + each for each in NOISE], [attach + each for each in reversed(NOISE)]))
+    said = savings.verdict_of(made([20 + each for each in NOISE], [attach + each for each in reversed(NOISE)]))
     assert (said.verdict, said.sentence.startswith(verdict)) == (verdict, True)
     assert says in said.sentence
 
 
 def test_few_and_noisy_turns_cannot_tell() -> None:
-    said = savings.judged(made([20, 40, 25, 31], [18, 22, 35, 30]))
+    said = savings.verdict_of(made([20, 40, 25, 31], [18, 22, 35, 30]))
     assert said.verdict == savings.CANNOT_TELL
     assert "cannot tell: 4 turns do not show" in said.sentence
 
@@ -54,27 +54,27 @@ def test_it_is_said_where_the_store_has_few_large_pages() -> None:
     for large, said in ((0, True), (20 * MIB, True), (98 * MIB, False), (None, False)):
         found.large_bytes = large
         assert ("pages of 4 KiB" in savings.text(found)) == said
-        assert savings.plain(found)["large_bytes"] == large
+        assert savings.as_json(found)["large_bytes"] == large
 
 
 def test_memory_pays_from_the_first_count_at_which_it_is_less() -> None:
     found = made([20 + each for each in NOISE], [20 + each for each in reversed(NOISE)])
-    assert savings.pays_from(found, MMAP) is None  # nothing was measured
+    assert savings.break_even_processes(found, MMAP) is None  # nothing was measured
     assert "not reported by the system" in savings.text(found)
     found.memory = {
         MMAP: Memory(150 * MIB, 50.0 * MIB, 300 * MIB),
         PICKLE: Memory(150 * MIB, 150.0 * MIB, 400 * MIB),
         ATTACH: Memory(180 * MIB, 51.0 * MIB, 300 * MIB),
     }
-    assert savings.pays_from(found, MMAP) is None  # one more process takes as much
-    count = savings.pays_from(found, PICKLE)
+    assert savings.break_even_processes(found, MMAP) is None  # one more process takes as much
+    count = savings.break_even_processes(found, PICKLE)
     assert count == 2
     assert found.memory[ATTACH].of(count) < found.memory[PICKLE].of(count)
     assert found.memory[ATTACH].of(count - 1) >= found.memory[PICKLE].of(count - 1)
     found.memory[ATTACH] = Memory(150 * MIB + 198 * MIB, 51.0 * MIB, 300 * MIB)  # equal at 3
-    assert savings.pays_from(found, PICKLE) == 4
+    assert savings.break_even_processes(found, PICKLE) == 4
     found.memory[ATTACH] = Memory(100 * MIB, 51.0 * MIB, 300 * MIB)
-    assert savings.pays_from(found, PICKLE) == 1
+    assert savings.break_even_processes(found, PICKLE) == 1
     text = savings.text(found)
     assert "less than load_file for no number of processes" in text
     assert "less than torch.load from 1 process on" in text
@@ -92,9 +92,9 @@ def test_memory_of_this_process_is_told() -> None:
 def test_which_part_of_a_file_is_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(os.urandom(1 << 20))
-    assert measuring.resident(path) == 1.0  # it was just written
+    assert measuring.resident_share(path) == 1.0  # it was just written
     path.write_bytes(b"")
-    assert measuring.resident(path) is None
+    assert measuring.resident_share(path) is None
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_real_processes_are_measured(
     words = ["share", "measure", "tied.py:build", "--turns", "3", "--quiet", "--format", "json"]
     assert cli.main(words) == 0
     found = json.loads(capfd.readouterr().out)
-    assert found["verdict"] in (savings.PAYS, savings.DOES_NOT, savings.CANNOT_TELL)
+    assert found["verdict"] in (savings.PAYS, savings.PAYS_NOT, savings.CANNOT_TELL)
     assert found["tensors"] == 6  # one of the two that are tied
     states = [WARM] if found["not_cold"] else [WARM, COLD]
     assert {(each["way"], each["state"]) for each in found["times"]} == {
@@ -189,7 +189,7 @@ def test_a_model_that_computes_while_it_is_built_is_measured_and_one_that_crashe
     pytest.importorskip("torch")
     pytest.importorskip("safetensors")
     (tmp_path / "ending.py").write_text(_ENDING)
-    found = measuring.measure(f"{tmp_path}/ending.py:build", turns=3, states=[WARM], together=0)
+    found = measuring.measure(f"{tmp_path}/ending.py:build", turns=3, states=[WARM], concurrent=0)
     assert found.turns == 3
     assert not found.memory
     for ends, who in (
@@ -198,7 +198,7 @@ def test_a_model_that_computes_while_it_is_built_is_measured_and_one_that_crashe
     ):
         monkeypatch.setenv("ENDS", ends)
         with pytest.raises(ShareError, match=rf"{who}( process)? ended \(SIGSEGV\)"):
-            measuring.measure(f"{tmp_path}/ending.py:build", turns=3, states=[WARM], together=0)
+            measuring.measure(f"{tmp_path}/ending.py:build", turns=3, states=[WARM], concurrent=0)
 
 
 @pytest.mark.slow

@@ -33,11 +33,11 @@ def test_a_mapping_begins_at_a_large_page_and_leaves_nothing_beside_it(memory: i
     os.ftruncate(memory, nbytes)
     os.pwrite(memory, b"x", nbytes - 1)
     before = sum(end - begin for begin, end, line in maps() if " ---p " in line)
-    address = pages.mapped(memory, nbytes)
+    address = pages.map_shared(memory, nbytes)
     ours = [(begin, end) for begin, end, line in maps() if "memfd:xsp-share" in line]
     assert ours == [(address, address + -(-nbytes // 4096) * 4096)]
-    if pages.large() and nbytes >= pages.large():
-        assert address % pages.large() == 0
+    if pages.large_page_bytes() and nbytes >= pages.large_page_bytes():
+        assert address % pages.large_page_bytes() == 0
     assert ctypes.string_at(address + nbytes - 1, 1) == b"x"
     after = sum(end - begin for begin, end, line in maps() if " ---p " in line)
     assert after == before  # nothing of what was reserved to find the place
@@ -54,14 +54,14 @@ def test_memory_with_large_pages_is_written_and_sealed_as_any(memory: int, nbyte
     assert os.pwrite(memory, wanted, 0) == nbytes
     fcntl.fcntl(memory, fcntl.F_ADD_SEALS, store.SEALS)  # no mapping is left that could be written
     assert os.pread(memory, nbytes, 0) == wanted
-    address = pages.mapped(memory, nbytes)
+    address = pages.map_shared(memory, nbytes)
     assert ctypes.string_at(address, nbytes) == wanted
     pages.unmap(address, nbytes)
 
 
 def test_who_ends_it_gets_what_was_done(memory: int) -> None:
     asked = iter([True, False])
-    assert pages.enlarge(memory, 64 * MIB, lambda: next(asked)) <= max(pages.large(), 1)
+    assert pages.enlarge(memory, 64 * MIB, lambda: next(asked)) <= max(pages.large_page_bytes(), 1)
 
 
 @pytest.mark.parametrize("without", ["large pages", "the call"])
@@ -71,8 +71,8 @@ def test_weights_are_the_same_where_the_system_gives_no_large_pages(
     import threading
 
     if without == "large pages":
-        monkeypatch.setattr(pages, "_SIZE", tmp_path / "nosuch")
-        assert pages.large() == 0
+        monkeypatch.setattr(pages, "_SIZE_FILE", tmp_path / "nosuch")
+        assert pages.large_page_bytes() == 0
     else:
         monkeypatch.setattr(pages, "_MADV_COLLAPSE", 0xBAD)  # no such advice: EINVAL, as before Linux 6.1
     serving = store.Store(tmp_path / "s", 64 * MIB, shelf.Eviction.LRU)
@@ -98,7 +98,7 @@ def test_what_has_large_pages_is_in_the_status(tmp_path: Path) -> None:
         held = client.attach(file_of(tmp_path, "a", 9, 5 * MIB), tmp_path / "s")
         (told,) = client.status(tmp_path / "s")["objects"]
         assert content(held) == b"\t" * 5 * MIB
-        assert told["large_bytes"] in range(0, told["nbytes"] + 1, max(pages.large(), 1))
+        assert told["large_bytes"] in range(0, told["nbytes"] + 1, max(pages.large_page_bytes(), 1))
         del held
     finally:
         serving.end()

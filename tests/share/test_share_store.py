@@ -192,7 +192,7 @@ def test_its_memory_is_sealed(there: Running, tmp_path: Path) -> None:
     import mmap
 
     with client.connect(there.folder) as connection:
-        answer, sent = client._asked(connection, file_of(tmp_path, "a", 1))
+        answer, sent = client._request_weights(connection, file_of(tmp_path, "a", 1))
         with pytest.raises(PermissionError):
             mmap.mmap(sent[0], answer["nbytes"], mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         with pytest.raises(PermissionError):
@@ -374,7 +374,7 @@ def test_a_shelf_evicts_nothing_where_that_would_not_make_room() -> None:
     shelf.detach(holder)
     with shelf.lock:
         shelf.evict(shelf.objects["a"])
-    assert shelf.held_bytes == 0
+    assert shelf.stored_bytes == 0
     holder.connection.close()
 
 
@@ -390,9 +390,9 @@ def test_what_was_evicted_meanwhile_is_given_to_nobody_and_what_is_waited_for_is
     with pytest.raises(ShareError, match="do not fit"):
         shelf.reserve(60, "c")
     shelf.withdraw(kept)
-    assert (shelf.objects, shelf.held_bytes) == ({}, 60)
+    assert (shelf.objects, shelf.stored_bytes) == ({}, 60)
     shelf.detach(holder)
-    assert (shelf.withdrawn, shelf.held_bytes) == ([], 0)
+    assert (shelf.withdrawn_objects, shelf.stored_bytes) == ([], 0)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(kept.memory)
     holder.connection.close()
@@ -454,7 +454,7 @@ def answering(folder: Path, *answers: bytes | None) -> threading.Thread:
             for answer in answers:
                 connection, _ = listening.accept()
                 with connection:
-                    for descriptor in wire.received(connection)[1]:
+                    for descriptor in wire.receive(connection)[1]:
                         os.close(descriptor)
                     if answer is not None:
                         connection.send(answer)
@@ -479,7 +479,7 @@ def test_a_store_of_another_version_is_one_error(tmp_path: Path) -> None:
 def test_a_client_of_another_version_is_told_so(there: Running) -> None:
     with client.connect(there.folder) as connection:
         connection.send(b'{"ask": "status"}')
-        assert b"another version" in wire.received(connection)[0]
+        assert b"another version" in wire.receive(connection)[0]
     assert there.attached() == []
 
 

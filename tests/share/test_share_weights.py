@@ -121,8 +121,8 @@ def test_damage_anywhere_is_refused_or_read_as_tensors_inside_the_file(tmp_path:
 
 def test_tensors_lie_in_memory_where_torch_would_have_put_them() -> None:
     tensors = [weights.Tensor("a", "U8", (3,), 11, 3), weights.Tensor("b", "F64", (1,), 14, 8)]
-    layout = weights.laid_out(tensors)
-    assert [each.offset % weights.ALIGNED for each in layout.tensors] == [0, 0]
+    layout = weights.memory_layout(tensors)
+    assert [each.offset % weights.ALIGNMENT for each in layout.tensors] == [0, 0]
     assert weights.read_table(layout.table) == layout.tensors
     with pytest.raises(ShareError, match="object that is not weights"):
         weights.read_table(bytes(4096))

@@ -35,7 +35,7 @@ from xsp.cli import options, progress
 from xsp.errors import UsageError
 
 if TYPE_CHECKING:
-    from xsp.predict.recorded import Recorded
+    from xsp.predict.recorded import RecordedStep
     from xsp.predict.training import Job, Straggler
     from xsp.run import Machine
 
@@ -231,14 +231,14 @@ def run(args: argparse.Namespace) -> int:
             collectives.link(link)  # refused before the run is loaded
     if args.chakra is not None:
         chakra.check(args.chakra, max(args.ranks))
-    trace = recorded.loaded(args.run, args.kind)
+    trace = recorded.load_trace(args.run, args.kind)
     original = recorded.of(trace, args.gradients)
     machine = trace.run.machine
     step, job = _asked(args, original, machine)
     variants = [(name, argparse.Namespace(**{**vars(args), **changes})) for name, changes in args.what_if]
     what_ifs = [scaling.Change(name, *_asked(variant, original, machine)) for name, variant in variants]
     prediction = scaling.of(step, job, args.ranks, original, what_ifs)
-    text.keep(prediction, args.run)
+    text.save_section(prediction, args.run)
     if args.chakra is not None:
         files = scaling.to_chakra(prediction, args.chakra)
         progress.warn(f"xsp: {files:,} traces in {args.chakra}")
@@ -249,7 +249,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(args: argparse.Namespace, original: Recorded, machine: Machine) -> tuple[Recorded, Job]:
+def _asked(args: argparse.Namespace, original: RecordedStep, machine: Machine) -> tuple[RecordedStep, Job]:
     """Return the step and the job that result from a recorded step and the options."""
     from xsp.predict import collectives, measured
     from xsp.predict.collectives import Algorithm
@@ -269,17 +269,18 @@ def _asked(args: argparse.Namespace, original: Recorded, machine: Machine) -> tu
         if isinstance(read, Bytes):
             from xsp.bench.timings import Timings
 
-            read, source = measured.reading(Timings.open(args.timings), read)
+            read, source = measured.read_time(Timings.open(args.timings), read)
         step = step.with_loader(read, decode, workers, source)
     job = Job(
         1, link, Algorithm(args.algorithm), args.bucket, step.plan if args.bucket is None else None,
-        accumulate=args.accumulate or step.accumulated, sharded=args.sharded, straggler=_straggler(args.straggler),
-        on_link=args.on_link, on_disk=args.on_disk, compress=args.compress,
+        accumulate=args.accumulate or step.accumulated_batches, sharded=args.sharded,
+        straggler=_straggler(args.straggler),
+        ranks_per_link=args.on_link, ranks_per_disk=args.on_disk, compress=args.compress,
     )  # fmt: skip
     return step, job
 
 
 def _straggler(args: tuple[float, str]) -> Straggler:
-    from xsp.predict.training import Slow, Straggler
+    from xsp.predict.training import SlowRanks, Straggler
 
-    return Straggler(args[0], Slow(args[1]))
+    return Straggler(args[0], SlowRanks(args[1]))

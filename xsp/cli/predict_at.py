@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         progress.put(json.dumps(fittext.points_json(fit, predictions), indent=2, allow_nan=False) + "\n")
     else:
-        progress.tell(fittext.points(fit, predictions))
+        progress.tell(fittext.points_text(fit, predictions))
     return 0
 
 
@@ -78,16 +78,16 @@ def combinations(found: Evaluation, values: list[tuple[str, tuple[str, ...]]]) -
     factors = {factor.name: factor for factor in found.table.factors}
     parsed = [_values(name, texts, factors.get(name)) for name, texts in values]
     constants: dict[str, float | str] = {
-        factor.name: factor.low if factor.numeric else factor.levels[0]
+        factor.name: factor.low if factor.is_numeric else factor.levels[0]
         for factor in factors.values()
-        if (factor.low == factor.high if factor.numeric else len(factor.levels) == 1)
+        if (factor.low == factor.high if factor.is_numeric else len(factor.levels) == 1)
     }
     return [{**constants, **dict(zip(names, combination, strict=True))} for combination in product(*parsed)]
 
 
 def _values(name: str, texts: tuple[str, ...], factor: Factor | None) -> list[float | str]:
     """Return the values of a factor; a recorded text may have commas itself (`layers=64,64`)."""
-    if factor is not None and factor.numeric:
+    if factor is not None and factor.is_numeric:
         return [_value(name, text) for text in texts]
     levels = () if factor is None else factor.levels
     exact = [level for level in levels if tuple(part.strip() for part in level.split(",")) == texts]

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         point = points[0]
     proposals = nextrun.choose(fit, min(args.count, 1_000), point, args.steps, args.start)
     if args.format == "json":
-        progress.put(json.dumps(fittext.following_json(fit, proposals), indent=2, allow_nan=False) + "\n")
+        progress.put(json.dumps(fittext.proposals_json(fit, proposals), indent=2, allow_nan=False) + "\n")
     else:
-        progress.tell(fittext.following(fit, proposals, point))
+        progress.tell(fittext.proposals_text(fit, proposals, point))
     return 0

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     with progress.shown(args.quiet) as show:
         constants = estimate.Constants(estimate.costs(show), curves, estimate.digest_ns())
     if args.format == "json":
-        progress.put(json.dumps(savings.estimate_plain(args.source, tensors, constants), indent=1) + "\n")
+        progress.put(json.dumps(savings.estimate_json(args.source, tensors, constants), indent=1) + "\n")
     else:
         progress.put(savings.estimate_text(args.source, tensors, constants) + "\n")
     return 0

@@ -46,6 +46,6 @@ def run(args: argparse.Namespace) -> int:
     with progress.shown(args.quiet) as show:
         result = measuring.measure(args.source, args.module, args.turns, args.seed, show)
     progress.put(
-        (json.dumps(savings.plain(result), indent=1) if args.format == "json" else savings.text(result)) + "\n"
+        (json.dumps(savings.as_json(result), indent=1) if args.format == "json" else savings.text(result)) + "\n"
     )
     return 0

@@ -1,7 +1,8 @@
 """Grouping of gradients for communication: PyTorch's buckets, and merged gradients.
 
-`of_ddp` is the plan of DistributedDataParallel from its second step on, when it has rebuilt its buckets in the order in
-which gradients arrive. `merged` solves the problem of Shi, Chu and Li (MG-WFBP, arXiv 1811.11141) exactly.
+`ddp_buckets` is the plan of DistributedDataParallel from its second step on, when it has rebuilt its buckets in the
+order in which gradients arrive. `merge_gradients` solves the problem of Shi, Chu and Li (MG-WFBP, arXiv 1811.11141)
+exactly.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Buckets = tuple[tuple[int, ...], ...]
 """Indices of gradients in the order of arrival, by bucket; a bucket is full when its last gradient arrives."""
 
 
-def of_ddp(sizes: Sequence[int], bucket: int | None = None) -> Buckets:
+def ddp_buckets(sizes: Sequence[int], bucket: int | None = None) -> Buckets:
     """Return the buckets of gradients in the order of their arrival.
 
     A bucket is full as soon as it reaches its limit, so it may be larger than the limit. With the default size the
@@ -40,34 +41,36 @@ def of_ddp(sizes: Sequence[int], bucket: int | None = None) -> Buckets:
         raise UsageError("the size of a gradient must not be negative")
     limit = FIRST_BYTES if bucket is None else bucket
     buckets: list[tuple[int, ...]] = []
-    current: list[int] = []
-    filled = 0
-    for place, size in enumerate(sizes):
-        current.append(place)
-        filled += size
-        if filled >= limit:
-            buckets.append(tuple(current))
-            current, filled = [], 0
+    members: list[int] = []
+    filled_bytes = 0
+    for index, size in enumerate(sizes):
+        members.append(index)
+        filled_bytes += size
+        if filled_bytes >= limit:
+            buckets.append(tuple(members))
+            members, filled_bytes = [], 0
             limit = BUCKET_BYTES if bucket is None else bucket
-    return (*buckets, *([tuple(current)] if current else ()))
+    return (*buckets, *([tuple(members)] if members else ()))
 
 
-def exposed(ready: Sequence[float], sizes: Sequence[float], plan: Buckets, takes: Callable[[float], float]) -> float:
+def communication_end(
+    ready: Sequence[float], sizes: Sequence[float], plan: Buckets, collective_seconds: Callable[[float], float]
+) -> float:
     """Return the time at which the last bucket has been communicated, over one channel in the order of the buckets.
 
     Args:
         ready: arrival time of each gradient in seconds, never decreasing.
         sizes: bytes of each gradient.
         plan: the buckets.
-        takes: function from the bytes of a bucket to the seconds of its collective.
+        collective_seconds: seconds of a collective, as a function of the bytes of a bucket.
     """
     end = 0.0
     for bucket in plan:
-        end = max(end, ready[bucket[-1]]) + takes(sum(sizes[index] for index in bucket))
+        end = max(end, ready[bucket[-1]]) + collective_seconds(sum(sizes[index] for index in bucket))
     return end
 
 
-def merged(ready: Sequence[float], sizes: Sequence[float], start: float, per_byte: float) -> Buckets:
+def merge_gradients(ready: Sequence[float], sizes: Sequence[float], start: float, per_byte: float) -> Buckets:
     """Return the buckets with which communication ends first, if a collective of M bytes takes start + per_byte · M.
 
     The published rule merges a gradient with the previous one if waiting for it costs less than another start-up, and
@@ -86,22 +89,22 @@ def merged(ready: Sequence[float], sizes: Sequence[float], start: float, per_byt
     """
     if len(ready) != len(sizes) or any(after < before for before, after in itertools.pairwise(ready)):
         raise UsageError("gradients must arrive in order, each with its size")
-    total = [0.0]
+    offsets = [0.0]
     for size in sizes:
-        total.append(total[-1] + size)
+        offsets.append(offsets[-1] + size)
     best: list[tuple[float, int, int]] = [(0.0, 0, 0)]  # by gradients: end, number of buckets, start of the last one
-    for until in range(1, len(ready) + 1):
+    for stop in range(1, len(ready) + 1):
         best.append(
             min(
-                (max(best[since][0], ready[until - 1]) + start + per_byte * (total[until] - total[since]),
-                 best[since][1] + 1, since)
-                for since in range(until)
+                (max(best[begin][0], ready[stop - 1]) + start + per_byte * (offsets[stop] - offsets[begin]),
+                 best[begin][1] + 1, begin)
+                for begin in range(stop)
             )
         )  # fmt: skip
     buckets: list[tuple[int, ...]] = []
-    until = len(ready)
-    while until:
-        since = best[until][2]
-        buckets.append(tuple(range(since, until)))
-        until = since
+    stop = len(ready)
+    while stop:
+        begin = best[stop][2]
+        buckets.append(tuple(range(begin, stop)))
+        stop = begin
     return tuple(reversed(buckets))

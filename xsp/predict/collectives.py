@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from xsp.errors import UsageError, nearest
-from xsp.predict.schedule import seconds
+from xsp.predict.schedule import check_duration
 
 if TYPE_CHECKING:
-    from xsp.predict.measured import Measured
+    from xsp.predict.measured import LinkCurves
 
 MOST_RANKS = 10**9
 MOST_PER_BYTE = 1e-3
@@ -32,7 +32,7 @@ MOST_SECONDS = 1e6
 
 @dataclass(frozen=True)
 class Link:
-    """A connection between ranks: all that a prediction knows about it, regardless of the source."""
+    """A connection between ranks: all that a prediction knows about it, regardless of its source."""
 
     name: str
     alpha: float
@@ -45,24 +45,26 @@ class Link:
     """Seconds per byte to add received numbers; 0 if this time is part of `beta`."""
 
     source: str = "as given"
-    quoted: bool = False
+    is_quoted: bool = False
     """Whether the figures are quoted from a vendor or a library, and not measured."""
 
-    measured: Measured | None = None
+    curves: LinkCurves | None = None
     """Measured curves by collective and number of ranks, which replace the formulas."""
 
     def __post_init__(self) -> None:
         """Reject constants that are negative, not finite, or too large."""
-        for what in ("alpha", "beta", "gamma"):
-            if seconds(getattr(self, what), f"{what} of the link {self.name}") > MOST_SECONDS:
-                raise UsageError(f"{what} of the link {self.name} is above {MOST_SECONDS:g} s, more than any link has")
+        for constant in ("alpha", "beta", "gamma"):
+            if check_duration(getattr(self, constant), f"{constant} of the link {self.name}") > MOST_SECONDS:
+                raise UsageError(
+                    f"{constant} of the link {self.name} is above {MOST_SECONDS:g} s, more than any link has"
+                )
 
-    def shared(self, ranks: int) -> Link:
+    def shared_by(self, ranks: int) -> Link:
         """Return the link as seen by each of several ranks that all use it at the same time."""
         return replace(self, beta=self.beta * ranks) if ranks > 1 else self
 
     @property
-    def about(self) -> str:
+    def description(self) -> str:
         """The constants of the link in words, and their source."""
         rate = f"{1e-9 / self.beta:.4g} GB/s" if self.beta else "unlimited bandwidth"
         return f"{self.name}: {self.alpha * 1e6:.4g} us, {rate}, {self.source}"
@@ -72,25 +74,25 @@ _NCCL = "latency of a step from NCCL's tuning.cc, hwLat of ring and Simple"
 """3.4, 5.7 and 14.0 us over NVLink, PCI and a network in NCCL 2.18 and later; 9.6 us over a network in NCCL before."""
 
 
-def _quoted(name: str, alpha_us: float, gb_per_s: float, what: str) -> Link:
-    return Link(name, alpha_us * 1e-6, 1e-9 / gb_per_s, source=f"quoted ({what}; {_NCCL})", quoted=True)
+def _quoted_link(name: str, alpha_us: float, gb_per_s: float, description: str) -> Link:
+    return Link(name, alpha_us * 1e-6, 1e-9 / gb_per_s, source=f"quoted ({description}; {_NCCL})", is_quoted=True)
 
 
 LINKS = {
-    each.name: each
-    for each in (
-        _quoted("nvlink2", 3.4, 150, "V100: 6 links of 25 GB/s each way, 300 GB/s both ways by NVIDIA"),
-        _quoted("nvlink3", 3.4, 300, "A100: 12 links of 25 GB/s each way, 600 GB/s both ways by NVIDIA"),
-        _quoted("nvlink4", 3.4, 450, "H100: 18 links of 25 GB/s each way, 900 GB/s both ways by NVIDIA"),
-        _quoted("nvlink5", 3.4, 900, "B200: 18 links of 50 GB/s each way, 1.8 TB/s both ways by NVIDIA"),
-        _quoted("pcie3", 5.7, 15.75, "16 lanes of 8 GT/s, 128b/130b, by PCI-SIG"),
-        _quoted("pcie4", 5.7, 31.5, "16 lanes of 16 GT/s, 128b/130b, by PCI-SIG"),
-        _quoted("pcie5", 5.7, 63, "16 lanes of 32 GT/s, 128b/130b, by PCI-SIG"),
-        _quoted("infiniband-hdr", 14.0, 25, "a port of 200 Gbit/s"),
-        _quoted("infiniband-ndr", 14.0, 50, "a port of 400 Gbit/s, by NVIDIA"),
-        _quoted("ethernet-10g", 14.0, 1.25, "line rate"),
-        _quoted("ethernet-25g", 14.0, 3.125, "line rate"),
-        _quoted("ethernet-100g", 14.0, 12.5, "line rate"),
+    entry.name: entry
+    for entry in (
+        _quoted_link("nvlink2", 3.4, 150, "V100: 6 links of 25 GB/s each way, 300 GB/s both ways by NVIDIA"),
+        _quoted_link("nvlink3", 3.4, 300, "A100: 12 links of 25 GB/s each way, 600 GB/s both ways by NVIDIA"),
+        _quoted_link("nvlink4", 3.4, 450, "H100: 18 links of 25 GB/s each way, 900 GB/s both ways by NVIDIA"),
+        _quoted_link("nvlink5", 3.4, 900, "B200: 18 links of 50 GB/s each way, 1.8 TB/s both ways by NVIDIA"),
+        _quoted_link("pcie3", 5.7, 15.75, "16 lanes of 8 GT/s, 128b/130b, by PCI-SIG"),
+        _quoted_link("pcie4", 5.7, 31.5, "16 lanes of 16 GT/s, 128b/130b, by PCI-SIG"),
+        _quoted_link("pcie5", 5.7, 63, "16 lanes of 32 GT/s, 128b/130b, by PCI-SIG"),
+        _quoted_link("infiniband-hdr", 14.0, 25, "a port of 200 Gbit/s"),
+        _quoted_link("infiniband-ndr", 14.0, 50, "a port of 400 Gbit/s, by NVIDIA"),
+        _quoted_link("ethernet-10g", 14.0, 1.25, "line rate"),
+        _quoted_link("ethernet-25g", 14.0, 3.125, "line rate"),
+        _quoted_link("ethernet-100g", 14.0, 12.5, "line rate"),
     )
 }
 """Links by name. Rates are for one direction of one device; programs reach less."""
@@ -126,7 +128,7 @@ def link(text: str) -> Link:
         gamma = _per_byte(rates[1]) if rates[1:] and rates[1] != "0" else 0.0
         return Link(text, _time(alpha), _per_byte(rates[0]), gamma)
     if is_file:
-        return _of_file(path)
+        return _read_link(path)
     raise UsageError(
         f"there is no link {text!r}{nearest(text, LINKS)}: give one of {', '.join(LINKS)}, ALPHA,BETA (5us,10GB/s), "
         "or a JSON file with alpha_s and beta_s_per_byte"
@@ -135,14 +137,14 @@ def link(text: str) -> Link:
 
 def _time(text: str) -> float:
     match = _TIME.fullmatch(text)
-    if match is None or not _number(match[1]):
+    if match is None or not _is_finite(match[1]):
         raise UsageError(f"{text!r} is not a latency such as 5us or 5e-6")
     return float(match[1]) * _SECONDS[(match[2] or "").lower()]
 
 
 def _per_byte(text: str) -> float:
     match = _RATE.fullmatch(text)
-    if match is None or not _number(match[1]):
+    if match is None or not _is_finite(match[1]):
         raise UsageError(f"{text!r} is neither a rate such as 10GB/s or 25Gbit/s nor seconds per byte such as 1e-10")
     value = float(match[1])
     _, prefix, binary, unit, bit_prefix, bits = match.groups()
@@ -157,14 +159,14 @@ def _per_byte(text: str) -> float:
     return float(1 / (value * (1024 if binary else 1000) ** _POWER[(prefix or bit_prefix or "").lower()]))
 
 
-def _number(text: str) -> bool:
+def _is_finite(text: str) -> bool:
     try:
         return math.isfinite(float(text))
     except ValueError:
         return False
 
 
-def _of_file(path: Path) -> Link:
+def _read_link(path: Path) -> Link:
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -172,8 +174,8 @@ def _of_file(path: Path) -> Link:
     if not isinstance(content, dict):
         raise UsageError(f"{path}: a link is an object with alpha_s and beta_s_per_byte")
     alpha, beta, gamma = (
-        content.get(name, absent)
-        for name, absent in (("alpha_s", None), ("beta_s_per_byte", None), ("gamma_s_per_byte", 0.0))
+        content.get(name, default)
+        for name, default in (("alpha_s", None), ("beta_s_per_byte", None), ("gamma_s_per_byte", 0.0))
     )
     if not (_is_number(alpha) and _is_number(beta) and _is_number(gamma)):
         raise UsageError(f"{path}: alpha_s and beta_s_per_byte must be numbers")
@@ -182,7 +184,7 @@ def _of_file(path: Path) -> Link:
             f"{path}: beta_s_per_byte is 0, which is unlimited bandwidth: write seconds per byte, 1e-10 for 10 GB/s, "
             "or 0 for alpha_s too, for a link without cost"
         )
-    name, source = (content.get(key) or absent for key, absent in (("name", path.stem), ("source", f"from {path}")))
+    name, source = (content.get(key) or default for key, default in (("name", path.stem), ("source", f"from {path}")))
     quoted = bool(content.get("quoted", False))
     return Link(str(name), float(alpha), float(beta), float(gamma), str(source), quoted)
 
@@ -219,14 +221,14 @@ class Cost(NamedTuple):
         return self.start + self.per_byte * size
 
 
-def all_reduce(algorithm: Algorithm, over: Link, ranks: int) -> Cost:
+def all_reduce(algorithm: Algorithm, over_link: Link, ranks: int) -> Cost:
     """Return the cost of an all-reduce; zero for one rank.
 
     Raises:
         UsageError: there are no ranks or too many, or the algorithm is `auto`, which depends on the size.
     """
-    _check(ranks)
-    alpha, beta, gamma = over.alpha, over.beta, over.gamma
+    _check_ranks(ranks)
+    alpha, beta, gamma = over_link.alpha, over_link.beta, over_link.gamma
     if ranks == 1:
         return Cost(0.0, 0.0)
     log = math.log2(ranks)
@@ -245,37 +247,37 @@ def all_reduce(algorithm: Algorithm, over: Link, ranks: int) -> Cost:
             raise UsageError("which algorithm is the fastest depends on the size")
 
 
-def all_reduce_seconds(algorithm: Algorithm, over: Link, ranks: int, size: float) -> float:
+def all_reduce_seconds(algorithm: Algorithm, over_link: Link, ranks: int, size: float) -> float:
     """Return the seconds of an all-reduce of `size` bytes.
 
     `auto` is the faster of ring and double tree, the algorithms that NCCL chooses from on any link. Each rank sends all
     bytes up its two trees and down again, so `auto` uses 2 β per byte for the tree instead of the published formula.
     """
-    if over.measured is not None:
-        return over.measured.seconds("all_reduce", over, ranks, size)
+    if over_link.curves is not None:
+        return over_link.curves.seconds("all_reduce", over_link, ranks, size)
     if algorithm is not Algorithm.AUTO:
-        return all_reduce(algorithm, over, ranks).of(size)
-    tree = all_reduce(Algorithm.DOUBLE_TREE, over, ranks)
-    double_tree = tree._replace(per_byte=2 * over.beta + over.gamma if ranks > 1 else 0.0)
-    return min(all_reduce(Algorithm.RING, over, ranks).of(size), double_tree.of(size))
+        return all_reduce(algorithm, over_link, ranks).of(size)
+    tree_cost = all_reduce(Algorithm.DOUBLE_TREE, over_link, ranks)
+    auto_tree_cost = tree_cost._replace(per_byte=2 * over_link.beta + over_link.gamma if ranks > 1 else 0.0)
+    return min(all_reduce(Algorithm.RING, over_link, ranks).of(size), auto_tree_cost.of(size))
 
 
-def gather_seconds(over: Link, ranks: int, size: float) -> float:
+def gather_seconds(over_link: Link, ranks: int, size: float) -> float:
     """Return the seconds of an all-gather on a ring whose output has `size` bytes."""
-    _check(ranks)
-    if over.measured is not None:
-        return over.measured.seconds("all_gather", over, ranks, size)
-    return (ranks - 1) * over.alpha + (ranks - 1) / ranks * over.beta * size
+    _check_ranks(ranks)
+    if over_link.curves is not None:
+        return over_link.curves.seconds("all_gather", over_link, ranks, size)
+    return (ranks - 1) * over_link.alpha + (ranks - 1) / ranks * over_link.beta * size
 
 
-def scatter_seconds(over: Link, ranks: int, size: float) -> float:
+def scatter_seconds(over_link: Link, ranks: int, size: float) -> float:
     """Return the seconds of a reduce-scatter on a ring whose input has `size` bytes."""
-    _check(ranks)
-    if over.measured is not None:
-        return over.measured.seconds("reduce_scatter", over, ranks, size)
-    return (ranks - 1) * over.alpha + (ranks - 1) / ranks * (over.beta + over.gamma) * size
+    _check_ranks(ranks)
+    if over_link.curves is not None:
+        return over_link.curves.seconds("reduce_scatter", over_link, ranks, size)
+    return (ranks - 1) * over_link.alpha + (ranks - 1) / ranks * (over_link.beta + over_link.gamma) * size
 
 
-def _check(ranks: int) -> None:
+def _check_ranks(ranks: int) -> None:
     if not 1 <= ranks <= MOST_RANKS:
         raise UsageError(f"{ranks} ranks: give 1 to {MOST_RANKS:,}")

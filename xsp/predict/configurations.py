@@ -30,7 +30,7 @@ MOST_BYTES = 64 << 20
 MOST_ROWS = 100_000
 MOST_COLUMNS = 256
 MOST_LEVELS = 40
-"""Maximum number of values of a category; a column with more of them holds names."""
+"""Maximum number of values of a category; a column with more of them contains names."""
 
 MOST_FACTORS = 16
 
@@ -59,7 +59,7 @@ class Factor:
     high: float = 0.0
 
     @property
-    def numeric(self) -> bool:
+    def is_numeric(self) -> bool:
         """Whether the factor is a number and not a category."""
         return not self.levels
 
@@ -74,7 +74,7 @@ class Configurations:
 
     seconds: Floats
     groups: NDArray[np.int64]
-    """Group of each row. Rows of one group are held out together, so that no repetition of a row stays behind."""
+    """Group of each row. Rows of one group are held out together, so that no repetition of a test row is trained on."""
 
     notes: tuple[str, ...] = ()
 
@@ -87,12 +87,12 @@ class Configurations:
         Raises:
             KeyError: there is no such factor.
         """
-        return {each.name: each for each in self.factors}[name]
+        return {entry.name: entry for entry in self.factors}[name]
 
-    def take(self, places: NDArray[Any]) -> Configurations:
+    def take(self, indices: NDArray[Any]) -> Configurations:
         """Return some of the rows; levels and ranges of the factors stay those of the whole table."""
-        values = {name: column[places] for name, column in self.values.items()}
-        return Configurations(self.factors, values, self.seconds[places], self.groups[places], self.notes)
+        values = {name: column[indices] for name, column in self.values.items()}
+        return Configurations(self.factors, values, self.seconds[indices], self.groups[indices], self.notes)
 
 
 def of_rows(
@@ -117,58 +117,82 @@ def of_rows(
         UsageError: no row is complete, or a column has values of the wrong type.
     """
     columns = _columns(rows)
-    time, scale = _time(columns, time, unit)
+    time, scale = _time_column(columns, time, unit)
     for name in (*factors, *categories, *group):
         if name not in columns:
-            raise UsageError(f"no column {name!r}{nearest(name, columns) or _there_are(columns)}")
+            raise UsageError(f"no column {name!r}{nearest(name, columns) or _column_list(columns)}")
     if time in factors:
         raise UsageError(f"{time} is the time itself, and cannot be a factor: name other columns")
-    timed = [(row, _number(row.get(time))) for row in rows]
-    omitted: Counter[str] = Counter()
-    omitted[f"without a time above 0 in {time}"] = sum(1 for _, number in timed if number is None or number <= 0)
-    timed_rows = [(row, number * scale) for row, number in timed if number is not None and number > 0]
-    if not timed_rows:
-        texts = [row.get(time) for row in rows if not _is_missing(row.get(time)) and _number(row.get(time)) is None]
-        example = f", such as {str(texts[0])[:40]!r}; write only numbers" if texts else ""
-        raise UsageError(f"column {time} has no time above 0{example}")
-    chosen = list(dict.fromkeys(factors))
-    unused: list[str] = []
-    if not chosen:
-        chosen, unused = _chosen([row for row, _ in timed_rows], columns, time, group, categories)
-    if not chosen:
+    omissions: Counter[str] = Counter()
+    timed_rows = _timed_rows(rows, time, scale, omissions)
+    names = list(dict.fromkeys(factors))
+    unused_notes: list[str] = []
+    if not names:
+        names, unused_notes = _default_factors([row for row, _ in timed_rows], columns, time, group, categories)
+    if not names:
         raise UsageError(
             f"no column has more than one value in the {len(timed_rows):,} of {len(rows):,} rows with a time: record "
             "different configurations"
         )
-    if len(chosen) > MOST_FACTORS:
+    if len(names) > MOST_FACTORS:
         raise UsageError(
-            f"{len(chosen)} columns may be factors, more than {MOST_FACTORS}: name them with --intrinsic, --extrinsic"
+            f"{len(names)} columns may be factors, more than {MOST_FACTORS}: name them with --intrinsic, --extrinsic"
         )
-    is_text = {name: _is_category([row for row, _ in timed_rows], name, name in categories) for name in chosen}
-    complete = []
-    for row, seconds in timed_rows:
-        missing = next((name for name in chosen if _is_missing(row.get(name))), None)
-        if missing is None:
-            complete.append((row, seconds))
-        else:
-            omitted[f"without {missing}"] += 1
-    if not complete:
-        raise UsageError(f"no configuration has a value for all of {', '.join(chosen)}: leave out some")
+    is_text = {name: _is_category([row for row, _ in timed_rows], name, name in categories) for name in names}
+    complete_rows = _complete_rows(timed_rows, names, omissions)
     values: dict[str, NDArray[Any]] = {}
-    parsed = []
-    for name in chosen:
-        parsed.append(_factor(name, [row.get(name) for row, _ in complete], is_text[name], values))
-    keys = [tuple(_alike(row.get(name)) for name in (group or chosen)) for row, _ in complete]
-    numbers = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-    notes = [f"{count:,} of {len(rows):,} rows are left out: {why}" for why, count in omitted.items() if count]
+    table_factors = tuple(
+        _factor(name, [row.get(name) for row, _ in complete_rows], is_text[name], values) for name in names
+    )
+    keys = [tuple(_canonical_value(row.get(name)) for name in (group or names)) for row, _ in complete_rows]
+    group_numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    notes = [f"{count:,} of {len(rows):,} rows are left out: {reason}" for reason, count in omissions.items() if count]
     return Configurations(
-        tuple(parsed), values, np.array([seconds for _, seconds in complete]),
-        np.array([numbers[key] for key in keys]), (*notes, *unused),
+        table_factors, values, np.array([seconds for _, seconds in complete_rows]),
+        np.array([group_numbers[key] for key in keys]), (*notes, *unused_notes),
     )  # fmt: skip
 
 
-def _alike(value: Any) -> Value:
-    """Return a value in the form in which equal ones of different sources are equal: 64, 64.0 and the text `64`."""
+def _timed_rows(rows: Sequence[Row], time: str, scale: float, omissions: Counter[str]) -> list[tuple[Row, float]]:
+    """Return the rows with a time above 0, each with its seconds; count the others in `omissions`.
+
+    Raises:
+        UsageError: there are none.
+    """
+    numbers = [_number(row.get(time)) for row in rows]
+    timed_rows = [
+        (row, number * scale) for row, number in zip(rows, numbers, strict=True) if number is not None and number > 0
+    ]
+    omissions[f"without a time above 0 in {time}"] = len(rows) - len(timed_rows)
+    if not timed_rows:
+        texts = [row.get(time) for row in rows if not _is_missing(row.get(time)) and _number(row.get(time)) is None]
+        example = f", such as {str(texts[0])[:40]!r}; write only numbers" if texts else ""
+        raise UsageError(f"column {time} has no time above 0{example}")
+    return timed_rows
+
+
+def _complete_rows(
+    timed_rows: Sequence[tuple[Row, float]], names: Sequence[str], omissions: Counter[str]
+) -> list[tuple[Row, float]]:
+    """Return the rows with a value for each name; count the others in `omissions`.
+
+    Raises:
+        UsageError: there are none.
+    """
+    complete_rows = []
+    for row, seconds in timed_rows:
+        missing_name = next((name for name in names if _is_missing(row.get(name))), None)
+        if missing_name is None:
+            complete_rows.append((row, seconds))
+        else:
+            omissions[f"without {missing_name}"] += 1
+    if not complete_rows:
+        raise UsageError(f"no configuration has a value for all of {', '.join(names)}: leave out some")
+    return complete_rows
+
+
+def _canonical_value(value: Any) -> Value:
+    """Return a value in a form that is the same for all sources: 64, 64.0 and the text `64` become equal."""
     number = _number(value)
     return str(value).strip() if number is None else number
 
@@ -182,19 +206,19 @@ def _columns(rows: Sequence[Row]) -> tuple[str, ...]:
     return columns
 
 
-def _there_are(columns: Iterable[str]) -> str:
+def _column_list(columns: Iterable[str]) -> str:
     names = list(columns)
     return f"; there are {', '.join(map(plain, names[:12]))}{', …' if len(names) > 12 else ''}"
 
 
-def _time(columns: Sequence[str], time: str | None, unit: str | None) -> tuple[str, float]:
+def _time_column(columns: Sequence[str], time: str | None, unit: str | None) -> tuple[str, float]:
     """Return the column of times, and its unit in seconds."""
     if time is None:
         time = next((name for name in _TIMES if name in columns), None)
         if time is None:
-            raise UsageError(f"no column is recognised as the time: name it, --time COLUMN{_there_are(columns)}")
+            raise UsageError(f"no column is recognised as the time: name it, --time COLUMN{_column_list(columns)}")
     elif time not in columns:
-        raise UsageError(f"--time {time}: there is no such column{nearest(time, columns) or _there_are(columns)}")
+        raise UsageError(f"--time {time}: there is no such column{nearest(time, columns) or _column_list(columns)}")
     unit = unit or _unit(time)
     if unit is None:
         raise UsageError(f"the unit of {time!r} is not known: --unit s, ms, us or ns")
@@ -203,8 +227,8 @@ def _time(columns: Sequence[str], time: str | None, unit: str | None) -> tuple[s
 
 def _unit(column: str) -> str | None:
     """Return the unit at the end of a column's name; None if there is none."""
-    end = _UNIT.search(column.lower())
-    return end[1] if end else None
+    match = _UNIT.search(column.lower())
+    return match[1] if match else None
 
 
 def _is_missing(value: Any) -> bool:
@@ -216,7 +240,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """Return a finite number, which may be given as text; None for `inf`, booleans and other values."""
+    """Return a finite number, which may be a text; None for `inf`, booleans and other values."""
     if isinstance(value, bool) or _is_missing(value) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -226,14 +250,14 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) and abs(number) < 1e100 else None
 
 
-def _chosen(
+def _default_factors(
     rows: Sequence[Row], columns: Sequence[str], time: str, group: Sequence[str], categories: Sequence[str]
 ) -> tuple[list[str], list[str]]:
     """Return the columns with more than one value that are neither times nor names of single rows, and texts on those
     that differ and are left out.
     """
     names: list[str] = []
-    unused: list[str] = []
+    notes: list[str] = []
     for name in columns:
         if name == time or name in group or _unit(name) is not None:
             continue
@@ -242,21 +266,21 @@ def _chosen(
         if distinct < 2:
             continue
         if not name:  # the index of pandas, for example
-            unused.append("a column without a name is not used")
+            notes.append("a column without a name is not used")
         elif distinct > MOST_LEVELS and _is_category(rows, name, name in categories):
-            unused.append(f"column {name} is not used: it has {distinct:,} texts, more than {MOST_LEVELS}")
+            notes.append(f"column {name} is not used: it has {distinct:,} texts, more than {MOST_LEVELS}")
         elif len(values) * 2 <= len(rows):
-            unused.append(f"column {name} is not used: only {len(values):,} of {len(rows):,} rows have a value")
+            notes.append(f"column {name} is not used: only {len(values):,} of {len(rows):,} rows have a value")
         else:
             names.append(name)
-    return names, unused
+    return names, notes
 
 
-def _is_category(rows: Sequence[Row], name: str, stated: bool) -> bool:
+def _is_category(rows: Sequence[Row], name: str, is_stated: bool) -> bool:
     """Return whether a column is a category.
 
     Raises:
-        UsageError: the column holds neither only texts nor only numbers.
+        UsageError: the column is a mixture of texts and numbers, or has other values.
     """
     values = [row.get(name) for row in rows if not _is_missing(row.get(name))]
     invalid = next((value for value in values if not isinstance(value, (int, float, str, bool))), None)
@@ -266,7 +290,7 @@ def _is_category(rows: Sequence[Row], name: str, stated: bool) -> bool:
             "to use, --extrinsic A,B"
         )
     numbers = sum(1 for value in values if _number(value) is not None)
-    if stated or not numbers:
+    if is_stated or not numbers:
         return True
     if numbers < len(values):
         text = next(value for value in values if _number(value) is None)
@@ -308,17 +332,17 @@ def read(path: Path) -> list[dict[str, Any]]:
     Raises:
         UsageError: the file cannot be read, is too large, or contains no table.
     """
-    kind = path.suffix.lower()
+    suffix = path.suffix.lower()
     try:
         size = path.stat().st_size
         if size > MOST_BYTES:
             raise UsageError(f"{path} has {size / 1e6:,.0f} MB, more than {MOST_BYTES >> 20} MiB: aggregate rows first")
-        if kind == ".parquet":
-            rows = _of_parquet(path)
-        elif kind in (".csv", ".tsv"):
-            rows = _of_csv(path, "\t" if kind == ".tsv" else ",")
-        elif kind in (".json", ".jsonl"):
-            rows = _of_json(path, lines=kind == ".jsonl")
+        if suffix == ".parquet":
+            rows = _read_parquet(path)
+        elif suffix in (".csv", ".tsv"):
+            rows = _read_csv(path, "\t" if suffix == ".tsv" else ",")
+        elif suffix in (".json", ".jsonl"):
+            rows = _read_json(path, lines=suffix == ".jsonl")
         else:
             raise UsageError(f"{path} is not a known kind of table: {SHAPES}")
     except OSError as error:
@@ -328,7 +352,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _of_csv(path: Path, delimiter: str) -> list[dict[str, Any]]:
+def _read_csv(path: Path, delimiter: str) -> list[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, delimiter=delimiter, strict=True, skipinitialspace=True)
@@ -372,7 +396,7 @@ def _check_names(path: Path, names: Sequence[str], delimiter: str) -> None:
         raise UsageError(f"{path}: two columns are called {plain(duplicate)}: rename one")
 
 
-def _of_json(path: Path, lines: bool) -> list[dict[str, Any]]:
+def _read_json(path: Path, lines: bool) -> list[dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
         content = [json.loads(line) for line in text.split("\n") if line.strip()] if lines else json.loads(text)
@@ -385,7 +409,7 @@ def _of_json(path: Path, lines: bool) -> list[dict[str, Any]]:
     return content
 
 
-def _of_parquet(path: Path) -> list[dict[str, Any]]:
+def _read_parquet(path: Path) -> list[dict[str, Any]]:
     import duckdb
 
     from xsp import table
@@ -399,10 +423,10 @@ def _of_parquet(path: Path) -> list[dict[str, Any]]:
         raise UsageError(f"{path}: not Parquet ({plain(str(error)).splitlines()[0][:80]})") from error
     finally:
         con.close()
-    return [{name: _of_sql(value) for name, value in row.items()} for row in rows]
+    return [{name: _without_decimal(value) for name, value in row.items()} for row in rows]
 
 
-def _of_sql(value: Any) -> Any:
+def _without_decimal(value: Any) -> Any:
     """Return a value, with decimals converted to float."""
     from decimal import Decimal
 

@@ -1,4 +1,4 @@
-"""The step in a device trace: each gap is counted with the work after it, and exposed communication is left out.
+"""The step in a device trace: each gap is counted with the work after it, and exposed communication is excluded.
 
 A device works through a step in order. So the time from the end of the previous work to the end of a kernel is the time
 that the step spends on that kernel, whether the kernel ran or waited for its launch. Time in which only a collective
@@ -18,7 +18,7 @@ from xsp.analyses.devicework import SKEW_NS, prepare
 from xsp.device.kernelnames import COMMUNICATION
 from xsp.errors import AnalysisError
 from xsp.predict.buckets import Buckets
-from xsp.predict.hoststep import Call, Lane, in_order
+from xsp.predict.hoststep import Call, Lane, layers_in_order
 from xsp.predict.training import Layer
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
@@ -31,16 +31,16 @@ PIECES = 20
 """Number of pieces of a backward pass whose modules and collectives are unknown."""
 
 
-class OnDevice(NamedTuple):
+class DeviceStep(NamedTuple):
     """The work of a device in a step; durations are seconds."""
 
     layers: tuple[Layer, ...]
     update: float
     copy: float
-    exposed: float
+    exposed_reductions: float
     """Reductions of gradients with no work beside them, which no other field includes."""
 
-    others: float
+    exposed_other: float
     """Other collectives with no work beside them."""
 
     step: float
@@ -63,10 +63,10 @@ class _Work(NamedTuple):
     layer: str | None
     order: int | None
     end_ns: int
-    took: float
+    seconds: float
 
 
-def group(trace: Trace) -> int | None:
+def largest_group(trace: Trace) -> int | None:
     """Return the largest group size of the collectives in a trace; None if no collective reports one."""
     if why_none(trace) is not None:
         return None
@@ -75,7 +75,7 @@ def group(trace: Trace) -> int | None:
     return int(rows[0][0]) if rows and rows[0][0] is not None else None
 
 
-def slow_rank(trace: Trace) -> str | None:
+def slow_rank_sentence(trace: Trace) -> str | None:
     """Return a sentence on the rank that the others wait for; None if there is no such rank, or only one rank.
 
     That rank comes last to most collectives, by more than the uncertainty of the clocks. Its slowdown is the time of
@@ -87,27 +87,30 @@ def slow_rank(trace: Trace) -> str | None:
         rows = Answers(trace)["stragglers"].dicts()
     except AnalysisError:
         return None
-    first = rows[0] if len(rows) > 1 else None
-    if first is None or 2 * first["last_for_certain"] <= first["collectives"]:
+    candidate = rows[0] if len(rows) > 1 else None
+    if candidate is None or 2 * candidate["last_for_certain"] <= candidate["collectives"]:
         return None
     prepare(trace)
-    busy = dict(
+    busy_ns = dict(
         trace.sql(
             f"SELECT rank, sum(end_ns - start_ns) FROM device_work WHERE purpose <> '{COMMUNICATION}' GROUP BY rank"
         ).fetchall()
     )
-    other_busy = sorted(float(time) for rank, time in busy.items() if rank != first["rank"])
-    if first["rank"] not in busy or not other_busy or not other_busy[len(other_busy) // 2]:
+    other_busy_ns = sorted(float(time) for rank, time in busy_ns.items() if rank != candidate["rank"])
+    if candidate["rank"] not in busy_ns or not other_busy_ns or not other_busy_ns[len(other_busy_ns) // 2]:
         return None
-    factor = float(busy[first["rank"]]) / other_busy[len(other_busy) // 2]
-    suffix = "; the figures are for it" if first["rank"] == trace.rank else f": --straggler {factor:.3g} includes it"
+    factor = float(busy_ns[candidate["rank"]]) / other_busy_ns[len(other_busy_ns) // 2]
+    suffix = (
+        "; the figures are for it" if candidate["rank"] == trace.rank else f": --straggler {factor:.3g} includes it"
+    )
     return (
-        f"slow rank: rank {first['rank']} came last to {first['last_for_certain']} of {first['collectives']} "
-        f"collectives, and its device is busy {factor:.3g} times as long as that of the median rank{suffix}"
+        f"slow rank: rank {candidate['rank']} came last to {candidate['last_for_certain']} of "
+        f"{candidate['collectives']} collectives, and its device is busy {factor:.3g} times as long as that of the "
+        f"median rank{suffix}"
     )
 
 
-def of(trace: Trace) -> OnDevice:
+def of(trace: Trace) -> DeviceStep:
     """Return the mean of the recorded steps on the lowest device of the trace's rank.
 
     Raises:
@@ -117,7 +120,7 @@ def of(trace: Trace) -> OnDevice:
     rows, devices = _rows(trace)
     steps = len({row["step"] for row in rows if row["step"] is not None}) or 1
     collectives, other_collectives = _reductions(trace, rows)
-    work, lanes, exposed, other_exposed, idle = _walked(rows)
+    work, lanes, exposed, other_exposed, idle = _walk(rows)
     if not any(entry.phase == "backward" for entry in work):
         raise AnalysisError(
             f"{trace.name!r} has no device work of a backward pass: it is not a training step, or the profiler did "
@@ -129,9 +132,9 @@ def of(trace: Trace) -> OnDevice:
     ]
     if exposed:
         notes.append(f"removed: {exposed / steps * 1e3:.3g} ms of a step, gradient collectives that nothing overlaps")
-    slow = slow_rank(trace)
-    if slow is not None:
-        notes.append(slow)
+    slow_rank_note = slow_rank_sentence(trace)
+    if slow_rank_note is not None:
+        notes.append(slow_rank_note)
     unknown = ["how much collectives slowed down computation beside them"] if collectives else []
     if other_collectives:
         unknown.append(
@@ -143,9 +146,11 @@ def of(trace: Trace) -> OnDevice:
     layers, plan, durations = _layers(work, collectives, steps, unknown)
     if plan is None and not any(entry.layer for entry in work):
         unknown.append(f"modules: the backward pass is divided into {PIECES} pieces of equal time")
-    update, copy = (sum(entry.took for entry in work if entry.phase == phase) / steps for phase in ("update", "copy"))
-    step = (sum(entry.took for entry in work) + idle + exposed + other_exposed) / steps
-    return OnDevice(
+    update, copy = (
+        sum(entry.seconds for entry in work if entry.phase == phase) / steps for phase in ("update", "copy")
+    )
+    step = (sum(entry.seconds for entry in work) + idle + exposed + other_exposed) / steps
+    return DeviceStep(
         layers, update, copy, exposed / steps, other_exposed / steps, step, plan, durations, lanes, notes, unknown
     )
 
@@ -154,24 +159,25 @@ def _rows(trace: Trace) -> tuple[list[dict[str, Any]], int]:
     """Return the work of the lowest device by start time, and the number of devices of the rank."""
     relation = trace.sql(
         f"""
-        WITH mine AS (
-            SELECT *, min(device) OVER () AS lowest FROM device_work WHERE rank = {trace.rank}
-        ), layer AS (
+        WITH rank_work AS (
+            SELECT *, min(device) OVER () AS lowest_device FROM device_work WHERE rank = {trace.rank}
+        ), layers AS (
             SELECT rank, trace_id, span_id, {FULL_NAME.format("spans")} AS name, layer_index
             FROM spans WHERE level = {int(Level.LAYER)}
-        ), phased AS (
+        ), kernels AS (
             SELECT rank, trace_id, span_id, phase FROM spans WHERE level = {int(Level.KERNEL)}
         )
-        SELECT mine.span_id AS span_id, mine.start_ns AS start_ns, mine.end_ns AS end_ns, mine.step AS step,
-               mine.recording AS recording, phased.phase AS phase, layer.name AS layer, layer.layer_index AS place,
-               mine.kind = '{Kind.COPY}' AND (contains(mine.name, 'HtoD') OR contains(mine.name, 'HostToDevice'))
-                   AS copies, mine.purpose = '{COMMUNICATION}' AS sends, sends AS sums
-        FROM mine
-        LEFT JOIN phased ON phased.rank = mine.rank AND phased.span_id = mine.span_id
-                         AND phased.trace_id IS NOT DISTINCT FROM mine.trace_id
-        LEFT JOIN layer ON layer.rank = mine.rank AND layer.span_id = mine.layer_id
-                        AND layer.trace_id IS NOT DISTINCT FROM mine.trace_id
-        WHERE mine.device IS NOT DISTINCT FROM mine.lowest ORDER BY mine.start_ns, mine.span_id
+        SELECT work.span_id AS span_id, work.start_ns AS start_ns, work.end_ns AS end_ns, work.step AS step,
+               work.recording AS recording, kernels.phase AS phase, layers.name AS layer,
+               layers.layer_index AS layer_position,
+               work.kind = '{Kind.COPY}' AND (contains(work.name, 'HtoD') OR contains(work.name, 'HostToDevice'))
+                   AS is_copy, work.purpose = '{COMMUNICATION}' AS is_collective, is_collective AS is_reduction
+        FROM rank_work work
+        LEFT JOIN kernels ON kernels.rank = work.rank AND kernels.span_id = work.span_id
+                          AND kernels.trace_id IS NOT DISTINCT FROM work.trace_id
+        LEFT JOIN layers ON layers.rank = work.rank AND layers.span_id = work.layer_id
+                         AND layers.trace_id IS NOT DISTINCT FROM work.trace_id
+        WHERE work.device IS NOT DISTINCT FROM work.lowest_device ORDER BY work.start_ns, work.span_id
         """
     )
     rows = [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
@@ -179,157 +185,168 @@ def _rows(trace: Trace) -> tuple[list[dict[str, Any]], int]:
     return rows, int(devices)
 
 
-def _walked(rows: Sequence[Mapping[str, Any]]) -> tuple[list[_Work], dict[str, Lane], float, float, float]:
+def _walk(rows: Sequence[Mapping[str, Any]]) -> tuple[list[_Work], dict[str, Lane], float, float, float]:
     """Return the work with its times, the lanes of the first step, and three times in seconds that belong to no work.
 
-    These are exposed sums of gradients, other exposed collectives, and gaps before copies, in which the host had no
-    batch yet.
+    These are exposed reductions of gradients, other exposed collectives, and gaps before copies, in which the host
+    had no batch yet.
     """
     work: list[_Work] = []
     lanes: dict[str, list[tuple[float, float]]] = {}
     backward: dict[Any, list[int]] = {}
     for row in rows:
-        if row["phase"] == "backward" and not row["sends"]:
+        if row["phase"] == "backward" and not row["is_collective"]:
             backward.setdefault(row["step"], []).append(row["start_ns"])
-    busy_until, recording, first, idle = 0, None, None, 0
+    busy_end, recording, first_step, input_wait_ns = 0, None, None, 0
     exposed_ns = [0, 0]
-    running: list[_Sending] = []
+    running_collectives: list[_Collective] = []
     for row in rows:
         start, end = row["start_ns"], row["end_ns"]
         if recording is None or row["recording"] != recording:
-            _exposed(running, busy_until, END_NS, exposed_ns)
-            busy_until, recording, running = start, row["recording"], []
+            _add_exposed(running_collectives, busy_end, END_NS, exposed_ns)
+            busy_end, recording, running_collectives = start, row["recording"], []
         starts = backward.get(row["step"])
         phase = _phase(row, *((min(starts), max(starts)) if starts else (None, None)))
-        first = first or (row["step"], start)
-        if row["step"] == first[0]:
-            name = "communication" if row["sends"] else phase
-            lanes.setdefault(name, []).append(((start - first[1]) / 1e9, (end - first[1]) / 1e9))
-        if row["sends"]:
-            running.append(_Sending(start, end, row["sums"]))
+        first_step = first_step or (row["step"], start)
+        if row["step"] == first_step[0]:
+            name = "communication" if row["is_collective"] else phase
+            lanes.setdefault(name, []).append(((start - first_step[1]) / 1e9, (end - first_step[1]) / 1e9))
+        if row["is_collective"]:
+            running_collectives.append(_Collective(start, end, row["is_reduction"]))
             continue
-        gap = max(0, start - busy_until)
+        gap = max(0, start - busy_end)
         # work did not wait for a collective that still runs
-        ended = [collective for collective in running if collective.end_ns <= start + SKEW_NS]
-        exposed = _exposed(ended, busy_until, start, exposed_ns) if gap else 0
-        idle += gap - exposed if phase == "copy" else 0
-        duration = max(0, end - max(start, busy_until)) + (0 if phase == "copy" else gap - exposed)
-        work.append(_Work(row["step"], phase, row["layer"], row["place"], end, duration / 1e9))
-        busy_until = max(busy_until, end)
-        running = [collective for collective in running if collective.end_ns > busy_until]
-    _exposed(running, busy_until, END_NS, exposed_ns)  # collectives after the last work: no later work waits for them
+        ended_collectives = [collective for collective in running_collectives if collective.end_ns <= start + SKEW_NS]
+        covered_ns = _add_exposed(ended_collectives, busy_end, start, exposed_ns) if gap else 0
+        input_wait_ns += gap - covered_ns if phase == "copy" else 0
+        duration = max(0, end - max(start, busy_end)) + (0 if phase == "copy" else gap - covered_ns)
+        work.append(_Work(row["step"], phase, row["layer"], row["layer_position"], end, duration / 1e9))
+        busy_end = max(busy_end, end)
+        running_collectives = [collective for collective in running_collectives if collective.end_ns > busy_end]
+    # collectives after the last work: no later work waits for them
+    _add_exposed(running_collectives, busy_end, END_NS, exposed_ns)
     return (
         work,
         {name: tuple(intervals) for name, intervals in lanes.items()},
         exposed_ns[0] / 1e9,
         exposed_ns[1] / 1e9,
-        idle / 1e9,
+        input_wait_ns / 1e9,
     )
 
 
-class _Sending(NamedTuple):
-    """A running collective, and whether it sums gradients."""
+class _Collective(NamedTuple):
+    """A collective, and whether it reduces gradients."""
 
     start_ns: int
     end_ns: int
-    sums: bool
+    is_reduction: bool
 
 
-def _exposed(sent: Sequence[_Sending], start: int, end: int, totals: list[int]) -> int:
-    """Return the nanoseconds of an interval that collectives cover; add them to `totals`, as [sums, others]."""
-    covered = _covered([collective[:2] for collective in sent], start, end)
-    sums = _covered([collective[:2] for collective in sent if collective.sums], start, end)
-    totals[0] += sums
-    totals[1] += covered - sums
-    return covered
+def _add_exposed(running_collectives: Sequence[_Collective], start: int, end: int, totals: list[int]) -> int:
+    """Return the nanoseconds of an interval that collectives cover; add them to `totals`, as [reductions, others]."""
+    covered_ns = _covered_ns([collective[:2] for collective in running_collectives], start, end)
+    reduction_ns = _covered_ns(
+        [collective[:2] for collective in running_collectives if collective.is_reduction], start, end
+    )
+    totals[0] += reduction_ns
+    totals[1] += covered_ns - reduction_ns
+    return covered_ns
 
 
-def _phase(row: Mapping[str, Any], first: int | None, last: int | None) -> str:
+def _phase(row: Mapping[str, Any], first_backward: int | None, last_backward: int | None) -> str:
     """Return the part of the step that work belongs to; without a phase, its start relative to backward decides."""
-    if row["copies"]:
+    if row["is_copy"]:
         return "copy"
     if row["phase"] == "backward":
         return "backward"
     if row["phase"] == "optimizer":
         return "update"
-    if row["phase"] == "forward" or row["layer"] is not None or first is None or row["start_ns"] < first:
+    if (
+        row["phase"] == "forward"
+        or row["layer"] is not None
+        or first_backward is None
+        or row["start_ns"] < first_backward
+    ):
         return "forward"
-    return "update" if last is not None and row["start_ns"] > last else "backward"
+    return "update" if last_backward is not None and row["start_ns"] > last_backward else "backward"
 
 
-def _covered(intervals: Sequence[tuple[int, int]], start: int, end: int) -> int:
+def _covered_ns(intervals: Sequence[tuple[int, int]], start: int, end: int) -> int:
     """Return the length of an interval that other intervals, ordered by their start, cover."""
-    covered, until = 0, start
+    covered_ns, covered_end = 0, start
     for begin, stop in intervals:
-        begin, stop = max(begin, until), min(stop, end)
+        begin, stop = max(begin, covered_end), min(stop, end)
         if stop > begin:
-            covered, until = covered + stop - begin, stop
-    return covered
+            covered_ns, covered_end = covered_ns + stop - begin, stop
+    return covered_ns
 
 
-class _Sent(NamedTuple):
+class _Reduction(NamedTuple):
     """A collective of gradients: its step, start, duration and bytes."""
 
     step: int | None
     start_ns: int
-    lasted_ns: int
+    duration_ns: int
     size: int
 
 
-def _reductions(trace: Trace, rows: Sequence[dict[str, Any]]) -> tuple[list[_Sent], str]:
-    """Return the collectives that reduce, by start time, and the others in words; set `sums` in the rows of all.
+def _reductions(trace: Trace, rows: Sequence[dict[str, Any]]) -> tuple[list[_Reduction], str]:
+    """Return the collectives that reduce, by start time, and the others as text; set `is_reduction` in the rows of all.
 
     The list is empty if the size of one of its collectives is unknown.
     """
     if why_none(trace) is not None:
         return [], ""
-    rows_by_span = {row["span_id"]: row for row in rows if row["sends"]}
+    rows_by_span = {row["span_id"]: row for row in rows if row["is_collective"]}
     collectives = trace.sql(
         f"WITH {COLLECTIVES} SELECT span_id, collective, bytes FROM collectives WHERE rank = {trace.rank} "
         "ORDER BY start_ns, span_id"
     ).fetchall()
-    own_collectives = [row for row in collectives if row[0] in rows_by_span]
-    others = Counter(kind for _, kind, _ in own_collectives if kind not in _SUMS)
-    description = ", ".join(f"{count} of {kind}" for kind, count in sorted(others.items()))
-    for span_id, kind, _ in own_collectives:
-        rows_by_span[span_id]["sums"] = kind in _SUMS
-    sums = [(rows_by_span[span_id], size) for span_id, kind, size in own_collectives if kind in _SUMS]
-    if any(size is None for _, size in sums):
+    device_collectives = [row for row in collectives if row[0] in rows_by_span]
+    other_counts = Counter(kind for _, kind, _ in device_collectives if kind not in _REDUCTION_KINDS)
+    description = ", ".join(f"{count} of {kind}" for kind, count in sorted(other_counts.items()))
+    for span_id, kind, _ in device_collectives:
+        rows_by_span[span_id]["is_reduction"] = kind in _REDUCTION_KINDS
+    reductions_with_sizes = [
+        (rows_by_span[span_id], size) for span_id, kind, size in device_collectives if kind in _REDUCTION_KINDS
+    ]
+    if any(size is None for _, size in reductions_with_sizes):
         return [], description
     return [
-        _Sent(row["step"], row["start_ns"], row["end_ns"] - row["start_ns"], int(size)) for row, size in sums
+        _Reduction(row["step"], row["start_ns"], row["end_ns"] - row["start_ns"], int(size))
+        for row, size in reductions_with_sizes
     ], description
 
 
-_SUMS = ("all_reduce", "reduce_scatter")
+_REDUCTION_KINDS = ("all_reduce", "reduce_scatter")
 
 
 def _layers(
-    work: Sequence[_Work], sent: Sequence[_Sent], steps: int, unknown: list[str]
+    work: Sequence[_Work], reductions: Sequence[_Reduction], steps: int, unknown: list[str]
 ) -> tuple[tuple[Layer, ...], Buckets | None, tuple[float, ...]]:
-    """Return the layers of the step: cut where gradients were sent, else by module, else in equal pieces.
+    """Return the layers of the step: by buckets of gradients, else by module, else in equal pieces.
 
     In the first case the buckets and the seconds of each bucket's collective are returned too.
     """
-    forward = sum(entry.took for entry in work if entry.phase == "forward") / steps
+    forward = sum(entry.seconds for entry in work if entry.phase == "forward") / steps
     backward = [entry for entry in work if entry.phase == "backward"]
-    cut = _cut(forward, backward, sent, steps, unknown)
-    if cut is not None:
-        return cut
+    bucket_layers = _layers_by_bucket(forward, backward, reductions, steps, unknown)
+    if bucket_layers is not None:
+        return bucket_layers
     if any(entry.layer for entry in work):
-        return _by_module(work, steps), None, ()
-    total = sum(entry.took for entry in backward)
+        return _layers_by_module(work, steps), None, ()
+    total = sum(entry.seconds for entry in backward)
     pieces = [0.0] * PIECES
     elapsed = 0.0
     for entry in backward:
-        pieces[min(PIECES - 1, int(PIECES * elapsed / total)) if total else 0] += entry.took / steps
-        elapsed += entry.took
-    layers = (Layer(f"piece {PIECES - place}", forward / PIECES, pieces[place]) for place in range(PIECES))
+        pieces[min(PIECES - 1, int(PIECES * elapsed / total)) if total else 0] += entry.seconds / steps
+        elapsed += entry.seconds
+    layers = (Layer(f"piece {PIECES - index}", forward / PIECES, pieces[index]) for index in range(PIECES))
     return tuple(layers)[::-1], None, ()
 
 
-def _cut(
-    forward: float, backward: Sequence[_Work], sent: Sequence[_Sent], steps: int, unknown: list[str]
+def _layers_by_bucket(
+    forward: float, backward: Sequence[_Work], reductions: Sequence[_Reduction], steps: int, unknown: list[str]
 ) -> tuple[tuple[Layer, ...], Buckets, tuple[float, ...]] | None:
     """Return a layer for each collective of gradients: the work of the backward pass since the previous collective.
 
@@ -342,19 +359,19 @@ def _cut(
         step_work = [entry for entry in backward if entry.step == step]
         step_collectives = [
             collective
-            for collective in sent
+            for collective in reductions
             if collective.step == step and collective.start_ns + SKEW_NS >= step_work[0].end_ns
         ]
         if not step_collectives:
             continue
-        pieces, place = [0.0] * len(step_collectives), 0
+        pieces, index = [0.0] * len(step_collectives), 0
         for entry in step_work:
-            while place < len(step_collectives) - 1 and entry.end_ns > step_collectives[place].start_ns + SKEW_NS:
-                place += 1
-            pieces[place] += entry.took
+            while index < len(step_collectives) - 1 and entry.end_ns > step_collectives[index].start_ns + SKEW_NS:
+                index += 1
+            pieces[index] += entry.seconds
         pieces_by_sizes.setdefault(tuple(collective.size for collective in step_collectives), []).append(pieces)
         durations_by_sizes.setdefault(tuple(collective.size for collective in step_collectives), []).append(
-            [collective.lasted_ns for collective in step_collectives]
+            [collective.duration_ns for collective in step_collectives]
         )
     if not pieces_by_sizes:
         return None
@@ -367,7 +384,7 @@ def _cut(
             f"{totals_mb[0]:.4g} to {totals_mb[-1]:.4g} MB, so the trace may be incomplete; a set of "
             f"{sum(sizes) / 1e6:.4g} MB is used"
         )
-    total = sum(entry.took for entry in backward) / steps
+    total = sum(entry.seconds for entry in backward) / steps
     means = [sum(pieces) / len(pieces_by_sizes[sizes]) for pieces in zip(*pieces_by_sizes[sizes], strict=True)]
     scale = total / sum(means) if sum(means) else 0.0
     layers = [
@@ -380,41 +397,43 @@ def _cut(
     return tuple(reversed(layers)), tuple((number,) for number in range(len(sizes))), mean_durations
 
 
-def _by_module(work: Sequence[_Work], steps: int) -> tuple[Layer, ...]:
+def _layers_by_module(work: Sequence[_Work], steps: int) -> tuple[Layer, ...]:
     """Return the calls of modules, with the backward pass in device order; work outside modules is one more call.
 
     Times are means over the steps. Each module is placed as in the step with the most modules among those that have it.
     """
     forward: dict[tuple[int, str], float] = {}
     backward: dict[Any, dict[tuple[int, str], list[tuple[float, float]]]] = {}
-    last: dict[Any, tuple[int, str]] = {}
-    for place, entry in enumerate(work):
+    last_key: dict[Any, tuple[int, str]] = {}
+    for position, entry in enumerate(work):
         key = (
             (entry.order, entry.layer) if entry.layer is not None and entry.order is not None else (END_NS, "no module")
         )
         if entry.phase == "forward":
-            forward[key] = forward.get(key, 0.0) + entry.took / steps
+            forward[key] = forward.get(key, 0.0) + entry.seconds / steps
         elif entry.phase == "backward":
             occurrences = backward.setdefault(entry.step, {}).setdefault(key, [])
-            if occurrences and last[entry.step] == key:
-                occurrences[-1] = occurrences[-1][0], occurrences[-1][1] + entry.took
+            if occurrences and last_key[entry.step] == key:
+                occurrences[-1] = occurrences[-1][0], occurrences[-1][1] + entry.seconds
             else:
-                occurrences.append((place, entry.took))
-            last[entry.step] = key
-    firsts = {step: min(place for pairs in by_key.values() for place, _ in pairs) for step, by_key in backward.items()}
+                occurrences.append((position, entry.seconds))
+            last_key[entry.step] = key
+    first_places = {
+        step: min(position for pairs in by_key.values() for position, _ in pairs) for step, by_key in backward.items()
+    }
     order = sorted(backward, key=lambda step: -len(backward[step]))
     calls = []
     for key in sorted({*forward, *(key for by_key in backward.values() for key in by_key)}):
-        present_in = [step for step in order if key in backward[step]]
-        total = sum(seconds for step in present_in for _, seconds in backward[step][key]) / steps
-        reference = backward[present_in[0]][key] if present_in else []
+        module_steps = [step for step in order if key in backward[step]]
+        total = sum(seconds for step in module_steps for _, seconds in backward[step][key]) / steps
+        reference = backward[module_steps[0]][key] if module_steps else []
         reference_total = sum(seconds for _, seconds in reference)
         scale = total / reference_total if reference_total else 0.0
         calls.append(
             Call(
                 key[1],
                 forward.get(key, 0.0),
-                [(place - firsts[present_in[0]], seconds * scale) for place, seconds in reference],
+                [(position - first_places[module_steps[0]], seconds * scale) for position, seconds in reference],
             )
         )
-    return tuple(in_order(calls))
+    return tuple(layers_in_order(calls))

@@ -13,14 +13,13 @@ from xsp.errors import UsageError, XspError
 from xsp.ingest import load
 from xsp.predict import configurations, recorded
 from xsp.run import Run
-from xsp.store.iterations import iterations
 
 MOST_RUNS = 5_000
-_OF_XSP = {"out", "repeats", "levels", "overwrite", "seed", "budget", "quiet", "steps", "step", "warmup", "device",
+_XSP_OPTIONS = {"out", "repeats", "levels", "overwrite", "seed", "budget", "quiet", "steps", "step", "warmup", "device",
            "overhead"}  # fmt: skip
 """Options that control how a run is recorded, not what it computes."""
 
-_OF_LAUNCHERS = re.compile(
+_LAUNCHER_OPTIONS = re.compile(
     r"n(proc|odes|node|um)[-_].*|nnodes|(node|machine)[-_]rank|(master|main)[-_].*|rdzv[-_].*|standalone|module|"
     r"run[-_]path|log[-_]dir|max[-_]restarts|start[-_]method"
 )
@@ -28,7 +27,7 @@ _OF_LAUNCHERS = re.compile(
 
 _NUMBER = re.compile(r"-[0-9.][0-9._]*(e[+-]?[0-9]+)?", re.IGNORECASE)
 
-GIVEN, NOT_GIVEN = "yes", "no"
+OPTION_SET, OPTION_UNSET = "yes", "no"
 """The value of an option without a value, and of such an option in runs that do not have it."""
 
 
@@ -64,7 +63,7 @@ def rows(sources: Sequence[str]) -> tuple[list[dict[str, Any]], tuple[str, ...]]
     for run_row in run_rows:
         for name, value in run_row.items():
             names.setdefault(name, set()).add(value)
-    switches = dict.fromkeys((name for name, values in names.items() if values == {GIVEN}), NOT_GIVEN)
+    switches = dict.fromkeys((name for name, values in names.items() if values == {OPTION_SET}), OPTION_UNSET)
     result += [{**switches, **run_row} for run_row in run_rows]
     if not result:
         raise UsageError(omitted[0] if omitted else f"there are no rows; {configurations.SHAPES}")
@@ -91,23 +90,16 @@ def _runs(path: Path, omitted: list[str]) -> Iterable[Path]:
     return runs
 
 
-def row(place: Path) -> dict[str, Any]:
+def row(path: Path) -> dict[str, Any]:
     """Return the configuration of a run, and the time of its step.
 
     Raises:
         XspError: the run cannot be read, or it does not have the time of a step.
     """
-    run = rundir.read_job(place)
-    trace = recorded.loaded(str(place))
-    loop = next(
-        (
-            iteration
-            for iteration in iterations(trace.con)
-            if (iteration.rank, iteration.kind) == (trace.rank, trace.kind)
-        ),
-        None,
-    )
-    step, _ = recorded.measured(Answers(trace), loop, [])
+    run = rundir.read_job(path)
+    trace = recorded.load_trace(str(path))
+    loop = recorded.loop_of(trace)
+    step, _ = recorded.measured_step(Answers(trace), loop, [])
     machine, options = run.each_rank[0].machine, _options(run)
     facts = {
         "model": options.get("model") or run.name or None,
@@ -125,11 +117,11 @@ def _options(run: Run) -> dict[str, str]:
     """Return the options `--name value` of a program's command line."""
     words = list(run.typed or run.command)
     options: dict[str, str] = {}
-    for word, after in zip(words, [*words[1:], "--"], strict=False):  # a run from elsewhere may tell no words
+    for word, next_word in zip(words, [*words[1:], "--"], strict=False):  # an imported run may have no command line
         name, equals, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or not name or name in _OF_XSP or _OF_LAUNCHERS.fullmatch(name):
+        if not word.startswith("--") or not name or name in _XSP_OPTIONS or _LAUNCHER_OPTIONS.fullmatch(name):
             continue
         if not equals:
-            value = GIVEN if after.startswith("-") and not _NUMBER.fullmatch(after) else after
+            value = OPTION_SET if next_word.startswith("-") and not _NUMBER.fullmatch(next_word) else next_word
         options[name] = value
     return options

@@ -28,7 +28,7 @@ from xsp.predict.configurations import Configurations, Factor, Floats
 BOUND = 3.0
 """Maximum magnitude of exponents, and of the logarithms of the multipliers of categories."""
 
-MOST_SEARCHED = 2_000
+MOST_SEARCH_ROWS = 2_000
 """Maximum number of rows of a search; of a larger table this many rows are drawn."""
 
 MOST_SHAPES = 24
@@ -42,7 +42,10 @@ class Penalty(NamedTuple):
     strength: float = 0.0
 
 
-PENALTIES = (Penalty("none"), *(Penalty(kind, each) for kind in ("l2", "l1") for each in (1e-5, 1e-4, 1e-3, 1e-2)))
+PENALTIES = (
+    Penalty("none"),
+    *(Penalty(kind, strength) for kind in ("l2", "l1") for strength in (1e-5, 1e-4, 1e-3, 1e-2)),
+)
 
 
 @dataclass(frozen=True)
@@ -51,14 +54,14 @@ class Form:
 
     intrinsic: tuple[Factor, ...]
     extrinsic: tuple[Factor, ...]
-    dropped: tuple[str, ...] = ()
+    drop_reasons: tuple[str, ...] = ()
 
     @property
     def shapes(self) -> tuple[str, ...]:
         """Names of the parameters that are searched for: exponents and multipliers."""
         return (
-            *(f"exponent of {factor.name}" for factor in self.intrinsic if factor.numeric),
-            *(f"exponent of {factor.name}" for factor in self.extrinsic if factor.numeric),
+            *(f"exponent of {factor.name}" for factor in self.intrinsic if factor.is_numeric),
+            *(f"exponent of {factor.name}" for factor in self.extrinsic if factor.is_numeric),
             *(f"{factor.name}={level}" for factor in self.extrinsic for level in factor.levels[1:]),
         )
 
@@ -66,7 +69,7 @@ class Form:
     def coefficients(self) -> tuple[str, ...]:
         """Names of the parameters that are solved for; the last one is C if the form has a constant."""
         names = (
-            *(factor.name for factor in self.intrinsic if factor.numeric),
+            *(factor.name for factor in self.intrinsic if factor.is_numeric),
             *(f"{factor.name}={level}" for factor in self.intrinsic for level in factor.levels),
         )
         constant = ("constant",) if self.has_constant else ()
@@ -89,45 +92,47 @@ def form(table: Configurations, intrinsic: Sequence[str], extrinsic: Sequence[st
     Raises:
         UsageError: a factor is both intrinsic and extrinsic, no factor is left, or there are too many parameters.
     """
-    both = set(intrinsic) & set(extrinsic)
-    if both:
-        raise UsageError(f"{min(both)} is named as intrinsic and as extrinsic: name it once")
-    dropped: list[str] = []
+    duplicates = set(intrinsic) & set(extrinsic)
+    if duplicates:
+        raise UsageError(f"{min(duplicates)} is named as intrinsic and as extrinsic: name it once")
+    drop_reasons: list[str] = []
     by_kind: dict[str, list[Factor]] = {"intrinsic": [], "extrinsic": []}
-    independent: list[Floats] = [np.ones(len(table))]
+    independent_columns: list[Floats] = [np.ones(len(table))]
     for kind, names in (("intrinsic", intrinsic), ("extrinsic", extrinsic)):
         for name in names:
             factor = table.factor(name)
             if len(set(table.values[name].tolist())) < 2:
-                dropped.append(f"{name} has only one value, so its effect cannot be determined: it is left out")
+                drop_reasons.append(f"{name} has only one value, so its effect cannot be determined: it is left out")
                 continue
             if kind == "extrinsic":
-                factor = _of_rows(factor, table.values[name])
-                extended = [*independent, *_columns_of(factor, table.values[name])]
-                if np.linalg.matrix_rank(np.column_stack(extended), tol=1e-9 * len(table)) < len(extended):
-                    dropped.append(f"{name} follows from the factors before it in all rows, so it is left out")
+                factor = _with_present_levels(factor, table.values[name])
+                extended_columns = [*independent_columns, *_factor_columns(factor, table.values[name])]
+                if np.linalg.matrix_rank(np.column_stack(extended_columns), tol=1e-9 * len(table)) < len(
+                    extended_columns
+                ):
+                    drop_reasons.append(f"{name} follows from the factors before it in all rows, so it is left out")
                     continue
-                independent = extended
+                independent_columns = extended_columns
             by_kind[kind].append(factor)
-    result = Form(tuple(by_kind["intrinsic"]), tuple(by_kind["extrinsic"]), tuple(dropped))
+    result = Form(tuple(by_kind["intrinsic"]), tuple(by_kind["extrinsic"]), tuple(drop_reasons))
     if not result.intrinsic and not result.extrinsic:
-        raise UsageError("; ".join(dropped) or "name factors: --intrinsic, --extrinsic")
+        raise UsageError("; ".join(drop_reasons) or "name factors: --intrinsic, --extrinsic")
     if len(result.shapes) > MOST_SHAPES:
         raise UsageError(f"{len(result.shapes)} exponents and multipliers, more than {MOST_SHAPES}: name fewer factors")
     return result
 
 
-def _of_rows(factor: Factor, values: NDArray[Any]) -> Factor:
-    """Return a category with only the values that some rows have; any other value then counts as the most frequent."""
-    if factor.numeric:
+def _with_present_levels(factor: Factor, values: NDArray[Any]) -> Factor:
+    """Return a category with only the values in the rows; any other value then counts as the most frequent one."""
+    if factor.is_numeric:
         return factor
     counts = Counter(values.tolist())
     return replace(factor, levels=tuple(sorted(counts, key=lambda level: (-counts[level], level))))
 
 
-def _columns_of(factor: Factor, values: NDArray[Any]) -> list[Floats]:
+def _factor_columns(factor: Factor, values: NDArray[Any]) -> list[Floats]:
     """Return the columns of a factor: logarithms relative to the reference, or indicators of a category's values."""
-    if factor.numeric:
+    if factor.is_numeric:
         return [np.log(values.astype(float) / factor.reference)]
     return [(values == level).astype(float) for level in factor.levels[1:]]
 
@@ -144,43 +149,50 @@ class Design(NamedTuple):
     scales: Floats
     """Logarithms of extrinsic numbers, and indicators of the values of extrinsic categories."""
 
-    constant: bool
+    has_constant: bool
 
-    def take(self, places: NDArray[Any]) -> Design:
+    def take(self, indices: NDArray[Any]) -> Design:
         """Return some of the rows."""
-        return Design(self.powers[places], self.levels[places], self.scales[places], self.constant)
+        return Design(self.powers[indices], self.levels[indices], self.scales[indices], self.has_constant)
 
     def columns(self, shapes: Floats) -> Floats:
         """Return the columns that the coefficients multiply, for given exponents."""
         count = self.powers.shape[1]
-        within = np.exp(np.clip(self.powers * shapes[:count], -200, 200))
+        power_terms = np.exp(np.clip(self.powers * shapes[:count], -200, 200))
         scale = np.exp(np.clip(self.scales @ shapes[count:], -200, 200))
-        columns = np.column_stack([within, self.levels]) * scale[:, None]
-        return np.column_stack([columns, np.ones(len(scale))]) if self.constant else columns
+        columns = np.column_stack([power_terms, self.levels]) * scale[:, None]
+        return np.column_stack([columns, np.ones(len(scale))]) if self.has_constant else columns
+
+    def slopes(self, terms: Floats) -> Floats:
+        """Return the derivatives of the sum of the terms (columns times coefficients) with respect to the shapes."""
+        scaled_sum = terms[:, : terms.shape[1] - self.has_constant].sum(axis=1)
+        return np.column_stack([terms[:, : self.powers.shape[1]] * self.powers, scaled_sum[:, None] * self.scales])
 
 
-def design(made: Form, values: Mapping[str, NDArray[Any]]) -> Design:
+def design(model_form: Form, values: Mapping[str, NDArray[Any]]) -> Design:
     """Return configurations as the columns of a form."""
     count = len(next(iter(values.values())))
 
-    def stacked(columns: Sequence[Floats]) -> Floats:
+    def stack(columns: Sequence[Floats]) -> Floats:
         return np.column_stack(columns) if columns else np.empty((count, 0))
 
-    numbers = [factor for factor in made.extrinsic if factor.numeric]
-    texts = [factor for factor in made.extrinsic if not factor.numeric]
-    levels = [(values[factor.name] == level).astype(float) for factor in made.intrinsic for level in factor.levels]
+    numbers = [factor for factor in model_form.extrinsic if factor.is_numeric]
+    texts = [factor for factor in model_form.extrinsic if not factor.is_numeric]
+    levels = [
+        (values[factor.name] == level).astype(float) for factor in model_form.intrinsic for level in factor.levels
+    ]
     return Design(
-        stacked(
+        stack(
             [
                 column
-                for factor in made.intrinsic
-                if factor.numeric
-                for column in _columns_of(factor, values[factor.name])
+                for factor in model_form.intrinsic
+                if factor.is_numeric
+                for column in _factor_columns(factor, values[factor.name])
             ]
         ),
-        stacked(levels if made.intrinsic else [np.ones(count)]),
-        stacked([column for factor in (*numbers, *texts) for column in _columns_of(factor, values[factor.name])]),
-        made.has_constant,
+        stack(levels if model_form.intrinsic else [np.ones(count)]),
+        stack([column for factor in (*numbers, *texts) for column in _factor_columns(factor, values[factor.name])]),
+        model_form.has_constant,
     )
 
 
@@ -197,82 +209,82 @@ class Fit:
 
     def predict(self, values: Mapping[str, NDArray[Any]]) -> Floats:
         """Return the predicted seconds of each configuration."""
-        return self._at(design(self.form, values), self.shapes, self.coefficients)
+        return self._evaluate(design(self.form, values), self.shapes, self.coefficients)
 
     def spread(self, values: Mapping[str, NDArray[Any]]) -> Floats:
         """Return predicted seconds by resampled fit and configuration."""
         inputs = design(self.form, values)
-        return np.array([self._at(inputs, *parameters) for parameters in self.bootstrap]).reshape(
+        return np.array([self._evaluate(inputs, *parameters) for parameters in self.bootstrap]).reshape(
             len(self.bootstrap), -1
         )
 
-    def _at(self, inputs: Design, shapes: Floats, coefficients: Floats) -> Floats:
-        predicted: Floats = inputs.columns(shapes) @ coefficients
-        return predicted
+    def _evaluate(self, inputs: Design, shapes: Floats, coefficients: Floats) -> Floats:
+        predictions: Floats = inputs.columns(shapes) @ coefficients
+        return predictions
 
 
-def fit(table: Configurations, made: Form, seed: int = 0, penalties: Sequence[Penalty] = PENALTIES) -> Fit:
+def fit(table: Configurations, model_form: Form, seed: int = 0, penalties: Sequence[Penalty] = PENALTIES) -> Fit:
     """Return the form with the parameters that fit a table best.
 
     Args:
         table: rows with more distinct configurations than the form has parameters.
-        made: the form.
+        model_form: the form.
         seed: seed of the search.
         penalties: penalties from which cross-validation chooses; the search itself runs without a penalty.
 
     Raises:
         UsageError: there are too few configurations, or SciPy is missing.
     """
-    check_rows(table, made)
+    check_rows(table, model_form)
     table = sample_rows(table, seed)
-    inputs = design(made, table.values)
-    start = _searched(inputs, table.seconds, seed)
-    penalty = _chosen(inputs, table, start, penalties, seed)
-    shapes, coefficients = _refined(inputs, table.seconds, start, penalty)
-    return Fit(made, shapes, coefficients, penalty)
+    inputs = design(model_form, table.values)
+    start = _search(inputs, table.seconds, seed)
+    penalty = _choose_penalty(inputs, table, start, penalties, seed)
+    shapes, coefficients = _refine(inputs, table.seconds, start, penalty)
+    return Fit(model_form, shapes, coefficients, penalty)
 
 
-def check_rows(table: Configurations, made: Form) -> None:
+def check_rows(table: Configurations, model_form: Form) -> None:
     """Check that a table has more distinct configurations than the form has parameters.
 
     Raises:
         UsageError: it has too few; the message has the number of missing ones.
     """
-    columns = [table.values[factor.name].tolist() for factor in (*made.intrinsic, *made.extrinsic)]
+    columns = [table.values[factor.name].tolist() for factor in (*model_form.intrinsic, *model_form.extrinsic)]
     distinct = len(set(zip(*columns, strict=True)))
-    if distinct <= made.parameter_count:
+    if distinct <= model_form.parameter_count:
         raise UsageError(
-            f"{distinct} different configurations cannot determine {made.parameter_count} parameters: record "
-            f"{made.parameter_count + 1 - distinct} more, or name fewer factors"
+            f"{distinct} different configurations cannot determine {model_form.parameter_count} parameters: record "
+            f"{model_form.parameter_count + 1 - distinct} more, or name fewer factors"
         )
 
 
 def sample_rows(table: Configurations, seed: int) -> Configurations:
-    """Return a table, or `MOST_SEARCHED` random rows of a larger one."""
-    if len(table) <= MOST_SEARCHED:
+    """Return a table, or `MOST_SEARCH_ROWS` random rows of a larger one."""
+    if len(table) <= MOST_SEARCH_ROWS:
         return table
-    places = np.random.default_rng(seed).choice(len(table), MOST_SEARCHED, replace=False)
-    return table.take(np.sort(places))
+    indices = np.random.default_rng(seed).choice(len(table), MOST_SEARCH_ROWS, replace=False)
+    return table.take(np.sort(indices))
 
 
-def with_bootstrap(found: Fit, table: Configurations, count: int, seed: int) -> Fit:
+def with_bootstrap(base_fit: Fit, table: Configurations, count: int, seed: int) -> Fit:
     """Return a fit with `count` bootstrap fits to tables of resampled groups, each refined from the fit."""
     table = sample_rows(table, seed)
-    inputs = design(found.form, table.values)
+    inputs = design(base_fit.form, table.values)
     rng = np.random.default_rng(seed)
     refits = []
     for _ in range(count):
-        places = resampled(table.groups, rng)
-        refits.append(_refined(inputs.take(places), table.seconds[places], found.shapes, found.penalty))
-    return replace(found, bootstrap=tuple(refits))
+        indices = resample_rows(table.groups, rng)
+        refits.append(_refine(inputs.take(indices), table.seconds[indices], base_fit.shapes, base_fit.penalty))
+    return replace(base_fit, bootstrap=tuple(refits))
 
 
-def resampled(groups: NDArray[np.int64], chance: np.random.Generator) -> NDArray[np.int64]:
+def resample_rows(groups: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
     """Return the indices of the rows of as many groups as there are, drawn with replacement."""
     order = np.argsort(groups, kind="stable")
     names, starts = np.unique(groups[order], return_index=True)
-    parts = np.split(order, starts[1:])
-    return np.concatenate([parts[group] for group in chance.integers(0, len(names), len(names))])
+    rows_by_group = np.split(order, starts[1:])
+    return np.concatenate([rows_by_group[group] for group in rng.integers(0, len(names), len(names))])
 
 
 # --- search ------------------------------------------------------------------------------------------------------
@@ -291,7 +303,7 @@ def solvers() -> tuple[Callable[..., Any], Callable[..., Any]]:
     return differential_evolution, nnls
 
 
-def _solved(inputs: Design, seconds: Floats, shapes: Floats, nnls: Callable[..., Any]) -> tuple[Floats, Floats, float]:
+def _solve(inputs: Design, seconds: Floats, shapes: Floats, nnls: Callable[..., Any]) -> tuple[Floats, Floats, float]:
     """Return non-negative coefficients, the columns relative to the times, and the sum of squared relative errors."""
     columns = inputs.columns(shapes) / seconds[:, None]
     norms = np.sqrt((columns * columns).sum(axis=0))
@@ -303,80 +315,80 @@ def _solved(inputs: Design, seconds: Floats, shapes: Floats, nnls: Callable[...,
     return solution / norms, columns, float(residual) ** 2
 
 
-def _searched(inputs: Design, seconds: Floats, seed: int) -> Floats:
+def _search(inputs: Design, seconds: Floats, seed: int) -> Floats:
     """Return the exponents that differential evolution finds."""
     evolve, nnls = solvers()
     count = inputs.powers.shape[1] + inputs.scales.shape[1]
     if not count:
         return np.empty(0)
     result = evolve(
-        lambda shapes: _solved(inputs, seconds, shapes, nnls)[2] / len(seconds), [(-BOUND, BOUND)] * count,
+        lambda shapes: _solve(inputs, seconds, shapes, nnls)[2] / len(seconds), [(-BOUND, BOUND)] * count,
         rng=np.random.default_rng(seed), popsize=max(4, 30 // count), maxiter=15 + 10 * count, tol=1e-3, polish=False,
     )  # fmt: skip
     return np.asarray(result.x, dtype=float)
 
 
-def _refined(inputs: Design, seconds: Floats, start: Floats, penalty: Penalty) -> tuple[Floats, Floats]:
+def _refine(inputs: Design, seconds: Floats, start: Floats, penalty: Penalty) -> tuple[Floats, Floats]:
     """Return exponents and coefficients, improved from a start by damped steps until the error stops decreasing."""
     _, nnls = solvers()
     shapes, damping = start.copy(), 1e-3
-    coefficients, columns, loss = _solved(inputs, seconds, shapes, nnls)
-    loss += _cost(shapes, penalty, len(seconds))
+    coefficients, columns, loss = _solve(inputs, seconds, shapes, nnls)
+    loss += _penalty_cost(shapes, penalty, len(seconds))
     for _ in range(60):
         if not len(shapes):
             break
-        slopes, errors = _linear(inputs, seconds, coefficients, columns, shapes, penalty)
-        square, slope = slopes.T @ slopes, slopes.T @ errors
-        better = False
+        slopes, errors = _linearize(inputs, seconds, coefficients, columns, shapes, penalty)
+        normal_matrix, gradient = slopes.T @ slopes, slopes.T @ errors
+        is_better = False
         for _ in range(8):
-            step = np.linalg.lstsq(square + damping * np.diag(np.diag(square) + 1e-12), -slope, rcond=None)[0]
+            step = np.linalg.lstsq(
+                normal_matrix + damping * np.diag(np.diag(normal_matrix) + 1e-12), -gradient, rcond=None
+            )[0]
             trial = np.clip(shapes + step, -BOUND, BOUND)
-            solved = _solved(inputs, seconds, trial, nnls)
-            trial_loss = solved[2] + _cost(trial, penalty, len(seconds))
+            solution = _solve(inputs, seconds, trial, nnls)
+            trial_loss = solution[2] + _penalty_cost(trial, penalty, len(seconds))
             if trial_loss < loss:
-                better, damping = True, max(damping / 5, 1e-9)
+                is_better, damping = True, max(damping / 5, 1e-9)
                 break
             damping = min(damping * 8, 1e9)
-        if not better:
+        if not is_better:
             break
         gain, shift = loss - trial_loss, float(np.abs(trial - shapes).max())
-        shapes, coefficients, columns, loss = trial, solved[0], solved[1], trial_loss
+        shapes, coefficients, columns, loss = trial, solution[0], solution[1], trial_loss
         if gain <= 1e-10 * max(loss, 1e-300) or shift < 1e-8:
             break
-    return _filled(inputs, shapes, coefficients)
+    return _fill_absent(inputs, shapes, coefficients)
 
 
-def _filled(inputs: Design, shapes: Floats, coefficients: Floats) -> tuple[Floats, Floats]:
+def _fill_absent(inputs: Design, shapes: Floats, coefficients: Floats) -> tuple[Floats, Floats]:
     """Return parameters in which a category value without rows has multiplier 1, or the mean of the coefficients."""
     shapes = shapes.copy()
     power_count = inputs.powers.shape[1]
     shapes[power_count:][~inputs.scales.any(axis=0)] = 0.0
     levels = slice(power_count, power_count + inputs.levels.shape[1])
-    present = inputs.levels.any(axis=0)
-    if not present.all():
+    is_present = inputs.levels.any(axis=0)
+    if not is_present.all():
         coefficients = coefficients.copy()
-        coefficients[levels][~present] = coefficients[levels][present].mean() if present.any() else 0.0
+        coefficients[levels][~is_present] = coefficients[levels][is_present].mean() if is_present.any() else 0.0
     return shapes, coefficients
 
 
-def _cost(shapes: Floats, penalty: Penalty, rows: int) -> float:
+def _penalty_cost(shapes: Floats, penalty: Penalty, rows: int) -> float:
     if penalty.kind == "none":
         return 0.0
     return rows * penalty.strength * float((np.abs(shapes) if penalty.kind == "l1" else shapes * shapes).sum())
 
 
-def _linear(
+def _linearize(
     inputs: Design, seconds: Floats, coefficients: Floats, columns: Floats, shapes: Floats, penalty: Penalty
 ) -> tuple[Floats, Floats]:
     """Return the Jacobian and the errors, with the coefficients projected out; the penalty adds rows to both."""
-    power_count = inputs.powers.shape[1]
     terms = columns * coefficients
-    scaled = terms[:, : terms.shape[1] - inputs.constant].sum(axis=1)
-    slopes = np.column_stack([terms[:, :power_count] * inputs.powers, scaled[:, None] * inputs.scales])
+    slopes = inputs.slopes(terms)
     errors = terms.sum(axis=1) - 1.0
-    active = columns[:, coefficients > 0]
-    if active.shape[1]:
-        basis = np.linalg.qr(active / np.sqrt((active * active).sum(axis=0)))[0]
+    active_columns = columns[:, coefficients > 0]
+    if active_columns.shape[1]:
+        basis = np.linalg.qr(active_columns / np.sqrt((active_columns * active_columns).sum(axis=0)))[0]
         slopes = slopes - basis @ (basis.T @ slopes)
     if penalty.kind == "none":
         return slopes, errors
@@ -387,7 +399,9 @@ def _linear(
     return np.vstack([slopes, np.diag(roots)]), np.concatenate([errors, roots * shapes])
 
 
-def _chosen(inputs: Design, table: Configurations, start: Floats, penalties: Sequence[Penalty], seed: int) -> Penalty:
+def _choose_penalty(
+    inputs: Design, table: Configurations, start: Floats, penalties: Sequence[Penalty], seed: int
+) -> Penalty:
     """Return the penalty with the smallest error on held-out groups.
 
     The first penalty is kept unless another one is better by more than the standard error of the difference, since a
@@ -401,10 +415,10 @@ def _chosen(inputs: Design, table: Configurations, start: Floats, penalties: Seq
     losses = []
     for penalty in penalties:
         errors = []
-        for train, test in splits:
-            parameters = _refined(inputs.take(train), table.seconds[train], start, penalty)
-            predicted = inputs.take(test).columns(parameters[0]) @ parameters[1]
-            errors.append((predicted / table.seconds[test] - 1) ** 2)
+        for training_rows, heldout_rows in splits:
+            parameters = _refine(inputs.take(training_rows), table.seconds[training_rows], start, penalty)
+            predictions = inputs.take(heldout_rows).columns(parameters[0]) @ parameters[1]
+            errors.append((predictions / table.seconds[heldout_rows] - 1) ** 2)
         losses.append(np.concatenate(errors))
     best = min(range(len(losses)), key=lambda index: float(losses[index].mean()))
     gain = losses[0] - losses[best]
@@ -413,10 +427,11 @@ def _chosen(inputs: Design, table: Configurations, start: Floats, penalties: Seq
 
 def folds(groups: NDArray[np.int64], count: int, seed: int) -> list[tuple[NDArray[Any], NDArray[Any]]]:
     """Return the row indices inside and outside of each fold; groups stay whole, each fold has at least one."""
-    names = np.unique(groups)
-    order = np.random.default_rng(seed).permutation(names)
-    fold_by_group = {name: place % min(count, len(names)) for place, name in enumerate(order)}
+    group_ids = np.unique(groups)
+    order = np.random.default_rng(seed).permutation(group_ids)
+    fold_by_group = {name: position % min(count, len(group_ids)) for position, name in enumerate(order)}
     row_folds = np.array([fold_by_group[group] for group in groups])
     return [
-        (np.flatnonzero(row_folds != fold), np.flatnonzero(row_folds == fold)) for fold in range(min(count, len(names)))
+        (np.flatnonzero(row_folds != fold), np.flatnonzero(row_folds == fold))
+        for fold in range(min(count, len(group_ids)))
     ]

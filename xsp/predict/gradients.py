@@ -12,18 +12,18 @@ from xsp.store.trace import Trace
 from xsp.store.views import FULL_NAME
 
 
-class OfModules(NamedTuple):
+class ModuleGradients(NamedTuple):
     """Layers with the gradients of their modules."""
 
     layers: tuple[Layer, ...]
     source: str
     """The source of the gradients."""
 
-    frozen: int
+    frozen_bytes: int
     """Bytes of parameters without a gradient."""
 
 
-def of_modules(trace: Trace, layers: Sequence[Layer], unknown: list[str]) -> OfModules | None:
+def module_gradients(trace: Trace, layers: Sequence[Layer], unknown: list[str]) -> ModuleGradients | None:
     """Return the layers with the bytes of their own gradients; None if the trace has none.
 
     The gradient of a module that is called several times is ready when the backward pass of its first call has ended.
@@ -33,22 +33,22 @@ def of_modules(trace: Trace, layers: Sequence[Layer], unknown: list[str]) -> OfM
         layers: layers in the order of execution, by the full names of modules.
         unknown: list of texts on what the trace lacks, which is extended.
     """
-    idle, bytes_of_idle = _without_backward(trace)
-    rows = _modules(trace, idle)
+    idle_models, idle_bytes = _idle_models(trace)
+    rows = _modules(trace, idle_models)
     bytes_by_module = {str(row[0]): int(row[1]) for row in rows}
-    trainable, parameters = (sum(int(row[place] or 0) for row in rows) for place in (2, 3))
+    trainable, parameters = (sum(int(row[column] or 0) for row in rows) for column in (2, 3))
     is_known = all(row[4] for row in rows)
-    excess = sum(bytes_by_module.values()) - trainable
-    if excess > 0:
-        tied = next((row[0] for row in reversed(rows) if int(row[1]) == excess), None)
-        if tied is not None:
-            bytes_by_module[tied] = 0  # an earlier module shares them; they arrive in its backward pass
+    excess_bytes = sum(bytes_by_module.values()) - trainable
+    if excess_bytes > 0:
+        shared_module = next((row[0] for row in reversed(rows) if int(row[1]) == excess_bytes), None)
+        if shared_module is not None:
+            bytes_by_module[shared_module] = 0  # an earlier module shares them; they arrive in its backward pass
         else:
-            unknown.append(f"{excess:,} bytes of parameters that modules share are counted twice")
+            unknown.append(f"{excess_bytes:,} bytes of parameters that modules share are counted twice")
     if not any(bytes_by_module.values()):
         return None
     absent = sum(1 for layer in layers if layer.name not in bytes_by_module)
-    if 0 < absent < len(layers) and not idle:
+    if 0 < absent < len(layers) and not idle_models:
         unknown.append(f"parameters of {absent} of {len(layers)} calls of modules")
     if is_known:
         unknown.append("how many parameters a module has: all of its own count as one gradient")
@@ -61,29 +61,29 @@ def of_modules(trace: Trace, layers: Sequence[Layer], unknown: list[str]) -> OfM
             f"gradients: the parameters of each module that take one, as recorded; "
             f"{frozen / 1e6:.4g} of {parameters / 1e6:.4g} MB of parameters are frozen"
         )
-    if bytes_of_idle:
-        source += f"; without {bytes_of_idle / 1e6:.4g} MB of models that have no backward pass in this step"
+    if idle_bytes:
+        source += f"; without {idle_bytes / 1e6:.4g} MB of models that have no backward pass in this step"
     remaining = dict(bytes_by_module)
-    if absent == len(layers):  # the layers are no modules
+    if absent == len(layers):  # the layers are not modules
         source += "; spread over the backward pass in proportion to time" * (absent > 1)
-        return OfModules(spread(layers, sum(bytes_by_module.values())), source, frozen)
+        return ModuleGradients(spread_over_layers(layers, sum(bytes_by_module.values())), source, frozen)
     result = []
     for layer in layers:
         size = remaining.pop(layer.name, 0)
         result.append(replace(layer, gradients=(size,) if size else ()))
-    return OfModules(tuple(result), source, frozen)
+    return ModuleGradients(tuple(result), source, frozen)
 
 
 _MODEL = f"coalesce(json_extract_string({{0}}.attributes, '$.{ROOT}'), '')"
 """The model of the program that a module belongs to; empty for the first model."""
 
 
-def _modules(trace: Trace, idle: Sequence[str]) -> list[tuple[Any, ...]]:
+def _modules(trace: Trace, idle_models: Sequence[str]) -> list[tuple[Any, ...]]:
     """Return a row for each module that was called, in the order of their first calls.
 
     Args:
         trace: trace of the step.
-        idle: models that are left out, by their names from `_without_backward`.
+        idle_models: models that are left out, by their names from `_idle_models`.
 
     Returns:
         The full name; bytes of the module's own trainable parameters; for outermost modules only, bytes of all
@@ -91,51 +91,52 @@ def _modules(trace: Trace, idle: Sequence[str]) -> list[tuple[Any, ...]]:
     """
     return trace.sql(
         f"""
-        WITH called AS (
+        WITH calls AS (
             SELECT span_id, {FULL_NAME.format("merged")} AS name, param_bytes, layer_index, depth, parent_id,
                    TRY_CAST(json_extract_string(attributes, '$.{TRAINABLE}') AS BIGINT) AS trainable,
-                   coalesce(trainable, param_bytes) AS taking
+                   coalesce(trainable, param_bytes) AS gradient_bytes
             FROM merged WHERE level = {int(Level.LAYER)} AND param_bytes IS NOT NULL
                 AND NOT list_contains(?, {_MODEL.format("merged")})
-        ), inside AS (
-            SELECT outer_name, sum(taking) AS bytes FROM (
-                SELECT DISTINCT up.name AS outer_name, called.name, called.taking
-                FROM called JOIN merged direct ON direct.span_id = called.parent_id
-                JOIN called up ON up.span_id = direct.layer_id WHERE up.name <> called.name
+        ), inner_modules AS (
+            SELECT outer_name, sum(gradient_bytes) AS bytes FROM (
+                SELECT DISTINCT outer_calls.name AS outer_name, calls.name, calls.gradient_bytes
+                FROM calls JOIN merged parents ON parents.span_id = calls.parent_id
+                JOIN calls outer_calls ON outer_calls.span_id = parents.layer_id WHERE outer_calls.name <> calls.name
             ) GROUP BY outer_name
         )
-        SELECT name, greatest(max(taking) - coalesce(any_value(inside.bytes), 0), 0)::BIGINT,
-               max(taking) FILTER (coalesce(depth, 0) = 0)::BIGINT,
+        SELECT name, greatest(max(gradient_bytes) - coalesce(any_value(inner_modules.bytes), 0), 0)::BIGINT,
+               max(gradient_bytes) FILTER (coalesce(depth, 0) = 0)::BIGINT,
                max(param_bytes) FILTER (coalesce(depth, 0) = 0)::BIGINT,
                bool_and(param_bytes = 0 OR trainable IS NOT NULL), min(layer_index)
-        FROM called LEFT JOIN inside ON inside.outer_name = called.name GROUP BY name ORDER BY min(layer_index)
+        FROM calls LEFT JOIN inner_modules ON inner_modules.outer_name = calls.name
+        GROUP BY name ORDER BY min(layer_index)
         """,
-        [idle],
+        [idle_models],
     ).fetchall()
 
 
-def _without_backward(trace: Trace) -> tuple[list[str], int]:
+def _idle_models(trace: Trace) -> tuple[list[str], int]:
     """Return the models without backward operators, and the bytes of their parameters; none if no model has any.
 
     With DistributedDataParallel around each model, only models with a backward pass reduce gradients.
     """
     rows = trace.sql(
         f"""
-        SELECT {_MODEL.format("called")} AS model, count(ran.span_id),
-               max(called.param_bytes) FILTER (coalesce(called.depth, 0) = 0)
-        FROM merged called LEFT JOIN merged ran
-            ON ran.parent_id = called.span_id AND ran.parent_rule = '{Rule.SEQUENCE}'
-        WHERE called.level = {int(Level.LAYER)} GROUP BY model
+        SELECT {_MODEL.format("calls")} AS model, count(operators.span_id),
+               max(calls.param_bytes) FILTER (coalesce(calls.depth, 0) = 0)
+        FROM merged calls LEFT JOIN merged operators
+            ON operators.parent_id = calls.span_id AND operators.parent_rule = '{Rule.SEQUENCE}'
+        WHERE calls.level = {int(Level.LAYER)} GROUP BY model
         """
     ).fetchall()
     idle = [row for row in rows if not row[1]] if any(row[1] for row in rows) else []
     return [str(row[0]) for row in idle], sum(int(row[2] or 0) for row in idle)
 
 
-def spread(layers: Sequence[Layer], stated: int) -> tuple[Layer, ...]:
+def spread_over_layers(layers: Sequence[Layer], total_bytes: int) -> tuple[Layer, ...]:
     """Return the layers with the stated bytes of gradients, divided in proportion to the time of backward passes."""
     total = sum(layer.backward for layer in layers)
     return tuple(
-        replace(layer, gradients=(round(stated * (layer.backward / total if total else 1 / len(layers))),))
+        replace(layer, gradients=(round(total_bytes * (layer.backward / total if total else 1 / len(layers))),))
         for layer in layers
     )

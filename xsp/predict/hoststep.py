@@ -13,9 +13,10 @@ from xsp.schema import Kind, Level, Rule
 from xsp.store.trace import Trace
 from xsp.store.views import FULL_NAME, LAYERS, NS
 
-_SENT = f"""(level = {int(Level.LIBRARY)} AND kind = '{Kind.CALL}' AND (contains(attributes, 'xsp.collective.name')
-            OR regexp_matches(name, '^(gloo|nccl|mpi|ucc):') AND NOT regexp_matches(name, ':(send|recv)')))"""
-"""SQL of collectives of the host; those that could not be numbered have only a name."""
+_COLLECTIVE = f"""(level = {int(Level.LIBRARY)} AND kind = '{Kind.CALL}'
+            AND (contains(attributes, 'xsp.collective.name')
+                 OR regexp_matches(name, '^(gloo|nccl|mpi|ucc):') AND NOT regexp_matches(name, ':(send|recv)')))"""
+"""SQL of collectives of the host; those without a number have only a name."""
 
 Lane = tuple[tuple[float, float], ...]
 """Intervals of activity in a step, in seconds from its start."""
@@ -32,7 +33,7 @@ class Call(NamedTuple):
     """Stretches of its backward pass that no other call interrupts, by time: the position and the seconds of each."""
 
 
-def in_order(calls: Sequence[Call]) -> list[Layer]:
+def layers_in_order(calls: Sequence[Call]) -> list[Layer]:
     """Return layers whose backward pass, from the last layer to the first, has the recorded order.
 
     A call that other calls interrupt in the backward pass (work of a module around the modules inside it) becomes
@@ -41,25 +42,25 @@ def in_order(calls: Sequence[Call]) -> list[Layer]:
     Args:
         calls: calls of one batch in the order of execution.
     """
-    placed: list[tuple[float, int, Layer]] = []
+    positioned_layers: list[tuple[float, int, Layer]] = []
     place = min((position for call in calls for position, _ in call.stretches), default=0.0)
     for number in range(len(calls) - 1, -1, -1):
         call = calls[number]
         *earlier, last = call.stretches or [(place, 0.0)]  # without backward work: next to the call after it
         place = last[0]
-        placed.append((-place, number, Layer(call.name, call.forward, last[1])))
-        placed += [(-position, number, Layer(call.name, 0.0, duration)) for position, duration in earlier]
-    return [layer for _, _, layer in sorted(placed, key=lambda entry: entry[:2])]
+        positioned_layers.append((-place, number, Layer(call.name, call.forward, last[1])))
+        positioned_layers += [(-position, number, Layer(call.name, 0.0, duration)) for position, duration in earlier]
+    return [layer for _, _, layer in sorted(positioned_layers, key=lambda entry: entry[:2])]
 
 
-class OnHost(NamedTuple):
+class HostStep(NamedTuple):
     """The work of the host in a step; durations are seconds."""
 
     layers: tuple[Layer, ...]
     update: float
     other: float
     data: float
-    exposed: float
+    exposed_reductions: float
     """Collectives of the backward pass with no operator beside them, which no other field includes."""
 
     batches: int
@@ -70,7 +71,7 @@ class OnHost(NamedTuple):
     unknown: list[str]
 
 
-def of(trace: Trace, answers: Answers) -> OnHost:
+def of(trace: Trace, answers: Answers) -> HostStep:
     """Return the work of the host in a step, from its phases.
 
     Raises:
@@ -84,11 +85,11 @@ def of(trace: Trace, answers: Answers) -> OnHost:
             f"{trace.name!r} has no training step with a forward and a backward pass: record one, "
             "`xsp run train.py` or `xsp profile MODEL --train`"
         )
-    waited = _waited_for_ranks(trace)
-    if waited:
-        notes.append(f"removed: {waited * 1e3:.3g} ms of the backward pass, collectives that nothing overlaps")
-    backward = max(0.0, phase_seconds[BACKWARD] - waited)
-    repeats, count = closures(trace), batches(trace)
+    wait_seconds = _collective_wait(trace)
+    if wait_seconds:
+        notes.append(f"removed: {wait_seconds * 1e3:.3g} ms of the backward pass, collectives that nothing overlaps")
+    backward = max(0.0, phase_seconds[BACKWARD] - wait_seconds)
+    repeats, count = closure_count(trace), batch_count(trace)
     if repeats > 1:
         unknown.append(
             f"how often gradients are sent: the optimizer computes them {repeats} times in a step, and "
@@ -106,14 +107,14 @@ def of(trace: Trace, answers: Answers) -> OnHost:
     else:
         if not backward_ns:
             unknown.append("backward of each layer: no operators were recorded, so it is divided like the forward pass")
-        layers = _in_order(rows, phase_seconds[FORWARD] / own_ns, backward, count)
+        layers = _batch_layers(rows, phase_seconds[FORWARD] / own_ns, backward, count)
     other = phase_seconds.get(REST, 0.0) + phase_seconds.get(BETWEEN, 0.0)
-    return OnHost(
+    return HostStep(
         layers,
         phase_seconds.get(OPTIMIZER, 0.0),
         other,
         phase_seconds.get(DATA, 0.0),
-        waited,
+        wait_seconds,
         count,
         _lanes(trace),
         notes,
@@ -130,18 +131,18 @@ def _layers(trace: Trace) -> list[dict[str, Any]]:
     """
     relation = trace.sql(
         f"""
-        WITH {LAYERS}, ordered AS (
-            SELECT parent_id, {NS} AS ns, row_number() OVER (ORDER BY start_ns, span_id) AS place,
-                   lag(parent_id) OVER (ORDER BY start_ns, span_id) IS DISTINCT FROM parent_id AS begins
+        WITH {LAYERS}, operators AS (
+            SELECT parent_id, {NS} AS ns, row_number() OVER (ORDER BY start_ns, span_id) AS row_position,
+                   lag(parent_id) OVER (ORDER BY start_ns, span_id) IS DISTINCT FROM parent_id AS is_stretch_start
             FROM merged WHERE parent_rule = '{Rule.SEQUENCE}'
                 AND parent_id IN (SELECT span_id FROM merged WHERE level = {int(Level.LAYER)})
-        ), numbered AS (
-            SELECT *, sum(begins::INTEGER) OVER (ORDER BY place) AS stretch FROM ordered
-        ), stretched AS (
-            SELECT parent_id, stretch::INTEGER AS stretch, sum(ns)::DOUBLE AS ns FROM numbered GROUP BY ALL
+        ), numbered_operators AS (
+            SELECT *, sum(is_stretch_start::INTEGER) OVER (ORDER BY row_position) AS stretch FROM operators
+        ), call_stretches AS (
+            SELECT parent_id, stretch::INTEGER AS stretch, sum(ns)::DOUBLE AS ns FROM numbered_operators GROUP BY ALL
         ), backward AS (
             SELECT parent_id, sum(ns) AS ns, list([stretch, ns] ORDER BY stretch) AS stretches
-            FROM stretched GROUP BY parent_id
+            FROM call_stretches GROUP BY parent_id
         )
         SELECT {FULL_NAME.format("layers")} AS name, leaf, self_ns::DOUBLE AS own_ns, backward.ns AS backward_ns,
                coalesce(stretches, []) AS stretches
@@ -151,11 +152,13 @@ def _layers(trace: Trace) -> list[dict[str, Any]]:
     return [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
 
 
-def _in_order(rows: Sequence[Mapping[str, Any]], forward: float, backward: float, batches: int) -> tuple[Layer, ...]:
-    """Return the layers, batch by batch, with the backward pass of each batch as recorded (`in_order`).
+def _batch_layers(
+    rows: Sequence[Mapping[str, Any]], forward: float, backward: float, batches: int
+) -> tuple[Layer, ...]:
+    """Return the layers, batch by batch, with the backward pass of each batch as recorded (`layers_in_order`).
 
-    Without recorded operators the backward pass is divided among modules that call no others, because the time at which
-    the others do their part is unknown.
+    Without recorded operators the backward pass is divided among modules that call no others, because the time of
+    the others is unknown.
 
     Args:
         rows: calls from `_layers`.
@@ -174,7 +177,7 @@ def _in_order(rows: Sequence[Mapping[str, Any]], forward: float, backward: float
     count = len(rows) // batches if len(rows) % batches == 0 else len(rows)
     layers: list[Layer] = []
     for begin in range(0, len(rows), count):
-        layers += in_order(
+        layers += layers_in_order(
             [
                 Call(
                     row["name"],
@@ -187,7 +190,7 @@ def _in_order(rows: Sequence[Mapping[str, Any]], forward: float, backward: float
     return tuple(layers)
 
 
-def batches(trace: Trace) -> int:
+def batch_count(trace: Trace) -> int:
     """Return the number of batches per update, each of which has a call of the model and a backward pass.
 
     An optimizer that has the gradients computed several times (L-BFGS) takes the same batch each time.
@@ -202,47 +205,52 @@ def batches(trace: Trace) -> int:
     ).fetchall()
     passes, updates, calls = rows[0]
     accumulates = updates == 1 and passes > 1 and calls and set(calls) == {passes}
-    return int(passes) if accumulates and closures(trace) < 2 else 1
+    return int(passes) if accumulates and closure_count(trace) < 2 else 1
 
 
-def closures(trace: Trace) -> int:
+def closure_count(trace: Trace) -> int:
     """Return the number of backward passes that begin within a call of an optimizer."""
     ((count,),) = trace.sql(
         f"""
-        SELECT count(DISTINCT passed.span_id) FROM merged passed JOIN merged updated
-            ON updated.start_ns <= passed.start_ns AND passed.start_ns < updated.start_ns + updated.dur_ns
-        WHERE passed.kind = '{Kind.BACKWARD}' AND updated.kind = '{Kind.OPTIMIZER}'
-            AND passed.level = {int(Level.MODEL)} AND updated.level = {int(Level.MODEL)}
+        SELECT count(DISTINCT backward.span_id) FROM merged backward JOIN merged optimizer
+            ON optimizer.start_ns <= backward.start_ns AND backward.start_ns < optimizer.start_ns + optimizer.dur_ns
+        WHERE backward.kind = '{Kind.BACKWARD}' AND optimizer.kind = '{Kind.OPTIMIZER}'
+            AND backward.level = {int(Level.MODEL)} AND optimizer.level = {int(Level.MODEL)}
         """
     ).fetchall()
     return int(count)
 
 
-def _waited_for_ranks(trace: Trace) -> float:
+def _collective_wait(trace: Trace) -> float:
     """Return the seconds of the backward pass that waited for collectives of the host.
 
     After the last operator of a layer, DistributedDataParallel waits for all collectives: all time with a collective
     and without an operator is a wait. Before it, a gap between operators is a wait only for collectives that ended in
-    it. Nothing waited for a collective that still ran when the next operator began: such a gap is the program's own,
-    and is there on any number of ranks.
+    it. Nothing waited for a collective that still ran when the next operator began: such a gap belongs to the program,
+    and occurs on any number of ranks.
     """
     rows = trace.sql(
         f"""
-        SELECT CASE WHEN kind = '{Kind.BACKWARD}' THEN 'pass' WHEN {_SENT} THEN 'sent' ELSE 'ran' END AS what,
+        SELECT CASE WHEN kind = '{Kind.BACKWARD}' THEN 'pass' WHEN {_COLLECTIVE} THEN 'collective' ELSE 'operator' END,
                start_ns, start_ns + dur_ns, parent_rule IS NOT DISTINCT FROM '{Rule.SEQUENCE}'
         FROM merged WHERE kind = '{Kind.BACKWARD}' OR level = {int(Level.OP)} AND phase = 'backward'
-            AND NOT starts_with(name, 'c10d::') OR {_SENT}
+            AND NOT starts_with(name, 'c10d::') OR {_COLLECTIVE}
         """
     ).fetchall()
-    intervals = {what: [(a, b) for kind, a, b, _ in rows if kind == what] for what in ("pass", "sent", "ran")}
-    layer_operators = [(a, b) for what, a, b, in_layer in rows if what == "ran" and in_layer]
-    waited, ran = 0, _union(intervals["ran"])
-    for begin, stop in _union(intervals["pass"]):
-        computed = max((b for a, b in layer_operators if begin <= a < stop), default=begin)
-        for start, end in _gaps(ran, begin, stop):
-            sent = [(a, b) for a, b in intervals["sent"] if b > start and (start >= computed or b <= end)]
-            waited += _length(_both([(start, end)], _union(sent)))
-    return waited / 1e9
+    passes, collectives, operators = (
+        [(start, end) for row_kind, start, end, _ in rows if row_kind == kind]
+        for kind in ("pass", "collective", "operator")
+    )
+    layer_operators = [(start, end) for kind, start, end, in_layer in rows if kind == "operator" and in_layer]
+    wait_ns, operator_union = 0, _union(operators)
+    for begin, stop in _union(passes):
+        last_end = max((end for start, end in layer_operators if begin <= start < stop), default=begin)
+        for gap in _gaps(operator_union, begin, stop):
+            causes = [
+                (start, end) for start, end in collectives if end > gap[0] and (gap[0] >= last_end or end <= gap[1])
+            ]
+            wait_ns += _total_length(_intersection([gap], _union(causes)))
+    return wait_ns / 1e9
 
 
 def _gaps(covered: Sequence[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -267,22 +275,22 @@ def _union(intervals: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _both(left: Sequence[tuple[int, int]], right: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _intersection(left: Sequence[tuple[int, int]], right: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the intersection of two unions of intervals."""
-    marks = sorted(
+    boundaries = sorted(
         [(position, step) for start, end in (*left, *right) for position, step in ((start, 1), (end, -1))],
         key=lambda mark: (mark[0], mark[1]),
     )
     overlaps: list[tuple[int, int]] = []
     depth = previous = 0
-    for position, step in marks:
+    for position, step in boundaries:
         if depth == 2 and position > previous:
             overlaps.append((previous, position))
         depth, previous = depth + step, position
     return overlaps
 
 
-def _length(intervals: Sequence[tuple[int, int]]) -> int:
+def _total_length(intervals: Sequence[tuple[int, int]]) -> int:
     return sum(end - start for start, end in intervals)
 
 
@@ -292,12 +300,12 @@ def _lanes(trace: Trace) -> dict[str, Lane]:
              str(Kind.DATA): "input"}  # fmt: skip
     rows = trace.sql(
         f"""
-        WITH those AS (
+        WITH activity AS (
             SELECT kind, start_ns, start_ns + dur_ns AS end_ns FROM merged WHERE kind IN {tuple(names)}
             UNION ALL
-            SELECT 'sent', start_ns, start_ns + dur_ns FROM merged WHERE {_SENT}
+            SELECT 'collective', start_ns, start_ns + dur_ns FROM merged WHERE {_COLLECTIVE}
         )
-        SELECT kind, (start_ns - min(start_ns) OVER ()) / 1e9, (end_ns - min(start_ns) OVER ()) / 1e9 FROM those
+        SELECT kind, (start_ns - min(start_ns) OVER ()) / 1e9, (end_ns - min(start_ns) OVER ()) / 1e9 FROM activity
         ORDER BY start_ns
         """
     ).fetchall()

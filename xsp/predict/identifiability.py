@@ -11,10 +11,10 @@ from xsp.predict import generic
 from xsp.predict.configurations import Configurations
 from xsp.predict.generic import Fit
 
-TIED = 0.95
+TIE_CORRELATION = 0.95
 """Minimum correlation of two parameters over the resampled fits for only their combination to be determined."""
 
-WIDE = 1.0
+WIDE_INTERVAL = 1.0
 """Maximum width of the interval of an exponent that the data determine."""
 
 
@@ -29,68 +29,70 @@ class Parameter(NamedTuple):
     """Why the data do not determine the parameter; None if they do."""
 
 
-def parameters(found: Fit, rows: int) -> list[Parameter]:
+def parameters(fit: Fit, rows: int) -> list[Parameter]:
     """Return exponents, logarithms of multipliers and coefficients, with the reason if data do not determine a shape.
 
     Percentiles of resampled fits are too narrow, because each fit has k parameters: they are widened by √(n/(n−k)).
     """
-    values = np.concatenate([found.shapes, found.coefficients])
-    names = (*found.form.shapes, *found.form.coefficients)
-    if not found.bootstrap:
+    values = np.concatenate([fit.shapes, fit.coefficients])
+    names = (*fit.form.shapes, *fit.form.coefficients)
+    if not fit.bootstrap:
         return [Parameter(name, float(value), None, None, None) for name, value in zip(names, values, strict=True)]
-    samples = np.array([np.concatenate(sample) for sample in found.bootstrap])
-    widening = np.sqrt(rows / max(1, rows - found.form.parameter_count))
+    samples = np.array([np.concatenate(sample) for sample in fit.bootstrap])
+    widening = np.sqrt(rows / max(1, rows - fit.form.parameter_count))
     low, high = (
         values + (np.percentile(samples, percentile, axis=0) - values) * widening for percentile in (2.5, 97.5)
     )
     result = []
-    for place, name in enumerate(names):
-        is_shape = place < len(found.shapes)
-        lower = float(low[place]) if is_shape else max(0.0, float(low[place]))
-        reason = _why_not(found, place, float(values[place]), lower, float(high[place])) if is_shape else None
-        result.append(Parameter(name, float(values[place]), lower, float(high[place]), reason))
+    for index, name in enumerate(names):
+        is_shape = index < len(fit.shapes)
+        lower = float(low[index]) if is_shape else max(0.0, float(low[index]))
+        reason = _why_not(fit, index, float(values[index]), lower, float(high[index])) if is_shape else None
+        result.append(Parameter(name, float(values[index]), lower, float(high[index]), reason))
     return result
 
 
-def _why_not(found: Fit, place: int, value: float, low: float, high: float) -> str | None:
+def _why_not(fit: Fit, index: int, value: float, low: float, high: float) -> str | None:
     """Return why the data do not determine an exponent or multiplier; None if they do."""
-    if place < sum(1 for factor in found.form.intrinsic if factor.numeric) and found.coefficients[place] == 0:
+    if index < sum(1 for factor in fit.form.intrinsic if factor.is_numeric) and fit.coefficients[index] == 0:
         return "its term is 0, so any exponent fits"
     if abs(value) > generic.BOUND - 1e-3:
         return f"it is at the bound of the search, {value:+.3g}"
-    return f"any from {low:.2g} to {high:.2g} fits" if high - low > WIDE else None
+    return f"any from {low:.2g} to {high:.2g} fits" if high - low > WIDE_INTERVAL else None
 
 
-def ties(found: Fit) -> list[tuple[str, str, float]]:
+def ties(fit: Fit) -> list[tuple[str, str, float]]:
     """Return pairs of parameters of which only a combination is determined, with their correlation."""
-    if len(found.bootstrap) < 20:
+    if len(fit.bootstrap) < 20:
         return []
-    samples = np.array([np.concatenate(sample) for sample in found.bootstrap])
-    names = (*found.form.shapes, *found.form.coefficients)
-    moving = np.flatnonzero(samples.std(axis=0) > 1e-9 * (np.abs(samples.mean(axis=0)) + 1e-300))
-    if len(moving) < 2:
+    samples = np.array([np.concatenate(sample) for sample in fit.bootstrap])
+    names = (*fit.form.shapes, *fit.form.coefficients)
+    varying_indices = np.flatnonzero(samples.std(axis=0) > 1e-9 * (np.abs(samples.mean(axis=0)) + 1e-300))
+    if len(varying_indices) < 2:
         return []
-    correlations = np.corrcoef(samples[:, moving], rowvar=False)
+    correlations = np.corrcoef(samples[:, varying_indices], rowvar=False)
     return [
-        (names[moving[first]], names[moving[second]], float(correlations[first, second]))
-        for first, second in combinations(range(len(moving)), 2)
-        if abs(correlations[first, second]) > TIED
+        (names[varying_indices[first]], names[varying_indices[second]], float(correlations[first, second]))
+        for first, second in combinations(range(len(varying_indices)), 2)
+        if abs(correlations[first, second]) > TIE_CORRELATION
     ]
 
 
-def condition(found: Fit, table: Configurations) -> float:
+def condition(fit: Fit, table: Configurations) -> float:
     """Return the condition number of the fit: how many times better the data determine the best combination of
-    parameters than the worst, relative to the coefficients other than 0; infinite if one is not determined at all.
+    parameters than the worst, relative to the coefficients other than 0; infinite if one is not determined.
     """
     table = generic.sample_rows(table, 0)
-    inputs = generic.design(found.form, table.values)
-    terms = inputs.columns(found.shapes) / table.seconds[:, None] * found.coefficients
-    power_count = inputs.powers.shape[1]
-    scaled = terms[:, : terms.shape[1] - inputs.constant].sum(axis=1)
-    slopes = np.column_stack([terms[:, :power_count] * inputs.powers, scaled[:, None] * inputs.scales, terms])
+    inputs = generic.design(fit.form, table.values)
+    terms = inputs.columns(fit.shapes) / table.seconds[:, None] * fit.coefficients
+    slopes = np.column_stack([inputs.slopes(terms), terms])
     norms = np.sqrt((slopes * slopes).sum(axis=0))
-    nonzero = norms > 0  # a coefficient that the fit sets to 0 has no relative unit
-    if not nonzero.any():
+    is_nonzero = norms > 0  # a coefficient that the fit sets to 0 has no relative unit
+    if not is_nonzero.any():
         return float("inf")
-    sizes = np.linalg.svd(slopes[:, nonzero] / norms[nonzero], compute_uv=False)
-    return float(sizes[0] / sizes[-1]) if sizes[-1] > 1e-12 * sizes[0] else float("inf")
+    singular_values = np.linalg.svd(slopes[:, is_nonzero] / norms[is_nonzero], compute_uv=False)
+    return (
+        float(singular_values[0] / singular_values[-1])
+        if singular_values[-1] > 1e-12 * singular_values[0]
+        else float("inf")
+    )

@@ -25,16 +25,16 @@ NAME = "measured"
 class Sharing:
     """Slowdown of ranks that share cores."""
 
-    computing: float
+    compute_factor: float
     """Time of matrix products if all ranks compute at once, relative to one rank."""
 
-    copying: float
+    copy_factor: float
     """Time of memory copies if all ranks copy at once, relative to one rank."""
 
     copy_per_byte: float
     """Seconds of a rank per copied byte while the other ranks copy too."""
 
-    lost: float
+    overlap_loss: float
     """Seconds that each second of computing beside a collective costs both of them; 0 to 1.
 
     Alone, computing takes C and the collective R; together they take max(C, R) + lost · min(C, R): 0 if neither
@@ -43,7 +43,7 @@ class Sharing:
 
 
 @dataclass(frozen=True)
-class Measured:
+class LinkCurves:
     """Curves of collectives, and the slowdown of ranks that share cores, by number of ranks."""
 
     shapes: Mapping[tuple[str, int], Shape]
@@ -62,7 +62,7 @@ class Measured:
     other_cpu: str | None = None
     """The processor of the run, if it differs from that of this machine."""
 
-    def seconds(self, what: str, over: Link, ranks: int, size: float) -> float:
+    def seconds(self, collective: str, over_link: Link, ranks: int, size: float) -> float:
         """Return the seconds of a collective of `size` bytes.
 
         Raises:
@@ -70,28 +70,28 @@ class Measured:
         """
         if ranks == 1:
             return 0.0
-        shape = self.shapes.get((what, ranks))
+        shape = self.shapes.get((collective, ranks))
         if shape is None:
-            counts = sorted({count for name, count in self.shapes if name == what})
-            known = f"there are figures of {', '.join(map(str, counts))} ranks" if counts else "there are none"
+            counts = sorted({count for name, count in self.shapes if name == collective})
+            available = f"there are figures of {', '.join(map(str, counts))} ranks" if counts else "there are none"
             raise UsageError(
-                f"{what} of {ranks} ranks was not measured here ({known}): measure it, `xsp bench collectives --ranks "
-                f"{ranks}`; for ranks on several machines give their link"
+                f"{collective} of {ranks} ranks was not measured here ({available}): measure it, "
+                f"`xsp bench collectives --ranks {ranks}`; for ranks on several machines give their link"
             )
         piece = shape.piece(size)
-        latency = over.alpha / self.alpha if self.alpha else 1.0
-        rate = over.beta / self.beta if self.beta else 1.0
+        latency = over_link.alpha / self.alpha if self.alpha else 1.0
+        rate = over_link.beta / self.beta if self.beta else 1.0
         return max(0.0, piece.start.value * latency + piece.per_byte.value * size * rate)
 
-    def at(self, ranks: int) -> Sharing:
+    def sharing_at(self, ranks: int) -> Sharing:
         """Return the slowdown of a number of ranks; none for one rank, or if it was not timed."""
-        return self.sharing.get(ranks, ALONE) if ranks > 1 else ALONE
+        return self.sharing.get(ranks, NO_SHARING) if ranks > 1 else NO_SHARING
 
-    def covers(self, what: str, ranks: int) -> bool:
+    def has_curve(self, collective: str, ranks: int) -> bool:
         """Return whether a collective was timed with a number of ranks; always true for one rank."""
-        return ranks == 1 or (what, ranks) in self.shapes
+        return ranks == 1 or (collective, ranks) in self.shapes
 
-    def crowded(self, ranks: int) -> bool:
+    def is_crowded(self, ranks: int) -> bool:
         """Return whether a number of ranks has more threads than there are cores."""
         return bool(self.cores) and ranks * self.threads > (self.cores or 0)
 
@@ -112,15 +112,18 @@ class Measured:
         for count in ranks:
             if count == 1:
                 continue
-            shared = self.sharing.get(count)
-            if shared is None:
+            slowdown = self.sharing.get(count)
+            if slowdown is None:
                 notes.append(f"The slowdown of {count} ranks that compute at once was not measured; it is left out.")
                 continue
             threads_note = f" of {_threads(self.threads)}" if self.threads > 1 else ""
-            prefix = f"Cores are shared: {count} ranks{threads_note} have {self.cores}. " if self.crowded(count) else ""
+            prefix = (
+                f"Cores are shared: {count} ranks{threads_note} have {self.cores}. " if self.is_crowded(count) else ""
+            )
             notes.append(
-                f"{prefix}{count} ranks at once: products take {shared.computing:.2f} times as long, copies "
-                f"{shared.copying:.2f}; a second of collectives beside computation costs both {shared.lost:.2f} s."
+                f"{prefix}{count} ranks at once: products take {slowdown.compute_factor:.2f} times as long, copies "
+                f"{slowdown.copy_factor:.2f}; a second of collectives beside computation costs both "
+                f"{slowdown.overlap_loss:.2f} s."
             )
             shape = self.shapes.get(("all_reduce", count))
             if shape is not None and largest > shape.reach:
@@ -131,7 +134,7 @@ class Measured:
         return notes
 
 
-ALONE = Sharing(1.0, 1.0, 0.0, 0.0)
+NO_SHARING = Sharing(1.0, 1.0, 0.0, 0.0)
 """A rank that shares its cores with no other rank."""
 
 
@@ -157,45 +160,45 @@ def of(timings: Timings, threads: int | None = None, cpu: str | None = None) -> 
     if not any(curve.family.name == "all_reduce" for curve in matching):
         matching, timed_threads = [curve for curve in curves if curve.threads == 1], 1
     shapes = {(curve.family.name, curve.ranks): curve.shape for curve in matching if curve.shape is not None}
-    reduced = sorted(ranks for name, ranks in shapes if name == "all_reduce")
-    if not reduced:
+    reduce_ranks = sorted(ranks for name, ranks in shapes if name == "all_reduce")
+    if not reduce_ranks:
         raise UsageError(
             f"{timings.folder}: no all-reduce was timed on this machine: `xsp bench collectives --ranks 2,4`"
         )
-    first = shapes["all_reduce", reduced[0]]
-    alpha, beta = first.alpha.value, first.beta.value
+    smallest_shape = shapes["all_reduce", reduce_ranks[0]]
+    alpha, beta = smallest_shape.alpha.value, smallest_shape.beta.value
     cores = timings.cores
-    crowding = {ranks: max(1.0, ranks * min(threads or 1, cores) / cores if cores else 1.0) for ranks in reduced}
+    crowding = {ranks: max(1.0, ranks * min(threads or 1, cores) / cores if cores else 1.0) for ranks in reduce_ranks}
     sharing = {
         ranks: slowdown
-        for ranks in reduced
+        for ranks in reduce_ranks
         if (slowdown := _sharing(matching, ranks, timed_threads, crowding[ranks])) is not None
     }
     local_cpu = timings.environment.properties.get("cpu")
     other_cpu = cpu if cpu and local_cpu and cpu != local_cpu else None
-    measured = Measured(shapes, sharing, alpha, beta, cores, threads or 1, timed_threads, other_cpu)
-    source = f"gloo on this machine, all-reduce of {reduced[0]} ranks (xsp bench collectives)"
-    return Link(NAME, alpha, beta, source=source, measured=measured)
+    link_curves = LinkCurves(shapes, sharing, alpha, beta, cores, threads or 1, timed_threads, other_cpu)
+    source = f"gloo on this machine, all-reduce of {reduce_ranks[0]} ranks (xsp bench collectives)"
+    return Link(NAME, alpha, beta, source=source, curves=link_curves)
 
 
-READS = ("read-cold", "read-direct", "read-cached")
+STORAGE_FAMILIES = ("read-cold", "read-direct", "read-cached")
 """Storage families for the time to read a batch, of which the first timed one is used; the last one is memory."""
 
 
-def reading(timings: Timings, size: int) -> tuple[float, str]:
+def read_time(timings: Timings, size: int) -> tuple[float, str]:
     """Return the seconds to read a batch of `size` bytes from this machine's storage, and the source in words.
 
     Raises:
         UsageError: no reading was timed on this machine.
     """
     curves = [entry for entry in transfers.curves(entry for entry in timings if entry.runtime == transfers.TRANSFERS)
-             if entry.family.name in READS and entry.shape is not None]  # fmt: skip
+             if entry.family.name in STORAGE_FAMILIES and entry.shape is not None]  # fmt: skip
     if not curves:
         raise UsageError(
             f"{timings.folder}: reading from storage was not timed on this machine: `xsp bench transfers --families "
             "storage`, or give READ as a time"
         )
-    curve = min(curves, key=lambda candidate: READS.index(candidate.family.name))
+    curve = min(curves, key=lambda candidate: STORAGE_FAMILIES.index(candidate.family.name))
     shape = curve.shape
     assert shape is not None
     source = f"reading: a batch of {size / 1e6:.4g} MB as {curve.name} takes on this machine (xsp bench transfers)"
@@ -206,26 +209,26 @@ def reading(timings: Timings, size: int) -> tuple[float, str]:
     return max(0.0, shape.seconds(size)), source
 
 
-def _sharing(curves: Sequence[Curve], ranks: int, threads: int, least: float) -> Sharing | None:
-    """Return the slowdown of ranks, with factors of at least `least` for computing and copying; None if not timed."""
-    computing = transfers.crowding_factor(curves, "together-product", ranks, threads)
-    copying = transfers.crowding_factor(curves, "together-copy", ranks, threads)
-    if computing is None or copying is None:
+def _sharing(curves: Sequence[Curve], ranks: int, threads: int, minimum: float) -> Sharing | None:
+    """Return the slowdown of ranks, with factors of at least `minimum` for computing and copying; None if not timed."""
+    compute_factor = transfers.crowding_factor(curves, "together-product", ranks, threads)
+    copy_factor = transfers.crowding_factor(curves, "together-copy", ranks, threads)
+    if compute_factor is None or copy_factor is None:
         return None
     by_family = {(curve.family.name, curve.ranks): curve for curve in curves}
-    copied = (by_family["together-copy", ranks].timings[0][1].trimmed_ns or 0.0) / 1e9
-    product = (by_family["together-product", ranks].timings[0][1].trimmed_ns or 0.0) / 1e9
+    copy_seconds = (by_family["together-copy", ranks].timings[0][1].trimmed_ns or 0.0) / 1e9
+    product_seconds = (by_family["together-product", ranks].timings[0][1].trimmed_ns or 0.0) / 1e9
     losses = []
-    beside_curve, reduce_curve = by_family.get(("beside", ranks)), by_family.get(("all_reduce", ranks))
-    if beside_curve is not None and reduce_curve is not None and reduce_curve.shape is not None:
-        for size, timing in beside_curve.timings:
-            separate = transfers.PRODUCTS.get(size, 0) * product, reduce_curve.shape.seconds(size)
-            combined = (timing.trimmed_ns or 0.0) / 1e9
-            if min(separate) > 0:
-                losses.append(min(1.0, max(0.0, (combined - max(separate)) / min(separate))))
+    concurrent_curve, reduce_curve = by_family.get(("beside", ranks)), by_family.get(("all_reduce", ranks))
+    if concurrent_curve is not None and reduce_curve is not None and reduce_curve.shape is not None:
+        for size, timing in concurrent_curve.timings:
+            separate_seconds = transfers.PRODUCTS.get(size, 0) * product_seconds, reduce_curve.shape.seconds(size)
+            combined_seconds = (timing.trimmed_ns or 0.0) / 1e9
+            if min(separate_seconds) > 0:
+                losses.append(min(1.0, max(0.0, (combined_seconds - max(separate_seconds)) / min(separate_seconds))))
     return Sharing(
-        max(least, computing),
-        max(least, copying),
-        copied / transfers.COPY_BYTES,
+        max(minimum, compute_factor),
+        max(minimum, copy_factor),
+        copy_seconds / transfers.COPY_BYTES,
         statistics.median(losses) if losses else 0.0,
     )

@@ -23,30 +23,30 @@ STEPS = 100
 START = 5.0
 
 
-class Next(NamedTuple):
+class Proposal(NamedTuple):
     """A configuration to be recorded; durations are seconds."""
 
     configuration: Mapping[str, float | str]
     predicted: float
-    doubt: float
-    """Standard deviation of the resampled fits there, as a share, before anything is recorded."""
+    uncertainty: float
+    """Relative standard deviation of the resampled fits for it, before anything is recorded."""
 
     cost: float
-    remaining_doubt: float
-    """The share of doubt that is expected to be left once this configuration and those before it are recorded."""
+    remaining_uncertainty: float
+    """The expected remaining share of uncertainty once this configuration and those before it are recorded."""
 
 
 def choose(
-    judged: Evaluation,
+    evaluation: Evaluation,
     count: int = 5,
     point: Mapping[str, float | str] | None = None,
     steps: int = STEPS,
     start: float = START,
-) -> list[Next]:
+) -> list[Proposal]:
     """Return configurations to record, the best first.
 
     Args:
-        judged: the recorded table with its fitted models.
+        evaluation: the recorded table with its fitted models.
         count: number of configurations.
         point: the configuration whose prediction matters; default: all candidates equally.
         steps: number of steps of one recording.
@@ -55,78 +55,88 @@ def choose(
     Raises:
         UsageError: the point lacks a factor, or has an unknown factor or value.
     """
-    point_values = None if point is None else judging.point_columns(judged, [point])
-    configurations = candidates(judged)
+    point_values = None if point is None else judging.point_columns(evaluation, [point])
+    configurations = candidates(evaluation)
     if not configurations:
         return []
-    values = judging.point_columns(judged, configurations)
-    seconds = judging.offered(judged)(values)
-    deviations = _centered(judging.spread(judged, values))
-    target_deviations = deviations if point_values is None else _centered(judging.spread(judged, point_values))
-    noise = float(np.var(judged.residuals)) or 1e-12
+    values = judging.point_columns(evaluation, configurations)
+    seconds = judging.offered_predictor(evaluation)(values)
+    deviations = _center(judging.spread(evaluation, values))
+    target_deviations = deviations if point_values is None else _center(judging.spread(evaluation, point_values))
+    noise = float(np.var(evaluation.residuals)) or 1e-12
     cost = start + steps * seconds
-    doubt = deviations.std(axis=1)
-    total = float((target_deviations**2).sum()) or 1.0
-    result: list[Next] = []
-    chosen = np.zeros(len(configurations), dtype=bool)
+    uncertainty = deviations.std(axis=1)
+    total_variance = float((target_deviations**2).sum()) or 1.0
+    result: list[Proposal] = []
+    is_chosen = np.zeros(len(configurations), dtype=bool)
     for _ in range(min(count, len(configurations))):
-        size = deviations.shape[1]
-        shared = ((deviations @ target_deviations.T / size) ** 2).sum(axis=1)
-        gain = np.where(chosen, -1.0, shared / ((deviations**2).mean(axis=1) + noise) / cost)
+        resamples = deviations.shape[1]
+        squared_covariance = ((deviations @ target_deviations.T / resamples) ** 2).sum(axis=1)
+        gain = np.where(is_chosen, -1.0, squared_covariance / ((deviations**2).mean(axis=1) + noise) / cost)
         best = int(gain.argmax())
-        chosen[best] = True
+        is_chosen[best] = True
         row = deviations[best].copy()
-        deviations, target_deviations = _updated(deviations, row, noise), _updated(target_deviations, row, noise)
-        remaining = float(np.sqrt((target_deviations**2).sum() / total))
+        deviations, target_deviations = _update(deviations, row, noise), _update(target_deviations, row, noise)
+        remaining = float(np.sqrt((target_deviations**2).sum() / total_variance))
         result.append(
-            Next(configurations[best], float(seconds[best]), float(doubt[best]), float(cost[best]), remaining)
+            Proposal(configurations[best], float(seconds[best]), float(uncertainty[best]), float(cost[best]), remaining)
         )
     return result
 
 
-def _centered(spread: Floats) -> Floats:
+def _center(spread: Floats) -> Floats:
     """Return the deviation of logarithms from their mean, by configuration (rows) and resampled fit (columns)."""
     logs = np.log(np.maximum(spread, 1e-300)).T
     deviations: Floats = logs - logs.mean(axis=1, keepdims=True)
     return deviations
 
 
-def _updated(deviations: Floats, row: Floats, noise: float) -> Floats:
+def _update(deviations: Floats, row: Floats, noise: float) -> Floats:
     """Return deviations with the covariance after a noisy measurement of one row, by a square-root update."""
     square = float(row @ row)
     if not square:
         return deviations
     size = len(row)
-    kept = 1 - square / (square + size * noise)
-    updated: Floats = deviations - np.outer(deviations @ row, row) * ((1 - np.sqrt(kept)) / square)
-    return updated
+    remaining_share = 1 - square / (square + size * noise)
+    updated_deviations: Floats = deviations - np.outer(deviations @ row, row) * (
+        (1 - np.sqrt(remaining_share)) / square
+    )
+    return updated_deviations
 
 
-def candidates(judged: Evaluation) -> list[dict[str, float | str]]:
+def candidates(evaluation: Evaluation) -> list[dict[str, float | str]]:
     """Return combinations of recorded values that were not recorded, at most `MOST_CANDIDATES` random ones."""
-    factors = judged.table.factors
-    choices = [_choices(judged, factor) for factor in factors]
-    recorded = set(zip(*(judged.table.values[factor.name].tolist() for factor in factors), strict=True))
-    rng = np.random.default_rng(judged.seed)
+    factors = evaluation.table.factors
+    choices = [_candidate_values(evaluation, factor) for factor in factors]
+    recorded_combinations = set(
+        zip(*(evaluation.table.values[factor.name].tolist() for factor in factors), strict=True)
+    )
+    rng = np.random.default_rng(evaluation.seed)
     if prod(map(len, choices)) <= 4 * MOST_CANDIDATES:
-        combined: Sequence[tuple[float | str, ...]] = list(product(*choices))
+        combinations: Sequence[tuple[float | str, ...]] = list(product(*choices))
     else:
-        combined = list(
+        combinations = list(
             dict.fromkeys(
                 tuple(values[rng.integers(len(values))] for values in choices) for _ in range(2 * MOST_CANDIDATES)
             )
         )
-    new = [combination for combination in combined if combination not in recorded]
-    if len(new) > MOST_CANDIDATES:
-        new = [new[index] for index in np.sort(rng.choice(len(new), MOST_CANDIDATES, replace=False))]
-    return [{factor.name: value for factor, value in zip(factors, combination, strict=True)} for combination in new]
+    new_combinations = [combination for combination in combinations if combination not in recorded_combinations]
+    if len(new_combinations) > MOST_CANDIDATES:
+        new_combinations = [
+            new_combinations[index]
+            for index in np.sort(rng.choice(len(new_combinations), MOST_CANDIDATES, replace=False))
+        ]
+    return [
+        {factor.name: value for factor, value in zip(factors, combination, strict=True)}
+        for combination in new_combinations
+    ]
 
 
-def _choices(judged: Evaluation, factor: Factor) -> list[float | str]:
+def _candidate_values(evaluation: Evaluation, factor: Factor) -> list[float | str]:
     """Return the candidate values of a factor; at most eight over the range of a number."""
-    if not factor.numeric:
+    if not factor.is_numeric:
         return list(factor.levels)
-    values = np.unique(judged.table.values[factor.name])
+    values = np.unique(evaluation.table.values[factor.name])
     if len(values) > 8:
         values = np.unique(np.quantile(values, np.linspace(0, 1, 8), method="nearest"))
     return [float(value) for value in values]

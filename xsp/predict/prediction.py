@@ -9,19 +9,19 @@ from typing import NamedTuple
 
 from xsp.predict import schedule, training
 from xsp.predict.schedule import Cause, Schedule
-from xsp.predict.training import ALL, NO_LINK, Input, Job, Slow, Straggler, Work
+from xsp.predict.training import ALL_RANKS, NO_LINK, Input, Job, SlowRanks, Straggler, Work
 
 STEPS = (8, 32, 128)
 """Numbers of simulated steps, the next one if the steps have not become periodic."""
 
 EXPOSED = "exposed communication"
 WAITING = "waiting for another rank"
-PARTS = (*(str(each) for each in Cause if each is not Cause.COMMUNICATION), EXPOSED, WAITING)
+PARTS = (*(str(cause) for cause in Cause if cause is not Cause.COMMUNICATION), EXPOSED, WAITING)
 """Parts of a step as seen by a rank; they add up to the step."""
 
 
 @dataclass(frozen=True)
-class Predicted:
+class PredictedStep:
     """A step of a job; durations are seconds."""
 
     job: Job
@@ -39,7 +39,7 @@ class Predicted:
     """The share of communication that DistributedDataParallel's own log calls overlapped (see `_overlap`), 0 to 1; None
     on one rank, without gradients, and if parameters are sharded."""
 
-    steady: bool
+    is_steady: bool
     """Whether steps became periodic; if not, the figures are means over the later half."""
 
     schedule: Schedule
@@ -61,129 +61,139 @@ class Predicted:
         return max(0.0, self.communication - self.parts[EXPOSED])
 
 
-def predict(work: Work, job: Job, *, fine: bool = False) -> Predicted:
+def predict(work: Work, job: Job, *, per_layer: bool = False) -> PredictedStep:
     """Return the time of a step in the steady state, and its parts, in seconds.
 
     Args:
         work: the step of one rank.
         job: number of ranks, link and other settings.
-        fine: keep a task for each layer, for a chart.
+        per_layer: keep a task for each layer, for a chart.
 
     Raises:
         UsageError: a value is negative or not finite, or there are no layers.
     """
-    slow = job.straggler
-    if slow.who is Slow.TOGETHER and slow.factor != 1.0:
-        return _together(work, job, fine)
-    simulated, period, step, steady = _simulated(work, job, fine)
-    rank_classes = training.classes(job)
-    updates = [_updates(simulated, rank) for rank in range(len(rank_classes))]
+    straggler = job.straggler
+    if straggler.slow_ranks is SlowRanks.TOGETHER and straggler.factor != 1.0:
+        return _mean_of_steps(work, job, per_layer)
+    simulation, period, step, steady = _simulate(work, job, per_layer)
+    rank_classes = training.rank_classes(job)
+    updates = [_update_indices(simulation, rank) for rank in range(len(rank_classes))]
     parts: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     for rank, (count, _) in enumerate(rank_classes):
-        for part, seconds in _account(simulated, rank, updates[rank][-1 - period], updates[rank][-1]).items():
+        for part, seconds in _rank_parts(simulation, rank, updates[rank][-1 - period], updates[rank][-1]).items():
             parts[part] += seconds / period * count / job.ranks
-    window = sum(task.seconds for task in simulated.tasks if task.cause is Cause.COMMUNICATION)
-    steps = simulated.tasks[-1].step + 1
-    return Predicted(
-        job, step, parts, _along(simulated, updates, period, step), window / steps, _overlap(simulated, job, period),
-        steady, _of_steps(simulated, steps - period),
+    window = sum(task.seconds for task in simulation.tasks if task.cause is Cause.COMMUNICATION)
+    steps = simulation.tasks[-1].step + 1
+    return PredictedStep(
+        job, step, parts, _critical_path(simulation, updates, period, step), window / steps,
+        _overlap(simulation, job, period), steady, _last_steps(simulation, steps - period),
     )  # fmt: skip
 
 
-def _together(work: Work, job: Job, fine: bool) -> Predicted:
+def _mean_of_steps(work: Work, job: Job, per_layer: bool) -> PredictedStep:
     """Return the weighted mean of fast and slow steps, since all ranks are slow in the same one of N steps."""
-    fast = predict(work, replace(job, straggler=Straggler()), fine=fine)
+    fast = predict(work, replace(job, straggler=Straggler()), per_layer=per_layer)
     factor = job.straggler.factor
-    slow = predict(work.scaled(computing=factor, update=factor), replace(job, straggler=Straggler()), fine=fine)
-    share = 1 / job.ranks
+    slow = predict(
+        work.scaled(computing=factor, update=factor), replace(job, straggler=Straggler()), per_layer=per_layer
+    )
+    slow_share = 1 / job.ranks
 
-    def mean(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
-        return {key: first.get(key, 0.0) * (1 - share) + second.get(key, 0.0) * share for key in {**first, **second}}
+    def mean(fast_values: Mapping[str, float], slow_values: Mapping[str, float]) -> dict[str, float]:
+        return {
+            key: fast_values.get(key, 0.0) * (1 - slow_share) + slow_values.get(key, 0.0) * slow_share
+            for key in {**fast_values, **slow_values}
+        }
 
-    step = fast.step * (1 - share) + slow.step * share
+    step = fast.step * (1 - slow_share) + slow.step * slow_share
     overlap = fast.overlap
     if overlap is not None and slow.overlap is not None:
-        overlap += (slow.overlap - overlap) * share
+        overlap += (slow.overlap - overlap) * slow_share
     return replace(
         fast, job=job, step=step, parts=mean(fast.parts, slow.parts), path=mean(fast.path, slow.path),
         overlap=overlap,
-        steady=fast.steady and slow.steady,
+        is_steady=fast.is_steady and slow.is_steady,
     )  # fmt: skip
 
 
-def _simulated(work: Work, job: Job, fine: bool) -> tuple[Schedule, int, float, bool]:
+def _simulate(work: Work, job: Job, per_layer: bool) -> tuple[Schedule, int, float, bool]:
     """Return the schedule of simulated steps, their period, the time of a step, and whether steps became periodic."""
     for steps in STEPS:
-        simulated = schedule.simulate(training.tasks(work, job, steps, fine=fine))
-        ends = [max(rank_ends) for rank_ends in zip(*([simulated.ends[number] for number in _updates(simulated, rank)]
-                                              for rank in range(len(training.classes(job)))), strict=True)]  # fmt: skip
-        repeats = schedule.steady(ends, 2 * work.input.workers + 2)
-        if repeats is not None:
-            return simulated, *repeats, True
-    half = len(ends) // 2
-    return simulated, half, (ends[-1] - ends[-1 - half]) / half, False
+        simulation = schedule.simulate(training.tasks(work, job, steps, per_layer=per_layer))
+        ends_by_rank = [
+            [simulation.ends[number] for number in _update_indices(simulation, rank)]
+            for rank in range(len(training.rank_classes(job)))
+        ]
+        step_ends = [max(rank_ends) for rank_ends in zip(*ends_by_rank, strict=True)]
+        steady_state = schedule.find_period(step_ends, 2 * work.input.workers + 2)
+        if steady_state is not None:
+            return simulation, *steady_state, True
+    half = len(step_ends) // 2
+    return simulation, half, (step_ends[-1] - step_ends[-1 - half]) / half, False
 
 
-def _updates(simulated: Schedule, rank: int) -> list[int]:
-    return [number for number, task in enumerate(simulated.tasks) if task.cause is Cause.UPDATE and task.rank == rank]
+def _update_indices(simulation: Schedule, rank: int) -> list[int]:
+    return [number for number, task in enumerate(simulation.tasks) if task.cause is Cause.UPDATE and task.rank == rank]
 
 
-def _of_steps(simulated: Schedule, first: int) -> Schedule:
-    """Return the schedule from step `first` on, without dependencies on earlier steps."""
-    numbers = [number for number, task in enumerate(simulated.tasks) if task.step >= first]
+def _last_steps(simulation: Schedule, first_step: int) -> Schedule:
+    """Return the schedule from step `first_step` on, without dependencies on earlier steps."""
+    numbers = [number for number, task in enumerate(simulation.tasks) if task.step >= first_step]
     new_numbers = {number: new for new, number in enumerate(numbers)}
     tasks = [
-        simulated.tasks[number]._replace(
-            after=tuple(
-                new_numbers[dependency] for dependency in simulated.tasks[number].after if dependency in new_numbers
+        simulation.tasks[number]._replace(
+            dependencies=tuple(
+                new_numbers[dependency]
+                for dependency in simulation.tasks[number].dependencies
+                if dependency in new_numbers
             )
         )
         for number in numbers
     ]
     return Schedule(
-        tasks, [simulated.starts[number] for number in numbers], [simulated.ends[number] for number in numbers],
-        [new_numbers.get(simulated.because[number], -1) for number in numbers],
+        tasks, [simulation.starts[number] for number in numbers], [simulation.ends[number] for number in numbers],
+        [new_numbers.get(simulation.blockers[number], -1) for number in numbers],
     )  # fmt: skip
 
 
 # --- where the time goes -----------------------------------------------------------------------------------------
 
 
-def _account(simulated: Schedule, rank: int, since: int, until: int) -> dict[str, float]:
+def _rank_parts(simulation: Schedule, rank: int, first_update: int, last_update: int) -> dict[str, float]:
     """Return the seconds of work and of waits of a rank between the ends of two of its updates, by part."""
     parts: dict[str, float] = defaultdict(float)
     stream = f"compute {rank}"
-    clock = simulated.ends[since]
-    for number in range(since + 1, until + 1):
-        task = simulated.tasks[number]
-        if stream not in task.on:
+    clock = simulation.ends[first_update]
+    for number in range(first_update + 1, last_update + 1):
+        task = simulation.tasks[number]
+        if stream not in task.resources:
             continue
-        for cause, seconds in _waited(simulated, number, clock):
-            parts[_seen(simulated, cause, rank)] += seconds
+        for cause, seconds in _waits(simulation, number, clock):
+            parts[_wait_part(simulation, cause, rank)] += seconds
         parts[str(task.cause)] += task.seconds
-        clock = simulated.ends[number]
+        clock = simulation.ends[number]
     return parts
 
 
-def _waited(simulated: Schedule, number: int, since: float) -> Iterable[tuple[int, float]]:
+def _waits(simulation: Schedule, number: int, begin_limit: float) -> Iterable[tuple[int, float]]:
     """Yield the tasks that a task waited for after a point in time, and the seconds of each wait."""
-    until = simulated.starts[number]
-    number = simulated.because[number]
-    while number >= 0 and until > since:
-        begin = max(simulated.starts[number], since)
-        yield number, until - begin
-        until, number = begin, simulated.because[number]
+    wait_end = simulation.starts[number]
+    number = simulation.blockers[number]
+    while number >= 0 and wait_end > begin_limit:
+        begin = max(simulation.starts[number], begin_limit)
+        yield number, wait_end - begin
+        wait_end, number = begin, simulation.blockers[number]
 
 
-def _seen(simulated: Schedule, number: int, rank: int) -> str:
+def _wait_part(simulation: Schedule, number: int, rank: int) -> str:
     """Return the part of a rank's step that a wait for a task belongs to."""
-    task = simulated.tasks[number]
-    if task.rank == ALL:
+    task = simulation.tasks[number]
+    if task.rank == ALL_RANKS:
         return EXPOSED
     return str(task.cause) if task.rank == rank else WAITING
 
 
-def _overlap(simulated: Schedule, job: Job, period: int) -> float | None:
+def _overlap(simulation: Schedule, job: Job, period: int) -> float | None:
     """Return the share of communication within the backward pass, as DistributedDataParallel counts it.
 
     In its log (`_get_ddp_logging_data`, `reducer.cpp`) communication lasts from the launch of the first bucket until
@@ -194,47 +204,53 @@ def _overlap(simulated: Schedule, job: Job, period: int) -> float | None:
     if job.ranks == 1 or job.sharded:
         return None
     if not job.overlap:
-        return 0.0 if any(task.cause is Cause.COMMUNICATION for task in simulated.tasks) else None
-    first = simulated.tasks[-1].step + 1 - period
+        return 0.0 if any(task.cause is Cause.COMMUNICATION for task in simulation.tasks) else None
+    first_step = simulation.tasks[-1].step + 1 - period
     shares = []
-    for rank, (count, _) in enumerate(training.classes(job)):
-        launched: dict[int, float] = {}
-        computed: dict[int, float] = {}
+    for rank, (count, _) in enumerate(training.rank_classes(job)):
+        launches: dict[int, float] = {}
+        compute_ends: dict[int, float] = {}
         update_starts: dict[int, float] = {}
-        for number, task in enumerate(simulated.tasks):
+        for number, task in enumerate(simulation.tasks):
             step = task.step
-            if step < first:
+            if step < first_step:
                 continue
-            if task.cause is Cause.COMMUNICATION and step not in launched:
-                rank_ends = [simulated.ends[index] for index in task.after if simulated.tasks[index].rank == rank]
-                launched[step] = max(rank_ends, default=simulated.starts[number])
+            if task.cause is Cause.COMMUNICATION and step not in launches:
+                rank_ends = [
+                    simulation.ends[index] for index in task.dependencies if simulation.tasks[index].rank == rank
+                ]
+                launches[step] = max(rank_ends, default=simulation.starts[number])
             elif task.rank == rank and task.cause is Cause.UPDATE:
-                update_starts[step] = simulated.starts[number]
-            elif task.rank == rank and task.cause in (Cause.BACKWARD, Cause.SERVING) and task.name != training.OUT:
-                computed[step] = simulated.ends[number]
-        total = sum(update_starts[step] - launch for step, launch in launched.items())
+                update_starts[step] = simulation.starts[number]
+            elif task.rank == rank and task.cause in (Cause.BACKWARD, Cause.SERVING) and task.name != training.COPY_OUT:
+                compute_ends[step] = simulation.ends[number]
+        total = sum(update_starts[step] - launch for step, launch in launches.items())
         if total > 0:
-            overlapped = sum(max(0.0, computed[step] - launch) for step, launch in launched.items())
-            shares.append((count, min(1.0, overlapped / total)))
+            overlap_seconds = sum(max(0.0, compute_ends[step] - launch) for step, launch in launches.items())
+            shares.append((count, min(1.0, overlap_seconds / total)))
     ranks = sum(count for count, _ in shares)
     return sum(count * share for count, share in shares) / ranks if ranks else None
 
 
-def _along(simulated: Schedule, last: list[list[int]], period: int, step: float) -> dict[str, float]:
+def _critical_path(
+    simulation: Schedule, updates_by_rank: list[list[int]], period: int, step: float
+) -> dict[str, float]:
     """Return the seconds of a step along the critical path, by cause.
 
     The path always ends in the last update, whatever limits the steps. It is therefore evaluated in the middle of all
     steps, where it has reached the limiting tasks.
     """
-    final = max((updates[-1] for updates in last), key=lambda number: simulated.ends[number])
+    final_update = max((updates[-1] for updates in updates_by_rank), key=lambda number: simulation.ends[number])
     window = period * step
-    periods_back = min(len(last[0]) // period // 2, int(simulated.ends[final] / window) - 1 if window else 0)
-    until = simulated.ends[final] - max(0, periods_back) * window
+    periods_back = min(
+        len(updates_by_rank[0]) // period // 2, int(simulation.ends[final_update] / window) - 1 if window else 0
+    )
+    window_end = simulation.ends[final_update] - max(0, periods_back) * window
     parts: dict[str, float] = defaultdict(float)
-    for number in simulated.path(final):
-        seconds = min(simulated.ends[number], until) - max(simulated.starts[number], until - window)
+    for number in simulation.path(final_update):
+        seconds = min(simulation.ends[number], window_end) - max(simulation.starts[number], window_end - window)
         if seconds > 0:
-            parts[str(simulated.tasks[number].cause)] += seconds / period
+            parts[str(simulation.tasks[number].cause)] += seconds / period
     return dict(parts)
 
 
@@ -266,14 +282,16 @@ def worth(work: Work, job: Job) -> list[Worth]:
     current = predict(work, job).step
     gains = []
     for constant in _CONSTANTS:
-        if not _has(constant, work, job):
+        if not _is_present(constant, work, job):
             continue
-        less, half = (current - predict(*_changed(constant, work, job, factor)).step for factor in (0.99, 0.5))
-        gains.append(Worth(constant, max(0.0, less), max(0.0, half)))
+        percent_gain, halved_gain = (
+            current - predict(*_with_constant_scaled(constant, work, job, factor)).step for factor in (0.99, 0.5)
+        )
+        gains.append(Worth(constant, max(0.0, percent_gain), max(0.0, halved_gain)))
     return sorted(gains, key=lambda entry: -entry.if_halved)
 
 
-def _has(constant: str, work: Work, job: Job) -> bool:
+def _is_present(constant: str, work: Work, job: Job) -> bool:
     loader, link = work.input, job.link if job.ranks > 1 else NO_LINK
     return {
         "computation": any(layer.forward or layer.backward for layer in work.layers) or work.other > 0,
@@ -288,7 +306,7 @@ def _has(constant: str, work: Work, job: Job) -> bool:
     }[constant]
 
 
-def _changed(constant: str, work: Work, job: Job, factor: float) -> tuple[Work, Job]:
+def _with_constant_scaled(constant: str, work: Work, job: Job, factor: float) -> tuple[Work, Job]:
     loader, link, slow = work.input, job.link, job.straggler
     inputs: dict[str, Input] = {
         "reading": replace(loader, read=loader.read * factor),

@@ -23,14 +23,14 @@ from xsp.schema import Level
 from xsp.store.iterations import Iteration, iterations
 from xsp.store.trace import Trace
 
-WAITED = "a loader's workers: waiting for data stays as recorded; --loader states its parts"
+LOADER_UNKNOWN = "a loader's workers: waiting for data stays as recorded; --loader states its parts"
 
-UNEQUAL = 0.02
+LARGEST_EXCESS = 0.02
 """Maximum share by which the parts of a step may exceed it without an entry in `unknown`."""
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedStep:
     """The step of a run; durations are seconds."""
 
     name: str
@@ -38,7 +38,7 @@ class Recorded:
     step: float
     """Measured time of the step."""
 
-    ends: tuple[float, float] | None
+    interval: tuple[float, float] | None
     """Ends of the interval of `step`; None if unknown."""
 
     ranks: int
@@ -57,19 +57,19 @@ class Recorded:
     lanes: Mapping[str, Lane] = field(default_factory=dict)
     """The recorded step, for a chart."""
 
-    accumulated: int = 1
+    accumulated_batches: int = 1
     """Batches per update; `work` and `samples` are of one batch, `step` is of all."""
 
     collective_seconds: tuple[float, ...] = ()
     """Duration of the collective of each bucket of the plan in the run; empty if the run has no plan."""
 
-    exposed: float = 0.0
+    exposed_reductions: float = 0.0
     """Reductions of gradients in the run with no work beside them."""
 
-    frozen: int = 0
+    frozen_bytes: int = 0
     """Bytes of parameters without a gradient, if known; else 0."""
 
-    def of_batch(self, batch: int) -> Recorded:
+    def of_batch(self, batch: int) -> RecordedStep:
         """Return the step with another number of samples, as if a sample took the same time in any batch.
 
         Raises:
@@ -83,22 +83,22 @@ class Recorded:
             self, work=self.work.scaled(factor, 1.0, factor), samples=float(batch), unknown=(*self.unknown, note)
         )
 
-    def computing(self, factor: float) -> Recorded:
+    def computing(self, factor: float) -> RecordedStep:
         """Return the step with the time of passes, update and other work multiplied by a factor."""
-        note = f"the device that --compute stands for: all work of a rank is assumed to take {factor:g} times as long"
+        note = f"the device of --compute: all work of a rank is assumed to take {factor:g} times as long"
         work = self.work.scaled(factor, factor)
         return replace(self, work=work, unknown=(*self.unknown, note)) if factor != 1.0 else self
 
-    def with_loader(self, read: float, decode: float, workers: int, source: str | None = None) -> Recorded:
+    def with_loader(self, read: float, decode: float, workers: int, source: str | None = None) -> RecordedStep:
         """Return the step with a loader in place of the recorded wait for data; times are seconds per batch."""
         loader = replace(self.work.input, read=read, decode=decode, workers=workers)
         return replace(
             self, work=replace(self.work, input=loader), sources=(*self.sources, *([source] if source else [])),
-            unknown=tuple(text for text in self.unknown if text != WAITED),
+            unknown=tuple(text for text in self.unknown if text != LOADER_UNKNOWN),
         )  # fmt: skip
 
 
-class Parts(NamedTuple):
+class StepParts(NamedTuple):
     """The parts of a step in seconds, before they are fitted to the time of the step."""
 
     layers: tuple[Layer, ...]
@@ -108,37 +108,43 @@ class Parts(NamedTuple):
     copy: float
 
 
-def loaded(place: str, kind: str | None = None) -> Trace:
+def load_trace(source: str, kind: str | None = None) -> Trace:
     """Return the trace of a run or of a file, for a kind of step that trains if it has one.
 
     Args:
-        place: run directory or file, as in `xsp.load`.
+        source: run directory or file, as in `xsp.load`.
         kind: number or name of a kind of step; default: the kind with the most time, preferring kinds that train.
 
     Raises:
         XspError: as in `xsp.load`.
     """
-    trace = load.load(place, kind=kind)
-    trains = {step_kind.kind for step_kind in trace.run.kinds if step_kind.training}
-    if kind is not None or not trains or trace.kind is None or trace.kind in trains:
+    trace = load.load(source, kind=kind)
+    training_kinds = {step_kind.kind for step_kind in trace.run.kinds if step_kind.training}
+    if kind is not None or not training_kinds or trace.kind is None or trace.kind in training_kinds:
         return trace
     for iteration in iterations(trace.con):
-        if iteration.kind in trains:
+        if iteration.kind in training_kinds:
             with contextlib.suppress(UsageError):  # this kind has no recorded step
-                return load.load(place, kind=iteration.kind)
+                return load.load(source, kind=iteration.kind)
     return trace
 
 
-def of(trace: Trace, stated: int | None = None) -> Recorded:
+def loop_of(trace: Trace) -> Iteration | None:
+    """Return the loop of the trace's rank and kind of step; None if the run has none."""
+    loops = (loop for loop in iterations(trace.con) if (loop.rank, loop.kind) == (trace.rank, trace.kind))
+    return next(loops, None)
+
+
+def of(trace: Trace, stated_bytes: int | None = None) -> RecordedStep:
     """Return the step of a trace.
 
     Args:
         trace: trace of a training program; the figures are those of its lowest rank.
-        stated: bytes of all gradients, for a trace without the sizes of parameters.
+        stated_bytes: bytes of all gradients, for a trace without the sizes of parameters.
 
     Raises:
         AnalysisError: the trace has no backward pass, or the bytes of the gradients are unknown.
-        UsageError: `stated` is given, although the trace has the sizes.
+        UsageError: they are stated, although the trace has the sizes.
     """
     answers = Answers(trace)
     notes: list[str] = []
@@ -153,71 +159,79 @@ def of(trace: Trace, stated: int | None = None) -> Recorded:
         )
         notes.append(f"kind of step: {name}, one of {len(trace.run.kinds)} of the run; --kind selects another")
     on_device = trace.has(Level.KERNEL)
-    loop = next(
-        (
-            iteration
-            for iteration in iterations(trace.con)
-            if (iteration.rank, iteration.kind) == (trace.rank, trace.kind)
-        ),
-        None,
-    )
+    loop = loop_of(trace)
     if on_device:
         device = devicestep.of(trace)
-        step, ends = measured(answers, loop, notes, device.step)
+        step, interval = measured_step(answers, loop, notes, device.step)
         notes += device.sources
         unknown += device.unknown
-        plan, durations, lanes, exposed = device.plan, device.collective_seconds, device.lanes, device.exposed
+        plan, durations, lanes, exposed = (
+            device.plan,
+            device.collective_seconds,
+            device.lanes,
+            device.exposed_reductions,
+        )
         data = loop.data_ns if loop is not None and loop.data_ns else 0.0
-        parts = Parts(device.layers, device.update, device.others, data / 1e9, device.copy)
+        parts = StepParts(device.layers, device.update, device.exposed_other, data / 1e9, device.copy)
     else:
-        step, ends = measured(answers, loop, notes)
+        step, interval = measured_step(answers, loop, notes)
         host = hoststep.of(trace, answers)
         notes += host.sources
         unknown += host.unknown
-        lanes, exposed, batches = host.lanes, host.exposed, host.batches
-        parts = Parts(host.layers, host.update, host.other, host.data, 0.0)
-    layers = parts.layers
-    of_modules = None if plan is not None else gradients.of_modules(trace, layers, unknown)  # a plan has its own layers
-    if stated is not None and (of_modules is not None or plan is not None):
-        raise UsageError(f"{trace.name} has the sizes of its gradients: omit --gradients")
-    if of_modules is not None:
-        layers, plan, durations = of_modules.layers, None, ()
-        notes.append(of_modules.source)
-    elif plan is not None:
-        notes.append("gradients: the all-reduces of the trace, with their sizes")
-    elif stated is not None:
-        layers = gradients.spread(layers, stated)
-        notes.append("gradients: as stated, spread over the backward pass in proportion to time")
+        lanes, exposed, batches = host.lanes, host.exposed_reductions, host.batches
+        parts = StepParts(host.layers, host.update, host.other, host.data, 0.0)
+    gradient_layers, frozen_bytes = parts.layers, 0
+    if plan is None:
+        gradient_layers, frozen_bytes = _with_gradients(trace, parts.layers, stated_bytes, notes, unknown)
+    elif stated_bytes is not None:
+        raise _known_gradients(trace)
     else:
+        notes.append("gradients: the all-reduces of the trace, with their sizes")
+    work = _fit_to_step(parts._replace(layers=gradient_layers), step - exposed, unknown)
+    work, batches = _mean_batch(work, batches, notes, unknown)
+    if parts.data:
+        unknown.append(LOADER_UNKNOWN)
+    samples = loop.samples if loop is not None and loop.samples else trace.run.batch_size
+    if not samples:
+        unknown.append("number of samples of a step")
+    if interval is None:
+        unknown.append("confidence interval of the step: its steps do not give one")
+    return RecordedStep(
+        trace.name, work, step, interval, _ranks(trace),
+        samples / batches if samples else None, plan, tuple(notes), tuple(unknown), lanes, batches,
+        durations, exposed, frozen_bytes,
+    )  # fmt: skip
+
+
+def _with_gradients(
+    trace: Trace, layers: tuple[Layer, ...], stated_bytes: int | None, notes: list[str], unknown: list[str]
+) -> tuple[tuple[Layer, ...], int]:
+    """Return the layers with the gradients of their modules, or as stated, and the bytes of frozen parameters.
+
+    Raises:
+        AnalysisError: the bytes of the gradients are unknown.
+        UsageError: they are stated, although the trace has them.
+    """
+    by_module = gradients.module_gradients(trace, layers, unknown)
+    if by_module is not None:
+        if stated_bytes is not None:
+            raise _known_gradients(trace)
+        notes.append(by_module.source)
+        return by_module.layers, by_module.frozen_bytes
+    if stated_bytes is None:
         raise AnalysisError(
             f"{trace.name!r} has neither the parameters of its modules nor the sizes of its collectives: give the "
             "bytes of all gradients, --gradients 100MB"
         )
-    work = _fitting(parts._replace(layers=layers), step - exposed, unknown)
-    passes = batches
-    work, batches = _of_one_batch(work, passes)
-    if batches < passes:
-        unknown.append(f"how the {passes} batches of an update differ: the step is treated as one batch of their size")
-    if batches > 1:
-        notes.append(
-            f"the run accumulates the gradients of {batches} batches: they are sent in the last one's backward pass, "
-            "as with DistributedDataParallel.no_sync(); without it they are sent in each"
-        )
-    if parts.data:
-        unknown.append(WAITED)
-    samples = loop.samples if loop is not None and loop.samples else trace.run.batch_size
-    if not samples:
-        unknown.append("number of samples of a step")
-    if ends is None:
-        unknown.append("confidence interval of the step: its steps do not give one")
-    return Recorded(
-        trace.name, work, step, ends, _ranks(trace),
-        samples / batches if samples else None, plan, tuple(notes), tuple(unknown), lanes, batches,
-        durations, exposed, of_modules.frozen if of_modules is not None else 0,
-    )  # fmt: skip
+    notes.append("gradients: as stated, spread over the backward pass in proportion to time")
+    return gradients.spread_over_layers(layers, stated_bytes), 0
 
 
-def measured(
+def _known_gradients(trace: Trace) -> UsageError:
+    return UsageError(f"{trace.name} has the sizes of its gradients: omit --gradients")
+
+
+def measured_step(
     answers: Answers, loop: Iteration | None, sources: list[str], device: float | None = None
 ) -> tuple[float, tuple[float, float] | None]:
     """Return the seconds of a step, and the ends of their interval if it is known.
@@ -244,20 +258,23 @@ def measured(
 def _ranks(trace: Trace) -> int:
     """Return the number of ranks: the larger of the world size (or ranks of the run) and the largest group."""
     rank_run = next((run for run in trace.run.each_rank if (run.rank or 0) == trace.rank), trace.run)
-    stated = rank_run.world_size or trace.run.world_size
-    return max(stated or len(trace.run.each_rank), devicestep.group(trace) or 1, 1)
+    stated_ranks = rank_run.world_size or trace.run.world_size
+    return max(stated_ranks or len(trace.run.each_rank), devicestep.largest_group(trace) or 1, 1)
 
 
-def _of_one_batch(work: Work, batches: int) -> tuple[Work, int]:
+def _mean_batch(work: Work, batches: int, notes: list[str], unknown: list[str]) -> tuple[Work, int]:
     """Return the mean batch of a step and the number of batches; the step and 1 if the batches differ in layers."""
+    if batches == 1:
+        return work, 1
     count, remainder = divmod(len(work.layers), batches)
     parts = [work.layers[index * count : (index + 1) * count] for index in range(batches)]
-    if (
-        batches == 1
-        or remainder
-        or any([layer.name for layer in part] != [layer.name for layer in parts[0]] for part in parts)
-    ):
+    if remainder or any([layer.name for layer in part] != [layer.name for layer in parts[0]] for part in parts):
+        unknown.append(f"how the {batches} batches of an update differ: the step is treated as one batch of their size")
         return work, 1
+    notes.append(
+        f"the run accumulates the gradients of {batches} batches: they are sent in the last one's backward pass, "
+        "as with DistributedDataParallel.no_sync(); without it they are sent in each"
+    )
     layers = tuple(
         Layer(
             calls[0].name, sum(layer.forward for layer in calls) / batches,
@@ -269,21 +286,21 @@ def _of_one_batch(work: Work, batches: int) -> tuple[Work, int]:
     return Work(layers, work.update, work.other / batches, loader), batches
 
 
-def _fitting(parts: Parts, step: float, unknown: list[str]) -> Work:
+def _fit_to_step(parts: StepParts, step: float, unknown: list[str]) -> Work:
     """Return the step with a total time: unexplained time becomes other work, and parts that exceed it are scaled."""
-    computing = sum(layer.forward + layer.backward for layer in parts.layers) + parts.update
-    fixed = parts.data + parts.copy
-    room = step - fixed - parts.other
+    compute_seconds = sum(layer.forward + layer.backward for layer in parts.layers) + parts.update
+    fixed_seconds = parts.data + parts.copy
+    available_seconds = step - fixed_seconds - parts.other
     factor, other = 1.0, parts.other
-    if computing + fixed + parts.other > step and computing:
-        factor = max(0.0, room) / computing
-        if factor < 1 - UNEQUAL:
+    if compute_seconds + fixed_seconds + parts.other > step and compute_seconds:
+        factor = max(0.0, available_seconds) / compute_seconds
+        if factor < 1 - LARGEST_EXCESS:
             unknown.append(
                 f"why recorded passes and update take {100 * (1 / factor - 1) if factor else 100:.0f} % more time than "
                 "the step has: they are scaled down in proportion"
             )
     else:
-        other = max(0.0, step - fixed - computing)
+        other = max(0.0, step - fixed_seconds - compute_seconds)
     layers = tuple(
         replace(layer, forward=layer.forward * factor, backward=layer.backward * factor) for layer in parts.layers
     )

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from xsp.predict import chakra, prediction, training
 from xsp.predict.collectives import Link
-from xsp.predict.prediction import Predicted, Worth
-from xsp.predict.recorded import Recorded
+from xsp.predict.prediction import PredictedStep, Worth
+from xsp.predict.recorded import RecordedStep
 from xsp.predict.training import NO_LINK, Job, Work
 
 LIMITS = (
@@ -24,7 +24,7 @@ class Point:
     """The prediction for a number of ranks; durations are seconds."""
 
     ranks: int
-    predicted: Predicted
+    predicted: PredictedStep
     low: float | None
     high: float | None
     """Interval of the step, from that of the recorded step; None if that has none. A link has no interval."""
@@ -40,16 +40,16 @@ class Change(NamedTuple):
     """A requested change: its name, and the step and job with it."""
 
     name: str
-    recorded: Recorded
+    recorded: RecordedStep
     job: Job
 
 
-class Changed(NamedTuple):
+class ChangePrediction(NamedTuple):
     """The prediction with a change on the largest number of ranks."""
 
     name: str
     point: Point
-    faster: float
+    speedup: float
     """Samples per second over those without the change, minus 1."""
 
 
@@ -57,35 +57,35 @@ class Changed(NamedTuple):
 class Scaling:
     """The answer of `xsp predict`."""
 
-    recorded: Recorded
+    recorded: RecordedStep
     job: Job
     points: tuple[Point, ...]
     worth: tuple[Worth, ...]
     """The gain of improving each constant on the largest number of ranks."""
 
-    check: Predicted | None
+    check: PredictedStep | None
     """The prediction for the recorded number of ranks; None if the link has no costs for it."""
 
-    rebuilt: Predicted | None
+    replay: PredictedStep | None
     """The same with the recorded duration of each collective; None if the run lacks them."""
 
-    changed: tuple[Changed, ...]
+    change_predictions: tuple[ChangePrediction, ...]
     """The predictions with changes, in the order of the request."""
 
-    original: Recorded
+    original: RecordedStep
     """The step of the run without any change."""
 
     @property
-    def measured(self) -> float:
+    def measured_step(self) -> float:
         """The measured seconds of the recorded step."""
         return self.original.step
 
 
 def of(
-    recorded: Recorded,
+    recorded: RecordedStep,
     job: Job,
     ranks: Sequence[int],
-    original: Recorded | None = None,
+    original: RecordedStep | None = None,
     changes: Sequence[Change] = (),
 ) -> Scaling:
     """Return the predicted step on each number of ranks.
@@ -98,74 +98,80 @@ def of(
         changes: changes to predict on the largest number of ranks.
     """
     original = original or recorded
-    single_job = replace(job, ranks=1, plan=None, straggler=type(job.straggler)())
-    single = prediction.predict(sharing_cores(recorded, single_job), single_job)
-    points = tuple(_point(recorded, replace(job, ranks=count), single.step) for count in sorted(set(ranks)))
+    single_step = _single_rank_step(recorded, job)
+    points = tuple(_point(recorded, replace(job, ranks=count), single_step) for count in sorted(set(ranks)))
     largest = replace(job, ranks=max(ranks))
-    unchanged = Job(
-        recorded.ranks, job.link, job.algorithm, job.bucket, job.plan, accumulate=original.accumulated,
-        on_link=job.on_link,
+    original_job = Job(
+        recorded.ranks, job.link, job.algorithm, job.bucket, job.plan, accumulate=original.accumulated_batches,
+        ranks_per_link=job.ranks_per_link,
     )  # fmt: skip
-    check = prediction.predict(original.work, unchanged) if _covers(job.link, original.ranks) else None
-    worth = tuple(prediction.worth(sharing_cores(recorded, largest), largest))
-    rebuilt = None
+    check = prediction.predict(original.work, original_job) if _has_cost(job.link, original.ranks) else None
+    worth = tuple(prediction.worth(work_on_shared_cores(recorded, largest), largest))
+    replay = None
     if original.collective_seconds and original.ranks > 1:
-        recorded_job = Job(
+        replay_job = Job(
             original.ranks,
             plan=original.plan,
             collective_seconds=original.collective_seconds,
-            accumulate=original.accumulated,
+            accumulate=original.accumulated_batches,
         )
-        rebuilt = prediction.predict(original.work, recorded_job)
-    changed = tuple(_changed(change, points[-1], job.accumulate) for change in changes)
-    return Scaling(recorded, job, points, worth, check, rebuilt, changed, original)
+        replay = prediction.predict(original.work, replay_job)
+    changed = tuple(_change_prediction(change, points[-1], job.accumulate) for change in changes)
+    return Scaling(recorded, job, points, worth, check, replay, changed, original)
 
 
-def _changed(change: Change, base: Point, batches: int) -> Changed:
+def _single_rank_step(recorded: RecordedStep, job: Job) -> float:
+    """Return the predicted seconds of the step on one rank, without stragglers."""
+    single_job = replace(job, ranks=1, plan=None, straggler=type(job.straggler)())
+    return prediction.predict(work_on_shared_cores(recorded, single_job), single_job).step
+
+
+def _change_prediction(change: Change, base: Point, batches: int) -> ChangePrediction:
     """Return the prediction with a change; `faster` compares samples, as a step of more samples may last longer."""
-    single_job = replace(change.job, ranks=1, plan=None, straggler=type(change.job.straggler)())
-    single = prediction.predict(sharing_cores(change.recorded, single_job), single_job)
-    point = _point(change.recorded, replace(change.job, ranks=base.ranks), single.step)
+    single_step = _single_rank_step(change.recorded, change.job)
+    point = _point(change.recorded, replace(change.job, ranks=base.ranks), single_step)
     if point.samples_per_s and base.samples_per_s:
-        return Changed(change.name, point, point.samples_per_s / base.samples_per_s - 1)
+        return ChangePrediction(change.name, point, point.samples_per_s / base.samples_per_s - 1)
     steps = base.predicted.step / point.predicted.step if point.predicted.step else 1.0
-    return Changed(change.name, point, steps * change.job.accumulate / batches - 1)
+    return ChangePrediction(change.name, point, steps * change.job.accumulate / batches - 1)
 
 
-def to_chakra(found: Scaling, folder: Path) -> int:
+def to_chakra(answer: Scaling, folder: Path) -> int:
     """Write the step on the largest number of ranks as execution traces; return their number (see `chakra.write`)."""
-    job = found.points[-1].predicted.job
-    step = prediction.predict(sharing_cores(found.recorded, job), job, fine=True)
-    arrivals = found.recorded.work.arrivals
-    plan = training.plan_of(found.recorded.work, job) if job.ranks > 1 else ()
+    job = answer.points[-1].predicted.job
+    step = prediction.predict(work_on_shared_cores(answer.recorded, job), job, per_layer=True)
+    arrivals = answer.recorded.work.arrivals
+    plan = training.plan_of(answer.recorded.work, job) if job.ranks > 1 else ()
     return chakra.write(step, [sum(arrivals[index] for index in bucket) for bucket in plan], folder)
 
 
-def sharing_cores(recorded: Recorded, job: Job) -> Work:
+def work_on_shared_cores(recorded: RecordedStep, job: Job) -> Work:
     """Return the step of a rank that shares cores with the others, if the link was measured on shared cores.
 
     The recorded step already includes the slowdown of the recorded number of ranks.
     """
-    measured = job.link.measured
-    if measured is None:
+    curves = job.link.curves
+    if curves is None:
         return recorded.work
-    target, source = measured.at(job.ranks), measured.at(recorded.ranks)
-    return recorded.work.scaled(computing=target.computing / source.computing, update=target.copying / source.copying)
+    target, source = curves.sharing_at(job.ranks), curves.sharing_at(recorded.ranks)
+    return recorded.work.scaled(
+        computing=target.compute_factor / source.compute_factor, update=target.copy_factor / source.copy_factor
+    )
 
 
-def _covers(link: Link, ranks: int) -> bool:
+def _has_cost(link: Link, ranks: int) -> bool:
     """Return whether a link has the cost of collectives for a number of ranks."""
-    return ranks == 1 or (link is not NO_LINK if link.measured is None else link.measured.covers("all_reduce", ranks))
+    return ranks == 1 or (link is not NO_LINK if link.curves is None else link.curves.has_curve("all_reduce", ranks))
 
 
-def _point(recorded: Recorded, job: Job, single_step: float) -> Point:
-    work = sharing_cores(recorded, job)
+def _point(recorded: RecordedStep, job: Job, single_step: float) -> Point:
+    work = work_on_shared_cores(recorded, job)
     predicted = prediction.predict(work, job)
     low = high = None
-    if recorded.ends is not None and recorded.step:
+    if recorded.interval is not None and recorded.step:
         shorter, longer = (
             prediction.predict(work.scaled(factor, factor, factor), job).step
-            for factor in (max(0.0, end) / recorded.step for end in recorded.ends)
+            for factor in (max(0.0, end) / recorded.step for end in recorded.interval)
         )
         low, high = min(shorter, predicted.step), max(longer, predicted.step)
     samples = recorded.samples * job.ranks * job.accumulate if recorded.samples else None

@@ -43,10 +43,10 @@ class Task(NamedTuple):
     name: str
     cause: Cause
     seconds: float
-    on: tuple[str, ...]
-    """Resources that the task holds while it runs."""
+    resources: tuple[str, ...]
+    """Resources that the task occupies while it runs."""
 
-    after: tuple[int, ...]
+    dependencies: tuple[int, ...]
     """Indices of the tasks that must end first; smaller than the index of the task."""
 
     rank: int = 0
@@ -61,24 +61,24 @@ class Schedule(NamedTuple):
     tasks: Sequence[Task]
     starts: list[float]
     ends: list[float]
-    because: list[int]
+    blockers: list[int]
     """For each task, the index of the task whose end allowed it to begin; -1 if it waited for none."""
 
-    def path(self, last: int) -> Iterator[int]:
+    def path(self, task: int) -> Iterator[int]:
         """Yield the critical path to a task, from last to first: each task ends when the one yielded before begins."""
-        while last >= 0:
-            yield last
-            last = self.because[last]
+        while task >= 0:
+            yield task
+            task = self.blockers[task]
 
 
-def seconds(value: float, what: str) -> float:
+def check_duration(value: float, label: str) -> float:
     """Check a duration, and return it.
 
     Raises:
         UsageError: the duration is negative or not finite.
     """
     if not (math.isfinite(value) and value >= 0):
-        raise UsageError(f"{what} is {value}: it must be a finite number, and not negative")
+        raise UsageError(f"{label} is {value}: it must be a finite number, and not negative")
     return float(value)
 
 
@@ -86,64 +86,66 @@ def simulate(tasks: Sequence[Task]) -> Schedule:
     """Return start and end of each task.
 
     Args:
-        tasks: the tasks, each behind the tasks that it waits for.
+        tasks: the tasks, each after the tasks that it waits for.
 
     Raises:
         UsageError: a duration is negative or not finite, or a task waits for itself or a later one.
     """
     count = len(tasks)
-    waiting = [len(task.after) for task in tasks]
-    waiters: list[list[int]] = [[] for _ in range(count)]
+    dependency_counts = [len(task.dependencies) for task in tasks]
+    dependents: list[list[int]] = [[] for _ in range(count)]
     for number, task in enumerate(tasks):
         if not (math.isfinite(task.seconds) and task.seconds >= 0):
             raise UsageError(f"{task.name} takes {task.seconds} s: it must be a finite number, and not negative")
-        for dependency in task.after:
+        for dependency in task.dependencies:
             if not 0 <= dependency < number:
                 raise UsageError(f"{task.name} waits for itself or for a later task")
-            waiters[dependency].append(number)
-    starts, ends, because = [0.0] * count, [0.0] * count, [-1] * count
-    free: dict[str, float] = {}
-    user: dict[str, int] = {}
-    ready = [(0.0, number) for number in range(count) if not waiting[number]]
-    heapq.heapify(ready)
-    while ready:
-        ready_at, number = heapq.heappop(ready)
+            dependents[dependency].append(number)
+    starts, ends, blockers = [0.0] * count, [0.0] * count, [-1] * count
+    free_times: dict[str, float] = {}
+    last_tasks: dict[str, int] = {}
+    ready_tasks = [(0.0, number) for number in range(count) if not dependency_counts[number]]
+    heapq.heapify(ready_tasks)
+    while ready_tasks:
+        ready_time, number = heapq.heappop(ready_tasks)
         task = tasks[number]
-        start = ready_at
-        for name in task.on:
-            if free.get(name, 0.0) > start:
-                start, because[number] = free[name], user[name]
+        start = ready_time
+        for name in task.resources:
+            if free_times.get(name, 0.0) > start:
+                start, blockers[number] = free_times[name], last_tasks[name]
         starts[number], ends[number] = start, start + task.seconds
-        for name in task.on:
-            free[name], user[name] = ends[number], number
-        for follower in waiters[number]:
-            waiting[follower] -= 1
-            if not waiting[follower]:
-                latest = max(tasks[follower].after, key=lambda index: ends[index])
-                because[follower] = latest
-                heapq.heappush(ready, (ends[latest], follower))
-    return Schedule(tasks, starts, ends, because)
+        for name in task.resources:
+            free_times[name], last_tasks[name] = ends[number], number
+        for dependent in dependents[number]:
+            dependency_counts[dependent] -= 1
+            if not dependency_counts[dependent]:
+                latest = max(tasks[dependent].dependencies, key=lambda index: ends[index])
+                blockers[dependent] = latest
+                heapq.heappush(ready_tasks, (ends[latest], dependent))
+    return Schedule(tasks, starts, ends, blockers)
 
 
 MOST_PERIOD = 24
 """Maximum period of a steady state in steps, for example with that many workers."""
 
 
-def steady(ends: Sequence[float], least: int = 0) -> tuple[int, float] | None:
+def find_period(step_ends: Sequence[float], minimum: int = 0) -> tuple[int, float] | None:
     """Return the period of a steady state in steps, and the time of one step.
 
     Args:
-        ends: ends of the steps, in order.
-        least: minimum number of repeating steps: several rounds of the workers, since in the first all deliver at once.
+        step_ends: ends of the steps, in order.
+        minimum: minimum number of repeating steps: several rounds of the workers, which deliver at once in the first.
 
     Returns:
         None if the last steps are not periodic.
     """
-    durations = [after - before for before, after in itertools.pairwise(ends)]
+    durations = [after - before for before, after in itertools.pairwise(step_ends)]
     tolerance = 1e-9 * max(durations, default=0.0)
     for period in range(1, min(MOST_PERIOD, len(durations) // 3) + 1):
-        last = durations[-max(3 * period, least) :]
-        pairs = zip(last, last[period:], strict=False)
-        if len(durations) > least and all(abs(first - second) <= tolerance for first, second in pairs):
-            return period, sum(last[-period:]) / period
+        last_durations = durations[-max(3 * period, minimum) :]
+        pairs = zip(last_durations, last_durations[period:], strict=False)
+        if len(durations) > minimum and all(
+            abs(duration - later_duration) <= tolerance for duration, later_duration in pairs
+        ):
+            return period, sum(last_durations[-period:]) / period
     return None

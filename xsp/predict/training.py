@@ -4,8 +4,8 @@ After Shi, Chu and Li (arXiv 1805.03812): read → decode → copy → forward 1
 communicated as they arrive, and the input of the next step is loaded concurrently. Extensions are buckets,
 accumulation, sharding, loaders with several workers on one disk, and ranks that are slower than others.
 
-Ranks that do the same at the same times are one class of ranks, so a job of 1,000 ranks has no more tasks than one of
-two. Times are seconds, sizes are bytes.
+Ranks with the same tasks at the same times form one class, so a job of 1,000 ranks has no more tasks than one of two.
+Times are seconds, sizes are bytes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from xsp.errors import UsageError
 from xsp.predict import buckets, collectives
 from xsp.predict.buckets import Buckets
 from xsp.predict.collectives import Algorithm, Link
-from xsp.predict.schedule import Cause, Task, seconds
+from xsp.predict.schedule import Cause, Task, check_duration
 
-ALL = -1
+ALL_RANKS = -1
 """The rank of a task that all ranks do together."""
 
-OUT = "out of the buckets"
+COPY_OUT = "out of the buckets"
 """The task that copies gradients back, on ranks that share cores."""
 
 NO_LINK = Link("none", 0.0, 0.0, source="one rank communicates with nobody")
@@ -87,14 +87,14 @@ class Work:
         if not self.layers:
             raise UsageError("a step without layers has nothing to predict")
         for layer in self.layers:
-            seconds(layer.forward, f"forward of {layer.name}")
-            seconds(layer.backward, f"backward of {layer.name}")
+            check_duration(layer.forward, f"forward of {layer.name}")
+            check_duration(layer.backward, f"backward of {layer.name}")
             if any(size < 0 for size in layer.gradients):
                 raise UsageError(f"{layer.name} has a gradient of negative size")
         loader = self.input
-        for value, what in ((self.update, "update"), (self.other, "other work"), (loader.read, "reading"),
+        for value, label in ((self.update, "update"), (self.other, "other work"), (loader.read, "reading"),
                             (loader.decode, "decoding"), (loader.copy, "copying")):  # fmt: skip
-            seconds(value, what)
+            check_duration(value, label)
         if loader.workers < 0 or (loader.prefetch_limit is not None and loader.prefetch_limit < 1):
             raise UsageError("a loader must have 0 or more workers, and hold at least one batch")
 
@@ -110,11 +110,13 @@ class Work:
             for layer in self.layers
         )
         loader = self.input
-        loaded = replace(loader, read=loader.read * loading, decode=loader.decode * loading, copy=loader.copy * loading)
-        return Work(layers, self.update * update, self.other * computing, loaded)
+        scaled_input = replace(
+            loader, read=loader.read * loading, decode=loader.decode * loading, copy=loader.copy * loading
+        )
+        return Work(layers, self.update * update, self.other * computing, scaled_input)
 
 
-class Slow(str, enum.Enum):
+class SlowRanks(str, enum.Enum):
     """Which ranks are slow, and when. In all cases but the first, all ranks have the same mean."""
 
     ONE = "one"  # one rank, always
@@ -130,11 +132,11 @@ class Straggler:
     """Ranks whose computation takes longer in some steps."""
 
     factor: float = 1.0
-    who: Slow = Slow.ONE
+    slow_ranks: SlowRanks = SlowRanks.ONE
 
     def __post_init__(self) -> None:
         """Reject an invalid factor."""
-        if not seconds(self.factor, "the factor of a straggler"):
+        if not check_duration(self.factor, "the factor of a straggler"):
             raise UsageError("with a factor of 0 a rank would take no time; give one above 0, such as 1.3")
 
 
@@ -158,13 +160,13 @@ class Job:
     """Batches per update; gradients are sent in the last backward pass only."""
 
     sharded: bool = False
-    """Whether each rank keeps only its share of the parameters, and gathers them before each pass."""
+    """Whether each rank stores only its share of the parameters, and gathers them before each pass."""
 
     straggler: Straggler = field(default_factory=Straggler)
-    on_link: int = 1
+    ranks_per_link: int = 1
     """Number of ranks that share a link."""
 
-    on_disk: int = 1
+    ranks_per_disk: int = 1
     """Number of ranks that share a disk."""
 
     compress: float = 1.0
@@ -176,40 +178,40 @@ class Job:
     def __post_init__(self) -> None:
         """Reject an invalid job."""
         collectives.all_reduce(Algorithm.RING, self.link, self.ranks)
-        if min(self.accumulate, self.on_link, self.on_disk) < 1:
+        if min(self.accumulate, self.ranks_per_link, self.ranks_per_disk) < 1:
             raise UsageError("batches per update, and ranks per link and per disk, must be 1 or more")
-        if not 0 < seconds(self.compress, "the compression of gradients") < 1e6:
+        if not 0 < check_duration(self.compress, "the compression of gradients") < 1e6:
             raise UsageError("gradients must be compressed by a factor above 0, such as 2: 16 bits instead of 32")
         if self.collective_seconds and (
             self.sharded or self.plan is None or len(self.collective_seconds) != len(self.plan)
         ):
             raise UsageError("durations of all-reduces need a plan of buckets, and one for each of its buckets")
         for duration in self.collective_seconds:
-            seconds(duration, "an all-reduce")
+            check_duration(duration, "an all-reduce")
 
 
-class Class(NamedTuple):
-    """Ranks that do the same at the same times."""
+class RankClass(NamedTuple):
+    """Ranks with the same tasks at the same times."""
 
     ranks: int
     factors: tuple[float, ...]
     """Factors of the time of computation, step by step; they repeat from the first one after the last."""
 
 
-def classes(job: Job) -> tuple[Class, ...]:
-    """Return the classes of ranks of a job; `Slow.TOGETHER` needs one class, see `xsp.predict.prediction`."""
-    slow, who = job.straggler.factor, job.straggler.who
-    if slow == 1.0 or who is Slow.TOGETHER:
-        return (Class(job.ranks, (1.0,)),)
+def rank_classes(job: Job) -> tuple[RankClass, ...]:
+    """Return the classes of ranks of a job; `SlowRanks.TOGETHER` needs one class, see `xsp.predict.prediction`."""
+    slow_factor, slow_ranks = job.straggler.factor, job.straggler.slow_ranks
+    if slow_factor == 1.0 or slow_ranks is SlowRanks.TOGETHER:
+        return (RankClass(job.ranks, (1.0,)),)
     if job.ranks == 1:
-        return (Class(1, (slow,)),)
-    if who is Slow.ONE:
-        return (Class(job.ranks - 1, (1.0,)), Class(1, (slow,)))
-    turns = (Class(1, (slow, 1.0)), Class(1, (1.0, slow)))
-    return turns if job.ranks == 2 else (Class(job.ranks - 2, (1.0,)), *turns)
+        return (RankClass(1, (slow_factor,)),)
+    if slow_ranks is SlowRanks.ONE:
+        return (RankClass(job.ranks - 1, (1.0,)), RankClass(1, (slow_factor,)))
+    turns = (RankClass(1, (slow_factor, 1.0)), RankClass(1, (1.0, slow_factor)))
+    return turns if job.ranks == 2 else (RankClass(job.ranks - 2, (1.0,)), *turns)
 
 
-def sent_bytes(size: int, job: Job) -> int:
+def compressed_bytes(size: int, job: Job) -> int:
     """Return the communicated bytes of a bucket of gradients."""
     return round(size / job.compress)
 
@@ -217,186 +219,208 @@ def sent_bytes(size: int, job: Job) -> int:
 def plan_of(work: Work, job: Job) -> Buckets:
     """Return the buckets of gradients, as indices into `Work.arrivals`."""
     if job.plan is None:
-        return buckets.of_ddp(work.arrivals, job.bucket)
+        return buckets.ddp_buckets(work.arrivals, job.bucket)
     if tuple(itertools.chain(*job.plan)) != tuple(range(len(work.arrivals))) or not all(job.plan):
         raise UsageError("a plan of buckets must have each gradient once, in the order of arrival")
     return job.plan
 
 
-def tasks(work: Work, job: Job, steps: int, *, fine: bool = True) -> list[Task]:
+def tasks(work: Work, job: Job, steps: int, *, per_layer: bool = True) -> list[Task]:
     """Return the tasks of consecutive steps.
 
     Args:
         work: work of one rank in a step with one batch.
         job: distribution of the step.
         steps: number of steps.
-        fine: create a task for each layer and pass; else one for each stretch of layers without a task that waits for
-            one of them, which takes the same time.
+        per_layer: create a task for each layer and pass; else one for each stretch of layers up to the next
+            collective, which takes the same time.
     """
-    return _Builder(work, job, fine).all(steps)
+    return _TaskBuilder(work, job, per_layer).build(steps)
 
 
-class _Builder:
+class _TaskBuilder:
     """A builder of the list of tasks."""
 
-    def __init__(self, work: Work, job: Job, fine: bool) -> None:
+    def __init__(self, work: Work, job: Job, per_layer: bool) -> None:
         self.work, self.job = work, job
-        self.rank_classes = classes(job)
+        self.rank_classes = rank_classes(job)
         self.plan = plan_of(work, job) if job.ranks > 1 else ()
         self.sizes = [sum(work.arrivals[index] for index in bucket) for bucket in self.plan]
-        self.link = job.link.shared(min(job.on_link, job.ranks))
-        measured = job.link.measured
-        self.sharing = measured.at(job.ranks) if measured is not None and job.ranks > 1 else None
-        self.buckets_of, self.full_at = _buckets_by_layer(work, self.plan)
+        self.link = job.link.shared_by(min(job.ranks_per_link, job.ranks))
+        curves = job.link.curves
+        self.sharing = curves.sharing_at(job.ranks) if curves is not None and job.ranks > 1 else None
+        self.layer_buckets, self.full_buckets = _buckets_by_layer(work, self.plan)
         numbers = range(len(work.layers))
-        self.forward = [[number] for number in numbers] if fine or job.sharded else [list(numbers)]
-        self.backward = self._backward(fine or job.sharded)
+        self.forward = [[number] for number in numbers] if per_layer or job.sharded else [list(numbers)]
+        self.backward = self._backward_stretches(per_layer or job.sharded)
         self.tasks: list[Task] = []
         count = len(self.rank_classes)
-        self.computed: list[list[int]] = [[] for _ in range(count)]  # tasks that the next task of the stream waits for
-        self.decoded: list[list[int]] = [[] for _ in range(count)]
-        self.copied: list[list[int]] = [[] for _ in range(count)]
-        self.sent: list[int] = []
-        self.ahead = self.clock = self.channel = 0.0
+        # tasks that the next task of the stream waits for
+        self.compute_tails: list[list[int]] = [[] for _ in range(count)]
+        self.decode_tasks: list[list[int]] = [[] for _ in range(count)]
+        self.copy_tasks: list[list[int]] = [[] for _ in range(count)]
+        self.reductions: list[int] = []
+        self.remaining_backward = self.clock = self.channel_end = 0.0
 
-    def _backward(self, fine: bool) -> list[list[int]]:
-        """Return the layers of the backward pass by task; unless `fine`, a task ends where a bucket is full."""
+    def _backward_stretches(self, per_layer: bool) -> list[list[int]]:
+        """Return the layers of the backward pass by task; unless `per_layer`, a task ends where a bucket is full."""
         stretches: list[list[int]] = [[]]
         for number in range(len(self.work.layers) - 1, -1, -1):
             stretches[-1].append(number)
-            if number and (fine or self.full_at[number]):
+            if number and (per_layer or self.full_buckets[number]):
                 stretches.append([])
         return stretches
 
-    def all(self, steps: int) -> list[Task]:
+    def build(self, steps: int) -> list[Task]:
         for step in range(steps):
             for part in range(self.job.accumulate):
-                self._part(step, part)
-            self._update(step)
+                self._append_batch(step, part)
+            self._append_update(step)
         return self.tasks
 
-    def _put(
-        self, name: str, cause: Cause, duration: float, on: Sequence[str], after: Sequence[int], rank: int, step: int
-    ) -> int:
-        self.tasks.append(Task(name, cause, duration, tuple(on), tuple(dict.fromkeys(after)), rank, step))
+    def _append(
+        self, name: str, cause: Cause, duration: float, resources: Sequence[str], dependencies: Sequence[int],
+        rank: int, step: int,
+    ) -> int:  # fmt: skip
+        self.tasks.append(Task(name, cause, duration, tuple(resources), tuple(dict.fromkeys(dependencies)), rank, step))
         return len(self.tasks) - 1
 
-    def _compute(self, name: str, cause: Cause, duration: float, after: Sequence[int], rank: int, step: int) -> int:
+    def _append_compute(
+        self, name: str, cause: Cause, duration: float, dependencies: Sequence[int], rank: int, step: int
+    ) -> int:
         """Append a task after the last one of the compute stream, and return its index."""
         factor = 1.0 if cause in (Cause.INPUT, Cause.COPY) else self._factor(rank, step)
-        on = [f"compute {rank}"] + ([f"storage {rank}"] if cause is Cause.INPUT else [])
-        number = self._put(name, cause, duration * factor, on, [*self.computed[rank], *after], rank, step)
-        self.computed[rank] = [number]
+        resources = [f"compute {rank}"] + ([f"storage {rank}"] if cause is Cause.INPUT else [])
+        number = self._append(
+            name, cause, duration * factor, resources, [*self.compute_tails[rank], *dependencies], rank, step
+        )
+        self.compute_tails[rank] = [number]
         return number
 
     def _factor(self, rank: int, step: int) -> float:
         factors = self.rank_classes[rank].factors
         return factors[step % len(factors)]
 
-    def _part(self, step: int, part: int) -> None:
+    def _append_batch(self, step: int, part: int) -> None:
         """Append the input, the forward and the backward pass of one batch."""
         ranks = range(len(self.rank_classes))
         for rank in ranks:
-            self._input(rank, step)
+            self._append_input(rank, step)
             if self.work.other:
-                self._compute("other", Cause.OTHER, self.work.other, (), rank, step)
-        self._pass(step, self.forward, Cause.FORWARD)
-        self._pass(step, self.backward, Cause.BACKWARD, last=part == self.job.accumulate - 1)
+                self._append_compute("other", Cause.OTHER, self.work.other, (), rank, step)
+        self._append_pass(step, self.forward, Cause.FORWARD)
+        self._append_pass(step, self.backward, Cause.BACKWARD, is_last=part == self.job.accumulate - 1)
 
-    def _input(self, rank: int, step: int) -> None:
+    def _append_input(self, rank: int, step: int) -> None:
         loader = self.work.input
-        read = loader.read * min(self.job.on_disk, self.job.ranks)
-        index = len(self.decoded[rank])
+        read = loader.read * min(self.job.ranks_per_disk, self.job.ranks)
+        index = len(self.decode_tasks[rank])
         if loader.workers:
-            after = (
-                self.decoded[rank][index - loader.workers : index - loader.workers + 1]
+            dependencies = (
+                self.decode_tasks[rank][index - loader.workers : index - loader.workers + 1]
                 if index >= loader.workers
                 else []
             )
             limit = loader.prefetch_limit or 2 * loader.workers
-            after = [*after, *(self.copied[rank][index - limit : index - limit + 1] if index >= limit else [])]
+            dependencies = [
+                *dependencies,
+                *(self.copy_tasks[rank][index - limit : index - limit + 1] if index >= limit else []),
+            ]
             worker = f"worker {rank}.{index % loader.workers}"
-            loaded = self._put("read", Cause.INPUT, read, (worker, f"storage {rank}"), after, rank, step)
-            loaded = self._put("decode", Cause.INPUT, loader.decode, (worker,), [loaded], rank, step)
+            load_task = self._append("read", Cause.INPUT, read, (worker, f"storage {rank}"), dependencies, rank, step)
+            load_task = self._append("decode", Cause.INPUT, loader.decode, (worker,), [load_task], rank, step)
         elif read + loader.decode:
-            loaded = self._compute("read, decode", Cause.INPUT, read + loader.decode, (), rank, step)
+            load_task = self._append_compute("read, decode", Cause.INPUT, read + loader.decode, (), rank, step)
         else:
-            loaded = -1
-        self.decoded[rank].append(loaded)
+            load_task = -1
+        self.decode_tasks[rank].append(load_task)
         if loader.copy_ahead:
-            after = [] if loaded < 0 else [loaded]
-            copied = self._put("copy", Cause.COPY, loader.copy, (f"copy {rank}",), after, rank, step)
-            self.computed[rank].append(copied)
+            dependencies = [] if load_task < 0 else [load_task]
+            copy_task = self._append("copy", Cause.COPY, loader.copy, (f"copy {rank}",), dependencies, rank, step)
+            self.compute_tails[rank].append(copy_task)
         elif loader.copy or loader.workers:
-            copied = self._compute("copy", Cause.COPY, loader.copy, [] if loaded < 0 else [loaded], rank, step)
+            copy_task = self._append_compute(
+                "copy", Cause.COPY, loader.copy, [] if load_task < 0 else [load_task], rank, step
+            )
         else:
-            copied = loaded
-        self.copied[rank].append(copied)
+            copy_task = load_task
+        self.copy_tasks[rank].append(copy_task)
 
-    def _pass(self, step: int, stretches: list[list[int]], cause: Cause, *, last: bool = False) -> None:
+    def _append_pass(self, step: int, stretches: list[list[int]], cause: Cause, *, is_last: bool = False) -> None:
         """Append the layers of a pass, with the collectives that gather their parameters and send their gradients.
 
         Parameters are gathered one bucket ahead: the next bucket arrives during computation with the current one.
         """
-        gathered: dict[int, int] = {}
+        gather_tasks: dict[int, int] = {}
         last_tasks: dict[int, list[int]] = {}  # bucket → the last tasks that computed with it
-        previous = [number for stream in self.computed for number in stream]
-        computed = previous
-        self.ahead = sum(self.work.layers[number].backward for stretch in stretches for number in stretch)
-        self.clock = self.channel = 0.0
+        previous_tasks = [number for stream in self.compute_tails for number in stream]
+        stretch_tasks = previous_tasks
+        self.remaining_backward = sum(self.work.layers[number].backward for stretch in stretches for number in stretch)
+        self.clock = self.channel_end = 0.0
         for stretch in stretches:
             layers = [self.work.layers[number] for number in stretch]
             if self.job.sharded:
-                needed = {bucket for number in stretch for bucket in self.buckets_of[number]}
-                for bucket in sorted(needed - set(gathered), reverse=cause is Cause.FORWARD):
-                    limit = last_tasks.get(list(gathered)[-2], previous) if len(gathered) > 1 else previous
-                    gathered[bucket] = self._collective("all-gather", bucket, limit, step)
+                required_buckets = {bucket for number in stretch for bucket in self.layer_buckets[number]}
+                for bucket in sorted(required_buckets - set(gather_tasks), reverse=cause is Cause.FORWARD):
+                    gate_tasks = previous_tasks
+                    if len(gather_tasks) > 1:
+                        gate_tasks = last_tasks.get(list(gather_tasks)[-2], previous_tasks)
+                    gather_tasks[bucket] = self._append_collective("all-gather", bucket, gate_tasks, step)
             dependencies = [
-                gathered[bucket] for number in stretch for bucket in self.buckets_of[number] if bucket in gathered
+                gather_tasks[bucket]
+                for number in stretch
+                for bucket in self.layer_buckets[number]
+                if bucket in gather_tasks
             ]
             duration = sum(layer.forward if cause is Cause.FORWARD else layer.backward for layer in layers)
             name = f"{cause} {layers[0].name}" + (f" … {layers[-1].name}" if len(layers) > 1 else "")
-            computed = [
-                self._compute(name, cause, duration, dependencies, rank, step) for rank in range(len(self.rank_classes))
+            stretch_tasks = [
+                self._append_compute(name, cause, duration, dependencies, rank, step)
+                for rank in range(len(self.rank_classes))
             ]
-            self.ahead, self.clock = self.ahead - duration, self.clock + duration
+            self.remaining_backward, self.clock = self.remaining_backward - duration, self.clock + duration
             for number in stretch:
-                last_tasks |= dict.fromkeys(self.buckets_of[number], computed)
-                if last and self.job.overlap:
-                    for bucket in self.full_at[number]:
-                        self._reduce(bucket, computed, step)
-        if last and not self.job.overlap:
+                last_tasks |= dict.fromkeys(self.layer_buckets[number], stretch_tasks)
+                if is_last and self.job.overlap:
+                    for bucket in self.full_buckets[number]:
+                        self._append_reduction(bucket, stretch_tasks, step)
+        if is_last and not self.job.overlap:
             for bucket in range(len(self.plan)):
-                self._reduce(bucket, computed, step)
+                self._append_reduction(bucket, stretch_tasks, step)
 
-    def _reduce(self, bucket: int, after: Sequence[int], step: int) -> None:
+    def _append_reduction(self, bucket: int, dependencies: Sequence[int], step: int) -> None:
         """Append the collective of a bucket after those of the previous buckets.
 
         On shared cores the gradients are copied into the bucket, and both the collective and concurrent computation
-        take longer, by `Sharing.lost` of the time in which both would run.
+        take longer, by `Sharing.overlap_loss` of the time in which both would run.
         """
         collective = "reduce-scatter" if self.job.sharded else "all-reduce"
         slowdown = 0.0
-        shared = self.sharing
+        sharing = self.sharing
         ranks = range(len(self.rank_classes))
-        if shared is not None:
-            duration = shared.copy_per_byte * self.sizes[bucket]
-            after = [self._compute(f"bucket {bucket}", Cause.SERVING, duration, after, rank, step) for rank in ranks]
+        if sharing is not None:
+            duration = sharing.copy_per_byte * self.sizes[bucket]
+            dependencies = [
+                self._append_compute(f"bucket {bucket}", Cause.SERVING, duration, dependencies, rank, step)
+                for rank in ranks
+            ]
             slowdown = (
-                shared.lost * self._overlapped(duration, self._seconds(collective, bucket)) if self.job.overlap else 0.0
+                sharing.overlap_loss * self._overlap_seconds(duration, self._seconds(collective, bucket))
+                if self.job.overlap
+                else 0.0
             )
-            self.clock, self.channel = self.clock + slowdown, self.channel + slowdown
-        self.sent.append(self._collective(collective, bucket, after, step, slowdown))
+            self.clock, self.channel_end = self.clock + slowdown, self.channel_end + slowdown
+        self.reductions.append(self._append_collective(collective, bucket, dependencies, step, slowdown))
         if slowdown:
             for rank in ranks:
-                self._compute(f"beside {collective} {bucket}", Cause.SERVING, slowdown, (), rank, step)
+                self._append_compute(f"beside {collective} {bucket}", Cause.SERVING, slowdown, (), rank, step)
 
-    def _overlapped(self, copied: float, sent: float) -> float:
+    def _overlap_seconds(self, copy_seconds: float, collective_seconds: float) -> float:
         """Return the seconds of a collective that overlap with layers of the backward pass, and advance the channel."""
-        self.clock += copied
-        start = max(self.clock, self.channel)
-        self.channel = start + sent
-        return max(0.0, min(sent, self.ahead - (start - self.clock)))
+        self.clock += copy_seconds
+        start = max(self.clock, self.channel_end)
+        self.channel_end = start + collective_seconds
+        return max(0.0, min(collective_seconds, self.remaining_backward - (start - self.clock)))
 
     def _seconds(self, collective: str, bucket: int) -> float:
         if self.job.collective_seconds:
@@ -404,38 +428,42 @@ class _Builder:
         size, ranks = self.sizes[bucket], self.job.ranks
         if collective == "all-gather":
             return collectives.gather_seconds(self.link, ranks, size)
-        size = sent_bytes(size, self.job)
+        size = compressed_bytes(size, self.job)
         if collective == "reduce-scatter":
             return collectives.scatter_seconds(self.link, ranks, size)
         return collectives.all_reduce_seconds(self.job.algorithm, self.link, ranks, size)
 
-    def _collective(self, collective: str, bucket: int, after: Sequence[int], step: int, extra: float = 0.0) -> int:
-        duration = self._seconds(collective, bucket) + extra
+    def _append_collective(
+        self, collective: str, bucket: int, dependencies: Sequence[int], step: int, extra_seconds: float = 0.0
+    ) -> int:
+        duration = self._seconds(collective, bucket) + extra_seconds
         if collective == "all-reduce":
-            after = [*after, *self.sent[-1:]]
-        return self._put(f"{collective} {bucket}", Cause.COMMUNICATION, duration, ("channel",), after, ALL, step)
+            dependencies = [*dependencies, *self.reductions[-1:]]
+        return self._append(
+            f"{collective} {bucket}", Cause.COMMUNICATION, duration, ("channel",), dependencies, ALL_RANKS, step
+        )
 
-    def _update(self, step: int) -> None:
+    def _append_update(self, step: int) -> None:
         duration = self.work.update / (self.job.ranks if self.job.sharded else 1)
         for rank in range(len(self.rank_classes)):
-            after: Sequence[int] = self.sent
-            if self.sharing is not None and self.sent:
+            dependencies: Sequence[int] = self.reductions
+            if self.sharing is not None and self.reductions:
                 copy_back = self.sharing.copy_per_byte * sum(self.sizes)
-                after = [self._compute(OUT, Cause.SERVING, copy_back, self.sent, rank, step)]
-            self._compute("update", Cause.UPDATE, duration, after, rank, step)
-        self.sent = []
+                dependencies = [self._append_compute(COPY_OUT, Cause.SERVING, copy_back, self.reductions, rank, step)]
+            self._append_compute("update", Cause.UPDATE, duration, dependencies, rank, step)
+        self.reductions = []
 
 
 def _buckets_by_layer(work: Work, plan: Buckets) -> tuple[list[list[int]], list[list[int]]]:
     """Return, for each layer, the buckets with its gradients, and the buckets that are full at its end."""
-    bucket_of = {place: number for number, bucket in enumerate(plan) for place in bucket}
-    last = {bucket[-1]: number for number, bucket in enumerate(plan)}
-    holding: list[list[int]] = [[] for _ in work.layers]
-    full: list[list[int]] = [[] for _ in work.layers]
-    place = 0
+    bucket_of = {position: number for number, bucket in enumerate(plan) for position in bucket}
+    last_gradients = {bucket[-1]: number for number, bucket in enumerate(plan)}
+    layer_buckets: list[list[int]] = [[] for _ in work.layers]
+    full_buckets: list[list[int]] = [[] for _ in work.layers]
+    position = 0
     for number in range(len(work.layers) - 1, -1, -1):
-        places = range(place, place + len(work.layers[number].gradients))
-        holding[number] = sorted({bucket_of[index] for index in places if index in bucket_of})
-        full[number] = sorted(last[index] for index in places if index in last)
-        place = places.stop
-    return holding, full
+        positions = range(position, position + len(work.layers[number].gradients))
+        layer_buckets[number] = sorted({bucket_of[index] for index in positions if index in bucket_of})
+        full_buckets[number] = sorted(last_gradients[index] for index in positions if index in last_gradients)
+        position = positions.stop
+    return layer_buckets, full_buckets

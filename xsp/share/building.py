@@ -9,26 +9,26 @@ from collections.abc import Callable, Iterator
 import torch
 
 
-class _Emptying(threading.local):
+class _EmptyBlocks(threading.local):
     """Number of `empty` blocks that this thread is in."""
 
     blocks = 0
 
 
-_emptying = _Emptying()
-_emptied: list[Callable[..., None]] = []
+_thread_blocks = _EmptyBlocks()
+_original_method: list[Callable[..., None]] = []
 """The original `register_parameter`, saved when the first thread enters a block."""
 
-_emptied_lock = threading.Lock()
+_replacement_lock = threading.Lock()
 _blocks = 0
 
 
 def _register(self: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
     """Call `torch.nn.Module.register_parameter`, and drop the values if this thread is in an `empty` block."""
-    _emptied[0](self, name, param)
+    _original_method[0](self, name, param)
     parameter = self._parameters[name]
     if (
-        _emptying.blocks
+        _thread_blocks.blocks
         and parameter is not None
         and parameter.device.type != "meta"
         and type(parameter) is torch.nn.Parameter
@@ -44,17 +44,17 @@ def empty() -> Iterator[None]:
     block, `torch.nn.Module.register_parameter` is replaced; in other threads the replacement behaves like the original.
     """
     global _blocks
-    with _emptied_lock:
+    with _replacement_lock:
         if not _blocks:
-            _emptied[:] = [torch.nn.Module.register_parameter]
+            _original_method[:] = [torch.nn.Module.register_parameter]
             torch.nn.Module.register_parameter = _register  # type: ignore[method-assign]
         _blocks += 1
-    _emptying.blocks += 1
+    _thread_blocks.blocks += 1
     try:
         yield
     finally:
-        _emptying.blocks -= 1
-        with _emptied_lock:
+        _thread_blocks.blocks -= 1
+        with _replacement_lock:
             _blocks -= 1
             if not _blocks:
-                torch.nn.Module.register_parameter = _emptied[0]  # type: ignore[method-assign]
+                torch.nn.Module.register_parameter = _original_method[0]  # type: ignore[method-assign]

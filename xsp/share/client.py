@@ -23,9 +23,9 @@ from xsp.share import pages, store, weights, wire
 PATIENCE_S = 300.0
 """Seconds to wait for the store, which may have to copy the weights first."""
 
-_MISSING = "no store runs there ({}); start one: xsp share serve"
-_ENDED = "the store ended before it answered; start one (xsp share serve) and attach again"
-_OTHER = "the store is of another version of xsp; end it, and start one of this version: xsp share serve"
+_NO_STORE = "no store runs there ({}); start one: xsp share serve"
+_STORE_ENDED = "the store ended before it answered; start one (xsp share serve) and attach again"
+_OTHER_VERSION = "the store is of another version of xsp; end it, and start one of this version: xsp share serve"
 
 
 class Mapping:
@@ -44,13 +44,13 @@ class Mapping:
         import fcntl
 
         try:
-            sealed = fcntl.fcntl(memory, fcntl.F_GET_SEALS) & store.SEALS == store.SEALS
+            is_sealed = fcntl.fcntl(memory, fcntl.F_GET_SEALS) & store.SEALS == store.SEALS
         except OSError:
-            sealed = False
-        if not sealed or os.fstat(memory).st_size != nbytes:
+            is_sealed = False
+        if not is_sealed or os.fstat(memory).st_size != nbytes:
             raise ShareError("the store provided memory that is not sealed")
         try:
-            self.address = pages.mapped(memory, nbytes)
+            self.address = pages.map_shared(memory, nbytes)
         except OSError as error:
             raise ShareError(f"the weights cannot be mapped ({error.strerror})") from error
         self.nbytes = nbytes
@@ -85,7 +85,10 @@ class AttachedWeights:
 
 
 def connect(
-    folder: Path | None = None, patience_s: float = PATIENCE_S, name: str = wire.SOCKET, missing: str = _MISSING
+    folder: Path | None = None,
+    patience_s: float = PATIENCE_S,
+    name: str = wire.SOCKET,
+    missing_message: str = _NO_STORE,
 ) -> socket.socket:
     """Return a connection to the store of a directory.
 
@@ -93,7 +96,7 @@ def connect(
         folder: directory of the store's socket.
         patience_s: seconds to wait for each of the store's answers.
         name: file name of the socket.
-        missing: the message if no store runs there.
+        missing_message: the message if no store runs there.
 
     Raises:
         ShareError: no store runs there.
@@ -117,34 +120,36 @@ def connect(
         raise ShareError(f"{directory}: the store there did not answer within {patience_s:.0f} s") from None
     except OSError as error:
         connection.close()
-        raise ShareError(f"{directory}: {missing.format(error.strerror)}") from error
+        raise ShareError(f"{directory}: {missing_message.format(error.strerror)}") from error
 
 
-def ask(connection: socket.socket, asked: dict[str, Any], file: int | None = None) -> tuple[dict[str, Any], list[int]]:
+def ask(
+    connection: socket.socket, request: dict[str, Any], file: int | None = None
+) -> tuple[dict[str, Any], list[int]]:
     """Send a message and return the answer, with descriptors that the caller has to close.
 
     Raises:
         ShareError: the store refuses, has ended, has another version, or does not answer in time.
     """
     try:
-        wire.send(connection, asked, file)
-        text, descriptors = wire.received(connection)
+        wire.send(connection, request, file)
+        text, descriptors = wire.receive(connection)
     except TimeoutError:
         raise ShareError(f"the store did not answer within {connection.gettimeout():.0f} s") from None
     except OSError as error:
-        raise ShareError(f"{_ENDED} ({error.strerror})") from error
+        raise ShareError(f"{_STORE_ENDED} ({error.strerror})") from error
     if not text:
-        raise ShareError(_ENDED)
+        raise ShareError(_STORE_ENDED)
     try:
         answer: Any = json.loads(text)
         if not isinstance(answer, dict) or answer.pop("protocol", None) != wire.PROTOCOL:
-            raise ShareError(_OTHER)
+            raise ShareError(_OTHER_VERSION)
         if "error" in answer:
             raise ShareError(str(answer["error"]))
     except (ValueError, ShareError) as error:
         for descriptor in descriptors:
             os.close(descriptor)
-        raise error if isinstance(error, ShareError) else ShareError(_OTHER) from error
+        raise error if isinstance(error, ShareError) else ShareError(_OTHER_VERSION) from error
     return answer, descriptors
 
 
@@ -163,7 +168,7 @@ def attach(
         ShareError: there is no store or no such file, or the store refuses the file; the message gives the reason.
     """
     connection, answer, descriptors = request_attachment(
-        "share", lambda: connect(folder, patience_s), lambda connection: _asked(connection, source)
+        "share", lambda: connect(folder, patience_s), lambda connection: _request_weights(connection, source)
     )
     with span("share.map"):
         try:
@@ -178,35 +183,37 @@ def attach(
 
 
 def request_attachment(
-    named: str,
-    connecting: Callable[[], socket.socket],
-    asking: Callable[[socket.socket], tuple[dict[str, Any], list[int]]],
+    span_name: str,
+    open_connection: Callable[[], socket.socket],
+    send_request: Callable[[socket.socket], tuple[dict[str, Any], list[int]]],
 ) -> tuple[socket.socket, dict[str, Any], list[int]]:
     """Return the connection of an attachment, the answer and its descriptors; record spans, the store's work included.
 
     Args:
-        named: prefix of the span names; `.hit` or `.miss` follows.
-        connecting: returns a connection, which is closed if `asking` fails.
-        asking: sends the request over the connection and returns the answer and its descriptors.
+        span_name: prefix of the span names; `.hit` or `.miss` follows.
+        open_connection: returns a connection, which is closed if `send_request` fails.
+        send_request: sends the request over the connection and returns the answer and its descriptors.
 
     Raises:
-        ShareError: `connecting` or `asking` failed.
+        ShareError: `open_connection` or `send_request` failed.
     """
-    with span(f"{named}.hit") as block:
-        began_ns = clock.monotonic_ns()
-        connection = connecting()
+    with span(f"{span_name}.hit") as block:
+        request_ns = clock.monotonic_ns()
+        connection = open_connection()
         try:
-            answer, descriptors = asking(connection)
+            answer, descriptors = send_request(connection)
         except BaseException:
             connection.close()
             raise
-        block.name = f"{named}.hit" if answer["hit"] else f"{named}.miss"
+        block.name = f"{span_name}.hit" if answer["hit"] else f"{span_name}.miss"
         for name, start_ns, end_ns in answer["spans"]:  # the copy may have begun earlier, for another process
-            add_span(name, min(max(start_ns, began_ns), end_ns), end_ns)
+            add_span(name, min(max(start_ns, request_ns), end_ns), end_ns)
     return connection, answer, descriptors
 
 
-def _asked(connection: socket.socket, source: str | os.PathLike[str] | int) -> tuple[dict[str, Any], list[int]]:
+def _request_weights(
+    connection: socket.socket, source: str | os.PathLike[str] | int
+) -> tuple[dict[str, Any], list[int]]:
     if isinstance(source, int):
         return ask(connection, {"ask": "attach", "source": "a state dict"}, source)
     text = os.fsdecode(source)
@@ -233,13 +240,13 @@ def status(folder: Path | None = None, name: str = wire.SOCKET) -> dict[str, Any
     return state
 
 
-def ask_large(connection: socket.socket, asked: dict[str, Any]) -> Any:
+def ask_large(connection: socket.socket, request: dict[str, Any]) -> Any:
     """Return an answer that is too long for a message, so the store sends it in memory.
 
     Raises:
         ShareError: see `ask`.
     """
-    _, descriptors = ask(connection, asked)
+    _, descriptors = ask(connection, request)
     with open(descriptors[0], "rb") as file:
         return json.loads(os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0))
 

@@ -20,14 +20,14 @@ from xsp.errors import ShareError
 from xsp.record.blocks import span
 from xsp.share import client, driver, wire
 
-_MISSING = (
+_NO_DEVICE_STORE = (
     "the store there does not serve {} ({{}}); end it, and start it with the device: xsp share serve --device {}. If "
     "the process that served the device was killed, also end the attached processes: their memory is undefined"
 )
 
 
-class _Opened(NamedTuple):
-    """What `_close` needs to end one attachment."""
+class _OpenHandle(NamedTuple):
+    """The data that `_close_pending` needs to end one attachment."""
 
     device: driver.Device
     key: tuple[str, bytes]
@@ -40,8 +40,8 @@ _addresses: dict[tuple[str, bytes], tuple[int, int]] = {}
 """Address and number of attachments of each handle that this process has open."""
 
 _lock = threading.Lock()
-_closing: deque[_Opened] = deque()
-"""Attachments to close by the next thread that gets the lock; garbage collection may run `__del__` at any point."""
+_pending: deque[_OpenHandle] = deque()
+"""Attachments that the next thread with the lock closes; garbage collection may run `__del__` at any point."""
 
 
 class DeviceMapping:
@@ -61,14 +61,14 @@ class DeviceMapping:
         """
         self.device = device
         self.nbytes = nbytes
-        opened = _Opened(device, (generation, handle), connection)
+        open_handle = _OpenHandle(device, (generation, handle), connection)
         with _lock:
-            address, count = _addresses.get(opened.key) or (device.open(handle), 0)
-            _addresses[opened.key] = address, count + 1
+            address, count = _addresses.get(open_handle.key) or (device.open(handle), 0)
+            _addresses[open_handle.key] = address, count + 1
         self.address = address
-        self._opened = opened
+        self._opened = open_handle
         self._pid = os.getpid()
-        _close()
+        _close_pending()
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -81,16 +81,16 @@ class DeviceMapping:
         if os.getpid() != self._pid:
             self._opened.connection.close()  # a forked child only closes its copy of the connection
             return
-        _closing.append(self._opened)
-        _close()
+        _pending.append(self._opened)
+        _close_pending()
 
 
-def _close() -> None:
+def _close_pending() -> None:
     """Close the attachments that have ended, unless another thread is already doing so."""
-    while _closing and _lock.acquire(blocking=False):
+    while _pending and _lock.acquire(blocking=False):
         try:
-            while _closing:
-                device, key, connection = _closing.popleft()
+            while _pending:
+                device, key, connection = _pending.popleft()
                 address, count = _addresses.pop(key)
                 if count > 1:
                     _addresses[key] = address, count - 1
@@ -99,30 +99,30 @@ def _close() -> None:
                 try:
                     device.close(address)
                 except ShareError:  # the attachment lasts until the process ends
-                    _unclosed.append(connection)
+                    _unclosed_connections.append(connection)
                 else:
                     _detach(connection)
         finally:
             _lock.release()
 
 
-_unclosed: list[socket.socket] = []
+_unclosed_connections: list[socket.socket] = []
 """Connections of attachments whose memory could not be closed."""
 
 
-def _forget() -> None:
+def _reset_in_child() -> None:
     """Forget, in a forked child, the memory that its parent has open."""
     global _lock
     _lock = threading.Lock()
     _addresses.clear()
-    _closing.clear()
+    _pending.clear()
 
 
-processes.in_children(_forget)
+processes.in_children(_reset_in_child)
 
 
 def _detach(connection: socket.socket) -> None:
-    """Tell the device's store that this process has closed its memory, or never opened it, and close the connection."""
+    """Notify the device's store that this process has closed or never opened its memory; close the connection."""
     with contextlib.suppress(OSError):
         wire.send(connection, {"ask": "detach"})
     connection.close()
@@ -131,17 +131,17 @@ def _detach(connection: socket.socket) -> None:
 class DeviceWeights:
     """Weights on a device that this process is attached to."""
 
-    def __init__(self, on_host: client.AttachedWeights, answer: dict[str, Any], mapping: DeviceMapping) -> None:
-        self.key = on_host.key
+    def __init__(self, host_weights: client.AttachedWeights, answer: dict[str, Any], mapping: DeviceMapping) -> None:
+        self.key = host_weights.key
         self.hit: bool = answer["hit"]
-        self.tensors = on_host.tensors
+        self.tensors = host_weights.tensors
         self.mapping = mapping
-        self.whole: Any = None
+        self.bytes_tensor: Any = None
         """A tensor of all bytes, which `xsp.share.modules` makes."""
 
 
 def attach(
-    held: client.AttachedWeights,
+    host_weights: client.AttachedWeights,
     device: driver.Device,
     source: str,
     folder: Path | None = None,
@@ -150,7 +150,7 @@ def attach(
     """Attach to weights on a device; the device's store copies them there if it does not hold them.
 
     Args:
-        held: the same weights on the host; the caller may release them afterwards.
+        host_weights: the same weights on the host; the caller may release them afterwards.
         device: a device of this process.
         source: name of the weights in messages.
         folder: directory of the store's socket, see `xsp.share.wire.directory`.
@@ -159,8 +159,8 @@ def attach(
     Raises:
         ShareError: the device has no store, the store has no room, or the memory cannot be opened; see the message.
     """
-    request = {"ask": "attach", "key": held.key, "device": device.uuid, "source": source}
-    missing = _MISSING.format(device.where, device.ordinal)
+    request = {"ask": "attach", "key": host_weights.key, "device": device.uuid, "source": source}
+    missing_message = _NO_DEVICE_STORE.format(device.label, device.ordinal)
 
     def ask(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         try:
@@ -171,7 +171,7 @@ def attach(
 
     connection, answer, _ = client.request_attachment(
         "share.device",
-        lambda: client.connect(folder, patience_s, wire.device_socket(device.uuid), missing),
+        lambda: client.connect(folder, patience_s, wire.device_socket(device.uuid), missing_message),
         ask,
     )
     with span("share.device.open"):
@@ -181,7 +181,7 @@ def attach(
         except BaseException:
             _detach(connection)
             raise
-        return DeviceWeights(held, answer, mapping)
+        return DeviceWeights(host_weights, answer, mapping)
 
 
 def status(folder: Path | None = None) -> list[dict[str, Any]]:

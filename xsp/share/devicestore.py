@@ -31,13 +31,13 @@ from xsp.errors import ShareError, UsageError, XspError
 from xsp.scrub import plain
 from xsp.share import client as host
 from xsp.share import driver
-from xsp.share.serving import CopyResult, Serving
+from xsp.share.serving import CopyResult, Serving, error_text
 from xsp.share.shelf import Client, Eviction, Object, Shelf, Span, size_text
 from xsp.share.weights import Tensor
 from xsp.share.wire import device_socket, in_memory
 
 BLOCK = 4096
-SAMPLED = 16
+SAMPLE_BLOCKS = 16
 """Number of blocks compared at each attachment: the first, the last, and randomly drawn ones."""
 
 PIECE = 16 << 20
@@ -51,31 +51,31 @@ _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 @dataclass(eq=False)
-class OnDevice(Object):
+class DeviceObject(Object):
     """Weights on a device."""
 
     device: driver.Device = field(kw_only=True)
-    held: host.AttachedWeights | None = field(kw_only=True)
+    host_weights: host.AttachedWeights | None = field(kw_only=True)
     """The same weights in the host's store, which cannot evict them while this copy exists."""
 
     handle: bytes = field(kw_only=True)
     size: int = field(kw_only=True)
     """Bytes of the weights; `nbytes` is the allocated size."""
 
-    differs: str = ""
-    """Where the object was found to differ from the host's copy; empty if it was not."""
+    difference: str = ""
+    """Where the object differs from the host's copy, from the last comparison; empty if no difference is known."""
 
     def free(self) -> None:
         """Free the device memory, and detach from the host's copy."""
-        self.held = None
+        self.host_weights = None
         with contextlib.suppress(ShareError):  # a lost device takes its memory with it
             self.device.free(self.memory)
 
 
-class DeviceStore(Serving[OnDevice]):
+class DeviceStore(Serving[DeviceObject]):
     """Serves a device until the host's store ends or `end` is called, and then until the last client has gone."""
 
-    WHAT = "store of the device"
+    LABEL = "store of the device"
 
     def __init__(
         self, folder: Path, ordinal: int, capacity_bytes: int | None = None, eviction: Eviction = Eviction.LRU
@@ -97,20 +97,20 @@ class DeviceStore(Serving[OnDevice]):
             capacity_bytes = self.device.memory()[0] // 2
         if capacity_bytes < driver.GRANULE:
             raise UsageError(f"--device-capacity: memory comes in pieces of {size_text(driver.GRANULE)}; give more")
-        self._try_to_share()
+        self._check_sharing()
         self._draws = 0
         self._store = host.connect(folder)
         self._store.setblocking(False)
         try:
-            shelf: Shelf[OnDevice] = Shelf(capacity_bytes, eviction, "xsp share serve --device-capacity")
+            shelf: Shelf[DeviceObject] = Shelf(capacity_bytes, eviction, "xsp share serve --device-capacity")
             super().__init__(folder, shelf, device_socket(self.device.uuid))
         except BaseException:
             self._store.close()
             raise
-        self._asks["check"] = self._check
+        self._handlers["check"] = self._handle_check
 
-    def _try_to_share(self) -> None:
-        """Allocate a granule and request its handle, to see whether the device shares memory.
+    def _check_sharing(self) -> None:
+        """Check that the device shares memory, by requesting the handle of a granule.
 
         Raises:
             ShareError: the device does not share memory.
@@ -121,12 +121,12 @@ class DeviceStore(Serving[OnDevice]):
         finally:
             self.device.free(address)
 
-    # --- ends -----------------------------------------------------------------------------------------
+    # --- end ------------------------------------------------------------------------------------------
 
-    def _begins(self) -> None:
-        self._selector.register(self._store, selectors.EVENT_READ, self._store_ended)
+    def _prepare_loop(self) -> None:
+        self._selector.register(self._store, selectors.EVENT_READ, self._on_store_end)
 
-    def _store_ended(self) -> None:
+    def _on_store_end(self) -> None:
         with contextlib.suppress(OSError):
             if self._store.recv(4096):
                 return
@@ -134,20 +134,20 @@ class DeviceStore(Serving[OnDevice]):
         self.end()
 
     def _is_needed(self) -> bool:
-        while self.shelf.spare():
+        while self.shelf.evict_one():
             pass
-        return bool(self.shelf.objects or self.shelf.withdrawn)
+        return bool(self.shelf.objects or self.shelf.withdrawn_objects)
 
     def _close(self) -> None:
         self._store.close()
         super()._close()
 
-    def _left(self, client: Client) -> None:
+    def _on_disconnect(self, client: Client) -> None:
         """Detach a client whose connection has ended; if its process is watched, wait for the process to end."""
         if client.process < 0:
             self.shelf.detach(client)
 
-    def _ended(self, client: Client) -> None:
+    def _on_client_end(self, client: Client) -> None:
         """Detach a client that has closed the memory, or whose process has ended."""
         if client.process >= 0:
             self._selector.unregister(client.process)
@@ -157,103 +157,104 @@ class DeviceStore(Serving[OnDevice]):
 
     def _answer(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
         if request.get("ask") == "detach":  # also accepted while the store is ending
-            self._ended(client)
+            self._on_client_end(client)
         else:
             super()._answer(client, request, descriptors)
 
     # --- attachments ----------------------------------------------------------------------------------
 
-    def _begin(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
+    def _handle_attach(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
         del descriptors
         if request.get("device") != self.device.uuid:
             raise ShareError("the client requests another device than that of this store")
         key = str(request.get("key", ""))
         stored = self.shelf.objects.get(key)
         if stored is not None and self.shelf.attach(client, stored) and self._is_intact(client, stored):
-            self._give(client, stored, True, [])
-        elif not self._waits(client, key):
-            self._have_done(key, functools.partial(self._copy, key, plain(str(request.get("source", "")))), self._put)
+            self._hand_over(client, stored, True, [])
+        elif not self._join_waiting(client, key):
+            self._queue_job(
+                key, functools.partial(self._copy, key, plain(str(request.get("source", "")))), self._keep_copy
+            )
 
-    def _is_intact(self, client: Client, stored: OnDevice) -> bool:
+    def _is_intact(self, client: Client, stored: DeviceObject) -> bool:
         """Compare a sample of blocks with the host's copy; if they differ, detach the client and withdraw the object.
 
         Raises:
             ShareError: the device cannot be read; the client is then detached.
         """
         self._draws += 1
-        differs = "?"
+        difference = "?"
         try:
-            differs = differing(stored, sample(stored.size, self._draws))
+            difference = find_difference(stored, sample_offsets(stored.size, self._draws))
         finally:
-            if differs:
+            if difference:
                 self.shelf.detach(client)
-        if differs:
-            self._withdraw(stored, differs)
-        return not differs
+        if difference:
+            self._withdraw(stored, difference)
+        return not difference
 
-    def _withdraw(self, stored: OnDevice, differs: str) -> None:
+    def _withdraw(self, stored: DeviceObject, difference: str) -> None:
         if self.shelf.objects.get(stored.key) is stored:
-            stored.differs = differs
+            stored.difference = difference
             self.shelf.withdraw(stored)
 
-    def _give(self, client: Client, stored: OnDevice, hit: bool, spans: Iterable[Span]) -> None:
+    def _hand_over(self, client: Client, stored: DeviceObject, hit: bool, spans: Iterable[Span]) -> None:
         with contextlib.suppress(OSError):  # the process is not visible from here: its connection counts
             client.process = os.pidfd_open(client.pid)
             self._selector.register(
-                client.process, selectors.EVENT_READ, functools.partial(self._process_ended, client)
+                client.process, selectors.EVENT_READ, functools.partial(self._on_process_end, client)
             )
-        super()._give(client, stored, hit, spans)
+        super()._hand_over(client, stored, hit, spans)
 
-    def _process_ended(self, client: Client) -> None:
+    def _on_process_end(self, client: Client) -> None:
         if client.process >= 0:
-            self._ended(client)
-            self._drop(client)
+            self._on_client_end(client)
+            self._disconnect(client)
 
-    def _handed(self, stored: OnDevice) -> tuple[dict[str, Any], int | None]:
+    def _handover(self, stored: DeviceObject) -> tuple[dict[str, Any], int | None]:
         return {"nbytes": stored.size, "handle": stored.handle.hex()}, None
 
-    def _described(self, stored: OnDevice) -> dict[str, Any]:
-        return {**super()._described(stored), "corrupted": stored.differs or None}
+    def _status_entry(self, stored: DeviceObject) -> dict[str, Any]:
+        return {**super()._status_entry(stored), "corrupted": stored.difference or None}
 
     def status(self) -> dict[str, Any]:
         """Return the contents of the device's store, and the attached processes."""
         device = {"ordinal": self.device.ordinal, "name": self.device.name, "uuid": self.device.uuid}
         return {"device": device, **super().status()}
 
-    def _copy(self, key: str, source: str) -> CopyResult[OnDevice]:
+    def _copy(self, key: str, source: str) -> CopyResult[DeviceObject]:
         """Copy an object of the host's store onto the device; an error becomes a message in the result."""
         spans: list[Span] = []
         reserved, address = 0, 0
         try:
-            on_host = host.attach(f"sha256:{key}", self.folder)
-            size = on_host.mapping.nbytes
+            host_weights = host.attach(f"sha256:{key}", self.folder)
+            size = host_weights.mapping.nbytes
             allocated = -(-size // driver.GRANULE) * driver.GRANULE
             evict_start = clock.monotonic_ns()
-            evicted = self.shelf.reserve(allocated, f"{self.device.where}: {source}")
+            evicted = self.shelf.reserve(allocated, f"{self.device.label}: {source}")
             reserved = allocated
             address, evicted_more = self._allocate(allocated, source)
             if evicted + evicted_more:
                 spans.append(Span(f"share.device.evict {evicted + evicted_more}", evict_start, clock.monotonic_ns()))
             copy_start = clock.monotonic_ns()
             for offset in range(0, size, PIECE):
-                if not self._goes_on:
-                    raise ShareError(f"the {self.WHAT} is ending")
-                self.device.fill(address + offset, on_host.mapping.address + offset, min(PIECE, size - offset))
+                if not self._is_running:
+                    raise ShareError(f"the {self.LABEL} is ending")
+                self.device.fill(address + offset, host_weights.mapping.address + offset, min(PIECE, size - offset))
             self.device.synchronise()  # before any client opens it, so that no other process has to wait for an event
             handle = self.device.handle(address)
             copy_end = clock.monotonic_ns()
             spans.append(Span("share.device.copy", copy_start, copy_end))
-            on_device = OnDevice(
-                key, address, allocated, len(on_host.tensors), source,
-                copy_ns=copy_end - copy_start, device=self.device, held=on_host, handle=handle, size=size,
+            stored = DeviceObject(
+                key, address, allocated, len(host_weights.tensors), source,
+                copy_ns=copy_end - copy_start, device=self.device, host_weights=host_weights, handle=handle, size=size,
             )  # fmt: skip
-            return CopyResult(on_device, reserved, spans, None)
+            return CopyResult(stored, reserved, spans, None)
         except Exception as error:
             if address:
                 with contextlib.suppress(ShareError):
                     self.device.free(address)
-            message = str(error) if isinstance(error, ShareError) else f"{source}: {type(error).__name__}: {error}"
-            return CopyResult(None, reserved, spans, message)
+            return CopyResult(None, reserved, spans, error_text(error, source))
 
     def _allocate(self, nbytes: int, source: str) -> tuple[int, int]:
         """Return the address of memory, and the number of objects evicted for it beyond what the capacity requires.
@@ -266,114 +267,114 @@ class DeviceStore(Serving[OnDevice]):
             try:
                 return self.device.allocate(nbytes), evicted
             except driver.DriverError as error:
-                if not error.is_memory:
+                if not error.is_out_of_memory:
                     raise
-                if not self.shelf.spare():
+                if not self.shelf.evict_one():
                     free, total = self.device.memory()
                     raise ShareError(
-                        f"{self.device.where}: {source}: no room for {size_text(nbytes)}: {size_text(free)} of "
-                        f"{size_text(total)} are free, and {size_text(self.shelf.held_bytes)} of this store are "
+                        f"{self.device.label}: {source}: no room for {size_text(nbytes)}: {size_text(free)} of "
+                        f"{size_text(total)} are free, and {size_text(self.shelf.stored_bytes)} of this store are "
                         f"attached{self.shelf.attached_text()}; nvidia-smi shows which processes use the rest"
                     ) from None
             evicted += 1
 
     # --- checks ---------------------------------------------------------------------------------------
 
-    def _check(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
+    def _handle_check(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
         """Compare all objects with the host's copies."""
         del request, descriptors
-        if self._waits(client, _CHECK):
+        if self._join_waiting(client, _CHECK):
             return
-        holders = []
+        hold_clients = []
         for stored in list(self.shelf.objects.values()):  # attached, so that no object is freed during the comparison
-            holder = Client(self._store, os.getpid())
-            if self.shelf.attach(holder, stored):
-                holders.append(holder)
-        objects = [holder.object for holder in holders if isinstance(holder.object, OnDevice)]
-        self._have_done(_CHECK, lambda: self._compared(objects), functools.partial(self._tell_compared, holders))
+            hold_client = Client(self._store, os.getpid())
+            if self.shelf.attach(hold_client, stored):
+                hold_clients.append(hold_client)
+        objects = [hold_client.object for hold_client in hold_clients if isinstance(hold_client.object, DeviceObject)]
+        self._queue_job(_CHECK, lambda: self._compare(objects), functools.partial(self._send_comparison, hold_clients))
 
-    def _compared(self, objects: list[OnDevice]) -> list[Compared]:
+    def _compare(self, objects: list[DeviceObject]) -> list[Comparison]:
         results = []
         for stored in objects:
-            if self._goes_on:
+            if self._is_running:
                 try:
-                    results.append(Compared(stored, differing(stored), None))
+                    results.append(Comparison(stored, find_difference(stored), None))
                 except ShareError as error:
-                    results.append(Compared(stored, "", str(error)))
+                    results.append(Comparison(stored, "", str(error)))
         return results
 
-    def _tell_compared(self, holders: list[Client], results: list[Compared], waiting: list[Client]) -> None:
-        for holder in holders:
-            self.shelf.detach(holder)
+    def _send_comparison(self, hold_clients: list[Client], results: list[Comparison], waiting: list[Client]) -> None:
+        for hold_client in hold_clients:
+            self.shelf.detach(hold_client)
         rows = []
-        for stored, differs, error in results:
+        for stored, difference, error in results:
             pids = sorted(client.pid for client in stored.attached)
             rows.append({"key": stored.key, "source": stored.source, "nbytes": stored.size, "attached": pids,
-                         "corrupted": differs or None, "error": error})  # fmt: skip
-            if differs:
-                self._withdraw(stored, differs)
+                         "corrupted": difference or None, "error": error})  # fmt: skip
+            if difference:
+                self._withdraw(stored, difference)
         for client in waiting:
             self._send(client, {}, in_memory(json.dumps(rows).encode()))
 
 
 _CHECK = "check"
-"""The `waits_for` of clients that have requested a comparison; shorter than any object's key."""
+"""The `awaited_key` of clients that have requested a comparison; shorter than any object's key."""
 
 
-class Compared(NamedTuple):
+class Comparison(NamedTuple):
     """The result of comparing an object with the host's copy."""
 
-    object: OnDevice
-    differs: str
+    object: DeviceObject
+    difference: str
     """Where it differs; empty if it does not."""
 
     error: str | None
     """Why it could not be compared."""
 
 
-def sample(nbytes: int, draw: int) -> list[int]:
+def sample_offsets(nbytes: int, draw: int) -> list[int]:
     """Return the offsets of the blocks to compare: the first, the last, and others drawn with `draw` as the seed."""
     blocks = -(-nbytes // BLOCK)
     inner = range(1, blocks - 1)
-    drawn = random.Random(draw).sample(inner, min(SAMPLED - 2, len(inner)))
-    return [block * BLOCK for block in sorted({0, *drawn, blocks - 1})]
+    inner_blocks = random.Random(draw).sample(inner, min(SAMPLE_BLOCKS - 2, len(inner)))
+    return [block * BLOCK for block in sorted({0, *inner_blocks, blocks - 1})]
 
 
-def differing(each: OnDevice, offsets: list[int] | None = None) -> str:
+def find_difference(stored: DeviceObject, offsets: list[int] | None = None) -> str:
     """Return where an object on a device differs from the host's copy; empty if it does not.
 
     Args:
-        each: the object.
+        stored: the object.
         offsets: offsets of the blocks to compare; None for the whole object.
 
     Raises:
         ShareError: the device cannot be read.
     """
-    assert each.held is not None
+    assert stored.host_weights is not None
     piece = PIECE if offsets is None else BLOCK
-    buffer = ctypes.create_string_buffer(min(piece, each.size))
-    for offset in range(0, each.size, piece) if offsets is None else offsets:
-        length = min(piece, each.size - offset)
-        each.device.read(each.memory + offset, ctypes.addressof(buffer), length)
-        host_address = each.held.mapping.address + offset
+    buffer = ctypes.create_string_buffer(min(piece, stored.size))
+    for offset in range(0, stored.size, piece) if offsets is None else offsets:
+        length = min(piece, stored.size - offset)
+        stored.device.read(stored.memory + offset, ctypes.addressof(buffer), length)
+        host_address = stored.host_weights.mapping.address + offset
         if _memcmp(buffer, host_address, length):
             pairs = zip(buffer.raw[:length], ctypes.string_at(host_address, length), strict=True)
-            return _place(
-                each.held.tensors,
+            return _byte_text(
+                stored.host_weights.tensors,
                 offset
                 + next(index for index, (device_byte, host_byte) in enumerate(pairs) if device_byte != host_byte),
             )
     return ""
 
 
-def _place(tensors: list[Tensor], offset: int) -> str:
+def _byte_text(tensors: list[Tensor], offset: int) -> str:
     for tensor in tensors:
         if tensor.offset <= offset < tensor.offset + tensor.nbytes:
             return f"byte {offset}, in {plain(tensor.name)}"
     return f"byte {offset}, outside tensors"
 
 
-# --- its process ------------------------------------------------------------------------------------------------------
+# --- process ----------------------------------------------------------------------------------------------------------
 
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from xsp.share.devicestore import main; main(*sys.argv[2:])"
 START_S, END_S = 120.0, 2.0
@@ -389,20 +390,20 @@ def start_process(
     Raises:
         ShareError: it cannot serve the device; the message gives the reason.
     """
-    reads, writes = os.pipe()
-    arguments = [os.path.abspath(folder), str(ordinal), str(capacity_bytes or ""), eviction.value, str(writes)]
+    reader, writer = os.pipe()
+    arguments = [os.path.abspath(folder), str(ordinal), str(capacity_bytes or ""), eviction.value, str(writer)]
     try:
-        process = processes.start_python(_CODE, *arguments, stdin=subprocess.DEVNULL, pass_fds=(writes,))
+        process = processes.start_python(_CODE, *arguments, stdin=subprocess.DEVNULL, pass_fds=(writer,))
     finally:
-        os.close(writes)
-    with open(reads, "rb") as answers:
+        os.close(writer)
+    with open(reader, "rb") as answers:
         ready, _, _ = select.select([answers], [], [], START_S)
         message = answers.read().decode(errors="replace") if ready else f"did not answer within {START_S:.0f} s"
     if message == READY:
         return process
     process.kill()
-    ending = processes.ending(process.wait())
-    raise ShareError(message or f"cuda:{ordinal}: the process that serves it ended with {ending}")
+    reason = processes.ending(process.wait())
+    raise ShareError(message or f"cuda:{ordinal}: the process that serves it ended with {reason}")
 
 
 def start_device_stores(
@@ -426,11 +427,11 @@ def start_device_stores(
     return by_ordinal
 
 
-def wait_for_exit(beside: Mapping[int, subprocess.Popen[bytes]]) -> list[tuple[int, int]]:
+def wait_for_exit(device_stores: Mapping[int, subprocess.Popen[bytes]]) -> list[tuple[int, int]]:
     """Wait up to `END_S` for the processes to end; return (ordinal, process ID) of those that still have clients."""
     deadline = time.monotonic() + END_S
     remaining = []
-    for ordinal, process in beside.items():
+    for ordinal, process in device_stores.items():
         try:
             process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:

@@ -19,14 +19,14 @@ LIBRARY = "libcuda.so.1"
 
 HANDLE_BYTES = 64
 GRANULE = 2 << 20
-"""Bytes; an allocation of whole granules has its handle to itself, whereas smaller ones share one with others."""
+"""Bytes; an allocation of whole granules has its own handle, whereas smaller allocations share one."""
 
 _LAZY_PEER_ACCESS = 1
 """The flag that `cuIpcOpenMemHandle` requires."""
 
 _OUT_OF_MEMORY = 2
 
-_ELSEWHERE = "the memory cannot be opened here: is the store's process on the same machine, in the same container?"
+_NOT_OPENABLE = "the memory cannot be opened here: is the store's process on the same machine, in the same container?"
 
 _REMEDIES = {
     2: "the device has no memory left; nvidia-smi shows who uses it",
@@ -34,9 +34,9 @@ _REMEDIES = {
     46: "the device is reserved by another process (exclusive compute mode); nvidia-smi -c DEFAULT",
     100: "there is no NVIDIA device here; nvidia-smi shows them",
     101: "there is no such device here; nvidia-smi -L and CUDA_VISIBLE_DEVICES show the devices",
-    201: _ELSEWHERE,
-    205: _ELSEWHERE,
-    400: _ELSEWHERE,
+    201: _NOT_OPENABLE,
+    205: _NOT_OPENABLE,
+    400: _NOT_OPENABLE,
     801: "the device or its driver does not share memory between processes (some MIG set-ups, WSL, Jetson)",
 }
 """Remedies, by the driver's error code."""
@@ -57,13 +57,13 @@ class _Uuid(ctypes.Structure):
 class DriverError(ShareError):
     """A failed call of the driver."""
 
-    def __init__(self, where: str, call: str, code: int, name: str) -> None:
+    def __init__(self, label: str, call: str, code: int, name: str) -> None:
         remedy = f"; {_REMEDIES[code]}" if code in _REMEDIES else ""
-        super().__init__(f"{where}: {call} failed ({name}){remedy}")
+        super().__init__(f"{label}: {call} failed ({name}){remedy}")
         self.code = code
 
     @property
-    def is_memory(self) -> bool:
+    def is_out_of_memory(self) -> bool:
         """Whether the device was out of memory."""
         return self.code == _OUT_OF_MEMORY
 
@@ -103,37 +103,37 @@ class _Driver:
             ShareError: it is missing or too old, or finds no device.
         """
         try:
-            loaded = ctypes.CDLL(library)
+            cdll = ctypes.CDLL(library)
         except OSError:
             raise ShareError(
                 f"there is no NVIDIA driver here ({library} cannot be loaded): attach without device=, on the CPU"
             ) from None
         self._calls = {}
         for name, types in _SIGNATURES.items():
-            call = getattr(loaded, name, None)
+            call = getattr(cdll, name, None)
             if call is None:
                 raise ShareError(f"{library} has no {name}: the driver is too old; CUDA 11.4 or later has it")
             call.argtypes, call.restype = types, _INT
             self._calls[name] = call
         self.call("the driver", "cuInit", 0)
 
-    def call(self, where: str, name: str, *given: Any) -> None:
+    def call(self, label: str, name: str, *arguments: Any) -> None:
         """Call a function of the library.
 
         Raises:
             DriverError: the call fails.
         """
-        code = self._calls[name](*given)
+        code = self._calls[name](*arguments)
         if code:
             text = ctypes.c_char_p()
             self._calls["cuGetErrorName"](code, ctypes.byref(text))
-            raise DriverError(where, name, code, text.value.decode() if text.value else f"error {code}")
+            raise DriverError(label, name, code, text.value.decode() if text.value else f"error {code}")
 
 
-_opened: dict[tuple[int, str, int], Device] = {}
+_devices: dict[tuple[int, str, int], Device] = {}
 """Opened devices, by process ID, library and ordinal."""
 
-_opening = threading.Lock()
+_devices_lock = threading.Lock()
 
 
 def device(ordinal: int) -> Device:
@@ -142,11 +142,11 @@ def device(ordinal: int) -> Device:
     Raises:
         ShareError: there is no driver, or no such device.
     """
-    with _opening:
+    with _devices_lock:
         key = os.getpid(), LIBRARY, ordinal
-        if key not in _opened:
-            _opened[key] = Device(_Driver(LIBRARY), ordinal)
-        return _opened[key]
+        if key not in _devices:
+            _devices[key] = Device(_Driver(LIBRARY), ordinal)
+        return _devices[key]
 
 
 class Device:
@@ -164,7 +164,7 @@ class Device:
         self._call("cuDeviceGetCount", ctypes.byref(count))
         if not 0 <= ordinal < count.value:
             raise ShareError(
-                f"{self.where}: there is no such device; the number of devices here is {count.value}, which "
+                f"{self.label}: there is no such device; the number of devices here is {count.value}, which "
                 "CUDA_VISIBLE_DEVICES may limit"
             )
         number, name, uuid = ctypes.c_int(), ctypes.create_string_buffer(256), _Uuid()
@@ -179,12 +179,12 @@ class Device:
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), number)
 
     @property
-    def where(self) -> str:
+    def label(self) -> str:
         """Name of the device in messages."""
         return f"cuda:{self.ordinal}"
 
     def _call(self, name: str, *arguments: Any) -> None:
-        self._driver.call(self.where, name, *arguments)
+        self._driver.call(self.label, name, *arguments)
 
     @contextlib.contextmanager
     def _current(self) -> Iterator[None]:
@@ -251,8 +251,8 @@ class Device:
         """
         address = ctypes.c_uint64()
         with self._current():
-            opened = _Handle.from_buffer_copy(handle)
-            self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), opened, _LAZY_PEER_ACCESS)
+            ipc_handle = _Handle.from_buffer_copy(handle)
+            self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), ipc_handle, _LAZY_PEER_ACCESS)
         return address.value
 
     def close(self, address: int) -> None:

@@ -3,7 +3,7 @@
 ρ of a way to load without a store is the time it takes beyond that of `attach`: bytes over the bandwidth at which it
 moves them, minus the extra time of `attach` per tensor and per request to the store (A. Dakkak et al., TrIMS, 2019):
 
-    ρ = bytes / bandwidth - (tensors · (attach - other) + asking)
+    ρ = bytes / bandwidth - (tensors · (attach - other) + request)
 
 Bandwidths come from `xsp bench transfers`; the costs per tensor and per request are measured on two small files.
 """
@@ -28,11 +28,11 @@ from xsp.share import measuring, weights
 from xsp.share.loadworker import ATTACH, MMAP, PICKLE, WAYS
 from xsp.share.measuring import COLD, WARM
 
-FEW, MANY = 2, 1000
+FEW_TENSORS, MANY_TENSORS = 2, 1000
 """Numbers of tensors in the two files on which costs are measured."""
 
 TURNS = 3
-NEEDED = ("copy", "read-cached", "first-touch")
+REQUIRED_FAMILIES = ("copy", "read-cached", "first-touch")
 """Families of transfers that the estimate needs."""
 
 
@@ -60,7 +60,7 @@ class Constants:
     digest_ns: float
     """Nanoseconds per byte of the SHA-256 by which the store identifies weights."""
 
-    def moved_ns(self, family: str, nbytes: int) -> float:
+    def move_ns(self, family: str, nbytes: int) -> float:
         """Return the nanoseconds to move this number of bytes."""
         return max(0.0, self.shapes[family].seconds(nbytes)) * 1e9
 
@@ -83,13 +83,13 @@ class SavingEstimate(NamedTuple):
         return self.other_ns - self.attach_ns
 
     @property
-    def pays(self) -> bool:
+    def is_saving(self) -> bool:
         """Whether ρ is above zero."""
         return self.saved_ns > 0
 
 
 def curves(timings: Timings) -> dict[str, Shape]:
-    """Return the single-threaded curves of the families in `NEEDED`.
+    """Return the single-threaded curves of the families in `REQUIRED_FAMILIES`.
 
     Raises:
         ShareError: a family was not timed on this machine.
@@ -97,13 +97,13 @@ def curves(timings: Timings) -> dict[str, Shape]:
     shapes = {
         curve.family.name: curve.shape
         for curve in transfers.curves(timings)
-        if curve.family.name in NEEDED and curve.threads == 1 and curve.shape is not None
+        if curve.family.name in REQUIRED_FAMILIES and curve.threads == 1 and curve.shape is not None
     }
-    missing = [name for name in NEEDED if name not in shapes]
+    missing = [name for name in REQUIRED_FAMILIES if name not in shapes]
     if missing:
         raise ShareError(
             f"{timings.folder}: not timed on this machine, or at too few sizes: {', '.join(missing)}; "
-            f"xsp bench transfers --families {','.join(NEEDED)} --threads 1"
+            f"xsp bench transfers --families {','.join(REQUIRED_FAMILIES)} --threads 1"
         )
     return shapes
 
@@ -117,20 +117,25 @@ def costs(on_progress: measuring.ProgressCallback = lambda *_: None) -> dict[str
     times: dict[tuple[str, int], list[float]] = {}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xsp-")))
-        request = {"cwd": os.getcwd(), "folder": str(folder), "store": str(folder / "s"), "counts": [FEW, MANY]}
-        process = stack.enter_context(measuring.started())
-        stack.enter_context(measuring.store_at(folder / "s", 256 << 20))
-        measuring.answer_of(process, {"do": "small", **request})
+        request = {
+            "cwd": os.getcwd(),
+            "folder": str(folder),
+            "store": str(folder / "s"),
+            "counts": [FEW_TENSORS, MANY_TENSORS],
+        }
+        process = stack.enter_context(measuring.worker_process())
+        stack.enter_context(measuring.running_store(folder / "s", 256 << 20))
+        measuring.request_answer(process, {"do": "small", **request})
         for turn in range(TURNS):
-            for index, (way, count) in enumerate((way, count) for way in WAYS for count in (FEW, MANY)):
+            for index, (way, count) in enumerate((way, count) for way in WAYS for count in (FEW_TENSORS, MANY_TENSORS)):
                 on_progress(f"what a tensor takes: {way}", turn * 2 * len(WAYS) + index, TURNS * 2 * len(WAYS))
-                answer = measuring.answer_of(process, {"do": "time", "way": way, "count": count, **request})
+                answer = measuring.request_answer(process, {"do": "time", "way": way, "count": count, **request})
                 times.setdefault((way, count), []).append(answer["load_ns"])
     by_way = {}
     for way in WAYS:
-        few, many = min(times[way, FEW]), min(times[way, MANY])
-        per_tensor = max(0.0, (many - few) / (MANY - FEW))
-        by_way[way] = Cost(max(0.0, few - FEW * per_tensor), per_tensor)
+        few_ns, many_ns = min(times[way, FEW_TENSORS]), min(times[way, MANY_TENSORS])
+        per_tensor = max(0.0, (many_ns - few_ns) / (MANY_TENSORS - FEW_TENSORS))
+        by_way[way] = Cost(max(0.0, few_ns - FEW_TENSORS * per_tensor), per_tensor)
     return by_way
 
 
@@ -145,21 +150,21 @@ def digest_ns() -> float:
     return min(times) / len(data)
 
 
-def estimate_savings(nbytes: int, tensors: int, known: Constants) -> list[SavingEstimate]:
+def estimate_savings(nbytes: int, tensors: int, constants: Constants) -> list[SavingEstimate]:
     """Return the saving of sharing weights over each way, warm and cold.
 
     Warm: the file is in the page cache and the store holds the weights. `load_file` and `attach` map memory, and both
     touch the same pages later; `torch.load` reads into fresh memory. Cold: neither holds. All ways read the file from
     the disk, and the store fills fresh memory first, for which the next client does not have to wait again.
     """
-    copying = known.moved_ns("first-touch", nbytes) + known.moved_ns("read-cached", nbytes)
-    attach = known.costs[ATTACH].of(tensors)
-    storing_ns = copying + known.moved_ns("copy", nbytes) + nbytes * known.digest_ns
+    copying_ns = constants.move_ns("first-touch", nbytes) + constants.move_ns("read-cached", nbytes)
+    attach_ns = constants.costs[ATTACH].of(tensors)
+    storing_ns = copying_ns + constants.move_ns("copy", nbytes) + nbytes * constants.digest_ns
     result = []
-    for way, reading in ((MMAP, 0.0), (PICKLE, copying)):
-        for state, storing in ((WARM, 0.0), (COLD, storing_ns)):
-            way_ns = known.costs[way].of(tensors) + reading
-            result.append(SavingEstimate(way, state, nbytes, tensors, way_ns, attach + storing))
+    for way, reading_ns in ((MMAP, 0.0), (PICKLE, copying_ns)):
+        for state, stored_ns in ((WARM, 0.0), (COLD, storing_ns)):
+            way_ns = constants.costs[way].of(tensors) + reading_ns
+            result.append(SavingEstimate(way, state, nbytes, tensors, way_ns, attach_ns + stored_ns))
     return result
 
 

@@ -49,7 +49,7 @@ def work(parent: int, answers: int) -> None:
                 os._exit(0)
             else:
                 try:
-                    answer = _DO[request["do"]](request, state)
+                    answer = _HANDLERS[request["do"]](request, state)
                 except XspError as error:
                     answer = {"error": str(error)}
                 except Exception as error:  # of a model or a library: the requesting process reports it
@@ -59,7 +59,7 @@ def work(parent: int, answers: int) -> None:
 
 
 def _begin_child(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Set up a child: give it its own copy of the memory of Python objects, as a process that was not forked has."""
+    """Set up a child: copy the memory of Python objects, so that it is not shared with the parent."""
     processes.end_with_parent(os.getppid())
     gc.collect()
     state["torch"].set_num_threads(state["threads"])
@@ -131,7 +131,7 @@ def _load(request: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     tensors = _tensors(state)
     if state["built"] is not None and tensors is not None:
         assign(torch, state["built"].model, tensors)
-    loaded = clock.monotonic_ns()
+    load_end = clock.monotonic_ns()
     with torch.inference_mode():
         if state["built"] is not None:
             args, kwargs = state["inputs"]
@@ -139,27 +139,27 @@ def _load(request: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         else:
             assert tensors is not None
             output = [tensor.reshape(-1).view(torch.uint8).max() for tensor in tensors.values() if tensor.numel()]
-    called = clock.monotonic_ns()
-    state["kept"] = tensors, output
-    return {"load_ns": loaded - start, "call_ns": called - loaded}
+    call_end = clock.monotonic_ns()
+    state["results"] = tensors, output  # not freed, so that the memory can be measured
+    return {"load_ns": load_end - start, "call_ns": call_end - load_end}
 
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the weights by name; None if they are in the module already."""
     way, store = state["way"], Path(state["store"])
     if way == MMAP:
-        mapped: dict[str, Any] = state["load_file"](state["weights"])
-        return mapped
+        mapped_tensors: dict[str, Any] = state["load_file"](state["weights"])
+        return mapped_tensors
     if way == PICKLE:
-        unpickled: dict[str, Any] = state["torch"].load(Path(state["folder"]) / "model.pt", weights_only=True)
-        return unpickled
+        unpickled_tensors: dict[str, Any] = state["torch"].load(Path(state["folder"]) / "model.pt", weights_only=True)
+        return unpickled_tensors
     from xsp.share import client, modules
 
     if state["built"] is not None:
         state["attach"](state["built"].model, state["weights"], folder=store, strict=False)
         return None
-    held = client.attach(state["weights"], store)
-    return {tensor.name: modules.view_of(held, tensor) for tensor in held.tensors}
+    attached_weights = client.attach(state["weights"], store)
+    return {tensor.name: modules.view_of(attached_weights, tensor) for tensor in attached_weights.tensors}
 
 
 def assign(torch: Any, module: Any, tensors: Mapping[str, Any]) -> None:
@@ -208,19 +208,19 @@ def memory_of(process: int | str, is_weights: Any = lambda path: False) -> dict[
         with open(f"/proc/{process}/smaps_rollup", encoding="ascii", errors="replace") as lines:
             sizes = dict(line.split(":", 1) for line in lines if line[:1] == "P")
         with open(f"/proc/{process}/smaps", encoding="utf-8", errors="replace") as lines:
-            shared = file_backed = 0
-            counted = False
+            weight_bytes = file_bytes = 0
+            is_counted = False
             for line in lines:
-                first, _, rest = line.partition(" ")
-                if not first.endswith(":"):
-                    path = rest.split(None, 4)[4].strip() if len(rest.split(None, 4)) > 4 else ""
-                    counted = bool(path) and is_weights(path.removesuffix(" (deleted)"))
-                    in_file = not path.startswith("/memfd:")
-                elif first == "Pss:" and counted:
-                    shared += int(rest.split()[0]) << 10
-                    file_backed += (int(rest.split()[0]) << 10) * in_file
+                field, _, value_text = line.partition(" ")
+                if not field.endswith(":"):
+                    path = value_text.split(None, 4)[4].strip() if len(value_text.split(None, 4)) > 4 else ""
+                    is_counted = bool(path) and is_weights(path.removesuffix(" (deleted)"))
+                    is_file = not path.startswith("/memfd:")
+                elif field == "Pss:" and is_counted:
+                    weight_bytes += int(value_text.split()[0]) << 10
+                    file_bytes += (int(value_text.split()[0]) << 10) * is_file
         kib = {name: int(value.split()[0]) << 10 for name, value in sizes.items()}
-        return {"pss": kib["Pss"], "libraries": max(0, kib["Pss_File"] - file_backed), "weights": shared}
+        return {"pss": kib["Pss"], "libraries": max(0, kib["Pss_File"] - file_bytes), "weights": weight_bytes}
     except (OSError, KeyError, ValueError, IndexError):
         return {}
 
@@ -245,7 +245,7 @@ def _names(count: int) -> list[str]:
 def _time(request: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     """Load a small file into a module of pairs of tensors, twice, and return the nanoseconds of the second time."""
     torch = state["torch"]
-    pickled = Path(request["folder"]) / f"{request['count']}.pt"
+    pickle_path = Path(request["folder"]) / f"{request['count']}.pt"
     elapsed_ns = 0
     for _ in range(2):
         module = torch.nn.Module()
@@ -268,10 +268,10 @@ def _time(request: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
             if request["way"] == MMAP:
                 tensors = state["load_file"](Path(request["folder"]) / f"{request['count']}.safetensors")
             else:
-                tensors = torch.load(pickled, weights_only=True)
+                tensors = torch.load(pickle_path, weights_only=True)
             assign(torch, module, tensors)
         elapsed_ns = clock.monotonic_ns() - start
     return {"load_ns": elapsed_ns}
 
 
-_DO = {"prepare": _prepare, "build": _build, "load": _load, "memory": _memory, "small": _small, "time": _time}
+_HANDLERS = {"prepare": _prepare, "build": _build, "load": _load, "memory": _memory, "small": _small, "time": _time}

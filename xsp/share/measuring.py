@@ -30,7 +30,7 @@ from xsp.share import client
 from xsp.share.loadworker import ATTACH, MMAP, WAYS, memory_of
 
 WARM, COLD = "warm", "cold"
-TOGETHER = 3
+CONCURRENT_PROCESSES = 3
 """Concurrent processes of a way for the memory measurement."""
 
 TURNS = 12
@@ -57,7 +57,7 @@ ProgressCallback = Callable[[str, int, int], None]
 
 
 @dataclass
-class Taken:
+class WayTimes:
     """Times of the processes of one way and state, one process per turn."""
 
     load_ns: list[float] = field(default_factory=list)
@@ -72,10 +72,10 @@ class Taken:
 class Memory(NamedTuple):
     """Bytes that processes of one way take, as proportional set sizes without the mapped libraries."""
 
-    one: int
+    single_bytes: int
     """Bytes of a single process, with everything else that the way needs (the store)."""
 
-    each: float
+    further_bytes: float
     """Bytes per further process, from several concurrent processes."""
 
     pss: int
@@ -83,11 +83,11 @@ class Memory(NamedTuple):
 
     def of(self, count: int) -> float:
         """Return the bytes for this number of processes."""
-        return self.one + (count - 1) * self.each
+        return self.single_bytes + (count - 1) * self.further_bytes
 
 
 @dataclass
-class Measured:
+class Measurement:
     """The result of a measurement."""
 
     source: str
@@ -95,10 +95,10 @@ class Measured:
     nbytes: int
     tensors: int
     turns: int = 0
-    most: int = TURNS
-    taken: dict[tuple[str, str], Taken] = field(default_factory=dict)
+    most_turns: int = TURNS
+    times: dict[tuple[str, str], WayTimes] = field(default_factory=dict)
     memory: dict[str, Memory] = field(default_factory=dict)
-    not_cold: str = ""
+    cold_obstacle: str = ""
     """Why nothing was measured cold."""
 
     large_bytes: int | None = None
@@ -112,8 +112,8 @@ def measure(
     seed: int = 0,
     on_progress: ProgressCallback = lambda *_: None,
     states: Sequence[str] = (WARM, COLD),
-    together: int = TOGETHER,
-) -> Measured:
+    concurrent: int = CONCURRENT_PROCESSES,
+) -> Measurement:
     """Measure all ways in turns, until it is clear whether `attach` takes less time than `load_file`, both warm.
 
     A separate store is started for the measurement and ended afterwards. The order within each turn is random.
@@ -125,7 +125,7 @@ def measure(
         seed: seed of the order.
         on_progress: progress callback, see `ProgressCallback`.
         states: which of warm and cold to measure.
-        together: concurrent processes for memory; 2 or more, or 0 to leave memory out.
+        concurrent: concurrent processes for memory; 2 or more, or 0 to leave memory out.
 
     Raises:
         ShareError: a process cannot load the weights or call the model; the message gives the reason.
@@ -147,86 +147,86 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
         request = {"cwd": os.getcwd(), "folder": folder, "module": module, "weights": weights, "store": f"{folder}/s"}
         on_progress("writing the weights", 0, 1)
-        with started() as preparing:
-            prepared = answer_of(preparing, {"do": "prepare", **request})
+        with worker_process() as process:
+            weights_size = request_answer(process, {"do": "prepare", **request})
         request["weights"] = weights or f"{folder}/model.safetensors"
-        result = Measured(source, module, prepared["nbytes"], prepared["tensors"], most=turns)
+        result = Measurement(source, module, weights_size["nbytes"], weights_size["tensors"], most_turns=turns)
         files = [Path(request["weights"]), Path(folder) / "model.pt"]
-        result.not_cold = _not_cold(files) if COLD in states else "it was not requested"
-        with store_at(Path(request["store"]), 2 * prepared["nbytes"] + (64 << 20)) as store:
+        result.cold_obstacle = _why_not_cold(files) if COLD in states else "it was not requested"
+        with running_store(Path(request["store"]), 2 * weights_size["nbytes"] + (64 << 20)) as store:
             _take_turns(result, request, files, repeats, random.Random(seed), on_progress)
-            if together:
-                _take_memory(result, request, files, store, on_progress, together)
+            if concurrent:
+                _take_memory(result, request, files, store, on_progress, concurrent)
             result.large_bytes = sum(entry["large_bytes"] for entry in client.status(Path(request["store"]))["objects"])
     return result
 
 
 def _take_turns(
-    result: Measured,
+    result: Measurement,
     request: dict[str, str],
     files: Sequence[Path],
     repeats: evidence.Repeats,
     rng: random.Random,
-    report: ProgressCallback,
+    on_progress: ProgressCallback,
 ) -> None:
-    states = [WARM] if result.not_cold else [WARM, COLD]
+    states = [WARM] if result.cold_obstacle else [WARM, COLD]
     order = [(way, state) for way in WAYS for state in states]
-    result.taken = {key: Taken() for key in order}
-    with started() as parent:
-        answer_of(parent, {"do": "build", "forks": True, **request})
-        for turn in range(1, result.most + 1):
-            chosen = [key for key in order if key[1] == WARM or turn <= COLD_TURNS]
-            for index, (way, state) in enumerate(rng.sample(chosen, len(chosen))):
-                message = f"turn {turn} of at most {result.most}: {way}, {state}"
-                report(message, (turn - 1) * len(order) + index, result.most * len(order))
-                answer_of(parent, {"do": "fork"})
+    result.times = {key: WayTimes() for key in order}
+    with worker_process() as parent:
+        request_answer(parent, {"do": "build", "forks": True, **request})
+        for turn in range(1, result.most_turns + 1):
+            turn_order = [key for key in order if key[1] == WARM or turn <= COLD_TURNS]
+            for index, (way, state) in enumerate(rng.sample(turn_order, len(turn_order))):
+                message = f"turn {turn} of at most {result.most_turns}: {way}, {state}"
+                on_progress(message, (turn - 1) * len(order) + index, result.most_turns * len(order))
+                request_answer(parent, {"do": "fork"})
                 _set_state(state, files, Path(request["store"]))
-                times = answer_of(parent, {"do": "load", "way": way})
-                answer_of(parent, {"do": "end"})
-                result.taken[way, state].load_ns.append(times["load_ns"])
-                result.taken[way, state].call_ns.append(times["call_ns"])
+                times = request_answer(parent, {"do": "load", "way": way})
+                request_answer(parent, {"do": "end"})
+                result.times[way, state].load_ns.append(times["load_ns"])
+                result.times[way, state].call_ns.append(times["call_ns"])
             result.turns = turn
-            pair = result.taken[MMAP, WARM].total_ns, result.taken[ATTACH, WARM].total_ns
+            pair = result.times[MMAP, WARM].total_ns, result.times[ATTACH, WARM].total_ns
             if turn >= evidence.FIRST and evidence.compare_turn(repeats, *pair).enough:
                 return
 
 
 def _take_memory(
-    result: Measured,
+    result: Measurement,
     request: dict[str, str],
     files: Sequence[Path],
     store: subprocess.Popen[bytes],
-    report: ProgressCallback,
-    together: int,
+    on_progress: ProgressCallback,
+    concurrent: int,
 ) -> None:
     """Measure the memory of one process, and of several concurrent processes, of each way."""
     for index, way in enumerate(WAYS):
         totals: list[int] = []
         pss = 0
-        for count in (1, together):
-            report(f"memory: {count} × {way}", index, len(WAYS))
+        for count in (1, concurrent):
+            on_progress(f"memory: {count} × {way}", index, len(WAYS))
             with contextlib.ExitStack() as stack:
-                workers = [stack.enter_context(started()) for _ in range(count)]
+                workers = [stack.enter_context(worker_process()) for _ in range(count)]
                 for process in workers:
-                    answer_of(process, {"do": "build", **request})
+                    request_answer(process, {"do": "build", **request})
                 _set_state(WARM, files, Path(request["store"]))
                 for process in workers:
-                    answer_of(process, {"do": "load", "way": way})
-                memories = [answer_of(process, {"do": "memory"}) for process in workers]
+                    request_answer(process, {"do": "load", "way": way})
+                memories = [request_answer(process, {"do": "memory"}) for process in workers]
                 if way == ATTACH:
                     memories.append(memory_of(store.pid))
             if not all(memories):
                 return  # the system does not report it
             totals.append(sum(memory["pss"] - memory["libraries"] for memory in memories))
             pss = memories[0]["pss"]
-        result.memory[way] = Memory(totals[0], (totals[1] - totals[0]) / (together - 1), pss)
+        result.memory[way] = Memory(totals[0], (totals[1] - totals[0]) / (concurrent - 1), pss)
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def started() -> Iterator[processes.WorkerProcess]:
+def worker_process() -> Iterator[processes.WorkerProcess]:
     """Run a process under measurement."""
     process = processes.WorkerProcess(_CODE, str(os.getpid()))
     try:
@@ -235,30 +235,30 @@ def started() -> Iterator[processes.WorkerProcess]:
         process.end()
 
 
-def answer_of(process: processes.WorkerProcess, question: dict[str, Any]) -> dict[str, Any]:
+def request_answer(process: processes.WorkerProcess, request: dict[str, Any]) -> dict[str, Any]:
     """Send a request to a process under measurement, and return its answer.
 
     Raises:
         ShareError: the process reports an error, ends, or takes too long.
     """
-    process.ask(question)
+    process.ask(request)
     deadline = time.monotonic() + ANSWER_S
     line = process.answer(deadline)
     if not line:
-        late = time.monotonic() >= deadline
-        code = process.end(0.0 if late else END_S)
-        ended = f"took more than {ANSWER_S:.0f} s" if late else f"ended ({processes.ending(code)})"
-        raise ShareError(f"the process for {question['do']!r} {ended}")
+        is_late = time.monotonic() >= deadline
+        code = process.end(0.0 if is_late else END_S)
+        failure = f"took more than {ANSWER_S:.0f} s" if is_late else f"ended ({processes.ending(code)})"
+        raise ShareError(f"the process for {request['do']!r} {failure}")
     answer: dict[str, Any] = json.loads(line)
     if "error" in answer:
-        raise ShareError(f"{question.get('way', question['do'])}: {answer['error']}")
+        raise ShareError(f"{request.get('way', request['do'])}: {answer['error']}")
     return answer
 
 
 @contextlib.contextmanager
-def store_at(folder: Path, capacity: int, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a store of `capacity` bytes in a subprocess; `words` are further arguments of `xsp share serve`."""
-    arguments = [str(os.getpid()), str(folder), str(capacity), *words]
+def running_store(folder: Path, capacity: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a store of `capacity` bytes in a subprocess; `options` are further arguments of `xsp share serve`."""
+    arguments = [str(os.getpid()), str(folder), str(capacity), *options]
     process = processes.start_python(_STORE, *arguments, stdin=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + START_S
@@ -304,11 +304,11 @@ def _drop(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _not_cold(files: Sequence[Path]) -> str:
+def _why_not_cold(files: Sequence[Path]) -> str:
     """Return the reason why files cannot be made cold; empty if they can."""
     for path in files:
         _drop(path)
-        share = resident(path)
+        share = resident_share(path)
         if share is None:
             return "the system does not report which part of a file is in memory"
         if share > COLD_SHARE:
@@ -316,7 +316,7 @@ def _not_cold(files: Sequence[Path]) -> str:
     return ""
 
 
-def resident(path: Path) -> float | None:
+def resident_share(path: Path) -> float | None:
     """Return the share of a file's pages that is in memory; None if the system does not report it."""
     size = path.stat().st_size
     libc = ctypes.CDLL(None, use_errno=True)

@@ -31,22 +31,22 @@ TYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
 
-_live: weakref.WeakSet[client.Mapping | DeviceMapping] = weakref.WeakSet()
+_live_mappings: weakref.WeakSet[client.Mapping | DeviceMapping] = weakref.WeakSet()
 
-_WRITTEN = "these weights are shared by several processes and cannot be written"
+_READ_ONLY = "these weights are shared by several processes and cannot be written"
 _REMEDY = "xsp.share.detach(module) makes them private to this process, so that they can be trained or changed"
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor lies in shared memory of this process, which is read-only."""
+    """Return whether a tensor is in shared memory of this process, which is read-only."""
     if tensor.is_meta:
         return False
     address = tensor.data_ptr()  # unified addressing: host and device addresses do not overlap
-    return any(mapping.address <= address < mapping.address + mapping.nbytes for mapping in tuple(_live))
+    return any(mapping.address <= address < mapping.address + mapping.nbytes for mapping in tuple(_live_mappings))
 
 
 class SharedParameter(torch.nn.Parameter):
-    """A parameter in shared memory: it takes no gradient, and its methods that write raise.
+    """A parameter in shared memory: it takes no gradient, and its writing methods raise an error.
 
     Writes below Python (an optimizer's fused step, NumPy's view) are stopped by the system: SIGSEGV in the process that
     writes. On a device nothing stops them.
@@ -59,7 +59,7 @@ class SharedParameter(torch.nn.Parameter):
             RuntimeError: gradients are requested, and the memory is shared.
         """
         if requires_grad and is_shared(self):
-            raise RuntimeError(f"{_WRITTEN}, so they cannot be trained; {_REMEDY}")
+            raise RuntimeError(f"{_READ_ONLY}, so they cannot be trained; {_REMEDY}")
         return super().requires_grad_(requires_grad)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -73,25 +73,25 @@ class SharedParameter(torch.nn.Parameter):
         return memo[id(self)]
 
 
-def _refusing(name: str) -> Callable[..., Any]:
+def _refusing_method(name: str) -> Callable[..., Any]:
     inner = getattr(torch.Tensor, name)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_shared(self):
-            raise RuntimeError(f"{name}: {_WRITTEN}; {_REMEDY}")
+            raise RuntimeError(f"{name}: {_READ_ONLY}; {_REMEDY}")
         return inner(self, *args, **kwargs)
 
     method.__name__ = name
-    method.__doc__ = f"Do as `torch.Tensor.{name}`, unless that would write shared weights."
+    method.__doc__ = f"Call `torch.Tensor.{name}`, unless that would write shared weights."
     return method
 
 
-_KEPT = {"requires_grad_", "retain_grad_", "share_memory_", "rename_", "detach_", "as_strided_"}
+_ALLOWED_METHODS = {"requires_grad_", "retain_grad_", "share_memory_", "rename_", "detach_", "as_strided_"}
 
 for _name in dir(torch.Tensor):
-    _writes = _name.endswith("_") and not _name.startswith("_") and _name not in _KEPT
+    _writes = _name.endswith("_") and not _name.startswith("_") and _name not in _ALLOWED_METHODS
     if _writes or _name == "__setitem__" or (_name.startswith("__i") and f"__{_name[3:]}" in dir(torch.Tensor)):
-        setattr(SharedParameter, _name, _refusing(_name))
+        setattr(SharedParameter, _name, _refusing_method(_name))
 
 
 @dataclass(frozen=True)
@@ -148,13 +148,13 @@ def attach(
     name = os.fsdecode(source)
     ordinal = None if device is None else _ordinal(device)
     with span("share.attach"):
-        target = None if ordinal is None else driver.device(ordinal)
+        target_device = None if ordinal is None else driver.device(ordinal)
         on_host = [client.attach(path, folder, patience_s) for path in shards(name)]
-        held: Sequence[Held] = on_host
-        if target is not None:
-            held = [devices.attach(weights, target, name, folder, patience_s) for weights in on_host]
+        attached_weights: Sequence[SharedWeights] = on_host
+        if target_device is not None:
+            attached_weights = [devices.attach(weights, target_device, name, folder, patience_s) for weights in on_host]
         with span("share.assign"):
-            return _assigned(module, held, name, strict, cast)
+            return _assign(module, attached_weights, name, strict, cast)
 
 
 def _ordinal(device: str | torch.device) -> int | None:
@@ -181,85 +181,103 @@ def _ordinal(device: str | torch.device) -> int | None:
         raise ShareError(f"device={str(device)!r}: {first_line(error)}") from None
 
 
-Held = client.AttachedWeights | DeviceWeights
+SharedWeights = client.AttachedWeights | DeviceWeights
 """Weights that this process is attached to, on the host or on a device."""
 
 Slot = tuple[torch.nn.Module, str]
 """A module, and the name of a tensor in it."""
 
 
-def _assigned(module: torch.nn.Module, held: Sequence[Held], source: str, strict: bool, cast: bool) -> Attachment:
+def _assign(
+    module: torch.nn.Module, attached_weights: Sequence[SharedWeights], source: str, strict: bool, cast: bool
+) -> Attachment:
     """Put the attached weights into a module.
 
     Raises:
         ShareError: they do not match the module.
     """
-    device = _place(held[0])
-    parameters, buffers, volatile, others = _slots(module, device)
-    available = {tensor.name: (weights, tensor) for weights in held for tensor in weights.tensors}
-    if len(available) < sum(len(weights.tensors) for weights in held):
-        counts = Counter(tensor.name for weights in held for tensor in weights.tensors)
-        raise ShareError(f"{source}: more than one shard has {_some([name for name in counts if counts[name] > 1])}")
+    device = _device_of(attached_weights[0])
+    parameters, buffers, valueless_buffers, moved_buffers = _slots(module, device)
+    available = _available(attached_weights, source)
     groups: dict[int, list[str]] = {}
     for name, (owner, attribute) in parameters.items():
         groups.setdefault(id(owner._parameters[attribute]), []).append(name)
+    unused = tuple(name for name in available if name not in parameters and name not in buffers)
+    label = f"{source} and {type(module).__name__}"
     missing = [", ".join(names) for names in groups.values() if not any(name in available for name in names)]
     missing += [name for name in buffers if name not in available]
-    unused = tuple(name for name in available if name not in parameters and name not in buffers)
-    where = f"{source} and {type(module).__name__}"
-    if missing:
-        raise ShareError(f"{where}: the file lacks {_some(missing)}; nothing was changed")
-    if unused and strict:
-        raise ShareError(f"{where}: the module has no place for {_some(unused)}; pass strict=False to ignore it")
-    if volatile:
-        raise ShareError(
-            f"{where}: no file has the buffers {_some(volatile)}, and the module has no values for them; "
-            "build it in `with xsp.share.empty():`, which creates buffers, instead of on the meta device, or with its "
-            "values if it computes these buffers from them (Swin of timm)"
-        )
+    _check_names(label, missing, unused if strict else (), valueless_buffers)
     assignments: list[tuple[list[Slot], Any]] = []
     private: dict[str, str] = {}
-    shared_bytes = private_bytes = shared = 0
-    _live.update(weights.mapping for weights in held)
+    shared_bytes = private_bytes = shared_count = 0
+    _live_mappings.update(weights.mapping for weights in attached_weights)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable")
         for names in groups.values():
             owner, attribute = parameters[names[0]]
-            (holder, first), *rest = [available[name] for name in names if name in available]
+            (weights, first), *rest = [available[name] for name in names if name in available]
             target: Any = owner._parameters[attribute]
-            view = _checked(holder, first, target, where)
-            for other_holder, tied in rest:
-                if tied.dtype != first.dtype or not torch.equal(view, _checked(other_holder, tied, target, where)):
-                    raise ShareError(f"{where}: {first.name} and {tied.name} are tied, but differ in the file")
+            view = _checked_view(weights, first, target, label)
+            for tied_weights, tied in rest:
+                if tied.dtype != first.dtype or not torch.equal(view, _checked_view(tied_weights, tied, target, label)):
+                    raise ShareError(f"{label}: {first.name} and {tied.name} are tied, but differ in the file")
             if view.dtype != target.dtype:
                 if not cast:
                     raise ShareError(
-                        f"{where}: {plain(first.name)} is {_type(view)} in the file and {_type(target)} in the module; "
+                        f"{label}: {plain(first.name)} is {_type(view)} in the file and {_type(target)} in the module; "
                         f"convert the module (module.to({view.dtype})), or pass cast=True for a private copy"
                     )
-                copied = torch.nn.Parameter(view.to(target.dtype), requires_grad=False)
-                private[first.name] = f"{_type(view)} in the file, {_type(copied)} here"
-                private_bytes += copied.nbytes
-                assignments.append(([parameters[name] for name in names], copied))
+                private_copy = torch.nn.Parameter(view.to(target.dtype), requires_grad=False)
+                private[first.name] = f"{_type(view)} in the file, {_type(private_copy)} here"
+                private_bytes += private_copy.nbytes
+                assignments.append(([parameters[name] for name in names], private_copy))
                 continue
-            shared += 1
+            shared_count += 1
             shared_bytes += first.nbytes
             assignments.append(([parameters[name] for name in names], SharedParameter(view, requires_grad=False)))
         for name, (owner, attribute) in buffers.items():
             buffer: Any = owner._buffers[attribute]
-            copy = _checked(*available[name], buffer, where).to(buffer.dtype, copy=True)
+            buffer_copy = _checked_view(*available[name], buffer, label).to(buffer.dtype, copy=True)
             private[name] = "a buffer"
-            private_bytes += copy.nbytes
-            assignments.append(([(owner, attribute)], copy))
-    assignments += [([(owner, attribute)], owner._buffers[attribute].to(device)) for owner, attribute in others]  # type: ignore[union-attr]
+            private_bytes += buffer_copy.nbytes
+            assignments.append(([(owner, attribute)], buffer_copy))
+    assignments += [([(owner, attribute)], owner._buffers[attribute].to(device)) for owner, attribute in moved_buffers]  # type: ignore[union-attr]
     for slots, tensor in assignments:
         for owner, attribute in slots:
             (owner._parameters if attribute in owner._parameters else owner._buffers)[attribute] = tensor
     if any(submodule.training for submodule in module.modules()):
         module.eval()
     _refuse_training(module)
-    keys = ",".join(f"sha256:{weights.key}" for weights in held)
-    return Attachment(keys, all(weights.hit for weights in held), shared, shared_bytes, private, private_bytes, unused)
+    keys = ",".join(f"sha256:{weights.key}" for weights in attached_weights)
+    hit = all(weights.hit for weights in attached_weights)
+    return Attachment(keys, hit, shared_count, shared_bytes, private, private_bytes, unused)
+
+
+def _available(attached_weights: Sequence[SharedWeights], source: str) -> dict[str, tuple[SharedWeights, Tensor]]:
+    """Return the tensors of attached weights by name.
+
+    Raises:
+        ShareError: two shards have a tensor of the same name.
+    """
+    counts = Counter(tensor.name for weights in attached_weights for tensor in weights.tensors)
+    duplicates = [name for name, count in counts.items() if count > 1]
+    if duplicates:
+        raise ShareError(f"{source}: more than one shard has {_first_names(duplicates)}")
+    return {tensor.name: (weights, tensor) for weights in attached_weights for tensor in weights.tensors}
+
+
+def _check_names(label: str, missing: Sequence[str], unused: Sequence[str], valueless_buffers: Sequence[str]) -> None:
+    """Raise a ShareError if the file or the module lacks tensors, or a buffer has no values."""
+    if missing:
+        raise ShareError(f"{label}: the file lacks {_first_names(missing)}; nothing was changed")
+    if unused:
+        raise ShareError(f"{label}: the module has no place for {_first_names(unused)}; pass strict=False to ignore it")
+    if valueless_buffers:
+        raise ShareError(
+            f"{label}: no file has the buffers {_first_names(valueless_buffers)}, and the module has no values for "
+            "them; build it in `with xsp.share.empty():`, which creates buffers, instead of on the meta device, or "
+            "with its values if it computes these buffers from them (Swin of timm)"
+        )
 
 
 def _slots(
@@ -274,8 +292,8 @@ def _slots(
     """
     parameters: dict[str, Slot] = {}
     buffers: dict[str, Slot] = {}
-    volatile: list[str] = []
-    others: list[Slot] = []
+    valueless_buffers: list[str] = []
+    moved_buffers: list[Slot] = []
     for path, submodule in module.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
         for name, parameter in submodule._parameters.items():
@@ -298,13 +316,13 @@ def _slots(
             if name not in submodule._non_persistent_buffers_set:
                 buffers[prefix + name] = submodule, name
             elif buffer.device.type == "meta":
-                volatile.append(prefix + name)
+                valueless_buffers.append(prefix + name)
             elif device.type != "cpu" and buffer.device != device:
-                others.append((submodule, name))
-    return parameters, buffers, volatile, others
+                moved_buffers.append((submodule, name))
+    return parameters, buffers, valueless_buffers, moved_buffers
 
 
-def _checked(held: Held, tensor: Tensor, target: Any, where: str) -> torch.Tensor:
+def _checked_view(weights: SharedWeights, tensor: Tensor, target: Any, label: str) -> torch.Tensor:
     """Return the view of a tensor.
 
     Raises:
@@ -312,44 +330,44 @@ def _checked(held: Held, tensor: Tensor, target: Any, where: str) -> torch.Tenso
     """
     if tensor.shape != target.shape:
         raise ShareError(
-            f"{where}: {plain(tensor.name)} is {list(tensor.shape)} in the file and {list(target.shape)} in the module"
+            f"{label}: {plain(tensor.name)} is {list(tensor.shape)} in the file and {list(target.shape)} in the module"
         )
-    return view_of(held, tensor)
+    return view_of(weights, tensor)
 
 
-def view_of(held: Held, tensor: Tensor) -> torch.Tensor:
+def view_of(weights: SharedWeights, tensor: Tensor) -> torch.Tensor:
     """Return a tensor of attached weights, as a view, which keeps the attachment alive."""
-    kind = TYPES[tensor.dtype]
+    dtype = TYPES[tensor.dtype]
     if not tensor.nbytes:
-        return torch.empty(tensor.shape, dtype=kind, device=_place(held))
-    if isinstance(held, DeviceWeights):
-        part = _whole(held)[tensor.offset : tensor.offset + tensor.nbytes]
-        return part.view(kind).view(tensor.shape)
-    count = tensor.nbytes // kind.itemsize
-    return torch.frombuffer(held.array, dtype=kind, count=count, offset=tensor.offset).view(tensor.shape)
+        return torch.empty(tensor.shape, dtype=dtype, device=_device_of(weights))
+    if isinstance(weights, DeviceWeights):
+        part = _bytes_tensor(weights)[tensor.offset : tensor.offset + tensor.nbytes]
+        return part.view(dtype).view(tensor.shape)
+    count = tensor.nbytes // dtype.itemsize
+    return torch.frombuffer(weights.array, dtype=dtype, count=count, offset=tensor.offset).view(tensor.shape)
 
 
-def _place(held: Held) -> torch.device:
-    return _whole(held).device if isinstance(held, DeviceWeights) else torch.device("cpu")
+def _device_of(weights: SharedWeights) -> torch.device:
+    return _bytes_tensor(weights).device if isinstance(weights, DeviceWeights) else torch.device("cpu")
 
 
-def _whole(held: DeviceWeights) -> torch.Tensor:
+def _bytes_tensor(weights: DeviceWeights) -> torch.Tensor:
     """Return all bytes of weights on a device as one tensor, which is created once."""
-    if held.whole is None:
-        held.whole = on_device(held.mapping)
-    whole: torch.Tensor = held.whole
-    return whole
+    if weights.bytes_tensor is None:
+        weights.bytes_tensor = bytes_on_device(weights.mapping)
+    bytes_tensor: torch.Tensor = weights.bytes_tensor
+    return bytes_tensor
 
 
-def on_device(mapping: DeviceMapping) -> torch.Tensor:
+def bytes_on_device(mapping: DeviceMapping) -> torch.Tensor:
     """Return the bytes of a mapping as a tensor, which keeps the mapping alive."""
     torch.cuda.init()
     return torch.as_tensor(mapping, device=f"cuda:{mapping.device.ordinal}")
 
 
-def _some(names: Any) -> str:
-    shown = ", ".join(plain(name)[:100] for name in list(names)[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+def _first_names(names: Any) -> str:
+    text = ", ".join(plain(name)[:100] for name in list(names)[:3])
+    return text if len(names) <= 3 else f"{text} and {len(names) - 3} more"
 
 
 def _type(tensor: Any) -> str:
@@ -368,7 +386,7 @@ class _Refuses:
         if mode and any(
             isinstance(parameter, SharedParameter) and is_shared(parameter) for parameter in module.parameters()
         ):
-            raise RuntimeError(f"{type(module).__name__}: {_WRITTEN}, so it cannot be trained; {_REMEDY}")
+            raise RuntimeError(f"{type(module).__name__}: {_READ_ONLY}, so it cannot be trained; {_REMEDY}")
         return type(module).train(module, mode)
 
     def __reduce__(self) -> Any:
@@ -383,7 +401,7 @@ def _refuse_training(module: torch.nn.Module) -> None:
 
 
 def _guarded(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """Put shared parameters themselves into a state dict: views of them could be written by any module that gets them.
+    """Put shared parameters into a state dict instead of views, which any module with them could write.
 
     So `load_state_dict(…, assign=True)` of a module that is to be trained raises, instead of a crash at its first step.
     """
@@ -396,7 +414,7 @@ def _guarded(module: torch.nn.Module, state: dict[str, Any], prefix: str, metada
 def detach(module: torch.nn.Module) -> int:
     """Copy the shared weights of a module, so that they can be trained; return the number of copied bytes."""
     copies: dict[int, torch.nn.Parameter] = {}
-    copied = 0
+    copied_bytes = 0
     for submodule in module.modules():
         submodule.__dict__.pop("train", None)
         for name, parameter in submodule._parameters.items():
@@ -404,9 +422,9 @@ def detach(module: torch.nn.Module) -> int:
                 if id(parameter) not in copies:
                     trainable = parameter.is_floating_point() or parameter.is_complex()
                     copies[id(parameter)] = torch.nn.Parameter(parameter.detach().clone(), requires_grad=trainable)
-                    copied += parameter.nbytes
+                    copied_bytes += parameter.nbytes
                 submodule._parameters[name] = copies[id(parameter)]
-    return copied
+    return copied_bytes
 
 
 def put(weights: Mapping[str, torch.Tensor], *, folder: Path | None = None) -> str:
@@ -417,14 +435,14 @@ def put(weights: Mapping[str, torch.Tensor], *, folder: Path | None = None) -> s
     Raises:
         ShareError: there is no store, it is full, or a value of the state dict is not a tensor.
     """
-    file = _saved(weights)
+    file = _in_safetensors(weights)
     try:
         return f"sha256:{client.attach(file, folder).key}"
     finally:
         os.close(file)
 
 
-def _saved(weights: Mapping[str, torch.Tensor]) -> int:
+def _in_safetensors(weights: Mapping[str, torch.Tensor]) -> int:
     """Return the descriptor of memory that holds a state dict in safetensors format.
 
     Raises:
@@ -434,14 +452,14 @@ def _saved(weights: Mapping[str, torch.Tensor]) -> int:
 
     supported = set(TYPES.values())
     for name, tensor in weights.items():
-        where = f"the state dict cannot be shared: {plain(str(name))[:100]}"
+        label = f"the state dict cannot be shared: {plain(str(name))[:100]}"
         if not isinstance(tensor, torch.Tensor):
-            raise ShareError(f"{where} is {type(tensor).__name__}, not a tensor (as in packed and quantised layers)")
+            raise ShareError(f"{label} is {type(tensor).__name__}, not a tensor (as in packed and quantised layers)")
         if tensor.is_meta:
-            raise ShareError(f"{where} has no values: it is on the meta device")
+            raise ShareError(f"{label} has no values: it is on the meta device")
         if tensor.is_nested or tensor.layout != torch.strided or tensor.dtype not in supported:
             kind = "nested" if tensor.is_nested else f"{_type(tensor)}, {tensor.layout}"
-            raise ShareError(f"{where} is {kind}; only dense tensors of plain types can be")
+            raise ShareError(f"{label} is {kind}; only dense tensors of plain types can be")
     try:
         return wire.in_memory(
             save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()})

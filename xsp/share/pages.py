@@ -18,7 +18,7 @@ _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x
 _FAILED = ctypes.c_void_p(-1).value
 _MADV_COLLAPSE = 25
 
-_SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
+_SIZE_FILE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 
 
 def _library() -> Any:
@@ -35,21 +35,21 @@ def _library() -> Any:
 _LIBC = _library()
 
 
-def large() -> int:
+def large_page_bytes() -> int:
     """Return the bytes of a large page; 0 if the system has none."""
     try:
-        return int(_SIZE.read_text(encoding="ascii"))
+        return int(_SIZE_FILE.read_text(encoding="ascii"))
     except (OSError, ValueError):
         return 0
 
 
-def mapped(memory: int, nbytes: int) -> int:
+def map_shared(memory: int, nbytes: int) -> int:
     """Map a descriptor for reading, shared, and return the address, aligned to a large page if the system has any.
 
     Raises:
         OSError: it cannot be mapped.
     """
-    size = large()
+    size = large_page_bytes()
     if not size or nbytes < size:
         return _map(None, nbytes, _PROT_READ, _MAP_SHARED, memory)
     reserved = nbytes + size
@@ -77,40 +77,40 @@ def _map(address: int | None, nbytes: int, protection: int, flags: int, memory: 
 
 
 def unmap(address: int, nbytes: int, munmap: Any = _LIBC.munmap) -> None:
-    """Unmap memory from `mapped`; safe to call at interpreter shutdown."""
+    """Unmap memory from `map_shared`; safe to call at interpreter shutdown."""
     munmap(address, nbytes)
 
 
-def enlarge(memory: int, nbytes: int, goes_on: Callable[[], bool]) -> int:
-    """Give an empty memfd large pages, for as many whole ones as fit and the system provides.
+def enlarge(memory: int, nbytes: int, keep_going: Callable[[], bool]) -> int:
+    """Give an empty memfd as many large pages as fit and the system provides.
 
     Before the first write this costs no more time than small pages, because no small page is allocated and then copied.
 
     Args:
         memory: descriptor.
         nbytes: new size of the memfd.
-        goes_on: polled before each large page; False stops the loop.
+        keep_going: polled before each large page; False stops the loop.
 
     Returns:
         The number of bytes that have large pages.
     """
-    size = large()
+    size = large_page_bytes()
     try:
         os.ftruncate(memory, nbytes)
         if not size or nbytes < size:
             return 0
-        address = mapped(memory, nbytes)
+        address = map_shared(memory, nbytes)
     except OSError:
         return 0
-    enlarged = 0
+    large_bytes = 0
     try:
-        while enlarged + size <= nbytes and goes_on():
-            os.pwrite(memory, b"\0", enlarged)  # a range without any page is not collapsed
-            if _LIBC.madvise(address + enlarged, size, _MADV_COLLAPSE):
+        while large_bytes + size <= nbytes and keep_going():
+            os.pwrite(memory, b"\0", large_bytes)  # a range without any page is not collapsed
+            if _LIBC.madvise(address + large_bytes, size, _MADV_COLLAPSE):
                 break  # an old kernel, a setting, or no contiguous free memory: the rest gets small pages
-            enlarged += size
+            large_bytes += size
     except OSError:
         pass  # memory is full: the caller's writes report it
     finally:
         unmap(address, nbytes)
-    return enlarged
+    return large_bytes

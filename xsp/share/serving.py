@@ -27,12 +27,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from xsp.errors import ShareError
 from xsp.scrub import plain
 from xsp.share.shelf import Client, Object, Shelf, Span
-from xsp.share.wire import PROTOCOL, SOCKET, in_memory, received, send, socket_of
+from xsp.share.wire import PROTOCOL, SOCKET, in_memory, receive, send, socket_of
 
 Kind = TypeVar("Kind", bound=Object)
 Result = TypeVar("Result")
 
-Then = Callable[[list[Client]], object]
+Callback = Callable[[list[Client]], object]
 """Callback in the event loop when the thread has finished, with the clients that wait for the result."""
 
 
@@ -48,7 +48,7 @@ class CopyResult(NamedTuple, Generic[Kind]):
 class Serving(Generic[Kind]):
     """Serves a directory until `end` is called."""
 
-    WHAT = "store"
+    LABEL = "store"
     """Name of the store in messages."""
 
     def __init__(self, folder: Path, shelf: Shelf[Kind], name: str = SOCKET) -> None:
@@ -60,19 +60,19 @@ class Serving(Generic[Kind]):
             name: file name of the socket in it.
 
         Raises:
-            ShareError: another process serves it, it is open to others, or something else lies in the socket's place.
+            ShareError: another process serves it, it is open to others, or something else is at the socket's path.
         """
         self.folder = folder
         self.shelf = shelf
         self.generation = os.urandom(8).hex()
         self._clients: dict[socket.socket, Client] = {}
         self._waiting: dict[Hashable, list[Client]] = {}
-        self._asked: queue.SimpleQueue[tuple[Hashable, Callable[[], Any], Callable[..., object]] | None]
-        self._asked = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[tuple[Hashable, Then]] = queue.SimpleQueue()
-        self._asks: dict[str, Callable[[Client, dict[str, Any], list[int]], None]]
-        self._asks = {"status": self._tell, "evict": self._evict, "attach": self._begin}
-        self._goes_on = True
+        self._jobs: queue.SimpleQueue[tuple[Hashable, Callable[[], Any], Callable[..., object]] | None]
+        self._jobs = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[Hashable, Callback]] = queue.SimpleQueue()
+        self._handlers: dict[str, Callable[[Client, dict[str, Any], list[int]], None]]
+        self._handlers = {"status": self._handle_status, "evict": self._handle_evict, "attach": self._handle_attach}
+        self._is_running = True
         lock = f"{name.removesuffix('.sock')}.lock"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -84,24 +84,24 @@ class Serving(Generic[Kind]):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._lock)
-            raise ShareError(f"{folder}: is served by another {self.WHAT} already") from error
+            raise ShareError(f"{folder}: is served by another {self.LABEL} already") from error
         try:
-            self._listening = _listen(path)
+            self._listener = _listen(path)
         except ShareError:
             os.close(self._lock)
             raise
-        self._woken, self._wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._path = path
         _raise_descriptor_limit()
 
     def end(self) -> None:
         """Make `serve` return; may be called from a signal handler or another thread."""
-        self._goes_on = False
+        self._is_running = False
         self._wake()
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.write(self._wakes, b"x")
+            os.write(self._wake_writer, b"x")
 
     def serve_until_signal(self, ready: Callable[[], None] = lambda: None) -> None:
         """Answer clients until SIGINT or SIGTERM; for the main thread.
@@ -109,7 +109,9 @@ class Serving(Generic[Kind]):
         Args:
             ready: called once the signal handlers are installed.
         """
-        previous_fd = signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)  # any thread may get the signal
+        previous_fd = signal.set_wakeup_fd(
+            self._wake_writer, warn_on_full_buffer=False
+        )  # any thread may get the signal
         handlers = {signum: signal.signal(signum, lambda *_: self.end()) for signum in (signal.SIGINT, signal.SIGTERM)}
         try:
             ready()
@@ -121,59 +123,59 @@ class Serving(Generic[Kind]):
 
     def serve(self) -> None:
         """Answer clients until `end`; then release everything."""
-        thread = threading.Thread(target=self._work, name="xsp-share-copy", daemon=True)
+        thread = threading.Thread(target=self._run_jobs, name="xsp-share-copy", daemon=True)
         thread.start()
         with selectors.DefaultSelector() as self._selector:
-            self._selector.register(self._listening, selectors.EVENT_READ, self._accept)
-            self._selector.register(self._woken, selectors.EVENT_READ, self._woke)
-            self._begins()
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            self._selector.register(self._wake_reader, selectors.EVENT_READ, self._on_wake)
+            self._prepare_loop()
             try:
-                while self._goes_on:
-                    self._turn()
+                while self._is_running:
+                    self._handle_events()
             finally:
-                self._goes_on = False
-                self._asked.put(None)
+                self._is_running = False
+                self._jobs.put(None)
                 thread.join()
-                self._hand_out()
-                self._refuse()
+                self._handle_results()
+                self._stop_listening()
                 while self._is_needed():
-                    self._turn()
+                    self._handle_events()
                 self._close()
 
-    def _turn(self) -> None:
+    def _handle_events(self) -> None:
         for ready, _ in self._selector.select():
             ready.data()
 
-    def _begins(self) -> None:
+    def _prepare_loop(self) -> None:
         """Prepare before the loop begins; for subclasses."""
 
     def _is_needed(self) -> bool:
-        """Return whether clients need it to go on after `end`; no by default, as mapped memory outlives the store."""
+        """Return whether clients need the loop after `end`; by default not, as mapped memory outlives the store."""
         return False
 
-    def _refuse(self) -> None:
+    def _stop_listening(self) -> None:
         """Accept no new clients; another process may serve the directory from now on."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
-        self._selector.unregister(self._listening)
-        self._listening.close()
+        self._selector.unregister(self._listener)
+        self._listener.close()
         os.close(self._lock)
 
     def _close(self) -> None:
         for client in list(self._clients.values()):
-            self._drop(client)
+            self._disconnect(client)
         with self.shelf.lock:
             for stored in list(self.shelf.objects.values()):
                 self.shelf.evict(stored)
-        for descriptor in (self._woken, self._wakes):
+        for descriptor in (self._wake_reader, self._wake_writer):
             os.close(descriptor)
 
     # --- clients --------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._listening.accept()
-        except OSError:  # the client has gone, or descriptors ran out: attached clients go on
+            connection, _ = self._listener.accept()
+        except OSError:  # the client has gone, or descriptors ran out: attached clients continue
             time.sleep(0.001)
             return
         pid, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -182,37 +184,37 @@ class Serving(Generic[Kind]):
             return
         connection.setblocking(False)
         client = self._clients[connection] = Client(connection, pid)
-        self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._hear, client))
+        self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._receive, client))
 
-    def _drop(self, client: Client) -> None:
+    def _disconnect(self, client: Client) -> None:
         """Close a connection, which ends its attachment."""
         if self._clients.pop(client.connection, None) is None:
             return
-        if client.waits_for is not None:
-            self._waiting.get(client.waits_for, []).remove(client)
-            client.waits_for = None
+        if client.awaited_key is not None:
+            self._waiting.get(client.awaited_key, []).remove(client)
+            client.awaited_key = None
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(client.connection)
         client.connection.close()
-        self._left(client)
+        self._on_disconnect(client)
 
-    def _left(self, client: Client) -> None:
+    def _on_disconnect(self, client: Client) -> None:
         """Detach a client whose connection has ended."""
         self.shelf.detach(client)
 
-    def _hear(self, client: Client) -> None:
+    def _receive(self, client: Client) -> None:
         if client.connection not in self._clients:  # dropped in the same turn
             return
         try:
-            text, descriptors = received(client.connection)
+            text, descriptors = receive(client.connection)
         except BlockingIOError:
             return
         except (OSError, ShareError):
-            self._drop(client)
+            self._disconnect(client)
             return
         try:
             if not text:
-                self._drop(client)
+                self._disconnect(client)
                 return
             try:
                 request = json.loads(text)
@@ -220,7 +222,7 @@ class Serving(Generic[Kind]):
                     raise ValueError("no table")
                 self._answer(client, request, descriptors)
             except (ValueError, RecursionError):
-                self._send(client, {"error": f"the {self.WHAT} does not understand the message"})
+                self._send(client, {"error": f"the {self.LABEL} does not understand the message"})
             except ShareError as error:
                 self._send(client, {"error": str(error)})
         finally:
@@ -231,23 +233,25 @@ class Serving(Generic[Kind]):
         """Answer a message; a handler that keeps a descriptor removes it from `descriptors`."""
         if request.get("protocol") != PROTOCOL:
             raise ShareError("the client is of another version of xsp than the store; use the store's version for both")
-        if not self._goes_on:
-            raise ShareError(f"the {self.WHAT} is ending; start one (xsp share serve) and attach again")
-        handler = self._asks.get(str(request.get("ask")))
-        if handler is None or (handler == self._begin and (client.object is not None or client.waits_for is not None)):
-            raise ShareError(f"the {self.WHAT} does not know the request, or the connection is attached already")
+        if not self._is_running:
+            raise ShareError(f"the {self.LABEL} is ending; start one (xsp share serve) and attach again")
+        handler = self._handlers.get(str(request.get("ask")))
+        if handler is None or (
+            handler == self._handle_attach and (client.object is not None or client.awaited_key is not None)
+        ):
+            raise ShareError(f"the {self.LABEL} does not know the request, or the connection is attached already")
         handler(client, request, descriptors)
 
-    def _send(self, client: Client, answer: dict[str, Any], memory: int | None = None, keep: bool = False) -> None:
+    def _send(self, client: Client, answer: dict[str, Any], memory: int | None = None, keep_open: bool = False) -> None:
         try:
             send(client.connection, answer, memory)
         except OSError:  # the client has gone, or does not read
-            self._drop(client)
+            self._disconnect(client)
         finally:
-            if memory is not None and not keep:
+            if memory is not None and not keep_open:
                 os.close(memory)
 
-    def _begin(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
+    def _handle_attach(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
         """Attach a client, or start to make the object that it requests.
 
         Raises:
@@ -255,18 +259,18 @@ class Serving(Generic[Kind]):
         """
         raise NotImplementedError
 
-    def _handed(self, stored: Kind) -> tuple[dict[str, Any], int | None]:
-        """Return what a client gets of an object besides its key: fields of the answer, and a descriptor to send."""
+    def _handover(self, stored: Kind) -> tuple[dict[str, Any], int | None]:
+        """Return fields of the answer that hands over an object, besides its key, and a descriptor to send."""
         raise NotImplementedError
 
-    def _give(self, client: Client, stored: Kind, hit: bool, spans: Iterable[Span]) -> None:
+    def _hand_over(self, client: Client, stored: Kind, hit: bool, spans: Iterable[Span]) -> None:
         """Hand an object to a client that is attached to it."""
         stored.hits += hit
-        answer, memory = self._handed(stored)
+        answer, memory = self._handover(stored)
         answer |= {"key": stored.key, "hit": hit, "generation": self.generation, "spans": [*spans]}
-        self._send(client, answer, memory, keep=True)
+        self._send(client, answer, memory, keep_open=True)
 
-    def _of_key(self, key: str) -> Kind:
+    def _find(self, key: str) -> Kind:
         matches = [stored for stored in self.shelf.objects.values() if len(key) >= 8 and stored.key.startswith(key)]
         if len(matches) != 1:
             raise ShareError(
@@ -275,25 +279,25 @@ class Serving(Generic[Kind]):
             )
         return matches[0]
 
-    def _evict(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
+    def _handle_evict(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
         del descriptors
         key = str(request.get("key", ""))
-        chosen = list(self.shelf.objects.values()) if key == "*" else [self._of_key(key)]
+        candidates = list(self.shelf.objects.values()) if key == "*" else [self._find(key)]
         with self.shelf.lock:
-            attached = [stored for stored in chosen if stored.attached]
+            attached = [stored for stored in candidates if stored.attached]
             if key != "*" and attached:
                 pids = ", ".join(str(client.pid) for client in attached[0].attached)
                 raise ShareError(f"{attached[0].key[:16]}: is attached (to process {pids}), and is kept")
-            for stored in chosen:
+            for stored in candidates:
                 if not stored.attached:
                     self.shelf.evict(stored)
-        self._send(client, {"evicted": len(chosen) - len(attached), "attached": len(attached)})
+        self._send(client, {"evicted": len(candidates) - len(attached), "attached": len(attached)})
 
-    def _tell(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
+    def _handle_status(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
         del request, descriptors
         self._send(client, {}, in_memory(json.dumps(self.status()).encode()))
 
-    def _described(self, stored: Kind) -> dict[str, Any]:
+    def _status_entry(self, stored: Kind) -> dict[str, Any]:
         """Return the status entry of an object."""
         return {
             "key": stored.key,
@@ -308,60 +312,62 @@ class Serving(Generic[Kind]):
     def status(self) -> dict[str, Any]:
         """Return the contents of the store, and the attached processes."""
         with self.shelf.lock:
-            entries = [*self.shelf.objects.values(), *self.shelf.withdrawn]
+            entries = [*self.shelf.objects.values(), *self.shelf.withdrawn_objects]
             return {
                 "pid": os.getpid(),
                 "generation": self.generation,
                 "capacity_bytes": self.shelf.capacity_bytes,
-                "held_bytes": self.shelf.held_bytes,
+                "held_bytes": self.shelf.stored_bytes,
                 "copying_bytes": self.shelf.reserved_bytes,
                 "eviction": self.shelf.eviction.value,
                 "evictions": self.shelf.evictions,
                 "connections": len(self._clients),
-                "objects": [self._described(stored) for stored in sorted(entries, key=lambda stored: -stored.used)],
+                "objects": [
+                    self._status_entry(stored) for stored in sorted(entries, key=lambda stored: -stored.last_use)
+                ],
             }
 
     # --- work of the thread ---------------------------------------------------------------------------
 
-    def _waits(self, client: Client, for_what: Hashable) -> bool:
+    def _join_waiting(self, client: Client, key: Hashable) -> bool:
         """Add a client to those that wait; return whether the object is being made already, for other clients."""
-        client.waits_for = for_what
-        self._waiting.setdefault(for_what, []).append(client)
-        return len(self._waiting[for_what]) > 1
+        client.awaited_key = key
+        self._waiting.setdefault(key, []).append(client)
+        return len(self._waiting[key]) > 1
 
-    def _have_done(
-        self, for_what: Hashable, work: Callable[[], Result], then: Callable[[Result, list[Client]], object]
+    def _queue_job(
+        self, key: Hashable, work: Callable[[], Result], callback: Callable[[Result, list[Client]], object]
     ) -> None:
         """Queue work for the thread; the loop then handles the result and the clients that wait for it.
 
         Args:
-            for_what: the key given to `_waits`.
-            work: must not raise; returns soon after the store has been told to end.
-            then: called in the loop.
+            key: the key passed to `_join_waiting`.
+            work: must not raise; returns soon after `end` was called.
+            callback: called in the loop.
         """
-        self._asked.put((for_what, work, then))
+        self._jobs.put((key, work, callback))
 
-    def _work(self) -> None:
-        while (job := self._asked.get()) is not None:
-            for_what, work, then = job
-            self._done.put((for_what, functools.partial(then, work())))
+    def _run_jobs(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            key, work, callback = job
+            self._results.put((key, functools.partial(callback, work())))
             self._wake()
 
-    def _woke(self) -> None:
+    def _on_wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.read(self._woken, 4096)
-        self._hand_out()
+            os.read(self._wake_reader, 4096)
+        self._handle_results()
 
-    def _hand_out(self) -> None:
+    def _handle_results(self) -> None:
         """Handle the thread's results."""
-        while not self._done.empty():
-            for_what, then = self._done.get()
-            waiting = self._waiting.pop(for_what, [])
+        while not self._results.empty():
+            key, callback = self._results.get()
+            waiting = self._waiting.pop(key, [])
             for client in waiting:
-                client.waits_for = None
-            then(waiting)
+                client.awaited_key = None
+            callback(waiting)
 
-    def _put(self, result: CopyResult[Kind], waiting: list[Client]) -> Kind | None:
+    def _keep_copy(self, result: CopyResult[Kind], waiting: list[Client]) -> Kind | None:
         """Keep a new object and give it to the clients that wait; return the kept object, None after an error."""
         if result.object is None:
             self.shelf.release(result.reserved)
@@ -370,7 +376,7 @@ class Serving(Generic[Kind]):
             return None
         stored = self.shelf.put(result.object, waiting)
         for client in waiting:
-            self._give(client, stored, False, result.spans)
+            self._hand_over(client, stored, False, result.spans)
         return stored
 
 
@@ -397,6 +403,11 @@ def _listen(path: str) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def error_text(error: Exception, source: str) -> str:
+    """Return the message for clients: that of a ShareError, else the source with the error."""
+    return str(error) if isinstance(error, ShareError) else f"{source}: {type(error).__name__}: {error}"
 
 
 def _raise_descriptor_limit() -> None:

@@ -23,7 +23,7 @@ class Eviction(str, enum.Enum):
     """Least frequently requested first; among equals, least recently used first."""
 
     GDSF = "gdsf"
-    """First what takes little time to copy again for its size and was requested rarely: Greedy-Dual-Size-Frequency,
+    """Objects that are quick to copy again for their size and rarely requested first: Greedy-Dual-Size-Frequency,
     L. Cherkasova, HP Laboratories, 1998. The priority of an object is L + uses · cost / size, and L is the priority of
     the last evicted object, so that formerly popular objects age."""
 
@@ -48,7 +48,7 @@ class Object:
     """Number of its bytes that have large pages."""
 
     attached: set[Client] = field(default_factory=set)
-    used: int = 0
+    last_use: int = 0
     """Logical time of its last request or release, on a counter of such events."""
 
     hits: int = 0
@@ -70,7 +70,7 @@ class Client:
     connection: socket.socket
     pid: int
     object: Object | None = None
-    waits_for: Hashable | None = None
+    awaited_key: Hashable | None = None
     """Key of the work that the client waits for, such as the version of a file that is being copied."""
 
     process: int = -1
@@ -94,7 +94,7 @@ class Shelf(Generic[Kind]):
         self.capacity_bytes = capacity_bytes
         self.eviction = eviction
         self.objects: dict[str, Kind] = {}
-        self.withdrawn: list[Kind] = []
+        self.withdrawn_objects: list[Kind] = []
         """Attached objects that are no longer handed out; they are freed after the last client has detached."""
 
         self.reserved_bytes = 0
@@ -108,11 +108,11 @@ class Shelf(Generic[Kind]):
         """L of `Eviction.GDSF`."""
 
     @property
-    def held_bytes(self) -> int:
+    def stored_bytes(self) -> int:
         """Bytes of all objects."""
-        return sum(stored.nbytes for stored in [*self.objects.values(), *self.withdrawn])
+        return sum(stored.nbytes for stored in [*self.objects.values(), *self.withdrawn_objects])
 
-    def reserve(self, nbytes: int, named: str) -> int:
+    def reserve(self, nbytes: int, label: str) -> int:
         """Make room by evicting unattached objects, in the order of `eviction`; return the number of evicted objects.
 
         An object whose turn came first is kept after all if the objects evicted after it make enough room.
@@ -121,100 +121,102 @@ class Shelf(Generic[Kind]):
             ShareError: there would not be enough room even so; then nothing was evicted.
         """
         with self.lock:
-            free = self.capacity_bytes - self.held_bytes - self.reserved_bytes
-            unused = sorted((stored for stored in self.objects.values() if not stored.attached), key=self._worth)
-            if nbytes > free + sum(stored.nbytes for stored in unused):
-                used = self.capacity_bytes - free - sum(stored.nbytes for stored in unused)
+            free_bytes = self.capacity_bytes - self.stored_bytes - self.reserved_bytes
+            unattached = sorted(
+                (stored for stored in self.objects.values() if not stored.attached), key=self._eviction_key
+            )
+            if nbytes > free_bytes + sum(stored.nbytes for stored in unattached):
+                used_bytes = self.capacity_bytes - free_bytes - sum(stored.nbytes for stored in unattached)
                 raise ShareError(
-                    f"{named}: {size_text(nbytes)} do not fit: of {size_text(self.capacity_bytes)}, {size_text(used)} "
-                    f"are attached{self._by_whom()} or being copied, which is never evicted; increase it with "
-                    f"{self._option} SIZE"
+                    f"{label}: {size_text(nbytes)} do not fit: of {size_text(self.capacity_bytes)}, "
+                    f"{size_text(used_bytes)} are attached{self._attached_text()} or being copied, which is never "
+                    f"evicted; increase it with {self._option} SIZE"
                 )
             evicted: list[Kind] = []
-            for stored in unused:
-                if nbytes <= free:
+            for stored in unattached:
+                if nbytes <= free_bytes:
                     break
                 evicted.append(stored)
-                free += stored.nbytes
+                free_bytes += stored.nbytes
             for stored in reversed(evicted[:-1]):
-                if nbytes <= free - stored.nbytes:
+                if nbytes <= free_bytes - stored.nbytes:
                     evicted.remove(stored)
-                    free -= stored.nbytes
+                    free_bytes -= stored.nbytes
             for stored in evicted:
                 self.evict(stored)
                 self._inflation = max(self._inflation, stored.priority)
             self.reserved_bytes += nbytes
             return len(evicted)
 
-    def _by_whom(self) -> str:
+    def _attached_text(self) -> str:
         """Return the part of a message that names the attached processes; the caller holds the lock."""
         pids = sorted(
-            {client.pid for stored in [*self.objects.values(), *self.withdrawn] for client in stored.attached}
+            {client.pid for stored in [*self.objects.values(), *self.withdrawn_objects] for client in stored.attached}
         )
-        shown = ", ".join(map(str, pids[:5])) + (f" and {len(pids) - 5} more" if len(pids) > 5 else "")
-        return f" (by process {shown})" if pids else ""
+        text = ", ".join(map(str, pids[:5])) + (f" and {len(pids) - 5} more" if len(pids) > 5 else "")
+        return f" (by process {text})" if pids else ""
 
-    def spare(self) -> bool:
-        """Evict the unattached object of the least worth; return whether there was one."""
+    def evict_one(self) -> bool:
+        """Evict the unattached object that comes first; return whether there was one."""
         with self.lock:
-            unused = [stored for stored in self.objects.values() if not stored.attached]
-            if unused:
-                self.evict(min(unused, key=self._worth))
-            return bool(unused)
+            unattached = [stored for stored in self.objects.values() if not stored.attached]
+            if unattached:
+                self.evict(min(unattached, key=self._eviction_key))
+            return bool(unattached)
 
-    def withdraw(self, given: Kind) -> None:
+    def withdraw(self, stored: Kind) -> None:
         """Stop handing out an object; it is freed after its last client has detached."""
         with self.lock:
-            del self.objects[given.key]
-            if given.attached:
-                self.withdrawn.append(given)
+            del self.objects[stored.key]
+            if stored.attached:
+                self.withdrawn_objects.append(stored)
             else:
-                given.free()
+                stored.free()
 
     def attached_text(self) -> str:
         """Return the attached processes as part of a message: ` (by process 12)`; empty if there are none."""
         with self.lock:
-            return self._by_whom()
+            return self._attached_text()
 
-    def _worth(self, stored: Kind) -> tuple[float, int]:
+    def _eviction_key(self, stored: Kind) -> tuple[float, int]:
         """Return the sort key for eviction: the lowest goes first."""
         if self.eviction is Eviction.LFU:
-            return stored.hits, stored.used
-        return (stored.priority if self.eviction is Eviction.GDSF else 0.0), stored.used
+            return stored.hits, stored.last_use
+        return (stored.priority if self.eviction is Eviction.GDSF else 0.0), stored.last_use
 
     def release(self, nbytes: int) -> None:
         """Release reserved bytes."""
         with self.lock:
             self.reserved_bytes -= nbytes
 
-    def put(self, made: Kind, clients: Iterable[Client] = ()) -> Kind:
+    def put(self, new_object: Kind, clients: Iterable[Client] = ()) -> Kind:
         """Keep an object in its reserved room, and attach the clients that wait for it before it can be evicted.
 
         Returns:
             The object, or the one of the same key that was there already.
         """
         with self.lock:
-            self.reserved_bytes -= made.nbytes
-            stored = self.objects.setdefault(made.key, made)
-            if stored is not made:
-                made.free()
+            self.reserved_bytes -= new_object.nbytes
+            stored = self.objects.setdefault(new_object.key, new_object)
+            if stored is not new_object:
+                new_object.free()
             self.touch(stored)
             for client in clients:
                 self._attach(client, stored)
             return stored
 
-    def touch(self, used: Object) -> None:
+    def touch(self, stored: Object) -> None:
         """Record a use of an object."""
         self._moment += 1
-        used.used = self._moment
-        used.priority = self._inflation + (used.hits + 1) * used.copy_ns / max(used.nbytes, 1)
+        stored.last_use = self._moment
+        stored.priority = self._inflation + (stored.hits + 1) * stored.copy_ns / max(stored.nbytes, 1)
 
-    def attach(self, client: Client, to: Kind) -> bool:
+    def attach(self, client: Client, stored: Kind) -> bool:
         """Attach a client; return False if the object has gone, because the other thread has just evicted it."""
         with self.lock:
-            if self.objects.get(to.key) is not to:
+            if self.objects.get(stored.key) is not stored:
                 return False
-            self._attach(client, to)
+            self._attach(client, stored)
             return True
 
     def _attach(self, client: Client, stored: Kind) -> None:
@@ -230,16 +232,16 @@ class Shelf(Generic[Kind]):
                 return
             stored.attached.discard(client)
             self.touch(stored)
-            unattached = [entry for entry in self.withdrawn if not entry.attached]
-            self.withdrawn = [entry for entry in self.withdrawn if entry.attached]
+            unattached = [entry for entry in self.withdrawn_objects if not entry.attached]
+            self.withdrawn_objects = [entry for entry in self.withdrawn_objects if entry.attached]
             for entry in unattached:
                 entry.free()
 
-    def evict(self, unused: Kind) -> None:
+    def evict(self, stored: Kind) -> None:
         """Remove an unattached object; the caller holds the lock."""
-        assert not unused.attached
-        del self.objects[unused.key]
-        unused.free()
+        assert not stored.attached
+        del self.objects[stored.key]
+        stored.free()
         self.evictions += 1
 
 

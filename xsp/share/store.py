@@ -22,7 +22,7 @@ from xsp import clock
 from xsp.errors import ShareError, UsageError
 from xsp.scrub import plain
 from xsp.share import pages, weights
-from xsp.share.serving import CopyResult, Serving
+from xsp.share.serving import CopyResult, Serving, error_text
 from xsp.share.shelf import Client, Eviction, Object, Shelf, Span
 
 SETTLED_NS = 50_000_000
@@ -51,15 +51,15 @@ class Store(Serving[Object]):
         """
         if capacity_bytes <= 0:
             raise UsageError("--capacity: must be above 0; give a size such as 4GiB")
-        self._known: dict[Version, str] = {}
+        self._keys_by_version: dict[Version, str] = {}
         super().__init__(folder, Shelf(capacity_bytes, eviction))
 
-    def _begin(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
+    def _handle_attach(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
         if "key" in request:
-            stored = self._of_key(str(request["key"]))
+            stored = self._find(str(request["key"]))
             if not self.shelf.attach(client, stored):
                 raise ShareError(f"{stored.key[:16]}: has just been evicted; attach its file")
-            self._give(client, stored, True, [])
+            self._hand_over(client, stored, True, [])
             return
         if not descriptors:
             raise ShareError("an attachment needs a file or a key")
@@ -68,20 +68,20 @@ class Store(Serving[Object]):
         if not stat.S_ISREG(file_stat.st_mode):
             raise ShareError(f"{source}: is not a regular file")
         version = version_of(file_stat)
-        cached = self.shelf.objects.get(self._known.get(version, ""))
-        if cached is not None and self.shelf.attach(client, cached):
-            self._give(client, cached, True, [])
-        elif not self._waits(client, version):
-            work = functools.partial(self._copied, version, descriptors.pop(0), source)
-            self._have_done(version, work, functools.partial(self._keep, version))
+        stored_version = self.shelf.objects.get(self._keys_by_version.get(version, ""))
+        if stored_version is not None and self.shelf.attach(client, stored_version):
+            self._hand_over(client, stored_version, True, [])
+        elif not self._join_waiting(client, version):
+            work = functools.partial(self._copy_and_close, version, descriptors.pop(0), source)
+            self._queue_job(version, work, functools.partial(self._keep_result, version))
 
-    def _handed(self, stored: Object) -> tuple[dict[str, Any], int | None]:
+    def _handover(self, stored: Object) -> tuple[dict[str, Any], int | None]:
         return {"nbytes": stored.nbytes}, stored.memory
 
-    def _described(self, stored: Object) -> dict[str, Any]:
-        return {**super()._described(stored), "large_bytes": stored.large_bytes}
+    def _status_entry(self, stored: Object) -> dict[str, Any]:
+        return {**super()._status_entry(stored), "large_bytes": stored.large_bytes}
 
-    def _copied(self, version: Version, file: int, source: str) -> tuple[CopyResult[Object], bool]:
+    def _copy_and_close(self, version: Version, file: int, source: str) -> tuple[CopyResult[Object], bool]:
         """Copy a file and close it; return the result, and whether the file's times would show another change."""
         is_settled = abs(time.time_ns() - max(version[-2:])) > SETTLED_NS
         try:
@@ -89,12 +89,14 @@ class Store(Serving[Object]):
         finally:
             os.close(file)
 
-    def _keep(self, version: Version, outcome: tuple[CopyResult[Object], bool], waiting: list[Client]) -> None:
+    def _keep_result(self, version: Version, outcome: tuple[CopyResult[Object], bool], waiting: list[Client]) -> None:
         result, is_settled = outcome
-        stored = self._put(result, waiting)
+        stored = self._keep_copy(result, waiting)
         if stored is not None and is_settled:
-            self._known = {version: key for version, key in self._known.items() if key in self.shelf.objects}
-            self._known[version] = stored.key
+            self._keys_by_version = {
+                version: key for version, key in self._keys_by_version.items() if key in self.shelf.objects
+            }
+            self._keys_by_version[version] = stored.key
 
     def _copy(self, version: Version, file: int, source: str) -> CopyResult[Object]:
         """Copy a file into sealed memory; an error becomes a message in the result."""
@@ -103,29 +105,28 @@ class Store(Serving[Object]):
         start = clock.monotonic_ns()
         try:
             tensors = weights.read_header(file, source)
-            layout = weights.laid_out(tensors)
+            layout = weights.memory_layout(tensors)
             evict_start = clock.monotonic_ns()
             evicted = self.shelf.reserve(layout.size, source)
             reserved = layout.size
             if evicted:
                 spans.append(Span(f"share.evict {evicted}", evict_start, clock.monotonic_ns()))
             memory = os.memfd_create("xsp-share", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            large = pages.enlarge(memory, layout.size, lambda: self._goes_on)
-            key = weights.copy(file, tensors, layout, memory, source, lambda: self._goes_on)
+            large_bytes = pages.enlarge(memory, layout.size, lambda: self._is_running)
+            key = weights.copy(file, tensors, layout, memory, source, lambda: self._is_running)
             if version_of(os.fstat(file)) != version:
                 raise ShareError(f"{source}: it was changed while it was read; attach again")
             fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
             spans.append(Span("share.copy", start, clock.monotonic_ns()))
             copy_ns = clock.monotonic_ns() - start
-            stored = Object(key, memory, layout.size, len(tensors), source, copy_ns=copy_ns, large_bytes=large)
+            stored = Object(key, memory, layout.size, len(tensors), source, copy_ns=copy_ns, large_bytes=large_bytes)
             return CopyResult(stored, reserved, spans, None)
         except Exception as error:
             if memory >= 0:
                 os.close(memory)
-            message = str(error) if isinstance(error, ShareError) else f"{source}: {type(error).__name__}: {error}"
-            return CopyResult(None, reserved, spans, message)
+            return CopyResult(None, reserved, spans, error_text(error, source))
 
 
-def version_of(found: os.stat_result) -> Version:
+def version_of(file_stat: os.stat_result) -> Version:
     """Return the fields that distinguish a version of a file from others."""
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return file_stat.st_dev, file_stat.st_ino, file_stat.st_size, file_stat.st_mtime_ns, file_stat.st_ctime_ns

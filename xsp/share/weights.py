@@ -4,7 +4,7 @@ The only format that is read is safetensors: a header in JSON and plain bytes. A
 is refused by its first bytes and never unpickled.
 
 In memory: 8 bytes `xspshare`, 8 bytes with the length of a table in JSON, the table, and the tensors in the order of
-the file, each at a multiple of `ALIGNED` bytes, which is torch's alignment on devices (on the host 64 are enough), so
+the file, each at a multiple of `ALIGNMENT` bytes, which is torch's alignment on devices (on the host 64 are enough), so
 that kernels take the same paths and outputs are identical to the last bit.
 """
 
@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 from xsp.errors import ShareError
 from xsp.scrub import plain
 
-ALIGNED = 512
+ALIGNMENT = 512
 PAGE = 4096
 CHUNK = 4 << 20
 MOST_HEADER = 100_000_000
 """Limit of the header in bytes, the same as in the format's own reader."""
 
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS_NAME, INDEX_NAME = "model.safetensors", "model.safetensors.index.json"
 """File names in a folder, as transformers writes them: one file, or the index of its shards."""
 
 MAGIC = b"xspshare"
@@ -52,12 +52,12 @@ class Tensor(NamedTuple):
     nbytes: int
 
 
-def read_header(file: int, named: str) -> list[Tensor]:
+def read_header(file: int, label: str) -> list[Tensor]:
     """Return the tensors of a safetensors file, in the order of their data.
 
     Args:
         file: descriptor of a regular file; its position is not used.
-        named: name of the file in messages.
+        label: name of the file in messages.
 
     Raises:
         ShareError: it is not a safetensors file, or a damaged one; none of its data was read.
@@ -66,35 +66,36 @@ def read_header(file: int, named: str) -> list[Tensor]:
     start = os.pread(file, 16, 0)
     length = int.from_bytes(start[:8], "little")
     if start[8:9] != b"{":
-        _refuse_pickle(start, named)
-        raise ShareError(f"{named}: is not a safetensors file; write one with safetensors.torch.save_file")
+        _refuse_pickle(start, label)
+        raise ShareError(f"{label}: is not a safetensors file; write one with safetensors.torch.save_file")
     if not 2 <= length <= min(size - 8, MOST_HEADER):
-        raise ShareError(f"{named}: its header states {length} bytes in a file of {size}: it is truncated or damaged")
+        raise ShareError(f"{label}: its header states {length} bytes in a file of {size}: it is truncated or damaged")
     try:
-        header = json.loads(_read(file, 8, length, named), object_pairs_hook=_unique)
+        header = json.loads(_read(file, 8, length, label), object_pairs_hook=_unique_names)
     except (ValueError, RecursionError) as error:
-        raise ShareError(f"{named}: its header cannot be read ({plain(str(error))[:200]})") from None
+        raise ShareError(f"{label}: its header cannot be read ({plain(str(error))[:200]})") from None
     if not isinstance(header, dict):
-        raise ShareError(f"{named}: its header is not a table of tensors")
+        raise ShareError(f"{label}: its header is not a table of tensors")
     header.pop("__metadata__", None)
-    data = 8 + length
+    data_start = 8 + length
     tensors = sorted(
-        (_tensor(name, description, named, data) for name, description in header.items()), key=lambda tensor: tensor[3:]
+        (_tensor(name, description, label, data_start) for name, description in header.items()),
+        key=lambda tensor: tensor[3:],
     )
-    end = data
+    end = data_start
     for tensor in tensors:
         if tensor.offset != end:
-            raise ShareError(f"{named}: the bytes of {plain(tensor.name)} overlap others or leave a gap")
+            raise ShareError(f"{label}: the bytes of {plain(tensor.name)} overlap others or leave a gap")
         end += tensor.nbytes
     if end != size:
-        raise ShareError(f"{named}: its tensors end at byte {end}, the file at {size}: it is truncated or damaged")
+        raise ShareError(f"{label}: its tensors end at byte {end}, the file at {size}: it is truncated or damaged")
     return tensors
 
 
 def shards(source: str) -> list[str]:
     """Return the files of a source, or its keys: a file itself, the files that an index names, or those of a folder.
 
-    Of an index only the file names are used: the headers of the files report which tensors they have.
+    Only the file names of an index are used; the names of tensors come from the headers of the files.
 
     Args:
         source: a safetensors file, an index of several, a folder that contains one of these, or keys of the store,
@@ -107,16 +108,16 @@ def shards(source: str) -> list[str]:
         return source.split(",")
     path = Path(source)
     if path.is_dir():
-        candidates = [candidate for candidate in (path / WHOLE, path / INDEX) if candidate.is_file()]
+        candidates = [candidate for candidate in (path / WEIGHTS_NAME, path / INDEX_NAME) if candidate.is_file()]
         if not candidates:
-            raise ShareError(f"{source}: is a folder without {WHOLE} or {INDEX}")
+            raise ShareError(f"{source}: is a folder without {WEIGHTS_NAME} or {INDEX_NAME}")
         path = candidates[0]
     if not path.name.endswith(".index.json"):
         return [str(path)]
     try:
         if path.stat().st_size > MOST_HEADER:
             raise ValueError("too large")
-        weight_map = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)["weight_map"]
+        weight_map = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique_names)["weight_map"]
         names = sorted({_plain_name(name) for name in weight_map.values()})
     except OSError as error:
         raise ShareError(f"{path}: cannot be read ({error.strerror})") from error
@@ -134,53 +135,53 @@ def _plain_name(name: object) -> str:
     return name
 
 
-def _refuse_pickle(start: bytes, named: str) -> None:
+def _refuse_pickle(start: bytes, label: str) -> None:
     if start[:4] == b"PK\x03\x04" or (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05"):
         raise ShareError(
-            f"{named}: is a pickle or an archive of one (torch.save), which can run code when it is read, so it is "
+            f"{label}: is a pickle or an archive of one (torch.save), which can run code when it is read, so it is "
             "refused; write the weights with safetensors.torch.save_file"
         )
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
         raise ValueError("a name occurs twice")
     return table
 
 
-def _whole(value: Any) -> bool:
+def _is_size(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 62
 
 
-def _tensor(name: str, description: Any, named: str, data: int) -> Tensor:
+def _tensor(name: str, description: Any, label: str, data_start: int) -> Tensor:
     """Return a tensor from its description in the header.
 
     Raises:
         ShareError: the description is invalid or inconsistent.
     """
-    where = f"{named}: tensor {plain(name)[:100]}"
+    prefix = f"{label}: tensor {plain(name)[:100]}"
     if not isinstance(description, dict) or set(description) != {"dtype", "shape", "data_offsets"}:
-        raise ShareError(f"{where}: must have dtype, shape and data_offsets")
+        raise ShareError(f"{prefix}: must have dtype, shape and data_offsets")
     dtype, shape, offsets = description["dtype"], description["shape"], description["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise ShareError(f"{where}: its type {plain(str(dtype))[:40]} is not known; there are {', '.join(ITEM_BYTES)}")
-    if not isinstance(shape, list) or not all(map(_whole, shape)) or len(shape) > 64:
-        raise ShareError(f"{where}: its shape is not a list of sizes")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_whole, offsets)):
-        raise ShareError(f"{where}: its data_offsets are not two positions")
+        raise ShareError(f"{prefix}: its type {plain(str(dtype))[:40]} is not known; there are {', '.join(ITEM_BYTES)}")
+    if not isinstance(shape, list) or not all(map(_is_size, shape)) or len(shape) > 64:
+        raise ShareError(f"{prefix}: its shape is not a list of sizes")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
+        raise ShareError(f"{prefix}: its data_offsets are not two positions")
     nbytes = offsets[1] - offsets[0]
     if nbytes != math.prod(shape) * ITEM_BYTES[dtype]:
-        raise ShareError(f"{where}: its bytes ({nbytes}) do not match its shape and type")
-    return Tensor(name, dtype, tuple(shape), data + offsets[0], nbytes)
+        raise ShareError(f"{prefix}: its bytes ({nbytes}) do not match its shape and type")
+    return Tensor(name, dtype, tuple(shape), data_start + offsets[0], nbytes)
 
 
-def _read(file: int, offset: int, size: int, named: str) -> bytes:
+def _read(file: int, offset: int, size: int, label: str) -> bytes:
     parts = []
     while size > 0:
         part = os.pread(file, min(size, CHUNK), offset)
         if not part:
-            raise ShareError(f"{named}: it became shorter while it was read")
+            raise ShareError(f"{label}: it became shorter while it was read")
         parts.append(part)
         offset += len(part)
         size -= len(part)
@@ -198,18 +199,18 @@ class Layout(NamedTuple):
     """Total bytes."""
 
 
-def laid_out(tensors: list[Tensor]) -> Layout:
+def memory_layout(tensors: list[Tensor]) -> Layout:
     """Return the layout in memory of a file's tensors."""
-    position, placed = 0, []
+    end, packed_tensors = 0, []
     for tensor in tensors:
-        position = -(-position // ALIGNED) * ALIGNED
-        placed.append(tensor._replace(offset=position))
-        position += tensor.nbytes
-    encoded = json.dumps(placed, separators=(",", ":")).encode()
+        end = -(-end // ALIGNMENT) * ALIGNMENT
+        packed_tensors.append(tensor._replace(offset=end))
+        end += tensor.nbytes
+    encoded = json.dumps(packed_tensors, separators=(",", ":")).encode()
     table_bytes = -(-(16 + len(encoded)) // PAGE) * PAGE
     table = MAGIC + struct.pack("<Q", len(encoded)) + encoded
-    shifted = [tensor._replace(offset=tensor.offset + table_bytes) for tensor in placed]
-    return Layout(table.ljust(table_bytes, b"\0"), shifted, max(table_bytes + position, PAGE))
+    shifted_tensors = [tensor._replace(offset=tensor.offset + table_bytes) for tensor in packed_tensors]
+    return Layout(table.ljust(table_bytes, b"\0"), shifted_tensors, max(table_bytes + end, PAGE))
 
 
 def read_table(memory: Any) -> list[Tensor]:
@@ -231,42 +232,46 @@ def read_table(memory: Any) -> list[Tensor]:
     ]
 
 
-def copy(file: int, tensors: list[Tensor], layout: Layout, to: int, named: str, goes_on: Callable[[], bool]) -> str:
+def copy(
+    file: int, tensors: list[Tensor], layout: Layout, memory: int, label: str, keep_going: Callable[[], bool]
+) -> str:
     """Copy tensors from a file into memory, and return the SHA-256 of the memory's content, in hexadecimal digits.
 
     Args:
         file: descriptor of the file.
         tensors: the tensors of the file.
         layout: their layout in memory.
-        to: descriptor of the memory, which is resized as needed.
-        named: name of the file in messages.
-        goes_on: polled after each chunk; False stops the copy.
+        memory: descriptor of the memory, which is resized as needed.
+        label: name of the file in messages.
+        keep_going: polled after each chunk; False stops the copy.
 
     Raises:
         ShareError: the file became shorter, the memory cannot be allocated, or the copy was stopped.
     """
     digest = hashlib.sha256(layout.table)
     try:
-        os.ftruncate(to, layout.size)
-        _write(to, memoryview(layout.table), 0)
+        os.ftruncate(memory, layout.size)
+        _write(memory, memoryview(layout.table), 0)
         buffer = memoryview(bytearray(CHUNK))
         for source, target in zip(tensors, layout.tensors, strict=True):
-            copied = 0
-            while copied < source.nbytes:
-                count = os.preadv(file, [buffer[: min(CHUNK, source.nbytes - copied)]], source.offset + copied)
+            copied_bytes = 0
+            while copied_bytes < source.nbytes:
+                count = os.preadv(
+                    file, [buffer[: min(CHUNK, source.nbytes - copied_bytes)]], source.offset + copied_bytes
+                )
                 if not count:
-                    raise ShareError(f"{named}: it became shorter while it was read")
+                    raise ShareError(f"{label}: it became shorter while it was read")
                 digest.update(buffer[:count])
-                _write(to, buffer[:count], target.offset + copied)
-                copied += count
-                if not goes_on():
+                _write(memory, buffer[:count], target.offset + copied_bytes)
+                copied_bytes += count
+                if not keep_going():
                     raise ShareError("the store is ending")
     except OSError as error:
-        raise ShareError(f"{named}: cannot be copied into memory ({error.strerror})") from error
+        raise ShareError(f"{label}: cannot be copied into memory ({error.strerror})") from error
     return digest.hexdigest()
 
 
 def _write(memory: int, data: memoryview, offset: int) -> None:
     while data:
-        written = os.pwrite(memory, data, offset)
-        data, offset = data[written:], offset + written
+        written_bytes = os.pwrite(memory, data, offset)
+        data, offset = data[written_bytes:], offset + written_bytes

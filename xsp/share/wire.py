@@ -24,10 +24,10 @@ LONGEST_PATH = 107
 """Maximum length of a Unix socket's path in bytes."""
 
 
-def directory(given: Path | None = None) -> Path:
-    """Return the directory of the store's socket: `given`, else `XSP_SHARE_DIR`, else this user's default."""
-    if given is not None:
-        return given
+def directory(folder: Path | None = None) -> Path:
+    """Return the directory of the store's socket: `folder`, else `XSP_SHARE_DIR`, else this user's default."""
+    if folder is not None:
+        return folder
     if os.environ.get(DIRECTORY):
         return Path(os.environ[DIRECTORY])
     runtime_folder = os.environ.get("XDG_RUNTIME_DIR")
@@ -80,7 +80,7 @@ def send(connection: socket.socket, message: dict[str, Any], memory: int | None 
     connection.sendmsg([json.dumps({**message, "protocol": PROTOCOL}).encode()], ancillary, socket.MSG_NOSIGNAL)
 
 
-def received(connection: socket.socket) -> tuple[bytes, list[int]]:
+def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
     """Return a message and its descriptors, which the caller has to close; empty at the end of the connection.
 
     Raises:
