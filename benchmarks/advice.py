@@ -210,8 +210,8 @@ def _asked(name: str, mended: Sequence[str], place: Path, timings: Path, options
     command = [sys.executable, "-m", "xsp.cli", "run", "--quiet", "--out", str(run), str(script), *mended]
     subprocess.run(command, check=True, timeout=SECONDS, env=environment, stdout=subprocess.DEVNULL)
     fill = options.fill if options.fill is not None else 5.0 if options.quick else 60.0
-    asked = advisor.asked_about(str(run), {"fill": fill, "timings": timings} if fill else {"timings": timings})
-    found = advise.of(asked)
+    context = advisor.context_of(str(run), {"fill": fill, "timings": timings} if fill else {"timings": timings})
+    found = advise.of(context)
     pieces = [_plain(each) for each in found.advice]
     answer: dict[str, Any] = {"advice": pieces, "unanswered": dict(found.unanswered)}
     right = next((at for at, piece in enumerate(pieces) if PLANTED[name].is_named_by(piece)), None)

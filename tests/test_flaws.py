@@ -1,4 +1,4 @@
-"""Programs with planted flaws, and what tells that advice names the flaw."""
+"""The benchmark of planted flaws: its programs, how advice is matched with a flaw, and its report."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from parts import turns
 
 
-def piece(**more: Any) -> dict[str, Any]:
-    given = {"question": "choice", "what": "w", "do": "d", "trial": None, "at_most": False, "of_step_percent": 20.0}
-    return {**given, **more}
+def piece(**changes: Any) -> dict[str, Any]:
+    fields = {"question": "choice", "what": "w", "do": "d", "trial": None, "at_most": False, "of_step_percent": 20.0}
+    return {**fields, **changes}
 
 
 def test_every_flaw_has_its_program_and_every_program_a_flaw() -> None:
@@ -26,7 +26,7 @@ def test_every_flaw_has_its_program_and_every_program_a_flaw() -> None:
     assert all("FLAWED" in (advice.FLAWS / f"{name}.py").read_text(encoding="utf-8") for name in programs)
 
 
-def test_the_right_advice_is_told_by_its_trial_or_by_question_and_words() -> None:
+def test_the_right_advice_is_recognised_by_its_trial_or_by_question_and_words() -> None:
     flaw = advice.PLANTED["onednn_off"]
     assert flaw.is_named_by(piece(trial="channels_last+onednn=on"))
     assert flaw.is_named_by(piece(do="switch oneDNN on"))
@@ -35,13 +35,13 @@ def test_the_right_advice_is_told_by_its_trial_or_by_question_and_words() -> Non
     assert advice.PLANTED["slow_data"].is_named_by(piece(question="data"))
 
 
-def test_the_report_counts_against_the_goals_and_what_is_done_is_not_done_again(tmp_path: Path) -> None:
-    tried = {"came_true": True, "real_percent": 15.0, "off_percent": 25.0, "outcome": "tried", "at_most": False}
-    tried |= {"trial": "onednn=on", "promised_percent": 20.0}
+def test_the_report_compares_with_the_goals_and_finished_programs_are_not_repeated(tmp_path: Path) -> None:
+    trial = {"came_true": True, "real_percent": 15.0, "off_percent": 25.0, "outcome": "tried", "at_most": False}
+    trial |= {"trial": "onednn=on", "promised_percent": 20.0}
     bound = {"came_true": True, "real_percent": 50.0, "off_percent": None, "at_most": True, "promised_percent": 20.0}
     answers = {
         "masks_made_again": {"advice": [piece(question="masks", at_most=True)], "rank": 1, "mended": bound},
-        "onednn_off": {"advice": [piece(question="stall"), piece(trial="onednn=on")], "rank": 2, "tried": tried},
+        "onednn_off": {"advice": [piece(question="stall"), piece(trial="onednn=on")], "rank": 2, "tried": trial},
         "one_thread": {"advice": [], "unanswered": {}},
         "slow_data": {"error": "it ended with exit code 1"},
     }
@@ -49,10 +49,10 @@ def test_the_report_counts_against_the_goals_and_what_is_done_is_not_done_again(
         (tmp_path / name).mkdir()
         (tmp_path / name / "answer.json").write_text(json.dumps(answer))
     options = argparse.Namespace(quick=True)
-    found = {name: advice._answer(name, tmp_path, options) for name in answers}
-    assert found == answers
+    results = {name: advice._answer(name, tmp_path, options) for name in answers}
+    assert results == answers
     report = advice._report(
-        found,
+        results,
         {"one_thread": {"advice": [piece(option=True)]}, "onednn_off": {"advice": [piece()]}},
         options,
     )
@@ -69,20 +69,20 @@ def test_the_report_counts_against_the_goals_and_what_is_done_is_not_done_again(
     assert len(turns.table(report.columns, report.rows)) == 8
 
 
-def test_a_session_of_no_time_reports_what_is_there_and_what_is_left(
+def test_a_session_without_time_reports_finished_and_remaining_programs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "onednn_off").mkdir()
     (tmp_path / "onednn_off" / "answer.json").write_text(json.dumps({"advice": [piece(trial="onednn=on")], "rank": 1}))
     monkeypatch.setattr(advice, "_asked", lambda *_: pytest.fail("a program was begun"))
     advice.main(["--quick", "--seconds", "0", "--out", str(tmp_path)])
-    said = capsys.readouterr().out
-    assert "right advice among the first 3 pieces: 1 of 1" in said
-    assert " of 6 programs are left: run it again with the same --out" in said
+    output = capsys.readouterr().out
+    assert "right advice among the first 3 pieces: 1 of 1" in output
+    assert " of 6 programs are left: run it again with the same --out" in output
 
 
 @pytest.mark.slow
-def test_a_program_with_a_flaw_is_recorded_and_asked_about(tmp_path: Path) -> None:
+def test_a_program_with_a_flaw_is_recorded_and_gets_advice(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     options = argparse.Namespace(quick=True, fill=0.0, turns=3, no_try=True, seed=0)
     answer = advice._answer("sleep_in_a_module", tmp_path, options)

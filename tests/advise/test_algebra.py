@@ -1,31 +1,31 @@
-"""What algebra saves: the order of products, one-hot vectors, broadcasting, inverses, gradients of zeros."""
+"""Advice on algebra: the order of products, one-hot vectors, broadcasting, inverses, dense gradients."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from test_host_questions import asked, inside
+from test_host_questions import advice_of, inside
 
 from xsp.advise import Advice
 
 
 def products(first: object, second: object, *more: str, name: str = "aten::matmul") -> list[Advice]:
-    """Return what is said of two products, one right after the other, of factors of these sizes."""
-    shapes = [json.dumps(each, separators=(",", ":")) for each in (first, second)]
+    """Return the advice on two consecutive products with factors of these sizes."""
+    shapes = [json.dumps(sizes, separators=(",", ":")) for sizes in (first, second)]
     lines = (
         f"op {name} 1000-3000 dtype=float input_shapes={shapes[0]}",
         f"op {name} 3000-3900 dtype=float input_shapes={shapes[1]}",
     )
-    return asked(inside(*lines, *more), "product-order")
+    return advice_of(inside(*lines, *more), "product-order")
 
 
-def test_products_in_the_costly_order_are_told_with_both_counts() -> None:
+def test_products_in_the_costly_order_are_reported_with_both_counts() -> None:
     (piece,) = products([[512, 256], [256, 512]], [[512, 512], [512, 4]])
-    now, then = 512 * 256 * 512 + 512 * 512 * 4, 256 * 512 * 4 + 512 * 256 * 4
-    assert piece.gain.value == pytest.approx(2.9 * (1 - then / now))
+    left_count, right_count = 512 * 256 * 512 + 512 * 512 * 4, 256 * 512 * 4 + 512 * 256 * 4
+    assert piece.gain.value == pytest.approx(2.9 * (1 - right_count / left_count))
     assert piece.at_most
-    assert f"{now:,} multiplications" in piece.why[0]
+    assert f"{left_count:,} multiplications" in piece.why[0]
     assert [place.module for place in piece.where] == ["net.a"]
     (piece,) = products([[512, 512], [512, 512]], [[512, 512], [512]])  # a vector
     assert "@ 512×1" in piece.what
@@ -41,7 +41,7 @@ def test_products_in_the_costly_order_are_told_with_both_counts() -> None:
         ([[512, 256], []], [[512, 512], None]),
     ],
 )
-def test_products_that_gain_nothing_or_are_no_chain_are_not_told(first: object, second: object) -> None:
+def test_products_that_gain_nothing_or_are_no_chain_are_not_reported(first: object, second: object) -> None:
     assert products(first, second) == []
 
 
@@ -58,14 +58,14 @@ def test_products_with_something_between_are_no_chain() -> None:
         "op aten::softmax 2500-2900 input_shapes=[[512,512]]",
         "op aten::matmul 2900-3900 input_shapes=[[512,512],[512,64]]",
     )
-    assert asked(inside(*lines), "product-order") == []
-    assert len(asked(inside(lines[0], lines[2]), "product-order")) == 1
+    assert advice_of(inside(*lines), "product-order") == []
+    assert len(advice_of(inside(lines[0], lines[2]), "product-order")) == 1
 
 
-@pytest.mark.parametrize(("rows", "told"), [(60_000, 1), (2_048, 1), (512, 0)])
-def test_a_dense_gradient_for_a_few_rows_of_a_table_is_told(rows: int, told: int) -> None:
+@pytest.mark.parametrize(("rows", "expected"), [(60_000, 1), (2_048, 1), (512, 0)])
+def test_a_dense_gradient_for_a_few_rows_of_a_table_is_reported(rows: int, expected: int) -> None:
     scalars = json.dumps({"input_scalars": [None, None, rows, -1, False]}, separators=(",", ":"))
-    found = asked(
+    pieces = advice_of(
         "step s 0-10000\n"
         "forward Net 10-2000\n"
         "module net.table 20-1900 type=Embedding\n"
@@ -78,16 +78,16 @@ def test_a_dense_gradient_for_a_few_rows_of_a_table_is_told(rows: int, told: int
         "op aten::add_ 9510-9900 phase=optimizer input_shapes=[[64,10],[64,10]]",
         "dense-gradient",
     )
-    assert len(found) == told
-    for piece in found:
+    assert len(pieces) == expected
+    for piece in pieces:
         assert [place.module for place in piece.where] == ["net.table"]
         assert piece.gain.value == pytest.approx((5 + 0.2 + 0.2) * (1 - 2 * 256 / rows))
         assert "sparse=True" in piece.do
         assert piece.changes_numbers is not None
 
 
-@pytest.mark.parametrize(("product", "told"), [("[[16,32,8000],[128,8000]]", 1), ("[[16,32,8001],[128,8001]]", 0)])
-def test_products_with_one_hot_vectors_are_lookups(product: str, told: int) -> None:
+@pytest.mark.parametrize(("product", "expected"), [("[[16,32,8000],[128,8000]]", 1), ("[[16,32,8001],[128,8001]]", 0)])
+def test_products_with_one_hot_vectors_are_lookups(product: str, expected: int) -> None:
     step = (
         "step s 0-10000\nforward Net 10-9000\nmodule net 20-8900 type=Net\n"
         "op aten::one_hot 100-1100 input_shapes=[[16,32],[]]\n"
@@ -95,9 +95,9 @@ def test_products_with_one_hot_vectors_are_lookups(product: str, told: int) -> N
         "op aten::to 1200-2200 input_shapes=[[16,32,8000],[]]\n"
         f"op aten::linear 3000-8000 input_shapes={product}"
     )
-    found = asked(step, "one-hot")
-    assert len(found) == told
-    for piece in found:
+    pieces = advice_of(step, "one-hot")
+    assert len(pieces) == expected
+    for piece in pieces:
         assert "512 rows of 8,000" in piece.what
         assert piece.gain.value == pytest.approx(1 + 1 + 5)
         assert piece.at_most
@@ -105,17 +105,17 @@ def test_products_with_one_hot_vectors_are_lookups(product: str, told: int) -> N
         "\nbackward backward 9000-9990\nop aten::mm 9100-9500 input_shapes=[[8000,512],[512,128]]"
         "\nop aten::mm 9500-9900 input_shapes=[[512,64],[64,128]]"
     )
-    for piece in asked(step + backward, "one-hot"):
+    for piece in advice_of(step + backward, "one-hot"):
         assert piece.gain.value == pytest.approx(1 + 1 + 5 + 0.4), "and the product of their gradient"
 
 
 def shaped(*lines: tuple[str, object]) -> str:
-    """Return a step whose module `net.a` calls these operators one after the other, half a millisecond each."""
+    """Return a step whose module `net.a` calls these operators in a row, 0.5 ms each."""
     return inside(
         *(
-            f"op {name} {1000 + 500 * at}-{1500 + 500 * at} dtype=float input_shapes="
+            f"op {name} {1000 + 500 * index}-{1500 + 500 * index} dtype=float input_shapes="
             + json.dumps(shapes, separators=(",", ":"))
-            for at, (name, shapes) in enumerate(lines)
+            for index, (name, shapes) in enumerate(lines)
         )
     )
 
@@ -124,9 +124,9 @@ WIDE = [48, 256, 256]
 """A tensor made of 48×256×1 and 256×256."""
 
 
-def test_a_product_by_broadcasting_and_a_sum_is_told_with_both_calls() -> None:
+def test_a_product_by_broadcasting_and_a_sum_is_reported_with_both_calls() -> None:
     step = shaped(("aten::mul", [[48, 256, 1], [256, 256]]), ("aten::sum", [WIDE, [], []]))
-    (piece,) = asked(step, "broadcast-product")
+    (piece,) = advice_of(step, "broadcast-product")
     assert "48×256×1 and 256×256" in piece.what
     assert f"{48 * 256 * 256:,}" in piece.what
     assert piece.gain.value == pytest.approx(1.0)
@@ -134,12 +134,12 @@ def test_a_product_by_broadcasting_and_a_sum_is_told_with_both_calls() -> None:
     assert [place.module for place in piece.where] == ["net.a"]
 
 
-def test_distances_of_all_pairs_are_told_with_what_lies_between_difference_and_sum() -> None:
+def test_distances_of_all_pairs_include_the_calls_between_difference_and_sum() -> None:
     step = shaped(
         ("aten::sub", [[500, 1, 64], [1, 400, 64]]), ("aten::pow", [[500, 400, 64], []]),
         ("aten::sum", [[500, 400, 64], [], []]), ("aten::sqrt", [[500, 400]]),
     )  # fmt: skip
-    (piece,) = asked(step, "broadcast-product")
+    (piece,) = advice_of(step, "broadcast-product")
     assert "torch.cdist" in piece.do
     assert piece.gain.value == pytest.approx(1.5)
 
@@ -155,12 +155,14 @@ def test_distances_of_all_pairs_are_told_with_what_lies_between_difference_and_s
         (("aten::mul", [None, [256, 256]]), ("aten::sum", [WIDE, [], []])),
     ],
 )
-def test_other_products_and_sums_are_not_told(lines: tuple[tuple[str, object], ...]) -> None:
-    assert asked(shaped(*lines), "broadcast-product") == []
+def test_other_products_and_sums_are_not_reported(lines: tuple[tuple[str, object], ...]) -> None:
+    assert advice_of(shaped(*lines), "broadcast-product") == []
 
 
-def test_a_matrix_that_is_inverted_to_multiply_is_told_with_two_thirds_of_its_time() -> None:
-    (piece,) = asked(shaped(("aten::linalg_inv", [[384, 384]]), ("aten::matmul", [[384, 384], [384, 4]])), "inverse")
+def test_a_matrix_that_is_inverted_to_multiply_is_reported_with_two_thirds_of_its_time() -> None:
+    (piece,) = advice_of(
+        shaped(("aten::linalg_inv", [[384, 384]]), ("aten::matmul", [[384, 384], [384, 4]])), "inverse"
+    )
     assert piece.gain.value == pytest.approx(0.5 * 2 / 3)
     assert "torch.linalg.solve" in piece.do
 
@@ -173,5 +175,5 @@ def test_a_matrix_that_is_inverted_to_multiply_is_told_with_two_thirds_of_its_ti
         (("aten::matmul", [[384, 384], [384, 4]]), ("aten::linalg_inv", [[384, 384]])),
     ],
 )
-def test_inverses_that_no_product_takes_are_not_told(lines: tuple[tuple[str, object], ...]) -> None:
-    assert asked(shaped(*lines), "inverse") == []
+def test_inverses_that_no_product_takes_are_not_reported(lines: tuple[tuple[str, object], ...]) -> None:
+    assert advice_of(shaped(*lines), "inverse") == []

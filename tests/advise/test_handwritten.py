@@ -1,22 +1,22 @@
-"""Functions that a program writes out, and which operators are one, by their order and their shapes."""
+"""Handwritten functions, recognised by the order and the shapes of their operators."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from test_host_questions import asked, inside
+from test_host_questions import advice_of, inside
 
 FULL, REDUCED = [16, 256, 192], [16, 256, 1]
 
 
 def chain(text: str, shapes: dict[int, list[int]] | None = None) -> str:
-    """Return a step whose module `net.a` calls these operators one after the other, 0.2 ms each."""
+    """Return a step whose module `net.a` calls these operators in a row, 0.2 ms each."""
     return inside(
         *(
-            f"op aten::{name} {1000 + 200 * at}-{1200 + 200 * at} input_shapes="
-            + json.dumps([(shapes or {}).get(at, FULL), []], separators=(",", ":"))
-            for at, name in enumerate(text.split())
+            f"op aten::{name} {1000 + 200 * index}-{1200 + 200 * index} input_shapes="
+            + json.dumps([(shapes or {}).get(index, FULL), []], separators=(",", ":"))
+            for index, name in enumerate(text.split())
         )
     )
 
@@ -38,19 +38,21 @@ def chain(text: str, shapes: dict[int, list[int]] | None = None) -> str:
         ("exp add log", "softplus", "softplus"),
     ],
 )
-def test_a_function_that_is_written_out_is_told_with_the_operator_that_does_it(text: str, name: str, do: str) -> None:
-    (piece,) = asked(chain(text), "written-out")
-    several = len(text.split())
-    assert piece.what == f"{name} is composed of {several} operators"
-    assert piece.gain.value == pytest.approx(0.2 * (several - 1))
+def test_a_function_that_is_written_out_is_reported_with_the_operator_that_does_it(
+    text: str, name: str, do: str
+) -> None:
+    (piece,) = advice_of(chain(text), "written-out")
+    count = len(text.split())
+    assert piece.what == f"{name} is composed of {count} operators"
+    assert piece.gain.value == pytest.approx(0.2 * (count - 1))
     assert do in piece.do
     assert piece.at_most
 
 
-def test_what_a_tensor_is_reduced_to_is_of_it() -> None:
+def test_a_reduction_of_a_tensor_belongs_to_the_function() -> None:
     text = "mean sub pow mean sub add sqrt div mul add"
-    assert len(asked(chain(text, {5: REDUCED, 6: REDUCED, 8: [192]}), "written-out")) == 1
-    assert asked(chain(text, {5: [8, 8]}), "written-out") == []
+    assert len(advice_of(chain(text, {5: REDUCED, 6: REDUCED, 8: [192]}), "written-out")) == 1
+    assert advice_of(chain(text, {5: [8, 8]}), "written-out") == []
 
 
 @pytest.mark.parametrize(
@@ -65,13 +67,13 @@ def test_what_a_tensor_is_reduced_to_is_of_it() -> None:
         "sigmoid mul",
     ],
 )
-def test_other_orders_are_not_told(text: str) -> None:
-    assert asked(chain(text), "written-out") == []
+def test_other_orders_are_not_reported(text: str) -> None:
+    assert advice_of(chain(text), "written-out") == []
 
 
 def test_a_module_between_the_operators_ends_a_function() -> None:
     step = chain("exp add log").replace("op aten::add 1200-1400", "module net.a.b 1200-1400 type=Linear")
-    assert asked(step, "written-out") == []
+    assert advice_of(step, "written-out") == []
 
 
 def test_the_gradients_of_what_is_written_out_count_too() -> None:
@@ -84,7 +86,7 @@ def test_the_gradients_of_what_is_written_out_count_too() -> None:
         "op autograd::engine::evaluate_function:SoftmaxBackward0 5500-6800 sequence_nr=1 phase=backward\n"
         "op autograd::engine::evaluate_function:MulBackward0 6800-7800 sequence_nr=0 phase=backward"
     )
-    (piece,) = asked(step, "written-out")
+    (piece,) = advice_of(step, "written-out")
     assert piece.gain.value == pytest.approx(0.5 + 0.4)
     assert "and their gradients" in piece.why[0]
     assert [place.calls for place in piece.where] == [2]

@@ -1,6 +1,6 @@
-"""What a trace of the host tells: stalls, copies, casts, loops, optimizers, gradients, threads; and nothing else.
+"""Questions on traces of the host: stalls, copies, casts, loops, optimizers, gradients, threads.
 
-The steps are written down, so that no test depends on the speed of a machine.
+The steps are constructed, so that no test depends on the speed of a machine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 from xsp import advise
 from xsp.advise import Advice, Needs, text
-from xsp.advise.algebra import _summed
+from xsp.advise.algebra import _sum_chain
 from xsp.advise.calls import Call
 from xsp.advise.loops import _with_indexing
 from xsp.schema import Level
@@ -20,22 +20,22 @@ from xsp.store.loop import BARE
 from xsp.testing import spans, trace_of, with_loop
 
 
-def asked(step: str, name: str, **run: object) -> list[Advice]:
-    """Return what a question says of three steps alike, of 10 ms each."""
+def advice_of(step: str, name: str, **run: object) -> list[Advice]:
+    """Return the advice of a question on three equal steps of 10 ms."""
     rows = [
         row
         for number in range(3)
         for row in spans("\n".join(_moved(line, 100_000 * number) for line in step.strip().splitlines()), step=number)
     ]
-    found = advise.of(trace_of(rows, run=run), most=Needs.TRACE)
-    assert name not in found.unanswered, found.unanswered
-    return [piece for piece in found.advice if piece.question == name]
+    report = advise.of(trace_of(rows, run=run), max_needs=Needs.TRACE)
+    assert name not in report.unanswered, report.unanswered
+    return [piece for piece in report.advice if piece.question == name]
 
 
-def _moved(line: str, by: int) -> str:
+def _moved(line: str, offset_us: int) -> str:
     kind, name, times, *rest = line.split()
     begin, end = times.split("-")
-    return " ".join((kind, name, f"{int(begin) + by}-{int(end) + by}", *rest))
+    return " ".join((kind, name, f"{int(begin) + offset_us}-{int(end) + offset_us}", *rest))
 
 
 PLAIN = """
@@ -50,63 +50,65 @@ PLAIN = """
 
 
 def inside(*lines: str) -> str:
-    """Return a step whose module `net.a` does this from 1000 to 4000 µs instead."""
-    kept = [line for line in PLAIN.splitlines() if "40-4890" not in line]
-    around = ["op aten::linear 40-1000 dtype=float", "op aten::linear 4000-4890 dtype=float"]
-    return "\n".join((*kept, *around, *lines))
+    """Return a step whose module `net.a` makes these calls from 1000 to 4000 µs."""
+    plain_lines = [line for line in PLAIN.splitlines() if "40-4890" not in line]
+    outer = ["op aten::linear 40-1000 dtype=float", "op aten::linear 4000-4890 dtype=float"]
+    return "\n".join((*plain_lines, *outer, *lines))
 
 
-def test_of_a_step_of_operators_nothing_is_said() -> None:
+def test_a_step_of_operators_gets_no_advice() -> None:
     rows = [row for number in range(3) for row in spans(PLAIN, step=number)]
-    found = advise.of(trace_of(rows, run={"machine": {"torch_threads": 2, "cores": 2}}), most=Needs.TRACE)
-    assert found.advice == ()
+    report = advise.of(trace_of(rows, run={"machine": {"torch_threads": 2, "cores": 2}}), max_needs=Needs.TRACE)
+    assert report.advice == ()
 
 
-def test_what_a_module_does_that_is_no_operator_is_a_stall_of_that_module() -> None:
-    (piece,) = asked(inside(), "stall")
+def test_time_of_a_module_outside_operators_is_a_stall() -> None:
+    (piece,) = advice_of(inside(), "stall")
     assert [place.module for place in piece.where] == ["net.a"]
     assert 2.5 < piece.gain.low <= piece.gain.value <= 3.1
     assert not piece.at_most
     assert "a call of Linear spends" in piece.what
 
 
-def test_what_one_step_did_without_is_no_stall() -> None:
+def test_time_missing_from_one_step_is_no_stall() -> None:
     rows = [row for number, text in enumerate((inside(), PLAIN, inside())) for row in spans(text, step=number)]
     assert advise.of(trace_of(rows), only=["stall"]).advice == ()
 
 
 def test_time_of_the_step_around_the_model_is_a_stall_of_the_step() -> None:
     text = PLAIN.replace("step s 0-10000", "step s 0-12000")
-    (piece,) = asked(text, "stall")
+    (piece,) = advice_of(text, "stall")
     assert "outside the model" in piece.what
     assert piece.where[0].module is None
 
 
 @pytest.mark.parametrize("traces", [1, 3])
-def test_steps_are_told_apart_within_one_trace_of_a_job(traces: int) -> None:
+def test_steps_are_distinguished_within_one_trace_of_a_job(traces: int) -> None:
     step = inside("op aten::relu 3950-3990")
     rows = []
     for number in range(3):
         lines = "\n".join(_moved(line, 100_000 * number) for line in step.strip().splitlines())
         rows += spans(lines, step=number, trace_id=f"{number if traces == 3 else 0:032x}")
-    found = advise.of(trace_of(rows), most=Needs.TRACE)
-    (piece,) = (each for each in found.advice if each.question == "stall")
+    report = advise.of(trace_of(rows), max_needs=Needs.TRACE)
+    (piece,) = (entry for entry in report.advice if entry.question == "stall")
     assert 2.8 < piece.gain.value < 3.0
     assert not piece.at_most
     assert "in 3 recorded steps" in piece.why[0]
 
 
-def test_clones_that_the_program_calls_are_said_and_those_inside_operators_are_not() -> None:
-    (piece,) = asked(inside("op aten::clone 1000-4000 dtype=float", "op aten::copy_ 1100-3900 dtype=float"), "copies")
+def test_clones_that_the_program_calls_are_reported_and_those_inside_operators_are_not() -> None:
+    (piece,) = advice_of(
+        inside("op aten::clone 1000-4000 dtype=float", "op aten::copy_ 1100-3900 dtype=float"), "copies"
+    )
     assert (piece.where[0].module, piece.where[0].op, piece.at_most) == ("net.a", "aten::clone", False)
     assert abs(piece.gain.value - 3) < 0.01
-    assert asked(inside("op aten::reshape 1000-4000", "op aten::clone 1100-3900"), "copies") == []
+    assert advice_of(inside("op aten::reshape 1000-4000", "op aten::clone 1100-3900"), "copies") == []
 
 
 def test_a_layout_that_had_to_be_made_is_a_bound() -> None:
-    (piece,) = asked(inside("op aten::contiguous 1000-4000", "op aten::clone 1010-3990"), "copies")
+    (piece,) = advice_of(inside("op aten::contiguous 1000-4000", "op aten::clone 1010-3990"), "copies")
     assert piece.at_most
-    assert asked(inside("op aten::contiguous 1000-4000"), "copies") == []
+    assert advice_of(inside("op aten::contiguous 1000-4000"), "copies") == []
 
 
 DOUBLE = (
@@ -119,48 +121,51 @@ DOUBLE = (
 
 
 def test_double_precision_gains_its_casts_and_half_of_the_work_and_changes_numbers() -> None:
-    (piece,) = asked(inside(*DOUBLE), "casts")
+    (piece,) = advice_of(inside(*DOUBLE), "casts")
     assert abs(piece.gain.value - 2) < 0.01
     assert piece.changes_numbers is not None
     assert piece.where[0].module == "net.a"
     rows = [row for number in range(3) for row in spans(inside(*DOUBLE), step=number)]
-    assert [each.question for each in advise.of(trace_of(rows), same_numbers=True).advice] == []
+    assert [entry.question for entry in advise.of(trace_of(rows), same_numbers=True).advice] == []
 
 
 def test_casts_to_half_and_back_are_a_bound_and_casts_one_way_are_nothing() -> None:
     half = [line.replace("double", "c10::BFloat16") for line in DOUBLE]
-    (piece,) = asked(inside(*half), "casts")
+    (piece,) = advice_of(inside(*half), "casts")
     assert piece.at_most
     assert "float to c10::BFloat16" in piece.what.replace("c10::BFloat16 to float and ", "")
-    assert asked(inside(*half[:3]), "casts") == []
+    assert advice_of(inside(*half[:3]), "casts") == []
 
 
 def test_single_values_read_in_a_loop_are_counted_with_the_indexing_before_them() -> None:
     reads = [
         line
-        for at in range(1000, 4000, 200)
-        for line in (f"op aten::select {at}-{at + 80} dtype=float", f"op aten::item {at + 90}-{at + 190} dtype=float")
+        for index in range(1000, 4000, 200)
+        for line in (
+            f"op aten::select {index}-{index + 80} dtype=float",
+            f"op aten::item {index + 90}-{index + 190} dtype=float",
+        )
     ]
-    (piece,) = asked(inside(*reads), "synchronisations")
+    (piece,) = advice_of(inside(*reads), "synchronisations")
     assert piece.what.startswith("15 single values")
     assert 2 < piece.gain.value < 3
-    assert asked(inside(*reads[:8]), "synchronisations") == []
-    assert asked(inside(*reads).replace("dtype=float", "phase=optimizer"), "synchronisations") == []
+    assert advice_of(inside(*reads[:8]), "synchronisations") == []
+    assert advice_of(inside(*reads).replace("dtype=float", "phase=optimizer"), "synchronisations") == []
 
 
 @pytest.mark.slow
-def test_a_batch_that_is_computed_sample_by_sample_is_said_with_its_size() -> None:
+def test_a_batch_that_is_computed_sample_by_sample_is_reported_with_its_size() -> None:
     def loop(shape: str, count: int = 64) -> str:
         return inside(
             *(f"module net.a.c {1000 + 40 * n}-{1039 + 40 * n} type=Cell input_shapes={shape}" for n in range(count)),
             *(f"op aten::mm {1001 + 40 * n}-{1038 + 40 * n} dtype=float" for n in range(count)),
         )
 
-    (piece,) = asked(loop("[[1,256]]"), "samples")
+    (piece,) = advice_of(loop("[[1,256]]"), "samples")
     assert "64 times with one sample each (1×256)" in piece.what
     assert piece.at_most
-    for other in (loop("[[1,256],[1,256]]"), loop("[[8,256]]"), loop("[[1,256]]", 12)):
-        assert asked(other, "samples") == []
+    for step in (loop("[[1,256],[1,256]]"), loop("[[8,256]]"), loop("[[1,256]]", 12)):
+        assert advice_of(step, "samples") == []
 
 
 TRAINING = """
@@ -174,94 +179,94 @@ TRAINING = """
 
 def updates(first: int, *names: str) -> str:
     return "\n".join(
-        f"op aten::{name} {first + 400 * n + 100 * place}-{first + 400 * n + 100 * place + 99}"
+        f"op aten::{name} {first + 400 * n + 100 * position}-{first + 400 * n + 100 * position + 99}"
         for n in range(9)
-        for place, name in enumerate(names)
+        for position, name in enumerate(names)
     )
 
 
 @pytest.mark.slow
-def test_an_optimizer_that_goes_through_parameters_is_said_and_one_in_one_call_is_not() -> None:
+def test_an_optimizer_that_goes_through_parameters_is_reported_and_one_in_one_call_is_not() -> None:
     loop = (
         TRAINING + "optimizer Adam 6000-9900 phase=optimizer\n" + updates(6010, "mul_", "addcmul_", "sqrt", "addcdiv_")
     )
-    (piece,) = asked(loop, "optimizer")
+    (piece,) = advice_of(loop, "optimizer")
     assert "9 parameters one by one: 36 operators" in piece.what
     assert piece.where[0].module == "Adam"
-    assert asked(loop.replace("optimizer Adam", "optimizer LBFGS"), "optimizer") == []  # it has no fused form
-    assert asked(loop.replace("aten::mul_ 6010", "aten::_fused_adam_ 6010"), "optimizer") == []
+    assert advice_of(loop.replace("optimizer Adam", "optimizer LBFGS"), "optimizer") == []  # it has no fused form
+    assert advice_of(loop.replace("aten::mul_ 6010", "aten::_fused_adam_ 6010"), "optimizer") == []
 
 
 def test_optimizers_of_one_step_are_one_piece_with_the_time_of_all() -> None:
     def stepping(*names: str) -> list[Advice]:
         lines = [
             line
-            for at, name in enumerate(names)
+            for index, name in enumerate(names)
             for line in (
-                f"optimizer {name} {6000 + 1900 * at}-{7850 + 1900 * at} phase=optimizer",
-                *(f"op aten::{op} {6010 + 1900 * at + 80 * place}-{6085 + 1900 * at + 80 * place}"
-                  for place, op in enumerate(("mul_", "addcmul_", "sqrt", "addcdiv_") * 5)),
+                f"optimizer {name} {6000 + 1900 * index}-{7850 + 1900 * index} phase=optimizer",
+                *(f"op aten::{op} {6010 + 1900 * index + 80 * position}-{6085 + 1900 * index + 80 * position}"
+                  for position, op in enumerate(("mul_", "addcmul_", "sqrt", "addcdiv_") * 5)),
             )
         ]  # fmt: skip
-        return asked(TRAINING + "\n".join(lines), "optimizer")
+        return advice_of(TRAINING + "\n".join(lines), "optimizer")
 
-    (one,) = stepping("Adam")
-    for names, said in ((("Adam", "Adam"), "Adam updates"), (("Adam", "SGD"), "Adam and SGD update")):
-        (both,) = stepping(*names)
-        assert both.what.startswith(f"{said} 10 parameters one by one in 2 calls of optimizers: 40 operators")
-        assert both.gain.value == pytest.approx(2 * one.gain.value, rel=0.01)
+    (single,) = stepping("Adam")
+    for names, prefix in ((("Adam", "Adam"), "Adam updates"), (("Adam", "SGD"), "Adam and SGD update")):
+        (combined,) = stepping(*names)
+        assert combined.what.startswith(f"{prefix} 10 parameters one by one in 2 calls of optimizers: 40 operators")
+        assert combined.gain.value == pytest.approx(2 * single.gain.value, rel=0.01)
 
 
-def test_updates_written_by_hand_are_said_too() -> None:
-    (piece,) = asked(TRAINING + updates(6010, "mul", "sub_", "add_", "neg"), "optimizer")
+def test_updates_written_by_hand_are_reported_too() -> None:
+    (piece,) = advice_of(TRAINING + updates(6010, "mul", "sub_", "add_", "neg"), "optimizer")
     assert piece.what.startswith("the program updates 9 parameters")
     assert "_foreach_" in piece.do
     step = TRAINING + updates(6010, "mul", "sub_", "add_", "neg") + "\noptimizer SGD 9700-9790 phase=optimizer"
-    (piece,) = asked(step, "optimizer")
+    (piece,) = advice_of(step, "optimizer")
     assert piece.what.startswith("the program updates 9 parameters or gradients, beside the optimizer,")
     assert "clip_grad_norm_" in piece.do
 
 
-def test_gradients_that_nobody_uses_are_said_where_no_backward_pass_follows() -> None:
-    recorded = "\n".join(f"op aten::mul {1000 + n * 20}-{1019 + n * 20} sequence_nr={n}" for n in range(150))
-    (piece,) = asked(inside(recorded), "gradients")
+def test_unused_gradients_are_reported_if_no_backward_pass_follows() -> None:
+    recorded_ops = "\n".join(f"op aten::mul {1000 + n * 20}-{1019 + n * 20} sequence_nr={n}" for n in range(150))
+    (piece,) = advice_of(inside(recorded_ops), "gradients")
     assert "150 operators are recorded" in piece.what
     assert piece.trial == "inference_mode"
-    assert asked(inside(recorded, "backward b 9890-9990"), "gradients") == []
-    same = "\n".join(f"op aten::mul {1000 + n * 20}-{1019 + n * 20} sequence_nr=7" for n in range(150))
-    assert asked(inside(same), "gradients") == []
+    assert advice_of(inside(recorded_ops, "backward b 9890-9990"), "gradients") == []
+    same_number = "\n".join(f"op aten::mul {1000 + n * 20}-{1019 + n * 20} sequence_nr=7" for n in range(150))
+    assert advice_of(inside(same_number), "gradients") == []
 
 
 def test_more_threads_than_cores_are_a_bound() -> None:
-    (piece,) = asked(PLAIN, "oversubscription", machine={"torch_threads": 8, "cores": 2})
+    (piece,) = advice_of(PLAIN, "oversubscription", machine={"torch_threads": 8, "cores": 2})
     assert (piece.what, piece.trial, piece.at_most) == ("8 threads share 2 cores", "threads=2", True)
     assert not piece.gain_known
-    shown = text.page(advise.Advised("s", None, (piece,), ("oversubscription",), {}, {}))
-    assert "1. gain not known before it is tried" in shown
-    assert "at most" not in shown
-    assert asked(PLAIN, "oversubscription", machine={"torch_threads": 2, "cores": 2}) == []
+    page = text.page(advise.AdviceReport("s", None, (piece,), ("oversubscription",), {}, {}))
+    assert "1. gain not known before it is tried" in page
+    assert "at most" not in page
+    assert advice_of(PLAIN, "oversubscription", machine={"torch_threads": 2, "cores": 2}) == []
 
 
-def test_what_a_trace_does_not_tell_is_said_with_what_to_type() -> None:
-    found = advise.of(trace_of(spans("step s 0-100\nforward Net 10-90")), most=Needs.TRACE)
-    assert found.advice == ()
-    assert "record again with --levels M/L/G" in found.unanswered["stall"]
+def test_an_unanswered_question_names_the_missing_option() -> None:
+    report = advise.of(trace_of(spans("step s 0-100\nforward Net 10-90")), max_needs=Needs.TRACE)
+    assert report.advice == ()
+    assert "record again with --levels M/L/G" in report.unanswered["stall"]
 
 
-def test_a_step_that_is_of_no_thread_holds_what_the_busiest_thread_does() -> None:
+def test_a_step_without_a_thread_contains_the_calls_of_the_busiest_thread() -> None:
     text = """
         step s 0-10000 thread=None
         op aten::mm 0-3000 dtype=float
         op aten::mm 6000-9990 dtype=float
         op aten::mm 3500-4000 thread=2 dtype=float
     """
-    (piece,) = asked(text, "stall")
+    (piece,) = advice_of(text, "stall")
     assert 2.9 < piece.gain.value < 3.1
 
 
 def test_gaps_that_python_needs_between_many_calls_are_no_stall() -> None:
-    many = [f"op aten::view {at}-{at + 65} dtype=float" for at in range(1000, 4000, 100)]
-    assert asked(inside(*many), "stall") == []
+    many = [f"op aten::view {index}-{index + 65} dtype=float" for index in range(1000, 4000, 100)]
+    assert advice_of(inside(*many), "stall") == []
 
 
 AGAIN = """
@@ -280,8 +285,8 @@ AGAIN = """
 LISTED = "input_shapes=[[[8],[8,256]]]"
 
 
-def test_a_module_that_is_given_the_same_tensors_again_computes_the_same_again() -> None:
-    (piece,) = asked(AGAIN, "repeated")
+def test_a_module_with_the_same_inputs_is_a_repeat() -> None:
+    (piece,) = advice_of(AGAIN, "repeated")
     assert [(place.module, place.calls) for place in piece.where] == [("net.a", 1)]
     assert piece.gain.value == pytest.approx(2.9)
     assert not piece.at_most
@@ -299,11 +304,11 @@ def test_a_module_that_is_given_the_same_tensors_again_computes_the_same_again()
         ("    module net.a 3100", "    op aten::sub_ 3010-3050 input_shapes=[[8,256],[8,256]]\n    module net.a 3100"),
         ("    module net.a 3100", f"    op aten::_foreach_add_ 3010-3050 {LISTED}\n    module net.a 3100"),
     ],
-    ids=["another tensor", "not told", "chance", "written to between", "weights disturbed", "weights updated"],
+    ids=["another tensor", "not recorded", "chance", "written to between", "weights disturbed", "weights updated"],
 )  # fmt: skip
-def test_a_module_that_may_return_something_else_is_not_called_twice_in_vain(before: str, after: str) -> None:
+def test_a_module_that_may_return_another_result_is_no_repeat(before: str, after: str) -> None:
     assert before in AGAIN
-    assert asked(AGAIN.replace(before, after), "repeated") == []
+    assert advice_of(AGAIN.replace(before, after), "repeated") == []
 
 
 def test_samples_without_the_dimension_of_the_batch_are_samples() -> None:
@@ -312,50 +317,50 @@ def test_samples_without_the_dimension_of_the_batch_are_samples() -> None:
         f"op aten::linear {1001 + 40 * number}-{1034 + 40 * number} dtype=float input_shapes=[[256]]"
         for number in range(64)
     )
-    kept = "\n".join(line for line in PLAIN.splitlines() if "net.a" not in line and "40-4890" not in line)
-    (piece,) = asked(f"{kept}\n{loop}", "samples")
+    plain_lines = "\n".join(line for line in PLAIN.splitlines() if "net.a" not in line and "40-4890" not in line)
+    (piece,) = advice_of(f"{plain_lines}\n{loop}", "samples")
     assert "64 times with one sample each (256)" in piece.what
 
 
 @pytest.mark.slow
 def test_a_model_in_training_mode_that_nothing_trains_is_named_with_what_dropout_takes() -> None:
-    inside_ = (
+    training_ops = (
         'op aten::dropout 1000-2000 dtype=float attributes={"input_scalars":[null,0.1,true]}',
         'op aten::batch_norm 2000-2500 dtype=float attributes={"input_scalars":[null,null,null,null,null,true]}',
     )
-    (piece,) = asked(inside(*inside_), "training-mode")
+    (piece,) = advice_of(inside(*training_ops), "training-mode")
     assert "1 call of dropout and 1 call of batch norm" in piece.what
     assert piece.gain.value == pytest.approx(1.0)
-    assert asked(inside(*(each.replace("true", "false") for each in inside_)), "training-mode") == []
-    assert asked(inside(*(each.split(" attr")[0] for each in inside_)), "training-mode") == []
-    (norm,) = asked(inside(inside_[1]), "training-mode")
+    assert advice_of(inside(*(entry.replace("true", "false") for entry in training_ops)), "training-mode") == []
+    assert advice_of(inside(*(entry.split(" attr")[0] for entry in training_ops)), "training-mode") == []
+    (norm,) = advice_of(inside(training_ops[1]), "training-mode")
     assert not norm.gain_known
-    assert asked(inside(*inside_) + "\n backward backward 9900-9950", "training-mode") == []
+    assert advice_of(inside(*training_ops) + "\n backward backward 9900-9950", "training-mode") == []
 
 
 def test_a_tensor_that_grows_by_concatenation_is_copied_each_time() -> None:
     def step(shapes: list[list[list[int]]]) -> str:
         return inside(
             *(
-                f"op aten::cat {1000 + 100 * at}-{1090 + 100 * at} dtype=TensorList "
-                f"input_shapes={json.dumps([both, []], separators=(',', ':'))}"
-                for at, both in enumerate(shapes)
+                f"op aten::cat {1000 + 100 * index}-{1090 + 100 * index} dtype=TensorList "
+                f"input_shapes={json.dumps([sizes, []], separators=(',', ':'))}"
+                for index, sizes in enumerate(shapes)
             )
         )
 
-    (piece,) = asked(step([[[at + 1, 64], [1, 64]] for at in range(20)]), "growing")
+    (piece,) = advice_of(step([[[index + 1, 64], [1, 64]] for index in range(20)]), "growing")
     assert piece.gain.value == pytest.approx(0.09 * 19)
     assert piece.what.startswith("a tensor grows by 20 concatenations")
-    assert asked(step([[[1, 64], [1, 64]] for _ in range(20)]), "growing") == []
+    assert advice_of(step([[[1, 64], [1, 64]] for _ in range(20)]), "growing") == []
 
 
-def test_several_tensors_that_grow_are_all_in_the_words_as_in_the_gain() -> None:
+def test_all_growing_tensors_are_in_the_text_and_in_the_gain() -> None:
     cats = [
-        f"op aten::cat {begin + 100 * at}-{begin + 100 * at + 90} input_shapes=[[[{at + 1},64],[1,64]],[]]"
+        f"op aten::cat {begin + 100 * index}-{begin + 100 * index + 90} input_shapes=[[[{index + 1},64],[1,64]],[]]"
         for begin, count in ((100, 10), (2000, 8))
-        for at in range(count)
+        for index in range(count)
     ]
-    (piece,) = asked("\n".join(("step s 0-10000", "forward Net 10-9900", *cats)), "growing")
+    (piece,) = advice_of("\n".join(("step s 0-10000", "forward Net 10-9900", *cats)), "growing")
     assert piece.what.startswith("2 tensors grow by 8 to 10 concatenations each")
     assert piece.gain.value == pytest.approx(0.09 * (9 + 7))
 
@@ -370,18 +375,20 @@ GENERATES = """
 
 
 def generating(lengths: dict[int, int], step: str = GENERATES) -> list[Advice]:
-    """Return what is said of prefixes, of steps by number that call a model with so many tokens."""
-    rows = [row for at, length in lengths.items() for row in spans(step.format(length=length), step=at)]
-    found = advise.of(trace_of(rows), most=Needs.TRACE)
-    return [piece for piece in found.advice if piece.question == "prefix"]
+    """Return the advice on prefixes for steps, by number, that call a model with these numbers of tokens."""
+    rows = [row for index, length in lengths.items() for row in spans(step.format(length=length), step=index)]
+    report = advise.of(trace_of(rows), max_needs=Needs.TRACE)
+    return [piece for piece in report.advice if piece.question == "prefix"]
 
 
-def test_a_text_that_is_computed_again_for_each_token_is_told_from_the_steps_that_were_recorded() -> None:
-    (piece,) = generating({at: 5 + at for at in (3, 4, 9, 20, 31, 32, 60, 61)})
+def test_a_text_recomputed_for_each_token_is_reported_from_recorded_steps() -> None:
+    (piece,) = generating({index: 5 + index for index in (3, 4, 9, 20, 31, 32, 60, 61)})
     assert piece.at_most
     assert 90 < piece.of_step_percent < 100
     assert "use_cache=True" in piece.do
-    assert len(generating({at: 5 + at % 100 for at in (3, 4, 9, 20, 31, 32, 60, 61, 103, 107)})) == 1  # another text
+    assert (
+        len(generating({index: 5 + index % 100 for index in (3, 4, 9, 20, 31, 32, 60, 61, 103, 107)})) == 1
+    )  # another text
 
 
 @pytest.mark.parametrize(
@@ -389,64 +396,64 @@ def test_a_text_that_is_computed_again_for_each_token_is_told_from_the_steps_tha
     [
         dict.fromkeys(range(10), 64),  # of one length
         dict.fromkeys(range(10), 1),  # with a cache
-        {at: 10 + (37 * at) % 50 for at in range(12)},  # sentences of many lengths
-        {at: 10 + 8 * at for at in range(12)},  # a schedule of longer and longer sequences
-        {at: 20 + at for at in range(4)},  # too few to tell
+        {index: 10 + (37 * index) % 50 for index in range(12)},  # sentences of many lengths
+        {index: 10 + 8 * index for index in range(12)},  # a schedule of longer and longer sequences
+        {index: 20 + index for index in range(4)},  # too few to tell
     ],
 )
-def test_other_lengths_are_no_text_that_grows(lengths: dict[int, int]) -> None:
+def test_other_lengths_are_no_growing_text(lengths: dict[int, int]) -> None:
     assert generating(lengths) == []
 
 
-def test_what_grows_and_is_no_text_is_not_told() -> None:
-    assert generating({at: 5 + at for at in range(20)}, GENERATES.replace("embedding", "linear")) == []
+def test_growing_inputs_without_tokens_are_not_reported() -> None:
+    assert generating({index: 5 + index for index in range(20)}, GENERATES.replace("embedding", "linear")) == []
 
 
-def test_a_whole_text_in_one_step_is_told_too() -> None:
+def test_a_whole_text_in_one_step_is_reported_too() -> None:
     lines = ["step s 0-10000"]
-    for at in range(9):
-        begin = 10 + 1000 * at
-        lines += [f"forward Net {begin}-{begin + 900} input_shapes=[[2,{10 + at}]]",
+    for index in range(9):
+        begin = 10 + 1000 * index
+        lines += [f"forward Net {begin}-{begin + 900} input_shapes=[[2,{10 + index}]]",
                   f"op aten::embedding {begin + 10}-{begin + 890} dtype=long"]  # fmt: skip
-    (piece,) = asked("\n".join(lines), "prefix")
+    (piece,) = advice_of("\n".join(lines), "prefix")
     assert piece.at_most
 
 
 def test_a_loop_over_a_recurrent_cell_is_one_call_of_the_layer() -> None:
-    cells = (f"module net.a.cell {1000 + 100 * at}-{1090 + 100 * at} type=GRUCell" for at in range(20))
-    (piece,) = asked(inside(*cells), "recurrence")
+    cells = (f"module net.a.cell {1000 + 100 * index}-{1090 + 100 * index} type=GRUCell" for index in range(20))
+    (piece,) = advice_of(inside(*cells), "recurrence")
     assert "torch.nn.GRU " in piece.do
     assert piece.at_most
 
 
-def test_a_step_that_computes_with_doubles_throughout_is_told() -> None:
-    (piece,) = asked(PLAIN.replace("dtype=float", "dtype=double"), "casts")
+def test_a_step_that_computes_with_doubles_throughout_is_reported() -> None:
+    (piece,) = advice_of(PLAIN.replace("dtype=float", "dtype=double"), "casts")
     assert "double precision throughout" in piece.what
     assert piece.changes_numbers is not None
 
 
-def test_what_the_loop_does_between_steps_is_told_from_a_sixth_of_an_iteration_on() -> None:
+def test_time_between_steps_is_reported_from_a_sixth_of_an_iteration() -> None:
     rows = [row for number in range(3) for row in spans(PLAIN, step=number)]
 
-    def said(before_ns: float, data_ns: float) -> list[Advice]:
+    def between_advice(before_ns: float, data_ns: float) -> list[Advice]:
         loop = [
             {
-                "step": at,
+                "step": index,
                 "dur_ns": 10_000_000,
                 "before_ns": before_ns,
                 "data_ns": data_ns,
-                "rung": Level.OP if at < 3 else BARE,
+                "rung": Level.OP if index < 3 else BARE,
             }
-            for at in range(20)
+            for index in range(20)
         ]
         return list(advise.of(with_loop(trace_of(rows), loop), only=["between"]).advice)
 
-    (piece,) = said(6_000_000.0, 1_000_000.0)
+    (piece,) = between_advice(6_000_000.0, 1_000_000.0)
     assert (piece.gain.value, piece.at_most) == (pytest.approx(5.0), True)
-    assert said(6_000_000.0, 5_900_000.0) == []
-    assert said(1_000_000.0, 0.0) == []
+    assert between_advice(6_000_000.0, 5_900_000.0) == []
+    assert between_advice(1_000_000.0, 0.0) == []
     rows = [row for number in range(3) for row in spans(PLAIN + "backward backward 9900-9950", step=number)]
-    (piece,) = said(6_000_000.0, 0.0)
+    (piece,) = between_advice(6_000_000.0, 0.0)
     assert "_foreach_" in piece.do
 
 
@@ -454,10 +461,10 @@ def test_what_the_loop_does_between_steps_is_told_from_a_sixth_of_an_iteration_o
 def test_a_row_of_the_loop_that_represents_many_steps_counts_as_many(question: str) -> None:
     rows = [row for number in range(3) for row in spans(PLAIN, step=number)]
     waits = {"data_ns": 1e6} if question == "data" else {}
-    alone = [{"step": at, "dur_ns": 1e7, "rung": Level.OP if at < 3 else BARE} for at in range(23)]
-    longer = {"steps": 100, "dur_ns": 1e7, "before_ns": 10e6, **dict.fromkeys(waits, 10e6)}
-    together = [{"step": 23 + 100 * at, **longer} for at in range(10)]
-    loop = [{**each, "before_ns": 1e6, **waits} for each in alone] + together
+    single_rows = [{"step": index, "dur_ns": 1e7, "rung": Level.OP if index < 3 else BARE} for index in range(23)]
+    long_row = {"steps": 100, "dur_ns": 1e7, "before_ns": 10e6, **dict.fromkeys(waits, 10e6)}
+    merged_rows = [{"step": 23 + 100 * index, **long_row} for index in range(10)]
+    loop = [{**entry, "before_ns": 1e6, **waits} for entry in single_rows] + merged_rows
     (piece,) = advise.of(with_loop(trace_of(rows), loop), only=[question]).advice
     assert piece.gain.value == pytest.approx((20 * 1 + 1000 * 10) / 1020)
     assert piece.gain.low <= piece.gain.value <= piece.gain.high
@@ -465,7 +472,7 @@ def test_a_row_of_the_loop_that_represents_many_steps_counts_as_many(question: s
 
 
 @pytest.mark.parametrize(
-    ("dtype", "isa", "told"),
+    ("dtype", "isa", "expected"),
     [
         ("c10::Half", ["avx2", "avx512f", "avx512_bf16"], 1),
         ("c10::Half", ["avx2", "amx_fp16"], 0),
@@ -474,35 +481,37 @@ def test_a_row_of_the_loop_that_represents_many_steps_counts_as_many(question: s
         ("float", ["avx2"], 0),
     ],
 )
-def test_work_in_16_bits_is_told_where_the_processor_cannot(dtype: str, isa: list[str], told: int) -> None:
-    found = asked(PLAIN.replace("dtype=float", f"dtype={dtype}"), "half-precision", machine={"isa": isa})
-    assert len(found) == told
-    for piece in found:
+def test_16_bit_work_is_reported_if_the_processor_lacks_instructions(dtype: str, isa: list[str], expected: int) -> None:
+    report = advice_of(PLAIN.replace("dtype=float", f"dtype={dtype}"), "half-precision", machine={"isa": isa})
+    assert len(report) == expected
+    for piece in report:
         assert (piece.trial, piece.gain_known, piece.at_most) == ("float32", True, True)
 
 
-def test_a_run_that_does_not_tell_the_processor_says_so() -> None:
+def test_a_run_without_the_instruction_set_leaves_the_question_unanswered() -> None:
     rows = [row for number in range(3) for row in spans(PLAIN.replace("dtype=float", "dtype=c10::Half"), step=number)]
-    found = advise.of(trace_of(rows), most=Needs.TRACE)
-    assert "does not have the processor" in found.unanswered["half-precision"]
+    report = advise.of(trace_of(rows), max_needs=Needs.TRACE)
+    assert "does not have the processor" in report.unanswered["half-precision"]
 
 
-def test_lines_between_steps_are_named_where_they_were_followed() -> None:
+def test_lines_between_steps_are_named_if_they_were_recorded() -> None:
     rows = [row for number in range(3) for row in spans(PLAIN, step=number)]
-    loop = [{"step": at, "dur_ns": 1e7, "before_ns": 6e6, "rung": Level.OP if at < 3 else BARE} for at in range(20)]
+    loop = [
+        {"step": index, "dur_ns": 1e7, "before_ns": 6e6, "rung": Level.OP if index < 3 else BARE} for index in range(20)
+    ]
     lines = [
         {"file": "train.py", "line": 9, "function": "main", "calls": "gc.collect", "ns": 15_000_000, "gaps": 3},
         {"file": "train.py", "line": 7, "function": "main", "calls": "", "ns": 1_000_000, "gaps": 3},
     ]
     run = {"between": {"gaps": 3, "ns": 16_000_000, "lines": lines}}
-    found = advise.of(with_loop(trace_of(rows, run=run), loop), only=["between"])
-    (piece,) = found.advice
+    report = advise.of(with_loop(trace_of(rows, run=run), loop), only=["between"])
+    (piece,) = report.advice
     assert any("94 % at train.py:9, gc.collect: 5 ms" in why for why in piece.why), piece.why
     assert not any("train.py:7" in why for why in piece.why)
 
 
 class _NotSearched(list[Call]):
-    """Calls that nobody may search one after the other, or copy from a place on: there may be a hundred thousand."""
+    """Calls that refuse linear searches and slices, since there may be a hundred thousand."""
 
     def __contains__(self, call: object) -> bool:
         raise AssertionError("searched")
@@ -513,16 +522,16 @@ class _NotSearched(list[Call]):
 
 
 def test_long_loops_take_time_in_proportion_to_their_length() -> None:
-    def call(name: str, at: int, shapes: list[object]) -> Call:
+    def call(name: str, index: int, shapes: list[object]) -> Call:
         return Call(
-            str(at), None, Level.OP, "op", name, None, None, None, None, 1000 * at, 1000 * at + 900, 900.0, 900.0, None,
-            shapes,
+            str(index), None, Level.OP, "op", name, None, None, None, None, 1000 * index, 1000 * index + 900,
+            900.0, 900.0, None, shapes,
         )  # fmt: skip
 
-    reads = [call("aten::item", at, []) for at in range(9)]
-    around = call("step", 0, [])
-    around.children = reads
-    assert _with_indexing(around, _NotSearched(reads)) == (reads, pytest.approx(8 * 0.0001))
-    made = [call("aten::mul", 1, [[64, 1], [1, 64]]), call("aten::sum", 2, [[64, 64]])]
-    assert _summed(_NotSearched(made), 0) == made
-    assert _summed(_NotSearched(made), 1) == []
+    reads = [call("aten::item", index, []) for index in range(9)]
+    outer = call("step", 0, [])
+    outer.children = reads
+    assert _with_indexing(outer, _NotSearched(reads)) == (reads, pytest.approx(8 * 0.0001))
+    call_list = [call("aten::mul", 1, [[64, 1], [1, 64]]), call("aten::sum", 2, [[64, 64]])]
+    assert _sum_chain(_NotSearched(call_list), 0) == call_list
+    assert _sum_chain(_NotSearched(call_list), 1) == []

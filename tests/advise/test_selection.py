@@ -1,49 +1,49 @@
-"""What is computed to select values: sorts for a few, probabilities for the largest, copies of those in a mask."""
+"""Selection of values: sorts for a few, probabilities for the largest, copies of masked values."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from test_host_questions import asked, inside
+from test_host_questions import advice_of, inside
 
 from xsp.advise import Advice
 
 
-def sliced(end: int, *more: str, dim: int = 1) -> list[Advice]:
-    """Return what is said of a sort of 20,000 values of which a slice takes some."""
-    told = json.dumps({"input_scalars": [None, dim, 0, end, 1]}, separators=(",", ":"))
-    return asked(
+def advice_for_slice(end: int, *more_ops: str, dim: int = 1) -> list[Advice]:
+    """Return the advice on a sort of 20,000 values and a slice of the result."""
+    attributes = json.dumps({"input_scalars": [None, dim, 0, end, 1]}, separators=(",", ":"))
+    return advice_of(
         inside(
             "op aten::sort 1000-3000 dtype=float input_shapes=[[16,20000],[],[]]",
-            f"op aten::slice 3000-3010 dtype=float input_shapes=[[16,20000],[],[],[],[]] attributes={told}",
-            *more,
+            f"op aten::slice 3000-3010 dtype=float input_shapes=[[16,20000],[],[],[],[]] attributes={attributes}",
+            *more_ops,
         ),
         "sort-for-few",
     )
 
 
-def test_a_sort_for_a_few_values_is_told_with_all_of_its_time() -> None:
-    (piece,) = sliced(5)
+def test_a_sort_for_a_few_values_is_reported_with_all_of_its_time() -> None:
+    (piece,) = advice_for_slice(5)
     assert "20,000 values are sorted, and 5" in piece.what
     assert piece.gain.value == pytest.approx(2.0)
     assert "torch.topk" in piece.do
-    assert sliced(-19_995)[0].what == piece.what
-    assert len(sliced(5, dim=-1)) == 1
+    assert advice_for_slice(-19_995)[0].what == piece.what
+    assert len(advice_for_slice(5, dim=-1)) == 1
 
 
-def test_sorts_that_are_used_otherwise_are_not_told() -> None:
-    assert sliced(9_000) == []
-    assert sliced(5, dim=0) == []
-    assert sliced(5, "op aten::cumsum 3010-3500 dtype=float input_shapes=[[16,20000],[]]") == []
+def test_sorts_that_are_used_otherwise_are_not_reported() -> None:
+    assert advice_for_slice(9_000) == []
+    assert advice_for_slice(5, dim=0) == []
+    assert advice_for_slice(5, "op aten::cumsum 3010-3500 dtype=float input_shapes=[[16,20000],[]]") == []
 
 
 SCORES = "input_shapes=[[64,30000],[],[]]"
 
 
-def test_probabilities_of_which_argmax_alone_reads_are_told() -> None:
+def test_probabilities_of_which_argmax_alone_reads_are_reported() -> None:
     step = inside(f"op aten::softmax 1000-3000 {SCORES}", f"op aten::argmax 3000-3500 {SCORES}")
-    (piece,) = asked(step, "largest")
+    (piece,) = advice_of(step, "largest")
     assert "softmax of 64×30000 scores" in piece.what
     assert piece.gain.value == pytest.approx(2.0)
     assert piece.at_most
@@ -52,39 +52,39 @@ def test_probabilities_of_which_argmax_alone_reads_are_told() -> None:
 
 def test_the_place_of_the_largest_may_be_taken_outside_the_module() -> None:
     step = inside(f"op aten::softmax 1000-3000 {SCORES}") + f"\nop aten::argmax 9900-9990 {SCORES}"
-    assert len(asked(step, "largest")) == 1
+    assert len(advice_of(step, "largest")) == 1
 
 
 @pytest.mark.parametrize(
-    "more",
+    "more_ops",
     [
         ("op aten::max 3500-3600 input_shapes=[[64,30000],[],[]]",),  # the probability itself
         ("op aten::cat 3500-3600 input_shapes=[[[64,30000],[64,1]],[]]",),
         ("op aten::mul 3500-3600 input_shapes=[[64,1],[64,30000]]",),
     ],
 )
-def test_probabilities_that_something_else_reads_are_not_told(more: tuple[str, ...]) -> None:
-    step = inside(f"op aten::softmax 1000-3000 {SCORES}", f"op aten::argmax 3000-3500 {SCORES}", *more)
-    assert asked(step, "largest") == []
-    assert asked(inside(f"op aten::softmax 1000-3000 {SCORES}"), "largest") == [], "nobody reads them"
+def test_probabilities_that_something_else_reads_are_not_reported(more_ops: tuple[str, ...]) -> None:
+    step = inside(f"op aten::softmax 1000-3000 {SCORES}", f"op aten::argmax 3000-3500 {SCORES}", *more_ops)
+    assert advice_of(step, "largest") == []
+    assert advice_of(inside(f"op aten::softmax 1000-3000 {SCORES}"), "largest") == [], "no call reads them"
 
 
-def masked(after: str, *inner: str) -> list[Advice]:
-    """Return what is said of an indexing and what follows it."""
+def advice_for_mask(after: str, *inner: str) -> list[Advice]:
+    """Return the advice on an indexing and the call after it."""
     index = "op aten::index 1000-3000 input_shapes=[[4096,256],[]]"
-    return asked(inside(index, *inner, after), "mask-indexing")
+    return advice_of(inside(index, *inner, after), "mask-indexing")
 
 
 NONZERO = "op aten::nonzero 1100-2000 input_shapes=[[4096,256]]"
 
 
-def test_values_that_a_mask_chooses_for_a_sum_are_told() -> None:
-    (piece,) = masked("op aten::sum 3000-3100 input_shapes=[[734003],[]]", NONZERO)
+def test_values_that_a_mask_chooses_for_a_sum_are_reported() -> None:
+    (piece,) = advice_for_mask("op aten::sum 3000-3100 input_shapes=[[734003],[]]", NONZERO)
     assert piece.gain.value == pytest.approx(2.0)
     assert "torch.where" in piece.do
 
 
-def test_other_indexing_is_not_told() -> None:
-    assert masked("op aten::sum 3000-3100 input_shapes=[[734003],[]]") == [], "by numbers of rows"
-    assert masked("op aten::relu 3000-3100 input_shapes=[[734003]]", NONZERO) == []
-    assert masked("op aten::sum 3000-3100 input_shapes=[[734,3]]", NONZERO) == [], "rows that a mask chooses"
+def test_other_indexing_is_not_reported() -> None:
+    assert advice_for_mask("op aten::sum 3000-3100 input_shapes=[[734003],[]]") == [], "by numbers of rows"
+    assert advice_for_mask("op aten::relu 3000-3100 input_shapes=[[734003]]", NONZERO) == []
+    assert advice_for_mask("op aten::sum 3000-3100 input_shapes=[[734,3]]", NONZERO) == [], "rows that a mask chooses"

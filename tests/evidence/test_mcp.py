@@ -1,4 +1,4 @@
-"""`xsp mcp` as a client sees it: the SDK's own client over stdio, and clients that misbehave."""
+"""`xsp mcp` with the SDK's client over stdio, and with clients that misbehave."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from xsp import cli
 from xsp.evidence import form
 from xsp.evidence.tools import TOOLS
 
-pytest.importorskip("mcp_types")  # of the SDK from version 2 on
+pytest.importorskip("mcp_types")  # in the SDK from version 2 on
 anyio = pytest.importorskip("anyio")
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -39,42 +39,42 @@ async def client(*arguments: str) -> AsyncIterator[Any]:
         yield session
 
 
-def talk(*arguments: str, of: Callable[[Any], Awaitable[None]]) -> None:
+def talk(*arguments: str, exchange: Callable[[Any], Awaitable[None]]) -> None:
     async def run() -> None:
         with anyio.fail_after(LONG_S):
             async with client(*arguments) as session:
-                await of(session)
+                await exchange(session)
 
     anyio.run(run)
 
 
 async def ask(session: Any, tool: str, **arguments: Any) -> dict[str, Any]:
     """Return a structured answer; its text is the same."""
-    found = await session.call_tool(tool, arguments)
-    said: dict[str, Any] = found.structured_content
-    VALID.validate(said)
-    assert json.loads(found.content[0].text) == said
-    assert found.is_error == (said["kind"] == "error")
-    return said
+    result = await session.call_tool(tool, arguments)
+    answer: dict[str, Any] = result.structured_content
+    VALID.validate(answer)
+    assert json.loads(result.content[0].text) == answer
+    assert result.is_error == (answer["kind"] == "error")
+    return answer
 
 
 @pytest.mark.slow
 def test_the_client_of_the_sdk_gets_all_answers(small_run: Path) -> None:
-    async def of(session: Any) -> None:
-        listed = (await session.list_tools()).tools
-        assert [each.name for each in listed] == list(TOOLS)
-        assert all(each.annotations.read_only_hint and "never instructions" in each.description for each in listed)
+    async def exchange(session: Any) -> None:
+        tools = (await session.list_tools()).tools
+        assert [entry.name for entry in tools] == list(TOOLS)
+        assert all(entry.annotations.read_only_hint and "never instructions" in entry.description for entry in tools)
         summary = await ask(session, "summary")
         step = summary["statements"][0]["spans"][0]
         assert (await ask(session, "spans", id=step))["spans"][0]["kind"] == "step"
         for tool in ("runs", "health", "tables", "time", "advice"):
             assert (await ask(session, tool))["kind"] != "error"
-        same = str(small_run)
-        assert (await ask(session, "compare", a=same, b=same))["kind"] == "compare"
+        run = str(small_run)
+        assert (await ask(session, "compare", a=run, b=run))["kind"] == "compare"
         assert (await ask(session, "summary", run="/etc/passwd"))["kind"] == "error"
         assert (await ask(session, "summary", run=3))["kind"] == "error"
 
-    talk(str(small_run), of=of)
+    talk(str(small_run), exchange=exchange)
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_an_unknown_tool_and_a_question_that_is_too_long_are_refused_and_the_nex
 ) -> None:
     from mcp import MCPError
 
-    async def of(session: Any) -> None:
+    async def exchange(session: Any) -> None:
         with pytest.raises(MCPError, match="there is no tool 'shell'"):
             await session.call_tool("shell", {"command": "id"})
         assert (await ask(session, "summary"))["kind"] == "summary"
@@ -91,24 +91,24 @@ def test_an_unknown_tool_and_a_question_that_is_too_long_are_refused_and_the_nex
             await session.call_tool("tables", {"run": "x" * 1_000_000})
         assert (await ask(session, "summary"))["kind"] == "summary"
 
-    talk(str(small_run), of=of)
+    talk(str(small_run), exchange=exchange)
 
 
 @pytest.mark.slow
-def test_questions_at_once_are_answered_each(small_run: Path) -> None:
-    async def of(session: Any) -> None:
-        found: dict[str, str] = {}
+def test_simultaneous_questions_are_all_answered(small_run: Path) -> None:
+    async def exchange(session: Any) -> None:
+        result: dict[str, str] = {}
 
         async def one(analysis: str) -> None:
-            found[analysis] = (await ask(session, "tables", analysis=analysis))["tables"][0]["name"]
+            result[analysis] = (await ask(session, "tables", analysis=analysis))["tables"][0]["name"]
 
         async with anyio.create_task_group() as tasks:
             for analysis in ("ops", "layers", "A1", "A2", "phases"):
                 tasks.start_soon(one, analysis)
-        assert found == {name: name for name in found}
-        assert len(found) == 5
+        assert result == {name: name for name in result}
+        assert len(result) == 5
 
-    talk(str(small_run), of=of)
+    talk(str(small_run), exchange=exchange)
 
 
 SLEEPS = """
@@ -136,18 +136,18 @@ def sleeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_an_answer_that_takes_too_long_is_given_up_and_the_next_one_is_there(small_run: Path, sleeps: None) -> None:
-    async def of(session: Any) -> None:
-        late = await ask(session, "tables", analysis="sleeps")
-        assert "took longer than 20 s" in late["error"]
+def test_a_slow_answer_is_stopped_and_the_next_question_is_answered(small_run: Path, sleeps: None) -> None:
+    async def exchange(session: Any) -> None:
+        slow = await ask(session, "tables", analysis="sleeps")
+        assert "took longer than 20 s" in slow["error"]
         assert (await ask(session, "summary"))["kind"] == "summary"
 
-    talk(str(small_run), "--seconds", "20", of=of)
+    talk(str(small_run), "--seconds", "20", exchange=exchange)
 
 
 @pytest.mark.slow
-def test_two_hundred_questions_take_no_more_and_more_memory(small_run: Path) -> None:
-    async def of(session: Any) -> None:
+def test_two_hundred_questions_do_not_leak_memory(small_run: Path) -> None:
+    async def exchange(session: Any) -> None:
         sizes = []
         for number in range(200):
             await ask(
@@ -160,17 +160,17 @@ def test_two_hundred_questions_take_no_more_and_more_memory(small_run: Path) -> 
         assert sizes[0] > 0
         assert sizes[1] < sizes[0] + (48 << 20), sizes
 
-    talk(str(small_run), of=of)
+    talk(str(small_run), exchange=exchange)
 
 
 def _children(pid: int) -> list[int]:
-    """Return a process's children, and theirs."""
-    found = []
+    """Return the descendants of a process."""
+    result = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if int((folder / "stat").read_text().rpartition(") ")[2].split()[1]) == pid:
-                found += [int(folder.name), *_children(int(folder.name))]
-    return found
+                result += [int(folder.name), *_children(int(folder.name))]
+    return result
 
 
 def _resident(pid: int) -> int:
@@ -203,9 +203,9 @@ def started(*arguments: str) -> Any:
                 stream.close()
 
 
-def say(to: IO[str], **message: Any) -> None:
-    to.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
-    to.flush()
+def say(stream: IO[str], **message: Any) -> None:
+    stream.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+    stream.flush()
 
 
 def greet(process: Any) -> None:
@@ -217,9 +217,9 @@ def greet(process: Any) -> None:
 def call(process: Any, number: int, tool: str, **arguments: Any) -> Any:
     say(process.stdin, id=number, method="tools/call", params={"name": tool, "arguments": arguments})
     while True:
-        said = json.loads(process.stdout.readline())
-        if said.get("id") == number:
-            return said
+        answer = json.loads(process.stdout.readline())
+        if answer.get("id") == number:
+            return answer
 
 
 @pytest.mark.slow
@@ -237,17 +237,17 @@ def test_nothing_but_the_protocol_is_on_stdout_even_where_lines_are_no_json(smal
 
 
 @pytest.mark.slow
-def test_a_client_that_hangs_up_amid_a_question_ends_the_server_and_what_it_started(
+def test_a_client_that_disconnects_during_a_question_ends_the_server_and_its_worker(
     small_run: Path, sleeps: None
 ) -> None:
     with started(str(small_run)) as process:
         greet(process)
         say(process.stdin, id=1, method="tools/call", params={"name": "tables", "arguments": {"analysis": "sleeps"}})
-        below = _wait_for(lambda: _children(process.pid))
+        children = _wait_for(lambda: _children(process.pid))
         process.stdin.close()
         process.stdout.close()
         assert process.wait(LONG_S) is not None
-        assert _wait_for(lambda: not any(map(_is_running, below)))
+        assert _wait_for(lambda: not any(map(_is_running, children)))
 
 
 @pytest.mark.slow
@@ -256,16 +256,16 @@ def test_a_signal_ends_it_quietly(small_run: Path, number: signal.Signals) -> No
     with started(str(small_run)) as process:
         greet(process)
         call(process, 1, "summary")
-        below = _children(process.pid)
+        children = _children(process.pid)
         process.send_signal(number)
-        said, complained = process.communicate(timeout=LONG_S)
-        assert (process.returncode, said, complained) == (0, "", "")
-        assert _wait_for(lambda: not any(map(_is_running, below)))
+        answer, errors = process.communicate(timeout=LONG_S)
+        assert (process.returncode, answer, errors) == (0, "", "")
+        assert _wait_for(lambda: not any(map(_is_running, children)))
 
 
-def _wait_for(found: Callable[[], Any]) -> Any:
-    until = time.monotonic() + LONG_S
-    while not (value := found()) and time.monotonic() < until:
+def _wait_for(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + LONG_S
+    while not (value := condition()) and time.monotonic() < deadline:
         time.sleep(0.05)
     return value
 
@@ -281,7 +281,7 @@ def _is_running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"),
+    ("arguments", "reason"),
     [
         ([], "name the runs that may be read: xsp mcp runs"),
         (["/no/such"], "/no/such: there is no such file or directory"),
@@ -290,19 +290,19 @@ def _is_running(pid: int) -> bool:
         (["/", "--kib", "1"], "--kib must be from 2"),
     ],
 )
-def test_what_is_wrong_with_the_command_is_said_in_a_line(
-    arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]
+def test_a_wrong_command_is_reported_in_one_line(
+    arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["mcp", *arguments]) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    assert why in said.err
+    answer = capsys.readouterr()
+    assert (answer.out, answer.err.count("\n")) == ("", 1)
+    assert reason in answer.err
 
 
-def test_without_the_sdk_it_says_what_to_install(
+def test_without_the_sdk_the_error_names_the_package(
     small_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in [each for each in sys.modules if each.partition(".")[0] in ("mcp", "mcp_types")]:
+    for name in [entry for entry in sys.modules if entry.partition(".")[0] in ("mcp", "mcp_types")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mcp", None)
     assert cli.main(["mcp", str(small_run)]) == 2

@@ -1,4 +1,4 @@
-"""How far a step is from the best that is installed, from timings as a function of the spec makes them."""
+"""The distance of a step from the best installed kernels, from synthetic timings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from madetimings import ground_of, timed
+from madetimings import timed, timed_graph_of
 
 torch = pytest.importorskip("torch")
 
@@ -21,7 +21,7 @@ from xsp.device import ceilings  # noqa: E402
 from xsp.device.ceilings import Ceiling  # noqa: E402
 from xsp.device.machine import cpu_model  # noqa: E402
 from xsp.questions import budget, ideal  # noqa: E402
-from xsp.questions.timedcalls import Ground  # noqa: E402
+from xsp.questions.timedcalls import TimedGraph  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def _ceilings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ceilings.keep({cpu_model() or "cpu": Ceiling("a cpu", {"fp32": 1e12}, {}, 1e12, "measured")})
 
 
-def ground(folder: Path) -> Ground:
+def timed_graph(folder: Path) -> TimedGraph:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval()
 
     def ns(spec: Spec) -> float | None:
@@ -39,46 +39,46 @@ def ground(folder: Path) -> Ground:
             return {"as-run": 2e6, "channels-last": 5e5, "autocast-bfloat16": 1e5}.get(spec.variant, 2e6)
         return 1e5 if spec.variant == "as-run" else None
 
-    return ground_of(graphs.of(model, torch.randn(1, 3, 32, 32)), folder, ns)
+    return timed_graph_of(graphs.of(model, torch.randn(1, 3, 32, 32)), folder, ns)
 
 
-def test_the_best_that_is_installed_is_named_with_what_lies_beyond_it(tmp_path: Path) -> None:
-    made = ground(tmp_path)
-    first, *others = ideal.lines(bound.of(made.graph, timings=made.timings, threads=2))
+def test_the_ideal_is_shown_with_the_ceiling(tmp_path: Path) -> None:
+    basis = timed_graph(tmp_path)
+    first, *more_lines = ideal.lines(bound.of(basis.graph, timings=basis.timings, threads=2))
     assert first.startswith("ideal: 1.1 ms with the best kernel of each call, 27 % of the step; nothing is faster than")
-    assert "above it: choice of algorithm 3 ms" in others
-    assert others[-1] == "furthest above their best, as run: conv2d 3 ms"
+    assert "above it: choice of algorithm 3 ms" in more_lines
+    assert more_lines[-1] == "furthest above their best, as run: conv2d 3 ms"
 
 
 def test_without_timings_there_is_no_ideal(tmp_path: Path) -> None:
-    empty = ground_of(ground(tmp_path).graph, tmp_path / "none", lambda spec: None)
+    empty = timed_graph_of(timed_graph(tmp_path).graph, tmp_path / "none", lambda spec: None)
     assert list(ideal.lines(bound.of(empty.graph, timings=empty.timings))) == []
 
 
 def test_another_precision_is_never_the_best_of_a_bound(tmp_path: Path) -> None:
-    made = ground(tmp_path)
-    best = bound.of(made.graph, timings=made.timings, threads=2).figures["best"][0]
+    basis = timed_graph(tmp_path)
+    best = bound.of(basis.graph, timings=basis.timings, threads=2).figures["best"][0]
     assert best is not None
     assert best.ns == 5e5
 
 
-def test_all_is_said_of_a_model_at_once_and_pieces_say_what_they_add(tmp_path: Path) -> None:
-    made = ground(tmp_path)
-    convert = {spec.key: spec for pairs in budget.rounds(made.graph, 2, 2) for spec, _ in pairs}.values()
-    made.timings.add(timed(spec, 1e4) for spec in convert if spec.block.op == "aten::contiguous")
-    asked = AdviceContext(
-        None, "a model", {}, {"ground": lambda asked: replace(made), "ideal": lambda asked: ("ideal: x",)}
+def test_questions_on_a_model_are_answered_together(tmp_path: Path) -> None:
+    basis = timed_graph(tmp_path)
+    convert = {spec.key: spec for pairs in budget.rounds(basis.graph, 2, 2) for spec, _ in pairs}.values()
+    basis.timings.add(timed(spec, 1e4) for spec in convert if spec.block.op == "aten::contiguous")
+    context = AdviceContext(
+        None, "a model", {}, {"timed-graph": lambda context: replace(basis), "ideal": lambda context: ("ideal: x",)}
     )
-    found = of(asked, only=["choice", "precision"])
-    assert [piece.trial for piece in found.advice] == ["channels_last", "autocast=bfloat16"]
-    assert [piece.option for piece in found.advice] == [False, True]
-    assert found.advice[1].changes_numbers is not None
-    assert found.together is None
+    report = of(context, only=["choice", "precision"])
+    assert [piece.trial for piece in report.advice] == ["channels_last", "autocast=bfloat16"]
+    assert [piece.option for piece in report.advice] == [False, True]
+    assert report.advice[1].changes_numbers is not None
+    assert report.combined_gain is None
 
 
-def test_ceilings_that_the_step_beats_are_told_to_be_measured_again(tmp_path: Path) -> None:
+def test_ceilings_that_the_step_beats_are_to_be_measured_again(tmp_path: Path) -> None:
     ceilings.keep({cpu_model() or "cpu": Ceiling("a cpu", {"fp32": 1e6}, {}, 1e6, "measured")})
-    made = ground(tmp_path)
-    first, *_ = ideal.lines(bound.of(made.graph, timings=made.timings, threads=2))
+    basis = timed_graph(tmp_path)
+    first, *_ = ideal.lines(bound.of(basis.graph, timings=basis.timings, threads=2))
     assert "nothing is faster" not in first
     assert first.endswith("measure them again: xsp doctor --measure")

@@ -1,4 +1,4 @@
-"""Threads and branches: what is advised, from timings as a function of the spec makes them."""
+"""Advice on threads and branches, from synthetic timings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from madetimings import ground_of
+from madetimings import timed_graph_of
 
 torch = pytest.importorskip("torch")
 
@@ -19,11 +19,11 @@ from xsp.errors import AnalysisError  # noqa: E402
 from xsp.graph import Graph  # noqa: E402
 from xsp.graph.node import KnownBy  # noqa: E402
 from xsp.questions import budget, parallelism  # noqa: E402
-from xsp.questions.timedcalls import Ground  # noqa: E402
+from xsp.questions.timedcalls import TimedGraph  # noqa: E402
 
 
 class Branches(nn.Module):
-    """Branches of three layers on one input, whose results are put together."""
+    """Branches of three layers on one input, whose results are concatenated."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -46,13 +46,13 @@ def by_threads(spec: Spec, times: dict[int, float]) -> float | None:
     return times.get(spec.threads) if spec.variant == "as-run" else None
 
 
-def ground(graph: Graph, folder: Path, threads: int, **times: float) -> Ground:
-    of = {int(name[1:]): ns for name, ns in times.items()}
-    return ground_of(graph, folder, lambda spec: by_threads(spec, of), threads=threads)
+def timed_graph(graph: Graph, folder: Path, threads: int, **times: float) -> TimedGraph:
+    times_by_count = {int(name[1:]): ns for name, ns in times.items()}
+    return timed_graph_of(graph, folder, lambda spec: by_threads(spec, times_by_count), threads=threads)
 
 
-def test_eight_threads_on_two_cores_are_told_the_number_that_is_fastest(tmp_path: Path) -> None:
-    (piece,) = parallelism.of_threads(ground(chain(), tmp_path, 8, t1=900_000, t2=500_000, t8=2_000_000))
+def test_eight_threads_on_two_cores_get_the_fastest_number(tmp_path: Path) -> None:
+    (piece,) = parallelism.thread_advice(timed_graph(chain(), tmp_path, 8, t1=900_000, t2=500_000, t8=2_000_000))
     assert piece.what == "8 threads share 2 cores"
     assert piece.trial == "threads=2"
     assert piece.gain.value == pytest.approx(12 * 1.5)
@@ -61,39 +61,41 @@ def test_eight_threads_on_two_cores_are_told_the_number_that_is_fastest(tmp_path
 
 
 def test_one_thread_where_two_help(tmp_path: Path) -> None:
-    (piece,) = parallelism.of_threads(ground(chain(), tmp_path, 1, t1=900_000, t2=500_000))
+    (piece,) = parallelism.thread_advice(timed_graph(chain(), tmp_path, 1, t1=900_000, t2=500_000))
     assert (piece.what, piece.trial) == ("one thread, although 2 of 2 cores help", "threads=2")
     assert piece.gain.value == pytest.approx(12 * 0.4)
     assert piece.of_step_percent == pytest.approx(100 * 4 / 9)
 
 
 def test_two_threads_where_one_would_do(tmp_path: Path) -> None:
-    (piece,) = parallelism.of_threads(ground(chain(), tmp_path, 2, t1=10_000, t2=30_000))
+    (piece,) = parallelism.thread_advice(timed_graph(chain(), tmp_path, 2, t1=10_000, t2=30_000))
     assert (piece.trial, "would do" in piece.what) == ("threads=1", True)
 
 
-@pytest.mark.parametrize(("now", "one", "two"), [(2, 900_000, 500_000), (1, 500_000, 495_000), (2, 500_000, 505_000)])
-def test_the_right_number_of_threads_is_left_alone(now: int, one: float, two: float, tmp_path: Path) -> None:
-    assert list(parallelism.of_threads(ground(chain(), tmp_path, now, t1=one, t2=two))) == []
+@pytest.mark.parametrize(
+    ("current", "one", "two"), [(2, 900_000, 500_000), (1, 500_000, 495_000), (2, 500_000, 505_000)]
+)
+def test_the_right_number_of_threads_is_left_alone(current: int, one: float, two: float, tmp_path: Path) -> None:
+    assert list(parallelism.thread_advice(timed_graph(chain(), tmp_path, current, t1=one, t2=two))) == []
 
 
-def test_without_timings_of_another_number_nothing_is_said(tmp_path: Path) -> None:
-    assert list(parallelism.of_threads(ground(chain(), tmp_path, 8, t8=2_000_000))) == []
-    assert list(parallelism.of_threads(ground(chain(), tmp_path / "one", 1, t1=2_000_000))) == []
+def test_without_timings_of_another_number_there_is_no_advice(tmp_path: Path) -> None:
+    assert list(parallelism.thread_advice(timed_graph(chain(), tmp_path, 8, t8=2_000_000))) == []
+    assert list(parallelism.thread_advice(timed_graph(chain(), tmp_path / "one", 1, t1=2_000_000))) == []
 
 
 def test_small_calls_that_get_slower_count_against_more_threads(tmp_path: Path) -> None:
-    model = nn.Sequential(*(each for _ in range(4) for each in (nn.Linear(16, 16), nn.ReLU()))).eval()
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.ReLU()))).eval()
     times = {"aten::linear": {1: 100_000.0, 2: 80_000.0}, "aten::relu": {1: 10_000.0, 2: 40_000.0}}
-    found = ground_of(
+    timed = timed_graph_of(
         graphs.of(model, torch.randn(8, 16)), tmp_path, lambda spec: times[spec.block.op].get(spec.threads), threads=1
     )
-    assert list(parallelism.of_threads(found)) == []
+    assert list(parallelism.thread_advice(timed)) == []
 
 
 def test_four_branches_of_layers_that_scale_badly_gain_what_a_schedule_gains(tmp_path: Path) -> None:
-    (piece,) = parallelism.of_branches(ground(branches(4), tmp_path, 2, t1=1_000_000, t2=900_000))
-    # one after the other 12 × 0.9 ms; two at once 6 × 1 ms, and cat behind them
+    (piece,) = parallelism.branch_advice(timed_graph(branches(4), tmp_path, 2, t1=1_000_000, t2=900_000))
+    # sequentially 12 × 0.9 ms; two at once 6 × 1 ms, followed by cat
     assert 3 < piece.gain.value < 4.8
     assert "independent branches" in piece.what
     assert piece.trial is None
@@ -104,28 +106,28 @@ def test_four_branches_of_layers_that_scale_badly_gain_what_a_schedule_gains(tmp
 def test_branches_that_scale_well_or_are_too_small_to_hand_over_are_left_alone(
     one: float, two: float, tmp_path: Path
 ) -> None:
-    assert list(parallelism.of_branches(ground(branches(4), tmp_path, 2, t1=one, t2=two))) == []
+    assert list(parallelism.branch_advice(timed_graph(branches(4), tmp_path, 2, t1=one, t2=two))) == []
 
 
 def test_a_chain_has_no_branches(tmp_path: Path) -> None:
-    assert list(parallelism.of_branches(ground(chain(), tmp_path, 2, t1=1_000_000, t2=990_000))) == []
+    assert list(parallelism.branch_advice(timed_graph(chain(), tmp_path, 2, t1=1_000_000, t2=990_000))) == []
 
 
-def test_calls_that_overlapped_in_the_trace_are_not_told_to(tmp_path: Path) -> None:
-    found = replace(ground(branches(4), tmp_path, 2, t1=1_000_000, t2=900_000), overlapping=True)
-    assert list(parallelism.of_branches(found)) == []
+def test_branches_are_not_advised_if_calls_overlapped_in_the_trace(tmp_path: Path) -> None:
+    timed = replace(timed_graph(branches(4), tmp_path, 2, t1=1_000_000, t2=900_000), has_overlap=True)
+    assert list(parallelism.branch_advice(timed)) == []
 
 
-def test_a_run_of_which_the_order_alone_is_known_is_not_guessed_at(tmp_path: Path) -> None:
+def test_branches_need_the_data_flow(tmp_path: Path) -> None:
     graph = replace(branches(4), known_by=KnownBy.ORDER)
-    asked = AdviceContext(
-        None, "a run", {}, {"ground": lambda asked: ground(graph, tmp_path, 2, t1=1_000_000, t2=900_000)}
+    context = AdviceContext(
+        None, "a run", {}, {"timed-graph": lambda context: timed_graph(graph, tmp_path, 2, t1=1_000_000, t2=900_000)}
     )
     with pytest.raises(AnalysisError, match="order of its calls"):
-        list(parallelism.parallelism(asked))
+        list(parallelism.parallelism(context))
 
 
-def test_powers_of_two_are_tried_of_many_cores() -> None:
+def test_many_cores_are_tried_in_powers_of_two() -> None:
     assert budget.thread_counts(2) == [1, 2]
     assert budget.thread_counts(3) == [1, 2, 3]
     assert budget.thread_counts(48) == [1, 2, 4, 8, 16, 32, 48]

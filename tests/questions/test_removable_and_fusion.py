@@ -1,4 +1,4 @@
-"""What rewriting gains, from times that are given: nothing is timed here."""
+"""The gain of rewriting, from synthetic times."""
 
 from __future__ import annotations
 
@@ -60,24 +60,27 @@ class Model(nn.Module):
         return x
 
 
-def prices(graph: Any, *, added_us: float | None = None, known: bool = True) -> Prices:
-    """Return prices in which each call takes 10 us, and each that is added so much."""
-    found = rewrite.of(graph)
-    each = Figure(10 * US, 0.1 * US, "same") if known else None
-    before = tuple(each if node.computes else None for node in graph.nodes)
-    nothing = (None,) * len(graph.nodes)
-    places = {place for change in found.changes for place in found.added_calls(change)}
+def prices(graph: Any, *, added_us: float | None = None, is_timed: bool = True) -> Prices:
+    """Return prices in which each call takes 10 us, and each added call `added_us`."""
+    result = rewrite.of(graph)
+    entry = Figure(10 * US, 0.1 * US, "same") if is_timed else None
+    before = tuple(entry if node.computes else None for node in graph.nodes)
+    unknown = (None,) * len(graph.nodes)
+    places = {place for change in result.changes for place in result.added_calls(change)}
     after = {} if added_us is None else {place: Figure(added_us * US, 0.1 * US, "new") for place in places}
     total = 10 * US * len(graph.computing)
-    return Prices(found, before, nothing, after, total)
+    return Prices(result, before, unknown, after, total)
 
 
-def asked(made: Prices, question: Any) -> list[Advice]:
+def answers(priced: Prices, question: Any) -> list[Advice]:
     """Return the answers of a question."""
     return list(
         question(
             AdviceContext(
-                None, "model", {}, {"prices": lambda asked: made, "graph": lambda asked: made.rewritten.original}
+                None,
+                "model",
+                {},
+                {"prices": lambda context: priced, "graph": lambda context: priced.rewritten.original},
             )
         )
     )
@@ -88,70 +91,72 @@ def graph(flaw: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("flaw", "said", "gone_us"),
+    ("flaw", "fragment", "saved_us"),
     [("dead", "never read", 30), ("equal", "again", 30), ("copy", "copy", 30)],
 )
-def test_what_goes_gains_what_it_takes_and_equal_layers_are_one_piece(flaw: str, said: str, gone_us: float) -> None:
-    (found,) = asked(prices(graph(flaw)), removable)
-    assert said in found.what
-    assert "3 times" in found.what
-    assert found.gain.value == pytest.approx(gone_us / 1000)
-    assert not found.at_most
-    assert found.changes_numbers is None
-    assert {each.module for each in found.where} <= {
+def test_removed_calls_gain_their_time_and_equal_layers_are_one_piece(
+    flaw: str, fragment: str, saved_us: float
+) -> None:
+    (result,) = answers(prices(graph(flaw)), removable)
+    assert fragment in result.what
+    assert "3 times" in result.what
+    assert result.gain.value == pytest.approx(saved_us / 1000)
+    assert not result.at_most
+    assert result.changes_numbers is None
+    assert {entry.module for entry in result.where} <= {
         f"blocks.{n}{part}" for n in range(3) for part in ("", ".norm", ".layer#2")
     }
-    assert found.of_step_percent == pytest.approx(100 * gone_us / (10 * len(graph(flaw).computing)))
+    assert result.of_step_percent == pytest.approx(100 * saved_us / (10 * len(graph(flaw).computing)))
 
 
-def test_a_cast_that_changes_numbers_says_so_and_counts_what_stands_in_its_place() -> None:
-    (found,) = asked(prices(graph("cast"), added_us=4), removable)
-    assert found.gain.value == pytest.approx(0.09 - 0.012)  # of each layer three calls go and one comes
-    assert "float32 instead of float64" in str(found.changes_numbers)
+def test_a_cast_reports_changed_numbers_and_counts_replacement_calls() -> None:
+    (result,) = answers(prices(graph("cast"), added_us=4), removable)
+    assert result.gain.value == pytest.approx(0.09 - 0.012)  # per layer three calls are replaced by one
+    assert "float32 instead of float64" in str(result.changes_numbers)
 
 
 def test_a_loop_gains_its_calls_less_the_one_on_the_batch() -> None:
-    (found,) = asked(prices(graph("loop"), added_us=12), removable)
-    assert "for each of 4 samples" in found.what
-    assert found.gain.value == pytest.approx(3 * (0.05 - 0.012))
-    assert found.gain.low < found.gain.value - 0.03 * 0.15
-    assert not found.at_most
+    (result,) = answers(prices(graph("loop"), added_us=12), removable)
+    assert "for each of 4 samples" in result.what
+    assert result.gain.value == pytest.approx(3 * (0.05 - 0.012))
+    assert result.gain.low < result.gain.value - 0.03 * 0.15
+    assert not result.at_most
 
 
-def test_what_is_not_timed_is_promised_at_most_and_unknown_times_promise_nothing() -> None:
-    (found,) = asked(prices(graph("loop")), removable)
-    assert found.at_most
-    assert found.gain.value == pytest.approx(
+def test_untimed_replacements_give_a_bound_and_unknown_times_no_advice() -> None:
+    (result,) = answers(prices(graph("loop")), removable)
+    assert result.at_most
+    assert result.gain.value == pytest.approx(
         3 * (0.05 - 0.01)
     )  # one call on the batch takes as long as one of its samples
-    assert any("--fill" in each for each in found.why)
-    assert not asked(prices(graph("loop"), known=False), removable)
-    assert not asked(prices(graph("dead"), known=False), removable)
+    assert any("--fill" in entry for entry in result.why)
+    assert not answers(prices(graph("loop"), is_timed=False), removable)
+    assert not answers(prices(graph("dead"), is_timed=False), removable)
 
 
 def test_a_model_without_flaws_is_left_alone() -> None:
-    made = prices(graph("none"))
-    assert not made.rewritten.changes
-    assert not asked(made, removable) + asked(made, fusion)
+    priced = prices(graph("none"))
+    assert not priced.rewritten.changes
+    assert not answers(priced, removable) + answers(priced, fusion)
 
 
 def test_norms_that_fold_are_advised_with_the_trial_that_folds_them() -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)
     ).eval()
-    (found,) = asked(prices(graph_of(model, torch.zeros(1, 3, 8, 8)), added_us=10.5), fusion)
-    assert found.trial == "fold_batch_norm"
-    assert found.gain.value == pytest.approx(0.04 - 0.021)
+    (result,) = answers(prices(graph_of(model, torch.zeros(1, 3, 8, 8)), added_us=10.5), fusion)
+    assert result.trial == "fold_batch_norm"
+    assert result.gain.value == pytest.approx(0.04 - 0.021)
     slower = prices(graph_of(model, torch.zeros(1, 3, 8, 8)), added_us=21)
-    assert all(each.gain.holds_zero for each in asked(slower, fusion))
+    assert all(entry.gain.may_be_zero for entry in answers(slower, fusion))
 
 
 def test_chains_of_elementwise_calls_gain_the_traffic_between_them_at_most() -> None:
-    found = chains(graph("chain"), set())
-    ((ops, groups),) = found.items()
+    result = chains(graph("chain"), set())
+    ((ops, groups),) = result.items()
     assert len(groups) == 3
     assert ops[-1] in ("mul", "add")
-    (piece,) = [each for each in asked(prices(graph("chain")), fusion) if "elementwise" in each.what]
+    (piece,) = [entry for entry in answers(prices(graph("chain")), fusion) if "elementwise" in entry.what]
     assert piece.at_most
     assert piece.trial == "compile"
     assert "gelu" in piece.do
@@ -172,27 +177,27 @@ def _step(fused: bool) -> Any:
     return step
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_an_optimizer_that_loops_over_parameters_is_found(together: bool) -> None:
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_an_optimizer_that_loops_over_parameters_is_found(is_fused: bool) -> None:
     from graphruns import recorded
 
-    step = _step(together)
+    step = _step(is_fused)
     step()
-    found, _, _ = recorded(step, grad=True)
-    assert bool(updates(found)) is not together
-    advised = [each for each in asked(prices(found), fusion) if "optimizer" in each.what]
-    assert len(advised) == (0 if together else 1)
-    if not together:
-        assert "fused=True" in advised[0].do
-        assert advised[0].at_most
-        assert 0 < advised[0].gain.value < math.inf
+    result, _, _ = recorded(step, grad=True)
+    assert bool(updates(result)) is not is_fused
+    pieces = [entry for entry in answers(prices(result), fusion) if "optimizer" in entry.what]
+    assert len(pieces) == (0 if is_fused else 1)
+    if not is_fused:
+        assert "fused=True" in pieces[0].do
+        assert pieces[0].at_most
+        assert 0 < pieces[0].gain.value < math.inf
 
 
-def test_of_an_order_of_calls_alone_norms_and_attention_are_found_by_their_shapes() -> None:
+def test_norms_and_attention_are_found_by_shapes_if_only_the_order_is_known() -> None:
     import dataclasses
 
     from xsp.graph.node import KnownBy
-    from xsp.questions.callorder import by_hand, foldable
+    from xsp.questions.callorder import foldable_norms, handwritten_attention
 
     class Both(nn.Module):
         def __init__(self) -> None:
@@ -204,10 +209,12 @@ def test_of_an_order_of_calls_alone_norms_and_attention_are_found_by_their_shape
             scores = (x @ x.transpose(-2, -1)) / 2
             return (scores.softmax(-1) @ x).softmax(-1)
 
-    known = graph_of(Both().eval(), torch.zeros(1, 3, 8, 8))
-    nodes = tuple(dataclasses.replace(each, origins=(), reads=(), returns=(), writes=()) for each in known.nodes)
-    found = dataclasses.replace(known, nodes=nodes, edges=(), known_by=KnownBy.ORDER)
-    assert [[found.nodes[each].call.op for each in those] for those in foldable(found)] == [["aten::batch_norm"]]
-    assert [[found.nodes[each].call.op for each in those] for those in by_hand(found)] == [
+    full = graph_of(Both().eval(), torch.zeros(1, 3, 8, 8))
+    nodes = tuple(dataclasses.replace(entry, origins=(), reads=(), returns=(), writes=()) for entry in full.nodes)
+    result = dataclasses.replace(full, nodes=nodes, edges=(), known_by=KnownBy.ORDER)
+    assert [[result.nodes[entry].call.op for entry in group] for group in foldable_norms(result)] == [
+        ["aten::batch_norm"]
+    ]
+    assert [[result.nodes[entry].call.op for entry in group] for group in handwritten_attention(result)] == [
         ["aten::div", "aten::softmax"]
     ]

@@ -1,4 +1,4 @@
-"""Timings of a graph as a function of the spec makes them, for what follows from timings."""
+"""Synthetic timings of a graph, computed by a function of the spec."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xsp.bench.timings import Timings
 from xsp.bound.recordedcalls import RecordedCall
 from xsp.graph import Graph
 from xsp.questions import budget
-from xsp.questions.timedcalls import Ground
+from xsp.questions.timedcalls import TimedGraph
 
 HERE = Environment({"cpu": "a cpu", "cores": 2, "torch": "2"})
 
@@ -20,7 +20,7 @@ Nanoseconds = Callable[[Spec], float | None]
 
 
 def timed(spec: Spec, ns: float, half: float = 0.001, error: float | None = None) -> Timing:
-    """Return a timing with an interval of so large a part of the figure on both sides."""
+    """Return a timing of `ns`, with an interval of `half` times the figure on both sides."""
     return replace(
         untimed(spec),
         status=Status.OK,
@@ -35,7 +35,7 @@ def timed(spec: Spec, ns: float, half: float = 0.001, error: float | None = None
     )
 
 
-def ground_of(
+def timed_graph_of(
     graph: Graph,
     folder: Path,
     ns: Nanoseconds,
@@ -44,11 +44,11 @@ def ground_of(
     cores: int = 2,
     half: float = 0.001,
     error: float | None = None,
-    seen: Sequence[RecordedCall | None] = (),
-) -> Ground:
-    """Return a graph with all timings that questions want of it and for which `ns` returns something."""
-    known = Timings.open(folder, HERE)
+    recorded: Sequence[RecordedCall | None] = (),
+) -> TimedGraph:
+    """Return a graph with all timings that questions need and for which `ns` returns a figure."""
+    stored = Timings.open(folder, HERE)
     specs = {spec.key: spec for pairs in budget.rounds(graph, threads, cores) for spec, _ in pairs}
-    taken = ((spec, ns(spec)) for spec in specs.values() if spec.block.calls)
-    known.add(timed(spec, each, half, error) for spec, each in taken if each is not None)
-    return Ground(graph, known, threads, cores, tuple(seen))
+    times = ((spec, ns(spec)) for spec in specs.values() if spec.block.calls)
+    stored.add(timed(spec, value, half, error) for spec, value in times if value is not None)
+    return TimedGraph(graph, stored, threads, cores, tuple(recorded))

@@ -11,13 +11,13 @@ with the decorator `question`; entry points `xsp.questions` name the modules tha
 from __future__ import annotations
 
 from xsp.advise.advice import Advice, AdviceContext, Interval, Needs, Place, Step
-from xsp.advise.advisor import Advised, of
+from xsp.advise.advisor import AdviceReport, of
 from xsp.advise.registry import Question, provides, question, questions
 
 __all__ = [
     "Advice",
     "AdviceContext",
-    "Advised",
+    "AdviceReport",
     "Interval",
     "Needs",
     "Place",

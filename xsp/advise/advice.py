@@ -42,18 +42,18 @@ class Interval:
     high: float
 
     @property
-    def holds_zero(self) -> bool:
+    def may_be_zero(self) -> bool:
         """Whether the lower end is zero or negative."""
         return self.low <= 0
 
-    def times(self, factor: float) -> Interval:
+    def scale(self, factor: float) -> Interval:
         """Return the interval multiplied by `factor`; a negative factor swaps the ends."""
-        ends = sorted((self.low * factor, self.high * factor))
-        return Interval(ends[0], self.value * factor, ends[1])
+        bounds = sorted((self.low * factor, self.high * factor))
+        return Interval(bounds[0], self.value * factor, bounds[1])
 
-    def within(self, most: float) -> Interval:
-        """Return the interval with its value and both ends limited to `most`."""
-        return Interval(min(self.low, most), min(self.value, most), min(self.high, most))
+    def limit(self, maximum: float) -> Interval:
+        """Return the interval with its value and both ends limited to `maximum`."""
+        return Interval(min(self.low, maximum), min(self.value, maximum), min(self.high, maximum))
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Step:
     """The step time that gains are shares of."""
 
     ms: Interval
-    what: str = "step"
+    unit: str = "step"
     """`step`; `iteration`, which includes the time since the previous step; `window` where the trace has no steps: from
     the start of a device's first work to the end of its last."""
 
@@ -158,18 +158,18 @@ class AdviceContext:
         Raises:
             AnalysisError: there is no trace.
         """
-        return Answers(self.traced)
+        return Answers(self.required_trace)
 
     @property
-    def traced(self) -> Trace:
+    def required_trace(self) -> Trace:
         """The trace.
 
         Raises:
             AnalysisError: there is no trace.
         """
         if self.trace is None:
-            what = shlex.quote(self.source) if self.source else "MODEL"
-            raise AnalysisError(f"{self.source or 'this'} was not run: record it with `xsp profile {what}`")
+            source = shlex.quote(self.source) if self.source else "MODEL"
+            raise AnalysisError(f"{self.source or 'this'} was not run: record it with `xsp profile {source}`")
         return self.trace
 
     @cached_property
@@ -189,10 +189,10 @@ class AdviceContext:
         """The bound (`xsp.bound.Bound`), joined with the trace where there is one; raises the errors of `part`."""
         return self.part("bound")
 
-    def cached(self, name: str, make: Callable[[], T]) -> T:
-        """Return the cached result of `make` under `name`, so that questions which share it compute it once."""
+    def cached(self, name: str, compute: Callable[[], T]) -> T:
+        """Return the cached result of `compute` under `name`, so that questions which share it compute it once."""
         if name not in self._cached:
-            self._cached[name] = make()
+            self._cached[name] = compute()
         result: T = self._cached[name]
         return result
 
@@ -204,11 +204,11 @@ class AdviceContext:
             XspError: the provider cannot make the part; the message gives the reason.
         """
         if name not in self._cached:
-            make = self.providers.get(name)
-            if make is None:
+            provider = self.providers.get(name)
+            if provider is None:
                 raise AnalysisError(f"no installed plugin makes its {name}; `xsp doctor` lists plugins")
             try:
-                self._cached[name] = make(self)
+                self._cached[name] = provider(self)
             except XspError as error:
                 self._cached[name] = error
         result = self._cached[name]

@@ -15,7 +15,7 @@ from xsp.errors import UsageError, XspError, nearest
 if TYPE_CHECKING:
     from xsp.store.trace import Trace
 
-BOUND_COUNTS = 0.5
+BOUND_WEIGHT = 0.5
 """Weight of an upper bound relative to an expected gain when pieces are ordered."""
 
 LEAST_PERCENT = 1.0
@@ -23,13 +23,13 @@ LEAST_PERCENT = 1.0
 
 
 @dataclass(frozen=True)
-class Advised:
+class AdviceReport:
     """The advice, best first, and the questions that could not be answered."""
 
     name: str
     step: Step | None
     advice: tuple[Advice, ...]
-    asked: tuple[str, ...]
+    answered: tuple[str, ...]
     """Names of the questions that were answered, with or without advice."""
 
     unanswered: Mapping[str, str]
@@ -41,25 +41,25 @@ class Advised:
     ideal: tuple[str, ...] = ()
     """Lines that state how far the step is from the fastest installed implementations (Q1); empty where unknown."""
 
-    together: CombinedGain | None = None
+    combined_gain: CombinedGain | None = None
     """Combined gain of the pieces without options, and their order; None if fewer than two pieces report which calls
     they change."""
 
 
 def of(
-    what: Trace | AdviceContext | str,
+    subject: Trace | AdviceContext | str,
     *,
     only: Sequence[str] = (),
-    most: Needs = Needs.BOUND,
+    max_needs: Needs = Needs.BOUND,
     same_numbers: bool = False,
     settings: Mapping[str, Any] | None = None,
-) -> Advised:
+) -> AdviceReport:
     """Return the advice about a trace, a run, a trace file or a model, the largest gain first.
 
     Args:
-        what: a trace, the path of a run or of a trace file, or the name of a model.
+        subject: a trace, the path of a run or of a trace file, or the name of a model.
         only: names of questions; default: all.
-        most: ask only questions that need no more than this; `Needs.TRACE`: questions that a trace alone answers.
+        max_needs: ask only questions that need no more than this; `Needs.TRACE`: questions that a trace alone answers.
         same_numbers: leave out advice that changes results.
         settings: see `AdviceContext.settings`.
 
@@ -67,34 +67,34 @@ def of(
         UsageError: there is no such question.
         TraceError: there is no such run, or it cannot be read.
     """
-    asked = what if isinstance(what, AdviceContext) else asked_about(what, settings)
+    context = subject if isinstance(subject, AdviceContext) else context_of(subject, settings)
     advice: list[Advice] = []
     answered, unanswered = [], {}
-    for question in _select_questions(only, most):
+    for question in _select_questions(only, max_needs):
         try:
-            pieces = [replace(piece, number=question.number) for piece in question(asked)]
-            advice += _without_gain(pieces, faults.doubt(asked)) if question.needs is Needs.BOUND and pieces else pieces
+            pieces = [replace(piece, number=question.number) for piece in question(context)]
+            advice += _with_doubt(pieces, faults.doubt(context)) if question.needs is Needs.BOUND and pieces else pieces
             answered.append(question.name)
         except CoveredElsewhere:
             continue
         except XspError as error:
             unanswered[question.name] = str(error)
-    selected, left_out = _select_pieces(_of_one_trial(advice), same_numbers)
-    name = asked.trace.name if asked.trace is not None else asked.source or "model"
-    ordered = tuple(sorted(selected, key=_place))
-    return Advised(
+    selected, left_out = _select_pieces(_one_per_trial(advice), same_numbers)
+    name = context.trace.name if context.trace is not None else context.source or "model"
+    ordered = tuple(sorted(selected, key=_sort_key))
+    return AdviceReport(
         name,
-        asked.step,
+        context.step,
         ordered,
         tuple(answered),
         unanswered,
         left_out,
-        _ideal(asked) if most >= Needs.BOUND and not only else (),
+        _ideal(context) if max_needs >= Needs.BOUND and not only else (),
         combinedgain.plan([piece for piece in ordered if not piece.option]),
     )
 
 
-def _without_gain(pieces: Sequence[Advice], doubt: str | None) -> list[Advice]:
+def _with_doubt(pieces: Sequence[Advice], doubt: str | None) -> list[Advice]:
     """Return pieces based on timings, with `gain_known` False if `doubt` says that timings do not hold for the step."""
     return [piece if doubt is None else replace(piece, gain_known=False, why=(*piece.why, doubt)) for piece in pieces]
 
@@ -106,7 +106,7 @@ def _ideal(context: AdviceContext) -> tuple[str, ...]:
         return ()  # the questions that need a bound report why there is none
 
 
-def asked_about(what: Any, settings: Mapping[str, Any] | None = None) -> AdviceContext:
+def context_of(subject: Any, settings: Mapping[str, Any] | None = None) -> AdviceContext:
     """Return the subject: a loaded trace, or a run, a trace file or a model given by path or name.
 
     Raises:
@@ -115,32 +115,32 @@ def asked_about(what: Any, settings: Mapping[str, Any] | None = None) -> AdviceC
     """
     registry.questions()
     options = settings or {}
-    if not isinstance(what, str):
-        return AdviceContext(what, None, options, registry.PROVIDERS)
+    if not isinstance(subject, str):
+        return AdviceContext(subject, None, options, registry.PROVIDERS)
     from xsp.ingest.load import load
 
     try:
-        return AdviceContext(load(what), what, options, registry.PROVIDERS)
+        return AdviceContext(load(subject), subject, options, registry.PROVIDERS)
     except XspError as error:
-        asked = AdviceContext(None, what, options, registry.PROVIDERS)
-        if "graph" not in registry.PROVIDERS or (_exists(what) and not _is_model_file(what)):
+        context = AdviceContext(None, subject, options, registry.PROVIDERS)
+        if "graph" not in registry.PROVIDERS or (_exists(subject) and not _is_model_file(subject)):
             raise
         try:
-            asked.part("graph")
+            context.part("graph")
         except XspError as graph_error:
             raise graph_error from error
-        return asked
+        return context
 
 
-def _exists(what: str) -> bool:
+def _exists(source: str) -> bool:
     from pathlib import Path
 
-    return Path(what).expanduser().exists()
+    return Path(source).expanduser().exists()
 
 
-def _is_model_file(what: str) -> bool:
+def _is_model_file(source: str) -> bool:
     """Return whether a file may contain a model or a graph, judged by its suffix."""
-    return what.endswith((".onnx", ".pt2", ".json", ".py"))
+    return source.endswith((".onnx", ".pt2", ".json", ".py"))
 
 
 def check_names(only: Sequence[str]) -> None:
@@ -156,13 +156,15 @@ def check_names(only: Sequence[str]) -> None:
             raise UsageError(f"there is no question {name!r}{hint}")
 
 
-def _select_questions(only: Sequence[str], most: Needs) -> list[Question]:
+def _select_questions(only: Sequence[str], max_needs: Needs) -> list[Question]:
     check_names(only)
     questions = registry.questions()
-    return [question for name, question in questions.items() if (not only or name in only) and question.needs <= most]
+    return [
+        question for name, question in questions.items() if (not only or name in only) and question.needs <= max_needs
+    ]
 
 
-def _of_one_trial(pieces: Sequence[Advice]) -> list[Advice]:
+def _one_per_trial(pieces: Sequence[Advice]) -> list[Advice]:
     """Return the pieces with each trial advised only once: by an expectation, else by the smaller bound.
 
     A bound is not shown beside an expectation of another value of the same setting (`threads=1` and `threads=2`).
@@ -188,7 +190,7 @@ def _select_pieces(pieces: Sequence[Advice], same_numbers: bool) -> tuple[list[A
     selected, left_out = [], {"may gain nothing": 0, f"gain less than {LEAST_PERCENT:g} %": 0, "change results": 0}
     reasons = list(left_out)
     for piece in pieces:
-        if piece.gain.holds_zero:
+        if piece.gain.may_be_zero:
             left_out[reasons[0]] += 1
         elif piece.of_step_percent * piece.gain.high < LEAST_PERCENT * piece.gain.value:
             left_out[reasons[1]] += 1
@@ -204,8 +206,8 @@ def _setting(piece: Advice) -> str | None:
     return None if piece.trial is None else piece.trial.partition("=")[0]
 
 
-def _place(piece: Advice) -> tuple[bool, bool, float, str, str]:
+def _sort_key(piece: Advice) -> tuple[bool, bool, float, str, str]:
     """Return the sort key of a piece: options last, before them pieces without a known gain; then by gain, where a
     bound counts less than an expectation."""
-    worth = piece.gain.value * (BOUND_COUNTS if piece.at_most else 1.0)
+    worth = piece.gain.value * (BOUND_WEIGHT if piece.at_most else 1.0)
     return piece.option, not piece.gain_known, -worth, piece.question, piece.what

@@ -24,7 +24,7 @@ MOST_ROWS = 0.25
 _Sizes = tuple[int, int, int, int]
 """m, k, n, p of (m×k @ k×n) @ n×p."""
 
-_PASSES = 2
+_ROW_WRITES = 2
 """Minimum number of times that a row of a sparse gradient is written; a row of a dense gradient is written once."""
 
 
@@ -48,20 +48,21 @@ def product_order(context: AdviceContext) -> Iterator[Advice]:
     for (_, (m, k, n, p)), pairs in pairs_by_sizes.items():
         matmuls = [call for pair in pairs for call in pair]
         ms = sum(call.ns for call in matmuls) / 1e6
-        now, then = m * k * n + m * n * p, k * n * p + m * k * p
-        gain = ms * (1 - then / now)
+        left_count, right_count = m * k * n + m * n * p, k * n * p + m * k * p
+        gain = ms * (1 - right_count / left_count)
         if gain < calls.LEAST_MS:
             continue
         yield Advice(
             "product-order",
-            f"({m:,}×{k:,} @ {k:,}×{n:,}) @ {n:,}×{p:,} takes {now / then:.3g} times the multiplications of the other "
-            "order",
+            f"({m:,}×{k:,} @ {k:,}×{n:,}) @ {n:,}×{p:,} takes {left_count / right_count:.3g} times the multiplications "
+            "of the other order",
             calls.places(matmuls),
-            calls.interval(gain, calls.ends(context, matmuls)).within(min(ms, step_ms)),
+            calls.interval(gain, calls.interval_factors(context, matmuls)).limit(min(ms, step_ms)),
             True,
             100 * gain / step_ms,
             (
-                f"{now:,} multiplications from the left, {then:,} from the right; both products take {ms:.3g} ms",
+                f"{left_count:,} multiplications from the left, {right_count:,} from the right; both products "
+                f"take {ms:.3g} ms",
                 "inferred from shapes: valid if the left factor of the second product is the result of the first",
             ),
             "write A @ (B @ x) instead of A @ B @ x, which Python reads as (A @ B) @ x, or torch.linalg.multi_dot, "
@@ -73,7 +74,7 @@ def _sizes(first: Call, second: Call) -> _Sizes | None:
     """Return m, k, n, p of (m×k @ k×n) @ n×p if the other order is worth it, else None."""
     if not (first.name in PRODUCTS and second.name in PRODUCTS and first.is_op and second.is_op):
         return None
-    a, b, ab, x = (_matrix(call.shapes, index) for call in (first, second) for index in (0, 1))
+    a, b, ab, x = (_matrix(call, index) for call in (first, second) for index in (0, 1))
     if a is None or b is None or ab is None or x is None or len(a) != 2 or len(b) != 2 or len(ab) != 2:
         return None
     m, k, n, p = a[0], a[1], b[1], x[1] if len(x) == 2 else 1
@@ -82,20 +83,19 @@ def _sizes(first: Call, second: Call) -> _Sizes | None:
     return (m, k, n, p) if k * n * p + m * k * p <= MOST_SHARE * (m * k * n + m * n * p) else None
 
 
-def _is_used(sizes: _Sizes, later: list[Call]) -> bool:
+def _is_used(sizes: _Sizes, later_calls: list[Call]) -> bool:
     """Return whether two products may share their left factor, and a later call takes the result of the first.
 
     This is possible only if both left factors have the same shape. Later products do not count.
     """
     m, k, n, _ = sizes
-    return k == n and any([m, n] in call.shapes for call in later if call.name not in PRODUCTS)
+    return k == n and any([m, n] in call.shapes for call in later_calls if call.name not in PRODUCTS)
 
 
-def _matrix(shapes: list[object], index: int) -> tuple[int, ...] | None:
-    shape = shapes[index] if index < len(shapes) else None
-    if not isinstance(shape, list) or len(shape) not in (1, 2) or not all(type(size) is int for size in shape):
-        return None
-    return tuple(shape)
+def _matrix(call: Call, index: int) -> tuple[int, ...] | None:
+    """Return the shape of an input that is a vector or a matrix, else None."""
+    shape = call.shape(index)
+    return shape if shape is not None and len(shape) <= 2 else None
 
 
 @question("dense-gradient", "Is the gradient of a large table dense, although few rows are used?", number="Q4")
@@ -111,23 +111,25 @@ def dense_gradient(context: AdviceContext) -> Iterator[Advice]:
     for call in calls.walk(context):
         if call.name == "aten::embedding_dense_backward" and call.scalars[2:3] and type(call.scalars[2]) is int:
             ops_by_table.setdefault((call.scalars[2], _index_count(call)), []).append(call)
-    for (rows, used), ops in ops_by_table.items():
+    for (rows, used_rows), ops in ops_by_table.items():
         table_lookups = [call for call in lookups if call.first_shape and call.first_shape[0] == rows]
-        updated = sum(_update_times(context, {call.first_shape for call in table_lookups if call.first_shape})) / 1e6
-        ms = sum(call.ns for call in ops) / 1e6 + updated
-        gain = ms * (1 - _PASSES * used / rows) if rows else 0.0
-        if not used or used > MOST_ROWS * rows or gain < calls.LEAST_MS:
+        optimizer_ms = (
+            sum(_update_times(context, {call.first_shape for call in table_lookups if call.first_shape})) / 1e6
+        )
+        ms = sum(call.ns for call in ops) / 1e6 + optimizer_ms
+        gain = ms * (1 - _ROW_WRITES * used_rows / rows) if rows else 0.0
+        if not used_rows or used_rows > MOST_ROWS * rows or gain < calls.LEAST_MS:
             continue
         modules = tuple(dict.fromkeys(call.module for call in table_lookups))
         spans = tuple(call.span_id for call in ops)[:MOST_SPANS]
         yield Advice(
             "dense-gradient",
-            f"the gradient of an embedding of {rows:,} rows is dense, although at most {used:,} rows are used",
+            f"the gradient of an embedding of {rows:,} rows is dense, although at most {used_rows:,} rows are used",
             tuple(Place(module, ops[0].name, spans, len(ops)) for module in modules or (None,)),
-            Interval(gain, gain, gain).within(step_ms),
+            Interval(gain, gain, gain).limit(step_ms),
             True,
             100 * gain / step_ms,
-            (f"{ms:.3g} ms to write {rows:,} rows, most of them zeros, {updated:.3g} ms of it in the optimizer",),
+            (f"{ms:.3g} ms to write {rows:,} rows, most of them zeros, {optimizer_ms:.3g} ms of it in the optimizer",),
             "Embedding(…, sparse=True), with plain torch.optim.SGD or SparseAdam for it; not if its weight is "
             "shared with another layer",
             "SparseAdam does not update rows that a step did not look up, Adam does; plain SGD gives the same results",
@@ -137,21 +139,19 @@ def dense_gradient(context: AdviceContext) -> Iterator[Advice]:
 def _update_times(context: AdviceContext, tables: set[tuple[int, ...]]) -> Iterator[float]:
     """Yield the time in ns that each operator of the optimizer takes for tensors of the shapes in `tables`."""
     for root in (call for call in calls.walk(context) if call.kind == Kind.OPTIMIZER):
-        for op in (inner for inner in root.every() if inner.is_outer_op and inner.shapes):
-            first = op.shapes[0]
+        for op in (inner for inner in root.walk() if inner.is_outer_op and inner.shapes):
+            argument = op.shapes[0]
             if op.first_shape in tables:
                 yield op.ns
-            elif isinstance(first, list) and first and all(isinstance(shape, list) for shape in first):
-                sizes = [(math.prod(shape), tuple(shape) in tables) for shape in first]
+            elif isinstance(argument, list) and argument and all(isinstance(shape, list) for shape in argument):
+                sizes = [(math.prod(shape), tuple(shape) in tables) for shape in argument]
                 yield op.ns * sum(size for size, is_table in sizes if is_table) / max(1, sum(size for size, _ in sizes))
 
 
 def _index_count(call: Call) -> int:
     """Return the number of indices that a gradient is made for; 0 if the shapes do not give it."""
-    shape = call.shapes[1] if len(call.shapes) > 1 else None
-    if not isinstance(shape, list) or not shape or not all(type(size) is int for size in shape):
-        return 0
-    return math.prod(shape)
+    shape = call.shape(1)
+    return 0 if shape is None else math.prod(shape)
 
 
 @question("one-hot", "Are table rows looked up by a product with one-hot vectors?", number="Q4")
@@ -161,21 +161,23 @@ def one_hot(context: AdviceContext) -> Iterator[Advice]:
     Shapes identify the products that take the vectors. The gradient in the backward pass is a product as well.
     """
     step_ms = calls.step_ms(context)
-    outer = [call for call in calls.walk(context) if call.is_outer_op]
-    for encoding in (call for call in outer if call.name == "aten::one_hot" and call.first_shape):
-        rows = max((call.first_shape or (0,) for call in encoding.every()), key=math.prod)
+    outer_ops = [call for call in calls.walk(context) if call.is_outer_op]
+    for encoding in (call for call in outer_ops if call.name == "aten::one_hot" and call.first_shape):
+        rows = max((call.first_shape or (0,) for call in encoding.walk()), key=math.prod)
         if encoding.first_shape is None or rows[:-1] != encoding.first_shape:
             continue
-        later = [call for call in outer if call.start_ns >= encoding.end_ns]
-        products = [call for call in later if call.name in _ROW_PRODUCTS and call.first_shape in (rows, _flat(rows))]
-        casts = [call for call in later if call.first_shape == rows and call.name in ("aten::to", "aten::_to_copy")]
-        shapes = {_flat(rows), _flat(rows)[::-1]}
+        later_ops = [call for call in outer_ops if call.start_ns >= encoding.end_ns]
+        products = [
+            call for call in later_ops if call.name in _ROW_PRODUCTS and call.first_shape in (rows, _flat_shape(rows))
+        ]
+        casts = [call for call in later_ops if call.first_shape == rows and call.name in ("aten::to", "aten::_to_copy")]
+        shapes = {_flat_shape(rows), _flat_shape(rows)[::-1]}
         gradients = [
             call
             for root in calls.walk(context)
             if root.kind == Kind.BACKWARD
-            for call in root.every()
-            if call.name in ("aten::mm", "aten::bmm") and any(_matrix(call.shapes, index) in shapes for index in (0, 1))
+            for call in root.walk()
+            if call.name in ("aten::mm", "aten::bmm") and any(_matrix(call, index) in shapes for index in (0, 1))
         ]
         all_calls = [encoding, *casts, *products, *gradients]
         ms = sum(call.ns for call in all_calls) / 1e6
@@ -185,7 +187,7 @@ def one_hot(context: AdviceContext) -> Iterator[Advice]:
             "one-hot",
             f"{math.prod(rows[:-1]):,} rows of {rows[-1]:,} are looked up by a product with one-hot vectors",
             calls.places([*products, encoding]),
-            calls.interval(ms, calls.ends(context, all_calls)).within(step_ms),
+            calls.interval(ms, calls.interval_factors(context, all_calls)).limit(step_ms),
             True,
             100 * ms / step_ms,
             (
@@ -201,7 +203,7 @@ def one_hot(context: AdviceContext) -> Iterator[Advice]:
 _ROW_PRODUCTS = ("aten::linear", "aten::matmul", "aten::mm")
 
 
-def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _flat_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return math.prod(shape[:-1]), shape[-1]
 
 
@@ -228,38 +230,38 @@ def broadcast_product(context: AdviceContext) -> Iterator[Advice]:
         if parent.is_op or parent.kind == Kind.BACKWARD or parent.phase == "backward":
             continue
         children = [call for call in parent.children if call.computes]
-        for index, first in enumerate(children):
-            chain = _summed(children, index)
+        for index, op in enumerate(children):
+            chain = _sum_chain(children, index)
             if chain:
-                shapes = (shape for shape in first.shapes[:2] if isinstance(shape, list))
-                label = " and ".join("×".join(map(str, shape)) for shape in shapes)
-                chains_by_op.setdefault((first.name, label), []).append(chain)
+                shapes = (shape for shape in op.shapes[:2] if isinstance(shape, list))
+                factor_text = " and ".join("×".join(map(str, shape)) for shape in shapes)
+                chains_by_op.setdefault((op.name, factor_text), []).append(chain)
     for (name, factors), chains in chains_by_op.items():
         forward = [call for chain in chains for call in chain]
         all_calls = [*forward, *calls.gradients(context, forward)]
         ms = sum(call.ns for call in all_calls) / 1e6
         if ms < calls.LEAST_MS:
             continue
-        what, do = _ELEMENTWISE[name]
-        count = math.prod(_broadcast(chains[0][0]) or ())
+        noun, hint = _ELEMENTWISE[name]
+        count = math.prod(_broadcast_shape(chains[0][0]) or ())
         yield Advice(
             "broadcast-product",
-            f"{count:,} {what} of {factors} are written to memory, and then summed",
+            f"{count:,} {noun} of {factors} are written to memory, and then summed",
             calls.places(forward),
-            calls.interval(ms, calls.ends(context, all_calls)).within(step_ms),
+            calls.interval(ms, calls.interval_factors(context, all_calls)).limit(step_ms),
             True,
             100 * ms / step_ms,
             (
                 f"{len(forward)} calls{' and their gradients' * (len(all_calls) > len(forward))} take {ms:.3g} ms",
                 "inferred from shapes: valid if the sum is over the dimensions that both factors share",
             ),
-            f"{do}; results differ by rounding",
+            f"{hint}; results differ by rounding",
         )
 
 
-def _summed(children: Sequence[Call], index: int) -> list[Call]:
+def _sum_chain(children: Sequence[Call], index: int) -> list[Call]:
     """Return a call that broadcasts and the calls up to the sum of its result; empty if its result is not summed."""
-    shape = _broadcast(children[index])
+    shape = _broadcast_shape(children[index])
     chain = [children[index]]
     for call in (children[position] for position in range(index + 1, len(children) if shape is not None else 0)):
         if call.first_shape != shape or call.name not in (*_PASS_THROUGH, *_SUMS):
@@ -270,17 +272,15 @@ def _summed(children: Sequence[Call], index: int) -> list[Call]:
     return []
 
 
-def _broadcast(call: Call) -> tuple[int, ...] | None:
+def _broadcast_shape(call: Call) -> tuple[int, ...] | None:
     """Return the shape that an elementwise operator makes of two much smaller tensors; None for any other call."""
     if call.name not in _ELEMENTWISE or not call.is_op:
         return None
-    shapes = [
-        shape for shape in call.shapes[:2] if isinstance(shape, list) and shape and all(type(n) is int for n in shape)
-    ]
+    shapes = [shape for index in (0, 1) if (shape := call.shape(index)) is not None]
     if len(shapes) != 2:
         return None
     rank = max(map(len, shapes))
-    left, right = ([1] * (rank - len(shape)) + shape for shape in shapes)
+    left, right = ((1,) * (rank - len(shape)) + shape for shape in shapes)
     if any(a != b and 1 not in (a, b) for a, b in zip(left, right, strict=True)):
         return None
     result = tuple(max(a, b) for a, b in zip(left, right, strict=True))
@@ -289,7 +289,7 @@ def _broadcast(call: Call) -> tuple[int, ...] | None:
 
 _INVERSES = ("aten::inverse", "aten::linalg_inv", "aten::linalg_pinv")
 
-SOLVING = 1 / 3
+SOLVE_SHARE = 1 / 3
 """Operations of a factorisation relative to those of an inverse: 2/3 n³ to 2 n³ (Golub and Van Loan, 3.2 and 3.4)."""
 
 
@@ -297,28 +297,28 @@ SOLVING = 1 / 3
 def inverse(context: AdviceContext) -> Iterator[Advice]:
     """Inverses of matrices that a product takes: solving only factorises, which is a third of the work."""
     step_ms = calls.step_ms(context)
-    outer = [op for op in calls.walk(context) if op.is_outer_op and op.phase != "backward"]
+    outer_ops = [op for op in calls.walk(context) if op.is_outer_op and op.phase != "backward"]
     ops: list[Call] = []
-    for index, op in enumerate(outer):
+    for index, op in enumerate(outer_ops):
         size = op.first_shape
         if op.name not in _INVERSES or size is None or len(size) < 2 or size[-1] != size[-2]:
             continue
-        later = (
+        readers = (
             reader
-            for reader in outer[index + 1 :]
+            for reader in outer_ops[index + 1 :]
             if reader.name in (*PRODUCTS, "aten::bmm", "aten::linear", "aten::einsum")
         )
-        if any(list(size) in reader.shapes for reader in later):
+        if any(list(size) in reader.shapes for reader in readers):
             ops.append(op)
     ms = sum(op.ns for op in ops) / 1e6
-    gain = ms * (1 - SOLVING)
+    gain = ms * (1 - SOLVE_SHARE)
     if gain < calls.LEAST_MS:
         return
     yield Advice(
         "inverse",
         f"{len(ops)} matri{'ces are' if len(ops) > 1 else 'x is'} inverted, {ms:.3g} ms, only to be multiplied",
         calls.places(ops),
-        calls.interval(gain, calls.ends(context, ops)).within(step_ms),
+        calls.interval(gain, calls.interval_factors(context, ops)).limit(step_ms),
         False,
         100 * gain / step_ms,
         ("a factorisation takes a third of the multiplications of an inverse, and rounds less",),

@@ -11,7 +11,7 @@ from xsp.advise.calls import Call
 from xsp.advise.registry import question
 from xsp.schema import Kind, Level
 
-ACCUMULATE = "torch::autograd::AccumulateGrad"
+ACCUMULATE_NODE = "torch::autograd::AccumulateGrad"
 """The node that accumulates a gradient into a parameter's; the shape of its input is the parameter's."""
 
 LEAST_CHECKS = 4
@@ -28,28 +28,32 @@ def unused_gradients(context: AdviceContext) -> Iterator[Advice]:
     """
     step_ms = calls.step_ms(context)
     for step in (call for call in calls.walk(context) if call.kind == Kind.STEP):
-        step_calls = list(step.every())
-        updated = _updates_by_shape([call for call in step_calls if call.kind == Kind.OPTIMIZER])
+        step_calls = list(step.walk())
+        updated_shapes = _updates_by_shape([call for call in step_calls if call.kind == Kind.OPTIMIZER])
         passes = [call for call in step_calls if call.kind == Kind.BACKWARD]
-        if not updated or not passes:
+        if not updated_shapes or not passes:
             continue
-        last = passes[-1]
+        last_pass = passes[-1]
         # inputs may have gradients, too
         inputs = {call.first_shape for call in step_calls if call.level == Level.LAYER}
-        leaves = [call for call in last.every() if call.name == ACCUMULATE and call.first_shape not in (None, *inputs)]
-        needed, unused, is_certain = _split_by_use(leaves, updated)
-        if not needed or not unused:
+        leaves = [
+            call
+            for call in last_pass.walk()
+            if call.name == ACCUMULATE_NODE and call.first_shape not in (None, *inputs)
+        ]
+        applied, unused, is_certain = _split_by_use(leaves, updated_shapes)
+        if not applied or not unused:
             continue
-        end = max(call.end_ns for call in needed)
-        tail = [call for call in last.children if call.start_ns >= end]
+        end = max(call.end_ns for call in applied)
+        tail = [call for call in last_pass.children if call.start_ns >= end]
         ms = sum(call.ns for call in tail) / 1e6
         if ms < calls.LEAST_MS:
             continue
         yield Advice(
             "unused-gradients",
-            f"the backward pass computes gradients of {len(leaves)} parameters, the optimizer updates {len(needed)}",
+            f"the backward pass computes gradients of {len(leaves)} parameters, the optimizer updates {len(applied)}",
             (Place(None, "backward", tuple(call.span_id for call in unused[:MOST_SPANS]), len(unused)),),
-            calls.interval(ms, calls.ends(context, tail)).within(min(step_ms, last.ns / 1e6)),
+            calls.interval(ms, calls.interval_factors(context, tail)).limit(min(step_ms, last_pass.ns / 1e6)),
             not is_certain,
             100 * ms / step_ms,
             (
@@ -69,38 +73,38 @@ def _updates_by_shape(optimizers: Sequence[Call]) -> Counter[Shape]:
     that writes to the fewest tensors: others also write to state, or only to the parameters of one group.
     """
     by_op: dict[str, Counter[Shape]] = {}
-    for op in (inner for optimizer in optimizers for inner in optimizer.every() if inner.is_op):
+    for op in (inner for optimizer in optimizers for inner in optimizer.walk() if inner.is_op):
         if not op.name.endswith("_") or not op.shapes:
             continue
-        first = op.shapes[0]
-        tensors = first if isinstance(first, list) and first and isinstance(first[0], list) else [first]
-        for shape in tensors:
-            if isinstance(shape, list) and shape and all(type(size) is int for size in shape):
-                by_op.setdefault(op.name, Counter())[tuple(shape)] += 1
+        argument = op.shapes[0]
+        tensors = argument if isinstance(argument, list) and argument and isinstance(argument[0], list) else [argument]
+        for shape in map(calls.tensor_shape, tensors):
+            if shape is not None:
+                by_op.setdefault(op.name, Counter())[shape] += 1
     return max(by_op.values(), key=lambda counts: (len(counts), -counts.total()), default=Counter())
 
 
-def _split_by_use(leaves: Sequence[Call], updated: Counter[Shape]) -> tuple[list[Call], list[Call], bool]:
+def _split_by_use(leaves: Sequence[Call], updated_shapes: Counter[Shape]) -> tuple[list[Call], list[Call], bool]:
     """Return the gradients that are applied, the gradients that are not, and whether the two have no shape in common.
 
     Of several gradients of one shape the first ones are taken as applied: where only some layers are trained, they are
     the last ones, whose gradients come first.
     """
-    remaining = Counter(updated)
-    needed: list[Call] = []
+    remaining = Counter(updated_shapes)
+    applied: list[Call] = []
     unused: list[Call] = []
     for leaf in leaves:
         assert leaf.first_shape is not None
-        (needed if remaining[leaf.first_shape] > 0 else unused).append(leaf)
+        (applied if remaining[leaf.first_shape] > 0 else unused).append(leaf)
         remaining[leaf.first_shape] -= 1
-    return needed, unused, {leaf.first_shape for leaf in needed}.isdisjoint(leaf.first_shape for leaf in unused)
+    return applied, unused, {leaf.first_shape for leaf in applied}.isdisjoint(leaf.first_shape for leaf in unused)
 
 
 @question("recomputation", "Are layers computed again in the backward pass?", number="Q4")
 def recomputation(context: AdviceContext) -> Iterator[Advice]:
     """Activation checkpointing: modules that run a second time in the backward pass to save memory."""
     step_ms = calls.step_ms(context)
-    modules = [module for root in calls.of(context) for module in _recomputed_modules(root, False)]
+    modules = [module for root in calls.roots(context) for module in _recomputed_modules(root, False)]
     ms = sum(module.ns for module in modules) / 1e6
     if ms < calls.LEAST_MS:
         return
@@ -110,7 +114,7 @@ def recomputation(context: AdviceContext) -> Iterator[Advice]:
         "recomputation",
         f"{len(modules)} calls of modules run again in the backward pass ({listing})",
         calls.places(modules),
-        calls.interval(ms, calls.ends(context, modules)).within(step_ms),
+        calls.interval(ms, calls.interval_factors(context, modules)).limit(step_ms),
         False,
         100 * ms / step_ms,
         (f"activation checkpointing computes them twice: {ms:.3g} ms of a step",),
@@ -142,19 +146,19 @@ def anomaly_detection(context: AdviceContext) -> Iterator[Advice]:
     """
     step_ms = calls.step_ms(context)
     passes = [call for call in calls.walk(context) if call.kind == Kind.BACKWARD]
-    checks = [call for backward in passes for call in backward.every() if call.name == "aten::isnan"]
-    answers = [call for backward in passes for call in backward.every() if call.name == "aten::_is_any_true"]
-    ms = sum(call.ns for call in (*checks, *answers)) / 1e6
+    checks = [call for backward in passes for call in backward.walk() if call.name == "aten::isnan"]
+    any_true_calls = [call for backward in passes for call in backward.walk() if call.name == "aten::_is_any_true"]
+    ms = sum(call.ns for call in (*checks, *any_true_calls)) / 1e6
     if len(checks) < LEAST_CHECKS or ms < calls.LEAST_MS:
         return
     sequence_numbers = {call.sequence_nr for call in calls.walk(context) if call.is_op and call.sequence_nr is not None}
     low, value, high = (cost * len(sequence_numbers) / 1e3 for cost in STACK_US)
-    check_time = calls.interval(ms, calls.ends(context, [*checks, *answers]))
+    check_time = calls.interval(ms, calls.interval_factors(context, [*checks, *any_true_calls]))
     yield Advice(
         "anomaly-detection",
         f"{len(checks)} gradients are checked for NaN in a backward pass: torch.autograd's anomaly detection, or hooks",
         (Place(None, "aten::isnan", tuple(call.span_id for call in checks[:MOST_SPANS]), len(checks)),),
-        Interval(check_time.low + low, ms + value, check_time.high + high).within(step_ms),
+        Interval(check_time.low + low, ms + value, check_time.high + high).limit(step_ms),
         False,
         100 * min(step_ms, ms + value) / step_ms,
         (

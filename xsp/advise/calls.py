@@ -26,10 +26,10 @@ MOST_CALLS = 500_000
 LEAST_MS = 0.05
 """Milliseconds per step below which a gain is in the noise of any step."""
 
-DESCRIBED = ("aten::batch_norm", "aten::dropout", "aten::embedding_dense_backward", "aten::slice", "aten::select")
+DESCRIBED_OPS = ("aten::batch_norm", "aten::dropout", "aten::embedding_dense_backward", "aten::slice", "aten::select")
 """Operators whose arguments are read from the trace."""
 
-_QUOTED = ", ".join(f"'{name}'" for name in DESCRIBED)
+_DESCRIBED_SQL = ", ".join(f"'{name}'" for name in DESCRIBED_OPS)
 _HINT = "record again with --levels M/L/G, which has operators"
 
 
@@ -55,7 +55,7 @@ class Call:
     """Duration as recorded at the deepest rung."""
 
     attributes: str | None
-    """JSON, for modules and `DESCRIBED` operators only."""
+    """JSON, for modules and `DESCRIBED_OPS` only."""
 
     shapes: list[object]
     parent: Call | None = None
@@ -77,6 +77,11 @@ class Call:
         return not self.is_op or self.name.removeprefix("aten::") not in BOOKKEEPING
 
     @property
+    def stem(self) -> str:
+        """The name of an operator without its namespace and without the mark of in-place operators."""
+        return self.name.removeprefix("aten::").removesuffix("_")
+
+    @property
     def module(self) -> str | None:
         """The name of the innermost module around the call, or of the call itself if it is a module's."""
         call: Call | None = self
@@ -87,15 +92,16 @@ class Call:
     @property
     def first_shape(self) -> tuple[int, ...] | None:
         """The shape of the first input; None if it is not a tensor or unknown."""
-        first = self.shapes[0] if self.shapes else None
-        if not isinstance(first, list) or not first or not all(type(size) is int for size in first):
-            return None
-        return tuple(first)
+        return self.shape(0)
 
-    def takes(self, size: Sequence[int]) -> bool:
+    def shape(self, index: int) -> tuple[int, ...] | None:
+        """Return the shape of an input; None if it is not a tensor or unknown."""
+        return tensor_shape(self.shapes[index]) if index < len(self.shapes) else None
+
+    def has_input(self, shape: Sequence[int]) -> bool:
         """Return whether an input is a tensor of that shape, or a list that contains one."""
-        shape = [*size]
-        return any(isinstance(argument, list) and (argument == shape or shape in argument) for argument in self.shapes)
+        sizes = [*shape]
+        return any(isinstance(argument, list) and (argument == sizes or sizes in argument) for argument in self.shapes)
 
     @cached_property
     def input_ids(self) -> tuple[int, ...]:
@@ -116,11 +122,11 @@ class Call:
         return values if isinstance(values, list) else []
 
     @property
-    def tensors(self) -> int:
+    def tensor_count(self) -> int:
         """The number of inputs that are known to be tensors."""
         return sum(isinstance(shape, list) and bool(shape) for shape in self.shapes)
 
-    def every(self) -> Iterator[Call]:
+    def walk(self) -> Iterator[Call]:
         """Yield this call and all calls inside it."""
         pending = [self]
         while pending:
@@ -129,7 +135,14 @@ class Call:
             pending += reversed(call.children)
 
 
-def of(context: AdviceContext) -> list[Call]:
+def tensor_shape(value: object) -> tuple[int, ...] | None:
+    """Return a recorded shape; None if it is empty, not that of a tensor, or unknown."""
+    if not isinstance(value, list) or not value or not all(type(size) is int for size in value):
+        return None
+    return tuple(value)
+
+
+def roots(context: AdviceContext) -> list[Call]:
     """Return the outermost calls of the merged step on the host, in order; computed once.
 
     Raises:
@@ -139,20 +152,20 @@ def of(context: AdviceContext) -> list[Call]:
 
 
 def walk(context: AdviceContext) -> Iterator[Call]:
-    """Yield all calls of the merged step; raises the errors of `of`."""
-    for root in of(context):
-        yield from root.every()
+    """Yield all calls of the merged step; raises the errors of `roots`."""
+    for root in roots(context):
+        yield from root.walk()
 
 
-def gradients(context: AdviceContext, those: Sequence[Call]) -> list[Call]:
+def gradients(context: AdviceContext, forward_calls: Sequence[Call]) -> list[Call]:
     """Return the backward nodes that compute the gradients of calls, matched by autograd's sequence numbers."""
-    numbers = {call.sequence_nr for root in those for call in root.every()} - {None}
+    numbers = {call.sequence_nr for root in forward_calls for call in root.walk()} - {None}
     passes = (call for call in walk(context) if call.kind == Kind.BACKWARD)
     return [node for backward in passes for node in backward.children if numbers and node.sequence_nr in numbers]
 
 
 def _trees(context: AdviceContext) -> list[Call]:
-    trace = context.traced
+    trace = context.required_trace
     if trace.has(Level.KERNEL):
         raise CoveredElsewhere("the trace has device work: see `device-idle` for time on the host")
     if not trace.has(Level.OP):
@@ -160,9 +173,9 @@ def _trees(context: AdviceContext) -> list[Call]:
     rows = trace.con.execute(
         f"""
         SELECT span_id, key, level, kind, name, type, phase, dtype, sequence_nr, start_ns,
-               start_ns + coalesce(dur_ns, 0), coalesce(true_ns, {_share(trace)} * {NS}, 0)::DOUBLE,
+               start_ns + coalesce(dur_ns, 0), coalesce(true_ns, {_time_factor(trace)} * {NS}, 0)::DOUBLE,
                coalesce(raw_ns, dur_ns, 0)::DOUBLE,
-               CASE WHEN level = {int(Level.LAYER)} OR name IN ({_QUOTED}) THEN attributes END,
+               CASE WHEN level = {int(Level.LAYER)} OR name IN ({_DESCRIBED_SQL}) THEN attributes END,
                input_shapes, process, thread
         FROM merged WHERE device IS NULL AND level <= {int(Level.OP)} AND kind NOT IN ('{Kind.RUN}', '{Kind.ALLOC}')
         ORDER BY process, thread, start_ns, dur_ns DESC, level, depth LIMIT {MOST_CALLS + 1}
@@ -193,11 +206,11 @@ def _trees(context: AdviceContext) -> list[Call]:
     bare_step = steptime.latency(context.answers)
     for root in trees:
         if root.kind == Kind.STEP:
-            _fit(root, root.ns if bare_step is None else min(root.ns, 1e6 * bare_step.ms.value))
+            _limit_to_step(root, root.ns if bare_step is None else min(root.ns, 1e6 * bare_step.ms.value))
     return trees
 
 
-def _fit(step: Call, step_ns: float) -> None:
+def _limit_to_step(step: Call, step_ns: float) -> None:
     """Scale the times of a step's calls down to the bare step, and to the call around them, where they exceed these.
 
     Recorded steps are disturbed by more than the cost of spans: memory returned to the system after a recorded step was
@@ -215,7 +228,7 @@ def _fit(step: Call, step_ns: float) -> None:
         pending += [(child, share) for child in parent.children]
 
 
-def _share(trace: Trace) -> float:
+def _time_factor(trace: Trace) -> float:
     """Return the factor for recorded times without a true time: the true step time divided by the recorded one.
 
     Recorded steps give the shares of calls, bare steps the step time: on a busy machine recorded steps were seen to
@@ -249,19 +262,21 @@ def _shapes(text: str | None) -> list[object]:
     return shapes if isinstance(shapes, list) else []
 
 
-def per_step(context: AdviceContext, plus: Sequence[Call], minus: Sequence[Call] = ()) -> list[tuple[float, float]]:
+def times_per_step(
+    context: AdviceContext, plus: Sequence[Call], minus: Sequence[Call] = ()
+) -> list[tuple[float, float]]:
     """Return for each recorded step with operators the time of `plus` minus that of `minus`, and the step time, in ns.
 
     One OpenTelemetry trace may contain several steps, for example those of a job whose launcher started the trace.
     """
     keys = [call.key for call in plus if call.key], [call.key for call in minus if call.key]
-    return context.traced.con.execute(
+    return context.required_trace.con.execute(
         f"""
-        WITH wanted AS (
+        WITH selected AS (
             SELECT unnest(?::VARCHAR[]) AS key, 1 AS sign UNION ALL SELECT unnest(?::VARCHAR[]), -1
         )
         SELECT sum(sign * spans.dur_ns)::DOUBLE, max(alike.dur_ns)::DOUBLE
-        FROM spans JOIN wanted USING (key) JOIN alike USING (trace_id, step, rung, rank)
+        FROM spans JOIN selected USING (key) JOIN alike USING (trace_id, step, rung, rank)
         WHERE spans.timed AND coalesce(rung, {int(Level.OP)}) >= {int(Level.OP)}
         GROUP BY trace_id, step, rung ORDER BY trace_id, step
         """,
@@ -269,7 +284,7 @@ def per_step(context: AdviceContext, plus: Sequence[Call], minus: Sequence[Call]
     ).fetchall()
 
 
-def ends(context: AdviceContext, those: Sequence[Call]) -> tuple[float, float] | None:
+def interval_factors(context: AdviceContext, group: Sequence[Call]) -> tuple[float, float] | None:
     """Return the factors from the mean time of calls to the lower and upper ends of its confidence interval.
 
     The calls of each recorded step with operators are taken relative to the time of their step, so that a slow step
@@ -278,7 +293,7 @@ def ends(context: AdviceContext, those: Sequence[Call]) -> tuple[float, float] |
     Returns:
         None for fewer than three steps, or if a step has no time or no time in these calls.
     """
-    rows = per_step(context, those)
+    rows = times_per_step(context, group)
     ratios = [ns / step_ns for ns, step_ns in rows if step_ns and ns > 0]
     if len(ratios) < 3 or len(ratios) < len(rows):
         return None
@@ -291,7 +306,7 @@ def ends(context: AdviceContext, those: Sequence[Call]) -> tuple[float, float] |
 
 
 def interval(ms: float, factors: tuple[float, float] | None) -> Interval:
-    """Return a figure with its ends from the factors of `ends`; without factors both ends are the figure."""
+    """Return a figure with its interval from `interval_factors`; without factors both ends are the figure."""
     low, high = factors or (1.0, 1.0)
     return Interval(ms * low, ms, ms * high)
 

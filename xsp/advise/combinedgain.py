@@ -21,7 +21,7 @@ class Part:
     """A piece at its place in the plan."""
 
     piece: Advice
-    adds_ms: float
+    added_ms: float
     """Gain in milliseconds beyond that of the pieces before it."""
 
 
@@ -30,28 +30,28 @@ class CombinedGain:
     """Pieces in the order in which they are worth doing, and their combined gain."""
 
     parts: tuple[Part, ...]
-    unknown: int
+    unknown_count: int
     """Number of pieces that are left out because they do not report which calls they change."""
 
     @property
     def ms(self) -> float:
         """Combined gain of all pieces, in milliseconds per step."""
-        return math.fsum(part.adds_ms for part in self.parts)
+        return math.fsum(part.added_ms for part in self.parts)
 
 
 def plan(advice: Sequence[Advice]) -> CombinedGain | None:
     """Return the order in which pieces are worth doing; None if fewer than two report which calls they change."""
     candidates = [piece for piece in advice if piece.by_call]
-    chosen: list[Advice] = []
+    selected: list[Advice] = []
     parts: list[Part] = []
     remaining = list(candidates)
     total = 0.0
     while remaining:
-        best = max(remaining, key=lambda piece: _gain([*chosen, piece]))
-        gain = _gain([*chosen, best]) - total
+        best = max(remaining, key=lambda piece: _gain([*selected, piece]))
+        gain = _gain([*selected, best]) - total
         remaining.remove(best)
         if gain > LEAST_SHARE * best.gain.value:
-            chosen.append(best)
+            selected.append(best)
             total += gain
             parts.append(Part(best, gain))
     return CombinedGain(tuple(parts), len(advice) - len(candidates)) if len(candidates) > 1 and parts else None

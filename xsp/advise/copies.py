@@ -13,21 +13,21 @@ from xsp.errors import AnalysisError
 LEAST_PERCENT = 1.0
 """Minimum percentage of the step for copies to be worth a line."""
 
-HALF = (0.2, 0.5, 0.7)
+SINGLE_SAVING = (0.2, 0.5, 0.7)
 """Share of the time of an operator in double precision that single precision saves (low, expected, high): about half
 where memory or arithmetic bounds the operator, less where the call overhead does."""
 
-_WIDE = ("double", "float64")
+_DOUBLE_TYPES = ("double", "float64")
 
 
 @question("copies", "Which copies does the program request?", number="Q4")
 def copies(context: AdviceContext) -> Iterator[Advice]:
     """Calls of `clone` by the program itself, and of `contiguous` that had to copy; none inside other operators."""
     step_ms = calls.step_ms(context)
-    outer = [op for op in calls.walk(context) if op.is_outer_op and op.phase != "backward"]
-    clones = [op for op in outer if op.name == "aten::clone"]
+    outer_ops = [op for op in calls.walk(context) if op.is_outer_op and op.phase != "backward"]
+    clones = [op for op in outer_ops if op.name == "aten::clone"]
     yield from _copies(context, step_ms, clones, "clone", "omit it if nothing writes to the copy in place", False)
-    contiguous = [op for op in outer if op.name == "aten::contiguous" and _copies_inside(op)]
+    contiguous = [op for op in outer_ops if op.name == "aten::contiguous" and _has_copy(op)]
     hint = "keep one layout: omit it if the readers accept any layout, or create the tensor in that layout"
     yield from _copies(context, step_ms, contiguous, "contiguous", hint, True)
 
@@ -38,47 +38,47 @@ def _copies(
     ms = sum(op.ns for op in ops) / 1e6
     if not ops or 100 * ms / step_ms < LEAST_PERCENT or ms < calls.LEAST_MS:
         return
-    ends = calls.ends(context, ops)
+    factors = calls.interval_factors(context, ops)
     modules = {op.module for op in ops}
     yield Advice(
         "copies",
         f"{len(ops)} copies by .{name}() in {len(modules)} place{'s' * (len(modules) > 1)} take {ms:.3g} ms",
         calls.places(ops),
-        calls.interval(ms, ends),
-        at_most or ends is None,
+        calls.interval(ms, factors),
+        at_most or factors is None,
         100 * ms / step_ms,
         (f"{100 * ms / step_ms:.1f} % of a step, in operators that the program calls directly",),
         do,
     )
 
 
-def _copies_inside(call: Call) -> bool:
-    return any(inner.name in ("aten::copy_", "aten::clone") for inner in call.every())
+def _has_copy(call: Call) -> bool:
+    return any(inner.name in ("aten::copy_", "aten::clone") for inner in call.walk())
 
 
 @question("casts", "Which operators cast, or work in double precision?", number="Q6")
 def casts(context: AdviceContext) -> Iterator[Advice]:
     """Casts to another floating-point type, and operators in double precision beside those in single precision."""
     step_ms = calls.step_ms(context)
-    outer = [op for op in calls.walk(context) if op.is_outer_op]
-    cast_ops = [op for op in outer if op.name in ("aten::to", "aten::_to_copy") and _types(op)]
+    outer_ops = [op for op in calls.walk(context) if op.is_outer_op]
+    cast_ops = [op for op in outer_ops if op.name in ("aten::to", "aten::_to_copy") and _types(op)]
     cast_set = set(cast_ops)
-    wide = [op for op in outer if op.dtype in _WIDE and op not in cast_set]
-    single = sum(op.ns for op in outer if op.dtype not in _WIDE)
-    to_wide = [op for op in cast_ops if set(_types(op)) & set(_WIDE)]
-    if wide and ((to_wide and single) or sum(op.ns for op in wide) >= single):
-        yield from _double(context, step_ms, to_wide, wide)
-        cast_ops = [op for op in cast_ops if not set(_types(op)) & set(_WIDE)]
-    round_trips = _there_and_back(cast_ops)
+    doubles = [op for op in outer_ops if op.dtype in _DOUBLE_TYPES and op not in cast_set]
+    single_ns = sum(op.ns for op in outer_ops if op.dtype not in _DOUBLE_TYPES)
+    to_wide = [op for op in cast_ops if set(_types(op)) & set(_DOUBLE_TYPES)]
+    if doubles and ((to_wide and single_ns) or sum(op.ns for op in doubles) >= single_ns):
+        yield from _double_precision(context, step_ms, to_wide, doubles)
+        cast_ops = [op for op in cast_ops if not set(_types(op)) & set(_DOUBLE_TYPES)]
+    round_trips = _round_trips(cast_ops)
     ms = sum(op.ns for op in round_trips) / 1e6
     if ms >= calls.LEAST_MS and 100 * ms / step_ms >= LEAST_PERCENT:
-        ends = calls.ends(context, round_trips)
+        factors = calls.interval_factors(context, round_trips)
         pairs = " and ".join(sorted({f"{source} to {target}" for source, target in map(_types, round_trips)}))
         yield Advice(
             "casts",
             f"{len(round_trips)} casts ({pairs}) take {ms:.3g} ms",
             calls.places(round_trips),
-            calls.interval(ms, ends),
+            calls.interval(ms, factors),
             True,
             100 * ms / step_ms,
             ("the same module casts to the other type and back",),
@@ -87,19 +87,21 @@ def casts(context: AdviceContext) -> Iterator[Advice]:
         )
 
 
-def _double(context: AdviceContext, step_ms: float, cast_ops: Sequence[Call], wide: Sequence[Call]) -> Iterator[Advice]:
-    cast_ms, work_ms = sum(op.ns for op in cast_ops) / 1e6, sum(op.ns for op in wide) / 1e6
-    low, value, high = (cast_ms + share * work_ms for share in HALF)
+def _double_precision(
+    context: AdviceContext, step_ms: float, cast_ops: Sequence[Call], doubles: Sequence[Call]
+) -> Iterator[Advice]:
+    cast_ms, work_ms = sum(op.ns for op in cast_ops) / 1e6, sum(op.ns for op in doubles) / 1e6
+    low, value, high = (cast_ms + share * work_ms for share in SINGLE_SAVING)
     if value < calls.LEAST_MS or 100 * value / step_ms < LEAST_PERCENT:
         return
-    down, up = calls.ends(context, [*cast_ops, *wide]) or (0.7, 1.3)
+    low_factor, high_factor = calls.interval_factors(context, [*cast_ops, *doubles]) or (0.7, 1.3)
     places = len({op.module for op in cast_ops})
-    where = f" in {places} places: {len(cast_ops)} casts take {cast_ms:.3g} ms, " if cast_ops else " throughout: "
+    scope = f" in {places} places: {len(cast_ops)} casts take {cast_ms:.3g} ms, " if cast_ops else " throughout: "
     yield Advice(
         "casts",
-        f"double precision{where}{len(wide)} operators on doubles {work_ms:.3g} ms",
-        calls.places([*cast_ops, *wide], "float64"),
-        Interval(low * down, value, high * up).within(step_ms),
+        f"double precision{scope}{len(doubles)} operators on doubles {work_ms:.3g} ms",
+        calls.places([*cast_ops, *doubles], "float64"),
+        Interval(low * low_factor, value, high * high_factor).limit(step_ms),
         False,
         100 * value / step_ms,
         (
@@ -112,13 +114,13 @@ def _double(context: AdviceContext, step_ms: float, cast_ops: Sequence[Call], wi
     )
 
 
-NARROW = {
+HALF_TYPES = {
     "c10::Half": ("float16", {"avx512_fp16", "amx_fp16", "asimdhp"}),
     "c10::BFloat16": ("bfloat16", {"avx512_bf16", "amx_bf16", "bf16"}),
 }
 """16-bit types as the trace names them → their names in PyTorch, and the processor features that compute in them."""
 
-NARROW_PERCENT = 20.0
+LEAST_HALF_PERCENT = 20.0
 """Minimum percentage of the step for a 16-bit type to be worth a line."""
 
 
@@ -130,27 +132,27 @@ def half_precision(context: AdviceContext) -> Iterator[Advice]:
     only a trial shows how much.
     """
     step_ms = calls.step_ms(context)
-    outer = [op for op in calls.walk(context) if op.is_outer_op]
-    isa = context.traced.run.machine.isa
-    for dtype, (name, needed) in NARROW.items():
-        ops = [op for op in outer if op.dtype == dtype]
+    outer_ops = [op for op in calls.walk(context) if op.is_outer_op]
+    isa = context.required_trace.run.machine.isa
+    for dtype, (name, features) in HALF_TYPES.items():
+        ops = [op for op in outer_ops if op.dtype == dtype]
         ms = sum(op.ns for op in ops) / 1e6
-        if not ops or ms < calls.LEAST_MS or 100 * ms / step_ms < NARROW_PERCENT:
+        if not ops or ms < calls.LEAST_MS or 100 * ms / step_ms < LEAST_HALF_PERCENT:
             continue
         if isa is None:
             raise AnalysisError("the trace does not have the processor's instruction set: a run of xsp on Linux does")
-        if needed & set(isa):
+        if features & set(isa):
             continue
         yield Advice(
             "half-precision",
             f"{len(ops):,} operators compute in {name}, and this processor has no instructions for it",
             calls.places(ops),
-            calls.interval(ms, calls.ends(context, ops)).within(step_ms),
+            calls.interval(ms, calls.interval_factors(context, ops)).limit(step_ms),
             True,
             100 * ms / step_ms,
             (
                 f"they take {ms:.3g} ms of a step",
-                f"it needs one of {', '.join(sorted(needed))}; this processor has {', '.join(isa) or 'none of them'}",
+                f"it needs one of {', '.join(sorted(features))}; this processor has {', '.join(isa) or 'none of them'}",
             ),
             "omit .half(), .bfloat16() and autocast on this processor: model.float(), and inputs in float32",
             "24 bits of mantissa instead of 11 or 8",
@@ -158,7 +160,7 @@ def half_precision(context: AdviceContext) -> Iterator[Advice]:
         )
 
 
-def _there_and_back(cast_ops: Sequence[Call]) -> list[Call]:
+def _round_trips(cast_ops: Sequence[Call]) -> list[Call]:
     """Return the casts in modules that cast from one type to another and back."""
     round_trips = []
     by_module: dict[str | None, list[Call]] = {}
@@ -172,10 +174,10 @@ def _there_and_back(cast_ops: Sequence[Call]) -> list[Call]:
 
 def _types(call: Call) -> tuple[str, ...]:
     """Return the types that a cast reads and writes; empty if they are equal, not floating-point or unknown."""
-    inner = next((child for child in call.every() if child.name == "aten::copy_"), None)
-    if inner is None or inner.dtype is None or call.dtype is None or inner.dtype == call.dtype:
+    copy = next((child for child in call.walk() if child.name == "aten::copy_"), None)
+    if copy is None or copy.dtype is None or call.dtype is None or copy.dtype == call.dtype:
         return ()
-    return (call.dtype, inner.dtype) if {call.dtype, inner.dtype} <= _FLOATING else ()
+    return (call.dtype, copy.dtype) if {call.dtype, copy.dtype} <= _FLOATING_TYPES else ()
 
 
-_FLOATING = {"float", "double", "c10::Half", "c10::BFloat16", "float32", "float64", "float16", "bfloat16"}
+_FLOATING_TYPES = {"float", "double", "c10::Half", "c10::BFloat16", "float32", "float64", "float16", "bfloat16"}

@@ -21,7 +21,7 @@ def data(context: AdviceContext) -> Iterator[Advice]:
 
     All of it can be gained if loading in the background keeps up with the steps.
     """
-    trace = context.traced
+    trace = context.required_trace
     iterations = _iterations(context)
     if not iterations.steps:
         if trace.has(Level.KERNEL):
@@ -30,10 +30,10 @@ def data(context: AdviceContext) -> Iterator[Advice]:
             raise AnalysisError("the trace does not have waits between steps: a run of `xsp run` does")
         raise AnalysisError("no step ran without recording, so waiting between steps is unknown; run more steps")
     interval = summary.mean_interval(iterations.data_ns, iterations.steps)
-    mean, iteration_ns = iterations.mean(iterations.data_ns), iterations.mean(iterations.whole_ns)
-    if interval is None or not mean:
+    mean_ns, iteration_ns = iterations.mean(iterations.data_ns), iterations.mean(iterations.iteration_ns)
+    if interval is None or not mean_ns:
         return
-    workers = bool(
+    has_workers = bool(
         trace.con.execute(
             f"SELECT 1 FROM spans WHERE kind = '{Kind.DATA}' AND contains(name, 'MultiProcessing') LIMIT 1"
         ).fetchall()
@@ -46,20 +46,20 @@ def data(context: AdviceContext) -> Iterator[Advice]:
     ]
     yield Advice(
         "data",
-        f"the loop waits for data: {mean / 1e6:.3g} ms of an iteration of {iteration_ns / 1e6:.3g} ms",
+        f"the loop waits for data: {mean_ns / 1e6:.3g} ms of an iteration of {iteration_ns / 1e6:.3g} ms",
         (Place(None, spans[0][0] if spans else None, tuple(span for _, span in spans[:20]), len(spans) or None),),
-        Interval(interval.lo / 1e6, mean / 1e6, interval.hi / 1e6),
+        Interval(interval.lo / 1e6, mean_ns / 1e6, interval.hi / 1e6),
         True,
-        100 * mean / iteration_ns,
+        100 * mean_ns / iteration_ns,
         (
             f"{sum(iterations.steps)} iterations that ran without recording",
-            f"{100 * mean / iteration_ns:.0f} % of an iteration",
+            f"{100 * mean_ns / iteration_ns:.0f} % of an iteration",
         ),
         "give the loader more workers, or less work for each sample"
-        if workers
+        if has_workers
         else "DataLoader(..., num_workers=2, persistent_workers=True): load in the background",
         None,
-        None if workers else "num_workers=2",
+        None if has_workers else "num_workers=2",
     )
 
 
@@ -75,30 +75,30 @@ def between(context: AdviceContext) -> Iterator[Advice]:
     interval = summary.mean_interval(iterations.between_ns, iterations.steps)
     if interval is None:
         return
-    mean, iteration_ns = iterations.mean(iterations.between_ns), iterations.mean(iterations.whole_ns)
-    if mean < calls.LEAST_MS * 1e6 or 100 * mean < BETWEEN_PERCENT * iteration_ns:
+    mean_ns, iteration_ns = iterations.mean(iterations.between_ns), iterations.mean(iterations.iteration_ns)
+    if mean_ns < calls.LEAST_MS * 1e6 or 100 * mean_ns < BETWEEN_PERCENT * iteration_ns:
         return
-    what = (
-        f"{mean / 1e6:.3g} ms of an iteration of {iteration_ns / 1e6:.3g} ms pass between steps, "
+    text = (
+        f"{mean_ns / 1e6:.3g} ms of an iteration of {iteration_ns / 1e6:.3g} ms pass between steps, "
         "not counting waits for data"
     )
     do = (
         "do less often, or in another thread: checkpoints, statistics, copies of the state, printing, "
         "what a framework does at the end of each batch"
     )
-    if _updates_by_hand(context):
-        what += "; no torch optimizer was called, so the update is part of it"
+    if _has_handwritten_update(context):
+        text += "; no torch optimizer was called, so the update is part of it"
         do = (
             "torch.optim with fused=True, or torch._foreach_add_ and the like, update all parameters in one call; else "
             + do
         )
     yield Advice(
         "between",
-        what,
+        text,
         (),
-        Interval(interval.lo / 1e6, mean / 1e6, interval.hi / 1e6),
+        Interval(interval.lo / 1e6, mean_ns / 1e6, interval.hi / 1e6),
         True,
-        100 * mean / iteration_ns,
+        100 * mean_ns / iteration_ns,
         (f"{sum(iterations.steps)} iterations that ran without recording", *_lines(context)),
         do,
     )
@@ -117,9 +117,9 @@ def _lines(context: AdviceContext) -> Iterator[str]:
             yield f"{row['percent']:.0f} % at {place}: {row['ms']:.3g} ms after a recorded step, mean of {row['gaps']}"
 
 
-def _updates_by_hand(context: AdviceContext) -> bool:
+def _has_handwritten_update(context: AdviceContext) -> bool:
     """Return whether a step has a backward pass, but no step of a `torch.optim` optimizer."""
-    kinds = {kind for (kind,) in context.traced.con.execute("SELECT DISTINCT kind FROM merged").fetchall()}
+    kinds = {kind for (kind,) in context.required_trace.con.execute("SELECT DISTINCT kind FROM merged").fetchall()}
     return Kind.BACKWARD in kinds and Kind.OPTIMIZER not in kinds
 
 
@@ -131,7 +131,7 @@ class _Iterations(NamedTuple):
     between_ns: Sequence[float]
     """Time between steps that is not waiting for data."""
 
-    whole_ns: Sequence[float]
+    iteration_ns: Sequence[float]
 
     def mean(self, values: Sequence[float]) -> float:
         """Return the mean of a column over all steps."""
@@ -139,7 +139,7 @@ class _Iterations(NamedTuple):
 
 
 def _iterations(context: AdviceContext) -> _Iterations:
-    rows = context.traced.con.execute(
+    rows = context.required_trace.con.execute(
         f"""
         WITH {UNDISTURBED}
         SELECT steps, coalesce(data_ns, 0)::DOUBLE,

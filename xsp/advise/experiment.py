@@ -44,7 +44,7 @@ class TrialResult:
 
     before_ms: float | None = None
     after_ms: float | None = None
-    real: Interval | None = None
+    real_gain: Interval | None = None
     """Measured gain in milliseconds per step of the program as run here."""
 
     turns: int = 0
@@ -65,7 +65,7 @@ class TrialResult:
     @property
     def real_percent(self) -> float | None:
         """The gain in percent of the step without the trial."""
-        return 100 * self.real.value / self.before_ms if self.real and self.before_ms else None
+        return 100 * self.real_gain.value / self.before_ms if self.real_gain and self.before_ms else None
 
     @property
     def off_percent(self) -> float | None:
@@ -80,7 +80,7 @@ class TrialResult:
     @property
     def came_true(self) -> bool | None:
         """Whether the step became faster, as promised; None where the advice was not tried."""
-        return None if self.real is None else self.real.value > 0
+        return None if self.real_gain is None else self.real_gain.value > 0
 
 
 @dataclass
@@ -91,32 +91,32 @@ class Plan:
     out: Path
     """Folder for the runs of both sides of each trial."""
 
-    trains: bool = False
+    is_training: bool = False
     turns: int = TURNS
     seed: int = 0
-    tried: list[TrialResult] = field(default_factory=list)
+    results: list[TrialResult] = field(default_factory=list)
     """Finished trials; each is appended when it ends."""
 
 
-def chosen(advice: Sequence[Advice], most: int) -> list[Advice]:
-    """Return the first `most` pieces that can be tried; of several pieces with the same trial only the first.
+def select(advice: Sequence[Advice], limit: int) -> list[Advice]:
+    """Return the first `limit` pieces that can be tried; of several pieces with the same trial only the first.
 
     Raises:
-        UsageError: `most` is less than one.
+        UsageError: `limit` is less than one.
     """
-    if most < 1:
-        raise UsageError(f"--try {most}: give the number of pieces of advice to try, --try 3")
+    if limit < 1:
+        raise UsageError(f"--try {limit}: give the number of pieces of advice to try, --try 3")
     by_trial: dict[str, Advice] = {}
     for piece in advice:
         if piece.trial:
             by_trial.setdefault(piece.trial, piece)
-    return list(by_trial.values())[:most]
+    return list(by_trial.values())[:limit]
 
 
 def run_trials(plan: Plan, advice: Sequence[Advice], progress: Progress) -> Iterator[TrialResult]:
     """Try pieces of advice one after the other, and yield each result when it is finished.
 
-    An interrupt ends the current run and propagates; the results yielded so far are in `plan.tried`.
+    An interrupt ends the current run and propagates; the results yielded so far are in `plan.results`.
 
     Raises:
         ProgramError: the program also fails without a trial.
@@ -124,62 +124,62 @@ def run_trials(plan: Plan, advice: Sequence[Advice], progress: Progress) -> Iter
     """
     for number, piece in enumerate(advice, 1):
 
-        def shown(what: str, done: int, total: int, piece: Advice = piece, number: int = number) -> None:
-            progress(f"{piece.trial} ({number} of {len(advice)}), {what}", done, total)
+        def show_progress(activity: str, done: int, total: int, piece: Advice = piece, number: int = number) -> None:
+            progress(f"{piece.trial} ({number} of {len(advice)}), {activity}", done, total)
 
-        result = _tried(plan, piece, shown)
-        plan.tried.append(result)
+        result = _try(plan, piece, show_progress)
+        plan.results.append(result)
         yield result
 
 
-class _NothingChanged(XspError):
+class _NoEffect(XspError):
     """The first turn shows that the trial changes nothing."""
 
 
-def _tried(plan: Plan, piece: Advice, progress: Progress) -> TrialResult:
+def _try(plan: Plan, piece: Advice, progress: Progress) -> TrialResult:
     assert piece.trial
     try:
         trials = parse(piece.trial)
     except UsageError as error:
         return TrialResult(piece, NOT_APPLICABLE, str(error))
-    if plan.trains and any(trial.inference_only for trial in trials):
+    if plan.is_training and any(trial.inference_only for trial in trials):
         return TrialResult(piece, NOT_APPLICABLE, "the program trains, and this is only for inference")
     runs = turns.Turns(plan.out / re.sub(r"[^\w.=+-]", "-", piece.trial), plan.turns)
-    before, after = (rerun.under(plan.program, name) for name in ("", piece.trial))
+    baseline, changed = (rerun.with_trial(plan.program, name) for name in ("", piece.trial))
 
-    def looking(what: str, done: int, total: int) -> None:
+    def check_and_show(activity: str, done: int, total: int) -> None:
         if done == 2 and runs.a:
             _check_applied(trials, *(_report(side[0]) for side in (runs.a, runs.b)))
-        progress(what.replace(": A", ": without").replace(": B", ": with"), done, total)
+        progress(activity.replace(": A", ": without").replace(": B", ": with"), done, total)
 
-    place = WorkTree(Path.cwd())
+    work_tree = WorkTree(Path.cwd())
     try:
-        sides = [turns.Side("a", before, place), turns.Side("b", after, place)]
-        turns.take(sides, runs, "M", looking, seed=plan.seed, overwrite=True)
-    except _NothingChanged as unchanged:
+        sides = [turns.Side("a", baseline, work_tree), turns.Side("b", changed, work_tree)]
+        turns.take(sides, runs, "M", check_and_show, seed=plan.seed, overwrite=True)
+    except _NoEffect as unchanged:
         return TrialResult(piece, NOT_APPLICABLE, str(unchanged), turns=len(runs.a))
     except (ProgramError, AnalysisError) as error:
-        if repr(after.typed) not in str(error):
+        if repr(changed.typed) not in str(error):
             raise  # the program itself failed, not the trial
         return TrialResult(piece, FAILED, _last_line(str(error)), turns=len(runs.a))
-    return _measured(piece, runs, trials)
+    return _measure(piece, runs, trials)
 
 
 def _check_applied(trials: Sequence[Trial], baseline: dict[str, Any], report: dict[str, Any]) -> None:
-    """Raise `_NothingChanged` if the reports of the first turn show that the trial changed nothing."""
+    """Raise `_NoEffect` if the reports of the first turn show that the trial changed nothing."""
     reasons = [trial.already_applied(baseline.get("facts") or {}) for trial in trials]
     if all(reasons):
-        raise _NothingChanged("; ".join(filter(None, reasons)))
+        raise _NoEffect("; ".join(filter(None, reasons)))
     if report.get("applied"):
         return
     if not report:
-        raise _NothingChanged("it is not known what it changed: the program's process ended before it reported")
+        raise _NoEffect("it is not known what it changed: the program's process ended before it reported")
     if not report.get("modules") and not report.get("reasons"):
-        raise _NothingChanged("no torch module was called")
-    raise _NothingChanged("; ".join((report.get("reasons") or ["nothing was changed"])[:2]))
+        raise _NoEffect("no torch module was called")
+    raise _NoEffect("; ".join((report.get("reasons") or ["nothing was changed"])[:2]))
 
 
-def _measured(piece: Advice, runs: turns.Turns, trials: Sequence[Trial]) -> TrialResult:
+def _measure(piece: Advice, runs: turns.Turns, trials: Sequence[Trial]) -> TrialResult:
     step = compare(*comparable.load(runs.a, runs.b), turns=runs.most).step
     reports = [_report(path) for path in (runs.a[0], runs.b[0])]
     if step.a_ms is None or step.change_ms is None or step.low_ms is None or step.high_ms is None:
@@ -190,7 +190,7 @@ def _measured(piece: Advice, runs: turns.Turns, trials: Sequence[Trial]) -> Tria
         TRIED,
         before_ms=step.a_ms,
         after_ms=step.b_ms,
-        real=Interval(-step.high_ms, -step.change_ms, -step.low_ms),
+        real_gain=Interval(-step.high_ms, -step.change_ms, -step.low_ms),
         turns=len(runs.a),
         applied=tuple(map(str, reports[1].get("applied") or ())),
         error=error,
@@ -201,17 +201,17 @@ def _measured(piece: Advice, runs: turns.Turns, trials: Sequence[Trial]) -> Tria
 def _results(runs: turns.Turns, trials: Sequence[Trial]) -> tuple[float | None, str]:
     """Return the error of the first results with the trial relative to those without, and a sentence on it."""
     try:
-        error, same, why = outputs.error(rerun.report(runs.a[0]), rerun.report(runs.b[0]))
+        error, is_same, reason = outputs.error(rerun.report(runs.a[0]), rerun.report(runs.b[0]))
         if error is None:
-            return None, f"results not compared: {why}"
-        repeat_error, repeats, _ = outputs.error(rerun.report(runs.a[0]), rerun.report(runs.a[1]))
+            return None, f"results not compared: {reason}"
+        repeat_error, is_repeatable, _ = outputs.error(rerun.report(runs.a[0]), rerun.report(runs.a[1]))
     except (OSError, ValueError, LookupError, TypeError) as failure:
         return None, f"results not compared: {type(failure).__name__}"
-    if not repeats and repeat_error is not None:
+    if not is_repeatable and repeat_error is not None:
         return None, f"results not compared: two runs without it differ by {100 * repeat_error:.1g} %"
     if error == 0:
         return error, "the same results"
-    if same:
+    if is_same:
         return error, f"the same results within rounding ({error:.0e})"
     expected = "" if any(trial.changes_numbers for trial in trials) else ", which is unexpected"
     return error, f"results differ by {100 * error:.2g} % of the largest value{expected}"
@@ -227,6 +227,6 @@ def _report(run: Path) -> dict[str, Any]:
 def _last_line(text: str) -> str:
     """Return one line on how a program failed, with the last line that it printed."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    first = lines[0].partition(";")[0]
-    reason = re.search(r"ended with (.*)|left (.*)", first)
+    first_line = lines[0].partition(";")[0]
+    reason = re.search(r"ended with (.*)|left (.*)", first_line)
     return f"the program {reason[0] if reason else 'failed'}: {lines[-1][:200]}" if len(lines) > 1 else lines[0][:200]

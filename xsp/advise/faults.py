@@ -1,4 +1,4 @@
-"""Page faults: memory that the allocator returns to the system in each step, and gets again page by page.
+"""Page faults: memory that the allocator returns to the system in each step, and requests again page by page.
 
 The system fills each page with zeros when it is first touched. glibc returns memory as soon as enough of it is free at
 the end of the heap, so a step with large tensors may fault in all of its memory again: up to half of the step time was
@@ -25,8 +25,8 @@ LEAST_FAULTS = 200
 LEAST_PERCENT = 2.0
 """Minimum percentage of the step for page faults to be worth a line."""
 
-MUCH_PERCENT = 20.0
-"""Percentage of the step from which on timings of single calls say little about the step."""
+DOUBT_PERCENT = 20.0
+"""Percentage of the step above which timings of single calls say little about the step."""
 
 PAGE_US = 5.0
 """Maximum system time per page fault in microseconds; system time beyond that is other work. 1 to 2.5 µs were measured
@@ -44,9 +44,9 @@ class Usage:
     system_ms: float
 
 
-def of(context: AdviceContext) -> Usage | None:
+def usage_of(context: AdviceContext) -> Usage | None:
     """Return page faults and system time of an iteration; None where the run did not count them."""
-    trace = context.traced
+    trace = context.required_trace
     for row in context.answers["loop"].dicts():
         if row["kind"] == trace.kind and row["scope"] in scope_names(trace.rank) and row["page_faults"] is not None:
             return Usage(row["page_faults"], row["system_ms"])
@@ -55,8 +55,8 @@ def of(context: AdviceContext) -> Usage | None:
 
 def _gain(context: AdviceContext, usage: Usage) -> Interval:
     """Return the milliseconds of a step that page faults take."""
-    system_ms, threads = min(usage.system_ms, usage.faults * PAGE_US / 1e3), _threads(context.traced)
-    return Interval(system_ms / threads, system_ms / math.sqrt(threads), system_ms).within(calls.step_ms(context))
+    system_ms, threads = min(usage.system_ms, usage.faults * PAGE_US / 1e3), _threads(context.required_trace)
+    return Interval(system_ms / threads, system_ms / math.sqrt(threads), system_ms).limit(calls.step_ms(context))
 
 
 def _threads(trace: Trace) -> int:
@@ -66,13 +66,13 @@ def _threads(trace: Trace) -> int:
 def doubt(context: AdviceContext) -> str | None:
     """Return the reason why timings of single calls do not hold for the step if page faults take much of it, else None.
 
-    A call that runs alone gets and returns memory in another pattern than in the step. A layout for which timings
+    A call that runs alone requests and returns memory in another pattern than in the step. A layout for which timings
     promised 74 % was seen to gain 5 %; without page faults it gained 35 % where 39 % were promised.
     """
     if context.trace is None or context.trace.has(Level.KERNEL):
         return None
-    usage = of(context)
-    if usage is None or 100 * _gain(context, usage).value < MUCH_PERCENT * calls.step_ms(context):
+    usage = usage_of(context)
+    if usage is None or 100 * _gain(context, usage).value < DOUBT_PERCENT * calls.step_ms(context):
         return None
     return (
         "page faults take much of the step, and occur in another pattern when single calls are timed: keep memory "
@@ -87,12 +87,12 @@ def page_faults(context: AdviceContext) -> Iterator[Advice]:
     System time is summed over all threads. If threads fault in parallel, the step loses the time of one thread; if they
     wait for each other, it loses all of the time: the geometric mean of both is expected.
     """
-    trace = context.traced
+    trace = context.required_trace
     if trace.has(Level.KERNEL):
         raise CoveredElsewhere("the trace has device work: see `device-idle` for time on the host")
     if trace.run.imported is not None:
         raise CoveredElsewhere("other profilers do not count page faults")
-    usage = of(context)
+    usage = usage_of(context)
     if usage is None:
         raise AnalysisError("the run did not count page faults: an older xsp made it, or fewer than two steps ran bare")
     step_ms = calls.step_ms(context)

@@ -47,9 +47,9 @@ def prefix(context: AdviceContext) -> Iterator[Advice]:
         token_calls = _calls_of(context, model.name)
         if not _grows(token_calls):
             continue
-        mean = sum(call.length for call in token_calls) / len(token_calls)
-        gain = min(step_ms, model.ns / 1e6) * (1 - 1 / mean)
-        if mean < LEAST_TOKENS or gain < calls.LEAST_MS:
+        mean_length = sum(call.length for call in token_calls) / len(token_calls)
+        gain = min(step_ms, model.ns / 1e6) * (1 - 1 / mean_length)
+        if mean_length < LEAST_TOKENS or gain < calls.LEAST_MS:
             continue
         lengths = [call.length for call in token_calls]
         yield Advice(
@@ -62,7 +62,7 @@ def prefix(context: AdviceContext) -> Iterator[Advice]:
             (
                 f"{len(token_calls):,} recorded calls with {min(lengths):,} to {max(lengths):,} tokens, "
                 "one more per call",
-                f"a call computes {mean:,.0f} tokens on average, only one of which is new",
+                f"a call computes {mean_length:,.0f} tokens on average, only one of which is new",
             ),
             "keep keys and values of earlier tokens: generate(use_cache=True), or pass the cache of the last "
             "output (cache, or past_key_values) to the next call with only the new token",
@@ -72,7 +72,7 @@ def prefix(context: AdviceContext) -> Iterator[Advice]:
 
 def _calls_of(context: AdviceContext, name: str) -> list[_Call]:
     """Return the recorded calls of a model whose first input is a tensor of tokens, batch × length, in order."""
-    rows = context.traced.con.execute(
+    rows = context.required_trace.con.execute(
         f"""
         SELECT step, input_shapes FROM spans
         WHERE kind = '{Kind.FORWARD}' AND level = {int(Level.MODEL)} AND name = ? AND step IS NOT NULL
@@ -83,11 +83,16 @@ def _calls_of(context: AdviceContext, name: str) -> list[_Call]:
     token_calls = []
     for step, shapes in rows:
         try:
-            first = json.loads(shapes or "[]")[:1]
+            first_input = json.loads(shapes or "[]")[:1]
         except ValueError:
             continue
-        if first and isinstance(first[0], list) and len(first[0]) == 2 and isinstance(first[0][1], int):
-            token_calls.append(_Call(int(step), first[0][1]))
+        if (
+            first_input
+            and isinstance(first_input[0], list)
+            and len(first_input[0]) == 2
+            and isinstance(first_input[0][1], int)
+        ):
+            token_calls.append(_Call(int(step), first_input[0][1]))
     return token_calls
 
 
@@ -109,7 +114,7 @@ def _grows(token_calls: Sequence[_Call]) -> bool:
 LEAST_SCORES = 1_000
 """Minimum number of outputs for a layer's outputs to be taken as scores of a vocabulary."""
 
-VIEWS = ("aten::slice", "aten::select")
+SLICES = ("aten::slice", "aten::select")
 
 
 @question("last-scores", "Are scores computed for tokens that are not read?", number="Q4")
@@ -119,23 +124,23 @@ def last_scores(context: AdviceContext) -> Iterator[Advice]:
     Shapes identify it: the result of the layer, batch × tokens × vocabulary, is only sliced.
     """
     step_ms = calls.step_ms(context)
-    outer = [op for op in calls.walk(context) if op.is_outer_op]
-    for layer in (op for op in outer if op.name == "aten::linear"):
+    outer_ops = [op for op in calls.walk(context) if op.is_outer_op]
+    for layer in (op for op in outer_ops if op.name == "aten::linear"):
         weight = layer.shapes[1] if len(layer.shapes) > 1 else None
         if layer.first_shape is None or len(layer.first_shape) != 3 or not isinstance(weight, list) or not weight:
             continue
         scores = (*layer.first_shape[:2], weight[0])
-        readers = [op for op in outer if op.start_ns >= layer.end_ns and op.first_shape == scores]
+        readers = [op for op in outer_ops if op.start_ns >= layer.end_ns and op.first_shape == scores]
         gain = layer.ns / 1e6 * (1 - 1 / scores[1])
-        selects = any(op.name == "aten::select" for op in readers)
+        has_select = any(op.name == "aten::select" for op in readers)
         is_scores = isinstance(weight[0], int) and weight[0] >= LEAST_SCORES
-        if not is_scores or not selects or any(op.name not in VIEWS for op in readers) or gain < calls.LEAST_MS:
+        if not is_scores or not has_select or any(op.name not in SLICES for op in readers) or gain < calls.LEAST_MS:
             continue
         yield Advice(
             "last-scores",
             f"scores of {scores[2]:,} words are computed for {scores[1]:,} tokens per text; only those of one are read",
             calls.places([layer]),
-            calls.interval(gain, calls.ends(context, [layer])).within(step_ms),
+            calls.interval(gain, calls.interval_factors(context, [layer])).limit(step_ms),
             True,
             100 * gain / step_ms,
             (f"the last layer takes {layer.ns / 1e6:.3g} ms for all tokens; its result is only sliced",),

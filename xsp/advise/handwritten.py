@@ -21,22 +21,22 @@ class Function:
     """A function of PyTorch, and the sequences of operators that compute the same."""
 
     name: str
-    do: str
-    written: re.Pattern[str]
+    remedy: str
+    pattern: re.Pattern[str]
     """Pattern for the names of consecutive operators, each followed by a space."""
 
 
-def _function(name: str, do: str, *written: str) -> Function:
-    alternatives = "|".join(f"(?:{sequence}) " for sequence in written)
+def _function(name: str, do: str, *sequences: str) -> Function:
+    alternatives = "|".join(f"(?:{sequence}) " for sequence in sequences)
     return Function(name, do, re.compile(rf"(?<![^ ])(?:{alternatives})"))
 
 
-_SQUARED = "(?:pow|square|mul)"
+_SQUARE = "(?:pow|square|mul)"
 FUNCTIONS: Sequence[Function] = (  # rms_norm and logsumexp are no faster on a CPU than the operators they replace
     _function(
         "normalisation",
         "torch.nn.functional.layer_norm, with the weight and the bias as its arguments",
-        f"mean sub (?:sub )?{_SQUARED} mean (?:sub )?add (?:sqrt div|rsqrt mul)(?: mul)?(?: add)?",
+        f"mean sub (?:sub )?{_SQUARE} mean (?:sub )?add (?:sqrt div|rsqrt mul)(?: mul)?(?: add)?",
         "mean (?:var|std) (?:sub add|add sub|sub)(?: sqrt| rsqrt)? (?:div|mul)(?: mul)?(?: add)?",
         "mean sub (?:var|std) (?:add )?(?:sqrt |rsqrt )?(?:div|mul)(?: mul)?(?: add)?",
     ),
@@ -67,7 +67,7 @@ def written_out(context: AdviceContext) -> Iterator[Advice]:
     for parent in calls.walk(context):
         if parent.is_op or parent.kind == Kind.BACKWARD or parent.phase in ("backward", "optimizer"):
             continue
-        for function, chain in _written(parent):
+        for function, chain in _written_functions(parent):
             chains_by_function.setdefault(function, []).append(chain)
     for function, chains in chains_by_function.items():
         groups = [*chains, *(nodes for chain in chains if (nodes := calls.gradients(context, chain)))]
@@ -85,7 +85,7 @@ def written_out(context: AdviceContext) -> Iterator[Advice]:
             f"{function.name} is composed of {len(chains[0])} operators"
             + (f", {len(chains)} times in a step" if len(chains) > 1 else ""),
             calls.places([op for chain in chains for op in chain]),
-            calls.interval(gain, calls.ends(context, parts)).within(step_ms),
+            calls.interval(gain, calls.interval_factors(context, parts)).limit(step_ms),
             True,
             100 * gain / step_ms,
             (
@@ -93,28 +93,24 @@ def written_out(context: AdviceContext) -> Iterator[Advice]:
                 "reads and writes memory that a single operator would not",
                 "inferred from the order of calls: valid if each takes the result of those before it",
             ),
-            f"{function.do}; results differ by rounding",
+            f"{function.remedy}; results differ by rounding",
         )
 
 
-def _written(parent: Call) -> Iterator[tuple[Function, list[Call]]]:
+def _written_functions(parent: Call) -> Iterator[tuple[Function, list[Call]]]:
     """Yield the functions that a call writes out, with their operators; no operator is part of two functions."""
     children = [child for child in parent.children if child.computes]
-    names = [_stem(child) for child in children]
+    names = [child.stem if child.is_op else "-" for child in children]
     text = "".join(f"{name} " for name in names)
-    used: set[int] = set()
+    used_positions: set[int] = set()
     for function in FUNCTIONS:
-        for match in function.written.finditer(text):
-            first = text.count(" ", 0, match.start())
-            positions = range(first, first + match.group().count(" "))
+        for match in function.pattern.finditer(text):
+            start = text.count(" ", 0, match.start())
+            positions = range(start, start + match.group().count(" "))
             ops = [children[index] for index in positions]
-            if not used & set(positions) and _is_of_one_tensor(ops):
-                used |= set(positions)
+            if not used_positions & set(positions) and _is_of_one_tensor(ops):
+                used_positions |= set(positions)
                 yield function, ops
-
-
-def _stem(call: Call) -> str:
-    return call.name.removeprefix("aten::").removesuffix("_") if call.is_op else "-"
 
 
 def _is_of_one_tensor(ops: Sequence[Call]) -> bool:
@@ -130,6 +126,6 @@ def _is_of_one_tensor(ops: Sequence[Call]) -> bool:
 def _is_reduced(size: tuple[int, ...], full: tuple[int, ...]) -> bool:
     """Return whether a shape equals another one, or is that shape with some axes reduced to 1 or removed."""
     if len(size) == len(full):
-        return all(one in (1, other) for one, other in zip(size, full, strict=True))
-    rest = iter(full)
-    return all(any(one == other for other in rest) for one in size)
+        return all(axis in (1, full_axis) for axis, full_axis in zip(size, full, strict=True))
+    full_axes = iter(full)
+    return all(any(axis == full_axis for full_axis in full_axes) for axis in size)

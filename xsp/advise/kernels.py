@@ -7,64 +7,64 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from xsp.advise.advice import Place
-from xsp.advise.device import NAMED, Features, Piece, Row, duration, places, short
+from xsp.advise.device import LEAST_OP_PERCENT, Features, Piece, Row, duration, places, shorten
 from xsp.analyses.answers import Answers
 from xsp.analyses.fusing import BATCHED, BETWEEN, EAGER, SOFTMAX
 from xsp.device.kernelnames import MATRIX
 from xsp.table import literal
 
-REDUCED = "TF32 and FP16 keep 10 bits of the mantissa, BF16 keeps 7; FP16 ends at 65,504: scale gradients"
+PRECISION_NOTE = "TF32 and FP16 keep 10 bits of the mantissa, BF16 keeps 7; FP16 ends at 65,504: scale gradients"
 
 CONVOLUTION = r"conv(olution|_|[123]d)"
 """Pattern for operators whose kernels come from a library: torch.compile cannot fuse their memory-bound kernels."""
 
-CHANGES_LAYOUT = r"nchwToNhwc|nhwcToNchw|NCHW2|CNHW2|batched_transpose_[0-9]"
+LAYOUT_KERNEL = r"nchwToNhwc|nhwcToNchw|NCHW2|CNHW2|batched_transpose_[0-9]"
 """Pattern for kernels with which cuDNN and MIOpen change the layout of tensors."""
 
 
-def pieces(answers: Answers, whole: Row, already: Features) -> Iterator[Piece]:
+def pieces(answers: Answers, total: Row, features: Features) -> Iterator[Piece]:
     """Yield the changes that help the kernels themselves.
 
     Args:
         answers: tables of the trace.
-        whole: the row of `device-activity` for all devices.
-        already: what the program does already.
+        total: the row of `device-activity` for all devices.
+        features: what the program does already.
     """
 
     def share(ms: float) -> float:
-        return min(100.0 * float(ms) / float(whole["window_ms"]), float(whole["busy_percent"]))
+        return min(100.0 * float(ms) / float(total["window_ms"]), float(total["busy_percent"]))
 
     attention = [row for row in answers["attention"].dicts() if row["form"] == EAGER]
     if attention:
         percent = sum(row["percent_of_device_time"] for row in attention)
-        saved = sum(row["device_ms"] for row in attention if row["part"] in (SOFTMAX, BETWEEN))
+        saved_ms = sum(row["device_ms"] for row in attention if row["part"] in (SOFTMAX, BETWEEN))
         yield Piece(
             "device-attention",
-            f"eager attention, {percent:.0f} % of GPU time, {duration(saved)} of it softmax and the operators between "
-            "the products",
+            f"eager attention, {percent:.0f} % of GPU time, {duration(saved_ms)} of it softmax and the operators "
+            "between the products",
             "scaled_dot_product_attention or FlashAttention does not write the scores",
-            share(saved),
-            _parts(answers, f"part IN ({literal(SOFTMAX)}, {literal(BETWEEN)})"),
+            share(saved_ms),
+            _attention_places(answers, f"part IN ({literal(SOFTMAX)}, {literal(BETWEEN)})"),
         )
     yield from _layouts(answers, share)
-    yield from _fusible(answers, share, already)
+    yield from _fusible(answers, share, features)
     for row in answers.classes():
-        slow = row["without_tensor_cores_ms"] or 0.0
-        if row["class"] in MATRIX and slow > (row["with_tensor_cores_ms"] or 0.0):
+        slow_ms = row["without_tensor_cores_ms"] or 0.0
+        if row["class"] in MATRIX and slow_ms > (row["with_tensor_cores_ms"] or 0.0):
             yield Piece(
                 "device-tensor-cores",
-                f"{row['class']}, {row['percent_of_device_time']:.0f} % of GPU time, {duration(slow)} of it without "
+                f"{row['class']}, {row['percent_of_device_time']:.0f} % of GPU time, {duration(slow_ms)} of it without "
                 "tensor cores",
                 "lower precision (BF16, TF32; FP16 on V100 and T4, which have neither), sizes in multiples of 8; "
                 "`tensor-cores` names the layers",
-                share(slow),
+                share(slow_ms),
                 places(answers.trace, f"w.class = {literal(row['class'])} AND w.tensor_cores IS DISTINCT FROM 'yes'"),
-                REDUCED,
+                PRECISION_NOTE,
             )
     yield from _below_the_roof(answers, share, BATCHED if attention else ())
 
 
-def _parts(answers: Answers, condition: str) -> tuple[Place, ...]:
+def _attention_places(answers: Answers, condition: str) -> tuple[Place, ...]:
     """Return the operators that take most time in `kernel_parts`, a table that the analysis of attention creates."""
     rows = answers.trace.con.execute(
         f"SELECT op, count(*) FROM kernel_parts WHERE {condition} GROUP BY op ORDER BY sum(dur_ns) DESC, op LIMIT 3"
@@ -74,7 +74,7 @@ def _parts(answers: Answers, condition: str) -> tuple[Place, ...]:
 
 def _layouts(answers: Answers, share: Callable[[float], float]) -> Iterator[Piece]:
     """Yield advice on the time that convolutions take to change the layout of their inputs and outputs."""
-    condition = f"regexp_matches(w.name, {literal(CHANGES_LAYOUT)}) AND w.class = 'copy'"
+    condition = f"regexp_matches(w.name, {literal(LAYOUT_KERNEL)}) AND w.class = 'copy'"
     totals = answers.trace.con.execute(
         f"SELECT coalesce(sum(w.dur_ns), 0) / 1e6, count(*) FROM device_work w WHERE {condition}"
     ).fetchone()
@@ -92,7 +92,7 @@ def _layouts(answers: Answers, share: Callable[[float], float]) -> Iterator[Piec
     )
 
 
-def _fusible(answers: Answers, share: Callable[[float], float], already: Features) -> Iterator[Piece]:
+def _fusible(answers: Answers, share: Callable[[float], float], features: Features) -> Iterator[Piece]:
     fusible = [row for row in answers["fusible"].dicts() if not re.search(CONVOLUTION, row["op"] or "")]
     ms = sum(row["device_ms"] for row in fusible)
     if not ms:
@@ -100,11 +100,11 @@ def _fusible(answers: Answers, share: Callable[[float], float], already: Feature
     percent = sum(row["percent_of_device_time"] for row in fusible)
     largest = _by_op(fusible)[:3]
     listing = ", ".join(
-        f"{short(row['op'] or row['class'], 30)} {row['percent_of_device_time']:.0f} %"
+        f"{shorten(row['op'] or row['class'], 30)} {row['percent_of_device_time']:.0f} %"
         for row in largest
-        if row["percent_of_device_time"] >= NAMED
+        if row["percent_of_device_time"] >= LEAST_OP_PERCENT
     )
-    hint = "it is compiled already: look for what is not (graph breaks)" if already.compiled else "torch.compile"
+    hint = "it is compiled already: look for what is not (graph breaks)" if features.is_compiled else "torch.compile"
     yield Piece(
         "device-fusion",
         f"elementwise kernels, copies and norms, {percent:.0f} % of GPU time ({listing})",
@@ -125,30 +125,31 @@ def _below_the_roof(answers: Answers, share: Callable[[float], float], excluded:
     ]
     total_ms = float(sum(row["device_ms"] for row in answers.classes()))
 
-    def lost(row: Row) -> float:
+    def lost_ms(row: Row) -> float:
         return float(row["percent_of_device_time"]) / 100 * total_ms * (1 - float(row["roof_percent"]) / 100)
 
     by_name: dict[str, list[Row]] = {}
     for row in rows:
         by_name.setdefault(row["name"], []).append(row)
-    worst = sorted(by_name.items(), key=lambda item: -sum(map(lost, item[1])))[:_ROOFS]
+    worst = sorted(by_name.items(), key=lambda item: -sum(map(lost_ms, item[1])))[:_MOST_ROOFS]
     for name, group in worst:
-        first = max(group, key=lost)
-        shapes = f" {short(str(first['shapes']))}" if first["shapes"] else ""
-        more = f" and {len(group) - 1} more shapes" if len(group) > 1 else ""
+        worst_row = max(group, key=lost_ms)
+        shapes = f" {shorten(str(worst_row['shapes']))}" if worst_row["shapes"] else ""
+        more_text = f" and {len(group) - 1} more shapes" if len(group) > 1 else ""
         percent = sum(row["percent_of_device_time"] for row in group)
-        ms = sum(map(lost, group))
-        reached = 100 * (1 - ms / (percent / 100 * total_ms)) if percent else 0.0
+        ms = sum(map(lost_ms, group))
+        reached_percent = 100 * (1 - ms / (percent / 100 * total_ms)) if percent else 0.0
         yield Piece(
             "device-roof",
-            f"{name}{shapes}{more}, {percent:.0f} % of GPU time, runs at {reached:.0f} % of the device's roofline",
+            f"{name}{shapes}{more_text}, {percent:.0f} % of GPU time, runs at {reached_percent:.0f} % of the "
+            "device's roofline",
             "sizes, layout or another kernel; `ops` has the rates",
             share(ms),
             (Place(None, name, (), sum(row["calls"] or 0 for row in group) or None),),
         )
 
 
-_ROOFS = 2
+_MOST_ROOFS = 2
 """Maximum number of operators that are listed for their distance to the roof."""
 
 

@@ -6,19 +6,19 @@ import math
 from collections.abc import Iterator, Sequence
 
 from xsp.advise import calls
-from xsp.advise.advice import Advice, AdviceContext, Interval, Place
+from xsp.advise.advice import Advice, AdviceContext, Place
 from xsp.advise.calls import Call
 from xsp.advise.registry import question
 from xsp.schema import Level
 
-SYNC = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal")
+READS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal")
 
-LEAST_TURNS = 8
+LEAST_CALLS = 8
 """Minimum number of equal calls in one place to be a loop: reads of single values, concatenations, cells."""
 
 LEAST_SAMPLES = 4
 
-BETWEEN_MS = 0.02
+MOST_PYTHON_MS = 0.02
 """Maximum Python time, in milliseconds, that counts for a read in a loop: longer time is other work."""
 
 LEAST_PERCENT = 2.0
@@ -34,22 +34,22 @@ def synchronisations(context: AdviceContext) -> Iterator[Advice]:
     step_ms = calls.step_ms(context)
     loops: list[tuple[list[Call], list[Call], float]] = []
     for parent in calls.walk(context):
-        reads = [call for call in parent.children if call.name in SYNC and call.phase != "optimizer"]
-        if not parent.is_op and len(reads) >= LEAST_TURNS:
+        reads = [call for call in parent.children if call.name in READS and call.phase != "optimizer"]
+        if not parent.is_op and len(reads) >= LEAST_CALLS:
             loops.append((reads, *_with_indexing(parent, reads)))
     reads = [call for group, *_ in loops for call in group]
     parts = [call for _, group, _ in loops for call in group]
     ms = sum(call.ns for call in parts) / 1e6 + sum(gaps for *_, gaps in loops)
     if not reads or 100 * ms / step_ms < LEAST_PERCENT or ms < calls.LEAST_MS:
         return
-    ends = calls.ends(context, parts)
+    factors = calls.interval_factors(context, parts)
     gain = ms * (1 - len(loops) / len(reads))
     yield Advice(
         "synchronisations",
         f"{len(reads):,} single values are read in loops, in {len(loops)} place{'s' * (len(loops) > 1)}",
         calls.places(reads),
-        calls.interval(gain, ends).within(step_ms),
-        ends is None,
+        calls.interval(gain, factors).limit(step_ms),
+        factors is None,
         100 * gain / step_ms,
         (
             f"reads, the indexing before them and the Python code in between take {ms:.3g} ms of a step",
@@ -69,7 +69,7 @@ def _with_indexing(parent: Call, reads: Sequence[Call]) -> tuple[list[Call], flo
             if call in read_set:
                 for member in pending:
                     if last_ns is not None:
-                        gaps += min(BETWEEN_MS, max(0.0, (member.start_ns - last_ns) / 1e6))
+                        gaps += min(MOST_PYTHON_MS, max(0.0, (member.start_ns - last_ns) / 1e6))
                     last_ns = member.end_ns
                 loop_calls += pending
                 pending = []
@@ -90,7 +90,7 @@ def samples(context: AdviceContext) -> Iterator[Advice]:
         gain = ms * (1 - 1 / count)
         if 100 * gain / step_ms < LEAST_PERCENT or gain < calls.LEAST_MS:
             continue
-        ends = calls.ends(context, loop_calls)
+        factors = calls.interval_factors(context, loop_calls)
         names = list(dict.fromkeys(call.name for call in loop_calls))
         listing = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
         shape = "×".join(map(str, loop_calls[0].first_shape or ()))
@@ -98,7 +98,7 @@ def samples(context: AdviceContext) -> Iterator[Advice]:
             "samples",
             f"{loop_name} calls {listing} {count} times with one sample each ({shape})",
             tuple(_place(name, [call for call in loop_calls if call.name == name]) for name in names),
-            Interval(gain * (ends[0] if ends else 1.0), gain, gain * (ends[1] if ends else 1.0)).within(step_ms),
+            calls.interval(gain, factors).limit(step_ms),
             True,
             100 * gain / step_ms,
             (
@@ -123,7 +123,7 @@ def growing(context: AdviceContext) -> Iterator[Advice]:
         "growing",
         _growth_text(chains),
         calls.places(copies),
-        calls.interval(ms, calls.ends(context, copies)).within(step_ms),
+        calls.interval(ms, calls.interval_factors(context, copies)).limit(step_ms),
         False,
         100 * ms / step_ms,
         (f"all but the last{' of each' * (len(chains) > 1)} take {ms:.3g} ms of a step",),
@@ -133,8 +133,8 @@ def growing(context: AdviceContext) -> Iterator[Advice]:
 
 def _growth_text(chains: Sequence[Sequence[Call]]) -> str:
     """Return what grows, and by how many concatenations, in words."""
-    fewest, most = min(map(len, chains)), max(map(len, chains))
-    counts = str(most) if fewest == most else f"{fewest} to {most}"
+    smallest, largest = min(map(len, chains)), max(map(len, chains))
+    counts = str(largest) if smallest == largest else f"{smallest} to {largest}"
     if len(chains) == 1:
         return f"a tensor grows by {counts} concatenations, each of which copies all previous parts"
     return f"{len(chains)} tensors grow by {counts} concatenations each, and each of these copies all previous parts"
@@ -149,20 +149,20 @@ def _growing_chains(parent: Call) -> Iterator[list[Call]]:
         if len(sizes) < 2:
             continue
         if not chain or size not in sizes[:1] + sizes[-1:]:
-            if len(chain) >= LEAST_TURNS:
+            if len(chain) >= LEAST_CALLS:
                 yield chain
             chain = []
         chain.append(call)
         size = sum(sizes)
-    if len(chain) >= LEAST_TURNS:
+    if len(chain) >= LEAST_CALLS:
         yield chain
 
 
 def _sizes(call: Call) -> list[int]:
     """Return the number of elements of each tensor in a call's first argument, a list of tensors."""
-    first = call.shapes[0] if call.shapes else None
-    is_tensor_list = isinstance(first, list) and all(isinstance(shape, list) for shape in first)
-    return [math.prod(shape) for shape in first if shape] if is_tensor_list and isinstance(first, list) else []
+    argument = call.shapes[0] if call.shapes else None
+    is_tensor_list = isinstance(argument, list) and all(isinstance(shape, list) for shape in argument)
+    return [math.prod(shape) for shape in argument if shape] if is_tensor_list and isinstance(argument, list) else []
 
 
 NARROW_SHARE = 0.5
@@ -201,7 +201,7 @@ def narrow_layers(context: AdviceContext) -> Iterator[Advice]:
             f"{len(groups[0])} linear layers take the same tensor in {name}"
             + (f", in {len(groups)} places" if len(groups) > 1 else ""),
             calls.places(all_layers),
-            calls.interval(gain, calls.ends(context, [*all_layers, *nodes])).within(step_ms),
+            calls.interval(gain, calls.interval_factors(context, [*all_layers, *nodes])).limit(step_ms),
             True,
             100 * gain / step_ms,
             (
@@ -228,8 +228,12 @@ def _merged_ns(layers: Sequence[Call], rates: Sequence[float]) -> float:
     work = [_work(layer) for layer in layers]
     if not all(products for products, _ in work) or not all(rates):
         return 0.0
-    saved = math.prod(layers[0].first_shape or (0,)) * (len(layers) - 1)  # reads of the input that one layer saves
-    return max(sum(products for products, _ in work) / rates[0], (sum(size for _, size in work) - saved) / rates[1])
+    saved_reads = math.prod(layers[0].first_shape or (0,)) * (
+        len(layers) - 1
+    )  # reads of the input that one layer saves
+    return max(
+        sum(products for products, _ in work) / rates[0], (sum(size for _, size in work) - saved_reads) / rates[1]
+    )
 
 
 def _work(layer: Call) -> tuple[int, int]:
@@ -256,25 +260,26 @@ def recurrence(context: AdviceContext) -> Iterator[Advice]:
         cells = [cell for cell in parent.children if cell.type in CELLS]
         for cell in cells:
             cells_by_name.setdefault((cell.name, str(cell.type)), []).append(cell)
-    for (name, kind), group in cells_by_name.items():
+    for (name, cell_type), group in cells_by_name.items():
         ms = sum(cell.ns for cell in group) / 1e6
-        if len(group) < LEAST_TURNS or ms < calls.LEAST_MS or 100 * ms / step_ms < LEAST_PERCENT:
+        if len(group) < LEAST_CALLS or ms < calls.LEAST_MS or 100 * ms / step_ms < LEAST_PERCENT:
             continue
         yield Advice(
             "recurrence",
-            f"{name} ({kind}) is called {len(group)} times in a loop, once for each time step",
+            f"{name} ({cell_type}) is called {len(group)} times in a loop, once for each time step",
             (_place(name, group),),
-            calls.interval(ms, calls.ends(context, group)).within(step_ms),
+            calls.interval(ms, calls.interval_factors(context, group)).limit(step_ms),
             True,
             100 * ms / step_ms,
             (f"the calls take {ms:.3g} ms; a single call of the layer computes all products with the input as one",),
-            f"torch.nn.{kind.removesuffix('Cell')} over the whole sequence, unless steps need results of later layers",
+            f"torch.nn.{cell_type.removesuffix('Cell')} over the whole sequence, unless steps need "
+            "results of later layers",
         )
 
 
 def _place(name: str, group: Sequence[Call]) -> Place:
-    first = group[0]
-    op = name if first.is_op else None
+    first_call = group[0]
+    op = name if first_call.is_op else None
     (place,) = calls.places(group, op)[:1]
     return Place(place.module if op else name, op, place.spans, len(group))
 
@@ -282,7 +287,7 @@ def _place(name: str, group: Sequence[Call]) -> Place:
 def _loops(context: AdviceContext) -> Iterator[tuple[str, list[Call], int]]:
     """Yield the name of a call that loops, the calls in its loop and the batch size; inner loops are not listed."""
     loops: dict[tuple[str, int], tuple[list[Call], int]] = {}
-    pending = list(calls.of(context))
+    pending = list(calls.roots(context))
     while pending:
         parent = pending.pop(0)
         loop_calls, count = _sample_calls(parent)
@@ -308,29 +313,31 @@ def _sample_calls(parent: Call) -> tuple[list[Call], int]:
     loop_calls: list[Call] = []
     batch_size = 0
     for group in by_name.values():
-        first, count = group[0], len(group)
-        if count < LEAST_SAMPLES or first.first_shape is None or (first.is_op and _is_small(first)):
+        first_call, count = group[0], len(group)
+        if count < LEAST_SAMPLES or first_call.first_shape is None or (first_call.is_op and _is_small(first_call)):
             continue
-        is_sample = first.first_shape[0] == 1 and (first.is_op or first.tensors == 1)
+        is_sample = first_call.first_shape[0] == 1 and (first_call.is_op or first_call.tensor_count == 1)
         is_sample = is_sample or (
-            not first.is_op and first.tensors == 1 and first.first_shape in _slices(parent_shape, count)
+            not first_call.is_op
+            and first_call.tensor_count == 1
+            and first_call.first_shape in _sample_shapes(parent_shape, count)
         )
-        if is_sample and (count in batches or (not batches and _picks(parent, count))):
+        if is_sample and (count in batches or (not batches and _slices_samples(parent, count))):
             loop_calls += group
             batch_size = max(batch_size, count)
     return loop_calls, batch_size
 
 
-def _slices(shape: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
+def _sample_shapes(shape: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
     """Return the possible shapes of one sample of a batch of `count`, in the first or the second dimension."""
     return [(*shape[:index], *shape[index + 1 :]) for index, size in enumerate(shape[:2]) if size == count]
 
 
 def _is_small(call: Call) -> bool:
-    return not call.computes or call.name in SYNC
+    return not call.computes or call.name in READS
 
 
-def _picks(parent: Call, count: int) -> bool:
+def _slices_samples(parent: Call, count: int) -> bool:
     """Return whether single samples are sliced out at least `count` times."""
     picks = ("aten::slice", "aten::select", "aten::unsqueeze", "aten::narrow")
     return sum(child.name in picks for child in parent.children) >= count

@@ -18,12 +18,12 @@ LEAST_PARAMETERS = 4
 LEAST_PERCENT = 2.0
 """Minimum percentage of the step for an optimizer to be worth a line."""
 
-PASSES = (0.3, 0.5, 0.65)
+PASS_SAVING = (0.3, 0.5, 0.65)
 """Share of the time that one pass saves (low, expected, high) if an update takes two or more operators per parameter.
 Adam's operators read and write the parameter, its gradient and its state 18 times, one pass 7 times; SGD with momentum
 8 and 5 times."""
 
-WITHOUT = ("LBFGS", "SparseAdam")
+WITHOUT_FUSED = ("LBFGS", "SparseAdam")
 """`torch.optim` optimizers without an implementation that updates all parameters in one call."""
 
 CALL_MS = (0.002, 0.005, 0.01)
@@ -36,7 +36,7 @@ def optimizer(context: AdviceContext) -> Iterator[Advice]:
     step_ms = calls.step_ms(context)
     updates: list[_Update] = []
     for parent in calls.walk(context):
-        if parent.kind == Kind.OPTIMIZER and parent.name not in WITHOUT:
+        if parent.kind == Kind.OPTIMIZER and parent.name not in WITHOUT_FUSED:
             updates += _updates(parent, [op for op in parent.children if op.is_op])
         elif parent.kind == Kind.STEP:
             yield from _advice(context, step_ms, _updates(parent, _after_backward(parent)))
@@ -45,86 +45,89 @@ def optimizer(context: AdviceContext) -> Iterator[Advice]:
 
 def _after_backward(step: Call) -> list[Call]:
     """Return the operators that the program calls itself after the last backward pass of a step."""
-    ends = [call.end_ns for call in step.children if call.kind == Kind.BACKWARD]
-    return [call for call in step.children if call.is_op and ends and call.start_ns >= max(ends)]
+    end_times = [call.end_ns for call in step.children if call.kind == Kind.BACKWARD]
+    return [call for call in step.children if call.is_op and end_times and call.start_ns >= max(end_times)]
 
 
 class _Update(NamedTuple):
     """A call in which parameters are updated one by one."""
 
     call: Call
-    busy: list[Call]
+    computing_ops: list[Call]
     """The operators that compute."""
 
     parameters: int
     ms: float
-    saved: tuple[float, ...]
+    saved_ms: tuple[float, ...]
     """Milliseconds that one call for all parameters saves: low, expected, high."""
 
 
 def _updates(parent: Call, ops: Sequence[Call]) -> list[_Update]:
     """Return the update of a call if it goes through parameters one by one, else an empty list."""
-    all_ops = [inner for op in ops for inner in op.every()]
+    all_ops = [inner for op in ops for inner in op.walk()]
     if any("_foreach_" in op.name or "_fused_" in op.name for op in all_ops):
         return []
-    busy = [op for op in ops if _computes(op)]
-    writes = Counter(op.name for op in busy if op.name.endswith("_"))
+    computing_ops = [op for op in ops if _computes(op)]
+    writes = Counter(op.name for op in computing_ops if op.name.endswith("_"))
     parameters = Counter(writes.values()).most_common(1)[0][0] if writes else 0
     if parameters < LEAST_PARAMETERS:
         return []
-    ms = sum(op.ns for op in busy) / 1e6
+    ms = sum(op.ns for op in computing_ops) / 1e6
     if parent.kind == Kind.OPTIMIZER:
         ms = max(ms, parent.ns / 1e6)
-    if len(busy) / parameters >= 2:
-        saved = tuple(share * ms for share in PASSES)
+    if len(computing_ops) / parameters >= 2:
+        saved_ms = tuple(share * ms for share in PASS_SAVING)
     else:
-        saved = tuple(min(ms / 2, cost * len(busy)) for cost in CALL_MS)
-    return [_Update(parent, busy, parameters, ms, saved)]
+        saved_ms = tuple(min(ms / 2, cost * len(computing_ops)) for cost in CALL_MS)
+    return [_Update(parent, computing_ops, parameters, ms, saved_ms)]
 
 
 def _advice(context: AdviceContext, step_ms: float, updates: Sequence[_Update]) -> Iterator[Advice]:
     """Yield the advice on updates in a step: of the program itself, or of its optimizers, which one change makes one
     call each."""
-    busy = [op for update in updates for op in update.busy]
-    low, value, high = (sum(update.saved[index] for update in updates) for index in range(3))
+    computing_ops = [op for update in updates for op in update.computing_ops]
+    low, value, high = (sum(update.saved_ms[index] for update in updates) for index in range(3))
     if 100 * value / step_ms < LEAST_PERCENT or value < calls.LEAST_MS:
         return
     ms, parameters = sum(update.ms for update in updates), sum(update.parameters for update in updates)
-    down, up = calls.ends(context, busy) or (0.7, 1.3)
+    low_factor, high_factor = calls.interval_factors(context, computing_ops) or (0.7, 1.3)
     parent = updates[0].call
-    by_hand = parent.kind != Kind.OPTIMIZER
-    has_optimizer = by_hand and any(child.kind == Kind.OPTIMIZER for child in parent.children)
+    is_by_hand = parent.kind != Kind.OPTIMIZER
+    has_optimizer = is_by_hand and any(child.kind == Kind.OPTIMIZER for child in parent.children)
     names = dict.fromkeys(update.call.name for update in updates)
-    subject = "the program updates" if by_hand else f"{' and '.join(names)} update{'s' * (len(names) == 1)}"
-    times = f" in {len(updates)} calls of optimizers" if len(updates) > 1 else ""
+    subject = "the program updates" if is_by_hand else f"{' and '.join(names)} update{'s' * (len(names) == 1)}"
+    calls_text = f" in {len(updates)} calls of optimizers" if len(updates) > 1 else ""
     do = "torch.optim with fused=True (or foreach=True) updates all of them in one call"
     if has_optimizer:
         do = (
             "torch._foreach_mul_, _foreach_add_, _foreach_lerp_ and the like take a list in one call; gradients can be "
             "clipped in this way by torch.nn.utils.clip_grad_norm_(parameters, most, foreach=True)"
         )
-    elif by_hand:
+    elif is_by_hand:
         do += "; by hand: torch._foreach_add_(parameters, gradients, alpha=-lr)"
     yield Advice(
         "optimizer",
-        f"{subject} {parameters} parameters{' or gradients, beside the optimizer,' * has_optimizer} one by one{times}: "
-        f"{len(busy):,} operators, {ms:.3g} ms of a step",
-        _where(parent if len(names) == 1 else None, busy),
-        Interval(low * down, value, high * up).within(ms),
+        f"{subject} {parameters} parameters{' or gradients, beside the optimizer,' * has_optimizer} one by one"
+        f"{calls_text}: {len(computing_ops):,} operators, {ms:.3g} ms of a step",
+        _places(parent if len(names) == 1 else None, computing_ops),
+        Interval(low * low_factor, value, high * high_factor).limit(ms),
         False,
         100 * value / step_ms,
-        (f"{len(busy) / parameters:.1f} operators per parameter, each of which reads and writes memory once more",),
+        (
+            f"{len(computing_ops) / parameters:.1f} operators per parameter, each of which reads and writes "
+            "memory once more",
+        ),
         do,
         None,
         "fused_optimizer" if parent.kind == Kind.OPTIMIZER else None,
     )
 
 
-def _where(parent: Call | None, busy: Sequence[Call]) -> tuple[Place, ...]:
-    names = Counter(op.name for op in busy)
+def _places(parent: Call | None, computing_ops: Sequence[Call]) -> tuple[Place, ...]:
+    names = Counter(op.name for op in computing_ops)
     module = parent.name if parent is not None and parent.kind == Kind.OPTIMIZER else None
     return tuple(
-        Place(module, name, tuple(op.span_id for op in busy if op.name == name)[:MOST_SPANS], count)
+        Place(module, name, tuple(op.span_id for op in computing_ops if op.name == name)[:MOST_SPANS], count)
         for name, count in names.most_common(3)
     )
 

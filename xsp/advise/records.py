@@ -25,7 +25,7 @@ from xsp.version import __version__
 
 VARIABLE = "XSP_TRIALS"
 FORMAT = 1
-NEEDED = ("cpu", "cores")
+MACHINE_KEYS = ("cpu", "cores")
 """Properties of a machine that have to be equal for a trial to count as one of this machine."""
 
 
@@ -71,7 +71,7 @@ class History:
         return f"{text}; median error {self.median_off_percent:.0f} % of the prediction over {self.expected}"
 
 
-def keep(found: TrialResult, machine: Machine, folder: Path | None = None) -> Path:
+def save(result: TrialResult, machine: Machine, folder: Path | None = None) -> Path:
     """Save a trial, and return the path of its file.
 
     Raises:
@@ -82,10 +82,10 @@ def keep(found: TrialResult, machine: Machine, folder: Path | None = None) -> Pa
         "format": FORMAT,
         "xsp": __version__,
         "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": {name: machine.get(name) for name in (*NEEDED, "devices")},
+        "machine": {name: machine.get(name) for name in (*MACHINE_KEYS, "devices")},
         "versions": {name: version for name, version in machine.packages.items() if name in ("torch", "numpy")},
         "python": machine.python,
-        **plain(found),
+        **plain(result),
     }
     path = directory / f"{time.time_ns()}-{secrets.token_hex(4)}.json"
     try:
@@ -99,26 +99,26 @@ def keep(found: TrialResult, machine: Machine, folder: Path | None = None) -> Pa
     return path
 
 
-def plain(found: TrialResult) -> dict[str, Any]:
+def plain(result: TrialResult) -> dict[str, Any]:
     """Return a trial as plain data, without its program."""
     return {
-        "trial": found.trial,
-        "question": found.advice.question,
-        "outcome": found.outcome,
-        "reason": found.reason,
-        "promised_ms": asdict(found.advice.gain),
-        "promised_percent": found.advice.of_step_percent,
-        "at_most": found.advice.at_most,
-        "before_ms": found.before_ms,
-        "after_ms": found.after_ms,
-        "real_ms": None if found.real is None else asdict(found.real),
-        "real_percent": found.real_percent,
-        "off_percent": found.off_percent,
-        "came_true": found.came_true,
-        "turns": found.turns,
-        "applied": list(found.applied),
-        "results": found.results,
-        "results_error": found.error,
+        "trial": result.trial,
+        "question": result.advice.question,
+        "outcome": result.outcome,
+        "reason": result.reason,
+        "promised_ms": asdict(result.advice.gain),
+        "promised_percent": result.advice.of_step_percent,
+        "at_most": result.advice.at_most,
+        "before_ms": result.before_ms,
+        "after_ms": result.after_ms,
+        "real_ms": None if result.real_gain is None else asdict(result.real_gain),
+        "real_percent": result.real_percent,
+        "off_percent": result.off_percent,
+        "came_true": result.came_true,
+        "turns": result.turns,
+        "applied": list(result.applied),
+        "results": result.results,
+        "results_error": result.error,
     }
 
 
@@ -140,7 +140,7 @@ def history(machine: Machine, folder: Path | None = None) -> History:
 
 def _machine_key(content: Any) -> list[Any]:
     """Return the properties that distinguish one machine from another."""
-    return [content.get(name) for name in NEEDED]
+    return [content.get(name) for name in MACHINE_KEYS]
 
 
 def _summarise(rows: Sequence[dict[str, Any]], damaged: int, elsewhere: int) -> History:

@@ -63,14 +63,14 @@ def question(
         UsageError: another function is registered under that name.
     """
 
-    def make(function: Answerer) -> Question:
+    def register(function: Answerer) -> Question:
         existing = QUESTIONS.get(name)
         if existing is not None and _qualified_name(existing.function) != _qualified_name(function):
             raise UsageError(f"there already is a question {name!r}")
         QUESTIONS[name] = entry = Question(name, title, needs, function, number)
         return entry
 
-    return make
+    return register
 
 
 def _qualified_name(function: Answerer) -> tuple[str, str]:
@@ -81,18 +81,18 @@ def _qualified_name(function: Answerer) -> tuple[str, str]:
 def provides(name: str) -> Callable[[Callable[[AdviceContext], Any]], Callable[[AdviceContext], Any]]:
     """Register a function as the provider of the part `name` (`graph`, `bound`) of the subject of questions."""
 
-    def make(function: Callable[[AdviceContext], Any]) -> Callable[[AdviceContext], Any]:
+    def register(function: Callable[[AdviceContext], Any]) -> Callable[[AdviceContext], Any]:
         PROVIDERS[name] = function
         return function
 
-    return make
+    return register
 
 
 def questions() -> dict[str, Question]:
     """Load the entry points, and return all questions by name, ordered by their needs, number and name."""
     _load(tuple(plugins.names(GROUP)))
-    order = sorted(QUESTIONS.values(), key=lambda entry: (entry.needs, entry.number or "Q9", entry.name))
-    return {entry.name: entry for entry in order}
+    entries = sorted(QUESTIONS.values(), key=lambda entry: (entry.needs, entry.number or "Q9", entry.name))
+    return {entry.name: entry for entry in entries}
 
 
 @lru_cache(maxsize=8)

@@ -23,23 +23,23 @@ def remark(trace: Trace) -> str | None:
     Returns:
         None if the trace shows no flaw; a line that names the command if the run has too many spans to be searched.
     """
-    where = shlex.quote(display_path(trace.path) if trace.path is not None else trace.name)
+    source = shlex.quote(display_path(trace.path) if trace.path is not None else trace.name)
     ((span_count,),) = trace.con.execute("SELECT count(*) FROM spans").fetchall()
     if span_count > MOST_SPANS:
-        return f"advice: not searched for among {span_count:,} spans; xsp advise {where} does"
+        return f"advice: not searched for among {span_count:,} spans; xsp advise {source} does"
     try:
-        result = advisor.of(trace, most=Needs.TRACE)
+        result = advisor.of(trace, max_needs=Needs.TRACE)
     except XspError:
         return None
     faults = [piece for piece in result.advice if piece.gain_known and not piece.option]
     if not faults:
         return None
-    return _lines(faults[0], a_step(result.step), f"xsp advise {where}", len(result.advice) - 1)
+    return _lines(faults[0], a_step(result.step), f"xsp advise {source}", len(result.advice) - 1)
 
 
-def _lines(piece: Advice, whole: str, command: str, others: int) -> str:
-    gain = f"{'at most' if piece.at_most else 'about'} {piece.of_step_percent:.0f} % of {whole}"
-    more = f" and {others} more piece{'s' * (others > 1)}" if others else ""
+def _lines(piece: Advice, unit: str, command: str, more_count: int) -> str:
+    gain = f"{'at most' if piece.at_most else 'about'} {piece.of_step_percent:.0f} % of {unit}"
+    more_text = f" and {more_count} more piece{'s' * (more_count > 1)}" if more_count else ""
     text = f"advice: {plain(piece.what)}. To save {gain}: {plain(piece.do)}."
     wrapped = textwrap.wrap(text, WIDTH, subsequent_indent="        ", break_on_hyphens=False)
-    return "\n".join([*wrapped, f"        why, where{more}: {command}"])
+    return "\n".join([*wrapped, f"        why, where{more_text}: {command}"])

@@ -11,7 +11,7 @@ from xsp.advise.calls import Call
 from xsp.advise.registry import question
 from xsp.schema import Kind, Level
 
-RANDOM = ("bernoulli", "dropout", "rand", "normal_", "multinomial", "uniform_", "exponential_")
+RANDOM_OPS = ("bernoulli", "dropout", "rand", "normal_", "multinomial", "uniform_", "exponential_")
 """Parts of the names of operators whose results differ from call to call."""
 
 
@@ -33,7 +33,7 @@ def repeated(context: AdviceContext) -> Iterator[Advice]:
             "repeated",
             f"{name} ({group[0].type}) is given the same tensors {len(group) + 1} times in a step",
             (Place(name, None, tuple(call.span_id for call in group[:MOST_SPANS]), len(group)),),
-            calls.interval(ms, calls.ends(context, group)).within(step_ms),
+            calls.interval(ms, calls.interval_factors(context, group)).limit(step_ms),
             False,
             100 * ms / step_ms,
             (f"all but the first call take {ms:.3g} ms; nothing wrote to the tensors between them",),
@@ -43,38 +43,42 @@ def repeated(context: AdviceContext) -> Iterator[Advice]:
 
 def _repeats(context: AdviceContext) -> Iterator[Call]:
     """Yield the calls of modules that repeat an earlier call with the same tensors, none inside another one."""
-    order = sorted(calls.walk(context), key=lambda call: call.start_ns)
+    ordered_calls = sorted(calls.walk(context), key=lambda call: call.start_ns)
     first_calls: dict[tuple[object, ...], Call] = {}
     end = 0
-    for call in order:
+    for call in ordered_calls:
         if call.level != Level.LAYER or not call.input_ids or call.start_ns < end or _is_backward(call):
             continue
-        earlier = first_calls.setdefault((call.name, call.type, call.input_ids, str(call.shapes)), call)
-        if earlier is not call and earlier.end_ns <= call.start_ns and _is_repeatable(earlier, call, order):
+        first_call = first_calls.setdefault((call.name, call.type, call.input_ids, str(call.shapes)), call)
+        if (
+            first_call is not call
+            and first_call.end_ns <= call.start_ns
+            and _is_repeatable(first_call, call, ordered_calls)
+        ):
             end = call.end_ns
             yield call
 
 
-def _is_repeatable(first: Call, second: Call, order: list[Call]) -> bool:
+def _is_repeatable(earlier: Call, later: Call, ordered_calls: list[Call]) -> bool:
     """Return whether both calls would return the same result: no random operators, no writes to what they read.
 
     They read their inputs and their parameters, which the operators inside identify by shape: an optimizer's step
     between the calls, or a perturbation of the weights, changes the result.
     """
-    if any(part in op.name for op in second.every() if op.is_op for part in RANDOM):
+    if any(part in op.name for op in later.walk() if op.is_op for part in RANDOM_OPS):
         return False
-    read = {str(shape) for shape in first.shapes}
-    read |= {str(shape) for op in first.every() if op.is_op for shape in op.shapes[1:] if shape}
-    between = (op for op in order if op.is_outer_op and first.start_ns <= op.start_ns < second.start_ns)
-    return not any(op.name.endswith("_") and _written(op) & read for op in between)
+    read_shapes = {str(shape) for shape in earlier.shapes}
+    read_shapes |= {str(shape) for op in earlier.walk() if op.is_op for shape in op.shapes[1:] if shape}
+    ops_between = (op for op in ordered_calls if op.is_outer_op and earlier.start_ns <= op.start_ns < later.start_ns)
+    return not any(op.name.endswith("_") and _written_shapes(op) & read_shapes for op in ops_between)
 
 
-def _written(call: Call) -> set[str]:
+def _written_shapes(call: Call) -> set[str]:
     """Return the shapes that an in-place operator writes to: those of its first argument, a tensor or a list."""
-    first = call.shapes[0] if call.shapes else None
-    if not isinstance(first, list) or not first:
+    argument = call.shapes[0] if call.shapes else None
+    if not isinstance(argument, list) or not argument:
         return set()
-    return {str(shape) for shape in first} if isinstance(first[0], list) else {str(first)}
+    return {str(shape) for shape in argument} if isinstance(argument[0], list) else {str(argument)}
 
 
 def _is_backward(call: Call) -> bool:
@@ -94,12 +98,12 @@ def masks(context: AdviceContext) -> Iterator[Advice]:
     for parent in calls.walk(context):
         if parent.is_op or _is_backward(parent):
             continue
-        for before, op in pairwise([None, *(call for call in parent.children if call.is_op)]):
+        for previous, op in pairwise([None, *(call for call in parent.children if call.is_op)]):
             if op is None or op.name not in ("aten::triu", "aten::tril") or op.first_shape is None:
                 continue
             group = [op]
-            if before is not None and before.name in ("aten::full", "aten::ones"):
-                group.append(before)  # the operator that filled the matrix
+            if previous is not None and previous.name in ("aten::full", "aten::ones"):
+                group.append(previous)  # the operator that filled the matrix
             groups_by_shape.setdefault((op.name, op.first_shape), []).append(group)
     for (name, shape), groups in groups_by_shape.items():
         triangles = [group[0] for group in groups]
@@ -112,7 +116,7 @@ def masks(context: AdviceContext) -> Iterator[Advice]:
             f"a triangular matrix of {' × '.join(f'{size:,}' for size in shape)} is made {len(triangles)} times "
             "in a step",
             calls.places(triangles),
-            calls.interval(ms, calls.ends(context, all_ops)).within(step_ms),
+            calls.interval(ms, calls.interval_factors(context, all_ops)).limit(step_ms),
             True,
             100 * ms / step_ms,
             (f"making them takes {ms:.3g} ms; inferred from shapes: valid if {name} gets only constants",),
@@ -121,17 +125,17 @@ def masks(context: AdviceContext) -> Iterator[Advice]:
         )
 
 
-MADE_OF_NUMBERS = ("aten::arange", "aten::linspace", "aten::logspace")
+RANGES = ("aten::arange", "aten::linspace", "aten::logspace")
 """Operators that make a tensor from numbers alone."""
 
-_ON_TABLES = frozenset(
+_TABLE_OPS = frozenset(
     "add sub rsub mul div pow exp exp2 log sin cos neg reciprocal sqrt rsqrt floor floor_divide remainder cat stack "
     "outer ger meshgrid to _to_copy copy fill zeros ones full repeat expand_as clone arange linspace logspace "
     "repeat_interleave abs round".split()
 )
 """Operators that may compute tables from such tensors."""
 
-_COSTLY = frozenset("pow exp exp2 log sin cos sqrt rsqrt".split())
+_COSTLY_OPS = frozenset("pow exp exp2 log sin cos sqrt rsqrt".split())
 
 ONCE_PERCENT = 5.0
 """Minimum percentage of the step for a table that is made once per step to be worth a line."""
@@ -154,8 +158,8 @@ def constants(context: AdviceContext) -> Iterator[Advice]:
     for chains in chains_by_ops.values():
         all_ops = [op for chain in chains for op in chain]
         ms = sum(op.ns for op in all_ops) / 1e6
-        least = 0.0 if len(chains) > 1 else ONCE_PERCENT
-        if ms < calls.LEAST_MS or 100 * ms / step_ms < least:
+        least_percent = 0.0 if len(chains) > 1 else ONCE_PERCENT
+        if ms < calls.LEAST_MS or 100 * ms / step_ms < least_percent:
             continue
         names = ", ".join(dict.fromkeys(op.name.removeprefix("aten::") for op in chains[0]))
         frequency = f"{len(chains)} times in a step" if len(chains) > 1 else "in each step"
@@ -163,7 +167,7 @@ def constants(context: AdviceContext) -> Iterator[Advice]:
             "constants",
             f"a table of constants is computed {frequency}, by {len(chains[0])} operators",
             calls.places(all_ops),
-            calls.interval(ms, calls.ends(context, all_ops)).within(step_ms),
+            calls.interval(ms, calls.interval_factors(context, all_ops)).limit(step_ms),
             True,
             100 * ms / step_ms,
             (
@@ -178,10 +182,10 @@ def _tables(parent: Call) -> Iterator[list[Call]]:
     """Yield chains of operators that start at a range of numbers and include one more costly than a product."""
     chain: list[Call] = []
     for call in (*(child for child in parent.children if child.computes), None):
-        if call is not None and (call.name in MADE_OF_NUMBERS or (chain and _is_table_op(call))):
+        if call is not None and (call.name in RANGES or (chain and _is_table_op(call))):
             chain.append(call)
             continue
-        if any(_stem(op) in _COSTLY for op in chain):
+        if any(op.stem in _COSTLY_OPS for op in chain):
             yield chain
         chain = []
 
@@ -195,11 +199,5 @@ def _is_table_op(call: Call) -> bool:
         for shape in (argument if argument and isinstance(argument[0], list) else [argument])
     ]
     return (
-        call.is_op
-        and _stem(call) in _ON_TABLES
-        and all(isinstance(shape, list) and len(shape) <= 2 for shape in shapes)
+        call.is_op and call.stem in _TABLE_OPS and all(isinstance(shape, list) and len(shape) <= 2 for shape in shapes)
     )
-
-
-def _stem(call: Call) -> str:
-    return call.name.removeprefix("aten::").removesuffix("_")

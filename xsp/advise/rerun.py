@@ -17,24 +17,29 @@ from xsp.scrub import HIDDEN
 from xsp.trials import child
 
 MOST_FOLDERS = 2000
-DEEPEST = 4
+MOST_DEPTH = 4
 """Maximum depth, below the working directory, of the folders that are searched for a program's file; at most
 `MOST_FOLDERS` are searched."""
 
-NOT_SEARCHED = ("site-packages", "node_modules", "__pycache__")
+SKIPPED_FOLDERS = ("site-packages", "node_modules", "__pycache__")
 
 
 @dataclass(frozen=True)
-class UnderTrial(Program):
+class TrialProgram(Program):
     """A program that runs with a trial applied, or with none; the trial's report is written beside the output."""
 
     trial: str = ""
 
     def command(self, out: Path, levels: str, seed: int) -> list[str]:
         """Return the command that records a run of the program into a directory."""
-        words = super().command(out, levels, seed)
-        position = words.index("-c", len(self.python)) + 1
-        return [*words[:position], child.CODE, child.encode_options(self.trial, report(out)), *words[position + 1 :]]
+        arguments = super().command(out, levels, seed)
+        position = arguments.index("-c", len(self.python)) + 1
+        return [
+            *arguments[:position],
+            child.CODE,
+            child.encode_options(self.trial, report(out)),
+            *arguments[position + 1 :],
+        ]
 
 
 def report(out: Path) -> Path:
@@ -42,24 +47,24 @@ def report(out: Path) -> Path:
     return out.parent / "output" / f"{out.name}.json"
 
 
-def place(source: Path) -> Path:
+def runs_folder(source: Path) -> Path:
     """Return the folder for the runs of trials: inside a run's directory; for a trace file, in `runs/` here."""
     return source / "trials" if source.is_dir() else Path("runs") / f"trials-{source.name.partition('.')[0]}"
 
 
-def program(run: Run, source: str, typed: str | None = None) -> Program:
+def program(run: Run, source: str, command_line: str | None = None) -> Program:
     """Return the program of a run.
 
     Args:
         run: description of the run.
         source: path of the run as the user named it.
-        typed: the command if the user gives it, in the form of `xsp compare --turns`.
+        command_line: the command if the user gives it, in the form of `xsp compare --turns`.
 
     Raises:
         UsageError: the run does not record its program, or the file is not found; the message says what to type.
     """
-    if typed is not None:
-        return commands.program(typed)
+    if command_line is not None:
+        return commands.program(command_line)
     hint = hint_to_name(source)
     if run.is_job or run.ranks:
         raise UsageError(f"{source}: programs of several ranks cannot be tried; {hint}, for one of its ranks")
@@ -80,16 +85,16 @@ def hint_to_name(source: str) -> str:
     return f"name the program: xsp advise {shlex.quote(source)} --try 3 --program 'python train.py'"
 
 
-def under(found: Program, trial: str) -> UnderTrial:
+def with_trial(base: Program, trial: str) -> TrialProgram:
     """Return a program with a trial applied; an empty name applies none."""
     from xsp.trials.trial import parse
 
     variables = {
         name: value for change in (parse(trial) if trial else ()) for name, value in change.environment().items()
     }
-    typed = f"{found.typed} ({trial})" if trial else found.typed
-    result = UnderTrial(typed, found.python, found.verb, found.args, found.settings, trial)
-    return replace(result, settings=(*found.settings, *variables.items()))
+    typed = f"{base.typed} ({trial})" if trial else base.typed
+    result = TrialProgram(typed, base.python, base.verb, base.args, base.settings, trial)
+    return replace(result, settings=(*base.settings, *variables.items()))
 
 
 def _of_command(command: Sequence[str]) -> list[str]:
@@ -117,12 +122,12 @@ def _locate(name: str) -> str:
         return name
     paths: list[str] = []
     for folder, subfolders, files in islice(os.walk("."), MOST_FOLDERS):
-        too_deep = folder.count(os.sep) >= DEEPEST
+        is_too_deep = folder.count(os.sep) >= MOST_DEPTH
         subfolders[:] = (
-            [] if too_deep else [inner for inner in subfolders if inner[:1] != "." and inner not in NOT_SEARCHED]
+            [] if is_too_deep else [inner for inner in subfolders if inner[:1] != "." and inner not in SKIPPED_FOLDERS]
         )
         paths += [os.path.relpath(os.path.join(folder, name))] if name in files else []
     if len(paths) != 1:
-        where = f"{len(paths)} of them: {', '.join(sorted(paths)[:3])}" if paths else "not found"
-        raise UsageError(f"{name}: {where} in and below {os.path.basename(os.getcwd()) or os.sep}")
+        location = f"{len(paths)} of them: {', '.join(sorted(paths)[:3])}" if paths else "not found"
+        raise UsageError(f"{name}: {location} in and below {os.path.basename(os.getcwd()) or os.sep}")
     return paths[0]

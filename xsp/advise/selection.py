@@ -12,9 +12,9 @@ from xsp.advise.registry import question
 from xsp.schema import Kind
 
 _SORTS = ("aten::sort", "aten::argsort")
-_PARTS = ("aten::slice", "aten::select")
+_SLICES = ("aten::slice", "aten::select")
 
-FEW = 0.1
+FEW_SHARE = 0.1
 """Maximum share of the sorted values that may be taken for a sort to be worth a line."""
 
 
@@ -23,26 +23,26 @@ def sort_for_few(context: AdviceContext) -> Iterator[Advice]:
     """Sorts whose results are only sliced, where the narrowest slice takes a tenth of the values or less."""
     step_ms = calls.step_ms(context)
     sorts: list[Call] = []
-    used, total = 0, 0
+    used_width, total_width = 0, 0
     for parent in calls.walk(context):
         for index, op in enumerate(parent.children if not parent.is_op else ()):
             size = op.first_shape
             if op.name not in _SORTS or size is None:
                 continue
-            later = [reader for reader in parent.children[index + 1 :] if reader.is_op and reader.first_shape == size]
-            widths = [_slice_width(reader) for reader in later if reader.name in _PARTS]
+            readers = [reader for reader in parent.children[index + 1 :] if reader.is_op and reader.first_shape == size]
+            widths = [_slice_width(reader) for reader in readers if reader.name in _SLICES]
             narrowest = min((width for width in widths if width is not None), default=size[-1])
-            if later and all(reader.name in _PARTS for reader in later) and narrowest <= FEW * size[-1]:
+            if readers and all(reader.name in _SLICES for reader in readers) and narrowest <= FEW_SHARE * size[-1]:
                 sorts.append(op)
-                used, total = max(used, narrowest), max(total, size[-1])
+                used_width, total_width = max(used_width, narrowest), max(total_width, size[-1])
     ms = sum(op.ns for op in sorts) / 1e6
     if ms < calls.LEAST_MS:
         return
     yield Advice(
         "sort-for-few",
-        f"{total:,} values are sorted, and {used:,} of them are used",
+        f"{total_width:,} values are sorted, and {used_width:,} of them are used",
         calls.places(sorts),
-        calls.interval(ms, calls.ends(context, sorts)).within(step_ms),
+        calls.interval(ms, calls.interval_factors(context, sorts)).limit(step_ms),
         True,
         100 * ms / step_ms,
         (f"{len(sorts)} sort{'s' * (len(sorts) > 1)} take{'s' * (len(sorts) == 1)} {ms:.3g} ms",),
@@ -75,12 +75,12 @@ def largest(context: AdviceContext) -> Iterator[Advice]:
     They keep the order of values, so that the largest score has the same index.
     """
     step_ms = calls.step_ms(context)
-    outer = _forward_ops(context)
+    outer_ops = _forward_ops(context)
     ops = [
         op
-        for index, op in enumerate(outer)
+        for index, op in enumerate(outer_ops)
         if op.name in _PROBABILITIES
-        and (readers := _readers(op, outer[index + 1 :]))
+        and (readers := _readers(op, outer_ops[index + 1 :]))
         and all(reader.name == "aten::argmax" for reader in readers)
     ]
     ms = sum(op.ns for op in ops) / 1e6
@@ -91,7 +91,7 @@ def largest(context: AdviceContext) -> Iterator[Advice]:
         "largest",
         f"{_short(ops[0])} of {'×'.join(map(str, size))} scores; argmax reads only the largest one's position",
         calls.places(ops),
-        calls.interval(ms, calls.ends(context, ops)).within(step_ms),
+        calls.interval(ms, calls.interval_factors(context, ops)).limit(step_ms),
         True,
         100 * ms / step_ms,
         (f"{ms:.3g} ms; inferred from shapes: valid if nothing else reads the probabilities",),
@@ -99,20 +99,20 @@ def largest(context: AdviceContext) -> Iterator[Advice]:
     )
 
 
-_REDUCED = ("aten::sum", "aten::mean", "aten::max", "aten::min", "aten::norm", "aten::linalg_vector_norm")
+_REDUCTIONS = ("aten::sum", "aten::mean", "aten::max", "aten::min", "aten::norm", "aten::linalg_vector_norm")
 
 
 @question("mask-indexing", "Are values selected by a mask copied only to be summed?", number="Q4")
 def mask_indexing(context: AdviceContext) -> Iterator[Advice]:
     """Indexing by a mask (`x[mask]`) whose result one reduction takes: elements are counted, listed and gathered."""
     step_ms = calls.step_ms(context)
-    outer = [op for op in _forward_ops(context) if op.computes]
+    outer_ops = [op for op in _forward_ops(context) if op.computes]
     ops = [
         op
-        for op, next_op in pairwise(outer)
+        for op, next_op in pairwise(outer_ops)
         if op.name == "aten::index"
-        and any(inner.name in ("aten::nonzero", "aten::nonzero_numpy") for inner in op.every())
-        and next_op.name in _REDUCED
+        and any(inner.name in ("aten::nonzero", "aten::nonzero_numpy") for inner in op.walk())
+        and next_op.name in _REDUCTIONS
         and len(next_op.first_shape or (0, 0)) == 1
     ]
     all_ops = [*ops, *calls.gradients(context, ops)]
@@ -123,7 +123,7 @@ def mask_indexing(context: AdviceContext) -> Iterator[Advice]:
         "mask-indexing",
         f"values selected by a mask are copied {len(ops)} time{'s' * (len(ops) > 1)} in a step only to be reduced",
         calls.places(ops),
-        calls.interval(ms, calls.ends(context, all_ops)).within(step_ms),
+        calls.interval(ms, calls.interval_factors(context, all_ops)).limit(step_ms),
         True,
         100 * ms / step_ms,
         (
@@ -142,14 +142,14 @@ def _forward_ops(context: AdviceContext) -> list[Call]:
     return sorted(forward, key=lambda op: op.start_ns)
 
 
-def _readers(producer: Call, later: Sequence[Call]) -> list[Call]:
+def _readers(producer: Call, later_calls: Sequence[Call]) -> list[Call]:
     """Return the calls that may read the result of a shape-preserving operator, up to the next call of it."""
     size = producer.first_shape
     readers: list[Call] = []
-    for call in later:
+    for call in later_calls:
         if size is None or (call.name == producer.name and call.first_shape == size):
             break
-        if call.takes(size):
+        if call.has_input(size):
             readers.append(call)
     return readers
 

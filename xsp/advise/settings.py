@@ -30,19 +30,19 @@ def gradients(context: AdviceContext) -> Iterator[Advice]:
         return
     if _is_training(context):
         return
-    recorded, numbers = [], set()
+    recorded_ops, numbers = [], set()
     for call in all_calls:
         if call.is_op and call.sequence_nr is not None and call.sequence_nr not in numbers:
             numbers.add(call.sequence_nr)
-            recorded.append(call)
-    if len(recorded) < LEAST_NODES:
+            recorded_ops.append(call)
+    if len(recorded_ops) < LEAST_NODES:
         return
-    low, value, high = (cost * len(recorded) / 1e3 for cost in RECORDING_US)
+    low, value, high = (cost * len(recorded_ops) / 1e3 for cost in RECORDING_US)
     yield Advice(
         "gradients",
-        f"{len(recorded):,} operators are recorded for gradients, and no backward pass follows",
-        calls.places(recorded),
-        Interval(low, value, high).within(step_ms),
+        f"{len(recorded_ops):,} operators are recorded for gradients, and no backward pass follows",
+        calls.places(recorded_ops),
+        Interval(low, value, high).limit(step_ms),
         False,
         100 * value / step_ms,
         (
@@ -55,7 +55,7 @@ def gradients(context: AdviceContext) -> Iterator[Advice]:
     )
 
 
-TRAINING = {"aten::batch_norm": 5, "aten::dropout": 2}
+TRAINING_ARGUMENTS = {"aten::batch_norm": 5, "aten::dropout": 2}
 """Operators that behave differently in training mode → the position of the argument that sets the mode."""
 
 
@@ -70,7 +70,7 @@ def training_mode(context: AdviceContext) -> Iterator[Advice]:
     all_calls = list(calls.walk(context))
     if _is_training(context) or any(call.kind in (Kind.BACKWARD, Kind.OPTIMIZER) for call in all_calls):
         return
-    candidates = ((call, TRAINING.get(call.name)) for call in all_calls)
+    candidates = ((call, TRAINING_ARGUMENTS.get(call.name)) for call in all_calls)
     training_calls = [
         call
         for call, position in candidates
@@ -82,12 +82,12 @@ def training_mode(context: AdviceContext) -> Iterator[Advice]:
     ms = sum(call.ns for call in dropouts or training_calls) / 1e6
     norms = len(training_calls) - len(dropouts)
     counts = ((len(dropouts), "dropout"), (norms, "batch norm"))
-    parts = [f"{count} call{'s' * (count > 1)} of {what}" for count, what in counts if count]
+    parts = [f"{count} call{'s' * (count > 1)} of {noun}" for count, noun in counts if count]
     yield Advice(
         "training-mode",
         f"the model is in training mode, although nothing trains: {' and '.join(parts)}",
         calls.places(training_calls),
-        calls.interval(ms, calls.ends(context, dropouts or training_calls)).within(step_ms),
+        calls.interval(ms, calls.interval_factors(context, dropouts or training_calls)).limit(step_ms),
         not dropouts,
         100 * ms / step_ms,
         ("results are random" if dropouts else "results depend on the other samples of the batch",),
@@ -99,7 +99,7 @@ def training_mode(context: AdviceContext) -> Iterator[Advice]:
 
 def _is_training(context: AdviceContext) -> bool:
     """Return whether steps of this kind train, according to the run."""
-    trace = context.traced
+    trace = context.required_trace
     kind = next((step_kind for step_kind in trace.run.kinds if step_kind.kind == trace.kind), None)
     return kind is not None and bool(kind.get("training"))
 
@@ -107,7 +107,7 @@ def _is_training(context: AdviceContext) -> bool:
 @question("oversubscription", "Are there more threads than cores?", number="Q2")
 def oversubscription(context: AdviceContext) -> Iterator[Advice]:
     """More PyTorch threads than cores that the program may use: such threads wait for each other."""
-    trace = context.traced
+    trace = context.required_trace
     if trace.has(Level.KERNEL) or trace.run.imported is not None:
         raise CoveredElsewhere(
             "host threads do not explain the time of devices, and other profilers do not record threads"
@@ -118,14 +118,14 @@ def oversubscription(context: AdviceContext) -> Iterator[Advice]:
     if threads <= cores:
         return
     step_ms = calls.step_ms(context)
-    outer = [op for op in calls.walk(context) if op.is_outer_op]
-    ms = min(step_ms, sum(op.ns for op in outer) / 1e6)
-    ends = calls.ends(context, outer)
+    outer_ops = [op for op in calls.walk(context) if op.is_outer_op]
+    ms = min(step_ms, sum(op.ns for op in outer_ops) / 1e6)
+    factors = calls.interval_factors(context, outer_ops)
     yield Advice(
         "oversubscription",
         f"{threads} threads share {cores} core{'s' * (cores > 1)}",
         (),
-        calls.interval(ms, ends).within(step_ms),
+        calls.interval(ms, factors).limit(step_ms),
         True,
         100 * ms / step_ms,
         (

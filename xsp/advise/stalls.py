@@ -44,11 +44,13 @@ def stall(context: AdviceContext) -> Iterator[Advice]:
     for name, group in by_type.items():
         freed_ms = freeing_ms * sum(_gap_ms(call) for call in group) / total_gap
         usual_ms = sum(_usual_gap_ms(call) for call in group) + freed_ms
-        gap, repeats = _over_steps(context, group)
-        gain = Interval(gap.low - usual_ms, gap.value - usual_ms, gap.high - usual_ms).within(step_ms)
+        gap_interval, repeats = _gap_over_steps(context, group)
+        gain = Interval(gap_interval.low - usual_ms, gap_interval.value - usual_ms, gap_interval.high - usual_ms).limit(
+            step_ms
+        )
         if 100 * gain.low / step_ms < LEAST_PERCENT or gain.value < calls.LEAST_MS:
             continue
-        where = tuple(_place(call) for call in sorted(group, key=lambda call: -_gap_ms(call)))
+        places = tuple(_place(call) for call in sorted(group, key=lambda call: -_gap_ms(call)))
         subject = f"{len(group)} calls of {name}" if len(group) > 1 else f"a call of {name}"
         if group[0].kind == Kind.STEP:
             has_model = any(inner.kind in _PHASES for call in group for inner in call.children)
@@ -56,13 +58,17 @@ def stall(context: AdviceContext) -> Iterator[Advice]:
         yield Advice(
             "stall",
             f"{subject} spend{'s' * (len(group) == 1)} {gain.value:.3g} ms outside operators",
-            where,
+            places,
             gain,
             repeats < LEAST_REPEATS,
             100 * gain.value / step_ms,
             (
-                f"{gap.value:.3g} ms in which no operator, module or phase runs inside"
-                + (f"; {gap.low:.3g} to {gap.high:.3g} ms in {repeats} recorded steps" if repeats > 1 else ""),
+                f"{gap_interval.value:.3g} ms in which no operator, module or phase runs inside"
+                + (
+                    f"; {gap_interval.low:.3g} to {gap_interval.high:.3g} ms in {repeats} recorded steps"
+                    if repeats > 1
+                    else ""
+                ),
                 f"{usual_ms:.3g} ms are subtracted for Python code around "
                 f"{sum(len(call.children) for call in group):,} calls"
                 + (
@@ -78,17 +84,17 @@ def stall(context: AdviceContext) -> Iterator[Advice]:
 
 def _freeing_ms(context: AdviceContext) -> float:
     """Return the milliseconds that freeing the memory which a step gets again takes, outside operators."""
-    usage = faults.of(context)
+    usage = faults.usage_of(context)
     return 0.0 if usage is None else min(usage.system_ms, usage.faults * faults.FREEING_US / 1e3)
 
 
-def _over_steps(context: AdviceContext, group: Sequence[Call]) -> tuple[Interval, int]:
+def _gap_over_steps(context: AdviceContext, group: Sequence[Call]) -> tuple[Interval, int]:
     """Return the minimum, median and maximum over recorded steps of the ms that nothing inside the calls covers, and
     the number of steps.
 
     The minimum excludes what happened in one step only, because the machine did something else.
     """
-    rows = calls.per_step(context, group, [inner for call in group for inner in call.children])
+    rows = calls.times_per_step(context, group, [inner for call in group for inner in call.children])
     gaps = [max(0.0, ns / 1e6) for ns, _ in rows] or [sum(_gap_ms(call) for call in group)]
     return Interval(min(gaps), summary.percentile(gaps, 0.5), max(gaps)), len(rows)
 

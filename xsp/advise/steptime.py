@@ -6,10 +6,10 @@ from xsp.advise.advice import Interval, Step
 from xsp.analyses.answers import Answers
 from xsp.analyses.loop import scope_names
 
-ALIKE = 0.25
+MOST_DIFFERENCE = 0.25
 """Maximum relative difference between the devices' window and the sum of the steps for both to be taken as equal."""
 
-AROUND = 0.05
+LEAST_SHARE = 0.05
 """Minimum share of an iteration between steps for gains to be shares of the iteration and not of the step."""
 
 
@@ -27,7 +27,7 @@ def of(answers: Answers) -> Step | None:
     window = float(activity[-1]["window_ms"]) / len(devices)
     if step is not None and step.steps:
         total_ms = step.ms.value * step.steps
-        if abs(window - total_ms) <= ALIKE * total_ms:
+        if abs(window - total_ms) <= MOST_DIFFERENCE * total_ms:
             return step
     return Step(Interval(window, window, window), "window")
 
@@ -38,7 +38,7 @@ def _iteration(answers: Answers) -> Step | None:
     for row in answers["loop"].dicts():
         if row["kind"] == trace.kind and row["scope"] in scope_names(trace.rank) and row["iteration_ms"] is not None:
             mean, low, high = (row[name] for name in ("iteration_ms", "low_ms", "high_ms"))
-            if low is None or (row["data_ms"] or 0.0) + (row["between_ms"] or 0.0) < AROUND * mean:
+            if low is None or (row["data_ms"] or 0.0) + (row["between_ms"] or 0.0) < LEAST_SHARE * mean:
                 return None
             return Step(Interval(low, mean, high), "iteration", row["steps"] - row["recorded"])
     return None

@@ -5,44 +5,44 @@ from __future__ import annotations
 import textwrap
 
 from xsp.advise.advice import Advice, Interval, Place, Step
-from xsp.advise.advisor import Advised
+from xsp.advise.advisor import AdviceReport
 from xsp.device.kernelnames import is_cpp, readable
 from xsp.scrub import plain
 
 WIDTH = 79
-MOST = 10
+MOST_PIECES = 10
 """Default number of pieces that are shown."""
 
 MOST_PLACES = 3
 
 
-def page(found: Advised, limit: int | None = None, history: str | None = None) -> str:
+def page(report: AdviceReport, limit: int | None = None, history: str | None = None) -> str:
     """Return the advice, best first, what was left out, and the questions that could not be answered.
 
     Args:
-        found: the advice.
+        report: the advice.
         limit: maximum number of pieces that are shown.
         history: a line on how good advice has been on this machine.
     """
-    pieces = found.advice[: limit or MOST]
-    lines = _wrapped(plain(found.name) + _of_step(found), "")
-    lines += [line for text in found.ideal for line in _wrapped(text, "")]
-    if all(piece.option for piece in found.advice):
-        lines += ["", *_wrapped(_nothing(found), "")]
+    pieces = report.advice[: limit or MOST_PIECES]
+    lines = _wrap(plain(report.name) + _step_text(report), "")
+    lines += [line for text in report.ideal for line in _wrap(text, "")]
+    if all(piece.option for piece in report.advice):
+        lines += ["", *_wrap(_no_advice(report), "")]
     for number, piece in enumerate(pieces, 1):
         if piece.option and (number == 1 or not pieces[number - 2].option):
             lines += ["", "faster with less accurate results, if they are good enough:"]
-        lines += ["", *_piece(number, piece, a_step(found.step))]
-    lines += _together(found)
-    remaining = len(found.advice) - len(pieces)
-    notes = [f"{remaining} more: --limit {len(found.advice)}"] if remaining else []
-    notes += [f"left out, because they {why}: {count}" for why, count in found.left_out.items()]
+        lines += ["", *_piece(number, piece, a_step(report.step))]
+    lines += _combined_gain(report)
+    remaining = len(report.advice) - len(pieces)
+    notes = [f"{remaining} more: --limit {len(report.advice)}"] if remaining else []
+    notes += [f"left out, because they {omission}: {count}" for omission, count in report.left_out.items()]
     lines += ["", *notes] if notes else []
-    if found.unanswered:
+    if report.unanswered:
         lines += ["", "could not be answered:"]
-        for reason, names in _by_reason(found).items():
-            lines += _wrapped(f"{', '.join(names)}: {plain(reason)}", "  ")
-    lines += ["", *_wrapped(history, "")] if history else []
+        for reason, names in _by_reason(report).items():
+            lines += _wrap(f"{', '.join(names)}: {plain(reason)}", "  ")
+    lines += ["", *_wrap(history, "")] if history else []
     return "\n".join(lines)
 
 
@@ -64,18 +64,18 @@ def duration(ms: float) -> str:
     return f"{value:.{digits}f} {unit}"
 
 
-def _of_step(advised: Advised) -> str:
-    if advised.step is None:
+def _step_text(report: AdviceReport) -> str:
+    if report.step is None:
         return ""
-    if advised.step.what == "window":
-        return f": {duration(advised.step.ms.value)} from the first work of a device to the end of its last"
-    count = f", {advised.step.steps} step{'s' * (advised.step.steps > 1)}" if advised.step.steps else ""
-    return f": {a_step(advised.step)} of {milliseconds(advised.step.ms)}{count}"
+    if report.step.unit == "window":
+        return f": {duration(report.step.ms.value)} from the first work of a device to the end of its last"
+    count = f", {report.step.steps} step{'s' * (report.step.steps > 1)}" if report.step.steps else ""
+    return f": {a_step(report.step)} of {milliseconds(report.step.ms)}{count}"
 
 
 def a_step(step: Step | None) -> str:
     """Return what gains are shares of (a step, an iteration, the time), with its article."""
-    return {"iteration": "an iteration", "window": "the time"}.get(step.what if step else "", "a step")
+    return {"iteration": "an iteration", "window": "the time"}.get(step.unit if step else "", "a step")
 
 
 def _piece(number: int, piece: Advice, unit: str) -> list[str]:
@@ -83,63 +83,64 @@ def _piece(number: int, piece: Advice, unit: str) -> list[str]:
     heading = f"{number}. {prefix}{milliseconds(piece.gain)}, {piece.of_step_percent:.0f} % of {unit}"
     if not piece.gain_known:
         heading = f"{number}. gain not known before it is tried"
-    mark = f"({', '.join(filter(None, (piece.number, piece.question)))})"
-    fits = len(heading) + 2 + len(mark) <= WIDTH
-    lines = [f"{heading}  {mark}"] if fits else [heading, f"   {mark}"]
-    lines += _wrapped(plain(piece.what), "   ")
+    question_text = f"({', '.join(filter(None, (piece.number, piece.question)))})"
+    fits = len(heading) + 2 + len(question_text) <= WIDTH
+    lines = [f"{heading}  {question_text}"] if fits else [heading, f"   {question_text}"]
+    lines += _wrap(plain(piece.what), "   ")
     places = [text for text in map(_place, piece.where) if text]
     for text in places[:MOST_PLACES]:
-        lines += _wrapped(f"where: {text}", "   ")
+        lines += _wrap(f"where: {text}", "   ")
     if len(places) > MOST_PLACES:
         lines.append(f"   where: and {len(places) - MOST_PLACES} more places")
     for text in piece.why:
-        lines += _wrapped(f"why:   {plain(text)}", "   ")
-    lines += _wrapped(f"do:    {plain(piece.do)}", "   ")
+        lines += _wrap(f"why:   {plain(text)}", "   ")
+    lines += _wrap(f"do:    {plain(piece.do)}", "   ")
     if piece.changes_numbers is not None:
-        lines += _wrapped(f"note:  it changes results: {plain(piece.changes_numbers)}", "   ")
+        lines += _wrap(f"note:  it changes results: {plain(piece.changes_numbers)}", "   ")
     return lines
 
 
 def _place(place: Place) -> str:
-    op = place.op and (readable(place.op) if is_cpp(place.op) else place.op)  # a kernel that no operator launched
+    op = place.op and (readable(place.op) if is_cpp(place.op) else place.op)  # a kernel without an operator
     parts = [plain(part) for part in (place.module, op) if part]
-    text = ", ".join(parts)
+    line = ", ".join(parts)
     if place.calls is not None and place.calls > 1:
-        text += f", {place.calls:,} calls" if text else f"{place.calls:,} calls"
+        line += f", {place.calls:,} calls" if line else f"{place.calls:,} calls"
     if place.spans:
         more = ", …" if (place.calls or len(place.spans)) > 1 else ""
-        text += f" (span {place.spans[0]}{more})"
-    return text.strip()
+        line += f" (span {place.spans[0]}{more})"
+    return line.strip()
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
+def _wrap(text: str, indent: str) -> list[str]:
     """Return the lines of a wrapped text, continuation lines aligned with the text after its label."""
     label = len(text.partition(":")[0]) + 1 if text.startswith(("where:", "why:", "do:", "note:")) else 0
     hang = indent + " " * (7 if label else 0)
     return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=hang, break_on_hyphens=False)
 
 
-def _together(advised: Advised) -> list[str]:
+def _combined_gain(report: AdviceReport) -> list[str]:
     """Return the lines on the order in which pieces are worth doing, and what each adds to the previous ones."""
-    if advised.together is None:
+    combined = report.combined_gain
+    if combined is None:
         return []
-    numbers = {id(piece): number for number, piece in enumerate(advised.advice, 1)}
-    order = ", then ".join(f"{numbers[id(part.piece)]} (+{duration(part.adds_ms)})" for part in advised.together.parts)
-    text = f"together: {duration(advised.together.ms)}, in this order: {order}; calls that several change count once"
-    if advised.together.unknown:
-        text += f"; {advised.together.unknown} more are not included, because the calls that they change are unknown"
-    return ["", *_wrapped(text, "")]
+    numbers = {id(piece): number for number, piece in enumerate(report.advice, 1)}
+    order = ", then ".join(f"{numbers[id(part.piece)]} (+{duration(part.added_ms)})" for part in combined.parts)
+    text = f"together: {duration(combined.ms)}, in this order: {order}; calls that several change count once"
+    if combined.unknown_count:
+        text += f"; {combined.unknown_count} more are not included, because the calls that they change are unknown"
+    return ["", *_wrap(text, "")]
 
 
-def _nothing(advised: Advised) -> str:
-    count = len(advised.asked)
+def _no_advice(report: AdviceReport) -> str:
+    count = len(report.answered)
     if not count:
         return "No advice: no question could be answered."
     return f"Nothing to advise: {count} question{'s' * (count > 1)} found nothing worth changing."
 
 
-def _by_reason(advised: Advised) -> dict[str, list[str]]:
+def _by_reason(report: AdviceReport) -> dict[str, list[str]]:
     names: dict[str, list[str]] = {}
-    for name, reason in advised.unanswered.items():
+    for name, reason in report.unanswered.items():
         names.setdefault(reason, []).append(name)
     return names

@@ -16,24 +16,24 @@ from xsp.advise.device import (
     COPIES,
     DOMINANT_SHARE,
     IDLE,
-    MOST,
-    WORTH,
+    LEAST_PERCENT,
+    MOST_PIECES,
     Loss,
     Piece,
     Row,
     duration,
+    gap_text,
     idle_time,
-    one_gap,
     pieces,
 )  # fmt: skip
 from xsp.advise.registry import question
 from xsp.analyses.answers import Answers
 from xsp.analyses.fusing import EAGER
 
-LOST = 20.0
+LEAST_LOSS_PERCENT = 20.0
 """Minimum percentage of the window for a loss to be the verdict; below it, the verdict names the device's own work."""
 
-ALIKE = 0.5
+SIMILAR_SHARE = 0.5
 """Minimum size relative to the largest loss, or the largest class of work, to be named beside it."""
 
 
@@ -42,11 +42,11 @@ class Verdict(NamedTuple):
 
     verdict: str
     why: list[str]
-    next: list[str]
+    next_steps: list[str]
     busy_percent: float
     losses: list[Loss]
     pieces: list[Piece]
-    """All pieces of advice; `next` has the first ones as sentences."""
+    """All pieces of advice; `next_steps` has the first ones as sentences."""
 
 
 def verdict(answers: Answers) -> Verdict | None:
@@ -59,13 +59,13 @@ def verdict(answers: Answers) -> Verdict | None:
         _loss(COMMUNICATION, total["exposed_communication_ms"], total),
         _loss(COPIES, total["exposed_copy_ms"], total),
     ]
-    losses = sorted([*_causes(answers, total["window_ms"]), *exposed], key=lambda loss: -loss.ms)
+    losses = sorted([*_idle_losses(answers, total["window_ms"]), *exposed], key=lambda loss: -loss.ms)
     work = _work(answers)
     changes = pieces(answers, total, losses)
     return Verdict(
         _sentence(total, losses, work, len({(row["rank"], row["device"]) for row in activity[:-1]})),
         [*_loss_lines(answers, losses), *_classes(work)],
-        [piece.text for piece in changes[:MOST]],
+        [piece.text for piece in changes[:MOST_PIECES]],
         total["busy_percent"],
         losses,
         changes,
@@ -76,7 +76,7 @@ def _loss(name: str, ms: float, total: Row) -> Loss:
     return Loss(name, 100 * ms / total["window_ms"], ms)
 
 
-def _causes(answers: Answers, window_ms: float) -> list[Loss]:
+def _idle_losses(answers: Answers, window_ms: float) -> list[Loss]:
     """Return the idle time by cause, over all devices."""
     sums: dict[str, float] = {}
     for row in answers["idle-causes"].dicts():
@@ -101,23 +101,23 @@ def _sentence(total: Row, losses: Sequence[Loss], work: Sequence[tuple[str, floa
     """Return a sentence on how busy the device is, and the shares of the largest losses, or of the classes of work."""
     subject = f"The {devices} devices are" if devices > 1 else "The device is"
     busy = f"{subject} busy {total['busy_percent']:.0f} % of the time"
-    if losses and losses[0].percent >= LOST:
-        largest = [loss for loss in losses if loss.percent >= max(WORTH, ALIKE * losses[0].percent)]
-        return f"{busy}. {_joined([_loss_text(loss) for loss in largest])}."
+    if losses and losses[0].percent >= LEAST_LOSS_PERCENT:
+        largest = [loss for loss in losses if loss.percent >= max(LEAST_PERCENT, SIMILAR_SHARE * losses[0].percent)]
+        return f"{busy}. {_join([_loss_text(loss) for loss in largest])}."
     if not work:
         return f"{busy}."
-    whose = "their" if devices > 1 else "its"
-    large = [f"{percent:.0f} % is {name}" for name, percent in work[:3] if percent >= ALIKE * work[0][1]]
-    return f"{busy}. Of {whose} work {_joined(large)}."
+    possessive = "their" if devices > 1 else "its"
+    large = [f"{percent:.0f} % is {name}" for name, percent in work[:3] if percent >= SIMILAR_SHARE * work[0][1]]
+    return f"{busy}. Of {possessive} work {_join(large)}."
 
 
 def _loss_text(loss: Loss) -> str:
     name = loss.name.removeprefix(IDLE)
-    means = _MEANS.get(name)
-    return f"{name} {loss.percent:.0f} %" + (f" ({means})" if means else "")
+    meaning = _MEANS.get(name)
+    return f"{name} {loss.percent:.0f} %" + (f" ({meaning})" if meaning else "")
 
 
-def _joined(parts: Sequence[str]) -> str:
+def _join(parts: Sequence[str]) -> str:
     text = " and ".join(", ".join(parts).rsplit(", ", 1)) if len(parts) > 1 else parts[0]
     return text[:1].upper() + text[1:]
 
@@ -134,13 +134,13 @@ _MEANS = {
 def _loss_lines(answers: Answers, losses: Sequence[Loss]) -> Iterator[str]:
     """Yield a line for each loss above `WORTH`, with the one gap or call that makes up half of it if there is one."""
     for loss in losses:
-        if loss.percent < WORTH:
+        if loss.percent < LEAST_PERCENT:
             continue
         text = f"{loss.percent:.0f} % of the time: {loss.name} ({duration(loss.ms)})"
         if loss.name.startswith(IDLE):
             idle = idle_time(answers, loss.name.removeprefix(IDLE))
             if idle.longest is not None:
-                text += f": {one_gap(idle.longest)}"
+                text += f": {gap_text(idle.longest)}"
             elif idle.call is not None and idle.call_ms >= DOMINANT_SHARE * idle.ms:
                 text += f": {100 * idle.call_ms / idle.ms:.0f} % of it in {idle.call}"
         yield text
@@ -157,7 +157,7 @@ def _classes(work: Sequence[tuple[str, float]]) -> list[str]:
 
 def _answer(name: str) -> Callable[[AdviceContext], Iterator[Advice]]:
     def answer(context: AdviceContext) -> Iterator[Advice]:
-        trace = context.traced
+        trace = context.required_trace
         result = context.cached("verdict", lambda: verdict(context.answers))
         if result is None:
             raise CoveredElsewhere(f"{trace.name!r} has no device work")

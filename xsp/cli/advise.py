@@ -33,7 +33,7 @@ from xsp.record import output
 
 if TYPE_CHECKING:
     from xsp.advise.advice import AdviceContext
-    from xsp.advise.advisor import Advised
+    from xsp.advise.advisor import AdviceReport
     from xsp.advise.experiment import Plan
 
 SUMMARY = "list what to change, with the gain and the place"
@@ -118,11 +118,11 @@ def run(args: argparse.Namespace) -> int:
     if args.tries is not None:
         _check_trials(args)
     with progress.shown(quiet=args.fill is None or args.quiet) as show:
-        asked = advisor.asked_about(args.source, {**_settings(args), "progress": show})
-        plan = None if args.tries is None else _plan(args, asked)
-        result = advise.of(asked, only=args.only, same_numbers=args.same_numbers)
+        context = advisor.context_of(args.source, {**_settings(args), "progress": show})
+        plan = None if args.tries is None else _plan(args, context)
+        result = advise.of(context, only=args.only, same_numbers=args.same_numbers)
     if not args.only and not args.same_numbers:
-        pictures.keep(result, args.source)
+        pictures.save(result, args.source)
     if args.format == "json" and plan is None:
         progress.put(_as_json(args, result))
         return 0
@@ -137,7 +137,7 @@ def _check_trials(args: argparse.Namespace) -> None:
     from xsp.comparison import evidence
     from xsp.graph import sources
 
-    experiment.chosen((), args.tries)
+    experiment.select((), args.tries)
     evidence.repeats(experiment.TURNS if args.turns is None else args.turns)
     if ":" in args.source and not sources.is_trace(args.source):
         raise _needs_a_run(args.source)
@@ -160,16 +160,16 @@ def _plan(args: argparse.Namespace, context: AdviceContext) -> Plan:
         hint = f"; {rerun.hint_to_name(args.source)}" if args.program is None else ""
         raise UsageError(f"{error}{hint}") from None
     trains = any(kind.training for kind in context.trace.run.kinds)
-    return experiment.Plan(program, rerun.place(Path(args.source)), trains, args.turns or experiment.TURNS)
+    return experiment.Plan(program, rerun.runs_folder(Path(args.source)), trains, args.turns or experiment.TURNS)
 
 
-def _try(args: argparse.Namespace, result: Advised, plan: Plan) -> int:
+def _try(args: argparse.Namespace, result: AdviceReport, plan: Plan) -> int:
     """Try the best pieces of advice, and show each trial when it is finished; an interrupt keeps finished trials."""
     from xsp.advise import experiment, records, trialtext
     from xsp.device import machine
     from xsp.run import Machine
 
-    selected = experiment.chosen(result.advice, args.tries)
+    selected = experiment.select(result.advice, args.tries)
     as_table = args.format == "table"
     if as_table:
         progress.tell("\n" + (trialtext.head() if selected else "no advice can be tried without editing the code"))
@@ -177,25 +177,25 @@ def _try(args: argparse.Namespace, result: Advised, plan: Plan) -> int:
     try:
         with progress.shown(args.quiet) as show:
             for trial in experiment.run_trials(plan, selected, show):
-                records.keep(trial, Machine.of(machine.describe()))
+                records.save(trial, Machine.of(machine.describe()))
                 if as_table:
                     progress.tell(trialtext.lines(trial), flush=True)
     except KeyboardInterrupt:
-        progress.warn(f"xsp: interrupted; {len(plan.tried)} of {len(selected)} trials were finished and are kept")
+        progress.warn(f"xsp: interrupted; {len(plan.results)} of {len(selected)} trials were finished and are kept")
         code = INTERRUPTED
     if not as_table:
-        progress.put(_as_json(args, result, tried=[records.plain(trial) for trial in plan.tried]))
-    if plan.tried:
+        progress.put(_as_json(args, result, tried=[records.plain(trial) for trial in plan.results]))
+    if plan.results:
         progress.warn(f"xsp: the runs are in {output.display_path(plan.out)}; all trials: xsp advise --history")
     return code
 
 
-def _as_json(args: argparse.Namespace, result: Advised, **more: Any) -> str:
+def _as_json(args: argparse.Namespace, result: AdviceReport, **more: Any) -> str:
     """Return the advice as JSON, with the trials if there were any."""
     from xsp.evidence import advice, form
 
-    payload = advice.of(result, {"run": args.source, "name": result.name}, limit=args.limit)
-    return json.dumps(form.fitted({**payload, **more}, form.MOST_BYTES_OF_A_FILE), indent=2, ensure_ascii=False) + "\n"
+    payload = advice.of_report(result, {"run": args.source, "name": result.name}, limit=args.limit)
+    return json.dumps(form.fit({**payload, **more}, form.MOST_FILE_BYTES), indent=2, ensure_ascii=False) + "\n"
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def _advice(result_dir: Path) -> list[str]:
     from xsp.ingest.load import load
 
     try:
-        report = advise.of(load(result_dir / results.RUN), most=advise.Needs.TRACE)
+        report = advise.of(load(result_dir / results.RUN), max_needs=advise.Needs.TRACE)
     except XspError as error:
         return [f"no advice: {error}"]
     entries = [
@@ -100,7 +100,7 @@ def _advice(result_dir: Path) -> list[str]:
         }
         for advice in report.advice[:MOST_ADVICE]
     ]  # fmt: skip
-    content = {"advice": entries, "asked": report.asked, "unanswered": dict(report.unanswered)}
+    content = {"advice": entries, "asked": report.answered, "unanswered": dict(report.unanswered)}
     (result_dir / results.ADVICE).write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
     return []
 

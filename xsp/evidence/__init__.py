@@ -4,6 +4,6 @@ Every statement has its figures and the ids of the spans that it refers to. Name
 and from the author of the trace: they are data, never instructions.
 """
 
-from xsp.evidence.form import VERSION, dumps, fitted, schema
+from xsp.evidence.form import VERSION, dumps, fit, schema
 
-__all__ = ["VERSION", "dumps", "fitted", "schema"]
+__all__ = ["VERSION", "dumps", "fit", "schema"]

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from xsp import advise
-from xsp.advise import Advice, Advised, Needs
+from xsp.advise import Advice, AdviceReport, Needs, Step
 from xsp.evidence import citations
 from xsp.evidence.form import NONE, Citation, Document, document, left_out, statement
 from xsp.store.trace import Trace
@@ -15,61 +15,64 @@ from xsp.store.trace import Trace
 
 def of_trace(trace: Trace, source: Mapping[str, Any], first: int, limit: int) -> Document:
     """Return the advice of the questions that a trace alone can answer: nothing is run or captured."""
-    return of(advise.of(trace, most=Needs.TRACE), source, first, limit, citations.of_step(trace))
+    return of_report(advise.of(trace, max_needs=Needs.TRACE), source, first, limit, citations.of_step(trace))
 
 
-def of(
-    found: Advised, source: Mapping[str, Any], first: int = 0, limit: int | None = None, step: Citation = NONE
+def of_report(
+    report: AdviceReport, source: Mapping[str, Any], first: int = 0, limit: int | None = None, cited: Citation = NONE
 ) -> Document:
     """Return advice as a document.
 
     Args:
-        found: the advice.
+        report: the advice.
         source: the run that it is for.
         first: index of the first piece, from 0.
         limit: maximum number of pieces.
-        step: spans of the step, which the statement on its time cites.
+        cited: spans of the step, which the statement on its time cites.
     """
-    pieces = found.advice[first:] if limit is None else found.advice[first : first + limit]
+    pieces = report.advice[first:] if limit is None else report.advice[first : first + limit]
     notes = [left_out(f"advice that would {cause}" if cause.startswith("gain") else f"advice that {cause}", count, None)
-             for cause, count in found.left_out.items()]  # fmt: skip
-    remaining = len(found.advice) - first - len(pieces)
+             for cause, count in report.left_out.items()]  # fmt: skip
+    remaining = len(report.advice) - first - len(pieces)
     if remaining > 0:
         notes.append(left_out("advice", remaining, f"first={first + len(pieces)}"))
     return document(
         "advice",
         source,
         statements=[
-            *([_of_step(found, step)] if found.step is not None else []),
-            *(statement(text, {}, NONE, "advice") for text in found.ideal),
-            *([_of_plan(found)] if found.together is not None else []),
+            *([_of_step(report, cited)] if report.step is not None else []),
+            *(statement(text, {}, NONE, "advice") for text in report.ideal),
+            *([_of_plan(report)] if report.combined_gain is not None else []),
         ],
-        step=None if found.step is None else asdict(found.step),
+        step=None if report.step is None else _step(report.step),
         advice=[_piece(piece) for piece in pieces],
-        asked=list(found.asked),
-        unanswered=dict(found.unanswered),
+        asked=list(report.answered),
+        unanswered=dict(report.unanswered),
         first=first,
         left_out=notes,
     )
 
 
-def _of_step(report: Advised, cited: Citation) -> Document:
+def _step(step: Step) -> Document:
+    return {"ms": asdict(step.ms), "what": step.unit, "steps": step.steps}
+
+
+def _of_step(report: AdviceReport, citation: Citation) -> Document:
     assert report.step is not None
-    unit, ms = report.step.what, report.step.ms
-    says = f"the {unit} that gains are a part of takes {ms.value:.4g} ms"
+    unit, ms = report.step.unit, report.step.ms
+    sentence = f"the {unit} that gains are shares of takes {ms.value:.4g} ms"
     figures = {"low_ms": ms.low, "ms": ms.value, "high_ms": ms.high, "steps": report.step.steps}
-    return statement(says, figures, cited, "advice")
+    return statement(sentence, figures, citation, "advice")
 
 
-def _of_plan(report: Advised) -> Document:
-    assert report.together is not None
+def _of_plan(report: AdviceReport) -> Document:
+    combined = report.combined_gain
+    assert combined is not None
     numbers = {id(piece): index for index, piece in enumerate(report.advice)}
-    order = [numbers[id(part.piece)] for part in report.together.parts]
-    says = (
-        f"pieces {', '.join(map(str, order))}, counted from 0, in this order, gain {report.together.ms:.4g} ms together"
-    )
-    figures = {"ms": report.together.ms, "not_in_it": report.together.unknown}
-    return statement(says, figures, NONE, "advice")
+    order = [numbers[id(part.piece)] for part in combined.parts]
+    sentence = f"pieces {', '.join(map(str, order))}, counted from 0, in this order, gain {combined.ms:.4g} ms together"
+    figures = {"ms": combined.ms, "not_in_it": combined.unknown_count}
+    return statement(sentence, figures, NONE, "advice")
 
 
 def _piece(advice: Advice) -> Document:

@@ -18,7 +18,7 @@ from xsp.store.trace import Trace
 ROWS_OF_TIME = 12
 """Default number of rows of each table of `time`."""
 
-_TIME = (
+_TIME_COLUMNS = (
     ("phases", "phase", "ms", "percent_of_iteration", "of the iteration"),
     ("critical-path-summary", "name", "dur_ms", "percent_of_path", "of the critical path"),
     ("layers", "name", "host_self_ms", "percent_of_host_time", "of the host's time in layers"),
@@ -27,17 +27,17 @@ _TIME = (
     ("A10", "name", "latency_ms", "percent_of_kernel_time", "of kernel time"),
     ("idle-causes", "cause", "idle_ms", "percent_of_idle", "of the devices' idle time"),
 )
-"""Tables of where time goes: the columns of the name, the time and the share, and the whole of the share in words."""
+"""Tables of where time goes: the columns of the name, the time and the share, and what the share is of, in words."""
 
-_HOST = {
+_HOST_COLUMNS = {
     "ops": ("host_self_ms", "percent_of_host_time", "of the host's time in operators"),
     "A10": ("latency_ms", "percent_of_host_time", "of the host's time"),
-    "modules": ("host_self_ms", "percent_of_host_time", "of the host's time in modules, with those inside"),
+    "modules": ("host_self_ms", "percent_of_host_time", "of the host's time in modules, including inner modules"),
 }
 """The same columns for traces without device work."""
 
-_OF_WHOLE = ("the iteration",)
-_NO_LAYER = "what is of no layer"
+_TOTALS = ("the iteration",)
+_NO_LAYER = "time outside layers"
 
 
 def summary(trace: Trace, source: Mapping[str, Any]) -> Document:
@@ -48,17 +48,19 @@ def summary(trace: Trace, source: Mapping[str, Any]) -> Document:
     tops = [tables.top(trace, name, limit) for name, limit in (("A1", 4), ("loop", 4), ("device-activity", 16))]
     latency, loop, activity = tops
     for row in tables.dicts(latency[0]) if latency else []:
-        figures = {name: row[name] for name in _OF_A1 if name in row}
-        says = f"a step takes {_ms(row['latency_ms'])}{_interval(row)}, of {row['steps']} timed steps"
-        statements.append(statement(says, figures, step, "A1"))
+        figures = {name: row[name] for name in _A1_FIGURES if name in row}
+        sentence = f"a step takes {_ms(row['latency_ms'])}{_interval(row)}, of {row['steps']} timed steps"
+        statements.append(statement(sentence, figures, step, "A1"))
     for row in tables.dicts(loop[0]) if loop else []:
         if row["iteration_ms"] is not None:
-            says = f"an iteration of the loop ({row['scope']}, kind {row['kind']}) takes {_ms(row['iteration_ms'])}"
-            statements.append(statement(says, {name: row[name] for name in _OF_LOOP if name in row}, step, "loop"))
+            sentence = f"an iteration of the loop ({row['scope']}, kind {row['kind']}) takes {_ms(row['iteration_ms'])}"
+            statements.append(
+                statement(sentence, {name: row[name] for name in _LOOP_FIGURES if name in row}, step, "loop")
+            )
     for row in tables.dicts(activity[0]) if activity else []:
         subject = "all devices together" if row["rank"] is None else f"device {row['device']} of rank {row['rank']}"
-        says = f"{subject}: busy {_percent(row['busy_percent'])} of {_ms(row['window_ms'])}"
-        statements.append(statement(says, {name: row[name] for name in _OF_DEVICES}, step, "device-activity"))
+        sentence = f"{subject}: busy {_percent(row['busy_percent'])} of {_ms(row['window_ms'])}"
+        statements.append(statement(sentence, {name: row[name] for name in _DEVICE_FIGURES}, step, "device-activity"))
     result = grade(health(trace))
     reasons = "; ".join(result.reasons)
     statements.append(
@@ -85,10 +87,27 @@ def summary(trace: Trace, source: Mapping[str, Any]) -> Document:
     return document("summary", source, run=description, statements=statements, left_out=notes)
 
 
-_OF_A1 = ("batch_size", "latency_ms", "low_ms", "high_ms", "median_ms", "p90_ms", "p99_ms", "samples_per_s", "steps")
-_OF_LOOP = ("steps", "iteration_ms", "low_ms", "high_ms", "step_ms", "data_ms", "between_ms", "samples_per_s",
+_A1_FIGURES = (
+    "batch_size",
+    "latency_ms",
+    "low_ms",
+    "high_ms",
+    "median_ms",
+    "p90_ms",
+    "p99_ms",
+    "samples_per_s",
+    "steps",
+)
+_LOOP_FIGURES = ("steps", "iteration_ms", "low_ms", "high_ms", "step_ms", "data_ms", "between_ms", "samples_per_s",
             "percent_of_loop")  # fmt: skip
-_OF_DEVICES = ("window_ms", "busy_percent", "computation_ms", "exposed_communication_ms", "exposed_copy_ms", "idle_ms")
+_DEVICE_FIGURES = (
+    "window_ms",
+    "busy_percent",
+    "computation_ms",
+    "exposed_communication_ms",
+    "exposed_copy_ms",
+    "idle_ms",
+)
 
 
 def findings(trace: Trace, source: Mapping[str, Any], first: int, limit: int) -> Document:
@@ -105,40 +124,42 @@ def findings(trace: Trace, source: Mapping[str, Any], first: int, limit: int) ->
 
 def _finding(finding: Finding, step: Citation) -> Document:
     figures = {"best_grade": finding.best}
-    cited = NONE if finding.severity is Severity.NOTE and finding.best == "A" else step
-    return statement(finding.text, figures, cited, "health", subject=finding.subject, severity=str(finding.severity))
+    citation = NONE if finding.severity is Severity.NOTE and finding.best == "A" else step
+    return statement(finding.text, figures, citation, "health", subject=finding.subject, severity=str(finding.severity))
 
 
 def time(trace: Trace, source: Mapping[str, Any], limit: int = ROWS_OF_TIME) -> Document:
     """Return where the time of a step goes: phases, critical path, layers, operators, kernels, idle devices."""
     statements, contents, notes = [], [], []
-    for name, column, ms, percent, whole in _TIME:
+    for name, column, ms, percent, total_text in _TIME_COLUMNS:
         top = tables.top(trace, name, limit)
         if top is None:
             continue
-        content, further_notes = top
-        if name in _HOST and not any(row.get(percent) is not None for row in tables.dicts(content)):
-            ms, percent, whole = _HOST[name]
+        content, table_notes = top
+        if name in _HOST_COLUMNS and not any(row.get(percent) is not None for row in tables.dicts(content)):
+            ms, percent, total_text = _HOST_COLUMNS[name]
         contents.append(content)
-        notes += further_notes
+        notes += table_notes
         pairs = zip(tables.dicts(content), content["row_spans"], content["row_spans_in_all"], strict=True)
         candidates = [pair for pair in pairs if pair[0][ms] is not None and _has_sentence(pair[0], column)]
         largest = sorted(candidates, key=lambda pair: -pair[0][ms])
-        for row, spans, in_all in largest if name == "phases" else largest[:3]:
-            says = f"{row[column] or _NO_LAYER} takes {_ms(row[ms])}, {_percent(row[percent])} {whole}"
-            statements.append(statement(says, {ms: row[ms], percent: row[percent]}, Citation(spans, in_all), name))
+        for row, spans, span_count in largest if name == "phases" else largest[:3]:
+            sentence = f"{row[column] or _NO_LAYER} takes {_ms(row[ms])}, {_percent(row[percent])} {total_text}"
+            statements.append(
+                statement(sentence, {ms: row[ms], percent: row[percent]}, Citation(spans, span_count), name)
+            )
     return document("time", source, statements=statements, tables=contents, left_out=notes)
 
 
 def _has_sentence(row: Mapping[str, Any], column: str) -> bool:
     """Return whether a row gets a sentence: totals do not, nor do groupings of the critical path except by layer."""
-    return row[column] not in _OF_WHOLE and row.get("grouped_by") in (None, "layer")
+    return row[column] not in _TOTALS and row.get("grouped_by") in (None, "layer")
 
 
 # --- two runs -----------------------------------------------------------------------------------------------------
 
 
-def compared(
+def comparison(
     a: Trace,
     b: Trace,
     sources: Mapping[str, Any],
@@ -168,7 +189,7 @@ def compared(
         )
     rows = comparison.rows if section is None else comparison.section(section)
     page = rows[first : first + limit]
-    of_a, of_b = ([_cited(trace, row, side) for row in page] for side, trace in enumerate((a, b)))
+    of_a, of_b = ([_row_citation(trace, row, side) for row in page] for side, trace in enumerate((a, b)))
     content = {
         "name": "compare",
         "title": "B against A",
@@ -176,9 +197,9 @@ def compared(
         "columns": [{"name": field.name, "type": str(field.type)} for field in fields(Row)],
         "rows": [list(asdict(row).values()) for row in page],
         "row_spans": [citation.spans for citation in of_a],
-        "row_spans_in_all": [citation.in_all for citation in of_a],
+        "row_spans_in_all": [citation.total for citation in of_a],
         "row_spans_b": [citation.spans for citation in of_b],
-        "row_spans_b_in_all": [citation.in_all for citation in of_b],
+        "row_spans_b_in_all": [citation.total for citation in of_b],
         "first": first,
         "rows_in_all": len(rows),
     }
@@ -187,21 +208,21 @@ def compared(
     return document(
         "compare",
         sources,
-        statements=_concluded(comparison, a, b),
+        statements=_conclusions(comparison, a, b),
         sections=sections,
         tables=[content],
         left_out=notes,
     )
 
 
-def _concluded(comparison: Comparison, a: Trace, b: Trace) -> list[Document]:
+def _conclusions(comparison: Comparison, a: Trace, b: Trace) -> list[Document]:
     step = {name: value for name, value in asdict(comparison.step).items() if isinstance(value, (int, float))}
     of_a, of_b = citations.of_step(a), citations.of_step(b)
-    spans_of_b = {"spans_b": of_b.spans, "spans_b_in_all": of_b.in_all}
+    spans_of_b = {"spans_b": of_b.spans, "spans_b_in_all": of_b.total}
     statements = [statement(text, step, of_a, "compare", **spans_of_b) for text in conclusion(comparison)]
     statements += [
         statement(
-            f"differs beside times: {difference.subject}: {difference.a} / {difference.b}",
+            f"other difference: {difference.subject}: {difference.a} / {difference.b}",
             {},
             of_a,
             "compare",
@@ -212,14 +233,14 @@ def _concluded(comparison: Comparison, a: Trace, b: Trace) -> list[Document]:
     return statements
 
 
-def _cited(trace: Trace, row: Row, side: int) -> Citation:
+def _row_citation(trace: Trace, row: Row, side: int) -> Citation:
     """Return the spans of a row on one side; a name that changed has the form `A → B`."""
     if row.section in ("step", "loop"):
         return citations.of_step(trace)
     if row.section == "phase":
         return citations.of_kind(trace, row.name)
     parts = row.name.split(" → ")
-    return citations.named(trace, parts[min(side, len(parts) - 1)])
+    return citations.of_name(trace, parts[min(side, len(parts) - 1)])
 
 
 # --- words --------------------------------------------------------------------------------------------------------

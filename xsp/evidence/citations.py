@@ -1,4 +1,4 @@
-"""The spans that a row of an analysis refers to, found by the columns that name them.
+"""The spans that a row of an analysis refers to, selected by the columns that name them.
 
 The ids are those of the merged step, the longest spans first. A row that names no span refers to the step as a whole.
 """
@@ -17,12 +17,12 @@ from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 from xsp.store.views import NS
 
-MOST = 5
+MOST_IDS = 5
 """Maximum number of ids per row."""
 
-_DIRECT = ("span_id", "call_span_id")
+_ID_COLUMNS = ("span_id", "call_span_id")
 _LAYER = f"level = {int(Level.LAYER)}"
-_NAMED: dict[str, tuple[str, str]] = {
+_SPAN_COLUMNS: dict[str, tuple[str, str]] = {
     "layer_name": ("name", _LAYER),
     "layer": ("name", _LAYER),
     "peak_layer": ("name", _LAYER),
@@ -36,17 +36,17 @@ _NAMED: dict[str, tuple[str, str]] = {
 }
 """Columns of analyses that name spans → the corresponding column of spans, and a condition on the spans."""
 
-_BY_GROUP = {"what": ("kind", "true"), "layer": ("name", _LAYER), "name": ("name", "true")}
-_OF_KERNELS = ("A8", "A9")
+_GROUP_COLUMNS = {"what": ("kind", "true"), "layer": ("name", _LAYER), "name": ("name", "true")}
+_KERNEL_ANALYSES = ("A8", "A9")
 _CLASSES = ("module-classes", "class")
-_NARROWING = {"shapes": "input_shapes", "device": "device", "type": "type"}
+_NARROWING_COLUMNS = {"shapes": "input_shapes", "device": "device", "type": "type"}
 """Columns of analyses that narrow down the spans named by `name` → columns of spans."""
 
 
 def of_step(trace: Trace) -> Citation:
     """Return the span of the merged step, or the outermost spans of a trace without one."""
     citation = _cite(trace, f"kind = '{Kind.STEP}'")
-    return citation if citation.in_all else _cite(trace, "parent_id IS NULL AND device IS NULL")
+    return citation if citation.total else _cite(trace, "parent_id IS NULL AND device IS NULL")
 
 
 def of_kind(trace: Trace, kind: str) -> Citation:
@@ -54,7 +54,7 @@ def of_kind(trace: Trace, kind: str) -> Citation:
     return _cite(trace, "kind = ?", [kind])
 
 
-def named(trace: Trace, name: str) -> Citation:
+def of_name(trace: Trace, name: str) -> Citation:
     """Return the spans with a name."""
     return _cite(trace, "name = ?", [name])
 
@@ -63,7 +63,7 @@ def _cite(trace: Trace, condition: str, values: Sequence[Any] = ()) -> Citation:
     """Return the merged spans that meet a condition."""
     rows = trace.con.execute(
         f"SELECT span_id, count(*) OVER () FROM merged WHERE ({condition}) AND span_id IS NOT NULL "
-        f"ORDER BY {NS} DESC NULLS LAST, start_ns, span_id LIMIT {MOST}",
+        f"ORDER BY {NS} DESC NULLS LAST, start_ns, span_id LIMIT {MOST_IDS}",
         list(values),
     ).fetchall()
     return Citation([row[0] for row in rows], rows[0][1]) if rows else NONE
@@ -88,10 +88,10 @@ def of_rows(trace: Trace, analysis: str, rows: Sequence[Mapping[str, Any]]) -> l
         condition, values = lookup
         if (condition, values) not in cache:
             cache[condition, values] = _cite_safely(trace, condition, values)
-        cited = cache[condition, values]
-        if not cited.in_all and isinstance(row.get("layer_index"), int):  # time of a layer without a span of its own
-            cited = _cite_safely(trace, f"{_LAYER} AND layer_index = ?", (row["layer_index"],))
-        citations.append(cited if cited.in_all else step)
+        citation = cache[condition, values]
+        if not citation.total and isinstance(row.get("layer_index"), int):  # time of a layer without a span of its own
+            citation = _cite_safely(trace, f"{_LAYER} AND layer_index = ?", (row["layer_index"],))
+        citations.append(citation if citation.total else step)
     return citations
 
 
@@ -104,30 +104,34 @@ def _cite_safely(trace: Trace, condition: str, values: tuple[Any, ...]) -> Citat
 
 def _condition(trace: Trace, analysis: str, row: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]] | None:
     """Return the SQL condition of a row's spans, with its values; None if the row names no spans."""
-    for column in _DIRECT:
+    for column in _ID_COLUMNS:
         if isinstance(row.get(column), str):
             return "span_id = ?", (row[column],)
     if isinstance(row.get("layer_index"), int):
-        if analysis in _OF_KERNELS:
+        if analysis in _KERNEL_ANALYSES:
             in_layer = f"layer_id IN (SELECT span_id FROM merged WHERE {_LAYER} AND layer_index = ?)"
             return f"name = ? AND level > {int(Level.OP) - 1} AND {in_layer}", (row["name"], row["layer_index"])
         return f"{_LAYER} AND layer_index = ?", (row["layer_index"],)
     if analysis == "phases":
         return "kind = ?", (str(row.get("phase")),)
-    if row.get("grouped_by") in _BY_GROUP and isinstance(row.get("name"), str):
-        column, restriction = _BY_GROUP[str(row["grouped_by"])]
+    if row.get("grouped_by") in _GROUP_COLUMNS and isinstance(row.get("name"), str):
+        column, restriction = _GROUP_COLUMNS[str(row["grouped_by"])]
         return f"{column} = ? AND {restriction}", (row["name"],)
     if analysis == "modules" and isinstance(row.get("path"), str):
         make_paths(trace)
-        own_layers = "SELECT layer_id FROM module_chains JOIN chain_members USING (chain) WHERE own AND member = ?"
-        return f"span_id IN ({own_layers} AND grouped_by = 'path')", (row["path"],)
+        layer_ids = "SELECT layer_id FROM module_chains JOIN chain_members USING (chain) WHERE own AND member = ?"
+        return f"span_id IN ({layer_ids} AND grouped_by = 'path')", (row["path"],)
     if analysis == _CLASSES[0] and isinstance(row.get(_CLASSES[1]), str):
         return f"type = ? AND {_LAYER}", (row[_CLASSES[1]],)
-    for column, (span_column, restriction) in _NAMED.items():
+    for column, (span_column, restriction) in _SPAN_COLUMNS.items():
         if isinstance(row.get(column), str):
-            narrowed = {name: of for name, of in _NARROWING.items() if column == "name" and row.get(name) is not None}
+            narrowed = {
+                name: target
+                for name, target in _NARROWING_COLUMNS.items()
+                if column == "name" and row.get(name) is not None
+            }
             if analysis == "ops":  # here `device` is that of the launched work, not of the operators' spans
                 narrowed.pop("device", None)
-            conditions = [f"{span_column} = ?", restriction, *(f"{of} = ?" for of in narrowed.values())]
+            conditions = [f"{span_column} = ?", restriction, *(f"{target} = ?" for target in narrowed.values())]
             return " AND ".join(conditions), (row[column], *(row[name] for name in narrowed))
     return None

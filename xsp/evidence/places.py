@@ -21,7 +21,7 @@ MOST_LISTED = 200
 MOST_FILES = 100_000
 """Maximum number of files that are checked before a run is loaded."""
 
-_TRACES = (".json", ".json.gz", ".parquet", ".sqlite", ".nsys-rep", ".jsonl", ".pb", ".pickle")
+_TRACE_SUFFIXES = (".json", ".json.gz", ".parquet", ".sqlite", ".nsys-rep", ".jsonl", ".pb", ".pickle")
 
 
 class Place(NamedTuple):
@@ -36,23 +36,22 @@ class Place(NamedTuple):
 class Places:
     """The files and folders named at the start."""
 
-    def __init__(self, named: Sequence[str]) -> None:
+    def __init__(self, sources: Sequence[str]) -> None:
         """Resolve each path now, so that later changes of links have no effect.
 
         Raises:
             UsageError: a path is a URL, or does not exist.
         """
         self._roots: dict[str, Path] = {}
-        for source in named:
+        for source in sources:
             if "://" in source:
                 raise UsageError(
-                    f"{source}: give a path; `xsp import {shlex.quote(source)} -o runs/one` makes a run of what lies "
-                    "elsewhere"
+                    f"{source}: give a path; `xsp import {shlex.quote(source)} -o runs/one` imports it as a run"
                 )
             path = Path(source).expanduser()
             if not path.exists():
                 raise UsageError(f"{source}: there is no such file or directory")
-            self._roots[_free(str(path.name or path), self._roots)] = Path(os.path.realpath(path))
+            self._roots[_unique_name(str(path.name or path), self._roots)] = Path(os.path.realpath(path))
 
     def all(self) -> list[Place]:
         """Return the runs and traces that exist now, at most `MOST_LISTED`."""
@@ -64,28 +63,28 @@ class Places:
                 places.append(place)
         return places
 
-    def find(self, asked: str | None) -> Place:
+    def find(self, request: str | None) -> Place:
         """Return the run that a client requests, by its name or its path.
 
         Raises:
             UsageError: there is no such run in the places named at the start.
             TraceError: a link in the run leads outside these places.
         """
-        if asked is None:
-            return self._only()
-        if "\0" in asked or len(asked) > 4096:
-            raise UsageError("run: that is no name of a run; `runs` lists them")
-        for candidate in self._candidates(asked):
+        if request is None:
+            return self._single()
+        if "\0" in request or len(request) > 4096:
+            raise UsageError("run: not the name of a run; `runs` lists them")
+        for candidate in self._candidates(request):
             path = Path(os.path.realpath(candidate))
             root = next((root for root in self._roots.values() if _is_within(path, root)), None)
             if root is not None and path.exists():
                 self._check_inside(path, root)
-                return Place(asked, path)
+                return Place(request, path)
         names = [place.name for place in self.all()]
-        hint = nearest(asked, names) or (f"; there are {', '.join(names[:8])}" if names else "")
-        raise UsageError(f"{asked[:200]!r} is none of the runs that this server may read{hint}")
+        hint = nearest(request, names) or (f"; there are {', '.join(names[:8])}" if names else "")
+        raise UsageError(f"{request[:200]!r} is not a run that this server may read{hint}")
 
-    def _only(self) -> Place:
+    def _single(self) -> Place:
         places = self.all()
         if len(places) == 1:
             self._check_inside(places[0].path, places[0].path)
@@ -97,10 +96,10 @@ class Places:
         )
 
     def _candidates(self, request: str) -> Iterator[str]:
-        """Yield the paths that a request may stand for: below a named place, absolute, or relative to any place."""
-        first, _, rest = request.partition("/")
-        if first in self._roots:
-            yield str(self._roots[first] / rest) if rest else str(self._roots[first])
+        """Yield the paths that a request may mean: below a named place, absolute, or relative to any place."""
+        head, _, remainder = request.partition("/")
+        if head in self._roots:
+            yield str(self._roots[head] / remainder) if remainder else str(self._roots[head])
         if os.path.isabs(request):
             yield request
         else:
@@ -117,16 +116,16 @@ class Places:
             for name in (*folders, *files):
                 count += 1
                 if count > MOST_FILES:
-                    raise TraceError(f"{path.name}: holds more than {MOST_FILES} files, which is no run")
+                    raise TraceError(f"{path.name}: more than {MOST_FILES} files: this is not a run")
                 entry = os.path.join(folder, name)
                 if os.path.islink(entry) and not _is_within(Path(os.path.realpath(entry)), root):
                     raise TraceError(f"{path.name}: {name} is a link that leads out of what was named at the start")
 
 
-def _free(name: str, taken: dict[str, Path]) -> str:
+def _unique_name(name: str, names: dict[str, Path]) -> str:
     number = 2
     candidate = name
-    while candidate in taken:
+    while candidate in names:
         candidate, number = f"{name}-{number}", number + 1
     return candidate
 
@@ -160,13 +159,13 @@ def _runs(name: str, root: Path) -> Iterator[Place]:
                 [entry] if _is_run(entry) else [child for child in _entries(entry) if child.is_dir() and _is_run(child)]
             )
         else:
-            candidates = [entry] if entry.name.endswith(_TRACES) else []
+            candidates = [entry] if entry.name.endswith(_TRACE_SUFFIXES) else []
         for candidate in candidates:
             if _is_within(Path(os.path.realpath(candidate)), root):
                 has_runs = True
                 yield Place(f"{name}/{candidate.relative_to(root)}", candidate)
     if not has_runs and not _is_set(root):
-        yield Place(name, root)  # it may hold traces of a job's ranks, one file each, with any names
+        yield Place(name, root)  # it may contain traces of a job's ranks, one file each, with any names
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -176,7 +175,7 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def stamp(path: Path) -> tuple[tuple[str, int, int, int], ...]:
+def fingerprint(path: Path) -> tuple[tuple[str, int, int, int], ...]:
     """Return a fingerprint that shows changes of a run or trace: inode, size and modification time of its files."""
     files = [path]
     if path.is_dir():
@@ -184,9 +183,9 @@ def stamp(path: Path) -> tuple[tuple[str, int, int, int], ...]:
     entries = []
     for file in files:
         try:
-            state = file.stat()
+            status = file.stat()
         except OSError:
             continue
         if not os.path.isdir(file):
-            entries.append((str(file), state.st_ino, state.st_size, state.st_mtime_ns))
+            entries.append((str(file), status.st_ino, status.st_size, status.st_mtime_ns))
     return tuple(entries)

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from xsp.errors import UsageError
-from xsp.evidence.form import Document, bounded, document, left_out
+from xsp.evidence.form import Document, document, left_out, limit_items
 from xsp.schema import DEEPEST, Level
 from xsp.store.trace import Trace
 
-MOST_AROUND = 20
+MOST_ANCESTORS = 20
 """Maximum number of ancestors that are shown."""
 
-_AS_JSON = ("attributes", "input_shapes")
+_JSON_COLUMNS = ("attributes", "input_shapes")
 _LONGEST_JSON = 20_000
 """Maximum number of characters of a JSON column; longer values are shown as text, and cut."""
 
@@ -37,47 +37,47 @@ def with_relatives(trace: Trace, source: Mapping[str, Any], span_id: str, first:
     for table in ("merged", "spans"):
         rows = _rows(trace, f"SELECT * FROM {table} WHERE span_id = ? ORDER BY start_ns LIMIT 1", span_id)
         if rows:
-            return _shown(trace, source, table, rows[0], first, limit)
+            return _with_relatives(trace, source, table, rows[0], first, limit)
     raise UsageError(f"there is no span {span_id!r} in {source.get('run')!r}: ids are those that other answers cite")
 
 
-def _shown(
-    trace: Trace, source: Mapping[str, Any], table: str, itself: dict[str, Any], first: int, limit: int
+def _with_relatives(
+    trace: Trace, source: Mapping[str, Any], table: str, span: dict[str, Any], first: int, limit: int
 ) -> Document:
     same_trace = "" if table == "merged" else " AND trace_id IS NOT DISTINCT FROM ?"
-    trace_id = [] if table == "merged" else [itself["trace_id"]]
+    trace_id = [] if table == "merged" else [span["trace_id"]]
     children = f"FROM {table} WHERE parent_id = ?{same_trace} AND span_id IS DISTINCT FROM parent_id"
     linked = "" if table == "merged" else " AND inner_.trace_id IS NOT DISTINCT FROM outer_.trace_id"
-    ((count,),) = trace.con.execute(f"SELECT count(*) {children}", [itself["span_id"], *trace_id]).fetchall()
-    entries = [_span(itself, "itself", count)]
-    entries += [_span(row, "around") for row in _around(trace, table, itself, same_trace, trace_id)]
+    ((count,),) = trace.con.execute(f"SELECT count(*) {children}", [span["span_id"], *trace_id]).fetchall()
+    entries = [_span(span, "itself", count)]
+    entries += [_span(row, "around") for row in _ancestors(trace, table, span, same_trace, trace_id)]
     rows = _rows(
         trace,
         f"SELECT *, (SELECT count(*) FROM {table} inner_ WHERE inner_.parent_id = outer_.span_id{linked}) AS children "
         f"FROM (SELECT * {children} ORDER BY start_ns, span_id LIMIT {int(limit)} OFFSET {int(first)}) outer_ "
         "ORDER BY start_ns, span_id",
-        itself["span_id"],
+        span["span_id"],
         *trace_id,
     )
     entries += [_span(row, "child", row.pop("children")) for row in rows]
     remaining = count - first - len(rows)
     notes = (
-        [left_out(f"children of {itself['span_id']}", remaining, f"first={first + len(rows)}")] if remaining > 0 else []
+        [left_out(f"children of {span['span_id']}", remaining, f"first={first + len(rows)}")] if remaining > 0 else []
     )
     return document("spans", source, table=table, spans=entries, first=first, left_out=notes)
 
 
-def _around(
-    trace: Trace, table: str, itself: dict[str, Any], same_trace: str, trace_id: list[Any]
+def _ancestors(
+    trace: Trace, table: str, span: dict[str, Any], same_trace: str, trace_id: list[Any]
 ) -> list[dict[str, Any]]:
     ancestors: list[dict[str, Any]] = []
-    seen, parent = {itself["span_id"]}, itself["parent_id"]
-    while parent is not None and parent not in seen and len(ancestors) < min(MOST_AROUND, DEEPEST):
+    visited, parent = {span["span_id"]}, span["parent_id"]
+    while parent is not None and parent not in visited and len(ancestors) < min(MOST_ANCESTORS, DEEPEST):
         rows = _rows(trace, f"SELECT * FROM {table} WHERE span_id = ?{same_trace} LIMIT 1", parent, *trace_id)
         if not rows:
             break
         ancestors += rows
-        seen.add(parent)
+        visited.add(parent)
         parent = rows[0]["parent_id"]
     return ancestors
 
@@ -97,9 +97,9 @@ def _span(row: Mapping[str, Any], role: str, children: int | None = None) -> Doc
 
 
 def _value(name: str, value: Any) -> Any:
-    if name in _AS_JSON and isinstance(value, str) and len(value) <= _LONGEST_JSON:
+    if name in _JSON_COLUMNS and isinstance(value, str) and len(value) <= _LONGEST_JSON:
         try:
-            return bounded(json.loads(value))
+            return limit_items(json.loads(value))
         except (ValueError, RecursionError):
             return value
     return value

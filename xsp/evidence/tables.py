@@ -30,7 +30,7 @@ def find(name: str) -> Analysis:
     return match
 
 
-def listed(trace: Trace, source: Mapping[str, Any], first: int, limit: int) -> Document:
+def listing(trace: Trace, source: Mapping[str, Any], first: int, limit: int) -> Document:
     """Return the analyses, with the reasons why some cannot run on this trace."""
     entries = [
         {"name": analysis.id, "title": analysis.title, "about": analysis.about, "refused": analysis.refusal(trace)}
@@ -82,26 +82,31 @@ def page(
 
 
 def table(
-    trace: Trace, each: Analysis, relation: duckdb.DuckDBPyRelation, first: int, limit: int
+    trace: Trace, analysis: Analysis, relation: duckdb.DuckDBPyRelation, first: int, limit: int
 ) -> tuple[Document, list[Document]]:
     """Return rows of a relation as a table of the form, and notes on what is left out."""
     rows = relation.limit(limit, first).fetchall()
-    ((in_all,),) = relation.aggregate("count(*)").fetchall()
+    ((row_count,),) = relation.aggregate("count(*)").fetchall()
     columns = relation.columns
-    cited = citations.of_rows(trace, each.id, [dict(zip(columns, row, strict=True)) for row in rows])
+    cited = citations.of_rows(trace, analysis.id, [dict(zip(columns, row, strict=True)) for row in rows])
     content = {
-        "name": each.id,
-        "title": each.title,
-        "about": each.about,
-        "columns": [{"name": n, "type": str(t)} for n, t in zip(columns, relation.types, strict=True)],
+        "name": analysis.id,
+        "title": analysis.title,
+        "about": analysis.about,
+        "columns": [
+            {"name": column, "type": str(column_type)}
+            for column, column_type in zip(columns, relation.types, strict=True)
+        ],
         "rows": [list(row) for row in rows],
         "row_spans": [citation.spans for citation in cited],
-        "row_spans_in_all": [citation.in_all for citation in cited],
+        "row_spans_in_all": [citation.total for citation in cited],
         "first": first,
-        "rows_in_all": in_all,
+        "rows_in_all": row_count,
     }
-    remaining = in_all - first - len(rows)
-    return content, [left_out(f"rows of {each.id}", remaining, f"first={first + len(rows)}")] if remaining > 0 else []
+    remaining = row_count - first - len(rows)
+    return content, [
+        left_out(f"rows of {analysis.id}", remaining, f"first={first + len(rows)}")
+    ] if remaining > 0 else []
 
 
 def top(trace: Trace, name: str, limit: int) -> tuple[Document, list[Document]] | None:
@@ -115,10 +120,10 @@ def top(trace: Trace, name: str, limit: int) -> tuple[Document, list[Document]] 
     return (content, notes) if content["rows"] else None
 
 
-def dicts(made: Document) -> list[dict[str, Any]]:
+def dicts(content: Document) -> list[dict[str, Any]]:
     """Return the rows of a table with the names of their columns."""
-    names = [column["name"] for column in made["columns"]]
-    return [dict(zip(names, row, strict=True)) for row in made["rows"]]
+    names = [column["name"] for column in content["columns"]]
+    return [dict(zip(names, row, strict=True)) for row in content["rows"]]
 
 
 def _column(relation: duckdb.DuckDBPyRelation, name: str, target: str) -> str:
@@ -132,13 +137,14 @@ def _column(relation: duckdb.DuckDBPyRelation, name: str, target: str) -> str:
 
 
 def _order(relation: duckdb.DuckDBPyRelation, name: str, sort: str) -> str:
-    target, mark, direction = sort.partition(":")
-    if mark and direction not in ("asc", "desc"):
-        raise UsageError(f"sort {sort!r}: behind a column stands :asc or :desc")
+    target, separator, direction = sort.partition(":")
+    if separator and direction not in ("asc", "desc"):
+        raise UsageError(f"sort {sort!r}: a column may be followed by :asc or :desc")
     column = _column(relation, name, target)
     is_text = str(relation.types[relation.columns.index(column)]) == "VARCHAR"
-    rest = (quoted(other) for other in relation.columns if other != column)  # else a row could be on two pages
-    return ", ".join([f"{quoted(column)} {direction or ('asc' if is_text else 'desc')} NULLS LAST", *rest])
+    # the other columns make the order unique: else a row could be on two pages
+    other_columns = (quoted(name) for name in relation.columns if name != column)
+    return ", ".join([f"{quoted(column)} {direction or ('asc' if is_text else 'desc')} NULLS LAST", *other_columns])
 
 
 def _condition(relation: duckdb.DuckDBPyRelation, name: str, condition: Mapping[str, Any]) -> str:
@@ -147,7 +153,7 @@ def _condition(relation: duckdb.DuckDBPyRelation, name: str, condition: Mapping[
     if op == CONTAINS:
         return f"contains(lower({column}::VARCHAR), {literal(str(value).lower())})"
     if value is None and op not in ("=", "!="):
-        raise UsageError(f"where {condition['column']} {op} null: null goes with = and != alone")
+        raise UsageError(f"where {condition['column']} {op} null: null goes with = and != only")
     if value is None:
         return f"{column} IS {'' if op == '=' else 'NOT '}NULL"
     operand = literal(value) if isinstance(value, str) else str(value).lower()

@@ -27,8 +27,8 @@ def main(arguments: Sequence[str]) -> None:
         arguments: the paths as JSON, the limit of an answer in bytes, and the file descriptor for answers.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends it
-    paths, most, answers = json.loads(arguments[0]), int(arguments[1]), int(arguments[2])
-    tools = Tools(Places(paths), most)
+    paths, max_bytes, answers = json.loads(arguments[0]), int(arguments[1]), int(arguments[2])
+    tools = Tools(Places(paths), max_bytes)
     with os.fdopen(answers, "wb") as stream:
         for line in sys.stdin.buffer:
             request = json.loads(line)
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> None:
                 answer = tools.call(request["tool"], request["arguments"])
             except Exception as error:
                 print(f"xsp mcp: {request['tool']}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-                answer = form.error(f"xsp failed ({type(error).__name__}); its log says more")
+                answer = form.error(f"xsp failed ({type(error).__name__}); see its log")
             try:
                 stream.write(form.text(answer).encode("utf-8", "replace") + b"\n")
                 stream.flush()

@@ -245,7 +245,7 @@ def measured_step(
         sources.append("step: iterations of the loop that were not recorded")
         return loop.mean_ns / 1e9, (loop.ends.lo / 1e9, loop.ends.hi / 1e9) if loop.ends is not None else None
     estimate = steptime.of(answers)
-    if estimate is not None and estimate.what != "window":
+    if estimate is not None and estimate.unit != "window":
         sources.append("step: recorded steps, without the cost of profiling")
         low, value, high = (figure / 1e3 for figure in (estimate.ms.low, estimate.ms.value, estimate.ms.high))
         return value, (low, high) if high > low else None

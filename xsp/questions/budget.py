@@ -21,7 +21,7 @@ from xsp.processes import cores
 from xsp.questions import layouts
 from xsp.questions.timedcalls import threads_of
 
-MOST_OF_TIME = 0.98
+HEAVY_SHARE = 0.98
 """Share of the expected time covered by heavy calls; other calls are only timed as they run."""
 
 SHARES = (0.5, 0.4, 0.7, 1.0)
@@ -42,20 +42,20 @@ def timings(context: AdviceContext) -> Timings:
         BenchError: the timings are not available.
     """
     settings = context.settings
-    known = Timings.open(settings.get("timings"), like=settings.get("like"))
+    stored = Timings.open(settings.get("timings"), like=settings.get("like"))
     seconds = settings.get("fill")
     if seconds and timed.can_time_here(context.graph) and not recordedcalls.is_foreign(context.trace):
-        fill(context.graph, known, threads_of(context), float(seconds), settings.get("progress"))
-    return known
+        fill(context.graph, stored, threads_of(context), float(seconds), settings.get("progress"))
+    return stored
 
 
-def fill(graph: Graph, known: Timings, threads: int, seconds: float, progress: Progress | None = None) -> None:
+def fill(graph: Graph, stored: Timings, threads: int, seconds: float, progress: Progress | None = None) -> None:
     """Take missing timings that the questions need, for at most `seconds`."""
     deadline = monotonic() + seconds
     for pairs, share in zip(rounds(graph, threads, cores()), SHARES, strict=True):
         remaining = (deadline - monotonic()) * share
-        if remaining > 0 and missing(pairs, known):
-            bench.fill(pairs, known, remaining, *(() if progress is None else (progress,)))
+        if remaining > 0 and missing(pairs, stored):
+            bench.fill(pairs, stored, remaining, *(() if progress is None else (progress,)))
 
 
 def rounds(graph: Graph, threads: int, cores: int) -> tuple[Pairs, ...]:
@@ -64,23 +64,23 @@ def rounds(graph: Graph, threads: int, cores: int) -> tuple[Pairs, ...]:
 
     runtime = runtime_of(graph)
     as_run = bench.specs(graph, threads=threads, runtime=runtime)
-    heavy = {spec.block.work_key for spec, _ in most(as_run)}
+    heavy = {spec.block.work_key for spec, _ in heaviest(as_run)}
 
-    def of(count: int, variants: Sequence[str] = (AS_RUN,)) -> Pairs:
+    def heavy_pairs(count: int, variants: Sequence[str] = (AS_RUN,)) -> Pairs:
         pairs = bench.specs(graph, threads=count, variants=variants, runtime=runtime)
         # without timings in both layouts, even a small call would force conversions around it
         return [pair for pair in pairs if pair[0].block.work_key in heavy or pair[0].variant in layouts.VARIANTS]
 
     if runtime != "torch":
         return as_run, [], [], []
-    by_threads = [pair for count in thread_counts(cores) if count != threads for pair in of(count)]
+    by_threads = [pair for count in thread_counts(cores) if count != threads for pair in heavy_pairs(count)]
     reference = min(threads, cores)
     conversions = [(spec, 1) for spec in layouts.conversions(graph, reference)]
     return (
         [*as_run, *((spec, 1) for spec in overheads(threads))],
         by_threads,
-        [*of(reference, tuple(VARIANTS)), *conversions],
-        of(reference, tuple(OTHER_PRECISION)),
+        [*heavy_pairs(reference, tuple(VARIANTS)), *conversions],
+        heavy_pairs(reference, tuple(OTHER_PRECISION)),
     )
 
 
@@ -91,10 +91,10 @@ def thread_counts(cores: int) -> list[int]:
     return sorted({*(1 << power for power in range(cores.bit_length()) if 1 << power <= cores), cores})
 
 
-def most(pairs: Pairs) -> Pairs:
+def heaviest(pairs: Pairs) -> Pairs:
     """Return the specs that take nearly all of the expected time, largest first."""
     ordered = sorted(pairs, key=lambda pair: -expected_seconds(*pair))
-    target, total = MOST_OF_TIME * sum(expected_seconds(*pair) for pair in ordered), 0.0
+    target, total = HEAVY_SHARE * sum(expected_seconds(*pair) for pair in ordered), 0.0
     selected = []
     for pair in ordered:
         if total >= target:

@@ -18,34 +18,38 @@ from xsp.bound.totals import Figure
 from xsp.graph.attention import SOFTMAX
 from xsp.graph.node import Graph, Node, Phase
 from xsp.graph.rules import CONVOLUTIONS, NORMS
-from xsp.questions.rewriting import placed, step_ns
+from xsp.questions.rewriting import places_of, step_ns
 
 PRODUCTS = ("matmul", "bmm", "baddbmm", "einsum")
 
-FAR = 8
+MOST_DISTANCE = 8
 """Maximum distance between the softmax and a product, in computing calls."""
 
-BETWEEN = "add add_ sub mul mul_ div div_ masked_fill masked_fill_ where to _to_copy dropout clone contiguous".split()
+BETWEEN_OPS = (
+    "add add_ sub mul mul_ div div_ masked_fill masked_fill_ where to _to_copy dropout clone contiguous".split()
+)
 
 
-def foldable(graph: Graph) -> list[tuple[int, ...]]:
+def foldable_norms(graph: Graph) -> list[tuple[int, ...]]:
     """Return the places of batch norms in evaluation mode directly after a convolution with their shape."""
     places: list[tuple[int, ...]] = []
     computing = [place for place, node in enumerate(graph.nodes) if node.computes]
-    for before, place in pairwise(computing):
-        first, norm = graph.nodes[before], graph.nodes[place]
-        if _op(norm) not in NORMS or _op(first) not in CONVOLUTIONS or norm.phase is not Phase.FORWARD:
+    for previous, place in pairwise(computing):
+        convolution, norm = graph.nodes[previous], graph.nodes[place]
+        if _op(norm) not in NORMS or _op(convolution) not in CONVOLUTIONS or norm.phase is not Phase.FORWARD:
             continue
         arguments = dict(norm.call.arguments)
         same_shape = (
-            first.call.outputs and norm.call.inputs and first.call.outputs[0].shape == norm.call.inputs[0].shape
+            convolution.call.outputs
+            and norm.call.inputs
+            and convolution.call.outputs[0].shape == norm.call.inputs[0].shape
         )
-        if arguments.get("training") is False and same_shape and first.call.outputs[0].shape is not None:
+        if arguments.get("training") is False and same_shape and convolution.call.outputs[0].shape is not None:
             places.append((place,))
     return places
 
 
-def by_hand(graph: Graph) -> list[tuple[int, ...]]:
+def handwritten_attention(graph: Graph) -> list[tuple[int, ...]]:
     """Return the places of the calls between the two products of hand-written attention, including the softmax."""
     groups: list[tuple[int, ...]] = []
     computing = [place for place, node in enumerate(graph.nodes) if node.computes]
@@ -56,13 +60,13 @@ def by_hand(graph: Graph) -> list[tuple[int, ...]]:
         shape = node.call.inputs[0].shape
         if shape is None or len(shape) < 3:
             continue
-        first = _product(graph, computing[max(0, index - FAR) : index][::-1])
-        last = _product(graph, computing[index + 1 : index + 1 + FAR])
-        if first is None or last is None:
+        first_product = _product(graph, computing[max(0, index - MOST_DISTANCE) : index][::-1])
+        last_product = _product(graph, computing[index + 1 : index + 1 + MOST_DISTANCE])
+        if first_product is None or last_product is None:
             continue
-        outputs, inputs = graph.nodes[first].call.outputs, graph.nodes[last].call.inputs
+        outputs, inputs = graph.nodes[first_product].call.outputs, graph.nodes[last_product].call.inputs
         if outputs and inputs and (outputs[0].shape or ())[-2:] == shape[-2:] == (inputs[0].shape or ())[-2:]:
-            groups.append(tuple(position for position in computing if first < position < last))
+            groups.append(tuple(position for position in computing if first_product < position < last_product))
     return groups
 
 
@@ -72,7 +76,7 @@ def _product(graph: Graph, places: Sequence[int]) -> int | None:
         op = _op(graph.nodes[place])
         if op in PRODUCTS:
             return place
-        if op not in BETWEEN:
+        if op not in BETWEEN_OPS:
             return None
     return None
 
@@ -81,15 +85,15 @@ def _op(node: Node) -> str:
     return node.call.op.partition("::")[2]
 
 
-WAYS = (
+PATTERNS = (
     (
-        foldable,
+        foldable_norms,
         "batch norm in evaluation mode after a convolution, into whose weights it can be folded",
         "torch.nn.utils.fusion.fuse_conv_bn_eval(convolution.eval(), norm.eval()), or torch.compile(model)",
         "fold_batch_norm",
     ),
     (
-        by_hand,
+        handwritten_attention,
         "attention written out (product, scale, mask, softmax, product): scaled_dot_product_attention does all of it",
         "torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask); for a model of transformers: "
         "attn_implementation='sdpa'",
@@ -106,13 +110,13 @@ def advice(context: AdviceContext, least_percent: float) -> Iterator[Advice]:
     if figures is None:
         return
     total_ns = step_ns(context, bound, figures)
-    for find, text, do, trial in WAYS:
-        groups = find(graph)
+    for find_groups, text, remedy, trial in PATTERNS:
+        groups = find_groups(graph)
         nodes = [place for group in groups for place in group]
-        known: list[Figure] = [figure for place in nodes if (figure := figures[place]) is not None]
-        if not known or not total_ns:
+        known_figures: list[Figure] = [figure for place in nodes if (figure := figures[place]) is not None]
+        if not known_figures or not total_ns:
             continue
-        ns, half = math.fsum(figure.ns for figure in known), totals.half(known)
+        ns, half = math.fsum(figure.ns for figure in known_figures), totals.half(known_figures)
         if 100 * ns / total_ns < least_percent:
             continue
         times = f", {len(groups)} times" if len(groups) > 1 else ""
@@ -120,9 +124,9 @@ def advice(context: AdviceContext, least_percent: float) -> Iterator[Advice]:
             f"{len(nodes)} calls that take {ns / 1e6:.3g} ms of a step",
             "the data flow is inferred from the order and shapes of the calls",
         )
-        gain = Interval((ns - half) / 1e6, ns / 1e6, (ns + half) / 1e6).within(total_ns / 1e6)
-        where = placed(graph, nodes, figures, _spans(bound))
-        yield Advice("fusion", text + times, where, gain, True, 100 * ns / total_ns, why, do, None, trial)
+        gain = Interval((ns - half) / 1e6, ns / 1e6, (ns + half) / 1e6).limit(total_ns / 1e6)
+        where = places_of(graph, nodes, figures, _spans(bound))
+        yield Advice("fusion", text + times, where, gain, True, 100 * ns / total_ns, why, remedy, None, trial)
 
 
 def _spans(bound: Bound) -> tuple[str, ...]:

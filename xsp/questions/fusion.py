@@ -12,7 +12,7 @@ from xsp.graph import work
 from xsp.graph.draft import Draft, Web
 from xsp.graph.node import Graph, KnownBy, Phase, Role
 from xsp.questions import callorder
-from xsp.questions.removable import what
+from xsp.questions.removable import problem_text
 from xsp.questions.rewriting import Prices, piece
 
 LEAST_PERCENT = 5.0
@@ -32,7 +32,7 @@ ELEMENTWISE = frozenset(
     ).split()
 )
 
-FOLDS = {
+ADVICE_BY_RULE = {
     "norm": (
         "torch.nn.utils.fusion.fuse_conv_bn_eval(convolution.eval(), norm.eval()), or torch.compile(model)",
         "fold_batch_norm",
@@ -59,9 +59,9 @@ def fusion(context: AdviceContext) -> Iterator[Advice]:
         yield from callorder.advice(context, LEAST_PERCENT)
         return
     prices: Prices = context.part("prices")
-    for gain in prices.gains(FOLDS):
-        do, trial = FOLDS[gain.changes[0].rule]
-        advice = prices.advice("fusion", gain, what(gain), do, trial)
+    for gain in prices.gains(ADVICE_BY_RULE):
+        remedy, trial = ADVICE_BY_RULE[gain.changes[0].rule]
+        advice = prices.advice("fusion", gain, problem_text(gain), remedy, trial)
         if not gain.at_most or advice.of_step_percent >= LEAST_PERCENT:
             yield advice
     removed = {place for change in prices.rewritten.changes for place in change.removed}
@@ -75,29 +75,29 @@ def fusion(context: AdviceContext) -> Iterator[Advice]:
 # --- chains -----------------------------------------------------------------------------------------------
 
 
-def chains(graph: Graph, taken: set[int]) -> dict[tuple[str, ...], list[list[int]]]:
+def chains(graph: Graph, excluded: set[int]) -> dict[tuple[str, ...], list[list[int]]]:
     """Return chains of elementwise calls whose intermediate values only the next call reads, grouped by operators.
 
     Args:
         graph: a graph with tensors.
-        taken: places of calls to leave out.
+        excluded: places of calls to leave out.
     """
     draft = Draft(graph)
     web = Web(draft)
     chain_of: dict[int, list[int]] = {}
     for number in draft.order:
         step = draft.steps[number]
-        if number in taken or step.call.op not in ELEMENTWISE or not step.is_pure or step.phase is not Phase.FORWARD:
+        if number in excluded or step.call.op not in ELEMENTWISE or not step.is_pure or step.phase is not Phase.FORWARD:
             continue
         chain = [number]
         for origin in dict.fromkeys(step.operands):
             producer = draft.producer(origin)
-            fits = (
+            is_fusible = (
                 producer is not None
                 and origin[0] in chain_of
                 and producer.call.outputs[0].shape == step.call.outputs[0].shape
             )
-            if fits and web.only_reader(origin) == number and chain_of[origin[0]] is not chain:
+            if is_fusible and web.only_reader(origin) == number and chain_of[origin[0]] is not chain:
                 chain[:0] = chain_of[origin[0]]
         for place in chain:
             chain_of[place] = chain
@@ -125,32 +125,32 @@ def _chain(prices: Prices, ops: tuple[str, ...], groups: Sequence[Sequence[int]]
         ]
         all_bytes += sum(filter(None, byte_counts))
         outside_bytes += sum(read_bytes) + (graph.nodes[chain[-1]].call.outputs[0].bytes or 0)
-    where = graph.nodes[nodes[0]].module
+    module = graph.nodes[nodes[0]].module
     times = f", {len(groups)} times" if len(groups) > 1 else ""
-    text = f"{where + ': ' if where else ''}{len(ops)} elementwise calls in a row ({', '.join(ops[:6])}){times}"
+    text = f"{module + ': ' if module else ''}{len(ops)} elementwise calls in a row ({', '.join(ops[:6])}){times}"
     is_gelu = "pow" in ops and "tanh" in ops
     hint = "torch.nn.functional.gelu(x, approximate='tanh') if it is that function, else " if is_gelu else ""
-    yield from _at_most(
+    yield from _bounded_advice(
         prices, text, nodes, outside_bytes, all_bytes, f"{hint}torch.compile(model), which fuses them", "compile"
     )
 
 
-def _at_most(
-    prices: Prices, text: str, nodes: Sequence[int], outside_bytes: int, all_bytes: int, do: str, trial: str | None
+def _bounded_advice(
+    prices: Prices, text: str, nodes: Sequence[int], outside_bytes: int, all_bytes: int, remedy: str, trial: str | None
 ) -> Iterator[Advice]:
     """Yield the gain if time is proportional to bytes, and only bytes from and to the outside are moved."""
     figures = [prices.before[place] for place in nodes]
-    known = [figure for figure in figures if figure is not None]
-    if len(known) < len(figures) or not all_bytes:
+    known_figures = [figure for figure in figures if figure is not None]
+    if len(known_figures) < len(figures) or not all_bytes:
         return
     share = max(0.0, 1 - outside_bytes / all_bytes)
-    ns, half = (share * part for part in (math.fsum(figure.ns for figure in known), totals.half(known)))
+    ns, half = (share * part for part in (math.fsum(figure.ns for figure in known_figures), totals.half(known_figures)))
     gain = Interval((ns - half) / 1e6, ns / 1e6, (ns + half) / 1e6)
     why = (
-        f"{len(nodes)} calls that take {math.fsum(figure.ns for figure in known) / 1e6:.3g} ms",
+        f"{len(nodes)} calls that take {math.fsum(figure.ns for figure in known_figures) / 1e6:.3g} ms",
         f"{100 * share:.0f} % of the bytes that they move are intermediate results",
     )
-    advice = piece(prices, "fusion", text, nodes, gain, True, why, do, None, trial)
+    advice = piece(prices, "fusion", text, nodes, gain, True, why, remedy, None, trial)
     if advice.of_step_percent >= LEAST_PERCENT:
         yield advice
 
@@ -160,19 +160,19 @@ def _at_most(
 
 def updates(graph: Graph) -> list[int]:
     """Return the places of calls that update weights one by one after backward; empty for fused or foreach updates."""
-    last = max((place for place, node in enumerate(graph.nodes) if node.phase is Phase.BACKWARD), default=None)
-    if last is None:
+    last_backward = max((place for place, node in enumerate(graph.nodes) if node.phase is Phase.BACKWARD), default=None)
+    if last_backward is None:
         return []
-    after = [place for place in range(last + 1, len(graph.nodes)) if graph.nodes[place].computes]
-    names = [graph.nodes[place].call.op.removeprefix("aten::") for place in after]
+    optimizer_calls = [place for place in range(last_backward + 1, len(graph.nodes)) if graph.nodes[place].computes]
+    names = [graph.nodes[place].call.op.removeprefix("aten::") for place in optimizer_calls]
     if any(name.startswith(("_foreach", "_fused")) for name in names):
         return []
     writes = [
         place
-        for place in after
+        for place in optimizer_calls
         if any(graph.values[number].role is Role.WEIGHT for number in graph.nodes[place].writes)
     ]
-    return after if len(writes) >= LEAST_UPDATES else []
+    return optimizer_calls if len(writes) >= LEAST_UPDATES else []
 
 
 def _updates(prices: Prices) -> Iterator[Advice]:
@@ -197,13 +197,13 @@ def _updates(prices: Prices) -> Iterator[Advice]:
         graph.values[number].role is Role.WEIGHT for number in {w for n in nodes for w in graph.nodes[n].writes}
     )
     text = f"the optimizer updates weights one by one: {len(nodes)} calls, {weights} of them write a weight"
-    do = "torch.optim.AdamW(parameters, ..., fused=True), also SGD and Adagrad; foreach=True where fused fails"
-    yield from _at_most(
+    remedy = "torch.optim.AdamW(parameters, ..., fused=True), also SGD and Adagrad; foreach=True where fused fails"
+    yield from _bounded_advice(
         prices,
         text,
         nodes,
         sum(read_bytes.values()) + sum(written_bytes.values()),
         sum(filter(None, byte_counts)),
-        do,
+        remedy,
         None,
     )

@@ -11,13 +11,13 @@ from xsp.bound import recordedcalls
 from xsp.bound.ladder import NAMES, Bound, Rung
 from xsp.errors import AnalysisError
 
-MOST = 3
+MOST_NAMED = 3
 """Maximum number of differences and of operators that are named."""
 
-BEYOND = 1.2
+MOST_RATIO = 1.2
 """Multiple of the step above which the best kernels are no ideal: timed on a busy machine, or with other layouts."""
 
-WORTH = 0.05
+LEAST_SHARE = 0.05
 """Minimum share of the step for a difference or operator to be named."""
 
 
@@ -39,41 +39,44 @@ def lines(bound: Bound) -> Iterator[str]:
     rungs = {rung: bound.rungs[rung.value].sequential for rung in Rung}
     best, as_run = rungs[Rung.BEST], rungs[Rung.AS_RUN]
     step_ns = rungs[Rung.MEASURED] or as_run
-    if best is None or as_run is None or not step_ns or best > BEYOND * step_ns:
+    if best is None or as_run is None or not step_ns or best > MOST_RATIO * step_ns:
         return
-    part = "" if bound.coverage.is_complete else f" (of {bound.coverage.nodes} of {bound.coverage.of_nodes} calls)"
+    coverage = "" if bound.coverage.is_complete else f" (of {bound.coverage.nodes} of {bound.coverage.of_nodes} calls)"
     ceiling = rungs[Rung.CEILING]
     roof = "" if ceiling is None else f"; nothing is faster than {_ms(ceiling)} here"
     if ceiling is not None and ceiling > step_ns:
         roof = "; the step is below the ceilings that were measured here, so measure them again: xsp doctor --measure"
-    yield f"ideal: {_ms(best)} with the best kernel of each call{part}, {_percent(best / step_ns)} of the step{roof}"
+    share = _percent(best / step_ns)
+    yield f"ideal: {_ms(best)} with the best kernel of each call{coverage}, {share} of the step{roof}"
     differences = [
         difference
         for difference in bound.differences
-        if difference.ns >= WORTH * step_ns and difference.below is not Rung.CEILING
+        if difference.ns >= LEAST_SHARE * step_ns and difference.below is not Rung.CEILING
     ]
     differences.sort(key=lambda difference: -difference.ns)
     if differences:
-        yield "above it: " + ", ".join(f"{difference.name} {_ms(difference.ns)}" for difference in differences[:MOST])
+        yield "above it: " + ", ".join(
+            f"{difference.name} {_ms(difference.ns)}" for difference in differences[:MOST_NAMED]
+        )
     families = _by_operator(bound)
-    largest = [(op, ns) for op, ns in families if ns >= WORTH * step_ns][:MOST]
+    largest = [(op, ns) for op, ns in families if ns >= LEAST_SHARE * step_ns][:MOST_NAMED]
     if largest:
-        upper = NAMES[_upper(bound)]
+        upper = NAMES[_upper_rung(bound)]
         yield f"furthest above their best, {upper}: " + ", ".join(f"{op} {_ms(ns)}" for op, ns in largest)
 
 
-def _upper(bound: Bound) -> Rung:
+def _upper_rung(bound: Bound) -> Rung:
     return Rung.IN_PLACE if any(bound.figures.get(Rung.IN_PLACE.value) or ()) else Rung.AS_RUN
 
 
 def _by_operator(bound: Bound) -> list[tuple[str, float]]:
     """Return operators with the time of their calls beyond the best, most first, over calls known on both rungs."""
-    upper, lower = (bound.figures.get(rung.value) or () for rung in (_upper(bound), Rung.BEST))
+    upper, lower = (bound.figures.get(rung.value) or () for rung in (_upper_rung(bound), Rung.BEST))
     excess: dict[str, list[float]] = defaultdict(list)
-    for number, (above, below) in enumerate(zip(upper, lower, strict=False)):
-        if above is not None and below is not None and bound.is_computing[number]:
+    for number, (upper_figure, lower_figure) in enumerate(zip(upper, lower, strict=False)):
+        if upper_figure is not None and lower_figure is not None and bound.is_computing[number]:
             op = bound.graph.nodes[number].call.op
-            excess[op.rpartition("::")[2].strip("_")].append(above.ns - below.ns)
+            excess[op.rpartition("::")[2].strip("_")].append(upper_figure.ns - lower_figure.ns)
     return sorted(((op, math.fsum(gaps)) for op, gaps in excess.items()), key=lambda entry: -entry[1])
 
 

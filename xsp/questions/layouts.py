@@ -23,13 +23,13 @@ from xsp.bound import timed
 from xsp.graph.blocks import LASTING, Block, Wires
 from xsp.graph.node import Call, Graph, KnownBy, Node, Role, Tensor
 from xsp.questions import mincut
-from xsp.questions.timedcalls import Difference, Ground, difference
+from xsp.questions.timedcalls import Difference, TimedGraph, difference
 
-CONTIGUOUS, LAST = 0, 1
+CONTIGUOUS, CHANNELS_LAST = 0, 1
 VARIANTS = ("contiguous", "channels-last")
 FORMATS = ("contiguous_format", "channels_last")
 
-NEUTRAL = frozenset(
+NEUTRAL_OPS = frozenset(
     "relu relu6 hardtanh silu gelu sigmoid hardswish hardsigmoid mish leaky_relu elu celu selu softplus tanh clamp "
     "clamp_min clamp_max add sub rsub mul div neg exp sqrt rsqrt pow abs maximum minimum where dropout "
     "feature_dropout bernoulli threshold threshold_backward hardtanh_backward silu_backward gelu_backward cat "
@@ -37,7 +37,7 @@ NEUTRAL = frozenset(
 )
 """Operators that work in memory order and keep the layout: equally fast in both."""
 
-OF_THE_MODEL = ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd", "save_var")
+MODEL_ARGUMENTS = ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd", "save_var")
 """Arguments that are not activations, for graphs without roles of values."""
 
 
@@ -50,27 +50,27 @@ class Plan:
 
     gain: Difference
     conversions: int
-    converted_ns: float
+    conversion_ns: float
     """Nanoseconds of all conversions together."""
 
-    holes: int
+    untimed_count: int
     """Number of calls that support two layouts, but were not timed in both: they stay as they ran."""
 
 
-def label(tensor: Tensor) -> int | None:
+def layout_of(tensor: Tensor) -> int | None:
     """Return the layout of a tensor; None if it has none, or if both layouts are the same for it."""
     if tensor.shape is None or len(tensor.shape) != 4:
         return None
     _, channels, height, width = tensor.shape
     if channels <= 1 or height * width <= 1:
         return None
-    return LAST if tensor.stride is not None and tensor.stride[1] == 1 else CONTIGUOUS
+    return CHANNELS_LAST if tensor.stride is not None and tensor.stride[1] == 1 else CONTIGUOUS
 
 
-def label_of(node: Node) -> int | None:
+def node_layout(node: Node) -> int | None:
     """Return the layout in which a call ran: a channels-last input of an image operator gives such a result."""
-    labels = {label(tensor) for tensor in node.call.inputs} - {None}
-    return LAST if LAST in labels else CONTIGUOUS if labels else None
+    labels = {layout_of(tensor) for tensor in node.call.inputs} - {None}
+    return CHANNELS_LAST if CHANNELS_LAST in labels else CONTIGUOUS if labels else None
 
 
 def conversions(graph: Graph, threads: int) -> list[Spec]:
@@ -79,46 +79,51 @@ def conversions(graph: Graph, threads: int) -> list[Spec]:
     if not problem.choices:
         return []
     specs = (
-        problem.conversion(value.tensor, to) for value in problem.values if value.tensor for to in (LAST, CONTIGUOUS)
+        problem.conversion(value.tensor, to)
+        for value in problem.values
+        if value.tensor
+        for to in (CHANNELS_LAST, CONTIGUOUS)
     )
     return list({spec.key: spec for spec in specs}.values())
 
 
-def uniform(ground: Ground, to: int) -> Plan | None:
-    """Return the gain if all possible calls run in layout `to`; None if too little is timed, or nothing changes."""
-    return _best_plan(ground, to)
+def uniform(timed_graph: TimedGraph, target: int) -> Plan | None:
+    """Return the gain if all possible calls run in layout `target`; None if too little is timed, or nothing changes."""
+    return _best_plan(timed_graph, target)
 
 
-def best(ground: Ground) -> Plan | None:
+def best(timed_graph: TimedGraph) -> Plan | None:
     """Return the best choice of layouts; None if the data flow is unknown, nothing is timed, or nothing changes."""
-    return None if ground.graph.known_by is KnownBy.ORDER else _best_plan(ground, None)
+    return None if timed_graph.graph.known_by is KnownBy.ORDER else _best_plan(timed_graph, None)
 
 
-def _best_plan(ground: Ground, to: int | None) -> Plan | None:
-    problem = _Problem(ground.graph, ground.reference)
+def _best_plan(timed_graph: TimedGraph, forced: int | None) -> Plan | None:
+    problem = _Problem(timed_graph.graph, timed_graph.reference)
     costs: list[tuple[mincut.Cost, mincut.Cost]] = [(0, 0) for _ in range(problem.count)]
     pairs: dict[int, tuple[Timing, Timing]] = {}
     for number in range(problem.count):
-        layout = problem.ran[number]
+        layout = problem.layouts[number]
         if number in problem.choices and layout is not None:
-            pair = ground.timing(number), ground.timing(number, VARIANTS[1 - layout])
+            pair = timed_graph.timing(number), timed_graph.timing(number, VARIANTS[1 - layout])
             if pair[0] is not None and pair[1] is not None:
                 pairs[number] = pair[0], pair[1]
                 ns = [round(timing.trimmed_ns or 0.0) for timing in pairs[number]]
-                costs[number] = _label_costs(ns[layout], ns[1 - layout], to)
+                costs[number] = _label_costs(ns[layout], ns[1 - layout], forced)
                 continue
         if number not in problem.neutral and layout is not None:
             costs[number] = (None, 0) if layout else (0, None)
     prices: dict[str, Timing | None] = {}
     values = []
     for value in problem.values:
-        to_one, to_zero = (_price(ground, problem, value.tensor, target, prices) for target in (LAST, CONTIGUOUS))
-        values.append(mincut.Shared(value.maker, value.readers, to_one, to_zero))
+        to_one, to_zero = (
+            _price(timed_graph, problem, value.tensor, target, prices) for target in (CHANNELS_LAST, CONTIGUOUS)
+        )
+        values.append(mincut.SharedValue(value.maker, value.readers, to_one, to_zero))
     try:
         labels = mincut.two_labels(costs, values)
     except ValueError:
         return None  # a necessary conversion was not timed
-    changed = [number for number in pairs if labels[number] != problem.ran[number]]
+    changed = [number for number in pairs if labels[number] != problem.layouts[number]]
     if not changed:
         return None
     conversion_timings = [
@@ -126,28 +131,30 @@ def _best_plan(ground: Ground, to: int | None) -> Plan | None:
         for value in problem.values
         if value.tensor is not None and any(labels[reader] != labels[value.maker] for reader in value.readers)
     ]
-    paid = [timing for timing in conversion_timings if timing is not None]
+    known_timings = [timing for timing in conversion_timings if timing is not None]
     return Plan(
         tuple(changed),
-        difference((pairs[number][0] for number in changed), [*(pairs[number][1] for number in changed), *paid]),
-        len(paid),
-        math.fsum(timing.trimmed_ns or 0.0 for timing in paid),
+        difference(
+            (pairs[number][0] for number in changed), [*(pairs[number][1] for number in changed), *known_timings]
+        ),
+        len(known_timings),
+        math.fsum(timing.trimmed_ns or 0.0 for timing in known_timings),
         len(problem.choices) - len(pairs),
     )
 
 
-def _label_costs(zero: int, one: int, to: int | None) -> tuple[mincut.Cost, mincut.Cost]:
-    return (None if to == LAST else zero), (None if to == CONTIGUOUS else one)
+def _label_costs(zero: int, one: int, forced: int | None) -> tuple[mincut.Cost, mincut.Cost]:
+    return (None if forced == CHANNELS_LAST else zero), (None if forced == CONTIGUOUS else one)
 
 
 def _price(
-    ground: Ground, problem: _Problem, tensor: Tensor | None, to: int, prices: dict[str, Timing | None]
+    timed_graph: TimedGraph, problem: _Problem, tensor: Tensor | None, target: int, prices: dict[str, Timing | None]
 ) -> mincut.Cost:
     """Return the cost of converting a value; 0 if both layouts are the same for it, None if it was not timed."""
     if tensor is None:
         return 0
-    spec = problem.conversion(tensor, to)
-    timing = ground.timings.get(spec.key)
+    spec = problem.conversion(tensor, target)
+    timing = timed_graph.timings.get(spec.key)
     prices[spec.key] = timing if timing is not None and timing.is_timed else None
     stored = prices[spec.key]
     return None if stored is None else round(stored.trimmed_ns or 0.0)
@@ -169,12 +176,12 @@ class _Problem:
 
         self.graph = graph
         self._state, self._runtime, self._threads = effective_state(graph, CacheState.CHAIN), runtime_of(graph), threads
-        self.ran: list[int | None] = [label_of(node) for node in graph.nodes]
+        self.layouts: list[int | None] = [node_layout(node) for node in graph.nodes]
         self.choices: set[int] = set()
         self.neutral: set[int] = set()
         for number, spec in enumerate(timed.specs_of(graph, threads)):
-            node, layout = graph.nodes[number], self.ran[number]
-            if layout is None or node.call.op.partition("::")[2].rstrip("_") in NEUTRAL or not node.computes:
+            node, layout = graph.nodes[number], self.layouts[number]
+            if layout is None or node.call.op.partition("::")[2].rstrip("_") in NEUTRAL_OPS or not node.computes:
                 self.neutral.add(number)
             elif spec is not None and KNOWN["channels-last"].may_change(spec):
                 self.choices.add(number)
@@ -184,12 +191,12 @@ class _Problem:
     @property
     def count(self) -> int:
         """Number of nodes and terminals."""
-        return len(self.ran)
+        return len(self.layouts)
 
-    def terminal(self, ran: int) -> int:
+    def terminal(self, layout: int) -> int:
         """Return a new terminal: something outside the graph, which has one layout."""
-        self.ran.append(ran)
-        return len(self.ran) - 1
+        self.layouts.append(layout)
+        return len(self.layouts) - 1
 
     def conversion(self, tensor: Tensor, to: int) -> Spec:
         """Return the spec of the conversion of a tensor to a layout."""
@@ -199,20 +206,20 @@ class _Problem:
 
     def value(self, maker: int, readers: Sequence[int], tensor: Tensor | None) -> _Value | None:
         """Return a value between nodes, or None without readers. A reader that ran in another layout already paid."""
-        layout = self.ran[maker]
+        layout = self.layouts[maker]
         remaining = [
             reader
             for reader in dict.fromkeys(readers)
-            if None in (layout, self.ran[reader]) or self.ran[reader] == layout
+            if None in (layout, self.layouts[reader]) or self.layouts[reader] == layout
         ]
-        convertible = None if tensor is None or label(tensor) is None else tensor
+        convertible = None if tensor is None or layout_of(tensor) is None else tensor
         return _Value(maker, tuple(remaining), convertible) if remaining else None
 
 
 def _strides(tensor: Tensor, layout: int) -> tuple[int, ...] | None:
     assert tensor.shape is not None
     _, channels, height, width = tensor.shape
-    return (channels * height * width, 1, width * channels, channels) if layout == LAST else None
+    return (channels * height * width, 1, width * channels, channels) if layout == CHANNELS_LAST else None
 
 
 def _by_flow(problem: _Problem) -> Iterator[_Value]:
@@ -235,11 +242,11 @@ def _by_flow(problem: _Problem) -> Iterator[_Value]:
     for value, tensor in tensors.items():
         if graph.values[value].role in LASTING or graph.values[value].role is Role.CONSTANT:
             continue
-        layout = label(tensor)
+        layout = layout_of(tensor)
         maker = makers.get(value)
         if maker is None:
             maker = problem.terminal(layout or CONTIGUOUS)
-        consumers = readers.get(value) or [problem.terminal(problem.ran[maker] or CONTIGUOUS)]
+        consumers = readers.get(value) or [problem.terminal(problem.layouts[maker] or CONTIGUOUS)]
         if (entry := problem.value(maker, consumers, tensor)) is not None:
             yield entry
 
@@ -249,20 +256,20 @@ def _by_shape(problem: _Problem) -> Iterator[_Value]:
     latest: dict[Any, tuple[int, Tensor]] = {}
     readers: dict[int, list[int]] = {}
     tensors: dict[int, Tensor] = {}
-    outside: dict[Any, int] = {}
+    external_makers: dict[Any, int] = {}
     for number, node in enumerate(problem.graph.nodes):
         for name, argument in node.call.arguments:
             for tensor in argument if isinstance(argument, tuple) else (argument,):
-                if not isinstance(tensor, Tensor) or label(tensor) is None or name in OF_THE_MODEL:
+                if not isinstance(tensor, Tensor) or layout_of(tensor) is None or name in MODEL_ARGUMENTS:
                     continue
                 signature = tensor.dtype, tensor.shape
-                maker = latest[signature][0] if signature in latest else outside.get(signature)
+                maker = latest[signature][0] if signature in latest else external_makers.get(signature)
                 if maker is None:
-                    maker = outside[signature] = problem.terminal(label(tensor) or CONTIGUOUS)
+                    maker = external_makers[signature] = problem.terminal(layout_of(tensor) or CONTIGUOUS)
                 readers.setdefault(maker, []).append(number)
                 tensors.setdefault(maker, tensor)
         for tensor in node.call.outputs:
-            if label(tensor) is not None:
+            if layout_of(tensor) is not None:
                 latest[tensor.dtype, tensor.shape] = number, tensor
     for maker, consumers in readers.items():
         if (entry := problem.value(maker, consumers, tensors[maker])) is not None:

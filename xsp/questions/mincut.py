@@ -18,7 +18,7 @@ Cost = int | None
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedValue:
     """A value, and the costs of its conversion."""
 
     maker: int
@@ -29,7 +29,7 @@ class Shared:
     to_zero: Cost
 
 
-def price(costs: Sequence[tuple[Cost, Cost]], values: Sequence[Shared], labels: Sequence[int]) -> float:
+def price(costs: Sequence[tuple[Cost, Cost]], values: Sequence[SharedValue], labels: Sequence[int]) -> float:
     """Return the total cost of labels; infinite if they are impossible."""
     parts: list[Cost] = [pair[label] for pair, label in zip(costs, labels, strict=True)]
     for value in values:
@@ -38,7 +38,7 @@ def price(costs: Sequence[tuple[Cost, Cost]], values: Sequence[Shared], labels: 
     return math.inf if None in parts else float(sum(part for part in parts if part is not None))
 
 
-def two_labels(costs: Sequence[tuple[Cost, Cost]], values: Sequence[Shared]) -> list[int]:
+def two_labels(costs: Sequence[tuple[Cost, Cost]], values: Sequence[SharedValue]) -> list[int]:
     """Return the labels with the least cost; among several optima, the one with the most zeros.
 
     Args:
@@ -50,23 +50,23 @@ def two_labels(costs: Sequence[tuple[Cost, Cost]], values: Sequence[Shared]) -> 
     """
     finite = [cost for pair in costs for cost in pair if cost is not None]
     finite += [cost for value in values for cost in (value.to_one, value.to_zero) if cost is not None]
-    forbidden = sum(finite) + 1
+    forbidden_cost = sum(finite) + 1
     net = _Net(len(costs) + 2 * len(values) + 2)
     source, sink = len(costs) + 2 * len(values), len(costs) + 2 * len(values) + 1
     for node, (zero, one) in enumerate(costs):
-        net.join(source, node, forbidden if one is None else one)
-        net.join(node, sink, forbidden if zero is None else zero)
+        net.add_edge(source, node, forbidden_cost if one is None else one)
+        net.add_edge(node, sink, forbidden_cost if zero is None else zero)
     for number, value in enumerate(values):
         to_one, to_zero = len(costs) + 2 * number, len(costs) + 2 * number + 1
-        net.join(value.maker, to_one, forbidden if value.to_one is None else value.to_one)
-        net.join(to_zero, value.maker, forbidden if value.to_zero is None else value.to_zero)
+        net.add_edge(value.maker, to_one, forbidden_cost if value.to_one is None else value.to_one)
+        net.add_edge(to_zero, value.maker, forbidden_cost if value.to_zero is None else value.to_zero)
         for reader in value.readers:
-            net.join(to_one, reader, forbidden)
-            net.join(reader, to_zero, forbidden)
-    if net.flow(source, sink) >= forbidden:
+            net.add_edge(to_one, reader, forbidden_cost)
+            net.add_edge(reader, to_zero, forbidden_cost)
+    if net.flow(source, sink) >= forbidden_cost:
         raise ValueError("no labels are possible: a node allows neither label, or two must be equal and differ")
-    near_sink = net.reaching(sink)
-    return [int(near_sink[node]) for node in range(len(costs))]
+    is_near_sink = net.can_reach(sink)
+    return [int(is_near_sink[node]) for node in range(len(costs))]
 
 
 class _Net:
@@ -75,14 +75,14 @@ class _Net:
     def __init__(self, vertices: int) -> None:
         self._edges: list[list[int]] = [[] for _ in range(vertices)]
         self._to: list[int] = []
-        self._left: list[int] = []
+        self._residual: list[int] = []
 
-    def join(self, start: int, end: int, capacity: int) -> None:
+    def add_edge(self, start: int, end: int, capacity: int) -> None:
         """Add an edge, and its reverse edge with capacity 0."""
         for vertex, to, amount in ((start, end, capacity), (end, start, 0)):
             self._edges[vertex].append(len(self._to))
             self._to.append(to)
-            self._left.append(amount)
+            self._residual.append(amount)
 
     def flow(self, source: int, sink: int) -> int:
         """Return the maximum flow; the residual capacities remain in the network."""
@@ -91,11 +91,11 @@ class _Net:
             level = self._levels(source)
             if level[sink] < 0:
                 return total
-            turn = [0] * len(self._edges)
-            while pushed := self._push(source, sink, level, turn):
-                total += pushed
+            next_edges = [0] * len(self._edges)
+            while amount := self._push(source, sink, level, next_edges):
+                total += amount
 
-    def reaching(self, sink: int) -> list[bool]:
+    def can_reach(self, sink: int) -> list[bool]:
         """Return which vertices can still reach the sink: the smallest sink side of all minimum cuts."""
         reachable = [False] * len(self._edges)
         reachable[sink], pending = True, [sink]
@@ -103,7 +103,7 @@ class _Net:
             vertex = pending.pop()
             for edge in self._edges[vertex]:
                 previous = self._to[edge]
-                if self._left[edge ^ 1] and not reachable[previous]:
+                if self._residual[edge ^ 1] and not reachable[previous]:
                     reachable[previous] = True
                     pending.append(previous)
         return reachable
@@ -114,22 +114,22 @@ class _Net:
         while pending:
             vertex = pending.popleft()
             for edge in self._edges[vertex]:
-                if self._left[edge] and level[self._to[edge]] < 0:
+                if self._residual[edge] and level[self._to[edge]] < 0:
                     level[self._to[edge]] = level[vertex] + 1
                     pending.append(self._to[edge])
         return level
 
-    def _push(self, source: int, sink: int, level: list[int], turn: list[int]) -> int:
+    def _push(self, source: int, sink: int, level: list[int], next_edges: list[int]) -> int:
         """Push flow along one path of edges to the next level, and return the amount; 0 if no path is left."""
         path: list[int] = []
         vertex = source
         while vertex != sink:
             edges = self._edges[vertex]
-            while turn[vertex] < len(edges):
-                edge = edges[turn[vertex]]
-                if self._left[edge] and level[self._to[edge]] == level[vertex] + 1:
+            while next_edges[vertex] < len(edges):
+                edge = edges[next_edges[vertex]]
+                if self._residual[edge] and level[self._to[edge]] == level[vertex] + 1:
                     break
-                turn[vertex] += 1
+                next_edges[vertex] += 1
             else:
                 if not path:
                     return 0
@@ -138,8 +138,8 @@ class _Net:
                 continue
             path.append(edge)
             vertex = self._to[edge]
-        least = min(self._left[edge] for edge in path)
+        amount = min(self._residual[edge] for edge in path)
         for edge in path:
-            self._left[edge] -= least
-            self._left[edge ^ 1] += least
-        return least
+            self._residual[edge] -= amount
+            self._residual[edge ^ 1] += amount
+        return amount

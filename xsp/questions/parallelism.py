@@ -18,9 +18,9 @@ from xsp.errors import AnalysisError
 from xsp.graph import paths, schedule
 from xsp.graph.node import EdgeKind, KnownBy, Phase
 from xsp.questions.budget import thread_counts
-from xsp.questions.timedcalls import ALLOWANCE, FILL, Difference, Ground, difference, milliseconds
+from xsp.questions.timedcalls import ALLOWANCE, FILL_HINT, Difference, TimedGraph, difference, milliseconds
 
-KNOWN = 0.5
+LEAST_COVERAGE = 0.5
 """Minimum share of the calls' time, as the step runs, that must also be timed with the other number of threads."""
 
 CROSSING_NS = 50_000.0
@@ -38,50 +38,50 @@ class Threads:
     gain: Difference
     nodes: tuple[int, ...]
     gains: dict[int, float]
-    ns: dict[int, float]
+    ns_by_count: dict[int, float]
     """Number of threads → total nanoseconds of the same calls."""
 
-    missing: int
+    missing_count: int
 
 
 @question("thread-count", "Is the number of threads optimal?", number="Q2", needs=Needs.BOUND)
 def thread_count(context: AdviceContext) -> Iterator[Advice]:
     """All calls with each number of threads up to the number of cores, compared with the step's number of threads."""
-    yield from of_threads(context.part("ground"))
+    yield from thread_advice(context.part("timed-graph"))
 
 
 @question("parallelism", "Do independent branches run at the same time?", number="Q2", needs=Needs.BOUND)
 def parallelism(context: AdviceContext) -> Iterator[Advice]:
     """A schedule of the graph with one call per core, against one call after the other, and whether calls overlap."""
-    ground: Ground = context.part("ground")
-    if ground.graph.known_by is KnownBy.ORDER:
+    timed_graph: TimedGraph = context.part("timed-graph")
+    if timed_graph.graph.known_by is KnownBy.ORDER:
         raise AnalysisError(
             "a run has the order of its calls and not their data flow, so independent calls are unknown; "
             "ask about the model: xsp advise path/to/file.py:function"
         )
-    yield from of_branches(ground)
+    yield from branch_advice(timed_graph)
 
 
 # --- threads ------------------------------------------------------------------------------------------------
 
 
-def of_threads(ground: Ground) -> Iterator[Advice]:
+def thread_advice(timed_graph: TimedGraph) -> Iterator[Advice]:
     """Yield advice on the number of threads if another number is better."""
-    best = best_threads(ground)
-    if best is None or not best.gain.sure:
+    best = best_threads(timed_graph)
+    if best is None or not best.gain.is_gain:
         return
-    gain, percent = ground.gain(best.gain, best.nodes)
+    gain, percent = timed_graph.gain(best.gain, best.nodes)
     why = [
         f"{len(best.nodes)} calls in isolation take in total "
-        + ", ".join(f"{ns / 1e6:.3g} ms with {count}" for count, ns in sorted(best.ns.items())),
-        f"the process can use {ground.cores} cores",
+        + ", ".join(f"{ns / 1e6:.3g} ms with {count}" for count, ns in sorted(best.ns_by_count.items())),
+        f"the process can use {timed_graph.cores} cores",
     ]
-    if best.missing:
-        why.append(f"{best.missing} calls are not timed with both, and keep their time")
+    if best.missing_count:
+        why.append(f"{best.missing_count} calls are not timed with both, and keep their time")
     yield Advice(
         "thread-count",
-        _problem_text(ground.threads, best.count, ground.cores),
-        ground.places(best.gains),
+        _problem_text(timed_graph.threads, best.count, timed_graph.cores),
+        timed_graph.places(best.gains),
         gain,
         False,
         percent,
@@ -92,39 +92,45 @@ def of_threads(ground: Ground) -> Iterator[Advice]:
     )
 
 
-def best_threads(ground: Ground) -> Threads | None:
+def best_threads(timed_graph: TimedGraph) -> Threads | None:
     """Return the number of threads with the largest gain, among those with enough timed calls, or None."""
-    current = {node: timing for node in ground.computing if (timing := ground.timing(node, threads=ground.threads))}
+    current = {
+        node: timing
+        for node in timed_graph.computing
+        if (timing := timed_graph.timing(node, threads=timed_graph.threads))
+    }
     total = math.fsum(timing.trimmed_ns or 0.0 for timing in current.values())
     results = []
-    for count in thread_counts(ground.cores):
-        if count == ground.threads:
+    for count in thread_counts(timed_graph.cores):
+        if count == timed_graph.threads:
             continue
-        candidate = {node: alternative for node in current if (alternative := ground.timing(node, threads=count))}
-        known = math.fsum(current[node].trimmed_ns or 0.0 for node in candidate)
-        if candidate and known >= KNOWN * total:
-            results.append(_compare_counts(ground, count, current, candidate))
+        candidate = {node: alternative for node in current if (alternative := timed_graph.timing(node, threads=count))}
+        known_ns = math.fsum(current[node].trimmed_ns or 0.0 for node in candidate)
+        if candidate and known_ns >= LEAST_COVERAGE * total:
+            results.append(_compare_counts(timed_graph, count, current, candidate))
     return max(results, key=lambda threads: threads.gain.ns, default=None)
 
 
-def _compare_counts(ground: Ground, count: int, current: dict[int, Timing], candidate: dict[int, Timing]) -> Threads:
+def _compare_counts(
+    timed_graph: TimedGraph, count: int, current: dict[int, Timing], candidate: dict[int, Timing]
+) -> Threads:
     before = [current[node] for node in candidate]
     sums = {
-        ground.threads: math.fsum(timing.trimmed_ns or 0.0 for timing in before),
+        timed_graph.threads: math.fsum(timing.trimmed_ns or 0.0 for timing in before),
         count: math.fsum(timing.trimmed_ns or 0.0 for timing in candidate.values()),
     }
     gains = {node: (current[node].trimmed_ns or 0.0) - (timing.trimmed_ns or 0.0) for node, timing in candidate.items()}
-    missing = len(ground.computing) - len(candidate)
+    missing = len(timed_graph.computing) - len(candidate)
     return Threads(count, difference(before, candidate.values()), tuple(candidate), gains, sums, missing)
 
 
-def _problem_text(current: int, better: int, cores: int) -> str:
+def _problem_text(current: int, best: int, cores: int) -> str:
     threads = f"{current} threads" if current != 1 else "one thread"
     if current > cores:
         return f"{threads} share {cores} {'cores' if cores != 1 else 'core'}"
-    if current < better:
-        return f"{threads}, although {better} of {cores} cores help"
-    return f"{threads}, although {better} would do: the calls are too small to be divided"
+    if current < best:
+        return f"{threads}, although {best} of {cores} cores help"
+    return f"{threads}, although {best} would do: the calls are too small to be divided"
 
 
 # --- branches -----------------------------------------------------------------------------------------------
@@ -150,26 +156,26 @@ class Branches:
     coverage: float
 
 
-def of_branches(ground: Ground) -> Iterator[Advice]:
+def branch_advice(timed_graph: TimedGraph) -> Iterator[Advice]:
     """Yield advice on branches that are worth running at the same time."""
-    branches = scheduled(ground)
+    branches = schedule_branches(timed_graph)
     if branches is None:
-        raise AnalysisError(f"too few calls are timed with one thread; {FILL}")
-    if not branches.gain.sure or branches.gain.ns < LEAST_SHARE * ground.total_ns or ground.overlapping:
+        raise AnalysisError(f"too few calls are timed with one thread; {FILL_HINT}")
+    if not branches.gain.is_gain or branches.gain.ns < LEAST_SHARE * timed_graph.total_ns or timed_graph.has_overlap:
         return
-    gain, percent = ground.gain(branches.gain, ground.computing)
+    gain, percent = timed_graph.gain(branches.gain, timed_graph.computing)
     why = [
         f"sequentially {branches.sequential_ns / 1e6:.3g} ms with {branches.threads} threads; in parallel "
         f"{branches.schedule_ns / 1e6:.3g} ms, each call with one thread, "
-        f"{branches.width} at once on {ground.cores} cores",
+        f"{branches.width} at once on {timed_graph.cores} cores",
         f"{branches.crossings} times a thread waits for another one, {CROSSING_NS / 1000:.0f} µs each, included",
     ]
-    if ground.traced_calls:
+    if timed_graph.traced_calls:
         why.append("no two calls overlapped in the trace")
     yield Advice(
         "parallelism",
         f"{branches.width} independent branches run one after the other, and their calls gain little from more threads",
-        ground.places({node: _single_ns(ground, node) for node in branches.nodes}),
+        timed_graph.places({node: _single_ns(timed_graph, node) for node in branches.nodes}),
         gain,
         False,
         percent,
@@ -178,21 +184,21 @@ def of_branches(ground: Ground) -> Iterator[Advice]:
     )
 
 
-def scheduled(ground: Ground) -> Branches | None:
+def schedule_branches(timed_graph: TimedGraph) -> Branches | None:
     """Return the gain of a schedule; None with a single core, or if too few calls are timed with one thread."""
-    graph, cores = ground.graph, ground.cores
-    single = {node: timing for node in ground.computing if (timing := ground.timing(node, threads=1))}
+    graph, cores = timed_graph.graph, timed_graph.cores
+    single = {node: timing for node in timed_graph.computing if (timing := timed_graph.timing(node, threads=1))}
     sums = []
-    for count in dict.fromkeys((ground.threads, *thread_counts(cores))):
-        timings = {node: timing for node in single if (timing := ground.timing(node, threads=count))}
+    for count in dict.fromkeys((timed_graph.threads, *thread_counts(cores))):
+        timings = {node: timing for node in single if (timing := timed_graph.timing(node, threads=count))}
         if len(timings) == len(single):
             sums.append(
                 (math.fsum(timing.trimmed_ns or 0.0 for timing in timings.values()), count, list(timings.values()))
             )
-    coverage = len(single) / len(ground.computing) if ground.computing else 0.0
-    if not sums or coverage < KNOWN or cores < 2:
+    coverage = len(single) / len(timed_graph.computing) if timed_graph.computing else 0.0
+    if not sums or coverage < LEAST_COVERAGE or cores < 2:
         return None
-    sequential, threads, sequential_timings = min(sums, key=lambda entry: entry[0])
+    sequential_ns, threads, sequential_timings = min(sums, key=lambda entry: entry[0])
     times: list[schedule.Times] = [
         {1: single[node].trimmed_ns or 0.0} if node in single else {1: 0.0} for node in range(len(graph.nodes))
     ]
@@ -200,25 +206,32 @@ def scheduled(ground: Ground) -> Branches | None:
     slots = schedule.list_schedule(predecessors, times, cores)
     core = {slot.node: slot.core for slot in slots if slot.core is not None}
     before_by_data = paths.contracted(graph, lambda node: node.computes)
-    crossings = _crossings(before_by_data, [core.get(node) for node in ground.computing])
+    crossings = _crossings(before_by_data, [core.get(node) for node in timed_graph.computing])
     concurrent, width = _concurrent_calls(slots)
     crossings += max(0, width - 1)  # each additional thread is woken once
-    end = max((slot.end for slot in slots), default=0.0) + crossings * CROSSING_NS
+    schedule_ns = max((slot.end for slot in slots), default=0.0) + crossings * CROSSING_NS
     spread = difference(sequential_timings, ())
-    half = math.hypot((spread.high - spread.low) / 2, ALLOWANCE * end)
-    gain = sequential - end
+    half = math.hypot((spread.high - spread.low) / 2, ALLOWANCE * schedule_ns)
+    gain = sequential_ns - schedule_ns
     forward = tuple(node for node in concurrent if graph.nodes[node].phase is Phase.FORWARD)
     return Branches(
-        Difference(gain, gain - half, gain + half), sequential, end, threads, crossings, width, forward, coverage
+        Difference(gain, gain - half, gain + half),
+        sequential_ns,
+        schedule_ns,
+        threads,
+        crossings,
+        width,
+        forward,
+        coverage,
     )
 
 
-def _crossings(before: Sequence[Sequence[int]], core: Sequence[int | None]) -> int:
+def _crossings(predecessors_of: Sequence[Sequence[int]], cores: Sequence[int | None]) -> int:
     """Return the number of calls that wait for a call on another core."""
     return sum(
-        any(core[predecessor] is not None and core[predecessor] != core[node] for predecessor in predecessors)
-        for node, predecessors in enumerate(before)
-        if core[node] is not None
+        any(cores[predecessor] is not None and cores[predecessor] != cores[node] for predecessor in predecessors)
+        for node, predecessors in enumerate(predecessors_of)
+        if cores[node] is not None
     )
 
 
@@ -244,6 +257,6 @@ def _concurrent_calls(slots: Sequence[schedule.Slot]) -> tuple[tuple[int, ...], 
     return tuple(sorted(concurrent)), width
 
 
-def _single_ns(ground: Ground, node: int) -> float:
-    timing = ground.timing(node, threads=1)
+def _single_ns(timed_graph: TimedGraph, node: int) -> float:
+    timing = timed_graph.timing(node, threads=1)
     return 0.0 if timing is None else timing.trimmed_ns or 0.0

@@ -21,39 +21,39 @@ def removable(context: AdviceContext) -> Iterator[Advice]:
     for gain in prices.gains(RULES):
         if gain.at_most and gain.changes[0].rule == "loop" and context.trace is not None:
             continue
-        yield prices.advice("removable", gain, what(gain), do(gain.changes[0]))
+        yield prices.advice("removable", gain, problem_text(gain), remedy_text(gain.changes[0]))
 
 
-def what(gain: Gain) -> str:
+def problem_text(gain: Gain) -> str:
     """Return the problem in one line."""
     first, count = gain.changes[0], len(gain.changes)
     text = first.description if count == 1 else f"{first.description}, {count} times"
-    where = _where(first)
-    return f"{where}: {text}" if where else text
+    location = _location(first)
+    return f"{location}: {text}" if location else text
 
 
-def _where(change: Change) -> str:
+def _location(change: Change) -> str:
     """Return the module that contains all of a change, with the number of its call; empty for the outermost one."""
     if not change.modules:
         return ""
     paths = [module.split(".") for module in change.modules]
     if change.rule == "loop":  # each sample is another call of the same modules
-        shared = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
-        return ".".join(shared)
+        shared_parts = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
+        return ".".join(shared_parts)
     path, _, turn = change.modules[0].partition("#")
     return f"{path}, call {turn}" if turn else path
 
 
-def do(change: Change) -> str:
+def remedy_text(change: Change) -> str:
     """Return the change to make in the program."""
-    where = f" in the forward of {_where(change).partition(',')[0]}" if _where(change) else ""
+    location = f" in the forward of {_location(change).partition(',')[0]}" if _location(change) else ""
     if change.rule == "dead":
-        return f"delete its computation{where}, or do not request it (need_weights=False, output_attentions=False)"
+        return f"delete its computation{location}, or do not request it (need_weights=False, output_attentions=False)"
     if change.rule == "equal":
-        return f"compute it once{where} and keep it: y = layer(x), then use y in both places"
+        return f"compute it once{location} and keep it: y = layer(x), then use y in both places"
     if change.rule == "cast":
         note = "" if change.changes_numbers is None else "; compare results, which are then computed in another type"
-        return f"delete the casts (.double(), .float(), .to(dtype)){where}{note}"
+        return f"delete the casts (.double(), .float(), .to(dtype)){location}{note}"
     if change.rule == "copy":
-        return f"delete the copy (.clone(), .contiguous(), F.pad by 0, torch.cat of one){where}"
-    return f"call it once on the whole batch{where}: y = f(x) instead of torch.stack([f(each) for each in x])"
+        return f"delete the copy (.clone(), .contiguous(), F.pad by 0, torch.cat of one){location}"
+    return f"call it once on the whole batch{location}: y = f(x) instead of torch.stack([f(each) for each in x])"

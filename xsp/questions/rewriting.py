@@ -22,7 +22,7 @@ from xsp.graph.node import Graph
 from xsp.graph.rewrite import Change, RewrittenGraph
 from xsp.questions.timedcalls import ALLOWANCE, MOST_PLACES
 
-NUMBERED = re.compile(r"(?<=[.#])\d+")
+LAYER_NUMBER = re.compile(r"(?<=[.#])\d+")
 """Numbers of layers in module paths: changes of equal layers differ only by them."""
 
 MOST_FILL_S = 20.0
@@ -46,7 +46,7 @@ class Gain:
     """Whether the replacement calls are not timed, so that the gain assumes their least possible time."""
 
     before_ns: float
-    unknown: int
+    unknown_count: int
     """Number of removed calls without a figure: their time is not in the gain."""
 
 
@@ -73,7 +73,7 @@ class Prices:
         groups: dict[tuple[str, str, str | None], list[Change]] = defaultdict(list)
         for change in self.rewritten.changes:
             if change.rule in rules:
-                groups[change.rule, NUMBERED.sub("*", change.description), change.changes_numbers].append(change)
+                groups[change.rule, LAYER_NUMBER.sub("*", change.description), change.changes_numbers].append(change)
         gains = [self._gain(tuple(changes)) for changes in groups.values()]
         return sorted((gain for gain in gains if gain is not None), key=lambda gain: -gain.ns)
 
@@ -90,16 +90,16 @@ class Prices:
         if not added:
             in_place = [self.in_place[place] for place in removed]
             figures = in_place if None not in in_place else figures
-        known = [figure for figure in figures if figure is not None]
-        if not known:
+        known_figures = [figure for figure in figures if figure is not None]
+        if not known_figures:
             return None
-        before = math.fsum(figure.ns for figure in known)
-        half = math.hypot(totals.half(known), ALLOWANCE * before if added else 0.0)
+        before = math.fsum(figure.ns for figure in known_figures)
+        half = math.hypot(totals.half(known_figures), ALLOWANCE * before if added else 0.0)
         after = [self.after.get(place) for place in added]
         if None not in after:
             additions = [figure for figure in after if figure is not None]
             ns, half = before - math.fsum(figure.ns for figure in additions), math.hypot(half, totals.half(additions))
-            return Gain(changes, removed, added, ns, half, False, before, len(figures) - len(known))
+            return Gain(changes, removed, added, ns, half, False, before, len(figures) - len(known_figures))
         least = math.fsum(self._least(change) for change in changes)
         return Gain(changes, removed, added, before - least, half, True, before, 0)
 
@@ -120,17 +120,17 @@ class Prices:
         ops = [self.rewritten.graph.nodes[place].call.op for place in self.rewritten.added_calls(change)]
         return share * math.fsum(longest.get(op, 0.0) for op in ops)
 
-    def advice(self, question: str, gain: Gain, what: str, do: str, trial: str | None = None) -> Advice:
+    def advice(self, question: str, gain: Gain, text: str, remedy: str, trial: str | None = None) -> Advice:
         """Return the piece of advice for a gain."""
         return piece(
             self,
             question,
-            what,
+            text,
             gain.removed,
             Interval((gain.ns - gain.half_ns) / 1e6, gain.ns / 1e6, (gain.ns + gain.half_ns) / 1e6),
             gain.at_most,
             self._why(gain),
-            do,
+            remedy,
             gain.changes[0].changes_numbers,
             trial,
         )
@@ -142,33 +142,33 @@ class Prices:
             lines.append(f"{len(gain.added)} calls that take {after / 1e6:.3g} ms replace them")
         elif gain.added:
             lines.append(f"{len(gain.added)} calls that replace them are not timed: --fill 60s")
-        if gain.unknown:
-            lines.append(f"{gain.unknown} of the removed calls have no time")
+        if gain.unknown_count:
+            lines.append(f"{gain.unknown_count} of the removed calls have no time")
         return tuple(lines)
 
 
 def piece(
     prices: Prices,
     question: str,
-    what: str,
+    text: str,
     nodes: Sequence[int],
     gain: Interval,
     at_most: bool,
     why: tuple[str, ...],
-    do: str,
+    remedy: str,
     changes_numbers: str | None = None,
     trial: str | None = None,
 ) -> Advice:
     """Return a piece of advice on calls of the original graph."""
     total_ns = prices.total_ns
     if total_ns is not None:
-        gain = gain.within(total_ns / 1e6)
-    where = placed(prices.rewritten.original, nodes, prices.before, prices.spans)
+        gain = gain.limit(total_ns / 1e6)
+    where = places_of(prices.rewritten.original, nodes, prices.before, prices.spans)
     percent = 100 * gain.value * 1e6 / total_ns if total_ns else 0.0
-    return Advice(question, what, where, gain, at_most, percent, why, do, changes_numbers, trial)
+    return Advice(question, text, where, gain, at_most, percent, why, remedy, changes_numbers, trial)
 
 
-def placed(
+def places_of(
     graph: Graph, nodes: Sequence[int], figures: Sequence[Figure | None], spans: Sequence[str]
 ) -> tuple[Place, ...]:
     """Return the modules and operators of calls, those with the most time first, at most `MOST_PLACES`."""
@@ -176,10 +176,10 @@ def placed(
     for node in nodes:
         groups[graph.nodes[node].module, graph.nodes[node].call.op].append(node)
 
-    def taken(group: Sequence[int]) -> float:
+    def total_ns(group: Sequence[int]) -> float:
         return math.fsum(figure.ns for node in group if (figure := figures[node]) is not None)
 
-    order = sorted(groups.items(), key=lambda item: -taken(item[1]))
+    order = sorted(groups.items(), key=lambda item: -total_ns(item[1]))
     return tuple(
         Place(
             module or None,
@@ -200,10 +200,10 @@ def prices(context: AdviceContext) -> Prices:
     """
     bound: Bound = context.bound
     rewritten = rewrite.of(bound.graph)
-    unknown: tuple[Figure | None, ...] = (None,) * len(bound.graph.nodes)
-    in_place = bound.figures.get(Rung.IN_PLACE.value, unknown)
-    as_run = bound.figures.get(Rung.AS_RUN.value, unknown)
-    before = tuple(mine or theirs for mine, theirs in zip(as_run, in_place, strict=True))
+    no_figures: tuple[Figure | None, ...] = (None,) * len(bound.graph.nodes)
+    in_place = bound.figures.get(Rung.IN_PLACE.value, no_figures)
+    as_run = bound.figures.get(Rung.AS_RUN.value, no_figures)
+    before = tuple(isolated or traced for isolated, traced in zip(as_run, in_place, strict=True))
     join = bound.join
     spans: tuple[str, ...] = ()
     if join is not None:
@@ -237,7 +237,7 @@ def _figure(timings: Timings, spec: Spec | None) -> Figure | None:
 
 def step_ns(context: AdviceContext, bound: Bound, before: Sequence[Figure | None]) -> float | None:
     """Return the time of a step: as measured, else from the bound, else the sum of the known calls; None if unknown."""
-    if context.step is not None and context.step.what == "step":
+    if context.step is not None and context.step.unit == "step":
         return context.step.ms.value * 1e6
     for rung in (Rung.MEASURED, Rung.FRAMEWORK, Rung.AS_RUN):
         total = bound.rungs[rung.value].sequential

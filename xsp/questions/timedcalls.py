@@ -1,8 +1,8 @@
-"""The basis of questions in addition to a trace: a graph, its bound, timings of its calls, and the calls in the trace.
+"""The input of questions on timings: a graph, its bound, the timings of its calls, and the calls in the trace.
 
 Timings of other variants of a call are compared with the original, key by key: calls with the same key share their
 error. The interval of a difference contains the results of trimmed means and of fastest batches, since a disturbance
-shifts the former and hardly the latter, and `ALLOWANCE`, since two sessions on one machine differ by that much.
+shifts the former but hardly the latter, and `ALLOWANCE`, since two sessions on one machine differ by that much.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from xsp.schema import Level
 ALLOWANCE = 0.03
 """Difference between timings of equal work from one session to another, as a share of the larger of two sums."""
 
-DISTURBED = 4.0
+MOST_SLOWDOWN = 4.0
 """Multiple of the time in the trace above which calls timed alone were timed on a busy machine. A factor of two was
 seen on a quiet machine, for convolutions whose inputs have another layout in place; 6 and 8 on a busy one."""
 
 MOST_PLACES = 5
 
-FILL = "take them first: --fill 60s"
+FILL_HINT = "take them first: --fill 60s"
 
-OF_MODEL = ("batch", "train", "shape", "sequence")
-OF_BOUND = ("device", "like", "threads")
+MODEL_SETTINGS = ("batch", "train", "shape", "sequence")
+BOUND_SETTINGS = ("device", "like", "threads")
 """Settings for the graph and for the bound."""
 
 
@@ -51,7 +51,7 @@ class Difference:
     high: float
 
     @property
-    def sure(self) -> bool:
+    def is_gain(self) -> bool:
         """Whether the whole interval is a gain."""
         return self.low > 0
 
@@ -82,7 +82,7 @@ def milliseconds(gains: Mapping[int, float]) -> dict[int, float]:
 
 
 @dataclass(frozen=True)
-class Ground:
+class TimedGraph:
     """A graph with the timings of its calls, and with the corresponding calls in a trace."""
 
     graph: Graph
@@ -95,7 +95,7 @@ class Ground:
     """The call of each node in the trace; empty without a trace."""
 
     step_ms: Interval | None = None
-    overlapping: bool = False
+    has_overlap: bool = False
     """Whether calls of different threads ran at the same time in the trace."""
 
     @cached_property
@@ -119,10 +119,10 @@ class Ground:
         if spec is None:
             return None
         threads = threads or self.reference
-        timing = self._known.get((node, variant, threads))
+        timing = self._timing_cache.get((node, variant, threads))
         if timing is None:
             timing = self.timings.get(replace(spec, variant=variant, threads=threads).key)
-            self._known[node, variant, threads] = timing
+            self._timing_cache[node, variant, threads] = timing
         return timing if timing is not None and timing.is_timed else None
 
     def supports(self, node: int, variant: str) -> bool:
@@ -133,7 +133,7 @@ class Ground:
         return spec is not None and definition is not None and definition.may_change(spec)
 
     @cached_property
-    def _known(self) -> dict[tuple[int, str, int], Timing | None]:
+    def _timing_cache(self) -> dict[tuple[int, str, int], Timing | None]:
         return {}
 
     @cached_property
@@ -146,14 +146,14 @@ class Ground:
         timings = [self.timing(node, threads=self.threads) for node in self.computing]
         return math.fsum(timing.trimmed_ns or 0.0 for timing in timings if timing is not None)
 
-    def gain(self, found: Difference, nodes: Iterable[int]) -> tuple[Interval, float]:
+    def gain(self, change: Difference, nodes: Iterable[int]) -> tuple[Interval, float]:
         """Return a difference in milliseconds and in percent of the step, at most the calls' time in the trace."""
         limit = self.total_ns
         if self.traced_calls:
             calls = [self.traced_calls[node] for node in nodes]
             if all(call is not None for call in calls):
                 limit = min(limit, math.fsum(call.ns for call in calls if call is not None))
-        interval = Interval(found.low / 1e6, found.ns / 1e6, found.high / 1e6).within(limit / 1e6)
+        interval = Interval(change.low / 1e6, change.ns / 1e6, change.high / 1e6).limit(limit / 1e6)
         return interval, 100 * interval.value * 1e6 / self.total_ns if self.total_ns else 0.0
 
     def in_place_ns(self, nodes: Iterable[int]) -> float | None:
@@ -162,7 +162,7 @@ class Ground:
         return None if None in calls else math.fsum(call.ns for call in calls if call is not None)
 
     @property
-    def slower_alone(self) -> float | None:
+    def isolation_ratio(self) -> float | None:
         """Ratio of the time of calls timed alone to that in the trace, over calls known both ways; None without any."""
         pairs = [
             (timing.trimmed_ns or 0.0, call.ns)
@@ -172,13 +172,13 @@ class Ground:
         in_place = math.fsum(ns for _, ns in pairs)
         return math.fsum(ns for ns, _ in pairs) / in_place if in_place else None
 
-    def undisturbed(self) -> Ground:
+    def require_undisturbed(self) -> TimedGraph:
         """Return this object.
 
         Raises:
             AnalysisError: its calls took far longer alone than in the trace.
         """
-        if (ratio := self.slower_alone or 0.0) > DISTURBED:
+        if (ratio := self.isolation_ratio or 0.0) > MOST_SLOWDOWN:
             raise AnalysisError(
                 f"calls in isolation took {ratio:.1f} times as long as in the trace: the machine was busy while they "
                 "were timed; time them again when it is not: --fill 60s --timings NEW_FOLDER"
@@ -202,9 +202,9 @@ class Ground:
         return tuple(call.span for call in calls if call is not None and call.span)
 
 
-@provides("ground")
-def ground(context: AdviceContext) -> Ground:
-    """Return the basis of questions on timings.
+@provides("timed-graph")
+def timed_graph(context: AdviceContext) -> TimedGraph:
+    """Return the graph of the subject with its timings.
 
     Raises:
         AnalysisError: the calls cannot be timed here, or there are no timings.
@@ -220,18 +220,18 @@ def ground(context: AdviceContext) -> Ground:
     if not any(node.call.inputs for node in graph.computing):
         raise AnalysisError(recordedcalls.no_shapes(trace))
     step, calls = context.step, () if trace is None else _traced_calls(context, graph)
-    basis = Ground(
+    basis = TimedGraph(
         graph,
         context.part("timings"),
         threads_of(context),
         cores(),
         calls,
-        step.ms if step is not None and step.what == "step" else None,
+        step.ms if step is not None and step.unit == "step" else None,
         trace is not None and _overlap(context, calls),
     )
     if not any(basis.timing(node, threads=basis.threads) for node in basis.computing):
-        raise AnalysisError(f"no call is timed here; {FILL}")
-    return basis.undisturbed()
+        raise AnalysisError(f"no call is timed here; {FILL_HINT}")
+    return basis.require_undisturbed()
 
 
 def threads_of(context: AdviceContext) -> int:
@@ -242,41 +242,41 @@ def threads_of(context: AdviceContext) -> int:
 
 def _traced_calls(context: AdviceContext, graph: Graph) -> tuple[RecordedCall | None, ...]:
     if graph.source is Source.SPANS:
-        return tuple(recordedcalls.calls_of_nodes(context.traced))
-    calls = recordedcalls.of(context.traced, {node.call.op for node in graph.nodes})
+        return tuple(recordedcalls.calls_of_nodes(context.required_trace))
+    calls = recordedcalls.of(context.required_trace, {node.call.op for node in graph.nodes})
     return tuple(None if index is None else calls[index] for index in join.of(graph, calls).call_of_node)
 
 
 def _overlap(context: AdviceContext, calls: Sequence[RecordedCall | None]) -> bool:
     """Return whether calls of different threads ran at the same time, for more than `ALLOWANCE` of their time."""
     span_ids = {call.span for call in calls if call is not None}
-    rows = context.traced.con.execute(
+    rows = context.required_trace.con.execute(
         f"SELECT span_id, start_ns, dur_ns, process, thread FROM merged WHERE level = {int(Level.OP)} ORDER BY start_ns"
     ).fetchall()
-    ends: dict[tuple[object, object], int] = {}
+    end_times: dict[tuple[object, object], int] = {}
     total = overlap = 0
     for span, start, duration, process, thread in rows:
         if span not in span_ids or not duration:
             continue
-        other_ends = [end for key, end in ends.items() if key != (process, thread)]
+        other_ends = [end for key, end in end_times.items() if key != (process, thread)]
         overlap += max(0, min(start + duration, max(other_ends, default=0)) - start)
         total += duration
-        ends[process, thread] = max(start + duration, ends.get((process, thread), 0))
+        end_times[process, thread] = max(start + duration, end_times.get((process, thread), 0))
     return overlap > ALLOWANCE * total
 
 
 @provides("graph")
 def graph(context: AdviceContext) -> Any:
     """Return the graph of the model that was run or given, else that of the trace's calls."""
-    result, _ = planned.of(_subject(context), (), None, _options(context, OF_MODEL))
+    result, _ = planned.of(_subject(context), (), None, _options(context, MODEL_SETTINGS))
     return result
 
 
 @provides("bound")
 def bound(context: AdviceContext) -> Any:
     """Return the bound of the graph, joined with the trace if there is one."""
-    what = context.graph
-    return bounds.of(what, trace=context.trace, timings=context.part("timings"), **_options(context, OF_BOUND))
+    subject = context.graph
+    return bounds.of(subject, trace=context.trace, timings=context.part("timings"), **_options(context, BOUND_SETTINGS))
 
 
 def _subject(context: AdviceContext) -> Any:

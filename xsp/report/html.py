@@ -180,7 +180,7 @@ def _data(trace: Trace, most_spans: int) -> dict[str, Any]:
         conclusion, reliability = verdict(answers), words.trust(trace)
         ledger = results["ledger"].dicts()
         return {
-            "verdict": [conclusion.verdict, *conclusion.next] if conclusion else [],
+            "verdict": [conclusion.verdict, *conclusion.next_steps] if conclusion else [],
             "headline": headline(answers, conclusion, reliability["attributed"]),
             "phases": phases(results["phases"].dicts() if "phases" in results else []),
             "health": reliability,

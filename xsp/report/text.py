@@ -178,7 +178,7 @@ def _of_devices(answers: Answers, conclusion: Verdict) -> RenderableType:
     grid.add_row("verdict", Text(conclusion.verdict, style="bold"))
     for word, sentences in (
         ("why", conclusion.why),
-        ("next", conclusion.next),
+        ("next", conclusion.next_steps),
         ("layers known", _known(answers.trace)),
     ):
         for index, sentence in enumerate(sentences):
