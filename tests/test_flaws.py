@@ -74,7 +74,7 @@ def test_a_session_of_no_time_reports_what_is_there_and_what_is_left(
 ) -> None:
     (tmp_path / "onednn_off").mkdir()
     (tmp_path / "onednn_off" / "answer.json").write_text(json.dumps({"advice": [piece(trial="onednn=on")], "rank": 1}))
-    monkeypatch.setattr(advice, "_asked", lambda *_: pytest.fail("a program was begun"))
+    monkeypatch.setattr(advice, "_record_and_advise", lambda *_: pytest.fail("a program was begun"))
     advice.main(["--quick", "--seconds", "0", "--out", str(tmp_path)])
     said = capsys.readouterr().out
     assert "right advice among the first 3 pieces: 1 of 1" in said

@@ -186,7 +186,7 @@ def large() -> Graph:
 def test_a_run_without_onednn_is_told_what_it_lost(tmp_path: Path) -> None:
     graph = large()
     ns = costs(conv2d={AS_RUN: 50_000.0, "onednn-off": 400_000.0})
-    (piece,) = choice.pieces(ground_of(graph, tmp_path, ns, seen=seen(graph, "aten::_slow_conv2d_forward")))
+    (piece,) = choice.pieces(ground_of(graph, tmp_path, ns, recorded_calls=seen(graph, "aten::_slow_conv2d_forward")))
     assert piece.what == "oneDNN is switched off: 1 convolutions run without it"
     assert piece.gain.value == pytest.approx(0.35)
     assert piece.trial == "onednn=on"
@@ -195,7 +195,7 @@ def test_a_run_without_onednn_is_told_what_it_lost(tmp_path: Path) -> None:
 
 def test_without_timings_it_is_at_most_what_those_calls_took(tmp_path: Path) -> None:
     graph = large()
-    ground = ground_of(graph, tmp_path, costs(conv2d={}), seen=seen(graph, "aten::_slow_conv2d_forward"))
+    ground = ground_of(graph, tmp_path, costs(conv2d={}), recorded_calls=seen(graph, "aten::_slow_conv2d_forward"))
     (piece,) = choice.pieces(ground)
     assert piece.at_most
     assert (piece.gain.low, piece.gain.value, piece.gain.high) == (0.5, 0.5, 0.5)
@@ -205,7 +205,7 @@ def test_a_run_with_onednn_is_told_nothing_of_it(tmp_path: Path) -> None:
     graph = large()
     ns = costs(conv2d={AS_RUN: 50_000.0, "onednn-off": 400_000.0})
     for inside in ("aten::mkldnn_convolution", "aten::something_else"):
-        assert list(choice.pieces(ground_of(graph, tmp_path, ns, seen=seen(graph, inside)))) == []
+        assert list(choice.pieces(ground_of(graph, tmp_path, ns, recorded_calls=seen(graph, inside)))) == []
 
 
 def test_a_difference_within_what_sittings_differ_by_is_not_advised(tmp_path: Path) -> None:
@@ -258,8 +258,8 @@ def test_a_difference_holds_what_least_batches_say(tmp_path: Path) -> None:
 def test_timings_of_a_busy_machine_are_refused(tmp_path: Path) -> None:
     """Here a call takes 500 us in the trace; by itself it may take somewhat more, and not many times as long."""
     graph, inside = large(), "aten::mkldnn_convolution"
-    quiet = ground_of(graph, tmp_path / "quiet", costs(conv2d={AS_RUN: 600_000.0}), seen=seen(graph, inside))
+    quiet = ground_of(graph, tmp_path / "quiet", costs(conv2d={AS_RUN: 600_000.0}), recorded_calls=seen(graph, inside))
     assert quiet.undisturbed() is quiet
-    busy = ground_of(graph, tmp_path / "busy", costs(conv2d={AS_RUN: 8_000_000.0}), seen=seen(graph, inside))
+    busy = ground_of(graph, tmp_path / "busy", costs(conv2d={AS_RUN: 8_000_000.0}), recorded_calls=seen(graph, inside))
     with pytest.raises(AnalysisError, match="times as long as in the trace"):
         busy.undisturbed()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from madetimings import ground_of, timed
+from madetimings import ground_of, make_timing
 
 torch = pytest.importorskip("torch")
 
@@ -65,7 +65,7 @@ def test_another_precision_is_never_the_best_of_a_bound(tmp_path: Path) -> None:
 def test_all_is_said_of_a_model_at_once_and_pieces_say_what_they_add(tmp_path: Path) -> None:
     made = ground(tmp_path)
     convert = {spec.key: spec for pairs in budget.rounds(made.graph, 2, 2) for spec, _ in pairs}.values()
-    made.timings.add(timed(spec, 1e4) for spec in convert if spec.block.op == "aten::contiguous")
+    made.timings.add(make_timing(spec, 1e4) for spec in convert if spec.block.op == "aten::contiguous")
     asked = AdviceContext(
         None, "a model", {}, {"ground": lambda asked: replace(made), "ideal": lambda asked: ("ideal: x",)}
     )

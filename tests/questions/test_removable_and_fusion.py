@@ -174,11 +174,11 @@ def _step(fused: bool) -> Any:
 
 @pytest.mark.parametrize("together", [False, True])
 def test_an_optimizer_that_loops_over_parameters_is_found(together: bool) -> None:
-    from graphruns import recorded
+    from graphruns import record
 
     step = _step(together)
     step()
-    found, _, _ = recorded(step, grad=True)
+    found, _, _ = record(step, grad=True)
     assert bool(updates(found)) is not together
     advised = [each for each in asked(prices(found), fusion) if "optimizer" in each.what]
     assert len(advised) == (0 if together else 1)

@@ -1,4 +1,4 @@
-"""Timings of a graph as a function of the spec makes them, for what follows from timings."""
+"""Timings of a graph that a function of the spec determines, for tests of conclusions from timings."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from xsp.graph import Graph
 from xsp.questions import budget
 from xsp.questions.timedcalls import Ground
 
-HERE = Environment({"cpu": "a cpu", "cores": 2, "torch": "2"})
+ENVIRONMENT = Environment({"cpu": "a cpu", "cores": 2, "torch": "2"})
 
 Nanoseconds = Callable[[Spec], float | None]
 
 
-def timed(spec: Spec, ns: float, half: float = 0.001, error: float | None = None) -> Timing:
-    """Return a timing with an interval of so large a part of the figure on both sides."""
+def make_timing(spec: Spec, ns: float, half: float = 0.001, error: float | None = None) -> Timing:
+    """Return a timing; `half` is half of the width of its interval, as a share of the figure."""
     return replace(
         untimed(spec),
         status=Status.OK,
-        environment=HERE.hash,
+        environment=ENVIRONMENT.hash,
         trimmed_ns=ns,
         low_ns=ns * (1 - half),
         high_ns=ns * (1 + half),
@@ -44,11 +44,11 @@ def ground_of(
     cores: int = 2,
     half: float = 0.001,
     error: float | None = None,
-    seen: Sequence[RecordedCall | None] = (),
+    recorded_calls: Sequence[RecordedCall | None] = (),
 ) -> Ground:
-    """Return a graph with all timings that questions want of it and for which `ns` returns something."""
-    known = Timings.open(folder, HERE)
+    """Return a graph with all timings that questions need, as far as `ns` returns a figure."""
+    timings = Timings.open(folder, ENVIRONMENT)
     specs = {spec.key: spec for pairs in budget.rounds(graph, threads, cores) for spec, _ in pairs}
-    taken = ((spec, ns(spec)) for spec in specs.values() if spec.block.calls)
-    known.add(timed(spec, each, half, error) for spec, each in taken if each is not None)
-    return Ground(graph, known, threads, cores, tuple(seen))
+    times = ((spec, ns(spec)) for spec in specs.values() if spec.block.calls)
+    timings.add(make_timing(spec, spec_ns, half, error) for spec, spec_ns in times if spec_ns is not None)
+    return Ground(graph, timings, threads, cores, tuple(recorded_calls))
