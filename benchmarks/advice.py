@@ -38,15 +38,15 @@ from xsp.errors import XspError
 from xsp.ingest.load import load
 
 FLAWS = Path(__file__).with_name("flaws")
-FIRST = 3
-RANKED, SIGN, OFF = 10 / 12, 0.9, 30.0
+TOP_PIECES = 3
+GOAL_RANKED, GOAL_FASTER, GOAL_ERROR_PERCENT = 10 / 12, 0.9, 30.0
 """Goals: share of flaws with the right advice among the first three; share of trials in which the step becomes faster;
 median error in percent of the promise."""
 
-PASSED = 1.1
+BOUND_TOLERANCE = 1.1
 """Factor on an upper bound within which a gain counts as within the bound: repetitions differ by as much here."""
 
-SECONDS = 900.0
+RECORDING_LIMIT_S = 900.0
 """Timeout for recording one program."""
 
 
@@ -60,10 +60,10 @@ class Flaw(NamedTuple):
     def is_named_by(self, piece: Mapping[str, Any]) -> bool:
         """Return whether a piece of advice names this flaw."""
         trial = (piece.get("trial") or "").split("+")
-        if any(each.partition("=")[0] in self.trials for each in trial):
+        if any(change.partition("=")[0] in self.trials for change in trial):
             return True
-        said = " ".join((piece["what"], piece["do"], *piece.get("why", ()))).lower()
-        return piece["question"] in self.questions and (not self.words or any(each in said for each in self.words))
+        text = " ".join((piece["what"], piece["do"], *piece.get("why", ()))).lower()
+        return piece["question"] in self.questions and (not self.words or any(word in text for word in self.words))
 
 
 PLANTED: Mapping[str, Flaw] = {
@@ -108,8 +108,8 @@ PLANTED: Mapping[str, Flaw] = {
     "mask_as_index": Flaw(("mask-indexing",)),
     "softmax_before_argmax": Flaw(("largest",)),
 }
-AS_INSTALLED = ("memory_given_back",)
-"""Programs that run without `turns.KEEPING`."""
+DEFAULT_ALLOCATOR = ("memory_given_back",)
+"""Programs that run without `turns.KEEP_MEMORY`."""
 
 SOUND = (
     "onednn_off", "contiguous_layout", "attention_by_hand", "norm_not_folded", "clone_in_blocks", "casts_to_double",
@@ -122,48 +122,50 @@ QUICK = ("onednn_off", "clone_in_blocks", "sleep_in_a_module")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = turns.parser(__doc__)
-    made.add_argument("--out", type=Path, help="keep runs, timings and answers there, and continue from them")
-    made.add_argument("--only", nargs="+", metavar="NAME", choices=sorted(PLANTED), help="programs of flaws/")
-    made.add_argument("--fill", type=float, help="seconds per program for timings of its calls (default: 60, quick: 5)")
-    made.add_argument("--turns", type=int, help="maximum turns of a trial (default: 8, quick: 3)")
-    made.add_argument(
+    parser = turns.parser(__doc__)
+    parser.add_argument("--out", type=Path, help="keep runs, timings and answers there, and continue from them")
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=sorted(PLANTED), help="programs of flaws/")
+    parser.add_argument(
+        "--fill", type=float, help="seconds per program for timings of its calls (default: 60, quick: 5)"
+    )
+    parser.add_argument("--turns", type=int, help="maximum turns of a trial (default: 8, quick: 3)")
+    parser.add_argument(
         "--seconds", type=float, help="start no further program after this time; with --out, run it again"
     )
-    made.add_argument("--no-try", action="store_true", help="only ask for advice")
-    options = turns.parse(made, arguments)
+    parser.add_argument("--no-try", action="store_true", help="only ask for advice")
+    options = turns.parse(parser, arguments)
     names = tuple(options.only or (QUICK if options.quick else PLANTED))
-    os.environ.update(turns.KEEPING)  # inherited by all subprocesses: programs, trials, timings of calls
+    os.environ.update(turns.KEEP_MEMORY)  # inherited by all subprocesses: programs, trials, timings of calls
     with tempfile.TemporaryDirectory() as folder:
         out = options.out or Path(folder)
         out.mkdir(parents=True, exist_ok=True)
-        wanted = [*names, *(f"{name} --mended" for name in names if name in SOUND)]
-        until = math.inf if options.seconds is None else time.monotonic() + options.seconds
-        found: dict[str, dict[str, Any]] = {}
+        programs = [*names, *(f"{name} --mended" for name in names if name in SOUND)]
+        deadline = math.inf if options.seconds is None else time.monotonic() + options.seconds
+        answers: dict[str, dict[str, Any]] = {}
         interrupted = False
         try:
-            for text in wanted:
-                if time.monotonic() < until or _path(text, out).exists():
-                    found[text] = _answer(text, out, options)
+            for text in programs:
+                if time.monotonic() < deadline or _path(text, out).exists():
+                    answers[text] = _answer(text, out, options)
             for name in names:
-                if name in found and time.monotonic() < until and not options.no_try:
-                    found[name] = _with_mended(name, found[name], out, options)
+                if name in answers and time.monotonic() < deadline and not options.no_try:
+                    answers[name] = _with_mended(name, answers[name], out, options)
         except KeyboardInterrupt:
             interrupted = True
-    flawed = {text: answer for text, answer in found.items() if " " not in text}
-    clean = {text.split()[0]: answer for text, answer in found.items() if " " in text}
+    flawed = {text: answer for text, answer in answers.items() if " " not in text}
+    clean = {text.split()[0]: answer for text, answer in answers.items() if " " in text}
     report = _report(flawed, clean, options)
     if interrupted:
-        report.part("interrupted: the figures are of what was measured before")
-    if left := len(wanted) - len(found):
-        report.notes.append(f"{left} of {len(wanted)} programs are left: run it again with the same --out")
+        report.mark_partial("interrupted: the figures are of what was measured before")
+    if remaining := len(programs) - len(answers):
+        report.notes.append(f"{remaining} of {len(programs)} programs are left: run it again with the same --out")
     report.finish(options)
 
 
 def _path(text: str, out: Path) -> Path:
     """Return the path of the stored answer for a program."""
     name, *mended = text.split()
-    return out / "-".join([name, *(each.strip("-") for each in mended)]) / "answer.json"
+    return out / "-".join([name, *(option.strip("-") for option in mended)]) / "answer.json"
 
 
 def _steps(options: argparse.Namespace) -> str:
@@ -175,101 +177,104 @@ def _answer(text: str, out: Path, options: argparse.Namespace) -> dict[str, Any]
     name, *mended = text.split()
     path = _path(text, out)
     place = path.parent
-    found: dict[str, Any] = {}
+    answer: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads(path.read_text(encoding="utf-8"))
-    if not found:
+        answer = json.loads(path.read_text(encoding="utf-8"))
+    if not answer:
         turns.say(f"  {text}")
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
         try:
-            with _as_installed(name):
-                found = _asked(name, mended, place, out / "timings", options)
+            with _default_allocator(name):
+                answer = _record_and_advise(name, mended, place, out / "timings", options)
         except (XspError, subprocess.SubprocessError) as error:
-            found = {"error": next(iter(str(error).splitlines()), "") or type(error).__name__}
-        path.write_text(json.dumps(found), encoding="utf-8")
-    return found
+            answer = {"error": next(iter(str(error).splitlines()), "") or type(error).__name__}
+        path.write_text(json.dumps(answer), encoding="utf-8")
+    return answer
 
 
 def _with_mended(name: str, answer: dict[str, Any], out: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return an answer with the gain from mending the flaw, if advice named the flaw and no trial measured the gain."""
-    if "rank" in answer and "mended" not in answer and not _measured(answer):
+    if "rank" in answer and "mended" not in answer and not _measured_gain(answer):
         turns.say(f"  {name}, without its flaw")
         path = _path(name, out)
-        with _as_installed(name):
-            mended = _mended(answer["advice"][answer["rank"] - 1], FLAWS / f"{name}.py", path.parent, options)
+        with _default_allocator(name):
+            mended = _mending_gain(answer["advice"][answer["rank"] - 1], FLAWS / f"{name}.py", path.parent, options)
         answer = {**answer, "mended": mended}
         path.write_text(json.dumps(answer), encoding="utf-8")
     return answer
 
 
-def _asked(name: str, mended: Sequence[str], place: Path, timings: Path, options: argparse.Namespace) -> dict[str, Any]:
+def _record_and_advise(
+    name: str, mended: Sequence[str], place: Path, timings: Path, options: argparse.Namespace
+) -> dict[str, Any]:
     script = FLAWS / f"{name}.py"
     run = place / "run"
     environment = {**os.environ, "STEPS": _steps(options)}
     command = [sys.executable, "-m", "xsp.cli", "run", "--quiet", "--out", str(run), str(script), *mended]
-    subprocess.run(command, check=True, timeout=SECONDS, env=environment, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, timeout=RECORDING_LIMIT_S, env=environment, stdout=subprocess.DEVNULL)
     fill = options.fill if options.fill is not None else 5.0 if options.quick else 60.0
-    context = advisor.context_of(str(run), {"fill": fill, "timings": timings} if fill else {"timings": timings})
-    found = advise.of(context)
-    pieces = [_plain(each) for each in found.advice]
-    answer: dict[str, Any] = {"advice": pieces, "unanswered": dict(found.unanswered)}
-    right = next((at for at, piece in enumerate(pieces) if PLANTED[name].is_named_by(piece)), None)
-    if mended or right is None:
+    context = advisor.asked_about(str(run), {"fill": fill, "timings": timings} if fill else {"timings": timings})
+    result = advise.of(context)
+    pieces = [_plain(piece) for piece in result.advice]
+    answer: dict[str, Any] = {"advice": pieces, "unanswered": dict(result.unanswered)}
+    match = next((index for index, piece in enumerate(pieces) if PLANTED[name].is_named_by(piece)), None)
+    if mended or match is None:
         return answer
-    answer["rank"] = right + 1
-    piece = found.advice[right]
+    answer["rank"] = match + 1
+    piece = result.advice[match]
     if piece.trial and not options.no_try:
-        answer["tried"] = _tried(piece, script, place, environment, options)
+        answer["tried"] = _try_advice(piece, script, place, environment, options)
     return answer
 
 
-def _tried(
+def _try_advice(
     piece: Advice, script: Path, place: Path, environment: Mapping[str, str], options: argparse.Namespace
 ) -> dict[str, Any]:
     run = load(place / "run").run
-    typed = f"STEPS={environment['STEPS']} python {script}"
-    program = rerun.program(run, str(place / "run"), typed)
+    command = f"STEPS={environment['STEPS']} python {script}"
+    program = rerun.program(run, str(place / "run"), command)
     trains = any(kind.training for kind in run.kinds)
     plan = experiment.Plan(
         program, place / "trials", trains, options.turns or (3 if options.quick else 8), options.seed
     )
-    (found,) = experiment.run_trials(plan, [piece], lambda *_: None)
-    return records.plain(found)
+    (outcome,) = experiment.run_trials(plan, [piece], lambda *_: None)
+    return records.plain(outcome)
 
 
-def _mended(piece: Mapping[str, Any], script: Path, place: Path, options: argparse.Namespace) -> dict[str, Any]:
+def _mending_gain(piece: Mapping[str, Any], script: Path, place: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return the gain of a program from mending its flaw by hand, where no trial applies the change."""
-    typed = f"STEPS={_steps(options)} python {script}"
-    taken = alternation.Turns(place / "mended", options.turns or (3 if options.quick else 8))
+    command = f"STEPS={_steps(options)} python {script}"
+    recording = alternation.Turns(place / "mended", options.turns or (3 if options.quick else 8))
     sides = [
         alternation.Side(letter, commands.program(text), Checkout(Path.cwd()))
-        for letter, text in (("a", typed), ("b", f"{typed} --mended"))
+        for letter, text in (("a", command), ("b", f"{command} --mended"))
     ]
     try:
-        alternation.take(sides, taken, "M", lambda *_: None, seed=options.seed, overwrite=True)
-        step = compare(*comparable.load(taken.a, taken.b), turns=taken.most).step
+        alternation.take(sides, recording, "M", lambda *_: None, seed=options.seed, overwrite=True)
+        step = compare(*comparable.load(recording.a, recording.b), turns=recording.most).step
     except XspError as error:
         return {"reason": str(error).splitlines()[0]}
     if not step.a_ms or step.change_ms is None:
         return {"reason": step.verdict}
-    real = -100 * step.change_ms / step.a_ms
+    measured_percent = -100 * step.change_ms / step.a_ms
     promised = piece["of_step_percent"]
-    off = None if piece["at_most"] or not promised else 100 * abs(real / promised - 1)
+    error_percent = None if piece["at_most"] or not promised else 100 * abs(measured_percent / promised - 1)
     return {
-        "before_ms": step.a_ms, "after_ms": step.b_ms, "turns": len(taken.a), "real_percent": real, "off_percent": off,
-        "came_true": real > 0, "at_most": piece["at_most"], "promised_percent": promised,
+        "before_ms": step.a_ms, "after_ms": step.b_ms, "turns": len(recording.a),
+        "real_percent": measured_percent, "off_percent": error_percent,
+        "came_true": measured_percent > 0, "at_most": piece["at_most"], "promised_percent": promised,
     }  # fmt: skip
 
 
 @contextlib.contextmanager
-def _as_installed(name: str) -> Iterator[None]:
-    """Remove `turns.KEEPING` from the environment in the block, for a program in `AS_INSTALLED`."""
-    taken = {key: os.environ.pop(key) for key in turns.KEEPING if name in AS_INSTALLED}
+def _default_allocator(name: str) -> Iterator[None]:
+    """Remove `turns.KEEP_MEMORY` from the environment in the block, for a program in `DEFAULT_ALLOCATOR`."""
+    removed = {key: os.environ.pop(key) for key in turns.KEEP_MEMORY if name in DEFAULT_ALLOCATOR}
     try:
         yield
     finally:
-        os.environ.update(taken)
+        os.environ.update(removed)
 
 
 def _plain(piece: Advice) -> dict[str, Any]:
@@ -290,27 +295,29 @@ def _report(
         report.add(_row(name, answer), **answer)
     for name, answer in clean.items():
         pieces = answer.get("advice", ())
-        first = f"{pieces[0]['question']}, {pieces[0]['of_step_percent']:.0f} %" if pieces else "none"
-        report.add([f"{name} --mended", "–", answer.get("error", first)[:40], "–", "–", "–", "–"], **answer)
+        first_piece = f"{pieces[0]['question']}, {pieces[0]['of_step_percent']:.0f} %" if pieces else "none"
+        report.add([f"{name} --mended", "–", answer.get("error", first_piece)[:40], "–", "–", "–", "–"], **answer)
     report.notes += _notes(flawed, clean)
     return report
 
 
 def _row(name: str, answer: Mapping[str, Any]) -> list[str]:
-    pieces, rank, tried = answer.get("advice", ()), answer.get("rank"), _measured(answer)
-    first = f"{pieces[0]['question']}, {pieces[0]['of_step_percent']:.0f} %" if pieces else "none"
-    right = pieces[rank - 1] if rank else None
-    promised = f"{'at most ' if right['at_most'] else ''}{right['of_step_percent']:.0f} %" if right else "–"
+    pieces, rank, tried = answer.get("advice", ()), answer.get("rank"), _measured_gain(answer)
+    first_piece = f"{pieces[0]['question']}, {pieces[0]['of_step_percent']:.0f} %" if pieces else "none"
+    match = pieces[rank - 1] if rank else None
+    promised = f"{'at most ' if match['at_most'] else ''}{match['of_step_percent']:.0f} %" if match else "–"
     gained = f"{tried['real_percent']:.0f} %" if tried.get("real_percent") is not None else tried.get("outcome", "–")
-    off = f"{tried['off_percent']:.0f} %" if tried.get("off_percent") is not None else "–"
-    how = (answer.get("tried") or {}).get("trial", "") if tried is answer.get("tried") else "by hand" if tried else "–"
-    return [name, str(rank or "–"), answer.get("error", first)[:40], promised, gained, off, how]
+    error = f"{tried['off_percent']:.0f} %" if tried.get("off_percent") is not None else "–"
+    trial = (
+        (answer.get("tried") or {}).get("trial", "") if tried is answer.get("tried") else "by hand" if tried else "–"
+    )
+    return [name, str(rank or "–"), answer.get("error", first_piece)[:40], promised, gained, error, trial]
 
 
-def _measured(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+def _measured_gain(answer: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the measured gain: of a trial, else of mending the flaw by hand; empty if neither was measured."""
-    found = [answer.get("tried") or {}, answer.get("mended") or {}]
-    return next((each for each in found if each.get("real_percent") is not None), {})
+    candidates = [answer.get("tried") or {}, answer.get("mended") or {}]
+    return next((candidate for candidate in candidates if candidate.get("real_percent") is not None), {})
 
 
 def _faults(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -320,22 +327,25 @@ def _faults(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _notes(flawed: Mapping[str, dict[str, Any]], clean: Mapping[str, dict[str, Any]]) -> list[str]:
     """Return notes that compare the figures with the goals."""
-    ranked = [name for name, answer in flawed.items() if (answer.get("rank") or FIRST + 1) <= FIRST]
-    quiet = [name for name, answer in clean.items() if "error" not in answer and not _faults(answer)]
-    tried = [each for answer in flawed.values() if (each := _measured(answer))]
-    off = [each["off_percent"] for each in tried if each["off_percent"] is not None]
-    bounds = [each for each in tried if each["at_most"]]
+    ranked = [name for name, answer in flawed.items() if (answer.get("rank") or TOP_PIECES + 1) <= TOP_PIECES]
+    silent_programs = [name for name, answer in clean.items() if "error" not in answer and not _faults(answer)]
+    tried = [gain for answer in flawed.values() if (gain := _measured_gain(answer))]
+    gain_errors = [gain["off_percent"] for gain in tried if gain["off_percent"] is not None]
+    bounds = [gain for gain in tried if gain["at_most"]]
     notes = [
-        f"right advice among the first {FIRST} pieces: {len(ranked)} of {len(flawed)} (goal {RANKED:.0%})",
-        f"no advice for programs without a flaw: {len(quiet)} of {len(clean)} (goal: all)",
+        f"right advice among the first {TOP_PIECES} pieces: {len(ranked)} of {len(flawed)} (goal {GOAL_RANKED:.0%})",
+        f"no advice for programs without a flaw: {len(silent_programs)} of {len(clean)} (goal: all)",
     ]
     if tried:
-        faster = sum(each["came_true"] for each in tried)
-        notes.append(f"step faster with the change: {faster} of {len(tried)} (goal {SIGN:.0%})")
-        kept = sum(each["real_percent"] <= PASSED * each["promised_percent"] for each in bounds)
-        notes.append(f"gains within {PASSED:g} times their upper bound: {kept} of {len(bounds)}")
-    if off:
-        notes.append(f"error of the predicted gain: {statistics.median(off):.0f} % (median, goal {OFF:.0f} %)")
+        faster = sum(gain["came_true"] for gain in tried)
+        notes.append(f"step faster with the change: {faster} of {len(tried)} (goal {GOAL_FASTER:.0%})")
+        within_bound = sum(gain["real_percent"] <= BOUND_TOLERANCE * gain["promised_percent"] for gain in bounds)
+        notes.append(f"gains within {BOUND_TOLERANCE:g} times their upper bound: {within_bound} of {len(bounds)}")
+    if gain_errors:
+        notes.append(
+            f"error of the predicted gain: {statistics.median(gain_errors):.0f} % "
+            f"(median, goal {GOAL_ERROR_PERCENT:.0f} %)"
+        )
     errors = [name for name, answer in (*flawed.items(), *clean.items()) if "error" in answer]
     return [*notes, *([f"no answer for: {', '.join(errors)}"] if errors else [])]
 

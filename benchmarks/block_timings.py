@@ -19,8 +19,8 @@ from xsp.bench import repeatability
 from xsp.bench.spec import Timing
 from xsp.bench.timings import Timings
 
-WITHIN_S = 60.0
-MEDIAN, NINETIETH = 0.03, 0.10
+GOAL_S = 60.0
+GOAL_MEDIAN, GOAL_NINETIETH = 0.03, 0.10
 MODELS, QUICK = (
     ("torchvision:resnet50", "torchvision:mobilenet_v2", "timm:vit_tiny_patch16_224"),
     ("torchvision:resnet18",),
@@ -29,10 +29,10 @@ LONGEST_S = 300.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = turns.parser(__doc__)
-    made.add_argument("--models", nargs="+", help=f"(default: {' '.join(MODELS)}, quick: {' '.join(QUICK)})")
-    made.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="(default: 1 2)")
-    options = turns.parse(made, arguments)
+    parser = turns.parser(__doc__)
+    parser.add_argument("--models", nargs="+", help=f"(default: {' '.join(MODELS)}, quick: {' '.join(QUICK)})")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="(default: 1 2)")
+    options = turns.parse(parser, arguments)
     report = turns.Report(
         "block_timings",
         "Timing the calls of models, and repeating 20 timings",
@@ -45,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 with report.trying(f"{name}, {threads} threads"):
                     report.add(_row(name, threads, options.seed))
     report.notes.append(
-        f"Again: absolute difference of the trimmed means; the goal is {MEDIAN:.0%} at the median and "
-        f"{NINETIETH:.0%} at the 90th percentile. Drift: how much slower fixed work was than in its best round."
+        f"Again: absolute difference of the trimmed means; the goal is {GOAL_MEDIAN:.0%} at the median and "
+        f"{GOAL_NINETIETH:.0%} at the 90th percentile. Drift: how much slower fixed work was than in its best round."
     )
     report.finish(options)
 
@@ -54,24 +54,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _row(name: str, threads: int, seed: int) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         timings = Timings.open(Path(folder) / "t")
-        began = time.monotonic()
-        wanted = bench.specs(graph.of(name), threads=threads)
-        made = bench.fill(wanted, timings, LONGEST_S)
-        took = time.monotonic() - began
+        start = time.monotonic()
+        specs = bench.specs(graph.of(name), threads=threads)
+        new_timings = bench.fill(specs, timings, LONGEST_S)
+        elapsed_s = time.monotonic() - start
         checked = repeatability.check(timings, LONGEST_S, seed=seed)
     median, ninetieth = checked.median, checked.ninetieth
-    met = median is not None and ninetieth is not None and median <= MEDIAN and ninetieth <= NINETIETH
+    is_met = median is not None and ninetieth is not None and median <= GOAL_MEDIAN and ninetieth <= GOAL_NINETIETH
     return [
         name,
         str(threads),
-        str(len(wanted)),
-        str(sum(timings.of([spec])[spec.key].is_timed for spec, _ in wanted)),
-        f"{took:.1f}",
-        "met" if took <= WITHIN_S else "missed",
+        str(len(specs)),
+        str(sum(timings.of([spec])[spec.key].is_timed for spec, _ in specs)),
+        f"{elapsed_s:.1f}",
+        "met" if elapsed_s <= GOAL_S else "missed",
         "" if median is None else f"{median:.1%}",
         "" if ninetieth is None else f"{ninetieth:.1%}",
-        "met" if met else "missed",
-        f"{max(map(_drift, made), default=1.0) - 1:.0%}",
+        "met" if is_met else "missed",
+        f"{max(map(_drift, new_timings), default=1.0) - 1:.0%}",
     ]
 
 

@@ -28,7 +28,7 @@ def kernel_class(cupti: Any) -> type:
 def fabricate(cupti: Any, kernels: int) -> list[Any]:
     """Return the records of `kernels` kernels and of their launches."""
     kind = kernel_class(cupti)
-    made = []
+    records = []
     for number in range(kernels):
         kernel, call = kind(), cupti.ActivityAPI()
         kernel.name = "relu"  # records that are not from CUPTI hold arbitrary bytes
@@ -36,8 +36,8 @@ def fabricate(cupti: Any, kernels: int) -> list[Any]:
         kernel.start, kernel.end = 1_000 * number + 1, 1_000 * number + 900
         call.start, call.end = 1_000 * number, 1_000 * number + 500
         kernel.correlation_id = call.correlation_id = number + 1
-        made += [call, kernel]
-    return made
+        records += [call, kernel]
+    return records
 
 
 def floor(cupti: Any, kernels: int) -> Callable[[], object]:
@@ -45,10 +45,10 @@ def floor(cupti: Any, kernels: int) -> Callable[[], object]:
     kind, call = kernel_class(cupti), cupti.ActivityAPI
 
     def run() -> None:
-        made = []
+        records = []
         for _ in range(kernels):
-            made.append(call())
-            made.append(kind())
+            records.append(call())
+            records.append(kind())
 
     return run
 
@@ -57,24 +57,24 @@ def measure(cupti: Any, kernels: int, rounds: int) -> dict[str, list[float]]:
     """Return the nanoseconds per record in each round, by kind of work."""
     from xsp_collectors.cuda.cupti import CuptiActivities
 
-    made = fabricate(cupti, kernels)
-    found: dict[str, list[float]] = {"floor": [], "callback": [], "spans": []}
+    fabricated = fabricate(cupti, kernels)
+    times: dict[str, list[float]] = {"floor": [], "callback": [], "spans": []}
     for number in range(rounds + 1):
         records = Records()
         collector = CuptiActivities()
         collector._records = records
         steps: dict[str, Callable[[], object]] = {
             "floor": floor(cupti, kernels),
-            "callback": lambda records=records: records.complete(made),
+            "callback": lambda records=records: records.complete(fabricated),
             "spans": lambda collector=collector: sum(1 for _ in collector.spans()),
         }
         for name, step in steps.items():
             begin = perf_counter_ns()
             step()
-            taken = perf_counter_ns() - begin
+            elapsed_ns = perf_counter_ns() - begin
             if number:  # the first round is not counted
-                found[name].append(taken / (2 * kernels))
-    return found
+                times[name].append(elapsed_ns / (2 * kernels))
+    return times
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -85,12 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ImportError as error:
         turns.skip(f"this needs cupti-python ({error}); pip install 'xsp[cuda]'")
     kernels = 2_000 if options.quick else 50_000
-    found = measure(cupti, kernels, options.rounds)
+    times = measure(cupti, kernels, options.rounds)
     report = turns.Report("cupti_decode", f"Decoding {2 * kernels:,} records of CUPTI", COLUMNS)
-    for name, values in found.items():
-        each, rate = turns.middle(values), turns.middle([1e9 / value for value in values])
-        against = turns.middle([a / b for a, b in zip(values, found["floor"], strict=True)])
-        report.add([name, each.shown(0), rate.shown(0), against.shown(2)], ns=each, rate=rate, rounds=values)
+    for name, values in times.items():
+        cost, rate = turns.middle(values), turns.middle([1e9 / value for value in values])
+        against = turns.middle([a / b for a, b in zip(values, times["floor"], strict=True)])
+        report.add([name, cost.text(0), rate.text(0), against.text(2)], ns=cost, rate=rate, rounds=values)
     report.notes += [
         "`callback` runs on a thread of CUPTI and holds the GIL at the flush after a step; `spans` runs after it.",
         f"Records are of the class {kernel_class(cupti).__name__}.",

@@ -26,92 +26,92 @@ from xsp.graph import work
 from xsp.graph.node import Graph
 
 MODES = ("operator-level-cost-model", "operator-level-benchmark")
-TRAINED = (
+TRAINED_MODELS = (
     "torchvision:resnet18", "torchvision:resnet34", "torchvision:vgg11", "torchvision:alexnet",
     "torchvision:mobilenet_v2", "torchvision:squeezenet1_1", "torchvision:shufflenet_v2_x1_0",
     "timm:vit_tiny_patch16_224", "transformers:bert", "transformers:gpt2,sequence=64",
 )  # fmt: skip
-LEAST_TRAINED = 0.8
+GOAL_TRAINED = 0.8
 """Goal: minimum geometric mean of timed layers over measured training steps."""
 
 SIZES = (256, 512, 1024, 2048)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = steps.add_options(turns.parser(__doc__))
-    made.add_argument("--train", action="store_true", help="training steps, batch 1")
-    made.add_argument("--budget", type=float, help="seconds per model for its layers (default: 60, quick: 20)")
-    made.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
-    options = turns.parse(made, arguments)
+    parser = steps.add_options(turns.parser(__doc__))
+    parser.add_argument("--train", action="store_true", help="training steps, batch 1")
+    parser.add_argument("--budget", type=float, help="seconds per model for its layers (default: 60, quick: 20)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
+    options = turns.parse(parser, arguments)
     import torch
 
     torch.set_num_threads(options.threads)
     peak, bandwidth = _peak(torch), _bandwidth(torch)
-    what = "training step" if options.train else "step"
+    step_kind = "training step" if options.train else "step"
     errors: dict[str, dict[str, float]] = {}
-    refused: dict[str, str] = {}
+    refusals: dict[str, str] = {}
     report = turns.Report(
         f"estimators{'_training' * options.train}",
         "",
         ("estimator", "models", "geometric mean", "least", "most", "error, mean abs.", "times the error of R2"),
     )
-    wanted, until, covered = _wanted(options), steps.until(options), 0
+    selection, deadline, covered = _selected_models(options), steps.deadline(options), 0
     with report.until_interrupted(), tempfile.TemporaryDirectory() as folder:
-        kept = steps.Kept(options.out or Path(folder))
-        timings = bench.Timings.open(kept.folder / "timings")
-        for text in wanted:
-            if time.monotonic() > until and (text, 1, options.threads) not in kept.steps:
+        stored_steps = steps.StoredSteps(options.out or Path(folder))
+        timings = bench.Timings.open(stored_steps.folder / "timings")
+        for text in selection:
+            if time.monotonic() > deadline and (text, 1, options.threads) not in stored_steps.steps:
                 continue
-            turns.say(f"{covered + 1}/{len(wanted)} {text}")
+            turns.say(f"{covered + 1}/{len(selection)} {text}")
             with report.trying(text):
-                own = _ratios(text, kept, timings, (peak, bandwidth), until, options, refused)
+                ratios = _ratios(text, stored_steps, timings, (peak, bandwidth), deadline, options, refusals)
                 covered += 1
-                for name, ratio in own.items():
+                for name, ratio in ratios.items():
                     errors.setdefault(name, {})[text] = ratio
     report.title = (
-        f"Predicted over measured {what}, {covered} of {len(wanted)} models, {options.threads} threads, batch 1"
+        f"Predicted over measured {step_kind}, {covered} of {len(selection)} models, {options.threads} threads, batch 1"
     )
     names = ["timed layers (R2)", "FLOPs ÷ peak", "FLOPs ÷ peak, bytes ÷ bandwidth"]
     for name in [*names, *(f"RuntimeEstimator, {mode}" for mode in _modes(options))]:
-        _add(report, name, errors.get(name, {}), errors.get(names[0], {}), refused.get(name, ""))
+        _add(report, name, errors.get(name, {}), errors.get(names[0], {}), refusals.get(name, ""))
     report.notes.append(
         f"Peak {peak:.3g} FLOPs per second, {bandwidth:.3g} bytes per second, each the maximum measured here. The "
         "error is |predicted / measured − 1|; the last column compares it over the models that both have. Timed "
         "layers do not include the framework's own time between them."
     )
     if options.train:
-        report.notes.append(f"Goal of timed layers: a geometric mean of at least {LEAST_TRAINED}, on ten models.")
-    report.notes += [f"{name}: does not support this machine: {reason}" for name, reason in refused.items()]
+        report.notes.append(f"Goal of timed layers: a geometric mean of at least {GOAL_TRAINED}, on ten models.")
+    report.notes += [f"{name}: does not support this machine: {reason}" for name, reason in refusals.items()]
     report.finish(options)
 
 
 def _ratios(
     text: str,
-    kept: steps.Kept,
+    stored_steps: steps.StoredSteps,
     timings: bench.Timings,
     rates: tuple[float, float],
-    until: float,
+    deadline: float,
     options: argparse.Namespace,
-    refused: dict[str, str],
+    refusals: dict[str, str],
 ) -> dict[str, float]:
-    """Return the foretold over the measured step of a model, by estimator; `rates` are of FLOPs and of bytes."""
+    """Return the predicted over the measured step of a model, by estimator; `rates` are FLOPs and bytes per second."""
     peak, bandwidth = rates
     spec, settings = steps.settings_of(text, 1, options.seed)
-    found = replace(graph.of(spec, batch=1, sequence=settings.sequence, train=settings.train), name=text)
-    ((step, _),) = steps.each([text], (1,), (options.threads,), kept, options)
-    missing = [pair for pair in bench.specs(found, threads=options.threads) if timings.get(pair[0].key) is None]
-    if missing and time.monotonic() < until:
+    captured = replace(graph.of(spec, batch=1, sequence=settings.sequence, train=settings.train), name=text)
+    ((step, _),) = steps.measure_steps([text], (1,), (options.threads,), stored_steps, options)
+    missing = [pair for pair in bench.specs(captured, threads=options.threads) if timings.get(pair[0].key) is None]
+    if missing and time.monotonic() < deadline:
         turns.say(f"  {text}: {len(missing)} layers have no timing")
         bench.fill(missing, timings, options.budget or (20 if options.quick else 60))
-    made_of = construct.construct(found, timings, 1, conditions=construct.Conditions(threads=options.threads))
-    told: dict[str, float | None] = {
-        "timed layers (R2)": None if made_of.is_lower_limit else made_of.ns,
-        "FLOPs ÷ peak": _over(found, peak, None),
-        "FLOPs ÷ peak, bytes ÷ bandwidth": _over(found, peak, bandwidth),
+    construction = construct.construct(captured, timings, 1, how=construct.Conditions(threads=options.threads))
+    estimates: dict[str, float | None] = {
+        "timed layers (R2)": None if construction.at_least else construction.ns,
+        "FLOPs ÷ peak": _roofline_ns(captured, peak, None),
+        "FLOPs ÷ peak, bytes ÷ bandwidth": _roofline_ns(captured, peak, bandwidth),
     }
     for mode in _modes(options):
-        told[f"RuntimeEstimator, {mode}"] = _estimated(spec, settings, mode, refused)
-    return {name: ns / step.ns for name, ns in told.items() if ns}
+        estimates[f"RuntimeEstimator, {mode}"] = _torch_estimate_ns(spec, settings, mode, refusals)
+    return {name: ns / step.ns for name, ns in estimates.items() if ns}
 
 
 def _modes(options: argparse.Namespace) -> Sequence[str]:
@@ -119,46 +119,48 @@ def _modes(options: argparse.Namespace) -> Sequence[str]:
     return () if options.train else MODES
 
 
-def _wanted(options: argparse.Namespace) -> list[str]:
+def _selected_models(options: argparse.Namespace) -> list[str]:
     """Return the models, with `,train` added if `--train` is given."""
     if not options.train:
-        return steps.chosen(options)
-    plain = list(TRAINED) if not (options.models or options.all or options.quick) else steps.chosen(options)
+        return steps.selected_models(options)
+    plain = (
+        list(TRAINED_MODELS) if not (options.models or options.all or options.quick) else steps.selected_models(options)
+    )
     return [text if text.endswith(",train") else f"{text},train" for text in plain]
 
 
-def _add(report: turns.Report, name: str, own: dict[str, float], ours: dict[str, float], refused: str) -> None:
-    if not own:
-        report.add([name, "0", "–", "–", "–", "–", "refused" if refused else "–"])
+def _add(report: turns.Report, name: str, ratios: dict[str, float], baseline: dict[str, float], refusal: str) -> None:
+    if not ratios:
+        report.add([name, "0", "–", "–", "–", "–", "refused" if refusal else "–"])
         return
-    error = turns.bootstrap([abs(each - 1) for each in own.values()], statistics.fmean)
-    both = [text for text in own if text in ours]
+    error = turns.bootstrap([abs(ratio - 1) for ratio in ratios.values()], statistics.fmean)
+    common = [text for text in ratios if text in baseline]
     times = (
         turns.bootstrap(
-            [(abs(own[text] - 1), abs(ours[text] - 1)) for text in both],
-            lambda rows: statistics.fmean(each for each, _ in rows) / max(statistics.fmean(e for _, e in rows), 1e-9),
+            [(abs(ratios[text] - 1), abs(baseline[text] - 1)) for text in common],
+            lambda rows: statistics.fmean(ratio for ratio, _ in rows) / max(statistics.fmean(e for _, e in rows), 1e-9),
         )
-        if both and name != "timed layers (R2)"
+        if common and name != "timed layers (R2)"
         else None
     )
     report.add(
         [
             name,
-            str(len(own)),
-            f"{statistics.geometric_mean(own.values()):.2f}",
-            f"{min(own.values()):.2f}",
-            f"{max(own.values()):.2f}",
-            f"{error.shown(0, 100)} %",
-            "1" if name == "timed layers (R2)" else "–" if times is None else times.shown(1),
+            str(len(ratios)),
+            f"{statistics.geometric_mean(ratios.values()):.2f}",
+            f"{min(ratios.values()):.2f}",
+            f"{max(ratios.values()):.2f}",
+            f"{error.text(0, 100)} %",
+            "1" if name == "timed layers (R2)" else "–" if times is None else times.text(1),
         ],
-        ratios=own,
+        ratios=ratios,
     )
 
 
-def _over(found: Graph, peak: float, bandwidth: float | None) -> float | None:
+def _roofline_ns(captured: Graph, peak: float, bandwidth: float | None) -> float | None:
     """Return the ns of a step from its FLOPs, and its bytes if a bandwidth is given; None if some are unknown."""
     total = 0.0
-    for node in found.computing:
+    for node in captured.computing:
         flops, moved = work.flops_of(node), work.bytes_of(node)
         if flops is None or (bandwidth is not None and moved is None):
             return None
@@ -166,8 +168,8 @@ def _over(found: Graph, peak: float, bandwidth: float | None) -> float | None:
     return total * 1e9 or None
 
 
-def _estimated(spec: str, settings: models.Settings, mode: str, refused: dict[str, str]) -> float | None:
-    """Return the nanoseconds that PyTorch's estimator predicts; None if it refuses, with the reason in `refused`."""
+def _torch_estimate_ns(spec: str, settings: models.Settings, mode: str, refusals: dict[str, str]) -> float | None:
+    """Return the nanoseconds that PyTorch's estimator predicts; None if it refuses, with the reason in `refusals`."""
     import contextlib
     import io
 
@@ -186,7 +188,7 @@ def _estimated(spec: str, settings: models.Settings, mode: str, refused: dict[st
                 model(*built.args, **built.kwargs)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).split("\n")[0]
-        refused.setdefault(f"RuntimeEstimator, {mode}", f"{type(error).__name__}: {reason[:120]} ({spec})")
+        refusals.setdefault(f"RuntimeEstimator, {mode}", f"{type(error).__name__}: {reason[:120]} ({spec})")
         return None
     return float(estimator.total_runtime) * 1e6 or None
 
@@ -196,7 +198,7 @@ def _peak(torch: Any) -> float:
     best = 0.0
     for size in SIZES:
         a, b = torch.randn(size, size), torch.randn(size, size)
-        best = max(best, 2 * size**3 / _least(lambda a=a, b=b: a @ b))
+        best = max(best, 2 * size**3 / _fastest_s(lambda a=a, b=b: a @ b))
     return best
 
 
@@ -204,10 +206,10 @@ def _bandwidth(torch: Any) -> float:
     """Return the highest rate in bytes per second, read and written, of a copy that is larger than the caches."""
     source = torch.randn(16 << 20)
     target = torch.empty_like(source)
-    return 2 * 4 * source.numel() / _least(lambda: target.copy_(source))
+    return 2 * 4 * source.numel() / _fastest_s(lambda: target.copy_(source))
 
 
-def _least(step: Callable[[], object], times: int = 7) -> float:
+def _fastest_s(step: Callable[[], object], times: int = 7) -> float:
     step()
     return min(turns.Condition("", step).measure()[0] for _ in range(times)) / 1e9
 

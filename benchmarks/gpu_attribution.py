@@ -26,7 +26,7 @@ Shares = Mapping[str, float]
 
 
 @contextlib.contextmanager
-def profiled(workload: Workload, steps: int, kernels: str) -> Iterator[xsp.Trace]:
+def profiled_run(workload: Workload, steps: int, kernels: str) -> Iterator[xsp.Trace]:
     """Yield the trace of a run with all levels."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
@@ -46,26 +46,26 @@ def by_phase(trace: xsp.Trace) -> dict[str, list[Shares]]:
     steps: dict[str, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for phase, step, grade, ns in rows:
         steps[phase][step][grade] = float(ns)
-    return {phase: list(found.values()) for phase, found in sorted(steps.items())}
+    return {phase: list(phase_steps.values()) for phase, phase_steps in sorted(steps.items())}
 
 
 def share(steps: Sequence[Shares], grade: str) -> float:
     """Return the share of a grade over some steps."""
-    total = sum(sum(each.values()) for each in steps)
-    return sum(each.get(grade, 0.0) for each in steps) / total if total else float("nan")
+    total = sum(sum(step_shares.values()) for step_shares in steps)
+    return sum(step_shares.get(grade, 0.0) for step_shares in steps) / total if total else float("nan")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
-    made = gpu_workloads.add_options(turns.parser(__doc__, rounds=5))
+    parser = gpu_workloads.add_options(turns.parser(__doc__, rounds=5))
     sources = [*map(str, Kernels)]
-    made.add_argument("--kernels", default=sources[0], choices=sources, help="source of device work")
-    options = turns.parse(made, arguments)
-    gpu_workloads.need_a_gpu()
+    parser.add_argument("--kernels", default=sources[0], choices=sources, help="source of device work")
+    options = turns.parse(parser, arguments)
+    gpu_workloads.require_gpu()
     report = turns.Report("gpu_attribution", "Device time by certainty of its layer, % [95 %]", COLUMNS)
     notes: set[str] = set()
-    for workload in gpu_workloads.each(options):
-        with profiled(workload, options.rounds, options.kernels) as trace:
+    for workload in gpu_workloads.build_workloads(options):
+        with profiled_run(workload, options.rounds, options.kernels) as trace:
             notes.update(str(note["text"]) for note in trace.run.get("notes", []))
             source = str(trace.run.get("kernels", {}).get("source"))
             for phase, steps in by_phase(trace).items():
@@ -76,9 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _add(report: turns.Report, name: str, source: str, steps: Sequence[Shares]) -> None:
     shares = {grade: turns.bootstrap(steps, lambda rows, g=grade: share(rows, g)) for grade in map(str, Grade)}
-    total = turns.median([sum(each.values()) for each in steps])
+    total = turns.median([sum(step_shares.values()) for step_shares in steps])
     verdict = "met" if shares[str(Grade.EXACT)].value >= GOAL else "missed"
-    percents = [figure.shown(2, 100) for figure in shares.values()]
+    percents = [figure.text(2, 100) for figure in shares.values()]
     report.add([name, source, str(len(steps)), f"{total / 1e6:.3f}", *percents, verdict], shares=shares, steps=steps)
 
 

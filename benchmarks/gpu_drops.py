@@ -24,7 +24,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-class Found(NamedTuple):
+class Burst(NamedTuple):
     """One recorded burst."""
 
     ns: int
@@ -54,23 +54,23 @@ def burst(replays: int) -> Callable[[], None]:
     return run
 
 
-def recorded(levels: Levels, step: Callable[[], None], rounds: int) -> list[Found]:
+def record_bursts(levels: Levels, step: Callable[[], None], rounds: int) -> list[Burst]:
     """Record the burst `rounds` times."""
-    found = []
-    with levels.installed():
-        levels.once(step, Level.KERNEL)  # the first use of CUPTI takes long
+    bursts = []
+    with levels.installation():
+        levels.record_step(step, Level.KERNEL)  # the first use of CUPTI takes long
         for _ in range(rounds):
-            ns, take = levels.timed(step, Level.KERNEL)
+            ns, decode = levels.record_timed(step, Level.KERNEL)
             begin = perf_counter_ns()
-            kernels = sum(span.kind == Kind.KERNEL for span in take())
-            found.append(Found(ns, kernels, perf_counter_ns() - begin))
-    return found
+            kernels = sum(span.kind == Kind.KERNEL for span in decode())
+            bursts.append(Burst(ns, kernels, perf_counter_ns() - begin))
+    return bursts
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     options = turns.parse(turns.parser(__doc__, rounds=7), arguments)
-    gpu_workloads.need_a_gpu()
+    gpu_workloads.require_gpu()
     report = turns.Report("gpu_drops", "Kernels of graphs replayed as fast as the device runs them [95 %]", COLUMNS)
     for replays in (10, 50) if options.quick else (10, 100, 400):
         step = burst(replays)
@@ -80,29 +80,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
             levels = Levels("cupti", source="cupti")
         except LookupError as error:
             raise SystemExit(f"CUPTI is not available here: {error}") from error
-        _add(report, replays, bare, recorded(levels, step, options.rounds))
-        said = levels.notes()
-        dropped = [note for note in said if "dropped" in note]
+        _add(report, replays, bare, record_bursts(levels, step, options.rounds))
+        notes = levels.notes()
+        dropped = [note for note in notes if "dropped" in note]
         report.notes += (
-            said if dropped else [*said, f"{replays} replays: CUPTI's counter of dropped records stayed at 0."]
+            notes if dropped else [*notes, f"{replays} replays: CUPTI's counter of dropped records stayed at 0."]
         )
     report.notes.append(gpu_workloads.device_line())
     report.finish(options)
 
 
-def _add(report: turns.Report, replays: int, bare: Sequence[int], found: Sequence[Found]) -> None:
-    ran = replays * NODES
-    rate = turns.middle([ran / each.ns * 1e9 for each in found])
-    lost = sum(ran - each.kernels for each in found)
-    decoding = turns.middle([each.kernels / each.decode_ns * 1e9 for each in found])
-    kept = rate.value >= GOAL_PER_S and not lost
+def _add(report: turns.Report, replays: int, bare: Sequence[int], bursts: Sequence[Burst]) -> None:
+    expected = replays * NODES
+    rate = turns.middle([expected / sample.ns * 1e9 for sample in bursts])
+    lost = sum(expected - sample.kernels for sample in bursts)
+    decoding = turns.middle([sample.kernels / sample.decode_ns * 1e9 for sample in bursts])
+    is_met = rate.value >= GOAL_PER_S and not lost
     report.add(
         [
-            str(replays), str(ran), str(len(found)), rate.shown(0),
-            turns.middle([ran / each * 1e9 for each in bare]).shown(0), str(found[0].kernels), str(lost),
-            decoding.shown(0), "met" if kept else "missed",
+            str(replays), str(expected), str(len(bursts)), rate.text(0),
+            turns.middle([expected / bare_ns * 1e9 for bare_ns in bare]).text(0), str(bursts[0].kernels), str(lost),
+            decoding.text(0), "met" if is_met else "missed",
         ],
-        bare=bare, found=found,
+        bare=bare, found=bursts,
     )  # fmt: skip
 
 

@@ -23,52 +23,52 @@ COLUMNS = (
 
 def kernels(spans: Sequence[Span]) -> list[Span]:
     """Return the kernels of a step, stream by stream, in order of start."""
-    found = [span for span in spans if span.kind == Kind.KERNEL]
-    return sorted(found, key=lambda span: (span.device or 0, span.stream or 0, span.start_ns))
+    selected = [span for span in spans if span.kind == Kind.KERNEL]
+    return sorted(selected, key=lambda span: (span.device or 0, span.stream or 0, span.start_ns))
 
 
-def recorded(workload: Workload, rounds: int) -> dict[str, list[list[Span]]]:
+def record_sources(workload: Workload, rounds: int) -> dict[str, list[list[Span]]]:
     """Record steps by both sources in turns; return the kernels of each step, by source."""
     names = {"cupti": ("modules", "torchops", "cupti"), "kineto": ("modules", "torchops")}
-    found: dict[str, list[list[Span]]] = {source: [] for source in names}
+    steps: dict[str, list[list[Span]]] = {source: [] for source in names}
     for _ in range(rounds):
         for source, collectors in names.items():
             levels = Levels(*collectors, source=collectors[-1])
-            found[source].append(kernels(levels.record(workload.step, Level.KERNEL, warmup=1)))
-    return found
+            steps[source].append(kernels(levels.record(workload.step, Level.KERNEL, warmup=1)))
+    return steps
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     options = turns.parse(gpu_workloads.add_options(turns.parser(__doc__, rounds=5)), arguments)
-    gpu_workloads.need_a_gpu()
+    gpu_workloads.require_gpu()
     report = turns.Report("gpu_kineto", "Kernels in CUPTI's records and in Kineto [95 %]", COLUMNS)
-    for workload in gpu_workloads.each(options):
+    for workload in gpu_workloads.build_workloads(options):
         try:
-            _add(report, workload.name, recorded(workload, options.rounds))
+            _add(report, workload.name, record_sources(workload, options.rounds))
         except LookupError as error:
             raise SystemExit(f"one of the two is not available here: {error}") from error
     report.notes += [gpu_workloads.device_line()]
     report.finish(options)
 
 
-def _add(report: turns.Report, name: str, found: dict[str, list[list[Span]]]) -> None:
-    ours, theirs = found["cupti"], found["kineto"]
-    names = [Counter(span.name for span in steps[0]) for steps in (ours, theirs)]
-    ordered = [[span.name for span in steps[0]] for steps in (ours, theirs)]
-    sums = list(zip((_sum(step) for step in ours), (_sum(step) for step in theirs), strict=True))
+def _add(report: turns.Report, name: str, recordings: dict[str, list[list[Span]]]) -> None:
+    cupti, kineto = recordings["cupti"], recordings["kineto"]
+    names = [Counter(span.name for span in steps[0]) for steps in (cupti, kineto)]
+    ordered = [[span.name for span in steps[0]] for steps in (cupti, kineto)]
+    sums = list(zip((_sum(step) for step in cupti), (_sum(step) for step in kineto), strict=True))
     ratio = turns.bootstrap(sums, lambda rows: turns.median([a / b for a, b in rows if b]))
-    apart = _apart(ours, theirs) if ordered[0] == ordered[1] else []
+    differences = _duration_differences(cupti, kineto) if ordered[0] == ordered[1] else []
     missing = dict((names[0] - names[1]) + (names[1] - names[0]))
-    same = "yes" if not missing else f"{len(missing)} differ"
+    names_text = "yes" if not missing else f"{len(missing)} differ"
     report.add(
         [
-            name, str(len(ours)), str(len(ours[0])), str(len(theirs[0])), same,
-            "yes" if ordered[0] == ordered[1] else "no", ratio.shown(4),
-            turns.middle(apart).shown(2, 100) if apart else "–",
-            f"{100 * sorted(map(abs, apart))[int(0.9 * len(apart))]:.2f}" if apart else "–",
+            name, str(len(cupti)), str(len(cupti[0])), str(len(kineto[0])), names_text,
+            "yes" if ordered[0] == ordered[1] else "no", ratio.text(4),
+            turns.middle(differences).text(2, 100) if differences else "–",
+            f"{100 * sorted(map(abs, differences))[int(0.9 * len(differences))]:.2f}" if differences else "–",
         ],
-        sums=sums, ratio=ratio, apart=apart, missing=missing,
+        sums=sums, ratio=ratio, apart=differences, missing=missing,
     )  # fmt: skip
 
 
@@ -76,15 +76,15 @@ def _sum(step: Sequence[Span]) -> int:
     return sum(span.dur_ns for span in step)
 
 
-def _apart(ours: Sequence[Sequence[Span]], theirs: Sequence[Sequence[Span]]) -> list[float]:
+def _duration_differences(cupti: Sequence[Sequence[Span]], kineto: Sequence[Sequence[Span]]) -> list[float]:
     """Return for each kernel the relative difference of the median durations; steps of another length are left out."""
-    mine, other = (_medians(steps) for steps in (ours, theirs))
-    return [a / b - 1 for a, b in zip(mine, other, strict=True) if b]
+    cupti_ns, kineto_ns = (_medians(steps) for steps in (cupti, kineto))
+    return [a / b - 1 for a, b in zip(cupti_ns, kineto_ns, strict=True) if b]
 
 
 def _medians(steps: Sequence[Sequence[Span]]) -> list[float]:
-    alike = [step for step in steps if len(step) == len(steps[0])]
-    return [turns.median([span.dur_ns for span in column]) for column in zip(*alike, strict=True)]
+    comparable = [step for step in steps if len(step) == len(steps[0])]
+    return [turns.median([span.dur_ns for span in column]) for column in zip(*comparable, strict=True)]
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from xsp.share import devices, measuring
 from xsp.share.loadworker import ATTACH, MMAP, assign
 
 MODELS = ("resnet50", "densenet121", "vit_b_16", "convnext_base", "vgg16")
-TOGETHER = 4
+PROCESSES = 4
 COLUMNS = (
     "model", "MB", "rounds", "load_file, ms", "attach, ms", "both and a call, times as fast", "copies for 4 processes",
     "one copy",
@@ -43,32 +43,32 @@ def work(parent: int, answers: int) -> None:
 
     processes.end_with_parent(parent)
     with os.fdopen(answers, "wb", buffering=0) as out:
-        asked = json.loads(sys.stdin.readline())
-        built = models.build(asked["spec"], models.Settings())
+        request = json.loads(sys.stdin.readline())
+        built = models.build(request["spec"], models.Settings())
         assert isinstance(built, models.Built)
-        args = [each.to(asked["device"]) for each in built.args]
+        args = [tensor.to(request["device"]) for tensor in built.args]
         with torch.inference_mode():
-            built.model.eval().to(asked["device"])(*args)
+            built.model.eval().to(request["device"])(*args)
         with share.empty():
-            fresh = models.build(asked["spec"], models.Settings())
+            fresh = models.build(request["spec"], models.Settings())
         assert isinstance(fresh, models.Built)
         del built
-        _wait(asked["device"])
-        own = torch.cuda.memory_allocated() if asked["device"] != "cpu" else 0
-        began = time.perf_counter_ns()
-        if asked["way"] == ATTACH:
-            share.attach(fresh.model, asked["file"], device=asked["device"], folder=Path(asked["store"]))
+        _wait(request["device"])
+        allocated = torch.cuda.memory_allocated() if request["device"] != "cpu" else 0
+        start = time.perf_counter_ns()
+        if request["way"] == ATTACH:
+            share.attach(fresh.model, request["file"], device=request["device"], folder=Path(request["store"]))
         else:
-            assign(torch, fresh.model, load_file(asked["file"], device=asked["device"]))
+            assign(torch, fresh.model, load_file(request["file"], device=request["device"]))
             fresh.model.eval()
-        _wait(asked["device"])
-        loaded = time.perf_counter_ns()
+        _wait(request["device"])
+        load_end = time.perf_counter_ns()
         with torch.inference_mode():
             fresh.model(*args)
-        _wait(asked["device"])
-        ended = time.perf_counter_ns()
-        own = torch.cuda.memory_allocated() - own if asked["device"] != "cpu" else 0
-        out.write(json.dumps({"load": loaded - began, "both": ended - began, "own": own}).encode() + b"\n")
+        _wait(request["device"])
+        call_end = time.perf_counter_ns()
+        allocated = torch.cuda.memory_allocated() - allocated if request["device"] != "cpu" else 0
+        out.write(json.dumps({"load": load_end - start, "both": call_end - start, "own": allocated}).encode() + b"\n")
         sys.stdin.read()
 
 
@@ -80,13 +80,13 @@ def _wait(device: str) -> None:
 
 
 @contextlib.contextmanager
-def asked(way: str, spec: str, file: Path, store: Path, device: str) -> Any:
+def worker_answer(way: str, spec: str, file: Path, store: Path, device: str) -> Any:
     """Run a worker process; yield its answer while it holds the weights."""
     path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     process = processes.WorkerProcess(_CODE, str(os.getpid()), env={**processes.environment(), "PYTHONPATH": path})
     try:
         process.ask({"way": way, "spec": spec, "file": str(file), "store": str(store), "device": device})
-        yield share_worker.answer_of(process)
+        yield share_worker.read_answer(process)
     finally:
         process.end()
 
@@ -96,41 +96,45 @@ def measure(spec: str, folder: Path, rounds: int, device: str = "cuda:0") -> dic
     processes."""
     nbytes = share_worker.prepare(spec, folder, 0, 0)
     file, store = folder / "0.safetensors", folder / "s"
-    found: dict[str, Any] = {"nbytes": nbytes, MMAP: [], ATTACH: []}
+    results: dict[str, Any] = {"nbytes": nbytes, MMAP: [], ATTACH: []}
     words = ("--device", "0") if device != "cpu" else ()
-    with measuring.running_store(store, 4 * nbytes + (64 << 20), *words), contextlib.ExitStack() as together:
-        with asked(ATTACH, spec, file, store, device):
+    with measuring.store_at(store, 4 * nbytes + (64 << 20), *words), contextlib.ExitStack() as stack:
+        with worker_answer(ATTACH, spec, file, store, device):
             pass  # from now on the store holds the weights
         for turn in range(rounds):
             for way in (MMAP, ATTACH)[:: 1 - 2 * (turn % 2)]:
-                with asked(way, spec, file, store, device) as answer:
-                    found[way].append(answer)
-        own = [together.enter_context(asked(ATTACH, spec, file, store, device))["own"] for _ in range(TOGETHER)]
-        held = sum(each["held_bytes"] for each in devices.status(store))
-        found["copies"] = (held + sum(own)) / nbytes
-    return found
+                with worker_answer(way, spec, file, store, device) as answer:
+                    results[way].append(answer)
+        allocated = [
+            stack.enter_context(worker_answer(ATTACH, spec, file, store, device))["own"] for _ in range(PROCESSES)
+        ]
+        store_bytes = sum(device_status["held_bytes"] for device_status in devices.status(store))
+        results["copies"] = (store_bytes + sum(allocated)) / nbytes
+    return results
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     options = turns.parse(turns.parser(__doc__, rounds=7), arguments)
-    gpu_workloads.need_a_gpu()
+    gpu_workloads.require_gpu()
     report = turns.Report("gpu_share", "Weights on a device from a file and from a store there [95 %]", COLUMNS)
     for name in MODELS[:2] if options.quick else MODELS:
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         with report.trying(name), tempfile.TemporaryDirectory(prefix="xsp-") as folder:
-            found = measure(f"torchvision:{name}", Path(folder), options.rounds)
-        if not found:
+            results = measure(f"torchvision:{name}", Path(folder), options.rounds)
+        if not results:
             continue
-        gains = [one["both"] / other["both"] for one, other in zip(found[MMAP], found[ATTACH], strict=True)]
-        loads = [turns.middle([each["load"] / 1e6 for each in found[way]]).shown(1) for way in (MMAP, ATTACH)]
-        copies = found["copies"]
+        gains = [
+            unshared["both"] / shared["both"] for unshared, shared in zip(results[MMAP], results[ATTACH], strict=True)
+        ]
+        loads = [turns.middle([answer["load"] / 1e6 for answer in results[way]]).text(1) for way in (MMAP, ATTACH)]
+        copies = results["copies"]
         report.add(
             [
-                name, f"{found['nbytes'] / 1e6:.0f}", str(options.rounds), *loads, turns.middle(gains).shown(2),
+                name, f"{results['nbytes'] / 1e6:.0f}", str(options.rounds), *loads, turns.middle(gains).text(2),
                 f"{copies:.2f}", "met" if copies <= 1.15 else "missed",
             ],
-            **found,
+            **results,
         )  # fmt: skip
     report.notes.append(
         "Copies: the store's bytes on the device and what torch allocated in 4 processes, over the file."

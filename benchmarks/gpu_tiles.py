@@ -42,38 +42,40 @@ def ways(length: int, values: Any) -> dict[str, list[Way]]:
     rows = values.view(count, length)
     target = torch.empty_like(values)
     size = 2 * len(values)
-    found: dict[str, list[Way]] = {"copy": [Way("copy", lambda: target.copy_(values), 2 * size)]}
-    for kind, written in (("reduction", 4 * count), ("scan", 4 * len(values))):
-        found[kind] = [
-            Way(name, lambda name=name, of=of: of(name, values, lengths), size + written)  # type: ignore[misc]
-            for name, of in FUNCTIONS.items()
+    implementations: dict[str, list[Way]] = {"copy": [Way("copy", lambda: target.copy_(values), 2 * size)]}
+    for kind, written_bytes in (("reduction", 4 * count), ("scan", 4 * len(values))):
+        implementations[kind] = [
+            Way(name, lambda name=name, function=function: function(name, values, lengths), size + written_bytes)  # type: ignore[misc]
+            for name, function in FUNCTIONS.items()
             if name.startswith(kind) and not (name.endswith("16n") and count < 16)
         ]
-    found["torch.sum"] = [Way("torch.sum", lambda: rows.sum(1, dtype=torch.float32), size + 4 * count)]
-    found["torch.cumsum"] = [Way("torch.cumsum", lambda: rows.cumsum(1, dtype=torch.float32), size + 4 * len(values))]
-    return found
+    implementations["torch.sum"] = [Way("torch.sum", lambda: rows.sum(1, dtype=torch.float32), size + 4 * count)]
+    implementations["torch.cumsum"] = [
+        Way("torch.cumsum", lambda: rows.cumsum(1, dtype=torch.float32), size + 4 * len(values))
+    ]
+    return implementations
 
 
 def error(kind: str, way: Way, length: int, values: Any) -> float:
     """Return the maximum error of a result against float64, relative to the largest value."""
     rows = values.double().view(-1, length)
-    wanted = rows.sum(1) if kind == "reduction" else rows.cumsum(1).view(-1)
-    return float((way.run().double() - wanted).abs().max() / wanted.abs().max())
+    expected = rows.sum(1) if kind == "reduction" else rows.cumsum(1).view(-1)
+    return float((way.run().double() - expected).abs().max() / expected.abs().max())
 
 
-def shares(found: dict[str, list[Way]], timer: Timer, rounds: int) -> dict[str, tuple[str, float]]:
+def shares(implementations: dict[str, list[Way]], timer: Timer, rounds: int) -> dict[str, tuple[str, float]]:
     """Return for each kind the fastest implementation and its share of the copy's rate, from medians over rounds."""
-    taken: dict[tuple[str, str], list[float]] = {}
+    times: dict[tuple[str, str], list[float]] = {}
     for turn in range(rounds + 1):
-        for kind, those in found.items():
-            for way in those:
+        for kind, kind_ways in implementations.items():
+            for way in kind_ways:
                 seconds = timer(way.run)
                 if turn:
-                    taken.setdefault((kind, way.name), []).append(seconds)
-    copying = found["copy"][0].nbytes / turns.median(taken["copy", "copy"])
+                    times.setdefault((kind, way.name), []).append(seconds)
+    copying = implementations["copy"][0].nbytes / turns.median(times["copy", "copy"])
     best: dict[str, tuple[str, float]] = {}
-    for kind, those in found.items():
-        rates = [(way.nbytes / turns.median(taken[kind, way.name]) / copying, way.name) for way in those]
+    for kind, kind_ways in implementations.items():
+        rates = [(way.nbytes / turns.median(times[kind, way.name]) / copying, way.name) for way in kind_ways]
         if rates and kind != "copy":
             share, name = max(rates)
             best[kind] = name, share
@@ -84,17 +86,17 @@ def by_events(run: Callable[[], object]) -> float:
     """Return the seconds between two CUDA events around a call."""
     import torch
 
-    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    first.record()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
     run()
-    last.record()
-    last.synchronize()
-    return float(first.elapsed_time(last)) / 1e3
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = turns.parse(turns.parser(__doc__, rounds=20), arguments)
-    gpu_workloads.need_a_gpu()
+    gpu_workloads.require_gpu()
     import torch
 
     report = turns.Report(
@@ -106,14 +108,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     values = torch.rand(QUICK_ELEMENTS if options.quick else ELEMENTS, device="cuda").half() / 16
     reached = {"reduction": 0, "scan": 0}
     for length in LENGTHS:
-        found = ways(length, values)
+        implementations = ways(length, values)
         errors = {}
         for kind in MOST_ERROR:
-            for way in list(found[kind]):
+            for way in list(implementations[kind]):
                 errors[way.name] = error(kind, way, length, values)
                 if not errors[way.name] <= MOST_ERROR[kind]:  # segments too long for float16 between products
-                    found[kind].remove(way)
-        best = shares(found, by_events, options.rounds)
+                    implementations[kind].remove(way)
+        best = shares(implementations, by_events, options.rounds)
         none = ("none is correct", float("nan"))
         (added, share), (scanned, scan_share) = best.get("reduction", none), best.get("scan", none)
         reached["reduction"] += share >= GOAL
@@ -127,9 +129,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             best=best,
         )  # fmt: skip
     for kind, count in reached.items():
-        met = "met" if 2 * count >= len(LENGTHS) else "missed"
+        verdict = "met" if 2 * count >= len(LENGTHS) else "missed"
         report.notes.append(
-            f"Goal: {GOAL:.0%} of a copy in half of the lengths: {kind} in {count} of {len(LENGTHS)}, {met}."
+            f"Goal: {GOAL:.0%} of a copy in half of the lengths: {kind} in {count} of {len(LENGTHS)}, {verdict}."
         )
     report.notes.append(gpu_workloads.device_line())
     report.finish(options)

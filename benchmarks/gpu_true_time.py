@@ -38,7 +38,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-class Found(NamedTuple):
+class ModelTimes(NamedTuple):
     """Times of one model, in nanoseconds."""
 
     bare: list[int]
@@ -53,16 +53,16 @@ def by_events(step: Any) -> tuple[int, float]:
     import torch
 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    started = perf_counter_ns()
+    start_ns = perf_counter_ns()
     begin.record()
     step()
     end.record()
     torch.cuda.synchronize()
-    return perf_counter_ns() - started, begin.elapsed_time(end) * 1e6
+    return perf_counter_ns() - start_ns, begin.elapsed_time(end) * 1e6
 
 
 @contextlib.contextmanager
-def events_around_children(found: list[Any]) -> Iterator[None]:
+def events_around_children(pairs: list[Any]) -> Iterator[None]:
     """Record an event before and after each call of a module directly inside the outermost called module."""
     import torch
     from torch.nn.modules import module as torch_module
@@ -73,13 +73,13 @@ def events_around_children(found: list[Any]) -> Iterator[None]:
         nonlocal depth
         depth += 1
         if depth == 2:
-            found.append([torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)])
-            found[-1][0].record()
+            pairs.append([torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)])
+            pairs[-1][0].record()
 
     def after(module: Any, inputs: Any, output: Any) -> None:
         nonlocal depth
         if depth == 2:
-            found[-1][1].record()
+            pairs[-1][1].record()
         depth -= 1
 
     hooks = [
@@ -108,7 +108,7 @@ def layer_events(workload: Workload, times: int) -> list[float]:
     return [turns.median(values) for values in zip(*steps, strict=True)]
 
 
-def measure(workload: Workload, rounds: int, options: argparse.Namespace) -> Found:
+def measure(workload: Workload, rounds: int, options: argparse.Namespace) -> ModelTimes:
     """Measure bare and profiled steps in turns, then time layers by events."""
     bare: list[tuple[int, float]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -128,8 +128,8 @@ def measure(workload: Workload, rounds: int, options: argparse.Namespace) -> Fou
         host, events = zip(*bare, strict=True)
         layers = _layers(trace, layer_events(workload, max(3, rounds)))
         unknown = float("nan")  # of few steps there is no interval
-        figure = turns.Figure(*(each if each is not None else unknown for each in true))
-        return Found(list(host), list(events), figure, layers)
+        figure = turns.Figure(*(value if value is not None else unknown for value in true))
+        return ModelTimes(list(host), list(events), figure, layers)
 
 
 def _layers(trace: xsp.Trace, events: Sequence[float]) -> list[tuple[str, float, float]]:
@@ -158,17 +158,19 @@ def _layers(trace: xsp.Trace, events: Sequence[float]) -> list[tuple[str, float,
     if len(rows) != len(events):
         return []
     pairs = zip(rows, events, strict=True)
-    return [(name, ns, by) for (name, ns), by in pairs if ns is not None and by >= LEAST_NS]
+    return [(name, ns, event_ns) for (name, ns), event_ns in pairs if ns is not None and event_ns >= LEAST_NS]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     options = turns.parse(gpu_workloads.add_options(turns.parser(__doc__), seconds=4.0), arguments)
-    gpu_workloads.need_a_gpu()
+    gpu_workloads.require_gpu()
     report = turns.Report("gpu_true_time", "xsp's true times on a GPU compared with bare ones [95 %]", COLUMNS)
-    for workload in gpu_workloads.each(options):
-        one = measure(workload, gpu_workloads.rounds_of(workload, options, 6), options)
-        report.add(_row(workload.name, one), bare=one.bare, events=one.events, true=one.true, layers=one.layers)
+    for workload in gpu_workloads.build_workloads(options):
+        times = measure(workload, gpu_workloads.rounds_of(workload, options, 6), options)
+        report.add(
+            _row(workload.name, times), bare=times.bare, events=times.events, true=times.true, layers=times.layers
+        )
     report.notes += [
         "Layers are the direct children of the model that take 100 µs or more on the device.",
         gpu_workloads.device_line(),
@@ -176,17 +178,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report.finish(options)
 
 
-def _row(name: str, one: Found) -> list[str]:
-    bare = turns.middle(one.bare)
-    error = one.true.value / bare.value
-    ratio = turns.Figure(error, one.true.lo / bare.value, one.true.hi / bare.value)
-    errors = [abs(ours / theirs - 1) for _, ours, theirs in one.layers]
-    near = sum(each <= GOAL for each in errors)
+def _row(name: str, times: ModelTimes) -> list[str]:
+    bare = turns.middle(times.bare)
+    error = times.true.value / bare.value
+    ratio = turns.Figure(error, times.true.lo / bare.value, times.true.hi / bare.value)
+    errors = [abs(kernel_ns / event_ns - 1) for _, kernel_ns, event_ns in times.layers]
+    within_goal = sum(layer_error <= GOAL for layer_error in errors)
     return [
-        name, str(len(one.bare) // BARE), bare.shown(3, 1e-6), turns.middle(one.events).shown(3, 1e-6),
-        one.true.shown(3, 1e-6), ratio.shown(4), "met" if abs(error - 1) <= GOAL else "missed", str(len(errors)),
+        name, str(len(times.bare) // BARE), bare.text(3, 1e-6), turns.middle(times.events).text(3, 1e-6),
+        times.true.text(3, 1e-6), ratio.text(4), "met" if abs(error - 1) <= GOAL else "missed", str(len(errors)),
         f"{100 * turns.median(errors):.2f}" if errors else "–", f"{100 * max(errors):.2f}" if errors else "–",
-        f"{near} of {len(errors)}",
+        f"{within_goal} of {len(errors)}",
     ]  # fmt: skip
 
 

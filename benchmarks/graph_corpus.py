@@ -23,22 +23,22 @@ from xsp.graph import corpus
 GOAL = {"torchvision": 0.97, "timm": 0.97, "transformers": 0.8}
 """Goals: share of the models of a source that are captured; many types of transformers take several kinds of inputs."""
 
-UNIQUE = 0.12
+GOAL_DISTINCT = 0.12
 QUICK, SAMPLE = 3, 60
-TYPES = 310
+MOST_TYPES = 310
 """Number of model types of transformers to draw from, selected by the seed."""
 
 MOST_LAYERS = 48
 SOURCES = ("torchvision", "timm")
 
 
-def chosen(sources: Sequence[str], number: int | None, seed: int) -> list[str]:
+def select_models(sources: Sequence[str], number: int | None, seed: int) -> list[str]:
     """Return names of models: all of them, or `number` of them selected by the seed."""
     draw = random.Random(seed)
     names = [name for source in sources if source != "transformers" for name in models.names(source)]
     if "transformers" in sources:
         types = models.names("transformers")
-        names += map(with_few_layers, sorted(draw.sample(types, min(TYPES, len(types)))))
+        names += map(with_few_layers, sorted(draw.sample(types, min(MOST_TYPES, len(types)))))
     return names if number is None or number >= len(names) else sorted(draw.sample(names, number))
 
 
@@ -51,40 +51,44 @@ def with_few_layers(spec: str) -> str:
     except Exception:  # then it cannot be captured either, and its row in the corpus has the reason
         return spec
     layers = getattr(config, "num_hidden_layers", None)
-    experts = any("experts" in name and isinstance(value, int) and value > 1 for name, value in vars(config).items())
-    deep = isinstance(layers, int) and layers > 4 and (layers > MOST_LAYERS or experts)
-    return f"{spec}?num_hidden_layers=4" if deep else spec
+    has_experts = any(
+        "experts" in name and isinstance(value, int) and value > 1 for name, value in vars(config).items()
+    )
+    is_deep = isinstance(layers, int) and layers > 4 and (layers > MOST_LAYERS or has_experts)
+    return f"{spec}?num_hidden_layers=4" if is_deep else spec
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--models", type=int, help=f"how many, chosen by the seed (default: {SAMPLE}, quick: {QUICK})")
-    made.add_argument("--all", action="store_true", help="all models")
-    made.add_argument(
+    parser = turns.parser(__doc__, rounds=3)
+    parser.add_argument("--models", type=int, help=f"how many, chosen by the seed (default: {SAMPLE}, quick: {QUICK})")
+    parser.add_argument("--all", action="store_true", help="all models")
+    parser.add_argument(
         "--sources", nargs="+", default=list(SOURCES), choices=list(GOAL), help=f"(default: {' '.join(SOURCES)})"
     )
-    made.add_argument("--out", type=Path, help="keep graphs and measures here, and go on from what is there")
-    options = turns.parse(made, arguments)
-    wanted = None if options.all else options.models or (QUICK if options.quick else SAMPLE)
-    specs = chosen(options.sources, wanted, options.seed)
-    there = sum(len(models.names(source)) for source in options.sources)
+    parser.add_argument("--out", type=Path, help="keep graphs and measures here, and continue from them")
+    options = turns.parse(parser, arguments)
+    count = None if options.all else options.models or (QUICK if options.quick else SAMPLE)
+    specs = select_models(options.sources, count, options.seed)
+    available = sum(len(models.names(source)) for source in options.sources)
     with tempfile.TemporaryDirectory() as folder:
         out = options.out or Path(folder)
-        rows = corpus.collect(specs, out, progress=lambda what, done, total: turns.say(f"{done}/{total} {what}"))
+        rows = corpus.collect(
+            specs, out, progress=lambda label, completed, total: turns.say(f"{completed}/{total} {label}")
+        )
         curve = corpus.unique(out, specs)
     report = turns.Report(
         "graph_corpus_transformers" if options.sources == ["transformers"] else "graph_corpus",
-        f"Graphs of {len(specs)} of the {there:,} models of {' and '.join(options.sources)}",
+        f"Graphs of {len(specs)} of the {available:,} models of {' and '.join(options.sources)}",
         ("source", "tried", "captured", "goal", "without values", "nodes, median", "s a model, median"),
     )
     for source in options.sources:
-        of_source = [row for row in rows if row["spec"].startswith(f"{source}:")]
-        if of_source:
-            report.add(_cells(source, of_source))
+        source_rows = [row for row in rows if row["spec"].startswith(f"{source}:")]
+        if source_rows:
+            report.add(_cells(source, source_rows))
     nodes, keys = curve[-1] if curve else (0, 0)
     report.notes.append(
-        f"Of {nodes:,} computing nodes {keys:,} are distinct, {keys / max(nodes, 1):.1%}; the goal of {UNIQUE:.0%} is "
-        "for 1,000 models or more: fewer models have fewer siblings among them."
+        f"Of {nodes:,} computing nodes {keys:,} are distinct, {keys / max(nodes, 1):.1%}; the goal of "
+        f"{GOAL_DISTINCT:.0%} is for 1,000 models or more: fewer models have fewer siblings among them."
     )
     report.notes += [f"{row['spec']}: {row['error']}" for row in rows if "error" in row]
     report.data["growth"] = curve[:: max(1, len(curve) // 50)]

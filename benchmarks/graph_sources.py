@@ -37,16 +37,16 @@ MOST_WEIGHTS = 100_000_000
 
 FILE = "compared.jsonl"
 
-Made = Callable[[str, Any], Graph]
+GraphBuilder = Callable[[str, Any], Graph]
 Row = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--seconds", type=float, default=600, help="time limit (default: 600)")
-    made.add_argument("--models", nargs="+", help="models (default: a selection by the seed)")
-    made.add_argument("--out", type=Path, help="keep comparisons here, and continue from them")
-    options = turns.parse(made, arguments)
+    parser = turns.parser(__doc__, rounds=3)
+    parser.add_argument("--seconds", type=float, default=600, help="time limit (default: 600)")
+    parser.add_argument("--models", nargs="+", help="models (default: a selection by the seed)")
+    parser.add_argument("--out", type=Path, help="keep comparisons here, and continue from them")
+    options = turns.parse(parser, arguments)
     specs = options.models or [name for source in ("torchvision", "timm") for name in models.names(source)]
     if not options.models:
         random.Random(options.seed).shuffle(specs)
@@ -56,21 +56,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("source", "models", "same keys", "as told", "same edges", "goal", "ask", "not made"),
     )
     warnings.simplefilter("ignore")
-    until = time.monotonic() + options.seconds
+    deadline = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory() as folder:
-        kept = _Kept((options.out or Path(folder)) / FILE)
-        for source, make in (("execution trace", _observed), ("program", _program)):
-            wanted = len(specs) if options.models else QUICK if options.quick else GOALS[source]
+        stored = _StoredRows((options.out or Path(folder)) / FILE)
+        for source, build in (("execution trace", _observed), ("program", _program)):
+            count = len(specs) if options.models else QUICK if options.quick else GOALS[source]
             rows: list[Row] = []
             with report.until_interrupted():
-                rows.extend(_compare(source, make, specs, wanted, until, kept))
+                rows.extend(_compare(source, build, specs, count, deadline, stored))
             _add(report, source, rows)
-            if not report.whole:
+            if not report.is_complete:
                 break
     report.finish(options)
 
 
-class _Kept:
+class _StoredRows:
     """The stored rows of compared models, by source and model."""
 
     def __init__(self, path: Path) -> None:
@@ -93,22 +93,24 @@ class _Kept:
         return row
 
 
-def _compare(source: str, make: Made, specs: Sequence[str], wanted: int, until: float, kept: _Kept) -> Iterator[Row]:
-    """Yield the rows of `wanted` comparable models and of failed ones; fewer if the time ends first."""
+def _compare(
+    source: str, build: GraphBuilder, specs: Sequence[str], count: int, deadline: float, stored: _StoredRows
+) -> Iterator[Row]:
+    """Yield the rows of `count` comparable models and of failed ones; fewer if the time ends first."""
     rows = compared = 0
     for spec in specs:
-        if compared >= wanted:
+        if compared >= count:
             break
-        found = kept.rows.get((source, spec))
-        if found is None and time.monotonic() < until:
-            found = kept.add({"source": source, "model": spec, **_row(source, make, spec)})
-            turns.say(f"{source} {rows + 1} {spec} {found.get('differs') or found.get('error') or ''}")
-        if found is not None and "skipped" not in found:
-            rows, compared = rows + 1, compared + ("keys" in found)
-            yield found
+        row = stored.rows.get((source, spec))
+        if row is None and time.monotonic() < deadline:
+            row = stored.add({"source": source, "model": spec, **_row(source, build, spec)})
+            turns.say(f"{source} {rows + 1} {spec} {row.get('differs') or row.get('error') or ''}")
+        if row is not None and "skipped" not in row:
+            rows, compared = rows + 1, compared + ("keys" in row)
+            yield row
 
 
-def _row(source: str, make: Made, spec: str) -> Row:
+def _row(source: str, build: GraphBuilder, spec: str) -> Row:
     try:
         captured = xsp.graph.of(spec)
     except XspError as error:
@@ -116,26 +118,28 @@ def _row(source: str, make: Made, spec: str) -> Row:
     if (captured.parameters or 0) > MOST_WEIGHTS or "meta" not in captured.settings["rung"]:
         return {"skipped": "too large, or captured with values"}
     try:
-        other = make(spec, models.build(spec, models.Settings()))
+        rebuilt = build(spec, models.build(spec, models.Settings()))
     except Exception as error:  # torch.export raises no specific class for what it does not support
         return {"error": f"{type(error).__name__}: {_first_line(error)}"}
-    told = captured
+    reduced = captured
     if source == "execution trace":
-        nodes = [replace(node, key=keys.key(observed.as_recorded_in_trace(node.call))) for node in captured.nodes]
-        told = replace(captured, nodes=tuple(nodes))
-    if source == "program" and not _alike(other, captured):
+        nodes = [replace(node, key=keys.key(observed.as_trace_reports(node.call))) for node in captured.nodes]
+        reduced = replace(captured, nodes=tuple(nodes))
+    if source == "program" and not _is_same(rebuilt, captured):
         import torch
 
         with mock.patch.object(torch.compiler, "is_exporting", return_value=True):
-            if _alike(other, xsp.graph.of(spec)):
+            if _is_same(rebuilt, xsp.graph.of(spec)):
                 return {"asks": True}
-    more, less = _keys(other) - _keys(told), _keys(told) - _keys(other)
-    named = Counter(node.call.op for graph in (other, told) for node in graph.nodes if node.key in more | less)
+    extra, missing = _keys(rebuilt) - _keys(reduced), _keys(reduced) - _keys(rebuilt)
+    operators = Counter(
+        node.call.op for graph in (rebuilt, reduced) for node in graph.nodes if node.key in extra | missing
+    )
     return {
-        "keys": _keys(other) == _keys(captured),
-        "told": not (more or less),
-        "edges": _edges(other) == _edges(captured),
-        "differs": ", ".join(f"{count} {op}" for op, count in named.most_common(5)),
+        "keys": _keys(rebuilt) == _keys(captured),
+        "told": not (extra or missing),
+        "edges": _edges(rebuilt) == _edges(captured),
+        "differs": ", ".join(f"{count} {op}" for op, count in operators.most_common(5)),
     }
 
 
@@ -143,16 +147,16 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "")[:160]
 
 
-def _alike(one: Graph, other: Graph) -> bool:
-    return _keys(one) == _keys(other) and _edges(one) == _edges(other)
+def _is_same(a: Graph, b: Graph) -> bool:
+    return _keys(a) == _keys(b) and _edges(a) == _edges(b)
 
 
 def _add(report: turns.Report, source: str, rows: Sequence[Row]) -> None:
-    made = [row for row in rows if "keys" in row]
-    counts = {which: sum(row[which] for row in made) for which in ("keys", "told", "edges")}
-    alike = sum(row["told"] and row["edges"] for row in made)
-    verdict = "met" if alike == len(made) >= GOALS[source] else "missed"
-    cells = [str(len(made)), *map(str, counts.values()), f"{GOALS[source]} alike, {verdict}"]
+    comparable = [row for row in rows if "keys" in row]
+    counts = {field: sum(row[field] for row in comparable) for field in ("keys", "told", "edges")}
+    equal = sum(row["told"] and row["edges"] for row in comparable)
+    verdict = "met" if equal == len(comparable) >= GOALS[source] else "missed"
+    cells = [str(len(comparable)), *map(str, counts.values()), f"{GOALS[source]} alike, {verdict}"]
     report.add([source, *cells, str(sum("asks" in row for row in rows)), str(sum("error" in row for row in rows))])
     report.notes += [f"{source}, {row['model']}: {row['error']}" for row in rows if "error" in row]
     report.notes += [
@@ -161,16 +165,18 @@ def _add(report: turns.Report, source: str, rows: Sequence[Row]) -> None:
         if "asks" in row
     ]
     report.notes += [
-        f"{source}, {row['model']}: {row['differs'] or 'edges'}" for row in made if not (row["told"] and row["edges"])
+        f"{source}, {row['model']}: {row['differs'] or 'edges'}"
+        for row in comparable
+        if not (row["told"] and row["edges"])
     ]
 
 
 def _keys(graph: Graph) -> Counter[str]:
-    return Counter(each.key for each in graph.nodes)
+    return Counter(node.key for node in graph.nodes)
 
 
 def _edges(graph: Graph) -> list[tuple[int, int]]:
-    return sorted((each.before, each.after) for each in graph.edges_of(EdgeKind.DATA))
+    return sorted((edge.before, edge.after) for edge in graph.edges_of(EdgeKind.DATA))
 
 
 def _program(spec: str, built: Any) -> Graph:

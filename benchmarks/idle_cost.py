@@ -45,26 +45,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = turns.parse(turns.parser(__doc__, rounds=60), arguments)
     times = 2_000 if options.quick else 20_000
     disabled = xsp.profile("idle", enabled=False)
-    outside = xsp.profile("idle")
+    unused = xsp.profile("idle")
     enters: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
         "empty context manager": lambda: Empty("x"),
         'xsp.span("x")': lambda: xsp.span("x"),
-        "prof.step(), block never entered": lambda: outside.step(),
+        "prof.step(), block never entered": lambda: unused.step(),
         "prof.step(), enabled=False": lambda: disabled.step(),
     }
     conditions = [Condition(name, repeated(enter, times)) for name, enter in enters.items()]
-    taker = turns.turns_of(options)
+    method = turns.turns_of(options)
     with disabled:
-        rounds = taker.take([Group(conditions)], options.rounds)
+        rounds = method.take([Group(conditions)], options.rounds)
     columns = ("with …: pass", "ns [95 %]", "more than empty, ns", "ratio to empty")
     report = turns.Report("idle_cost", "Cost of xsp's calls when nothing is recorded", columns)
     for name in enters:
-        own = turns.middle([each[name] / times for each in rounds])
-        more = turns.difference(rounds, name, "empty context manager")
-        against = turns.ratio(rounds, name, "empty context manager")
-        report.add([name, own.shown(1), more.shown(1, 1 / times), against.shown(3)],
-                   ns=own, ratio=against, rounds=[each[name] for each in rounds])  # fmt: skip
-    report.notes += ["Each block is created by a lambda, whose cost is included in all rows.", taker.note()]
+        block_ns = turns.middle([round_times[name] / times for round_times in rounds])
+        excess = turns.difference(rounds, name, "empty context manager")
+        ratio = turns.ratio(rounds, name, "empty context manager")
+        report.add([name, block_ns.text(1), excess.text(1, 1 / times), ratio.text(3)],
+                   ns=block_ns, ratio=ratio, rounds=[round_times[name] for round_times in rounds])  # fmt: skip
+    report.notes += ["Each block is created by a lambda, whose cost is included in all rows.", method.note()]
     report.finish(options)
 
 

@@ -39,17 +39,17 @@ def python(code: str, *arguments: str) -> str:
 def heavy_modules() -> dict[str, list[str]]:
     """Return the heavy modules that a program has loaded before and after it profiles itself."""
     with tempfile.TemporaryDirectory() as folder:
-        found = json.loads(python(PROFILED, json.dumps(HEAVY), f"{folder}/run").splitlines()[-1])
-    if not found["stored"]:
+        result = json.loads(python(PROFILED, json.dumps(HEAVY), f"{folder}/run").splitlines()[-1])
+    if not result["stored"]:
         raise SystemExit("the profiled program stored no step: nothing to report")
-    return {name: found[name] for name in ("before", "after")}
+    return {name: result[name] for name in ("before", "after")}
 
 
-def measure(taker: turns.Turns, rounds: int) -> list[turns.Round]:
+def measure(method: turns.Turns, rounds: int) -> list[turns.Round]:
     """Return the wall times of fresh processes."""
     codes = {"pass": "pass", "import xsp": "import xsp"}
     conditions = [Condition(name, lambda code=code: python(code)) for name, code in codes.items()]
-    return taker.take([Group(conditions)], rounds)
+    return method.take([Group(conditions)], rounds)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -57,26 +57,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = turns.parse(turns.parser(__doc__, rounds=40), arguments)
     columns = ("fresh process", "wall ms", "more than `pass`, ms [95 %]", "< 100 ms")
     report = turns.Report("import_time", "Time of `import xsp` in a fresh process, in turns", columns)
-    taker = turns.turns_of(options)
-    rounds = measure(taker, options.rounds)
+    method = turns.turns_of(options)
+    rounds = measure(method, options.rounds)
     for name in ("pass", "import xsp"):
-        wall = turns.middle([each[name] for each in rounds]).shown(1, 1e-6)
-        more = turns.difference(rounds, name, "pass")
-        cells = ["", ""] if name == "pass" else [more.shown(1, 1e-6), turns.verdict(more, GOAL_MS * 1e6)]
-        report.add([name, wall, *cells], more=more, rounds=[each[name] for each in rounds])
+        wall = turns.middle([round_times[name] for round_times in rounds]).text(1, 1e-6)
+        excess = turns.difference(rounds, name, "pass")
+        cells = ["", ""] if name == "pass" else [excess.text(1, 1e-6), turns.verdict(excess, GOAL_MS * 1e6)]
+        report.add([name, wall, *cells], more=excess, rounds=[round_times[name] for round_times in rounds])
     modules = heavy_modules()
-    report.notes += [*_sentences(modules), taker.note()]
+    report.notes += [*_sentences(modules), method.note()]
     report.data["heavy"] = modules
     report.finish(options)
 
 
 def _sentences(modules: dict[str, list[str]]) -> list[str]:
-    ours = [name for name in modules["after"] if name not in modules["before"]]
+    added = [name for name in modules["after"] if name not in modules["before"]]
     absent = [name for name in HEAVY if name not in modules["after"]]
     return [
         f"In a profiled process: not loaded {', '.join(absent) or 'none'}; "
         f"loaded by the program itself (torch) {', '.join(modules['before']) or 'none'}; "
-        f"loaded by xsp {', '.join(ours) or 'none'}.",
+        f"loaded by xsp {', '.join(added) or 'none'}.",
     ]
 
 

@@ -21,8 +21,8 @@ from typing import NamedTuple
 from parts import kineto_copies, kineto_turn, turns
 from parts.kineto_turn import FIGURES, Turn
 
-HERE = Path(__file__).resolve().parent
-TRACES = HERE.parents[1] / "shared" / "traces"
+FOLDER = Path(__file__).resolve().parent
+TRACES = FOLDER.parents[1] / "shared" / "traces"
 ON_PYPI = {
     "HTA 0.6.1": ("hta", ("traceinsight==0.6.1", "pandas<3")),
     "HTA 0.5.0": ("hta", ("HolisticTraceAnalysis==0.5.0",)),
@@ -44,23 +44,23 @@ class Tool(NamedTuple):
 
 def tools(options: argparse.Namespace) -> list[Tool]:
     """Return xsp and its peers; report peers that cannot be installed, and leave them out."""
-    found = [Tool("xsp", "xsp", sys.executable)]
+    available = [Tool("xsp", "xsp", sys.executable)]
     for name, (kind, requirements) in ON_PYPI.items():
         python = environment(requirements) if name in options.peers else None
         if python is not None:
-            found.append(Tool(name, kind, python))
+            available.append(Tool(name, kind, python))
     if options.tracelens:
-        found.append(Tool("TraceLens", "tracelens", options.tracelens))
+        available.append(Tool("TraceLens", "tracelens", options.tracelens))
     else:
         turns.say("  TraceLens is left out: give the Python of an environment that has it, --tracelens")
-    return found
+    return available
 
 
 def environment(requirements: Sequence[str]) -> str | None:
     """Return the Python of an environment with packages, created on first use; None if they cannot be installed."""
-    place = HERE / ".peers" / requirements[0].partition("==")[0]
-    python, done = place / "bin" / "python", place / "installed"
-    if not done.exists():
+    place = FOLDER / ".peers" / requirements[0].partition("==")[0]
+    python, marker = place / "bin" / "python", place / "installed"
+    if not marker.exists():
         turns.say(f"  installing {', '.join(requirements)} into {place}")
         try:
             subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
@@ -68,24 +68,24 @@ def environment(requirements: Sequence[str]) -> str | None:
         except (OSError, subprocess.CalledProcessError) as error:
             turns.say(f"  {requirements[0]} is left out: it could not be installed ({error})")
             return None
-        done.touch()
+        marker.touch()
     return str(python)
 
 
 # --- turns ------------------------------------------------------------------------------------------------
 
 
-def rounds_of(trace: Path, those: Sequence[Tool], rounds: int, seed: int) -> list[dict[str, Turn]]:
+def rounds_of(trace: Path, participants: Sequence[Tool], rounds: int, seed: int) -> list[dict[str, Turn]]:
     """Run every tool on a trace once per round, in random order."""
     draw = random.Random(seed)
-    found = []
+    rounds_taken = []
     for number in range(rounds):
-        taken = {}
-        for tool in draw.sample(list(those), k=len(those)):
-            taken[tool.name] = kineto_turn.take(tool.python, tool.kind, trace)
-            turns.say(f"  {trace.name}, round {number + 1}, {tool.name}: {_line(taken[tool.name])}")
-        found.append(taken)
-    return found
+        round_turns = {}
+        for tool in draw.sample(list(participants), k=len(participants)):
+            round_turns[tool.name] = kineto_turn.run_tool(tool.python, tool.kind, trace)
+            turns.say(f"  {trace.name}, round {number + 1}, {tool.name}: {_line(round_turns[tool.name])}")
+        rounds_taken.append(round_turns)
+    return rounds_taken
 
 
 def _line(turn: Turn) -> str:
@@ -94,69 +94,83 @@ def _line(turn: Turn) -> str:
     return f"load {turn.load_s:.2f} s, analyses {turn.analyses_s:.2f} s, {turn.peak_bytes / 1e6:,.0f} MB"
 
 
-def times(found: Sequence[Mapping[str, Turn]], peer: str, what: Callable[[Turn], float | None]) -> turns.Figure | None:
+def time_ratio(
+    turns_by_round: Sequence[Mapping[str, Turn]], peer: str, seconds_of: Callable[[Turn], float | None]
+) -> turns.Figure | None:
     """Return the ratio of a peer's time to xsp's, from the pairs of each round; None if the peer failed before."""
-    pairs = [(what(each[peer]), what(each["xsp"])) for each in found]
-    ratios = [theirs / ours for theirs, ours in pairs if theirs and ours]
+    pairs = [(seconds_of(round_turns[peer]), seconds_of(round_turns["xsp"])) for round_turns in turns_by_round]
+    ratios = [peer_s / own_s for peer_s, own_s in pairs if peer_s and own_s]
     return turns.middle(ratios) if len(ratios) == len(pairs) else None
 
 
 # --- tables -----------------------------------------------------------------------------------------------
 
 
-def add_speed(report: turns.Report, trace: Path, events: int, found: Sequence[Mapping[str, Turn]]) -> None:
+def add_speed(report: turns.Report, trace: Path, events: int, turns_by_round: Sequence[Mapping[str, Turn]]) -> None:
     """Add a row for each peer with the ratios of its times to xsp's."""
-    ours = [each["xsp"] for each in found]
-    failed = next((turn.raised.get("load", "no reason") for turn in ours if turn.load_s is None), None)
+    own_turns = [round_turns["xsp"] for round_turns in turns_by_round]
+    failed = next((turn.raised.get("load", "no reason") for turn in own_turns if turn.load_s is None), None)
     if failed is not None:
-        report.notes.append(f"{_short(trace)}: xsp did not load it: {failed}")
+        report.notes.append(f"{_short_name(trace)}: xsp did not load it: {failed}")
         return
-    load, asked = (
-        turns.middle([turn.load_s or 0 for turn in ours]),
-        turns.middle([turn.analyses_s or 0 for turn in ours]),
+    load, analysis = (
+        turns.middle([turn.load_s or 0 for turn in own_turns]),
+        turns.middle([turn.analyses_s or 0 for turn in own_turns]),
     )
-    for peer in [name for name in found[0] if name != "xsp"]:
-        loading, asking = times(found, peer, lambda turn: turn.load_s), times(found, peer, lambda turn: turn.analyses_s)
+    for peer in [name for name in turns_by_round[0] if name != "xsp"]:
+        load_ratio, analysis_ratio = (
+            time_ratio(turns_by_round, peer, lambda turn: turn.load_s),
+            time_ratio(turns_by_round, peer, lambda turn: turn.analyses_s),
+        )
         report.add(
-            [f"{_short(trace)} · {peer}", f"{events:,}", load.shown(2), _times(loading), asked.shown(2), _times(asking),
-             f"{_peak(found, 'xsp'):,.0f}", f"{_peak(found, peer):,.0f}"],
-            turns=[vars(each[peer]) for each in found], ours=[vars(turn) for turn in ours],
+            [f"{_short_name(trace)} · {peer}", f"{events:,}", load.text(2), _ratio_text(load_ratio),
+             analysis.text(2), _ratio_text(analysis_ratio),
+             f"{_peak_mb(turns_by_round, 'xsp'):,.0f}", f"{_peak_mb(turns_by_round, peer):,.0f}"],
+            turns=[vars(round_turns[peer]) for round_turns in turns_by_round], ours=[vars(turn) for turn in own_turns],
         )  # fmt: skip
 
 
-def _times(figure: turns.Figure | None) -> str:
-    return "did not" if figure is None else f"{figure.shown(1)} ×"
+def _ratio_text(figure: turns.Figure | None) -> str:
+    return "did not" if figure is None else f"{figure.text(1)} ×"
 
 
-def _peak(found: Sequence[Mapping[str, Turn]], tool: str) -> float:
-    return statistics.median(each[tool].peak_bytes for each in found) / 1e6
+def _peak_mb(turns_by_round: Sequence[Mapping[str, Turn]], tool: str) -> float:
+    return statistics.median(round_turns[tool].peak_bytes for round_turns in turns_by_round) / 1e6
 
 
-def add_robustness(report: turns.Report, trace: Path, turn: Mapping[str, Turn]) -> None:
+def add_robustness(report: turns.Report, trace: Path, turns_by_tool: Mapping[str, Turn]) -> None:
     """Add a row for each tool: number of analyses answered and refused with a reason, and the errors raised."""
-    for name, each in turn.items():
-        asked = len(each.answers_s)
-        raised = "; ".join(f"{what}: {error}" for what, error in each.raised.items())
-        answered = asked - len(each.refused) - sum(what in each.answers_s for what in each.raised)
-        loaded = "yes" if each.load_s is not None else "no"
+    for name, result in turns_by_tool.items():
+        analysis_count = len(result.answers_s)
+        raised = "; ".join(f"{analysis}: {error}" for analysis, error in result.raised.items())
+        answered_count = (
+            analysis_count - len(result.refused) - sum(analysis in result.answers_s for analysis in result.raised)
+        )
+        has_loaded = "yes" if result.load_s is not None else "no"
         report.add(
-            [f"{_short(trace)} · {name}", loaded, f"{answered}", f"{len(each.refused)}", raised.replace("|", "/")]
+            [
+                f"{_short_name(trace)} · {name}",
+                has_loaded,
+                f"{answered_count}",
+                f"{len(result.refused)}",
+                raised.replace("|", "/"),
+            ]
         )
 
 
-def add_figures(report: turns.Report, trace: Path, turn: Mapping[str, Turn]) -> None:
+def add_figures(report: turns.Report, trace: Path, turns_by_tool: Mapping[str, Turn]) -> None:
     """Add a row with the device's times in milliseconds for each tool that reports some."""
-    for name, each in turn.items():
-        if each.figures:
-            shown = [f"{each.figures[what]:,.3f}" if what in each.figures else "–" for what in FIGURES]
-            report.add([f"{_short(trace)} · {name}", *shown])
+    for name, result in turns_by_tool.items():
+        if result.figures:
+            cells = [f"{result.figures[figure]:,.3f}" if figure in result.figures else "–" for figure in FIGURES]
+            report.add([f"{_short_name(trace)} · {name}", *cells])
 
 
-def _short(trace: Path) -> str:
+def _short_name(trace: Path) -> str:
     return trace.name.removesuffix(".gz").removesuffix(".json")
 
 
-def count(trace: Path) -> int:
+def count_events(trace: Path) -> int:
     """Return the number of spans, instants and flows in a trace, counted in its text without parsing it."""
     opened = gzip.open if trace.suffix == ".gz" else open
     with opened(trace, "rb") as file:
@@ -169,13 +183,15 @@ def count(trace: Path) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
-    made = turns.parser(__doc__, rounds=3)
-    made.add_argument("traces", nargs="*", type=Path, help="files (default: all Kineto traces of ../shared/traces)")
-    made.add_argument("--peers", nargs="*", default=list(ON_PYPI), choices=list(ON_PYPI), help="(default: all)")
-    made.add_argument("--tracelens", help="Python of an environment that has AMD's TraceLens")
-    made.add_argument("--events", type=int, help="events of the synthetic trace; 0: none (default: 2000000, quick: 0)")
-    made.add_argument("--largest", type=int, default=3, help="number of the largest files to time (default: 3)")
-    options = turns.parse(made, arguments)
+    parser = turns.parser(__doc__, rounds=3)
+    parser.add_argument("traces", nargs="*", type=Path, help="files (default: all Kineto traces of ../shared/traces)")
+    parser.add_argument("--peers", nargs="*", default=list(ON_PYPI), choices=list(ON_PYPI), help="(default: all)")
+    parser.add_argument("--tracelens", help="Python of an environment that has AMD's TraceLens")
+    parser.add_argument(
+        "--events", type=int, help="events of the synthetic trace; 0: none (default: 2000000, quick: 0)"
+    )
+    parser.add_argument("--largest", type=int, default=3, help="number of the largest files to time (default: 3)")
+    options = turns.parse(parser, arguments)
     traces = options.traces or sorted(TRACES.rglob("*.json.gz"))
     if not traces:
         turns.skip("name traces: ../shared/traces is not there")
@@ -191,30 +207,32 @@ def measure(traces: Sequence[Path], options: argparse.Namespace) -> list[turns.R
     figures = turns.Report(
         "kineto_peers_figures", "Figures of each tool for the same trace, milliseconds", ("trace", *FIGURES)
     )
-    those = tools(options)
-    counted = sorted(((count(trace), trace) for trace in traces), reverse=True)
-    for place, (events, trace) in enumerate(counted):
-        timed = place < options.largest and not options.quick
-        found = rounds_of(trace, those, options.rounds if timed else 1, options.seed)
-        add_robustness(robust, trace, found[0])
-        add_figures(figures, trace, found[0])
-        if timed:
-            add_speed(speed, trace, events, found)
-    wanted = (0 if options.quick else 2_000_000) if options.events is None else options.events
-    if wanted:
-        _synthetic(speed, counted[0][1], wanted, [tool for tool in those if tool.name != "HTA 0.5.0"], options)
+    participants = tools(options)
+    sizes = sorted(((count_events(trace), trace) for trace in traces), reverse=True)
+    for rank, (events, trace) in enumerate(sizes):
+        is_timed = rank < options.largest and not options.quick
+        rounds = rounds_of(trace, participants, options.rounds if is_timed else 1, options.seed)
+        add_robustness(robust, trace, rounds[0])
+        add_figures(figures, trace, rounds[0])
+        if is_timed:
+            add_speed(speed, trace, events, rounds)
+    events_wanted = (0 if options.quick else 2_000_000) if options.events is None else options.events
+    if events_wanted:
+        _synthetic(
+            speed, sizes[0][1], events_wanted, [tool for tool in participants if tool.name != "HTA 0.5.0"], options
+        )
     speed.notes.append(NOTE)
     return [speed, robust, figures]
 
 
 def _synthetic(
-    speed: turns.Report, source: Path, events: int, those: Sequence[Tool], options: argparse.Namespace
+    speed: turns.Report, source: Path, events: int, participants: Sequence[Tool], options: argparse.Namespace
 ) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        trace = Path(place) / "copies.json"
-        written = kineto_copies.write(source, trace, events)
-        found = rounds_of(trace, those, options.rounds, options.seed)
-        add_speed(speed, Path(f"{written.copies} copies of {_short(source)}"), written.events, found)
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "copies.json"
+        copies = kineto_copies.write(source, trace, events)
+        rounds = rounds_of(trace, participants, options.rounds, options.seed)
+        add_speed(speed, Path(f"{copies.copies} copies of {_short_name(source)}"), copies.events, rounds)
 
 
 SPEED = ("trace · peer", "events", "xsp: load, s", "peer: load", "xsp: all analyses, s", "peer: its analyses",

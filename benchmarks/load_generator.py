@@ -34,8 +34,8 @@ def nothing(number: int, batch: int) -> None:
 
 def half(number: int, batch: int) -> None:
     """Compute in Python, holding the GIL, for half of the time between requests."""
-    until = time.perf_counter_ns() + MS // 2
-    while time.perf_counter_ns() < until:
+    end_ns = time.perf_counter_ns() + MS // 2
+    while time.perf_counter_ns() < end_ns:
         pass
 
 
@@ -46,7 +46,7 @@ def lateness(report: turns.Report, name: str, serve: Serve, requests: int, round
         turns.middle([run.lateness_ns[place].value_ns / 1000 for run in runs]) for place in range(3)
     )  # fmt: skip
     report.add(
-        [f"lateness, {name}", f"{p999.shown(0)} µs", "at most 1,000 µs", f"p50 {p50.shown(1)}, p99 {p99.shown(1)} µs"],
+        [f"lateness, {name}", f"{p999.text(0)} µs", "at most 1,000 µs", f"p50 {p50.text(1)}, p99 {p99.text(1)} µs"],
         p50_us=p50, p99_us=p99, p999_us=p999, requests=requests,
         late=[run.is_late for run in runs],
     )  # fmt: skip
@@ -104,13 +104,14 @@ def searches(report: turns.Report, rounds: int, seed: int) -> None:
     ):
         truth = 1000 + 1000 * math.log(1 - share) / limit if exponential else constant_truth(limit, share)
         probe = one_server(exponential, 12_000)
-        found = [search.highest_rate(probe, limit * MS, share, 60.0, seed=seed + 1000 * n) for n in range(rounds)]
-        worst = max(abs((each.estimate or 0) / truth - 1) for each in found)
-        held = sum((each.low or 0) <= truth <= (each.high or math.inf) for each in found)
+        results = [search.highest_rate(probe, limit * MS, share, 60.0, seed=seed + 1000 * n) for n in range(rounds)]
+        max_error = max(abs((result.estimate or 0) / truth - 1) for result in results)
+        covered = sum((result.low or 0) <= truth <= (result.high or math.inf) for result in results)
         report.add(
-            [f"search, {name}", f"off by {100 * worst:.1f} % at most", "at most 5 %, in 15 probes",
-             f"interval holds {truth:.1f}/s in {held} of {rounds}, probes {max(len(each.probes) for each in found)}"],
-            truth=truth, estimates=[each.estimate for each in found], held=held,
+            [f"search, {name}", f"off by {100 * max_error:.1f} % at most", "at most 5 %, in 15 probes",
+             f"interval holds {truth:.1f}/s in {covered} of {rounds}, "
+             f"probes {max(len(result.probes) for result in results)}"],
+            truth=truth, estimates=[result.estimate for result in results], held=covered,
         )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ COLUMNS = (
     "a bare step ms", "a recorded step more, first tenth, last tenth", "overhead %", "budget kept",
     "end s", "load s", "load MB",
 )  # fmt: skip
-LOOKS = 20
+SAMPLES = 20
 """Number of samples of memory and account, at equal distances."""
 
 LOAD = """
@@ -47,7 +47,7 @@ print(json.dumps([took, largest_mb, spans]))
 """
 
 
-class Look(NamedTuple):
+class Sample(NamedTuple):
     """A sample of memory and account at one moment."""
 
     step: int
@@ -68,11 +68,11 @@ def training() -> Callable[[], None]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    inputs, wanted = torch.randn(128, 256), torch.randint(0, 10, (128,))
+    inputs, labels = torch.randn(128, 256), torch.randint(0, 10, (128,))
 
     def step() -> None:
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), wanted).backward()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
 
     return step
@@ -84,10 +84,10 @@ def resident_mb(process: int | str) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
 
-def look(session: xsp.profile, step: int) -> Look:
+def take_sample(session: xsp.profile, step: int) -> Sample:
     """Sample the memory of both processes, and the account."""
     rungs = session.account.rungs.values()
-    return Look(
+    return Sample(
         step,
         resident_mb("self"),
         resident_mb(session._writer.process),
@@ -96,44 +96,44 @@ def look(session: xsp.profile, step: int) -> Look:
     )
 
 
-def run(out: Path, steps: int, settings: dict[str, Any]) -> tuple[list[Look], float]:
+def run(out: Path, steps: int, settings: dict[str, Any]) -> tuple[list[Sample], float]:
     """Profile the training; return the samples from start to end, and the seconds to leave the block."""
-    step, looks = training(), []
+    step, samples = training(), []
     with xsp.profile("long run", out=out, **settings) as session:
         for number in range(steps):
-            if number % (steps // LOOKS) == 0:
-                looks.append(look(session, number))
+            if number % (steps // SAMPLES) == 0:
+                samples.append(take_sample(session, number))
             with session.step():
                 step()
-        looks.append(look(session, steps))
+        samples.append(take_sample(session, steps))
         begin = time.perf_counter()
-    return looks, time.perf_counter() - begin
+    return samples, time.perf_counter() - begin
 
 
-def cost_ms(before: Look, after: Look) -> float | None:
+def cost_ms(before: Sample, after: Sample) -> float | None:
     """Return the cost in milliseconds of a step recorded between two samples; None if there was none."""
     steps = after.recorded - before.recorded
     return (after.around_ns - before.around_ns) / steps / 1e6 if steps else None
 
 
-def slope(looks: Sequence[Look], memory: Callable[[Look], float]) -> float:
+def slope(samples: Sequence[Sample], memory: Callable[[Sample], float]) -> float:
     """Return the growth of memory in MB per 1000 steps, without the first tenth."""
-    settled = looks[LOOKS // 10 :]
-    return statistics.linear_regression([each.step / 1000 for each in settled], list(map(memory, settled))).slope
+    settled = samples[SAMPLES // 10 :]
+    return statistics.linear_regression([sample.step / 1000 for sample in settled], list(map(memory, settled))).slope
 
 
-def loaded(run: str) -> tuple[float, float, int]:
+def load_fresh(run: str) -> tuple[float, float, int]:
     """Load a run in a fresh process; return the seconds, the peak memory in MB, and the number of spans."""
-    done = subprocess.run([sys.executable, "-c", LOAD, run], stdout=subprocess.PIPE, check=True)
-    load_s, load_mb, spans = json.loads(done.stdout)
+    process = subprocess.run([sys.executable, "-c", LOAD, run], stdout=subprocess.PIPE, check=True)
+    load_s, load_mb, spans = json.loads(process.stdout)
     return load_s, load_mb, spans
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
-    made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--steps", type=int, help="steps of each run (default: 10000, quick: 400)")
-    options = turns.parse(made, arguments)
+    parser = turns.parser(__doc__, rounds=3)
+    parser.add_argument("--steps", type=int, help="steps of each run (default: 10000, quick: 400)")
+    options = turns.parse(parser, arguments)
     steps = options.steps or (400 if options.quick else 10_000)
     if not Path("/proc/self/status").is_file():
         turns.skip("long_run: memory of processes is read from /proc, which does not exist here")
@@ -141,22 +141,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, settings in SETTINGS.items():
         turns.say(name)
         with tempfile.TemporaryDirectory() as folder:
-            looks, end_s = run(Path(folder) / "run", steps, settings)
+            samples, end_s = run(Path(folder) / "run", steps, settings)
             content = json.loads((Path(folder) / "run" / "run.json").read_text(encoding="utf-8"))
-            load_s, load_mb, spans = loaded(f"{folder}/run")
-        first, last = cost_ms(looks[0], looks[LOOKS // 10]), cost_ms(looks[-1 - LOOKS // 10], looks[-1])
-        program, storing = slope(looks, lambda each: each.program_mb), slope(looks, lambda each: each.storing_mb)
-        spent = content["budget"]
-        kept = {None: "–", True: "yes", False: "no"}[spent.get("kept")]
+            load_s, load_mb, spans = load_fresh(f"{folder}/run")
+        first_ms, last_ms = (
+            cost_ms(samples[0], samples[SAMPLES // 10]),
+            cost_ms(samples[-1 - SAMPLES // 10], samples[-1]),
+        )
+        program, storing = (
+            slope(samples, lambda sample: sample.program_mb),
+            slope(samples, lambda sample: sample.storing_mb),
+        )
+        budget = content["budget"]
+        kept_text = {None: "–", True: "yes", False: "no"}[budget.get("kept")]
         report.add(
             [name, f"{content['steps']['stored']:,}",
-             f"{looks[-1].program_mb:.0f}, {program:+.2f}", f"{looks[-1].storing_mb:.0f}, {storing:+.2f}",
-             f"{spent['bare_step_ns'] / 1e6:.2f}",
-             ", ".join("–" if each is None else f"{each:.1f}" for each in (first, last)),
-             f"{spent['overhead_percent']:.2f}", kept,
+             f"{samples[-1].program_mb:.0f}, {program:+.2f}", f"{samples[-1].storing_mb:.0f}, {storing:+.2f}",
+             f"{budget['bare_step_ns'] / 1e6:.2f}",
+             ", ".join("–" if cost_value is None else f"{cost_value:.1f}" for cost_value in (first_ms, last_ms)),
+             f"{budget['overhead_percent']:.2f}", kept_text,
              f"{end_s:.1f}", f"{load_s:.1f}", f"{load_mb:.0f}"],
-            looks=[each._asdict() for each in looks], budget=spent, spans=spans, end_s=end_s, load_s=load_s,
-            program_slope_mb=program, storing_slope_mb=storing, first_ms=first, last_ms=last,
+            looks=[sample._asdict() for sample in samples], budget=budget, spans=spans, end_s=end_s, load_s=load_s,
+            program_slope_mb=program, storing_slope_mb=storing, first_ms=first_ms, last_ms=last_ms,
         )  # fmt: skip
     report.notes.append("The first tenth holds trials and warm-up; the end calibrates collectors and merges all steps.")
     report.finish(options)

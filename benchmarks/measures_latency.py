@@ -25,45 +25,52 @@ MEASURES = ("parameters", "flops", "longest_path", "diameter", "bytes")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = steps.add_options(turns.parser(__doc__))
-    made.add_argument("--batches", type=int, nargs="+", help="(default: 1 8, quick: 1)")
-    made.add_argument("--threads", type=int, nargs="+", help="of torch (default: 1 2, quick: 1)")
-    made.add_argument("--no-micro", action="store_true", help="without the families that vary one measure alone")
-    made.add_argument("--golden", type=Path, help="benanza_totals.csv, published totals of layers on eight GPUs")
-    options = turns.parse(made, arguments)
+    parser = steps.add_options(turns.parser(__doc__))
+    parser.add_argument("--batches", type=int, nargs="+", help="(default: 1 8, quick: 1)")
+    parser.add_argument("--threads", type=int, nargs="+", help="of torch (default: 1 2, quick: 1)")
+    parser.add_argument("--no-micro", action="store_true", help="without the families that vary one measure alone")
+    parser.add_argument("--golden", type=Path, help="benanza_totals.csv, published totals of layers on eight GPUs")
+    options = turns.parse(parser, arguments)
     batches = tuple(options.batches or (BATCHES[:1] if options.quick else BATCHES))
     threads = tuple(options.threads or (THREADS[:1] if options.quick else THREADS))
-    wanted = [text for text in steps.chosen(options) if "," not in text]  # a corpus takes models without settings
+    selection = [
+        text for text in steps.selected_models(options) if "," not in text
+    ]  # a corpus takes models without settings
     if options.quick and not options.models:
-        wanted += ["torchvision:mobilenet_v3_small", "torchvision:shufflenet_v2_x0_5", "torchvision:alexnet"]
+        selection += ["torchvision:mobilenet_v3_small", "torchvision:shufflenet_v2_x0_5", "torchvision:alexnet"]
     micro = [] if options.no_micro else models.names("micro")[:: 12 if options.quick else 1]
     report = turns.Report(
         "measures_latency",
-        f"Pearson's r of the logarithms of measures and latency, {len(wanted)} models, and on published GPUs",
+        f"Pearson's r of the logarithms of measures and latency, {len(selection)} models, and on published GPUs",
         (
-            "device", "models", *(correlate.MEASURES[each] for each in MEASURES), "path − FLOPs", "closer",
+            "device", "models", *(correlate.MEASURES[measure] for measure in MEASURES), "path − FLOPs", "closer",
             "left out one by one",
         ),
     )  # fmt: skip
     rows: list[dict[str, Any]] = []
-    measured: list[steps.Step] = []
+    measured_steps: list[steps.Step] = []
     with tempfile.TemporaryDirectory() as folder:
-        kept, until = steps.Kept(options.out or Path(folder)), steps.until(options)
+        stored, deadline = steps.StoredSteps(options.out or Path(folder)), steps.deadline(options)
         with report.until_interrupted():
-            rows += corpus.collect([*wanted, *micro], kept.folder, progress=lambda what, *_: turns.say(f"  {what}"))
-            for text in (*wanted, *micro):
-                of = (batches[:1], threads[:1]) if text in micro else (batches, threads)
+            rows += corpus.collect(
+                [*selection, *micro], stored.folder, progress=lambda label, *_: turns.say(f"  {label}")
+            )
+            for text in (*selection, *micro):
+                settings = (batches[:1], threads[:1]) if text in micro else (batches, threads)
                 with report.trying(text):
-                    if time.monotonic() < until:
-                        measured += [step for step, _ in steps.each([text], *of, kept, options)]
+                    if time.monotonic() < deadline:
+                        measured_steps += [step for step, _ in steps.measure_steps([text], *settings, stored, options)]
                         continue
-                keys = [(text, batch, count) for batch in of[0] for count in of[1]]
-                measured += [kept.steps[key] for key in keys if key in kept.steps]
-        latencies = [Latency(each.model, each.ns, "", each.batch, each.threads) for each in measured]
-        _write(kept.folder / "latencies.csv", latencies)
-    found = correlate.groups(rows, latencies)
-    notes, holes = correlate.omissions(rows, latencies, 1)
-    for group in found:
+                keys = [(text, batch, count) for batch in settings[0] for count in settings[1]]
+                measured_steps += [stored.steps[key] for key in keys if key in stored.steps]
+        latencies = [
+            Latency(measured_step.model, measured_step.ns, "", measured_step.batch, measured_step.threads)
+            for measured_step in measured_steps
+        ]
+        _write(stored.folder / "latencies.csv", latencies)
+    groups = correlate.groups(rows, latencies)
+    notes, holes = correlate.left_out(rows, latencies, 1)
+    for group in groups:
         _add(report, group, "this machine, ")
     if options.golden is not None:
         turns.say("  published totals")
@@ -78,36 +85,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "Published: sums of layers, complete models alone, with our measures at batch 1 of graphs that do the "
             "published multiply-adds; of files of ONNX nodes are counted, of models by name operators."
         )
-    for group in found:
+    for group in groups:
         report.notes += [
-            f"{group.title}: micro:{each.family} varies {correlate.MEASURES[each.measure]} {each.factor:.0f} times, "
-            f"latency {each.least_ns / 1e6:.3g} → {each.most_ns / 1e6:.3g} ms, "
-            f"exponent {correlatetext.coefficient_text(each.exponent)}."
-            for each in group.slopes
+            f"{group.title}: micro:{slope.family} varies {correlate.MEASURES[slope.measure]} {slope.factor:.0f} times, "
+            f"latency {slope.least_ns / 1e6:.3g} → {slope.most_ns / 1e6:.3g} ms, "
+            f"exponent {correlatetext.shown(slope.exponent)}."
+            for slope in group.slopes
         ]
-    covered = len({each.model for each in measured})
-    report.notes.append(f"Measured: {covered} of {len(wanted) + len(micro)} models, those of the families among them.")
+    covered = len({slope.model for slope in measured_steps})
+    report.notes.append(
+        f"Measured: {covered} of {len(selection) + len(micro)} models, those of the families among them."
+    )
     report.notes += [*notes, *holes]
     report.finish(options)
 
 
-def _add(report: turns.Report, group: correlate.Group, where: str) -> None:
-    of = {each.measure: each for each in group.correlations}
-    if not of:
+def _add(report: turns.Report, group: correlate.Group, prefix: str) -> None:
+    correlations = {correlation.measure: correlation for correlation in group.correlations}
+    if not correlations:
         if group.points:
-            report.notes.append(f"{where}{group.title}: {group.reason}.")
+            report.notes.append(f"{prefix}{group.title}: {group.reason}.")
         return
-    difference = next((each for each in group.differences if each.coefficient == "pearson"), None)
+    difference = next((candidate for candidate in group.differences if candidate.coefficient == "pearson"), None)
     winner = None if difference is None else difference.winner
     error = None if group.regression is None else group.regression.mean_error_percent
     report.add(
         [
-            f"{where}{group.title}",
+            f"{prefix}{group.title}",
             str(len(group.points)),
-            *(correlatetext.coefficient_text(of[each].pearson) for each in MEASURES),
-            "–" if difference is None else correlatetext.coefficient_text(difference.figure),
+            *(correlatetext.shown(correlations[measure].pearson) for measure in MEASURES),
+            "–" if difference is None else correlatetext.shown(difference.figure),
             "not decided" if winner is None else correlate.MEASURES[winner],
-            "–" if error is None else turns.Figure(error.value, error.low or 0, error.high or 0).shown(0) + " %",
+            "–" if error is None else turns.Figure(error.value, error.low or 0, error.high or 0).text(0) + " %",
         ],
         group=correlate.as_json([group])[0],
     )
@@ -117,7 +126,7 @@ def _write(path: Path, latencies: Sequence[Latency]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(["model", "latency_ns", "batch", "threads"])
-        rows.writerows([each.model, each.ns, each.batch, each.threads] for each in latencies)
+        rows.writerows([latency.model, latency.ns, latency.batch, latency.threads] for latency in latencies)
 
 
 if __name__ == "__main__":

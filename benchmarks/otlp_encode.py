@@ -81,10 +81,10 @@ def write_segments(folder: Path, spans: int) -> list[Path]:
     folder.mkdir()
     con = table.connect()
     paths = []
-    for first in range(0, spans, STEP):
+    for start in range(0, spans, STEP):
         table.create(con, "segment")
-        con.execute(f"INSERT INTO segment BY NAME {_ROWS.format(first=first, last=min(first + STEP, spans))}")
-        paths.append(folder / f"{first // STEP:06d}.parquet")
+        con.execute(f"INSERT INTO segment BY NAME {_ROWS.format(first=start, last=min(start + STEP, spans))}")
+        paths.append(folder / f"{start // STEP:06d}.parquet")
         table.write_parquet(con, "segment", paths[-1])
     return paths
 
@@ -102,11 +102,11 @@ class Bulk(NamedTuple):
     con: duckdb.DuckDBPyConnection
 
     @classmethod
-    def of(cls, segments: Sequence[Path], threads: int | None = None, kept: str = "VIEW") -> Bulk:
+    def of(cls, segments: Sequence[Path], threads: int | None = None, storage: str = "VIEW") -> Bulk:
         con = table.connect()
         if threads:
             con.execute(f"SET threads = {threads}")
-        con.execute(f"CREATE {kept} run AS SELECT * FROM {table.parquet(segments)}")
+        con.execute(f"CREATE {storage} run AS SELECT * FROM {table.parquet(segments)}")
         return cls(con)
 
     def requests(self) -> Iterator[encode.Request]:
@@ -127,8 +127,8 @@ class Arrays:
 
     def run(self) -> None:
         header = functools.lru_cache(lambda owner: encode._resource(resource_of(*owner)))
-        for chunk, found, which in self._chunks:
-            encoded = encode._encode(self._spans, chunk, found, which)
+        for chunk, chunk_templates, indices in self._chunks:
+            encoded = encode._encode(self._spans, chunk, chunk_templates, indices)
             for _ in encode._cut(encoded, header, encode.MAX_BYTES, encode.MAX_SPANS):
                 pass
 
@@ -143,7 +143,7 @@ _COLUMN_OF = {
 }
 
 
-class Ready(NamedTuple):
+class SpanData(NamedTuple):
     """The data of a span that a program would pass to the SDK."""
 
     name: str
@@ -155,7 +155,7 @@ class Ready(NamedTuple):
     attributes: dict[str, Any]
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Ready:
+    def from_row(cls, row: Mapping[str, Any]) -> SpanData:
         """Return the SDK's data for a row of the table."""
         attributes = {name: row[column] for name, column in _COLUMN_OF.items() if row[column] is not None}
         attributes["xsp.level"] = semconv.level_name(row["level"])
@@ -184,49 +184,52 @@ class Encoder(SpanExporter):
         pass
 
 
-def read(bodies: Iterable[bytes]) -> Iterator[Ready]:
+def decoded_spans(bodies: Iterable[bytes]) -> Iterator[SpanData]:
     """Yield the SDK's data for the spans in encoded requests."""
     for body in bodies:
         message = ExportTraceServiceRequest.FromString(body)
         for resource in message.resource_spans:
             for span in itertools.chain.from_iterable(scope.spans for scope in resource.scope_spans):
-                values = {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
+                values = {
+                    attribute.key: getattr(attribute.value, attribute.value.WhichOneof("value"))
+                    for attribute in span.attributes
+                }
                 parent = int.from_bytes(span.trace_id, "big"), int.from_bytes(span.parent_span_id, "big")
-                yield Ready(span.name, span.start_time_unix_nano, span.end_time_unix_nano, parent, values)
+                yield SpanData(span.name, span.start_time_unix_nano, span.end_time_unix_nano, parent, values)
 
 
-def rows(con: duckdb.DuckDBPyConnection) -> Iterator[tuple[Ready, Context]]:
+def rows(con: duckdb.DuckDBPyConnection) -> Iterator[tuple[SpanData, Context]]:
     """Yield the SDK's data for the rows of the table `run`, with their contexts; root spans are left out."""
-    found = con.execute("SELECT * FROM run WHERE parent_id IS NOT NULL ORDER BY level, start_ns")
-    names = [column[0] for column in found.description]
-    while some := found.fetchmany(encode.MAX_SPANS):
-        for row in some:
-            ready = Ready.of(dict(zip(names, row, strict=True)))
-            yield ready, ready.context()
+    result = con.execute("SELECT * FROM run WHERE parent_id IS NOT NULL ORDER BY level, start_ns")
+    names = [column[0] for column in result.description]
+    while batch := result.fetchmany(encode.MAX_SPANS):
+        for row in batch:
+            data = SpanData.from_row(dict(zip(names, row, strict=True)))
+            yield data, data.context()
 
 
-def through_the_sdk(spans: Iterable[tuple[Ready, Context]], count: int) -> list[bytes]:
+def encode_with_sdk(spans: Iterable[tuple[SpanData, Context]], count: int) -> list[bytes]:
     """Return the requests that the SDK encodes from `count` spans with their contexts."""
     exporter = Encoder()
     provider = TracerProvider(resource=Resource(dict(resource_of(40, 0, 4242))))
     provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=count + 1))
     tracer = provider.get_tracer("xsp")
-    for each, context in spans:
-        tracer.start_span(each.name, context, attributes=each.attributes, start_time=each.start).end(each.end)
+    for data, context in spans:
+        tracer.start_span(data.name, context, attributes=data.attributes, start_time=data.start).end(data.end)
     provider.shutdown()
     if exporter.spans != count:
         raise SystemExit(f"the SDK exported {exporter.spans} of {count} spans: nothing to compare")
     return exporter.bodies
 
 
-def assert_same(few: Bulk, ready: Sequence[tuple[Ready, Context]]) -> None:
+def assert_same(sample: Bulk, pairs: Sequence[tuple[SpanData, Context]]) -> None:
     """End the script if the SDK's spans, decoded, are not those of xsp: they could not be compared."""
 
-    def counted(bodies: Iterable[bytes]) -> Counter[str]:
-        found = (each for each in read(bodies) if each.parent[1])
-        return Counter(repr(each._replace(attributes=dict(sorted(each.attributes.items())))) for each in found)
+    def span_counts(bodies: Iterable[bytes]) -> Counter[str]:
+        children = (data for data in decoded_spans(bodies) if data.parent[1])
+        return Counter(repr(data._replace(attributes=dict(sorted(data.attributes.items())))) for data in children)
 
-    if counted(request.body for request in few.requests()) != counted(through_the_sdk(ready, len(ready))):
+    if span_counts(request.body for request in sample.requests()) != span_counts(encode_with_sdk(pairs, len(pairs))):
         raise SystemExit("the SDK and xsp encode different spans: nothing to compare")
 
 
@@ -241,31 +244,31 @@ PEER = {FROM_MEMORY[1]: FROM_MEMORY[0], **dict.fromkeys((FROM_DISK[1], ONE_THREA
 def conditions(folder: Path, spans: int, sdk_spans: int) -> tuple[dict[str, Callable[[], object]], dict[str, int], str]:
     """Return the functions to measure, the number of spans that each encodes, and a sentence about the spans."""
     segments = write_segments(folder / "run", spans)
-    every, few = Bulk.of(segments), Bulk.of(write_segments(folder / "few", sdk_spans))
-    ready = list(rows(few.con))
-    assert_same(few, ready)
-    sizes = [(len(request.body), request.spans) for request in every.requests()]
-    attributes = sum(len(each.attributes) for each, _ in ready) / len(ready)
+    all_spans, sample = Bulk.of(segments), Bulk.of(write_segments(folder / "few", sdk_spans))
+    pairs = list(rows(sample.con))
+    assert_same(sample, pairs)
+    sizes = [(len(request.body), request.spans) for request in all_spans.requests()]
+    attributes = sum(len(data.attributes) for data, _ in pairs) / len(pairs)
     about = (
         f"Spans have {attributes:.1f} attributes on average; xsp's {len(sizes)} requests hold "
         f"{sum(size for size, _ in sizes) / spans:.0f} bytes per span, the largest {max(sizes)[0]:,} bytes."
     )
     runs = {
-        FROM_MEMORY[0]: lambda: through_the_sdk(ready, len(ready)),
+        FROM_MEMORY[0]: lambda: encode_with_sdk(pairs, len(pairs)),
         FROM_MEMORY[1]: Arrays(segments).run,
-        FROM_DISK[0]: lambda: through_the_sdk(rows(few.con), len(ready)),
-        FROM_DISK[1]: every.run,
+        FROM_DISK[0]: lambda: encode_with_sdk(rows(sample.con), len(pairs)),
+        FROM_DISK[1]: all_spans.run,
         ONE_THREAD: Bulk.of(segments, threads=1).run,
-        TABLE: Bulk.of(segments, kept="TABLE").run,
+        TABLE: Bulk.of(segments, storage="TABLE").run,
     }
-    return runs, {name: spans if name in PEER else len(ready) for name in runs}, about
+    return runs, {name: spans if name in PEER else len(pairs) for name in runs}, about
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
-    made = turns.parser(__doc__, rounds=12)
-    made.add_argument("--spans", type=int, default=1_000_000, help="encoded at once by xsp (default: 1,000,000)")
-    options = turns.parse(made, arguments)
+    parser = turns.parser(__doc__, rounds=12)
+    parser.add_argument("--spans", type=int, default=1_000_000, help="encoded at once by xsp (default: 1,000,000)")
+    options = turns.parse(parser, arguments)
     if options.quick:
         options.spans = 50_000
     with tempfile.TemporaryDirectory() as folder:
@@ -276,22 +279,24 @@ def _report(options: argparse.Namespace, folder: Path) -> None:
     runs, spans, about = conditions(folder, options.spans, min(options.spans, 2 * STEP))
     columns = ("spans → OTLP requests", "spans", "spans/s [95 %]", "times the SDK from the same [95 %]", f"≥ {GOAL}")
     report = turns.Report("otlp_encode", "Spans encoded per second, in turns", columns)
-    taker = turns.turns_of(options)
-    rounds = taker.take([Group([Condition(name, run) for name, run in runs.items()])], options.rounds)
+    method = turns.turns_of(options)
+    rounds = method.take([Group([Condition(name, run) for name, run in runs.items()])], options.rounds)
     for name in runs:
-        speeds = [spans[name] / each[name] * 1e9 for each in rounds]
+        speeds = [spans[name] / round_times[name] * 1e9 for round_times in rounds]
         peer = PEER.get(name, name)
-        times = [speed / (spans[peer] / each[peer] * 1e9) for speed, each in zip(speeds, rounds, strict=True)]
+        times = [
+            speed / (spans[peer] / round_times[peer] * 1e9) for speed, round_times in zip(speeds, rounds, strict=True)
+        ]
         ratio = turns.middle(times)
-        cells = [ratio.shown(0), _verdict(ratio)] if name in PEER else ["", ""]
-        report.add([name, f"{spans[name]:,}", turns.middle(speeds).shown(0), *cells], times=times, speeds=speeds)
-    report.notes += [about, taker.note()]
+        cells = [ratio.text(0), _verdict(ratio)] if name in PEER else ["", ""]
+        report.add([name, f"{spans[name]:,}", turns.middle(speeds).text(0), *cells], times=times, speeds=speeds)
+    report.notes += [about, method.note()]
     report.finish(options)
 
 
 def _verdict(ratio: turns.Figure) -> str:
-    sure = ratio.lo >= GOAL or ratio.hi < GOAL
-    return ("met" if ratio.value >= GOAL else "missed") + ("" if sure else "?")
+    is_certain = ratio.lo >= GOAL or ratio.hi < GOAL
+    return ("met" if ratio.value >= GOAL else "missed") + ("" if is_certain else "?")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from parts import fabricated, turns
 from xsp import rundir
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
-from realparts import Collector, to_file, until
+from realparts import Collector, poll, to_file
 
 ROOT = Path(__file__).resolve().parents[1]
 STEP = 8_192
@@ -47,8 +47,8 @@ class Outcome(NamedTuple):
 
 def export(run: Path, protocol: str, kills: int, folder: Path) -> Outcome:
     """Send a run to a Collector, kill the Collector `kills` times meanwhile, and compare its file with the run."""
-    taken = folder / "taken.jsonl"
-    collector = Collector(folder, to_file(taken))
+    received = folder / "taken.jsonl"
+    collector = Collector(folder, to_file(received))
     collector.start()
     url = collector.otlp_http if protocol == "HTTP" else collector.otlp_grpc.replace("http://", "grpc://")
     command = [sys.executable, "-m", "xsp.cli", "export", str(run), "--to", url, "--quiet"]
@@ -56,9 +56,9 @@ def export(run: Path, protocol: str, kills: int, folder: Path) -> Outcome:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     size = sum(path.stat().st_size for path in rundir.segments(run))
     for kill in range(kills):
-        before = taken.stat().st_size if taken.exists() else 0
-        until(lambda before=before: _size(taken) > before + size or process.poll() is not None)
-        turns.say(f"  kill {kill + 1} of {kills}, {_size(taken) / 1e6:.0f} MB arrived")
+        before = received.stat().st_size if received.exists() else 0
+        poll(lambda before=before: _size(received) > before + size or process.poll() is not None)
+        turns.say(f"  kill {kill + 1} of {kills}, {_size(received) / 1e6:.0f} MB arrived")
         collector.kill()
         collector.start()
     if process.wait() != 0:
@@ -66,8 +66,8 @@ def export(run: Path, protocol: str, kills: int, folder: Path) -> Outcome:
     seconds = time.perf_counter() - begin
     collector.stop()
     delivered = rundir.read_run(run)["delivery"][-1]["spans"]
-    found = ids_in(taken)
-    return Outcome(seconds, delivered, len(ids_of(run) - set(found)), sum(found.values()) - len(found))
+    id_counts = ids_in(received)
+    return Outcome(seconds, delivered, len(ids_of(run) - set(id_counts)), sum(id_counts.values()) - len(id_counts))
 
 
 def _size(path: Path) -> int:
@@ -80,24 +80,24 @@ def ids_of(run: Path) -> set[bytes]:
 
     con = table.connect()
     rows = con.execute(f"SELECT trace_id || span_id FROM {table.parquet(rundir.segments(run))}").fetchall()
-    own = rundir.read_run(run)["otel"]
-    return {bytes.fromhex(row[0]) for row in rows} | {bytes.fromhex(own["trace_id"] + own["span_id"])}
+    run_span = rundir.read_run(run)["otel"]
+    return {bytes.fromhex(row[0]) for row in rows} | {bytes.fromhex(run_span["trace_id"] + run_span["span_id"])}
 
 
 def ids_in(file: Path) -> Counter[bytes]:
     """Count the spans in a file of JSON lines; a kill may have truncated a line."""
-    found: Counter[bytes] = Counter()
+    id_counts: Counter[bytes] = Counter()
     with file.open("rb") as lines:
         for line in lines:
-            found.update(bytes.fromhex((trace + span).decode()) for trace, span in _SPAN.findall(line))
-    return found
+            id_counts.update(bytes.fromhex((trace + span).decode()) for trace, span in _SPAN.findall(line))
+    return id_counts
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
-    made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--spans", type=int, help="number of spans (default: 1000000, quick: 100000)")
-    options = turns.parse(made, arguments)
+    parser = turns.parser(__doc__, rounds=3)
+    parser.add_argument("--spans", type=int, help="number of spans (default: 1000000, quick: 100000)")
+    options = turns.parse(parser, arguments)
     if not (ROOT / ".jaeger" / "otelcol").exists():
         turns.skip("this needs a Collector: make jaeger")
     report = measure(options, options.spans or (100_000 if options.quick else 1_000_000))
@@ -109,21 +109,24 @@ def measure(options: argparse.Namespace, spans: int) -> turns.Report:
     columns = ("way", "spans", "lost", "came twice", "s", "spans/s")
     report = turns.Report("otlp_loss", "Spans lost between xsp and a real Collector", columns)
     ways = [("HTTP", 0), ("gRPC", 0), ("HTTP", KILLS), ("gRPC", KILLS)]
-    with tempfile.TemporaryDirectory() as place:
-        run = fabricated.write(Path(place) / "run", -(-spans // STEP), STEP)
+    with tempfile.TemporaryDirectory() as root:
+        run = fabricated.write(Path(root) / "run", -(-spans // STEP), STEP)
         for protocol, kills in ways:
             outcomes = []
             for number in range(options.rounds):
-                folder = Path(place) / f"{protocol}-{kills}-{number}"
+                folder = Path(root) / f"{protocol}-{kills}-{number}"
                 folder.mkdir()
                 outcomes.append(export(run, protocol, kills, folder))
                 (folder / "taken.jsonl").unlink()
-            seconds = turns.middle([each.seconds for each in outcomes])
-            sent = outcomes[0].delivered
+            seconds = turns.middle([outcome.seconds for outcome in outcomes])
+            delivered = outcomes[0].delivered
             name = f"{protocol}, killed and restarted {kills} times" if kills else protocol
-            shown = [f"{sum(each.lost for each in outcomes):,}", f"{max(each.twice for each in outcomes):,}"]
-            report.add([name, f"{sent:,}", *shown, seconds.shown(1), f"{sent / seconds.value:,.0f}"],
-                       outcomes=[each._asdict() for each in outcomes])  # fmt: skip
+            counts = [
+                f"{sum(outcome.lost for outcome in outcomes):,}",
+                f"{max(outcome.twice for outcome in outcomes):,}",
+            ]
+            report.add([name, f"{delivered:,}", *counts, seconds.text(1), f"{delivered / seconds.value:,.0f}"],
+                       outcomes=[outcome._asdict() for outcome in outcomes])  # fmt: skip
     report.notes.append(
         f"Lost: over {options.rounds} rounds. Seconds are those of the whole command, including the start of "
         "Python and restarts of the Collector. A span that came twice has the same ids and content."

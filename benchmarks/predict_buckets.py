@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,48 +37,44 @@ QUICK = (("mlp-deep", 8),)
 
 
 def main() -> None:
-    made = turns.parser(__doc__, rounds=5)
-    made.add_argument("--out", type=Path, help="keep measurements here, and continue from them")
-    made.add_argument("--seconds", type=float, help="end after this time (default: 3600)")
-    options = turns.parse(made)
+    parser = turns.parser(__doc__, rounds=5)
+    parser.add_argument("--out", type=Path, help="keep measurements here, and continue from them")
+    parser.add_argument("--seconds", type=float, help="end after this time (default: 3600)")
+    options = turns.parse(parser)
     options.seconds = options.seconds or (60.0 if options.quick else 3600.0)
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        measure(options, options.out)
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            measure(options, Path(folder))
+    with turns.working_folder(options.out) as folder:
+        measure(options, folder)
 
 
 def measure(options: Any, out: Path) -> None:
     """Measure what is missing, and report the results so far."""
-    until = time.monotonic() + options.seconds
+    deadline = time.monotonic() + options.seconds
     timings = Timings.open(out / "timings")
-    asked = links.plan_transfers(timings, transfers.COLLECTIVES, ddp_cases.FAMILIES, (2,))
-    links.fill(asked, timings, max(10.0, options.seconds / 3), lambda *told: None)
-    rows, failed, left = [], [], 0
+    plan = links.plan_transfers(timings, transfers.COLLECTIVES, ddp_cases.FAMILIES, (2,))
+    links.fill(plan, timings, max(10.0, options.seconds / 3), lambda *told: None)
+    rows, failed, remaining = [], [], 0
     cases = QUICK if options.quick else CASES
     steps, rounds = (10, 3) if options.quick else (20, options.rounds)
     try:
         for name, batch in cases:
-            place, run = out / f"buckets-{name}-{batch}.json", out / f"run-{name}-{batch}"
-            found = turns.stored(place)
-            if found is None and (rows or failed) and time.monotonic() > until:
-                left += 1
+            path, run = out / f"buckets-{name}-{batch}.json", out / f"run-{name}-{batch}"
+            case = turns.stored(path)
+            if case is None and (rows or failed) and time.monotonic() > deadline:
+                remaining += 1
                 continue
             try:
-                if found is None:
-                    found = ddp_cases.one(name, batch, steps, rounds, run, 2, SIZES)
-                    place.write_text(json.dumps(found))
-                rows.append(of(timings, name, batch, found, run))
-            except (ddp_cases.Failed, XspError) as error:
+                if case is None:
+                    case = ddp_cases.measure_case(name, batch, steps, rounds, run, 2, SIZES)
+                    path.write_text(json.dumps(case))
+                rows.append(evaluate(timings, name, batch, case, run))
+            except (ddp_cases.CaseError, XspError) as error:
                 failed.append(f"{name}, {batch}: {error}.")
     except KeyboardInterrupt:
-        left = len(cases) - len(rows) - len(failed)
-    report(options, rows, left, failed)
+        remaining = len(cases) - len(rows) - len(failed)
+    report(options, rows, remaining, failed)
 
 
-def of(timings: Timings, name: str, batch: int, found: dict[str, Any], run: Path) -> dict[str, Any]:
+def evaluate(timings: Timings, name: str, batch: int, case: dict[str, Any], run: Path) -> dict[str, Any]:
     """Return predicted and measured steps by size, the number of pairs that differ, and the sum of their agreement."""
     step = recorded.of(xsp.load(run))
     job = Job(2, measured.of(timings, 1))
@@ -87,48 +82,50 @@ def of(timings: Timings, name: str, batch: int, found: dict[str, Any], run: Path
         size: scaling.of(step, replace(job, bucket=int(size * (1 << 20))), (2,)).points[-1].predicted.step
         for size in SIZES
     }
-    agree, known = 0, 0
-    for one, other in itertools.combinations(SIZES, 2):
-        apart = turns.middle([each[f"ddp {one:g}"] - each[f"ddp {other:g}"] for each in found["all"]])
-        if apart.lo <= 0 <= apart.hi:
+    agreement, significant = 0, 0
+    for a, b in itertools.combinations(SIZES, 2):
+        difference = turns.middle(
+            [round_steps[f"ddp {a:g}"] - round_steps[f"ddp {b:g}"] for round_steps in case["all"]]
+        )
+        if difference.lo <= 0 <= difference.hi:
             continue
-        known += 1
-        agree += 1 if (sizes[one] - sizes[other]) * apart.value > 0 else -1
+        significant += 1
+        agreement += 1 if (sizes[a] - sizes[b]) * difference.value > 0 else -1
     return {
         "model": name, "batch": batch, "predicted_s": list(sizes.values()),
-        "measured_s": [found[f"ddp {size:g}"]["step"] for size in SIZES], "agree": agree, "known": known,
+        "measured_s": [case[f"ddp {size:g}"]["step"] for size in SIZES], "agree": agreement, "known": significant,
     }  # fmt: skip
 
 
-def report(options: Any, rows: list[dict[str, Any]], left: int, failed: Sequence[str] = ()) -> None:
-    found = turns.Report(
+def report(options: Any, rows: list[dict[str, Any]], remaining: int, failed: Sequence[str] = ()) -> None:
+    summary = turns.Report(
         "predict_buckets",
         "Steps of two ranks by bucket size: predicted, measured, ms",
         ("model, batch", *(f"{size:g} MiB" for size in SIZES), "tau", "pairs"),
     )
-    found.notes += failed
+    summary.notes += failed
     taus = []
-    for each in rows:
-        tau = each["agree"] / each["known"] if each["known"] else None
+    for row in rows:
+        tau = row["agree"] / row["known"] if row["known"] else None
         taus += [] if tau is None else [tau]
-        both = zip(each["predicted_s"], each["measured_s"], strict=True)
-        cells = [f"{1e3 * one:.1f}, {1e3 * other:.1f}" for one, other in both]
-        shown = "–" if tau is None else f"{tau:.2f}"
-        found.add([f"{each['model']}, {each['batch']}", *cells, shown, f"{each['known']} of 10"], **each, tau=tau)
+        pairs = zip(row["predicted_s"], row["measured_s"], strict=True)
+        cells = [f"{1e3 * predicted_s:.1f}, {1e3 * measured_s:.1f}" for predicted_s, measured_s in pairs]
+        tau_text = "–" if tau is None else f"{tau:.2f}"
+        summary.add([f"{row['model']}, {row['batch']}", *cells, tau_text, f"{row['known']} of 10"], **row, tau=tau)
     if taus:
         mean = statistics.fmean(taus)
-        goal = "not all measured" if left or failed else "met" if mean >= GOAL else "missed"
-        found.notes.append(
+        goal = "not all measured" if remaining or failed else "met" if mean >= GOAL else "missed"
+        summary.notes.append(
             f"Kendall's tau over pairs whose difference exceeds its interval: {mean:.2f} on average; the "
             f"goal is {GOAL}: {goal}."
         )
     elif rows:
-        found.notes.append("No two sizes differ by more than the interval: there is no order to predict.")
+        summary.notes.append("No two sizes differ by more than the interval: there is no order to predict.")
     else:
-        found.part("No case was measured.")
-    if left:
-        found.notes.append(f"{left} cases are left: run it again.")
-    found.finish(options)
+        summary.mark_partial("No case was measured.")
+    if remaining:
+        summary.notes.append(f"{remaining} cases are left: run it again.")
+    summary.finish(options)
 
 
 if __name__ == "__main__":

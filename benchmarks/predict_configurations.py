@@ -43,7 +43,12 @@ GRID: dict[str, dict[str, tuple[Any, ...]]] = {
     "autoencoder": {"batch": (4, 8, 16, 32, 64, 128, 256), "width": (64, 128, 256, 512), "depth": (1, 2, 3, 4),
                     "kernel": (1,), "stride": (1,)},
 }  # fmt: skip
-ALL = {"activation": ("relu", "tanh", "gelu"), "optimizer": ("sgd", "adam"), "threads": (1, 2), "processes": (1, 2)}
+COMMON_FACTORS = {
+    "activation": ("relu", "tanh", "gelu"),
+    "optimizer": ("sgd", "adam"),
+    "threads": (1, 2),
+    "processes": (1, 2),
+}
 FACTORS = ("batch", "width", "depth", "kernel", "stride", "activation", "optimizer", "threads", "processes")
 CROWDED = "crowded"
 """Factor: whether all processes together have more threads than cores, which no product of powers can express."""
@@ -60,66 +65,71 @@ FORMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str | None]] = {
 """Name of a form → intrinsic factors, extrinsic factors, and the factor with a separate model for each value."""
 
 
-STUCK = timedelta(seconds=120)
+RANK_TIMEOUT = timedelta(seconds=120)
 """Timeout of a process that waits for another one."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure missing turns, then judge, print and save."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["--rank"]:  # a process of `Together`
-        serve(int(given[1]), int(given[2]), given[3])
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["--rank"]:  # a process of `RankProcesses`
+        serve(int(words[1]), int(words[2]), words[3])
         return
-    made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--out", type=Path, help="where turns are kept (default: nowhere)")
-    made.add_argument("--seconds", type=float, default=3000, help="time limit of this run (default: 3000)")
-    made.add_argument("--count", type=int, help=f"number of configurations (default: {COUNT}, quick: {COUNT_QUICK})")
-    options = turns.parse(made, arguments)
-    wanted = drawn(options.count or (COUNT_QUICK if options.quick else COUNT), options.seed)
+    parser = turns.parser(__doc__, rounds=3)
+    parser.add_argument("--out", type=Path, help="where turns are kept (default: nowhere)")
+    parser.add_argument("--seconds", type=float, default=3000, help="time limit of this run (default: 3000)")
+    parser.add_argument("--count", type=int, help=f"number of configurations (default: {COUNT}, quick: {COUNT_QUICK})")
+    options = turns.parse(parser, arguments)
+    configurations = draw_configurations(options.count or (COUNT_QUICK if options.quick else COUNT), options.seed)
     try:
-        rows = measured(wanted, options)
+        rows = measure_turns(configurations, options)
     except KeyboardInterrupt:
-        turns.say(f"interrupted: run it again, the turns before go on in {options.out}")
+        turns.say(f"interrupted: run it again, the finished turns are in {options.out}")
         return
-    if len(rows) < options.rounds * len(wanted):
-        turns.say(f"{len(rows)} of {options.rounds * len(wanted)} turns: run it again to continue in {options.out}")
+    if len(rows) < options.rounds * len(configurations):
+        turns.say(
+            f"{len(rows)} of {options.rounds * len(configurations)} turns: run it again to continue in {options.out}"
+        )
         return
-    judge(wanted, rows, options).finish(options)
+    judge(configurations, rows, options).finish(options)
 
 
-def drawn(count: int, seed: int) -> list[dict[str, Any]]:
+def draw_configurations(count: int, seed: int) -> list[dict[str, Any]]:
     """Return `count` different random configurations, equally many of each kind."""
-    chance, found = random.Random(seed), {}
-    while len(found) < count:
-        kind = tuple(GRID)[len(found) % len(GRID)]
-        each = {"kind": kind, **{name: chance.choice(values) for name, values in (GRID[kind] | ALL).items()}}
-        found[json.dumps(each)] = each
-    return list(found.values())
+    chance, configurations = random.Random(seed), {}
+    while len(configurations) < count:
+        kind = tuple(GRID)[len(configurations) % len(GRID)]
+        configuration = {
+            "kind": kind,
+            **{name: chance.choice(values) for name, values in (GRID[kind] | COMMON_FACTORS).items()},
+        }
+        configurations[json.dumps(configuration)] = configuration
+    return list(configurations.values())
 
 
-def measured(wanted: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_turns(configurations: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the turns of this call and of earlier ones."""
-    keys = {json.dumps(each): each for each in wanted}
+    keys = {json.dumps(configuration): configuration for configuration in configurations}
     rows = []
     if options.out is not None and options.out.exists():
-        rows = [each for each in kept(options.out) if each["key"] in keys and each["round"] < options.rounds]
-    done = {(each["key"], each["round"]) for each in rows}
+        rows = [row for row in read_turns(options.out) if row["key"] in keys and row["round"] < options.rounds]
+    finished = {(row["key"], row["round"]) for row in rows}
     end = time.monotonic() + options.seconds
     with ExitStack() as stack:
-        ranks: dict[int, Together] = {}
+        ranks: dict[int, RankProcesses] = {}
         for number in range(options.rounds):
             order = list(keys)
             random.Random(options.seed + number).shuffle(order)
             for key in order:
-                if (key, number) in done:
+                if (key, number) in finished:
                     continue
                 if time.monotonic() > end:
                     return rows
                 count = keys[key]["processes"]
                 if count > 1 and count not in ranks:
-                    ranks[count] = stack.enter_context(Together(count))
-                took = ranks[count].turn(keys[key], options.quick) if count > 1 else turn(keys[key], options.quick)
-                row = {"key": key, "round": number, **took}
+                    ranks[count] = stack.enter_context(RankProcesses(count))
+                result = ranks[count].turn(keys[key], options.quick) if count > 1 else turn(keys[key], options.quick)
+                row = {"key": key, "round": number, **result}
                 rows.append(row)
                 if options.out is not None:
                     with options.out.open("a") as file:
@@ -128,26 +138,26 @@ def measured(wanted: Sequence[dict[str, Any]], options: argparse.Namespace) -> l
     return rows
 
 
-def kept(place: Path) -> list[dict[str, Any]]:
+def read_turns(path: Path) -> list[dict[str, Any]]:
     """Return the turns in a file, and truncate an incomplete last line that a killed program has left."""
-    whole = place.read_bytes()
-    lines = whole[: whole.rfind(b"\n") + 1]
-    if len(lines) < len(whole):
-        os.truncate(place, len(lines))
+    content = path.read_bytes()
+    lines = content[: content.rfind(b"\n") + 1]
+    if len(lines) < len(content):
+        os.truncate(path, len(lines))
     return [json.loads(line) for line in lines.splitlines()]
 
 
-class Together:
+class RankProcesses:
     """Processes that train together over gloo, one configuration after another; they end with the block."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         self.stack = ExitStack()
 
-    def __enter__(self) -> Together:
+    def __enter__(self) -> RankProcesses:
         store = str(Path(self.stack.enter_context(tempfile.TemporaryDirectory())) / "store")
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-        self.those = [
+        self.processes = [
             subprocess.Popen(
                 [sys.executable, __file__, "--rank", str(rank), str(self.ranks), store],
                 env=environment, stdin=subprocess.PIPE, stdout=None if rank else subprocess.PIPE, text=True,
@@ -157,44 +167,46 @@ class Together:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for each in self.those:
-            if each.stdin is not None and each.poll() is None:
-                each.stdin.close()
-        for each in self.those:
+        for process in self.processes:
+            if process.stdin is not None and process.poll() is None:
+                process.stdin.close()
+        for process in self.processes:
             try:
-                each.wait(30)
+                process.wait(30)
             except subprocess.TimeoutExpired:
-                each.kill()
-                each.wait()
+                process.kill()
+                process.wait()
         self.stack.close()
 
-    def turn(self, each: dict[str, Any], quick: bool) -> dict[str, Any]:
+    def turn(self, configuration: dict[str, Any], quick: bool) -> dict[str, Any]:
         """Train a configuration in all processes, and return the answer of the first one."""
-        asked = json.dumps({"each": each, "quick": quick}) + "\n"
-        for process in self.those:
+        request = json.dumps({"configuration": configuration, "quick": quick}) + "\n"
+        for process in self.processes:
             assert process.stdin is not None
-            process.stdin.write(asked)
+            process.stdin.write(request)
             process.stdin.flush()
-        assert self.those[0].stdout is not None
-        said = self.those[0].stdout.readline()
-        if not said:
-            raise SystemExit(f"a process ended over {each}: its error is above; earlier measurements are kept")
-        return json.loads(said)
+        assert self.processes[0].stdout is not None
+        answer = self.processes[0].stdout.readline()
+        if not answer:
+            raise SystemExit(f"a process ended over {configuration}: its error is above; earlier measurements are kept")
+        return json.loads(answer)
 
 
 def serve(rank: int, ranks: int, store: str) -> None:
     """Train the configurations from stdin as one rank, until stdin ends; rank 0 prints a line for each."""
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=STUCK)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=RANK_TIMEOUT
+    )
     for line in sys.stdin:
-        found = turn(**json.loads(line))
+        result = turn(**json.loads(line))
         if rank == 0:
-            print(json.dumps(found), flush=True)
+            print(json.dumps(result), flush=True)
     dist.destroy_process_group()
 
 
-def turn(each: dict[str, Any], quick: bool) -> dict[str, Any]:
+def turn(configuration: dict[str, Any], quick: bool) -> dict[str, Any]:
     """Build a model, train some steps, and return the median step time with the work of one process.
 
     If there are several ranks, all of them take the same number of steps, and the time is that of the slowest rank.
@@ -204,18 +216,20 @@ def turn(each: dict[str, Any], quick: bool) -> dict[str, Any]:
     from torch.utils.flop_counter import FlopCounterMode
 
     torch.manual_seed(0)
-    torch.set_num_threads(each["threads"])
-    net, batch, loss = built(each)
-    rule = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[each["optimizer"]](net.parameters(), lr=1e-3)
+    torch.set_num_threads(configuration["threads"])
+    net, batch, loss = build(configuration)
+    optimizer = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[configuration["optimizer"]](
+        net.parameters(), lr=1e-3
+    )
 
     def step() -> None:
-        rule.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         loss(net(batch)).backward()
-        rule.step()
+        optimizer.step()
 
     elements = 0
 
-    def count(_module: Any, _given: Any, out: Any) -> None:
+    def count(_module: Any, _inputs: Any, out: Any) -> None:
         nonlocal elements
         elements += out.numel()
 
@@ -225,123 +239,142 @@ def turn(each: dict[str, Any], quick: bool) -> dict[str, Any]:
         step()
     for hook in hooks:
         hook.remove()
-    together = each["processes"] > 1
+    is_distributed = configuration["processes"] > 1
     modelled = net
-    if together:
+    if is_distributed:
         net = torch.nn.parallel.DistributedDataParallel(net)
     for _ in range(3):  # buckets are rebuilt after the first step
         step()
-    least = TURN_S / 25 if quick else TURN_S
-    took: list[float] = []
+    min_s = TURN_S / 25 if quick else TURN_S
+    times: list[float] = []
     begin = time.perf_counter()
     step()
-    wanted = torch.tensor([float(min(1000, max(5, least / (time.perf_counter() - begin))))])
-    if together:
-        dist.broadcast(wanted, 0)
-    for _ in range(int(wanted)):
+    step_count = torch.tensor([float(min(1000, max(5, min_s / (time.perf_counter() - begin))))])
+    if is_distributed:
+        dist.broadcast(step_count, 0)
+    for _ in range(int(step_count)):
         begin = time.perf_counter()
         step()
-        took.append(time.perf_counter() - begin)
-    middle = torch.tensor([statistics.median(took)], dtype=torch.float64)
-    if together:
-        dist.all_reduce(middle, dist.ReduceOp.MAX)
+        times.append(time.perf_counter() - begin)
+    median = torch.tensor([statistics.median(times)], dtype=torch.float64)
+    if is_distributed:
+        dist.all_reduce(median, dist.ReduceOp.MAX)
     parameters = sum(part.numel() for part in modelled.parameters())
-    return {"step_s": float(middle), "mflops": flops.get_total_flops() / 1e6, "melements": elements / 1e6,
+    return {"step_s": float(median), "mflops": flops.get_total_flops() / 1e6, "melements": elements / 1e6,
             "mparameters": parameters / 1e6, "modules": len(modules)}  # fmt: skip
 
 
-def built(each: dict[str, Any]) -> tuple[Any, Any, Any]:
+def build(configuration: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Return a model, its batch and its loss."""
     import torch
     from torch import nn
 
-    width, depth = each["width"], each["depth"]
-    activation = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}[each["activation"]]
+    width, depth = configuration["width"], configuration["depth"]
+    activation = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}[configuration["activation"]]
     parts: list[Any] = []
-    if each["kind"] == "cnn":
+    if configuration["kind"] == "cnn":
         channels = 3
         for number in range(depth):
-            stride = each["stride"] if number == 0 else 1
-            parts += [nn.Conv2d(channels, width, each["kernel"], stride, each["kernel"] // 2), activation()]
+            stride = configuration["stride"] if number == 0 else 1
+            parts += [
+                nn.Conv2d(channels, width, configuration["kernel"], stride, configuration["kernel"] // 2),
+                activation(),
+            ]
             channels = width
         net = nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
-        batch = torch.randn(each["batch"], 3, 32, 32)
+        batch = torch.randn(configuration["batch"], 3, 32, 32)
     else:
-        inputs = 64 if each["kind"] == "mlp" else 256
+        inputs = 64 if configuration["kind"] == "mlp" else 256
         sizes = [inputs, *([width] * depth), 10]
-        if each["kind"] == "autoencoder":
+        if configuration["kind"] == "autoencoder":
             down = [max(4, width >> number) for number in range(depth)]
             sizes = [inputs, *down, *reversed(down[:-1]), inputs]
-        for one, other in itertools.pairwise(sizes):
-            parts += [nn.Linear(one, other), activation()]
-        net, batch = nn.Sequential(*parts[:-1]), torch.randn(each["batch"], inputs)
-    if each["kind"] == "autoencoder":
+        for width_in, width_out in itertools.pairwise(sizes):
+            parts += [nn.Linear(width_in, width_out), activation()]
+        net, batch = nn.Sequential(*parts[:-1]), torch.randn(configuration["batch"], inputs)
+    if configuration["kind"] == "autoencoder":
         return net, batch, lambda out: nn.functional.mse_loss(out, batch)
-    classes = torch.arange(each["batch"]) % 10
+    classes = torch.arange(configuration["batch"]) % 10
     return net, batch, lambda out: nn.functional.cross_entropy(out, classes)
 
 
 def judge(
-    wanted: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], options: argparse.Namespace
+    selection: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], options: argparse.Namespace
 ) -> turns.Report:
     """Report the errors of the model and its baselines on groups of configurations left out."""
     from xsp.errors import UsageError
     from xsp.predict import configurations, crossvalidation
 
     table = []
-    for each in wanted:
-        those = [row for row in rows if row["key"] == json.dumps(each)]
-        crowded = each["threads"] * each["processes"] > (os.cpu_count() or 1)
-        table.append({**each, **{name: those[0][name] for name in WORK}, CROWDED: "yes" if crowded else "no",
-                      "step_s": min(row["step_s"] for row in those)})  # fmt: skip
+    for configuration in selection:
+        config_rows = [row for row in rows if row["key"] == json.dumps(configuration)]
+        crowded = configuration["threads"] * configuration["processes"] > (os.cpu_count() or 1)
+        table.append({**configuration, **{name: config_rows[0][name] for name in WORK},
+                      CROWDED: "yes" if crowded else "no",
+                      "step_s": min(row["step_s"] for row in config_rows)})  # fmt: skip
     title = f"Errors on held-out configurations of {len(table)} recorded ones, and beyond the learned batch sizes"
     report = turns.Report("predict_configurations", title, ("form", "model", "held out, %", "median, %", "beyond, %"))
-    for name, (intrinsic, extrinsic, by) in FORMS.items():
+    for name, (intrinsic, extrinsic, split_factor) in FORMS.items():
         try:
-            chosen = (*intrinsic, *extrinsic, *((by,) if by else ()))
-            held = configurations.of_rows(table, "step_s", factors=chosen)
-            split = crossvalidation.split_of(held, intrinsic, extrinsic, by)
-            found = crossvalidation.judge(held, split, options.seed, 20, with_extrapolations=False)
-            further = beyond(table, chosen, split, options.seed)
+            columns = (*intrinsic, *extrinsic, *((split_factor,) if split_factor else ()))
+            data = configurations.of_rows(table, "step_s", factors=columns)
+            split = crossvalidation.split_of(data, intrinsic, extrinsic, split_factor)
+            evaluation = crossvalidation.judge(data, split, options.seed, 20, beyond=False)
+            extrapolation = extrapolation_errors(table, columns, split, options.seed)
         except UsageError as error:
             report.notes.append(f"{name}: {error}")
             continue
-        for error in found.errors:
-            ends = f"{100 * further[error.model]:.1f}" if error.model in further else "–"
-            report.rows.append((name, error.model, f"{100 * error.mean:.1f}", f"{100 * error.median:.1f}", ends))
-        report.data[name] = {"errors": [each._asdict() for each in found.errors], "beyond": further}
-        own = next((each.mean for each in found.errors if each.model == crossvalidation.GENERIC), None)
-        text = (
-            "no figure" if own is None else f"{100 * own:.1f} %, goal at most 10 %: {'met' if own <= 0.1 else 'missed'}"
+        for error in evaluation.errors:
+            beyond_text = f"{100 * extrapolation[error.model]:.1f}" if error.model in extrapolation else "–"
+            report.rows.append((name, error.model, f"{100 * error.mean:.1f}", f"{100 * error.median:.1f}", beyond_text))
+        report.data[name] = {
+            "errors": [model_error._asdict() for model_error in evaluation.errors],
+            "beyond": extrapolation,
+        }
+        generic = next(
+            (model_error.mean for model_error in evaluation.errors if model_error.model == crossvalidation.GENERIC),
+            None,
         )
-        report.notes.append(f"{name}: generic {text}; offered: {found.offered_model}.")
-        for what, errors in (("held out", {each.model: each.mean for each in found.errors}), ("beyond", further)):
-            others = {model: error for model, error in errors.items() if model != crossvalidation.GENERIC}
-            if crossvalidation.GENERIC in errors and others:
-                best = min(others, key=others.__getitem__)
+        text = (
+            "no figure"
+            if generic is None
+            else f"{100 * generic:.1f} %, goal at most 10 %: {'met' if generic <= 0.1 else 'missed'}"
+        )
+        report.notes.append(f"{name}: generic {text}; offered: {evaluation.offered}.")
+        for scope, errors in (
+            ("held out", {model_error.model: model_error.mean for model_error in evaluation.errors}),
+            ("beyond", extrapolation),
+        ):
+            baselines = {model: error for model, error in errors.items() if model != crossvalidation.GENERIC}
+            if crossvalidation.GENERIC in errors and baselines:
+                best = min(baselines, key=baselines.__getitem__)
                 report.notes.append(
-                    f"{name}, {what}: generic {100 * errors[crossvalidation.GENERIC]:.1f} %, best baseline ({best}) "
-                    f"{100 * others[best]:.1f} %."
+                    f"{name}, {scope}: generic {100 * errors[crossvalidation.GENERIC]:.1f} %, best baseline ({best}) "
+                    f"{100 * baselines[best]:.1f} %."
                 )
     report.data["table"] = table
     return report
 
 
-def beyond(table: Sequence[dict[str, Any]], chosen: Sequence[str], split: Any, seed: int) -> dict[str, float]:
+def extrapolation_errors(
+    table: Sequence[dict[str, Any]], columns: Sequence[str], split: Any, seed: int
+) -> dict[str, float]:
     """Return the mean errors at the largest batch of each kind, learned from the smaller batches."""
     import numpy as np
 
     from xsp.predict import configurations, crossvalidation
 
     largest = {kind: max(values["batch"]) for kind, values in GRID.items()}
-    held = configurations.of_rows(table, "step_s", factors=chosen)
-    is_out = np.array([each["batch"] == largest[each["kind"]] for each in table])
-    inside, out = held.take(np.flatnonzero(~is_out)), held.take(np.flatnonzero(is_out))
-    if not len(out):
+    data = configurations.of_rows(table, "step_s", factors=columns)
+    is_out = np.array([row["batch"] == largest[row["kind"]] for row in table])
+    smaller, held_out = data.take(np.flatnonzero(~is_out)), data.take(np.flatnonzero(is_out))
+    if not len(held_out):
         return {}
-    trained = crossvalidation.train_models(inside, split, seed)
-    found = {name: float(np.abs(model(out.values) / out.seconds - 1).mean()) for name, model in trained.items()}
-    return {name: each for name, each in found.items() if np.isfinite(each)}
+    models = crossvalidation.trained_on(smaller, split, seed)
+    mean_errors = {
+        name: float(np.abs(model(held_out.values) / held_out.seconds - 1).mean()) for name, model in models.items()
+    }
+    return {name: error for name, error in mean_errors.items() if np.isfinite(error)}
 
 
 if __name__ == "__main__":

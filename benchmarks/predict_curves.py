@@ -27,7 +27,7 @@ from xsp.bench import links
 from xsp.bench.timings import Timings
 from xsp.bench.transfers import COLLECTIVES, TRANSFERS, Curve
 
-HELD_OUT, SECOND, OF_CEILING = 0.10, 0.05, 0.90
+GOAL_HELD_OUT, GOAL_REPEAT, GOAL_CEILING = 0.10, 0.05, 0.90
 QUICK = "copy,pipe,read-cached"
 COPIES = ("copy", "memcpy")
 
@@ -58,45 +58,41 @@ int main(void) {
 
 
 def main() -> None:
-    made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--out", type=Path, help="keep measurements here, and continue from them")
-    made.add_argument("--seconds", type=float, help="end after this time (default: 3600)")
-    options = turns.parse(made)
+    parser = turns.parser(__doc__, rounds=3)
+    parser.add_argument("--out", type=Path, help="keep measurements here, and continue from them")
+    parser.add_argument("--seconds", type=float, help="end after this time (default: 3600)")
+    options = turns.parse(parser)
     options.seconds = options.seconds or (60.0 if options.quick else 3600.0)
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        measure(options, options.out)
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            measure(options, Path(folder))
+    with turns.working_folder(options.out) as folder:
+        measure(options, folder)
 
 
 def measure(options: Any, out: Path) -> None:
     """Measure missing sizes, and report those that are there."""
-    until = time.monotonic() + options.seconds
+    deadline = time.monotonic() + options.seconds
     tables, missing = [], 0
     for name in ("first", "second"):
         timings = Timings.open(out / name)
-        found: list[Curve] = []
-        for what, families in ((TRANSFERS, QUICK if options.quick else None), (COLLECTIVES, None)):
-            if options.quick and what == COLLECTIVES:
+        all_curves: list[Curve] = []
+        for source, families in ((TRANSFERS, QUICK if options.quick else None), (COLLECTIVES, None)):
+            if options.quick and source == COLLECTIVES:
                 continue
-            asked = links.plan_transfers(timings, what, families, (2,))
-            left = until - time.monotonic()
-            if left > 1:
-                links.fill(asked, timings, left, lambda *told: None)
-            curves, lacks = links.existing_curves(asked, timings)
-            found += curves
-            missing += lacks
-        tables.append(found)
+            plan = links.plan_transfers(timings, source, families, (2,))
+            seconds_left = deadline - time.monotonic()
+            if seconds_left > 1:
+                links.fill(plan, timings, seconds_left, lambda *told: None)
+            curves, lacking = links.known(plan, timings)
+            all_curves += curves
+            missing += lacking
+        tables.append(all_curves)
         rates = out / f"stream-{name}.json"
-        if not rates.exists() and (said := stream()):
-            rates.write_text(json.dumps(said))
-    ceilings = [json.loads(each.read_text()) for each in out.glob("stream-*.json")]
-    made = report(tables, max((max(each) for each in ceilings), default=None))
+        if not rates.exists() and (stream_rates := stream()):
+            rates.write_text(json.dumps(stream_rates))
+    ceilings = [json.loads(path.read_text()) for path in out.glob("stream-*.json")]
+    summary = report(tables, max((max(pair) for pair in ceilings), default=None))
     if missing:
-        made.part(f"{missing} sizes are not timed yet: call it again with the same --out.")
-    made.finish(options)
+        summary.mark_partial(f"{missing} sizes are not timed yet: call it again with the same --out.")
+    summary.finish(options)
 
 
 def stream() -> list[float] | None:
@@ -105,64 +101,68 @@ def stream() -> list[float] | None:
     if compiler is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
-        source, made = Path(folder) / "stream.c", Path(folder) / "stream"
+        source, program = Path(folder) / "stream.c", Path(folder) / "stream"
         source.write_text(STREAM)
         try:
-            subprocess.run([compiler, "-O3", "-march=native", "-o", made, source], check=True, timeout=60)
-            said = subprocess.run([made], check=True, timeout=60, capture_output=True, text=True).stdout
+            subprocess.run([compiler, "-O3", "-march=native", "-o", program, source], check=True, timeout=60)
+            printed = subprocess.run([program], check=True, timeout=60, capture_output=True, text=True).stdout
         except (OSError, subprocess.SubprocessError):
             return None
-    found: list[float] = json.loads(said)
-    return found
+    rates: list[float] = json.loads(printed)
+    return rates
 
 
 def report(tables: Sequence[Sequence[Curve]], ceiling: float | None) -> turns.Report:
-    found = turns.Report(
+    summary = turns.Report(
         "predict_curves",
         "Curves of transfers and of collectives: sizes held out, and a second run",
         ("curve", "pieces", "held out", "second run", "GB/s of traffic", "of STREAM"),
     )
-    second = {each.name: each for each in tables[1]}
-    held, again, shares = [], [], []
+    repeated = {curve.name: curve for curve in tables[1]}
+    held_out_errors, repeat_errors, shares = [], [], []
     for curve in tables[0]:
-        other = {size: timing.trimmed_ns for size, timing in second[curve.name].timings} if curve.name in second else {}
-        apart = [
-            abs((other[size] or 0) / timing.trimmed_ns - 1)
+        repeat_ns = (
+            {size: timing.trimmed_ns for size, timing in repeated[curve.name].timings} if curve.name in repeated else {}
+        )
+        differences = [
+            abs((repeat_ns[size] or 0) / timing.trimmed_ns - 1)
             for size, timing in curve.timings
-            if timing.trimmed_ns and other.get(size)
+            if timing.trimmed_ns and repeat_ns.get(size)
         ]
         error = curve.shape.held_out if curve.shape is not None else None
-        twice = statistics.median(apart) if apart else None
+        repeat_error = statistics.median(differences) if differences else None
         size, timing = curve.timings[-1] if curve.timings else (0, None)
         traffic = curve.family.traffic * curve.rate(size, timing) if timing is not None and size else None
         share = None
         if ceiling and traffic and curve.threads == 1 and curve.family.name in COPIES:
             share = traffic / ceiling
             shares.append(share)
-        held += [] if error is None else [error]
-        again += [] if twice is None else [twice]
-        found.add(
+        held_out_errors += [] if error is None else [error]
+        repeat_errors += [] if repeat_error is None else [repeat_error]
+        summary.add(
             [curve.name, "–" if curve.shape is None else f"{len(curve.shape.pieces)}",
-             *("–" if each is None else f"{each:.1%}" for each in (error, twice)),
+             *("–" if value is None else f"{value:.1%}" for value in (error, repeat_error)),
              "–" if traffic is None else f"{traffic / 1e9:.1f}", "–" if share is None else f"{share:.0%}"],
-            curve=curve.name, held_out=error, second=twice, traffic=traffic, share=share,
+            curve=curve.name, held_out=error, second=repeat_error, traffic=traffic, share=share,
         )  # fmt: skip
-    over = sum(each > HELD_OUT for each in held)
-    found.notes.append(
-        f"Held out: {over} of {len(held)} curves are off by more than {HELD_OUT:.0%} in the median of their sizes."
+    above_goal = sum(value > GOAL_HELD_OUT for value in held_out_errors)
+    summary.notes.append(
+        f"Held out: {above_goal} of {len(held_out_errors)} curves are off by more than "
+        f"{GOAL_HELD_OUT:.0%} in the median of their sizes."
     )
-    if again:
-        found.notes.append(
-            f"A second run differs by {statistics.median(again):.1%} in the median of curves; the goal is {SECOND:.0%}."
+    if repeat_errors:
+        summary.notes.append(
+            f"A second run differs by {statistics.median(repeat_errors):.1%} in the median of curves; "
+            f"the goal is {GOAL_REPEAT:.0%}."
         )
     if ceiling is None:
-        found.notes.append("There is no compiler here, so nothing is compared with STREAM's loops.")
+        summary.notes.append("There is no compiler here, so nothing is compared with STREAM's loops.")
     elif shares:
-        found.notes.append(
+        summary.notes.append(
             f"STREAM's loops reach {ceiling / 1e9:.1f} GB/s on one core; the best copy has {max(shares):.0%} of it, "
-            f"the goal is {OF_CEILING:.0%}."
+            f"the goal is {GOAL_CEILING:.0%}."
         )
-    return found
+    return summary
 
 
 if __name__ == "__main__":

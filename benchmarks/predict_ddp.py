@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,10 +33,10 @@ from xsp.predict.training import Job
 GOAL = 0.15
 """Goal: maximum mean relative error with two ranks."""
 
-OVERLAP = 10.0
+GOAL_OVERLAP = 10.0
 """Goal: maximum mean error of the overlap, as torch defines it, in percentage points."""
 
-OF_MORE = 0.25
+GOAL_MORE_RANKS = 0.25
 """Goal: maximum mean relative error with more than two ranks."""
 
 BATCHES = (8, 32, 128)
@@ -45,126 +44,123 @@ QUICK = (("mlp-narrow", 8), ("cnn", 8))
 
 
 def main() -> None:
-    made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--out", type=Path, help="keep runs and timings here, and continue from them")
-    made.add_argument("--ranks", type=int, default=2, help="number of ranks (default: 2)")
-    made.add_argument("--only", help="models, with commas (default: all)")
-    made.add_argument("--seconds", type=float, help="end after this time; run it again to continue")
-    options = turns.parse(made)
+    parser = turns.parser(__doc__, rounds=3)
+    parser.add_argument("--out", type=Path, help="keep runs and timings here, and continue from them")
+    parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default: 2)")
+    parser.add_argument("--only", help="models, with commas (default: all)")
+    parser.add_argument("--seconds", type=float, help="end after this time; run it again to continue")
+    options = turns.parse(parser)
     options.seconds = options.seconds or (60.0 if options.quick else 3600.0)
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        measure(options, options.out)
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            measure(options, Path(folder))
+    with turns.working_folder(options.out) as folder:
+        measure(options, folder)
 
 
 def measure(options: Any, out: Path) -> None:
-    until = time.monotonic() + options.seconds
+    deadline = time.monotonic() + options.seconds
     timings = Timings.open(out / "timings")
-    asked = links.plan_transfers(timings, transfers.COLLECTIVES, ddp_cases.FAMILIES, (options.ranks,))
-    links.fill(asked, timings, max(10.0, (until - time.monotonic()) / 3), lambda *told: None)
+    plan = links.plan_transfers(timings, transfers.COLLECTIVES, ddp_cases.FAMILIES, (options.ranks,))
+    links.fill(plan, timings, max(10.0, (deadline - time.monotonic()) / 3), lambda *told: None)
     names = options.only.split(",") if options.only else [name for name in MODELS if name != "mlp-deep"]
     cases = QUICK if options.quick else [(name, batch) for name in names for batch in BATCHES]
-    of = "" if options.ranks == 2 else f"-{options.ranks}"
+    suffix = "" if options.ranks == 2 else f"-{options.ranks}"
     steps = 8 if options.quick else 30
-    rows, failed, left = [], [], 0
+    rows, failed, remaining = [], [], 0
     try:
         for name, batch in cases:
-            place, run = out / f"{name}-{batch}{of}.json", out / f"run-{name}-{batch}"
-            found = turns.stored(place)
-            if found is None and (rows or failed) and time.monotonic() > until:
-                left += 1
+            path, run = out / f"{name}-{batch}{suffix}.json", out / f"run-{name}-{batch}"
+            case = turns.stored(path)
+            if case is None and (rows or failed) and time.monotonic() > deadline:
+                remaining += 1
                 continue
             try:
-                if found is None:
+                if case is None:
                     rounds = 1 if options.quick else options.rounds
-                    found = ddp_cases.one(name, batch, steps, rounds, run, options.ranks)
-                    place.write_text(json.dumps(found))
-                rows.append(predicted(timings, options.ranks, name, batch, found, run))
-            except (ddp_cases.Failed, XspError) as error:
+                    case = ddp_cases.measure_case(name, batch, steps, rounds, run, options.ranks)
+                    path.write_text(json.dumps(case))
+                rows.append(evaluate(timings, options.ranks, name, batch, case, run))
+            except (ddp_cases.CaseError, XspError) as error:
                 failed.append(f"{name}, {batch}: {error}.")
     except KeyboardInterrupt:
-        left = len(cases) - len(rows) - len(failed)
-    report(options, rows, left, failed)
+        remaining = len(cases) - len(rows) - len(failed)
+    report(options, rows, remaining, failed)
 
 
-def predicted(timings: Timings, ranks: int, name: str, batch: int, found: dict[str, Any], run: Path) -> dict[str, Any]:
+def evaluate(timings: Timings, ranks: int, name: str, batch: int, case: dict[str, Any], run: Path) -> dict[str, Any]:
     """Return the prediction and the measured step, with their parts and the relative error."""
     step = recorded.of(xsp.load(run))
     link = measured.of(timings, 1)
     answer = scaling.of(step, Job(1, link), (1, ranks))
-    many = answer.points[-1].predicted
-    assert link.curves is not None
-    parts = many.parts
-    backward = sum(parts[each] for each in (str(Cause.BACKWARD), str(Cause.SERVING), EXPOSED))
-    own = {"step": many.step, "forward": parts[str(Cause.FORWARD)], "backward": backward,
+    prediction = answer.points[-1].predicted
+    assert link.measured is not None
+    parts = prediction.parts
+    backward = sum(parts[cause] for cause in (str(Cause.BACKWARD), str(Cause.SERVING), EXPOSED))
+    predicted_parts = {"step": prediction.step, "forward": parts[str(Cause.FORWARD)], "backward": backward,
            "update": parts[str(Cause.UPDATE)]}  # fmt: skip
-    took = found["ddp"]
+    measured_parts = case["ddp"]
     return {
-        "model": name, "batch": batch, "alone_s": step.step, "alone_bare_s": found["alone"]["step"],
-        "beside_s": found["beside"]["step"], "predicted_s": many.step, "measured_s": took["step"],
-        "error": many.step / took["step"] - 1, "exposed_s": parts[EXPOSED],
-        "hidden": many.hidden / many.communication if many.communication else None,
-        "overlap_predicted": many.overlap, "overlap": found["overlap"],
-        "slower": link.curves.sharing_at(ranks).compute_factor,
-        "slower_here": found["beside"]["step"] / found["alone"]["step"],
-        "parts": {part: {"predicted_s": own[part], "measured_s": took[part]} for part in took},
-        "notes": [each for each in link.curves.notes([ranks], 0) if "ranks" in each],
+        "model": name, "batch": batch, "alone_s": step.step, "alone_bare_s": case["alone"]["step"],
+        "beside_s": case["beside"]["step"], "predicted_s": prediction.step, "measured_s": measured_parts["step"],
+        "error": prediction.step / measured_parts["step"] - 1, "exposed_s": parts[EXPOSED],
+        "hidden": prediction.hidden / prediction.communication if prediction.communication else None,
+        "overlap_predicted": prediction.overlap, "overlap": case["overlap"],
+        "slower": link.measured.at(ranks).computing, "slower_here": case["beside"]["step"] / case["alone"]["step"],
+        "parts": {
+            part: {"predicted_s": predicted_parts[part], "measured_s": measured_parts[part]} for part in measured_parts
+        },
+        "notes": [note for note in link.measured.notes([ranks], 0) if "ranks" in note],
     }  # fmt: skip
 
 
-def report(options: Any, rows: list[dict[str, Any]], left: int, failed: Sequence[str] = ()) -> None:
-    found = turns.Report(
+def report(options: Any, rows: list[dict[str, Any]], remaining: int, failed: Sequence[str] = ()) -> None:
+    summary = turns.Report(
         "predict_ddp" if options.ranks == 2 else f"predict_ddp_{options.ranks}",
         f"A step of DistributedDataParallel on {options.ranks} ranks of this machine, predicted from one",
         ("model, batch", "alone", "by xsp", "beside", "DDP", "predicted", "error", "forward", "backward", "update",
          "overlap", "torch's"),
     )  # fmt: skip
-    found.notes += failed
+    summary.notes += failed
     if not rows:
-        found.part(f"No case was measured, {left} are left: call it again.")
-        found.finish(options)
+        summary.mark_partial(f"No case was measured, {remaining} are left: call it again.")
+        summary.finish(options)
         return
-    mean = statistics.fmean(abs(each["error"]) for each in rows)
-    limit = GOAL if options.ranks == 2 else OF_MORE
-    goal = "not all measured" if left or failed else "met" if mean <= limit else "missed"
-    for each in rows:
-        shares = ["–" if each[name] is None else f"{each[name]:.0%}" for name in ("overlap_predicted", "overlap")]
+    mean = statistics.fmean(abs(row["error"]) for row in rows)
+    limit = GOAL if options.ranks == 2 else GOAL_MORE_RANKS
+    goal = "not all measured" if remaining or failed else "met" if mean <= limit else "missed"
+    for row in rows:
+        shares = ["–" if row[name] is None else f"{row[name]:.0%}" for name in ("overlap_predicted", "overlap")]
         times = [
-            f"{1e3 * each[name]:.2f}" for name in ("alone_bare_s", "alone_s", "beside_s", "measured_s", "predicted_s")
+            f"{1e3 * row[name]:.2f}" for name in ("alone_bare_s", "alone_s", "beside_s", "measured_s", "predicted_s")
         ]
-        whole = each["measured_s"]
+        measured_s = row["measured_s"]
         parts = [
-            f"{(each['parts'][part]['predicted_s'] - each['parts'][part]['measured_s']) / whole:+.0%}"
+            f"{(row['parts'][part]['predicted_s'] - row['parts'][part]['measured_s']) / measured_s:+.0%}"
             for part in ("forward", "backward", "update")
         ]
-        found.add([f"{each['model']}, {each['batch']}", *times, f"{each['error']:+.1%}", *parts, *shares], **each)
-    apart = [
-        100 * abs(each["overlap_predicted"] - each["overlap"])
-        for each in rows
-        if None not in (each["overlap_predicted"], each["overlap"])
+        summary.add([f"{row['model']}, {row['batch']}", *times, f"{row['error']:+.1%}", *parts, *shares], **row)
+    overlap_errors = [
+        100 * abs(row["overlap_predicted"] - row["overlap"])
+        for row in rows
+        if None not in (row["overlap_predicted"], row["overlap"])
     ]
-    more = f"; {left} cases are left: run it again" if left else ""
-    found.notes.append(f"Mean error {mean:.1%} of {len(rows)} cases; the goal is {limit:.0%}: {goal}{more}.")
-    found.notes.append(
+    suffix = f"; {remaining} cases are left: run it again" if remaining else ""
+    summary.notes.append(f"Mean error {mean:.1%} of {len(rows)} cases; the goal is {limit:.0%}: {goal}{suffix}.")
+    summary.notes.append(
         "In ms: one rank alone, bare and as recorded by xsp; all ranks without communication, with it, and predicted; "
         "forward, backward (with communication), update: predicted minus measured, as a share of the measured step."
     )
-    if apart:
-        found.notes.append(
+    if overlap_errors:
+        summary.notes.append(
             "Overlap: from the first launch of a bucket to the end of the backward pass, as a share of the time until "
             "all gradients are back, as defined by torch (the hidden share of collectives differs: `hidden` in the "
-            f"file); it differs from torch's by {statistics.fmean(apart):.0f} points on average, the goal is "
-            f"{OVERLAP:.0f}."
+            f"file); it differs from torch's by {statistics.fmean(overlap_errors):.0f} points on average, the goal is "
+            f"{GOAL_OVERLAP:.0f}."
         )
-    here = statistics.median(each["slower_here"] for each in rows)
-    found.notes.append(
+    measured_slowdown = statistics.median(row["slower_here"] for row in rows)
+    summary.notes.append(
         f"Ranks that compute at once take {rows[0]['slower']:.2f} times as long as one according to the timings, "
-        f"{here:.2f} times in the median of these cases. {' '.join(rows[0]['notes'])}"
+        f"{measured_slowdown:.2f} times in the median of these cases. {' '.join(rows[0]['notes'])}"
     )
-    found.finish(options)
+    summary.finish(options)
 
 
 if __name__ == "__main__":

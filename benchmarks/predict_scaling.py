@@ -27,105 +27,111 @@ from xsp.predict.collectives import Algorithm, Link
 from xsp.predict.training import Job, Layer, Work
 
 JOBS, JOBS_QUICK = 12, 2
-LEARNED, ASKED = (1, 2, 4, 8), (16, 32, 64)
+LEARNED_RANKS, PREDICTED_RANKS = (1, 2, 4, 8), (16, 32, 64)
 BATCHES, BUCKETS = (8, 16, 32, 64), (4 << 20, 25 << 20)
 NOISE = 0.03
-OFF = 1.25
+LINK_ERROR = 1.25
 """Ratio between the link's constants given to the simulated step and the true ones."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--out", type=Path, help="where finished jobs are kept (default: nowhere)")
-    made.add_argument("--seconds", type=float, default=3000, help="time limit of this run (default: 3000)")
-    options = turns.parse(made, arguments)
+    parser = turns.parser(__doc__, rounds=3)
+    parser.add_argument("--out", type=Path, help="where finished jobs are kept (default: nowhere)")
+    parser.add_argument("--seconds", type=float, default=3000, help="time limit of this run (default: 3000)")
+    options = turns.parse(parser, arguments)
     end = time.monotonic() + options.seconds
-    found: list[dict[str, dict[str, float]]] = []
+    jobs: list[dict[str, dict[str, float]]] = []
     count = JOBS_QUICK if options.quick else JOBS
     try:
         for number in range(count):
-            place = None if options.out is None else options.out / f"job-{options.seed}-{number}.json"
-            if place is not None and (kept := turns.stored(place)) is not None:
-                found.append(kept)
+            path = None if options.out is None else options.out / f"job-{options.seed}-{number}.json"
+            if path is not None and (stored := turns.stored(path)) is not None:
+                jobs.append(stored)
                 continue
-            if found and time.monotonic() > end:
+            if jobs and time.monotonic() > end:
                 break
-            found.append(of_job(random.Random(1000 * options.seed + number)))
-            if place is not None:
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.write_text(json.dumps(found[-1]))
+            jobs.append(job_errors(random.Random(1000 * options.seed + number)))
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps(jobs[-1]))
     except KeyboardInterrupt:
         turns.say("interrupted")
-    answer = report(found)
-    if len(found) < count:
-        answer.part(f"{count - len(found)} of {count} jobs are left: call it again with the same --out.")
+    answer = report(jobs)
+    if len(jobs) < count:
+        answer.mark_partial(f"{count - len(jobs)} of {count} jobs are left: call it again with the same --out.")
     answer.finish(options)
 
 
-def of_job(chance: random.Random) -> dict[str, dict[str, float]]:
+def job_errors(draw: random.Random) -> dict[str, dict[str, float]]:
     """Return the mean error at many ranks, with and without the simulated step as a factor, by model."""
     layers = [
-        (chance.uniform(2e-5, 4e-4), chance.choice((1, 2, 4)) * chance.randrange(20_000, 2_000_000))
-        for _ in range(chance.randrange(6, 25))
+        (draw.uniform(2e-5, 4e-4), draw.choice((1, 2, 4)) * draw.randrange(20_000, 2_000_000))
+        for _ in range(draw.randrange(6, 25))
     ]
-    link = Link("true", chance.uniform(1e-5, 6e-5), 1e-9 / chance.uniform(1, 12))
-    slows, grows = chance.uniform(0.05, 0.3), chance.uniform(0.02, 0.1)
+    link = Link("true", draw.uniform(1e-5, 6e-5), 1e-9 / draw.uniform(1, 12))
+    slowdown, growth = draw.uniform(0.05, 0.3), draw.uniform(0.02, 0.1)
     rows = []
     for batch in BATCHES:
         work = Work(tuple(Layer(f"{n}", t * batch / 8, 2 * t * batch / 8, (s,)) for n, (t, s) in enumerate(layers)),
                     update=sum(s for _, s in layers) * 2e-10, other=5e-4)  # fmt: skip
         for bucket in BUCKETS:
-            for ranks in (*LEARNED, *ASKED):
-                worse = 1 + grows * math.log2(ranks)
-                over = replace(link, alpha=link.alpha * worse**2, beta=link.beta * worse)
-                slowed = work.scaled(computing=1 + slows * (1 - 1 / ranks))
-                took = prediction.predict(slowed, Job(ranks, over, Algorithm.RING, bucket)).step
-                known = replace(link, alpha=link.alpha * OFF, beta=link.beta / OFF)
-                dag = prediction.predict(work, Job(ranks, known, Algorithm.RING, bucket)).step
+            for ranks in (*LEARNED_RANKS, *PREDICTED_RANKS):
+                worse = 1 + growth * math.log2(ranks)
+                true_link = replace(link, alpha=link.alpha * worse**2, beta=link.beta * worse)
+                slowed = work.scaled(computing=1 + slowdown * (1 - 1 / ranks))
+                step_s = prediction.predict(slowed, Job(ranks, true_link, Algorithm.RING, bucket)).step
+                assumed = replace(link, alpha=link.alpha * LINK_ERROR, beta=link.beta / LINK_ERROR)
+                dag = prediction.predict(work, Job(ranks, assumed, Algorithm.RING, bucket)).step
                 rows.append({"batch": batch, "bucket": bucket, "ranks": ranks, "dag_s": dag,
-                             "step_s": took * math.exp(chance.gauss(0, NOISE))})  # fmt: skip
+                             "step_s": step_s * math.exp(draw.gauss(0, NOISE))})  # fmt: skip
     bare = ("batch", "bucket", "ranks")
     return {"without": errors(rows, bare), "with": errors(rows, (*bare, "dag_s"))}
 
 
 def errors(rows: list[dict[str, Any]], factors: Sequence[str]) -> dict[str, float]:
     """Return the mean error of each model at many ranks after learning from few."""
-    table = configurations.of_rows([each for each in rows if each["ranks"] in LEARNED], "step_s", None, factors)
+    table = configurations.of_rows([row for row in rows if row["ranks"] in LEARNED_RANKS], "step_s", None, factors)
     split = crossvalidation.split_of(table, (), factors, None)
-    asked = [each for each in rows if each["ranks"] in ASKED]
-    values = configurations.of_rows(asked, "step_s", None, factors).values
-    models = crossvalidation.train_models(table, split, 0)
+    predicted_rows = [row for row in rows if row["ranks"] in PREDICTED_RANKS]
+    values = configurations.of_rows(predicted_rows, "step_s", None, factors).values
+    models = crossvalidation.trained_on(table, split, 0)
     return {
         name: statistics.fmean(
-            abs(float(one) / each["step_s"] - 1) for one, each in zip(model(values), asked, strict=True)
+            abs(float(value) / row["step_s"] - 1) for value, row in zip(model(values), predicted_rows, strict=True)
         )
         for name, model in models.items()
     }
 
 
-def report(found: Sequence[dict[str, dict[str, float]]]) -> turns.Report:
-    names = sorted({name for each in found for those in each.values() for name in those})
-    made = turns.Report(
+def report(jobs: Sequence[dict[str, dict[str, float]]]) -> turns.Report:
+    names = sorted({name for job in jobs for values in job.values() for name in values})
+    summary = turns.Report(
         "predict_scaling",
-        f"Steps of {ASKED[0]} to {ASKED[-1]} ranks from those of {LEARNED[0]} to {LEARNED[-1]}, synthetic: mean error",
+        f"Steps of {PREDICTED_RANKS[0]} to {PREDICTED_RANKS[-1]} ranks from those of "
+        f"{LEARNED_RANKS[0]} to {LEARNED_RANKS[-1]}, "
+        "synthetic: mean error",
         ("model", "without the simulated step", "with it", "better in"),
     )
     for name in names:
-        pairs = [(each["without"].get(name), each["with"].get(name)) for each in found]
-        bare, given = ([pair[side] for pair in pairs if pair[side] is not None] for side in (0, 1))
-        both = [(one, other) for one, other in pairs if one is not None and other is not None]
-        better = sum(other < one for one, other in both)
-        means = [statistics.fmean(those) if those else None for those in (bare, given)]
-        made.add(
+        pairs = [(job["without"].get(name), job["with"].get(name)) for job in jobs]
+        bare, with_step = ([pair[side] for pair in pairs if pair[side] is not None] for side in (0, 1))
+        complete = [
+            (without_error, with_error)
+            for without_error, with_error in pairs
+            if without_error is not None and with_error is not None
+        ]
+        better = sum(with_error < without_error for without_error, with_error in complete)
+        means = [statistics.fmean(values) if values else None for values in (bare, with_step)]
+        summary.add(
             [name, *("–" if mean is None else f"{mean:.1%}" for mean in means),
-             f"{better} of {len(both)}" if both else "–"],
+             f"{better} of {len(complete)}" if complete else "–"],
             model=name, without=means[0], given=means[1],
         )  # fmt: skip
-    made.notes.append(
-        f"{len(found)} jobs; the simulation gets {OFF:g} times the true latency and 1/{OFF:g} times the true seconds "
-        "per byte, and models neither slower cores nor messages that cost more with more ranks."
+    summary.notes.append(
+        f"{len(jobs)} jobs; the simulation gets {LINK_ERROR:g} times the true latency and 1/{LINK_ERROR:g} times the "
+        "true seconds per byte, and models neither slower cores nor messages that cost more with more ranks."
     )
-    return made
+    return summary
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kineto_peers import TRACES, count
+from kineto_peers import TRACES, count_events
 from parts import kineto_copies, turns
 
 GOAL_S = 0.5
-ASK = """
+SCRIPT = """
 import json, sys, time
 begin = time.perf_counter()
 import xsp
@@ -49,17 +49,17 @@ class Opened(NamedTuple):
 def reopen(run: Path) -> Opened:
     """Open a run directory in a fresh process."""
     begin = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", ASK, str(run)], stdout=subprocess.PIPE, check=True)
-    return Opened(*json.loads(done.stdout), time.perf_counter() - begin)
+    process = subprocess.run([sys.executable, "-c", SCRIPT, str(run)], stdout=subprocess.PIPE, check=True)
+    return Opened(*json.loads(process.stdout), time.perf_counter() - begin)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
-    made = turns.parser(__doc__, rounds=7)
-    made.add_argument("traces", nargs="*", type=Path, help="files (default: the three largest of ../shared/traces)")
-    made.add_argument("--events", type=int, nargs="*", help="sizes of synthetic traces (default: 2 million)")
-    options = turns.parse(made, arguments)
-    traces = options.traces or sorted(TRACES.rglob("*.json.gz"), key=count)[-3:]
+    parser = turns.parser(__doc__, rounds=7)
+    parser.add_argument("traces", nargs="*", type=Path, help="files (default: the three largest of ../shared/traces)")
+    parser.add_argument("--events", type=int, nargs="*", help="sizes of synthetic traces (default: 2 million)")
+    options = turns.parse(parser, arguments)
+    traces = options.traces or sorted(TRACES.rglob("*.json.gz"), key=count_events)[-3:]
     if not traces:
         turns.skip("give a trace: ../shared/traces does not exist")
     sizes = ([] if options.quick else [2_000_000]) if options.events is None else options.events
@@ -72,12 +72,12 @@ def measure(options: argparse.Namespace, traces: Sequence[Path], sizes: Sequence
                f"goal: open < {GOAL_S} s")  # fmt: skip
     report = turns.Report("reopen", "An imported trace, opened again", columns)
     for trace in traces:
-        _add(report, trace, trace.name.partition(".")[0], count(trace), options.rounds)
+        _add(report, trace, trace.name.partition(".")[0], count_events(trace), options.rounds)
     for size in sizes:
-        with tempfile.TemporaryDirectory() as place:
-            trace = Path(place) / "copies.json"
-            written = kineto_copies.write(traces[-1], trace, size)
-            _add(report, trace, f"{written.copies} copies of the last", written.events, options.rounds)
+        with tempfile.TemporaryDirectory() as folder:
+            trace = Path(folder) / "copies.json"
+            copies = kineto_copies.write(traces[-1], trace, size)
+            _add(report, trace, f"{copies.copies} copies of the last", copies.events, options.rounds)
     report.notes.append(
         "Open: xsp.load of the run directory. First analysis: activity per device, over the whole trace. The whole "
         "process also starts Python and imports DuckDB."
@@ -86,20 +86,22 @@ def measure(options: argparse.Namespace, traces: Sequence[Path], sizes: Sequence
 
 
 def _add(report: turns.Report, trace: Path, name: str, events: int, rounds: int) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        run = Path(place) / "run"
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
         begin = time.perf_counter()
         command = [sys.executable, "-m", "xsp.cli", "import", str(trace), "-o", str(run)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         imported = time.perf_counter() - begin
-        size = sum(each.stat().st_size for each in run.rglob("*") if each.is_file())
+        size = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
         opened = [reopen(run) for _ in range(rounds)]
-    opening = turns.middle([each.opening for each in opened])
-    asking, process = (turns.middle([getattr(each, what) for each in opened]) for what in ("asking", "process"))
-    turns.say(f"  {name}: import {imported:.1f} s, open {opening.shown(3)} s")
-    shown = [name, f"{events:,}", f"{imported:.1f}", f"{size / 1e6:,.1f}", opening.shown(3), asking.shown(3),
-             process.shown(2), turns.verdict(opening, GOAL_S)]  # fmt: skip
-    report.add(shown, opened=[each._asdict() for each in opened])
+    opening = turns.middle([opening_times.opening for opening_times in opened])
+    first_analysis, process = (
+        turns.middle([getattr(opening_times, field) for opening_times in opened]) for field in ("asking", "process")
+    )
+    turns.say(f"  {name}: import {imported:.1f} s, open {opening.text(3)} s")
+    row = [name, f"{events:,}", f"{imported:.1f}", f"{size / 1e6:,.1f}", opening.text(3), first_analysis.text(3),
+             process.text(2), turns.verdict(opening, GOAL_S)]  # fmt: skip
+    report.add(row, opened=[opening_times._asdict() for opening_times in opened])
 
 
 if __name__ == "__main__":

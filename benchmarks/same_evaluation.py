@@ -32,13 +32,13 @@ from xsp.evaluate.quality.judging import Judgement, Verdict
 COLUMNS = ("what", "found", "goal", "more")
 MODELS = ("torchvision:squeezenet1_1", "torchvision:resnet18", "timm:mobilenetv3_small_100")
 REQUESTS = 60
-WITHIN = 0.05
+GOAL_DIFFERENCE = 0.05
 """Goal: maximum relative difference of the median latency between two ways."""
 
 PAUSE_S = 3.0
 """Seconds before an evaluation for processes of the previous one to end; these made others twice as slow."""
 
-OFTEN = 0.95
+GOAL_VERDICTS = 0.95
 """Goal: minimum share of right verdicts."""
 
 STEPS = [
@@ -71,31 +71,31 @@ def manifest(content: Mapping[str, Any]) -> Manifest:
     return reading.of_plain(dict(content)).manifest
 
 
-def quiet(what: str, done: int, of: int) -> None:
+def show_nothing(label: str, completed: int, total: int) -> None:
     """Show no progress."""
 
 
-def carried_out(agent: Agent, asked: Manifest, store: Path) -> results.Result:
+def run_manifest(agent: Agent, content: Manifest, store: Path) -> results.Result:
     """Run a manifest by an agent, and return the result."""
-    return results.read(agent.submit(asked, Path(), agents.Options(store, trusted=True), quiet))
+    return results.read(agent.submit(content, Path(), agents.Options(store, trusted=True), show_nothing))
 
 
 @contextmanager
 def ways() -> Iterator[dict[str, tuple[Agent, str]]]:
     """Yield the agent that runs manifests, and the driver that issues their requests, by name of the way."""
-    found: dict[str, tuple[Agent, str]] = {
-        "in this process": (transports.local_agents("local")[0], "xsp"),
-        "in its own process": (transports.local_agents("process")[0], "xsp"),
+    available: dict[str, tuple[Agent, str]] = {
+        "in this process": (transports.named("local")[0], "xsp"),
+        "in its own process": (transports.named("process")[0], "xsp"),
     }
-    if loadgen.install_hint() is None:
-        found["by LoadGen"] = (transports.local_agents("local")[0], "loadgen")
+    if loadgen.missing() is None:
+        available["by LoadGen"] = (transports.named("local")[0], "loadgen")
     else:
         turns.say("  LoadGen is not installed: left out")
     try:
         import ray
     except ImportError:
         turns.say("  Ray is not installed: left out")
-        yield found
+        yield available
         return
     ray.init(
         num_cpus=2, namespace=rayagents.NAMESPACE, include_dashboard=False, log_to_driver=False,
@@ -103,42 +103,42 @@ def ways() -> Iterator[dict[str, tuple[Agent, str]]]:
     )  # fmt: skip
     try:
         rayagents.start("bench", {}, Path(), trusted=True)
-        found["by Ray"] = (rayagents.connected_agents()[0][0], "xsp")
-        yield found
+        available["by Ray"] = (rayagents.connected_agents()[0][0], "xsp")
+        yield available
     finally:
         ray.shutdown()
 
 
-def by_ways(report: turns.Report, options: argparse.Namespace, store: Path) -> None:
+def compare_ways(report: turns.Report, options: argparse.Namespace, store: Path) -> None:
     """Add rows that compare latencies and outputs of each way with those in this process."""
     draw = random.Random(options.seed)
-    with ways() as found:
+    with ways() as agents_by_way:
         for source in MODELS[:1] if options.quick else MODELS:
-            medians: dict[str, list[float]] = {name: [] for name in found}
-            digests: dict[str, set[str]] = {name: set() for name in found}
-            for at in range(options.rounds + 1):
-                for name in draw.sample(list(found), k=len(found)):
+            medians: dict[str, list[float]] = {name: [] for name in agents_by_way}
+            digests: dict[str, set[str]] = {name: set() for name in agents_by_way}
+            for turn in range(options.rounds + 1):
+                for name in draw.sample(list(agents_by_way), k=len(agents_by_way)):
                     time.sleep(PAUSE_S)
-                    agent, driver = found[name]
+                    agent, driver = agents_by_way[name]
                     content = plain(source, 10 if options.quick else REQUESTS)
                     content["scenario"]["driver"] = driver
-                    made = carried_out(agent, manifest(content), store)
-                    digests[name].add(made.content["outputs"]["digest"])
-                    if at:  # the first round opens libraries and files
-                        medians[name].append(turns.median([*made.requests().service_ns.tolist()]) / 1e6)
-            first, *others = found
-            for name in others:
-                pairs = zip(medians[name], medians[first], strict=True)
-                ratio = turns.middle([one / other for one, other in pairs])
-                is_equal = digests[name] == digests[first] and len(digests[first]) == 1
-                within = abs(ratio.value - 1) <= WITHIN
+                    result = run_manifest(agent, manifest(content), store)
+                    digests[name].add(result.content["outputs"]["digest"])
+                    if turn:  # the first round opens libraries and files
+                        medians[name].append(turns.median([*result.requests().service_ns.tolist()]) / 1e6)
+            base_way, *other_ways = agents_by_way
+            for name in other_ways:
+                pairs = zip(medians[name], medians[base_way], strict=True)
+                ratio = turns.middle([a / b for a, b in pairs])
+                is_equal = digests[name] == digests[base_way] and len(digests[base_way]) == 1
+                is_met = abs(ratio.value - 1) <= GOAL_DIFFERENCE
                 report.add(
                     [
-                        f"{source.partition(':')[2]}, {name}", f"{ratio.shown(3)} of the median in this process",
-                        f"within {WITHIN:.0%}: {'met' if within else 'missed'}",
+                        f"{source.partition(':')[2]}, {name}", f"{ratio.text(3)} of the median in this process",
+                        f"within {GOAL_DIFFERENCE:.0%}: {'met' if is_met else 'missed'}",
                         "outputs equal bit for bit" if is_equal else "outputs differ",
                     ],
-                    medians_ms=medians[name], first_ms=medians[first], ratio=ratio, equal=is_equal,
+                    medians_ms=medians[name], first_ms=medians[base_way], ratio=ratio, equal=is_equal,
                 )  # fmt: skip
 
 
@@ -179,56 +179,60 @@ VERSION = "version of PyTorch"
 """A change without another installed version: the stored result is edited to name another one."""
 
 
-def reproducing(report: turns.Report, options: argparse.Namespace, store: Path) -> None:
+def compare_reproductions(report: turns.Report, options: argparse.Namespace, store: Path) -> None:
     """Add rows on how often `reproduce` gives the right verdict for unchanged and changed manifests."""
-    said: dict[str, list[Judgement]] = {}
+    judgements: dict[str, list[Judgement]] = {}
     for source in MODELS[:1] if options.quick else MODELS:
         content = plain(source, 10 if options.quick else 40)
-        before = _made(content, store)()
+        before = _runner(content, store)()
         for _ in range(options.rounds):
-            said.setdefault(UNCHANGED, []).append(standings.reproduce(before, _made(content, store), 5))
+            judgements.setdefault(UNCHANGED, []).append(standings.reproduced(before, _runner(content, store), 5))
         for name, change in CHANGES.items():
-            changed = copy.deepcopy(content)
-            change(changed)
-            said.setdefault(name, []).append(standings.reproduce(before, _made(changed, store), 2))
-        renamed = _with_another_version(before)
-        said.setdefault(VERSION, []).append(standings.reproduce(renamed, _made(content, store), 2))
-    _reproduced(report, said)
+            changed_content = copy.deepcopy(content)
+            change(changed_content)
+            judgements.setdefault(name, []).append(standings.reproduced(before, _runner(changed_content, store), 2))
+        edited = _with_another_version(before)
+        judgements.setdefault(VERSION, []).append(standings.reproduced(edited, _runner(content, store), 2))
+    _add_verdicts(report, judgements)
 
 
-def _made(content: Plain, store: Path) -> Callable[[], results.Result]:
+def _runner(content: Plain, store: Path) -> Callable[[], results.Result]:
     """Return a function that runs a manifest in a separate process and returns the result."""
-    own, asked = transports.local_agents("process")[0], manifest(content)
-    return lambda: carried_out(own, asked, store)
+    agent, checked = transports.named("process")[0], manifest(content)
+    return lambda: run_manifest(agent, checked, store)
 
 
-def _with_another_version(found: results.Result) -> results.Result:
-    path = found.path / "result.json"
+def _with_another_version(original: results.Result) -> results.Result:
+    path = original.path / "result.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     content["agent"]["packages"] |= {"torch": "2.0.0"}
     path.write_text(json.dumps(content), encoding="utf-8")
-    return results.read(found.path)
+    return results.read(original.path)
 
 
-def _reproduced(report: turns.Report, said: Mapping[str, Sequence[Judgement]]) -> None:
+def _add_verdicts(report: turns.Report, judgements: Mapping[str, Sequence[Judgement]]) -> None:
     shares = {}
-    for name, judged in said.items():
-        right = Verdict.SAME if name == UNCHANGED else Verdict.DIFFERENT
-        shares[name] = [each.verdict is right for each in judged]
-        others = sorted({each.verdict.value for each in judged if each.verdict is not right})
-        by_outputs = sum(each.by("outputs") is Verdict.DIFFERENT for each in judged)
+    for name, case_judgements in judgements.items():
+        expected = Verdict.SAME if name == UNCHANGED else Verdict.DIFFERENT
+        shares[name] = [judgement.verdict is expected for judgement in case_judgements]
+        other_verdicts = sorted(
+            {judgement.verdict.value for judgement in case_judgements if judgement.verdict is not expected}
+        )
+        by_outputs = sum(judgement.by("outputs") is Verdict.DIFFERENT for judgement in case_judgements)
         report.add(
             [
-                f"reproduce, {name}", f"{right.value} {sum(shares[name])} of {len(judged)} times", "",
-                "; ".join([f"outputs differ {by_outputs} times", *(f"also {each}" for each in others)]),
+                f"reproduce, {name}", f"{expected.value} {sum(shares[name])} of {len(case_judgements)} times", "",
+                "; ".join([f"outputs differ {by_outputs} times", *(f"also {verdict}" for verdict in other_verdicts)]),
             ],
-            verdicts=[each.verdict.value for each in judged], by_outputs=by_outputs,
+            verdicts=[judgement.verdict.value for judgement in case_judgements], by_outputs=by_outputs,
         )  # fmt: skip
-    changed = [each for name, those in shares.items() if name != UNCHANGED for each in those]
-    for name, those in ((UNCHANGED, shares[UNCHANGED]), ("changed", changed)):
-        share = sum(those) / len(those)
-        met = "met" if share >= OFTEN else "missed"
-        report.notes.append(f"{name}: correct in {share:.0%} of {len(those)} (goal {OFTEN:.0%}: {met})")
+    all_changed = [is_right for name, outcomes in shares.items() if name != UNCHANGED for is_right in outcomes]
+    for name, outcomes in ((UNCHANGED, shares[UNCHANGED]), ("changed", all_changed)):
+        share = sum(outcomes) / len(outcomes)
+        goal_text = "met" if share >= GOAL_VERDICTS else "missed"
+        report.notes.append(
+            f"{name}: correct in {share:.0%} of {len(outcomes)} (goal {GOAL_VERDICTS:.0%}: {goal_text})"
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -236,8 +240,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = turns.parse(turns.parser(__doc__, rounds=7), arguments)
     report = turns.Report("same_evaluation", "The same evaluation in other ways, repeated, and changed", COLUMNS)
     with tempfile.TemporaryDirectory() as folder:
-        by_ways(report, options, Path(folder))
-        reproducing(report, options, Path(folder))
+        compare_ways(report, options, Path(folder))
+        compare_reproductions(report, options, Path(folder))
     report.finish(options)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from parts import turns
 
 STEPS = 10
-SMALL = (3, 64, 64)
+SMALL_SHAPE = (3, 64, 64)
 MODELS = (
     "torchvision:resnet18",
     "torchvision:mobilenet_v3_small",
@@ -41,29 +41,29 @@ MODELS = (
 
 def digest(value: Any) -> str:
     """Return a digest of tensors and of their containers, which changes with any bit."""
-    found = hashlib.blake2b(digest_size=12)
-    _feed(found, value)
-    return found.hexdigest()
+    state = hashlib.blake2b(digest_size=12)
+    _feed(state, value)
+    return state.hexdigest()
 
 
-def _feed(found: Any, value: Any) -> None:
+def _feed(state: Any, value: Any) -> None:
     if hasattr(value, "detach"):
         import torch
 
         plain = value.detach().cpu().contiguous()
-        found.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
-        found.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
+        state.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
+        state.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
     elif isinstance(value, Mapping):
         for key in value:
-            found.update(str(key).encode())
-            _feed(found, value[key])
+            state.update(str(key).encode())
+            _feed(state, value[key])
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            _feed(found, each)
+        for element in value:
+            _feed(state, element)
     elif hasattr(value, "tobytes"):
-        found.update(value.tobytes())
+        state.update(value.tobytes())
     else:
-        found.update(repr(value).encode())
+        state.update(repr(value).encode())
 
 
 def random_states() -> str:
@@ -83,43 +83,43 @@ def run(name: str, train: bool, step_of: Callable[[], Any]) -> dict[str, str]:
 
     random.seed(1)
     numpy.random.seed(1)
-    built: list[Any] = []
-    with _caught(built):
-        small = SMALL if not name.startswith("transformers") and "vit" not in name else None
-        workload = models.load(name, models.Settings(batch=2, train=train, sequence=16, seed=1, shape=small))
-    found: dict[str, str] = {}
+    modules: list[Any] = []
+    with _captured_modules(modules):
+        shape = SMALL_SHAPE if not name.startswith("transformers") and "vit" not in name else None
+        workload = models.load(name, models.Settings(batch=2, train=train, sequence=16, seed=1, shape=shape))
+    digests: dict[str, str] = {}
     for number in range(STEPS):
         with contextlib.suppress(KeyError), step_of():
-            found[f"output {number}"] = digest(workload.step())
-            found[f"drawn {number}"] = digest([torch.rand(3), numpy.random.rand(3), random.random()])
+            digests[f"output {number}"] = digest(workload.step())
+            digests[f"drawn {number}"] = digest([torch.rand(3), numpy.random.rand(3), random.random()])
             if number == STEPS // 2:
                 raise KeyError("the program's own")
-        found[f"random states {number}"] = random_states()
-    (model,) = built
-    found["gradients"] = digest([parameter.grad for parameter in model.parameters()])
-    found["parameters and buffers"] = digest(model.state_dict())
-    return found
+        digests[f"random states {number}"] = random_states()
+    (model,) = modules
+    digests["gradients"] = digest([parameter.grad for parameter in model.parameters()])
+    digests["parameters and buffers"] = digest(model.state_dict())
+    return digests
 
 
 @contextlib.contextmanager
-def _caught(built: list[Any]) -> Iterator[None]:
-    """Append the module that `xsp.models` builds in the block to `built`."""
+def _captured_modules(modules: list[Any]) -> Iterator[None]:
+    """Append the module that `xsp.models` builds in the block to `modules`."""
     from xsp import models
 
-    whole = models.step_of
+    original = models.step_of
 
-    def step(made: Any, settings: Any) -> Any:
-        built.append(made.model)
-        return whole(made, settings)
+    def step(built_model: Any, settings: Any) -> Any:
+        modules.append(built_model.model)
+        return original(built_model, settings)
 
     models.step_of = step
     try:
         yield
     finally:
-        models.step_of = whole
+        models.step_of = original
 
 
-def different(left: Mapping[str, str], right: Mapping[str, str]) -> list[str]:
+def differing_keys(left: Mapping[str, str], right: Mapping[str, str]) -> list[str]:
     """Return the names of the digests that differ."""
     return [key for key in {**left, **right} if left.get(key) != right.get(key)]
 
@@ -140,7 +140,7 @@ def differences(name: str, train: bool, out: Path) -> list[str]:
         raise RuntimeError(f"{name}: nothing was recorded")
     if run(name, train, contextlib.nullcontext) != after:
         raise RuntimeError(f"{name}: two bare runs differ from each other, so profiling cannot be judged")
-    return different(bare, profiled) + [f"after the block: {each}" for each in different(bare, after)]
+    return differing_keys(bare, profiled) + [f"after the block: {key}" for key in differing_keys(bare, after)]
 
 
 SCRIPT = """
@@ -151,33 +151,35 @@ print(json.dumps(same_results.run({name!r}, True, contextlib.nullcontext)))
 """
 
 
-def script_output(name: str, folder: Path, how: str) -> str:
+def script_output(name: str, folder: Path, mode: str) -> str:
     """Return the output of a training script, `bare` or under `xsp run`: the digests of everything that it computes."""
     script = folder / "script.py"
     script.write_text(SCRIPT.format(here=str(Path(__file__).parent), name=name))
-    under = ["-m", "xsp.cli", "run", "-q", "--overwrite", "--out", str(folder / "under")] if how == "run" else []
-    command = [sys.executable, *under, str(script)]
+    launcher = ["-m", "xsp.cli", "run", "-q", "--overwrite", "--out", str(folder / "under")] if mode == "run" else []
+    command = [sys.executable, *launcher, str(script)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare, print, save; return 1 if something differs or could not be compared."""
-    made = turns.parser(__doc__)
-    made.add_argument("--models", nargs="+", metavar="MODEL", help="as `xsp profile` names them (default: eleven)")
-    options = turns.parse(made, arguments)
+    parser = turns.parser(__doc__)
+    parser.add_argument("--models", nargs="+", metavar="MODEL", help="as `xsp profile` names them (default: eleven)")
+    options = turns.parse(parser, arguments)
     report = turns.Report("same_results", "What differs from a bare run", ("model", "inference", "training", "xsp run"))
     names = options.models or (MODELS[:1] if options.quick else MODELS)
     with report.until_interrupted():
         for name in names:
             with report.trying(name):
-                with tempfile.TemporaryDirectory(prefix="xsp-") as place:
-                    found = [differences(name, train, Path(place) / "run") for train in (False, True)]
-                    same = script_output(name, Path(place), "bare") == script_output(name, Path(place), "run")
-                shown = [", ".join(each) or "nothing" for each in (*found, [] if same else ["what it prints"])]
-                turns.say(f"  {name.partition('?')[0]}: {'; '.join(shown)}")
-                report.add([name.partition("?")[0], *shown])
+                with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
+                    different_names = [differences(name, train, Path(folder) / "run") for train in (False, True)]
+                    is_same = script_output(name, Path(folder), "bare") == script_output(name, Path(folder), "run")
+                cells = [
+                    ", ".join(keys) or "nothing" for keys in (*different_names, [] if is_same else ["what it prints"])
+                ]
+                turns.say(f"  {name.partition('?')[0]}: {'; '.join(cells)}")
+                report.add([name.partition("?")[0], *cells])
     report.finish(options)
-    return int(len(report.rows) < len(names) or any(each != "nothing" for row in report.rows for each in row[1:]))
+    return int(len(report.rows) < len(names) or any(cell != "nothing" for row in report.rows for cell in row[1:]))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ GOAL = 1.01
 READINGS = 10
 """Minimum number of readings in a measured stretch."""
 
-OPENING_S = 0.5
+SETTLE_S = 0.5
 """Seconds to wait until the sources are open, a cost that a program pays only once, at its start."""
 
 QUICK = ("torchvision:squeezenet1_1",)
@@ -42,23 +42,23 @@ COLUMNS = (
 
 
 @contextlib.contextmanager
-def storing(folder: Path, sampling: bool, said: list[dict[str, Any]]) -> Iterator[None]:
-    """Run a storing process in the block; append its report on its samples to `said`."""
+def storing_process(folder: Path, sampling: bool, reports: list[dict[str, Any]]) -> Iterator[None]:
+    """Run a storing process in the block; append its report on its samples to `reports`."""
     run = rundir.create(folder / "run", overwrite=True)
     writer = Writer(run)
     rundir.write_run(run, {})
     try:
         if sampling and not writer.sample(0, device.identities()):
             raise SystemExit(f"nothing is sampled: {writer.failed}")
-        time.sleep(OPENING_S)
-        own = Host(writer.process)
-        own.open()
-        list(own.read(include_slow=False))
+        time.sleep(SETTLE_S)
+        host = Host(writer.process)
+        host.open()
+        list(host.read(include_slow=False))
         yield
-        used = {each.name: each.value for each in own.read(include_slow=False)}
+        usage = {reading.name: reading.value for reading in host.read(include_slow=False)}
         writer.finish({})
         if sampling:
-            said.append({**rundir.read_run(run)["samples"], "cores": used["process.cpu.use"]})
+            reports.append({**rundir.read_run(run)["samples"], "cores": usage["process.cpu.use"]})
     finally:
         writer.close()
 
@@ -77,34 +77,34 @@ def on_device(workload: models.Workload, name: str) -> models.Workload:
 
 
 def rounds_of(
-    workload: models.Workload, taker: turns.Turns, rounds: int
+    workload: models.Workload, method: turns.Turns, rounds: int
 ) -> tuple[list[turns.Round], int, list[dict[str, Any]]]:
     """Return the measured rounds, the steps in a stretch, and the storing processes' reports on their samples."""
     steps = max(1, math.ceil(READINGS * Host.interval_ns / 1e9 / turns.time_of(workload.step)))
-    said: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
 
     def stretch() -> None:
         for _ in range(steps):
             workload.step()
 
-    with tempfile.TemporaryDirectory(prefix="xsp-") as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory(prefix="xsp-") as folder_name:
+        folder = Path(folder_name)
         groups = [
-            Group([Condition("without", stretch)], lambda: storing(folder, False, said)),
-            Group([Condition("with", stretch)], lambda: storing(folder, True, said)),
+            Group([Condition("without", stretch)], lambda: storing_process(folder, False, reports)),
+            Group([Condition("with", stretch)], lambda: storing_process(folder, True, reports)),
         ]
-        return taker.take(groups, rounds, workload.step), steps, said
+        return method.take(groups, rounds, workload.step), steps, reports
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
-    made = workloads.add_options(turns.parser(__doc__, rounds=8))
-    made.add_argument("--device", help="cpu, cuda, … (default: cuda if there is one)")
-    options = turns.parse(made, arguments)
+    parser = workloads.add_options(turns.parser(__doc__, rounds=8))
+    parser.add_argument("--device", help="cpu, cuda, … (default: cuda if there is one)")
+    options = turns.parse(parser, arguments)
     options.device = options.device or measure.default_device()
-    names = options.models or (QUICK if options.quick else workloads.TEN[:4])
+    names = options.models or (QUICK if options.quick else workloads.TEN_MODELS[:4])
     report = turns.Report("sampling_cost", "Overhead of sampling every 50 ms, % [95 %]", COLUMNS)
-    verdicts, taker = [], turns.turns_of(options)
+    verdicts, method = [], turns.turns_of(options)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import torch
 
@@ -115,18 +115,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
             turns.say(f"  {text}")
             workload = on_device(models.load(spec, replace(settings, device=options.device)), options.device)
             workload.step()
-            rounds, steps, said = rounds_of(workload, taker, options.rounds)
+            rounds, steps, reports = rounds_of(workload, method, options.rounds)
             added = turns.ratio(rounds, "with", "without")
-            readings = [each["reading_ms"] for each in said if each["reading_ms"] is not None]
+            readings = [
+                sample_report["reading_ms"] for sample_report in reports if sample_report["reading_ms"] is not None
+            ]
             reading = turns.median(readings) if readings else None
-            cores = turns.median([each["cores"] for each in said])
+            cores = turns.median([sample_report["cores"] for sample_report in reports])
             verdicts.append(turns.verdict(added, GOAL))
-            stretch = turns.median([one["without"] for one in rounds]) / 1e6
+            stretch = turns.median([round_times["without"] for round_times in rounds]) / 1e6
             row = [workloads.name_of(spec, settings), str(steps), str(len(rounds)), f"{stretch:.0f}"]
-            took = "–" if reading is None else f"{reading:.2f}"
-            row += [added.shown(2, 100, -1), took, f"{100 * cores:.2f}", verdicts[-1]]
-            report.add(row, added=added, reading_ms=reading, cores=cores, rounds=rounds, sources=said[-1]["sources"])
-    report.notes += [workloads.summary_line(verdicts, "sampling adds at most 1 %"), taker.note()]
+            reading_text = "–" if reading is None else f"{reading:.2f}"
+            row += [added.text(2, 100, -1), reading_text, f"{100 * cores:.2f}", verdicts[-1]]
+            report.add(row, added=added, reading_ms=reading, cores=cores, rounds=rounds, sources=reports[-1]["sources"])
+    report.notes += [workloads.summary_line(verdicts, "sampling adds at most 1 %"), method.note()]
     report.finish(options)
 
 

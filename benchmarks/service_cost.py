@@ -28,10 +28,10 @@ from parts import turns
 from xsp import summary
 
 SAMPLE = 0.01
-CHOSEN, OTHERS = 0, (1 << 64) - 1
+SAMPLED_ID, UNSAMPLED_ID = 0, (1 << 64) - 1
 """Lower halves of trace ids: one that is sampled at any sampling share, and one that is sampled at none."""
 
-EVERY = 100
+SAMPLED_EVERY = 100
 """In cases with requests beside sampled ones, one in this many requests is sampled."""
 
 GOAL, TAIL_GOAL = 1.01, 1.2
@@ -47,18 +47,18 @@ class Case(NamedTuple):
     way: str
     """Setting of the service: `bare`, `processors`, `otlp`."""
 
-    chosen_every: int
+    sampled_every: int
     """One in this many requests is sampled; 0 for none."""
 
-    measures_chosen: bool
+    measures_sampled: bool
 
 
 BARE = Case("not instrumented", "bare", 0, False)
 CASES = (
     BARE,
     Case("instrumented, request not sampled", "processors", 0, False),
-    Case(f"… while 1 in {EVERY} others is", "processors", EVERY, False),
-    Case("… and the others' spans are sent by xsp", "otlp", EVERY, False),
+    Case(f"… while 1 in {SAMPLED_EVERY} others is", "processors", SAMPLED_EVERY, False),
+    Case("… and the others' spans are sent by xsp", "otlp", SAMPLED_EVERY, False),
     Case("request sampled, spans through the service", "processors", 1, True),
     Case("request sampled, spans sent by xsp", "otlp", 1, True),
 )
@@ -164,7 +164,7 @@ class Client:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
         self._draw = random.Random(seed)
 
-    def ask(self, method: str, path: str, low: int = OTHERS) -> tuple[int, bytes]:
+    def ask(self, method: str, path: str, low: int = UNSAMPLED_ID) -> tuple[int, bytes]:
         """Send a request whose trace id ends in `low`; return the nanoseconds until the answer, and the answer."""
         trace_id = f"{self._draw.getrandbits(63) + 1:016x}{low:016x}"
         headers = {"traceparent": f"00-{trace_id}-{1:016x}-01"}
@@ -172,16 +172,16 @@ class Client:
         self._connection.request(method, path, headers=headers)
         answer = self._connection.getresponse()
         content = answer.read()
-        taken = perf_counter_ns() - begin
+        elapsed_ns = perf_counter_ns() - begin
         if answer.status != 200:
             raise SystemExit(f"{method} {path}: {answer.status} {content[:200]!r}")
-        return taken, content
+        return elapsed_ns, content
 
     def set(self, case: Case) -> None:
         """Set the service for a case, and warm it up."""
         self.ask("POST", f"/be/{case.way}")
-        if case.chosen_every:  # the first sampled request starts threads and a process
-            self.ask("GET", "/predict", CHOSEN)
+        if case.sampled_every:  # the first sampled request starts threads and a process
+            self.ask("GET", "/predict", SAMPLED_ID)
             self.ask("GET", "/flush")
         time.sleep(SETTLE_S)
         for _ in range(10):
@@ -190,20 +190,20 @@ class Client:
     def take(self, case: Case, requests: int) -> list[int]:
         """Send the requests of a case; return the nanoseconds of the sampled ones, or else of the others."""
         self.set(case)
-        if case.measures_chosen:
-            return [self._take_chosen() for _ in range(max(requests // 10, 5))]
-        taken = []
+        if case.measures_sampled:
+            return [self._take_sampled() for _ in range(max(requests // 10, 5))]
+        times = []
         for number in range(requests):
-            chosen = case.chosen_every > 0 and number % case.chosen_every == case.chosen_every // 2
-            nanoseconds, _ = self.ask("GET", "/predict", CHOSEN if chosen else OTHERS)
-            if not chosen:
-                taken.append(nanoseconds)
-        return taken
+            is_sampled = case.sampled_every > 0 and number % case.sampled_every == case.sampled_every // 2
+            elapsed_ns, _ = self.ask("GET", "/predict", SAMPLED_ID if is_sampled else UNSAMPLED_ID)
+            if not is_sampled:
+                times.append(elapsed_ns)
+        return times
 
-    def _take_chosen(self) -> int:
+    def _take_sampled(self) -> int:
         """Wait until all spans are delivered, then send a sampled request; return its nanoseconds."""
         self.ask("GET", "/flush")
-        return self.ask("GET", "/predict", CHOSEN)[0]
+        return self.ask("GET", "/predict", SAMPLED_ID)[0]
 
     def call(self, case: Case, times: int) -> int:
         """Return the nanoseconds of the model's call alone, in a request that is not sampled."""
@@ -212,21 +212,21 @@ class Client:
 
 
 @contextlib.contextmanager
-def running(model: str, options: argparse.Namespace) -> Iterator[Client]:
+def running_service(model: str, options: argparse.Namespace) -> Iterator[Client]:
     """Start the service and the receiver of its spans, and yield a client."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
-        port, sink = (each.getsockname()[1] for each in sockets)
+        port, sink = (listener.getsockname()[1] for listener in sockets)
         stack.close()
         script = str(Path(__file__).resolve())
         for command in (["--receive", str(sink)], ["--serve", str(port), str(sink), model, str(options.threads)]):
             process = subprocess.Popen([sys.executable, script, *command])
             stack.callback(process.wait)
             stack.callback(process.kill)
-        yield _connected(port, options.seed)
+        yield _connect(port, options.seed)
 
 
-def _connected(port: int, seed: int) -> Client:
+def _connect(port: int, seed: int) -> Client:
     end = time.monotonic() + 120
     while True:
         client = Client(port, seed)
@@ -243,78 +243,86 @@ def _connected(port: int, seed: int) -> Client:
 # --- figures ----------------------------------------------------------------------------------------------
 
 Round = dict[str, list[int]]
-ALONE = "the model's call alone"
+MODEL_CALL = "the model's call alone"
 
 
-def measured(name: str, options: argparse.Namespace, rounds: int) -> Iterator[Round]:
+def measure_rounds(name: str, options: argparse.Namespace, rounds: int) -> Iterator[Round]:
     """Yield the nanoseconds of each case's requests, round by round, after one round that does not count.
 
-    The key `ALONE` has those of the model's call in the bare service, and in a request that is not sampled.
+    The key `MODEL_CALL` has those of the model's call in the bare service, and in a request that is not sampled.
     """
     model, requests = MODELS[name]
     requests = min(requests, 12) if options.quick else requests
     draw = random.Random(options.seed + rounds)
-    until = time.monotonic() + (options.seconds or math.inf) / len(MODELS)
-    with running(model, options) as client:
+    deadline = time.monotonic() + (options.seconds or math.inf) / len(MODELS)
+    with running_service(model, options) as client:
         for number in range(rounds + 1):
             turns.say(f"{name}: round {number} of {rounds}")
-            taken = {case.name: client.take(case, requests) for case in draw.sample(CASES, k=len(CASES))}
-            alone = [client.call(case, requests) for case in CASES[:2]]
+            times = {case.name: client.take(case, requests) for case in draw.sample(CASES, k=len(CASES))}
+            call_times = [client.call(case, requests) for case in CASES[:2]]
             if number:
-                yield {**taken, ALONE: alone}
-            if number and time.monotonic() > until:
+                yield {**times, MODEL_CALL: call_times}
+            if number and time.monotonic() > deadline:
                 return
 
 
-def at(share: float, rounds: Sequence[Round], name: str) -> float:
+def percentile(share: float, rounds: Sequence[Round], name: str) -> float:
     """Return a percentile of a case's requests, over all rounds together."""
-    return summary.percentile([taken for each in rounds for taken in each[name]], share)
+    return summary.percentile([elapsed_ns for round_times in rounds for elapsed_ns in round_times[name]], share)
 
 
 def against_bare(share: float, rounds: Sequence[Round], name: str) -> turns.Figure:
     """Return the ratio of a percentile of a case to that of the bare service."""
-    return turns.bootstrap(rounds, lambda some: at(share, some, name) / at(share, some, BARE.name))
+    return turns.bootstrap(
+        rounds, lambda sample: percentile(share, sample, name) / percentile(share, sample, BARE.name)
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
-    made = turns.parser(__doc__, rounds=12)
-    made.add_argument("--threads", type=int, default=1, help="threads of torch in the service (default: 1)")
-    made.add_argument("--out", type=Path, help="file to which each round is added; rounds in it are not repeated")
-    made.add_argument("--seconds", type=float, help="time limit, which limits the number of rounds")
-    options = turns.parse(made, arguments)
-    kept = json.loads(options.out.read_text("utf-8")) if options.out and options.out.exists() else {}
+    parser = turns.parser(__doc__, rounds=12)
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch in the service (default: 1)")
+    parser.add_argument("--out", type=Path, help="file to which each round is added; rounds in it are not repeated")
+    parser.add_argument("--seconds", type=float, help="time limit, which limits the number of rounds")
+    options = turns.parse(parser, arguments)
+    stored = json.loads(options.out.read_text("utf-8")) if options.out and options.out.exists() else {}
     columns = ("requests", "median, ms", "99th, ms", "median to bare", "99th to bare", "≤ 1 %, ≤ 1.2 ×")
     report = turns.Report("service_cost", "Cost of instrumentation for the requests of a service", columns)
     for name in MODELS:
-        rounds = kept.setdefault(name, [])
+        rounds = stored.setdefault(name, [])
         if len(rounds) < options.rounds:
-            for taken in measured(name, options, options.rounds - len(rounds)):
-                rounds.append(taken)
+            for round_times in measure_rounds(name, options, options.rounds - len(rounds)):
+                rounds.append(round_times)
                 if options.out:
-                    options.out.write_text(json.dumps(kept) + "\n", encoding="utf-8")
+                    options.out.write_text(json.dumps(stored) + "\n", encoding="utf-8")
         if len(rounds) < 2:
             report.notes.append(f"{name}: not measured, the time limit was reached.")
             continue
         for case in CASES:
             middle, tail = (against_bare(share, rounds, case.name) for share in (0.5, 0.99))
-            milliseconds = [f"{at(share, rounds, case.name) / 1e6:.3f}" for share in (0.5, 0.99)]
-            goal = "–" if case.measures_chosen else f"{turns.verdict(middle, GOAL)}, {turns.verdict(tail, TAIL_GOAL)}"
-            shown = ["1", "1", "–"] if case is BARE else [middle.shown(4), tail.shown(4), goal]
+            milliseconds = [f"{percentile(share, rounds, case.name) / 1e6:.3f}" for share in (0.5, 0.99)]
+            goal = "–" if case.measures_sampled else f"{turns.verdict(middle, GOAL)}, {turns.verdict(tail, TAIL_GOAL)}"
+            cells = ["1", "1", "–"] if case is BARE else [middle.text(4), tail.text(4), goal]
             report.add(
-                [f"{name}: {case.name}", *milliseconds, *shown],
+                [f"{name}: {case.name}", *milliseconds, *cells],
                 median=middle,
                 p99=tail,
-                requests=sum(len(each[case.name]) for each in rounds),
-                medians=[statistics.median(each[case.name]) for each in rounds],
+                requests=sum(len(one_round[case.name]) for one_round in rounds),
+                medians=[statistics.median(one_round[case.name]) for one_round in rounds],
             )
-        alone = turns.middle([instrumented - bare for bare, instrumented in (each[ALONE] for each in rounds)])
-        shares = [100 / at(share, rounds, BARE.name) for share in (0.5, 0.99)]
-        report.notes.append(
-            f"{name}: the model's call alone takes {alone.shown(1, 1e-3)} µs longer in a request that is not sampled: "
-            f"{alone.shown(2, shares[0])} % of the bare request's median, {alone.shown(2, shares[1])} % of its 99th."
+        call_cost = turns.middle(
+            [instrumented - bare for bare, instrumented in (one_round[MODEL_CALL] for one_round in rounds)]
         )
-        report.data[f"{name}: {ALONE}"] = {"nanoseconds": alone, "rounds": [each[ALONE] for each in rounds]}
+        shares = [100 / percentile(share, rounds, BARE.name) for share in (0.5, 0.99)]
+        report.notes.append(
+            f"{name}: the model's call alone takes {call_cost.text(1, 1e-3)} µs longer in a request that is not "
+            f"sampled: {call_cost.text(2, shares[0])} % of the bare request's median, "
+            f"{call_cost.text(2, shares[1])} % of its 99th."
+        )
+        report.data[f"{name}: {MODEL_CALL}"] = {
+            "nanoseconds": call_cost,
+            "rounds": [one_round[MODEL_CALL] for one_round in rounds],
+        }
     report.notes.append(
         "Times are the client's, on loopback; percentiles are over the requests of all rounds, intervals from "
         f"resampling rounds. The service always exports its requests' spans. sample={SAMPLE}; a verdict for the median "

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import random
 import statistics
@@ -33,7 +32,7 @@ QUICK_CLIENTS, QUICK_ACTIVE = (1, 2), (1.0,)
 REQUESTS, QUICK_REQUESTS = 20, 6
 """Number of requests of each client in a round, by each way."""
 
-PART_OF_BYTES, LARGEST = 0.5, 1.05
+CAPACITY_SHARE, CAPACITY_FACTOR = 0.5, 1.05
 """Capacity of the store: a share of the active bytes, but at least a multiple of the largest model, so that it fits."""
 
 PERCENTILE = 99
@@ -47,64 +46,64 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("models active", "clients", "requests", f"p{PERCENTILE} load_file ÷ attach", "median load_file ÷ attach",
          "hits %", "evictions", "no room %"),
     )  # fmt: skip
-    wanted = steps.chosen(options)
-    kept = _kept(options.out)
-    until = steps.until(options)
+    selection = steps.selected_models(options)
+    stored = turns.stored_rows(options.out)
+    deadline = steps.deadline(options)
     counts, shares = (QUICK_CLIENTS, QUICK_ACTIVE) if options.quick else (CLIENTS, ACTIVE)
     cells = [(share, count) for share in shares for count in counts]
     with tempfile.TemporaryDirectory(prefix="xsp-") as folder, contextlib.ExitStack() as stack:
-        place, started = Path(folder), list[processes.WorkerProcess]()
+        folder_path, workers = Path(folder), list[processes.WorkerProcess]()
         sizes: list[int] = []
-        names = {cell: f"{len(wanted)} {cell[0]:g} {cell[1]} {options.rounds} {options.seed}" for cell in cells}
-        failed = False
+        names = {cell: f"{len(selection)} {cell[0]:g} {cell[1]} {options.rounds} {options.seed}" for cell in cells}
+        has_failed = False
         with report.until_interrupted():
             for cell, name in names.items():
-                if name in kept or failed or time.monotonic() > until:
+                if name in stored or has_failed or time.monotonic() > deadline:
                     continue
-                what = f"{cell[0]:.0%} of {len(wanted)} models, {cell[1]} clients"
-                failed = True
-                with report.trying(what):
-                    sizes = sizes or _prepared(wanted, place, options.seed)
-                    while len(started) < cell[1]:
-                        started.append(share_worker.started())
-                        stack.callback(started[-1].end)
-                    turns.say(what)
-                    kept[name] = _measured(wanted, sizes, cell, started[: cell[1]], place, options)
-                    _keep(options.out, name, kept[name])
-                    failed = False  # else a client may have ended, whom all further cells need
+                label = f"{cell[0]:.0%} of {len(selection)} models, {cell[1]} clients"
+                has_failed = True
+                with report.trying(label):
+                    sizes = sizes or _write_weights(selection, folder_path, options.seed)
+                    while len(workers) < cell[1]:
+                        workers.append(share_worker.start_worker())
+                        stack.callback(workers[-1].end)
+                    turns.say(label)
+                    stored[name] = _measure_cell(selection, sizes, cell, workers[: cell[1]], folder_path, options)
+                    turns.store_row(options.out, name, stored[name])
+                    has_failed = False  # else a client may have ended, whom all further cells need
     for cell, name in names.items():
-        if name in kept:
-            _add(report, cell, len(wanted), kept[name])
+        if name in stored:
+            _add(report, cell, len(selection), stored[name])
     _conclude(report)
     report.finish(options)
 
 
-def _prepared(wanted: Sequence[str], place: Path, seed: int) -> list[int]:
+def _write_weights(selection: Sequence[str], folder: Path, seed: int) -> list[int]:
     """Write the weights of all models; return their bytes."""
-    turns.say(f"writing the weights of {len(wanted)} models")
+    turns.say(f"writing the weights of {len(selection)} models")
     with contextlib.ExitStack() as stack:
-        worker = share_worker.started()
+        worker = share_worker.start_worker()
         stack.callback(worker.end)
         sizes = []
-        for number, text in enumerate(wanted):
+        for number, text in enumerate(selection):
             spec = steps.spec_of(text)
-            worker.ask({"do": "prepare", "number": number, "folder": str(place), "spec": spec, "seed": seed})
-            sizes.append(share_worker.answer_of(worker)["nbytes"])
+            worker.ask({"do": "prepare", "number": number, "folder": str(folder), "spec": spec, "seed": seed})
+            sizes.append(share_worker.read_answer(worker)["nbytes"])
     return sizes
 
 
-def drawn(models: Sequence[int], count: int, draw: random.Random) -> list[int]:
+def draw_requests(models: Sequence[int], count: int, draw: random.Random) -> list[int]:
     """Return `count` requests for models, the first one most often: a Pareto variate of scale 1 and shape 1."""
-    found: list[int] = []
-    while len(found) < count:
-        place = int(draw.paretovariate(1.0)) - 1
-        if place < len(models):
-            found.append(models[place])
-    return found
+    requests: list[int] = []
+    while len(requests) < count:
+        index = int(draw.paretovariate(1.0)) - 1
+        if index < len(models):
+            requests.append(models[index])
+    return requests
 
 
-def _measured(
-    wanted: Sequence[str],
+def _measure_cell(
+    selection: Sequence[str],
     sizes: Sequence[int],
     cell: tuple[float, int],
     workers: Sequence[processes.WorkerProcess],
@@ -113,55 +112,61 @@ def _measured(
 ) -> dict[str, Any]:
     """Return the nanoseconds of requests by way and model, and the hits, misses and evictions of the store."""
     share, count = cell
-    order = random.Random(options.seed).sample(range(len(wanted)), len(wanted))
-    active = order[: max(1, round(share * len(wanted)))]
+    order = random.Random(options.seed).sample(range(len(selection)), len(selection))
+    active = order[: max(1, round(share * len(selection)))]
     capacity = int(
-        max(PART_OF_BYTES * sum(sizes[each] for each in active), LARGEST * max(sizes[each] for each in active))
+        max(
+            CAPACITY_SHARE * sum(sizes[model] for model in active),
+            CAPACITY_FACTOR * max(sizes[model] for model in active),
+        )
     )
     requests = QUICK_REQUESTS if options.quick else REQUESTS
     draw = random.Random(f"{options.seed} {share:g} {count}")
     for worker in workers:
         for number in active:
-            worker.ask({"do": "open", "number": number, "folder": str(place), "spec": steps.spec_of(wanted[number])})
-            share_worker.answer_of(worker)
-    took: dict[str, dict[int, list[int]]] = {MMAP: {}, ATTACH: {}}
+            worker.ask({"do": "open", "number": number, "folder": str(place), "spec": steps.spec_of(selection[number])})
+            share_worker.read_answer(worker)
+    times_by_way: dict[str, dict[int, list[int]]] = {MMAP: {}, ATTACH: {}}
     hits: list[bool | None] = []
     with measuring.running_store(place / "s", capacity):
         for turn in range(options.rounds + 1):
-            asked = [drawn(active, requests, draw) for _ in workers]
+            requests_by_client = [draw_requests(active, requests, draw) for _ in workers]
             for way in draw.sample((MMAP, ATTACH), 2):
-                for answer, number in _round(workers, asked, way, place):
+                for answer, number in _round(workers, requests_by_client, way, place):
                     if turn:  # the first one fills the store and the page cache
-                        took[way].setdefault(number, []).append(answer["ns"])
+                        times_by_way[way].setdefault(number, []).append(answer["ns"])
                         if way == ATTACH:
                             hits.append(answer["hit"])
-        told = client.status(place / "s")
+        status = client.status(place / "s")
     return {
-        "models": {way: {wanted[number]: each for number, each in found.items()} for way, found in took.items()},
+        "models": {
+            way: {selection[number]: times for number, times in times_by_model.items()}
+            for way, times_by_model in times_by_way.items()
+        },
         "hits": hits.count(True),
         "misses": hits.count(False),
         "no_room": hits.count(None),
-        "evictions": told["evictions"],
+        "evictions": status["evictions"],
         "capacity": capacity,
         "active": len(active),
     }
 
 
 def _round(
-    workers: Sequence[processes.WorkerProcess], asked: Sequence[Sequence[int]], way: str, place: Path
+    workers: Sequence[processes.WorkerProcess], requests: Sequence[Sequence[int]], way: str, place: Path
 ) -> list[tuple[dict[str, Any], int]]:
     """Have all clients concurrently answer their requests, one after the other; return answers with their models."""
-    for worker, numbers in zip(workers, asked, strict=True):
+    for worker, numbers in zip(workers, requests, strict=True):
         for number in numbers:
             worker.ask({"do": "request", "number": number, "folder": str(place), "way": way})
     return [
-        (share_worker.answer_of(worker), number)
-        for worker, numbers in zip(workers, asked, strict=True)
+        (share_worker.read_answer(worker), number)
+        for worker, numbers in zip(workers, requests, strict=True)
         for number in numbers
     ]
 
 
-def _rank(values: Sequence[float], percent: float) -> float:
+def _nearest_rank(values: Sequence[float], percent: float) -> float:
     return sorted(values)[max(0, math.ceil(percent / 100 * len(values)) - 1)]
 
 
@@ -169,7 +174,7 @@ def _gain(row: dict[str, Any], percent: float) -> float | None:
     """Return the geometric mean over models of the time of `load_file` over that of `attach`, at a percentile."""
     ways = row["models"]
     gains = [
-        _rank(ways[MMAP][text], percent) / _rank(ways[ATTACH][text], percent)
+        _nearest_rank(ways[MMAP][text], percent) / _nearest_rank(ways[ATTACH][text], percent)
         for text in ways[MMAP]
         if text in ways[ATTACH]
     ]
@@ -197,32 +202,16 @@ def _conclude(report: turns.Report) -> None:
     if not rows:
         return
     best, worst = max(rows, key=lambda row: row["gain"]), min(rows, key=lambda row: row["gain"])
-    for what, row in (("Best", best), ("Worst", worst)):
+    for label, row in (("Best", best), ("Worst", worst)):
         report.notes.append(
-            f"{what}: {row['gain']:.2f} times as fast at the {PERCENTILE}th percentile, geometric mean over models, "
+            f"{label}: {row['gain']:.2f} times as fast at the {PERCENTILE}th percentile, geometric mean over models, "
             f"with {row['active']} models active and {row['clients']} clients."
         )
-    fewest = min(len(each) for row in rows for each in row["models"][ATTACH].values())
+    fewest = min(len(times) for row in rows for times in row["models"][ATTACH].values())
     report.notes.append(
         f"The {PERCENTILE}th percentile of fewer than 100 requests is the longest one; the fewest for a model are "
         f"{fewest}."
     )
-
-
-def _kept(out: Path | None) -> dict[str, Any]:
-    """Return the results of earlier calls, by cell."""
-    kept: dict[str, Any] = {}
-    if out is not None and out.is_file():
-        for line in out.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError, TypeError):  # a line was cut off when a run was interrupted
-                kept.update(json.loads(line))
-    return kept
-
-
-def _keep(out: Path | None, name: str, row: dict[str, Any]) -> None:
-    if out is not None:
-        with out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({name: row}) + "\n")
 
 
 if __name__ == "__main__":

@@ -44,13 +44,13 @@ GOALS = (0.05, 0.02)
 LEAST_MS = 0.03
 """Minimum step for the goal to apply; on a fast machine the steps of the smallest program are shorter."""
 
-LEAST, LEAST_OF_LONG, LONG_S = 90, 60, 0.06
+LEAST_STEPS, LEAST_LONG_STEPS, LONG_S = 90, 60, 0.06
 """Minimum number of steps in a stretch or a block; the same for long steps; minimum seconds of a long step."""
 
-ROUNDS, ROUNDS_OF_LONG = 6, 1
+ROUNDS, LONG_ROUNDS = 6, 1
 """Default rounds of a call, which takes about ten minutes; fewer for long steps. `--out` adds them to earlier ones."""
 
-SPACE = 1.5
+TIME_MARGIN = 1.5
 """Safety factor on the expected time of a round, for `--seconds`."""
 
 LONGEST_MS = 400
@@ -83,7 +83,7 @@ Pair = tuple[float, float]
 
 
 @dataclass
-class Held:
+class Measurements:
     """Figures with their intervals, and the neighbouring bare steps: trimmed means over single steps or groups."""
 
     figures: list[Figure] = field(default_factory=list)
@@ -92,29 +92,31 @@ class Held:
     def ratios(self) -> Figure:
         """Return the ratio of the figures to the neighbouring bare steps."""
         pairs = zip(self.figures, self.bare, strict=True)
-        return turns.middle([each.value / statistics.fmean(bare) for each, bare in pairs])
+        return turns.middle([figure.value / statistics.fmean(bare) for figure, bare in pairs])
 
-    def covered(self) -> int:
+    def covered_count(self) -> int:
         """Return how many intervals overlap the range of the two neighbouring bare steps."""
         pairs = zip(self.figures, self.bare, strict=True)
-        return sum(each.lo <= max(bare) and min(bare) <= each.hi for each, bare in pairs)
+        return sum(figure.lo <= max(bare) and min(bare) <= figure.hi for figure, bare in pairs)
 
     def width(self) -> float:
         """Return the median width of the intervals, in percent of the step."""
-        return 100 * turns.median([(each.hi - each.lo) / each.value for each in self.figures])
+        return 100 * turns.median([(figure.hi - figure.lo) / figure.value for figure in self.figures])
 
     @classmethod
-    def of(cls, kept: Mapping[str, Any]) -> Held:
+    def from_stored(cls, stored: Mapping[str, Any]) -> Measurements:
         """Return the figures stored in a file."""
-        return cls([Figure(*each) for each in kept["figures"]], [(before, after) for before, after in kept["bare"]])
+        return cls(
+            [Figure(*values) for values in stored["figures"]], [(before, after) for before, after in stored["bare"]]
+        )
 
 
 @dataclass
-class Found:
+class Result:
     """The results of the rounds of one program, in nanoseconds."""
 
-    xsp: Held = field(default_factory=Held)
-    control: Held = field(default_factory=Held)
+    xsp: Measurements = field(default_factory=Measurements)
+    control: Measurements = field(default_factory=Measurements)
     loop: list[float] = field(default_factory=list)
     iteration: list[Pair] = field(default_factory=list)
     places: list[float] = field(default_factory=list)
@@ -126,23 +128,23 @@ class Found:
     def iterations(self) -> Figure:
         """Return the ratio of xsp's iteration to the bare one."""
         pairs = zip(self.loop, self.iteration, strict=True)
-        return turns.middle([each / statistics.fmean(bare) for each, bare in pairs])
+        return turns.middle([loop_ns / statistics.fmean(bare) for loop_ns, bare in pairs])
 
-    def apart(self) -> list[float]:
+    def bare_differences(self) -> list[float]:
         """Return the differences between the bare stretches before and after each control, in percent."""
         return [100 * abs(after / before - 1) for before, after in self.control.bare]
 
     @classmethod
-    def of(cls, kept: Mapping[str, Any]) -> Found:
+    def from_stored(cls, stored: Mapping[str, Any]) -> Result:
         """Return the results stored in a file."""
-        iteration = [(before, after) for before, after in kept["iteration"]]
+        iteration = [(before, after) for before, after in stored["iteration"]]
         return cls(
-            Held.of(kept["xsp"]),
-            Held.of(kept["control"]),
-            list(kept["loop"]),
+            Measurements.from_stored(stored["xsp"]),
+            Measurements.from_stored(stored["control"]),
+            list(stored["loop"]),
             iteration,
-            kept["places"],
-            kept["faults"],
+            stored["places"],
+            stored["faults"],
         )
 
 
@@ -194,55 +196,55 @@ def stretch(step: Callable[[], object], count: int) -> Stretch:
     """Run the loop without xsp."""
     for _ in range(max(3, count // 10)):
         step()
-    together = steps_at_once(step)
+    group = steps_at_once(step)
     times = []
-    had, begin = faults(), perf_counter_ns()
-    for _ in range(count // together):
+    faults_before, begin = faults(), perf_counter_ns()
+    for _ in range(count // group):
         before = perf_counter_ns()
-        for _ in range(together):
+        for _ in range(group):
             step()
-        times.append((perf_counter_ns() - before) / together)
-    ran = count // together * together
-    return Stretch(times, (perf_counter_ns() - begin) / ran, (faults() - had) / ran)
+        times.append((perf_counter_ns() - before) / group)
+    step_count = count // group * group
+    return Stretch(times, (perf_counter_ns() - begin) / step_count, (faults() - faults_before) / step_count)
 
 
 def steps_at_once(step: Callable[[], object]) -> int:
     """Return the number of steps that xsp times as one group."""
-    taken_ns = turns.time_of(step, 20) * 1e9
-    return max(quiet.FEWEST_STEPS, round(quiet.STRETCH_NS / taken_ns)) if taken_ns < quiet.SHORT_NS else 1
+    step_ns = turns.time_of(step, 20) * 1e9
+    return max(quiet.LEAST, round(quiet.STRETCH_NS / step_ns)) if step_ns < quiet.SHORT_NS else 1
 
 
-def block(step: Callable[[], object], count: int, found: Found) -> float:
-    """Run the loop under xsp, add xsp's figures to `found`, and return the page faults per step."""
+def block(step: Callable[[], object], count: int, result: Result) -> float:
+    """Run the loop under xsp, add xsp's figures to `result`, and return the page faults per step."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         with xsp.profile("loop", out=out, samples=False, budget="usual") as prof:
-            had = faults()
+            faults_before = faults()
             for _ in range(count):
                 with prof.step():
                     step()
-            taken = (faults() - had) / count
+            fault_rate = (faults() - faults_before) / count
         columns, trace = "latency_ms, low_ms, high_ms, loop_ms", xsp.load(out)
         latency, low, high, loop = xsp.analyses.A1(trace).select(columns).fetchall()[0]
-        found.places = [each.step / count for each in steady_steps(trace.con, trace.run)]
-    found.xsp.figures.append(Figure(latency * 1e6, (low or latency) * 1e6, (high or latency) * 1e6))
-    found.loop.append((loop or latency) * 1e6)
-    return taken
+        result.places = [steady.step / count for steady in steady_steps(trace.con, trace.run)]
+    result.xsp.figures.append(Figure(latency * 1e6, (low or latency) * 1e6, (high or latency) * 1e6))
+    result.loop.append((loop or latency) * 1e6)
+    return fault_rate
 
 
 def control(times: Sequence[float], places: Sequence[float]) -> Figure:
     """Return the figure of a bare stretch, from its steps at the places of steady ones."""
-    there = sorted({int(share * len(times)) for share in places})
-    chosen = [times[place] for place in there] if len(there) >= LEAST_OF_CONTROL else times
-    ends, value = summary.drifting_interval(chosen), summary.trimmed_mean(chosen)
-    return Figure(value, *(ends or (value, value)))
+    indices = sorted({int(share * len(times)) for share in places})
+    selected = [times[place] for place in indices] if len(indices) >= LEAST_CONTROL_STEPS else times
+    interval, value = summary.drifting_interval(selected), summary.trimmed_mean(selected)
+    return Figure(value, *(interval or (value, value)))
 
 
-LEAST_OF_CONTROL = 5
+LEAST_CONTROL_STEPS = 5
 
 
-def measure(size: Size, train: bool, rounds: int, seconds: float, found: Found) -> None:
-    """Add rounds to `found`: a block and a control in alternating order, with bare stretches before and after each.
+def measure(size: Size, train: bool, rounds: int, seconds: float, result: Result) -> None:
+    """Add rounds to `result`: a block and a control in alternating order, with bare stretches before and after each.
 
     Each block, control and stretch takes about `seconds` seconds.
     """
@@ -250,24 +252,24 @@ def measure(size: Size, train: bool, rounds: int, seconds: float, found: Found) 
     count = _count(step, seconds)
     before = stretch(step, count)
     for _ in range(rounds):
-        begins_bare = len(found.loop) % 2 == 1  # the first round starts with a block, which has the steady steps
+        begins_bare = len(result.loop) % 2 == 1  # the first round starts with a block, which has the steady steps
         for is_block in (not begins_bare, begins_bare):
             if is_block:
-                inside = block(step, count, found)
+                block_faults = block(step, count, result)
                 after = stretch(step, count)
-                found.iteration.append((before.iteration, after.iteration))
-                found.faults.append((before.faults, inside, after.faults))
+                result.iteration.append((before.iteration, after.iteration))
+                result.faults.append((before.faults, block_faults, after.faults))
             else:
-                found.control.figures.append(control(stretch(step, count).times, found.places))
+                result.control.figures.append(control(stretch(step, count).times, result.places))
                 after = stretch(step, count)
-            (found.xsp if is_block else found.control).bare.append((before.mean, after.mean))
+            (result.xsp if is_block else result.control).bare.append((before.mean, after.mean))
             before = after
 
 
 def _count(step: Callable[[], object], seconds: float) -> int:
     """Return the number of steps of a stretch and of a block."""
-    taken = turns.time_of(step, 20)
-    return int(min(20_000, max(LEAST if taken < LONG_S else LEAST_OF_LONG, seconds / taken)))
+    step_s = turns.time_of(step, 20)
+    return int(min(20_000, max(LEAST_STEPS if step_s < LONG_S else LEAST_LONG_STEPS, seconds / step_s)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -308,110 +310,123 @@ def main(arguments: Sequence[str] | None = None) -> None:
     programs = [
         Program(size, train) for train in (False, True) for size in sizes if not train or 3 * size.ms < LONGEST_MS
     ]
-    kept = json.loads(options.out.read_text("utf-8")) if options.out and options.out.exists() else {}
-    every = {each.name: Found.of(kept[each.name]) if each.name in kept else Found() for each in programs}
+    stored = json.loads(options.out.read_text("utf-8")) if options.out and options.out.exists() else {}
+    results = {
+        program.name: Result.from_stored(stored[program.name]) if program.name in stored else Result()
+        for program in programs
+    }
 
     def save() -> None:
         if options.out:
-            whole = {**kept, **{name: asdict(each) for name, each in every.items() if each.loop}}
-            options.out.write_text(json.dumps(whole) + "\n", encoding="utf-8")
+            content = {**stored, **{name: asdict(entry) for name, entry in results.items() if entry.loop}}
+            options.out.write_text(json.dumps(content) + "\n", encoding="utf-8")
 
-    for each, rounds in _visits(programs, every, options):
-        measure(each.size, each.train, rounds, 0.5 if options.quick else options.of_seconds, every[each.name])
+    for program, rounds in _visits(programs, results, options):
+        measure(
+            program.size, program.train, rounds, 0.5 if options.quick else options.of_seconds, results[program.name]
+        )
         save()
-        found = every[each.name]
-        turns.say(f"  {each.name}: {found.xsp.ratios().shown(3)}, covers {found.xsp.covered()} of {len(found.loop)}")
-    _report({name: each for name, each in every.items() if each.loop}).finish(options)
+        result = results[program.name]
+        turns.say(
+            f"  {program.name}: {result.xsp.ratios().text(3)}, "
+            f"covers {result.xsp.covered_count()} of {len(result.loop)}"
+        )
+    _report({name: entry for name, entry in results.items() if entry.loop}).finish(options)
 
 
 def _visits(
-    programs: Sequence[Program], every: Mapping[str, Found], options: argparse.Namespace
+    programs: Sequence[Program], results: Mapping[str, Result], options: argparse.Namespace
 ) -> Iterator[tuple[Program, int]]:
     """Yield the program to measure next, and the number of rounds."""
     if options.seconds is None:
-        for each in programs:
-            usual = ROUNDS_OF_LONG if each.size.ms >= 1000 * LONG_S else ROUNDS
-            yield each, options.rounds or usual
+        for program in programs:
+            default = LONG_ROUNDS if program.size.ms >= 1000 * LONG_S else ROUNDS
+            yield program, options.rounds or default
         return
-    begin, took = time.monotonic(), {each.name: _expected_s(each, options.of_seconds) for each in programs}
+    begin, round_s = time.monotonic(), {program.name: _expected_s(program, options.of_seconds) for program in programs}
     while True:
-        left = options.seconds - (time.monotonic() - begin)
-        fit = [each for each in programs if took[each.name] <= left]
-        if not fit:
+        seconds_left = options.seconds - (time.monotonic() - begin)
+        affordable = [program for program in programs if round_s[program.name] <= seconds_left]
+        if not affordable:
             return
-        chosen = min(fit, key=lambda each: len(every[each.name].loop))
-        began = time.monotonic()
-        yield chosen, 1
-        took[chosen.name] = time.monotonic() - began
+        next_program = min(affordable, key=lambda program: len(results[program.name].loop))
+        start = time.monotonic()
+        yield next_program, 1
+        round_s[next_program.name] = time.monotonic() - start
 
 
 def _expected_s(program: Program, seconds: float) -> float:
-    """Return the expected seconds of a round, which has five stretches or blocks, times `SPACE`."""
+    """Return the expected seconds of a round, which has five stretches or blocks, times `TIME_MARGIN`."""
     step_s = program.size.ms * (3 if program.train else 1) / 1e3
-    return SPACE * 5 * max(seconds, step_s * (LEAST if step_s < LONG_S else LEAST_OF_LONG))
+    return TIME_MARGIN * 5 * max(seconds, step_s * (LEAST_STEPS if step_s < LONG_S else LEAST_LONG_STEPS))
 
 
-def _report(every: Mapping[str, Found]) -> turns.Report:
+def _report(results: Mapping[str, Result]) -> turns.Report:
     report = turns.Report("short_steps", "Step time reported by xsp, compared with the bare loop [95 %]", COLUMNS)
-    meant = [each for each in every.values() if _bare_ms(each.xsp) >= LEAST_MS]
-    met, possible = (sum(_is_met(held(each)) for each in meant) for held in (_xsp, _control))
-    for name, one in every.items():
-        _add(report, name, one)
-    covered, held = (sum(which(each).covered() for each in every.values()) for which in (_xsp, _control))
-    blocks, apart = sum(len(each.loop) for each in every.values()), [p for each in every.values() for p in each.apart()]
-    if apart:
+    applicable = [result for result in results.values() if _bare_ms(result.xsp) >= LEAST_MS]
+    xsp_met, control_met = (sum(_is_met(select(result)) for result in applicable) for select in (_xsp, _control))
+    for name, result in results.items():
+        _add(report, name, result)
+    covered, control_covered = (
+        sum(select(result).covered_count() for result in results.values()) for select in (_xsp, _control)
+    )
+    blocks, differences = (
+        sum(len(result.loop) for result in results.values()),
+        [difference for result in results.values() for difference in result.bare_differences()],
+    )
+    if differences:
         report.notes += [
-            f"Goal met on {met} of {len(meant)} programs from {LEAST_MS:g} ms on; a bare stretch in its "
-            f"place meets it on {possible}.",
+            f"Goal met on {xsp_met} of {len(applicable)} programs from {LEAST_MS:g} ms on; a bare stretch in its "
+            f"place meets it on {control_met}.",
             f"xsp's interval covers the bare step in {covered} of {blocks} blocks ({100 * covered / blocks:.0f} %, "
-            f"goal 90); that of a bare stretch, by the same code, in {held} of {len(apart)} "
-            f"({100 * held / len(apart):.0f} %).",
-            f"Neighbouring bare stretches differ by {turns.median(apart):.1f} % at the median, "
-            f"{summary.percentile(apart, 0.9):.1f} % at the 90th percentile.",
+            f"goal 90); that of a bare stretch, by the same code, in {control_covered} of {len(differences)} "
+            f"({100 * control_covered / len(differences):.0f} %).",
+            f"Neighbouring bare stretches differ by {turns.median(differences):.1f} % at the median, "
+            f"{summary.percentile(differences, 0.9):.1f} % at the 90th percentile.",
         ]
     return report
 
 
-def _xsp(one: Found) -> Held:
-    return one.xsp
+def _xsp(result: Result) -> Measurements:
+    return result.xsp
 
 
-def _control(one: Found) -> Held:
-    return one.control
+def _control(result: Result) -> Measurements:
+    return result.control
 
 
-def _goal(held: Held) -> float:
-    return GOALS[_bare_ms(held) >= SHORT_MS]
+def _goal(measurements: Measurements) -> float:
+    return GOALS[_bare_ms(measurements) >= SHORT_MS]
 
 
-def _bare_ms(held: Held) -> float:
-    return turns.median([each for pair in held.bare for each in pair]) / 1e6
+def _bare_ms(measurements: Measurements) -> float:
+    return turns.median([ns for pair in measurements.bare for ns in pair]) / 1e6
 
 
-def _is_met(held: Held) -> bool:
-    return abs(held.ratios().value - 1) <= _goal(held)
+def _is_met(measurements: Measurements) -> bool:
+    return abs(measurements.ratios().value - 1) <= _goal(measurements)
 
 
-def _add(report: turns.Report, name: str, one: Found) -> None:
-    goal = f"{'met' if _is_met(one.xsp) else 'missed'} (≤ {100 * _goal(one.xsp):.0f} %)"
+def _add(report: turns.Report, name: str, result: Result) -> None:
+    goal = f"{'met' if _is_met(result.xsp) else 'missed'} (≤ {100 * _goal(result.xsp):.0f} %)"
     row = [
         name,
-        str(len(one.loop)),
-        f"{_bare_ms(one.xsp):.4f}",
-        f"{turns.median([each.value for each in one.xsp.figures]) / 1e6:.4f}",
-        one.xsp.ratios().shown(3),
-        goal if _bare_ms(one.xsp) >= LEAST_MS else "–",
-        f"{one.xsp.covered()} of {len(one.xsp.figures)}",
-        f"{one.xsp.width():.1f}",
-        one.control.ratios().shown(3),
-        f"{one.control.covered()} of {len(one.control.figures)}",
-        f"{one.control.width():.1f}",
-        f"{turns.median(one.apart()):.1f}",
-        f"{turns.median([each for before, _, after in one.faults for each in (before, after)]):.0f}",
-        f"{turns.median([inside for _, inside, _ in one.faults]):.0f}",
-        one.iterations().shown(3),
+        str(len(result.loop)),
+        f"{_bare_ms(result.xsp):.4f}",
+        f"{turns.median([figure.value for figure in result.xsp.figures]) / 1e6:.4f}",
+        result.xsp.ratios().text(3),
+        goal if _bare_ms(result.xsp) >= LEAST_MS else "–",
+        f"{result.xsp.covered_count()} of {len(result.xsp.figures)}",
+        f"{result.xsp.width():.1f}",
+        result.control.ratios().text(3),
+        f"{result.control.covered_count()} of {len(result.control.figures)}",
+        f"{result.control.width():.1f}",
+        f"{turns.median(result.bare_differences()):.1f}",
+        f"{turns.median([step_faults for before, _, after in result.faults for step_faults in (before, after)]):.0f}",
+        f"{turns.median([block_faults for _, block_faults, _ in result.faults]):.0f}",
+        result.iterations().text(3),
     ]
-    report.add(row, **asdict(one))
+    report.add(row, **asdict(result))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """How do DuckDB in this process and Spark with two executors compare on the same analyses of jobs of many ranks?
 
 Both read the same Parquet files, on the same machine: this shows the cost of Spark where it is not needed, and how both
-scale with ranks. A turn opens the run and runs all analyses in `ASKED`; the cluster is started before, and each answer
-of Spark is compared with DuckDB's.
+scale with ranks. A turn opens the run and runs all analyses in `TIMED_ANALYSES`; the cluster is started before, and
+each answer of Spark is compared with DuckDB's.
 """
 
 from __future__ import annotations
@@ -25,53 +25,53 @@ if TYPE_CHECKING:
     from xsp.store.trace import Trace
 
 RANKS = (8, 64)
-ASKED = ("stragglers", "steps", "device-activity", "idle-causes")
+TIMED_ANALYSES = ("stragglers", "steps", "device-activity", "idle-causes")
 
-MANY = Job(steps=5, layers=16, kernels=12)
-FEW = Job(steps=2, layers=2, kernels=2)
+FULL_JOB = Job(steps=5, layers=16, kernels=12)
+QUICK_JOB = Job(steps=2, layers=2, kernels=2)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
-    made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--ranks", type=int, nargs="*", help="ranks of the jobs (default: 8 64; quick: 2 4)")
-    options = turns.parse(made, arguments)
+    parser = turns.parser(__doc__, rounds=3)
+    parser.add_argument("--ranks", type=int, nargs="*", help="ranks of the jobs (default: 8 64; quick: 2 4)")
+    options = turns.parse(parser, arguments)
     for package in ("pyspark", "sqlglot"):
         if importlib.util.find_spec(package) is None:
             turns.skip(f"{package} is not installed: pip install 'xsp[spark]'")
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         turns.skip("there is no Java, which Spark needs")
-    with two_executors() as engine, tempfile.TemporaryDirectory() as place:
-        measure(options, options.ranks or ((2, 4) if options.quick else RANKS), engine, Path(place)).finish(options)
+    with two_executors() as engine, tempfile.TemporaryDirectory() as folder:
+        measure(options, options.ranks or ((2, 4) if options.quick else RANKS), engine, Path(folder)).finish(options)
 
 
-def measure(options: argparse.Namespace, ranks: Sequence[int], engine: str, place: Path) -> turns.Report:
+def measure(options: argparse.Namespace, ranks: Sequence[int], engine: str, folder: Path) -> turns.Report:
     """Analyse each job `--rounds` times, after rounds that do not count."""
     columns = ("ranks", "spans", "DuckDB, s", "Spark, s", "Spark / DuckDB", "answers")
     report = turns.Report("spark_ranks", "Jobs of many ranks, on DuckDB and on Spark with two executors", columns)
-    taken = {}
+    rounds_by_ranks = {}
     for count in ranks:
-        run = _imported(place / str(count), count, options)
-        taken[count] = _rounds(report, count, run, engine, options)
-    first, last = ranks[0], ranks[-1]
-    for name in ("DuckDB", "Spark") if len(taken) > 1 else ():
-        pairs = zip(taken[first], taken[last], strict=True)
-        grown = turns.middle([after[name] / before[name] for before, after in pairs])
-        said = f"{name}, {first} to {last} ranks: {grown.shown(2)} times as long"
-        report.notes.append(f"{said} ({last / first:.0f} times the ranks).")
-    report.notes.append(f"Analyses of each job: {', '.join(ASKED)}.")
+        run = _import_job(folder / str(count), count, options)
+        rounds_by_ranks[count] = _rounds(report, count, run, engine, options)
+    fewest, most = ranks[0], ranks[-1]
+    for name in ("DuckDB", "Spark") if len(rounds_by_ranks) > 1 else ():
+        pairs = zip(rounds_by_ranks[fewest], rounds_by_ranks[most], strict=True)
+        growth = turns.middle([after[name] / before[name] for before, after in pairs])
+        sentence = f"{name}, {fewest} to {most} ranks: {growth.text(2)} times as long"
+        report.notes.append(f"{sentence} ({most / fewest:.0f} times the ranks).")
+    report.notes.append(f"Analyses of each job: {', '.join(TIMED_ANALYSES)}.")
     return report
 
 
-def _imported(place: Path, ranks: int, options: argparse.Namespace) -> Path:
+def _import_job(folder: Path, ranks: int, options: argparse.Namespace) -> Path:
     """Write a job and import it; return the run directory."""
     from xsp.ingest.sources import import_into
 
-    size = FEW if options.quick else MANY
-    write(place, Job(ranks, size.steps, size.layers, size.kernels, stragglers={1: 1.5}, seed=options.seed))
-    run = place / "run"
+    size = QUICK_JOB if options.quick else FULL_JOB
+    write(folder, Job(ranks, size.steps, size.layers, size.kernels, stragglers={1: 1.5}, seed=options.seed))
+    run = folder / "run"
     run.mkdir()
-    import_into(run, [str(place / "traces")])
+    import_into(run, [str(folder / "traces")])
     return run
 
 
@@ -83,30 +83,32 @@ def _rounds(
     from xsp import spark
 
     begin = time.perf_counter()
-    ours, theirs = xsp.load(run), spark.load(str(run), engine)
-    ((spans,),) = ours.sql("SELECT count(*) FROM spans").fetchall()
+    duckdb_trace, spark_trace = xsp.load(run), spark.load(str(run), engine)
+    ((spans,),) = duckdb_trace.sql("SELECT count(*) FROM spans").fetchall()
     analyses = xsp.analyses.ANALYSES
-    differing = [name for name in ASKED if differences(analyses[name](ours), analyses[name](theirs))]
+    different_names = [
+        name for name in TIMED_ANALYSES if differences(analyses[name](duckdb_trace), analyses[name](spark_trace))
+    ]
     turns.say(f"  {count} ranks, {spans:,} spans: compared after {time.perf_counter() - begin:.0f} s")
 
-    def asking(load: Callable[[], Trace]) -> Callable[[], None]:
+    def analysing(load: Callable[[], Trace]) -> Callable[[], None]:
         def step() -> None:
             trace = load()
-            for name in ASKED:
+            for name in TIMED_ANALYSES:
                 analyses[name](trace).fetchall()
 
         return step
 
     conditions = [
-        turns.Condition("DuckDB", asking(lambda: xsp.load(run))),
-        turns.Condition("Spark", asking(lambda: spark.load(str(run), engine))),
+        turns.Condition("DuckDB", analysing(lambda: xsp.load(run))),
+        turns.Condition("Spark", analysing(lambda: spark.load(str(run), engine))),
     ]
     rounds = turns.turns_of(options).take([turns.Group(conditions)], options.rounds)
-    seconds = {name: turns.middle([each[name] / 1e9 for each in rounds]) for name in ("DuckDB", "Spark")}
-    row = [f"{count}", f"{spans:,}", *(each.shown() for each in seconds.values()),
-           turns.ratio(rounds, "Spark", "DuckDB").shown(1),
-           f"differ: {', '.join(differing)}" if differing else "equal"]  # fmt: skip
-    report.add(row, rounds=list(rounds), differing=differing)
+    seconds = {name: turns.middle([round_times[name] / 1e9 for round_times in rounds]) for name in ("DuckDB", "Spark")}
+    row = [f"{count}", f"{spans:,}", *(figure.text() for figure in seconds.values()),
+           turns.ratio(rounds, "Spark", "DuckDB").text(1),
+           f"differ: {', '.join(different_names)}" if different_names else "equal"]  # fmt: skip
+    report.add(row, rounds=list(rounds), differing=different_names)
     return rounds
 
 

@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 import xsp
 
-EVERY = 10
+CYCLE = 10
 COLUMNS = ("step", "rounds", "bare ms", "xsp ms", "torch ms", "torch + file ms", "xsp / torch", "xsp / torch + file")
 
 
@@ -53,7 +53,7 @@ def under_xsp(step: Callable[[], object], recorded: int) -> Loop:
     """Run the loop under xsp."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        xsp.profile("loop", out=Path(folder) / "run", every=EVERY, samples=False) as prof,
+        xsp.profile("loop", out=Path(folder) / "run", every=CYCLE, samples=False) as prof,
     ):
         while prof.steps_stored < 2:
             with prof.step():
@@ -77,18 +77,18 @@ def under_torch(step: Callable[[], object], recorded: int, write: bool) -> Loop:
 
         with profile(
             activities=[ProfilerActivity.CPU],
-            schedule=schedule(wait=EVERY - 2, warmup=1, active=1),
+            schedule=schedule(wait=CYCLE - 2, warmup=1, active=1),
             on_trace_ready=ready,
             record_shapes=True,
         ) as prof:
-            for _ in range(2 * EVERY):
+            for _ in range(2 * CYCLE):
                 step()
                 prof.step()
             begin = perf_counter_ns()
-            for _ in range(recorded * EVERY):
+            for _ in range(recorded * CYCLE):
                 step()
                 prof.step()
-            return Loop(perf_counter_ns() - begin, recorded * EVERY, recorded)
+            return Loop(perf_counter_ns() - begin, recorded * CYCLE, recorded)
 
 
 def measure(size: Size, rounds: int, recorded: int) -> tuple[list[float], dict[str, list[float]]]:
@@ -102,10 +102,10 @@ def measure(size: Size, rounds: int, recorded: int) -> tuple[list[float], dict[s
     draw = random.Random(0)
     times, costs = [], dict[str, list[float]]((name, []) for name in ways)
     for _ in range(rounds):
-        before = bare(step, EVERY * recorded)
+        before = bare(step, CYCLE * recorded)
         for name in draw.sample(list(ways), k=len(ways)):
             loop = ways[name]()
-            after = bare(step, EVERY * recorded)
+            after = bare(step, CYCLE * recorded)
             costs[name].append(loop.cost_ns((before + after) / 2))
             before = after
         times.append(before)
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for size in SIZES[2:5:2] if options.quick else SIZES[2:5]:
         times, costs = measure(size, rounds, 10 if options.quick else 20)
         ratios = [
-            turns.middle([ours / theirs for ours, theirs in zip(costs["xsp"], costs[name], strict=True)])
+            turns.middle([xsp_ns / torch_ns for xsp_ns, torch_ns in zip(costs["xsp"], costs[name], strict=True)])
             for name in ("torch", "torch + file")
         ]
         report.add(
@@ -130,8 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"training ~{size.ms:g} ms",
                 str(rounds),
                 f"{turns.median(times) / 1e6:.2f}",
-                *(turns.middle(costs[name]).shown(1, 1e-6) for name in costs),
-                *(each.shown(2) for each in ratios),
+                *(turns.middle(costs[name]).text(1, 1e-6) for name in costs),
+                *(ratio.text(2) for ratio in ratios),
             ],
             bare=times,
             costs=costs,

@@ -40,7 +40,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Found:
+class ModelTimes:
     """Times of one model, in nanoseconds."""
 
     bare: list[int]
@@ -59,9 +59,9 @@ class Found:
         stretches = [self.bare[place : place + BARE] for place in range(0, len(self.bare), BARE)]
         bare = turns.bootstrap(stretches, lambda rows: turns.median([value for row in rows for value in row]))
         value = self.true.value / bare.value
-        below = math.hypot(1 - self.true.lo / self.true.value, bare.hi / bare.value - 1)
-        above = math.hypot(self.true.hi / self.true.value - 1, 1 - bare.lo / bare.value)
-        return Figure(value, value * (1 - below), value * (1 + above))
+        lower = math.hypot(1 - self.true.lo / self.true.value, bare.hi / bare.value - 1)
+        upper = math.hypot(self.true.hi / self.true.value - 1, 1 - bare.lo / bare.value)
+        return Figure(value, value * (1 - lower), value * (1 + upper))
 
     @property
     def median(self) -> float:
@@ -80,12 +80,12 @@ class Found:
         return turns.median(self.bare[-third:]) / turns.median(self.bare[:third]) - 1
 
     @property
-    def covers(self) -> bool:
+    def covers_bare(self) -> bool:
         """Return whether xsp's interval contains the bare median."""
         return self.true.lo <= self.median <= self.true.hi
 
 
-def measure(workload: Workload, repeats: int, options: argparse.Namespace) -> Found:
+def measure(workload: Workload, repeats: int, options: argparse.Namespace) -> ModelTimes:
     """Run stretches of bare and of profiled steps in turns, and return both times."""
     bare: list[tuple[int, bool]] = []
     patience = Patience(options.patience)
@@ -97,7 +97,7 @@ def measure(workload: Workload, repeats: int, options: argparse.Namespace) -> Fo
                 patience.wait()
                 bare += _bare_stretch(workload)
                 steps += _profiled_round(prof, workload, round_ + 1)
-        return _found(xsp.load(out), bare, steps)
+        return _model_times(xsp.load(out), bare, steps)
 
 
 def _profiled_round(prof: xsp.profile, workload: Workload, repeats: int) -> int:
@@ -112,16 +112,16 @@ def _profiled_round(prof: xsp.profile, workload: Workload, repeats: int) -> int:
 
 def _bare_stretch(workload: Workload) -> list[tuple[int, bool]]:
     """Run warm-up steps for `WARM_S` seconds, then measure the steps that count."""
-    until = perf_counter() + WARM_S
-    while perf_counter() < until:
+    deadline = perf_counter() + WARM_S
+    while perf_counter() < deadline:
         workload.step()
     return [Condition("bare", workload.step).measure() for _ in range(BARE)]
 
 
-def _found(trace: xsp.Trace, bare: list[tuple[int, bool]], total: int) -> Found:
+def _model_times(trace: xsp.Trace, bare: list[tuple[int, bool]], total: int) -> ModelTimes:
     row = trace.sql("SELECT true_ns, true_lo_ns, true_hi_ns FROM merged WHERE kind = 'step'").fetchall()[0]
     times, disturbed = zip(*bare, strict=True)
-    return Found(list(times), total, Figure(*row), sum(disturbed) / len(disturbed))
+    return ModelTimes(list(times), total, Figure(*row), sum(disturbed) / len(disturbed))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -130,50 +130,50 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.keep_heap:
         heap.keep()
     report = turns.Report("true_time", "xsp's true step time compared with the bare step, in turns [95 %]", COLUMNS)
-    found: list[Found] = []
+    models: list[ModelTimes] = []
     with report.until_interrupted():
-        for workload in workloads.each(options):
+        for workload in workloads.build_workloads(options):
             repeats = workloads.rounds_of(workload, options)
-            one = measure(workload, repeats, options)
-            found.append(one)
-            report.add(_row(workload.name, one), bare=one.bare, true=one.true, ratio=one.ratio)
-    report.notes += _summary(found)
+            times = measure(workload, repeats, options)
+            models.append(times)
+            report.add(_row(workload.name, times), bare=times.bare, true=times.true, ratio=times.ratio)
+    report.notes += _summary(models)
     report.finish(options)
 
 
-def _row(name: str, one: Found) -> list[str]:
-    ratio = one.ratio
+def _row(name: str, times: ModelTimes) -> list[str]:
+    ratio = times.ratio
     error = ratio.value - 1
     return [
         name,
-        f"{one.steps} / {len(one.bare)}",
-        f"{one.median / 1e6:.2f}",
-        one.true.shown(2, 1e-6),
-        ratio.shown(4),
+        f"{times.steps} / {len(times.bare)}",
+        f"{times.median / 1e6:.2f}",
+        times.true.text(2, 1e-6),
+        ratio.text(4),
         f"{100 * error:+.2f}",
         "met" if abs(error) <= GOAL else "missed",
-        "yes" if one.covers else "no",
-        f"{100 * (one.true.value / one.trimmed - 1):+.2f}",
-        f"{100 * one.drift:+.1f}",
-        f"{100 * one.disturbed:.0f}",
+        "yes" if times.covers_bare else "no",
+        f"{100 * (times.true.value / times.trimmed - 1):+.2f}",
+        f"{100 * times.drift:+.1f}",
+        f"{100 * times.disturbed:.0f}",
     ]
 
 
-def _summary(found: Sequence[Found]) -> list[str]:
-    if not found:
+def _summary(models: Sequence[ModelTimes]) -> list[str]:
+    if not models:
         return ["No model was measured."]
-    errors = [abs(one.true.value / one.median - 1) for one in found]
-    near = sum(error <= GOAL for error in errors)
-    alike = [abs(one.true.value / one.trimmed - 1) for one in found]
-    covered = sum(one.covers for one in found)
-    agree = sum(one.ratio.lo <= 1 <= one.ratio.hi for one in found)
+    errors = [abs(times.true.value / times.median - 1) for times in models]
+    within_goal = sum(error <= GOAL for error in errors)
+    trimmed_errors = [abs(times.true.value / times.trimmed - 1) for times in models]
+    covered = sum(times.covers_bare for times in models)
+    ratio_covered = sum(times.ratio.lo <= 1 <= times.ratio.hi for times in models)
     return [
         f"Median |error| {100 * turns.median(errors):.2f} %, largest {100 * max(errors):.2f} %; "
-        f"within 2 % on {near} of {len(found)} models.",
+        f"within 2 % on {within_goal} of {len(models)} models.",
         "Compared with the trimmed mean of the bare steps, the statistic of xsp's true time: median |error| "
-        f"{100 * turns.median(alike):.2f} %, largest {100 * max(alike):.2f} %.",
-        f"xsp's interval covers the bare median on {covered} of {len(found)}; the interval of the ratio, which "
-        f"includes the uncertainty of the bare median, contains 1 on {agree} of {len(found)}.",
+        f"{100 * turns.median(trimmed_errors):.2f} %, largest {100 * max(trimmed_errors):.2f} %.",
+        f"xsp's interval covers the bare median on {covered} of {len(models)}; the interval of the ratio, which "
+        f"includes the uncertainty of the bare median, contains 1 on {ratio_covered} of {len(models)}.",
     ]
 
 

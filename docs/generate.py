@@ -1,4 +1,4 @@
-"""Write the pages of the docs, and the parts of pages, that say what the source says.
+"""Write the pages of the docs, and the parts of pages, that are generated from the source.
 
 python docs/generate.py            write them
 python docs/generate.py --check    exit with 1, and name them, if they are not up to date
@@ -48,7 +48,7 @@ STEP = f"""
     kernel sm90_xmma_gemm 40-60 correlation_id=1 attributes={{"counters":{{"dram__bytes_read.sum":64}}}}
     kernel ncclDevKernel_AllReduce_Sum_f32 70-80 attributes={COLLECTIVE}
 """
-"""A step in which every analysis finds what it needs."""
+"""A step with the data that every analysis needs."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def pages() -> dict[Path, str]:
-    """Return what each page with a generated part is to contain."""
+    """Return the expected content of each page with a generated part."""
     table, analysing = DOCS / "understand" / "table.md", DOCS / "understand" / "analyses.md"
     with_columns = with_part(table.read_text(encoding="utf-8"), "table", table_part())
     return {
@@ -77,10 +77,10 @@ def pages() -> dict[Path, str]:
 
 
 def with_part(page: str, name: str, part: str, notice: str = NOTICE) -> str:
-    """Return the text of a hand-written page with what stands between the marks of a part replaced."""
+    """Return the text of a hand-written page with the content between the marks of a part replaced."""
     begin, end = f"<!-- begin generated: {name} -->", f"<!-- end generated: {name} -->"
-    before, marked, rest = page.partition(begin)
-    _, closed, after = rest.partition(end)
+    before, marked, remainder = page.partition(begin)
+    _, closed, after = remainder.partition(end)
     if not marked or not closed:
         raise SystemExit(f"the marks {begin} and {end} are missing")
     return f"{before}{begin}\n{notice}\n\n{part}\n{end}{after}"
@@ -108,11 +108,11 @@ def decisions_page() -> str:
     return "\n".join([*lines, *rows(("number", "title", "decision"), body), ""])
 
 
-def first_sentence(text: str, least: int = 50) -> str:
-    """Return the first sentence of a paragraph or list; the next one too while it is shorter than `least`."""
+def first_sentence(text: str, min_length: int = 50) -> str:
+    """Return the first sentence of a paragraph or list; the next one too while it is shorter than `min_length`."""
     paragraph = " ".join(text.partition("**Consequences")[0].split()).removeprefix("- ")
-    ends = (end.end() for end in re.finditer(r"[.:](?= |$)", paragraph))
-    end = next((end for end in ends if end >= least), len(paragraph))
+    sentence_ends = (end.end() for end in re.finditer(r"[.:](?= |$)", paragraph))
+    end = next((end for end in sentence_ends if end >= min_length), len(paragraph))
     return re.sub(r"[:.]$", ".", paragraph[:end])
 
 
@@ -204,7 +204,7 @@ def meanings(choices: type[enum.Enum]) -> Iterator[tuple[str, str]]:
 
 def names_part() -> str:
     """Return the part on the attributes of spans and resources."""
-    named = [c for c in COLUMNS if c.attribute is not None]
+    sent_columns = [c for c in COLUMNS if c.attribute is not None]
     fields = ", ".join(f"`{c.name}`" for c in COLUMNS if c.attribute is None)
     return "\n".join(
         [
@@ -213,7 +213,9 @@ def names_part() -> str:
             "",
             "### On spans, from columns",
             "",
-            *rows(("attribute", "column", "meaning"), ((f"`{c.attribute}`", f"`{c.name}`", c.about) for c in named)),
+            *rows(
+                ("attribute", "column", "meaning"), ((f"`{c.attribute}`", f"`{c.name}`", c.about) for c in sent_columns)
+            ),
             "",
             "`xsp.level` has the name of the level, not its number. What `attributes` holds is sent key by key: a key",
             f"with a dot under its own name, another one under `{semconv.OWN}`. `process.pid` and `xsp.rank` are",
@@ -252,7 +254,11 @@ def cli_page() -> str:
     for name, command in commands(parser).items():
         about, _, examples = (command.description or "").partition("examples:")
         lines += ["", f"## xsp {name}", "", about.strip(), "", "```text", usage(f"xsp {name}", command), "```", ""]
-        lines += rows(("argument", "meaning"), map(describe, shown(command))) if shown(command) else ["No arguments."]
+        lines += (
+            rows(("argument", "meaning"), map(describe, visible_arguments(command)))
+            if visible_arguments(command)
+            else ["No arguments."]
+        )
         if examples.strip():
             lines += ["", "Examples:", "", "```text", inspect.cleandoc(f"\n{examples}"), "```"]
     return "\n".join([*lines, ""])
@@ -261,15 +267,15 @@ def cli_page() -> str:
 def commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """Return the parser of each command."""
     actions = parser._actions
-    found: dict[str, argparse.ArgumentParser] = {}
+    parsers: dict[str, argparse.ArgumentParser] = {}
     for action in actions:
         if isinstance(action, argparse._SubParsersAction):
-            found.update(action.choices)
-    return found
+            parsers.update(action.choices)
+    return parsers
 
 
-def shown(command: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Return a command's arguments but for those that are not for people."""
+def visible_arguments(command: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Return a command's arguments without hidden ones."""
     return [
         action
         for action in command._actions
@@ -279,9 +285,9 @@ def shown(command: argparse.ArgumentParser) -> list[argparse.Action]:
 
 def usage(name: str, command: argparse.ArgumentParser) -> str:
     """Return one line of usage; argparse's own differs between versions of Python."""
-    parts = shown(command)
-    options = [in_usage(each) for each in parts if each.option_strings]
-    return " ".join([name, *options, *(value(each).strip() for each in parts if not each.option_strings)])
+    parts = visible_arguments(command)
+    options = [in_usage(action) for action in parts if action.option_strings]
+    return " ".join([name, *options, *(value(action).strip() for action in parts if not action.option_strings)])
 
 
 def in_usage(option: argparse.Action) -> str:
@@ -307,10 +313,10 @@ def value(action: argparse.Action) -> str:
 def describe(action: argparse.Action) -> tuple[str, str]:
     """Return an argument as it is written, and its help."""
     names = ", ".join(action.option_strings)
-    return f"`{names}{value(action)}`" if names else f"`{value(action).strip()}`", expanded(action)
+    return f"`{names}{value(action)}`" if names else f"`{value(action).strip()}`", help_text(action)
 
 
-def expanded(action: argparse.Action) -> str:
+def help_text(action: argparse.Action) -> str:
     """Return an argument's help as a terminal shows it, with its default."""
     return (action.help or "") % {"default": action.default}
 
@@ -327,30 +333,30 @@ def analyses_part() -> str:
     )
     trace = testing.with_loop(trace, [{"step": step, "dur_ns": 100.0, "iteration_ns": 110.0} for step in range(8)])
     lines: list[str] = []
-    for each in ANALYSES.values():
-        needs = ", ".join(level.name for level in each.needs) or "no level"
+    for analysis in ANALYSES.values():
+        needs = ", ".join(level.name for level in analysis.needs) or "no level"
         lines += [
-            f"### {each.id}: {each.title}",
+            f"### {analysis.id}: {analysis.title}",
             "",
-            f"`xsp.analyses.{each.name}` · needs {needs}",
+            f"`xsp.analyses.{analysis.name}` · needs {needs}",
             "",
-            markdown(each.function.__doc__ or ""),
+            markdown(analysis.function.__doc__ or ""),
             "",
-            table_of(each, trace),
+            table_of(analysis, trace),
             "",
         ]
     return "\n".join(lines)
 
 
 def markdown(docstring: str) -> str:
-    """Return a docstring as it stands."""
+    """Return a docstring as Markdown."""
     return inspect.cleandoc(docstring).strip()
 
 
-def table_of(each: Analysis, trace: Trace) -> str:
+def table_of(analysis: Analysis, trace: Trace) -> str:
     """Return the columns of an analysis in words."""
     try:
-        return "Columns: " + ", ".join(f"`{name}`" for name in each(trace).columns) + "."
+        return "Columns: " + ", ".join(f"`{name}`" for name in analysis(trace).columns) + "."
     except AnalysisError as error:
         return f"The columns cannot be shown here, because the example trace lacks the data: {error}."
 

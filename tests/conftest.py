@@ -19,7 +19,7 @@ with contextlib.suppress(ImportError):  # Hypothesis is not everywhere: its test
     import fuzzing  # noqa: F401
 
 if TYPE_CHECKING:
-    from roundtrip import Whole
+    from roundtrip import Snapshot
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _OURS = ("ONEDNN_VERBOSE_TIMESTAMP", "KINETO_LOG_LEVEL", "NVTX_INJECTION64_PATH", "CUBLAS_NVTX_LEVEL")
@@ -99,11 +99,11 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def small_whole(small_run: Path) -> Whole:
+def small_whole(small_run: Path) -> Snapshot:
     """All rows of that run, and all its tables."""
-    from roundtrip import whole
+    from roundtrip import snapshot
 
-    return whole(small_run)
+    return snapshot(small_run)
 
 
 @pytest.fixture(scope="session")

@@ -75,7 +75,7 @@ def test_no_model_has_no_mean() -> None:
     report = turns.Report("share_models", "Loading", ("model",))
     share_models._conclude(report, [], 3)
     assert report.notes == ["None of 3 models was measured."]
-    assert share_models._deciding([]) == []
+    assert share_models._decision_notes([]) == []
 
 
 def test_a_fit_that_only_one_side_has_is_shown_without_the_other() -> None:
@@ -87,7 +87,9 @@ def test_a_fit_that_only_one_side_has_is_shown_without_the_other() -> None:
 def test_jobs_that_are_left_are_counted_under_those_that_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(predict_scaling, "of_job", lambda chance: {"without": {"ridge": 0.1}, "with": {"ridge": 0.2}})
+    monkeypatch.setattr(
+        predict_scaling, "job_errors", lambda chance: {"without": {"ridge": 0.1}, "with": {"ridge": 0.2}}
+    )
     predict_scaling.main(["--quick", "--seconds", "0", "--out", str(tmp_path)])
     told = capsys.readouterr().out
     assert "| ridge |" in told
@@ -109,16 +111,16 @@ def test_ranks_that_fail_are_named_and_none_is_waited_for(
     worker.write_text(f"import sys, time\n{script}\n")
     monkeypatch.setattr(ddp_cases, "WORKER", worker)
     (tmp_path / "run").mkdir()
-    with pytest.raises(ddp_cases.Failed, match=says):
-        ddp_cases.one("mlp", 1, 1, 1, tmp_path / "run")
+    with pytest.raises(ddp_cases.CaseError, match=says):
+        ddp_cases.measure_case("mlp", 1, 1, 1, tmp_path / "run")
 
 
 def test_a_recording_that_fails_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = tmp_path / "worker.py"
     worker.write_text("import sys\nsys.exit(5)\n")
     monkeypatch.setattr(ddp_cases, "WORKER", worker)
-    with pytest.raises(ddp_cases.Failed, match="the recorded process ended with exit code 5"):
-        ddp_cases.one("mlp", 1, 1, 1, tmp_path / "run")
+    with pytest.raises(ddp_cases.CaseError, match="the recorded process ended with exit code 5"):
+        ddp_cases.measure_case("mlp", 1, 1, 1, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -139,8 +141,8 @@ def test_ranks_of_which_no_case_was_measured_are_reported(
 
 
 def test_one_size_tells_no_exponent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parents, "_apart", lambda size: (1.0, 1_000_000, 0))
-    monkeypatch.setattr(parents, "correlated", lambda size: 2.0)
+    monkeypatch.setattr(parents, "_place_in_process", lambda size: (1.0, 1_000_000, 0))
+    monkeypatch.setattr(parents, "correlation_s", lambda size: 2.0)
     report = parents.measure(argparse.Namespace(rounds=3), [1_000])
     assert len(report.rows) == 1
-    assert report.notes == ["One size: it tells no exponent."]
+    assert report.notes == ["One size: there is no exponent."]

@@ -9,7 +9,7 @@ from pathlib import Path
 import construction
 import pytest
 import run_all
-from realparts import until
+from realparts import poll
 
 README = Path(run_all.__file__).with_name("README.md").read_text(encoding="utf-8")
 
@@ -22,12 +22,12 @@ def test_every_script_is_a_benchmark_with_a_quick_form_and_a_line_in_the_readme(
 
 def test_what_is_for_a_gpu_looks_for_one_first() -> None:
     for script in run_all.scripts():
-        assert ("need_a_gpu()" in script.read_text(encoding="utf-8")) == script.name.startswith("gpu_"), script.name
+        assert ("require_gpu()" in script.read_text(encoding="utf-8")) == script.name.startswith("gpu_"), script.name
 
 
 def test_what_takes_minutes_comes_last() -> None:
     names = [script.stem for script in run_all.scripts()]
-    assert tuple(names[-len(run_all.LAST) :]) == run_all.LAST
+    assert tuple(names[-len(run_all.SLOW_SCRIPTS) :]) == run_all.SLOW_SCRIPTS
 
 
 @pytest.mark.slow
@@ -36,7 +36,7 @@ def test_how_a_script_ended_and_why(tmp_path: Path) -> None:
         script = tmp_path / "one.py"
         script.write_text(f"import sys, time\nsys.path.append({str(Path(run_all.__file__).parent)!r})\n{text}\n")
         found = run_all.run(script, [], seconds)
-        return found.how, found.why
+        return found.status, found.reason
 
     assert ended("pass") == ("ran", "")
     assert ended("from parts import turns; turns.skip('needs a moon')") == ("skipped", "needs a moon")
@@ -52,8 +52,8 @@ def test_what_a_script_started_ends_with_it(tmp_path: Path) -> None:
         f"open({str(child)!r}, 'w').write(str(child.pid))\n"
         "import os; os._exit(0)\n"
     )
-    assert run_all.run(script, [], 30).how == "ran"
-    until(lambda: _ended(Path(f"/proc/{child.read_text()}/status")))
+    assert run_all.run(script, [], 30).status == "ran"
+    poll(lambda: _ended(Path(f"/proc/{child.read_text()}/status")))
 
 
 def _ended(status: Path) -> bool:
@@ -67,8 +67,8 @@ def test_what_is_out_of_time_is_not_run_and_that_is_said(tmp_path: Path) -> None
     script = tmp_path / "one.py"
     script.write_text("import time; time.sleep(60)")
     ended = run_all.run_all([script, script], [], 0.2)
-    assert [each.how for each in ended] == ["cut off", "not run"]
-    assert all(each.failed for each in ended)
+    assert [each.status for each in ended] == ["cut off", "not run"]
+    assert all(each.has_failed for each in ended)
 
 
 def test_figures_of_construction_are_held_against_each_goal() -> None:

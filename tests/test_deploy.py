@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from realparts import DEPLOY, Collector, Jaeger, Part, built, fetched, until
+from realparts import DEPLOY, Collector, Jaeger, ServerProgram, fetch_json, poll, program_path
 
 COMPOSE = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())
 SERVICES = COMPOSE["services"]
@@ -22,7 +22,7 @@ def from_to(start_ns: int, end_ns: int) -> dict[str, str]:
     return {"startTimeUnixNano": str(epoch + start_ns), "endTimeUnixNano": str(epoch + end_ns)}
 
 
-def send(part: Part, *names: str) -> str:
+def send(part: ServerProgram, *names: str) -> str:
     """Send a trace with spans of these names, each below the one before; return its id."""
     trace, ids = secrets.token_hex(16), [""] + [secrets.token_hex(8) for _ in names]
     spans = [
@@ -41,7 +41,7 @@ def resource_spans(attributes: dict[str, str], spans: list[dict[str, Any]]) -> d
     return {"resource": {"attributes": described}, "scopeSpans": [{"spans": spans}]}
 
 
-def post(part: Part, resources: list[dict[str, Any]]) -> None:
+def post(part: ServerProgram, resources: list[dict[str, Any]]) -> None:
     request = urllib.request.Request(part.otlp_http + "/v1/traces", json.dumps({"resourceSpans": resources}).encode())
     request.add_header("Content-Type", "application/json")
     with urllib.request.urlopen(request, timeout=20) as answer:
@@ -50,7 +50,7 @@ def post(part: Part, resources: list[dict[str, Any]]) -> None:
 
 def names_in(jaeger: Jaeger, trace: str) -> set[str]:
     """Return the names of a trace's spans as Jaeger gives them back; none while it has none."""
-    found = fetched(f"{jaeger.query}/api/v3/traces/{trace}")
+    found = fetch_json(f"{jaeger.query}/api/v3/traces/{trace}")
     resources = (found or {"result": {}})["result"].get("resourceSpans", [])
     scopes = [scope for resource in resources for scope in resource["scopeSpans"]]
     return {span["name"] for scope in scopes for span in scope["spans"]}
@@ -113,13 +113,13 @@ def test_the_collector_that_is_deployed_is_the_one_that_is_tested():
 @pytest.mark.parametrize("name", ["jaeger.yaml", "jaeger-scale.yaml"])
 @pytest.mark.jaeger
 def test_jaeger_knows_every_setting(name):
-    subprocess.run([built("jaeger"), "validate", "--config", DEPLOY / name], check=True, capture_output=True)
+    subprocess.run([program_path("jaeger"), "validate", "--config", DEPLOY / name], check=True, capture_output=True)
 
 
 @pytest.mark.jaeger
 def test_jaeger_keeps_spans_over_a_restart(stored):
     trace = send(stored, "step", "layer1")
-    assert until(lambda: names_in(stored, trace)) == {"step", "layer1"}
+    assert poll(lambda: names_in(stored, trace)) == {"step", "layer1"}
     stored.restart()
     assert names_in(stored, trace) == {"step", "layer1"}
 
@@ -127,7 +127,7 @@ def test_jaeger_keeps_spans_over_a_restart(stored):
 @pytest.mark.jaeger
 def test_jaeger_takes_requests_beyond_the_default(jaeger):
     trace = send(jaeger, "step", "x" * 21_000_000)
-    assert "step" in until(lambda: names_in(jaeger, trace))
+    assert "step" in poll(lambda: names_in(jaeger, trace))
 
 
 @pytest.mark.jaeger
@@ -140,14 +140,14 @@ def test_jaeger_takes_grpc_messages_beyond_the_default(jaeger):
     span.name = "x" * 5_000_000
     with grpc.insecure_channel(jaeger.otlp_grpc.removeprefix("http://")) as channel:
         service.TraceServiceStub(channel).Export(request)
-    assert until(lambda: names_in(jaeger, trace.hex())) == {span.name}
+    assert poll(lambda: names_in(jaeger, trace.hex())) == {span.name}
 
 
 @pytest.mark.jaeger
 def test_jaeger_does_not_trace_itself(jaeger):
     trace = send(jaeger, "step")
-    until(lambda: names_in(jaeger, trace))
-    assert "jaeger" not in fetched(jaeger.query + "/api/v3/services")["services"]
+    poll(lambda: names_in(jaeger, trace))
+    assert "jaeger" not in fetch_json(jaeger.query + "/api/v3/services")["services"]
 
 
 @pytest.mark.parametrize(("device", "warned"), [("host-1", False), ("host-2", True)])
@@ -163,8 +163,8 @@ def test_a_kernel_that_runs_after_its_launch_is_no_clock_skew_on_the_same_host(j
             resource_spans({"service.name": "xsp.kernel", "host.id": device}, [kernel | from_to(3000, 3500)]),
         ],
     )
-    until(lambda: len(names_in(jaeger, trace)) == 2)
-    found = fetched(f"{jaeger.query}/api/v3/traces/{trace}")
+    poll(lambda: len(names_in(jaeger, trace)) == 2)
+    found = fetch_json(f"{jaeger.query}/api/v3/traces/{trace}")
     assert ("clock skew" in json.dumps(found)) is warned
 
 
@@ -186,7 +186,7 @@ def test_what_the_collector_accepted_reaches_jaeger_though_both_are_killed(tmp_p
     collector.kill()
     stored.start()
     collector.start()
-    assert until(lambda: names_in(stored, trace)) == {"step", "layer1", "conv2d"}
+    assert poll(lambda: names_in(stored, trace)) == {"step", "layer1", "conv2d"}
     collector.stop()
 
 

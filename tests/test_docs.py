@@ -56,7 +56,7 @@ def test_generated_pages_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> N
 def test_every_command_and_option_is_documented(command: str) -> None:
     page = read("docs/use/cli.md").partition(f"## xsp {command}\n")[2].partition("\n## ")[0]
     assert page
-    for action in generate.shown(generate.commands(generate._parser())[command]):
+    for action in generate.visible_arguments(generate.commands(generate._parser())[command]):
         for option in action.option_strings or [action.metavar]:
             assert option in page, f"xsp {command} {option}"
         assert action.help, f"xsp {command} {action.dest} has no help"

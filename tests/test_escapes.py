@@ -203,7 +203,7 @@ def test_escapes_in_what_is_received_reach_no_terminal(tmp_path: Path, monkeypat
 
     told = io.StringIO()
     monkeypatch.setattr("sys.stdout", told)
-    server = Server(tmp_path / f"in{ESCAPES}", address("127.0.0.1:0"), None, Limits(), progress.tell)
+    server = Server(tmp_path / f"in{ESCAPES}", address("127.0.0.1:0"), None, Limits(), progress.echo)
     server.start()
     attributes = [{"key": f"{key}{odd}", "value": {"stringValue": f"{key}{ESCAPES}"}}
                   for odd in ("", ESCAPES) for key in ("service.name", "xsp.run.id", "host.name")]  # fmt: skip

@@ -14,7 +14,7 @@ RATIO = re.compile(r"(\d[\d.,]*) (?:times|×)")
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert page.PAGE.read_text(encoding="utf-8") == page.written(page.results()), "run make figures"
+    assert page.PAGE.read_text(encoding="utf-8") == page.page_text(page.results()), "run make figures"
 
 
 def test_every_number_that_the_readme_quotes_is_a_ratio_of_the_page() -> None:

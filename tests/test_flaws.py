@@ -74,7 +74,7 @@ def test_a_session_without_time_reports_finished_and_remaining_programs(
 ) -> None:
     (tmp_path / "onednn_off").mkdir()
     (tmp_path / "onednn_off" / "answer.json").write_text(json.dumps({"advice": [piece(trial="onednn=on")], "rank": 1}))
-    monkeypatch.setattr(advice, "_asked", lambda *_: pytest.fail("a program was begun"))
+    monkeypatch.setattr(advice, "_record_and_advise", lambda *_: pytest.fail("a program was begun"))
     advice.main(["--quick", "--seconds", "0", "--out", str(tmp_path)])
     output = capsys.readouterr().out
     assert "right advice among the first 3 pieces: 1 of 1" in output

@@ -14,7 +14,7 @@ def test_a_file_gets_no_bar_drawn_line_below_line_whatever_the_environment_says_
     program = """
 from xsp.cli import progress
 
-with progress.shown(quiet=False) as show:
+with progress.progress_bar(quiet=False) as show:
     for done in range(50):
         show("work", done, 50)
 """
@@ -31,7 +31,7 @@ def test_python_minus_m_xsp_is_xsp() -> None:
 
 
 def test_brackets_in_a_description_are_text(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.shown(quiet=False) as show:
+    with progress.progress_bar(quiet=False) as show:
         show("resnet [/x] of [fp16]\x1b[2J", 1, 2)
     said = capsys.readouterr().err
     assert "resnet [/x] of [fp16]" in said

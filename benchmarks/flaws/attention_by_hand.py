@@ -16,10 +16,10 @@ class Attention(torch.nn.Module):
         q, k, v = self.qkv(x).view(count, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
         if FLAWED:
             weights = (q @ k.transpose(-2, -1)) / (width // self.heads) ** 0.5
-            found = weights.softmax(-1) @ v
+            weighted = weights.softmax(-1) @ v
         else:
-            found = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-        return self.out(found.transpose(1, 2).reshape(count, length, width))
+            weighted = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(weighted.transpose(1, 2).reshape(count, length, width))
 
 
 predict(torch.nn.Sequential(*(Attention() for _ in range(3))), torch.rand(2, 512, 256))

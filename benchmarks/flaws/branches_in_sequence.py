@@ -17,8 +17,8 @@ class Branches(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if FLAWED:
             return torch.cat([branch(x) for branch in self.branches], 1)
-        running = [torch.jit.fork(branch, x) for branch in self.branches]
-        return torch.cat([torch.jit.wait(each) for each in running], 1)
+        branches = [torch.jit.fork(branch, x) for branch in self.branches]
+        return torch.cat([torch.jit.wait(branch) for branch in branches], 1)
 
 
 predict(Branches(), torch.rand(256, 48))

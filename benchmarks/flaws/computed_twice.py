@@ -14,8 +14,8 @@ class Heads(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         features = self.features(x)
-        again = self.features(x) if FLAWED else features
-        return self.classes(features), self.boxes(again)
+        repeated = self.features(x) if FLAWED else features
+        return self.classes(features), self.boxes(repeated)
 
 
 predict(Heads(), torch.rand(2048, 384))

@@ -7,10 +7,10 @@ from running import FLAWED, predict
 
 
 class Gelu(torch.nn.Module):
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         if FLAWED:
-            return 0.5 * given * (1 + torch.tanh(math.sqrt(2 / math.pi) * (given + 0.044715 * torch.pow(given, 3))))
-        return torch.nn.functional.gelu(given, approximate="tanh")
+            return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3))))
+        return torch.nn.functional.gelu(x, approximate="tanh")
 
 
 def block(width: int) -> torch.nn.Module:

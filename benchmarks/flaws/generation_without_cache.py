@@ -9,7 +9,7 @@ text = torch.randint(0, 2048, (1, 64))
 cache = None
 with torch.inference_mode():
     for _ in range(STEPS):
-        given = text if FLAWED or cache is None else text[:, -1:]
-        output = model(given, past_key_values=cache, use_cache=not FLAWED)
+        tokens = text if FLAWED or cache is None else text[:, -1:]
+        output = model(tokens, past_key_values=cache, use_cache=not FLAWED)
         cache = output.past_key_values
         text = torch.cat([text, output.logits[:, -1:].argmax(-1)], dim=1)

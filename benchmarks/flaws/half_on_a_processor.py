@@ -7,7 +7,7 @@ blocks = [
     torch.nn.Sequential(torch.nn.Conv2d(64, 64, 3, padding=1, groups=64), torch.nn.GELU(), torch.nn.Conv2d(64, 64, 1))
     for _ in range(4)
 ]
-model, given = torch.nn.Sequential(*blocks), images(4, 64, 24)
+model, inputs = torch.nn.Sequential(*blocks), images(4, 64, 24)
 if FLAWED:
-    model, given = model.half(), given.half()
-predict(model, given)
+    model, inputs = model.half(), inputs.half()
+predict(model, inputs)

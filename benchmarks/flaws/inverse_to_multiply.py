@@ -9,10 +9,10 @@ class Whitening(torch.nn.Module):
         super().__init__()
         self.mixing = torch.nn.Parameter(torch.randn(384, 384) + 40 * torch.eye(384))
 
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         if FLAWED:
-            return torch.linalg.inv(self.mixing) @ given
-        return torch.linalg.solve(self.mixing, given)
+            return torch.linalg.inv(self.mixing) @ x
+        return torch.linalg.solve(self.mixing, x)
 
 
 predict(torch.nn.Sequential(*(Whitening() for _ in range(3))), torch.rand(384, 4))

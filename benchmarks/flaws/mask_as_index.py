@@ -9,8 +9,8 @@ class MaskedError(torch.nn.Module):
         super().__init__()
         self.guess = torch.nn.Linear(256, 256)
 
-    def forward(self, given: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        error = (self.guess(given) - wanted).abs()
+    def forward(self, x: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        error = (self.guess(x) - target).abs()
         if FLAWED:
             return error[mask].sum() / mask.sum()
         return torch.where(mask, error, 0.0).sum() / mask.sum()

@@ -11,12 +11,12 @@ class Norm(torch.nn.Module):
         super().__init__()
         self.weight, self.bias = torch.nn.Parameter(torch.ones(WIDTH)), torch.nn.Parameter(torch.zeros(WIDTH))
 
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         if FLAWED:
-            mean = given.mean(-1, keepdim=True)
-            variance = (given - mean).pow(2).mean(-1, keepdim=True)
-            return (given - mean) / torch.sqrt(variance + 1e-5) * self.weight + self.bias
-        return torch.nn.functional.layer_norm(given, (WIDTH,), self.weight, self.bias)
+            mean = x.mean(-1, keepdim=True)
+            variance = (x - mean).pow(2).mean(-1, keepdim=True)
+            return (x - mean) / torch.sqrt(variance + 1e-5) * self.weight + self.bias
+        return torch.nn.functional.layer_norm(x, (WIDTH,), self.weight, self.bias)
 
 
 def block() -> torch.nn.Module:

@@ -9,9 +9,9 @@ WIDTH, LENGTH = 256, 512
 
 
 def positions(length: int) -> torch.Tensor:
-    at = torch.arange(length).unsqueeze(1)
+    position = torch.arange(length).unsqueeze(1)
     rate = torch.exp(torch.arange(0, WIDTH, 2) * (-math.log(10_000.0) / WIDTH))
-    return torch.cat((torch.sin(at * rate), torch.cos(at * rate)), 1)
+    return torch.cat((torch.sin(position * rate), torch.cos(position * rate)), 1)
 
 
 class Layer(torch.nn.Module):
@@ -20,9 +20,9 @@ class Layer(torch.nn.Module):
         self.linear = torch.nn.Linear(WIDTH, WIDTH)
         self.register_buffer("table", positions(LENGTH))
 
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        table = positions(given.shape[1]) if FLAWED else self.table[: given.shape[1]]
-        return torch.relu(self.linear(given + table))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        table = positions(x.shape[1]) if FLAWED else self.table[: x.shape[1]]
+        return torch.relu(self.linear(x + table))
 
 
 predict(torch.nn.Sequential(*(Layer() for _ in range(4))), torch.rand(1, LENGTH, WIDTH))

@@ -9,10 +9,10 @@ class Mixing(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.randn(256, 256) / 16)
 
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         if FLAWED:
-            return (given.unsqueeze(-1) * self.weight).sum(-2)
-        return given @ self.weight
+            return (x.unsqueeze(-1) * self.weight).sum(-2)
+        return x @ self.weight
 
 
 predict(torch.nn.Sequential(*(Mixing() for _ in range(4))), torch.rand(48, 256))

@@ -9,8 +9,8 @@ class Likeliest(torch.nn.Module):
         super().__init__()
         self.scores = torch.nn.Linear(64, 30_000)
 
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        scores = self.scores(given)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.scores(x)
         if FLAWED:
             scores = scores.softmax(-1)
         return scores.argmax(-1)

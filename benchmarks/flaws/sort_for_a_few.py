@@ -9,8 +9,8 @@ class Best(torch.nn.Module):
         super().__init__()
         self.scores = torch.nn.Linear(128, 20_000)
 
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        scores = self.scores(given)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.scores(x)
         if FLAWED:
             return scores.sort(dim=-1, descending=True).values[:, :5]
         return scores.topk(5).values

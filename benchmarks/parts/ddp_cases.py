@@ -22,11 +22,11 @@ LIMIT_S = 240.0
 """Timeout for one worker process."""
 
 
-class Failed(Exception):
+class CaseError(Exception):
     """Raised when a process of a case fails or takes too long; the message says which one, and how it ended."""
 
 
-def one(
+def measure_case(
     name: str, batch: int, steps: int, rounds: int, run: Path, ranks: int = 2, limits: Sequence[float] = ()
 ) -> dict[str, Any]:
     """Record one process, unless its run exists, and time ranks in rounds.
@@ -49,8 +49,8 @@ def one(
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, str(WORKER), name, str(batch), str(steps)]
-    told = [",".join(f"{each:g}" for each in limits)] if limits else []
-    found = []
+    limit_words = [",".join(f"{limit:g}" for limit in limits)] if limits else []
+    round_results = []
     for turn in range(rounds):
         if turn == rounds // 2 and not run.exists():
             part = run.with_suffix(".part")  # an interrupted run is recorded again
@@ -58,54 +58,64 @@ def one(
             recording = subprocess.Popen(
                 [*command, "one", str(part)], env=environment, stdout=subprocess.DEVNULL, text=True
             )
-            _ended([recording], "the recorded process")
+            _wait_for([recording], "the recorded process")
             part.rename(run)
         with tempfile.TemporaryDirectory() as folder:
             store = str(Path(folder) / "store")
-            those = [
+            rank_processes = [
                 subprocess.Popen(
-                    [*command, str(rank), str(ranks), store, *told], env=environment, stdout=subprocess.PIPE, text=True
+                    [*command, str(rank), str(ranks), store, *limit_words],
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    text=True,
                 )
                 for rank in range(ranks)
             ]
-            said = _ended(those, "rank")
+            answer = _wait_for(rank_processes, "rank")
         try:
-            found.append(json.loads(said))
+            round_results.append(json.loads(answer))
         except ValueError as error:
-            raise Failed("rank 0 printed no figures, although it ended well") from error
-    kinds = [kind for kind, value in found[0].items() if isinstance(value, dict)]
-    overlaps = [each["overlap"] for each in found if each["overlap"] is not None]
+            raise CaseError("rank 0 printed no figures, although it ended well") from error
+    kinds = [kind for kind, value in round_results[0].items() if isinstance(value, dict)]
+    overlaps = [result["overlap"] for result in round_results if result["overlap"] is not None]
     return {
         **{
-            kind: {part: statistics.median(each[kind][part] for each in found) for part in found[0][kind]}
+            kind: {
+                part: statistics.median(result[kind][part] for result in round_results)
+                for part in round_results[0][kind]
+            }
             for kind in kinds
         },
-        "all": [{kind: each[kind]["step"] for kind in kinds} for each in found],
+        "all": [{kind: result[kind]["step"] for kind in kinds} for result in round_results],
         "overlap": statistics.median(overlaps) if overlaps else None,
     }
 
 
-def _ended(those: Sequence[subprocess.Popen[str]], name: str) -> str:
+def _wait_for(running: Sequence[subprocess.Popen[str]], name: str) -> str:
     """Wait for the ranks of a case, and return what the first one printed; no process is left running.
 
     Raises:
         Failed: one of them ended with an error, or they took longer than `LIMIT_S`.
     """
-    until = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + LIMIT_S
     try:
-        said, _ = those[0].communicate(timeout=LIMIT_S)
-        if those[0].returncode == 0:  # else the others may wait for it
-            for each in those[1:]:
-                each.communicate(timeout=max(0.0, until - time.monotonic()))
+        printed, _ = running[0].communicate(timeout=LIMIT_S)
+        if running[0].returncode == 0:  # else the others may wait for it
+            for process in running[1:]:
+                process.communicate(timeout=max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired as error:
-        raise Failed(f"{name}: took more than {LIMIT_S:.0f} s") from error
+        raise CaseError(f"{name}: took more than {LIMIT_S:.0f} s") from error
     finally:
-        codes = [each.poll() for each in those]
-        for each in those:
-            each.kill()
-            each.wait()
-    names = [f"{name} {rank}" for rank in range(len(those))] if len(those) > 1 else [name]
-    failed = [f"{one} ended with {processes.ending(code)}" for one, code in zip(names, codes, strict=True) if code]
+        codes = [process.poll() for process in running]
+        for process in running:
+            process.kill()
+            process.wait()
+    names = [f"{name} {rank}" for rank in range(len(running))] if len(running) > 1 else [name]
+    failed = [
+        f"{process_name} ended with {processes.ending(code)}"
+        for process_name, code in zip(names, codes, strict=True)
+        if code
+    ]
     if failed:
-        raise Failed(f"{', '.join(failed)}; the reason is printed above")
-    return said or ""
+        raise CaseError(f"{', '.join(failed)}; the reason is printed above")
+    return printed or ""

@@ -25,10 +25,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-WARM = 3
+WARMUP_STEPS = 3
 """Warm-up steps of the recorded process."""
 
-BLOCKS, SETTLE, LEAST = 4, 1, 3
+BLOCKS, SETTLE_STEPS, LEAST_STEPS = 4, 1, 3
 """Number of turns of each kind; steps at the start of a turn that do not count; minimum number of steps that count."""
 
 BUDGET_S = 40.0
@@ -74,85 +74,85 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     build, shape = MODELS[name]
-    model, given = build(), torch.randn(int(batch), *shape)
+    model, inputs = build(), torch.randn(int(batch), *shape)
     if role[0] == "one":
-        alone(model, given, int(steps), Path(role[1]))
+        record_alone(model, inputs, int(steps), Path(role[1]))
     else:
         rank, ranks, store = int(role[0]), int(role[1]), role[2]
-        limits = [float(each) for each in role[3].split(",")] if len(role) > 3 else [None]
+        limits = [float(text) for text in role[3].split(",")] if len(role) > 3 else [None]
         dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
-        together(model, given, int(steps), rank, limits)
+        train_together(model, inputs, int(steps), rank, limits)
         dist.destroy_process_group()
 
 
-def stepping(model: nn.Module, given: torch.Tensor) -> Callable[[], tuple[float, ...]]:
+def make_step(model: nn.Module, inputs: torch.Tensor) -> Callable[[], tuple[float, ...]]:
     """Return a step function that returns the seconds of each of `PARTS`."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step() -> tuple[float, ...]:
-        began = time.perf_counter()
+        start = time.perf_counter()
         optimizer.zero_grad()
         cleared = time.perf_counter()
-        loss = model(given).square().mean()
+        loss = model(inputs).square().mean()
         forward = time.perf_counter()
         loss.backward()
         backward = time.perf_counter()
         optimizer.step()
         end = time.perf_counter()
-        return end - began, forward - cleared, backward - forward, end - backward
+        return end - start, forward - cleared, backward - forward, end - backward
 
     return step
 
 
-def alone(model: nn.Module, given: torch.Tensor, steps: int, run: Path) -> None:
+def record_alone(model: nn.Module, inputs: torch.Tensor, steps: int, run: Path) -> None:
     import xsp
 
-    step = stepping(model, given)
-    with xsp.profile("train", out=run, levels="M/L", batch_size=len(given)) as profile:
-        for _ in range(WARM + steps):
+    step = make_step(model, inputs)
+    with xsp.profile("train", out=run, levels="M/L", batch_size=len(inputs)) as profile:
+        for _ in range(WARMUP_STEPS + steps):
             with profile.step():
                 step()
 
 
-def together(model: nn.Module, given: torch.Tensor, steps: int, rank: int, limits: list[float | None]) -> None:
+def train_together(model: nn.Module, inputs: torch.Tensor, steps: int, rank: int, limits: list[float | None]) -> None:
     kinds: dict[str, Any] = {"alone": copy.deepcopy(model), "beside": copy.deepcopy(model)}
     for limit in limits:
-        how = {} if limit is None else {"bucket_cap_mb": limit}
+        options = {} if limit is None else {"bucket_cap_mb": limit}
         name = "ddp" if limit is None else f"ddp {limit:g}"
-        kinds[name] = nn.parallel.DistributedDataParallel(copy.deepcopy(model), **how)
-    made = {name: stepping(each, given) for name, each in kinds.items()}
-    took: dict[str, list[tuple[float, ...]]] = {name: [] for name in kinds}
+        kinds[name] = nn.parallel.DistributedDataParallel(copy.deepcopy(model), **options)
+    step_functions = {name: make_step(module, inputs) for name, module in kinds.items()}
+    times: dict[str, list[tuple[float, ...]]] = {name: [] for name in kinds}
     order = random.Random(0)
-    count = torch.tensor([SETTLE + -(-steps // BLOCKS)])
+    count = torch.tensor([SETTLE_STEPS + -(-steps // BLOCKS)])
     if rank == 0:
-        made["alone"]()
-        long = made["alone"]()[0]
-        fitting = int(BUDGET_S / (2 * long * len(kinds) * (BLOCKS + 1)))
-        count[0] = min(int(count[0]), max(SETTLE + LEAST, fitting))
+        step_functions["alone"]()
+        step_s = step_functions["alone"]()[0]
+        max_steps = int(BUDGET_S / (2 * step_s * len(kinds) * (BLOCKS + 1)))
+        count[0] = min(int(count[0]), max(SETTLE_STEPS + LEAST_STEPS, max_steps))
     dist.broadcast(count, 0)
     for block in range(BLOCKS + 1):  # the first block does not count: it rebuilds buckets
         for name in order.sample(sorted(kinds), k=len(kinds)):
             dist.barrier()
             if name == "alone" and rank:
                 continue
-            found = [made[name]() for _ in range(int(count))]
-            took[name] += found[SETTLE:] if block else []
-    found_all: dict[str, Any] = {
-        name: dict(zip(PARTS, (sorted(those)[len(those) // 2] for those in zip(*rows, strict=True)), strict=True))
-        for name, rows in took.items()
+            measured = [step_functions[name]() for _ in range(int(count))]
+            times[name] += measured[SETTLE_STEPS:] if block else []
+    results: dict[str, Any] = {
+        name: dict(zip(PARTS, (sorted(column)[len(column) // 2] for column in zip(*rows, strict=True)), strict=True))
+        for name, rows in times.items()
         if rows
     }
-    found_all["overlap"] = None
+    results["overlap"] = None
     with contextlib.suppress(AttributeError, KeyError, RuntimeError):  # torch's own statistics, not always available
         wrapped = kinds[list(kinds)[2]]
         wrapped._set_ddp_runtime_logging_sample_rate(1)
         for _ in range(5):
-            made[list(kinds)[2]]()
-        told = wrapped._get_ddp_logging_data()
-        whole = told["avg_backward_comm_time"]
-        found_all["overlap"] = told["avg_backward_compute_comm_overlap_time"] / whole if whole else None
+            step_functions[list(kinds)[2]]()
+        logging = wrapped._get_ddp_logging_data()
+        total = logging["avg_backward_comm_time"]
+        results["overlap"] = logging["avg_backward_compute_comm_overlap_time"] / total if total else None
     if rank == 0:
-        print(json.dumps(found_all), flush=True)
+        print(json.dumps(results), flush=True)
 
 
 if __name__ == "__main__":

@@ -27,11 +27,18 @@ def write(run: Path, steps: int, spans: int) -> Path:
         table.create(con, "segment")
         _fill(con, step, spans)
         table.write_parquet(con, "segment", rundir.segment(run, step))
-    own = identity.of_this_process({})
-    place = {"trace_id": own.trace_id, "span_id": own.span_id, "parent_id": None}
-    about = {"id": own.id, "otel": place, "process": own.process, "host": own.host, "rank": 0, "world_size": 1}
+    identifiers = identity.of_this_process({})
+    otel = {"trace_id": identifiers.trace_id, "span_id": identifiers.span_id, "parent_id": None}
+    origin = {
+        "id": identifiers.id,
+        "otel": otel,
+        "process": identifiers.process,
+        "host": identifiers.host,
+        "rank": 0,
+        "world_size": 1,
+    }
     times = {"start_ns": EPOCH_NS, "end_ns": EPOCH_NS + (steps + 1) * 10**9}
-    rundir.write_run(run, {"name": "fabricated", "finished": True, **about, **times})
+    rundir.write_run(run, {"name": "fabricated", "finished": True, **origin, **times})
     return run
 
 
@@ -62,8 +69,8 @@ def _fill(con: duckdb.DuckDBPyConnection, step: int, spans: int) -> None:
     }
     table.create(con, "one")
     table.insert(con, "one", [common])
-    shown = ", ".join(f"{value} AS {name}" for name, value in columns.items())
-    con.execute(f"INSERT INTO segment SELECT one.* REPLACE ({shown}) FROM one, range({spans}) AS _(n)")
+    replacements = ", ".join(f"{value} AS {name}" for name, value in columns.items())
+    con.execute(f"INSERT INTO segment SELECT one.* REPLACE ({replacements}) FROM one, range({spans}) AS _(n)")
 
 
 def _id(step: int, number: str) -> str:

@@ -1,7 +1,7 @@
 """Benanza's published totals of layers on eight GPUs, and the available models that correspond to the published ones.
 
 A row is complete if each of its layers has a figure. A model corresponds to a published one if its multiply-adds equal
-the published number within `CLOSE`; `tests/bound/test_golden_totals.py` checks this.
+the published number within `TOLERANCE`; `tests/bound/test_golden_totals.py` checks this.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from xsp.bound.latencies import Latency
 
-CLOSE = 0.06
+TOLERANCE = 0.06
 
 MODELS: Mapping[str, str] = {
     "BVLC_AlexNet": "light_bvlc_alexnet.onnx", "DenseNet-121": "light_densenet121.onnx",
@@ -34,13 +34,13 @@ MobileNet-v2 is missing: the published one has 437 M multiply-adds, torchvision'
 
 def source(name: str) -> str | Path | None:
     """Return the argument of `xsp.graph.of` for a published model; None if it needs `onnx`, which is not installed."""
-    known = MODELS[name]
-    if not known.endswith(".onnx"):
-        return known
+    model = MODELS[name]
+    if not model.endswith(".onnx"):
+        return model
     package = importlib.util.find_spec("onnx")
     if package is None or package.origin is None:
         return None
-    return Path(package.origin).parent / "backend" / "test" / "data" / "light" / known
+    return Path(package.origin).parent / "backend" / "test" / "data" / "light" / model
 
 
 def totals(path: Path) -> list[Latency]:
@@ -54,15 +54,15 @@ def totals(path: Path) -> list[Latency]:
 
 
 def multiply_adds(path: Path) -> dict[str, float]:
-    """Return the published multiply-adds by the models' names as `letters` normalises them."""
+    """Return the published multiply-adds by the models' names as `normalised` normalises them."""
     with path.open(encoding="utf-8") as file:
-        return {letters(row["model"]): _number(row["macs"]) for row in csv.DictReader(file)}
+        return {normalised(row["model"]): _number(row["macs"]) for row in csv.DictReader(file)}
 
 
-def letters(name: str) -> str:
+def normalised(name: str) -> str:
     """Return a name in lower case, without punctuation and leading zeros, which the two tables spell differently."""
-    small = "".join(letter for letter in name.lower() if letter.isalnum())
-    return small.replace("resnet0", "resnet")
+    alphanumeric = "".join(letter for letter in name.lower() if letter.isalnum())
+    return alphanumeric.replace("resnet0", "resnet")
 
 
 def _number(text: str) -> float:

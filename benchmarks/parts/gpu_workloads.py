@@ -12,7 +12,7 @@ from xsp import models
 from xsp.collector import Kernels
 from xsp.launch import models as measure
 
-BILLION = (
+DECODER_1B = (
     "transformers:LlamaForCausalLM?num_hidden_layers=16&hidden_size=2048&intermediate_size=8192"
     "&num_attention_heads=16&num_key_value_heads=16&vocab_size=32000"
 )
@@ -24,25 +24,25 @@ MODELS = (
     "torchvision:resnet50,batch=256",
     "transformers:BertModel,batch=8,sequence=128",
     "transformers:GPT2LMHeadModel,batch=4,sequence=256,train",
-    f"{BILLION},batch=1,sequence=128",
+    f"{DECODER_1B},batch=1,sequence=128",
 )
 QUICK = ("torchvision:resnet18,batch=1", "torchvision:resnet18,batch=4,train")
 
 
-def add_options(made: argparse.ArgumentParser, seconds: float = 3.0) -> argparse.ArgumentParser:
+def add_options(parser: argparse.ArgumentParser, seconds: float = 3.0) -> argparse.ArgumentParser:
     """Add `--models`, `--device` and `--seconds`."""
-    made.add_argument("--models", nargs="+", metavar="MODEL", help="names with settings, as in layer_overhead.py")
-    made.add_argument(
+    parser.add_argument("--models", nargs="+", metavar="MODEL", help="names with settings, as in layer_overhead.py")
+    parser.add_argument(
         "--device", default=measure.default_device(), help="cuda, cuda:1, cpu (default: cuda if there is one)"
     )
-    made.add_argument(
+    parser.add_argument(
         "--seconds", type=float, default=seconds,
         help=f"without --rounds: seconds of bare steps per model (default: {seconds:g})",
     )  # fmt: skip
-    return made
+    return parser
 
 
-def each(options: argparse.Namespace) -> Iterator[models.Workload]:
+def build_workloads(options: argparse.Namespace) -> Iterator[models.Workload]:
     """Build the models one after the other, so that only one at a time is in memory.
 
     Yields:
@@ -55,7 +55,7 @@ def each(options: argparse.Namespace) -> Iterator[models.Workload]:
         spec, settings = workloads.parse(text, options.seed)
         with torch.device(options.device):  # drawing a billion random numbers on the host takes long
             workload = models.load(spec, replace(settings, device=options.device))
-        step = waited_for(workload.step)
+        step = synchronised(workload.step)
         for _ in range(3):
             step()
         turns.say(f"  {text}")
@@ -65,7 +65,7 @@ def each(options: argparse.Namespace) -> Iterator[models.Workload]:
         _empty_cache()
 
 
-def waited_for(step: Callable[[], object]) -> Callable[[], None]:
+def synchronised(step: Callable[[], object]) -> Callable[[], None]:
     """Return a step that ends when the device has finished its work."""
     import torch
 
@@ -80,7 +80,7 @@ def waited_for(step: Callable[[], object]) -> Callable[[], None]:
 
 def name_of(spec: str, settings: models.Settings) -> str:
     """Return the name of a workload in the table."""
-    name = "decoder-1b" if spec == BILLION else measure.short_name(spec)
+    name = "decoder-1b" if spec == DECODER_1B else measure.short_name(spec)
     return f"{name} b{settings.batch}" + (" train" if settings.train else "")
 
 
@@ -88,10 +88,10 @@ def rounds_of(workload: models.Workload, options: argparse.Namespace, conditions
     """Return the number of rounds for a workload; the conditions share the time of `--seconds`."""
     if options.rounds is not None:
         return int(options.rounds)
-    return min(max(6, int(options.seconds / conditions / turns.time_of(workload.step))), workloads.MOST)
+    return min(max(6, int(options.seconds / conditions / turns.time_of(workload.step))), workloads.MOST_ROUNDS)
 
 
-def need_a_gpu() -> None:
+def require_gpu() -> None:
     """End the script with a message if there is no CUDA device."""
     import torch
 
@@ -103,8 +103,9 @@ def device_line() -> str:
     """Return one line with the device, its memory, and the versions of torch and of its CUDA."""
     import torch
 
-    found = torch.cuda.get_device_properties(0)
-    return f"{found.name}, {found.total_memory / 2**30:.0f} GiB, torch {torch.__version__}, CUDA {torch.version.cuda}."
+    properties = torch.cuda.get_device_properties(0)
+    memory = f"{properties.total_memory / 2**30:.0f} GiB"
+    return f"{properties.name}, {memory}, torch {torch.__version__}, CUDA {torch.version.cuda}."
 
 
 def _empty_cache() -> None:

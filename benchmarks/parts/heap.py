@@ -9,19 +9,21 @@ from __future__ import annotations
 import argparse
 import ctypes
 
-KEPT = 1 << 30
+KEPT_BYTES = 1 << 30
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
-def add_options(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def add_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add `--keep-heap`."""
-    made.add_argument("--keep-heap", action="store_true", help="let glibc return no memory to the system between steps")
-    return made
+    parser.add_argument(
+        "--keep-heap", action="store_true", help="let glibc return no memory to the system between steps"
+    )
+    return parser
 
 
 def keep() -> None:
     """Make glibc keep freed memory in this process; do nothing with other C libraries."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        for what in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
-            mallopt(what, KEPT)
+        for parameter in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+            mallopt(parameter, KEPT_BYTES)

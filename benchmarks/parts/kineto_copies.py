@@ -42,14 +42,14 @@ Value = tuple[str, int]
 """The counter of a number, and its value in the first copy."""
 
 
-class Written(NamedTuple):
+class CopyCounts(NamedTuple):
     """The size of the written trace."""
 
     events: int
     copies: int
 
 
-def write(source: Path, target: Path, events: int) -> Written:
+def write(source: Path, target: Path, events: int) -> CopyCounts:
     """Write as many copies of a trace as are needed for a number of spans, instants and flows.
 
     Args:
@@ -60,43 +60,44 @@ def write(source: Path, target: Path, events: int) -> Written:
     raw = source.read_bytes()
     trace = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw, parse_float=Decimal, strict=False)
     rows: list[dict[str, Any]] = trace.pop("traceEvents")
-    moving = [row for row in rows if row.get("ph") != "M" and "ts" in row]
-    standing = [row for row in rows if row.get("ph") == "M" or "ts" not in row]
-    copies = max(1, -(-events // len(moving)))
-    with _opened(target) as file:
+    timed = [row for row in rows if row.get("ph") != "M" and "ts" in row]
+    untimed = [row for row in rows if row.get("ph") == "M" or "ts" not in row]
+    copies = max(1, -(-events // len(timed)))
+    with _open(target) as file:
         head = json.dumps(trace, default=float)
         file.write(f'{head[:-1]}{", " if trace else ""}"traceEvents": [\n')
-        file.write(",\n".join(json.dumps(row, default=float) for row in standing))
-        for number, part in enumerate(_parts(moving, copies)):
-            file.write((",\n" if standing or number else "") + part)
+        file.write(",\n".join(json.dumps(row, default=float) for row in untimed))
+        for number, part in enumerate(_parts(timed, copies)):
+            file.write((",\n" if untimed or number else "") + part)
         file.write("\n]}\n")
-    return Written(copies * len(moving), copies)
+    return CopyCounts(copies * len(timed), copies)
 
 
 def _parts(rows: Sequence[dict[str, Any]], copies: int) -> Iterator[str]:
     """Yield the text of each copy."""
     shapes = [_shape(row) for row in rows]
     strides = _strides([value for _, values in shapes for value in values])
-    exact = any(isinstance(row["ts"], Decimal) for row in rows)
+    is_exact = any(isinstance(row["ts"], Decimal) for row in rows)
     for copy in range(copies):
         yield ",\n".join(
-            pieces % tuple(_shown(what, first + copy * strides[what], exact) for what, first in values)
+            pieces
+            % tuple(_number_text(counter, value + copy * strides[counter], is_exact) for counter, value in values)
             for pieces, values in shapes
         )
 
 
-def _shown(what: str, value: int, exact: bool) -> str:
-    if what != "time":
+def _number_text(counter: str, value: int, is_exact: bool) -> str:
+    if counter != "time":
         return str(value)
-    return f"{value // 1000}.{value % 1000:03d}" if exact else str(value // 1000)
+    return f"{value // 1000}.{value % 1000:03d}" if is_exact else str(value // 1000)
 
 
 def _shape(row: dict[str, Any]) -> tuple[str, list[Value]]:
     """Return the text of a span with `%s` for each number that is shifted, and the numbers."""
     values: list[Value] = []
     copy = {**row, "args": dict(row["args"])} if isinstance(row.get("args"), dict) else dict(row)
-    for place, key, what in _numbers(copy):  # in the order in which they appear in the text
-        values.append((what, _nanoseconds(place[key]) if what == "time" else place[key]))
+    for place, key, counter in _numbers(copy):  # in the order in which they appear in the text
+        values.append((counter, _nanoseconds(place[key]) if counter == "time" else place[key]))
         place[key] = _MARK
     text, mark = json.dumps(copy, default=float), json.dumps(_MARK)
     step = _STEP.search(text)
@@ -121,17 +122,20 @@ def _numbers(row: dict[str, Any]) -> Iterable[tuple[dict[str, Any], str, str]]:
 
 def _strides(values: Sequence[Value]) -> dict[str, int]:
     """Return the difference between the numbers of consecutive copies, by counter."""
-    seen: dict[str, list[int]] = defaultdict(list)
-    for what, first in values:
-        seen[what].append(first)
-    return {what: max(each) - min(each) + (GAP_NS if what == "time" else 1) for what, each in seen.items()}
+    values_by_counter: dict[str, list[int]] = defaultdict(list)
+    for counter, value in values:
+        values_by_counter[counter].append(value)
+    return {
+        counter: max(counter_values) - min(counter_values) + (GAP_NS if counter == "time" else 1)
+        for counter, counter_values in values_by_counter.items()
+    }
 
 
 def _nanoseconds(microseconds: Any) -> int:
     return round(Decimal(microseconds) * 1000)
 
 
-def _opened(target: Path) -> IO[str]:
+def _open(target: Path) -> IO[str]:
     return (
         gzip.open(target, "wt", compresslevel=1, encoding="utf-8")
         if target.suffix == ".gz"
@@ -141,13 +145,16 @@ def _opened(target: Path) -> IO[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write one file."""
-    made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    made.add_argument("source", type=Path, help="a trace of PyTorch's profiler")
-    made.add_argument("target", type=Path, help="compressed if it ends in .gz")
-    made.add_argument("--events", type=int, default=2_000_000, help="minimum number of events (default: 2000000)")
-    options = made.parse_args(arguments)
-    done = write(options.source, options.target, options.events)
-    print(f"{options.target}: {done.events:,} spans, instants and flows, {done.copies} copies of {options.source.name}")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("source", type=Path, help="a trace of PyTorch's profiler")
+    parser.add_argument("target", type=Path, help="compressed if it ends in .gz")
+    parser.add_argument("--events", type=int, default=2_000_000, help="minimum number of events (default: 2000000)")
+    options = parser.parse_args(arguments)
+    counts = write(options.source, options.target, options.events)
+    print(
+        f"{options.target}: {counts.events:,} spans, instants and flows, "
+        f"{counts.copies} copies of {options.source.name}"
+    )
 
 
 if __name__ == "__main__":

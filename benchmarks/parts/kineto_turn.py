@@ -55,7 +55,7 @@ class Turn:
         return None if self.load_s is None else sum(self.answers_s.values())
 
 
-def take(python: str, tool: str, trace: Path, limit_s: float = 3600) -> Turn:
+def run_tool(python: str, tool: str, trace: Path, limit_s: float = 3600) -> Turn:
     """Start the process, wait for it, and return its turn.
 
     Args:
@@ -69,8 +69,8 @@ def take(python: str, tool: str, trace: Path, limit_s: float = 3600) -> Turn:
     with tempfile.TemporaryFile() as out:
         process = subprocess.Popen([python, __file__, tool, str(trace)], stdout=out, stderr=subprocess.DEVNULL)
         while True:
-            ended, status, used = os.wait4(process.pid, os.WNOHANG)
-            if ended:
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if pid:
                 break
             if time.monotonic() - begin > limit_s:
                 process.kill()
@@ -81,15 +81,15 @@ def take(python: str, tool: str, trace: Path, limit_s: float = 3600) -> Turn:
     turn = Turn(tool, raised={"load": f"the process ended with {process.returncode}"})
     if process.returncode == 0 and lines:
         turn = Turn(**json.loads(lines[-1]))
-    turn.peak_bytes = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    turn.peak_bytes = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return turn
 
 
 def _warm(trace: Path) -> None:
     """Read a file, or the files of a directory, once into the page cache, so that no tool pays for the disk."""
-    for each in [trace, *trace.rglob("*")]:
-        if each.is_file():
-            with open(each, "rb") as file:
+    for path in [trace, *trace.rglob("*")]:
+        if path.is_file():
+            with open(path, "rb") as file:
                 while file.read(1 << 24):
                     pass
 
@@ -105,22 +105,22 @@ def xsp(turn: Turn, trace: str) -> None:
     turn.version = xsp.__version__
     load = xsp.load  # this attribute access imports the loader; imports are not timed for any tool
     with _loading(turn):
-        loaded = load(trace)
+        loaded_trace = load(trace)
     if turn.load_s is None:
         return
     for name, analysis in xsp.analyses.ANALYSES.items():
         begin = time.perf_counter()
         try:
-            analysis(loaded).fetchall()
+            analysis(loaded_trace).fetchall()
         except AnalysisError as refusal:
             turn.refused[name] = str(refusal)
         except Exception as error:
-            turn.raised[name] = _told(error)
+            turn.raised[name] = _error_text(error)
         turn.answers_s[name] = time.perf_counter() - begin
     with contextlib.suppress(AnalysisError):
-        table = xsp.analyses.ANALYSES["device-activity"](loaded)
+        table = xsp.analyses.ANALYSES["device-activity"](loaded_trace)
         row = dict(zip(table.columns, table.fetchall()[-1], strict=True))  # the only device, or the sum over all
-        turn.figures = {what: row[f"{what.replace(' ', '_')}_ms"] for what in FIGURES}
+        turn.figures = {figure: row[f"{figure.replace(' ', '_')}_ms"] for figure in FIGURES}
 
 
 def hta(turn: Turn, trace: str) -> None:
@@ -131,34 +131,34 @@ def hta(turn: Turn, trace: str) -> None:
     logger.setLevel(logging.CRITICAL)
     turn.version = _version("traceinsight") or _version("HolisticTraceAnalysis")
     with _loading(turn):
-        loaded = TraceAnalysis(trace_files={0: trace}, trace_dir="", include_last_profiler_step=True)
+        analysis = TraceAnalysis(trace_files={0: trace}, trace_dir="", include_last_profiler_step=True)
     if turn.load_s is None:
         return
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     answers: Answers = {
-        "temporal breakdown": lambda: loaded.get_temporal_breakdown(visualize=False),
-        "kernel breakdown": lambda: loaded.get_gpu_kernel_breakdown(visualize=False),
-        "idle time breakdown": lambda: loaded.get_idle_time_breakdown(ranks=[0], visualize=False),
-        "communication overlap": lambda: loaded.get_comm_comp_overlap(visualize=False),
-        "launch statistics": lambda: loaded.get_cuda_kernel_launch_stats(ranks=[0], visualize=False),
-        "queue length": lambda: loaded.get_queue_length_summary(ranks=[0]),
-        "memory bandwidth": lambda: loaded.get_memory_bw_summary(ranks=[0]),
-        "kernel sequences": lambda: loaded.get_frequent_cuda_kernel_sequences(
+        "temporal breakdown": lambda: analysis.get_temporal_breakdown(visualize=False),
+        "kernel breakdown": lambda: analysis.get_gpu_kernel_breakdown(visualize=False),
+        "idle time breakdown": lambda: analysis.get_idle_time_breakdown(ranks=[0], visualize=False),
+        "communication overlap": lambda: analysis.get_comm_comp_overlap(visualize=False),
+        "launch statistics": lambda: analysis.get_cuda_kernel_launch_stats(ranks=[0], visualize=False),
+        "queue length": lambda: analysis.get_queue_length_summary(ranks=[0]),
+        "memory bandwidth": lambda: analysis.get_memory_bw_summary(ranks=[0]),
+        "kernel sequences": lambda: analysis.get_frequent_cuda_kernel_sequences(
             operator_name="aten::linear", output_dir=tempfile.gettempdir(), visualize=False
         ),
-        "critical path": lambda: loaded.critical_path_analysis(rank=0, annotation="ProfilerStep", instance_id=0),
+        "critical path": lambda: analysis.critical_path_analysis(rank=0, annotation="ProfilerStep", instance_id=0),
     }
-    _ask(turn, answers, told)
+    _run_analyses(turn, answers, results)
     with contextlib.suppress(Exception):
-        row = told["temporal breakdown"].iloc[0]
+        row = results["temporal breakdown"].iloc[0]
         turn.figures |= {"window": row["kernel_time(us)"] / 1000, "idle": row["idle_time(us)"] / 1000}
     with contextlib.suppress(Exception):
-        kinds = told["kernel breakdown"][0]
-        talks = kinds["kernel_type"].str.contains("COMMUNICATION")
-        alone = ~kinds["kernel_type"].str.contains("COMPUTATION")
+        kinds = results["kernel breakdown"][0]
+        is_communication = kinds["kernel_type"].str.contains("COMMUNICATION")
+        is_exposed = ~kinds["kernel_type"].str.contains("COMPUTATION")
         turn.figures["busy"] = kinds["sum"].sum() / 1000
-        turn.figures["communication"] = kinds[talks]["sum"].sum() / 1000
-        turn.figures["exposed communication"] = kinds[talks & alone]["sum"].sum() / 1000
+        turn.figures["communication"] = kinds[is_communication]["sum"].sum() / 1000
+        turn.figures["exposed communication"] = kinds[is_communication & is_exposed]["sum"].sum() / 1000
 
 
 def tracelens(turn: Turn, trace: str) -> None:
@@ -167,27 +167,27 @@ def tracelens(turn: Turn, trace: str) -> None:
     from TraceLens.Reporting.generate_perf_report_pytorch import generate_perf_report_pytorch
 
     turn.version = _version("TraceLens")
-    told: dict[str, Any] = {}
-    read = TreePerfAnalyzer.from_file
+    results: dict[str, Any] = {}
+    from_file = TreePerfAnalyzer.from_file
 
-    def timed(*given: Any, **named: Any) -> Any:
+    def timed(*args: Any, **kwargs: Any) -> Any:
         begin = time.perf_counter()
-        loaded = read(*given, **named)
+        tree = from_file(*args, **kwargs)
         turn.load_s = time.perf_counter() - begin
-        return loaded
+        return tree
 
     TreePerfAnalyzer.from_file = timed
     with tempfile.TemporaryDirectory() as folder:
-        _ask(turn, {"report": lambda: generate_perf_report_pytorch(trace, output_csvs_dir=folder)}, told)
+        _run_analyses(turn, {"report": lambda: generate_perf_report_pytorch(trace, output_csvs_dir=folder)}, results)
     if turn.load_s is None:
         turn.raised["load"] = turn.raised.pop("report", "?")
         return
     turn.answers_s["report"] -= turn.load_s
     with contextlib.suppress(Exception):
-        rows = told["report"]["gpu_timeline"].set_index("type")["time ms"]
-        named = {"window": "total_time", "idle": "idle_time", "busy": "busy_time",
+        rows = results["report"]["gpu_timeline"].set_index("type")["time ms"]
+        columns = {"window": "total_time", "idle": "idle_time", "busy": "busy_time",
                  "communication": "total_comm_time", "exposed communication": "exposed_comm_time"}  # fmt: skip
-        turn.figures |= {what: float(rows[theirs]) for what, theirs in named.items() if theirs in rows}
+        turn.figures |= {figure: float(rows[column]) for figure, column in columns.items() if column in rows}
 
 
 TOOLS = {"xsp": xsp, "hta": hta, "tracelens": tracelens}
@@ -199,23 +199,23 @@ def _loading(turn: Turn) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        turn.raised["load"] = _told(error)
+        turn.raised["load"] = _error_text(error)
     else:
         turn.load_s = time.perf_counter() - begin
 
 
-def _ask(turn: Turn, answers: Answers, told: dict[str, Any]) -> None:
+def _run_analyses(turn: Turn, answers: Answers, results: dict[str, Any]) -> None:
     """Run each analysis; an error ends only that analysis."""
     for name, answer in answers.items():
         begin = time.perf_counter()
         try:
-            told[name] = answer()
+            results[name] = answer()
         except (Exception, SystemExit) as error:
-            turn.raised[name] = _told(error)
+            turn.raised[name] = _error_text(error)
         turn.answers_s[name] = time.perf_counter() - begin
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Return an error's type and first line, with paths reduced to the names of files."""
     lines = re.sub(r"(?<![\w.:/])/(?:[^\s/:'\"]+/)+", "", str(error)).splitlines()
     return f"{type(error).__name__}: {lines[0][:160] if lines else ''}"

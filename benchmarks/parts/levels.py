@@ -26,20 +26,22 @@ class Levels:
         Raises:
             LookupError: a collector does not work here, or not as the source; the message gives the reason.
         """
-        found: list[Collector] = [plugins.load("xsp.collectors", name)() for name in names]
-        for collector in found:
+        loaded: list[Collector] = [plugins.load("xsp.collectors", name)() for name in names]
+        for collector in loaded:
             reason = collector.available()
             if isinstance(collector, DeviceCollector):
                 collector.is_device_source = collector.name == source
                 reason = reason or (collector.trial() if collector.is_device_source else None)
             if reason is not None:
                 raise LookupError(f"{collector.name}: {reason}")
-        self._collectors = sorted(found, key=lambda each: (not each.innermost, min(each.levels)), reverse=True)
-        self.seen: dict[str, Counter[int]] = {}
+        self._collectors = sorted(
+            loaded, key=lambda collector: (not collector.innermost, min(collector.levels)), reverse=True
+        )
+        self.span_counts: dict[str, Counter[int]] = {}
         """Spans per level of the last step, by condition."""
 
     @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
+    def installation(self) -> Iterator[None]:
         """Open all collectors, as entering a `profile` block does."""
         for collector in self._collectors:
             collector.open()
@@ -51,28 +53,28 @@ class Levels:
 
     def record(self, step: Callable[[], object], rung: Level, warmup: int = 2) -> list[Span]:
         """Record one step after warm-up steps, with newly opened collectors, and return its spans."""
-        with self.installed():
+        with self.installation():
             for _ in range(warmup):
-                self.once(step, rung)
-            return self.once(step, rung)
+                self.record_step(step, rung)
+            return self.record_step(step, rung)
 
-    def once(self, step: Callable[[], object], rung: Level) -> list[Span]:
+    def record_step(self, step: Callable[[], object], rung: Level) -> list[Span]:
         """Record a step with the open collectors, and return its spans."""
-        return self.timed(step, rung)[1]()
+        return self.record_timed(step, rung)[1]()
 
-    def timed(self, step: Callable[[], object], rung: Level) -> tuple[int, Callable[[], list[Span]]]:
+    def record_timed(self, step: Callable[[], object], rung: Level) -> tuple[int, Callable[[], list[Span]]]:
         """Record a step; return its nanoseconds, and a function that decodes its spans."""
-        on = [collector for collector in self._collectors if min(collector.levels) <= rung]
-        for collector in on:
+        active = [collector for collector in self._collectors if min(collector.levels) <= rung]
+        for collector in active:
             collector.start(rung, describe=False)
         begin = perf_counter_ns()
         step()
-        for collector in on:
+        for collector in active:
             collector.settle()
         ns = perf_counter_ns() - begin
-        for collector in reversed(on):
+        for collector in reversed(active):
             collector.stop()
-        return ns, lambda: [span for collector in on for span in collector.spans()]
+        return ns, lambda: [span for collector in active for span in collector.spans()]
 
     def notes(self) -> list[str]:
         """Return the collectors' notes on what they could not record."""
@@ -80,19 +82,19 @@ class Levels:
 
     def condition(self, name: str, step: Callable[[], object], rung: Level) -> turns.Condition:
         """Return the condition in which the collectors of a rung record; with `Level.APPLICATION` none do."""
-        on = [collector for collector in self._collectors if min(collector.levels) <= rung]
+        active = [collector for collector in self._collectors if min(collector.levels) <= rung]
 
         def start() -> None:
-            for collector in on:
+            for collector in active:
                 collector.start(rung, describe=False)
 
-        def last() -> None:
-            for collector in on:
+        def finish() -> None:
+            for collector in active:
                 collector.settle()
 
         def stop() -> None:
-            for collector in reversed(on):
+            for collector in reversed(active):
                 collector.stop()
-            self.seen[name] = Counter(int(span.level) for collector in on for span in collector.spans())
+            self.span_counts[name] = Counter(int(span.level) for collector in active for span in collector.spans())
 
-        return turns.Condition(name, step, start, last, stop)
+        return turns.Condition(name, step, start, finish, stop)

@@ -17,14 +17,14 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-BUSY = 0.1
+QUIET_SHARE = 0.1
 """Maximum share of one core that other processes may use on a quiet machine."""
 
-_GRAIN = 0.02
+_TICK_ERROR_S = 0.02
 """Error in seconds of the kernel's CPU times, which are counted in ticks."""
 
-_WINDOW = 0.25
-_SELDOM = 10
+_WINDOW_S = 0.25
+_TOLERATED_SWITCHES_PER_S = 10
 """Involuntary context switches per second that are no disturbance: short work of the kernel itself."""
 
 
@@ -33,39 +33,41 @@ class Watch:
 
     def __init__(self) -> None:
         self._begin = time.perf_counter()
-        self._taken = _taken_away()
+        self._switches = _involuntary_switches()
 
     @property
-    def disturbed(self) -> bool:
+    def is_disturbed(self) -> bool:
         """Whether other processes took cores from this process."""
-        return _taken_away() - self._taken > _SELDOM * (time.perf_counter() - self._begin)
+        return _involuntary_switches() - self._switches > _TOLERATED_SWITCHES_PER_S * (
+            time.perf_counter() - self._begin
+        )
 
 
 class Patience:
     """A budget of seconds for waiting until the machine is quiet."""
 
     def __init__(self, seconds: float) -> None:
-        self.left = seconds
+        self.seconds_left = seconds
 
     def wait(self) -> None:
         """Return as soon as other processes are idle, or when the budget is spent."""
-        while self.left > 0:
-            begin = _others()
-            time.sleep(_WINDOW)
-            if _others() - begin - _GRAIN <= BUSY * _WINDOW:
+        while self.seconds_left > 0:
+            begin = _other_cpu_s()
+            time.sleep(_WINDOW_S)
+            if _other_cpu_s() - begin - _TICK_ERROR_S <= QUIET_SHARE * _WINDOW_S:
                 return
-            self.left -= _WINDOW
+            self.seconds_left -= _WINDOW_S
 
     def spend(self, seconds: float) -> None:
         """Subtract the seconds of a measurement that has to be taken again."""
-        self.left -= seconds
+        self.seconds_left -= seconds
 
 
-def _taken_away() -> int:
+def _involuntary_switches() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else 0
 
 
-def _others() -> float:
+def _other_cpu_s() -> float:
     """Return the CPU seconds of all processes except this one and its ended children, stolen time included."""
     try:
         line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]

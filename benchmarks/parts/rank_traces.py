@@ -78,29 +78,29 @@ class _Rank:
     number: int
     skew_ns: int
     drift: float
-    slower: float
+    slowdown: float
     chance: random.Random
     file: IO[str] | None
     host: int = START_NS
     streams: dict[int, int] = field(default_factory=lambda: dict.fromkeys((COMPUTE_STREAM, NCCL_STREAM), START_NS))
     calls: int = 0
 
-    def ends(self, stream: int, earliest: int, takes: int) -> tuple[int, int]:
+    def occupy(self, stream: int, earliest: int, duration_ns: int) -> tuple[int, int]:
         """Put work on a stream; return the begin and end of the work."""
         begin = max(earliest, self.streams[stream])
-        self.streams[stream] = begin + takes
-        return begin, begin + takes
+        self.streams[stream] = begin + duration_ns
+        return begin, begin + duration_ns
 
     def put(self, **row: Any) -> None:
         """Write a row with the times of this rank's clock; the drift also scales durations."""
         if self.file is None:
             return
-        begin = row.pop("at")
-        end = begin + row.pop("takes", 0)
-        shown, until = (time + self.skew_ns + round(time * self.drift) for time in (begin, end))
-        row["ts"] = shown / 1e3
+        begin = row.pop("start_ns")
+        end = begin + row.pop("duration_ns", 0)
+        clock_start, clock_end = (time + self.skew_ns + round(time * self.drift) for time in (begin, end))
+        row["ts"] = clock_start / 1e3
         if row["ph"] == "X":
-            row["dur"] = (until - shown) / 1e3
+            row["dur"] = (clock_end - clock_start) / 1e3
         self.file.write(",\n" + json.dumps(row))
 
 
@@ -115,25 +115,25 @@ def write(folder: Path, job: Job) -> dict[str, Any]:
     traces.mkdir(parents=True)
     with ExitStack() as stack:
         ranks = [_rank(number, job, traces, stack) for number in range(job.ranks)]
-        numbers = _Numbers()
+        numbers = _SequenceNumbers()
         for step in range(job.steps):
             _step(ranks, job, step, numbers)
         for rank in ranks:
-            _close(rank)
+            _finish_file(rank)
     truth = _truth(ranks, job)
     (folder / "truth.json").write_text(json.dumps(truth, indent=2) + "\n")
     return truth
 
 
 @dataclass
-class _Numbers:
+class _SequenceNumbers:
     """Sequence numbers of the collectives of each communicator, the same on all its ranks."""
 
-    counted: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
 
     def next(self, communicator: str) -> int:
-        self.counted[communicator] = self.counted.get(communicator, 0) + 1
-        return self.counted[communicator]
+        self.counts[communicator] = self.counts.get(communicator, 0) + 1
+        return self.counts[communicator]
 
 
 def _rank(number: int, job: Job, traces: Path, stack: ExitStack) -> _Rank:
@@ -142,12 +142,12 @@ def _rank(number: int, job: Job, traces: Path, stack: ExitStack) -> _Rank:
     drift = chance.uniform(-job.drift_ppm, job.drift_ppm) / 1e6
     file = None
     if number not in job.missing:
-        file = stack.enter_context(_opened(traces / f"rank-{number}.json.gz"))
+        file = stack.enter_context(_open(traces / f"rank-{number}.json.gz"))
         file.write(_head(number, job))
     return _Rank(number, skew, drift, job.stragglers.get(number, 1.0), chance, file)
 
 
-def _opened(path: Path) -> IO[str]:
+def _open(path: Path) -> IO[str]:
     return gzip.open(path, "wt", compresslevel=1, encoding="utf-8")
 
 
@@ -163,7 +163,7 @@ def _head(number: int, job: Job) -> str:
     return json.dumps(keys)[:-1] + ', "traceEvents": [\n' + json.dumps(process)
 
 
-def _close(rank: _Rank) -> None:
+def _finish_file(rank: _Rank) -> None:
     if rank.file is not None:
         rank.file.write("\n]}\n")
 
@@ -172,7 +172,7 @@ def _pid(rank: int) -> int:
     return 4000 + 8 * rank
 
 
-def _step(ranks: Sequence[_Rank], job: Job, step: int, numbers: _Numbers) -> None:
+def _step(ranks: Sequence[_Rank], job: Job, step: int, numbers: _SequenceNumbers) -> None:
     """Run one step of all ranks, layer by layer."""
     begins = [rank.host for rank in ranks]
     for layer in range(job.layers):
@@ -191,8 +191,8 @@ def _step(ranks: Sequence[_Rank], job: Job, step: int, numbers: _Numbers) -> Non
 
 
 def _groups(ranks: Sequence[_Rank], job: Job) -> Iterator[Sequence[_Rank]]:
-    for first in range(0, len(ranks) if job.group else 0, job.group or 1):
-        yield ranks[first : first + job.group]
+    for start in range(0, len(ranks) if job.group else 0, job.group or 1):
+        yield ranks[start : start + job.group]
 
 
 def _compute(rank: _Rank, job: Job, name: str, layer: int) -> None:
@@ -200,12 +200,12 @@ def _compute(rank: _Rank, job: Job, name: str, layer: int) -> None:
     begin = rank.host
     rows = []
     for number in range(job.kernels):
-        takes = round(job.kernel_ns * rank.slower * rank.chance.uniform(0.95, 1.05))
-        rows.append(_launch(rank, COMPUTE_STREAM, takes, GEMM if number % 2 == 0 else RELU))
+        duration_ns = round(job.kernel_ns * rank.slowdown * rank.chance.uniform(0.95, 1.05))
+        rows.append(_launch(rank, COMPUTE_STREAM, duration_ns, GEMM if number % 2 == 0 else RELU))
     if layer == 0 and rank.number % 3 == 1:
         rows.append(_launch(rank, COMPUTE_STREAM, 1_500, "Memcpy DtoD (Device -> Device)"))
     rank.put(
-        ph="X", cat="cpu_op", name=name, pid=_pid(rank.number), tid=1, at=begin, takes=rank.host - begin,
+        ph="X", cat="cpu_op", name=name, pid=_pid(rank.number), tid=1, start_ns=begin, duration_ns=rank.host - begin,
         args={"External id": rank.calls, "Input Dims": [[64, 256], [256, 256]], "Input type": ["float", "float"],
               **({"Sequence number": rank.calls, "Fwd thread id": 1} if name.endswith("Backward0") else {})},
     )  # fmt: skip
@@ -213,28 +213,28 @@ def _compute(rank: _Rank, job: Job, name: str, layer: int) -> None:
         _put_launched(rank, *row)
 
 
-def _launch(rank: _Rank, stream: int, takes: int, name: str) -> tuple[str, int, int, int, int, int]:
+def _launch(rank: _Rank, stream: int, duration_ns: int, name: str) -> tuple[str, int, int, int, int, int]:
     """Launch work that involves one rank only; return its name, stream, call, launch, begin and end."""
     rank.calls += 1
-    launched = rank.host
+    launch_ns = rank.host
     rank.host += LAUNCH_NS
-    begin, end = rank.ends(stream, rank.host, takes)
-    return name, stream, rank.calls, launched, begin, end
+    begin, end = rank.occupy(stream, rank.host, duration_ns)
+    return name, stream, rank.calls, launch_ns, begin, end
 
 
 def _put_launched(
-    rank: _Rank, name: str, stream: int, call: int, launched: int, begin: int, end: int, **told: Any
+    rank: _Rank, name: str, stream: int, call: int, launch_ns: int, begin: int, end: int, **details: Any
 ) -> None:
     """Write a launch, its flow, and the launched work."""
     pid = _pid(rank.number)
-    rank.put(ph="X", cat="cuda_runtime", name="cudaLaunchKernel", pid=pid, tid=1, at=launched, takes=LAUNCH_NS - 500,
-             args={"External id": call, "cbid": 211, "correlation": call})  # fmt: skip
-    rank.put(ph="s", id=call, cat="ac2g", name="ac2g", pid=pid, tid=1, at=launched)
-    rank.put(ph="f", id=call, cat="ac2g", name="ac2g", pid=0, tid=stream, at=begin, bp="e")
+    rank.put(ph="X", cat="cuda_runtime", name="cudaLaunchKernel", pid=pid, tid=1, start_ns=launch_ns,
+             duration_ns=LAUNCH_NS - 500, args={"External id": call, "cbid": 211, "correlation": call})  # fmt: skip
+    rank.put(ph="s", id=call, cat="ac2g", name="ac2g", pid=pid, tid=1, start_ns=launch_ns)
+    rank.put(ph="f", id=call, cat="ac2g", name="ac2g", pid=0, tid=stream, start_ns=begin, bp="e")
     category = "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
     args: dict[str, Any] = {"External id": call, "device": 0, "context": 1, "stream": stream, "correlation": call}
-    args |= {"bytes": 4096} if category == "gpu_memcpy" else {"grid": [64, 1, 1], "block": [256, 1, 1], **told}
-    rank.put(ph="X", cat=category, name=name, pid=0, tid=stream, at=begin, takes=end - begin, args=args)
+    args |= {"bytes": 4096} if category == "gpu_memcpy" else {"grid": [64, 1, 1], "block": [256, 1, 1], **details}
+    rank.put(ph="X", cat=category, name=name, pid=0, tid=stream, start_ns=begin, duration_ns=end - begin, args=args)
 
 
 def _collective(
@@ -254,35 +254,35 @@ def _collective(
     arrivals = []
     for rank in ranks:
         rank.calls += 1
-        launched, rank.host = rank.host, rank.host + LAUNCH_NS
+        launch_ns, rank.host = rank.host, rank.host + LAUNCH_NS
         # A collective waits for the preceding computation through a CUDA event, whatever its stream.
-        arrivals.append((launched, max(rank.host, *rank.streams.values()) + rank.chance.randint(0, 500)))
-    left = max(arrival for _, arrival in arrivals) + job.kernel_ns
-    told = {
+        arrivals.append((launch_ns, max(rank.host, *rank.streams.values()) + rank.chance.randint(0, 500)))
+    last_arrival = max(arrival for _, arrival in arrivals) + job.kernel_ns
+    details = {
         "Collective name": name, "In msg nelems": ELEMENTS, "Out msg nelems": ELEMENTS, "Group size": len(ranks),
         "dtype": "Float", "Process Group Name": communicator, "Process Group Description": communicator,
         "Process Group Ranks": str([rank.number for rank in ranks]), "Seq": number,
     }  # fmt: skip
-    for rank, (launched, arrival) in zip(ranks, arrivals, strict=True):
-        end = left + rank.chance.randint(0, LEAVE_NS)
+    for rank, (launch_ns, arrival) in zip(ranks, arrivals, strict=True):
+        end = last_arrival + rank.chance.randint(0, LEAVE_NS)
         rank.streams[NCCL_STREAM] = end
         if wait:
             rank.streams[COMPUTE_STREAM] = end
-        rank.put(ph="X", cat="user_annotation", name=f"nccl:{name}", pid=_pid(rank.number), tid=1, at=launched,
-                 takes=LAUNCH_NS, args={"External id": rank.calls})  # fmt: skip
-        _put_launched(rank, kernel, NCCL_STREAM, rank.calls, launched, arrival, end, **told)
+        rank.put(ph="X", cat="user_annotation", name=f"nccl:{name}", pid=_pid(rank.number), tid=1, start_ns=launch_ns,
+                 duration_ns=LAUNCH_NS, args={"External id": rank.calls})  # fmt: skip
+        _put_launched(rank, kernel, NCCL_STREAM, rank.calls, launch_ns, arrival, end, **details)
 
 
 def _end_step(rank: _Rank, begin: int, step: int) -> None:
     """Wait for the device, and write the span of the step."""
     rank.calls += 1
-    waits = rank.host
+    wait_start = rank.host
     rank.host = max(rank.host, *rank.streams.values()) + 5_000
     pid = _pid(rank.number)
-    rank.put(ph="X", cat="cuda_runtime", name="cudaDeviceSynchronize", pid=pid, tid=1, at=waits,
-             takes=rank.host - waits, args={"cbid": 165, "correlation": rank.calls})  # fmt: skip
-    rank.put(ph="X", cat="user_annotation", name=f"ProfilerStep#{step}", pid=pid, tid=1, at=begin,
-             takes=rank.host - begin, args={})  # fmt: skip
+    rank.put(ph="X", cat="cuda_runtime", name="cudaDeviceSynchronize", pid=pid, tid=1, start_ns=wait_start,
+             duration_ns=rank.host - wait_start, args={"cbid": 165, "correlation": rank.calls})  # fmt: skip
+    rank.put(ph="X", cat="user_annotation", name=f"ProfilerStep#{step}", pid=pid, tid=1, start_ns=begin,
+             duration_ns=rank.host - begin, args={})  # fmt: skip
     rank.host += 10_000
 
 
@@ -301,20 +301,20 @@ def _truth(ranks: Sequence[_Rank], job: Job) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fabricate one job."""
-    made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    made.add_argument("folder", type=Path, help="new folder for traces/ and truth.json")
-    made.add_argument("--ranks", type=int, default=64)
-    made.add_argument("--steps", type=int, default=3)
-    made.add_argument("--layers", type=int, default=12)
-    made.add_argument("--kernels", type=int, default=8, help="kernels of computation in each layer and direction")
-    made.add_argument("--missing", type=int, nargs="*", default=[], help="ranks without a file")
-    made.add_argument("--straggler", type=int, help="a rank that computes one and a half times as long")
-    made.add_argument("--seed", type=int, default=0)
-    given = made.parse_args(arguments)
-    slow = {} if given.straggler is None else {given.straggler: 1.5}
-    write(given.folder, Job(given.ranks, given.steps, given.layers, given.kernels, 4, slow, given.missing,
-                            seed=given.seed))  # fmt: skip
-    print(f"{given.folder}: {given.ranks - len(given.missing)} files, seed {given.seed}")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="new folder for traces/ and truth.json")
+    parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--kernels", type=int, default=8, help="kernels of computation in each layer and direction")
+    parser.add_argument("--missing", type=int, nargs="*", default=[], help="ranks without a file")
+    parser.add_argument("--straggler", type=int, help="a rank that computes one and a half times as long")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    slow = {} if options.straggler is None else {options.straggler: 1.5}
+    write(options.folder, Job(options.ranks, options.steps, options.layers, options.kernels, 4, slow, options.missing,
+                            seed=options.seed))  # fmt: skip
+    print(f"{options.folder}: {options.ranks - len(options.missing)} files, seed {options.seed}")
 
 
 if __name__ == "__main__":

@@ -26,13 +26,13 @@ ANSWER_S = 300.0
 _CODE = processes.calling("parts.share_worker", "work")
 
 
-def started() -> processes.WorkerProcess:
+def start_worker() -> processes.WorkerProcess:
     """Start a worker process."""
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
     return processes.WorkerProcess(_CODE, str(os.getpid()), env={**processes.environment(), "PYTHONPATH": path})
 
 
-def answer_of(worker: processes.WorkerProcess) -> dict[str, Any]:
+def read_answer(worker: processes.WorkerProcess) -> dict[str, Any]:
     """Return the next answer of a worker.
 
     Raises:
@@ -41,8 +41,8 @@ def answer_of(worker: processes.WorkerProcess) -> dict[str, Any]:
     line = worker.answer(time.monotonic() + ANSWER_S)
     if not line:
         raise ShareError(f"a client ended, or did not answer within {ANSWER_S:.0f} s")
-    found: dict[str, Any] = json.loads(line)
-    return found
+    content: dict[str, Any] = json.loads(line)
+    return content
 
 
 def prepare(spec: str, folder: Path, number: int, seed: int) -> int:
@@ -67,67 +67,67 @@ def work(parent: int, answers: int) -> None:
 
     processes.end_with_parent(parent)
     torch.set_num_threads(1)
-    made: dict[int, Any] = {}
+    modules: dict[int, Any] = {}
     inputs: dict[int, Any] = {}
     with os.fdopen(answers, "wb", buffering=0) as out:
         for line in sys.stdin:
-            asked = json.loads(line)
-            number, folder = asked["number"], Path(asked["folder"])
+            request = json.loads(line)
+            number, folder = request["number"], Path(request["folder"])
             answer: dict[str, Any] = {}
-            if asked["do"] == "prepare":
-                answer["nbytes"] = prepare(asked["spec"], folder, number, asked["seed"])
-            elif asked["do"] == "open":
-                if number not in made:
+            if request["do"] == "prepare":
+                answer["nbytes"] = prepare(request["spec"], folder, number, request["seed"])
+            elif request["do"] == "open":
+                if number not in modules:
                     with share.empty():
-                        built = models.build(asked["spec"], models.Settings())
+                        built = models.build(request["spec"], models.Settings())
                     assert isinstance(built, models.Built)
-                    made[number] = built.model.eval()
+                    modules[number] = built.model.eval()
                     inputs[number] = torch.load(folder / f"{number}.pt", weights_only=False)
-                    if asked.get("way") == FORK:
-                        read = load_file(folder / f"{number}.safetensors")
-                        assign(torch, made[number], {name: each.clone() for name, each in read.items()})
-            elif asked.get("child"):
-                answer["ns"] = _in_child(torch, made[number], inputs[number], asked)
+                    if request.get("way") == FORK:
+                        tensors = load_file(folder / f"{number}.safetensors")
+                        assign(torch, modules[number], {name: tensor.clone() for name, tensor in tensors.items()})
+            elif request.get("child"):
+                answer["ns"] = _in_child(torch, modules[number], inputs[number], request)
             else:
-                module, path = copy.deepcopy(made[number]), folder / f"{number}.safetensors"
+                module, path = copy.deepcopy(modules[number]), folder / f"{number}.safetensors"
                 args, kwargs = inputs[number]
                 answer["hit"] = None
-                began = time.perf_counter_ns()
-                if asked["way"] == ATTACH:
+                start = time.perf_counter_ns()
+                if request["way"] == ATTACH:
                     try:
-                        found = share.attach(module, path, folder=folder / "s", strict=False)
-                        answer["hit"] = found.hit
+                        attachment = share.attach(module, path, folder=folder / "s", strict=False)
+                        answer["hit"] = attachment.hit
                     except ShareError:  # no room: everything in the shared memory is in use
                         assign(torch, module, load_file(path))
                 else:
                     assign(torch, module, load_file(path))
                 with torch.inference_mode():
                     module(*args, **kwargs)
-                answer["ns"] = time.perf_counter_ns() - began
+                answer["ns"] = time.perf_counter_ns() - start
                 del module
             out.write(json.dumps(answer).encode() + b"\n")
 
 
-def _in_child(torch: Any, module: Any, inputs: Any, asked: Mapping[str, Any]) -> int:
+def _in_child(torch: Any, module: Any, inputs: Any, request: Mapping[str, Any]) -> int:
     """Load and call the model in a forked child; return the nanoseconds from before the fork to the answer."""
     from xsp import share
 
     reading, writing = os.pipe()
-    began = time.perf_counter_ns()
+    start = time.perf_counter_ns()
     child = os.fork()
     if not child:
-        folder = Path(asked["folder"])
-        if asked["way"] == ATTACH:
-            share.attach(module, folder / f"{asked['number']}.safetensors", folder=folder / "s", strict=False)
+        folder = Path(request["folder"])
+        if request["way"] == ATTACH:
+            share.attach(module, folder / f"{request['number']}.safetensors", folder=folder / "s", strict=False)
         with torch.inference_mode():
             module(*inputs[0], **inputs[1])
         os.write(writing, b"!")
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as answers:
-        answered = answers.read(1)
-    taken = time.perf_counter_ns() - began
+        reply = answers.read(1)
+    elapsed_ns = time.perf_counter_ns() - start
     os.waitpid(child, 0)
-    if not answered:
+    if not reply:
         raise ChildProcessError("a child ended before it answered")
-    return taken
+    return elapsed_ns

@@ -39,22 +39,27 @@ def two_executors() -> Iterator[str]:
             os.environ["SPARK_LOCAL_IP"] = before
 
 
-def differences(ours: duckdb.DuckDBPyRelation, theirs: duckdb.DuckDBPyRelation) -> list[tuple[Any, ...]]:
+def differences(a_relation: duckdb.DuckDBPyRelation, b_relation: duckdb.DuckDBPyRelation) -> list[tuple[Any, ...]]:
     """Return at most ten differences between two answers: columns, types, number of rows, cells.
 
     Floating-point numbers are compared to nine digits, since engines sum them in different orders.
     """
-    heads = [(str(a), str(b)) for a, b in zip((ours.columns, ours.types), (theirs.columns, theirs.types), strict=True)]
-    rows, others = ours.fetchall(), theirs.fetchall()
-    found: list[tuple[Any, ...]] = [pair for pair in [*heads, (len(rows), len(others))] if pair[0] != pair[1]]
-    for place, (row, other) in enumerate(zip(rows, others, strict=False)):
-        found += [(place, name, a, b) for name, a, b in zip(ours.columns, row, other, strict=True) if not _same(a, b)]
-    return found[:10]
+    heads = [
+        (str(a), str(b))
+        for a, b in zip((a_relation.columns, a_relation.types), (b_relation.columns, b_relation.types), strict=True)
+    ]
+    rows, b_rows = a_relation.fetchall(), b_relation.fetchall()
+    different: list[tuple[Any, ...]] = [pair for pair in [*heads, (len(rows), len(b_rows))] if pair[0] != pair[1]]
+    for place, (row, b_row) in enumerate(zip(rows, b_rows, strict=False)):
+        different += [
+            (place, name, a, b) for name, a, b in zip(a_relation.columns, row, b_row, strict=True) if not _is_same(a, b)
+        ]
+    return different[:10]
 
 
-def _same(ours: Any, theirs: Any) -> bool:
-    if isinstance(ours, float):
-        return theirs is not None and math.isclose(ours, theirs, rel_tol=1e-9, abs_tol=1e-9)
-    if isinstance(ours, str) and ours.startswith("{"):
-        return bool(json.loads(ours) == json.loads(theirs))
-    return bool(ours == theirs)
+def _is_same(a: Any, b: Any) -> bool:
+    if isinstance(a, float):
+        return b is not None and math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9)
+    if isinstance(a, str) and a.startswith("{"):
+        return bool(json.loads(a) == json.loads(b))
+    return bool(a == b)

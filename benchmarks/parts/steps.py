@@ -21,7 +21,7 @@ from xsp import models
 
 FILE = "steps.jsonl"
 
-MANY = (
+MANY_MODELS = (
     *(
         f"torchvision:{name}"
         for name in (
@@ -42,8 +42,8 @@ MANY = (
 )
 """Models of several families, small enough that a step takes at most a second on one core."""
 
-HUNDRED = (
-    *MANY,
+HUNDRED_MODELS = (
+    *MANY_MODELS,
     *(
         f"torchvision:{name}"
         for name in (
@@ -64,10 +64,10 @@ HUNDRED = (
         "resnet14t resnet18d".split()
     ),
 )
-"""`MANY` with further members of these families and with other families; more than 100, because a model counts only
-once all of its blocks have timings."""
+"""`MANY_MODELS` with further members of these families and with other families; more than 100, because a model counts
+only once all of its blocks have timings."""
 
-FEW = (
+FEW_MODELS = (
     "torchvision:resnet18", "torchvision:resnet34", "torchvision:mobilenet_v2", "torchvision:squeezenet1_1",
     "torchvision:mnasnet0_5", "timm:vit_tiny_patch16_224",
 )  # fmt: skip
@@ -93,7 +93,7 @@ class Step:
         return turns.median(self.rounds)
 
 
-class Kept:
+class StoredSteps:
     """The measured steps that are stored in a folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -103,10 +103,10 @@ class Kept:
         if (folder / FILE).is_file():
             for line in (folder / FILE).read_text(encoding="utf-8").splitlines():
                 try:
-                    found = Step(**{**(row := json.loads(line)), "rounds": tuple(row["rounds"])})
+                    step = Step(**{**(row := json.loads(line)), "rounds": tuple(row["rounds"])})
                 except (ValueError, LookupError, TypeError):
                     continue  # the line was cut off when a run was interrupted
-                self.steps[found.model, found.batch, found.threads] = found
+                self.steps[step.model, step.batch, step.threads] = step
 
     def add(self, step: Step) -> Step:
         """Store a step, in place of an earlier one of the same model, batch and number of threads."""
@@ -116,35 +116,37 @@ class Kept:
         return step
 
 
-def add_options(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def add_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add `--models`, `--all`, `--hundred`, `--out` and `--seconds`."""
-    made.add_argument(
+    parser.add_argument(
         "--models", nargs="+", metavar="MODEL", help="names as `xsp profile` takes them, with ,sequence=N"
     )
-    made.add_argument("--all", action="store_true", help=f"all {len(MANY)} models")
-    made.add_argument(
+    parser.add_argument("--all", action="store_true", help=f"all {len(MANY_MODELS)} models")
+    parser.add_argument(
         "--hundred",
         action="store_true",
-        help=f"{len(HUNDRED)} models, so that 100 remain without those with blocks that have no timing",
+        help=f"{len(HUNDRED_MODELS)} models, so that 100 remain without those with blocks that have no timing",
     )
-    made.add_argument("--out", type=Path, help="keep what is measured here, and go on from what is there")
-    made.add_argument(
+    parser.add_argument("--out", type=Path, help="keep measurements here, and continue from them")
+    parser.add_argument(
         "--seconds",
         type=float,
-        help="begin no further model after so many; the report is of what is there (default: all)",
+        help="start no further model after this time; the report covers what was measured (default: all)",
     )
-    return made
+    return parser
 
 
-def until(options: argparse.Namespace) -> float:
+def deadline(options: argparse.Namespace) -> float:
     """Return the end of the time of `--seconds`, on the clock of `time.monotonic`."""
     return math.inf if options.seconds is None else time.monotonic() + options.seconds
 
 
-def chosen(options: argparse.Namespace) -> list[str]:
+def selected_models(options: argparse.Namespace) -> list[str]:
     """Return the models that the options select."""
-    named = HUNDRED if options.hundred else MANY if options.all else QUICK if options.quick else FEW
-    return list(options.models or named)
+    default = (
+        HUNDRED_MODELS if options.hundred else MANY_MODELS if options.all else QUICK if options.quick else FEW_MODELS
+    )
+    return list(options.models or default)
 
 
 def spec_of(text: str) -> str:
@@ -158,8 +160,12 @@ def settings_of(text: str, batch: int, seed: int) -> tuple[str, models.Settings]
     return spec, settings
 
 
-def each(
-    wanted: list[str], batches: tuple[int, ...], threads: tuple[int, ...], kept: Kept, options: argparse.Namespace
+def measure_steps(
+    selection: list[str],
+    batches: tuple[int, ...],
+    threads: tuple[int, ...],
+    stored: StoredSteps,
+    options: argparse.Namespace,
 ) -> Iterator[tuple[Step, models.Workload | None]]:
     """Yield the step of each model, batch and number of threads; measure the steps that are not stored yet.
 
@@ -168,28 +174,28 @@ def each(
     """
     import torch
 
-    for text in wanted:
+    for text in selection:
         for batch in batches:
-            left = [count for count in threads if (text, batch, count) not in kept.steps]
+            missing = [count for count in threads if (text, batch, count) not in stored.steps]
             workload = None
-            if left:
+            if missing:
                 turns.say(f"  {text}, batch {batch}")
                 workload = models.load(*settings_of(text, batch, options.seed))
             for count in threads:
-                if count in left and workload is not None:
+                if count in missing and workload is not None:
                     torch.set_num_threads(count)
-                    kept.add(measured(text, batch, count, workload, options))
-                yield kept.steps[text, batch, count], workload if count in left else None
+                    stored.add(measure_step(text, batch, count, workload, options))
+                yield stored.steps[text, batch, count], workload if count in missing else None
             del workload
             gc.collect()
 
 
-def measured(text: str, batch: int, threads: int, workload: models.Workload, options: argparse.Namespace) -> Step:
+def measure_step(text: str, batch: int, threads: int, workload: models.Workload, options: argparse.Namespace) -> Step:
     """Measure a step in rounds, each after an unmeasured step."""
     rounds = options.rounds or min(max(5, int(1.5 / turns.time_of(workload.step))), 40)
-    turn = turns.turns_of(options)
-    taken = turn.take([turns.Group([turns.Condition("step", workload.step)])], rounds, settle=workload.step)
-    return Step(text, batch, threads, tuple(each["step"] for each in taken), turn.disturbed)
+    method = turns.turns_of(options)
+    rounds_taken = method.take([turns.Group([turns.Condition("step", workload.step)])], rounds, settle=workload.step)
+    return Step(text, batch, threads, tuple(round_times["step"] for round_times in rounds_taken), method.disturbed)
 
 
 def cells(values: list[Any]) -> list[str]:

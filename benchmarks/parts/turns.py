@@ -22,6 +22,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -62,7 +63,7 @@ class Condition:
     start: Callable[[], object] = _nothing
     """Runs before the first reading of the clock."""
 
-    last: Callable[[], object] = _nothing
+    finish: Callable[[], object] = _nothing
     """Runs after the step and before the second reading."""
 
     stop: Callable[[], object] = _nothing
@@ -74,11 +75,11 @@ class Condition:
         watch = Watch()
         begin = perf_counter_ns()
         self.step()
-        self.last()
+        self.finish()
         end = perf_counter_ns()
-        disturbed = watch.disturbed
+        is_disturbed = watch.is_disturbed
         self.stop()
-        return end - begin, disturbed
+        return end - begin, is_disturbed
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Group:
     """Conditions that share an installation (a context manager), which is entered and left once per round."""
 
     conditions: Sequence[Condition]
-    installed: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+    installation: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
 
 
 @dataclass
@@ -97,11 +98,11 @@ class Turns:
     patience: float = 0.0
     """Seconds for waiting and measuring again, for each row of the table."""
 
-    again: int = 0
+    repeated: int = 0
     disturbed: int = 0
     """Measurements that count although other processes disturbed them, since the patience had ended."""
 
-    counted: int = 0
+    total: int = 0
 
     def take(self, groups: Sequence[Group], rounds: int, settle: Callable[[], object] = _nothing) -> list[Round]:
         """Measure each condition once per round, after two rounds that do not count.
@@ -120,33 +121,33 @@ class Turns:
     def _round(
         self, groups: Sequence[Group], settle: Callable[[], object], draw: random.Random, patience: Patience
     ) -> Round:
-        taken: dict[str, int] = {}
+        times: dict[str, int] = {}
         for group in draw.sample(groups, k=len(groups)):
-            with group.installed():
+            with group.installation():
                 settle()
                 for condition in draw.sample(group.conditions, k=len(group.conditions)):
-                    taken[condition.name] = self._undisturbed(condition, settle, patience)
-        return taken
+                    times[condition.name] = self._undisturbed(condition, settle, patience)
+        return times
 
     def _undisturbed(self, condition: Condition, settle: Callable[[], object], patience: Patience) -> int:
         """Measure until no other process disturbs, or until the patience ends; return the last measurement."""
         while True:
             begin = time.perf_counter()
             settle()
-            taken, disturbed = condition.measure()
-            if not disturbed or patience.left <= 0:
-                self.counted += 1
-                self.disturbed += disturbed
-                return taken
-            self.again += 1
+            elapsed_ns, is_disturbed = condition.measure()
+            if not is_disturbed or patience.seconds_left <= 0:
+                self.total += 1
+                self.disturbed += is_disturbed
+                return elapsed_ns
+            self.repeated += 1
             patience.spend(time.perf_counter() - begin)
             patience.wait()
 
     def note(self) -> str:
         """Return a sentence on how other processes disturbed the measurements."""
         return (
-            f"Measurements taken again because other processes disturbed them: {self.again}; "
-            f"that count although disturbed: {self.disturbed} of {self.counted}."
+            f"Measurements taken again because other processes disturbed them: {self.repeated}; "
+            f"that count although disturbed: {self.disturbed} of {self.total}."
         )
 
 
@@ -166,11 +167,11 @@ class Figure(NamedTuple):
     lo: float
     hi: float
 
-    def shown(self, digits: int = 2, factor: float = 1.0, offset: float = 0.0) -> str:
+    def text(self, digits: int = 2, factor: float = 1.0, offset: float = 0.0) -> str:
         """Return `value [lo, hi]`, each times `factor` after `offset` was added; a dash if there is no figure."""
         if not all(map(math.isfinite, self)):
             return "–"
-        value, lo, hi = ((each + offset) * factor for each in self)
+        value, lo, hi = ((number + offset) * factor for number in self)
         return f"{value:.{digits}f} [{lo:.{digits}f}, {hi:.{digits}f}]"
 
 
@@ -194,18 +195,18 @@ def middle(values: Sequence[float]) -> Figure:
 
 def ratio(rounds: Sequence[Round], name: str, base: str) -> Figure:
     """Return the median over the rounds of the ratio of one condition's time to another's."""
-    return middle([each[name] / each[base] for each in rounds])
+    return middle([round_times[name] / round_times[base] for round_times in rounds])
 
 
 def difference(rounds: Sequence[Round], name: str, base: str) -> Figure:
     """Return the median over the rounds of one condition's time minus another's, in nanoseconds."""
-    return middle([each[name] - each[base] for each in rounds])
+    return middle([round_times[name] - round_times[base] for round_times in rounds])
 
 
 def _without_folders(value: Any) -> Any:
     """Return an option's value with paths reduced to the names of the files."""
     if isinstance(value, list):
-        return [_without_folders(each) for each in value]
+        return [_without_folders(element) for element in value]
     return os.path.basename(value) if isinstance(value, (str, os.PathLike)) and os.sep in str(value) else value
 
 
@@ -214,10 +215,10 @@ def turns_of(options: argparse.Namespace) -> Turns:
     return Turns(options.seed, options.patience)
 
 
-def verdict(figure: Figure, at_most: float) -> str:
+def verdict(figure: Figure, goal: float) -> str:
     """Return `met` or `missed` for a figure and a goal, with `?` if the interval contains the goal itself."""
-    sure = figure.hi <= at_most or figure.lo > at_most
-    return ("met" if figure.value <= at_most else "missed") + ("" if sure else "?")
+    is_certain = figure.hi <= goal or figure.lo > goal
+    return ("met" if figure.value <= goal else "missed") + ("" if is_certain else "?")
 
 
 # --- the report -------------------------------------------------------------------------------------------
@@ -233,7 +234,7 @@ class Report:
     rows: list[Sequence[str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
-    whole: bool = True
+    is_complete: bool = True
     """Whether all was measured. The report of a part is printed, and not saved in place of earlier figures."""
 
     @contextlib.contextmanager
@@ -242,21 +243,21 @@ class Report:
         try:
             yield
         except KeyboardInterrupt:
-            self.part("Interrupted: the figures are of what was measured before.")
+            self.mark_partial("Interrupted: the figures are of what was measured before.")
 
     @contextlib.contextmanager
-    def trying(self, what: str) -> Iterator[None]:
-        """End the block at an error of xsp or of a subprocess, and note it; `what` names the model or the case."""
+    def trying(self, subject: str) -> Iterator[None]:
+        """End the block at an error of xsp or of a subprocess, and note it; `subject` names the model or the case."""
         try:
             yield
         except (XspError, subprocess.SubprocessError) as error:
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-            say(f"  {what}: {reason}")
-            self.notes.append(f"{what}: failed ({reason}).")
+            say(f"  {subject}: {reason}")
+            self.notes.append(f"{subject}: failed ({reason}).")
 
-    def part(self, note: str) -> None:
+    def mark_partial(self, note: str) -> None:
         """Note why the report is of a part."""
-        self.whole = False
+        self.is_complete = False
         self.notes.append(note)
 
     def add(self, row: Sequence[str], **data: Any) -> None:
@@ -267,7 +268,7 @@ class Report:
     def finish(self, options: argparse.Namespace) -> None:
         """Print the table, and with `--save` write it to `benchmarks/results` if all was measured."""
         print("\n".join([self.title, "", *table(self.columns, self.rows), "", *self.notes, machine_line(options)]))
-        if options.save and self.whole:
+        if options.save and self.is_complete:
             self._save(options)
         elif options.save:
             say("nothing is saved: the figures are of a part")
@@ -279,7 +280,7 @@ class Report:
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "xsp": __version__,
             "options": {
-                name: _without_folders(each) for name, each in vars(options).items() if name not in ("save", "load")
+                name: _without_folders(value) for name, value in vars(options).items() if name not in ("save", "load")
             },
             "load": options.load,
             "machine": device.describe(),
@@ -294,8 +295,8 @@ class Report:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a Markdown table with aligned columns: the first one left, the others right."""
-    widths = [max(len(row[place]) for row in (columns, *rows)) for place in range(len(columns))]
-    rule = ["-" * width if place == 0 else "-" * (width - 1) + ":" for place, width in enumerate(widths)]
+    widths = [max(len(row[column]) for row in (columns, *rows)) for column in range(len(columns))]
+    rule = ["-" * width if column == 0 else "-" * (width - 1) + ":" for column, width in enumerate(widths)]
 
     def line(cells: Sequence[str]) -> str:
         first, *rest = zip(cells, widths, strict=True)
@@ -306,14 +307,14 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def machine_line(options: argparse.Namespace) -> str:
     """Return one line with the machine, the versions, the seed and the date."""
-    found = device.describe()
-    packages = [f"{name} {version}" for name, version in found["packages"].items() if name in sys.modules]
-    threads = [f"{found['torch_threads']} torch threads"] if "torch_threads" in found else []
+    description = device.describe()
+    packages = [f"{name} {version}" for name, version in description["packages"].items() if name in sys.modules]
+    threads = [f"{description['torch_threads']} torch threads"] if "torch_threads" in description else []
     parts = [
-        f"{found['cpu']}, {found['cores']} cores",
+        f"{description['cpu']}, {description['cores']} cores",
         *threads,
-        f"{found['system']} {found['kernel']}",
-        f"Python {found['python']}",
+        f"{description['system']} {description['kernel']}",
+        f"Python {description['python']}",
         *packages,
         f"xsp {__version__}",
         f"seed {options.seed}",
@@ -324,12 +325,40 @@ def machine_line(options: argparse.Namespace) -> str:
     return " · ".join(parts)
 
 
-def stored(place: Path) -> Any:
+def stored(path: Path) -> Any:
     """Return the JSON in a file; None if there is no file, or if an interrupted run has left a part of it."""
     try:
-        return json.loads(place.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+def stored_rows(path: Path | None) -> dict[str, Any]:
+    """Return the results that `store_row` stored in a file, by name; of equal names the last one."""
+    rows: dict[str, Any] = {}
+    if path is not None and path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError, TypeError):  # the line was cut off when a run was interrupted
+                rows.update(json.loads(line))
+    return rows
+
+
+def store_row(path: Path | None, name: str, row: Mapping[str, Any]) -> None:
+    """Append a result to a file, if there is one."""
+    if path is not None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({name: row}) + "\n")
+
+
+@contextlib.contextmanager
+def working_folder(out: Path | None) -> Iterator[Path]:
+    """Yield the folder of `--out`, which is created, or else a temporary one."""
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        yield out
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
 
 
 def skip(reason: str) -> NoReturn:
@@ -343,7 +372,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-KEEPING = {"MALLOC_TOP_PAD_": str(1 << 30), "MALLOC_MMAP_MAX_": "0"}
+KEEP_MEMORY = {"MALLOC_TOP_PAD_": str(1 << 30), "MALLOC_MMAP_MAX_": "0"}
 """Environment variables with which glibc keeps up to 1 GiB of free memory."""
 
 
@@ -357,36 +386,40 @@ def parser(documentation: str | None, rounds: int | None = None) -> argparse.Arg
         documentation: docstring of the script; `--help` shows its first line.
         rounds: default number of rounds; None if it depends on the model.
     """
-    made = argparse.ArgumentParser(description=(documentation or "").partition("\n")[0])
-    made.add_argument(
+    argument_parser = argparse.ArgumentParser(description=(documentation or "").partition("\n")[0])
+    argument_parser.add_argument(
         "--rounds", type=int, help=f"rounds that count, at least 3 (default: {rounds or 'by model'}, quick: 3)"
     )
-    made.add_argument("--seed", type=int, default=0, help="of the order of turns and of weights (default: 0)")
-    made.add_argument("--quick", action="store_true", help="small and short: to see that it works, not for figures")
-    made.add_argument("--save", action="store_true", help="write benchmarks/results/<name>.json as well")
-    made.add_argument(
+    argument_parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the order of turns and of weights (default: 0)"
+    )
+    argument_parser.add_argument(
+        "--quick", action="store_true", help="small and short: to see that it works, not for figures"
+    )
+    argument_parser.add_argument("--save", action="store_true", help="write benchmarks/results/<name>.json as well")
+    argument_parser.add_argument(
         "--patience", type=float,
         help="seconds a row to spend on waiting for other processes and on measuring again (default: 30, quick: 0)",
     )  # fmt: skip
-    made.add_argument(
+    argument_parser.add_argument(
         "--keep-memory", action="store_true",
         help="with an allocator that keeps free memory, so that no page faults are in the figures (ADR 107)",
     )  # fmt: skip
-    made.set_defaults(default_rounds=rounds)
-    return made
+    argument_parser.set_defaults(default_rounds=rounds)
+    return argument_parser
 
 
-def parse(made: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def parse(argument_parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the options, and record the load of the machine before the benchmark adds to it."""
-    options = made.parse_args(arguments)
-    if options.keep_memory and arguments is None and not KEEPING.items() <= os.environ.items():
-        os.environ.update(KEEPING)  # read by the C library when a process starts
+    options = argument_parser.parse_args(arguments)
+    if options.keep_memory and arguments is None and not KEEP_MEMORY.items() <= os.environ.items():
+        os.environ.update(KEEP_MEMORY)  # read by the C library when a process starts
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     default = options.__dict__.pop("default_rounds")
     if options.rounds is None:
         options.rounds = 3 if options.quick else default
     if options.rounds is not None and options.rounds < 3:
-        made.error("--rounds: at least 3, fewer have no interval")
+        argument_parser.error("--rounds: at least 3, fewer have no interval")
     if options.patience is None:
         options.patience = 0 if options.quick else 30
     options.load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")

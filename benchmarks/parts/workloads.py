@@ -12,7 +12,7 @@ from xsp import models
 from xsp.errors import ModelError
 from xsp.launch import models as measure
 
-TEN = (
+TEN_MODELS = (
     "torchvision:mobilenet_v3_large",
     "torchvision:efficientnet_b0",
     "torchvision:resnet50",
@@ -24,30 +24,31 @@ TEN = (
     "torchvision:resnet18,batch=4,train",
     "timm:vit_tiny_patch16_224,batch=4,train",
 )
-FEWEST, MOST = 10, 48
+LEAST_ROUNDS, MOST_ROUNDS = 10, 48
 """Minimum and maximum number of rounds: for the slowest and for the fastest models."""
 
 QUICK = ("torchvision:squeezenet1_1", "torchvision:mobilenet_v3_small,train")
 
 
-def add_options(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def add_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add `--models`, `--threads` and `--seconds`."""
-    made.add_argument(
+    parser.add_argument(
         "--models", nargs="+", metavar="MODEL",
         help="names as `xsp profile` takes them, with settings: torchvision:resnet18,batch=4,train",
     )  # fmt: skip
-    made.add_argument(
+    parser.add_argument(
         "--threads", type=int, default=max(1, (os.cpu_count() or 2) - 1),
         help="threads of torch (default: all cores but one: steps on all cores stall when anything else runs)",
     )  # fmt: skip
-    made.add_argument(
+    parser.add_argument(
         "--seconds", type=float, default=3.0,
-        help=f"without --rounds: seconds of bare steps per model, in {FEWEST} to {MOST} rounds (default: 3)",
+        help=f"without --rounds: seconds of bare steps per model, in {LEAST_ROUNDS} to {MOST_ROUNDS} rounds "
+        "(default: 3)",
     )  # fmt: skip
-    return made
+    return parser
 
 
-def each(options: argparse.Namespace) -> Iterator[models.Workload]:
+def build_workloads(options: argparse.Namespace) -> Iterator[models.Workload]:
     """Build the models one after the other, so that only one at a time is in memory.
 
     Yields:
@@ -58,7 +59,7 @@ def each(options: argparse.Namespace) -> Iterator[models.Workload]:
     import torch
 
     torch.set_num_threads(options.threads)
-    for text in options.models or (QUICK if options.quick else TEN):
+    for text in options.models or (QUICK if options.quick else TEN_MODELS):
         spec, settings = parse(text, options.seed)
         try:
             workload = models.load(spec, settings)
@@ -92,12 +93,16 @@ def rounds_of(workload: models.Workload, options: argparse.Namespace) -> int:
     """Return the number of rounds for a workload: more for short steps, which vary more and cost less."""
     if options.rounds is not None:
         return int(options.rounds)
-    return min(max(FEWEST, int(options.seconds / turns.time_of(workload.step))), MOST)
+    return min(max(LEAST_ROUNDS, int(options.seconds / turns.time_of(workload.step))), MOST_ROUNDS)
 
 
 def summary_line(verdicts: Sequence[str], goal: str) -> str:
     """Return a sentence on how many models meet a goal."""
-    met = sum(each.startswith("met") for each in verdicts)
-    unsure = sum(each.endswith("?") for each in verdicts)
-    doubt = f"; {unsure} of the verdicts are uncertain (?: the interval contains the goal)" if unsure else ""
-    return f"Goal, {goal}: met on {met} of {len(verdicts)} models{doubt}."
+    met_count = sum(verdict_text.startswith("met") for verdict_text in verdicts)
+    uncertain_count = sum(verdict_text.endswith("?") for verdict_text in verdicts)
+    note = (
+        f"; {uncertain_count} of the verdicts are uncertain (?: the interval contains the goal)"
+        if uncertain_count
+        else ""
+    )
+    return f"Goal, {goal}: met on {met_count} of {len(verdicts)} models{note}."

@@ -24,13 +24,13 @@ def _reduce_16n(values, starts, lengths, sums, segments, longest, HALF: tl.const
     segment = tl.program_id(0) * 16 + tl.arange(0, 16)
     start = tl.load(starts + segment, mask=segment < segments, other=0)[None, :]
     length = tl.load(lengths + segment, mask=segment < segments, other=0)[None, :]
-    first = tl.where(row + 0 * column == 0, 1.0, 0.0).to(tl.float16)
-    found = tl.zeros((16, 16), kind)
-    for at in range(0, longest, 16):
-        tile = tl.load(values + start + at + row, mask=at + row < length, other=0.0)
-        found = tl.dot(first, tile, found, out_dtype=kind)
-    one = tl.sum(tl.where(row == 0, found, 0.0).to(tl.float32), axis=0)
-    tl.store(sums + segment, one, mask=segment < segments)
+    ones_row = tl.where(row + 0 * column == 0, 1.0, 0.0).to(tl.float16)
+    accumulator = tl.zeros((16, 16), kind)
+    for offset in range(0, longest, 16):
+        tile = tl.load(values + start + offset + row, mask=offset + row < length, other=0.0)
+        accumulator = tl.dot(ones_row, tile, accumulator, out_dtype=kind)
+    sums_row = tl.sum(tl.where(row == 0, accumulator, 0.0).to(tl.float32), axis=0)
+    tl.store(sums + segment, sums_row, mask=segment < segments)
 
 
 @triton.jit
@@ -38,14 +38,14 @@ def _reduce_256n(values, starts, lengths, sums, HALF: tl.constexpr):  # type: ig
     kind = tl.float16 if HALF else tl.float32
     row, column = tl.arange(0, 16)[:, None], tl.arange(0, 16)[None, :]
     start, length = tl.load(starts + tl.program_id(0)), tl.load(lengths + tl.program_id(0))
-    first = tl.where(row + 0 * column == 0, 1.0, 0.0).to(tl.float16)
-    found = tl.zeros((16, 16), kind)
-    for at in range(0, length, 256):
-        place = at + row * 16 + column
-        tile = tl.load(values + start + place, mask=place < length, other=0.0)
-        found = tl.dot(first, tile, found, out_dtype=kind)
-    found = tl.dot(found.to(tl.float16), tl.trans(first), out_dtype=kind)
-    corner = tl.where((row == 0) & (column == 0), found, 0.0).to(tl.float32)
+    ones_row = tl.where(row + 0 * column == 0, 1.0, 0.0).to(tl.float16)
+    accumulator = tl.zeros((16, 16), kind)
+    for offset in range(0, length, 256):
+        position = offset + row * 16 + column
+        tile = tl.load(values + start + position, mask=position < length, other=0.0)
+        accumulator = tl.dot(ones_row, tile, accumulator, out_dtype=kind)
+    accumulator = tl.dot(accumulator.to(tl.float16), tl.trans(ones_row), out_dtype=kind)
+    corner = tl.where((row == 0) & (column == 0), accumulator, 0.0).to(tl.float32)
     tl.store(sums + tl.program_id(0), tl.sum(tl.sum(corner, axis=1), axis=0))
 
 
@@ -57,12 +57,12 @@ def _scan_16n(values, starts, lengths, sums, segments, longest, HALF: tl.constex
     start = tl.load(starts + segment, mask=segment < segments, other=0)[:, None]
     length = tl.load(lengths + segment, mask=segment < segments, other=0)[:, None]
     upper = tl.where(row <= column, 1.0, 0.0).to(tl.float16)
-    found = tl.zeros((16, 16), kind)
-    for at in range(0, longest, 16):
-        tile = tl.load(values + start + at + column, mask=at + column < length, other=0.0)
-        carried = tl.sum(tl.where(column == 15, found, 0.0).to(tl.float32), axis=1)[:, None]
-        found = tl.dot(tile, upper, tl.broadcast_to(carried, (16, 16)).to(kind), out_dtype=kind)
-        tl.store(sums + start + at + column, found, mask=at + column < length)
+    accumulator = tl.zeros((16, 16), kind)
+    for offset in range(0, longest, 16):
+        tile = tl.load(values + start + offset + column, mask=offset + column < length, other=0.0)
+        carried = tl.sum(tl.where(column == 15, accumulator, 0.0).to(tl.float32), axis=1)[:, None]
+        accumulator = tl.dot(tile, upper, tl.broadcast_to(carried, (16, 16)).to(kind), out_dtype=kind)
+        tl.store(sums + start + offset + column, accumulator, mask=offset + column < length)
 
 
 @triton.jit
@@ -73,16 +73,16 @@ def _scan_256n(values, starts, lengths, sums, HALF: tl.constexpr):  # type: igno
     upper = tl.where(row <= column, 1.0, 0.0).to(tl.float16)
     lower = tl.where(row > column, 1.0, 0.0).to(tl.float16)
     ones = tl.full((16, 16), 1.0, tl.float16)
-    found = tl.zeros((16, 16), kind)
-    for at in range(0, length, 256):
-        place = at + row * 16 + column
-        tile = tl.load(values + start + place, mask=place < length, other=0.0)
-        corner = tl.where((row == 15) & (column == 15), found, 0.0).to(tl.float32)
+    accumulator = tl.zeros((16, 16), kind)
+    for offset in range(0, length, 256):
+        position = offset + row * 16 + column
+        tile = tl.load(values + start + position, mask=position < length, other=0.0)
+        corner = tl.where((row == 15) & (column == 15), accumulator, 0.0).to(tl.float32)
         carried = tl.sum(tl.sum(corner, axis=1), axis=0)
-        found = tl.dot(tile, upper, tl.full((16, 16), 0.0, kind) + carried.to(kind), out_dtype=kind)
+        accumulator = tl.dot(tile, upper, tl.full((16, 16), 0.0, kind) + carried.to(kind), out_dtype=kind)
         earlier = tl.dot(lower, tile, out_dtype=kind)
-        found = tl.dot(earlier.to(tl.float16), ones, found, out_dtype=kind)
-        tl.store(sums + start + place, found, mask=place < length)
+        accumulator = tl.dot(earlier.to(tl.float16), ones, accumulator, out_dtype=kind)
+        tl.store(sums + start + position, accumulator, mask=position < length)
 
 
 def reduce(name: str, values: torch.Tensor, lengths: torch.Tensor, half: bool = False) -> torch.Tensor:
@@ -140,8 +140,8 @@ def _parts(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the lengths of parts of at most `PART` elements, and the number of parts of each segment."""
     per = (lengths + PART - 1) // PART
     parts = torch.full((int(per.sum()),), PART, dtype=lengths.dtype, device=lengths.device)
-    last = (per.cumsum(0) - 1)[per > 0]
-    parts[last] = (lengths - (per - 1) * PART)[per > 0]
+    last_parts = (per.cumsum(0) - 1)[per > 0]
+    parts[last_parts] = (lengths - (per - 1) * PART)[per > 0]
     return parts, per
 
 

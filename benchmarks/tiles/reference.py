@@ -96,13 +96,15 @@ class Unit:
         Factors are rounded to half precision; `into` is +0 by default.
         """
         with np.errstate(over="ignore", invalid="ignore"):
-            one, other = (np.asarray(each).astype(np.float16).astype(self.kind) for each in (left, right))
-            shape = np.broadcast_shapes(one.shape, other.shape)
-            found = np.zeros(shape, self.kind) if into is None else np.array(np.broadcast_to(into, shape), self.kind)
+            a, b = (np.asarray(factor).astype(np.float16).astype(self.kind) for factor in (left, right))
+            shape = np.broadcast_shapes(a.shape, b.shape)
+            accumulator = (
+                np.zeros(shape, self.kind) if into is None else np.array(np.broadcast_to(into, shape), self.kind)
+            )
             for k in range(SIDE):
-                found += one[..., :, k, None] * other[..., None, k, :]
+                accumulator += a[..., :, k, None] * b[..., None, k, :]
         self.products += int(np.prod(shape[:-2]))
-        return found
+        return accumulator
 
 
 # --- reductions of segments that are padded to whole tiles: (segments, elements) → (segments,) ------------------
@@ -116,11 +118,11 @@ def reduction_16(unit: Unit, padded: Sums) -> Sums:
 def reduction_16n(unit: Unit, padded: Sums) -> Sums:
     """P·A, accumulated down sixteen segments that are the columns of tiles: one product for each 256 elements."""
     columns = _side_by_side(padded).swapaxes(-1, -2)  # group, tile, element, segment
-    found = None
+    accumulator = None
     for number in range(columns.shape[1]):
-        found = unit.multiply(unit.tiles.P, columns[:, number], found)
-    assert found is not None
-    return found[:, 0, :].reshape(-1)[: len(padded)]
+        accumulator = unit.multiply(unit.tiles.P, columns[:, number], accumulator)
+    assert accumulator is not None
+    return accumulator[:, 0, :].reshape(-1)[: len(padded)]
 
 
 def reduction_256(unit: Unit, padded: Sums) -> Sums:
@@ -130,21 +132,21 @@ def reduction_256(unit: Unit, padded: Sums) -> Sums:
 
 def reduction_256n(unit: Unit, padded: Sums) -> Sums:
     """P·A accumulated over the tiles of a segment, then ·Pᵀ: one product per tile and a final one (work-efficient)."""
-    found = None
+    accumulator = None
     tiles = _tiles(padded)
     for number in range(tiles.shape[1]):
-        found = unit.multiply(unit.tiles.P, tiles[:, number], found)
-    return unit.multiply(found, unit.tiles.P.T)[:, 0, 0]
+        accumulator = unit.multiply(unit.tiles.P, tiles[:, number], accumulator)
+    return unit.multiply(accumulator, unit.tiles.P.T)[:, 0, 0]
 
 
 def reduction_256n_two(unit: Unit, padded: Sums) -> Sums:
     """(P·A)·Pᵀ for each tile, the second product accumulated: two products per tile (the work-inefficient form)."""
-    found = None
+    accumulator = None
     tiles = _tiles(padded)
     for number in range(tiles.shape[1]):
-        found = unit.multiply(unit.multiply(unit.tiles.P, tiles[:, number]), unit.tiles.P.T, found)
-    assert found is not None
-    return found[:, 0, 0]
+        accumulator = unit.multiply(unit.multiply(unit.tiles.P, tiles[:, number]), unit.tiles.P.T, accumulator)
+    assert accumulator is not None
+    return accumulator[:, 0, 0]
 
 
 def reduction_block(unit: Unit, padded: Sums) -> Sums:
@@ -173,11 +175,11 @@ def scan_16(unit: Unit, padded: Sums) -> Sums:
 def scan_16n(unit: Unit, padded: Sums) -> Sums:
     """A·U along sixteen segments that are rows; the last column is carried to the accumulators of the next tile."""
     rows = _side_by_side(padded)  # group, tile, segment, element
-    found, carried = np.empty(rows.shape, unit.kind), None
+    scanned, carried = np.empty(rows.shape, unit.kind), None
     for number in range(rows.shape[1]):
-        found[:, number] = unit.multiply(rows[:, number], unit.tiles.U, carried)
-        carried = found[:, number, :, -1:]
-    return found.swapaxes(1, 2).reshape(-1, padded.shape[1])[: len(padded)]
+        scanned[:, number] = unit.multiply(rows[:, number], unit.tiles.U, carried)
+        carried = scanned[:, number, :, -1:]
+    return scanned.swapaxes(1, 2).reshape(-1, padded.shape[1])[: len(padded)]
 
 
 def scan_256(unit: Unit, padded: Sums) -> Sums:
@@ -188,13 +190,13 @@ def scan_256(unit: Unit, padded: Sums) -> Sums:
 def scan_256n(unit: Unit, padded: Sums) -> Sums:
     """A·U + (L·A)·1 tile by tile; the last element is carried to the accumulators of the next tile."""
     tiles = _tiles(padded)
-    found, carried = np.empty(tiles.shape, unit.kind), None
+    scanned, carried = np.empty(tiles.shape, unit.kind), None
     for number in range(tiles.shape[1]):
         rows = unit.multiply(tiles[:, number], unit.tiles.U, carried)
         earlier = unit.multiply(unit.tiles.L, tiles[:, number])
-        found[:, number] = unit.multiply(earlier, unit.tiles.ones, rows)
-        carried = found[:, number, -1:, -1:]
-    return found.reshape(padded.shape)
+        scanned[:, number] = unit.multiply(earlier, unit.tiles.ones, rows)
+        carried = scanned[:, number, -1:, -1:]
+    return scanned.reshape(padded.shape)
 
 
 def scan_block(unit: Unit, padded: Sums) -> Sums:
@@ -236,15 +238,15 @@ def _exactly(padded: Sums, length: int) -> Sums:
 
 def _tiles(padded: Sums) -> Sums:
     """Return segments as tiles (segments, tiles, 16, 16), filled row by row."""
-    whole = _padded(padded, TILE)
-    return whole.reshape(len(whole), -1, SIDE, SIDE)
+    filled = _padded(padded, TILE)
+    return filled.reshape(len(filled), -1, SIDE, SIDE)
 
 
 def _side_by_side(padded: Sums) -> Sums:
     """Return (groups, tiles, segments, elements): sixteen segments per group, sixteen of their elements per tile."""
     segments, length = padded.shape
-    whole = np.pad(padded, ((0, -segments % SIDE), (0, 0)))
-    return whole.reshape(-1, SIDE, length // SIDE, SIDE).swapaxes(1, 2)
+    filled = np.pad(padded, ((0, -segments % SIDE), (0, 0)))
+    return filled.reshape(-1, SIDE, length // SIDE, SIDE).swapaxes(1, 2)
 
 
 # --- flat values with lengths of segments -----------------------------------------------------------------------
@@ -293,20 +295,20 @@ def reduce(name: str, values: npt.ArrayLike, lengths: Sequence[int], unit: Unit 
 def scan(name: str, values: npt.ArrayLike, lengths: Sequence[int], unit: Unit | None = None) -> Sums:
     """Return the inclusive prefix sums of each segment, one segment after the other; see `reduce`."""
     algorithm, multiple = SCANS[name]
-    padded, inside = _segments(values, lengths, multiple)
+    padded, is_value = _segments(values, lengths, multiple)
     unit = unit or Unit()
-    return algorithm(unit, padded)[inside] if padded.size else np.zeros(0, unit.kind)
+    return algorithm(unit, padded)[is_value] if padded.size else np.zeros(0, unit.kind)
 
 
 def _segments(values: npt.ArrayLike, lengths: Sequence[int], multiple: int) -> tuple[Sums, npt.NDArray[np.bool_]]:
     """Return segments as rows padded with +0, and a mask of the elements that are values."""
     with np.errstate(over="ignore"):
         flat = np.asarray(values).astype(np.float16)
-    each = np.asarray(lengths, np.int64)
-    if flat.ndim != 1 or (each < 0).any() or each.sum() != len(flat):
-        raise ValueError(f"lengths of segments add up to {each.sum()}, but there are {flat.size} values")
-    longest = int(each.max(initial=0))
-    inside = np.arange(-(-longest // multiple) * multiple) < each[:, None]
-    padded = np.zeros(inside.shape, np.float16)
-    padded[inside] = flat
-    return padded, inside
+    sizes = np.asarray(lengths, np.int64)
+    if flat.ndim != 1 or (sizes < 0).any() or sizes.sum() != len(flat):
+        raise ValueError(f"lengths of segments add up to {sizes.sum()}, but there are {flat.size} values")
+    longest = int(sizes.max(initial=0))
+    is_value = np.arange(-(-longest // multiple) * multiple) < sizes[:, None]
+    padded = np.zeros(is_value.shape, np.float16)
+    padded[is_value] = flat
+    return padded, is_value

@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from realparts import Jaeger, fetched  # noqa: E402
+from realparts import Jaeger, fetch_json  # noqa: E402
 
 import xsp  # noqa: E402
 from xsp.cli import main  # noqa: E402
@@ -260,7 +260,7 @@ def test_all_ranks_are_one_trace_in_jaeger_while_they_run(tmp_path: Path, jaeger
     assert back.sql("SELECT DISTINCT rank FROM spans ORDER BY rank").fetchall() == [(0,), (1,)]
     named = {
         span["name"]
-        for group in fetched(f"{jaeger.query}/api/v3/traces/{trace_id}")["result"]["resourceSpans"]
+        for group in fetch_json(f"{jaeger.query}/api/v3/traces/{trace_id}")["result"]["resourceSpans"]
         for scope in group["scopeSpans"]
         for span in scope["spans"]
     }

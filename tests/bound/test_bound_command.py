@@ -45,7 +45,7 @@ def test_the_next_command_repeats_the_device_and_the_sizes_and_takes_no_run_that
     assert said == "next: xsp bound micro:path-3 --batch 4 --device H100 --html bound.html"
     given = argparse.Namespace(**dict.fromkeys(bound._REPEATED), train=False)
     given.sequence, given.size, given.decode = 64, {"n": 3, "tokens": 5}, (64, 1024)
-    assert bound._typed(given) == "--sequence 64 --decode 64:1024 --size n=3,tokens=5"
+    assert bound._repeated_options(given) == "--sequence 64 --decode 64:1024 --size n=3,tokens=5"
 
 
 def test_the_run_to_compare_with_is_recorded_with_the_options_of_the_step() -> None:

@@ -25,8 +25,8 @@ def measures(shared: Path) -> list[dict[str, Any]]:
 def test_models_of_ours_do_the_published_work(shared: Path, measures: list[dict[str, Any]]) -> None:
     published = golden.multiply_adds(shared / "golden" / "benanza_table1.csv")
     for row in measures:
-        expected = published[golden.letters(row["spec"])]
-        assert row["flops"] / 2 == pytest.approx(expected, rel=golden.CLOSE), row["spec"]
+        expected = published[golden.normalised(row["spec"])]
+        assert row["flops"] / 2 == pytest.approx(expected, rel=golden.TOLERANCE), row["spec"]
 
 
 @pytest.mark.slow

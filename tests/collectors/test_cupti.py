@@ -210,7 +210,7 @@ def test_if_cupti_cannot_be_switched_on_any_more_then_kineto_takes_over(device, 
 
 
 def test_a_kind_of_record_that_cupti_refuses_is_said_and_the_others_are_recorded(device):
-    device.refused = {MARKER}
+    device.unsupported = {MARKER}
     collector = CuptiActivities()
     collector.open()
     collector.start(Level.KERNEL, describe=False)
@@ -225,7 +225,7 @@ def test_records_that_cupti_dropped_are_counted(device):
     collector = CuptiActivities()
     collector.open()
     collector.start(Level.KERNEL, describe=False)
-    device.lost = 12
+    device.dropped = 12
     collector.stop()
     collector.spans()
     collector.close()
@@ -251,7 +251,7 @@ def test_device_work_at_times_that_are_not_the_steps_is_counted_and_left_out(dev
     collector = CuptiActivities()
     collector.open()
     collector.start(Level.KERNEL, describe=False)
-    device.ran(10, start=5000, end=9000, correlation_id=1, name="of another clock")
+    device.emit(10, start=5000, end=9000, correlation_id=1, name="of another clock")
     collector.stop()
     assert list(collector.spans()) == []
     collector.close()

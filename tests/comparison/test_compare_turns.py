@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from realparts import until
+from realparts import poll
 
 from xsp.cli import main, options
 from xsp.comparison import commands, turns
@@ -184,7 +184,7 @@ def test_a_program_that_fails_ends_it_with_the_end_of_what_it_printed(
 
 def interrupted(process: subprocess.Popen[str], begun: Callable[[], bool], number: int) -> str:
     """Send a signal once it has begun, and return what the process said on stderr."""
-    until(begun)
+    poll(begun)
     process.send_signal(number)
     said = process.communicate(timeout=90)[1]
     assert process.returncode == 130, said

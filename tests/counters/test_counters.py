@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ncureports import BF16, FFMA, FULL, OCCUPANCY, READ, WRITTEN, ZEROS, raw, report, run_of_kernels
+from ncureports import BF16, FFMA, FULL_REPORT, OCCUPANCY, READ, WRITE, ZEROS, raw, report, run_of_kernels
 
 from xsp import rundir
 from xsp.analyses import ANALYSES
@@ -39,11 +39,11 @@ def test_a_page_of_details_is_read(tmp_path: Path) -> None:
     text = (
         '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size",'
         '"Device","CC","Section Name","Metric Name","Metric Unit","Metric Value"\n'
-        f'{start.format(0, "first")},"{READ}","Mbyte","1.5"\n{start.format(0, "first")},"{WRITTEN}","byte","2,048"\n'
+        f'{start.format(0, "first")},"{READ}","Mbyte","1.5"\n{start.format(0, "first")},"{WRITE}","byte","2,048"\n'
         f'{start.format(1, "second")},"{READ}","byte","64"\n'
     )
     assert [(row.name, row.values) for row in reading.read(report(tmp_path, text))] == [
-        ("first", {READ: 1_500_000, WRITTEN: 2048}),
+        ("first", {READ: 1_500_000, WRITE: 2048}),
         ("second", {READ: 64}),
     ]
 
@@ -68,7 +68,7 @@ def test_numbers_are_read_as_the_country_writes_them(
 
 def test_numbers_in_two_ways_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"two formats, '1\.5' and '2,5'"):
-        reading.read(report(tmp_path, raw({"name": "k", READ: "1.5", WRITTEN: "2,5"})))
+        reading.read(report(tmp_path, raw({"name": "k", READ: "1.5", WRITE: "2,5"})))
 
 
 def test_output_of_the_program_around_the_table_is_skipped(tmp_path: Path) -> None:
@@ -82,8 +82,8 @@ def test_columns_that_make_no_figures_may_hold_anything(tmp_path: Path) -> None:
 
 
 def test_each_process_has_a_header_of_its_own(tmp_path: Path) -> None:
-    text = raw({"name": "first", READ: "1", WRITTEN: "2"}) + raw({"name": "second", WRITTEN: "3"})
-    assert [row.values for row in reading.read(report(tmp_path, text))] == [{READ: 1, WRITTEN: 2}, {WRITTEN: 3}]
+    text = raw({"name": "first", READ: "1", WRITE: "2"}) + raw({"name": "second", WRITE: "3"})
+    assert [row.values for row in reading.read(report(tmp_path, text))] == [{READ: 1, WRITE: 2}, {WRITE: 3}]
 
 
 @pytest.mark.parametrize("text", ["", "==WARNING== No kernels were profiled.\n", '"a","b"\n"1","2"\n', raw()])
@@ -236,7 +236,7 @@ def rows(trace: Trace, identity: str, *columns: str) -> list[tuple[object, ...]]
 @pytest.mark.slow
 def test_analyses_stand_on_counters(run: Path, tmp_path: Path) -> None:
     assert rows(load.load(run), "A8", "flops", "flops_source")[1:] == [(None, None), (100, "shapes")]
-    said = storing.attach(run, [report(tmp_path, FULL)])
+    said = storing.attach(run, [report(tmp_path, FULL_REPORT)])
     trace = load.load(run)
     columns = (
         "flops",
@@ -271,7 +271,7 @@ def test_analyses_stand_on_counters(run: Path, tmp_path: Path) -> None:
 def test_times_stay_as_they_were(run: Path, tmp_path: Path) -> None:
     query = "SELECT step, span_id, parent_id, name, start_ns, dur_ns, attributes FROM spans ORDER BY ALL"
     before = load.load(run).sql(query).fetchall()
-    storing.attach(run, [report(tmp_path, FULL)])
+    storing.attach(run, [report(tmp_path, FULL_REPORT)])
     assert load.load(run).sql(query).fetchall() == before
 
 
@@ -280,7 +280,7 @@ def test_bytes_alone_leave_operations_to_the_shapes(run: Path, tmp_path: Path) -
     storing.attach(run, [report(tmp_path, raw({"name": "gemm", READ: "1"}, {"name": "gemm", READ: "2"}))])
     found = rows(load.load(run), "A8", "flops", "flops_source", "dram_read_bytes", "bytes_source")
     assert (100, "shapes", 2, "counter") in found
-    storing.attach(run, [report(tmp_path, FULL)])
+    storing.attach(run, [report(tmp_path, FULL_REPORT)])
     assert (1000, "counter", 2000, "counter") in rows(
         load.load(run), "A8", "flops", "flops_source", "dram_read_bytes", "bytes_source"
     )
@@ -333,4 +333,4 @@ def test_a_set_of_runs_is_refused(tmp_path: Path) -> None:
     rundir.create(tmp_path / "set")
     rundir.write_run(tmp_path / "set", {"kind": "sweep", "parts": ["batch-0001"]})
     with pytest.raises(UsageError, match="batch-0001"):
-        storing.attach(tmp_path / "set", [report(tmp_path, FULL)])
+        storing.attach(tmp_path / "set", [report(tmp_path, FULL_REPORT)])

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ncureports import FULL, raw, run_of_kernels
+from ncureports import FULL_REPORT, raw, run_of_kernels
 
 import xsp
 from xsp import doctor, models, rundir
@@ -59,7 +59,9 @@ KNOWN = "\n".join(f"{name.partition('.')[0]:60} Counter  byte  # of bytes" for n
 def fake_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Return what puts a fake ncu on the PATH that says something, and knows these metrics."""
 
-    def put(said: str = "==PROF== Connected\n", known: str = KNOWN, unknown: str = "none", table: str = FULL) -> Path:
+    def put(
+        said: str = "==PROF== Connected\n", known: str = KNOWN, unknown: str = "none", table: str = FULL_REPORT
+    ) -> Path:
         folder = tmp_path / "bin"
         folder.mkdir()
         program = folder / "ncu"

@@ -176,7 +176,7 @@ def test_a_table_shows_readable_names_only_in_its_column_of_kernels():
     assert "vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>" in said
     assert "void at::native" in said
     assert relation.fetchall()[0][0] == name
-    assert text.KERNELS["A10"] == ("name",)
+    assert text.KERNEL_COLUMNS["A10"] == ("name",)
 
 
 def test_without_a_device_the_names_are_those_of_operators():

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("yaml")
 
-from evaluations import FACTS, PROGRAM, silent
+from evaluations import FACTS, PROGRAM, show_nothing
 
 from xsp import processes
 from xsp.cli import main
@@ -61,7 +61,7 @@ def test_of_agents_that_die_no_result_is_lost_and_none_is_there_twice(seed: int)
     dying = draw.sample(range(4), draw.randint(1, 3))
     there = [Mortal(f"a{number}", draw.randint(0, 3) if number in dying else None) for number in range(4)]
     work, _ = dispatch.pieces([asked(f"m{number}") for number in range(12)], there, on_each_agent=False)
-    dispatch.run_pieces(work, there, HERE, silent)
+    dispatch.run_pieces(work, there, HERE, show_nothing)
     handed = sorted(title for agent in there for title in agent.handed)
     # two died over it: that is enough
     twice = [piece.request.manifest.title for piece in work if len(piece.lost_agents) == 2]
@@ -74,7 +74,7 @@ def test_each_agent_that_satisfies_a_manifest_carries_it_out_and_the_others_have
     there = [Mortal("one", labels={"rack": "7"}), Mortal("two", dies_at=0, labels={"rack": "7"}), Mortal("three")]
     work, reasons = dispatch.pieces([asked("m", hardware={"labels": {"rack": "7"}})], there, on_each_agent=True)
     assert reasons == {"m": {"three": ["label rack=7 is required, it has none"]}}
-    dispatch.run_pieces(work, there, HERE, silent)
+    dispatch.run_pieces(work, there, HERE, show_nothing)
     assert [piece.result for piece in work] == [Path("one/m")] * 2  # also in the place of the one that died
     assert [piece.lost_agents for piece in work] == [[], ["two"]]
 
@@ -111,7 +111,7 @@ class Fragile(Mortal):
 def test_an_agent_goes_on_after_its_process_was_killed() -> None:
     one = Fragile("one", {"m1"})
     work, _ = dispatch.pieces([asked("m0"), asked("m1"), asked("m2")], [one], on_each_agent=False)
-    dispatch.run_pieces(work, [one], HERE, silent)
+    dispatch.run_pieces(work, [one], HERE, show_nothing)
     assert one.handed == ["m0", "m1", "m2"]
     assert [piece.lost_agents for piece in work] == [[], ["one"], []]
 
@@ -120,7 +120,7 @@ def test_a_manifest_that_kills_every_process_is_given_up_and_costs_no_agent() ->
     there = [Fragile("one", {"bad"}, each_time=True), Fragile("two", {"bad"}, each_time=True)]
     work, _ = dispatch.pieces([asked("bad"), *(asked(f"m{number}") for number in range(4))], there, on_each_agent=False)
     ended: list[dispatch.Piece] = []
-    dispatch.run_pieces(work, there, HERE, silent, ended.append)
+    dispatch.run_pieces(work, there, HERE, show_nothing, ended.append)
     assert "killed (SIGKILL); tried twice" in work[0].failure
     assert all(piece.result is not None for piece in work[1:])
     assert sorted(map(id, ended)) == sorted(map(id, work))  # those without a result are reported too
@@ -184,7 +184,7 @@ def test_a_manifest_whose_process_is_killed_at_any_moment_has_one_result(
     monkeypatch.setattr(processes, "WorkerProcess", Killed)
     agent, store = transports.SubprocessAgent(), tmp_path / "store"
     work = [dispatch.Piece(replace(wanted, folder=tmp_path), [agent.facts().name])]
-    dispatch.run_pieces(work, [agent], Options(store, trusted=True), silent)
+    dispatch.run_pieces(work, [agent], Options(store, trusted=True), show_nothing)
     found, damaged = results.read_all(store)
     assert [each.path for each in found] == [work[0].result], work[0].failure
     assert len(Killed.started) == 1 + len(work[0].lost_agents)
@@ -285,7 +285,7 @@ def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_not
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    dispatch.run_pieces(work, there, Options(tmp_path / "ray", trusted=True), silent)
+    dispatch.run_pieces(work, there, Options(tmp_path / "ray", trusted=True), show_nothing)
     killer.join(60)
     assert [piece.failure for piece in work] == [""] * 4
 
@@ -317,7 +317,7 @@ def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_not
         agent.submit(asked.manifest, tmp_path, Options(tmp_path / "cancelled", trusted=True), cancel)
     assert not (tmp_path / "cancelled").exists()
     begin = time.monotonic()  # the agent is free again at once, and carries the next one out
-    agent.submit(asked.manifest, tmp_path, Options(tmp_path / "after", trusted=True), silent)
+    agent.submit(asked.manifest, tmp_path, Options(tmp_path / "after", trusted=True), show_nothing)
     assert len(results.read_all(tmp_path / "after")[0]) == 1
     assert time.monotonic() - begin < 120
 

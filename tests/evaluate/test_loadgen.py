@@ -77,7 +77,7 @@ def test_an_error_of_the_model_ends_the_test_and_is_raised() -> None:
 
 def test_a_manifest_may_have_loadgen_issue_its_requests(tmp_path: Path) -> None:
     pytest.importorskip("pydantic")
-    from evaluations import FACTS, silent
+    from evaluations import FACTS, show_nothing
 
     from xsp.evaluate import reading, results, running
     from xsp.evaluate.agents import Options
@@ -87,9 +87,9 @@ def test_a_manifest_may_have_loadgen_issue_its_requests(tmp_path: Path) -> None:
     asked = reading.of_plain({"model": model, "dataset": {"samples": 4}, "scenario": scenario}).manifest
     if importlib.util.find_spec("mlperf_loadgen") is None:
         with pytest.raises(XspError, match=r"pip install 'xsp\[loadgen\]'"):
-            running.evaluate(asked, tmp_path, Options(tmp_path / "store"), FACTS, silent)
+            running.evaluate(asked, tmp_path, Options(tmp_path / "store"), FACTS, show_nothing)
         return
-    found = results.read(running.evaluate(asked, tmp_path, Options(tmp_path / "store"), FACTS, silent))
+    found = results.read(running.evaluate(asked, tmp_path, Options(tmp_path / "store"), FACTS, show_nothing))
     assert len(found.requests()) >= 20
     assert found.parts[0]["batch"] == 1
 

@@ -15,7 +15,7 @@ pytest.importorskip("yaml")
 torch = pytest.importorskip("torch")
 
 from depth import deep  # noqa: E402
-from evaluations import FACTS, silent  # noqa: E402
+from evaluations import FACTS, show_nothing  # noqa: E402
 
 from xsp.errors import ManifestError  # noqa: E402
 from xsp.evaluate import conformance, predictors, reading, results, running, transports  # noqa: E402
@@ -71,7 +71,9 @@ def test_it_holds_the_contract(source: str, folder: Path) -> None:
 def test_every_transport_gives_what_the_model_gives(source: str, folder: Path, tmp_path: Path) -> None:
     manifest = asked(source)
     options = Options(store=tmp_path)
-    found = [results.read(agent.submit(manifest, folder, options, silent)) for agent in transports.local_agents("all")]
+    found = [
+        results.read(agent.submit(manifest, folder, options, show_nothing)) for agent in transports.local_agents("all")
+    ]
     assert [each.content["transport"] for each in found] == ["in-process", "own process"]
     assert len({each.content["outputs"]["digest"] for each in found}) == 1
     predictor = predictors.of(manifest, trusted=False)
@@ -86,7 +88,7 @@ def test_every_transport_gives_what_the_model_gives(source: str, folder: Path, t
 
 def test_batches_of_any_size_that_the_file_takes(source: str, folder: Path, tmp_path: Path) -> None:
     manifest = asked(source, scenario={"kind": "batched", "batches": [1, 3], "requests": 3})
-    found = results.read(running.evaluate(manifest, folder, Options(tmp_path), FACTS, silent))
+    found = results.read(running.evaluate(manifest, folder, Options(tmp_path), FACTS, show_nothing))
     assert [part["batch"] for part in found.parts] == [1, 3]
 
 
@@ -101,13 +103,13 @@ def test_a_batch_that_a_file_does_not_take_is_one_error(source: str, folder: Pat
             torch.export.save(torch.export.export(model, (given,)), tmp_path / source)
     manifest = asked(source, scenario={"kind": "batched", "batches": [1, 3], "requests": 3})
     with pytest.raises(ManifestError, match=r"model: raises \w+ on \[3, 3, 16, 16\]"):
-        running.evaluate(manifest, tmp_path, Options(tmp_path / "store"), FACTS, silent)
+        running.evaluate(manifest, tmp_path, Options(tmp_path / "store"), FACTS, show_nothing)
 
 
 def test_a_file_that_is_damaged_gone_or_another_one_is_one_error(source: str, folder: Path, tmp_path: Path) -> None:
     def why(manifest: Manifest) -> str:
         with pytest.raises(ManifestError) as raised:
-            running.evaluate(manifest, tmp_path, Options(tmp_path / "store"), FACTS, silent)
+            running.evaluate(manifest, tmp_path, Options(tmp_path / "store"), FACTS, show_nothing)
         return str(raised.value)
 
     assert "there is no file" in why(asked(source))
@@ -145,7 +147,7 @@ def test_labels_and_lists_of_mappings_of_an_onnx_file_are_kept_as_text_and_numbe
     opsets = [helper.make_opsetid("", 13), helper.make_opsetid("ai.onnx.ml", 2)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "model.onnx")
     found = [
-        results.read(running.evaluate(asked("model.onnx"), tmp_path, Options(tmp_path / "store"), FACTS, silent))
+        results.read(running.evaluate(asked("model.onnx"), tmp_path, Options(tmp_path / "store"), FACTS, show_nothing))
         for _ in range(2)
     ]
     labels, shares = found[0].outputs().values()
@@ -165,4 +167,4 @@ def test_an_input_that_no_sample_is_made_of_is_one_error(tmp_path: Path) -> None
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     onnx.save(model, tmp_path / "model.onnx")
     with pytest.raises(ManifestError, match=r"its input x is tensor\(string\), which samples cannot have"):
-        running.evaluate(asked("model.onnx"), tmp_path, Options(tmp_path / "store"), FACTS, silent)
+        running.evaluate(asked("model.onnx"), tmp_path, Options(tmp_path / "store"), FACTS, show_nothing)

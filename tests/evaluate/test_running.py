@@ -17,7 +17,7 @@ pytest.importorskip("pydantic")
 pytest.importorskip("yaml")
 
 from depth import deep
-from evaluations import FACTS, PROGRAM, silent
+from evaluations import FACTS, PROGRAM, show_nothing
 from queues import md1_rate
 
 from xsp.cli import main
@@ -40,7 +40,7 @@ def manifest(**of: Any) -> Manifest:
 
 def evaluated(asked: Manifest, folder: Path, **options: Any) -> results.Result:
     given = Options(**{"store": folder / "store", "trusted": True, **options})
-    return results.read(running.evaluate(asked, folder, given, FACTS, silent))
+    return results.read(running.evaluate(asked, folder, given, FACTS, show_nothing))
 
 
 # --- the contract -----------------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ def test_who_does_not_trust_a_manifest_refuses_it_before_anything_starts(
     manifest = reading.of_plain(asked).manifest
     for agent in transports.local_agents("all"):
         with pytest.raises(ManifestError, match=said):
-            agent.submit(manifest, tmp_path, Options(tmp_path / "store"), silent)
+            agent.submit(manifest, tmp_path, Options(tmp_path / "store"), show_nothing)
     assert not list(tmp_path.rglob("*.json"))
     facts = agents.local_facts(devices=False)
     assert any(said in each for each in agents.unmet_requirements(manifest, replace(facts, trusts=False)))
@@ -586,7 +586,7 @@ def test_this_process_and_one_of_its_own_give_the_same_bits(tmp_path: Path) -> N
     options = Options(store=tmp_path, trusted=True)
     kept = []
     for agent in transports.local_agents("all"):
-        found = results.read(agent.submit(asked, tmp_path, options, silent))
+        found = results.read(agent.submit(asked, tmp_path, options, show_nothing))
         kept.append((found.content["outputs"]["digest"], found.content["transport"]))
     assert kept[0][0] == kept[1][0]
     assert [transport for _, transport in kept] == ["in-process", "own process"]
@@ -597,12 +597,12 @@ def test_a_process_of_its_own_has_the_variables_that_are_asked_for(tmp_path: Pat
     asked = manifest(model={"command": [sys.executable, "-c", ENVIRONMENT]},
                      software={"environment": {"XSP_OF_A_TEST": "5"}})  # fmt: skip
     (agent,) = transports.local_agents("process")
-    found = results.read(agent.submit(asked, tmp_path, Options(tmp_path, trusted=True), silent))
+    found = results.read(agent.submit(asked, tmp_path, Options(tmp_path, trusted=True), show_nothing))
     assert (found.outputs()["output0"] == 5).all()
     assert "XSP_OF_A_TEST" not in os.environ
     with pytest.raises(ManifestError, match="no board"):
         agent.submit(manifest(model={"command": [sys.executable, "-c", "print('{\"error\": \"no board\"}')"]}),
-                     tmp_path, Options(tmp_path, trusted=True), silent)  # fmt: skip
+                     tmp_path, Options(tmp_path, trusted=True), show_nothing)  # fmt: skip
 
 
 ENVIRONMENT = """\

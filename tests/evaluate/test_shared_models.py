@@ -14,8 +14,8 @@ pytest.importorskip("yaml")
 pytest.importorskip("torchvision")
 pytest.importorskip("safetensors")
 
-from evaluations import FACTS, silent
-from sharing import running as store_at
+from evaluations import FACTS, show_nothing
+from sharing import running_store as store_at
 
 from xsp.errors import ManifestError
 from xsp.evaluate import reading, results, running, sharing
@@ -35,7 +35,9 @@ def asked(share: bool = True, **model: Any) -> Manifest:
 
 
 def evaluated(manifest: Manifest, folder: Path) -> results.Result:
-    return results.read(running.evaluate(manifest, folder, Options(folder / "store", trusted=True), FACTS, silent))
+    return results.read(
+        running.evaluate(manifest, folder, Options(folder / "store", trusted=True), FACTS, show_nothing)
+    )
 
 
 @pytest.mark.parametrize("model", [

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("yaml")
 
-from evaluations import FACTS, PROGRAM, silent
+from evaluations import FACTS, PROGRAM, show_nothing
 
 from xsp.cli import main
 from xsp.evaluate import builtin, pipeline, pitfalls, reading, results, running, standings
@@ -30,7 +30,7 @@ def evaluated(folder: Path, facts: Facts = FACTS, **of: Any) -> results.Result:
     model = {"name": "board", "task": "sums", "command": [sys.executable, "board.py"]}
     asked = reading.of_plain({"model": model, "dataset": {"samples": 4}, "scenario": {"requests": 30}, **of}).manifest
     options = Options(store=folder / "store", trusted=True)
-    return results.read(running.evaluate(asked, folder, options, facts, silent))
+    return results.read(running.evaluate(asked, folder, options, facts, show_nothing))
 
 
 def change(folder: Path, before: str, after: str) -> None:
@@ -191,5 +191,5 @@ def test_every_command_that_reads_results_names_those_that_are_damaged(tmp_path:
 
     (tmp_path / "0123456789ab-0001").mkdir()
     (tmp_path / "0123456789ab-0001" / "result.json").write_text("{")
-    assert evaluate_run.every_result(tmp_path) == []
+    assert evaluate_run.read_results(tmp_path) == []
     assert "0123456789ab-0001" in capsys.readouterr().err

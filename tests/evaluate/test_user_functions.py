@@ -15,7 +15,7 @@ pytest.importorskip("yaml")
 pytest.importorskip("torch")
 
 from depth import deep
-from evaluations import silent
+from evaluations import show_nothing
 
 from xsp.cli import main
 from xsp.errors import ManifestError
@@ -101,7 +101,7 @@ def asked(data: str = "synthetic:images", **model: Any) -> Any:
 
 def carried_out(manifest: Any, folder: Path, agent: str = "local") -> results.Result:
     (there,) = transports.local_agents(agent)
-    return results.read(there.submit(manifest, folder, Options(folder / "store", trusted=True), silent))
+    return results.read(there.submit(manifest, folder, Options(folder / "store", trusted=True), show_nothing))
 
 
 def named(name: str, **more: Any) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def test_functions_do_not_run_for_manifests_of_others(folder: Path) -> None:
     assert any("names code" in each for each in agents.trust_objections(manifest))
     for agent in transports.local_agents("all"):
         with pytest.raises(ManifestError, match="names code"):
-            agent.submit(manifest, folder, Options(folder / "store"), silent)
+            agent.submit(manifest, folder, Options(folder / "store"), show_nothing)
 
 
 def test_by_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

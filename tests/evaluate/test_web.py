@@ -18,7 +18,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 pytest.importorskip("httpx")
 
-from evaluations import FACTS, PROGRAM, silent
+from evaluations import FACTS, PROGRAM, show_nothing
 from fastapi.testclient import TestClient
 
 from xsp.cli import evaluate_leaderboard
@@ -62,7 +62,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = {"name": "board", "task": "sums", "command": [sys.executable, "board.py"]}
     for scenario in ({"requests": 20}, {"requests": 20}, {"kind": "batched", "batches": [1, 2], "requests": 10}):
         asked = reading.of_plain({"model": model, "dataset": {"samples": 4}, "scenario": scenario}).manifest
-        running.evaluate(asked, folder, options, FACTS, silent)
+        running.evaluate(asked, folder, options, FACTS, show_nothing)
     return folder / "store"
 
 
@@ -428,7 +428,7 @@ def test_no_name_leads_out_of_the_folder(name: str, made: Path, tmp_path: Path) 
 def test_over_rest_outputs_are_those_of_this_process_bit_for_bit(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     store = tmp_path / "store"
-    here = running.evaluate(reading.of_plain(TINY).manifest, tmp_path, Options(store), FACTS, silent)
+    here = running.evaluate(reading.of_plain(TINY).manifest, tmp_path, Options(store), FACTS, show_nothing)
     with TestClient(guard.Guard(app.application(store)), base_url=HERE) as client:
         last = ended(client, client.post("/api/jobs", json={"manifest": TINY}).json()["id"])
     assert last["state"] == "done", last["error"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from graphruns import close, recorded  # noqa: E402
+from graphruns import assert_same_outputs, record  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
@@ -31,9 +31,9 @@ def rewritten(model: Any, *args: Any, **kwargs: Any) -> RewrittenGraph:
     """Return what becomes of a step, checked to compute the same and to do no more work."""
     if isinstance(model, nn.Module):
         model.eval()
-    graph, outside, _ = recorded(model, *args, **kwargs)
+    graph, outside, _ = record(model, *args, **kwargs)
     found = rewrite.of(graph)
-    close(found, outside, 1e-4)
+    assert_same_outputs(found, outside, 1e-4)
     assert len(found.graph.computing) <= len(graph.computing)
     assert sum(filter(None, map(work.flops_of, found.graph.nodes))) <= sum(
         filter(None, map(work.flops_of, graph.nodes))
@@ -90,7 +90,7 @@ def test_random_numbers_that_nobody_reads_stay_as_those_after_them_depend_on_the
         b = F.dropout(x, 0.5, training=True)
         return a + b
 
-    graph, _, _ = recorded(step, X)
+    graph, _, _ = record(step, X)
     assert not rewrite.of(graph).changes
 
 
@@ -169,7 +169,7 @@ def test_a_cast_there_and_back_goes_and_says_when_numbers_change() -> None:
     found = rewritten(lambda x: x.relu().double().float() + 1, X)
     assert ops(found, "cast") == ["to", "to"]
     assert found.changes[0].changes_numbers is None
-    graph, _, _ = recorded(lambda x: x.relu().half().float() + 1, X)
+    graph, _, _ = record(lambda x: x.relu().half().float() + 1, X)
     assert "float16" in str(rewrite.of(graph).changes[0].changes_numbers)
 
 
@@ -225,7 +225,7 @@ def test_a_norm_in_training_one_that_is_not_alone_and_one_before_the_convolution
     assert not rewritten(shared, image).changes
     assert not rewritten(nn.Sequential(_norm(nn.BatchNorm2d, 3), nn.Conv2d(3, 4, 3)), image).changes
     assert not rewritten(nn.Sequential(nn.ConvTranspose2d(3, 8, 3), norm), image).changes
-    graph, _, _ = recorded(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).train(), image)
+    graph, _, _ = record(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).train(), image)
     assert not rewrite.of(graph).changes
 
 
@@ -317,7 +317,7 @@ class Near(nn.Module):
 
 @pytest.mark.parametrize("style", ["mask before scale", "rounded", "columns", "low is not low", "dropped", "returned"])
 def test_what_is_not_quite_attention_stays(style: str) -> None:
-    graph, _, _ = recorded(Near(style), *(torch.randn(2, 4, 6, 8) for _ in range(3)))
+    graph, _, _ = record(Near(style), *(torch.randn(2, 4, 6, 8) for _ in range(3)))
     assert not rewrite.of(graph).changes
 
 
@@ -356,7 +356,7 @@ def test_a_loop_over_samples_may_hold_attention_that_splits_its_projections() ->
             made.append(F.scaled_dot_product_attention(q, k, v).transpose(0, 1).reshape(6, 32))
         return torch.stack(made)
 
-    graph, _, _ = recorded(step, torch.randn(4, 6, 32))
+    graph, _, _ = record(step, torch.randn(4, 6, 32))
     assert "loop" not in {each.rule for each in rewrite.of(graph).changes}  # an equation may do anything
     found = rewritten(fused, torch.randn(4, 6, 32))
     assert [each.rule for each in found.changes] == ["loop"]
@@ -406,7 +406,7 @@ def test_linear_layers_on_one_input_are_one() -> None:
 
 
 def test_a_graph_tells_after_it_was_read_again_what_it_told_before(tmp_path: Any) -> None:
-    graph, _, _ = recorded(Attention("fills").eval(), torch.randn(2, 6, 32))
+    graph, _, _ = record(Attention("fills").eval(), torch.randn(2, 6, 32))
     files.save(graph, tmp_path / "graph.json")
     again = files.load(tmp_path / "graph.json")
     assert again == graph
@@ -419,7 +419,7 @@ def test_a_graph_that_does_not_tell_its_tensors_is_refused() -> None:
     with pytest.raises(GraphError, match="a graph of a model does"):
         rewrite.of(graph_of(("aten::relu", ["x"], "y")))
     with pytest.raises(GraphError, match="no rule 'deaf'"):
-        rewrite.of(recorded(torch.relu, X)[0], ["deaf"])
+        rewrite.of(record(torch.relu, X)[0], ["deaf"])
 
 
 def test_the_command_shows_what_goes_and_keeps_the_graph_without_it(tmp_path: Any, capsys: Any) -> None:

@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
 
-from realparts import Jaeger, fetched, until
-from roundtrip import Whole, record, rows, sent, tables
+from realparts import Jaeger, fetch_json, poll
+from roundtrip import Snapshot, export_run, record, rows, tables
 
 import xsp
 from xsp import cli
@@ -31,7 +31,7 @@ def run(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def original(small_whole: Whole) -> Whole:
+def original(small_whole: Snapshot) -> Snapshot:
     return small_whole
 
 
@@ -41,15 +41,15 @@ def steps_of(run: Path) -> list[str]:
 
 def in_jaeger(run: Path, jaeger: Jaeger) -> list[str]:
     """Send a run to Jaeger, and return the traces of its steps when all can be had."""
-    sent(run, jaeger.otlp_http)
+    export_run(run, jaeger.otlp_http)
     traces = steps_of(run)
     described = xsp.load(run).run["otel"]["trace_id"]
-    until(lambda: all(fetched(f"{jaeger.query}/api/v3/traces/{trace}") for trace in [*traces, described]))
+    poll(lambda: all(fetch_json(f"{jaeger.query}/api/v3/traces/{trace}") for trace in [*traces, described]))
     return traces
 
 
 @pytest.mark.jaeger
-def test_all_steps_by_url_give_the_same_tables(run: Path, original: Whole, tmp_path: Path, jaeger: Jaeger) -> None:
+def test_all_steps_by_url_give_the_same_tables(run: Path, original: Snapshot, tmp_path: Path, jaeger: Jaeger) -> None:
     urls = [f"{jaeger.query}/trace/{trace}" for trace in in_jaeger(run, jaeger)]
     assert cli.main(["import", *urls, "-o", str(tmp_path / "back")]) == 0
     back = xsp.load(tmp_path / "back")
@@ -59,7 +59,7 @@ def test_all_steps_by_url_give_the_same_tables(run: Path, original: Whole, tmp_p
 
 
 @pytest.mark.jaeger
-def test_a_trace_by_url_and_by_its_id(run: Path, original: Whole, jaeger: Jaeger) -> None:
+def test_a_trace_by_url_and_by_its_id(run: Path, original: Snapshot, jaeger: Jaeger) -> None:
     trace, *_ = in_jaeger(run, jaeger)
     expected = [row for row in original.rows if row[0] == trace]
     for back in (
@@ -75,23 +75,25 @@ def test_a_trace_by_url_and_by_its_id(run: Path, original: Whole, jaeger: Jaeger
 @pytest.mark.jaeger
 def test_an_overview_brings_its_details(run: Path, tmp_path: Path, jaeger: Jaeger) -> None:
     again = record(tmp_path / "again", repeats=1)
-    sent(again, jaeger.otlp_http, "--fold", "12")
+    export_run(again, jaeger.otlp_http, "--fold", "12")
     deepest = (
         xsp.load(again).sql("SELECT trace_id FROM spans GROUP BY 1 ORDER BY count(*) DESC LIMIT 1").fetchall()[0][0]
     )
-    until(lambda: fetched(f"{jaeger.query}/api/v3/traces/{deepest}"))
+    poll(lambda: fetch_json(f"{jaeger.query}/api/v3/traces/{deepest}"))
     expected = [row for row in rows(xsp.load(again)) if row[0] == deepest]
     assert len(expected) > 12
-    assert until(lambda: rows(xsp.load(jaeger.query, trace_id=deepest)) == expected)
+    assert poll(lambda: rows(xsp.load(jaeger.query, trace_id=deepest)) == expected)
 
 
 @pytest.mark.jaeger
-def test_the_pages_download_keeps_durations_whole(run: Path, original: Whole, tmp_path: Path, jaeger: Jaeger) -> None:
+def test_the_pages_download_keeps_durations_whole(
+    run: Path, original: Snapshot, tmp_path: Path, jaeger: Jaeger
+) -> None:
     traces = in_jaeger(run, jaeger)
     files = []
     for trace in traces:
         files.append(tmp_path / f"{trace}.json")
-        files[-1].write_text(json.dumps(fetched(f"{jaeger.query}/api/traces/{trace}?prettyPrint=true"), indent=2))
+        files[-1].write_text(json.dumps(fetch_json(f"{jaeger.query}/api/traces/{trace}?prettyPrint=true"), indent=2))
     assert cli.main(["import", *map(str, files), "-o", str(tmp_path / "back")]) == 0
     back, before = xsp.load(tmp_path / "back"), xsp.load(run)
     ask = "SELECT trace_id, span_id, dur_ns, key, kind, step, input_shapes FROM spans ORDER BY ALL"
@@ -102,10 +104,10 @@ def test_the_pages_download_keeps_durations_whole(run: Path, original: Whole, tm
 
 
 @pytest.mark.jaeger
-def test_the_api_answer_as_a_file(run: Path, original: Whole, tmp_path: Path, jaeger: Jaeger) -> None:
+def test_the_api_answer_as_a_file(run: Path, original: Snapshot, tmp_path: Path, jaeger: Jaeger) -> None:
     trace, *_ = in_jaeger(run, jaeger)
     file = tmp_path / "answer"
-    file.write_text(json.dumps(fetched(f"{jaeger.query}/api/v3/traces/{trace}")))
+    file.write_text(json.dumps(fetch_json(f"{jaeger.query}/api/v3/traces/{trace}")))
     assert rows(xsp.load(file)) == [row for row in original.rows if row[0] == trace]
 
 

@@ -16,8 +16,19 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
 
-from realparts import Collector, until
-from roundtrip import Whole, record, request, rows, sent, some, some_of, spans_of, tables, without
+from realparts import Collector, poll
+from roundtrip import (
+    Snapshot,
+    export_run,
+    record,
+    representative_tables,
+    request,
+    rows,
+    select_representative,
+    spans_of,
+    tables,
+    without,
+)
 
 import xsp
 from xsp import cli, rundir
@@ -33,13 +44,13 @@ def run(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def original(small_whole: Whole) -> Whole:
+def original(small_whole: Snapshot) -> Snapshot:
     return small_whole
 
 
 @pytest.fixture(scope="module")
 def lines(run: Path) -> Path:
-    return Path(sent(run, run.parent / "run.jsonl"))
+    return Path(export_run(run, run.parent / "run.jsonl"))
 
 
 def write(path: Path, *messages: Any) -> Path:
@@ -51,8 +62,10 @@ def write(path: Path, *messages: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", ["back.jsonl", pytest.param("back.pb", marks=pytest.mark.slow)])
-def test_a_file_gives_the_same_spans_and_the_same_tables(run: Path, original: Whole, tmp_path: Path, name: str) -> None:
-    back = xsp.load(sent(run, tmp_path / name))
+def test_a_file_gives_the_same_spans_and_the_same_tables(
+    run: Path, original: Snapshot, tmp_path: Path, name: str
+) -> None:
+    back = xsp.load(export_run(run, tmp_path / name))
     assert rows(back) == original.rows
     assert tables(back) == original.tables
     own = {name: value for name, value in back.run.items() if name not in ("imported", "notes")}
@@ -61,22 +74,22 @@ def test_a_file_gives_the_same_spans_and_the_same_tables(run: Path, original: Wh
 
 
 @pytest.mark.parametrize("name", ["back.jsonl", pytest.param("back.pb", marks=pytest.mark.slow)])
-def test_a_folded_trace_is_put_together_again(run: Path, original: Whole, tmp_path: Path, name: str) -> None:
-    back = xsp.load(sent(run, tmp_path / name, "--fold", "12"))
+def test_a_folded_trace_is_put_together_again(run: Path, original: Snapshot, tmp_path: Path, name: str) -> None:
+    back = xsp.load(export_run(run, tmp_path / name, "--fold", "12"))
     assert rows(back) == original.rows
-    assert some(back) == some_of(original.tables)
+    assert representative_tables(back) == select_representative(original.tables)
 
 
 @pytest.mark.jaeger
 @pytest.mark.parametrize("form", ["json", "proto"])
 def test_a_real_collectors_file_gives_the_same_tables(
-    run: Path, original: Whole, tmp_path: Path, otel_collector: Callable[..., Collector], form: str
+    run: Path, original: Snapshot, tmp_path: Path, otel_collector: Callable[..., Collector], form: str
 ) -> None:
     path = tmp_path / "traces"
     collector = otel_collector(path, form)
-    sent(run, collector.otlp_http)
+    export_run(run, collector.otlp_http)
     collector.stop()
-    until(lambda: path.is_file() and path.stat().st_size)
+    poll(lambda: path.is_file() and path.stat().st_size)
     back = xsp.load(path)
     assert rows(back) == original.rows
     assert tables(back) == original.tables
@@ -90,7 +103,7 @@ def test_order_packing_and_repetition_do_not_matter(lines: Path, tmp_path: Path)
     back = xsp.load(shuffled)
     in_order = xsp.load(lines)
     assert rows(back) == rows(in_order)
-    assert without(some(back), "health") == without(some(in_order), "health")
+    assert without(representative_tables(back), "health") == without(representative_tables(in_order), "health")
     assert back.run["imported"]["doubled"] == len(rows(back))
 
 
@@ -181,13 +194,13 @@ def test_another_program_alone_is_a_step_a_trace(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_another_programs_span_lies_beside_the_step_in_its_trace(
-    run: Path, original: Whole, lines: Path, tmp_path: Path
+    run: Path, original: Snapshot, lines: Path, tmp_path: Path
 ) -> None:
     (step,) = xsp.load(run).sql("SELECT min(trace_id) FROM spans WHERE kind = 'step'").fetchall()[0]
     other = write(tmp_path / "shop.jsonl", request(trace_id=bytes.fromhex(step)), request(trace_id=b"\x09" * 16))
     assert cli.main(["import", str(lines), str(other), "-o", str(tmp_path / "back")]) == 0
     back = xsp.load(tmp_path / "back")
-    assert some(back) == some_of(original.tables)
+    assert representative_tables(back) == select_representative(original.tables)
     assert back.sql("SELECT kind, step FROM spans WHERE name = 'GET /'").fetchall() == [("user", None)] * 2
 
 
@@ -195,21 +208,21 @@ def test_another_programs_span_lies_beside_the_step_in_its_trace(
 
 
 @pytest.mark.slow
-def test_import_writes_a_run_directory(run: Path, original: Whole, lines: Path, tmp_path: Path) -> None:
+def test_import_writes_a_run_directory(run: Path, original: Snapshot, lines: Path, tmp_path: Path) -> None:
     out = tmp_path / "back"
     assert cli.main(["import", str(lines), "-o", str(out)]) == 0
     assert {file.name for file in rundir.segments(out)} == {file.name for file in rundir.segments(run)}
     assert rows(xsp.load(out)) == original.rows
-    assert some(xsp.load(out)) == some_of(original.tables)
+    assert representative_tables(xsp.load(out)) == select_representative(original.tables)
     assert cli.main(["import", str(lines), "-o", str(out)]) == 2
     assert cli.main(["import", str(lines), "-o", str(out), "--overwrite"]) == 0
 
 
 @pytest.mark.slow
-def test_several_runs_in_one_file_become_directories(run: Path, original: Whole, tmp_path: Path) -> None:
+def test_several_runs_in_one_file_become_directories(run: Path, original: Snapshot, tmp_path: Path) -> None:
     both = tmp_path / "both.jsonl"
     other = record(tmp_path / "other", repeats=1)
-    parts = [sent(each, tmp_path / f"{name}.jsonl") for name, each in (("a", run), ("b", other))]
+    parts = [export_run(each, tmp_path / f"{name}.jsonl") for name, each in (("a", run), ("b", other))]
     both.write_text("".join(Path(part).read_text() for part in parts))
     with pytest.raises(TraceError, match="holds 2 runs"):
         xsp.load(both)
@@ -291,7 +304,7 @@ def test_what_a_file_says_of_its_run_is_not_trusted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("most", [1, 40, -1])
 def test_a_protobuf_file_that_is_cut_says_where(run: Path, tmp_path: Path, most: int) -> None:
-    whole = Path(sent(run, tmp_path / "run.pb")).read_bytes()
+    whole = Path(export_run(run, tmp_path / "run.pb")).read_bytes()
     (first,) = struct.unpack_from(">I", whole)
     cut = tmp_path / "cut.pb"
     cut.write_bytes(whole[: 4 + first + most] if most > 0 else whole[:most])
@@ -345,8 +358,8 @@ def test_a_line_that_is_too_long_is_refused_unread(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_details_that_are_missing_are_counted(run: Path, original: Whole, tmp_path: Path) -> None:
-    sent_file = Path(sent(run, tmp_path / "run.jsonl", "--fold", "12"))
+def test_details_that_are_missing_are_counted(run: Path, original: Snapshot, tmp_path: Path) -> None:
+    sent_file = Path(export_run(run, tmp_path / "run.jsonl", "--fold", "12"))
     overview = tmp_path / "overview.jsonl"
     documents = [json.loads(line) for line in sent_file.read_text().splitlines()]
     for document in documents:

@@ -38,18 +38,18 @@ class Both(NamedTuple):
 
 
 @functools.cache
-def plainly(path: Path) -> Reading | plain_reading.NotPlain:
+def plainly(path: Path) -> Reading | plain_reading.UnreadableError:
     """Return what the plain reader reads, or why there is nothing to read."""
     try:
-        return plain_reading.read(path)
-    except plain_reading.NotPlain as reason:
+        return plain_reading.read_trace(path)
+    except plain_reading.UnreadableError as reason:
         return reason
 
 
 @functools.cache
 def loaded(path: Path) -> Both:
     plain = plainly(path)
-    if isinstance(plain, plain_reading.NotPlain):
+    if isinstance(plain, plain_reading.UnreadableError):
         pytest.skip(f"no timeline: {plain}")
     return Both(plain, xsp.load(path))
 
@@ -78,7 +78,7 @@ def ask(trace: Trace, query: str) -> list[tuple[object, ...]]:
 
 def test_every_kernel_and_copy_is_there_with_its_name_place_and_time(both: Both) -> None:
     begin = min((each.start for each in both.plain.work), default=0)
-    expected = [(w.name if not w.copies else "", w.copies, w.device, w.stream, w.start - begin, w.end - begin)
+    expected = [(w.name if not w.is_copy else "", w.is_copy, w.device, w.stream, w.start - begin, w.end - begin)
                 for w in both.plain.work]  # fmt: skip
     found = ask(
         both.trace,
@@ -101,13 +101,13 @@ def test_launches_that_are_found_and_missed(both: Both) -> None:
             AND call.process IS NOT DISTINCT FROM coalesce(work.process, call.process))
         """,
     )
-    assert launched == both.plain.launched()
+    assert launched == both.plain.launched_count()
 
 
 def test_device_time_idle_time_and_communication_of_each_device(both: Both) -> None:
     expected = {}
     for device in both.plain.devices():
-        work = both.plain.on(device)
+        work = both.plain.on_device(device)
         talking = [each for each in work if plain_reading.communicates(each)]
         expected[device] = {
             "window_ms": plain_reading.window_ns(work),
@@ -191,7 +191,7 @@ def test_ops_hold_all_device_time_each_in_the_operator_around_its_launch(both: B
         return  # of several steps the table holds one; a plain reading of nsys's ranges is not made
     expected: dict[str, float] = {}
     for work in both.plain.work:
-        name = both.plain.around(work) or "(no operator)"
+        name = both.plain.enclosing_operator(work) or "(no operator)"
         expected[name] = expected.get(name, 0.0) + (work.end - work.start) / 1e6
     rows = dict(found.filter("device_ms IS NOT NULL").aggregate("name, sum(device_ms)").fetchall())
     assert rows.pop("(no operator)", 0.0) <= expected.pop("(no operator)", 0.0) + 1e-6, "what no step launched is left"
@@ -206,7 +206,7 @@ def test_of_several_gpus_operators_and_kernels_hold_the_time_of_each_and_shares_
         expected[work.device] = expected.get(work.device, 0.0) + (work.end - work.start) / 1e6
     kernels: dict[int, float] = {}
     for work in both.plain.work:
-        if not work.copies:
+        if not work.is_copy:
             kernels[work.device] = kernels.get(work.device, 0.0) + (work.end - work.start) / 1e6
     for table, ms, share, held in (
         (analyses.operators(both.trace), "device_ms", "percent_of_device_time", expected),
@@ -310,7 +310,7 @@ def folders() -> list[Path]:
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", folders(), ids=lambda path: path.name)
 def test_a_folder_of_ranks_is_one_job_with_the_work_of_all(folder: Path) -> None:
-    plain = [plain_reading.read(each) for each in FILES if each.parent == folder]
+    plain = [plain_reading.read_trace(each) for each in FILES if each.parent == folder]
     trace = xsp.load(folder)
     rows = ask(trace, "SELECT rank, count(*), sum(dur_ns)::BIGINT FROM spans WHERE device IS NOT NULL GROUP BY rank")
     assert sorted(rows) == sorted((each.rank, len(each.work), plain_reading.total_ns(each.work)) for each in plain)
@@ -319,6 +319,6 @@ def test_a_folder_of_ranks_is_one_job_with_the_work_of_all(folder: Path) -> None
 @pytest.mark.parametrize("size", ["small", pytest.param("large", marks=pytest.mark.slow)])
 def test_what_is_no_timeline_is_refused_with_its_name(size: str) -> None:
     for path in FILES:
-        if large(path) == (size == "large") and isinstance(plainly(path), plain_reading.NotPlain):
+        if large(path) == (size == "large") and isinstance(plainly(path), plain_reading.UnreadableError):
             with pytest.raises(XspError, match=re.escape(path.name)):
                 xsp.load(path)

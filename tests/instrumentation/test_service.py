@@ -48,7 +48,7 @@ def test_a_models_layers_and_operators_hang_under_the_requests_own_span(service:
         assert traced.flush()
         assert traced.counts.lost == {}
         assert traced.counts.delivered == len(service.spans) - 2
-    assert service.shown() == (
+    assert service.tree_text() == (
         "shop GET /\n  shop Sequential\n    shop.layer Sequential\n      shop.layer 0\n      shop.layer 1"
     )
     assert len({span.context.trace_id for span in service.spans}) == 1
@@ -78,8 +78,8 @@ def test_a_model_that_is_called_twice_has_two_spans_and_both_have_their_layers(s
             net(X)
         traced.flush()
         assert traced.counts[:3] == (2, 2, 2)
-    assert service.shown().count("shop Sequential") == 2
-    assert service.shown().count("shop.layer 0") == 2
+    assert service.tree_text().count("shop Sequential") == 2
+    assert service.tree_text().count("shop.layer 0") == 2
 
 
 def test_a_processor_that_raises_at_the_end_of_a_models_span_ends_no_thread_of_xsp(service: Service) -> None:
@@ -155,7 +155,7 @@ def test_calls_of_other_models_are_not_recorded_and_those_of_modules_around_the_
             other(X)
             nn.Sequential(other, net)(X)
         assert traced.counts[:2] == (1, 1)
-    assert "shop.layer 1.1" in service.shown()
+    assert "shop.layer 1.1" in service.tree_text()
 
 
 def test_a_second_model_can_be_named(service: Service) -> None:
@@ -163,7 +163,7 @@ def test_a_second_model_can_be_named(service: Service) -> None:
     with xsp.instrument(net, other, sample=1.0, provider=service.provider), service.request():
         other(X)
         net(X)
-    assert [line.strip() for line in service.shown().splitlines() if "shop.layer" not in line] == [
+    assert [line.strip() for line in service.tree_text().splitlines() if "shop.layer" not in line] == [
         "shop GET /",
         "shop Sequential",
         "shop Sequential",
@@ -327,7 +327,7 @@ def test_a_second_process_that_was_killed_costs_one_call_and_is_started_again(
                 os.kill(correlator.process, signal.SIGKILL)
         reason = "the process that correlates has ended; the next call starts it again"
         assert traced.counts.lost == {reason: 1}
-    assert service.shown().count("shop.layer 0") == 2
+    assert service.tree_text().count("shop.layer 0") == 2
     assert reason in caplog.text
 
 

@@ -28,7 +28,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from realparts import Jaeger, fetched, free_ports, until
+from realparts import Jaeger, fetch_json, free_ports, poll
 
 CALLER = "00-{:032x}-00000000000000aa-01"
 
@@ -98,7 +98,7 @@ def served(*out: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     command = [sys.executable, str(Path(fastapi_service.__file__)), str(port), *out]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        until(lambda: fetched(f"{url}/openapi.json"))
+        poll(lambda: fetch_json(f"{url}/openapi.json"))
         yield url, lines
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
@@ -154,7 +154,7 @@ def _whole(answer: Any) -> dict[str, Any] | None:
 def test_a_request_and_its_model_are_one_trace_in_jaeger(jaeger: Jaeger, way: tuple[str, ...], trace_id: int) -> None:
     with served(jaeger.otlp_http, *way) as (url, _):
         httpx.get(f"{url}/loop/2", headers={"traceparent": CALLER.format(trace_id)})
-    trace = until(lambda: _whole(fetched(f"{jaeger.query}/api/traces/{trace_id:032x}")))
+    trace = poll(lambda: _whole(fetch_json(f"{jaeger.query}/api/traces/{trace_id:032x}")))
     services = _services(trace)
     assert services["shop"] == 2
     assert services["shop.layer"] == 4

@@ -86,7 +86,7 @@ def test_one_handle_is_closed_while_the_other_goes_on(service: Service) -> None:
         second(X)
     two.close()
     assert (one.counts[:3], two.counts[:3]) == ((0, 0, 0), (1, 1, 1))
-    assert service.shown() == "shop GET /\n  shop Sequential\n    shop.layer Sequential\n      shop.layer 0"
+    assert service.tree_text() == "shop GET /\n  shop Sequential\n    shop.layer Sequential\n      shop.layer 0"
 
 
 def test_a_model_that_is_named_again_belongs_to_the_later_handle_and_has_one_span(service: Service) -> None:
@@ -253,7 +253,7 @@ def test_a_call_that_comes_when_a_window_takes_nobody_in_has_layers_and_says_wha
         assert traced.models["Sequential"].layers_only == 1
     left = next(span for span in service.spans if "xsp.left_out" in span.attributes)
     assert (left.attributes["xsp.left_out"], left.attributes["xsp.rung"]) == (reason, 30)
-    assert service.shown().count("shop.layer 0") == 1
+    assert service.tree_text().count("shop.layer 0") == 1
 
 
 def test_six_threads_with_every_request_chosen_all_have_layers_and_those_without_operators_say_so(

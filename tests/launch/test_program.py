@@ -326,7 +326,7 @@ def test_a_launcher_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.slow
 @pytest.mark.parametrize("spelling", ["--local_rank=1", "--local-rank=1"])
 def test_what_a_launcher_puts_first_is_the_programs_first_argument(place: Path, spelling: str) -> None:
-    assert entry._typed(["run", "train.py"]) == ["run", "train.py"]
+    assert entry._with_rank_option(["run", "train.py"]) == ["run", "train.py"]
     words = (spelling, *OPTIONS, "--overwrite", "train.py", "--lr", "1")
     done = ran(place, sys.executable, "-m", "xsp.cli", *words)
     assert f'["train.py", "{spelling}", "--lr", "1"]' in done.stdout, done.stderr

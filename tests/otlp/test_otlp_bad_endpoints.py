@@ -30,7 +30,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 from realparts import free_ports
-from receivers import TAKEN, Answer, Receiver, spans_in, write_run
+from receivers import ACCEPTED, Answer, Receiver, spans_in, write_run
 
 from xsp import plugins, rundir
 from xsp.cli import main
@@ -263,7 +263,7 @@ def test_a_certificate_that_nobody_vouches_for(run: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("code", [429, deep(502), 503, deep(504)])
 def test_what_may_be_sent_again_is_sent_again(run: Path, code: int) -> None:
-    with Receiver((code, {}, b""), (code, {"Retry-After": "0"}, b""), TAKEN) as receiver:
+    with Receiver((code, {}, b""), (code, {"Retry-After": "0"}, b""), ACCEPTED) as receiver:
         counts = send(run, receiver.url)
     assert (counts.left, counts.rejected, counts.retries) == (0, 0, 2)
     assert set(receiver.ids.values()) == {1}
@@ -271,7 +271,7 @@ def test_what_may_be_sent_again_is_sent_again(run: Path, code: int) -> None:
 
 @pytest.mark.slow
 def test_the_receiver_says_when(run: Path) -> None:
-    with Receiver((503, {"Retry-After": "1"}, b""), TAKEN) as receiver:
+    with Receiver((503, {"Retry-After": "1"}, b""), ACCEPTED) as receiver:
         begin = time.monotonic()
         assert send(run, receiver.url).left == 0
         assert time.monotonic() - begin > 1
@@ -287,7 +287,7 @@ def test_what_may_not_be_sent_again_is_counted_and_the_rest_is_sent(
     run: Path, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     body = Status(code=3, message="name is empty").SerializeToString()
-    with Receiver((code, PROTOBUF, body), TAKEN) as receiver:
+    with Receiver((code, PROTOBUF, body), ACCEPTED) as receiver:
         assert main(["export", str(run), "--to", receiver.url, "-q"]) == 1
         said = capsys.readouterr().err
         assert "(name is empty)" in said
@@ -300,7 +300,7 @@ def test_what_may_not_be_sent_again_is_counted_and_the_rest_is_sent(
 def test_a_receiver_that_takes_a_part_is_not_asked_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     partial = ExportTracePartialSuccess(rejected_spans=1, error_message="too old")
     body = ExportTraceServiceResponse(partial_success=partial).SerializeToString()
-    with Receiver((200, PROTOBUF, body), TAKEN) as receiver:
+    with Receiver((200, PROTOBUF, body), ACCEPTED) as receiver:
         assert main(["export", str(run), "--to", receiver.url, "-q"]) == 1
         assert "too old" in capsys.readouterr().err
         assert main(["export", str(run), "--resume", "-q"]) == 0
@@ -316,7 +316,7 @@ def test_requests_that_are_too_large_are_sent_in_halves(tmp_path: Path) -> None:
         def limited(handler: Any) -> None:
             large = int(handler.headers["Content-Length"]) > 5000
             if not large:
-                receiver.bodies.append(receiver.last)
+                receiver.bodies.append(receiver.last_body)
             handler.send_response(413 if large else 200)
             handler.send_header("Content-Length", "0")
             handler.end_headers()

@@ -22,8 +22,8 @@ pytest.importorskip("grpc")
 
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-from realparts import Collector, Jaeger, fetched, until
-from receivers import EPOCH_NS, TAKEN, Receiver, about, spans_in, write_run
+from realparts import Collector, Jaeger, fetch_json, poll
+from receivers import ACCEPTED, EPOCH_NS, Receiver, about, spans_in, write_run
 
 import xsp
 from xsp import rundir, table
@@ -309,14 +309,14 @@ def test_a_file_that_cannot_be_written_leaves_nothing_half(tmp_path: Path, capsy
 @pytest.mark.slow
 def test_resume_sends_only_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "a run", steps=4, spans=3)
-    with Receiver(TAKEN, TAKEN, (503, {}, b"later")) as receiver:
+    with Receiver(ACCEPTED, ACCEPTED, (503, {}, b"later")) as receiver:
         assert main(["export", str(run), "--to", receiver.url, "--patience", "0.2", "-q"]) == 1
         said = capsys.readouterr().err
         assert "503" in said
         assert "later" in said
         assert f"xsp: 3 traces were not delivered to {receiver.url}/v1/traces; `xsp export '{run}' --resume`" in said
         assert len(receiver.ids) == 6
-        receiver.answers = [TAKEN]
+        receiver.answers = [ACCEPTED]
         assert main(["export", str(run), "--resume", "-q"]) == 0
     assert set(receiver.ids.values()) == {1}
     assert len(receiver.ids) == 4 * 3 + 1
@@ -354,7 +354,7 @@ def test_a_kill_in_the_middle_loses_nothing_and_doubles_only_what_is_identical(t
         for _ in range(3):
             before = len(receiver.bodies)
             process = subprocess.Popen([*command, "--resume"])
-            until(lambda before=before: len(receiver.bodies) > before + 10)
+            poll(lambda before=before: len(receiver.bodies) > before + 10)
             process.send_signal(signal.SIGKILL)
             process.wait()
         assert subprocess.run([*command, "--resume"]).returncode == 0
@@ -413,7 +413,7 @@ def test_what_is_left_at_the_end_is_said_with_what_to_type(tmp_path: Path, capsy
         assert "404 Not Found (no such page)" in said
         assert f"`xsp export {tmp_path / 'run'} --resume` sends what is left" in said
         assert "4 traces were not delivered" in str(health(xsp.load(tmp_path / "run")))
-        receiver.answers = [TAKEN]
+        receiver.answers = [ACCEPTED]
         assert main(["export", str(tmp_path / "run"), "--resume", "-q"]) == 0
     assert len(receiver.ids) == 5, "three steps, the run, and its loop"
     assert "delivery" not in [f.subject for f in health(xsp.load(tmp_path / "run")) if f.severity == Severity.WARNING]
@@ -440,7 +440,7 @@ def test_steps_that_are_shed_are_whole_and_counted(tmp_path: Path) -> None:
 
     def slow(handler: Any) -> None:
         first.wait(20)
-        receiver.answers[0] = TAKEN
+        receiver.answers[0] = ACCEPTED
         handler.send_response(200)
         handler.send_header("Content-Length", "0")
         handler.end_headers()
@@ -456,7 +456,7 @@ def test_steps_that_are_shed_are_whole_and_counted(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_no_secret_of_an_endpoint_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=S3CRET")
-    with Receiver(TAKEN, (403, {}, b"S3CRET? no!")) as receiver:
+    with Receiver(ACCEPTED, (403, {}, b"S3CRET? no!")) as receiver:
         url = receiver.url.replace("//", "//ada:S3CRET@") + "?key=S3CRET"
         command = [sys.executable, "-m", "xsp.cli", "profile", "m.py:build", "--levels", "M", "--repeats", "1", "-q"]
         (tmp_path / "m.py").write_text("import torch\ndef build(n): return torch.nn.ReLU(), torch.zeros(n, 1)")
@@ -483,7 +483,7 @@ def test_jaeger_shows_a_trace_for_each_step(tmp_path: Path, jaeger: Jaeger, prot
     assert send(run, url).left == 0
     assert send(run, url).left == 0  # a second time: Jaeger keeps one of each
     for step in range(3):
-        trace = until(lambda step=step: fetched(f"{jaeger.query}/api/traces/{number:016x}{step + 1:016x}"))["data"][0]
+        trace = poll(lambda step=step: fetch_json(f"{jaeger.query}/api/traces/{number:016x}{step + 1:016x}"))["data"][0]
         assert len(trace["spans"]) == 50
         assert not any(span.get("warnings") for span in trace["spans"])
         (link,) = [r for span in trace["spans"] for r in span["references"] if r["refType"] == "FOLLOWS_FROM"]
@@ -499,7 +499,7 @@ def test_no_span_is_lost_when_the_collector_is_killed_and_restarted_in_the_middl
     command = [sys.executable, "-m", "xsp.cli", "export", str(run), "--to", collector.otlp_http, "-q"]
     process = subprocess.Popen(command)
     for part in (1, 2):
-        until(lambda part=part: taken.exists() and taken.stat().st_size > part * 20_000_000)
+        poll(lambda part=part: taken.exists() and taken.stat().st_size > part * 20_000_000)
         collector.kill()
         collector.start()
     assert process.wait() == 0

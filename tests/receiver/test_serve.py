@@ -23,8 +23,18 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
 import grpc
 import requests
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-from realparts import PROTOBUF, ServeProcess, until
-from roundtrip import Whole, request, rows, sent, some, some_of, spans_of, tables, without
+from realparts import PROTOBUF, ServeProcess, poll
+from roundtrip import (
+    Snapshot,
+    export_run,
+    representative_tables,
+    request,
+    rows,
+    select_representative,
+    spans_of,
+    tables,
+    without,
+)
 
 import xsp
 from xsp import cli, rundir
@@ -42,7 +52,7 @@ def run(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def original(small_whole: Whole) -> Whole:
+def original(small_whole: Snapshot) -> Snapshot:
     return small_whole
 
 
@@ -64,13 +74,13 @@ def many(count: int, sender: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("door", ["http", "grpc"])
-def test_a_run_arrives_as_it_was(receiver: ServeProcess, run: Path, original: Whole, door: str) -> None:
-    sent(run, getattr(receiver, door))
+def test_a_run_arrives_as_it_was(receiver: ServeProcess, run: Path, original: Snapshot, door: str) -> None:
+    export_run(run, getattr(receiver, door))
     (place,) = receiver.runs()
     printed = receiver.end()
     back = xsp.load(place)
     assert rows(back) == original.rows
-    assert some(back) == some_of(original.tables)
+    assert representative_tables(back) == select_representative(original.tables)
     assert f"{place}: {len(rundir.segments(run))} steps, {len(original.rows)} spans" in printed
     assert back.run["finished"] is True
     assert not (place / "arrived").exists()
@@ -78,22 +88,22 @@ def test_a_run_arrives_as_it_was(receiver: ServeProcess, run: Path, original: Wh
 
 @pytest.mark.slow
 def test_a_run_that_is_complete_is_put_in_order_while_others_arrive(receiver: ServeProcess, run: Path) -> None:
-    sent(run, receiver.http, "--compression", "gzip")
+    export_run(run, receiver.http, "--compression", "gzip")
     (place,) = receiver.runs()
-    until(lambda: rundir.read_run(place)["finished"])
+    poll(lambda: rundir.read_run(place)["finished"])
     assert len(rundir.segments(place)) == len(rundir.segments(run))
 
 
 @pytest.mark.slow
-def test_a_run_that_is_sent_twice_counts_once(receiver: ServeProcess, run: Path, original: Whole) -> None:
-    sent(run, receiver.http)
-    until(lambda: rundir.read_run(receiver.runs()[0])["finished"])
-    sent(run, receiver.grpc)
+def test_a_run_that_is_sent_twice_counts_once(receiver: ServeProcess, run: Path, original: Snapshot) -> None:
+    export_run(run, receiver.http)
+    poll(lambda: rundir.read_run(receiver.runs()[0])["finished"])
+    export_run(run, receiver.grpc)
     (place,) = receiver.runs()
     receiver.end()
     back = xsp.load(place)
     assert rows(back) == original.rows
-    assert without(some(back), "health") == without(some_of(original.tables), "health")
+    assert without(representative_tables(back), "health") == without(select_representative(original.tables), "health")
     assert back.run["received"]["doubled"] == len(original.rows)
 
 
@@ -193,7 +203,7 @@ def test_what_was_acknowledged_survives_a_kill(receiver: ServeProcess, tmp_path:
     senders = [threading.Thread(target=send, args=(sender,)) for sender in range(1, 5)]
     for each in senders:
         each.start()
-    until(lambda: len(acknowledged) > 40)
+    poll(lambda: len(acknowledged) > 40)
     receiver.end(signal.SIGKILL)
     for each in senders:
         each.join()
@@ -223,19 +233,19 @@ def test_overwriting_takes_away_what_was_not_in_order_yet(receiver: ServeProcess
 
 
 @pytest.mark.slow
-def test_a_receiver_goes_on_with_a_run_that_was_cut(run: Path, original: Whole, tmp_path: Path) -> None:
+def test_a_receiver_goes_on_with_a_run_that_was_cut(run: Path, original: Snapshot, tmp_path: Path) -> None:
     first = ServeProcess(tmp_path / "received")
-    sent(run, first.http, "--steps", ",".join(str(int(file.stem)) for file in rundir.segments(run)[:4]))
+    export_run(run, first.http, "--steps", ",".join(str(int(file.stem)) for file in rundir.segments(run)[:4]))
     first.end(signal.SIGKILL)
     (place,) = first.runs()
     assert xsp.load(place).run["finished"] is False
     second = ServeProcess(tmp_path / "received")
-    sent(run, second.http)
+    export_run(run, second.http)
     second.end(signal.SIGINT)
     assert second.runs() == [place]
     back = xsp.load(place)
     assert rows(back) == original.rows
-    assert without(some(back), "health") == without(some_of(original.tables), "health")
+    assert without(representative_tables(back), "health") == without(select_representative(original.tables), "health")
 
 
 # --- bad input ------------------------------------------------------------------------------------------------
@@ -318,8 +328,8 @@ def test_too_many_at_once_are_told_to_come_again(tmp_path: Path) -> None:
     with contextlib.ExitStack() as open_ones:
         for _ in range(2):
             open_ones.enter_context(socket.create_connection(place)).sendall(b"POST /v1/traces HTTP/1.1\r\n")
-        assert until(lambda: receiver.post(GOOD).headers.get("Retry-After")) == "1"
-    assert until(lambda: receiver.post(GOOD).status_code == 200)
+        assert poll(lambda: receiver.post(GOOD).headers.get("Retry-After")) == "1"
+    assert poll(lambda: receiver.post(GOOD).status_code == 200)
     receiver.end()
 
 

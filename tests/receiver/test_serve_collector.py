@@ -15,9 +15,9 @@ pytest.importorskip("torch")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from realparts import Collector, ServeProcess, until
+from realparts import Collector, ServeProcess, poll
 from receivers import about, write_run
-from roundtrip import sent
+from roundtrip import export_run
 
 import xsp
 from xsp.otlp.transport import as_json
@@ -87,7 +87,7 @@ def test_ranks_that_a_collector_put_into_one_request_all_arrive(started: list[An
     started.append(collector)
     collector.start()
     for run in write_ranks(tmp_path):
-        sent(run, collector.otlp_http)
+        export_run(run, collector.otlp_http)
     collector.stop()
     receiver.end()
     (place,) = receiver.runs()
@@ -106,16 +106,16 @@ def test_a_receiver_that_is_killed_behind_a_collector_has_all_ranks_in_the_end(
     started.append(collector)
     collector.start()
     ranks = write_ranks(tmp_path)
-    sent(ranks[0], collector.otlp_http)
-    sent(ranks[1], collector.otlp_http)
-    until(lambda: any((tmp_path / "received").glob("*/arrived/*.parquet")))
+    export_run(ranks[0], collector.otlp_http)
+    export_run(ranks[1], collector.otlp_http)
+    poll(lambda: any((tmp_path / "received").glob("*/arrived/*.parquet")))
     receiver.end(signal.SIGKILL)
-    sent(ranks[2], collector.otlp_http)
+    export_run(ranks[2], collector.otlp_http)
     time.sleep(1.5)  # the Collector's batch goes to nobody, and is tried again
     second = ServeProcess(tmp_path / "received", "--http", f"127.0.0.1:{port}")
     started.append(second)
     (place,) = second.runs()
-    until(lambda: found(place) == dict.fromkeys(range(RANKS), 60))
+    poll(lambda: found(place) == dict.fromkeys(range(RANKS), 60))
     collector.stop()
     second.end()
     assert found(place) == dict.fromkeys(range(RANKS), 60)

@@ -46,13 +46,19 @@ def looks(tmp_path_factory: pytest.TempPathFactory) -> list:
 
 def test_before_the_first_stored_step_there_is_progress_only(looks: list) -> None:
     first = looks[0]
-    assert (first.finished, first.stored, first.seen, first.steps_ms, first.layers) == (False, 0, 1, {}, [])
+    assert (first.is_finished, first.steps_stored, first.steps_seen, first.steps_ms, first.layers) == (
+        False,
+        0,
+        1,
+        {},
+        [],
+    )
 
 
 def test_in_the_middle_there_are_steps_by_rung_layers_and_what_it_costs(looks: list) -> None:
     middle = looks[1]
-    assert (middle.finished, middle.seen) == (False, 21)
-    assert middle.stored == 9
+    assert (middle.is_finished, middle.steps_seen) == (False, 21)
+    assert middle.steps_stored == 9
     assert set(middle.steps_ms) == {"M", "M/L", "M/L/op"}
     assert {name for name, _, _ in middle.layers} == {"0", "1"}
     assert middle.budget["taken"]["bare"] == 9
@@ -60,7 +66,7 @@ def test_in_the_middle_there_are_steps_by_rung_layers_and_what_it_costs(looks: l
 
 def test_in_the_end_the_run_says_it_and_nothing_else_is_left(looks: list) -> None:
     last, out = looks[2:]
-    assert (last.finished, last.seen) == (True, 30)
+    assert (last.is_finished, last.steps_seen) == (True, 30)
     assert not (out / progress.PROGRESS_FILE).exists()
 
 

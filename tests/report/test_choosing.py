@@ -10,7 +10,7 @@ import pytest
 
 from xsp.cli import main
 from xsp.errors import UsageError
-from xsp.report.choosing import select_rows, sorted_by
+from xsp.report.choosing import select_rows, sort_columns
 from xsp.testing import spans, trace_of
 
 ROWS = """
@@ -61,8 +61,8 @@ def test_a_condition_keeps_the_rows_that_meet_it(con: duckdb.DuckDBPyConnection,
         ("memory_bound = maybe", "is yes or no, and 'maybe' is neither"),
         ("name ~ '('", "'(' is no regular expression"),
         ("(calls > 1", "a parenthesis is not closed"),
-        ("calls", "behind calls a comparison is missing: ="),
-        ("calls is 1", "behind `is` stands null or not null"),
+        ("calls", "after calls a comparison is missing: ="),
+        ("calls is 1", "`is` is followed by null or not null"),
         ("'name' = 1", "is no column"),
         ("", "a column is missing"),
     ],
@@ -98,8 +98,12 @@ def test_numbers_begin_with_the_largest_text_with_a_and_what_is_missing_comes_la
 
 
 def test_the_sorted_column_is_named_as_the_table_names_it(con: duckdb.DuckDBPyConnection) -> None:
-    assert sorted_by(con.sql(ROWS), "ops", "Device ms:asc, calls") == ["device_ms", "calls"]
-    for sort, said in (("calls:up", "stands :asc or :desc"), ("1", "ops has no column '1'"), ("calls,", "column ''")):
+    assert sort_columns(con.sql(ROWS), "ops", "Device ms:asc, calls") == ["device_ms", "calls"]
+    for sort, said in (
+        ("calls:up", "followed by :asc or :desc"),
+        ("1", "ops has no column '1'"),
+        ("calls,", "column ''"),
+    ):
         with pytest.raises(UsageError, match=said):
             select_rows(con.sql(ROWS), "ops", sort=sort)
 

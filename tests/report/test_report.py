@@ -296,7 +296,7 @@ def test_no_number_of_kinds_makes_more_points_than_can_be_drawn(kinds):
     rows = [{**row, "kind": number % kinds, "rung": 70 * (number // kinds % 2)} for number in range(9000)]
     shown = loop.loop(looped(rows))
     assert len(shown["points"]["step"]) <= loop.MOST_POINTS
-    assert len(shown["kinds"]) == min(kinds, loop.MOST_KINDS + 1)
+    assert len(shown["kinds"]) == min(kinds, loop.MOST_COLOURS + 1)
     assert max(shown["points"]["colour"]) == len(shown["kinds"]) - 1
 
 
@@ -384,7 +384,7 @@ def test_what_overlaps_too_deeply_to_be_read_is_counted():
     ],
 )  # fmt: skip
 def test_a_packed_column_holds_what_was_put_in(values):
-    said = [str(value) if type(value) is int and abs(value) >= packed.EXACT else value for value in values]
+    said = [str(value) if type(value) is int and abs(value) >= packed.EXACT_LIMIT else value for value in values]
     assert unpacked(packed_of(values), len(values)) == said
 
 
@@ -401,7 +401,7 @@ def test_what_json_cannot_say_is_null():
 @pytest.mark.slow
 def test_charts_show_all_layers_and_a_table_says_what_it_leaves_out(monkeypatch):
     monkeypatch.setattr(html, "MOST_ROWS", 2)
-    monkeypatch.setattr(html, "DEAREST", {"A8": ("latency_us", 1)})
+    monkeypatch.setattr(html, "LARGEST_ROWS", {"A8": ("latency_us", 1)})
     data = payload(html.render(trace(*FULL)))
     tables = {table["id"]: table for table in data["tables"]}
     assert (len(tables["A2"]["rows"]), tables["A2"]["total"]) == (2, 3)
@@ -417,7 +417,7 @@ def test_charts_show_all_layers_and_a_table_says_what_it_leaves_out(monkeypatch)
 )
 def test_a_cost_that_cannot_be_told_from_noise_is_not_stated_as_a_figure(low, high, shown):
     ledger = [{"rung": "M", "step_ms": 10.0}, {"rung": "M/L", "step_ms": 11.0, "low_ms": low, "high_ms": high}]
-    what, said, about = headline.cost(ledger)
+    what, said, about = headline.recording_cost(ledger)
     assert (what, said) == ("recording adds to a step", shown)
     assert "+10.0 % of its latency, with all down to layers recorded" in about
 
@@ -582,7 +582,7 @@ def test_a_narrow_table_keeps_the_throughput_of_the_loop(name, column):
     kind = {"kind": 0, "name": "training Generator 32×16 + Discriminator 32×784", "batch_size": 32}
     one = looped([{"dur_ns": 2e6, "samples": 32}] * 40, kinds=[kind])
     shown = Console(width=80, record=True, file=io.StringIO())
-    shown.print(text.table(ANALYSES[name](one), name, main=text.MAIN[name]))
+    shown.print(text.table(ANALYSES[name](one), name, main=text.MAIN_COLUMNS[name]))
     table, _, left = shown.export_text().partition("columns that do not fit: ")
     assert column not in " ".join(left.split()).split(", ")
     assert "per s" in " ".join(table.split())

@@ -93,7 +93,8 @@ def test_the_ledger_says_what_it_adds_up_to(page):
 def seen(page) -> dict[str, Any]:
     """Return what the timeline shows: from, to, and its boxes with their places on the canvas."""
     return page.execute_async_script(
-        "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done(timeline.seen())))"
+        "const done = arguments[0]; const finish = () => done(timeline.visibleState());"
+        "requestAnimationFrame(() => requestAnimationFrame(finish))"
     )
 
 

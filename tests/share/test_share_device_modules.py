@@ -11,7 +11,7 @@ from typing import Any
 
 import fakecuda
 import pytest
-from sharing import Running
+from sharing import StoreProcess
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
@@ -34,12 +34,12 @@ def as_host(mapping: devices.DeviceMapping) -> Any:
 
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> fakecuda.Standing:
-    return fakecuda.Standing(fakecuda.built(tmp_path_factory.mktemp("standin")))
+def standing(tmp_path_factory: pytest.TempPathFactory) -> fakecuda.StandIn:
+    return fakecuda.StandIn(fakecuda.build_library(tmp_path_factory.mktemp("standin")))
 
 
 @pytest.fixture
-def there(standing: fakecuda.Standing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+def there(standing: fakecuda.StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreProcess]:
     monkeypatch.setattr(driver, "LIBRARY", str(standing.library))
     monkeypatch.setenv("STANDIN_LOG", str(standing.log))
     monkeypatch.setattr(modules, "bytes_on_device", as_host)
@@ -47,11 +47,11 @@ def there(standing: fakecuda.Standing, tmp_path: Path, monkeypatch: pytest.Monke
         yield found
 
 
-def attach(module: Any, source: Any, there: Running, **more: Any) -> Any:
+def attach(module: Any, source: Any, there: StoreProcess, **more: Any) -> Any:
     return share.attach(module, source, device="cuda:0", folder=there.folder, **more)
 
 
-def test_a_module_on_a_device_is_the_same_to_the_last_bit(there: Running, tmp_path: Path) -> None:
+def test_a_module_on_a_device_is_the_same_to_the_last_bit(there: StoreProcess, tmp_path: Path) -> None:
     module, x = small(), torch.randn(2, 3, 8, 8)
     path = written(tmp_path, module.state_dict())
     with share.empty():
@@ -63,7 +63,7 @@ def test_a_module_on_a_device_is_the_same_to_the_last_bit(there: Running, tmp_pa
     assert all(modules.is_shared(each) for each in other.parameters())
     assert not any(modules.is_shared(each) for each in other.buffers())
     assert all(each.data_ptr() % 512 == 0 for each in other.parameters())
-    assert fakecuda.attached(there.folder) == [os.getpid()]
+    assert fakecuda.attached_pids(there.folder) == [os.getpid()]
     third = small(3)
     assert attach(third, path, there).hit
     assert third.head.weight.data_ptr() == other.head.weight.data_ptr()
@@ -78,18 +78,18 @@ def test_a_module_on_a_device_is_the_same_to_the_last_bit(there: Running, tmp_pa
     third.train()
     del other
     gc.collect()
-    fakecuda.wait_for(lambda: fakecuda.attached(there.folder) == [])
+    fakecuda.wait_for(lambda: fakecuda.attached_pids(there.folder) == [])
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool])
-def test_other_types_and_shapes_of_nothing_on_a_device(there: Running, tmp_path: Path, kind: Any) -> None:
+def test_other_types_and_shapes_of_nothing_on_a_device(there: StoreProcess, tmp_path: Path, kind: Any) -> None:
     module, other = Odd(kind), Odd(kind)
     attach(other, written(tmp_path, module.state_dict()), there)
     for name, each in other.named_parameters():
         assert torch.equal(each, getattr(module, name))
 
 
-def test_shards_and_casts_on_a_device(there: Running, tmp_path: Path) -> None:
+def test_shards_and_casts_on_a_device(there: StoreProcess, tmp_path: Path) -> None:
     plain = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 4)).eval()
     state = plain.state_dict()
     state["0.bias"] = state["0.bias"].half().float()
@@ -104,7 +104,7 @@ def test_shards_and_casts_on_a_device(there: Running, tmp_path: Path) -> None:
     assert len(fakecuda.status(there.folder)["objects"]) == 3
 
 
-def test_what_writes_below_python_is_found_and_harms_nobody_after(there: Running, tmp_path: Path) -> None:
+def test_what_writes_below_python_is_found_and_harms_nobody_after(there: StoreProcess, tmp_path: Path) -> None:
     module, x = small(), torch.randn(2, 3, 8, 8)
     path = written(tmp_path, module.state_dict())
     other = small(2)
@@ -120,7 +120,7 @@ def test_what_writes_below_python_is_found_and_harms_nobody_after(there: Running
     fakecuda.wait_for(lambda: len(fakecuda.status(there.folder)["objects"]) == 1)
 
 
-def test_each_tier_of_a_cold_start_is_in_the_trace(there: Running, tmp_path: Path) -> None:
+def test_each_tier_of_a_cold_start_is_in_the_trace(there: StoreProcess, tmp_path: Path) -> None:
     path = written(tmp_path, small(77).state_dict())
     with xsp.profile("cold", levels="M/L", warmup=0, settle=0, samples=False, out=tmp_path / "run") as prof:
         for _ in range(2):
@@ -152,7 +152,7 @@ def test_each_tier_of_a_cold_start_is_in_the_trace(there: Running, tmp_path: Pat
     ("device", "says"),
     [("nonsense", "Expected one of"), ("meta", "on the host and on NVIDIA's devices"), ("cuda:7", "devices here is 1")],
 )
-def test_devices_that_cannot_be_are_one_error(device: str, says: str, there: Running, tmp_path: Path) -> None:
+def test_devices_that_cannot_be_are_one_error(device: str, says: str, there: StoreProcess, tmp_path: Path) -> None:
     module = small()
     weight = module.head.weight
     with pytest.raises(ShareError, match=says):
@@ -167,7 +167,7 @@ def test_no_device_is_one_error(device: str, tmp_path: Path) -> None:
         share.attach(small(), tmp_path / "no.safetensors", device=device, folder=tmp_path / "s")
 
 
-def test_the_host_is_a_device_too(there: Running, tmp_path: Path) -> None:
+def test_the_host_is_a_device_too(there: StoreProcess, tmp_path: Path) -> None:
     module, x = small(), torch.randn(2, 3, 8, 8)
     other = small(2)
     share.attach(other, written(tmp_path, module.state_dict()), device="cpu", folder=there.folder)

@@ -14,8 +14,8 @@ from pathlib import Path
 import fakecuda
 import pytest
 from depth import deep
-from fakecuda import Standing, attached, serving, wait_for
-from sharing import Running
+from fakecuda import StandIn, attached_pids, serving, wait_for
+from sharing import StoreProcess
 from test_share_store import KIB, file_of
 
 from xsp.cli import main
@@ -27,13 +27,13 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fakecuda.built(tmp_path_factory.mktemp("standin"))
+    return fakecuda.build_library(tmp_path_factory.mktemp("standin"))
 
 
 @pytest.fixture
-def standing(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standing:
+def standing(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """Have this process find the stand-in, too."""
-    found = Standing(library)
+    found = StandIn(library)
     found.log = tmp_path / "violations.txt"
     monkeypatch.setattr(driver, "LIBRARY", str(library))
     monkeypatch.setenv("STANDIN_LOG", str(found.log))
@@ -41,7 +41,7 @@ def standing(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def there(standing: Standing, tmp_path: Path) -> Iterator[Running]:
+def there(standing: StandIn, tmp_path: Path) -> Iterator[StoreProcess]:
     with serving(standing, tmp_path / "s", "--device-capacity", "8MiB") as found:
         yield found
 
@@ -55,14 +55,14 @@ def content(held: devices.DeviceWeights) -> bytes:
     return ctypes.string_at(held.mapping.address + first.offset, first.nbytes)
 
 
-def test_the_stand_in_says_what_it_is(there: Running) -> None:
+def test_the_stand_in_says_what_it_is(there: StoreProcess) -> None:
     assert fakecuda.status(there.folder)["device"] == {
         "ordinal": 0, "name": "stand-in 0, no GPU", "uuid": fakecuda.UUID
     }  # fmt: skip
 
 
 @pytest.mark.slow
-def test_the_first_copies_and_the_second_finds_it_on_the_device(there: Running, tmp_path: Path) -> None:
+def test_the_first_copies_and_the_second_finds_it_on_the_device(there: StoreProcess, tmp_path: Path) -> None:
     path = file_of(tmp_path, "a", 7, 3 * MIB + 5)
     first = taken(path, there.folder)
     assert not first.hit
@@ -70,20 +70,20 @@ def test_the_first_copies_and_the_second_finds_it_on_the_device(there: Running, 
     second = taken(path, there.folder)
     assert second.hit
     assert second.mapping.address == first.mapping.address  # a handle is open once a process
-    assert attached(there.folder) == [os.getpid()] * 2
+    assert attached_pids(there.folder) == [os.getpid()] * 2
     (told,) = fakecuda.status(there.folder)["objects"]
     assert (told["nbytes"], told["hits"], told["corrupted"]) == (4 * MIB, 1, None)
     del first
     gc.collect()
-    wait_for(lambda: attached(there.folder) == [os.getpid()])
+    wait_for(lambda: attached_pids(there.folder) == [os.getpid()])
     assert content(second)[:1] == b"\7"
     del second
     gc.collect()
-    wait_for(lambda: attached(there.folder) == [])
+    wait_for(lambda: attached_pids(there.folder) == [])
     assert fakecuda.status(there.folder)["objects"]  # it stays, for the next one
 
 
-def test_the_host_has_what_is_on_the_device_until_that_is_evicted(there: Running, tmp_path: Path) -> None:
+def test_the_host_has_what_is_on_the_device_until_that_is_evicted(there: StoreProcess, tmp_path: Path) -> None:
     held = taken(file_of(tmp_path, "a", 7), there.folder)
     keeper = fakecuda.status(there.folder)["pid"]
     there.wait_for([keeper])
@@ -91,17 +91,17 @@ def test_the_host_has_what_is_on_the_device_until_that_is_evicted(there: Running
         devices.evict(held.key[:12], there.folder)
     key = held.key
     del held
-    wait_for(lambda: attached(there.folder) == [])
+    wait_for(lambda: attached_pids(there.folder) == [])
     assert main(["share", "evict", key[:12], "--dir", str(there.folder)]) == 0
     assert fakecuda.status(there.folder)["objects"] == client.status(there.folder)["objects"] == []
-    assert fakecuda.memory_of(keeper) == 0
+    assert fakecuda.allocation_count(keeper) == 0
 
 
-def test_what_is_attached_on_the_device_is_never_evicted(there: Running, tmp_path: Path) -> None:
+def test_what_is_attached_on_the_device_is_never_evicted(there: StoreProcess, tmp_path: Path) -> None:
     paths = [file_of(tmp_path, str(at), at, 3 * MIB) for at in range(3)]
     kept = taken(paths[0], there.folder)
     taken(paths[1], there.folder)
-    wait_for(lambda: attached(there.folder) == [os.getpid()])
+    wait_for(lambda: attached_pids(there.folder) == [os.getpid()])
     other = taken(paths[2], there.folder)  # in the place of the second
     assert len(fakecuda.status(there.folder)["objects"]) == 2
     with pytest.raises(ShareError, match=rf"do not fit: of 8\.0 MiB, .*\(by process {os.getpid()}\).*device-capacity"):
@@ -111,12 +111,12 @@ def test_what_is_attached_on_the_device_is_never_evicted(there: Running, tmp_pat
 
 
 @pytest.mark.slow
-def test_memory_that_others_use_is_made_room_for_by_evicting(standing: Standing, tmp_path: Path) -> None:
+def test_memory_that_others_use_is_made_room_for_by_evicting(standing: StandIn, tmp_path: Path) -> None:
     words = ("--device-capacity", "64MiB")
     with serving(standing, tmp_path / "s", *words, STANDIN_TOTAL=str(8 * MIB)) as there:
         first = taken(file_of(tmp_path, "a", 1, 3 * MIB), there.folder)
         taken(file_of(tmp_path, "b", 2, 3 * MIB), there.folder)
-        wait_for(lambda: attached(there.folder) == [os.getpid()])
+        wait_for(lambda: attached_pids(there.folder) == [os.getpid()])
         third = taken(file_of(tmp_path, "c", 3, 3 * MIB), there.folder)
         says = rf"no room for 4\.0 MiB: 0 B of 8\.0 MiB are free.*attached \(by process {os.getpid()}\).*nvidia-smi"
         with pytest.raises(ShareError, match=says):
@@ -128,7 +128,7 @@ def test_memory_that_others_use_is_made_room_for_by_evicting(standing: Standing,
 
 @pytest.mark.parametrize("way", ["an attachment", "a check"])
 def test_what_was_written_is_found_and_renewed(
-    way: str, there: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    way: str, there: StoreProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = file_of(tmp_path, "a", 7, 512 * KIB)
     first = taken(path, there.folder)
@@ -153,10 +153,10 @@ def test_what_was_written_is_found_and_renewed(
     assert main(["share", "status", "--dir", str(there.folder)]) == 0
     assert "corrupted (byte" in capsys.readouterr().out
     keeper = fakecuda.status(there.folder)["pid"]
-    assert fakecuda.memory_of(keeper) == 2
+    assert fakecuda.allocation_count(keeper) == 2
     del first
     gc.collect()
-    wait_for(lambda: fakecuda.memory_of(keeper) == 1)  # freed when those who had it let it go
+    wait_for(lambda: fakecuda.allocation_count(keeper) == 1)  # freed when those who had it let it go
     assert taken(path, there.folder).hit
     assert main(check) == 0
 
@@ -173,15 +173,15 @@ def test_samples_have_both_ends_and_other_blocks_each_time() -> None:
 
 
 @pytest.mark.slow
-def test_what_serves_the_device_outlives_the_store(standing: Standing, there: Running, tmp_path: Path) -> None:
+def test_what_serves_the_device_outlives_the_store(standing: StandIn, there: StoreProcess, tmp_path: Path) -> None:
     held = taken(file_of(tmp_path, "a", 7), there.folder)
     taken(file_of(tmp_path, "b", 9), there.folder)
-    wait_for(lambda: attached(there.folder) == [os.getpid()])
+    wait_for(lambda: attached_pids(there.folder) == [os.getpid()])
     keeper = fakecuda.status(there.folder)["pid"]
     assert there.end(signal.SIGINT) == 0
     assert f"process {keeper} keeps the memory of cuda:0" in there.complaints()
     assert not fakecuda.has_ended(keeper)
-    assert fakecuda.memory_of(keeper) == 1  # what nobody is attached to went with the store
+    assert fakecuda.allocation_count(keeper) == 1  # what nobody is attached to went with the store
     assert content(held) == b"\7" * 64 * KIB
     with serving(standing, there.folder):  # the next store serves the same device beside it
         other = taken(file_of(tmp_path, "a", 7), there.folder)
@@ -193,7 +193,9 @@ def test_what_serves_the_device_outlives_the_store(standing: Standing, there: Ru
     wait_for(lambda: fakecuda.has_ended(keeper))
 
 
-def test_a_killed_store_leaves_what_serves_the_device_until_its_clients_end(there: Running, tmp_path: Path) -> None:
+def test_a_killed_store_leaves_what_serves_the_device_until_its_clients_end(
+    there: StoreProcess, tmp_path: Path
+) -> None:
     held = taken(file_of(tmp_path, "a", 7), there.folder)
     keeper = fakecuda.status(there.folder)["pid"]
     there.end(signal.SIGKILL)
@@ -207,7 +209,7 @@ def test_a_killed_store_leaves_what_serves_the_device_until_its_clients_end(ther
 
 
 @pytest.mark.slow
-def test_a_killed_keeper_is_one_error(standing: Standing, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_keeper_is_one_error(standing: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(standing, tmp_path / "s") as there:
         path = file_of(tmp_path, "a", 7)
         os.kill(fakecuda.status(there.folder)["pid"], signal.SIGKILL)
@@ -227,10 +229,10 @@ def test_a_killed_keeper_is_one_error(standing: Standing, tmp_path: Path, capsys
         assert not taken(path, there.folder).hit
 
 
-def test_a_store_without_the_device_says_so(standing: Standing, tmp_path: Path) -> None:
-    from sharing import running
+def test_a_store_without_the_device_says_so(standing: StandIn, tmp_path: Path) -> None:
+    from sharing import running_store
 
-    with running(tmp_path / "s") as there:
+    with running_store(tmp_path / "s") as there:
         with pytest.raises(ShareError, match=r"does not serve cuda:0 \(No such file.*end it, and start it"):
             taken(file_of(tmp_path, "a", 7), there.folder)
         there.wait_for([])
@@ -248,7 +250,7 @@ def test_a_store_without_the_device_says_so(standing: Standing, tmp_path: Path) 
     ],
 )
 def test_a_device_that_cannot_be_served_is_one_error(
-    variables: dict[str, str], says: str, standing: Standing, tmp_path: Path
+    variables: dict[str, str], says: str, standing: StandIn, tmp_path: Path
 ) -> None:
     if "LD_LIBRARY_PATH" in variables and driver_is_there():
         pytest.skip("there is a driver here")
@@ -272,24 +274,24 @@ def driver_is_there() -> bool:
     return True
 
 
-def test_a_device_that_there_is_not_is_one_error(standing: Standing) -> None:
+def test_a_device_that_there_is_not_is_one_error(standing: StandIn) -> None:
     with pytest.raises(ShareError, match=r"cuda:3: there is no such device; the number of devices here is 1"):
         driver.device(3)
 
 
 def test_what_cannot_be_opened_stays_attached_to_nobody(
-    there: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    there: StoreProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = file_of(tmp_path, "a", 7)
     with monkeypatch.context() as patch:
         patch.setenv("STANDIN_REFUSES", "cuIpcOpenMemHandle_v2:205")
         with pytest.raises(ShareError, match=r"cuIpcOpenMemHandle_v2 failed .*same machine"):
             taken(path, there.folder)
-    wait_for(lambda: attached(there.folder) == [])
+    wait_for(lambda: attached_pids(there.folder) == [])
     assert taken(path, there.folder).hit
 
 
-def test_what_cannot_be_closed_stays_attached_until_the_process_ends(there: Running, tmp_path: Path) -> None:
+def test_what_cannot_be_closed_stays_attached_until_the_process_ends(there: StoreProcess, tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from xsp.share import client, devices, driver\n"
         "folder = Path(sys.argv[2]); on_host = client.attach(sys.argv[1], folder)\n"
@@ -302,12 +304,12 @@ def test_what_cannot_be_closed_stays_attached_until_the_process_ends(there: Runn
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"closed\n"
-        assert attached(there.folder) == [process.pid]
+        assert attached_pids(there.folder) == [process.pid]
         process.kill()
-    wait_for(lambda: attached(there.folder) == [])
+    wait_for(lambda: attached_pids(there.folder) == [])
 
 
-def test_another_number_of_the_same_device_finds_it(there: Running, tmp_path: Path) -> None:
+def test_another_number_of_the_same_device_finds_it(there: StoreProcess, tmp_path: Path) -> None:
     assert wire.device_sockets(there.folder) == [wire.device_socket(fakecuda.UUID)]
     with (
         pytest.raises(ShareError, match="requests another device"),
@@ -319,7 +321,7 @@ def test_another_number_of_the_same_device_finds_it(there: Running, tmp_path: Pa
 # --- forks and kills, in processes that never used the device before --------------------------------------------------
 
 
-def killing(standing: Standing, folder: Path, *words: str) -> None:
+def killing(standing: StandIn, folder: Path, *words: str) -> None:
     """Run a part of `devicekills.py`."""
     support = Path(fakecuda.__file__).parent
     paths = os.pathsep.join([str(support), str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(":")])
@@ -330,15 +332,15 @@ def killing(standing: Standing, folder: Path, *words: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_forked_child_closes_nothing_and_holds_nothing(standing: Standing, there: Running) -> None:
+def test_a_forked_child_closes_nothing_and_holds_nothing(standing: StandIn, there: StoreProcess) -> None:
     killing(standing, there.folder, "fork")
 
 
 @pytest.mark.slow
-def test_killed_clients_leave_nothing_on_the_device(standing: Standing, there: Running) -> None:
+def test_killed_clients_leave_nothing_on_the_device(standing: StandIn, there: StoreProcess) -> None:
     killing(standing, there.folder, "kill", "60", "19")
 
 
 @pytest.mark.slow
-def test_hundreds_of_killed_clients_leave_nothing_on_the_device(standing: Standing, there: Running) -> None:
+def test_hundreds_of_killed_clients_leave_nothing_on_the_device(standing: StandIn, there: StoreProcess) -> None:
     killing(standing, there.folder, "kill", "600", os.environ.get("XSP_FAULT_SEED", "1"))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sharing import Running, running
+from sharing import StoreProcess, running_store
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
@@ -60,14 +60,14 @@ def weights(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def there(tmp_path: Path) -> Iterator[Running]:
-    with running(tmp_path / "s", "1GiB", "--device", "0", "--device-capacity", "1GiB") as found:
+def there(tmp_path: Path) -> Iterator[StoreProcess]:
+    with running_store(tmp_path / "s", "1GiB", "--device", "0", "--device-capacity", "1GiB") as found:
         yield found
         gc.collect()
         found.end()
 
 
-def client(weights: Path, there: Running, does: str = "read") -> tuple[subprocess.Popen[str], dict]:  # type: ignore[type-arg]
+def client(weights: Path, there: StoreProcess, does: str = "read") -> tuple[subprocess.Popen[str], dict]:  # type: ignore[type-arg]
     words = [sys.executable, "-c", _CLIENT, str(weights), str(there.folder), does]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -92,7 +92,7 @@ def own_outputs(weights: Path) -> list[int]:
         return module(x).cpu().view(torch.int32).tolist()[0][:64]  # type: ignore[no-any-return]
 
 
-def test_two_processes_have_the_same_bits_as_one_by_itself(weights: Path, there: Running) -> None:
+def test_two_processes_have_the_same_bits_as_one_by_itself(weights: Path, there: StoreProcess) -> None:
     first, told = client(weights, there)
     second, also = client(weights, there)
     end(first, second)
@@ -100,7 +100,7 @@ def test_two_processes_have_the_same_bits_as_one_by_itself(weights: Path, there:
     assert told["bits"] == also["bits"] == own_outputs(weights)
 
 
-def test_four_processes_have_one_copy(weights: Path, there: Running) -> None:
+def test_four_processes_have_one_copy(weights: Path, there: StoreProcess) -> None:
     before = driver.device(0).memory()[0]
     clients = [client(weights, there) for _ in range(4)]
     (held,) = (each["held_bytes"] for each in devices.status(there.folder))
@@ -111,7 +111,7 @@ def test_four_processes_have_one_copy(weights: Path, there: Running) -> None:
     end(*(process for process, _ in clients))
 
 
-def test_what_a_process_writes_is_found_and_renewed(weights: Path, there: Running) -> None:
+def test_what_a_process_writes_is_found_and_renewed(weights: Path, there: StoreProcess) -> None:
     wrote, told = client(weights, there, "write")
     (found,) = devices.check(there.folder)
     assert "in 0.weight" in found["corrupted"]
@@ -122,7 +122,7 @@ def test_what_a_process_writes_is_found_and_renewed(weights: Path, there: Runnin
     end(wrote, after)
 
 
-def test_memory_is_freed_when_it_is_evicted_after_a_kill(weights: Path, there: Running) -> None:
+def test_memory_is_freed_when_it_is_evicted_after_a_kill(weights: Path, there: StoreProcess) -> None:
     process, _ = client(weights, there)
     process.kill()
     process.wait()
@@ -136,7 +136,7 @@ def test_memory_is_freed_when_it_is_evicted_after_a_kill(weights: Path, there: R
     assert devices.status(there.folder)[0]["held_bytes"] == 0
 
 
-def test_views_in_this_process_end_with_the_module(weights: Path, there: Running) -> None:
+def test_views_in_this_process_end_with_the_module(weights: Path, there: StoreProcess) -> None:
     torch.cuda.init()
     with share.empty():
         module = torch.nn.Sequential(torch.nn.Linear(WIDE, WIDE), torch.nn.GELU(), torch.nn.Linear(WIDE, WIDE))

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from depth import deep
-from sharing import Running, running
+from sharing import StoreProcess, running_store
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
@@ -32,8 +32,8 @@ from xsp.share.modules import SharedParameter, is_shared  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("m") / "s") as found:
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
+    with running_store(tmp_path_factory.mktemp("m") / "s") as found:
         yield found
 
 
@@ -64,7 +64,7 @@ def written(folder: Path, state: dict[str, Any], name: str = "m.safetensors") ->
 
 
 @pytest.mark.parametrize("way", ["empty", "with values"])
-def test_a_small_module_is_the_same_to_the_last_bit(there: Running, tmp_path: Path, way: str) -> None:
+def test_a_small_module_is_the_same_to_the_last_bit(there: StoreProcess, tmp_path: Path, way: str) -> None:
     module, x = small(), torch.randn(2, 3, 8, 8)
     path = written(tmp_path, module.state_dict())
     if way == "empty":
@@ -123,7 +123,7 @@ def test_building_without_values_is_for_the_thread_that_asks_and_ends_with_the_l
         deep("transformers:t5?num_layers=2&d_model=64"),
     ],
 )
-def test_real_models_are_the_same_to_the_last_bit(there: Running, tmp_path: Path, spec: str) -> None:
+def test_real_models_are_the_same_to_the_last_bit(there: StoreProcess, tmp_path: Path, spec: str) -> None:
     pytest.importorskip(spec.partition(":")[0])
     settings = models.Settings(sequence=16)
     built = models.build(spec, settings)
@@ -158,7 +158,7 @@ class Odd(torch.nn.Module):
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool])
-def test_other_types_and_shapes_of_nothing(there: Running, tmp_path: Path, kind: Any) -> None:
+def test_other_types_and_shapes_of_nothing(there: StoreProcess, tmp_path: Path, kind: Any) -> None:
     module = Odd(kind)
     path = written(tmp_path, module.state_dict())
     other = Odd(kind)
@@ -168,7 +168,7 @@ def test_other_types_and_shapes_of_nothing(there: Running, tmp_path: Path, kind:
 
 
 @pytest.mark.slow
-def test_the_attachment_ends_with_the_last_parameter(there: Running, tmp_path: Path) -> None:
+def test_the_attachment_ends_with_the_last_parameter(there: StoreProcess, tmp_path: Path) -> None:
     module = small()
     path = written(tmp_path, module.state_dict())
     other = small(2)
@@ -202,7 +202,7 @@ def test_the_attachment_ends_with_the_last_parameter(there: Running, tmp_path: P
     ],
 )
 def test_what_does_not_fit_is_refused_and_changes_nothing(
-    there: Running, tmp_path: Path, change: Any, says: str
+    there: StoreProcess, tmp_path: Path, change: Any, says: str
 ) -> None:
     state = small().state_dict()
     change(state)
@@ -218,7 +218,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
     there.wait_for([])
 
 
-def test_a_file_of_which_ties_name_one_is_enough(there: Running, tmp_path: Path) -> None:
+def test_a_file_of_which_ties_name_one_is_enough(there: StoreProcess, tmp_path: Path) -> None:
     module, x = small(), torch.randn(2, 3, 8, 8)
     state = module.state_dict()
     del state["head.weight"]
@@ -227,7 +227,7 @@ def test_a_file_of_which_ties_name_one_is_enough(there: Running, tmp_path: Path)
     assert torch.equal(other(x), module(x))
 
 
-def test_another_type_is_a_copy_if_that_is_asked_for(there: Running, tmp_path: Path) -> None:
+def test_another_type_is_a_copy_if_that_is_asked_for(there: StoreProcess, tmp_path: Path) -> None:
     state = small().state_dict()
     state["first.bias"] = state["first.bias"].half()
     state["more"] = torch.ones(1)
@@ -239,7 +239,7 @@ def test_another_type_is_a_copy_if_that_is_asked_for(there: Running, tmp_path: P
     assert torch.equal(other.first.bias, state["first.bias"].float())
 
 
-def test_modules_that_cannot_be_shared_say_why(there: Running, tmp_path: Path) -> None:
+def test_modules_that_cannot_be_shared_say_why(there: StoreProcess, tmp_path: Path) -> None:
     path = written(tmp_path, small().state_dict())
     with torch.device("meta"):
         meta = Small()
@@ -249,7 +249,7 @@ def test_modules_that_cannot_be_shared_say_why(there: Running, tmp_path: Path) -
         share.attach(torch.nn.LazyLinear(3), path, folder=there.folder)
 
 
-def test_training_and_writing_are_refused_until_it_is_detached(there: Running, tmp_path: Path) -> None:
+def test_training_and_writing_are_refused_until_it_is_detached(there: StoreProcess, tmp_path: Path) -> None:
     module, x = small(), torch.randn(2, 3, 8, 8)
     other = small(2)
     share.attach(other, written(tmp_path, module.state_dict()), folder=there.folder)
@@ -278,7 +278,7 @@ def test_training_and_writing_are_refused_until_it_is_detached(there: Running, t
     there.wait_for([])
 
 
-def test_a_state_dict_has_weights_that_refuse_to_be_written_and_trained(there: Running, tmp_path: Path) -> None:
+def test_a_state_dict_has_weights_that_refuse_to_be_written_and_trained(there: StoreProcess, tmp_path: Path) -> None:
     module, x = small(), torch.randn(2, 3, 8, 8)
     shared, other = small(2), small(3)
     share.attach(shared, written(tmp_path, module.state_dict()), folder=there.folder)
@@ -306,7 +306,7 @@ def test_a_state_dict_has_weights_that_refuse_to_be_written_and_trained(there: R
     assert not any(isinstance(each, SharedParameter) for each in shared.state_dict().values())
 
 
-def test_copies_and_conversions_are_this_process_own(there: Running, tmp_path: Path) -> None:
+def test_copies_and_conversions_are_this_process_own(there: StoreProcess, tmp_path: Path) -> None:
     module, x = small(), torch.randn(2, 3, 8, 8)
     other = small(2)
     share.attach(other, written(tmp_path, module.state_dict()), folder=there.folder)
@@ -326,7 +326,7 @@ def test_copies_and_conversions_are_this_process_own(there: Running, tmp_path: P
     other.first.weight.add_(1)
 
 
-def test_statistics_in_training_stay_private(there: Running, tmp_path: Path) -> None:
+def test_statistics_in_training_stay_private(there: StoreProcess, tmp_path: Path) -> None:
     path = written(tmp_path, small().state_dict())
     first, second = small(2), small(3)
     for each in (first, second):
@@ -363,7 +363,7 @@ print("wrote", flush=True)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["numpy", deep("operator"), deep("optimizer"), "mprotect"])
-def test_who_writes_past_python_is_stopped_alone(there: Running, tmp_path: Path, way: str) -> None:
+def test_who_writes_past_python_is_stopped_alone(there: StoreProcess, tmp_path: Path, way: str) -> None:
     torch.manual_seed(0)
     module, x = torch.nn.Linear(64, 64), torch.randn(3, 64)
     path = written(tmp_path, module.state_dict())
@@ -380,7 +380,7 @@ def test_who_writes_past_python_is_stopped_alone(there: Running, tmp_path: Path,
     there.wait_for([os.getpid()])
 
 
-def test_a_state_dict_is_brought_without_a_file(there: Running, tmp_path: Path) -> None:
+def test_a_state_dict_is_brought_without_a_file(there: StoreProcess, tmp_path: Path) -> None:
     module, x = small(), torch.randn(2, 3, 8, 8)
     key = share.put(module.state_dict(), folder=there.folder)
     other = small(2)
@@ -400,13 +400,13 @@ def test_a_state_dict_is_brought_without_a_file(there: Running, tmp_path: Path) 
         (lambda: torch.ones(2).to(torch.float8_e4m3fnuz), "w is float8_e4m3fnuz"),
     ],
 )
-def test_what_no_file_of_weights_can_hold_is_refused_by_name(there: Running, value: Any, says: str) -> None:
+def test_what_no_file_of_weights_can_hold_is_refused_by_name(there: StoreProcess, value: Any, says: str) -> None:
     with pytest.raises(ShareError, match=f"the state dict cannot be shared: {says}"):
         share.put({"w": value()}, folder=there.folder)
 
 
 def test_weights_that_cannot_be_written_are_refused_without_a_message_too(
-    there: Running, monkeypatch: pytest.MonkeyPatch
+    there: StoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(tensors: object) -> None:
         raise RuntimeError
@@ -416,7 +416,7 @@ def test_weights_that_cannot_be_written_are_refused_without_a_message_too(
         share.put({"w": torch.ones(2)}, folder=there.folder)
 
 
-def test_a_cold_start_is_in_the_trace(there: Running, tmp_path: Path) -> None:
+def test_a_cold_start_is_in_the_trace(there: StoreProcess, tmp_path: Path) -> None:
     path = written(tmp_path, small(77).state_dict())
     with xsp.profile("cold", levels="M/L", warmup=0, settle=0, samples=False, out=tmp_path / "run") as prof:
         for _ in range(2):
@@ -441,7 +441,7 @@ def test_a_cold_start_is_in_the_trace(there: Running, tmp_path: Path) -> None:
 def test_an_eviction_is_in_the_trace_with_the_layers(tmp_path: Path) -> None:
     paths = [written(tmp_path, small(seed).state_dict(), f"{seed}.safetensors") for seed in (1, 2)]
     with (
-        running(tmp_path / "s", "10KiB") as there,  # room for one of them
+        running_store(tmp_path / "s", "10KiB") as there,  # room for one of them
         xsp.profile("full", levels="M/L", warmup=0, settle=0, samples=False, out=tmp_path / "run") as prof,
     ):
         for path in paths:
@@ -480,7 +480,9 @@ def in_shards(folder: Path, weights: dict[str, Any], count: int = 3) -> Path:
     return index
 
 
-def test_a_checkpoint_in_shards_is_attached_by_its_index_its_folder_or_its_keys(there: Running, tmp_path: Path) -> None:
+def test_a_checkpoint_in_shards_is_attached_by_its_index_its_folder_or_its_keys(
+    there: StoreProcess, tmp_path: Path
+) -> None:
     torch.manual_seed(3)
     plain = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 4)).eval()
     index = in_shards(tmp_path / "c", plain.state_dict())
@@ -507,7 +509,7 @@ def test_a_checkpoint_in_shards_is_attached_by_its_index_its_folder_or_its_keys(
     ('{"weight_map": {"a": "gone.safetensors"}}', "there is no gone.safetensors beside it"),
     ('{"weight_map": {"0.weight": "a.safetensors", "1.weight": "b.safetensors"}}', "more than one shard has 0.weight"),
 ])  # fmt: skip
-def test_a_damaged_index_is_one_error(text: str, reason: str, there: Running, tmp_path: Path) -> None:
+def test_a_damaged_index_is_one_error(text: str, reason: str, there: StoreProcess, tmp_path: Path) -> None:
     for name in "ab":
         save_file({"0.weight": torch.ones(2, 2)}, tmp_path / f"{name}.safetensors")
         os.utime(tmp_path / f"{name}.safetensors", ns=(1, 1))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import sharing
-from sharing import Running, running
+from sharing import StoreProcess, running_store
 from test_share_weights import written
 
 from xsp.cli import main
@@ -46,12 +46,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def there(tmp_path: Path) -> Running:  # type: ignore[misc]
-    with running(tmp_path / "s", "1MiB") as found:
+def there(tmp_path: Path) -> StoreProcess:  # type: ignore[misc]
+    with running_store(tmp_path / "s", "1MiB") as found:
         yield found
 
 
-def test_the_first_copies_and_the_second_finds_it_there(there: Running, tmp_path: Path) -> None:
+def test_the_first_copies_and_the_second_finds_it_there(there: StoreProcess, tmp_path: Path) -> None:
     path = file_of(tmp_path, "a", 7)
     first = client.attach(path, there.folder)
     assert not first.hit
@@ -64,20 +64,20 @@ def test_the_first_copies_and_the_second_finds_it_there(there: Running, tmp_path
     assert content(second) == b"\7" * 64 * KIB
 
 
-def test_equal_weights_of_two_files_are_one_object(there: Running, tmp_path: Path) -> None:
+def test_equal_weights_of_two_files_are_one_object(there: StoreProcess, tmp_path: Path) -> None:
     held = [client.attach(file_of(tmp_path, name, 7), there.folder) for name in "ab"]
     assert held[0].key == held[1].key
     assert len(client.status(there.folder)["objects"]) == 1
 
 
-def test_a_file_that_was_changed_is_another_object(there: Running, tmp_path: Path) -> None:
+def test_a_file_that_was_changed_is_another_object(there: StoreProcess, tmp_path: Path) -> None:
     before = client.attach(file_of(tmp_path, "a", 1), there.folder)
     after = client.attach(file_of(tmp_path, "a", 2), there.folder)
     assert (content(before)[0], content(after)[0]) == (1, 2)
 
 
 @pytest.mark.slow
-def test_what_was_used_longest_ago_is_evicted_and_never_what_is_attached(there: Running, tmp_path: Path) -> None:
+def test_what_was_used_longest_ago_is_evicted_and_never_what_is_attached(there: StoreProcess, tmp_path: Path) -> None:
     paths = [file_of(tmp_path, str(at), at, 300 * KIB) for at in range(5)]
     kept = client.attach(paths[0], there.folder)
     for path in paths[1:4]:
@@ -95,7 +95,7 @@ def test_what_was_used_longest_ago_is_evicted_and_never_what_is_attached(there: 
 
 
 def test_files_are_brought_one_after_the_other_where_there_is_room_for_one(
-    there: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    there: StoreProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = [str(file_of(tmp_path, str(at), at, 600 * KIB)) for at in range(3)]
     assert main(["share", "put", *paths, "--dir", str(there.folder)]) == 0
@@ -103,7 +103,7 @@ def test_files_are_brought_one_after_the_other_where_there_is_room_for_one(
     assert [each["source"] for each in client.status(there.folder)["objects"]] == paths[2:]
 
 
-def test_what_is_attached_cannot_be_evicted_by_hand(there: Running, tmp_path: Path) -> None:
+def test_what_is_attached_cannot_be_evicted_by_hand(there: StoreProcess, tmp_path: Path) -> None:
     held = client.attach(file_of(tmp_path, "a", 1), there.folder)
     with pytest.raises(ShareError, match="is attached"):
         client.evict(held.key[:16], there.folder)
@@ -116,7 +116,7 @@ def test_what_is_attached_cannot_be_evicted_by_hand(there: Running, tmp_path: Pa
         client.attach(f"sha256:{key}", there.folder)
 
 
-def test_what_is_no_weights_is_refused_and_the_store_goes_on(there: Running, tmp_path: Path) -> None:
+def test_what_is_no_weights_is_refused_and_the_store_goes_on(there: StoreProcess, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"PK\3\4 an archive")
     os.mkfifo(tmp_path / "pipe")
     for name, says in (("x", "pickle"), ("pipe", "not a regular file"), ("none", "No such file"), ("", "regular")):
@@ -149,7 +149,7 @@ def test_a_file_that_is_changed_meanwhile_or_does_not_end_gives_nothing(tmp_path
     serving.serve()
 
 
-def test_nobody_else_can_reach_it(there: Running, tmp_path: Path) -> None:
+def test_nobody_else_can_reach_it(there: StoreProcess, tmp_path: Path) -> None:
     assert stat.S_IMODE(there.folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((there.folder / wire.SOCKET).stat().st_mode) == 0o600
     with pytest.raises(ShareError, match="is served by another store already"):
@@ -187,7 +187,7 @@ def test_what_lies_in_the_place_of_its_socket_stays_there(what: str, tmp_path: P
         client.status(tmp_path / "s")
 
 
-def test_its_memory_is_sealed(there: Running, tmp_path: Path) -> None:
+def test_its_memory_is_sealed(there: StoreProcess, tmp_path: Path) -> None:
     import fcntl
     import mmap
 
@@ -204,7 +204,7 @@ def test_its_memory_is_sealed(there: Running, tmp_path: Path) -> None:
         os.close(sent[0])
 
 
-def test_many_clients_of_one_file_at_a_time_have_it_copied_once(there: Running, tmp_path: Path) -> None:
+def test_many_clients_of_one_file_at_a_time_have_it_copied_once(there: StoreProcess, tmp_path: Path) -> None:
     path = file_of(tmp_path, "a", 3, 500 * KIB)
     time.sleep(0.1)  # until its times tell its state
     held: list[client.AttachedWeights] = []
@@ -219,7 +219,7 @@ def test_many_clients_of_one_file_at_a_time_have_it_copied_once(there: Running, 
 
 
 @pytest.mark.slow
-def test_a_fork_keeps_the_attachment_until_both_have_ended(there: Running, tmp_path: Path) -> None:
+def test_a_fork_keeps_the_attachment_until_both_have_ended(there: StoreProcess, tmp_path: Path) -> None:
     held = client.attach(file_of(tmp_path, "a", 3), there.folder)
     reads, writes = os.pipe()
     child = os.fork()
@@ -236,7 +236,7 @@ def test_a_fork_keeps_the_attachment_until_both_have_ended(there: Running, tmp_p
     there.wait_for([])
 
 
-def killed_clients(there: Running, folder: Path, times: int, seed: int) -> None:
+def killed_clients(there: StoreProcess, folder: Path, times: int, seed: int) -> None:
     """Kill clients at any moment, at most eight at a time; look at counts, memory and descriptors again and again."""
     drawn = random.Random(seed)
     paths = [file_of(folder, f"k{at}", at, 200 * KIB) for at in range(8)]  # more than there is room for
@@ -273,7 +273,7 @@ def killed_clients(there: Running, folder: Path, times: int, seed: int) -> None:
             assert beside <= before, f"seed {seed}: {beside} descriptors beside the objects after {at + 1} kills"
 
 
-def settled(there: Running) -> dict:  # type: ignore[type-arg]
+def settled(there: StoreProcess) -> dict:  # type: ignore[type-arg]
     """Return the status once nothing is being copied and all connections but this one have ended."""
     until = time.monotonic() + sharing.WITHIN_S
     while True:
@@ -287,7 +287,7 @@ def memory_files() -> set[str]:
     return {each for each in os.listdir("/dev/shm") if "xsp" in each}
 
 
-def killed_stores(there: Running, folder: Path, times: int, seed: int) -> None:
+def killed_stores(there: StoreProcess, folder: Path, times: int, seed: int) -> None:
     """Kill the store at any moment: who is attached keeps its weights, and the next one begins empty."""
     drawn = random.Random(seed)
     held = []
@@ -299,7 +299,7 @@ def killed_stores(there: Running, folder: Path, times: int, seed: int) -> None:
         time.sleep(drawn.random() * 0.005)
         assert there.end(signal.SIGKILL) == -signal.SIGKILL
         late.join()
-        assert sharing.there_is_none(there.folder)
+        assert sharing.is_absent(there.folder)
         there.start()
         assert client.status(there.folder)["objects"] == []
         for number, each in held:
@@ -315,20 +315,20 @@ def _try(path: Path, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_clients_leave_nothing(there: Running, tmp_path: Path) -> None:
+def test_killed_clients_leave_nothing(there: StoreProcess, tmp_path: Path) -> None:
     before = memory_files(), len(os.listdir("/proc/self/fd"))
     killed_clients(there, tmp_path, 60, 19)
     assert (memory_files(), len(os.listdir("/proc/self/fd"))) == before
 
 
-def test_a_killed_store_takes_nothing_from_its_clients(there: Running, tmp_path: Path) -> None:
+def test_a_killed_store_takes_nothing_from_its_clients(there: StoreProcess, tmp_path: Path) -> None:
     before = memory_files()
     killed_stores(there, tmp_path, 2, 19)
     assert memory_files() == before
 
 
 @pytest.mark.slow
-def test_a_thousand_killed_clients_leave_nothing(there: Running, tmp_path: Path) -> None:
+def test_a_thousand_killed_clients_leave_nothing(there: StoreProcess, tmp_path: Path) -> None:
     before = memory_files(), len(os.listdir("/proc/self/fd"))
     killed_clients(there, tmp_path, 1000, int(os.environ.get("XSP_FAULT_SEED", "1")))
     assert (memory_files(), len(os.listdir("/proc/self/fd"))) == before
@@ -337,7 +337,7 @@ def test_a_thousand_killed_clients_leave_nothing(there: Running, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_twenty_killed_stores_take_nothing_from_their_clients(there: Running, tmp_path: Path) -> None:
+def test_twenty_killed_stores_take_nothing_from_their_clients(there: StoreProcess, tmp_path: Path) -> None:
     before = memory_files(), len(os.listdir("/proc/self/fd"))
     killed_stores(there, tmp_path, 20, int(os.environ.get("XSP_FAULT_SEED", "1")))
     gc.collect()
@@ -352,7 +352,7 @@ def test_no_store_says_how_to_start_one(tmp_path: Path) -> None:
         left.bind(str(tmp_path / "s" / wire.SOCKET))  # of one that was killed
     with pytest.raises(ShareError, match="no store runs there"):
         client.status(tmp_path / "s")
-    with running(tmp_path / "s") as there:
+    with running_store(tmp_path / "s") as there:
         assert there.attached() == []
         assert there.end(signal.SIGINT) == 0
 
@@ -476,7 +476,7 @@ def test_a_store_of_another_version_is_one_error(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == descriptors - 1  # what listened is closed
 
 
-def test_a_client_of_another_version_is_told_so(there: Running) -> None:
+def test_a_client_of_another_version_is_told_so(there: StoreProcess) -> None:
     with client.connect(there.folder) as connection:
         connection.send(b'{"ask": "status"}')
         assert b"another version" in wire.receive(connection)[0]
@@ -493,7 +493,7 @@ def test_a_store_that_ends_between_is_one_error(tmp_path: Path) -> None:
 
 def test_a_store_that_is_killed_while_it_copies_is_one_error(tmp_path: Path) -> None:
     path = file_of(tmp_path, "a", 1)
-    with running(tmp_path / "s") as there:
+    with running_store(tmp_path / "s") as there:
         with client.connect(there.folder) as connection:
             there.process.send_signal(signal.SIGSTOP)  # it has accepted, or will never
             killer = threading.Timer(0.2, there.process.kill)
@@ -506,7 +506,7 @@ def test_a_store_that_is_killed_while_it_copies_is_one_error(tmp_path: Path) -> 
             client.attach(path, there.folder)
 
 
-def test_a_store_that_hangs_is_one_error(there: Running, tmp_path: Path) -> None:
+def test_a_store_that_hangs_is_one_error(there: StoreProcess, tmp_path: Path) -> None:
     there.process.send_signal(signal.SIGSTOP)
     try:
         with pytest.raises(ShareError, match="did not answer within 0 s"):

@@ -1,4 +1,4 @@
-"""The parent of each span, found by trying every pair: the rules of docs/understand/correlation.md, and slow."""
+"""Parents of spans by brute force: the rules of docs/understand/correlation.md, applied to every pair of spans."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from collections.abc import Sequence
 from xsp.schema import Kind, Level, Rule, Span
 
 TOLERANCE_NS = 500
-"""By how much a span may end after its parent, and an operator begin before its layer."""
+"""Nanoseconds by which a span may end after its parent, and an operator may begin before its layer."""
 
-Found = tuple[int | None, str | None]
-"""Place of the parent in the list, and the rule."""
+ParentAndRule = tuple[int | None, str | None]
+"""Index of the parent in the list, and the rule."""
 
 
-def parents(spans: Sequence[Span]) -> list[Found]:
+def parents(spans: Sequence[Span]) -> list[ParentAndRule]:
     """Return the parent of each span of a process."""
     return [_parent(place, spans) for place in range(len(spans))]
 
 
-def _parent(place: int, spans: Sequence[Span]) -> Found:
-    """Follow the strongest evidence that there is."""
+def _parent(place: int, spans: Sequence[Span]) -> ParentAndRule:
+    """Return the parent by the strongest evidence."""
     if spans[place].device is not None:
         return _by_launch(place, spans)
-    return _by_sequence(place, spans) or _around(place, spans)
+    return _by_sequence(place, spans) or _container(place, spans)
 
 
-def _around(place: int, spans: Sequence[Span]) -> Found:
+def _container(place: int, spans: Sequence[Span]) -> ParentAndRule:
     """Return the innermost span around this one on its thread that is no deeper in the stack."""
-    around = [outer for outer in range(len(spans)) if _contains(spans, outer, place)]
-    if not around:
+    containers = [outer for outer in range(len(spans)) if _contains(spans, outer, place)]
+    if not containers:
         return None, None
-    return max(around, key=lambda outer: _inwards(spans, outer)), Rule.CONTAINMENT.value
+    return max(containers, key=lambda outer: _nesting_key(spans, outer)), Rule.CONTAINMENT.value
 
 
 def _contains(spans: Sequence[Span], outer: int, inner: int) -> bool:
@@ -45,18 +45,18 @@ def _contains(spans: Sequence[Span], outer: int, inner: int) -> bool:
         ))
         and a.start_ns <= middle <= a.end_ns
         and b.end_ns <= a.end_ns + TOLERANCE_NS
-        and _inwards(spans, outer) < _inwards(spans, inner)
+        and _nesting_key(spans, outer) < _nesting_key(spans, inner)
     )  # fmt: skip
 
 
-def _inwards(spans: Sequence[Span], place: int) -> tuple[int, int, int, int]:
-    """Order spans from the outside to the inside."""
+def _nesting_key(spans: Sequence[Span], place: int) -> tuple[int, int, int, int]:
+    """Return a key that sorts spans from the outermost to the innermost."""
     span = spans[place]
     begin = span.start_ns + (TOLERANCE_NS if span.level >= Level.OP else 0)
     return begin, span.level, -span.end_ns, place
 
 
-def _by_launch(place: int, spans: Sequence[Span]) -> Found:
+def _by_launch(place: int, spans: Sequence[Span]) -> ParentAndRule:
     """Return the parent of the call that launched this device work."""
     number = spans[place].correlation_id
     for launch, span in enumerate(spans):
@@ -66,23 +66,24 @@ def _by_launch(place: int, spans: Sequence[Span]) -> Found:
     return None, None
 
 
-def _by_sequence(place: int, spans: Sequence[Span]) -> Found | None:
-    """Return the layer of the forward operator of a backward one; None where containment decides."""
+def _by_sequence(place: int, spans: Sequence[Span]) -> ParentAndRule | None:
+    """Return the layer of the forward operator of a backward one; None if containment decides."""
     span = spans[place]
     if span.sequence_nr is None or span.forward_thread is None:
         return None
-    inside, _ = _around(place, spans)
-    if inside is not None and spans[inside].sequence_nr == span.sequence_nr and spans[inside].forward_thread:
-        return None  # a frame in the frame that follows this number
+    container, _ = _container(place, spans)
+    if container is not None and spans[container].sequence_nr == span.sequence_nr and spans[container].forward_thread:
+        return None  # the enclosing frame already follows this number
     forward = [
-        each
-        for each, other in enumerate(spans)
-        if (other.thread, other.sequence_nr, other.forward_thread) == (span.forward_thread, span.sequence_nr, None)
-        and _inwards(spans, each) < _inwards(spans, place)
+        index
+        for index, candidate in enumerate(spans)
+        if (candidate.thread, candidate.sequence_nr, candidate.forward_thread)
+        == (span.forward_thread, span.sequence_nr, None)
+        and _nesting_key(spans, index) < _nesting_key(spans, place)
     ]
-    outer = max(forward, key=lambda each: _inwards(spans, each), default=None)
+    outer = max(forward, key=lambda index: _nesting_key(spans, index), default=None)
     while outer is not None and spans[outer].level >= Level.OP:
         outer, _ = _parent(outer, spans)
-    if outer is None or (inside is not None and spans[outer].level != Level.LAYER):
+    if outer is None or (container is not None and spans[outer].level != Level.LAYER):
         return None
     return outer, Rule.SEQUENCE.value

@@ -1,6 +1,6 @@
 """A process that never uses the device itself, and forks clients that do: FOLDER fork, or FOLDER kill TIMES SEED.
 
-A child that was forked after its parent used CUDA cannot use it, so this is no part of the test's own process.
+A child that is forked after its parent has used CUDA cannot use CUDA, so this does not run in the test's process.
 """
 
 from __future__ import annotations
@@ -24,93 +24,93 @@ from xsp.share import client, devices, driver
 MIB = 1 << 20
 
 
-def attached(path: Path, folder: Path) -> devices.DeviceWeights:
+def attach_weights(path: Path, folder: Path) -> devices.DeviceWeights:
     return devices.attach(client.attach(path, folder), driver.device(0), "w", folder)
 
 
-def content(held: devices.DeviceWeights) -> bytes:
-    first = held.tensors[0]
-    return ctypes.string_at(held.mapping.address + first.offset, first.nbytes)
+def content(weights: devices.DeviceWeights) -> bytes:
+    first = weights.tensors[0]
+    return ctypes.string_at(weights.mapping.address + first.offset, first.nbytes)
 
 
 def fork(folder: Path, files: Path) -> None:
-    """Fork after an attachment: the child cannot use it, and the parent's end is the end of it."""
+    """Fork after an attachment: the child cannot use it, and it ends with the parent."""
     path = file_of(files, "a", 7)
-    reads, writes = os.pipe()
+    reader, writer = os.pipe()
     parent = os.fork()
     if parent == 0:
-        held = attached(path, folder)
+        weights = attach_weights(path, folder)
         child = os.fork()
         if child == 0:
             try:
-                attached(path, folder)
+                attach_weights(path, folder)
                 os._exit(1)
             except ShareError as error:
                 if "cannot be used in a child that was forked" not in str(error):
                     os._exit(2)
-            del held  # closes nothing
-            os.write(writes, b"x")
+            del weights  # closes nothing
+            os.write(writer, b"x")
             time.sleep(60)
-        os.read(reads, 1)
-        assert fakecuda.attached(folder).count(os.getpid()) == 1
-        assert content(held) == b"\7" * (64 << 10)
-        os.write(writes, child.to_bytes(4, "little"))
+        os.read(reader, 1)
+        assert fakecuda.attached_pids(folder).count(os.getpid()) == 1
+        assert content(weights) == b"\7" * (64 << 10)
+        os.write(writer, child.to_bytes(4, "little"))
         os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(parent, 0)[1]) == -signal.SIGKILL
-    child = int.from_bytes(os.read(reads, 4), "little")
-    fakecuda.wait_for(lambda: fakecuda.attached(folder) == [])  # though the child has the connection still
+    child = int.from_bytes(os.read(reader, 4), "little")
+    fakecuda.wait_for(lambda: fakecuda.attached_pids(folder) == [])  # although the child still has the connection
     assert not fakecuda.has_ended(child)
     os.kill(child, signal.SIGKILL)
 
 
 def kill(folder: Path, files: Path, times: int, seed: int) -> None:
-    """Kill clients at any moment; look at counts and memory again and again."""
-    drawn = random.Random(seed)
-    paths = [file_of(files, f"k{at}", at + 1, 3 * MIB) for at in range(4)]  # there is room for two
+    """Kill clients at random moments; check counts and memory from time to time."""
+    draw = random.Random(seed)
+    paths = [file_of(files, f"k{number}", number + 1, 3 * MIB) for number in range(4)]  # there is room for two
     keeper = fakecuda.status(folder)["pid"]
     living: list[int] = []
-    for at in range(times):
-        path, wrote = paths[drawn.randrange(4)], drawn.random() < 0.1
+    for number in range(times):
+        path, writes_weights = paths[draw.randrange(4)], draw.random() < 0.1
         child = os.fork()
         if child == 0:
             try:
-                held = attached(path, folder)
-                assert len(set(content(held))) == 1 or wrote
-                if wrote:
-                    ctypes.memset(held.mapping.address, 0xEE, 1)
+                weights = attach_weights(path, folder)
+                assert len(set(content(weights))) == 1 or writes_weights
+                if writes_weights:
+                    ctypes.memset(weights.mapping.address, 0xEE, 1)
                 time.sleep(60)
             except ShareError:  # no room
                 os.kill(os.getpid(), signal.SIGKILL)
             finally:
                 os._exit(1)
         living.append(child)
-        time.sleep(drawn.random() * 0.02)
-        sharing.kill_some(living, drawn, f"seed {seed}, kill {at}")
-        if at % 50 == 49 or at == times - 1:
+        time.sleep(draw.random() * 0.02)
+        sharing.kill_some(living, draw, f"seed {seed}, kill {number}")
+        if number % 50 == 49 or number == times - 1:
             sharing.kill_all(living)
             settle(folder, keeper, seed)
 
 
 def settle(folder: Path, keeper: int, seed: int) -> None:
-    """Wait until nobody is attached, and compare the counts with the memory that is really there."""
+    """Wait until no process is attached, and compare the counts with the allocated memory."""
 
     def is_quiet() -> bool:
-        found = fakecuda.status(folder)
-        return not found["copying_bytes"] and found["connections"] == 1 and not fakecuda.attached(folder)
+        status = fakecuda.status(folder)
+        return not status["copying_bytes"] and status["connections"] == 1 and not fakecuda.attached_pids(folder)
 
     fakecuda.wait_for(is_quiet)
-    found = fakecuda.status(folder)
-    assert found["held_bytes"] == sum(each["nbytes"] for each in found["objects"]) <= found["capacity_bytes"]
-    assert fakecuda.memory_of(keeper) == len(found["objects"]), f"seed {seed}"
-    (on_host,) = {tuple(each["attached"]) for each in client.status(folder)["objects"] if each["attached"]} or {()}
+    status = fakecuda.status(folder)
+    assert status["held_bytes"] == sum(entry["nbytes"] for entry in status["objects"]) <= status["capacity_bytes"]
+    assert fakecuda.allocation_count(keeper) == len(status["objects"]), f"seed {seed}"
+    (on_host,) = {tuple(entry["attached"]) for entry in client.status(folder)["objects"] if entry["attached"]} or {()}
     assert set(on_host) <= {keeper}
-    pidfds = [each for each in Path(f"/proc/{keeper}/fd").iterdir() if "pidfd" in os.readlink(each)]
+    pidfds = [link for link in Path(f"/proc/{keeper}/fd").iterdir() if "pidfd" in os.readlink(link)]
     assert not pidfds, f"seed {seed}"
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as files:
         if sys.argv[2] == "fork":
-            fork(Path(sys.argv[1]), Path(made))
+            fork(Path(sys.argv[1]), Path(files))
         else:
-            kill(Path(sys.argv[1]), Path(made), int(sys.argv[3]), int(sys.argv[4]))
+            kill(Path(sys.argv[1]), Path(files), int(sys.argv[3]), int(sys.argv[4]))

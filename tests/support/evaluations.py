@@ -1,4 +1,4 @@
-"""A program that speaks JSON lines and says how long it took, for tests of evaluations."""
+"""A program that answers requests in JSON lines and reports its time, for tests of evaluations."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ for line in sys.stdin:
 FACTS = agents.Facts("here", "x86_64", "cpu", 64, 64.0, (), "host", "3.11.0", {})
 
 
-def silent(what: str, done: int, of: int) -> None:
+def show_nothing(label: str, completed: int, total: int) -> None:
     pass

@@ -1,4 +1,4 @@
-"""A store with a device that is a stand-in: `fakecuda.c` in the place of NVIDIA's driver."""
+"""A store with a stand-in device: `fakecuda.c` replaces NVIDIA's driver."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from xsp.share import devices
 
 _SOURCE = Path(__file__).with_suffix(".c")
 UUID = "00" + "5a" * 15
-"""Of its first device."""
+"""UUID of its first device."""
 
 
-def built(folder: Path) -> Path:
-    """Compile it, and return the library. It has no name of its own inside, so that nobody else finds it by that."""
+def build_library(folder: Path) -> Path:
+    """Compile the stand-in, and return the library. It has no soname, so that nothing else finds it by that."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("the stand-in for a GPU's driver is made by a C compiler (cc), and there is none")
@@ -32,36 +32,38 @@ def built(folder: Path) -> Path:
     return library
 
 
-class Standing:
-    """The stand-in, and what it complained about."""
+class StandIn:
+    """The stand-in, and the violations that it logged."""
 
     def __init__(self, library: Path) -> None:
         self.library = library
         self.log = library.with_name("violations.txt")
 
-    def environment(self, **more: str) -> dict[str, str]:
-        """Return variables for a process that is to find it."""
-        return {"LD_LIBRARY_PATH": str(self.library.parent), "STANDIN_LOG": str(self.log), **more}
+    def environment(self, **variables: str) -> dict[str, str]:
+        """Return the environment variables with which a process finds it."""
+        return {"LD_LIBRARY_PATH": str(self.library.parent), "STANDIN_LOG": str(self.log), **variables}
 
     def violations(self) -> str:
         return self.log.read_text() if self.log.exists() else ""
 
 
 @contextlib.contextmanager
-def serving(standing: Standing, folder: Path, *words: str, **more: str) -> Iterator[sharing.Running]:
-    """Run a store with the stand-in's first device; at the end its process must have ended, without a complaint."""
-    with sharing.running(folder, "64MiB", "--device", "0", *words, env=standing.environment(**more)) as there:
+def serving(standing: StandIn, folder: Path, *words: str, **variables: str) -> Iterator[sharing.StoreProcess]:
+    """Run a store with the stand-in's first device; at the end its process must have ended without violations."""
+    with sharing.running_store(
+        folder, "64MiB", "--device", "0", *words, env=standing.environment(**variables)
+    ) as store:
         keeper = status(folder)["pid"]
-        yield there
-        gc.collect()  # tracebacks of errors hold what the test had
-        if there.process.poll() is None:
-            there.end()
+        yield store
+        gc.collect()  # tracebacks of errors keep the test's objects alive
+        if store.process.poll() is None:
+            store.end()
     wait_for(lambda: has_ended(keeper))
     assert not standing.violations()
 
 
 def has_ended(pid: int) -> bool:
-    """Return whether a process has ended, or is only not waited for yet."""
+    """Return whether a process has ended; a zombie has ended, too."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -69,26 +71,26 @@ def has_ended(pid: int) -> bool:
 
 
 def status(folder: Path) -> dict[str, Any]:
-    (found,) = devices.status(folder)
-    return found
+    (device_status,) = devices.status(folder)
+    return device_status
 
 
-def attached(folder: Path) -> list[int]:
-    """Return the processes that are attached on the device, also to what is corrupted."""
-    return sorted(pid for each in status(folder)["objects"] for pid in each["attached"])
+def attached_pids(folder: Path) -> list[int]:
+    """Return the processes that are attached on the device, also to corrupted weights."""
+    return sorted(pid for entry in status(folder)["objects"] for pid in entry["attached"])
 
 
-def wait_for(true: Any) -> None:
-    until = time.monotonic() + sharing.WITHIN_S
-    while not true():
-        assert time.monotonic() < until
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + sharing.WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.005)
 
 
-def memory_of(pid: int) -> int:
+def allocation_count(pid: int) -> int:
     """Return how many allocations of the stand-in a process has."""
-    found = 0
-    for each in Path(f"/proc/{pid}/fd").iterdir():
+    allocations = 0
+    for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
-            found += "stand-in-device" in os.readlink(each)
-    return found
+            allocations += "stand-in-device" in os.readlink(link)
+    return allocations

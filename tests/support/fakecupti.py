@@ -1,7 +1,7 @@
-"""A binding to CUPTI that a test scripts, standing for the device and its library, which only a GPU machine has.
+"""A scripted binding to CUPTI, in place of a device and its library, which only a GPU machine has.
 
-It has the functions of cupti-python that xsp calls, keeps what was "run" while its kind was switched on, and hands it
-to whoever registered buffers last, when it is flushed. Records are of cupti-python's own classes if asked for.
+It has the functions of cupti-python that xsp calls. It keeps the records of enabled kinds, and passes them at a flush
+to the callback that was registered last. On request, records are of cupti-python's own classes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 KERNEL, RUNTIME, DRIVER, MEMCPY, MEMSET, MARKER, OVERHEAD, SYNCHRONIZATION = 10, 5, 4, 1, 2, 12, 17, 38
 START, END = 2, 4
-TAKEN = 39
+MULTIPLE_SUBSCRIBERS = 39
 
 CLASSES = {
     KERNEL: r"ActivityKernel\d+", RUNTIME: "ActivityAPI", DRIVER: "ActivityAPI", MEMCPY: r"ActivityMemcpy\d+",
@@ -45,18 +45,18 @@ def record(kind: int, thread: int = 1, binding: Any = None, **fields: Any) -> An
     if kind in (RUNTIME, DRIVER):
         values["thread_id"] = thread
     if binding is None:
-        made = SimpleNamespace(**values)
+        result = SimpleNamespace(**values)
         if kind in (MARKER, OVERHEAD):
-            made.object_id = SimpleNamespace(pt=SimpleNamespace(process_id=1, thread_id=thread))
-        return made
+            result.object_id = SimpleNamespace(pt=SimpleNamespace(process_id=1, thread_id=thread))
+        return result
     names = [name for name in dir(binding) if re.fullmatch(CLASSES[kind], name)]
     newest = getattr(binding, max(names, key=lambda name: (len(name), name)))
     if kind in (MARKER, OVERHEAD):
         return newest.from_ptr(_in_memory(kind, thread, values))
-    made = newest()
+    result = newest()
     for name, value in values.items():
-        setattr(made, name, value)
-    return made
+        setattr(result, name, value)
+    return result
 
 
 def _in_memory(kind: int, thread: int, values: dict[str, Any]) -> int:
@@ -64,26 +64,26 @@ def _in_memory(kind: int, thread: int, values: dict[str, Any]) -> int:
     if kind == MARKER:
         texts = [_address(values[name]) for name in ("name", "domain")]
         numbers = (values["flags_"], values["timestamp"], values["id"], values["object_kind"], 1, thread, 0, 0)
-        laid = struct.pack("<IIQIIIIIIQQ", kind, *numbers, *texts)
+        content = struct.pack("<IIQIIIIIIQQ", kind, *numbers, *texts)
     else:
         numbers = (values["overhead_kind"], values["object_kind"], 1, thread, 0, values["start"], values["end"])
-        laid = struct.pack("<IIIIIIQQIIQ", kind, *numbers, 0, 0, 0)
-    _KEPT.append(ctypes.create_string_buffer(laid))
-    return ctypes.addressof(_KEPT[-1])
+        content = struct.pack("<IIIIIIQQIIQ", kind, *numbers, 0, 0, 0)
+    _BUFFERS.append(ctypes.create_string_buffer(content))
+    return ctypes.addressof(_BUFFERS[-1])
 
 
 def _address(text: str | None) -> int:
     if text is None:
         return 0
-    _KEPT.append(ctypes.create_string_buffer(text.encode()))
-    return ctypes.addressof(_KEPT[-1])
+    _BUFFERS.append(ctypes.create_string_buffer(text.encode()))
+    return ctypes.addressof(_BUFFERS[-1])
 
 
-_KEPT: list[Any] = []
+_BUFFERS: list[Any] = []
 
 
-class Refused(Exception):
-    """As cupti-python raises what CUPTI returns."""
+class CuptiError(Exception):
+    """The exception of cupti-python for an error of CUPTI."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"ERROR ({status})")
@@ -91,9 +91,9 @@ class Refused(Exception):
 
 
 class FakeCupti:
-    """The binding. `holder` is the name in which somebody else has subscribed."""
+    """The binding; `holder` is the name of another subscriber."""
 
-    Result = SimpleNamespace(ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED=TAKEN)
+    Result = SimpleNamespace(ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED=MULTIPLE_SUBSCRIBERS)
     ActivityThreadIdType = SimpleNamespace(DEFAULT=0, SYSTEM=1)
     SUBSCRIBER_PARAMS_SIZE = 40
     runtime_api_trace_cbid = enum.IntEnum(
@@ -106,13 +106,13 @@ class FakeCupti:
         self.holder, self.binding = holder, binding
         self.subscribed = False
         self.enabled: set[int] = set()
-        self.silent: set[int] = set()
-        self.refused: set[int] = set()
-        self.lost = 0
+        self.silenced: set[int] = set()
+        self.unsupported: set[int] = set()
+        self.dropped = 0
         self.clock_off_ns = 0
         self.threads = 0
         self._complete: Any = lambda records: None
-        self._held: list[Any] = []
+        self._records: list[Any] = []
         self._correlation = 0
 
     def SubscriberParams(self) -> Any:
@@ -120,7 +120,7 @@ class FakeCupti:
 
     def subscribe_v2(self, callback: Any, userdata: Any, params: int) -> int:
         if self.holder is not None or self.subscribed:
-            raise Refused(TAKEN)
+            raise CuptiError(MULTIPLE_SUBSCRIBERS)
         self.subscribed = True
         return 1
 
@@ -132,23 +132,23 @@ class FakeCupti:
         self._complete = complete
 
     def activity_enable(self, kind: int) -> None:
-        if kind in self.refused:
-            raise Refused(1)
+        if kind in self.unsupported:
+            raise CuptiError(1)
         self.enabled.add(kind)
 
     def activity_disable(self, kind: int) -> None:
         self.enabled.discard(kind)
 
     def activity_flush_all(self, flag: int) -> None:
-        held, self._held = self._held, []
-        if held:
-            self._complete(held)
+        records, self._records = self._records, []
+        if records:
+            self._complete(records)
 
     def activity_get_num_dropped_records(self, context: int, stream: int, dropped: int) -> None:
-        ctypes.c_size_t.from_address(dropped).value, self.lost = self.lost, 0
+        ctypes.c_size_t.from_address(dropped).value, self.dropped = self.dropped, 0
 
     def activity_enable_runtime_api(self, number: int, on: int) -> None:
-        self.silent.add(number)
+        self.silenced.add(number)
 
     def set_thread_id_type(self, kind: int) -> None:
         self.threads = kind
@@ -158,20 +158,20 @@ class FakeCupti:
 
     # --- the device ----------------------------------------------------------------------------------
 
-    def ran(self, kind: int, thread: int = 1, **fields: Any) -> None:
-        """Keep a record if its kind is on."""
+    def emit(self, kind: int, thread: int = 1, **fields: Any) -> None:
+        """Keep a record if its kind is enabled."""
         if kind in self.enabled:
-            self._held.append(record(kind, thread, self.binding, **fields))
+            self._records.append(record(kind, thread, self.binding, **fields))
 
     def gemm(self, call: str = "cublasGemmEx(m=64, n=32)", end: bool = True) -> None:
-        """Do what a call of cuBLAS does, now, on this thread: a range, a launch in it, and a kernel after it."""
-        here, now = threading.get_native_id(), time.time_ns()
+        """Emit the records of a call of cuBLAS on this thread: a range, a launch in it, and a kernel after it."""
+        thread_id, now = threading.get_native_id(), time.time_ns()
         self._correlation += 1
         number = self._correlation
-        self.ran(MARKER, here, timestamp=now, flags_=START, id=number, name=call)
-        self.ran(RUNTIME, here, start=now + 200, end=now + 900, cbid=211, correlation_id=number)
-        self.ran(MARKER, here, timestamp=now + 1000, flags_=END, id=number)
-        self.ran(
+        self.emit(MARKER, thread_id, timestamp=now, flags_=START, id=number, name=call)
+        self.emit(RUNTIME, thread_id, start=now + 200, end=now + 900, cbid=211, correlation_id=number)
+        self.emit(MARKER, thread_id, timestamp=now + 1000, flags_=END, id=number)
+        self.emit(
             KERNEL, start=now + 2000, end=now + 5000 if end else 0, correlation_id=number, name="_Z4gemmPfS_i"
         )  # fmt: skip
         time.sleep(20e-6)

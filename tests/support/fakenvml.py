@@ -1,4 +1,4 @@
-"""A stand-in for the module `pynvml`: NVML needs a GPU, and these tests none. Names and signatures are pynvml's."""
+"""A stand-in for the module `pynvml`, since NVML needs a GPU. Names and signatures are pynvml's."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ KEYS = {
     "nvmlDeviceGetTotalEnergyConsumption": "energy_mj", "nvmlDeviceGetEnforcedPowerLimit": "limit_mw",
     "nvmlDeviceGetCurrentClocksEventReasons": "reasons", "nvmlDeviceGetCurrentClocksThrottleReasons": "throttle",
 }  # fmt: skip
-"""Functions of a device alone, and what they ask of it."""
+"""Functions whose only argument is a device → the key of the value that they return."""
 
 
 class NVMLError(Exception):
-    """As pynvml's: made of a number, with NVML's words."""
+    """Like pynvml's: created from a number, with NVML's text."""
 
     def __str__(self) -> str:
         return {3: "Not Supported", 9: "Driver Not Loaded"}.get(self.args[0], f"error {self.args[0]}")
 
 
 class FakeNvml:
-    """Devices that are dictionaries: what they lack is not supported."""
+    """Devices as dictionaries; a value without a key is not supported."""
 
     NVMLError = NVMLError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU, NVML_FI_DEV_POWER_INSTANT = 1, 2, 0, 186
@@ -58,40 +58,43 @@ class FakeNvml:
         return [SimpleNamespace(nvmlReturn=3 * (power is None), value=SimpleNamespace(uiVal=power)) for _ in fields]
 
     def nvmlDeviceGetClockInfo(self, device: dict[str, Any], clock: int) -> int:
-        return int(told(device, "clocks")[clock])
+        return int(reported(device, "clocks")[clock])
 
     def nvmlDeviceGetMaxClockInfo(self, device: dict[str, Any], clock: int) -> int:
         return 1980
 
     def nvmlDeviceGetTemperature(self, device: dict[str, Any], sensor: int) -> int:
-        return int(told(device, "temperature"))
+        return int(reported(device, "temperature"))
 
     def nvmlDeviceGetMemoryInfo(self, device: dict[str, Any]) -> Any:
-        return SimpleNamespace(used=told(device, "used"), total=80 * GIB)
+        return SimpleNamespace(used=reported(device, "used"), total=80 * GIB)
 
     def nvmlDeviceGetUtilizationRates(self, device: dict[str, Any]) -> Any:
-        return SimpleNamespace(gpu=told(device, "use"), memory=0)
+        return SimpleNamespace(gpu=reported(device, "use"), memory=0)
 
     def nvmlDeviceGetComputeRunningProcesses(self, device: dict[str, Any]) -> list[Any]:
-        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in told(device, "processes").items()]
+        return [
+            SimpleNamespace(pid=pid, usedGpuMemory=used_bytes)
+            for pid, used_bytes in reported(device, "processes").items()
+        ]
 
     def __getattr__(self, name: str) -> Callable[[dict[str, Any]], Any]:
         if name not in KEYS:
             raise AttributeError(name)
-        return lambda device: told(device, KEYS[name])
+        return lambda device: reported(device, KEYS[name])
 
 
-def told(device: dict[str, Any], key: str) -> Any:
+def reported(device: dict[str, Any], key: str) -> Any:
     if key not in device:
         raise NVMLError(3)
     return device[key]
 
 
-def h200(**other: Any) -> dict[str, Any]:
-    """Return a device that tells everything."""
-    known = {
+def h200(**changes: Any) -> dict[str, Any]:
+    """Return a device that supports all values."""
+    defaults = {
         "name": "H200", "uuid": "GPU-0123-a", "power_mw": 412_500, "mean_mw": 400_000, "limit_mw": 700_000,
         "energy_mj": 5_000_000, "clocks": {1: 1755, 2: 3201}, "temperature": 61, "used": 30 * GIB, "use": 97,
         "reasons": 0x4, "processes": {100: 29 * GIB},
     }  # fmt: skip
-    return {**known, **other}
+    return {**defaults, **changes}

@@ -21,7 +21,7 @@ model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
 traced = xsp.instrument(model, sample=1.0, provider=provider)
 
 
-def serve(who: str) -> None:
+def serve(role: str) -> None:
     with provider.get_tracer("app").start_as_current_span("GET /"):
         model(torch.ones(4, 8))
     assert traced.flush(), traced.counts
@@ -29,7 +29,7 @@ def serve(who: str) -> None:
     assert traced.counts.lost == {}, traced.counts
     services = [f"{span.resource.attributes['service.name']},{span.name}" for span in exporter.get_finished_spans()]
     assert any(name.startswith("shop.op,") for name in services)
-    print(who, *[name for name in services if name.endswith(",0")], flush=True)
+    print(role, *[name for name in services if name.endswith(",0")], flush=True)
 
 
 for _ in range(2):

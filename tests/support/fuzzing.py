@@ -1,5 +1,5 @@
-"""How much is tried at random: little and the same each time in the suite, more and else with XSP_FUZZ_TIMES; and how
-inputs are damaged.
+"""The number of random examples, few and the same each time in the suite, more and others with XSP_FUZZ_TIMES; and
+functions that damage inputs.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 
 TIMES = int(os.environ.get("XSP_FUZZ_TIMES", "1"))
-"""How many times as many examples are tried as in the suite."""
+"""Factor on the number of examples of the suite."""
 
 SEED = int(os.environ.get("XSP_FUZZ_SEED", "1"))
-"""Of the tests that use no Hypothesis."""
+"""Seed of the tests that do not use Hypothesis."""
 
 settings.register_profile("xsp", deadline=None, derandomize=TIMES == 1, print_blob=True, database=None)
 settings.load_profile("xsp")
-"""For every test that uses Hypothesis, see conftest.py: what fails comes with what it takes to see it again."""
+"""For every test that uses Hypothesis, see conftest.py; a failure prints what reproduces it."""
 
 
 def examples(count: int) -> settings:
-    """Return how many examples are tried."""
+    """Return settings with a number of examples."""
     return settings(
         max_examples=count * TIMES,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -33,8 +33,8 @@ def places(content: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
     """Yield the path to each value in a JSON document, and to each object or list that holds values."""
     if before:
         yield before
-    each = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
-    for key, value in each:
+    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in items:
         yield from places(value, (*before, key))
 
 
@@ -48,17 +48,17 @@ def replaced(content: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 def mutated(content: bytes, mutations: list[tuple[float, str, bytes]]) -> bytes:
-    """Return bytes after some changes: where, from 0 to 1, how, and what is put there."""
-    for where, how, new in mutations:
-        at = int(where * len(content))
-        if how == "set":
-            content = content[:at] + new + content[at + len(new) :]
-        elif how == "cut":
-            content = content[:at] + content[at + 16 * len(new) :]
-        elif how == "insert":
-            content = content[:at] + new + content[at:]
-        elif how == "repeat":
-            content = content[:at] + content[at : at + 40] * 2 + content[at + 40 :]
+    """Return bytes after some changes: a position from 0 to 1, the kind of change, and new bytes."""
+    for position, mutation, new in mutations:
+        offset = int(position * len(content))
+        if mutation == "set":
+            content = content[:offset] + new + content[offset + len(new) :]
+        elif mutation == "cut":
+            content = content[:offset] + content[offset + 16 * len(new) :]
+        elif mutation == "insert":
+            content = content[:offset] + new + content[offset:]
+        elif mutation == "repeat":
+            content = content[:offset] + content[offset : offset + 40] * 2 + content[offset + 40 :]
         else:
-            content = content[:at]
+            content = content[:offset]
     return content

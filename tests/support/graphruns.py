@@ -1,4 +1,4 @@
-"""Runs graphs: the calls of a captured step, or of what rewriting made of it, one after the other on real tensors."""
+"""Execution of graphs: the calls of a captured or a rewritten step, one after the other on real tensors."""
 
 from __future__ import annotations
 
@@ -13,94 +13,96 @@ from xsp.graph.recorder import Recorder, flat_tensors
 from xsp.graph.rewrite import RewrittenGraph
 
 
-class Held(Recorder):
-    """A recorder that holds what comes from outside, as it was before the step."""
+class HoldingRecorder(Recorder):
+    """A recorder that keeps the tensors from outside of the step, as they were before it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.outside: list[torch.Tensor] = []
-        self._whole: dict[Any, torch.Tensor] = {}
+        self.inputs: list[torch.Tensor] = []
+        self._storages: dict[Any, torch.Tensor] = {}
 
     def _outside_origin(self, tensor: Any, number: int) -> Origin:
         storage = self._storage(tensor)
-        if storage not in self._whole:
-            self._whole[storage] = torchcalls._flat_storage(tensor.detach()).clone()
+        if storage not in self._storages:
+            self._storages[storage] = torchcalls._whole(tensor.detach()).clone()
         with torch.inference_mode(False):
-            view = self._whole[storage].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-        self.outside.append(view)
-        return super()._outside_origin(tensor, number)
+            view = self._storages[storage].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        self.inputs.append(view)
+        return super()._outsider(tensor, number)
 
 
-def recorded(model: Any, *args: Any, grad: bool = False, **kwargs: Any) -> tuple[Graph, list[torch.Tensor], Any]:
-    """Return the graph of a call of a module or function with real tensors, what came from outside, and its result."""
-    recorder = Held()
+def record(model: Any, *args: Any, grad: bool = False, **kwargs: Any) -> tuple[Graph, list[torch.Tensor], Any]:
+    """Return the graph of a call of a module or function on real tensors, the tensors from outside, and the result."""
+    recorder = HoldingRecorder()
     if isinstance(model, torch.nn.Module):
         recorder.modules.register(model)
     recorder.set_role((args, kwargs), Role.INPUT)
     with torch.set_grad_enabled(grad), torch.inference_mode(not grad), recorder.recording():
         result = model(*args, **kwargs)
     graph = recorder.finish(result).graph("recorded", Source.CAPTURED, {"train": grad})
-    return graph, recorder.outside, result
+    return graph, recorder.inputs, result
 
 
-def evaluated(graph: Graph, outside: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the outputs of a graph, with what comes from outside as it is given; that is copied first."""
-    whole: dict[int, torch.Tensor] = {}
-    made: dict[Origin, torch.Tensor] = {}
-    for number, tensor in enumerate(outside):
+def evaluate(graph: Graph, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the outputs of a graph for tensors from outside, which are copied first."""
+    storages: dict[int, torch.Tensor] = {}
+    values: dict[Origin, torch.Tensor] = {}
+    for number, tensor in enumerate(inputs):
         place = tensor.untyped_storage()._cdata
-        if place not in whole:
-            whole[place] = torchcalls._flat_storage(tensor).clone()
-        made[-1, number] = whole[place].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        if place not in storages:
+            storages[place] = torchcalls._whole(tensor).clone()
+        values[-1, number] = storages[place].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
     with torch.inference_mode():
         for place, node in enumerate(graph.nodes):
-            result = _called(node.call, [made[each] for each in node.origins if each is not None])
+            result = _call(node.call, [values[origin] for origin in node.origins if origin is not None])
             for number, tensor in enumerate(flat_tensors(result)):
-                wanted = node.call.outputs[number]
-                assert tuple(tensor.shape) == wanted.shape, (
-                    f"{place} {node.call.op}: {tensor.shape}, not {wanted.shape}"
+                expected = node.call.outputs[number]
+                assert tuple(tensor.shape) == expected.shape, (
+                    f"{place} {node.call.op}: {tensor.shape}, not {expected.shape}"
                 )
-                assert str(tensor.dtype) == f"torch.{wanted.dtype}", f"{place} {node.call.op}"
-                made[place, number] = tensor
-        return [made[each].clone() for each in graph.outputs]
+                assert str(tensor.dtype) == f"torch.{expected.dtype}", f"{place} {node.call.op}"
+                values[place, number] = tensor
+        return [values[origin].clone() for origin in graph.outputs]
 
 
-def both(rewritten: RewrittenGraph, outside: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def evaluate_both(
+    rewritten: RewrittenGraph, inputs: list[torch.Tensor]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the outputs of the original graph and of the rewritten one."""
-    ready = dict(rewritten.prepared)
-    others = [
-        _prepared(ready[number], outside) if number in ready else outside[origin[1]]
+    prepared_inputs = dict(rewritten.prepared)
+    rewritten_inputs = [
+        _prepared(prepared_inputs[number], inputs) if number in prepared_inputs else inputs[origin[1]]
         for number, origin in enumerate(rewritten.outside)
     ]
-    return evaluated(rewritten.original, outside), evaluated(rewritten.graph, others)
+    return evaluate(rewritten.original, inputs), evaluate(rewritten.graph, rewritten_inputs)
 
 
-def close(rewritten: RewrittenGraph, outside: list[torch.Tensor], tolerance: float = 1e-5) -> None:
+def assert_same_outputs(rewritten: RewrittenGraph, inputs: list[torch.Tensor], tolerance: float = 1e-5) -> None:
     """Check that both graphs compute the same."""
-    before, after = both(rewritten, outside)
+    before, after = evaluate_both(rewritten, inputs)
     assert len(before) == len(after)
-    for one, other in zip(before, after, strict=True):
-        torch.testing.assert_close(other, one, rtol=tolerance, atol=tolerance)
+    for expected, actual in zip(before, after, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-def _called(call: Call, tensors: list[torch.Tensor]) -> Any:
+def _call(call: Call, tensors: list[torch.Tensor]) -> Any:
     operator, declared = torchcalls._operator(call)
-    left = iter(tensors)
-    known = dict(call.arguments)
-    places, named = [], {}
-    for each in declared:
-        if each.name not in known:
+    remaining = iter(tensors)
+    arguments = dict(call.arguments)
+    positional, keywords = [], {}
+    for argument in declared:
+        if argument.name not in arguments:
             continue
-        value = _value(each, known[each.name], left)
-        if torch.Tag.inplace_view in operator.tags and each.name == "self":
+        value = _value(argument, arguments[argument.name], remaining)
+        if torch.Tag.inplace_view in operator.tags and argument.name == "self":
             value = value.detach()
-        if call.op in ("aten::view",) and each.name == "self":
-            value = value if _viewable(value, known["size"]) else value.contiguous()
-        if each.kwarg_only:
-            named[each.name] = value
+        if call.op in ("aten::view",) and argument.name == "self":
+            value = value if _viewable(value, arguments["size"]) else value.contiguous()
+        if argument.kwarg_only:
+            keywords[argument.name] = value
         else:
-            places.append(value)
-    return operator(*places, **named)
+            positional.append(value)
+    return operator(*positional, **keywords)
 
 
 def _viewable(value: torch.Tensor, size: Any) -> bool:
@@ -111,21 +113,21 @@ def _viewable(value: torch.Tensor, size: Any) -> bool:
     return True
 
 
-def _value(declared: Any, value: Any, left: Any) -> Any:
+def _value(declared: Any, value: Any, remaining: Any) -> Any:
     if isinstance(value, Tensor):
-        return next(left)
-    if isinstance(value, tuple) and any(isinstance(each, Tensor) for each in value):
-        return [next(left) if isinstance(each, Tensor) else each for each in value]
+        return next(remaining)
+    if isinstance(value, tuple) and any(isinstance(element, Tensor) for element in value):
+        return [next(remaining) if isinstance(element, Tensor) else element for element in value]
     return torchcalls._constant(declared, value)
 
 
-def _prepared(prepared: PreparedTensor, outside: list[torch.Tensor]) -> torch.Tensor:
-    of = [None if each is None else outside[each[1]] for each in prepared.sources]
-    if prepared.recipe == "join":
-        return torch.cat([each for each in of if each is not None])
-    if not prepared.recipe.startswith("fold"):
-        return of[0].to(getattr(torch, prepared.recipe))  # type: ignore[union-attr]
-    weight, bias, scale, shift, mean, variance = of
+def _prepared(prepared: PreparedTensor, inputs: list[torch.Tensor]) -> torch.Tensor:
+    tensors = [None if origin is None else inputs[origin[1]] for origin in prepared.of]
+    if prepared.how == "join":
+        return torch.cat([tensor for tensor in tensors if tensor is not None])
+    if not prepared.how.startswith("fold"):
+        return tensors[0].to(getattr(torch, prepared.how))  # type: ignore[union-attr]
+    weight, bias, scale, shift, mean, variance = tensors
     assert weight is not None
     assert mean is not None
     assert variance is not None

@@ -10,7 +10,7 @@ IMAGE = Tensor("float32", (1, 8, 4, 4))
 
 
 def add(*inputs: Tensor, op: str = "aten::add", **scalars: object) -> Call:
-    arguments = [*((f"input{place}", each) for place, each in enumerate(inputs)), *scalars.items()]
+    arguments = [*((f"input{place}", tensor) for place, tensor in enumerate(inputs)), *scalars.items()]
     return Call(op, tuple(arguments), (IMAGE,))
 
 
@@ -20,14 +20,16 @@ def graph_of(*steps: tuple[str, list[str], str | None], known_by: KnownBy = Know
     A name that ends in `!` is written in place; an operator that writes nothing is a view of what it reads first.
     """
     flow, nodes = Flow(), []
-    for number, (op, reads, made) in enumerate(steps):
-        names = [each.rstrip("!") for each in reads]
+    for number, (op, reads, output) in enumerate(steps):
+        names = [read_name.rstrip("!") for read_name in reads]
         for name in names:
             flow.add_outside(name, Role.INPUT, 512)
         numbers = tuple(flow.read(number, name) for name in names)
-        writes = [flow.write(number, each[:-1], Role.ACTIVATION, 512) for each in reads if each.endswith("!")]
-        if made is not None:
-            writes.append(flow.write(number, made, Role.ACTIVATION, 512))
+        writes = [
+            flow.write(number, read_name[:-1], Role.ACTIVATION, 512) for read_name in reads if read_name.endswith("!")
+        ]
+        if output is not None:
+            writes.append(flow.write(number, output, Role.ACTIVATION, 512))
         call = add(*[IMAGE] * len(reads), op=op)
         kind = NodeKind.COMPUTE if writes else NodeKind.VIEW
         nodes.append(

@@ -1,4 +1,4 @@
-"""Synthetic timings of a graph, computed by a function of the spec."""
+"""Timings of a graph that a function of the spec determines, for tests of conclusions from timings."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from xsp.graph import Graph
 from xsp.questions import budget
 from xsp.questions.timedcalls import TimedGraph
 
-HERE = Environment({"cpu": "a cpu", "cores": 2, "torch": "2"})
+ENVIRONMENT = Environment({"cpu": "a cpu", "cores": 2, "torch": "2"})
 
 Nanoseconds = Callable[[Spec], float | None]
 
 
-def timed(spec: Spec, ns: float, half: float = 0.001, error: float | None = None) -> Timing:
-    """Return a timing of `ns`, with an interval of `half` times the figure on both sides."""
+def make_timing(spec: Spec, ns: float, half: float = 0.001, error: float | None = None) -> Timing:
+    """Return a timing; `half` is half of the width of its interval, as a share of the figure."""
     return replace(
         untimed(spec),
         status=Status.OK,
-        environment=HERE.hash,
+        environment=ENVIRONMENT.hash,
         trimmed_ns=ns,
         low_ns=ns * (1 - half),
         high_ns=ns * (1 + half),
@@ -44,11 +44,11 @@ def timed_graph_of(
     cores: int = 2,
     half: float = 0.001,
     error: float | None = None,
-    recorded: Sequence[RecordedCall | None] = (),
+    recorded_calls: Sequence[RecordedCall | None] = (),
 ) -> TimedGraph:
-    """Return a graph with all timings that questions need and for which `ns` returns a figure."""
-    stored = Timings.open(folder, HERE)
+    """Return a graph with all timings that questions need, as far as `ns` returns a figure."""
+    timings = Timings.open(folder, ENVIRONMENT)
     specs = {spec.key: spec for pairs in budget.rounds(graph, threads, cores) for spec, _ in pairs}
     times = ((spec, ns(spec)) for spec in specs.values() if spec.block.calls)
-    stored.add(timed(spec, value, half, error) for spec, value in times if value is not None)
-    return TimedGraph(graph, stored, threads, cores, tuple(recorded))
+    timings.add(make_timing(spec, spec_ns, half, error) for spec, spec_ns in times if spec_ns is not None)
+    return TimedGraph(graph, timings, threads, cores, tuple(recorded_calls))

@@ -1,4 +1,4 @@
-"""Reports as Nsight Compute writes them, and a run whose kernels they are of; all fabricated."""
+"""Fabricated reports in the form of Nsight Compute, and a run with their kernels."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from xsp.testing import spans
 
 RANGES = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
 FIXED = ("ID", "Process ID", "Process Name", "Host Name", RANGES, "Kernel Name", "Context", "Stream")
-PLACED = ("Block Size", "Grid Size", "Device", "CC")
+PLACEMENT = ("Block Size", "Grid Size", "Device", "CC")
 ZEROS = {name: "0" for name in metrics.wanted() if "fadd2" not in name}
 FFMA = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"
 BF16 = "sm__ops_path_tensor_src_bf16_dst_fp32.sum"
-READ, WRITTEN, OCCUPANCY = "dram__bytes_read.sum", "dram__bytes_write.sum", metrics.OCCUPANCY[0]
+READ, WRITE, OCCUPANCY = "dram__bytes_read.sum", "dram__bytes_write.sum", metrics.OCCUPANCY[0]
 
 
 def raw(*kernels: dict[str, str], units: dict[str, str] | None = None, header: str = "") -> str:
     """Write the page `raw`: each kernel with its name, ranges, grid, block, CC and metrics."""
-    counted = list(dict.fromkeys(name for kernel in kernels for name in kernel if "__" in name))
+    metric_names = list(dict.fromkeys(name for kernel in kernels for name in kernel if "__" in name))
     lines = [
-        [*FIXED, *PLACED, *counted],
-        [*("" for _ in (*FIXED, *PLACED)), *((units or {}).get(n, "") for n in counted)],
+        [*FIXED, *PLACEMENT, *metric_names],
+        [*("" for _ in (*FIXED, *PLACEMENT)), *((units or {}).get(n, "") for n in metric_names)],
     ]
     for number, kernel in enumerate(kernels):
         marks = "  ".join(
@@ -31,7 +31,7 @@ def raw(*kernels: dict[str, str], units: dict[str, str] | None = None, header: s
         )
         place = [kernel.get("block", "(128, 1, 1)"), kernel.get("grid", "(8, 1, 1)"), "0", kernel.get("CC", "9.0")]
         fixed = [str(number), "7", "python3.12", "127.0.0.1", f"1  {marks} " if marks else "", kernel["name"], "1", "7"]
-        lines.append([*fixed, *place, *(kernel.get(name, "n/a") for name in counted)])
+        lines.append([*fixed, *place, *(kernel.get(name, "n/a") for name in metric_names)])
     text = "\n".join(",".join('"' + field.replace('"', '""') + '"' for field in line) for line in lines)
     return f"==PROF== Connected to process 7\n{header}{text}\n==PROF== Disconnected from process 7\n"
 
@@ -65,18 +65,18 @@ def run_of_kernels(directory: Path) -> Path:
     for number in range(3):
         columns = {"step": number, "trace_id": f"{number:032x}", "rung": 70, "timed": number > 0}
         op = "flops=100 flops_source=shapes dtype=float" if number == 0 else ""
-        rows = [each._replace(span_id=None) for each in spans(STEP.format(op=op), **columns)]
+        rows = [span._replace(span_id=None) for span in spans(STEP.format(op=op), **columns)]
         store.add(number, list(zip(*rows, strict=True)))
     store.finish({"name": "net", "finished": True, "notes": [], "absent": {"counters": "not asked for"}})
     return directory
 
 
-def counted(name: str, layer: str, **values: str) -> dict[str, str]:
+def kernel_counters(name: str, layer: str, **values: str) -> dict[str, str]:
     return {"name": name, "in": f"xsp.step xsp.layer#0#{layer}", **ZEROS, **values}
 
 
-FULL = raw(
-    counted("prepare", "conv", **{READ: "10", WRITTEN: "20", OCCUPANCY: "12.5"}),
-    counted("void gemm<(int)4>(T1)", "conv", **{FFMA: "3,000", READ: "1000", WRITTEN: "500", OCCUPANCY: "50"}),
-    counted("void gemm<(int)4>(T1)", "fc", **{FFMA: "500", READ: "2000", WRITTEN: "100", OCCUPANCY: "75"}),
+FULL_REPORT = raw(
+    kernel_counters("prepare", "conv", **{READ: "10", WRITE: "20", OCCUPANCY: "12.5"}),
+    kernel_counters("void gemm<(int)4>(T1)", "conv", **{FFMA: "3,000", READ: "1000", WRITE: "500", OCCUPANCY: "50"}),
+    kernel_counters("void gemm<(int)4>(T1)", "fc", **{FFMA: "500", READ: "2000", WRITE: "100", OCCUPANCY: "75"}),
 )

@@ -25,10 +25,10 @@ DEPLOY = _REPOSITORY / "deploy"
 PATIENCE_S = 60
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 
-Found = TypeVar("Found")
+Answer = TypeVar("Answer")
 
 
-def built(name: str) -> Path:
+def program_path(name: str) -> Path:
     """Return the program of that name, or skip the test."""
     program = _REPOSITORY / ".jaeger" / name
     if not program.exists():
@@ -37,38 +37,38 @@ def built(name: str) -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of loopback that nobody listens on, of those that the system gives to nobody who asks for any.
+    """Return free ports of loopback, outside the range from which the system chooses ports.
 
-    Between their closing and their use a port that the system chooses would be chosen for another test's connection.
+    The system could give a port of that range to another test's connection between its closing and its use.
     """
-    found: list[int] = []
-    while len(found) < count:
+    ports: list[int] = []
+    while len(ports) < count:
         port = 10_000 + (os.getpid() * 37 + next(_ports)) % 20_000
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            found.append(port)
-    return found
+            ports.append(port)
+    return ports
 
 
 _ports = itertools.count()
 
 
-def until(question: Callable[[], Found]) -> Found:
-    """Ask until the answer is not empty.
+def poll(query: Callable[[], Answer]) -> Answer:
+    """Repeat a query until its answer is not empty.
 
     Raises:
         TimeoutError: it never was.
     """
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
-        answer = question()
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        answer = query()
         if answer:
             return answer
         time.sleep(0.1)
     raise TimeoutError(f"no answer within {PATIENCE_S} s")
 
 
-def fetched(url: str) -> Any:
-    """Return the JSON at a URL, or None where there is none (yet)."""
+def fetch_json(url: str) -> Any:
+    """Return the JSON at a URL; None if there is none yet."""
     try:
         with urllib.request.urlopen(url, timeout=20) as answer:
             return json.load(answer)
@@ -76,7 +76,7 @@ def fetched(url: str) -> Any:
         return None
 
 
-class Part:
+class ServerProgram:
     """One of the two programs: `start` returns when it is healthy, `stop` asks it to end, `kill` does not ask.
 
     Attributes:
@@ -91,7 +91,7 @@ class Part:
         self.otlp_grpc = f"http://127.0.0.1:{grpc}"
         self.log = folder / f"{name}.log"
         self._health = f"http://127.0.0.1:{health}/status"
-        self._command = [str(built(name))]
+        self._command = [str(program_path(name))]
         for config in configs:
             text = f"yaml:{json.dumps(config)}" if isinstance(config, dict) else str(config)
             self._command += ["--config", text]
@@ -103,15 +103,15 @@ class Part:
         Raises:
             RuntimeError: it ended at once; the message holds the end of its log.
         """
-        ours = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT, env=ours)
-        until(self._answers)
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        poll(self._answers)
 
     def _answers(self) -> bool:
         if self._process is None or self._process.poll() is not None:
             raise RuntimeError(f"{self._command} ended:\n{self.log.read_text()[-2000:]}")
-        return fetched(self._health) is not None
+        return fetch_json(self._health) is not None
 
     def stop(self) -> None:
         """Ask it to end, and wait until it has."""
@@ -126,20 +126,20 @@ class Part:
         self.stop()
         self.start()
 
-    def _end(self, how: signal.Signals) -> None:
+    def _end(self, number: signal.Signals) -> None:
         if self._process is not None:
-            self._process.send_signal(how)
+            self._process.send_signal(number)
             self._process.wait(PATIENCE_S)
             self._process = None
 
 
-def _listening(grpc: int, http: int) -> dict[str, Any]:
+def _receivers(grpc: int, http: int) -> dict[str, Any]:
     protocols = {"grpc": {"endpoint": f"127.0.0.1:{grpc}"}, "http": {"endpoint": f"127.0.0.1:{http}"}}
     return {"otlp": {"protocols": protocols}}
 
 
 class ServeProcess:
-    """An `xsp serve`, which can be ended or killed, and started again where it was."""
+    """A process of `xsp serve`, which can be ended or killed, and started again at the same addresses."""
 
     def __init__(self, out: Path, *options: str, most_of_a_file: int | None = None) -> None:
         self.out = out
@@ -149,13 +149,13 @@ class ServeProcess:
 
     def _start(self, http: str, grpc: str) -> None:
         command = [sys.executable, "-m", "xsp.cli", "serve", "--out", str(self.out), "--http", http, "--grpc", grpc]
-        most = self._most_of_a_file
+        max_bytes = self._most_of_a_file
         self.process = subprocess.Popen(
             [*command, *self._options],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=None if most is None else lambda: _limit_files(most),
+            preexec_fn=None if max_bytes is None else lambda: _limit_files(max_bytes),
         )
         assert self.process.stdout is not None
         lines = [self.process.stdout.readline() for _ in range(2)]
@@ -166,13 +166,13 @@ class ServeProcess:
         """Start it on the addresses that it had."""
         self._start(self.http.removeprefix("http://"), self.grpc.removeprefix("grpc://"))
 
-    def end(self, how: signal.Signals = signal.SIGTERM, stopped: bool = False) -> str:
-        """End it, by a signal that comes while it is stopped if that is asked for, and return what it printed."""
+    def end(self, number: signal.Signals = signal.SIGTERM, stopped: bool = False) -> str:
+        """End it, and return its output; with `stopped`, the signal arrives while the process is stopped."""
         status = Path(f"/proc/{self.process.pid}/stat")
         if stopped:
             self.process.send_signal(signal.SIGSTOP)
-            until(lambda: status.read_text().rpartition(") ")[2][0] == "T")
-        self.process.send_signal(how)
+            poll(lambda: status.read_text().rpartition(") ")[2][0] == "T")
+        self.process.send_signal(number)
         if stopped:
             self.process.send_signal(signal.SIGCONT)
         printed, _ = self.process.communicate(timeout=300)
@@ -189,13 +189,13 @@ class ServeProcess:
 
 
 def _limit_files(size: int) -> None:
-    """Let no file grow beyond a size, as a full disk does not."""
+    """Limit the size of files, like a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-class Jaeger(Part):
-    """A Jaeger with the settings of deploy/jaeger.yaml; only addresses and folders are others.
+class Jaeger(ServerProgram):
+    """A Jaeger with the settings of deploy/jaeger.yaml; only addresses and folders differ.
 
     Attributes:
         query: base URL of its UI and its query API.
@@ -208,15 +208,15 @@ class Jaeger(Part):
             "spans": {"badger": {"directories": {"keys": str(folder / "keys"), "values": str(folder / "values")}}},
             "memory": {"memory": {"max_traces": 100_000}},
         }
-        chosen = "memory" if memory else "spans"
+        storage = "memory" if memory else "spans"
         overlay = {
-            "receivers": _listening(grpc, http),
-            "exporters": {"jaeger_storage_exporter": {"trace_storage": chosen}},
+            "receivers": _receivers(grpc, http),
+            "exporters": {"jaeger_storage_exporter": {"trace_storage": storage}},
             "extensions": {
                 "healthcheckv2": {"http": {"endpoint": f"127.0.0.1:{health}"}},
                 "jaeger_storage": {"backends": stores},
                 "jaeger_query": {
-                    "storage": {"traces": chosen},
+                    "storage": {"traces": storage},
                     "ui": {"config_file": str(DEPLOY / "ui.json")},
                     "http": {"endpoint": f"127.0.0.1:{query}"},
                     "grpc": {"endpoint": f"127.0.0.1:{query_grpc}"},
@@ -226,28 +226,28 @@ class Jaeger(Part):
         super().__init__("jaeger", folder, [DEPLOY / "jaeger.yaml", overlay], [grpc, http, health])
 
 
-class Collector(Part):
+class Collector(ServerProgram):
     """A Collector.
 
     Args:
-        folder: of its log.
-        config: what it shall do with spans; where it listens is added.
+        folder: folder of its log.
+        config: its configuration; the addresses are added.
     """
 
     def __init__(self, folder: Path, *config: Path | dict[str, Any]) -> None:
         grpc, http, health = ports = free_ports(3)
         place = {"health_check": {"endpoint": f"127.0.0.1:{health}", "path": "/status"}}
-        overlay = {"receivers": _listening(grpc, http), "extensions": place}
+        overlay = {"receivers": _receivers(grpc, http), "extensions": place}
         super().__init__("otelcol", folder, [*config, overlay], ports)
 
 
 def to_file(path: Path, form: str = "json") -> dict[str, Any]:
-    """Return a Collector's configuration that appends what it gets to a file.
+    """Return a Collector's configuration that appends received spans to a file.
 
     A rotating file is written without a buffer: what the Collector has accepted survives its kill.
 
     Args:
-        path: of the file.
+        path: path of the file.
         form: "json" (a line a request) or "proto" (each request after its length, in 4 bytes).
     """
     file = {"path": str(path), "format": form, "rotation": {"max_megabytes": 100_000}}

@@ -1,4 +1,4 @@
-"""Runs of any size, and a receiver of OTLP over HTTP that answers as a test tells it to."""
+"""Runs of any size, and a receiver of OTLP over HTTP with scripted answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from xsp.schema import Kind, Level, Span
 
 Answer = tuple[int, dict[str, str], bytes] | Callable[[BaseHTTPRequestHandler], None]
 
-TAKEN: Answer = (200, {"Content-Type": "application/x-protobuf"}, b"")
+ACCEPTED: Answer = (200, {"Content-Type": "application/x-protobuf"}, b"")
 EPOCH_NS = 1_790_000_000_000_000_000
 
 
@@ -32,17 +32,17 @@ def write_run(
     """
     rundir.create(run)
     con = table.connect()
-    own = content.get("otel", about(number)["otel"])
+    run_span = content.get("otel", about(number)["otel"])
     for step in range(steps):
-        trace = own["trace_id"] if in_trace else f"{number:016x}{step + 1:016x}"
+        trace = run_span["trace_id"] if in_trace else f"{number:016x}{step + 1:016x}"
         root = f"{number:04x}{step:04x}{0:08x}"
         common = Span(
             trace_id=trace, process=1, thread=1, step=step, rung=int(Level.LAYER), rank=content.get("rank", 0)
         )
         common = common._replace(timed=step % 2 == 0, start_ns=EPOCH_NS)
-        above = own["span_id"] if in_trace else None
+        parent = run_span["span_id"] if in_trace else None
         top = common._replace(
-            span_id=root, parent_id=above, level=int(Level.MODEL), kind=Kind.STEP.value, name="step", dur_ns=10**6
+            span_id=root, parent_id=parent, level=int(Level.MODEL), kind=Kind.STEP.value, name="step", dur_ns=10**6
         )
         module = common._replace(parent_id=root, level=int(Level.LAYER), kind=Kind.MODULE.value, name="layer")
         for name, row in (("segment", top), ("one", module._replace(dur_ns=10))):
@@ -58,7 +58,7 @@ def write_run(
 
 
 def about(number: int) -> dict[str, Any]:
-    """Return what `run.json` says of who and where a run is."""
+    """Return the identity of a run as `run.json` has it."""
     return {
         "id": f"{number:016x}",
         "otel": {"trace_id": f"{number:032x}", "span_id": f"{number:016x}", "parent_id": None},
@@ -72,16 +72,16 @@ def about(number: int) -> dict[str, Any]:
 
 
 class Receiver:
-    """A server on loopback that gives one answer after the other; the last one again and again."""
+    """A server on loopback that gives its answers in order, and then repeats the last one."""
 
     def __init__(self, *answers: Answer, port: int = 0) -> None:
-        self.answers = list(answers) or [TAKEN]
+        self.answers = list(answers) or [ACCEPTED]
         self.bodies: list[bytes] = []
-        """Of the requests that were answered with 200."""
+        """Bodies of the requests that were answered with 200."""
 
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
-        self.last = b""
+        self.last_body = b""
         self.released = threading.Event()
         receiver = self
 
@@ -89,7 +89,7 @@ class Receiver:
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                receiver._take(self)
+                receiver._receive(self)
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -111,11 +111,11 @@ class Receiver:
         """Expect TLS from now on."""
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
 
-    def _take(self, handler: BaseHTTPRequestHandler) -> None:
+    def _receive(self, handler: BaseHTTPRequestHandler) -> None:
         body = handler.rfile.read(int(handler.headers["Content-Length"]))
         if handler.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
-        self.last = body
+        self.last_body = body
         self.headers.append({name.lower(): value for name, value in handler.headers.items()})
         self.paths.append(handler.path)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
@@ -133,12 +133,12 @@ class Receiver:
 
     @property
     def spans(self) -> list[OtlpSpan]:
-        """The spans that were taken, in their order."""
+        """The accepted spans, in order."""
         return spans_in(self.bodies)
 
     @property
     def ids(self) -> Counter[str]:
-        """How often each span was taken."""
+        """The number of times that each span was accepted."""
         return Counter(span.span_id.hex() for span in self.spans)
 
 
@@ -146,5 +146,9 @@ def spans_in(bodies: Sequence[bytes]) -> list[OtlpSpan]:
     """Return the spans of encoded requests."""
     messages = [ExportTraceServiceRequest.FromString(body) for body in bodies]
     return [
-        span for message in messages for each in message.resource_spans for s in each.scope_spans for span in s.spans
+        span
+        for message in messages
+        for resource in message.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
     ]

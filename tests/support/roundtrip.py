@@ -1,4 +1,4 @@
-"""A small real run, what is sent of it, and the question whether it came back as it was."""
+"""A small real run, its export, and a comparison of what is read back."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from xsp.schema import COLUMNS
 from xsp.store.trace import Trace
 
 
-class Whole(NamedTuple):
-    """What is asked of a run that is compared with others."""
+class Snapshot(NamedTuple):
+    """The content of a run that is compared with that of other runs."""
 
     rows: list[Any]
     tables: dict[str, Any]
 
 
-def whole(run: Path) -> Whole:
-    """Return all that is compared of a run."""
+def snapshot(run: Path) -> Snapshot:
+    """Return the compared content of a run."""
     trace = xsp.load(run)
-    return Whole(rows(trace), tables(trace))
+    return Snapshot(rows(trace), tables(trace))
 
 
 def record(out: Path, repeats: int = 5) -> Path:
@@ -43,82 +43,84 @@ def record(out: Path, repeats: int = 5) -> Path:
     return out
 
 
-def sent(run: Path, to: str | Path, *options: str) -> str:
-    """Export a run, and return where to."""
+def export_run(run: Path, to: str | Path, *options: str) -> str:
+    """Export a run, and return the target."""
     assert cli.main(["export", str(run), "--to", str(to), "--quiet", *options]) == 0
     return str(to)
 
 
 def rows(trace: Trace) -> list[Any]:
-    """Return all spans of all steps, with all columns; of attributes what they say, for JSON has no order."""
+    """Return all spans of all steps, with all columns; attributes are parsed, since JSON objects have no order."""
     names = ", ".join(column.name for column in COLUMNS)
-    return [_said(row) for row in trace.sql(f"SELECT {names} FROM spans ORDER BY trace_id, span_id").fetchall()]
+    return [
+        _with_parsed_json(row) for row in trace.sql(f"SELECT {names} FROM spans ORDER BY trace_id, span_id").fetchall()
+    ]
 
 
-OF_SAMPLES = ("samples", "samples-timeline", "throttling", "energy")
+SAMPLING_ANALYSES = ("samples", "samples-timeline", "throttling", "energy")
 
 
-SOME = ("A1", "A2", "A8", "ledger", "phases", "health")
-"""Analyses of each sort. Where all rows were compared already, they stand for all fifty, which take over a second."""
+REPRESENTATIVE = ("A1", "A2", "A8", "ledger", "phases", "health")
+"""Analyses of each kind. After all rows were compared, they represent all fifty, which take over a second."""
 
 
 def tables(trace: Trace) -> dict[str, Any]:
-    """Return the merged step and the table of each analysis of spans, or why there is none; samples stay behind."""
-    return _tables(trace, [name for name in ANALYSES if name not in OF_SAMPLES])
+    """Return the merged step and the table of each analysis of spans, or the reason for its absence; no samples."""
+    return _tables(trace, [name for name in ANALYSES if name not in SAMPLING_ANALYSES])
 
 
-def some(trace: Trace) -> dict[str, Any]:
-    """Return the merged step and the tables of `SOME`."""
-    return _tables(trace, SOME)
+def representative_tables(trace: Trace) -> dict[str, Any]:
+    """Return the merged step and the tables of `REPRESENTATIVE`."""
+    return _tables(trace, REPRESENTATIVE)
 
 
-def some_of(tables: dict[str, Any]) -> dict[str, Any]:
-    """Return of all tables those that `some` returns."""
-    return {name: tables[name] for name in (*SOME, "merged")}
+def select_representative(tables: dict[str, Any]) -> dict[str, Any]:
+    """Return of all tables those that `representative_tables` returns."""
+    return {name: tables[name] for name in (*REPRESENTATIVE, "merged")}
 
 
 def _tables(trace: Trace, names: Iterable[str]) -> dict[str, Any]:
-    found = {name: _answer(ANALYSES[name], trace) for name in names}
-    return {**found, "merged": [_said(row) for row in trace.merged.fetchall()]}
+    tables_by_name = {name: _answer(ANALYSES[name], trace) for name in names}
+    return {**tables_by_name, "merged": [_with_parsed_json(row) for row in trace.merged.fetchall()]}
 
 
 def without(tables: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Return tables but for some."""
-    return {name: each for name, each in tables.items() if name not in names}
+    """Return tables without some of them."""
+    return {name: table for name, table in tables.items() if name not in names}
 
 
-def _answer(each: Analysis, trace: Trace) -> list[Any] | str:
+def _answer(analysis: Analysis, trace: Trace) -> list[Any] | str:
     try:
-        return [tuple(map(_rounded, row)) for row in each(trace).fetchall()]
+        return [tuple(map(_rounded, row)) for row in analysis(trace).fetchall()]
     except AnalysisError as error:
         return str(error)
 
 
 def _rounded(value: Any) -> Any:
-    """Return a number without its last digits, which the order of additions decides; the engine adds in parallel."""
+    """Return a number without its last digits, which depend on the order of additions: the engine adds in parallel."""
     return float(f"{value:.12g}") if isinstance(value, float) else value
 
 
-def _said(row: tuple[Any, ...]) -> tuple[Any, ...]:
+def _with_parsed_json(row: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(json.loads(value) if isinstance(value, str) and value[:1] == "{" else value for value in row)
 
 
 def request(**fields: Any) -> ExportTraceServiceRequest:
-    """Return a request with one span of another program; its fields can be others."""
+    """Return a request with one span of another program; `fields` replaces its fields."""
     message = ExportTraceServiceRequest()
     resource = message.resource_spans.add()
     attribute = resource.resource.attributes.add(key="service.name")
     attribute.value.string_value = "shop"
     scope = resource.scope_spans.add()
     scope.scope.name = "handmade"
-    known = {
+    defaults = {
         "trace_id": b"\x01" * 16,
         "span_id": b"\x02" * 8,
         "name": "GET /",
         "start_time_unix_nano": 1_000_000,
         "end_time_unix_nano": 3_000_000,
     }
-    scope.spans.add(**{**known, **fields})
+    scope.spans.add(**{**defaults, **fields})
     return message
 
 

@@ -20,7 +20,7 @@ def model() -> nn.Module:
 
 
 class Service:
-    """A service's OpenTelemetry: a provider, and what was exported."""
+    """A service's OpenTelemetry: a provider, and the exported spans."""
 
     def __init__(self, batch: bool = False, **options: Any) -> None:
         self.exporter = InMemorySpanExporter()
@@ -30,30 +30,30 @@ class Service:
         self.tracer = self.provider.get_tracer("app")
 
     def request(self, trace_id: int | None = None) -> Any:
-        """Return the span of a request, in a trace of its own or in that of a caller."""
+        """Return the span of a request, in a new trace or in that of a caller."""
         if trace_id is None:
             return self.tracer.start_as_current_span("GET /")
         caller = trace.SpanContext(trace_id, 1, is_remote=True, trace_flags=trace.TraceFlags(1))
-        around = trace.set_span_in_context(trace.NonRecordingSpan(caller))
-        return self.tracer.start_as_current_span("GET /", context=around)
+        context = trace.set_span_in_context(trace.NonRecordingSpan(caller))
+        return self.tracer.start_as_current_span("GET /", context=context)
 
     @property
     def spans(self) -> list[ReadableSpan]:
         return list(self.exporter.get_finished_spans())
 
     def levels(self) -> dict[str, int]:
-        """Return the numbers of spans by service, a level being one."""
+        """Return the numbers of spans by service; each level is a service."""
         services = [str(span.resource.attributes["service.name"]) for span in self.spans]
         return {name: services.count(name) for name in sorted(set(services))}
 
-    def shown(self) -> str:
-        """Draw the spans but for the operators, each under its parent."""
+    def tree_text(self) -> str:
+        """Return the spans without operators as text, each indented below its parent."""
         lines: list[str] = []
 
         def draw(parent: int | None, depth: int) -> None:
-            for span in sorted(self.spans, key=lambda each: each.start_time or 0):
-                above = span.parent.span_id if span.parent is not None else None
-                if above == parent and not span.name.startswith("aten::"):
+            for span in sorted(self.spans, key=lambda span: span.start_time or 0):
+                parent_id = span.parent.span_id if span.parent is not None else None
+                if parent_id == parent and not span.name.startswith("aten::"):
                     lines.append("  " * depth + f"{span.resource.attributes['service.name']} {span.name}")
                     draw(span.context.span_id, depth + 1)
 

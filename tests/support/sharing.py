@@ -1,4 +1,4 @@
-"""A store in a process of its own, for tests."""
+"""A store in a separate process, for tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SERVE = "import sys; from xsp.cli import main; sys.exit(main(sys.argv[1:]))"
 WITHIN_S = 60.0
 
 
-class Running:
+class StoreProcess:
     """A store that can be killed and started again."""
 
     def __init__(self, folder: Path, capacity: str, *words: str, env: dict[str, str] | None = None) -> None:
@@ -36,8 +36,8 @@ class Running:
         assert self.process.stdout is not None
         assert self.process.stdout.readline(), self.complaints()
 
-    def end(self, how: int = signal.SIGTERM) -> int:
-        self.process.send_signal(how)
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
         assert self.process.stdout is not None
         self.process.stdout.close()
         return self.process.wait(WITHIN_S)
@@ -47,15 +47,15 @@ class Running:
         return self.folder.with_suffix(".stderr").read_text()
 
     def descriptors(self) -> int:
-        """Count the store's descriptors, but for sockets and for what it closes a moment after it has answered."""
+        """Count the store's descriptors, without sockets and without those that it closes soon after an answer."""
         folder = Path(f"/proc/{self.process.pid}/fd")
 
         def now() -> int:
-            found = 0
-            for each in folder.iterdir():
+            count = 0
+            for link in folder.iterdir():
                 with contextlib.suppress(FileNotFoundError):
-                    found += not os.readlink(each).startswith("socket:")
-            return found
+                    count += not os.readlink(link).startswith("socket:")
+            return count
 
         counts = []
         for _ in range(20):
@@ -64,19 +64,21 @@ class Running:
         return min(counts)
 
     def attached(self) -> list[int]:
-        return sorted(pid for each in client.status(self.folder)["objects"] for pid in each["attached"])
+        return sorted(pid for entry in client.status(self.folder)["objects"] for pid in entry["attached"])
 
     def wait_for(self, pids: list[int]) -> None:
-        """Wait until just these processes are attached: an end of theirs is heard of a moment later."""
-        until = time.monotonic() + WITHIN_S
-        while (found := self.attached()) != sorted(pids):
-            assert time.monotonic() < until, (found, sorted(pids))
+        """Wait until exactly these processes are attached; the store notices the end of a process a moment later."""
+        deadline = time.monotonic() + WITHIN_S
+        while (attached := self.attached()) != sorted(pids):
+            assert time.monotonic() < deadline, (attached, sorted(pids))
             time.sleep(0.002)
 
 
 @contextlib.contextmanager
-def running(folder: Path, capacity: str = "1GiB", *words: str, env: dict[str, str] | None = None) -> Iterator[Running]:
-    store = Running(folder, capacity, *words, env=env)
+def running_store(
+    folder: Path, capacity: str = "1GiB", *words: str, env: dict[str, str] | None = None
+) -> Iterator[StoreProcess]:
+    store = StoreProcess(folder, capacity, *words, env=env)
     try:
         yield store
     finally:
@@ -84,24 +86,24 @@ def running(folder: Path, capacity: str = "1GiB", *words: str, env: dict[str, st
             store.end(signal.SIGKILL)
 
 
-def there_is_none(folder: Path) -> bool:
+def is_absent(folder: Path) -> bool:
     with contextlib.suppress(ShareError):
         client.status(folder)
         return False
     return True
 
 
-def kill_some(living: list[int], drawn: random.Random, when: str) -> None:
-    """Kill drawn children until at most three live; each was alive until then."""
-    while len(living) > drawn.randrange(4):
-        gone = living.pop(drawn.randrange(len(living)))
-        os.kill(gone, signal.SIGKILL)
-        assert os.waitstatus_to_exitcode(os.waitpid(gone, 0)[1]) == -signal.SIGKILL, when
+def kill_some(living: list[int], draw: random.Random, message: str) -> None:
+    """Kill random children until at most three are left; each must have been alive until then."""
+    while len(living) > draw.randrange(4):
+        pid = living.pop(draw.randrange(len(living)))
+        os.kill(pid, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL, message
 
 
 def kill_all(living: list[int]) -> None:
     """Kill the children that are left."""
-    for gone in living:
-        os.kill(gone, signal.SIGKILL)
-        os.waitpid(gone, 0)
+    for pid in living:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
     living.clear()

@@ -25,13 +25,13 @@ def packed(pid: int, tid: int = 0) -> int:
     return (1 << 48) | (pid << 24) | tid
 
 
-def kernel(start: int, end: int, correlation: int, pid: int = 100, device: int = 0, **more: Any) -> dict[str, Any]:
+def kernel(start: int, end: int, correlation: int, pid: int = 100, device: int = 0, **columns: Any) -> dict[str, Any]:
     """Return a row of a kernel."""
     return {
         "start": start, "end": end, "deviceId": device, "contextId": 1, "streamId": 7, "correlationId": correlation,
         "globalPid": packed(pid), "demangledName": 2, "shortName": 3, "gridX": 4, "gridY": 1, "gridZ": 1, "blockX": 64,
         "blockY": 1, "blockZ": 1, "registersPerThread": 32, "staticSharedMemory": 128, "dynamicSharedMemory": 0,
-        "graphNodeId": None, **more,
+        "graphNodeId": None, **columns,
     }  # fmt: skip
 
 
@@ -40,10 +40,10 @@ def call(start: int, end: int, correlation: int, name: int = 1, pid: int = 100, 
     return {"start": start, "end": end, "globalTid": packed(pid, tid), "correlationId": correlation, "nameId": name}
 
 
-def nvtx(start: int, end: int | None, text: str | None, tid: int = 1, pid: int = 100, **more: Any) -> dict[str, Any]:
+def nvtx(start: int, end: int | None, text: str | None, tid: int = 1, pid: int = 100, **columns: Any) -> dict[str, Any]:
     """Return a row of a range."""
     return {"start": start, "end": end, "eventType": 59, "text": text, "textId": None,
-            "globalTid": packed(pid, tid), "endGlobalTid": None, "domainId": 0, **more}  # fmt: skip
+            "globalTid": packed(pid, tid), "endGlobalTid": None, "domainId": 0, **columns}  # fmt: skip
 
 
 def nsys(path: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:

@@ -26,7 +26,7 @@ def test_results_are_the_same_to_the_last_bit(tmp_path: Path, name: str, train: 
 def test_a_difference_would_be_found() -> None:
     left = {"a": same_results.digest([1, 2.0]), "b": same_results.digest(None)}
     right = {"a": same_results.digest([1, 2.5]), "b": same_results.digest(None)}
-    assert same_results.different(left, right) == ["a"]
+    assert same_results.differing_keys(left, right) == ["a"]
 
 
 def test_a_script_prints_the_same_under_xsp_run(tmp_path: Path) -> None:

@@ -67,18 +67,20 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports an error in one line, without the usage; options may stand between positional arguments."""
+    """A parser that reports an error in one line, without the usage; options may come between positional arguments."""
 
-    mixes = True
+    may_intermix = True
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        if not self.mixes or any(action.nargs in (argparse.PARSER, argparse.REMAINDER) for action in self._actions):
+        if not self.may_intermix or any(
+            action.nargs in (argparse.PARSER, argparse.REMAINDER) for action in self._actions
+        ):
             return super().parse_known_args(args, namespace)
-        self.mixes = False  # the call below calls this method for the options, and then for the others
+        self.may_intermix = False  # the call below calls this method for the options, and then for the others
         try:
             return self.parse_known_intermixed_args(args, namespace)
         finally:
-            self.mixes = True
+            self.may_intermix = True
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"xsp: error: {message}; see `{self.prog} --help`\n")
@@ -93,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from xsp.cli import progress
 
     if typed[0] != "run":  # its streams belong to the program
-        progress.take_any_letter()
+        progress.replace_unencodable()
     try:
         words = list(typed)
         if typed[0].startswith("-"):
@@ -120,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("xsp: error: " + "\n".join(map(plain, str(error).split("\n"))), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        if typed[0] == "run" or sys.excepthook is not sys.__excepthook__:  # a program's, or a hook reports it
+        if typed[0] == "run" or sys.excepthook is not sys.__excepthook__:  # the program's own, or a hook reports it
             raise
         print("xsp: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -128,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except Exception as error:
-        if typed[0] in OF_PROGRAMS or not _is_of_tables(error):
+        if typed[0] in PROGRAM_COMMANDS or not _is_engine_error(error):
             raise
         from xsp.scrub import plain
 
@@ -140,11 +142,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 INTERRUPTED = 130
 """Exit code after an interrupt, as in a shell."""
 
-OF_PROGRAMS = ("run", "profile", "sweep")
+PROGRAM_COMMANDS = ("run", "profile", "sweep")
 """Commands that run a user's program, whose errors are not those of xsp."""
 
 
-def _is_of_tables(error: Exception) -> bool:
+def _is_engine_error(error: Exception) -> bool:
     """Return whether the table engine, if it is loaded, raised an error."""
     engine = sys.modules.get("duckdb")
     return engine is not None and isinstance(error, engine.Error)
@@ -177,11 +179,11 @@ def _command(name: str) -> Any:
     return plugins.command(name)
 
 
-def _parser(only: str | None = None) -> argparse.ArgumentParser:
+def _parser(selected: str | None = None) -> argparse.ArgumentParser:
     """Return the parser of one command, or of all; it lists a third party's unusable command as such.
 
     Raises:
-        PluginError: `only` is given, and cannot be used.
+        PluginError: `selected` is given, and cannot be used.
     """
     parser = _Parser(
         prog="xsp",
@@ -193,11 +195,11 @@ def _parser(only: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"xsp {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND")  # not required, so that an unknown option is reported first
     all_names = [full_name for name in names() for full_name in (name, *(f"{name} {part}" for part in _parts(name)))]
-    for name in all_names if only is None else (only,):
+    for name in all_names if selected is None else (selected,):
         try:
             command = _command(name)
         except PluginError:
-            if only is not None:
+            if selected is not None:
                 raise
             commands.add_parser(name, help="cannot be used; `xsp doctor` says why")
             continue

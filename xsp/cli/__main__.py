@@ -5,7 +5,7 @@ import sys
 from xsp.cli import main
 
 
-def _typed(words: list[str]) -> list[str]:
+def _with_rank_option(words: list[str]) -> list[str]:
     """Return words with the program's `--local_rank`, which some launchers put first, turned into an option of xsp."""
     if words and words[0].startswith(("--local_rank=", "--local-rank=")):
         return [words[1], f"--for-program={words[0]}", *words[2:]]
@@ -13,4 +13,4 @@ def _typed(words: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(_typed(sys.argv[1:])))
+    sys.exit(main(_with_rank_option(sys.argv[1:])))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 SUMMARY = "list what to change, with the gain and the place"
 
 FORMATS = ("table", "json")
-OF_MODEL = ("batch", "train", "sequence", "threads", "timings", "device", "fill")
+MODEL_OPTIONS = ("batch", "train", "sequence", "threads", "timings", "device", "fill")
 """Options that are passed on under their names, if they are given."""
 
 
@@ -90,7 +90,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="threads of the step (default: those of the run, or all cores)",
     )
-    options.step_of_model(group)
+    options.add_step_options(group)
     parser.set_defaults(sequence=None)  # a run has its own
 
 
@@ -105,9 +105,9 @@ def run(args: argparse.Namespace) -> int:
     if args.history:
         history = records.history(this_machine)
         if args.format == "json":
-            progress.put(json.dumps(asdict(history), indent=2) + "\n")
+            progress.write(json.dumps(asdict(history), indent=2) + "\n")
         else:
-            progress.tell(trialtext.history(history))
+            progress.echo(trialtext.history(history))
         return 0
     if args.source is None:
         raise UsageError("name a run, a trace or a model: xsp advise runs/demo")
@@ -117,17 +117,17 @@ def run(args: argparse.Namespace) -> int:
     advisor.check_names(args.only)
     if args.tries is not None:
         _check_trials(args)
-    with progress.shown(quiet=args.fill is None or args.quiet) as show:
+    with progress.progress_bar(quiet=args.fill is None or args.quiet) as show:
         context = advisor.context_of(args.source, {**_settings(args), "progress": show})
         plan = None if args.tries is None else _plan(args, context)
         result = advise.of(context, only=args.only, same_numbers=args.same_numbers)
     if not args.only and not args.same_numbers:
         pictures.save(result, args.source)
     if args.format == "json" and plan is None:
-        progress.put(_as_json(args, result))
+        progress.write(_as_json(args, result))
         return 0
     if args.format != "json":
-        progress.tell(text.page(result, args.limit, records.history(this_machine).line), flush=True)
+        progress.echo(text.page(result, args.limit, records.history(this_machine).line), flush=True)
     return 0 if plan is None else _try(args, result, plan)
 
 
@@ -172,34 +172,34 @@ def _try(args: argparse.Namespace, result: AdviceReport, plan: Plan) -> int:
     selected = experiment.select(result.advice, args.tries)
     as_table = args.format == "table"
     if as_table:
-        progress.tell("\n" + (trialtext.head() if selected else "no advice can be tried without editing the code"))
+        progress.echo("\n" + (trialtext.head() if selected else "no advice can be tried without editing the code"))
     code = 0
     try:
-        with progress.shown(args.quiet) as show:
+        with progress.progress_bar(args.quiet) as show:
             for trial in experiment.run_trials(plan, selected, show):
                 records.save(trial, Machine.of(machine.describe()))
                 if as_table:
-                    progress.tell(trialtext.lines(trial), flush=True)
+                    progress.echo(trialtext.lines(trial), flush=True)
     except KeyboardInterrupt:
         progress.warn(f"xsp: interrupted; {len(plan.results)} of {len(selected)} trials were finished and are kept")
         code = INTERRUPTED
     if not as_table:
-        progress.put(_as_json(args, result, tried=[records.plain(trial) for trial in plan.results]))
+        progress.write(_as_json(args, result, tried=[records.plain(trial) for trial in plan.results]))
     if plan.results:
         progress.warn(f"xsp: the runs are in {output.display_path(plan.out)}; all trials: xsp advise --history")
     return code
 
 
-def _as_json(args: argparse.Namespace, result: AdviceReport, **more: Any) -> str:
+def _as_json(args: argparse.Namespace, result: AdviceReport, **extra: Any) -> str:
     """Return the advice as JSON, with the trials if there were any."""
     from xsp.evidence import advice, form
 
     payload = advice.of_report(result, {"run": args.source, "name": result.name}, limit=args.limit)
-    return json.dumps(form.fit({**payload, **more}, form.MOST_FILE_BYTES), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(form.fit({**payload, **extra}, form.MOST_FILE_BYTES), indent=2, ensure_ascii=False) + "\n"
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of the model and of its timings that were given."""
-    settings = {name: getattr(args, name) for name in OF_MODEL}
+    settings = {name: getattr(args, name) for name in MODEL_OPTIONS}
     settings["shape"] = options.shape(args.input)
     return {name: value for name, value in settings.items() if value}

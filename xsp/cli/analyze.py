@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from xsp.store.trace import Trace
 
 SUMMARY = "print tables of a run"
-WIDTH_OF_A_FILE = 160
 ROWS = 40
 """Default number of rows of a printed table."""
 
@@ -97,35 +96,35 @@ def run(args: argparse.Namespace) -> int:
     """Load the runs, and print or write the named analyses; without names, list the analyses."""
     analyses = list({analysis.id: analysis for analysis in map(_find, args.names)}.values())
     _check(args, len(analyses))
-    traces = _on_spark(args) if args.engine != "duckdb" else _here(args)
+    traces = _load_on_spark(args) if args.engine != "duckdb" else _load_locally(args)
     if not analyses:
         _overview(traces[0])
         _list(traces[0])
         return 0
-    answers_by_name, refused = _answers(analyses, traces)
+    answers_by_name, refusals = _answers(analyses, traces)
     answers_by_name = {
-        name: [_chosen(answer, name, args) for answer in answers] for name, answers in answers_by_name.items()
+        name: [_selected_rows(answer, name, args) for answer in answers] for name, answers in answers_by_name.items()
     }
     if args.format == "table":
-        _put(_tables(answers_by_name, args, several=len(traces) > 1), args.out)
+        _output(_tables(answers_by_name, args, several=len(traces) > 1), args.out)
     else:
         _write(answers_by_name, args, several=len(analyses) > 1)
-    return 1 if refused else 0
+    return 1 if refusals else 0
 
 
-def _check(args: argparse.Namespace, chosen: int) -> None:
+def _check(args: argparse.Namespace, analysis_count: int) -> None:
     """Check options that depend on each other, given the number of analyses.
 
     Raises:
         UsageError: they cannot be combined; the message says what to type.
     """
-    if not chosen and (args.out is not None or args.format != "table"):
+    if not analysis_count and (args.out is not None or args.format != "table"):
         raise UsageError("--format and --out need the name of an analysis: xsp analyze RUN A2 --format csv")
-    if not chosen and (args.sort or args.where or args.limit):
+    if not analysis_count and (args.sort or args.where or args.limit):
         raise UsageError("--sort, --where and --limit need the name of an analysis: xsp analyze RUN ops --sort calls")
     if args.format == "parquet" and args.out is None:
         raise UsageError("--format parquet writes to a file: give --out FILE, or --out FOLDER for several analyses")
-    if args.format == "csv" and args.out is None and chosen > 1:
+    if args.format == "csv" and args.out is None and analysis_count > 1:
         raise UsageError(
             "a CSV file holds one table: name one analysis, give --out FOLDER for a file each, or use --format json"
         )
@@ -138,18 +137,18 @@ def _write(answers_by_name: Mapping[str, Answers], args: argparse.Namespace, sev
     if several and args.out is not None:
         tablefiles.write_each(answers_by_name, args.out, args.format)
     elif several:
-        _put(tablefiles.several_as_json(answers_by_name), None)
+        _output(tablefiles.several_as_json(answers_by_name), None)
     else:
         for answers in answers_by_name.values():
             if args.format == "parquet":
                 tablefiles.write(answers, args.out, args.format)
             else:
-                _put(tablefiles.text(answers, args.format), args.out)
+                _output(tablefiles.text(answers, args.format), args.out)
 
 
 def _answers(analyses: Sequence[Analysis], traces: Sequence[Trace]) -> tuple[dict[str, Answers], int]:
     """Return the results of each analysis on the traces, and the number of refusals; the reasons go to stderr."""
-    refused = 0
+    refusals = 0
     answers_by_name: dict[str, Answers] = {}
     for analysis in analyses:
         answers = []
@@ -157,14 +156,14 @@ def _answers(analyses: Sequence[Analysis], traces: Sequence[Trace]) -> tuple[dic
             try:
                 answers.append((trace.path.name if trace.path is not None else trace.name, trace.con, analysis(trace)))
             except AnalysisError as error:
-                refused += 1
+                refusals += 1
                 progress.warn(f"xsp: {error}")
         if answers:
             answers_by_name[analysis.id] = answers
-    return answers_by_name, refused
+    return answers_by_name, refusals
 
 
-def _chosen(answer: Answer, name: str, args: argparse.Namespace) -> Answer:
+def _selected_rows(answer: Answer, name: str, args: argparse.Namespace) -> Answer:
     """Return an answer with the requested rows; a printed table limits their number itself."""
     from xsp.report import choosing
 
@@ -181,33 +180,33 @@ def _tables(answers_by_name: Mapping[str, Answers], args: argparse.Namespace, se
     from xsp.report import choosing, text
 
     buffer = io.StringIO()
-    console = Console(file=buffer, width=Console().width if args.out is None else WIDTH_OF_A_FILE)
+    console = Console(file=buffer, width=Console().width if args.out is None else progress.FILE_WIDTH)
     for name, answers in answers_by_name.items():
         for run, _, relation in answers:
             title = f"{ANALYSES[name].title} ({name})" + (f", {run}" if several else "")
-            main = [*choosing.sorted_by(relation, name, args.sort), *text.MAIN.get(name, ())]
-            kernels = text.KERNELS.get(name, ())
+            main = [*choosing.sort_columns(relation, name, args.sort), *text.MAIN_COLUMNS.get(name, ())]
+            kernels = text.KERNEL_COLUMNS.get(name, ())
             console.print(text.table(relation, title, limit=args.limit or ROWS, main=main, kernels=kernels))
     return buffer.getvalue()
 
 
-def _put(content: str, out: Path | None) -> None:
+def _output(content: str, out: Path | None) -> None:
     from xsp.report import tablefiles
 
     if out is None:
-        progress.put(content)
+        progress.write(content)
     else:
         tablefiles.write_text(content, out)
 
 
-def _here(args: argparse.Namespace) -> list[Trace]:
+def _load_locally(args: argparse.Namespace) -> list[Trace]:
     from xsp.ingest import load
 
     paths: Sequence[str | Path] = load.parts(args.path) if Path(args.path).is_dir() else [args.path]
     return [load.load(path, skip_damaged=args.skip_damaged, kind=args.kind) for path in paths]
 
 
-def _on_spark(args: argparse.Namespace) -> list[Trace]:
+def _load_on_spark(args: argparse.Namespace) -> list[Trace]:
     from xsp import spark
 
     if not args.names or args.skip_damaged or args.kind is not None:
@@ -221,7 +220,7 @@ def _on_spark(args: argparse.Namespace) -> list[Trace]:
 def _find(name: str) -> Analysis:
     from xsp.analyses import ANALYSES
 
-    analysis = {key.lower(): candidate for key, candidate in ANALYSES.items()}.get(name.lower())
+    analysis = options.find_analysis(name)
     if analysis is None:
         hint = nearest(name, ANALYSES) or f"; there are {', '.join(ANALYSES)}"
         raise UsageError(f"there is no analysis {name!r}{hint}")
@@ -236,7 +235,7 @@ def _overview(trace: Trace) -> None:
 
     if trace.con.execute("SELECT 1 FROM spans WHERE device IS NOT NULL LIMIT 1").fetchall():
         Console().print(text.overview(trace))
-        progress.tell("")
+        progress.echo("")
 
 
 def _list(trace: Trace) -> None:
@@ -249,12 +248,12 @@ def _list(trace: Trace) -> None:
     for analysis in ANALYSES.values():
         reason = analysis.refusal(trace)
         if reason is None:
-            progress.tell(f"{analysis.id:22} {analysis.title}")
+            progress.echo(f"{analysis.id:22} {analysis.title}")
         else:  # many share one reason, which follows their name
             refusals.setdefault(reason.removeprefix(f"{analysis.id} ({analysis.title})").lstrip(": "), []).append(
                 analysis
             )
     for reason, analyses in refusals.items():
-        progress.tell(textwrap.fill(f"not available: {plain(reason)}", Console().width, break_on_hyphens=False))
+        progress.echo(textwrap.fill(f"not available: {plain(reason)}", Console().width, break_on_hyphens=False))
         for analysis in analyses:
-            progress.tell(f"  {analysis.id:22} {analysis.title}")
+            progress.echo(f"  {analysis.id:22} {analysis.title}")

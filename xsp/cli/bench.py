@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,14 +45,12 @@ SUMMARY = "time each operator call of a model in isolation"
 
 FORMATS = ("table", "json")
 STATES = ("warm", "chain", "cold")
-MOVED = ("transfers", "collectives")
-OF_MOVED = ("families", "ranks", "directory", "section")
+TRANSFER_SOURCES = ("transfers", "collectives")
+TRANSFER_OPTIONS = ("families", "ranks", "directory", "section")
 """Options of transfers and collectives alone."""
 
-OF_MODEL = ("granularity", "state", "variants", "runtime", "batch", "train", "input", "size", "prefill", "decode")
+MODEL_OPTIONS = ("granularity", "state", "variants", "runtime", "batch", "train", "input", "size", "prefill", "decode")
 """Options of models, files and runs alone."""
-
-UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,10 +99,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--section", type=Path, metavar="RUN", help="add the results to the report of this run")
     group = parser.add_argument_group("the model and its input")
-    options.step_of_model(group)
-    options.sizes(group)
-    options.phases(group)
-    options.seeding(group)
+    options.add_step_options(group)
+    options.add_size_option(group)
+    options.add_phase_options(group)
+    options.add_seed_option(group)
     group = parser.add_argument_group("the timings")
     group.add_argument(
         "--timings",
@@ -131,8 +128,8 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name) not in (None, False)
     ]
     _check_options(args)
-    if args.source in MOVED and actions in (["source"], ["source", "list"], ["source", "check"]):
-        return _moved(args, budget(args.budget))
+    if args.source in TRANSFER_SOURCES and actions in (["source"], ["source", "list"], ["source", "check"]):
+        return _run_transfers(args, budget(args.budget))
     if len(actions) != 1:
         raise UsageError("give one SOURCE, or one of --missing-of, --list, --check, --compact, --export, --import")
     seconds = budget(args.budget)
@@ -152,9 +149,8 @@ def budget(text: str) -> float:
     Raises:
         UsageError: the text is not a time above 0.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
-    seconds = float(match.group(1)) * UNITS[match.group(2)] if match and match.group(2) in UNITS else 0.0
-    if seconds <= 0:
+    seconds = options.duration(text)
+    if seconds is None:
         raise UsageError(f"--budget {text!r}: give a time above 0, 60s or 2m")
     return seconds
 
@@ -165,10 +161,10 @@ def _check_options(args: argparse.Namespace) -> None:
     Raises:
         UsageError: names the option and the command that it belongs to.
     """
-    moved = args.source in MOVED
-    for name in OF_MODEL if moved else OF_MOVED:
+    is_transfer = args.source in TRANSFER_SOURCES
+    for name in MODEL_OPTIONS if is_transfer else TRANSFER_OPTIONS:
         if getattr(args, name) not in (None, False, {}, []):
-            command = "xsp bench MODEL" if moved else f"xsp bench {' or '.join(MOVED)}"
+            command = "xsp bench MODEL" if is_transfer else f"xsp bench {' or '.join(TRANSFER_SOURCES)}"
             raise UsageError(f"--{name} belongs to {command}, not to {args.source or 'this command'}: omit it")
 
 
@@ -209,7 +205,7 @@ def _fill(args: argparse.Namespace, timings: Timings, seconds: float) -> int:
     start = time.monotonic()
     start_seconds: list[float] = []
     try:
-        with progress.shown(quiet=False) as show:
+        with progress.progress_bar(quiet=False) as show:
             result = bench.fill(pairs, timings, seconds, show, again=args.again, on_start=start_seconds.append)
     except KeyboardInterrupt:
         progress.warn("xsp: interrupted; all finished timings are kept: run it again to continue")
@@ -219,7 +215,7 @@ def _fill(args: argparse.Namespace, timings: Timings, seconds: float) -> int:
     return 0
 
 
-def _moved(args: argparse.Namespace, seconds: float) -> int:
+def _run_transfers(args: argparse.Namespace, seconds: float) -> int:
     """Time transfers or collectives, or show their existing timings."""
     from xsp import sections
     from xsp.bench import curvetext, links, text
@@ -242,7 +238,7 @@ def _moved(args: argparse.Namespace, seconds: float) -> int:
         for reason in request.refusals if args.format == "table" else ():
             progress.warn(f"xsp: {reason}")
         try:
-            with progress.shown(quiet=False) as show:
+            with progress.progress_bar(quiet=False) as show:
                 count = links.fill(request, timings, seconds, show, again=args.again)
         except KeyboardInterrupt:
             progress.warn("xsp: interrupted; all finished timings are kept: run it again to continue")
@@ -293,13 +289,13 @@ def _list(args: argparse.Namespace, timings: Timings, seconds: float) -> tuple[s
 
 
 def _check(
-    args: argparse.Namespace, timings: Timings, seconds: float, keep: Callable[[Spec], bool] = lambda spec: True
+    args: argparse.Namespace, timings: Timings, seconds: float, is_included: Callable[[Spec], bool] = lambda spec: True
 ) -> tuple[str, Any]:
     from xsp.bench import repeatability, text
 
-    runtime = args.source if args.source in MOVED else None
-    with progress.shown(quiet=False) as show:
-        result = repeatability.check(timings, seconds, show, runtime=runtime, is_eligible=keep)
+    runtime = args.source if args.source in TRANSFER_SOURCES else None
+    with progress.progress_bar(quiet=False) as show:
+        result = repeatability.check(timings, seconds, show, runtime=runtime, is_eligible=is_included)
     return text.check_page(result), text.check_as_json(result)
 
 
@@ -333,6 +329,6 @@ def _import(args: argparse.Namespace, timings: Timings, seconds: float) -> tuple
 
 def _show(args: argparse.Namespace, page: str, content: Any) -> None:
     if args.format == "json":
-        progress.put(json.dumps(content, indent=2) + "\n")
+        progress.write(json.dumps(content, indent=2) + "\n")
     else:
-        progress.tell(page)
+        progress.echo(page)

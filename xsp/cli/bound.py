@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,14 +40,11 @@ FORMATS = ("table", "json")
 SEQUENCE = 128
 """Default of --sequence."""
 
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-
 
 def seconds(text: str) -> float:
     """Return a duration in seconds: 60, 60s, 2m, 1.5h."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)", text.strip())
-    value = float(match[1]) * _SECONDS[match[2]] if match is not None else 0.0
-    if not value > 0:
+    value = options.duration(text)
+    if value is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration above 0, such as 60s or 2m")
     return value
 
@@ -58,10 +54,10 @@ def lengths(text: str) -> int | tuple[int, int]:
     low, colon, high = text.partition(":")
     if not colon:
         return options.positive_int(text)
-    ends = options.positive_int(low), options.positive_int(high)
-    if ends[0] >= ends[1]:
+    interval = options.positive_int(low), options.positive_int(high)
+    if interval[0] >= interval[1]:
         raise argparse.ArgumentTypeError(f"{text!r}: give the smaller number first, 64:1024")
-    return ends
+    return interval
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,8 +101,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="threads of the step (default: those of the run, or all cores)",
     )
-    options.step_of_model(parser)
-    options.sizes(parser)
+    options.add_step_options(parser)
+    options.add_size_option(parser)
     parser.add_argument(
         "--prefill",
         type=lengths,
@@ -159,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--phases has no page, only tables and --format json: omit --html")
     if args.curve:
         return _curve(args)
-    with progress.shown(quiet=args.fill is None) as show:
+    with progress.progress_bar(quiet=args.fill is None) as show:
         bound = bounds.of(
             args.source,
             device=args.device,
@@ -167,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
             partial=args.partial,
             progress=show,
             check=phases.check if args.phases else None,
-            **_of_step(args),
+            **_step_options(args),
         )
     if args.phases:
         return _phases(args, bound)
@@ -175,9 +171,9 @@ def run(args: argparse.Namespace) -> int:
         html.write_sections(args.html, f"Least time of {bound.graph.name}", [section.section(bound)])
     section.write_section(bound, args.run or args.source)
     if args.format == "json":
-        progress.put(json.dumps(text.as_json(bound), indent=2) + "\n")
+        progress.write(json.dumps(text.as_json(bound), indent=2) + "\n")
     else:
-        progress.tell(text.page(bound, args.source, args.partial, _typed(args)))
+        progress.echo(text.page(bound, args.source, args.partial, _repeated_options(args)))
     return 0
 
 
@@ -187,19 +183,19 @@ def _phases(args: argparse.Namespace, bound: Bound) -> int:
 
     training = phases.of(bound)
     if args.format == "json":
-        progress.put(json.dumps(phasestext.as_json(training), indent=2) + "\n")
+        progress.write(json.dumps(phasestext.as_json(training), indent=2) + "\n")
     else:
-        progress.tell(phasestext.page(training, args.source, _typed(args)))
+        progress.echo(phasestext.page(training, args.source, _repeated_options(args)))
     return 0
 
 
-_REPEATED = (
+_REPEATED_OPTIONS = (
     "batch", "input", "sequence", "prefill", "decode", "size", "threads", "run", "timings", "like", "device", "skew",
 )  # fmt: skip
 """Options that a suggested next command repeats."""
 
 
-def _typed(args: argparse.Namespace, names: Sequence[str] = _REPEATED) -> str:
+def _repeated_options(args: argparse.Namespace, names: Sequence[str] = _REPEATED_OPTIONS) -> str:
     """Return the options of the step as a user types them, for the suggested next command."""
     defaults = {"sequence": SEQUENCE}
     words = ["--train"] if args.train else []
@@ -214,7 +210,7 @@ def _typed(args: argparse.Namespace, names: Sequence[str] = _REPEATED) -> str:
     return shlex.join(words)
 
 
-def _of_step(args: argparse.Namespace) -> dict[str, Any]:
+def _step_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options that bounds and curves share: those of the model, its timings and its run."""
     return {
         "fill": args.fill,
@@ -239,19 +235,19 @@ def _curve(args: argparse.Namespace) -> int:
 
     if args.device is not None or args.construct is not None or args.partial:
         raise UsageError("--curve uses blocks of all sizes, timed here: omit --device, --construct and --partial")
-    with progress.shown(quiet=args.fill is None) as show:
+    with progress.progress_bar(quiet=args.fill is None) as show:
         curve = curves.of(
             args.source,
             progress=show,
-            **_of_step(args),
+            **_step_options(args),
         )
     if args.html is not None:
         html.write_sections(args.html, f"{curve.graph.name} from its blocks", [curvetext.section(curve)])
     curvetext.write_section(curve, args.run or args.source)
     if args.format == "json":
-        progress.put(json.dumps(curvetext.as_json(curve), indent=2) + "\n")
+        progress.write(json.dumps(curvetext.as_json(curve), indent=2) + "\n")
     else:
-        progress.tell(curvetext.page(curve, args.source, _typed(args)))
+        progress.echo(curvetext.page(curve, args.source, _repeated_options(args)))
     return 0
 
 
@@ -264,11 +260,11 @@ def _language(args: argparse.Namespace) -> int:
     if len(requested) > 1:
         raise UsageError("--decode A:B includes the curves of both steps: omit --prefill")
     unsupported = ("run", "construct", "curve", "phases", "train", "input")
-    typed = [f"--{name}" for name in (*unsupported, "size") if getattr(args, name)]
-    typed += ["--sequence"] if args.sequence != SEQUENCE else []
-    if typed:
-        raise UsageError(f"{', '.join(typed)}: cannot be used with the curves of a language model")
-    with progress.shown(quiet=args.fill is None and args.measure is None) as show:
+    conflicting = [f"--{name}" for name in (*unsupported, "size") if getattr(args, name)]
+    conflicting += ["--sequence"] if args.sequence != SEQUENCE else []
+    if conflicting:
+        raise UsageError(f"{', '.join(conflicting)}: cannot be used with the curves of a language model")
+    with progress.progress_bar(quiet=args.fill is None and args.measure is None) as show:
         result = language.of(
             args.source,
             requested[0],
@@ -286,8 +282,12 @@ def _language(args: argparse.Namespace) -> int:
     if args.html is not None:
         html.write_sections(args.html, f"{result.name} by length", [languagetext.section(result)])
     if args.format == "json":
-        progress.put(json.dumps(languagetext.as_json(result), indent=2) + "\n")
+        progress.write(json.dumps(languagetext.as_json(result), indent=2) + "\n")
     else:
         # what is timed here has no quoted peak rates
-        progress.tell(languagetext.page(result, args.source, _typed(args, [n for n in _REPEATED if n != "device"])))
+        progress.echo(
+            languagetext.page(
+                result, args.source, _repeated_options(args, [n for n in _REPEATED_OPTIONS if n != "device"])
+            )
+        )
     return 0

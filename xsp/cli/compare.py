@@ -51,12 +51,11 @@ if TYPE_CHECKING:
     from xsp.comparison.turns import Turns
 
 SUMMARY = "compare two programs by their runs, layer by layer"
-WIDTH_OF_A_FILE = 160
 SLOWER, CANNOT_TELL = 1, 3
 """Exit codes."""
 
-LONGEST = 100
-"""Most letters of a directory name that xsp chooses."""
+MOST_LETTERS = 100
+"""Maximum length of a directory name that xsp chooses."""
 
 FORMATS = ("table", "json", "csv", "markdown")
 
@@ -118,16 +117,16 @@ def run(args: argparse.Namespace) -> int:
     _check_options(args)
     percent = _percent(args.fail_if_slower)
     if args.turns is None:
-        comparison = _of_runs(*_sides(args), args)
+        comparison = _compare_runs(*_sides(args), args)
         _show(comparison, args)
         return 0 if percent is None else _gate(comparison, percent, args.if_cannot_tell)
     from xsp.comparison import turns
 
     recording = turns.Turns(_directory(args), args.turns)
     try:
-        comparison = _in_turns(args, recording, percent)
+        comparison = _record_in_turns(args, recording, percent)
     except KeyboardInterrupt:
-        progress.warn(f"xsp: interrupted{_kept(recording)}")
+        progress.warn(f"xsp: interrupted{_kept_runs_hint(recording)}")
         return INTERRUPTED
     _show(comparison, args)
     progress.warn(f"xsp: the runs are in {output.display_path(recording.out)}")
@@ -138,9 +137,9 @@ def _check_options(args: argparse.Namespace) -> None:
     if args.if_cannot_tell is not None and args.fail_if_slower is None:
         raise UsageError("--if-cannot-tell needs --fail-if-slower PERCENT")
     if args.turns is None:
-        of_turns = [("--revisions", args.revisions), ("--levels", args.levels), ("--seed", args.seed)]
-        of_turns += [("--overwrite", args.overwrite or None), ("--quiet", args.quiet or None)]
-        for option, value in of_turns:
+        turn_options = [("--revisions", args.revisions), ("--levels", args.levels), ("--seed", args.seed)]
+        turn_options += [("--overwrite", args.overwrite or None), ("--quiet", args.quiet or None)]
+        for option, value in turn_options:
             if value is not None:
                 raise UsageError(f"{option} needs --turns N, which runs both programs in turns")
         return
@@ -156,8 +155,8 @@ def _check_options(args: argparse.Namespace) -> None:
         )
     from xsp.comparison import commands
 
-    for typed in args.before:
-        options.check_in_turns(commands.program(typed))
+    for command in args.before:
+        options.check_in_turns(commands.program(command))
 
 
 def _directory(args: argparse.Namespace) -> Path:
@@ -166,18 +165,17 @@ def _directory(args: argparse.Namespace) -> Path:
 
     if args.out is not None:
         return Path(args.out)
-    names = dict.fromkeys(commands.program(typed).name for typed in args.before)
-    default = Path("runs") / "-".join(["compare", *names])[:LONGEST]
+    names = dict.fromkeys(commands.program(command).name for command in args.before)
+    default = Path("runs") / "-".join(["compare", *names])[:MOST_LETTERS]
     if args.overwrite or not default.exists():
         return default
     return next(path for number in count(2) if not (path := default.with_name(f"{default.name}-{number}")).exists())
 
 
-def _in_turns(args: argparse.Namespace, recording: Turns, percent: float | None) -> Comparison:
-    from xsp.cli import progress
+def _record_in_turns(args: argparse.Namespace, recording: Turns, percent: float | None) -> Comparison:
     from xsp.comparison import commands, comparable, compare, revisions, turns
 
-    programs = [commands.program(typed) for typed in args.before]
+    programs = [commands.program(command) for command in args.before]
     names = [f"{revision}: {programs[0].typed}" for revision in args.revisions or ()] or [p.typed for p in programs]
     with contextlib.ExitStack() as stack:
         if args.revisions:
@@ -186,7 +184,7 @@ def _in_turns(args: argparse.Namespace, recording: Turns, percent: float | None)
         else:
             checkouts = [revisions.WorkTree(Path.cwd())] * 2
         has_bar = args.quiet or sys.stderr.isatty()
-        show = stack.enter_context(progress.shown(args.quiet)) if has_bar else _say
+        show = stack.enter_context(progress.progress_bar(args.quiet)) if has_bar else _print_progress
         sides = [turns.Side(*parts) for parts in zip("ab", programs, checkouts, strict=True)]
         turns.take(
             sides,
@@ -203,12 +201,12 @@ def _in_turns(args: argparse.Namespace, recording: Turns, percent: float | None)
     )
 
 
-def _say(what: str, done: int, total: int) -> None:
+def _print_progress(label: str, completed: int, total: int) -> None:
     """Print progress as lines where no bar can be drawn, such as in a CI log."""
-    progress.warn(f"xsp: {what}", flush=True)
+    progress.warn(f"xsp: {label}", flush=True)
 
 
-def _kept(recording: Turns) -> str:
+def _kept_runs_hint(recording: Turns) -> str:
     """Return a clause on where the runs of an interrupted comparison are, and how to use them."""
     if not recording.a or not recording.b:
         return ""
@@ -234,7 +232,7 @@ def _sides(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     return args.before[:1], args.before[1:]
 
 
-def _of_runs(before: Sequence[str], after: Sequence[str], args: argparse.Namespace) -> Comparison:
+def _compare_runs(before: Sequence[str], after: Sequence[str], args: argparse.Namespace) -> Comparison:
     from xsp.comparison import comparable, compare
 
     comparison = compare(*comparable.load(before, after, args.kind, args.skip_damaged))
@@ -250,7 +248,7 @@ def _show(comparison: Comparison, args: argparse.Namespace) -> None:
 
     text = _text(comparison, args)
     if args.out is None or args.turns is not None:
-        progress.put(text)
+        progress.write(text)
     else:
         rundir.write_whole(args.out, text.encode())
 
@@ -278,25 +276,25 @@ def _gate(comparison: Comparison, percent: float, if_cannot_tell: int | None) ->
 
     step = comparison.step
     if step.low_percent is None or step.high_percent is None or step.verdict.startswith("cannot tell"):
-        measured = f"{step.verdict}; A has {step.a_steps or 0} timed steps, B {step.b_steps or 0}"
+        result = f"{step.verdict}; A has {step.a_steps or 0} timed steps, B {step.b_steps or 0}"
     else:
-        measured = f"{step.change_percent:+.1f} % ({step.low_percent:+.1f} to {step.high_percent:+.1f})"
+        result = f"{step.change_percent:+.1f} % ({step.low_percent:+.1f} to {step.high_percent:+.1f})"
     if comparison.slower_by(percent):
-        progress.warn(f"xsp: the step is slower by {measured}; the limit is {percent:g} %")
+        progress.warn(f"xsp: the step is slower by {result}; the limit is {percent:g} %")
         return SLOWER
     if comparison.not_slower_by(percent):
         return 0
     starts = 100 * comparison.repeats.starts
     noise = f"; two starts of the same program may differ by {starts:.0f} %" if starts and step.high_percent else ""
     progress.warn(
-        f"xsp: undecided whether the step is slower by {percent:g} % or more: {measured}{noise}. To decide: {MORE_RUNS}"
+        f"xsp: undecided whether the step is slower by {percent:g} % or more: {result}{noise}. To decide: {MORE_RUNS}"
     )
     return CANNOT_TELL if if_cannot_tell is None else if_cannot_tell
 
 
 def _text(result: Comparison, args: argparse.Namespace) -> str:
     if args.format == "json":
-        return json.dumps(_plain(result), ensure_ascii=False, indent=1) + "\n"
+        return json.dumps(_as_dict(result), ensure_ascii=False, indent=1) + "\n"
     if args.format == "csv":
         return _csv(result)
     from xsp.report import comparison
@@ -307,12 +305,12 @@ def _text(result: Comparison, args: argparse.Namespace) -> str:
 
     buffer = io.StringIO()
     to_file = args.out is not None and args.turns is None
-    width = WIDTH_OF_A_FILE if to_file else Console().width
+    width = progress.FILE_WIDTH if to_file else Console().width
     Console(file=buffer, width=width).print(comparison.tables(result, args.limit))
     return buffer.getvalue()
 
 
-def _plain(comparison: Comparison) -> dict[str, object]:
+def _as_dict(comparison: Comparison) -> dict[str, object]:
     from xsp.comparison.conclusion import conclusion
 
     return {

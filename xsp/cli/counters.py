@@ -32,11 +32,11 @@ def run(args: argparse.Namespace) -> int:
     """Join the reports, and print how much of the device time has counters now."""
     from xsp.counters import storing
 
-    progress.tell(summary_line(storing.attach(args.run, args.reports)))
+    progress.echo(summary_line(storing.attach(args.run, args.reports)))
     return 0
 
 
-def once_more(count: Callable[[], dict[str, Any]]) -> None:
+def rerun_and_count(count: Callable[[], dict[str, Any]]) -> None:
     """Count the kernels of a run, and print the result; a failure leaves the run complete without counters."""
     progress.warn("xsp: running again under Nsight Compute, which replays each kernel of one step")
     try:
@@ -45,9 +45,10 @@ def once_more(count: Callable[[], dict[str, Any]]) -> None:
         progress.warn(f"xsp: no counters: {error}")
 
 
-def summary_line(said: dict[str, Any]) -> str:
+def summary_line(counts: dict[str, Any]) -> str:
     """Return a line with the share of kernels and rows that were joined."""
     return (
-        f"xsp: {said['with_counters']} of {said['kernels']} kernels have counters, "
-        f"{said['device_time_percent']} % of device time; {said['rows_joined']} of {said['rows']} rows were joined"
+        f"xsp: {counts['with_counters']} of {counts['kernels']} kernels have counters, "
+        f"{counts['device_time_percent']} % of device time; "
+        f"{counts['rows_joined']} of {counts['rows']} rows were joined"
     )

@@ -37,8 +37,10 @@ def run(args: argparse.Namespace) -> int:
         console.print(Text(plain(f"{name:12} {value}")))
     table = Table("collector", "levels", "state", title="What can be collected", title_justify="left")
     for finding in (*doctor.collectors(), *doctor.samples(), doctor.counters()):
-        ready = "ready, if asked for by name" if finding.on_request else "ready"
-        state = Text(ready, style="green") if finding.reason is None else Text(plain(finding.reason), style="yellow")
+        ready_text = "ready, if asked for by name" if finding.on_request else "ready"
+        state = (
+            Text(ready_text, style="green") if finding.reason is None else Text(plain(finding.reason), style="yellow")
+        )
         table.add_row(Text(plain(finding.name)), Text(plain(finding.levels)), state)
     console.print(table)
     for name, value in doctor.device_work():

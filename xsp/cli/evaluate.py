@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     del args
     from importlib import import_module
 
-    progress.tell("xsp evaluate is several commands; each has its --help:")
+    progress.echo("xsp evaluate is several commands; each has its --help:")
     for name, module in PARTS.items():
-        progress.tell(f"  xsp evaluate {name:<12} {import_module(module).SUMMARY}")
+        progress.echo(f"  xsp evaluate {name:<12} {import_module(module).SUMMARY}")
     return 2

@@ -47,9 +47,9 @@ def run(args: argparse.Namespace) -> int:
     rayagents.connect(args.ray)
     if args.stop:
         rayagents.stop(args.stop)
-        progress.tell(f"the agent {args.stop} has ended")
+        progress.echo(f"the agent {args.stop} has ended")
         return 0
     facts = rayagents.start(args.name or socket.gethostname(), dict(args.label), args.folder, args.trust)
-    progress.tell(f"the agent {facts.name} has started: {facts.cores} cores, {', '.join(facts.gpus) or 'no GPU'}")
-    progress.tell(f"next: xsp evaluate run MANIFEST --ray {args.ray} --agents {facts.name}")
+    progress.echo(f"the agent {facts.name} has started: {facts.cores} cores, {', '.join(facts.gpus) or 'no GPU'}")
+    progress.echo(f"next: xsp evaluate run MANIFEST --ray {args.ray} --agents {facts.name}")
     return 0

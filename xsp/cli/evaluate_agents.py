@@ -28,16 +28,16 @@ def run(args: argparse.Namespace) -> int:
     agents, silent = rayagents.connected_agents()
     facts = [agent.facts() for agent in agents]
     if args.format == "json":
-        progress.put(json.dumps([results.plain_facts(info) for info in facts], indent=1) + "\n")
+        progress.write(json.dumps([results.plain_facts(info) for info in facts], indent=1) + "\n")
     elif facts:
         rows = [
             (info.name, info.host, str(info.cores), tables.figure(info.memory_gib), ", ".join(info.gpus) or "-",
              info.packages.get("torch", "-"), " ".join(f"{name}={value}" for name, value in info.labels.items()) or "-")
             for info in facts
         ]  # fmt: skip
-        progress.tell(tables.table(("agent", "machine", "cores", "GiB", "GPUs", "torch", "labels"), rows, 2))
+        progress.echo(tables.table(("agent", "machine", "cores", "GiB", "GPUs", "torch", "labels"), rows, 2))
     elif not silent:
-        progress.tell(f"no agents; on each machine: xsp evaluate agent --ray {args.ray}")
+        progress.echo(f"no agents; on each machine: xsp evaluate agent --ray {args.ray}")
     for name, reason in silent.items():
         progress.warn(f"xsp: {name}: {reason}")
     return 0

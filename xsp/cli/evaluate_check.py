@@ -17,7 +17,7 @@ from xsp.cli import progress
 
 SUMMARY = "check a manifest, and whether it can run here"
 
-NOT_HERE = 3
+CANNOT_RUN = 3
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,15 +33,15 @@ def run(args: argparse.Namespace) -> int:
     parsed = reading.read(args.manifest)
     manifest = parsed.manifest
     if args.canonical:
-        progress.put(yamltext.write(manifest.plain()))
+        progress.write(yamltext.write(manifest.plain()))
         return 0
-    progress.tell(f"{manifest.title}: a manifest of {parsed.dialect}, identity {manifest.identity[:16]}")
+    progress.echo(f"{manifest.title}: a manifest of {parsed.dialect}, identity {manifest.identity[:16]}")
     for note in parsed.notes:
-        progress.tell(f"  note: {note}")
+        progress.echo(f"  note: {note}")
     facts = agents.local_facts(devices=manifest.hardware.gpu not in ("", "none"))
     reasons = [*pipeline.problems(manifest), *agents.unmet_requirements(manifest, facts)]
     for reason in reasons:
-        progress.tell(f"  cannot run here: {reason}")
+        progress.echo(f"  cannot run here: {reason}")
     if not reasons:
-        progress.tell(f"  can run here; next: xsp evaluate run {shlex.quote(str(args.manifest))}")
-    return NOT_HERE if reasons else 0
+        progress.echo(f"  can run here; next: xsp evaluate run {shlex.quote(str(args.manifest))}")
+    return CANNOT_RUN if reasons else 0

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
     comparisons = standings.compare([results.find(name, args.store) for name in args.result])
     if args.format == "json":
-        progress.put(json.dumps([tables.comparison_json(comparison) for comparison in comparisons], indent=1) + "\n")
+        progress.write(json.dumps([tables.comparison_json(comparison) for comparison in comparisons], indent=1) + "\n")
     else:
-        progress.tell("\n\n".join(tables.comparison_text(comparison) for comparison in comparisons))
+        progress.echo("\n\n".join(tables.comparison_text(comparison) for comparison in comparisons))
     return 0

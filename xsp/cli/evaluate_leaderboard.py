@@ -17,7 +17,7 @@ from xsp.cli import evaluate_run, options, progress
 
 SUMMARY = "show the results of a task, the best first"
 
-BY = ("inputs_per_s", "p50_ms", "p90_ms", "p99_ms", "rate", "top1")
+ORDER_KEYS = ("inputs_per_s", "p50_ms", "p90_ms", "p99_ms", "rate", "top1")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +25,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", metavar="NAME", help="task of the models (default: all)")
     parser.add_argument(
         "--by",
-        choices=BY,
-        default=BY[0],
+        choices=ORDER_KEYS,
+        default=ORDER_KEYS[0],
         help="figure to order by; rate: the highest rate within a limit; top1: accuracy (default: inputs_per_s)",
     )
     parser.add_argument("--rows", type=options.positive_int, default=40, metavar="N", help="rows to show (default: 40)")
@@ -38,13 +38,13 @@ def run(args: argparse.Namespace) -> int:
     """Print the leaderboard."""
     from xsp.evaluate import standings, tables
 
-    results = evaluate_run.every_result(args.store)
+    results = evaluate_run.read_results(args.store)
     rows = standings.leaderboard(results, args.task, args.by)
     if args.format == "json":
-        progress.put(json.dumps([tables.standing_json(row) for row in rows], indent=1) + "\n")
+        progress.write(json.dumps([tables.standing_json(row) for row in rows], indent=1) + "\n")
     elif not rows:
         scope = f" of the task {args.task!r}" if args.task else ""
-        progress.tell(f"no results{scope} in {args.store}; make some with `xsp evaluate run MANIFEST`")
+        progress.echo(f"no results{scope} in {args.store}; make some with `xsp evaluate run MANIFEST`")
     else:
-        progress.tell(tables.standing(rows, args.rows, args.by))
+        progress.echo(tables.standing(rows, args.rows, args.by))
     return 0

@@ -25,13 +25,13 @@ def run(args: argparse.Namespace) -> int:
     """List the results."""
     from xsp.evaluate import tables
 
-    results = evaluate_run.every_result(args.store)
+    results = evaluate_run.read_results(args.store)
     if args.format == "json":
-        progress.put(
+        progress.write(
             json.dumps([dict(result.content) | {"path": str(result.path)} for result in results], indent=1) + "\n"
         )
     elif not results:
-        progress.tell(f"no results in {args.store}; make some with `xsp evaluate run MANIFEST`")
+        progress.echo(f"no results in {args.store}; make some with `xsp evaluate run MANIFEST`")
     else:
-        progress.tell(tables.results_table(results))
+        progress.echo(tables.results_table(results))
     return 0

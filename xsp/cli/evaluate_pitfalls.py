@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     effects = pitfalls.rows(args.model, args.seed, data=args.data)
     if args.format == "json":
-        progress.put(json.dumps([asdict(effect) for effect in effects], indent=1) + "\n")
+        progress.write(json.dumps([asdict(effect) for effect in effects], indent=1) + "\n")
         return 0
     header = ("of", "difference", "accuracy", "agreement", "features apart", "JS")
     rows = [
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
          f"{100 * effect.apart:.2g} %", tables.figure(effect.js))
         for effect in effects
     ]  # fmt: skip
-    progress.tell(tables.table(header, rows, 2))
-    progress.tell("accuracy: share of images classified correctly; agreement: share classified as by the right steps;")
-    progress.tell("features apart: distance relative to the norm of the correct ones; JS: divergence in nats")
+    progress.echo(tables.table(header, rows, 2))
+    progress.echo("accuracy: share of images classified correctly; agreement: share classified as by the right steps;")
+    progress.echo("features apart: distance relative to the norm of the correct ones; JS: divergence in nats")
     return 0

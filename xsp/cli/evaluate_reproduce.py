@@ -58,27 +58,27 @@ def run(args: argparse.Namespace) -> int:
     agent = _agent(args, manifest, str(original.content["agent"]["name"]))
     settings = agents.Options(args.store, trusted=True)
     repeats: list[results.Result] = []
-    with progress.shown(args.quiet) as show:
+    with progress.progress_bar(args.quiet) as show:
 
-        def again() -> results.Result:
+        def run_again() -> results.Result:
             repeats.append(results.read(agent.submit(manifest, args.folder, settings, show)))
             return repeats[-1]
 
-        judgement = standings.reproduce(original, again, args.turns)
+        judgement = standings.reproduce(original, run_again, args.turns)
     if args.format == "json":
         payload = tables.judgement_json(judgement) | {
             "before": original.name,
             "after": [repeat.name for repeat in repeats],
         }
-        progress.put(json.dumps(payload, indent=1) + "\n")
+        progress.write(json.dumps(payload, indent=1) + "\n")
     else:
         times = "once" if len(repeats) == 1 else f"{len(repeats)} times"
         agent_name = agent.facts().name
-        progress.tell(f"{original.name}, repeated {times} by {agent_name}: {tables.judgement_text(judgement)}")
+        progress.echo(f"{original.name}, repeated {times} by {agent_name}: {tables.judgement_text(judgement)}")
     return {"same": 0, "different": 1}.get(judgement.verdict.value, 3)
 
 
-def _agent(args: argparse.Namespace, manifest: Manifest, maker: str) -> Agent:
+def _agent(args: argparse.Namespace, manifest: Manifest, original_agent: str) -> Agent:
     """Return the agent that runs a manifest again: on a cluster, the named agent or the one that made the result.
 
     Raises:
@@ -92,10 +92,10 @@ def _agent(args: argparse.Namespace, manifest: Manifest, maker: str) -> Agent:
             raise UsageError("--agents: give one agent to reproduce a result, local or process")
         return candidates[0]
     if args.label:
-        raise UsageError("--label is of agents of this machine; with --ray agents have their own labels")
-    cluster_agents = evaluate_run.of_cluster(args.ray, None if args.agents is None else [args.agents])
+        raise UsageError("--label is for agents of this machine; agents of --ray have their own labels")
+    cluster_agents = evaluate_run.find_cluster_agents(args.ray, None if args.agents is None else [args.agents])
     suitable, reasons = agents.match_agents(manifest, cluster_agents)
     if not suitable:
         details = ". ".join(f"{name}: {'; '.join(misses)}" for name, misses in reasons.items())
         raise UsageError(f"no agent of the cluster satisfies the manifest. {details}")
-    return next((agent for agent in suitable if agent.facts().name == maker), suitable[0])
+    return next((agent for agent in suitable if agent.facts().name == original_agent), suitable[0])

@@ -47,10 +47,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--missing", action="store_true", help="only manifests without a result of this software on this machine"
     )
     parser.add_argument("--seconds", type=float, metavar="N", help="begin no further manifest after this time")
-    running(parser)
+    add_run_options(parser)
 
 
-def running(parser: argparse.ArgumentParser) -> None:
+def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that runs manifests."""
     parser.add_argument(
         "--agents",
@@ -87,7 +87,7 @@ def add_store_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def every_result(store: Path) -> list[Result]:
+def read_results(store: Path) -> list[Result]:
     """Return the results of a store, the newest last, and warn of files that are not results."""
     from xsp.evaluate import results
 
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("name manifests, or a set of them: --set builtin")
     if args.missing:
         manifests = [entry.manifest for entry in entries]
-        identities = {manifest.identity for manifest in standings.without_result(manifests, every_result(args.store))}
+        identities = {manifest.identity for manifest in standings.without_result(manifests, read_results(args.store))}
         missing = [entry for entry in entries if entry.manifest.identity in identities]
         progress.warn(f"xsp: {len(entries) - len(missing):,} of {len(entries):,} have a result already")
         entries = missing
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     return run_manifests(args, entries)
 
 
-def run_manifests(args: argparse.Namespace, found: list[LoadedManifest]) -> int:
+def run_manifests(args: argparse.Namespace, entries: list[LoadedManifest]) -> int:
     """Run manifests, and print the results; return 3 if one could not be run."""
     from xsp.evaluate import agents, transports
     from xsp.levels import parse_levels
@@ -134,40 +134,42 @@ def run_manifests(args: argparse.Namespace, found: list[LoadedManifest]) -> int:
         parse_levels(args.trace)
     options = agents.Options(args.store, args.trace, args.bound, trusted=True)
     if args.ray is not None:
-        return _shown(args, *_by_cluster(args, found, options))
+        return _print_results(args, *_run_on_cluster(args, entries, options))
     local_agents = transports.local_agents(args.agents, dict(args.label))
-    paths, failed, start = [], 0, time.monotonic()
-    with progress.shown(args.quiet) as show:
-        for number, entry in enumerate(found):
+    paths, failure_count, start = [], 0, time.monotonic()
+    with progress.progress_bar(args.quiet) as show:
+        for number, entry in enumerate(entries):
             if number and args.seconds is not None and time.monotonic() - start > args.seconds:
-                progress.warn(f"xsp: {len(found) - number:,} manifests are left; run it again with --missing")
+                progress.warn(f"xsp: {len(entries) - number:,} manifests are left; run it again with --missing")
                 break
             suitable, reasons = agents.match_agents(entry.manifest, local_agents)
             for name, misses in reasons.items():
                 progress.warn(f"xsp: {entry.manifest.title}: not by {name}: {'; '.join(misses)}")
-            failed += not suitable
+            failure_count += not suitable
             for agent in suitable:
                 try:
-                    paths.append(_submitted(agent, entry, options, show))
+                    paths.append(_submit(agent, entry, options, show))
                 except XspError as error:
-                    failed += 1
+                    failure_count += 1
                     progress.warn(f"xsp: {entry.manifest.title}: {error}")
-    return _shown(args, paths, failed)
+    return _print_results(args, paths, failure_count)
 
 
-def _by_cluster(args: argparse.Namespace, entries: list[LoadedManifest], options: Options) -> tuple[list[Path], int]:
+def _run_on_cluster(
+    args: argparse.Namespace, entries: list[LoadedManifest], options: Options
+) -> tuple[list[Path], int]:
     """Run manifests on the agents of a Ray cluster, and return the results and the number of missing results."""
     from xsp.evaluate import dispatch
 
     if args.seconds is not None or args.label:
         raise UsageError("--seconds and --label are for agents of this machine; agents of --ray have their own labels")
     names = None if args.agents in ("all", "any", "local") else [name.strip() for name in args.agents.split(",")]
-    agents = of_cluster(args.ray, names)
+    agents = find_cluster_agents(args.ray, names)
     work, reasons = dispatch.pieces(entries, agents, on_each_agent=args.agents not in ("any", "local"))
     for title, misses_by_agent in reasons.items():
         for name, misses in misses_by_agent.items():
             progress.warn(f"xsp: {title}: not by {name}: {'; '.join(misses)}")
-    with progress.shown(args.quiet) as show:
+    with progress.progress_bar(args.quiet) as show:
         dispatch.run_pieces(work, agents, options, show)
     for piece in work:
         if piece.lost_agents and piece.result is not None:
@@ -177,7 +179,7 @@ def _by_cluster(args: argparse.Namespace, entries: list[LoadedManifest], options
     return [piece.result for piece in work if piece.result is not None], sum(piece.result is None for piece in work)
 
 
-def of_cluster(address: str, named: Sequence[str] | None = None) -> list[Agent]:
+def find_cluster_agents(address: str, names: Sequence[str] | None = None) -> list[Agent]:
     """Return the agents of a Ray cluster, and warn of those that do not answer.
 
     Args:
@@ -191,7 +193,7 @@ def of_cluster(address: str, named: Sequence[str] | None = None) -> list[Agent]:
     from xsp.evaluate import rayagents
 
     rayagents.connect(address)
-    agents, silent = rayagents.connected_agents(named)
+    agents, silent = rayagents.connected_agents(names)
     for name, reason in silent.items():
         progress.warn(f"xsp: {name}: {reason}")
     if not agents:
@@ -199,7 +201,7 @@ def of_cluster(address: str, named: Sequence[str] | None = None) -> list[Agent]:
     return list(agents)
 
 
-def _shown(args: argparse.Namespace, paths: list[Path], failed: int) -> int:
+def _print_results(args: argparse.Namespace, paths: list[Path], failure_count: int) -> int:
     """Print results; return 3 if one is missing."""
     from xsp.evaluate import results, tables
 
@@ -207,20 +209,20 @@ def _shown(args: argparse.Namespace, paths: list[Path], failed: int) -> int:
         raise UsageError("nothing was evaluated; see the reasons above")
     records = [results.read(path) for path in paths]
     if args.format == "json":
-        progress.put(
+        progress.write(
             json.dumps([dict(record.content) | {"path": str(record.path)} for record in records], indent=1) + "\n"
         )
     else:
-        progress.tell(tables.results_table(records))
+        progress.echo(tables.results_table(records))
         for result in records:
             for note in result.content.get("notes", ()):
-                progress.tell(f"  {result.name}: {note}")
+                progress.echo(f"  {result.name}: {note}")
         run = records[-1].path / results.RUN
-        where = "" if args.store == STORE else f" --store {shlex.quote(str(args.store))}"
+        store_option = "" if args.store == STORE else f" --store {shlex.quote(str(args.store))}"
         report = f", or xsp report {shlex.quote(str(run))}" if run.is_dir() else ""
-        progress.tell(f"\nstored in {args.store}; next: xsp evaluate list{where}{report}")
-    return 3 if failed else 0
+        progress.echo(f"\nstored in {args.store}; next: xsp evaluate list{store_option}{report}")
+    return 3 if failure_count else 0
 
 
-def _submitted(agent: Agent, entry: LoadedManifest, options: Options, show: Progress) -> Path:
+def _submit(agent: Agent, entry: LoadedManifest, options: Options, show: Progress) -> Path:
     return agent.submit(entry.manifest, entry.folder, options, show)

@@ -24,5 +24,5 @@ def run(args: argparse.Namespace) -> int:
     del args
     from xsp.evaluate import manifest
 
-    progress.put(json.dumps(manifest.schema(), indent=2) + "\n")
+    progress.write(json.dumps(manifest.schema(), indent=2) + "\n")
     return 0

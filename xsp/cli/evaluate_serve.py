@@ -47,7 +47,10 @@ def run(args: argparse.Namespace) -> int:
 
     if args.folder.exists() and not args.folder.is_dir():
         raise UsageError(f"--folder {args.folder}: this is a file; name the folder of results")
-    agents = [transports.SubprocessAgent(), *(evaluate_run.of_cluster(args.ray) if args.ray is not None else [])]
+    agents = [
+        transports.SubprocessAgent(),
+        *(evaluate_run.find_cluster_agents(args.ray) if args.ray is not None else []),
+    ]
     try:
         family, *_, address = socket.getaddrinfo(args.host, args.port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server((address[0], args.port), family=family, backlog=128)
@@ -58,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     with listener:
         port = listener.getsockname()[1]
         host = f"[{args.host}]" if ":" in args.host else args.host
-        progress.tell(f"serving {args.folder} at http://{host}:{port}/; Ctrl-C ends it", flush=True)
+        progress.echo(f"serving {args.folder} at http://{host}:{port}/; Ctrl-C ends it", flush=True)
         try:
             app.server(args.folder, args.host, port, agents).run(sockets=[listener])
         except KeyboardInterrupt:

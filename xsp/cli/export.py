@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 SUMMARY = "write a run for Perfetto, speedscope and others, or send it to Jaeger or to a Collector"
 
-_OF_SENDING = (
+_SENDING_OPTIONS = (
     "to", "protocol", "header", "insecure", "ca_file", "cert", "key", "compression", "timeout", "service", "timed",
     "resume",
 )  # fmt: skip
 
-_NO_FORMATS = {
+_UNSUPPORTED_FORMATS = {
     "otlp": "omit --format, and name the target with --to",
     "flame": "write --format folded, from which speedscope.app and flamegraph.pl draw a flame graph",
 }
@@ -124,14 +124,14 @@ def run(args: argparse.Namespace) -> int:
         patience_s=args.patience,
     )
     try:
-        with progress.shown(args.quiet) as show:
+        with progress.progress_bar(args.quiet) as show:
             counts = export.export(job, receiver, show)
     except KeyboardInterrupt:
         progress.warn(
-            f"xsp: interrupted; {'no file was written' if receiver.is_file else f'{_resuming(args)} continues'}"
+            f"xsp: interrupted; {'no file was written' if receiver.is_file else f'{_resume_command(args)} continues'}"
         )
         return 130
-    _say(counts, receiver, args)
+    _print_counts(counts, receiver, args)
     return 1 if counts.left or counts.rejected else 0
 
 
@@ -141,11 +141,11 @@ def _write(args: argparse.Namespace) -> int:
     from xsp.exporters import contract
     from xsp.ingest import load
 
-    _refuse(args, _OF_SENDING, "only for sending, not with --format")
+    _refuse(args, _SENDING_OPTIONS, "only for sending, not with --format")
     if args.out is None:
         raise UsageError(f"--format {args.format}: name the file to write with -o FILE")
-    if args.format in _NO_FORMATS:
-        raise UsageError(f"--format {args.format}: {_NO_FORMATS[args.format]}")
+    if args.format in _UNSUPPORTED_FORMATS:
+        raise UsageError(f"--format {args.format}: {_UNSUPPORTED_FORMATS[args.format]}")
     formats = plugins.names(contract.GROUP)
     if args.format not in formats:
         hint = nearest(args.format, formats) or f"; there are {', '.join(formats)}"
@@ -155,10 +155,10 @@ def _write(args: argparse.Namespace) -> int:
     choice = contract.Choice(
         options.steps(args.steps), contract.Weight(args.weight or "host"), _rows(trace, args.table or "spans")
     )
-    written = write(trace, args.out, choice)
-    for sentence in written.sentences():
+    outcome = write(trace, args.out, choice)
+    for sentence in outcome.sentences():
         progress.warn(f"xsp: {sentence}")
-    progress.tell(f"{written.spans:,} {'spans' if args.table is None else 'rows'} in {args.out}")
+    progress.echo(f"{outcome.spans:,} {'spans' if args.table is None else 'rows'} in {args.out}")
     return 0
 
 
@@ -168,19 +168,19 @@ def _rows(trace: Trace, name: str) -> str:
 
     if name in ("spans", "merged"):
         return name
-    analysis = {key.lower(): candidate for key, candidate in ANALYSES.items()}.get(name.lower())
+    analysis = options.find_analysis(name)
     if analysis is None:
         names = ("spans", "merged", *ANALYSES)
         hint = nearest(name, names) or f"; there are {', '.join(names)}"
         raise UsageError(f"--table {name!r}: there is no such table{hint}")
-    analysis(trace).create_view("of_analysis")
-    return "of_analysis"
+    analysis(trace).create_view("analysis_rows")
+    return "analysis_rows"
 
 
-def _refuse(args: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
+def _refuse(args: argparse.Namespace, names: tuple[str, ...], reason: str) -> None:
     for name in names:
         if getattr(args, name):
-            raise UsageError(f"--{name.replace('_', '-')}: {why}")
+            raise UsageError(f"--{name.replace('_', '-')}: {reason}")
 
 
 def _options(args: argparse.Namespace) -> EndpointOptions:
@@ -199,25 +199,25 @@ def _options(args: argparse.Namespace) -> EndpointOptions:
     )
 
 
-def _say(counts: Counts, receiver: Endpoint, args: argparse.Namespace) -> None:
+def _print_counts(counts: Counts, receiver: Endpoint, args: argparse.Namespace) -> None:
     """Print what was sent; print failures on stderr, with the reason and what to type."""
     from xsp.otlp import send
 
-    progress.tell(
+    progress.echo(
         f"{counts.spans:,} spans of {counts.steps} steps in {counts.requests} requests, {counts.bytes / 1e6:.3g} MB, "
         f"{counts.seconds:.3g} s to {receiver.name}"
     )
     page = send.jaeger_page(receiver, counts.trace_id) if counts.trace_id else None
     if page:
-        progress.tell(f"one of the traces: {page}")
+        progress.echo(f"one of the traces: {page}")
     for message in counts.messages:
         progress.warn(f"xsp: {message}")
     if counts.rejected:
         progress.warn(f"xsp: {counts.rejected:,} spans were rejected by {receiver.name}")
     if counts.left:
-        hint = "" if receiver.is_file else f"; {_resuming(args)} sends them"
+        hint = "" if receiver.is_file else f"; {_resume_command(args)} sends them"
         progress.warn(f"xsp: {counts.left} traces were not delivered to {receiver.name}{hint}")
 
 
-def _resuming(args: argparse.Namespace) -> str:
+def _resume_command(args: argparse.Namespace) -> str:
     return f"`xsp export {shlex.quote(str(args.run))} --resume`"

@@ -54,10 +54,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="torchvision:NAME, timm:NAME, transformers:NAME, path/to/file.py:function, an ONNX file, a program of "
         "torch.export (.pt2), a run or a trace, a saved graph, or a folder that --all wrote",
     )
-    options.step_of_model(parser)
-    options.sizes(parser)
-    options.phases(parser)
-    options.seeding(parser)
+    options.add_step_options(parser)
+    options.add_size_option(parser)
+    options.add_phase_options(parser)
+    options.add_seed_option(parser)
     parser.add_argument(
         "--all",
         metavar="SOURCES",
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         raise UsageError("--out is for --all; use --save FILE for a single graph")
     if os.path.isfile(Path(args.source) / corpus.FILE):  # the source may be too long for a path
-        return _shared(args)
+        return _show_shared_layers(args)
     if args.only is not None or args.against is not None:
         raise UsageError("--only and --against are for a folder that --all wrote")
     # before the graph, which may take long
@@ -124,9 +124,9 @@ def run(args: argparse.Namespace) -> int:
     if args.section is not None:
         sections.check(args.section)
     options.check_writable(args.save, args.html, args.dot)
-    graph = _graph(args, args.source, beside=args.compare, by=args.by)
+    graph = _graph(args, args.source, compared_source=args.compare, method=args.by)
     if args.rewrite:
-        return _rewritten(args, graph)
+        return _show_rewrite(args, graph)
     if args.save is not None:
         graph.save(args.save)
     if args.html is not None:
@@ -143,20 +143,20 @@ def run(args: argparse.Namespace) -> int:
 
         section.write(graph, args.section)
     if args.compare is not None:
-        return _compared(args, graph)
+        return _show_difference(args, graph)
     if args.format == "json":
         from xsp.graph.measures import as_json
 
-        progress.put(json.dumps(as_json(graph), indent=2) + "\n")
+        progress.write(json.dumps(as_json(graph), indent=2) + "\n")
     else:
         from xsp.graph import text
 
-        progress.tell(text.page(graph))
+        progress.echo(text.page(graph))
     return 0
 
 
-def _graph(args: argparse.Namespace, source: str, beside: str | None = None, by: str = "capture") -> Graph:
-    """Return the graph of a source, without the options that only the compared source (`beside`) takes."""
+def _graph(args: argparse.Namespace, source: str, compared_source: str | None = None, method: str = "capture") -> Graph:
+    """Return the graph of a source, without the options that only the compared source (`compared_source`) takes."""
     from xsp.graph import sources
 
     settings = {
@@ -167,11 +167,11 @@ def _graph(args: argparse.Namespace, source: str, beside: str | None = None, by:
         "prefill": args.prefill,
         "decode": args.decode,
         "sizes": args.size,
-        "by": by,
+        "by": method,
     }
     unsupported = (
-        sources.supported_options(beside) - sources.supported_options(source) - {"by"}
-        if beside is not None
+        sources.supported_options(compared_source) - sources.supported_options(source) - {"by"}
+        if compared_source is not None
         else frozenset()
     )
     return sources.of(
@@ -179,7 +179,7 @@ def _graph(args: argparse.Namespace, source: str, beside: str | None = None, by:
     )
 
 
-def _rewritten(args: argparse.Namespace, graph: Graph) -> int:
+def _show_rewrite(args: argparse.Namespace, graph: Graph) -> int:
     """Show the calls that a graph does not need, and save the graph without them."""
     from xsp.graph import rewrite
 
@@ -187,21 +187,21 @@ def _rewritten(args: argparse.Namespace, graph: Graph) -> int:
     if args.save is not None:
         result.graph.save(args.save)
     if args.format == "json":
-        progress.put(json.dumps(rewrite.as_json(result), indent=2) + "\n")
+        progress.write(json.dumps(rewrite.as_json(result), indent=2) + "\n")
     else:
-        progress.tell(rewrite.page(result))
+        progress.echo(rewrite.page(result))
     return 0
 
 
-def _compared(args: argparse.Namespace, graph: Graph) -> int:
+def _show_difference(args: argparse.Namespace, graph: Graph) -> int:
     """Show the differences between a graph and that of another source."""
     from xsp.graph import difference
 
-    result = difference.of(graph, _graph(args, args.compare, beside=args.source))
+    result = difference.of(graph, _graph(args, args.compare, compared_source=args.source))
     if args.format == "json":
-        progress.put(json.dumps(result.as_json(), indent=2) + "\n")
+        progress.write(json.dumps(result.as_json(), indent=2) + "\n")
     else:
-        progress.tell(difference.page(result))
+        progress.echo(difference.page(result))
     return 0
 
 
@@ -213,79 +213,79 @@ def _corpus(args: argparse.Namespace) -> int:
     if args.out is None:
         raise UsageError("--all writes a graph for each model: give --out DIR")
     excluded = ("save", "html", "dot", "section", "compare", "input", "only", "against", "prefill", "decode", "size")
-    typed = [f"--{name}" for name in excluded if getattr(args, name) is not None]
-    typed += _of_one_step(args)
-    if typed:
-        raise UsageError(f"{', '.join(typed)}: not with --all; show the folder afterwards with xsp graph DIR")
+    conflicting = [f"--{name}" for name in excluded if getattr(args, name) is not None]
+    conflicting += _single_graph_options(args)
+    if conflicting:
+        raise UsageError(f"{', '.join(conflicting)}: not with --all; show the folder afterwards with xsp graph DIR")
     specs = [name for source in args.all.split(",") for name in models.names(source.strip())]
     try:
-        with progress.shown(quiet=False) as show:
+        with progress.progress_bar(quiet=False) as show:
             rows = corpus.collect(specs, args.out, batch=args.batch or 1, train=args.train, progress=show)
     except KeyboardInterrupt:
         progress.warn(f"xsp: interrupted; finished graphs are kept in {args.out}: run it again to continue")
         return INTERRUPTED
     failed = [row for row in rows if "error" in row]
     if args.format == "json":
-        progress.put(json.dumps(rows, indent=2) + "\n")
+        progress.write(json.dumps(rows, indent=2) + "\n")
         return 0
     for row in failed:
-        progress.tell(f"{row['spec']}: {row['error']}")
-    progress.tell(f"{len(rows) - len(failed)} of {len(rows)} models captured; measures in {args.out / corpus.FILE}")
+        progress.echo(f"{row['spec']}: {row['error']}")
+    progress.echo(f"{len(rows) - len(failed)} of {len(rows)} models captured; measures in {args.out / corpus.FILE}")
     return 0
 
 
-def _of_one_step(args: argparse.Namespace) -> list[str]:
+def _single_graph_options(args: argparse.Namespace) -> list[str]:
     """Return the given options that apply only to a single graph and whose default is not None."""
     defaults = {"by": "capture", "sequence": 128, "rewrite": False}
     return [f"--{name}" for name, value in defaults.items() if getattr(args, name) != value]
 
 
-def _shared(args: argparse.Namespace) -> int:
+def _show_shared_layers(args: argparse.Namespace) -> int:
     """Show which layers the models of a corpus share, or how its measures correlate with latencies."""
     from xsp.graph import corpustext, sharing
     from xsp.report import html
 
     excluded = ("save", "input", "batch", "dot", "section", "compare", "prefill", "decode", "size")
-    typed = [f"--{name}" for name in excluded if getattr(args, name) is not None]
-    typed += [*(["--train"] if args.train else []), *_of_one_step(args)]
-    if typed:
-        raise UsageError(f"{', '.join(typed)}: only for one model, not for a folder of graphs")
+    conflicting = [f"--{name}" for name in excluded if getattr(args, name) is not None]
+    conflicting += [*(["--train"] if args.train else []), *_single_graph_options(args)]
+    if conflicting:
+        raise UsageError(f"{', '.join(conflicting)}: only for one model, not for a folder of graphs")
     options.check_writable(args.html)
     patterns = tuple(filter(None, (args.only or "").split(",")))
     if args.against is not None:
-        return _correlated(args, patterns)
-    with progress.shown(quiet=False) as show:
+        return _show_correlation(args, patterns)
+    with progress.progress_bar(quiet=False) as show:
         shared = sharing.read(Path(args.source), patterns, show)
     if args.html is not None:
         html.write_sections(args.html, Path(args.source).resolve().name, corpustext.sections(shared))
     if args.format == "json":
-        progress.put(json.dumps(corpustext.as_json(shared), indent=2) + "\n")
+        progress.write(json.dumps(corpustext.as_json(shared), indent=2) + "\n")
     else:
-        progress.tell(corpustext.page(shared))
+        progress.echo(corpustext.page(shared))
     return 0
 
 
-def _correlated(args: argparse.Namespace, patterns: Sequence[str]) -> int:
+def _show_correlation(args: argparse.Namespace, patterns: Sequence[str]) -> int:
     """Show how latencies in a file correlate with the measures of a corpus."""
     from xsp.bound import correlate, correlatetext, latencies
     from xsp.graph import sharing
     from xsp.report import html
 
-    measured, holes = latencies.read(args.against)
+    latency_rows, holes = latencies.read(args.against)
     corpus = sharing.read(Path(args.source), patterns, graphs=False)
-    groups = correlate.groups(corpus.rows, measured)
+    groups = correlate.groups(corpus.rows, latency_rows)
     if not groups:
         raise UsageError(
-            f"no model of {args.against} is in {args.source}: the file has names like {measured[0].model!r}, the "
+            f"no model of {args.against} is in {args.source}: the file has names like {latency_rows[0].model!r}, the "
             f"folder like {corpus.rows[0]['spec']!r}"
         )
-    notes, omitted = correlate.omissions(corpus.rows, measured, corpus.settings.get("batch"))
+    notes, omitted = correlate.omissions(corpus.rows, latency_rows, corpus.settings.get("batch"))
     if args.html is not None:
         title = f"{Path(args.source).resolve().name} against {args.against.name}"
         html.write_sections(args.html, title, correlatetext.sections(groups, notes, [*holes, *omitted]))
     if args.format == "json":
         content = {"groups": correlate.as_json(groups), "notes": notes, "holes": [*holes, *omitted]}
-        progress.put(json.dumps(content, indent=2) + "\n")
+        progress.write(json.dumps(content, indent=2) + "\n")
     else:
-        progress.tell(correlatetext.page(groups, notes, [*holes, *omitted]))
+        progress.echo(correlatetext.page(groups, notes, [*holes, *omitted]))
     return 0

@@ -38,13 +38,13 @@ def run(args: argparse.Namespace) -> int:
 
     runs = sources.import_whole(args.out, args.sources, args.overwrite, names=args.keep_names)
     for path, content in runs.items():
-        _say(path, content)
+        _print_source(path, content)
     return 0
 
 
-def _say(path: Path, run: Run) -> None:
+def _print_source(path: Path, run: Run) -> None:
     count = sum(source.spans or 0 for source in run.imported.sources) if run.imported is not None else 0
-    progress.tell(f"{path}: {count} spans read")
+    progress.echo(f"{path}: {count} spans read")
     for note in run.notes:
         if note.source == "import":
             progress.warn(f"  {note.text}")

@@ -22,7 +22,7 @@ from xsp.cli import options, progress
 from xsp.errors import UsageError
 
 SUMMARY = "answer questions of MCP clients about runs"
-LEAST, MOST = 2, 4096
+LEAST_KIB, MOST_KIB = 2, 4096
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,13 +52,13 @@ def run(args: argparse.Namespace) -> int:
     from xsp.evidence import form, server
 
     if args.schema:
-        progress.tell(json.dumps(form.schema(), indent=1, ensure_ascii=False))
+        progress.echo(json.dumps(form.schema(), indent=1, ensure_ascii=False))
         return 0
     if not args.paths:
         raise UsageError("name the runs that may be read: xsp mcp runs")
     if not 0 < args.seconds < float("inf"):
         raise UsageError("--seconds must be above 0")
-    if not LEAST <= args.kib <= MOST:
-        raise UsageError(f"--kib must be from {LEAST} to {MOST}")
+    if not LEAST_KIB <= args.kib <= MOST_KIB:
+        raise UsageError(f"--kib must be from {LEAST_KIB} to {MOST_KIB}")
     server.serve(args.paths, args.kib << 10, args.seconds)
     return 0

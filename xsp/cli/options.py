@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import fields
 from importlib import import_module
@@ -21,21 +22,22 @@ from xsp.schema import Level
 
 if TYPE_CHECKING:
     from xsp import models
+    from xsp.analyses import Analysis
     from xsp.comparison.commands import Program
 
 
 class _KeepArguments(argparse.Action):
     """An option that child processes get through the environment, because every rank writes its own run."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, **others: Any) -> None:
-        super().__init__(option_strings, dest, nargs=0, **others)
+    def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **settings)
 
     def __call__(self, *_: Any) -> None:
         os.environ[scrub.KEEP] = "1"
 
 
 class _NameOnly(argparse.Action):
-    """An option of which only the name is kept, whatever it does in its command."""
+    """An option whose name is kept; its effect in its command is ignored."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         setattr(namespace, self.dest, [*getattr(namespace, self.dest), option_string])
@@ -48,7 +50,7 @@ class _RaisingParser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
-def recording(parser: argparse.ArgumentParser) -> None:
+def add_recording_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that records a run."""
     group = parser.add_argument_group("what is recorded, and where")
     group.add_argument(
@@ -90,15 +92,15 @@ def recording(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-samples", action="store_false", dest="samples", help="do not sample power, clocks, memory and utilisation"
     )
-    delivering(parser)
+    add_otlp_options(parser)
 
 
-def remarking(parser: argparse.ArgumentParser) -> None:
+def add_advice_option(parser: argparse.ArgumentParser) -> None:
     """Add the option that suppresses the advice at the end."""
     parser.add_argument("--no-advice", action="store_true", help="print no advice at the end")
 
 
-def sampling_steps(parser: argparse.ArgumentParser) -> None:
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a command that records some steps of a long run."""
     group = parser.add_argument_group("long runs")
     group.add_argument("--every", type=int, metavar="N", help="record one step in N on average; the others run bare")
@@ -110,7 +112,7 @@ def sampling_steps(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def counting(parser: argparse.ArgumentParser) -> None:
+def add_counter_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that runs again for hardware counters."""
     group = parser.add_argument_group("hardware counters")
     group.add_argument(
@@ -121,7 +123,7 @@ def counting(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--counting", action="store_true", help=argparse.SUPPRESS)
 
 
-_SET_IN_TURNS = ("-o", "--out", "--overwrite", "-q", "--quiet", "--levels", "--resolve", "--counters", "--otlp")
+_FIXED_IN_TURNS = ("-o", "--out", "--overwrite", "-q", "--quiet", "--levels", "--resolve", "--counters", "--otlp")
 """Options of `xsp run` and `xsp profile` that a comparison sets itself, or that require further runs."""
 
 
@@ -135,7 +137,7 @@ def check_in_turns(program: Program) -> None:
         names = _option_names(program.verb, program.args)
     except UsageError as error:
         raise UsageError(f"{program.typed!r}: {error}") from None
-    option = next((name for name in names if name in _SET_IN_TURNS), None)
+    option = next((name for name in names if name in _FIXED_IN_TURNS), None)
     if option is not None:
         raise UsageError(f"{program.typed!r}: omit {option}; `xsp compare` itself sets the directory and the levels")
 
@@ -192,7 +194,7 @@ def check_counting(args: argparse.Namespace) -> None:
         raise UsageError("--counters needs kernels: use --levels M/L/G")
 
 
-def delivering(parser: argparse.ArgumentParser) -> None:
+def add_otlp_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that delivers a run while it is recorded."""
     group = parser.add_argument_group("sending over OpenTelemetry's protocol during the run")
     group.add_argument(
@@ -210,26 +212,26 @@ def delivering(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def modelling(parser: argparse.ArgumentParser) -> None:
+def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that builds a model by name."""
     group = parser.add_argument_group("the model and its input")
     sources = "torchvision:NAME, timm:NAME, transformers:NAME or file.py:function"
     parser.add_argument("model", metavar="MODEL", help=sources)
     group.add_argument("--repeats", type=int, default=12, metavar="N", help="timed steps per level (default: 12)")
-    sample_of_model(group)
-    phases(group)
+    add_sample_options(group)
+    add_phase_options(group)
     group.add_argument("--device", default=None, metavar="NAME", help="cpu, cuda, … (default: cuda if there is one)")
 
 
-def step_of_model(parser: argparse._ActionsContainer) -> None:
-    """Add the options of every command that takes one step of a model: its batch, and those of `sample_of_model`."""
+def add_step_options(parser: argparse._ActionsContainer) -> None:
+    """Add the options of every command that takes one step of a model: its batch, and those of `add_sample_options`."""
     parser.add_argument(
         "--batch", type=positive_int, metavar="N", help="samples in a step (default: 1, or that of the file)"
     )
-    sample_of_model(parser)
+    add_sample_options(parser)
 
 
-def sample_of_model(parser: argparse._ActionsContainer) -> None:
+def add_sample_options(parser: argparse._ActionsContainer) -> None:
     """Add the options for the kind of step of a model, and for the size of one sample."""
     parser.add_argument("--train", action="store_true", help="forward, backward and optimizer instead of a prediction")
     parser.add_argument("--input", metavar="SHAPE", help="shape of one sample: 3x224x224 (default: the model's own)")
@@ -238,7 +240,7 @@ def sample_of_model(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def sizes(parser: argparse._ActionsContainer) -> None:
+def add_size_option(parser: argparse._ActionsContainer) -> None:
     """Add the option for the sizes of named dimensions in an ONNX file."""
     parser.add_argument(
         "--size",
@@ -263,12 +265,12 @@ def _sizes(text: str) -> dict[str, int]:
     return by_name
 
 
-def seeding(parser: argparse._ActionsContainer) -> None:
+def add_seed_option(parser: argparse._ActionsContainer) -> None:
     """Add the seed of a command in which only weights and inputs are random."""
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and inputs (default: 0)")
 
 
-def phases(parser: argparse._ActionsContainer) -> None:
+def add_phase_options(parser: argparse._ActionsContainer) -> None:
     """Add the options of every command that builds one of the two steps of a language model."""
     parser.add_argument(
         "--prefill",
@@ -293,6 +295,23 @@ def positive_int(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0")
     return int(text)
+
+
+_SECONDS_BY_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def duration(text: str) -> float | None:
+    """Return the seconds in `60s`, `2m` or `90`; None if the text is not a duration above 0."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
+    seconds = float(match[1]) * _SECONDS_BY_UNIT.get(match[2], 0.0) if match is not None else 0.0
+    return seconds if seconds > 0 else None
+
+
+def find_analysis(name: str) -> Analysis | None:
+    """Return the analysis with a name, in upper or lower case; None if there is none."""
+    from xsp.analyses import ANALYSES
+
+    return {key.lower(): analysis for key, analysis in ANALYSES.items()}.get(name.lower())
 
 
 def batches(text: str) -> list[int]:
@@ -342,7 +361,7 @@ def shape(text: str | None) -> tuple[int, ...] | None:
 
 
 def model_settings(args: argparse.Namespace, batch: int) -> models.Settings:
-    """Return the settings for running the model, from the options of `modelling`."""
+    """Return the settings for running the model, from the options of `add_model_options`."""
     from xsp import models
     from xsp.launch.models import default_device
 
@@ -359,10 +378,10 @@ def model_settings(args: argparse.Namespace, batch: int) -> models.Settings:
 
 
 def recording_settings(args: argparse.Namespace, name: str) -> Settings:
-    """Return the settings for recording the run, from the options of `recording` and possibly `sampling_steps`.
+    """Return the settings for recording the run, from its options and possibly those of sampling.
 
     Args:
-        given: the command's options; an option with the name of a setting sets it.
+        args: the command's options; an option with the name of a setting sets it.
         name: name of the run, and of its directory if none was given.
 
     Raises:

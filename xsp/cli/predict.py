@@ -90,8 +90,8 @@ def loader(text: str) -> tuple[float | Bytes, float, int]:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a loader: READ,DECODE,WORKERS of a batch, such as 5ms,40ms,8 or 12MB,40ms,8"
         )
-    read, decode = (float(match[1]) * _TIMES[match[2]] for match in matches if match is not None)
-    return read if read_bytes is None else read_bytes, decode, int(parts[2])
+    read_s, decode_s = (float(match[1]) * _TIMES[match[2]] for match in matches if match is not None)
+    return read_s if read_bytes is None else read_bytes, decode_s, int(parts[2])
 
 
 def straggler(text: str) -> tuple[float, str]:
@@ -234,22 +234,22 @@ def run(args: argparse.Namespace) -> int:
     trace = recorded.load_trace(args.run, args.kind)
     original = recorded.of(trace, args.gradients)
     machine = trace.run.machine
-    step, job = _asked(args, original, machine)
+    step, job = _configure(args, original, machine)
     variants = [(name, argparse.Namespace(**{**vars(args), **changes})) for name, changes in args.what_if]
-    what_ifs = [scaling.Change(name, *_asked(variant, original, machine)) for name, variant in variants]
+    what_ifs = [scaling.Change(name, *_configure(variant, original, machine)) for name, variant in variants]
     prediction = scaling.of(step, job, args.ranks, original, what_ifs)
     text.save_section(prediction, args.run)
     if args.chakra is not None:
         files = scaling.to_chakra(prediction, args.chakra)
         progress.warn(f"xsp: {files:,} traces in {args.chakra}")
     if args.format == "json":
-        progress.put(json.dumps(text.as_json(prediction), indent=2, allow_nan=False) + "\n")
+        progress.write(json.dumps(text.as_json(prediction), indent=2, allow_nan=False) + "\n")
     else:
-        progress.tell(text.page(prediction))
+        progress.echo(text.page(prediction))
     return 0
 
 
-def _asked(args: argparse.Namespace, original: RecordedStep, machine: Machine) -> tuple[RecordedStep, Job]:
+def _configure(args: argparse.Namespace, original: RecordedStep, machine: Machine) -> tuple[RecordedStep, Job]:
     """Return the step and the job that result from a recorded step and the options."""
     from xsp.predict import collectives, measured
     from xsp.predict.collectives import Algorithm
@@ -264,13 +264,13 @@ def _asked(args: argparse.Namespace, original: RecordedStep, machine: Machine) -
     step = original if args.batch is None else original.of_batch(args.batch)
     step = step.computing(args.compute)
     if args.loader is not None:
-        read, decode, workers = args.loader
+        reading, decode_s, workers = args.loader
         source = None
-        if isinstance(read, Bytes):
+        if isinstance(reading, Bytes):
             from xsp.bench.timings import Timings
 
-            read, source = measured.read_time(Timings.open(args.timings), read)
-        step = step.with_loader(read, decode, workers, source)
+            reading, source = measured.read_time(Timings.open(args.timings), reading)
+        step = step.with_loader(reading, decode_s, workers, source)
     job = Job(
         1, link, Algorithm(args.algorithm), args.bucket, step.plan if args.bucket is None else None,
         accumulate=args.accumulate or step.accumulated_batches, sharded=args.sharded,

@@ -27,7 +27,7 @@ SUMMARY = "predict the time of other configurations from a fit"
 MOST_POINTS = 1_000
 
 
-def given_value(text: str) -> tuple[str, tuple[str, ...]]:
+def factor_values(text: str) -> tuple[str, tuple[str, ...]]:
     """Return a factor and its values: batch=64,128."""
     name, equals, values = text.partition("=")
     parts = tuple(part.strip() for part in values.split(","))
@@ -39,7 +39,7 @@ def given_value(text: str) -> tuple[str, tuple[str, ...]]:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
-        "values", nargs="+", type=given_value, metavar="FACTOR=VALUE", help="a factor with one value or several"
+        "values", nargs="+", type=factor_values, metavar="FACTOR=VALUE", help="a factor with one value or several"
     )
     parser.add_argument("--fit", type=Path, metavar="FILE", help="the fit (default: xsp-fit.json)")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
@@ -52,13 +52,13 @@ def run(args: argparse.Namespace) -> int:
     fit = fitfile.read(args.fit or Path(fitfile.NAME))
     predictions = crossvalidation.predict(fit, combinations(fit, args.values))
     if args.format == "json":
-        progress.put(json.dumps(fittext.points_json(fit, predictions), indent=2, allow_nan=False) + "\n")
+        progress.write(json.dumps(fittext.points_json(fit, predictions), indent=2, allow_nan=False) + "\n")
     else:
-        progress.tell(fittext.points_text(fit, predictions))
+        progress.echo(fittext.points_text(fit, predictions))
     return 0
 
 
-def combinations(found: Evaluation, values: list[tuple[str, tuple[str, ...]]]) -> list[dict[str, float | str]]:
+def combinations(fit: Evaluation, values: list[tuple[str, tuple[str, ...]]]) -> list[dict[str, float | str]]:
     """Return all combinations of the given values; a factor with only one recorded value may be omitted.
 
     Raises:
@@ -75,7 +75,7 @@ def combinations(found: Evaluation, values: list[tuple[str, tuple[str, ...]]]) -
         raise UsageError(f"{repeated} is given twice: write {repeated}=A,B for several values")
     if prod(len(texts) for _, texts in values) > MOST_POINTS:
         raise UsageError(f"more than {MOST_POINTS:,} combinations: give fewer values")
-    factors = {factor.name: factor for factor in found.table.factors}
+    factors = {factor.name: factor for factor in fit.table.factors}
     parsed = [_values(name, texts, factors.get(name)) for name, texts in values]
     constants: dict[str, float | str] = {
         factor.name: factor.low if factor.is_numeric else factor.levels[0]
@@ -90,8 +90,8 @@ def _values(name: str, texts: tuple[str, ...], factor: Factor | None) -> list[fl
     if factor is not None and factor.is_numeric:
         return [_value(name, text) for text in texts]
     levels = () if factor is None else factor.levels
-    exact = [level for level in levels if tuple(part.strip() for part in level.split(",")) == texts]
-    return [*(exact[:1] or texts)]
+    matches = [level for level in levels if tuple(part.strip() for part in level.split(",")) == texts]
+    return [*(matches[:1] or texts)]
 
 
 def _value(name: str, text: str) -> float:

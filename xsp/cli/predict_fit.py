@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     fit = crossvalidation.judge(table, split, args.seed, args.resamples)
     fitfile.write(fit, path)
     if args.format == "json":
-        progress.put(json.dumps(fittext.as_json(fit), indent=2, allow_nan=False) + "\n")
+        progress.write(json.dumps(fittext.as_json(fit), indent=2, allow_nan=False) + "\n")
     else:
-        progress.tell(f"{fittext.page(fit)}\nkept in {path}")
+        progress.echo(f"{fittext.page(fit)}\nkept in {path}")
     return 0

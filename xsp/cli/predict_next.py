@@ -17,7 +17,7 @@ import math
 from pathlib import Path
 
 from xsp.cli import options, progress
-from xsp.cli.predict_at import combinations, given_value
+from xsp.cli.predict_at import combinations, factor_values
 
 SUMMARY = "propose configurations to record next"
 
@@ -36,7 +36,7 @@ def seconds(text: str) -> float:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
-        "values", nargs="*", type=given_value, metavar="FACTOR=VALUE", help="the configuration to predict"
+        "values", nargs="*", type=factor_values, metavar="FACTOR=VALUE", help="the configuration to predict"
     )
     parser.add_argument("--fit", type=Path, metavar="FILE", help="the fit (default: xsp-fit.json)")
     parser.add_argument(
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         point = points[0]
     proposals = nextrun.choose(fit, min(args.count, 1_000), point, args.steps, args.start)
     if args.format == "json":
-        progress.put(json.dumps(fittext.proposals_json(fit, proposals), indent=2, allow_nan=False) + "\n")
+        progress.write(json.dumps(fittext.proposals_json(fit, proposals), indent=2, allow_nan=False) + "\n")
     else:
-        progress.tell(fittext.proposals_text(fit, proposals, point))
+        progress.echo(fittext.proposals_text(fit, proposals, point))
     return 0

@@ -23,12 +23,12 @@ SUMMARY = "profile a model by name"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    options.modelling(parser)
+    options.add_model_options(parser)
     parser.add_argument("--batch", default="1", metavar="N[,N…]", help="batch sizes; several make a sweep (default: 1)")
-    options.recording(parser)
-    options.counting(parser)
+    options.add_recording_options(parser)
+    options.add_counter_options(parser)
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no tables")
-    options.remarking(parser)
+    options.add_advice_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,13 +42,13 @@ def run(args: argparse.Namespace) -> int:
     settings = options.model_settings(args, sizes[0])
     run_settings = options.recording_settings(args, models.short_name(args.model))
     recording = models.Recording(run_settings, args.repeats, args.counting)
-    with progress.shown(args.quiet) as show:
+    with progress.progress_bar(args.quiet) as show:
         if len(sizes) == 1:
             out = models.measure(args.model, settings, recording, show)
         else:
             out = models.sweep(args.model, settings, sizes, recording, show)
     if args.counters:
-        counters.once_more(lambda: models.count(args.model, settings, recording, out))
+        counters.rerun_and_count(lambda: models.count(args.model, settings, recording, out))
     if not args.quiet:
         progress.show_result(out, not args.no_advice)
     return 0

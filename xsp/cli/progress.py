@@ -15,24 +15,27 @@ from xsp.scrub import plain, plain_lines
 if TYPE_CHECKING:
     from xsp.launch.models import Progress
 
+FILE_WIDTH = 160
+"""Width in characters of tables that are written to a file."""
 
-def tell(text: str, flush: bool = False) -> None:
+
+def echo(text: str, flush: bool = False) -> None:
     """Print lines on stdout; text quoted from a trace, a path or a plugin cannot control the terminal."""
     print(plain_lines(text), flush=flush)
 
 
 def warn(text: str, flush: bool = False) -> None:
-    """Print lines on stderr, as `tell` does on stdout."""
+    """Print lines on stderr, as `echo` does on stdout."""
     print(plain_lines(text), file=sys.stderr, flush=flush)
 
 
-def put(content: str) -> None:
+def write(content: str) -> None:
     """Write a table to stdout: to a terminal without control characters, to a pipe or a file unchanged."""
     sys.stdout.write(plain_lines(content) if sys.stdout.isatty() else content)
 
 
 @contextmanager
-def shown(quiet: bool) -> Iterator[Progress]:
+def progress_bar(quiet: bool) -> Iterator[Progress]:
     """Show a progress bar on stderr. It is drawn only between steps: it has no thread that would disturb them."""
     if quiet:
         from xsp.launch.models import show_no_progress
@@ -50,18 +53,18 @@ def shown(quiet: bool) -> Iterator[Progress]:
     bar = Bar(*columns, console=console, auto_refresh=False)
     with ExitStack() as stack:
 
-        def show(what: str, done: int, total: int) -> None:
+        def show(label: str, completed: int, total: int) -> None:
             if not bar.task_ids:
                 stack.enter_context(bar)  # not earlier: a command that fails at once prints no bar
-            what = plain(what)
-            task = bar.task_ids[0] if bar.task_ids else bar.add_task(what, total=total)
-            bar.update(task, description=what, completed=done, total=total)
+            label = plain(label)
+            task = bar.task_ids[0] if bar.task_ids else bar.add_task(label, total=total)
+            bar.update(task, description=label, completed=completed, total=total)
             bar.refresh()
 
         yield show
 
 
-def take_any_letter() -> None:
+def replace_unencodable() -> None:
     """Make stdout and stderr print a question mark for characters that their encoding, such as Latin-1, lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -75,7 +78,7 @@ def show_result(out: Path, remarks: bool = True) -> None:
         out: the run, or the sweep.
         remarks: whether to print the remarks of plugins; a sweep has none.
     """
-    take_any_letter()
+    replace_unencodable()
     from rich.console import Console
 
     from xsp import plugins
@@ -90,10 +93,10 @@ def show_result(out: Path, remarks: bool = True) -> None:
     else:
         trace = load.load(out)
         console.print(text.overview(trace))
-    tell(f"\nstored in {shown_path(out)}; next:")
-    first = shlex.quote(shown_path(runs[0]))
-    tell(f"  xsp report {first}            timeline, charts and tables in one page")
-    tell(f"  xsp analyze {first} A2 A10    any table, also as csv, json or parquet")
+    echo(f"\nstored in {shown_path(out)}; next:")
+    first_run = shlex.quote(shown_path(runs[0]))
+    echo(f"  xsp report {first_run}            timeline, charts and tables in one page")
+    echo(f"  xsp analyze {first_run} A2 A10    any table, also as csv, json or parquet")
     if remarks and len(runs) == 1:
         sys.stdout.flush()
         for line in plugins.remarks(trace):

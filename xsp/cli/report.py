@@ -61,17 +61,17 @@ def _write(args: argparse.Namespace) -> int:
     from xsp.report import html, loop
 
     for path in args.paths:
-        loaded, *other_kinds = loop.load(path, args.kind, skip_damaged=args.skip_damaged)
-        target = args.out or (path / "report.html" if path.is_dir() else _beside(path))
+        trace, *other_kinds = loop.load(path, args.kind, skip_damaged=args.skip_damaged)
+        target = args.out or (path / "report.html" if path.is_dir() else _page_path(path))
         try:
-            page = html.write(loaded, target, other_kinds)
+            page = html.write(trace, target, other_kinds)
         except OSError as error:
             raise OutputError(f"{target}: cannot be written ({error.strerror})") from error
-        progress.tell(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB); open it in a browser")
+        progress.echo(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB); open it in a browser")
     return 0
 
 
-def _beside(trace: Path) -> Path:
+def _page_path(trace: Path) -> Path:
     """Return the path of the page of a trace: trace.html for trace.json.gz."""
     return trace.with_name(trace.name.removesuffix(".gz")).with_suffix(".html")
 
@@ -83,8 +83,8 @@ def _serve(args: argparse.Namespace) -> int:
     pages = serve.pages(loop.load(path, args.kind, skip_damaged=args.skip_damaged) for path in args.paths)
     with serve.server(pages, port) as server:
         for name in pages:
-            progress.tell(f"serving {serve.address(server, name)}", flush=True)
-        progress.tell("Ctrl-C stops the server", flush=True)
+            progress.echo(f"serving {serve.address(server, name)}", flush=True)
+        progress.echo("Ctrl-C stops the server", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

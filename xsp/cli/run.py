@@ -43,7 +43,7 @@ SUMMARY = "profile a program without changing it"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    options.recording(parser)
+    options.add_recording_options(parser)
     parser.add_argument(
         "--step",
         default="auto",
@@ -61,13 +61,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="if parent spans are ambiguous, run the program again, serialised, to find them",
     )
-    options.counting(parser)
-    options.sampling_steps(parser)
+    options.add_counter_options(parser)
+    options.add_sampling_options(parser)
     parser.add_argument("--once-each", action="store_true", help="run the script once per level, each in a new process")
     parser.add_argument(
         "-q", "--quiet", action="store_true", help="print no tables; an empty profile is still reported"
     )
-    options.remarking(parser)
+    options.add_advice_option(parser)
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--one-at-a-time", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--for-program", action="append", default=[], help=argparse.SUPPRESS)
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         resolved, code = resolve(plan, run)
         say(f"the serialised re-run resolved {resolved} parents")
     if args.counters and code == 0:
-        counters.once_more(lambda: count(plan, run))
+        counters.rerun_and_count(lambda: count(plan, run))
     _show(run, args.quiet, code == 0 and not args.no_advice)
     return code
 
@@ -176,9 +176,9 @@ def _show(out: Path, quiet: bool, remarks: bool) -> None:
     from xsp.cli import progress
     from xsp.errors import XspError
 
-    prints = not quiet and sys.stdout is not None and _is_written(sys.stdout)
+    can_print = not quiet and sys.stdout is not None and _can_flush(sys.stdout)
     try:
-        if prints:
+        if can_print:
             progress.show_result(out, remarks)
         elif quiet and (reason := rundir.read_job(out).empty):
             say(f"{out}: no step was stored: {reason}")
@@ -187,12 +187,12 @@ def _show(out: Path, quiet: bool, remarks: bool) -> None:
     except (Exception, SystemExit) as error:  # rich exits if nobody reads
         reason, command = f"{type(error).__name__}: {error}", f"xsp report {shlex.quote(str(out))}"
         say(f"{out}: the tables could not be printed ({reason}); type `{command}`")
-    if prints and not _is_written(sys.stdout):
+    if can_print and not _can_flush(sys.stdout):
         with contextlib.suppress(OSError, ValueError):  # what xsp printed would fail again when Python ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _is_written(stream: TextIO) -> bool:
+def _can_flush(stream: TextIO) -> bool:
     """Flush a stream, and return whether that was possible; if not, Python reports it when it exits."""
     try:
         stream.flush()

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if http is None and grpc is None:
         raise UsageError("--http off and --grpc off: nothing would be received; leave one of them on")
     with _signals() as wakeup:  # a second signal ends it at once; received data still loads
-        server = Server(args.out, http, grpc, limits, lambda line: progress.tell(line, flush=True))
+        server = Server(args.out, http, grpc, limits, lambda line: progress.echo(line, flush=True))
         server.start()
         wakeup.recv(1)
     server.close()

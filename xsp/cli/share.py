@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     del args
     from importlib import import_module
 
-    progress.tell("xsp share is several commands; each has its --help:")
+    progress.echo("xsp share is several commands; each has its --help:")
     for name, module in PARTS.items():
-        progress.tell(f"  xsp share {name:<8} {import_module(module).SUMMARY}")
+        progress.echo(f"  xsp share {name:<8} {import_module(module).SUMMARY}")
     return 2

@@ -41,22 +41,24 @@ def run(args: argparse.Namespace) -> int:
     if not served:
         client.status(args.dir)  # raises if there is no store
     results = devices.check(args.dir) if served else []
-    differ = sum(result["corrupted"] is not None for result in results)
-    failed = sum(result["error"] is not None for result in results)
+    different_count = sum(result["corrupted"] is not None for result in results)
+    failed_count = sum(result["error"] is not None for result in results)
     if args.format == "json":
-        progress.put(json.dumps(results, indent=1) + "\n")
+        progress.write(json.dumps(results, indent=1) + "\n")
     elif not served:
-        progress.tell("the store serves no device, and memory of the host cannot be written: nothing to compare")
+        progress.echo("the store serves no device, and memory of the host cannot be written: nothing to compare")
     elif not results:
-        progress.tell("nothing is on a device: nothing to compare")
+        progress.echo("nothing is on a device: nothing to compare")
     else:
-        progress.tell("compared, block by block, with the memory of the store:")
+        progress.echo("compared, block by block, with the memory of the store:")
         for result in results:
-            progress.tell(_line(result))
-        counts = [f"{len(results) - differ - failed} of {len(results)} equal"]
-        counts += [f"{differ} differ"] * (differ > 0) + [f"{failed} not compared"] * (failed > 0)
-        progress.tell(", ".join(counts))
-    return 1 if differ or failed else 0
+            progress.echo(_line(result))
+        counts = [f"{len(results) - different_count - failed_count} of {len(results)} equal"]
+        counts += [f"{different_count} differ"] * (different_count > 0) + [f"{failed_count} not compared"] * (
+            failed_count > 0
+        )
+        progress.echo(", ".join(counts))
+    return 1 if different_count or failed_count else 0
 
 
 def _line(result: dict[str, Any]) -> str:

@@ -47,10 +47,10 @@ def run(args: argparse.Namespace) -> int:
         finally:
             os.close(file)
     curves = estimate.curves(Timings.open(args.timings))
-    with progress.shown(args.quiet) as show:
+    with progress.progress_bar(args.quiet) as show:
         constants = estimate.Constants(estimate.costs(show), curves, estimate.digest_ns())
     if args.format == "json":
-        progress.put(json.dumps(savings.estimate_json(args.source, tensors, constants), indent=1) + "\n")
+        progress.write(json.dumps(savings.estimate_json(args.source, tensors, constants), indent=1) + "\n")
     else:
-        progress.put(savings.estimate_text(args.source, tensors, constants) + "\n")
+        progress.write(savings.estimate_text(args.source, tensors, constants) + "\n")
     return 0

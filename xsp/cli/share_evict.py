@@ -35,8 +35,8 @@ def run(args: argparse.Namespace) -> int:
     def report(text: str) -> None:
         progress.warn(f"xsp share: nothing was evicted at {text}")
 
-    on_devices = devices.evict(key, args.dir, report)  # first: the host keeps weights that are on a device
+    device_count = devices.evict(key, args.dir, report)  # first: the host keeps weights that are on a device
     result = client.evict(key, args.dir)
-    suffix = f", {on_devices} on devices" if on_devices else ""
-    progress.tell(f"{result['evicted']} evicted{suffix}, {result['attached']} attached and kept")
+    suffix = f", {device_count} on devices" if device_count else ""
+    progress.echo(f"{result['evicted']} evicted{suffix}, {result['attached']} attached and kept")
     return 0

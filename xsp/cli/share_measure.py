@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.seed < 0:
         raise UsageError("--seed: 0 or more")
-    with progress.shown(args.quiet) as show:
+    with progress.progress_bar(args.quiet) as show:
         result = measuring.measure(args.source, args.module, args.turns, args.seed, show)
-    progress.put(
+    progress.write(
         (json.dumps(savings.as_json(result), indent=1) if args.format == "json" else savings.text(result)) + "\n"
     )
     return 0

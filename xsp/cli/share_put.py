@@ -32,12 +32,12 @@ def run(args: argparse.Namespace) -> int:
 
     for name in [shard for source in args.files for shard in weights.shards(source)]:
         start = clock.monotonic_ns()
-        attached = client.attach(name, args.dir)
+        attachment = client.attach(name, args.dir)
         ms = (clock.monotonic_ns() - start) / 1e6
-        state = "was there" if attached.hit else "copied"
-        size = shelf.size_text(attached.mapping.nbytes)
-        progress.tell(
-            f"{name}: sha256:{attached.key[:16]}, {size}, {len(attached.tensors)} tensors, {state}, {ms:.1f} ms"
+        state = "was there" if attachment.hit else "copied"
+        size = shelf.size_text(attachment.mapping.nbytes)
+        progress.echo(
+            f"{name}: sha256:{attachment.key[:16]}, {size}, {len(attachment.tensors)} tensors, {state}, {ms:.1f} ms"
         )
-        del attached  # detached, so that the store can evict it for the next file
+        del attachment  # detached, so that the store can evict it for the next file
     return 0

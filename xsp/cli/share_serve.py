@@ -58,16 +58,16 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal."""
     from xsp.share import devicestore, shelf, store, wire
 
-    capacity = _free() // 2 if args.capacity is None else size(args.capacity)
-    on_device = None if args.device_capacity is None else size(args.device_capacity, "--device-capacity")
-    if on_device is not None and not args.device:
+    capacity = _available_bytes() // 2 if args.capacity is None else size(args.capacity)
+    device_capacity = None if args.device_capacity is None else size(args.device_capacity, "--device-capacity")
+    if device_capacity is not None and not args.device:
         raise UsageError("--device-capacity: also give the device, --device 0")
     eviction = shelf.Eviction(args.evict)
     host_store = store.Store(wire.directory(args.dir), capacity, eviction)
-    device_stores = devicestore.start_device_stores(host_store, args.device, on_device, eviction)
+    device_stores = devicestore.start_device_stores(host_store, args.device, device_capacity, eviction)
     devices = "".join(f", and cuda:{ordinal}" for ordinal in device_stores)
     message = f"xsp share: up to {shelf.size_text(capacity)} at {host_store.folder}{devices}; Ctrl-C ends it"
-    host_store.serve_until_signal(lambda: progress.tell(message, flush=True))
+    host_store.serve_until_signal(lambda: progress.echo(message, flush=True))
     for ordinal, process in devicestore.wait_for_exit(device_stores):
         progress.warn(
             f"xsp share: process {process} keeps the memory of cuda:{ordinal} until the attached processes have ended; "
@@ -88,7 +88,7 @@ def size(text: str, option: str = "--capacity") -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def _free() -> int:
+def _available_bytes() -> int:
     """Return the free memory in bytes; 1 GiB if the system does not report it."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:

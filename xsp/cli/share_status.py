@@ -31,27 +31,28 @@ def run(args: argparse.Namespace) -> int:
     status = client.status(args.dir)
     on_devices = devices.status(args.dir)
     if args.format == "json":
-        progress.put(json.dumps({**status, "devices": on_devices}, indent=1) + "\n")
+        progress.write(json.dumps({**status, "devices": on_devices}, indent=1) + "\n")
         return 0
     for store in (status, *on_devices):
         if "error" in store:
-            progress.tell(f"{store['socket']}: {store['error']}")
+            progress.echo(f"{store['socket']}: {store['error']}")
             continue
-        used, capacity = shelf.size_text(store["held_bytes"]), shelf.size_text(store["capacity_bytes"])
+        used_text, capacity_text = shelf.size_text(store["held_bytes"]), shelf.size_text(store["capacity_bytes"])
         copying = f", {shelf.size_text(store['copying_bytes'])} being copied" if store["copying_bytes"] else ""
         prefix = f"cuda:{store['device']['ordinal']}, {store['device']['name']}: " if "device" in store else ""
-        progress.tell(
-            f"{prefix}process {store['pid']}: {used} of {capacity}{copying}; {store['evictions']} evicted so far"
+        progress.echo(
+            f"{prefix}process {store['pid']}: {used_text} of {capacity_text}{copying}; "
+            f"{store['evictions']} evicted so far"
         )
         for entry in store["objects"]:
             pids = ", ".join(map(str, entry["attached"])) or "nobody"
             corrupted = f"  corrupted ({entry['corrupted']})" if entry.get("corrupted") else ""
-            progress.tell(
+            progress.echo(
                 f"  {entry['key'][:16]}  {shelf.size_text(entry['nbytes']):>10}  {entry['tensors']:>5} tensors  "
                 f"{entry['hits']:>5} hits  attached: {pids}  {entry['source']}{corrupted}"
             )
     if not status["objects"]:
-        progress.tell("  nothing yet; use xsp share put FILE, or attach a file")
+        progress.echo("  nothing yet; use xsp share put FILE, or attach a file")
     if any(store.get("objects") for store in on_devices):
-        progress.tell("nothing was compared; xsp share check compares weights on devices with the store's")
+        progress.echo("nothing was compared; xsp share check compares weights on devices with the store's")
     return 0

@@ -21,10 +21,10 @@ SUMMARY = "find the optimal batch size of a model"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    options.modelling(parser)
+    options.add_model_options(parser)
     parser.add_argument("--batch", default="1,2,4,8", metavar="N,N…", help="batch sizes (default: 1,2,4,8)")
     parser.add_argument("--latency-target", type=float, metavar="MS", help="the longest acceptable latency of a step")
-    options.recording(parser)
+    options.add_recording_options(parser)
     parser.set_defaults(levels="M")
 
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     settings = options.model_settings(args, sizes[0])
     run_settings = options.recording_settings(args, f"{models.short_name(args.model)}-sweep")
     recording = models.Recording(run_settings, args.repeats)
-    with progress.shown(False) as show:
+    with progress.progress_bar(False) as show:
         out = models.sweep(args.model, settings, sizes, recording, show)
     Console().print(text.sweep([load.load(run) for run in load.parts(out)], args.latency_target))
     return 0

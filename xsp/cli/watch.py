@@ -35,22 +35,22 @@ def run(args: argparse.Namespace) -> int:
     from rich.live import Live
 
     from xsp.errors import UsageError
-    from xsp.report.watch import read_figures, watched
+    from xsp.report.watch import figures_text, read_figures
 
     if not 0 < args.interval < math.inf:
         raise UsageError(f"--interval {args.interval}: write a number of seconds above 0")
     figures = read_figures(args.run)
     console = Console()
     if args.once or not sys.stdout.isatty():
-        console.print(watched(figures), end="", soft_wrap=True)
+        console.print(figures_text(figures), end="", soft_wrap=True)
         return 0
-    live = Live(watched(figures), console=console, auto_refresh=False)
+    live = Live(figures_text(figures), console=console, auto_refresh=False)
     try:  # around `start` too: an interrupt may come as soon as the first figures are shown
         live.start(refresh=True)
-        while not figures.finished:
+        while not figures.is_finished:
             time.sleep(args.interval)
             figures = read_figures(args.run)
-            live.update(watched(figures), refresh=True)
+            live.update(figures_text(figures), refresh=True)
     except KeyboardInterrupt:
         pass
     finally:

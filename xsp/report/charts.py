@@ -21,10 +21,10 @@ from xsp.store.trace import Trace
 MOST_POINTS = 20_000
 """Maximum number of rows of a chart."""
 
-OF_KERNELS = ("A10",)
+KERNEL_ANALYSES = ("A10",)
 """Analyses whose bars have names of kernels."""
 
-LETTERS = 30
+LABEL_LETTERS = 30
 """Maximum length of a label, as in `charts.js`."""
 
 Row = dict[str, Any]
@@ -54,14 +54,14 @@ class Chart:
     where: Mapping[str, Any] = field(default_factory=dict)
     """Column → value of the rows that are drawn, or a set of values; `...` for any value but null."""
 
-    most: int = MOST_POINTS
+    most_rows: int = MOST_POINTS
     """Maximum number of rows; of more rows the first ones are drawn, and the chart says so."""
 
-    least: int = 1
+    least_rows: int = 1
     """Minimum number of rows; a chart with fewer is left out."""
 
     @property
-    def measured(self) -> list[str]:
+    def value_columns(self) -> list[str]:
         """The columns of which at least one must hold a value."""
         if self.pivot:
             return [self.pivot[1]]
@@ -85,7 +85,7 @@ _TENSOR = {
     "unknown_ms": "not known from the name",
 }  # fmt: skip
 _MEMORY = {"peak_mib": "at its peak", "end_mib": "at the end", "allocated_mib": "allocated by the layer itself"}
-_LEFT = {"peak_mib": "at its peak", "end_mib": "at the end", "left_mib": "still allocated by the step"}
+_STEP_MEMORY = {"peak_mib": "at its peak", "end_mib": "at the end", "left_mib": "still allocated by the step"}
 _ROOFLINE = {"value": "gflop_per_s", "intensity": "flop_per_byte", "bound": "memory_bound"}
 _READINGS = {
     "at": "at_s", "value": "value", "highest": "highest", "step": "step", "name": "name", "device": "device",
@@ -93,24 +93,26 @@ _READINGS = {
 }  # fmt: skip
 
 
-def _read(title: str, unit: str, *figures: str) -> Chart:
+def _readings_chart(title: str, unit: str, *figures: str) -> Chart:
     """Return a chart of sampled figures over the time of the run."""
-    where = {"name": frozenset(figures)}
-    return Chart("samples-timeline", "machine", "readings", title, unit, _READINGS, where=where)
+    names = {"name": frozenset(figures)}
+    return Chart("samples-timeline", "machine", "readings", title, unit, _READINGS, where=names)
 
 
 CHARTS: tuple[Chart, ...] = (
     Chart(
-        "phases-over-time", "time", "lying", "Phases over the run", "ms", {}, _PHASES, names=("first_step",),
-        where={"step_ms": ...}, least=2,  # without a recorded step only waiting is known
+        "phases-over-time", "time", "horizontal", "Phases over the run", "ms", {}, _PHASES, names=("first_step",),
+        where={"step_ms": ...}, least_rows=2,  # without a recorded step only waiting is known
     ),
-    Chart("between", "time", "shares", "Lines between steps", "ms", {"name": "line", "value": "ms"}, most=20),
-    Chart("device-activity", "time", "lying", "What each device did", "ms", {}, _ACTIVITY, names=("rank", "device")),
+    Chart("between", "time", "shares", "Lines between steps", "ms", {"name": "line", "value": "ms"}, most_rows=20),
+    Chart("device-activity", "time", "horizontal", "What each device did", "ms", {}, _ACTIVITY,
+        names=("rank", "device"),
+    ),
     Chart(
-        "idle-causes", "time", "lying", "Why devices were idle", "ms",
+        "idle-causes", "time", "horizontal", "Why devices were idle", "ms",
         pivot=("cause", "idle_ms"), names=("rank", "device"),
     ),
-    Chart("steps", "time", "lying", "Steps on the device", "ms", {}, _ACTIVITY, names=("rank", "device", "step")),
+    Chart("steps", "time", "horizontal", "Steps on the device", "ms", {}, _ACTIVITY, names=("rank", "device", "step")),
     Chart(
         "kernel-classes", "time", "shares", "Device time by class of kernel", "ms",
         {"name": "class", "value": "device_ms"}, where={"rank": None},
@@ -120,12 +122,12 @@ CHARTS: tuple[Chart, ...] = (
         where={"device": None},
     ),
     Chart(
-        "tensor-cores", "time", "lying", "Tensor cores by layer", "ms", {"name": "name"}, _TENSOR,
-        where={"matrix_ms": ...}, most=16,
+        "tensor-cores", "time", "horizontal", "Tensor cores by layer", "ms", {"name": "name"}, _TENSOR,
+        where={"matrix_ms": ...}, most_rows=16,
     ),
     Chart(
-        "launch-bound", "time", "lying", "Launches against their work", "ms", {"name": "name"},
-        {"launch_ms": "launching it on the host", "device_ms": "the work on the device"}, most=16,
+        "launch-bound", "time", "horizontal", "Launches against their work", "ms", {"name": "name"},
+        {"launch_ms": "launching it on the host", "device_ms": "the work on the device"}, most_rows=16,
     ),
     Chart(
         "A2", "time", "layers", "Layer latency on the host", "ms",
@@ -145,7 +147,7 @@ CHARTS: tuple[Chart, ...] = (
     Chart("A5", "time", "shares", "Layer type distribution", "layers", {**_TYPE, "value": "layers"}),
     Chart(
         "critical-path", "time", "strip", "Critical path", "ms",
-        {"start": "start_ms", "value": "dur_ms", "name": "name", "what": "what", "layer": "layer"},
+        {"start": "start_ms", "value": "dur_ms", "name": "name", "category": "what", "layer": "layer"},
     ),
     Chart(
         "critical-path-summary", "time", "shares", "Critical path by kind of segment", "ms", _PATH,
@@ -170,15 +172,15 @@ CHARTS: tuple[Chart, ...] = (
         where={"layer_index": ..., "device": None, "basis": frozenset((memory.TOTALS, memory.SUMMED, memory.NO_FREES))},
     ),
     Chart(
-        "memory-steps", "memory", "lines", "Device memory of each step", "MiB", {"at": "step"}, _LEFT,
+        "memory-steps", "memory", "lines", "Device memory of each step", "MiB", {"at": "step"}, _STEP_MEMORY,
         names=("device", "step"), where={"device": ...},
     ),
     Chart("A4", "memory", "layers", "Layer memory allocation", "MiB", {**_LAYER, "value": "alloc_mib"}),
     Chart("A7", "memory", "shares", "Layer memory allocation by type", "MiB", {**_TYPE, "value": "alloc_mib"}),
     Chart(
-        "communication", "ranks", "lying", "Collectives, hidden and exposed", "ms", {},
+        "communication", "ranks", "horizontal", "Collectives, hidden and exposed", "ms", {},
         {"hidden_ms": "hidden behind computation", "exposed_ms": "exposed"},
-        names=("collective", "communicator", "bytes"), most=16,
+        names=("collective", "communicator", "bytes"), most_rows=16,
     ),
     Chart(
         "stragglers", "ranks", "shares", "How long others waited for each rank", "ms", {"value": "others_waited_ms"},
@@ -186,20 +188,20 @@ CHARTS: tuple[Chart, ...] = (
     ),
     Chart(
         "collective-skew", "ranks", "shares", "Collectives with the longest skew", "µs", {"value": "skew_us"},
-        names=("collective", "id", "last_rank"), most=12,
+        names=("collective", "id", "last_rank"), most_rows=12,
     ),
-    _read("Power of devices", "W", "gpu.power", "gpu.power.mean", "gpu.power.limit"),
-    _read("Clocks of devices", "MHz", "gpu.clock.sm", "gpu.clock.memory", "gpu.clock.sm.highest"),
-    _read("Memory of devices", "MiB", "gpu.memory.used", "gpu.memory.process", "gpu.memory.total"),
-    _read("Utilisation of devices", "%", "gpu.use"),
-    _read("Temperature of devices", "°C", "gpu.temperature"),
+    _readings_chart("Power of devices", "W", "gpu.power", "gpu.power.mean", "gpu.power.limit"),
+    _readings_chart("Clocks of devices", "MHz", "gpu.clock.sm", "gpu.clock.memory", "gpu.clock.sm.highest"),
+    _readings_chart("Memory of devices", "MiB", "gpu.memory.used", "gpu.memory.process", "gpu.memory.total"),
+    _readings_chart("Utilisation of devices", "%", "gpu.use"),
+    _readings_chart("Temperature of devices", "°C", "gpu.temperature"),
     Chart(
         "throttling", "machine", "shares", "Why clocks were not at their highest", "ms", {"value": "time_ms"},
         names=("rank", "device", "reason"),
     ),
-    _read("Memory of the process", "MiB", "process.memory.rss"),
-    _read("Use of CPU cores", "cores", "process.cpu.use", "host.cpu.use"),
-    _read("Clocks of the processor", "MHz", "host.cpu.clock", "host.cpu.clock.highest"),
+    _readings_chart("Memory of the process", "MiB", "process.memory.rss"),
+    _readings_chart("Use of CPU cores", "cores", "process.cpu.use", "host.cpu.use"),
+    _readings_chart("Clocks of the processor", "MHz", "host.cpu.clock", "host.cpu.clock.highest"),
 )  # fmt: skip
 """All charts, in the order of the page."""
 
@@ -219,22 +221,22 @@ def chart_data(chart: Chart, answer: Answer) -> dict[str, Any]:
     header = {"section": chart.section, "id": chart.analysis, "title": chart.title}
     if answer.refused is not None:
         return {**header, "missing": answer.refused}
-    rows = [row for row in answer.dicts() if all(_is(row[column], value) for column, value in chart.where.items())]
-    if len(rows) < chart.least:
+    rows = [row for row in answer.dicts() if all(_matches(row[column], value) for column, value in chart.where.items())]
+    if len(rows) < chart.least_rows:
         return {**header, "missing": f"{chart.title}: there is none in this trace"}
-    if not any(row[column] is not None for column in chart.measured for row in rows):
-        return {**header, "missing": f"{chart.title}: {_words(chart.measured)} was not measured"}
-    shown = rows[: chart.most]
+    if not any(row[column] is not None for column in chart.value_columns for row in rows):
+        return {**header, "missing": f"{chart.title}: {_column_words(chart.value_columns)} was not measured"}
+    drawn_rows = rows[: chart.most_rows]
     return {
         **header,
         "kind": chart.kind,
         "unit": chart.unit,
-        "left_out": len(rows) - len(shown),
-        **(_pivoted(chart, shown) if chart.pivot else _columns(chart, shown)),
+        "left_out": len(rows) - len(drawn_rows),
+        **(_pivoted(chart, drawn_rows) if chart.pivot else _columns(chart, drawn_rows)),
     }
 
 
-def _is(value: Any, condition: Any) -> bool:
+def _matches(value: Any, condition: Any) -> bool:
     if isinstance(condition, frozenset):
         return value in condition
     return value is not None if condition is ... else bool(value == condition)
@@ -244,9 +246,9 @@ def _columns(chart: Chart, rows: Sequence[Row]) -> dict[str, Any]:
     data = {role: [row[column] for row in rows] for role, column in chart.columns.items()}
     if chart.names:
         data["name"] = [_name(chart.names, row) for row in rows]
-    if chart.analysis in OF_KERNELS:
+    if chart.analysis in KERNEL_ANALYSES:
         names = [str(name) for name in data["name"]]
-        labels = zip(names, readable_each(names, LETTERS), strict=True)
+        labels = zip(names, readable_each(names, LABEL_LETTERS), strict=True)
         data["label"] = [label if is_cpp(name) else None for name, label in labels]
     parts = [{"name": name, "values": [row[column] for row in rows]} for column, name in chart.series.items()]
     return {"data": data, "series": parts}
@@ -276,7 +278,7 @@ def _name(columns: Sequence[str], row: Row) -> str:
     return ", ".join(value if isinstance(value, str) else f"{word} {value:,}" for word, value in parts) or "all"
 
 
-def _words(columns: Sequence[str]) -> str:
+def _column_words(columns: Sequence[str]) -> str:
     return " or ".join(column.replace("_", " ") for column in columns)
 
 
@@ -284,7 +286,7 @@ def _words(columns: Sequence[str]) -> str:
 # The roof of a trace's device in a roofline: the slope of its memory bandwidth, and a line for each peak.
 
 
-SHOWN = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
+ROOF_PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
 """Precisions whose peaks are drawn, if known; precisions with the same peak share a line."""
 
 
@@ -295,7 +297,7 @@ def roofs(trace: Trace) -> dict[str, Any]:
     except AnalysisError as error:
         return {"roofs": None, "roofless": str(error)}
     lines: dict[float, list[str]] = {}
-    for precision in SHOWN:
+    for precision in ROOF_PRECISIONS:
         peak = ceiling.peak(precision)
         if peak is not None:
             lines.setdefault(peak, []).append(precision)

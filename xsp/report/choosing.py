@@ -23,18 +23,18 @@ EXAMPLE = "--where \"device_ms > 1 and name ~ 'gemm'\""
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<text>'(?:[^']|'')*') | (?P<quoted>"[^"]*") | (?P<mark><=|>=|<>|!=|==|!~|[<>=~()])
-        | (?P<word>[^\s()<>=!~'"]+) | (?P<strange>\S))""",
+        | (?P<word>[^\s()<>=!~'"]+) | (?P<unknown>\S))""",
     re.VERBOSE,
 )
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_TRUTH = {"yes": "true", "true": "true", "no": "false", "false": "false"}
+_BOOLEANS = {"yes": "true", "true": "true", "no": "false", "false": "false"}
 
 
 class _Token(NamedTuple):
     kind: str
     text: str
 
-    def says(self, *words: str) -> bool:
+    def is_one_of(self, *words: str) -> bool:
         """Return whether the token is one of these words or marks."""
         return self.kind in ("word", "mark") and self.text.lower() in words
 
@@ -62,7 +62,7 @@ def select_rows(
     return relation.order(", ".join(_orders(relation, name, sort))) if sort else relation
 
 
-def sorted_by(relation: duckdb.DuckDBPyRelation, name: str, sort: str | None) -> list[str]:
+def sort_columns(relation: duckdb.DuckDBPyRelation, name: str, sort: str | None) -> list[str]:
     """Return the columns by which a table is sorted, by their names in the table.
 
     Raises:
@@ -76,7 +76,9 @@ def _sorting(relation: duckdb.DuckDBPyRelation, name: str, sort: str) -> list[tu
     for entry in sort.split(","):
         column, mark, direction = entry.strip().partition(":")
         if direction.lower() not in ("asc", "desc") and mark:
-            raise UsageError(f"--sort {entry.strip()}: behind a column stands :asc or :desc, as in --sort {column}:asc")
+            raise UsageError(
+                f"--sort {entry.strip()}: a column is followed by :asc or :desc, as in --sort {column}:asc"
+            )
         keys.append((_column(relation, name, column, "--sort"), direction.lower()))
     return keys
 
@@ -102,8 +104,8 @@ def _column(relation: duckdb.DuckDBPyRelation, name: str, heading: str, option: 
 
 
 def _kinds(relation: duckdb.DuckDBPyRelation) -> dict[str, str]:
-    """Return the kind of each column: number, text or truth."""
-    kinds = ["text" if str(dtype) == "VARCHAR" else "truth" if str(dtype) == "BOOLEAN" else "number"
+    """Return the kind of each column: number, text or boolean."""
+    kinds = ["text" if str(dtype) == "VARCHAR" else "boolean" if str(dtype) == "BOOLEAN" else "number"
              for dtype in relation.types]  # fmt: skip
     return dict(zip(relation.columns, kinds, strict=True))
 
@@ -116,7 +118,7 @@ class _Condition:
         self._kinds = _kinds(relation)
         self._tokens = [_Token(str(match.lastgroup), str(match.group(str(match.lastgroup))))
                         for match in _TOKEN.finditer(text)]  # fmt: skip
-        self._place = 0
+        self._position = 0
 
     def sql(self) -> str:
         """Return the condition as SQL.
@@ -124,89 +126,89 @@ class _Condition:
         Raises:
             UsageError: it cannot be parsed.
         """
-        condition = self._either()
-        if self._next is not _END:
-            raise self._unread(f"{self._next.text!r} is not understood there")
+        condition = self._disjunction()
+        if self._next_token is not _END:
+            raise self._error(f"{self._next_token.text!r} is not understood there")
         return condition
 
     @property
-    def _next(self) -> _Token:
-        return self._tokens[self._place] if self._place < len(self._tokens) else _END
+    def _next_token(self) -> _Token:
+        return self._tokens[self._position] if self._position < len(self._tokens) else _END
 
-    def _take(self, *words: str) -> bool:
-        is_taken = self._next.says(*words)
-        self._place += is_taken
-        return is_taken
+    def _accept(self, *words: str) -> bool:
+        is_accepted = self._next_token.is_one_of(*words)
+        self._position += is_accepted
+        return is_accepted
 
-    def _unread(self, reason: str) -> UsageError:
+    def _error(self, reason: str) -> UsageError:
         return UsageError(f"--where {self._text!r}: {reason}; write a condition like {EXAMPLE}")
 
-    def _either(self) -> str:
-        parts = [self._both()]
-        while self._take("or"):
-            parts.append(self._both())
+    def _disjunction(self) -> str:
+        parts = [self._conjunction()]
+        while self._accept("or"):
+            parts.append(self._conjunction())
         return f"({' OR '.join(parts)})"
 
-    def _both(self) -> str:
-        parts = [self._one()]
-        while self._take("and"):
-            parts.append(self._one())
+    def _conjunction(self) -> str:
+        parts = [self._operand()]
+        while self._accept("and"):
+            parts.append(self._operand())
         return f"({' AND '.join(parts)})"
 
-    def _one(self) -> str:
-        if self._take("not"):
-            return f"(NOT coalesce({self._one()}, false))"
-        if self._take("("):
-            condition = self._either()
-            if not self._take(")"):
-                raise self._unread("a parenthesis is not closed")
+    def _operand(self) -> str:
+        if self._accept("not"):
+            return f"(NOT coalesce({self._operand()}, false))"
+        if self._accept("("):
+            condition = self._disjunction()
+            if not self._accept(")"):
+                raise self._error("a parenthesis is not closed")
             return condition
-        return self._compared()
+        return self._predicate()
 
-    def _compared(self) -> str:
-        token = self._next
+    def _predicate(self) -> str:
+        token = self._next_token
         if token.kind not in ("word", "quoted"):
-            raise self._unread("a column is missing" if token is _END else f"{token.text!r} is no column")
-        self._place += 1
+            raise self._error("a column is missing" if token is _END else f"{token.text!r} is no column")
+        self._position += 1
         column = _column(self._relation, self._name, token.text.strip('"'), "--where")
-        if self._take("is"):
-            negated = self._take("not")
-            if not self._take("null"):
-                raise self._unread("behind `is` stands null or not null")
+        if self._accept("is"):
+            negated = self._accept("not")
+            if not self._accept("null"):
+                raise self._error("`is` is followed by null or not null")
             return f"({table.quoted(column)} IS {'NOT ' * negated}NULL)"
-        negated = self._take("not")
-        mark = self._next.text.lower()
-        if not self._next.says(*(PATTERNS if negated else (*COMPARISONS, *PATTERNS))):
-            raise self._unread(f"behind {column} a comparison is missing: {' '.join((*COMPARISONS, *PATTERNS))}")
-        self._place += 1
+        negated = self._accept("not")
+        mark = self._next_token.text.lower()
+        if not self._next_token.is_one_of(*(PATTERNS if negated else (*COMPARISONS, *PATTERNS))):
+            raise self._error(f"after {column} a comparison is missing: {' '.join((*COMPARISONS, *PATTERNS))}")
+        self._position += 1
         comparison = self._pattern(column, mark) if mark in PATTERNS else self._comparison(column, COMPARISONS[mark])
         return f"(NOT {comparison})" if negated else comparison
 
     def _value(self) -> str:
-        token = self._next
+        token = self._next_token
         if token.kind not in ("word", "text", "quoted"):
-            raise self._unread("a value is missing")
-        self._place += 1
+            raise self._error("a value is missing")
+        self._position += 1
         return token.text[1:-1].replace("''", "'") if token.kind != "word" else token.text
 
     def _comparison(self, column: str, mark: str) -> str:
         value, kind = self._value(), self._kinds[column]
         if kind == "number" and not _NUMBER.fullmatch(value):
-            raise self._unread(f"{column} holds numbers, and {value!r} is none")
-        if kind == "truth" and value.lower() not in _TRUTH:
-            raise self._unread(f"{column} is yes or no, and {value!r} is neither")
-        literal = {"number": value, "truth": _TRUTH.get(value.lower(), ""), "text": table.literal(value)}[kind]
+            raise self._error(f"{column} holds numbers, and {value!r} is none")
+        if kind == "boolean" and value.lower() not in _BOOLEANS:
+            raise self._error(f"{column} is yes or no, and {value!r} is neither")
+        literal = {"number": value, "boolean": _BOOLEANS.get(value.lower(), ""), "text": table.literal(value)}[kind]
         return f"({table.quoted(column)} {mark} {literal})"
 
     def _pattern(self, column: str, mark: str) -> str:
         pattern = self._value()
         if self._kinds[column] != "text":
-            raise self._unread(f"{column} holds no text; compare it with < or >")
+            raise self._error(f"{column} holds no text; compare it with < or >")
         if mark == "like":
             return f"({table.quoted(column)} ILIKE {table.literal(pattern)})"
         try:
             duckdb.execute("SELECT regexp_matches('', $1)", [pattern])
         except duckdb.Error:
-            raise self._unread(f"{pattern!r} is no regular expression") from None
+            raise self._error(f"{pattern!r} is no regular expression") from None
         expression = f"regexp_matches({table.quoted(column)}, {table.literal(pattern)}, 'i')"
         return f"(NOT {expression})" if mark == "!~" else f"({expression})"

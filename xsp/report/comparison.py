@@ -17,7 +17,7 @@ from xsp.scrub import plain
 
 TITLES = {
     "step": "The step",
-    "loop": "The loop: a step with what stands between it and the one before",
+    "loop": "The loop: a step with the time between it and the step before",
     "phase": "Phases of an iteration",
     "idle": "Why a device was idle, per step",
     "launch": "Launches, per step: time of the host",
@@ -36,10 +36,10 @@ _TIMES = (
 )  # fmt: skip
 _MEMORY = ("name", "type", "a_mib", "b_mib", "change_mib", "verdict")
 _MAIN = ("name", "verdict")
-_MOVED = (SLOWER, FASTER, SLOWER_HERE, FASTER_HERE, "more", "less")
+_CHANGE_VERDICTS = (SLOWER, FASTER, SLOWER_HERE, FASTER_HERE, "more", "less")
 
 
-def tables(found: Comparison, limit: int | None = None) -> RenderableType:
+def tables(comparison: Comparison, limit: int | None = None) -> RenderableType:
     """Return the conclusion on the step, the differences, a table for each section, and the rule of the verdicts.
 
     Args:
@@ -47,29 +47,30 @@ def tables(found: Comparison, limit: int | None = None) -> RenderableType:
         limit: rows of a section; if not all fit, the changed ones are preferred.
     """
     parts: list[RenderableType] = [
-        Text(plain(f"A: {found.a}{_runs(found.a_runs)}"), style="bold"),
-        Text(plain(f"B: {found.b}{_runs(found.b_runs)}"), style="bold"),
+        Text(plain(f"A: {comparison.a}{_runs(comparison.a_runs)}"), style="bold"),
+        Text(plain(f"B: {comparison.b}{_runs(comparison.b_runs)}"), style="bold"),
     ]
     parts.append(Text())
     parts += [
-        Text(plain(sentence), style="bold" if index == 0 else "") for index, sentence in enumerate(conclusion(found))
+        Text(plain(sentence), style="bold" if index == 0 else "")
+        for index, sentence in enumerate(conclusion(comparison))
     ]
-    if found.differences:
-        parts += [Text(), _table(*_different(found))]
-    for title, names, rows, left in _sections(found, limit):
-        parts += [Text(), _table(title, names, rows, left)]
-    return Group(*parts, Text(), Text(found.repeats.rule, style="dim"))
+    if comparison.differences:
+        parts += [Text(), _table(*_difference_section(comparison))]
+    for title, names, rows, hidden in _sections(comparison, limit):
+        parts += [Text(), _table(title, names, rows, hidden)]
+    return Group(*parts, Text(), Text(comparison.repeats.rule, style="dim"))
 
 
-def markdown(found: Comparison, limit: int | None = None) -> str:
+def markdown(comparison: Comparison, limit: int | None = None) -> str:
     """Return the content of `tables` as Markdown."""
-    lines = [f"A: `{found.a}`{_runs(found.a_runs)}, B: `{found.b}`{_runs(found.b_runs)}"]
-    lines += [line for sentence in conclusion(found) for line in ("", _escaped(plain(sentence)))]
-    if found.differences:
-        lines += ["", *_markdown(*_different(found))]
-    for title, names, rows, left in _sections(found, limit):
-        lines += ["", *_markdown(title, names, rows, left)]
-    return "\n".join([*lines, "", found.repeats.rule, ""])
+    lines = [f"A: `{comparison.a}`{_runs(comparison.a_runs)}, B: `{comparison.b}`{_runs(comparison.b_runs)}"]
+    lines += [line for sentence in conclusion(comparison) for line in ("", _escaped(plain(sentence)))]
+    if comparison.differences:
+        lines += ["", *_markdown(*_difference_section(comparison))]
+    for title, names, rows, hidden in _sections(comparison, limit):
+        lines += ["", *_markdown(title, names, rows, hidden)]
+    return "\n".join([*lines, "", comparison.repeats.rule, ""])
 
 
 def _runs(runs: int) -> str:
@@ -79,36 +80,36 @@ def _runs(runs: int) -> str:
 _Section = tuple[str, Sequence[str], list[tuple[object, ...]], int]
 
 
-def _different(found: Comparison) -> _Section:
+def _difference_section(comparison: Comparison) -> _Section:
     rows: list[tuple[object, ...]] = [
-        (difference.subject, difference.a, difference.b) for difference in found.differences
+        (difference.subject, difference.a, difference.b) for difference in comparison.differences
     ]
-    return "What differs beside the times", ("", "A", "B"), rows, 0
+    return "Differences other than times", ("", "A", "B"), rows, 0
 
 
-def _sections(found: Comparison, limit: int | None) -> Iterator[_Section]:
+def _sections(comparison: Comparison, limit: int | None) -> Iterator[_Section]:
     """Yield title, names of columns, rows, and the number of rows that are left out."""
     for section, title in TITLES.items():
-        rows = found.section(section)
+        rows = comparison.section(section)
         if not rows:
             continue
-        shown = rows if limit is None or len(rows) <= limit else _weightiest(rows, limit)
+        shown_rows = rows if limit is None or len(rows) <= limit else _heaviest(rows, limit)
         columns = _MEMORY if section == "memory" else _TIMES
-        names = [name for name in columns if any(_worth_a_column(row, name) for row in rows)]
+        names = [name for name in columns if any(_has_figure(row, name) for row in rows)]
         yield (
             title,
             [name.replace("_", " ") for name in names],
-            [tuple(getattr(row, name) for name in names) for row in shown],
-            len(rows) - len(shown),
+            [tuple(getattr(row, name) for name in names) for row in shown_rows],
+            len(rows) - len(shown_rows),
         )
 
 
-def _worth_a_column(row: Row, name: str) -> bool:
+def _has_figure(row: Row, name: str) -> bool:
     value = getattr(row, name)
     return value is not None and not (name in ("a_calls", "b_calls") and value == 1)
 
 
-def _weightiest(rows: Sequence[Row], limit: int) -> list[Row]:
+def _heaviest(rows: Sequence[Row], limit: int) -> list[Row]:
     """Return the changed rows first, then the most expensive ones, in their original order."""
 
     def weight(index: int) -> tuple[bool, float]:
@@ -117,32 +118,32 @@ def _weightiest(rows: Sequence[Row], limit: int) -> list[Row]:
         size = max(
             abs(figure) for figure in (change, row.a_ms, row.b_ms, row.a_mib, row.b_mib, 0.0) if figure is not None
         )
-        is_changed = row.verdict in _MOVED or row.aligned is None
+        is_changed = row.verdict in _CHANGE_VERDICTS or row.aligned is None
         return is_changed, abs(change or 0.0) if is_changed and change is not None else size
 
     return [rows[index] for index in sorted(sorted(range(len(rows)), key=weight, reverse=True)[:limit])]
 
 
-def _table(title: str, names: Sequence[str], rows: Sequence[tuple[object, ...]], left: int) -> RenderableType:
+def _table(title: str, names: Sequence[str], rows: Sequence[tuple[object, ...]], hidden: int) -> RenderableType:
     columns = []
     for index, name in enumerate(names):
         values = [row[index] for row in rows]
         column = FittingColumn(name, [cell(value) for value in values], any(isinstance(v, float) for v in values))
-        column.main = name in _MAIN
-        column.kernels = name == "name" and title == TITLES["kernel"]
+        column.is_main = name in _MAIN
+        column.has_kernels = name == "name" and title == TITLES["kernel"]
         columns.append(column)
-    return FittingTable(title, columns, [f"{left:,} more row{'s' * (left > 1)}"] if left else [])
+    return FittingTable(title, columns, [f"{hidden:,} more row{'s' * (hidden > 1)}"] if hidden else [])
 
 
-def _markdown(title: str, names: Sequence[str], rows: Sequence[tuple[object, ...]], left: int) -> Iterator[str]:
+def _markdown(title: str, names: Sequence[str], rows: Sequence[tuple[object, ...]], hidden: int) -> Iterator[str]:
     yield f"**{title}**"
     yield ""
     yield "| " + " | ".join(names) + " |"
     yield "|" + "---|" * len(names)
     for row in rows:
         yield "| " + " | ".join(_escaped(cell(value)) for value in row) + " |"
-    if left:
-        yield f"\n{left:,} more row{'s' * (left > 1)}"
+    if hidden:
+        yield f"\n{hidden:,} more row{'s' * (hidden > 1)}"
 
 
 _MARKUP = re.compile(r"([\\`*<|\[]|(?<![^\W_])_|_(?![^\W_]))")  # an underscore within a word is text

@@ -22,10 +22,10 @@ from rich.text import Text
 from xsp.device import kernelnames
 from xsp.scrub import plain
 
-LEAST_NAME, LEAST_MAIN_NAME = 14, 24
+LEAST_NAME_WIDTH, LEAST_MAIN_NAME_WIDTH = 14, 24
 """Least widths of names, and of the name that a table is about: columns are left out before names become shorter."""
 
-_BETWEEN, _EDGES = 3, 2
+_GAP, _EDGES = 3, 2
 
 
 def shortened(text: str, width: int) -> str:
@@ -55,7 +55,8 @@ def shorten_distinctly(names: Sequence[str], width: int) -> list[str]:
             followers[path[:index]].add(part)
     lead = _shared_lead([name for name in names if not _PATH.fullmatch(name)])
     return [
-        _path_in(name, width, followers) if _PATH.fullmatch(name) else _words_in(name, width, lead) for name in names
+        _shorten_path(name, width, followers) if _PATH.fullmatch(name) else _shorten_words(name, width, lead)
+        for name in names
     ]
 
 
@@ -67,12 +68,12 @@ def kernel_names(names: Sequence[str], width: int | None = None) -> list[str]:
     letters = max(map(len, names), default=0) if width is None else width
     flags = [kernelnames.is_cpp(name) or re.fullmatch(r"\w+", name) is not None for name in names]
     kernels = iter(
-        kernelnames.readable_each([name for name, is_one in zip(names, flags, strict=True) if is_one], letters)
+        kernelnames.readable_each([name for name, is_kernel in zip(names, flags, strict=True) if is_kernel], letters)
     )
     plain_names = iter(
-        shorten_distinctly([name for name, is_one in zip(names, flags, strict=True) if not is_one], letters)
+        shorten_distinctly([name for name, is_kernel in zip(names, flags, strict=True) if not is_kernel], letters)
     )
-    return [shortened(next(kernels if is_one else plain_names), letters) for is_one in flags]
+    return [shortened(next(kernels if is_kernel else plain_names), letters) for is_kernel in flags]
 
 
 def _shared_lead(names: Sequence[str]) -> str:
@@ -80,16 +81,16 @@ def _shared_lead(names: Sequence[str]) -> str:
     if len(set(names)) < 2 or all(name.startswith("[") for name in names):  # a shape needs its first sizes
         return ""
     pairs = zip(min(names), max(names), strict=False)  # all names between these two share their beginning
-    lead = "".join(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    lead = "".join(letter for letter, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     return lead[: lead.rfind(" ") + 1]
 
 
-def _words_in(name: str, width: int, lead: str) -> str:
+def _shorten_words(name: str, width: int, lead: str) -> str:
     """Return a name without the words that all names begin with, and without its middle, if necessary."""
     return shortened(name if cell_len(name) <= width else f"…{name[len(lead) :]}" if lead else name, width)
 
 
-def _path_in(name: str, width: int, followers: Mapping[tuple[str, ...], Collection[str | None]]) -> str:
+def _shorten_path(name: str, width: int, followers: Mapping[tuple[str, ...], Collection[str | None]]) -> str:
     path = tuple(name.split("."))
     parts: list[str] = list(path)
     for index in range(len(path) - 1):
@@ -107,13 +108,13 @@ def _path_in(name: str, width: int, followers: Mapping[tuple[str, ...], Collecti
 
 def _joined(parts: Sequence[str]) -> str:
     """Return parts with dots between them; one ellipsis replaces adjacent parts that are left out."""
-    shown = ""
+    text = ""
     for part, previous in zip(parts, ("", *parts), strict=False):
         if part:
-            shown += f".{part}" if previous else part
-        elif previous or not shown:
-            shown += "…"
-    return shown
+            text += f".{part}" if previous else part
+        elif previous or not text:
+            text += "…"
+    return text
 
 
 @dataclass
@@ -122,30 +123,32 @@ class FittingColumn:
 
     heading: str
     cells: Sequence[str]
-    numeric: bool = False
-    main: bool = False
-    prose: bool = False
+    is_numeric: bool = False
+    is_main: bool = False
+    is_prose: bool = False
     """Whether its cells are sentences, which may take several lines."""
 
-    kernels: bool = False
+    has_kernels: bool = False
     """Whether its cells can be names of kernels, which are drawn in their readable form."""
 
-    wanted: int = field(init=False)
+    full_width: int = field(init=False)
 
     def __post_init__(self) -> None:
-        shown = kernel_names(self.cells) if self.kernels else self.cells
-        self.wanted = max([self._word, *map(cell_len, shown)])
+        texts = kernel_names(self.cells) if self.has_kernels else self.cells
+        self.full_width = max([self._longest_word, *map(cell_len, texts)])
 
     @property
-    def _word(self) -> int:
+    def _longest_word(self) -> int:
         return max(map(cell_len, self.heading.split()), default=1)
 
     @property
-    def least(self) -> int:
+    def least_width(self) -> int:
         """The width below which the column is left out."""
-        if self.numeric:
-            return self.wanted
-        return max(self._word, min(self.wanted, LEAST_MAIN_NAME if self.main else LEAST_NAME))
+        if self.is_numeric:
+            return self.full_width
+        return max(
+            self._longest_word, min(self.full_width, LEAST_MAIN_NAME_WIDTH if self.is_main else LEAST_NAME_WIDTH)
+        )
 
 
 @dataclass
@@ -163,7 +166,7 @@ class FittingTable:
             title=Text(plain(self.title), style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
         )
         for column, width in zip(columns, widths(columns, options.max_width), strict=True):
-            grid.add_column(Text(column.heading), width=width, justify="right" if column.numeric else "left")
+            grid.add_column(Text(column.heading), width=width, justify="right" if column.is_numeric else "left")
         for row in zip(
             *(_cut(column, width.width) for column, width in zip(columns, grid.columns, strict=True)), strict=True
         ):
@@ -175,33 +178,33 @@ class FittingTable:
 
 
 def _cut(column: FittingColumn, width: int | None) -> list[Text]:
-    if column.prose:
+    if column.is_prose:
         return [Text(cell) for cell in column.cells]
-    room = width or column.wanted
-    shown = kernel_names(column.cells, room) if column.kernels else shorten_distinctly(column.cells, room)
-    return [Text(cell, no_wrap=True) for cell in shown]
+    room = width or column.full_width
+    texts = kernel_names(column.cells, room) if column.has_kernels else shorten_distinctly(column.cells, room)
+    return [Text(cell, no_wrap=True) for cell in texts]
 
 
 def fitting(columns: Sequence[FittingColumn], room: int) -> list[FittingColumn]:
     """Return the columns that fit at their least width, at least one; drop the last ones first, main columns last."""
-    shown = list(columns)
-    while len(shown) > 1 and _total([column.least for column in shown]) > room:
-        optional = [index for index, column in enumerate(shown) if not column.main]
-        shown.pop(optional[-1] if optional else -1)
-    return shown
+    fitted = list(columns)
+    while len(fitted) > 1 and _total_width([column.least_width for column in fitted]) > room:
+        optional = [index for index, column in enumerate(fitted) if not column.is_main]
+        fitted.pop(optional[-1] if optional else -1)
+    return fitted
 
 
 def widths(columns: Sequence[FittingColumn], room: int) -> list[int]:
     """Return the width of each column: its least width, and a share of the rest, for names first, then for headings."""
-    chosen = [column.least for column in columns]
-    for wanted in ([c.wanted for c in columns], [max(c.wanted, cell_len(c.heading)) for c in columns]):
-        growing = [index for index in range(len(columns)) if chosen[index] < wanted[index]]
-        while growing and _total(chosen) < room:
-            index = min(growing, key=lambda index: chosen[index])
-            chosen[index] += 1
-            growing = [index for index in growing if chosen[index] < wanted[index]]
-    return chosen
+    result = [column.least_width for column in columns]
+    for targets in ([c.full_width for c in columns], [max(c.full_width, cell_len(c.heading)) for c in columns]):
+        growing = [index for index in range(len(columns)) if result[index] < targets[index]]
+        while growing and _total_width(result) < room:
+            index = min(growing, key=lambda index: result[index])
+            result[index] += 1
+            growing = [index for index in growing if result[index] < targets[index]]
+    return result
 
 
-def _total(chosen: Sequence[int]) -> int:
-    return sum(chosen) + _BETWEEN * (len(chosen) - 1) + _EDGES
+def _total_width(column_widths: Sequence[int]) -> int:
+    return sum(column_widths) + _GAP * (len(column_widths) - 1) + _EDGES

@@ -7,9 +7,9 @@ from typing import Any
 
 from xsp.advise.verdict import Verdict
 from xsp.analyses.answers import Answers
-from xsp.analyses.loop import FROM as TOLD_BY
+from xsp.analyses.loop import FROM as FIGURE_SOURCES
 from xsp.levels import depth
-from xsp.report.loop import FROM
+from xsp.report.loop import BASES
 from xsp.report.words import number, used_devices
 from xsp.run import Budget, Run
 from xsp.schema import Grade
@@ -23,7 +23,9 @@ CHEAPER = 2
 """Budget in percent that is suggested if profiling cost the program more than five times as much."""
 
 
-def headline(answers: Answers, said: Verdict | None, attributed: Sequence[tuple[str, int, float]]) -> list[Figure]:
+def headline(
+    answers: Answers, conclusion: Verdict | None, attributed: Sequence[tuple[str, int, float]]
+) -> list[Figure]:
     """Return the figures at the top of the page.
 
     Args:
@@ -36,7 +38,7 @@ def headline(answers: Answers, said: Verdict | None, attributed: Sequence[tuple[
     return [
         *_loop([row for row in answers["loop"].dicts() if row["kind"] == answers.trace.kind], models),
         *_latency(models),
-        *_device(said, attributed, len(used_devices(answers.trace))),
+        *_device(conclusion, attributed, len(used_devices(answers.trace))),
         *_profiling(run, models, ledger),
     ]
 
@@ -47,10 +49,10 @@ def phases(rows: Sequence[Row]) -> list[tuple[str, float]]:
     Args:
         rows: rows of the analysis `phases`; the row of the whole iteration and unknown phases are left out.
     """
-    return [(str(row["phase"]), row["ms"]) for row in rows if row["ms"] is not None and row["phase"] != _WHOLE]
+    return [(str(row["phase"]), row["ms"]) for row in rows if row["ms"] is not None and row["phase"] != _ITERATION]
 
 
-_WHOLE = "the iteration"
+_ITERATION = "the iteration"
 
 
 def _loop(rows: Sequence[Row], models: Sequence[Row]) -> list[Figure]:
@@ -60,7 +62,7 @@ def _loop(rows: Sequence[Row], models: Sequence[Row]) -> list[Figure]:
         return []
     if models and all(model.get("loop_ms") is None for model in models):
         return [("an iteration of the loop", "–", "only short steps soon after recorded ones ran bare; run more steps")]
-    iteration_ms, basis = row["iteration_ms"], FROM[TOLD_BY.index(row["figures_from"])]
+    iteration_ms, basis = row["iteration_ms"], BASES[FIGURE_SOURCES.index(row["figures_from"])]
     scope = "" if row["scope"] == "program" else f" of the {row['scope']}"
     figures = [
         (
@@ -118,14 +120,14 @@ def _device(conclusion: Verdict | None, attributed: Sequence[tuple[str, int, flo
 
 
 def _profiling(run: Run, models: Sequence[Row], ledger: Sequence[Row]) -> list[Figure]:
-    figures = [*_whole_program(run.budget), *([cost(ledger)] if len(ledger) > 1 else [])]
+    figures = [*_program_overhead(run.budget), *([recording_cost(ledger)] if len(ledger) > 1 else [])]
     if len(models) > 1:
         sizes = ", ".join(str(model["batch_size"]) for model in models[1:])
         figures.append(("also measured", f"{len(models) - 1} more", f"batch size {sizes}: see the first table"))
     return figures
 
 
-def _whole_program(budget: Budget | None) -> list[Figure]:
+def _program_overhead(budget: Budget | None) -> list[Figure]:
     """Return the overhead of profiling on the whole program, and the option that lowers it if it is large."""
     if budget is None or budget.program_percent is None:
         return []
@@ -138,7 +140,7 @@ def _whole_program(budget: Budget | None) -> list[Figure]:
     return [("profiling made the program", factor, note)]
 
 
-def cost(ledger: Sequence[Row]) -> Figure:
+def recording_cost(ledger: Sequence[Row]) -> Figure:
     """Return the overhead of full recording on a step, or that it cannot be distinguished from noise."""
     bare_ms, full_ms, rung = ledger[0]["step_ms"], ledger[-1]["step_ms"], ledger[-1]["rung"]
     added = f"{full_ms - bare_ms:+.3g} ms"

@@ -31,13 +31,13 @@ from xsp.store.trace import Trace
 MOST_ROWS = 1000
 """Maximum rows of a table; the command that prints all rows is below it."""
 
-MOST_HELD = 100_000
+MOST_LOADED = 100_000
 """Most spans of a run directory that are read into memory at once, because all analyses run."""
 
 LEAST_SPANS = 20_000
 """Least number of spans for the timeline of each further kind of step; all of them share `timeline.MOST_SPANS`."""
 
-DEAREST = {"A8": ("latency_us", 200)}
+LARGEST_ROWS = {"A8": ("latency_us", 200)}
 """Tables that show only the rows with the highest values of a column: column, number of rows."""
 
 SCRIPTS = (
@@ -47,7 +47,7 @@ SCRIPTS = (
 """The page's scripts, in the order in which they run."""
 
 
-def write(trace: Trace, path: str | Path, others: Sequence[Trace] = ()) -> Path:
+def write(trace: Trace, path: str | Path, other_kinds: Sequence[Trace] = ()) -> Path:
     """Write the page of a trace atomically.
 
     Args:
@@ -62,11 +62,11 @@ def write(trace: Trace, path: str | Path, others: Sequence[Trace] = ()) -> Path:
         OutputError: it cannot be written; an existing page is unchanged.
     """
     page = Path(path)
-    rundir.write_whole(page, render(trace, others).encode("utf-8", "replace"))
+    rundir.write_whole(page, render(trace, other_kinds).encode("utf-8", "replace"))
     return page
 
 
-_OF_SECTIONS = """<!doctype html>
+_SECTIONS_PAGE = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -87,7 +87,7 @@ __SCRIPTS__
 """
 
 
-def write_sections(path: str | Path, title: str, shown: Sequence[sections.Section]) -> Path:
+def write_sections(path: str | Path, title: str, page_sections: Sequence[sections.Section]) -> Path:
     """Write a page of sections alone, without a trace, atomically; it opens offline like the page of a trace.
 
     Args:
@@ -101,31 +101,31 @@ def write_sections(path: str | Path, title: str, shown: Sequence[sections.Sectio
     Raises:
         OutputError: it cannot be written; an existing page is unchanged.
     """
-    code = [_asset(name) for name in ("echarts.min.js", "words.js", "charts.js", "tables.js", "sections.js")]
-    code.insert(1, "const timeline = { redraw() {} };")
-    code.append("drawSections();")
-    entries = [{"name": str(number), **sections.plain(section)} for number, section in enumerate(shown, 1)]
+    scripts = [_asset(name) for name in ("echarts.min.js", "words.js", "charts.js", "tables.js", "sections.js")]
+    scripts.insert(1, "const timeline = { redraw() {} };")
+    scripts.append("drawSections();")
+    entries = [{"name": str(number), **sections.plain(section)} for number, section in enumerate(page_sections, 1)]
     contents = {
         "__TITLE__": html.escape(title),
         "__CSS__": _asset("report.css"),
-        "__ALLOWED__": " ".join(_allowed(script) for script in code),
-        "__SCRIPTS__": "\n".join(f"<script>{script}</script>" for script in code),
+        "__ALLOWED__": " ".join(_script_hash(script) for script in scripts),
+        "__SCRIPTS__": "\n".join(f"<script>{script}</script>" for script in scripts),
         "__DATA__": _as_json({"sections": entries, "damaged": []}),
     }
-    text = re.sub("|".join(contents), lambda match: contents[match.group()], _OF_SECTIONS)
+    text = re.sub("|".join(contents), lambda match: contents[match.group()], _SECTIONS_PAGE)
     page = Path(path)
     rundir.write_whole(page, text.encode("utf-8", "replace"))
     return page
 
 
-def render(trace: Trace, others: Sequence[Trace] = ()) -> str:
+def render(trace: Trace, other_kinds: Sequence[Trace] = ()) -> str:
     """Return the page of a trace, with a choice between it and others: the same run with other kinds of steps."""
     scripts = [_asset(name) for name in SCRIPTS]
-    traces = [trace, *others]
-    pages, room = [], timeline.MOST_SPANS
+    traces = [trace, *other_kinds]
+    pages, span_budget = [], timeline.MOST_SPANS
     for kind_trace in traces:
-        pages.append(_data(kind_trace, room))
-        room = max(LEAST_SPANS, room - pages[-1]["timeline"]["count"])
+        pages.append(_data(kind_trace, span_budget))
+        span_budget = max(LEAST_SPANS, span_budget - pages[-1]["timeline"]["count"])
     common = {
         "name": trace.name,
         "facts": _facts(trace),
@@ -136,7 +136,7 @@ def render(trace: Trace, others: Sequence[Trace] = ()) -> str:
     contents = {
         "__TITLE__": html.escape(f"{trace.name} · xsp"),
         "__CSS__": _asset("report.css"),
-        "__ALLOWED__": " ".join(_allowed(script) for script in scripts),
+        "__ALLOWED__": " ".join(_script_hash(script) for script in scripts),
         "__SCRIPTS__": "\n".join(f"<script>{script}</script>" for script in scripts),
         "__DATA__": _as_json({**common, **pages[0]}),
         "__OTHERS__": "\n".join(
@@ -152,7 +152,7 @@ def _asset(name: str) -> str:
     return (files("xsp.report") / "assets" / name).read_text(encoding="utf-8")
 
 
-def _allowed(script: str) -> str:
+def _script_hash(script: str) -> str:
     """Return the hash by which a content security policy allows a script."""
     digest = hashlib.sha256(script.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
@@ -172,12 +172,12 @@ def _as_json(data: Any) -> str:
 
 def _data(trace: Trace, most_spans: int) -> dict[str, Any]:
     """Return the data that the page shows of one kind of step."""
-    trace.load_into_memory(MOST_HELD)
+    trace.load_into_memory(MOST_LOADED)
     with ThreadPoolExecutor(1) as executor:  # both spend most of their time in the engine
         drawing = executor.submit(timeline.timeline, trace, most_spans, table.cursor(trace.con))
         answers = Answers(trace)
         results = {name: answers[name] for name in ANALYSES if name != "health"}  # the page has a section of it
-        conclusion, reliability = verdict(answers), words.trust(trace)
+        conclusion, reliability = verdict(answers), words.reliability(trace)
         ledger = results["ledger"].dicts()
         return {
             "verdict": [conclusion.verdict, *conclusion.next_steps] if conclusion else [],
@@ -229,11 +229,11 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
 
 def _table(trace: Trace, name: str, answer: Answer) -> dict[str, Any]:
     """Return as many rows of a table as the page shows, without columns that hold nothing."""
-    columns, rows, most, chosen = answer.columns, answer.rows, MOST_ROWS, "the first"
-    if name in DEAREST:
-        measure, most = DEAREST[name]
-        rows = _by(rows, columns.index(measure))
-        chosen = f"those with the highest {measure}"
+    columns, rows, max_rows, selection = answer.columns, answer.rows, MOST_ROWS, "the first"
+    if name in LARGEST_ROWS:
+        measure, max_rows = LARGEST_ROWS[name]
+        rows = _sorted_descending(rows, columns.index(measure))
+        selection = f"those with the highest {measure}"
     indices = [index for index in range(len(columns)) if not rows or any(row[index] is not None for row in rows)]
     run = shlex.quote(trace.path.name) if trace.path else "RUN"
     kind = f" --kind {trace.kind}" if len(kinds_of(trace, trace.rank)) > 1 else ""
@@ -243,13 +243,13 @@ def _table(trace: Trace, name: str, answer: Answer) -> dict[str, Any]:
         "about": ANALYSES[name].about,
         "columns": [columns[index] for index in indices],
         "empty": [column for index, column in enumerate(columns) if index not in indices],
-        "rows": [[row[index] for index in indices] for row in rows[:most]],
+        "rows": [[row[index] for index in indices] for row in rows[:max_rows]],
         "total": len(rows),
-        "chosen": chosen,
+        "chosen": selection,
         "command": f"xsp analyze {run} {name} --limit {len(rows)}{kind}",
     }
 
 
-def _by(rows: Sequence[tuple[Any, ...]], index: int) -> list[tuple[Any, ...]]:
+def _sorted_descending(rows: Sequence[tuple[Any, ...]], index: int) -> list[tuple[Any, ...]]:
     """Return the rows by the values of one column, the highest first and nulls last."""
     return sorted(rows, key=lambda row: (row[index] is None, -(row[index] or 0)))

@@ -19,10 +19,10 @@ Array = npt.NDArray[Any]
 MOST_LANES = 64
 """Maximum lanes of a track; spans that overlap more deeply are counted instead."""
 
-WORTH = 0.1
+LEAST_SHARE = 0.1
 """Minimum share of the time of a lane for a level to be listed beside it."""
 
-NONE = np.iinfo(np.int64).min
+MISSING = np.iinfo(np.int64).min
 """Placeholder for an unknown value."""
 
 Track = tuple[int, bool, int | None, int | None]
@@ -50,14 +50,14 @@ class Lane(NamedTuple):
 
     track: str
     levels: list[int]
-    places: Array
+    indices: Array
 
 
 def lanes(bars: Bars) -> list[Lane]:
     """Return spans in lanes: rank by rank, threads first, beginning with the busiest, then devices."""
     tracks = _tracks(bars)
     order = _outer_first(bars)
-    return list(_in_order(bars, {track: order[mask[order]] for track, mask in tracks.items()}))
+    return list(_ordered_lanes(bars, {track: order[mask[order]] for track, mask in tracks.items()}))
 
 
 def _tracks(bars: Bars) -> dict[Track, Array]:
@@ -65,42 +65,42 @@ def _tracks(bars: Bars) -> dict[Track, Array]:
 
     A span without a thread (a primitive) gets the thread of its nearest ancestor that has one.
     """
-    on_device = bars.device != NONE
+    on_device = bars.device != MISSING
     ancestor = np.arange(len(on_device))
     for _ in range(MOST_LANES):
-        climbs = ~on_device & (bars.thread[ancestor] == NONE) & (bars.parent[ancestor] >= 0)
+        climbs = ~on_device & (bars.thread[ancestor] == MISSING) & (bars.parent[ancestor] >= 0)
         if not climbs.any():
             break
         ancestor[climbs] = bars.parent[ancestor[climbs]]
-    first = np.where(on_device, bars.device, bars.process[ancestor])
-    second = np.where(on_device, bars.stream, bars.thread[ancestor])
-    rows = np.stack([bars.rank, on_device, first, second], axis=1)
+    outer = np.where(on_device, bars.device, bars.process[ancestor])
+    inner = np.where(on_device, bars.stream, bars.thread[ancestor])
+    rows = np.stack([bars.rank, on_device, outer, inner], axis=1)
     distinct, places, track_numbers = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     track_numbers = track_numbers.ravel()
     tracks: dict[Track, Array] = {}
     for number in np.argsort(places).tolist():
         rank, device, *location = distinct[number].tolist()
-        outer_id, inner_id = (None if part == NONE else part for part in location)
+        outer_id, inner_id = (None if part == MISSING else part for part in location)
         tracks[rank, bool(device), outer_id, inner_id] = track_numbers == number
     return tracks
 
 
-def _in_order(bars: Bars, tracks: Mapping[Track, Array]) -> Iterator[Lane]:
+def _ordered_lanes(bars: Bars, tracks: Mapping[Track, Array]) -> Iterator[Lane]:
     several = len({rank for rank, *_ in tracks}) > 1
     rank, thread = None, 0
-    for track in sorted(tracks, key=lambda track: (*track[:2], _place(track, bars.dur[tracks[track]]))):
+    for track in sorted(tracks, key=lambda track: (*track[:2], _sort_key(track, bars.dur[tracks[track]]))):
         if several and track[0] != rank:
             rank, thread = track[0], 0
             yield Lane(f"rank {rank}", [], np.zeros(0, np.int64))
         thread += not track[1]
         members = tracks[track]
-        lane_numbers = _nested(bars.start[members].tolist(), (bars.start + bars.dur)[members].tolist())
+        lane_numbers = _lane_numbers(bars.start[members].tolist(), (bars.start + bars.dur)[members].tolist())
         for number in range(lane_numbers.max(initial=-1) + 1):
             indices = members[lane_numbers == number]
             yield Lane(_title(track, thread), _levels(bars.level[indices], bars.dur[indices]), indices)
 
 
-def _place(track: Track, dur: Array) -> tuple[int, ...]:
+def _sort_key(track: Track, dur: Array) -> tuple[int, ...]:
     """Return a key that sorts streams by their numbers, and threads by total time, the busiest first."""
     if track[1]:
         return tuple(-1 if number is None else number for number in track[2:])
@@ -110,30 +110,30 @@ def _place(track: Track, dur: Array) -> tuple[int, ...]:
 def _levels(level: Array, dur: Array) -> list[int]:
     """Return the levels of a lane's spans, outermost first, without levels that take hardly any of its time."""
     total = dur.sum()
-    return [int(value) for value in np.unique(level) if dur[level == value].sum() >= WORTH * total]
+    return [int(value) for value in np.unique(level) if dur[level == value].sum() >= LEAST_SHARE * total]
 
 
 def _title(track: Track, thread: int) -> str:
-    _, on_device, first, second = track
+    _, on_device, outer, inner = track
     if on_device:
-        return f"device {first}" + (f", stream {second}" if second is not None else "")
-    return f"thread {thread}" if second is not None else "no thread"
+        return f"device {outer}" + (f", stream {inner}" if inner is not None else "")
+    return f"thread {thread}" if inner is not None else "no thread"
 
 
-def _nested(starts: list[int], stops: list[int]) -> Array:
+def _lane_numbers(starts: list[int], stops: list[int]) -> Array:
     """Return the lane of each span: the first below all lanes that are taken when it starts; -1 if that is too deep."""
     depths: list[int] = []
-    ends: list[int] = []
+    lane_ends: list[int] = []
     for start, stop in zip(starts, stops, strict=True):
-        depth = len(ends)
-        while depth and ends[depth - 1] <= start:
+        depth = len(lane_ends)
+        while depth and lane_ends[depth - 1] <= start:
             depth -= 1
         if depth == MOST_LANES:
             depths.append(-1)
             continue
-        if depth == len(ends):
-            ends.append(0)
-        ends[depth] = stop
+        if depth == len(lane_ends):
+            lane_ends.append(0)
+        lane_ends[depth] = stop
         depths.append(depth)
     return np.array(depths, np.int64)
 

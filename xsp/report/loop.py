@@ -28,21 +28,21 @@ MOST_POINTS = 4_000
 MOST_PARTS = 120
 """Maximum number of stretches of the run for which the means of a step's parts are drawn."""
 
-MOST_KINDS = 7
+MOST_COLOURS = 7
 """Kinds of steps with a colour of their own; further ones share one."""
 
-_OTHERS = "other kinds"
+_OTHER_KINDS = "other kinds"
 _NO_KIND = -1
 
 
-FROM = (
+BASES = (
     "steps that ran as if nothing were recorded",
     "steps that were not recorded",
     "unrecorded steps, disturbed ones too",
 )
 """The steps that means cover, in the order of `xsp.analyses.loop.FROM`."""
 
-ALL = "all steps, including recorded ones, because no others ran"
+ALL_STEPS = "all steps, including recorded ones, because no others ran"
 
 
 def loop(trace: Trace) -> dict[str, Any] | None:
@@ -56,10 +56,10 @@ def loop(trace: Trace) -> dict[str, Any] | None:
     con = trace.con
     kinds = _kinds(con, kinds_of(trace, trace.rank))
     basis, condition = _basis(con)
-    total = _first(con, "SELECT count(*) AS rows, sum(steps) AS steps, "
+    total = _first_row(con, "SELECT count(*) AS rows, sum(steps) AS steps, "
                         "sum(steps) FILTER (recorded) AS recorded FROM loop_rows")  # fmt: skip
     points = _points(con, kinds, total["rows"])
-    ranks = _first(con, "SELECT count(DISTINCT rank) AS ranks FROM loop")["ranks"]
+    ranks = _first_row(con, "SELECT count(DISTINCT rank) AS ranks FROM loop")["ranks"]
     return {
         "kinds": [name for name, _ in kinds],
         "points": points,
@@ -73,7 +73,7 @@ def loop(trace: Trace) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def weights(trace: Trace) -> dict[int, float]:
+def time_shares(trace: Trace) -> dict[int, float]:
     """Return the share of the loop's time that each kind of step takes, the largest first; empty without a loop."""
     return {row.kind: row.share for row in iterations(trace.con) if row.rank == trace.rank}
 
@@ -103,8 +103,8 @@ def _prepare(trace: Trace) -> bool:
 
 def _basis(con: duckdb.DuckDBPyConnection) -> tuple[str, str]:
     """Return the steps that represent the program best: in words, and as an SQL condition."""
-    most = _first(con, "SELECT max(most) AS most FROM loop_rows")["most"]
-    return (FROM[most], "most IS NOT NULL") if most is not None else (ALL, "status = 'ok'")
+    best = _first_row(con, "SELECT max(most) AS most FROM loop_rows")["most"]
+    return (BASES[best], "most IS NOT NULL") if best is not None else (ALL_STEPS, "status = 'ok'")
 
 
 def _mean(column: str) -> str:
@@ -116,7 +116,7 @@ def _kinds(con: duckdb.DuckDBPyConnection, known_kinds: Mapping[int, StepKind]) 
     names = {kind: step_kind.name for kind, step_kind in known_kinds.items()}
     rows = con.execute("SELECT kind FROM loop_rows GROUP BY kind ORDER BY sum(steps * ms) DESC, kind").fetchall()
     coloured = [(names.get(kind, "steps" if kind == _NO_KIND else f"kind {kind}"), kind) for (kind,) in rows]
-    return coloured if len(coloured) <= MOST_KINDS + 1 else [*coloured[:MOST_KINDS], (_OTHERS, None)]
+    return coloured if len(coloured) <= MOST_COLOURS + 1 else [*coloured[:MOST_COLOURS], (_OTHER_KINDS, None)]
 
 
 def _points(con: duckdb.DuckDBPyConnection, kinds: Sequence[tuple[str, int | None]], rows: int) -> dict[str, list[Any]]:
@@ -129,13 +129,13 @@ def _points(con: duckdb.DuckDBPyConnection, kinds: Sequence[tuple[str, int | Non
         f"""
         WITH grouped AS (
             SELECT *, {group} AS colour, number * {stretches} // {max(1, rows)} AS stretch FROM loop_rows
-        ), kept AS (
+        ), extremes AS (
             SELECT unnest([arg_min(number, ms), arg_max(number, ms), arg_max(number, data_ms + between_ms)]) AS number
             FROM grouped GROUP BY stretch, colour, recorded
         )
         SELECT step, steps, at_s, ms, data_ms, between_ms, colour, recorded,
                CASE WHEN status <> 'ok' THEN status END AS failed
-        FROM grouped SEMI JOIN kept USING (number) ORDER BY number
+        FROM grouped SEMI JOIN extremes USING (number) ORDER BY number
         """,
     )
 
@@ -146,12 +146,12 @@ def _parts(con: duckdb.DuckDBPyConnection, condition: str) -> dict[str, list[Any
     return _columns(
         con,
         f"""
-        WITH wanted AS (
-            SELECT *, row_number() OVER (ORDER BY number) - 1 AS place, count(*) OVER () AS rows FROM loop_rows
+        WITH selected AS (
+            SELECT *, row_number() OVER (ORDER BY number) - 1 AS position, count(*) OVER () AS rows FROM loop_rows
             WHERE {condition}
         )
-        SELECT min(step) AS step, min(at_s) AS at_s, {means} FROM wanted
-        GROUP BY place * least(rows, {MOST_PARTS}) // rows ORDER BY step
+        SELECT min(step) AS step, min(at_s) AS at_s, {means} FROM selected
+        GROUP BY position * least(rows, {MOST_PARTS}) // rows ORDER BY step
         """,
     )
 
@@ -163,14 +163,14 @@ def _count(count: int | None) -> str:
 def _columns(con: duckdb.DuckDBPyConnection, query: str) -> dict[str, list[Any]]:
     cursor = con.execute(query)
     names, rows = [name for name, *_ in cursor.description or ()], cursor.fetchall()
-    return {name: [_short(row[index]) for row in rows] for index, name in enumerate(names)}
+    return {name: [_rounded(row[index]) for row in rows] for index, name in enumerate(names)}
 
 
-def _short(value: Any) -> Any:
+def _rounded(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-def _first(con: duckdb.DuckDBPyConnection, query: str) -> dict[str, Any]:
+def _first_row(con: duckdb.DuckDBPyConnection, query: str) -> dict[str, Any]:
     cursor = con.execute(query)
     return dict(zip((name for name, *_ in cursor.description or ()), cursor.fetchall()[0], strict=True))
 
@@ -179,11 +179,11 @@ def _first(con: duckdb.DuckDBPyConnection, query: str) -> dict[str, Any]:
 # The kinds of steps of a run: the page shows those with the most time, and lists the rest with a command for each.
 
 
-MOST = 4
+MOST_KINDS = 4
 """Maximum number of kinds whose figures are on one page."""
 
 
-def kinds_data(trace: Trace, shown: Sequence[Trace]) -> dict[str, Any]:
+def kinds_data(trace: Trace, page_traces: Sequence[Trace]) -> dict[str, Any]:
     """Return the kinds of a run for the page.
 
     Args:
@@ -197,11 +197,11 @@ def kinds_data(trace: Trace, shown: Sequence[Trace]) -> dict[str, Any]:
     all_kinds = kinds_of(trace, trace.rank)
     if len(all_kinds) < 2:
         return {"shown": [], "others": []}
-    shares = weights(trace)
-    page_kinds = [page_trace.kind for page_trace in shown]
+    shares = time_shares(trace)
+    page_kinds = [page_trace.kind for page_trace in page_traces]
     run = shlex.quote(trace.path.name) if trace.path else "RUN"
 
-    def said(kind: int | None) -> dict[str, Any]:
+    def entry_of(kind: int | None) -> dict[str, Any]:
         step_kind = all_kinds.get(kind) if kind is not None else None
         share = shares.get(kind) if kind is not None else None
         return {
@@ -214,8 +214,8 @@ def kinds_data(trace: Trace, shown: Sequence[Trace]) -> dict[str, Any]:
         (kind for kind in all_kinds if kind not in page_kinds), key=lambda kind: (-shares.get(kind, 0), kind)
     )
     return {
-        "shown": [said(kind) for kind in page_kinds],
-        "others": [{**said(kind), "command": f"xsp report {run} --kind {kind}"} for kind in other_kinds],
+        "shown": [entry_of(kind) for kind in page_kinds],
+        "others": [{**entry_of(kind), "command": f"xsp report {run} --kind {kind}"} for kind in other_kinds],
     }
 
 
@@ -226,18 +226,19 @@ def load(path: str | os.PathLike[str], kind: int | str | None = None, *, skip_da
         path, kind, skip_damaged: as in `xsp.load`.
 
     Returns:
-        At most `MOST` traces; one if the run has one kind or states none. A kind without a recorded step is left out.
+        At most `MOST_KINDS` traces; one if the run has one kind or states none. Kinds without a recorded step are
+        left out.
 
     Raises:
         As `xsp.load`.
     """
-    first = runs.load(path, skip_damaged=skip_damaged, kind=kind)
-    traces = [first]
-    all_kinds = kinds_of(first, first.rank)
-    for number in weights(first):
-        if len(traces) == MOST:
+    first_trace = runs.load(path, skip_damaged=skip_damaged, kind=kind)
+    traces = [first_trace]
+    all_kinds = kinds_of(first_trace, first_trace.rank)
+    for number in time_shares(first_trace):
+        if len(traces) == MOST_KINDS:
             break
-        if number in all_kinds and number != first.kind:
+        if number in all_kinds and number != first_trace.kind:
             with contextlib.suppress(UsageError):
                 traces.append(runs.load(path, skip_damaged=skip_damaged, kind=number))
     return traces

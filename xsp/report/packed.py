@@ -18,14 +18,14 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-EXACT = 2**51
+EXACT_LIMIT = 2**51
 """Integers from here on are written as text, because JavaScript does not represent their differences exactly."""
 
 
 _ID = re.compile(r"[0-9a-f]{16}")
 
 
-def pack(places: Array, values: Array) -> dict[str, Any]:
+def pack(positions: Array, values: Array) -> dict[str, Any]:
     """Return a column as JSON.
 
     Args:
@@ -41,18 +41,18 @@ def pack(places: Array, values: Array) -> dict[str, Any]:
     if values.dtype.kind == "i":
         missing = np.ma.getmaskarray(values)
         numbers = np.where(missing, 0, np.ma.getdata(values)).astype(np.int64)
-        if not len(numbers) or -EXACT < numbers.min() <= numbers.max() < EXACT:
+        if not len(numbers) or -EXACT_LIMIT < numbers.min() <= numbers.max() < EXACT_LIMIT:
             distinct_count = len(np.unique(numbers[~missing])) + int(missing.any())
             if distinct_count > 1 and 16 * distinct_count > len(numbers):
                 packed = {"numbers": differences(_filled(numbers, missing)), "holes": stretches(missing)}
-                return {"from": differences(places), **packed}
+                return {"from": differences(positions), **packed}
     column = values.tolist()
     json_values = {value: _plain(value) for value in dict.fromkeys(column)}
     column = [json_values[value] for value in column]
     distinct = list(dict.fromkeys(json_values.values()))
     if len(distinct) <= 1:
         return {"all": distinct[0] if distinct else None}
-    return {"from": differences(places), **_values(column, distinct)}
+    return {"from": differences(positions), **_values(column, distinct)}
 
 
 def changes(values: Array) -> Array:
@@ -64,8 +64,8 @@ def changes(values: Array) -> Array:
     raw, missing = np.ma.getdata(values), np.ma.getmaskarray(values)
     is_change = np.ones(len(raw), bool)
     is_change[1:] = np.where(missing[1:] | missing[:-1], missing[1:] != missing[:-1], raw[1:] != raw[:-1])
-    places: Array = np.flatnonzero(is_change)
-    return places
+    positions: Array = np.flatnonzero(is_change)
+    return positions
 
 
 def _values(column: Sequence[Any], distinct: Sequence[Any]) -> dict[str, Any]:
@@ -77,15 +77,15 @@ def _values(column: Sequence[Any], distinct: Sequence[Any]) -> dict[str, Any]:
 
 
 def differences(numbers: Sequence[int] | Array) -> str:
-    """Return integers below `EXACT` as text, each as its difference from the one before."""
+    """Return integers below `EXACT_LIMIT` as text, each as its difference from the one before."""
     steps: Array = np.diff(np.asarray(numbers, dtype=np.int64), prepend=0)
     zigzag: Array = np.where(steps >= 0, steps << 1, (-steps << 1) - 1)
     lengths = np.ones(len(zigzag), np.int64)
     for bits in range(7, 63, 7):
         lengths += zigzag >> bits > 0
-    ends = np.cumsum(lengths)
-    encoded = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
-    position, active = ends - lengths, np.arange(len(zigzag))
+    end_positions = np.cumsum(lengths)
+    encoded = np.empty(int(end_positions[-1]) if len(end_positions) else 0, np.uint8)
+    position, active = end_positions - lengths, np.arange(len(zigzag))
     while len(active):
         continues = zigzag[active] > 127
         encoded[position[active]] = zigzag[active] & 127 | continues << 7
@@ -113,5 +113,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, int) and not isinstance(value, bool):
-        return value if abs(value) < EXACT else str(value)
+        return value if abs(value) < EXACT_LIMIT else str(value)
     return value if value is None or isinstance(value, (str, bool)) else str(value)

@@ -34,12 +34,12 @@ def pages(runs: Iterable[Sequence[Trace]]) -> dict[str, bytes]:
         UsageError: two runs have the same name.
     """
     rendered: dict[str, bytes] = {}
-    for trace, *others in runs:
+    for trace, *other_kinds in runs:
         if trace.name in rendered:
             raise UsageError(
                 f"two of the runs are called {trace.name!r}, and a link contains only the name: serve one of them"
             )
-        rendered[trace.name] = render(trace, others).encode("utf-8", "replace")
+        rendered[trace.name] = render(trace, other_kinds).encode("utf-8", "replace")
     return rendered
 
 
@@ -54,24 +54,24 @@ def server(rendered: Mapping[str, bytes], port: int = PORT) -> LimitedHTTPServer
         UsageError: the port is in use or invalid.
     """
     try:
-        return LimitedHTTPServer((_LOOPBACK, port), _answering(rendered), CONNECTIONS)
+        return LimitedHTTPServer((_LOOPBACK, port), _handler_class(rendered), CONNECTIONS)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"--port {port}: cannot listen on {_LOOPBACK} ({reason}); name another port") from error
 
 
-def address(listening: LimitedHTTPServer, name: str) -> str:
+def address(http_server: LimitedHTTPServer, name: str) -> str:
     """Return the URL of the page of a run."""
-    return f"http://{_LOOPBACK}:{listening.server_port}/{quote(name, safe='')}"
+    return f"http://{_LOOPBACK}:{http_server.server_port}/{quote(name, safe='')}"
 
 
-def _answering(rendered: Mapping[str, bytes]) -> type[DeadlineHandler]:
+def _handler_class(rendered: Mapping[str, bytes]) -> type[DeadlineHandler]:
     """Return the request handler for these pages."""
 
     class Handler(DeadlineHandler):
         def do_GET(self) -> None:
             self.connection.settimeout(self.seconds)
-            status, kind, body = _answer(rendered, self.path, self.headers.get("Host", ""))
+            status, kind, body = _response(rendered, self.path, self.headers.get("Host", ""))
             self.send_response(status)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
@@ -86,7 +86,7 @@ def _answering(rendered: Mapping[str, bytes]) -> type[DeadlineHandler]:
     return Handler
 
 
-def _answer(rendered: Mapping[str, bytes], path: str, host: str) -> tuple[HTTPStatus, str, bytes]:
+def _response(rendered: Mapping[str, bytes], path: str, host: str) -> tuple[HTTPStatus, str, bytes]:
     """Return status, type and body for a path."""
     if not asks_for_loopback(host):
         return HTTPStatus.FORBIDDEN, "text/plain", f"Use the address {_LOOPBACK}.\n".encode()

@@ -47,13 +47,13 @@ def text(answers: Answers, form: str) -> str:
         return (Path(folder) / "rows").read_bytes().decode()  # line breaks inside fields stay as they are
 
 
-def several_as_json(found: Mapping[str, Answers]) -> str:
+def several_as_json(answers_by_name: Mapping[str, Answers]) -> str:
     """Return one JSON object with the rows of several analyses, each under its name."""
-    parts = [f"{json.dumps(name)}: {text(answers, 'json').strip()}" for name, answers in found.items()]
+    parts = [f"{json.dumps(name)}: {text(answers, 'json').strip()}" for name, answers in answers_by_name.items()]
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def write_each(found: Mapping[str, Answers], folder: Path, form: str) -> None:
+def write_each(answers_by_name: Mapping[str, Answers], folder: Path, form: str) -> None:
     """Write several analyses into a folder, each to a file with its name.
 
     Raises:
@@ -65,7 +65,7 @@ def write_each(found: Mapping[str, Answers], folder: Path, form: str) -> None:
         raise OutputError(
             f"{folder}: several analyses go into a folder, which cannot be made here ({error.strerror})"
         ) from error
-    for name, answers in found.items():
+    for name, answers in answers_by_name.items():
         write(answers, folder / f"{name}{SUFFIXES[form]}", form)
 
 

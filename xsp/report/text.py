@@ -30,7 +30,7 @@ from xsp.store.iterations import iterations
 from xsp.store.trace import Trace
 
 MISSING = "–"
-_SENTENCES = "finding"
+_PROSE_COLUMN = "finding"
 """The column that holds sentences, in any table."""
 
 _PHASES = ("phase", "calls", "ms", "percent_of_iteration")
@@ -38,13 +38,13 @@ _LOOP = ("name", "steps", "iteration_ms", "step_ms", "data_ms", "between_ms", "s
 _BETWEEN = ("line", "calls", "ms", "percent")
 _A1 = ("batch_size", "latency_ms", "low_ms", "high_ms", "p90_ms", "samples_per_s", "loop_ms", "loop_samples_per_s",
        "samples_from")  # fmt: skip
-MAIN = {
+MAIN_COLUMNS = {
     "loop": ("step_ms", "data_ms", "samples_per_s"),
     "A1": ("samples_per_s", "loop_ms", "loop_samples_per_s", "samples_from"),
 }
 """Columns that a narrow terminal shows too: without those of the loop, a step seems to be the whole program."""
 
-KERNELS = {
+KERNEL_COLUMNS = {
     **dict.fromkeys(("A8", "A9", "A10", "counters", "critical-path", "critical-path-summary"), ("name",)),
     "ops": ("longest_kernel",),
     "idle-gaps": ("next_work",),
@@ -75,33 +75,35 @@ def table(
         kernels: columns with names of kernels, which are shown in their readable form.
     """
     names, rows = relation.columns, rows_of(relation)
-    shown = rows if limit is None else rows[:limit]
+    shown_rows = rows if limit is None else rows[:limit]
     indices = [
         index
         for index, name in enumerate(names)
         if (name in columns if columns is not None else any(row[index] is not None for row in rows) or not rows)
     ]
-    fitting_columns = [_column(names[index], [row[index] for row in rows], len(shown), kernels) for index in indices]
+    fitting_columns = [
+        _column(names[index], [row[index] for row in rows], len(shown_rows), kernels) for index in indices
+    ]
     for kind in (str, float):  # a narrow terminal too shows a name and a figure
         candidates = (
-            column for column, index in zip(fitting_columns, indices, strict=True) if _holds(rows, index, kind)
+            column for column, index in zip(fitting_columns, indices, strict=True) if _has_type(rows, index, kind)
         )
         for column in itertools.islice(candidates, 1):
-            column.main = True
+            column.is_main = True
     for column, index in zip(fitting_columns, indices, strict=True):
-        column.main |= names[index] in main
-    hidden = len(rows) - len(shown)
+        column.is_main |= names[index] in main
+    hidden = len(rows) - len(shown_rows)
     return FittingTable(title, fitting_columns, [f"{hidden:,} more row{'s' * (hidden > 1)}"] if hidden else [])
 
 
-def _column(name: str, values: Sequence[Any], shown: int, kernels: Sequence[str] = ()) -> FittingColumn:
-    numeric = any(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
-    cells = [cell(value) for value in values[:shown]]
+def _column(name: str, values: Sequence[Any], row_count: int, kernels: Sequence[str] = ()) -> FittingColumn:
+    is_numeric = any(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+    cells = [cell(value) for value in values[:row_count]]
     heading = name.replace("_", " ")
-    return FittingColumn(heading, cells, numeric, prose=name == _SENTENCES, kernels=name in kernels)
+    return FittingColumn(heading, cells, is_numeric, is_prose=name == _PROSE_COLUMN, has_kernels=name in kernels)
 
 
-def _holds(rows: Sequence[Sequence[Any]], index: int, kind: type) -> bool:
+def _has_type(rows: Sequence[Sequence[Any]], index: int, kind: type) -> bool:
     return any(isinstance(row[index], kind) for row in rows)
 
 
@@ -137,27 +139,31 @@ def overview(trace: Trace) -> RenderableType:
     """Return the overview: verdict, reasons and next steps for a trace with device work, else latency and layers."""
     answers = Answers(trace)
     conclusion = verdict(answers)
-    return _of_devices(answers, conclusion) if conclusion is not None else _of_host(trace)
+    return _device_overview(answers, conclusion) if conclusion is not None else _host_overview(trace)
 
 
-def _of_host(trace: Trace) -> RenderableType:
+def _host_overview(trace: Trace) -> RenderableType:
     """Return phases, latency, the most expensive layers, time by type, ledger, health."""
     ranks = _ranks_of_loop(trace)
     loop = _LOOP if ranks == 1 else ("scope", *_LOOP)  # the scope of a row is a rank or the job
     parts = [
-        _of(analyses.phases, trace, columns=_PHASES),
-        *([_of(analyses.program_loop, trace, columns=loop)] if ranks else []),
-        *([_of(analyses.lines_between_steps, trace, 5, columns=_BETWEEN)] if _is_much_between(trace) else []),
-        _of(analyses.A1, trace, columns=_A1),
-        _of(analyses.layers, trace, 10, columns=_LAYERS),
-        _of(analyses.A6, trace, 8),
-        _of(analyses.ledger, trace, columns=_LEDGER),
+        _analysis_table(analyses.phases, trace, columns=_PHASES),
+        *([_analysis_table(analyses.program_loop, trace, columns=loop)] if ranks else []),
+        *(
+            [_analysis_table(analyses.lines_between_steps, trace, 5, columns=_BETWEEN)]
+            if _has_much_between(trace)
+            else []
+        ),
+        _analysis_table(analyses.A1, trace, columns=_A1),
+        _analysis_table(analyses.layers, trace, 10, columns=_LAYERS),
+        _analysis_table(analyses.A6, trace, 8),
+        _analysis_table(analyses.ledger, trace, columns=_LEDGER),
         health_table(trace),
     ]
     return Group(*(part for pair in parts for part in (pair, Text())))
 
 
-def _is_much_between(trace: Trace) -> bool:
+def _has_much_between(trace: Trace) -> bool:
     """Return whether the lines that ran between steps are known, and take a large part of the loop."""
     if analyses.lines_between_steps.refusal(trace) is not None:
         return False
@@ -170,7 +176,7 @@ def _ranks_of_loop(trace: Trace) -> int:
     return int(ranks)
 
 
-def _of_devices(answers: Answers, conclusion: Verdict) -> RenderableType:
+def _device_overview(answers: Answers, conclusion: Verdict) -> RenderableType:
     """Return one screen: verdict, reasons, next steps, the longest layers and kernels, and the grade."""
     grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     grid.add_column(style="bold", no_wrap=True)
@@ -179,19 +185,19 @@ def _of_devices(answers: Answers, conclusion: Verdict) -> RenderableType:
     for word, sentences in (
         ("why", conclusion.why),
         ("next", conclusion.next_steps),
-        ("layers known", _known(answers.trace)),
+        ("layers known", _attribution_text(answers.trace)),
     ):
         for index, sentence in enumerate(sentences):
             grid.add_row("" if index else word, Text(plain(sentence.replace("`", ""))))
     findings = health(answers.trace)
     grid.add_row("grade", f"{grade(findings).letter} (from A to F: how reliable these figures are)")
-    parts: list[RenderableType] = [Text(plain(_named(answers)), style="bold"), grid, Text()]
+    parts: list[RenderableType] = [Text(plain(_trace_title(answers)), style="bold"), grid, Text()]
     count = len(used_devices(answers.trace))
     suffix = f", on {count} GPUs together" if count > 1 else ""
-    for identity, title, columns in _MOST:
+    for identity, title, columns in _TOP_TABLES:
         if answers[identity].rows:
-            kernels = KERNELS.get(identity, ())
-            parts += [_most(answers[identity], f"{title}{suffix} ({identity})", columns, kernels)]
+            kernels = KERNEL_COLUMNS.get(identity, ())
+            parts += [_top_rows(answers[identity], f"{title}{suffix} ({identity})", columns, kernels)]
     warnings = [finding for finding in findings if finding.severity is Severity.WARNING]
     if warnings:
         parts += [_findings(warnings)]
@@ -199,7 +205,7 @@ def _of_devices(answers: Answers, conclusion: Verdict) -> RenderableType:
 
 
 _TOP = 5
-_MOST = (
+_TOP_TABLES = (
     ("ops", "Operators by GPU time", ("name", "shapes", "device_ms", "percent_of_device_time", "roof_percent")),
     (
         "modules",
@@ -210,7 +216,7 @@ _MOST = (
 )
 
 
-def _named(answers: Answers) -> str:
+def _trace_title(answers: Answers) -> str:
     """Return the trace's name, its devices, and the latency of a step."""
     parts = [answers.trace.name, *filter(None, [devices_text(answers.trace)])]
     if (row := answers.latency()) is not None:
@@ -218,7 +224,7 @@ def _named(answers: Answers) -> str:
     return ", ".join(parts)
 
 
-def _known(trace: Trace) -> list[str]:
+def _attribution_text(trace: Trace) -> list[str]:
     """Return the shares of device time by grade of attribution, in a sentence."""
     shares = attributed(trace)
     total = sum(ms for _, _, ms in shares)
@@ -226,7 +232,7 @@ def _known(trace: Trace) -> list[str]:
     return [f"{', '.join(labels)} (of device time)"] if labels else []
 
 
-def _most(answer: Answer, title: str, columns: Sequence[str], kernels: Sequence[str]) -> RenderableType:
+def _top_rows(answer: Answer, title: str, columns: Sequence[str], kernels: Sequence[str]) -> RenderableType:
     """Return the rows that take most time, over all devices, with those of the columns that hold a value."""
     measure = next(column for column in columns if column.endswith("_ms"))
     rows = sorted((row for row in answer.dicts() if row.get("device") is None), key=lambda row: -(row[measure] or 0))[
@@ -239,11 +245,11 @@ def _most(answer: Answer, title: str, columns: Sequence[str], kernels: Sequence[
         if any(value is not None for value in values)
     }
     for name, column in columns_by_name.items():
-        column.main = name in (columns[0], measure)
+        column.is_main = name in (columns[0], measure)
     return FittingTable(title, list(columns_by_name.values()))
 
 
-def _of(
+def _analysis_table(
     analysis: Analysis,
     trace: Trace,
     limit: int | None = None,
@@ -255,7 +261,9 @@ def _of(
     except AnalysisError as error:
         return Text(plain(str(error)), style="dim")
     title = f"{analysis.title} ({analysis.id})"
-    return table(relation, title, limit, columns, MAIN.get(analysis.id, ()), KERNELS.get(analysis.id, ()))
+    return table(
+        relation, title, limit, columns, MAIN_COLUMNS.get(analysis.id, ()), KERNEL_COLUMNS.get(analysis.id, ())
+    )
 
 
 # --- optimum -----------------------------------------------------------------------------------------------------
@@ -283,11 +291,13 @@ def sweep(traces: Sequence[Trace], target_ms: float | None = None) -> Renderable
             str(batch), f"{latency:.2f}", interval, f"{p90:.2f}", f"{p99:.2f}", f"{rate:.1f}", gain, str(steps)
         )
         previous = rate
-    best = optimal_batch([row[0] for row in rows], [row[1] for row in rows], target_ms)
-    measured = best.first_plateau < rows[-1][0]
-    reason = "the first whose doubling gains at most 5 %" if measured else "the largest here: try larger ones"
-    lines = [f"optimal batch size: {best.first_plateau} ({reason}), {best.max_throughput} (the highest throughput)"]
+    optimum = optimal_batch([row[0] for row in rows], [row[1] for row in rows], target_ms)
+    is_within = optimum.first_plateau < rows[-1][0]
+    reason = "the first whose doubling gains at most 5 %" if is_within else "the largest here: try larger ones"
+    lines = [
+        f"optimal batch size: {optimum.first_plateau} ({reason}), {optimum.max_throughput} (the highest throughput)"
+    ]
     if target_ms is not None:
-        answer = "no size meets it" if best.within_target is None else f"batch size {best.within_target}"
+        answer = "no size meets it" if optimum.within_target is None else f"batch size {optimum.within_target}"
         lines.append(f"latency target {target_ms:g} ms: {answer}")
     return Group(grid, *lines)

@@ -14,7 +14,7 @@ import numpy as np
 
 from xsp import table
 from xsp.device.kernelnames import NAMES
-from xsp.report.lanes import MOST_LANES, NONE, Bars, Lane, lanes
+from xsp.report.lanes import MISSING, MOST_LANES, Bars, Lane, lanes
 from xsp.report.packed import Array, changes, pack
 from xsp.schema import COLUMNS, MERGED_COLUMNS, Column, Kind, Level
 from xsp.store.trace import Trace
@@ -26,11 +26,13 @@ spans of a single longer step, and says so."""
 MOST_TEXT = 4_000_000
 """Maximum letters of the different values of a column; a longer column is left out, and the page says so."""
 
-_UNSEEN = {"trace_id", "span_id", "parent_id", "start_ns", "dur_ns", "rung", "timed", "layer_id", "key", "rank"}
-_SHOWN = [column for column in (*COLUMNS, *MERGED_COLUMNS) if column.name not in _UNSEEN]
+_HIDDEN_COLUMNS = {"trace_id", "span_id", "parent_id", "start_ns", "dur_ns", "rung", "timed", "layer_id", "key", "rank"}
+_SHOWN_COLUMNS = [column for column in (*COLUMNS, *MERGED_COLUMNS) if column.name not in _HIDDEN_COLUMNS]
 
 
-def timeline(trace: Trace, most: int | None = None, con: duckdb.DuckDBPyConnection | None = None) -> dict[str, Any]:
+def timeline(
+    trace: Trace, max_spans: int | None = None, con: duckdb.DuckDBPyConnection | None = None
+) -> dict[str, Any]:
     """Return the spans for the page: lanes, packed columns, and what was left out.
 
     Times are nanoseconds from the start of the first span; in a step that waited for data this is the wait, not the
@@ -41,25 +43,25 @@ def timeline(trace: Trace, most: int | None = None, con: duckdb.DuckDBPyConnecti
         most: maximum number of spans (default: `MOST_SPANS`).
         con: a separate connection to the trace's engine, if other threads use the trace's own connection meanwhile.
     """
-    most = MOST_SPANS if most is None else most
+    max_spans = MOST_SPANS if max_spans is None else max_spans
     con = con or table.cursor(trace.con)
-    steps = _choose(con, trace, most)
-    total = _number(con, "SELECT count(*) FROM chosen_spans")
-    _limit(con, most if total > most else None)
-    spans = _Drawn(con)
+    steps = _choose_steps(con, trace, max_spans)
+    total = _integer(con, "SELECT count(*) FROM chosen_spans")
+    _create_drawn_spans(con, max_spans if total > max_spans else None)
+    spans = _DrawnSpans(con)
     columns, too_long = _columns(spans)
-    span_count, starts, ends = len(spans.numbers), spans.start_ns, spans.start_ns + spans.dur_ns
-    origin = starts.min() if span_count else 0
+    span_count, start_times, end_times = len(spans.numbers), spans.start_ns, spans.start_ns + spans.dur_ns
+    origin = start_times.min() if span_count else 0
     return {
         "count": span_count,
         "note": _note(
-            span_count, steps, [(total - spans.count, "the shortest"), (spans.count - span_count, _DEEP)], too_long
+            span_count, steps, [(total - spans.count, "the shortest"), (spans.count - span_count, _TOO_DEEP)], too_long
         ),
         "lanes": _bounds(spans.lanes),
-        "range": [0, (ends.max() - origin).tolist()] if span_count else [None, None],
-        "about": {column.name: column.about for column in _SHOWN},
+        "range": [0, (end_times.max() - origin).tolist()] if span_count else [None, None],
+        "about": {column.name: column.about for column in _SHOWN_COLUMNS},
         "columns": {
-            "start": _packed(starts - origin),
+            "start": _packed(start_times - origin),
             "dur_ns": _packed(spans.dur_ns),
             **{name: _packed(values) for name, values in spans.relations().items()},
             **columns,
@@ -67,7 +69,7 @@ def timeline(trace: Trace, most: int | None = None, con: duckdb.DuckDBPyConnecti
     }
 
 
-_DEEP = f"which overlap more than {MOST_LANES} deep"
+_TOO_DEEP = f"which overlap more than {MOST_LANES} deep"
 
 
 class Steps(NamedTuple):
@@ -75,45 +77,45 @@ class Steps(NamedTuple):
 
     shown: int
     total: int
-    merged: bool
+    is_merged: bool
 
 
-def _choose(con: duckdb.DuckDBPyConnection, trace: Trace, most: int) -> Steps:
+def _choose_steps(con: duckdb.DuckDBPyConnection, trace: Trace, max_spans: int) -> Steps:
     """Create the view `chosen_spans`: the merged step, or as many steps of an imported trace as fit."""
-    seen_once = trace.run.imported is not None and len(trace.rungs) <= 1
+    is_recorded_once = trace.run.imported is not None and len(trace.rungs) <= 1
     rows = con.execute("SELECT step, rung, trace_id, rank FROM merged WHERE step IS NOT NULL LIMIT 1").fetchall()
     if not rows:
-        _view(con, "true")
+        _create_view(con, "true")
         return Steps(0, 0, False)
     step, rung, trace_id, rank = rows[0]
-    if seen_once:
-        return _steps_around(con, step, most)
-    _view(con, f"step = {step} AND rung = {rung} AND (trace_id = {table.literal(trace_id)} OR rank <> {rank})")
+    if is_recorded_once:
+        return _steps_around(con, step, max_spans)
+    _create_view(con, f"step = {step} AND rung = {rung} AND (trace_id = {table.literal(trace_id)} OR rank <> {rank})")
     return Steps(1, 1, True)
 
 
-def _steps_around(con: duckdb.DuckDBPyConnection, middle: int, most: int) -> Steps:
+def _steps_around(con: duckdb.DuckDBPyConnection, middle: int, max_spans: int) -> Steps:
     """Choose the steps next to the merged one while they fit, and the spans outside of steps at that time."""
     counts = con.execute("SELECT step, count(*) FROM spans WHERE step IS NOT NULL GROUP BY step").fetchall()
-    chosen: list[int] = []
-    room = most
+    selected: list[int] = []
+    room = max_spans
     for step, count in sorted(counts, key=lambda entry: (abs(entry[0] - middle), entry[0])):
         room -= count
-        if chosen and room < 0:
+        if selected and room < 0:
             break
-        chosen.append(step)
-    first, last = min(chosen), max(chosen)
-    if len(chosen) == len(counts):
-        _view(con, "true")
+        selected.append(step)
+    first_step, last_step = min(selected), max(selected)
+    if len(selected) == len(counts):
+        _create_view(con, "true")
     else:
         window = _row(con, "SELECT min(start_ns), max(start_ns + dur_ns) FROM spans "
-                           f"WHERE step BETWEEN {first} AND {last}")  # fmt: skip
-        outside = f"step IS NULL AND start_ns BETWEEN {window[0]} AND {window[1]}"
-        _view(con, f"step BETWEEN {first} AND {last} OR {outside}")
-    return Steps(len(chosen), len(counts), False)
+                           f"WHERE step BETWEEN {first_step} AND {last_step}")  # fmt: skip
+        outside_condition = f"step IS NULL AND start_ns BETWEEN {window[0]} AND {window[1]}"
+        _create_view(con, f"step BETWEEN {first_step} AND {last_step} OR {outside_condition}")
+    return Steps(len(selected), len(counts), False)
 
 
-def _view(con: duckdb.DuckDBPyConnection, condition: str) -> None:
+def _create_view(con: duckdb.DuckDBPyConnection, condition: str) -> None:
     """Create the view of chosen spans; spans of the merged step have its figures."""
     con.execute(
         f"""
@@ -124,9 +126,9 @@ def _view(con: duckdb.DuckDBPyConnection, condition: str) -> None:
     )
 
 
-def _limit(con: duckdb.DuckDBPyConnection, most: int | None) -> None:
+def _create_drawn_spans(con: duckdb.DuckDBPyConnection, max_spans: int | None) -> None:
     """Create the view `numbered` of the longest spans, or of all, and `related`: their parents, layers and launches."""
-    longest = "" if most is None else f"ORDER BY dur_ns DESC, start_ns LIMIT {most}"
+    longest = "" if max_spans is None else f"ORDER BY dur_ns DESC, start_ns LIMIT {max_spans}"
     con.execute(f"CREATE OR REPLACE TEMP TABLE drawn_spans AS FROM chosen_spans {longest}")
     con.execute("CREATE OR REPLACE TEMP VIEW numbered AS SELECT rowid AS number, * FROM drawn_spans")
     con.execute(
@@ -140,28 +142,28 @@ def _limit(con: duckdb.DuckDBPyConnection, most: int | None) -> None:
         processes AS (  -- Kineto does not record the process of device work
             SELECT rank, any_value(process) AS process FROM launches GROUP BY rank HAVING min(process) = max(process)
         )
-        SELECT own.number, up.number AS parent, layers.number AS layer, launches.number AS launch
-        FROM numbered own
-        LEFT JOIN ids up ON up.trace_id = own.trace_id AND up.span_id = own.parent_id
-        LEFT JOIN ids layers ON layers.trace_id = own.trace_id AND layers.span_id = own.layer_id
-        LEFT JOIN processes ON processes.rank = own.rank
-        LEFT JOIN launches ON own.device IS NOT NULL AND launches.correlation_id = own.correlation_id
-            AND launches.rank = own.rank
-            AND launches.process IS NOT DISTINCT FROM coalesce(own.process, processes.process)
+        SELECT span.number, parents.number AS parent, layers.number AS layer, launches.number AS launch
+        FROM numbered span
+        LEFT JOIN ids parents ON parents.trace_id = span.trace_id AND parents.span_id = span.parent_id
+        LEFT JOIN ids layers ON layers.trace_id = span.trace_id AND layers.span_id = span.layer_id
+        LEFT JOIN processes ON processes.rank = span.rank
+        LEFT JOIN launches ON span.device IS NOT NULL AND launches.correlation_id = span.correlation_id
+            AND launches.rank = span.rank
+            AND launches.process IS NOT DISTINCT FROM coalesce(span.process, processes.process)
         """
     )
 
 
-class _Drawn:
+class _DrawnSpans:
     """The drawn spans in order: lane after lane, and by start within a lane."""
 
     def __init__(self, con: duckdb.DuckDBPyConnection) -> None:
         """Put the spans of the view `numbered` into lanes; `numbers` has the number of the span at each position."""
         self.con = con
-        self.count = _number(con, "SELECT count(*) FROM numbered")
+        self.count = _integer(con, "SELECT count(*) FROM numbered")
         self.numbers = np.arange(self.count)
-        self._related = self.columns({relation: f"coalesce({relation}, -1)" for relation in _RELATED}, "related")
-        nullable = {name: f"coalesce({name}, {NONE})" for name in ("process", "thread", "device", "stream")}
+        self._related = self.columns({relation: f"coalesce({relation}, -1)" for relation in _RELATIONS}, "related")
+        nullable = {name: f"coalesce({name}, {MISSING})" for name in ("process", "thread", "device", "stream")}
         required = {
             "start": "start_ns",
             "dur": "dur_ns",
@@ -173,7 +175,7 @@ class _Drawn:
         self.lanes = lanes(
             Bars(self._related["parent"], **{name: values.astype(np.int64) for name, values in bars.items()})
         )
-        self.numbers = np.concatenate([np.zeros(0, np.int64), *(lane.places for lane in self.lanes)])
+        self.numbers = np.concatenate([np.zeros(0, np.int64), *(lane.indices for lane in self.lanes)])
         self.start_ns, self.dur_ns = bars["start"][self.numbers], bars["dur"][self.numbers]
 
     def columns(self, expressions: Mapping[str, str], source: str = "numbered") -> dict[str, Array]:
@@ -194,40 +196,51 @@ class _Drawn:
         }
 
 
-_RELATED = ("parent", "layer", "launch")
+_RELATIONS = ("parent", "layer", "launch")
 
 
-def _columns(spans: _Drawn) -> tuple[dict[str, Any], list[str]]:
+def _columns(spans: _DrawnSpans) -> tuple[dict[str, Any], list[str]]:
     """Return the packed columns that hold a value, and the names of the columns whose texts are too long."""
-    expressions = ", ".join(f"count({column.name}), {_letters(column)}" for column in _SHOWN)
+    expressions = ", ".join(f"count({column.name}), {_letters_sql(column)}" for column in _SHOWN_COLUMNS)
     figures = _row(spans.con, f"SELECT {expressions} FROM numbered")
     texts, numbers, too_long = ["key"], {}, []
-    for column, count, letters in zip(_SHOWN, figures[::2], figures[1::2], strict=True):
+    for column, count, letters in zip(_SHOWN_COLUMNS, figures[::2], figures[1::2], strict=True):
         if letters > MOST_TEXT:
             too_long.append(column.name)
-        elif (count or column.name in ALWAYS) and column.type == "VARCHAR":
+        elif (count or column.name in REQUIRED_COLUMNS) and column.type == "VARCHAR":
             texts.append(column.name)
-        elif count or column.name in ALWAYS:
-            numbers[column.name] = _figure(column)
-    source = f"(WITH {NAMES} SELECT number, {_WORK} AS work FROM numbered LEFT JOIN names USING (name))"
+        elif count or column.name in REQUIRED_COLUMNS:
+            numbers[column.name] = _figure_sql(column)
+    source = f"(WITH {NAMES} SELECT number, {_WORK_SQL} AS work FROM numbered LEFT JOIN names USING (name))"
     arrays = {**spans.columns(numbers), **spans.columns({"work": "work"}, source)}
     packed = {name: _packed(values) for name, values in arrays.items()}
     # one text column at a time: all of them at once take hundreds of megabytes
     return {**packed, **{name: _packed(spans.columns({name: name})[name]) for name in texts}}, too_long
 
 
-_WORK = f"CASE kind WHEN '{Kind.COPY}' THEN 'copy' WHEN '{Kind.KERNEL}' THEN names.class END"
+_WORK_SQL = f"CASE kind WHEN '{Kind.COPY}' THEN 'copy' WHEN '{Kind.KERNEL}' THEN names.class END"
 
-ALWAYS = ("name", "level", "kind", "type", "phase", "true_ns", "true_lo_ns", "true_hi_ns", "cause", "parent_rule")
+REQUIRED_COLUMNS = (
+    "name",
+    "level",
+    "kind",
+    "type",
+    "phase",
+    "true_ns",
+    "true_lo_ns",
+    "true_hi_ns",
+    "cause",
+    "parent_rule",
+)
 """Columns that the page always reads."""
 
 
-def _letters(column: Column) -> str:
-    text = f"(SELECT sum(length(each)) FROM (SELECT DISTINCT {column.name} AS each FROM numbered))"
+def _letters_sql(column: Column) -> str:
+    text = f"(SELECT sum(length(value)) FROM (SELECT DISTINCT {column.name} AS value FROM numbered))"
     return f"coalesce({text}, 0)" if column.type == "VARCHAR" and column.name != "name" else "0"
 
 
-def _figure(column: Column) -> str:
+def _figure_sql(column: Column) -> str:
     """Return a column's SQL; nanoseconds are rounded to integers, other figures to four decimals."""
     if column.type != "DOUBLE":
         return column.name
@@ -239,28 +252,28 @@ def _packed(values: Array) -> dict[str, Any]:
     return pack(places, values[places])
 
 
-def _note(shown: int, steps: Steps, left_out: Sequence[tuple[int, str]], too_long: Sequence[str]) -> str:
-    if steps.merged:
+def _note(span_count: int, steps: Steps, left_out: Sequence[tuple[int, str]], too_long: Sequence[str]) -> str:
+    if steps.is_merged:
         text = (
-            f"{shown:,} spans of one real step that was recorded with all requested levels. "
+            f"{span_count:,} spans of one real step that was recorded with all requested levels. "
             "Durations are as recorded; a click on a span shows its true time, without the overhead of recording."
         )
     elif steps.shown < steps.total:
-        text = f"{shown:,} spans: {steps.shown} of {steps.total} steps, those next to the merged one."
+        text = f"{span_count:,} spans: {steps.shown} of {steps.total} steps, those next to the merged one."
     else:
-        text = f"{shown:,} spans, as recorded."
-    text += "".join(f" Left out: {count:,}, {why}." for count, why in left_out if count)
+        text = f"{span_count:,} spans, as recorded."
+    text += "".join(f" Left out: {count:,}, {reason}." for count, reason in left_out if count)
     if too_long:
         text += f" Left out for their length: {', '.join(too_long)}."
     return text
 
 
-def _bounds(drawn: Sequence[Lane]) -> list[tuple[str, list[int], int, int]]:
+def _bounds(drawn_lanes: Sequence[Lane]) -> list[tuple[str, list[int], int, int]]:
     """Return each lane's track, levels, the position of its first span, and the position after its last span."""
-    bounds, first = [], 0
-    for lane in drawn:
-        bounds.append((lane.track, lane.levels, first, first + len(lane.places)))
-        first += len(lane.places)
+    bounds, start = [], 0
+    for lane in drawn_lanes:
+        bounds.append((lane.track, lane.levels, start, start + len(lane.indices)))
+        start += len(lane.indices)
     return bounds
 
 
@@ -268,5 +281,5 @@ def _row(con: duckdb.DuckDBPyConnection, query: str) -> tuple[Any, ...]:
     return tuple(con.execute(query).fetchall()[0])
 
 
-def _number(con: duckdb.DuckDBPyConnection, query: str) -> int:
+def _integer(con: duckdb.DuckDBPyConnection, query: str) -> int:
     return int(_row(con, query)[0])

@@ -18,10 +18,10 @@ from xsp.run import Budget, Run
 from xsp.schema import Kind, Level
 from xsp.scrub import plain
 
-LAST = 40
+LAST_STEPS = 40
 """Number of the last stored steps that the figures cover."""
 
-LAYERS = 5
+MOST_LAYERS = 5
 """Number of the slowest layers that are shown."""
 
 
@@ -30,9 +30,9 @@ class Figures:
     """The figures of a run at one moment."""
 
     name: str
-    finished: bool
-    stored: int
-    seen: int | None
+    is_finished: bool
+    steps_stored: int
+    steps_seen: int | None
     budget: Budget
     steps_ms: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Per rung: number of the last steps, and their trimmed mean in milliseconds."""
@@ -53,11 +53,11 @@ def read_figures(run: Path) -> Figures:
         raise TraceError(f"{run}: holds several runs; watch one of them: {', '.join(parts)}")
     progress, segments = underway.read(run), rundir.segments(run)
     finished = bool(content.finished)
-    seen = content.steps.seen if finished and content.steps is not None else _count(progress.get("seen"))
+    steps_seen = content.steps.seen if finished and content.steps is not None else _count(progress.get("seen"))
     budget = content.budget if finished else Run.of(progress).budget
-    figures = Figures(content.name or run.name, finished, len(segments), seen, budget or Budget.of({}))
+    figures = Figures(content.name or run.name, finished, len(segments), steps_seen, budget or Budget.of({}))
     if segments:
-        _read_steps(figures, segments[-LAST:])
+        _read_steps(figures, segments[-LAST_STEPS:])
     return figures
 
 
@@ -87,13 +87,13 @@ def _layers(con: duckdb.DuckDBPyConnection) -> list[tuple[str, float, float]]:
     """Return the slowest layers without layers inside, by their time in a step of the first rung with layers."""
     rows = con.execute(
         f"""
-        WITH rung AS (SELECT min(rung) AS own FROM spans WHERE timed AND rung >= {int(Level.LAYER)}),
-        steps AS (SELECT dur_ns, step FROM spans, rung WHERE kind = '{Kind.STEP}' AND timed AND rung = own),
-        modules AS (SELECT spans.* FROM spans, rung WHERE level = {int(Level.LAYER)} AND timed AND rung = own)
+        WITH rung AS (SELECT min(rung) AS lowest FROM spans WHERE timed AND rung >= {int(Level.LAYER)}),
+        steps AS (SELECT dur_ns, step FROM spans, rung WHERE kind = '{Kind.STEP}' AND timed AND rung = lowest),
+        modules AS (SELECT spans.* FROM spans, rung WHERE level = {int(Level.LAYER)} AND timed AND rung = lowest)
         SELECT name, sum(dur_ns) / 1e6 / (SELECT count(*) FROM steps) AS ms,
                100.0 * sum(dur_ns) / (SELECT sum(dur_ns) FROM steps)
         FROM modules WHERE span_id NOT IN (SELECT parent_id FROM modules WHERE parent_id IS NOT NULL)
-        GROUP BY name ORDER BY ms DESC, name LIMIT {LAYERS}
+        GROUP BY name ORDER BY ms DESC, name LIMIT {MOST_LAYERS}
         """
     ).fetchall()
     return [(name, ms, share) for name, ms, share in rows]
@@ -103,7 +103,7 @@ def _layers(con: duckdb.DuckDBPyConnection) -> list[tuple[str, float, float]]:
 # The output of `xsp watch`: a few lines of text on a run while it is recorded.
 
 
-def watched(figures: Figures) -> Text:
+def figures_text(figures: Figures) -> Text:
     """Return the lines of `xsp watch`."""
     lines = [_progress(figures)]
     if figures.budget:
@@ -120,20 +120,20 @@ def watched(figures: Figures) -> Text:
 
 def _rungs(figures: Figures) -> list[str]:
     """Return a line for each rung: its number of steps, and the duration of the last ones."""
-    taken = figures.budget.taken
-    names = dict.fromkeys([*taken, *figures.steps_ms])
+    counts = figures.budget.taken
+    names = dict.fromkeys([*counts, *figures.steps_ms])
     if not names:
         return []
     lines = [f"{'recorded':<18} {'steps':>9} {'the last ones, ms':>18}"]
     for rung in names:
-        last, ms = figures.steps_ms.get(rung, (None, None))
-        number = taken.get(rung, last)
+        last_count, ms = figures.steps_ms.get(rung, (None, None))
+        number = counts.get(rung, last_count)
         count_text = "–" if number is None else f"{number:,}"
         lines.append(f"  {plain(depth(rung)):<16} {count_text:>9} {'–' if ms is None else f'{ms:.3f}':>18}")
     return lines
 
 
 def _progress(figures: Figures) -> str:
-    state = "finished" if figures.finished else "running"
-    seen = f"step {figures.seen:,}, " if figures.seen is not None else ""
-    return f"{plain(figures.name)}: {state}, {seen}{figures.stored:,} steps stored"
+    state = "finished" if figures.is_finished else "running"
+    step_text = f"step {figures.steps_seen:,}, " if figures.steps_seen is not None else ""
+    return f"{plain(figures.name)}: {state}, {step_text}{figures.steps_stored:,} steps stored"

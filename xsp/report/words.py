@@ -32,12 +32,12 @@ def devices_text(trace: Trace) -> str:
     `2 × NVIDIA A100 (of 8 in the machine)`; a trace of one GPU has one device, however many the machine has.
     """
     installed = list(trace.run.machine.devices)
-    used = used_devices(trace)
-    if not used:
-        return f"{_counted(installed)} (no work of it in the trace)" if installed else ""
-    names = [_name(installed, device) for _, device in used]
-    idle = len(installed) > len(used)
-    return _counted(names) + (f" (of {len(installed)} in the machine)" if idle else "")
+    used_pairs = used_devices(trace)
+    if not used_pairs:
+        return f"{_with_counts(installed)} (no work of it in the trace)" if installed else ""
+    names = [_name(installed, device) for _, device in used_pairs]
+    has_idle = len(installed) > len(used_pairs)
+    return _with_counts(names) + (f" (of {len(installed)} in the machine)" if has_idle else "")
 
 
 def _name(installed: list[str], device: int) -> str:
@@ -46,7 +46,7 @@ def _name(installed: list[str], device: int) -> str:
     return installed[device] if 0 <= device < len(installed) else _UNNAMED
 
 
-def _counted(names: Iterable[str]) -> str:
+def _with_counts(names: Iterable[str]) -> str:
     """Return names with their numbers of occurrences: `8 × NVIDIA A100`."""
     return ", ".join(
         f"{count} GPU{'s' * (count > 1)}" if name == _UNNAMED else f"{count} × {name}" if count > 1 else name
@@ -62,7 +62,7 @@ _UNNAMED = ""
 # The reliability of a trace, for the page: the grade, the share of device time by attribution, the findings.
 
 
-def trust(trace: Trace) -> dict[str, Any]:
+def reliability(trace: Trace) -> dict[str, Any]:
     """Return the data of the page on the reliability of a trace.
 
     `grade` with its reasons; `findings` as (severity, subject, text); `absent`: collectors that had nothing to observe
@@ -74,14 +74,14 @@ def trust(trace: Trace) -> dict[str, Any]:
         "findings": [
             [str(finding.severity), finding.subject, finding.text]
             for finding in findings
-            if not _is_of(finding, absent)
+            if not _reports_absence(finding, absent)
         ],
         "absent": [[str(name), str(reason)] for name, reason in absent.items()],
         "attributed": attributed(trace),
     }
 
 
-def _is_of(finding: Finding, absent: Mapping[str, Any]) -> bool:
+def _reports_absence(finding: Finding, absent: Mapping[str, Any]) -> bool:
     """Return whether a finding reports only that a collector is absent, and why."""
     return finding.subject in absent and finding.text.endswith(str(absent[finding.subject]))
 
@@ -90,8 +90,8 @@ def attributed(trace: Trace) -> list[tuple[str, int, float]]:
     """Return grade, spans and milliseconds of device work, exact first; nothing without device work."""
     rows = trace.con.execute(
         f"""
-        SELECT coalesce(grade, '{Grade.UNKNOWN}') AS held, count(*), sum(dur_ns) / 1e6 FROM spans
-        WHERE level = {int(Level.KERNEL)} AND device IS NOT NULL GROUP BY held
+        SELECT coalesce(grade, '{Grade.UNKNOWN}') AS known_grade, count(*), sum(dur_ns) / 1e6 FROM spans
+        WHERE level = {int(Level.KERNEL)} AND device IS NOT NULL GROUP BY known_grade
         """
     ).fetchall()
     order = [entry.value for entry in Grade]

@@ -9,18 +9,18 @@ function whisker(params, api) {
 }
 
 function ledgerSum(first, rungs, last) {
-  const sum = rungs.reduce((all, row) => all + row.added_ms, first.step_ms);
+  const sum = rungs.reduce((total, row) => total + row.added_ms, first.step_ms);
   const added = rungs.map((row) => `${signed(row.added_ms)} ms (${row.records})`).join(" ");
   const below = rungs.some((row) => row.added_ms < 0) ? " Negative values are not stacked." : "";
   return `${number(first.step_ms)} ms true ${added} = ${number(sum)} ms; with all levels recorded, ${number(last.step_ms)} ms were measured.${below}`;
 }
 
 function ledgerTip(row) {
-  const ends = row.low_ms === null || row.low_ms === undefined ? "no interval" : `95 % interval ${number(row.low_ms)} … ${number(row.high_ms)} ms`;
-  return tip([`<b>${plain(row.records)}</b> add ${number(row.added_ms)} ms`, ends]);
+  const interval = row.low_ms === null || row.low_ms === undefined ? "no interval" : `95 % interval ${number(row.low_ms)} … ${number(row.high_ms)} ms`;
+  return tip([`<b>${plain(row.records)}</b> add ${number(row.added_ms)} ms`, interval]);
 }
 
-// Above the parts of the measured step, below them what each rung adds.
+// Above: the parts of the measured step; below: what each rung adds.
 function ledgerAxes(names) {
   const value = (gridIndex) => ({ type: "value", gridIndex, axisLabel: { formatter: "{value} ms" } });
   return {
@@ -35,12 +35,12 @@ function ledgerAxes(names) {
 function ledgerSeries(first, rungs, names, measured) {
   const below = { xAxisIndex: 1, yAxisIndex: 1 }, colour = (place) => ({ color: palette[place + 1] });
   const mark = { symbol: "none", silent: true, data: [{ xAxis: measured }], label: { formatter: "measured", fontSize: 11 }, lineStyle: { color: "#7d8794", type: "dashed", width: 1.5 } };
-  const ends = rungs.flatMap((row, place) => (row.low_ms === null || row.low_ms === undefined ? [] : [[place, row.low_ms, row.high_ms]]));
+  const intervals = rungs.flatMap((row, place) => (row.low_ms === null || row.low_ms === undefined ? [] : [[place, row.low_ms, row.high_ms]]));
   return [
     { type: "bar", stack: "all", name: "true", data: [first.step_ms], itemStyle: { color: palette[0] }, markLine: mark },
     ...rungs.map((row, place) => ({ type: "bar", stack: "all", name: names[place], data: [Math.max(0, row.added_ms)], itemStyle: colour(place) })),
     { type: "bar", ...below, barMaxWidth: 16, data: rungs.map((row, place) => ({ value: row.added_ms, itemStyle: colour(place) })) },
-    { type: "custom", ...below, renderItem: whisker, encode: { x: [1, 2], y: 0 }, z: 5, data: ends },
+    { type: "custom", ...below, renderItem: whisker, encode: { x: [1, 2], y: 0 }, z: 5, data: intervals },
   ];
 }
 

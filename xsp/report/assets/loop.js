@@ -2,12 +2,12 @@
 // The run over time: the duration of each step, recorded or not, and the parts of an iteration of the loop.
 
 const PIECES = [["self_ms", "the step itself", "#4c78d8"], ["data_ms", "waiting for data", "#e0823d"], ["between_ms", "other time between steps", "#c3cad8"]];
-const FAILED = "#d03050", STEEP = 30;
+const FAILED = "#d03050", LOG_RATIO = 30;
 
-// Sizes so far apart that a linear axis shows only the largest stand on a logarithmic one.
+// The axis is logarithmic if the sizes differ so much that a linear one would show only the largest.
 function axisOf(values) {
-  const sizes = values.filter((value) => value > 0), least = sizes.reduce((a, b) => Math.min(a, b), Infinity), most = sizes.reduce((a, b) => Math.max(a, b), 0);
-  return { type: most > STEEP * least ? "log" : "value", axisLabel: { formatter: compact } };
+  const sizes = values.filter((value) => value > 0), smallest = sizes.reduce((a, b) => Math.min(a, b), Infinity), largest = sizes.reduce((a, b) => Math.max(a, b), 0);
+  return { type: largest > LOG_RATIO * smallest ? "log" : "value", axisLabel: { formatter: compact } };
 }
 
 function runAxes(by, values, note) {
@@ -34,16 +34,16 @@ function stepTip(points, kinds, place) {
 }
 
 function drawSteps(by) {
-  const { points, kinds } = whole.loop, small = points.step.length > 1500 ? 4 : 6;
-  const chosen = (wanted) => points.step.flatMap((_, place) => (wanted(place) ? [[points[by][place], points.ms[place], place]] : []));
+  const { points, kinds } = pageData.loop, small = points.step.length > 1500 ? 4 : 6;
+  const pointsWhere = (isDrawn) => points.step.flatMap((_, place) => (isDrawn(place) ? [[points[by][place], points.ms[place], place]] : []));
   const series = kinds.flatMap((name, kind) => {
-    const color = kind < palette.length ? palette[kind] : OTHER, of = (recorded) => chosen((place) => points.colour[place] === kind && points.recorded[place] === recorded && points.failed[place] === null);
+    const color = kind < palette.length ? palette[kind] : OTHER_COLOUR, pointsOf = (recorded) => pointsWhere((place) => points.colour[place] === kind && points.recorded[place] === recorded && points.failed[place] === null);
     return [
-      { type: "scatter", name, symbolSize: small, itemStyle: { color, opacity: 0.75 }, data: of(false) },
-      { type: "scatter", name, symbol: "diamond", symbolSize: small + 5, z: 3, itemStyle: { color: "transparent", borderColor: color, borderWidth: 1.5 }, data: of(true) },
+      { type: "scatter", name, symbolSize: small, itemStyle: { color, opacity: 0.75 }, data: pointsOf(false) },
+      { type: "scatter", name, symbol: "diamond", symbolSize: small + 5, z: 3, itemStyle: { color: "transparent", borderColor: color, borderWidth: 1.5 }, data: pointsOf(true) },
     ];
   });
-  const failed = { type: "scatter", name: "failed", symbol: "triangle", symbolSize: 10, z: 4, itemStyle: { color: FAILED }, data: chosen((place) => points.failed[place] !== null) };
+  const failed = { type: "scatter", name: "failed", symbol: "triangle", symbolSize: 10, z: 4, itemStyle: { color: FAILED }, data: pointsWhere((place) => points.failed[place] !== null) };
   if (failed.data.length) series.push(failed);
   plot(byId("run-steps"), () => ({
     ...runAxes(by, points.ms, runWords(by)), legend: { ...LEGEND, icon: "circle" },
@@ -53,11 +53,11 @@ function drawSteps(by) {
 }
 
 function drawParts(by) {
-  const { parts } = whole.loop, wholes = parts.step.map((_, place) => PIECES.reduce((sum, [piece]) => sum + parts[piece][place], 0));
-  const lines = (place) => PIECES.map(([piece, name]) => `${name} ${number(parts[piece][place])} ms (${share(parts[piece][place], wholes[place])})`);
+  const { parts } = pageData.loop, totals = parts.step.map((_, place) => PIECES.reduce((sum, [piece]) => sum + parts[piece][place], 0));
+  const lines = (place) => PIECES.map(([piece, name]) => `${name} ${number(parts[piece][place])} ms (${share(parts[piece][place], totals[place])})`);
   plot(byId("run-parts"), () => ({
     ...runAxes(by, [], runWords(by)),
-    tooltip: { trigger: "axis", confine: true, formatter: (items) => tip([`<b>from step ${number(parts.step[items[0].dataIndex])} on: ${number(wholes[items[0].dataIndex])} ms an iteration</b>`, ...lines(items[0].dataIndex)]) },
+    tooltip: { trigger: "axis", confine: true, formatter: (items) => tip([`<b>from step ${number(parts.step[items[0].dataIndex])} on: ${number(totals[items[0].dataIndex])} ms an iteration</b>`, ...lines(items[0].dataIndex)]) },
     series: PIECES.map(([piece, name, color]) => ({
       type: "line", name, stack: "all", step: "end", symbol: parts.step.length > 1 ? "none" : "circle", lineStyle: { width: 0.5 }, itemStyle: { color }, areaStyle: { color, opacity: 0.85 },
       data: parts.step.map((_, place) => [parts[by][place], parts[piece][place]]),
@@ -66,7 +66,7 @@ function drawParts(by) {
 }
 
 function drawLoop() {
-  const { loop } = whole;
+  const { loop } = pageData;
   byId("run").hidden = document.querySelector('nav a[href="#run"]').hidden = !loop;
   if (!loop) return;
   byId("run-notes").textContent = loop.notes.join(" ");
@@ -75,7 +75,7 @@ function drawLoop() {
   byId("run-parts").previousElementSibling.append(make("span", ` means over ${loop.basis}`, "quiet table"));
   const draw = () => {
     const by = byId("run-by").value;
-    for (const id of ["run-steps", "run-parts"]) plots.filter((each) => each.holder === byId(id)).forEach((each) => each.drop());
+    for (const id of ["run-steps", "run-parts"]) plots.filter((entry) => entry.holder === byId(id)).forEach((entry) => entry.remove());
     drawSteps(by);
     drawParts(by);
   };

@@ -4,15 +4,15 @@
 // --- head -----------------------------------------------------------------------------------------------------------
 
 function drawHeader() {
-  byId("name").textContent = whole.name;
-  for (const [what, text] of whole.facts) byId("facts").append(make("dt", what), make("dd", text));
+  byId("name").textContent = pageData.name;
+  for (const [label, text] of pageData.facts) byId("facts").append(make("dt", label), make("dd", text));
 }
 
 function drawFigures() {
   byId("verdict").replaceChildren(...data.verdict.map((sentence) => make("li", sentence.replaceAll("`", ""))));
-  byId("headline").replaceChildren(...data.headline.map(([what, value, about]) => {
+  byId("headline").replaceChildren(...data.headline.map(([label, value, about]) => {
     const tile = make("div", null, "tile");
-    tile.append(make("span", what, "quiet"), make("b", value), make("span", about, "quiet"));
+    tile.append(make("span", label, "quiet"), make("b", value), make("span", about, "quiet"));
     return tile;
   }));
 }
@@ -20,7 +20,7 @@ function drawFigures() {
 // --- the kind of step -----------------------------------------------------------------------------------------------
 
 function drawKinds() {
-  const { shown, others } = whole.kinds, choice = byId("kind");
+  const { shown, others } = pageData.kinds, choice = byId("kind");
   byId("kinds").hidden = !shown.length;
   shown.forEach((kind, number) => choice.append(new Option(nameOf(kind), number)));
   choice.parentNode.hidden = !shown.length;
@@ -35,52 +35,52 @@ function drawKinds() {
 }
 
 function nameOf({ name, steps, percent }) {
-  const told = [steps === null || steps === undefined ? null : counted(steps, "step"), percent === null ? null : `${percent.toFixed(0)} % of the loop's time`];
-  return [name, ...told.filter((each) => each)].join(", ");
+  const details = [steps === null || steps === undefined ? null : counted(steps, "step"), percent === null ? null : `${percent.toFixed(0)} % of the loop's time`];
+  return [name, ...details.filter((detail) => detail)].join(", ");
 }
 
 // --- reliability ------------------------------------------------------------------------------------------------------
 
 const GRADES = { exact: "var(--good)", inferred: "#d9a441", unknown: "#c9506b" };
-const GRADES_MEAN = {
+const GRADE_MEANINGS = {
   exact: "found by ids, sequence numbers and containment", inferred: "found by weaker evidence, such as the replay of a graph, or an operator without a launch", unknown: "no layer is known",
 };
 
-const OF_THE_RUN = ["drift", "data", "loop"];
-const PHASES_MEAN = { "rest of the step": "time outside all phases: Python, moving data, losses outside the model, waiting for a device", "between steps": "logging, evaluation and other work of the program between two steps" };
+const RUN_SUBJECTS = ["drift", "data", "loop"];
+const PHASE_MEANINGS = { "rest of the step": "time outside all phases: Python, moving data, losses outside the model, waiting for a device", "between steps": "logging, evaluation and other work of the program between two steps" };
 
 // The parts of an iteration as one bar. Without a loop the time between steps is unknown.
 function drawPhases() {
-  const rows = data.phases.map(([phase, ms]) => [phase === "data" ? "waiting for data" : phase, ms]), all = rows.reduce((sum, [, ms]) => sum + ms, 0);
-  const what = rows.some(([phase]) => phase === "between steps") ? "an iteration of the loop" : "a step and its wait for data";
-  byId("phases").replaceChildren(...(rows.length ? sharesBar(`Where the time of ${what} goes: ${number(all)} ms, percent of that`, rows.map(([phase, ms]) => ({
-    size: ms, colour: PHASES[phase] || OTHER, title: PHASES_MEAN[phase], text: `${phase} ${share(ms, all)}, ${number(ms)} ms`,
+  const rows = data.phases.map(([phase, ms]) => [phase === "data" ? "waiting for data" : phase, ms]), total = rows.reduce((sum, [, ms]) => sum + ms, 0);
+  const subject = rows.some(([phase]) => phase === "between steps") ? "an iteration of the loop" : "a step and its wait for data";
+  byId("phases").replaceChildren(...(rows.length ? sharesBar(`Where the time of ${subject} goes: ${number(total)} ms, percent of that`, rows.map(([phase, ms]) => ({
+    size: ms, colour: PHASES[phase] || OTHER_COLOUR, title: PHASE_MEANINGS[phase], text: `${phase} ${share(ms, total)}, ${number(ms)} ms`,
   }))) : []));
 }
 
 function drawHealth() {
-  const { grade, findings, absent, attributed } = data.health, why = grade.reasons.length ? grade.reasons : ["no finding lowers the grade"];
+  const { grade, findings, absent, attributed } = data.health, reasons = grade.reasons.length ? grade.reasons : ["no finding lowers the grade"];
   byId("grade").hidden = false;
-  byId("grade").replaceChildren(make("span", "grade, A to F", "quiet"), make("b", grade.letter, "grade-" + grade.letter), ...why.map((reason) => make("p", reason, "quiet")));
+  byId("grade").replaceChildren(make("span", "grade, A to F", "quiet"), make("b", grade.letter, "grade-" + grade.letter), ...reasons.map((reason) => make("p", reason, "quiet")));
   byId("attributed").replaceChildren(...(attributed.length ? attribution(attributed) : []));
   byId("findings").replaceChildren(...findings.map(([severity, subject, text]) => {
     const item = make("li");
     item.append(make("span", severity, "severity " + severity), make("span", subject, "subject"), make("span", text));
     return item;
   }));
-  byId("run-found").replaceChildren(...findings.filter(([, subject]) => OF_THE_RUN.includes(subject)).map(([severity, , text]) => make("p", text.replaceAll("`", ""), severity)));
+  byId("run-found").replaceChildren(...findings.filter(([, subject]) => RUN_SUBJECTS.includes(subject)).map(([severity, , text]) => make("p", text.replaceAll("`", ""), severity)));
   byId("absent").replaceChildren(...folded(`${counted(absent.length, "collector")} not used, with the reasons`, absent.map(([name, reason]) => make("p", `${name}: ${reason}`, "quiet"))));
 }
 
 // Device time by certainty of its layer, as one bar.
 function attribution(rows) {
-  const all = rows.reduce((sum, [, , ms]) => sum + ms, 0);
+  const total = rows.reduce((sum, [, , ms]) => sum + ms, 0);
   return sharesBar("Device time by certainty of its layer, percent of that time", rows.map(([grade, count, ms]) => ({
-    size: ms, colour: GRADES[grade], title: GRADES_MEAN[grade], text: `${grade} ${share(ms, all)}, ${number(count)} kernels and copies, ${number(ms)} ms`,
+    size: ms, colour: GRADES[grade], title: GRADE_MEANINGS[grade], text: `${grade} ${share(ms, total)}, ${number(count)} kernels and copies, ${number(ms)} ms`,
   })));
 }
 
-// Parts of a whole beside each other, with a legend below them.
+// Parts of a whole as one bar, with a legend below it.
 function sharesBar(title, rows) {
   const bar = make("div", null, "shares"), keys = make("div", null, "legend");
   for (const { size, colour, title: about, text } of rows) {
@@ -99,8 +99,8 @@ const WORDS = {
   dur_ns: "recorded", raw_ns: "averaged", true_ns: "true", cause: "difference", work: "class",
   input_shapes: "shapes", flops: "operations", median_ns: "median", p90_ns: "90th percentile", p99_ns: "99th percentile",
 };
-const FIRST = ["kind", "type", "work", "phase", "dur_ns", "raw_ns", "true_ns", "interval", "cause", "input_shapes", "flops"];
-const TOLD = ["name", "true_lo_ns", "true_hi_ns", "level", "parent_rule", "parent", "layer", "launch", "start", "key", "grade", "attributes"];
+const LEADING_COLUMNS = ["kind", "type", "work", "phase", "dur_ns", "raw_ns", "true_ns", "interval", "cause", "input_shapes", "flops"];
+const HANDLED_COLUMNS = ["name", "true_lo_ns", "true_hi_ns", "level", "parent_rule", "parent", "layer", "launch", "start", "key", "grade", "attributes"];
 const IDS = /^(process|thread|device|stream|step|correlation_id|sequence_nr|forward_thread|layer_index|depth)$/;
 const MOST_LINKS = 8;
 
@@ -138,11 +138,11 @@ function links(places) {
 // A list of facts, and the function that adds one.
 function factList() {
   const list = make("dl");
-  return [list, (what, value, about) => {
-    const term = make("dt", what), told = make("dd");
+  return [list, (label, value, about) => {
+    const term = make("dt", label), definition = make("dd");
     if (about) term.title = about;
-    told.append(value);
-    list.append(term, told);
+    definition.append(value);
+    list.append(term, definition);
   }];
 }
 
@@ -150,19 +150,19 @@ function show(place) {
   const [list, fact] = factList();
   fact("level", levelName(timeline.get.level(place)), data.timeline.about.level);
   fact("starts at", time(timeline.start[place]), "time since the start of the timeline");
-  tellColumns(place, fact);
-  tellLaunch(place, fact);
-  tellPlace(place, fact);
-  tellAttributes(place, fact);
+  addColumns(place, fact);
+  addLaunch(place, fact);
+  addPosition(place, fact);
+  addAttributes(place, fact);
   const children = timeline.spans.inside(place);
   if (children.length) fact(`inside: ${number(children.length)}`, links(children));
   byId("panel").replaceChildren(make("h3", timeline.get.name(place)), list);
 }
 
-// Of a step that was measured several times, the main figures are shown as unknown if they are; other unknown figures are left out.
-function tellColumns(place, fact) {
+// Unknown figures are left out, except for the main figures of a step that was measured several times.
+function addColumns(place, fact) {
   const averaged = timeline.get.raw_ns && timeline.get.raw_ns(place) !== null;
-  const columns = [...FIRST, ...Object.keys(timeline.get).filter((name) => !FIRST.includes(name) && !TOLD.includes(name))];
+  const columns = [...LEADING_COLUMNS, ...Object.keys(timeline.get).filter((name) => !LEADING_COLUMNS.includes(name) && !HANDLED_COLUMNS.includes(name))];
   for (const column of columns.filter((name) => name === "interval" || timeline.get[name])) {
     const value = column === "interval" ? interval(place) : valueOf(column, place);
     if (value === null && !(averaged && ["true_ns", "interval", "cause"].includes(column))) continue;
@@ -171,7 +171,7 @@ function tellColumns(place, fact) {
   }
 }
 
-function tellLaunch(place, fact) {
+function addLaunch(place, fact) {
   const { get, spans, start } = timeline, launch = get.launch(place);
   if (launch !== null) {
     fact("launched by", link(launch));
@@ -181,66 +181,66 @@ function tellLaunch(place, fact) {
   if (launched.length) fact(`launched: ${number(launched.length)}`, links(launched));
 }
 
-function tellPlace(place, fact) {
-  const { get } = timeline, above = get.parent(place), layer = get.layer(place), grade = get.grade ? get.grade(place) : null;
+function addPosition(place, fact) {
+  const { get } = timeline, parent = get.parent(place), layer = get.layer(place), grade = get.grade ? get.grade(place) : null;
   if (layer !== null && layer !== place) fact("layer", link(layer));
-  if (grade !== null) fact("layer known", `${grade}: ${GRADES_MEAN[grade] || ""}`, data.timeline.about.grade);
-  fact("parent", above === null ? "none" : link(above));
+  if (grade !== null) fact("layer known", `${grade}: ${GRADE_MEANINGS[grade] || ""}`, data.timeline.about.grade);
+  fact("parent", parent === null ? "none" : link(parent));
   fact("found by", number(get.parent_rule(place)), data.timeline.about.parent_rule);
   if (get.key(place) !== null) fact("key", get.key(place), "the place of the span in the structure of a step; a search in Jaeger for the tag xsp.key with this value finds it in every step");
 }
 
 // Attributes are untrusted JSON; anything but an object is shown as text.
-function tellAttributes(place, fact) {
+function addAttributes(place, fact) {
   const text = timeline.get.attributes ? timeline.get.attributes(place) : null;
   if (text === null) return;
-  let found = null;
-  try { found = JSON.parse(text); } catch { /* shown as text */ }
-  if (found === null || typeof found !== "object" || Array.isArray(found)) return fact("attributes", text);
-  for (const [name, value] of Object.entries(found)) {
-    const shown = name === "bytes" || name.endsWith("_bytes") ? bytes(value) : typeof value === "string" ? value : JSON.stringify(value);
-    fact(name.replace(/_bytes$/, "").replace(/^xsp\./, "").replaceAll("_", " "), shown);
+  let attributes = null;
+  try { attributes = JSON.parse(text); } catch { /* shown as text */ }
+  if (attributes === null || typeof attributes !== "object" || Array.isArray(attributes)) return fact("attributes", text);
+  for (const [name, value] of Object.entries(attributes)) {
+    const valueText = name === "bytes" || name.endsWith("_bytes") ? bytes(value) : typeof value === "string" ? value : JSON.stringify(value);
+    fact(name.replace(/_bytes$/, "").replace(/^xsp\./, "").replaceAll("_", " "), valueText);
   }
 }
 
 // Searches the kinds of steps for a span, the shown kind first, and shows the kind that has it.
 function placeOf(key) {
-  const find = () => timeline.spans.places((each) => timeline.get.key(each) === key)[0];
-  const shown = Number(byId("kind").value || 0), all = [shown, ...whole.kinds.shown.keys()];
-  for (const number of all) {
+  const find = () => timeline.spans.places((place) => timeline.get.key(place) === key)[0];
+  const current = Number(byId("kind").value || 0), candidates = [current, ...pageData.kinds.shown.keys()];
+  for (const number of candidates) {
     if (kindOf(number) !== data) drawKind(number);
     const place = find();
     if (place !== undefined) return place;
   }
-  drawKind(shown);
+  drawKind(current);
   return undefined;
 }
 
 // A span in Jaeger links to #key=…, the place in the structure of a step.
-function follow() {
-  const key = new URLSearchParams(location.hash.slice(1)).get("key"), told = byId("linked");
+function followLink() {
+  const key = new URLSearchParams(location.hash.slice(1)).get("key"), notice = byId("linked");
   const place = key === null ? undefined : placeOf(key);
-  told.hidden = key === null || place !== undefined;
+  notice.hidden = key === null || place !== undefined;
   if (key === null) return;
   byId("timeline").scrollIntoView();
   if (place !== undefined) timeline.visit(place);
-  else told.textContent = `The link leads to a span with the key ${key}, but the timeline shows none: the span belongs to another run or to another kind of step, or it is left out here.`;
+  else notice.textContent = `The link leads to a span with the key ${key}, but the timeline shows none: the span belongs to another run or to another kind of step, or it is left out here.`;
 }
 
 // --- legend -----------------------------------------------------------------------------------------------------------
 
 function drawLegend() {
-  const holder = byId("legend"), { get, spans } = timeline, seen = new Map();
-  let backward = false;
+  const holder = byId("legend"), { get, spans } = timeline, colours = new Map();
+  let hasBackward = false;
   for (let place = 0; place < spans.count; place++) {
-    seen.set(timeline.meaning(place), timeline.colour(place));
-    backward = backward || get.phase(place) === "backward";
+    colours.set(timeline.meaning(place), timeline.colour(place));
+    hasBackward = hasBackward || get.phase(place) === "backward";
   }
   const order = [...Object.values(LEVELS).map(([name]) => name), ...Object.keys(WORKS)];
   const place = (name) => (order.includes(name) ? order.indexOf(name) : order.length);
   holder.replaceChildren();
-  for (const name of [...seen.keys()].sort((a, b) => place(a) - place(b))) holder.append(legendItem(name, seen.get(name)));
-  if (backward) holder.append(legendItem("backward", null, "backward"));
+  for (const name of [...colours.keys()].sort((a, b) => place(a) - place(b))) holder.append(legendItem(name, colours.get(name)));
+  if (hasBackward) holder.append(legendItem("backward", null, "backward"));
   byId("timeline-note").textContent = data.timeline.note;
   byId("panel").replaceChildren(make("p", "Click a span to see its details. Wheel: zoom. Drag: pan. Shift and wheel: scroll the lanes. Double click: zoom to the span. Keys: arrows, +, −, 0, N, P.", "quiet"));
 }
@@ -259,7 +259,7 @@ function drawKind(number) {
   drawCharts();
   drawLedger();
   drawTables();
-  tellMissing();
+  drawMissing();
   dropPlots();
 }
 
@@ -269,5 +269,5 @@ drawKinds();
 drawLoop();
 drawSections();
 drawKind(0);
-follow();
-addEventListener("hashchange", follow);
+followLink();
+addEventListener("hashchange", followLink);

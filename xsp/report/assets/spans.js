@@ -1,34 +1,34 @@
 "use strict";
-// The spans of the timeline: packed columns made readable, and questions that are answered without looking at each.
+// The spans of the timeline: unpacked columns, and queries that do not visit each span.
 
-// Integers came as differences: zigzag, seven bits a byte, the lowest first, in base64.
+// Integers are packed as differences: zigzag, seven bits a byte, the lowest first, in base64.
 function integers(text) {
-  const bytes = atob(text), found = [];
-  let last = 0, value = 0, scale = 1;
+  const bytes = atob(text), numbers = [];
+  let current = 0, value = 0, scale = 1;
   for (let at = 0; at < bytes.length; at++) {
     const byte = bytes.charCodeAt(at);
     value += (byte & 127) * scale;
     scale *= 128;
     if (byte > 127) continue;
-    last += value % 2 ? -(value + 1) / 2 : value / 2;
-    found.push(last);
+    current += value % 2 ? -(value + 1) / 2 : value / 2;
+    numbers.push(current);
     [value, scale] = [0, 1];
   }
-  return Float64Array.from(found);
+  return Float64Array.from(numbers);
 }
 
-// Which values are missing came as the lengths of the stretches that are there and missing, in turn.
-function missing(lengths, count) {
-  const found = new Uint8Array(count);
+// Missing values are packed as the lengths of stretches of present and missing values in turn.
+function missingFlags(lengths, count) {
+  const flags = new Uint8Array(count);
   let place = 0;
   lengths.forEach((length, number) => {
-    if (number % 2) found.fill(1, place, place + length);
+    if (number % 2) flags.fill(1, place, place + length);
     place += length;
   });
-  return found;
+  return flags;
 }
 
-// Ids came as bytes; each is eight of them.
+// Ids are packed as eight bytes each.
 function hexadecimal(bytes, place) {
   let text = "";
   for (let at = 8 * place; at < 8 * place + 8; at++) text += bytes.charCodeAt(at).toString(16).padStart(2, "0");
@@ -42,11 +42,11 @@ function changes(column) {
     return (number) => hexadecimal(bytes, number);
   }
   if ("values" in column) {
-    const which = integers(column.at);
-    return (number) => column.values[which[number]];
+    const indices = integers(column.at);
+    return (number) => column.values[indices[number]];
   }
-  const numbers = integers(column.numbers), gone = missing(column.holes, numbers.length);
-  return (number) => (gone[number] ? null : numbers[number]);
+  const numbers = integers(column.numbers), isMissing = missingFlags(column.holes, numbers.length);
+  return (number) => (isMissing[number] ? null : numbers[number]);
 }
 
 // Returns a column as a function from a span's place to its value, null where it is missing.
@@ -56,7 +56,7 @@ function unpack(column, count) {
   const from = integers(column.from), value = changes(column);
   if (from.length === count) return value;
   const number = new Int32Array(count);
-  from.forEach((first, each) => number.fill(each, first, each + 1 < from.length ? from[each + 1] : count));
+  from.forEach((first, change) => number.fill(change, first, change + 1 < from.length ? from[change + 1] : count));
   return (place) => value(number[place]);
 }
 
@@ -64,7 +64,7 @@ class Spans {
   constructor(data) {
     const { columns, lanes, count } = data;
     this.count = count;
-    this.lanes = lanes.map(([track, levels, first, last]) => ({ track, holds: levelWords(levels), first, last }));
+    this.lanes = lanes.map(([track, levels, first, last]) => ({ track, contents: levelWords(levels), first, last }));
     this.get = Object.fromEntries(Object.entries(columns).map(([name, column]) => [name, unpack(column, count)]));
     this.start = Float64Array.from({ length: count }, (_, place) => this.get.start(place));
     this.dur = Float64Array.from({ length: count }, (_, place) => this.get.dur_ns(place));
@@ -74,21 +74,21 @@ class Spans {
 
   end(place) { return this.start[place] + this.dur[place]; }
 
-  // Spans of a lane stand by start and do not overlap, so they stand by end too.
-  firstEndingAfter(ns, low, high) { return least(low, high, (place) => this.end(place) >= ns); }
+  // Spans of a lane are sorted by start and do not overlap, so they are sorted by end too.
+  firstEndingAfter(ns, low, high) { return lowerBound(low, high, (place) => this.end(place) >= ns); }
 
-  // The next one is mostly near, so steps are small at first.
+  // The next one is usually near, so the search begins with small steps.
   firstStartingFrom(ns, low, high) {
     let step = 1;
     while (low + step < high && this.start[low + step] < ns) step *= 2;
-    return least(low, Math.min(high, low + step + 1), (place) => this.start[place] >= ns);
+    return lowerBound(low, Math.min(high, low + step + 1), (place) => this.start[place] >= ns);
   }
 
-  laneOf(place) { return least(0, this.lanes.length, (lane) => this.lanes[lane].last > place); }
+  laneOf(place) { return lowerBound(0, this.lanes.length, (lane) => this.lanes[lane].last > place); }
 
   busy(first, last) { return this.sums[last] - this.sums[first]; }
 
-  // The place of the longest of some neighbours, from a tree of winners.
+  // The index of the longest of some neighbours, from a tournament tree.
   longest(first, last) {
     const { tree, dur, count } = this;
     let best = first;
@@ -100,47 +100,47 @@ class Spans {
   }
 
   places(condition) {
-    const found = [];
-    for (let place = 0; place < this.count; place++) if (condition(place)) found.push(place);
-    return found;
+    const matches = [];
+    for (let place = 0; place < this.count; place++) if (condition(place)) matches.push(place);
+    return matches;
   }
 
   inside(place) {
-    return this.places((each) => this.get.parent(each) === place).sort((a, b) => this.dur[b] - this.dur[a]);
+    return this.places((other) => this.get.parent(other) === place).sort((a, b) => this.dur[b] - this.dur[a]);
   }
 
-  launched(place) { return this.places((each) => this.get.launch(each) === place); }
+  launched(place) { return this.places((other) => this.get.launch(other) === place); }
 
-  // Names repeat, so each different one is compared once. Returns how many hits stand before each place.
+  // Names repeat, so each distinct name is compared once. Returns the number of hits before each index.
   search(word) {
-    const known = new Map(), before = new Uint32Array(this.count + 1);
-    const says = (value) => {
-      if (!known.has(value)) known.set(value, String(value === null ? "" : value).toLowerCase().includes(word));
-      return known.get(value);
+    const cache = new Map(), before = new Uint32Array(this.count + 1);
+    const isHit = (value) => {
+      if (!cache.has(value)) cache.set(value, String(value === null ? "" : value).toLowerCase().includes(word));
+      return cache.get(value);
     };
     for (let place = 0; place < this.count; place++) {
-      before[place + 1] = before[place] + (says(this.get.name(place)) || says(this.get.type(place)) ? 1 : 0);
+      before[place + 1] = before[place] + (isHit(this.get.name(place)) || isHit(this.get.type(place)) ? 1 : 0);
     }
     return before;
   }
 }
 
-// Returns the least number from low on that has a property which all above it have, else high.
-function least(low, high, has) {
+// Returns the smallest number from low on for which a monotonic condition holds, else high.
+function lowerBound(low, high, holds) {
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (has(middle)) high = middle; else low = middle + 1;
+    if (holds(middle)) high = middle; else low = middle + 1;
   }
   return low;
 }
 
 function sums(values) {
-  const found = new Float64Array(values.length + 1);
-  values.forEach((value, place) => { found[place + 1] = found[place] + value; });
-  return found;
+  const totals = new Float64Array(values.length + 1);
+  values.forEach((value, place) => { totals[place + 1] = totals[place] + value; });
+  return totals;
 }
 
-// A node holds the place of the longer of its two; the spans themselves are the leaves.
+// A node has the index of the longer span of its two children; the leaves are the spans.
 function longestTree(dur) {
   const count = dur.length, tree = new Int32Array(2 * count);
   for (let place = 0; place < count; place++) tree[count + place] = place;

@@ -1,5 +1,5 @@
 "use strict";
-// Tables that sort and filter. One is made when it is first opened: thousands of rows cost nothing until somebody looks.
+// Sortable tables with a filter. A table is created when it is first opened, so thousands of rows cost nothing before.
 
 const UNITS = { ms: "ms", us: "µs", ns: "ns", mib: "MiB", bytes: "bytes", percent: "%" };
 const OPEN = ["A1"];
@@ -11,22 +11,22 @@ function heading(column) {
   return [name.replaceAll("_", " "), unit && UNITS[unit]];
 }
 
-// Sorts rows by a column, what is missing last.
-function order(place, way) {
-  return ({ [place]: a }, { [place]: b }) => (a === null) - (b === null) || way * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
+// Compares rows by a column; missing values come last.
+function order(column, direction) {
+  return ({ [column]: a }, { [column]: b }) => (a === null) - (b === null) || direction * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
 }
 
 class Grid {
-  constructor(found) {
-    this.rows = found.rows.slice();
-    this.numeric = found.columns.map((_, place) => found.rows.some((row) => typeof row[place] === "number"));
+  constructor(content) {
+    this.rows = content.rows.slice();
+    this.numeric = content.columns.map((_, place) => content.rows.some((row) => typeof row[place] === "number"));
     this.sorted = [-1, 1];
     [this.search, this.count, this.head, this.body] = [make("input"), make("output", null, "quiet"), make("tr"), make("tbody")];
     this.search.type = "search";
     this.search.placeholder = "filter";
-    this.search.setAttribute("aria-label", `filter ${found.id} ${found.title}`);
+    this.search.setAttribute("aria-label", `filter ${content.id} ${content.title}`);
     this.search.addEventListener("input", () => this.fill());
-    found.columns.forEach((column, place) => this.head.append(this.title(column, place)));
+    content.columns.forEach((column, place) => this.head.append(this.title(column, place)));
     this.fill();
   }
 
@@ -44,27 +44,27 @@ class Grid {
   sort(place, cell) {
     this.sorted = [place, this.sorted[0] === place ? -this.sorted[1] : this.numeric[place] ? -1 : 1];
     this.rows.sort(order(...this.sorted));
-    this.head.querySelectorAll("th").forEach((each) => each.removeAttribute("aria-sort"));
+    this.head.querySelectorAll("th").forEach((header) => header.removeAttribute("aria-sort"));
     cell.setAttribute("aria-sort", this.sorted[1] > 0 ? "ascending" : "descending");
     this.fill();
   }
 
   fill() {
-    const wanted = this.search.value.toLowerCase(), all = this.rows.length;
-    const says = (row) => row.some((cell) => cell !== null && String(cell).toLowerCase().includes(wanted));
-    const kept = wanted ? this.rows.filter(says) : this.rows;
-    this.count.textContent = wanted ? `${number(kept.length)} of ${number(all)} rows` : `${number(all)} row${all === 1 ? "" : "s"}`;
-    this.body.replaceChildren(...kept.map((row) => this.line(row)));
+    const query = this.search.value.toLowerCase(), total = this.rows.length;
+    const isMatch = (row) => row.some((cell) => cell !== null && String(cell).toLowerCase().includes(query));
+    const rows = query ? this.rows.filter(isMatch) : this.rows;
+    this.count.textContent = query ? `${number(rows.length)} of ${number(total)} rows` : `${number(total)} row${total === 1 ? "" : "s"}`;
+    this.body.replaceChildren(...rows.map((row) => this.line(row)));
   }
 
   line(row) {
-    const made = make("tr");
+    const line = make("tr");
     row.forEach((cell, place) => {
       const box = make("td", number(cell), this.numeric[place] ? "number" : "name");
       if (!this.numeric[place] && cell !== null) box.title = cell;
-      made.append(box);
+      line.append(box);
     });
-    return made;
+    return line;
   }
 
   element(label) {
@@ -79,38 +79,38 @@ class Grid {
   }
 }
 
-function tableOf(found) {
-  const whole = make("div", null, "inside"), bar = make("div", null, "bar"), grid = new Grid(found);
+function tableOf(table) {
+  const container = make("div", null, "inside"), bar = make("div", null, "bar"), grid = new Grid(table);
   bar.append(grid.search, grid.count);
-  whole.append(make("p", found.about.replaceAll("`", ""), "quiet"), bar, grid.element(`${found.id} ${found.title}`));
-  if (found.total > found.rows.length) {
-    const more = make("p", `${number(found.total - found.rows.length)} of ${number(found.total)} rows are not shown; these are ${found.chosen.replaceAll("_", " ")}. All of them: `, "quiet");
-    more.append(make("code", found.command));
-    whole.append(more);
+  container.append(make("p", table.about.replaceAll("`", ""), "quiet"), bar, grid.element(`${table.id} ${table.title}`));
+  if (table.total > table.rows.length) {
+    const hint = make("p", `${number(table.total - table.rows.length)} of ${number(table.total)} rows are not shown; these are ${table.chosen.replaceAll("_", " ")}. All of them: `, "quiet");
+    hint.append(make("code", table.command));
+    container.append(hint);
   }
-  if (found.empty.length) whole.append(make("p", "not measured in this trace: " + found.empty.join(", ").replaceAll("_", " "), "quiet"));
-  return whole;
+  if (table.empty.length) container.append(make("p", "not measured in this trace: " + table.empty.join(", ").replaceAll("_", " "), "quiet"));
+  return container;
 }
 
-// Where a table stands: operators come first where a GPU took their time.
-function homeOf(found) {
-  if (found.id === "ops" && found.columns.includes("device_ms")) return document.querySelector("#operators .holder");
-  return document.querySelector(found.id.startsWith("ledger") ? "#ledger .holder" : "#tables .holder");
+// The element for a table: operators come first if the trace has their time on a GPU.
+function homeOf(table) {
+  if (table.id === "ops" && table.columns.includes("device_ms")) return document.querySelector("#operators .holder");
+  return document.querySelector(table.id.startsWith("ledger") ? "#ledger .holder" : "#tables .holder");
 }
 
 function drawTables() {
   for (const holder of document.querySelectorAll(".holder")) holder.replaceChildren();
-  for (const found of data.tables) {
-    const details = make("details"), summary = make("summary", found.title);
-    details.id = "table-" + found.id;
-    const home = homeOf(found), first = home.parentNode.id === "operators";
-    details.open = OPEN.includes(found.id) || found.id === "ledger" || first;
-    summary.append(make("span", ` ${found.id}, ${number(found.total)} row${found.total === 1 ? "" : "s"}`, "quiet"));
+  for (const table of data.tables) {
+    const details = make("details"), summary = make("summary", table.title);
+    details.id = "table-" + table.id;
+    const container = homeOf(table), isOperators = container.parentNode.id === "operators";
+    details.open = OPEN.includes(table.id) || table.id === "ledger" || isOperators;
+    summary.append(make("span", ` ${table.id}, ${number(table.total)} row${table.total === 1 ? "" : "s"}`, "quiet"));
     details.append(summary);
-    const build = () => { if (details.open && !details.querySelector(".inside")) details.append(tableOf(found)); };
+    const build = () => { if (details.open && !details.querySelector(".inside")) details.append(tableOf(table)); };
     details.addEventListener("toggle", build);
     build();
-    home.append(details);
+    container.append(details);
   }
   const operators = document.querySelector("#operators");
   operators.hidden = !operators.querySelector("details");

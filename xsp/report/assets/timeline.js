@@ -1,5 +1,5 @@
 "use strict";
-// The timeline as somebody moves over it: zoom, pan, search, the chosen span, mouse and keys.
+// Interaction with the timeline: zoom, pan, search, the selected span, mouse and keys.
 
 class Timeline extends Lanes {
   constructor(show) {
@@ -14,8 +14,8 @@ class Timeline extends Lanes {
   load(data) {
     this.spans = new Spans(data);
     const [first, last] = data.range[0] === null ? [0, 1] : data.range;
-    [this.least, this.most] = first < last ? [first, last] : [first, first + 1];
-    [this.from, this.to] = [this.least, this.most];
+    [this.rangeStart, this.rangeEnd] = first < last ? [first, last] : [first, first + 1];
+    [this.from, this.to] = [this.rangeStart, this.rangeEnd];
     Object.assign(this, { width: 1, boxes: [], chosen: null, related: [], hits: null, pending: false });
     byId("find").value = byId("found").textContent = "";
     this.showLanes("all");
@@ -25,10 +25,10 @@ class Timeline extends Lanes {
   // --- moving ---
 
   look(left, right) {
-    const least = Math.max(20, 1e-14 * this.most);  // what a double can tell apart
-    const room = Math.min(this.most - this.least, Math.max(least, right - left));
-    this.from = Math.max(this.least, Math.min(this.most - room, left));
-    this.to = this.from + room;
+    const shortest = Math.max(20, 1e-14 * this.rangeEnd);  // the resolution of a double
+    const duration = Math.min(this.rangeEnd - this.rangeStart, Math.max(shortest, right - left));
+    this.from = Math.max(this.rangeStart, Math.min(this.rangeEnd - duration, left));
+    this.to = this.from + duration;
     this.tip.hidden = true;
     this.redraw();
   }
@@ -38,7 +38,7 @@ class Timeline extends Lanes {
     this.look(at - (at - this.from) * factor, at + (this.to - at) * factor);
   }
 
-  all() { this.look(this.least, this.most); }
+  all() { this.look(this.rangeStart, this.rangeEnd); }
 
   pan(share) {
     const away = share * (this.to - this.from);
@@ -53,7 +53,7 @@ class Timeline extends Lanes {
     this.show(place);
   }
 
-  // Pairs of a launch and what it launched, where the chosen span is one of them.
+  // Pairs of a launch and its work, one of which is the selected span.
   relations(place) {
     const launch = this.get.launch(place);
     if (launch !== null) return [[launch, place]];
@@ -74,25 +74,25 @@ class Timeline extends Lanes {
     this.look(this.start[place] - room, this.spans.end(place) + room);
   }
 
-  // Where a link from elsewhere leads: the span alone, with what is beside it.
+  // Shows the target of a link from elsewhere: the span with its surroundings.
   visit(place) {
     this.choose(place, true);
     this.closeUp(place, 0.5);
   }
 
-  neighbour(way) {
+  neighbour(direction) {
     if (this.chosen === null) return;
-    const { first, last } = this.spans.lanes[this.spans.laneOf(this.chosen)], place = this.chosen + way;
+    const { first, last } = this.spans.lanes[this.spans.laneOf(this.chosen)], place = this.chosen + direction;
     if (place >= first && place < last) this.choose(place, true);
   }
 
   // --- mouse and keys ---
 
   boxAt(mouse) {
-    const seen = this.canvas.getBoundingClientRect(), at = mouse.clientX - seen.left - this.gutter;
-    const row = Math.floor((mouse.clientY - seen.top + this.scroller.scrollTop) / this.high);
-    const near = this.boxes.filter((box) => box.row === row && at >= box.left - 1 && at <= box.right + 1);
-    return near.sort((a, b) => Math.abs(2 * at - a.left - a.right) - Math.abs(2 * at - b.left - b.right))[0] || null;
+    const bounds = this.canvas.getBoundingClientRect(), at = mouse.clientX - bounds.left - this.gutter;
+    const row = Math.floor((mouse.clientY - bounds.top + this.scroller.scrollTop) / this.high);
+    const candidates = this.boxes.filter((box) => box.row === row && at >= box.left - 1 && at <= box.right + 1);
+    return candidates.sort((a, b) => Math.abs(2 * at - a.left - a.right) - Math.abs(2 * at - b.left - b.right))[0] || null;
   }
 
   hover(mouse) {
@@ -153,38 +153,38 @@ class Timeline extends Lanes {
   }
 
   dragStrip(down) {
-    const go = (now) => {
-      const along = (now.clientX - this.strip.getBoundingClientRect().left - this.gutter) / this.width;
-      const middle = this.least + along * (this.most - this.least), half = (this.to - this.from) / 2;
+    const move = (now) => {
+      const position = (now.clientX - this.strip.getBoundingClientRect().left - this.gutter) / this.width;
+      const middle = this.rangeStart + position * (this.rangeEnd - this.rangeStart), half = (this.to - this.from) / 2;
       this.look(middle - half, middle + half);
     };
-    go(down);
-    untilRelease(go, () => {});
+    move(down);
+    untilRelease(move, () => {});
   }
 
   find(text) {
-    const word = text.trim().toLowerCase(), told = byId("found");
+    const word = text.trim().toLowerCase(), output = byId("found");
     this.hits = word ? this.spans.search(word) : null;
-    told.textContent = "";
+    output.textContent = "";
     if (this.hits) {
       let sum = 0;
       for (let place = 0; place < this.spans.count; place++) if (this.hits[place + 1] > this.hits[place]) sum += this.spans.dur[place];
-      told.textContent = `${this.hits[this.spans.count].toLocaleString("en")} spans, ${time(sum)} together`;
+      output.textContent = `${this.hits[this.spans.count].toLocaleString("en")} spans, ${time(sum)} together`;
     }
     this.redraw();
   }
 
-  // Goes to the next span that was found, and from the last one to the first.
+  // Goes to the next match, and from the last one to the first.
   findNext() {
     if (!this.hits || !this.hits[this.spans.count]) return;
-    const count = this.spans.count, behind = this.chosen === null ? 0 : this.chosen + 1;
-    const number = this.hits[behind] < this.hits[count] ? this.hits[behind] : 0;
-    this.choose(least(0, count, (place) => this.hits[place + 1] > number), true);
+    const count = this.spans.count, start = this.chosen === null ? 0 : this.chosen + 1;
+    const number = this.hits[start] < this.hits[count] ? this.hits[start] : 0;
+    this.choose(lowerBound(0, count, (place) => this.hits[place + 1] > number), true);
   }
 
-  showLanes(which) {
-    byId("which").value = which;
-    this.chooseLanes(which);
+  showLanes(selection) {
+    byId("which").value = selection;
+    this.chooseLanes(selection);
   }
 
   listen() {
@@ -209,8 +209,8 @@ class Timeline extends Lanes {
     on(window, "resize", () => this.redraw());
   }
 
-  // What is on the screen, for tests: boxes with their places on the canvas.
-  seen() {
+  // The visible time range and boxes, with their positions on the canvas, for tests.
+  visibleState() {
     const placeOf = (box) => ({ x: this.gutter + (box.left + box.right) / 2, y: this.top(box.row) + this.high / 2 });
     return { from: this.from, to: this.to, boxes: this.boxes.map((box) => ({ ...box, ...placeOf(box), name: this.get.name(box.place) })) };
   }

@@ -1,15 +1,15 @@
 "use strict";
 // Formatting of texts and figures. The data are untrusted text: they reach the page through textContent, and charts
 // through plain().
-const whole = JSON.parse(document.getElementById("data").textContent);
+const pageData = JSON.parse(document.getElementById("data").textContent);
 // The data of the selected kind of step; those of the first kind are stored together with those of the whole run.
-let data = whole;
+let data = pageData;
 
 // The figures of other kinds of steps are parsed when they are first selected.
-const read = new Map([[0, whole]]);
+const parsedKinds = new Map([[0, pageData]]);
 function kindOf(number) {
-  if (!read.has(number)) read.set(number, JSON.parse(document.getElementById(`kind-${number}`).textContent));
-  return read.get(number);
+  if (!parsedKinds.has(number)) parsedKinds.set(number, JSON.parse(document.getElementById(`kind-${number}`).textContent));
+  return parsedKinds.get(number);
 }
 
 function make(tag, text, className) {
@@ -52,11 +52,11 @@ function bytes(count) {
 
 function signed(value) { return (value < 0 ? "− " : "+ ") + number(Math.abs(value)); }
 
-function share(part, whole) { return whole ? `${((100 * part) / whole).toFixed(1)} %` : "–"; }
+function share(part, total) { return total ? `${((100 * part) / total).toFixed(1)} %` : "–"; }
 
 function shortened(text, letters) {
-  const kept = Math.floor((letters - 1) / 2);
-  return text.length <= letters ? text : text.slice(0, kept) + "…" + text.slice(text.length - kept);
+  const sideLength = Math.floor((letters - 1) / 2);
+  return text.length <= letters ? text : text.slice(0, sideLength) + "…" + text.slice(text.length - sideLength);
 }
 
 // A long list behind one line, closed at first; nothing if the list is empty.
@@ -68,7 +68,7 @@ function folded(title, lines) {
   return [details];
 }
 
-function counted(count, one) { return `${number(count)} ${one}${count === 1 ? "" : "s"}`; }
+function counted(count, noun) { return `${number(count)} ${noun}${count === 1 ? "" : "s"}`; }
 
 function legendItem(text, colour, className) {
   const item = make("span"), box = make("i", null, className);
