@@ -247,7 +247,7 @@ def _mended(piece: Mapping[str, Any], script: Path, place: Path, options: argpar
         for letter, text in (("a", typed), ("b", f"{typed} --mended"))
     ]
     try:
-        alternation.take(sides, taken, "M", lambda *_: None, seed=options.seed, overwrite=True)
+        alternation.run_turns(sides, taken, "M", lambda *_: None, seed=options.seed, overwrite=True)
         step = compare(*comparable.load(taken.a, taken.b), turns=taken.most).step
     except XspError as error:
         return {"reason": str(error).splitlines()[0]}

@@ -101,7 +101,7 @@ def course(how: Repeats, rounds: Sequence[Round], names: Sequence[str], most: in
         of_turn = rounds[(begin + turn) % len(rounds)]
         for side, name in zip(sides, names if SLOWER in names else draw.sample(names, k=2), strict=True):
             side.append(series.figure(of_turn[name]))
-        if turn >= evidence.FIRST and (evidence.compare_turn(how, *sides).enough or turn == most):
+        if turn >= evidence.MIN_TURNS and (evidence.compare_turn(how, *sides).is_enough or turn == most):
             return Course(said(how, *sides), turn)
     raise AssertionError("a course ends with its last turn")
 
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     made = turns.parser(__doc__, rounds=12)
     made.add_argument("--sizes", nargs="+", choices=SIZES, help="sizes of the program (default: small, quick: small)")
-    made.add_argument("--turns", type=int, default=evidence.USUAL, help="maximum turns of a course (default: 20)")
+    made.add_argument("--turns", type=int, default=evidence.USUAL_TURNS, help="maximum turns of a course (default: 20)")
     made.add_argument("--out", type=Path, metavar="FILE", help="add the rounds to those in FILE")
     made.add_argument("--seconds", type=float, metavar="S", help="start no round that may end later (needs --out)")
     made.add_argument("--courses", type=int, default=40, help="pairs of programs to compare (default: 40)")
@@ -146,11 +146,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 kept[size] = [{name: list(each[name].values) for name in each} for each in rounds]
                 if options.out:
                     options.out.write_text(json.dumps(kept) + "\n", encoding="utf-8")
-        if len(rounds) < evidence.FIRST:
-            turns.say(f"  {len(rounds)} rounds, but a result needs at least {evidence.FIRST}")
+        if len(rounds) < evidence.MIN_TURNS:
+            turns.say(f"  {len(rounds)} rounds, but a result needs at least {evidence.MIN_TURNS}")
             continue
         most = min(options.turns, len(rounds))
-        how = evidence.repeats(most)
+        how = evidence.turn_repeats(most)
         draw = random.Random(options.seed)
         equal = [course(how, rounds, (FIRST, AGAIN), most, draw) for _ in range(options.courses)]
         slower = [course(how, rounds, (FIRST, SLOWER), most, draw) for _ in range(options.courses)]

@@ -179,7 +179,7 @@ def _estimated(spec: str, settings: models.Settings, mode: str, refused: dict[st
 
         with contextlib.redirect_stdout(io.StringIO()), FakeTensorMode():
             built = models.build(spec, settings)
-            assert isinstance(built, models.Built)
+            assert isinstance(built, models.ModelCall)
             estimator = RuntimeEstimator()
             model = built.model.eval()
             with torch.inference_mode(), estimator(mode):

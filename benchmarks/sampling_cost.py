@@ -48,7 +48,7 @@ def storing(folder: Path, sampling: bool, said: list[dict[str, Any]]) -> Iterato
     writer = Writer(run)
     rundir.write_run(run, {})
     try:
-        if sampling and not writer.sample(0, device.identities()):
+        if sampling and not writer.sample(0, device.device_uuids()):
             raise SystemExit(f"nothing is sampled: {writer.failed}")
         time.sleep(OPENING_S)
         own = Host(writer.process)

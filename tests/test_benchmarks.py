@@ -35,8 +35,8 @@ def test_how_a_script_ended_and_why(tmp_path: Path) -> None:
     def ended(text: str, seconds: float = 30) -> tuple[str, str]:
         script = tmp_path / "one.py"
         script.write_text(f"import sys, time\nsys.path.append({str(Path(run_all.__file__).parent)!r})\n{text}\n")
-        found = run_all.run(script, [], seconds)
-        return found.how, found.why
+        result = run_all.run(script, [], seconds)
+        return result.how, result.why
 
     assert ended("pass") == ("ran", "")
     assert ended("from parts import turns; turns.skip('needs a moon')") == ("skipped", "needs a moon")
@@ -67,8 +67,8 @@ def test_what_is_out_of_time_is_not_run_and_that_is_said(tmp_path: Path) -> None
     script = tmp_path / "one.py"
     script.write_text("import time; time.sleep(60)")
     ended = run_all.run_all([script, script], [], 0.2)
-    assert [each.how for each in ended] == ["cut off", "not run"]
-    assert all(each.failed for each in ended)
+    assert [entry.how for entry in ended] == ["cut off", "not run"]
+    assert all(entry.failed for entry in ended)
 
 
 def test_figures_of_construction_are_held_against_each_goal() -> None:
@@ -78,12 +78,12 @@ def test_figures_of_construction_are_held_against_each_goal() -> None:
         "cross": {"a": {"error": -0.12, "found": 0.95}},
     }
     blocks = {"errors": {"a": 0.01, "b": -0.02}, "with_glue": {}, "cross": {}}
-    said = "\n".join(construction.goals({"1": single, "4": blocks, "steps": {}}))
-    assert "at the best G (4) at most 5%, met" in said
-    assert "G = 1, at most 14%: 12.0 [12.0, 12.0] %, met (1 models)" in said
-    assert "G = 4, at most 8%: none (0 models)" in said
-    assert "least 0.80 (b; goal 0.7, met)" in said
-    assert "closer to 1 for 2 of 3 models (goal two thirds, met)" in said
+    message = "\n".join(construction.goals({"1": single, "4": blocks, "steps": {}}))
+    assert "at the best G (4) at most 5%, met" in message
+    assert "G = 1, at most 14%: 12.0 [12.0, 12.0] %, met (1 models)" in message
+    assert "G = 4, at most 8%: none (0 models)" in message
+    assert "least 0.80 (b; goal 0.7, met)" in message
+    assert "closer to 1 for 2 of 3 models (goal two thirds, met)" in message
     assert construction.goals({"1": {"errors": {}, "with_glue": {}, "cross": {}}})[0].startswith("No model")
     many = {"errors": {str(number): 0.1 for number in range(100)}, "with_glue": {}, "cross": {}, "saved": 4.3}
     assert (

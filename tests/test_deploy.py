@@ -50,8 +50,8 @@ def post(part: Part, resources: list[dict[str, Any]]) -> None:
 
 def names_in(jaeger: Jaeger, trace: str) -> set[str]:
     """Return the names of a trace's spans as Jaeger gives them back; none while it has none."""
-    found = fetched(f"{jaeger.query}/api/v3/traces/{trace}")
-    resources = (found or {"result": {}})["result"].get("resourceSpans", [])
+    result = fetched(f"{jaeger.query}/api/v3/traces/{trace}")
+    resources = (result or {"result": {}})["result"].get("resourceSpans", [])
     scopes = [scope for resource in resources for scope in resource["scopeSpans"]]
     return {span["name"] for scope in scopes for span in scope["spans"]}
 
@@ -73,13 +73,13 @@ def test_every_port_is_of_loopback():
 
 def test_no_two_services_of_a_profile_want_the_same_port():
     for profile in ("single", "scale"):
-        ports = [port for each in SERVICES.values() if profile in each["profiles"] for port in each.get("ports", [])]
+        ports = [port for entry in SERVICES.values() if profile in entry["profiles"] for port in entry.get("ports", [])]
         assert len(set(ports)) == len(ports)
 
 
 def test_jaeger_alone_is_what_starts_when_no_profile_is_named():
     assert "COMPOSE_PROFILES=single\n" in (DEPLOY / ".env").read_text()
-    assert [name for name, each in SERVICES.items() if "single" in each["profiles"]] == ["jaeger", "owner"]
+    assert [name for name, entry in SERVICES.items() if "single" in entry["profiles"]] == ["jaeger", "owner"]
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -164,8 +164,8 @@ def test_a_kernel_that_runs_after_its_launch_is_no_clock_skew_on_the_same_host(j
         ],
     )
     until(lambda: len(names_in(jaeger, trace)) == 2)
-    found = fetched(f"{jaeger.query}/api/v3/traces/{trace}")
-    assert ("clock skew" in json.dumps(found)) is warned
+    result = fetched(f"{jaeger.query}/api/v3/traces/{trace}")
+    assert ("clock skew" in json.dumps(result)) is warned
 
 
 @pytest.mark.jaeger

@@ -49,10 +49,10 @@ def test_the_report_counts_against_the_goals_and_what_is_done_is_not_done_again(
         (tmp_path / name).mkdir()
         (tmp_path / name / "answer.json").write_text(json.dumps(answer))
     options = argparse.Namespace(quick=True)
-    found = {name: advice._answer(name, tmp_path, options) for name in answers}
-    assert found == answers
+    result = {name: advice._answer(name, tmp_path, options) for name in answers}
+    assert result == answers
     report = advice._report(
-        found,
+        result,
         {"one_thread": {"advice": [piece(option=True)]}, "onednn_off": {"advice": [piece()]}},
         options,
     )
@@ -76,9 +76,9 @@ def test_a_session_of_no_time_reports_what_is_there_and_what_is_left(
     (tmp_path / "onednn_off" / "answer.json").write_text(json.dumps({"advice": [piece(trial="onednn=on")], "rank": 1}))
     monkeypatch.setattr(advice, "_asked", lambda *_: pytest.fail("a program was begun"))
     advice.main(["--quick", "--seconds", "0", "--out", str(tmp_path)])
-    said = capsys.readouterr().out
-    assert "right advice among the first 3 pieces: 1 of 1" in said
-    assert " of 6 programs are left: run it again with the same --out" in said
+    message = capsys.readouterr().out
+    assert "right advice among the first 3 pieces: 1 of 1" in message
+    assert " of 6 programs are left: run it again with the same --out" in message
 
 
 @pytest.mark.slow

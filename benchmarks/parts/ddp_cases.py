@@ -105,7 +105,9 @@ def _ended(those: Sequence[subprocess.Popen[str]], name: str) -> str:
             each.kill()
             each.wait()
     names = [f"{name} {rank}" for rank in range(len(those))] if len(those) > 1 else [name]
-    failed = [f"{one} ended with {processes.ending(code)}" for one, code in zip(names, codes, strict=True) if code]
+    failed = [
+        f"{one} ended with {processes.exit_description(code)}" for one, code in zip(names, codes, strict=True) if code
+    ]
     if failed:
         raise Failed(f"{', '.join(failed)}; the reason is printed above")
     return said or ""

@@ -28,7 +28,7 @@ from xsp.questions.timedcalls import Ground  # noqa: E402
 def _ceilings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("xsp.processes.cores", lambda: 2)  # timings are made for two threads
-    ceilings.keep({cpu_model() or "cpu": Ceiling("a cpu", {"fp32": 1e12}, {}, 1e12, "measured")})
+    ceilings.store({cpu_model() or "cpu": Ceiling("a cpu", {"fp32": 1e12}, {}, 1e12, "measured")})
 
 
 def ground(folder: Path) -> Ground:
@@ -77,7 +77,7 @@ def test_all_is_said_of_a_model_at_once_and_pieces_say_what_they_add(tmp_path: P
 
 
 def test_ceilings_that_the_step_beats_are_told_to_be_measured_again(tmp_path: Path) -> None:
-    ceilings.keep({cpu_model() or "cpu": Ceiling("a cpu", {"fp32": 1e6}, {}, 1e6, "measured")})
+    ceilings.store({cpu_model() or "cpu": Ceiling("a cpu", {"fp32": 1e6}, {}, 1e6, "measured")})
     made = ground(tmp_path)
     first, *_ = ideal.lines(bound.of(made.graph, timings=made.timings, threads=2))
     assert "nothing is faster" not in first

@@ -155,11 +155,11 @@ def _tried(plan: Plan, piece: Advice, progress: Progress) -> TrialResult:
     place = WorkTree(Path.cwd())
     try:
         sides = [turns.Side("a", before, place), turns.Side("b", after, place)]
-        turns.take(sides, runs, "M", looking, seed=plan.seed, overwrite=True)
+        turns.run_turns(sides, runs, "M", looking, seed=plan.seed, overwrite=True)
     except _NothingChanged as unchanged:
         return TrialResult(piece, NOT_APPLICABLE, str(unchanged), turns=len(runs.a))
     except (ProgramError, AnalysisError) as error:
-        if repr(after.typed) not in str(error):
+        if repr(after.text) not in str(error):
             raise  # the program itself failed, not the trial
         return TrialResult(piece, FAILED, _last_line(str(error)), turns=len(runs.a))
     return _measured(piece, runs, trials)
@@ -180,7 +180,7 @@ def _check_applied(trials: Sequence[Trial], baseline: dict[str, Any], report: di
 
 
 def _measured(piece: Advice, runs: turns.Turns, trials: Sequence[Trial]) -> TrialResult:
-    step = compare(*comparable.load(runs.a, runs.b), turns=runs.most).step
+    step = compare(*comparable.load(runs.a, runs.b), turns=runs.max_turns).step
     reports = [_report(path) for path in (runs.a[0], runs.b[0])]
     if step.a_ms is None or step.change_ms is None or step.low_ms is None or step.high_ms is None:
         return TrialResult(piece, FAILED, f"its gain cannot be determined: {step.verdict}", turns=len(runs.a))

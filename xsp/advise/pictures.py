@@ -71,4 +71,4 @@ def _unanswered(advised: Advised) -> tuple[Table, ...]:
 
 def keep(found: Advised, place: Path | str) -> Path | None:
     """Save the section in a run directory, where `xsp report` finds it; None if `place` is not one, or is full."""
-    return sections.kept(Path(place), SECTION, section(found))
+    return sections.write_if_run(Path(place), SECTION, section(found))

@@ -87,7 +87,7 @@ def under(found: Program, trial: str) -> UnderTrial:
     variables = {
         name: value for change in (parse(trial) if trial else ()) for name, value in change.environment().items()
     }
-    typed = f"{found.typed} ({trial})" if trial else found.typed
+    typed = f"{found.text} ({trial})" if trial else found.text
     result = UnderTrial(typed, found.python, found.verb, found.args, found.settings, trial)
     return replace(result, settings=(*found.settings, *variables.items()))
 

@@ -25,7 +25,7 @@ from xsp.bench.worker import CELL
 from xsp.errors import BenchError
 from xsp.version import __version__
 
-_CODE = processes.calling("xsp.bench.worker", "work")
+_CODE = processes.call_code("xsp.bench.worker", "work")
 
 START_S = 60.0
 """Seconds to wait for a process to import torch."""
@@ -180,7 +180,7 @@ class Turns:
         if since == 0 or not 0 <= index < len(specs) or index in answers:
             if late or answers:  # the others are timed in another process
                 return None
-            raise BenchError(f"the timing process ended unexpectedly ({processes.ending(code)})")
+            raise BenchError(f"the timing process ended unexpectedly ({processes.exit_description(code)})")
         if late and time.monotonic() - since / 1e9 <= self.limits.seconds:
             return None  # the budget is over
         if late:
@@ -189,7 +189,9 @@ class Turns:
         if code == -signal.SIGKILL:
             message = "the process that ran it was killed, as the system does when memory runs out"
             return untimed(specs[index], Status.TOO_LARGE, message)
-        return untimed(specs[index], Status.FAILED, f"it ended the process that ran it ({processes.ending(code)})")
+        return untimed(
+            specs[index], Status.FAILED, f"it ended the process that ran it ({processes.exit_description(code)})"
+        )
 
     def _started(self) -> processes.WorkerProcess:
         """Return a process that has imported torch."""
@@ -199,7 +201,7 @@ class Turns:
             late = time.monotonic() > deadline
             if late or process.has_ended():
                 code = self._end()
-                reason = f"it was not ready within {START_S:.0f} s" if late else processes.ending(code)
+                reason = f"it was not ready within {START_S:.0f} s" if late else processes.exit_description(code)
                 raise BenchError(f"the timing process did not start ({reason}); `xsp doctor` says what is missing")
         return process
 

@@ -34,7 +34,7 @@ def of_machine(may_measure: bool) -> Ceiling | str:
     result = ceilings.of_machine(name)
     if result is None and may_measure:
         measured = {ceiling.name: ceiling for ceiling in ceilings.measure(name)}
-        ceilings.keep(measured)
+        ceilings.store(measured)
         result = measured.get(name)
     return result or "the peak rates of this machine were not measured: xsp doctor --measure"
 

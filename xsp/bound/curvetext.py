@@ -119,7 +119,7 @@ def _plain(construction: Construction) -> dict[str, Any]:
 
 def keep(found: Curve, place: Path | str) -> Path | None:
     """Write the section into a run directory for the report; return None if it is none, or cannot be written."""
-    return sections.kept(Path(place), "blocks", section(found))
+    return sections.write_if_run(Path(place), "blocks", section(found))
 
 
 def section(found: Curve) -> Section:

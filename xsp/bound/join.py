@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xsp.bound.recordedcalls import RecordedCall
-from xsp.comparison.align import align, common
+from xsp.comparison.align import align, common_subsequence
 from xsp.comparison.series import Series
 from xsp.graph.node import Graph
 
@@ -111,7 +111,7 @@ def _by_place(graph: Graph, seen: Sequence[RecordedCall]) -> dict[int, int]:
 def _by_order(graph: Graph, seen: Sequence[RecordedCall], nodes: list[int], calls: list[int]) -> list[tuple[int, int]]:
     ours = [(graph.nodes[node].phase.value, graph.nodes[node].call.op) for node in nodes]
     theirs = [(seen[call].phase or "forward", seen[call].op) for call in calls]
-    return [(nodes[node_index], calls[call_index]) for node_index, call_index in common(ours, theirs)]
+    return [(nodes[node_index], calls[call_index]) for node_index, call_index in common_subsequence(ours, theirs)]
 
 
 def _by_neighbour(

@@ -89,13 +89,13 @@ def ready(
 ) -> dict[tuple[str, int], Callable[[], object]]:
     """Return the steps by phase and length; all share one model, because the weights are equal."""
     first = models.build(spec, _settings(settings, phases[0], lengths[0]))
-    assert isinstance(first, models.Built)
+    assert isinstance(first, models.ModelCall)
     steps = {}
     for phase in phases:
         for length in lengths:
             step_settings = _settings(settings, phase, length)
             built = models.on_device(
-                spec, models.of_phase(spec, models.Built(first.model, (), {}), step_settings), step_settings
+                spec, models.of_phase(spec, models.ModelCall(first.model, (), {}), step_settings), step_settings
             )
             steps[phase, length] = models.step_of(built, step_settings)
     return steps

@@ -178,7 +178,7 @@ def _in_turns(args: argparse.Namespace, recording: Turns, percent: float | None)
     from xsp.comparison import commands, comparable, compare, revisions, turns
 
     programs = [commands.program(typed) for typed in args.before]
-    names = [f"{revision}: {programs[0].typed}" for revision in args.revisions or ()] or [p.typed for p in programs]
+    names = [f"{revision}: {programs[0].text}" for revision in args.revisions or ()] or [p.text for p in programs]
     with contextlib.ExitStack() as stack:
         if args.revisions:
             checkouts = stack.enter_context(revisions.checkout(args.revisions))
@@ -188,7 +188,7 @@ def _in_turns(args: argparse.Namespace, recording: Turns, percent: float | None)
         has_bar = args.quiet or sys.stderr.isatty()
         show = stack.enter_context(progress.shown(args.quiet)) if has_bar else _say
         sides = [turns.Side(*parts) for parts in zip("ab", programs, checkouts, strict=True)]
-        turns.take(
+        turns.run_turns(
             sides,
             recording,
             args.levels or "M/L",
@@ -252,7 +252,7 @@ def _show(comparison: Comparison, args: argparse.Namespace) -> None:
     if args.out is None or args.turns is not None:
         progress.put(text)
     else:
-        rundir.write_whole(args.out, text.encode())
+        rundir.write_atomically(args.out, text.encode())
 
 
 def _percent(text: str | None) -> float | None:
@@ -286,7 +286,7 @@ def _gate(comparison: Comparison, percent: float, if_cannot_tell: int | None) ->
         return SLOWER
     if comparison.not_slower_by(percent):
         return 0
-    starts = 100 * comparison.repeats.starts
+    starts = 100 * comparison.repeats.start_spread
     noise = f"; two starts of the same program may differ by {starts:.0f} %" if starts and step.high_percent else ""
     progress.warn(
         f"xsp: undecided whether the step is slower by {percent:g} % or more: {measured}{noise}. To decide: {MORE_RUNS}"

@@ -194,9 +194,9 @@ def _source(manifest: Manifest, folder: Path, device: str) -> tuple[str, models.
     return source, models.Settings(batch=1, seed=model.seed, shape=shape, sequence=model.sequence, device=device)
 
 
-def _unplaced(source: str, settings: models.Settings) -> models.Built:
+def _unplaced(source: str, settings: models.Settings) -> models.ModelCall:
     built = models.build(source, settings)
-    if not isinstance(built, models.Built):
+    if not isinstance(built, models.ModelCall):
         raise ManifestError(f"model.source: {source} is a function that runs a step, not a model")
     return built
 
@@ -218,7 +218,7 @@ def _shared(
         built = shared.built
         if dtype is torch.float32:
             built = models.on_device(source, built, settings)
-        elif built.tries is not None:  # which of its inputs it takes is tested with float32 inputs
+        elif built.candidates is not None:  # which of its inputs it takes is tested with float32 inputs
             raise ManifestError(f"model.share: {source} can be shared only with precision float32; omit share")
     except ModelError as error:
         raise ManifestError(f"model.source: {error}") from error

@@ -21,7 +21,7 @@ from xsp.share import client, wire
 from xsp.share.shelf import size_text
 
 if TYPE_CHECKING:
-    from xsp.models import Built
+    from xsp.models import ModelCall
     from xsp.share import Attachment
 
 NOTES = "models"
@@ -33,7 +33,7 @@ MOST_BYTES = 1 << 20
 class Shared(NamedTuple):
     """A model whose parameters are in the store."""
 
-    built: Built
+    built: ModelCall
     drawn: list[str]
     """Layers whose weights are zero by initialisation, and were drawn (see `predictors.draw_zero_weights`)."""
 
@@ -42,7 +42,7 @@ class Shared(NamedTuple):
 
 
 def shared(
-    manifest: Manifest, source: str, build: Callable[[], Built], draw: Callable[[Any], list[str]], dtype: Any
+    manifest: Manifest, source: str, build: Callable[[], ModelCall], draw: Callable[[Any], list[str]], dtype: Any
 ) -> Shared:
     """Return the model of a manifest in `eval` mode, attached to weights in the store; put them there first if needed.
 
@@ -86,7 +86,7 @@ def shared(
     return Shared(built, list(record["drawn"]), note)
 
 
-def _empty(build: Callable[[], Built], dtype: Any) -> Built:
+def _empty(build: Callable[[], ModelCall], dtype: Any) -> ModelCall:
     """Return a model whose parameters have no values, if its buffers can be made without them."""
     from xsp import share
 
@@ -107,7 +107,7 @@ def _attached(module: Any, key: str) -> Attachment | None:
     return share.attach(module, key) if key.removeprefix("sha256:") in stored else None
 
 
-def _put(build: Callable[[], Built], draw: Callable[[Any], list[str]], dtype: Any, path: Path) -> dict[str, Any]:
+def _put(build: Callable[[], ModelCall], draw: Callable[[Any], list[str]], dtype: Any, path: Path) -> dict[str, Any]:
     """Build the model with its values, put them into the store, and write the note with their key."""
     from xsp import share
 
@@ -160,7 +160,7 @@ def _configuration_hash(source: str) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _unfilled_hash(built: Built) -> str:
+def _unfilled_hash(built: ModelCall) -> str:
     """Return a hash of what `attach` does not fill: buffers outside the state dict, and integer inputs but tokens."""
     persistent = built.model.state_dict()
     buffers = {name: buffer for name, buffer in built.model.named_buffers() if name not in persistent}
@@ -171,7 +171,7 @@ def _unfilled_hash(built: Built) -> str:
     return digest.hexdigest()
 
 
-def _integers(built: Built) -> Mapping[str, Any]:
+def _integers(built: ModelCall) -> Mapping[str, Any]:
     inputs = {**{f"argument {index}": tensor for index, tensor in enumerate(built.args)}, **built.kwargs}
     return {
         name: tensor for name, tensor in inputs.items()

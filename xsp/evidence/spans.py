@@ -8,7 +8,7 @@ from typing import Any
 
 from xsp.errors import UsageError
 from xsp.evidence.form import Document, bounded, document, left_out
-from xsp.schema import DEEPEST, Level
+from xsp.schema import MAX_NESTING, Level
 from xsp.store.trace import Trace
 
 MOST_AROUND = 20
@@ -72,7 +72,7 @@ def _around(
 ) -> list[dict[str, Any]]:
     ancestors: list[dict[str, Any]] = []
     seen, parent = {itself["span_id"]}, itself["parent_id"]
-    while parent is not None and parent not in seen and len(ancestors) < min(MOST_AROUND, DEEPEST):
+    while parent is not None and parent not in seen and len(ancestors) < min(MOST_AROUND, MAX_NESTING):
         rows = _rows(trace, f"SELECT * FROM {table} WHERE span_id = ?{same_trace} LIMIT 1", parent, *trace_id)
         if not rows:
             break

@@ -200,7 +200,7 @@ class _Process:
         self._handles: list[list[Model]] = []
         collecting.open(self._listener())
         _active = self
-        processes.in_children(_begin_anew)
+        processes.call_in_children(_begin_anew)
 
     def add(self, models: list[Model], found: Collecting) -> None:
         """Instrument models.

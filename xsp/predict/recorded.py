@@ -243,9 +243,9 @@ def measured(
 
 def _ranks(trace: Trace) -> int:
     """Return the number of ranks: the larger of the world size (or ranks of the run) and the largest group."""
-    rank_run = next((run for run in trace.run.each_rank if (run.rank or 0) == trace.rank), trace.run)
+    rank_run = next((run for run in trace.run.rank_runs if (run.rank or 0) == trace.rank), trace.run)
     stated = rank_run.world_size or trace.run.world_size
-    return max(stated or len(trace.run.each_rank), devicestep.group(trace) or 1, 1)
+    return max(stated or len(trace.run.rank_runs), devicestep.group(trace) or 1, 1)
 
 
 def _of_one_batch(work: Work, batches: int) -> tuple[Work, int]:

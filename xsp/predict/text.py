@@ -310,7 +310,7 @@ def section(found: Scaling) -> Section:
 
 def keep(found: Scaling, place: Path | str) -> Path | None:
     """Write the section into a run directory for `xsp report`; return None if it is none, or cannot be written."""
-    return sections.kept(Path(place), SECTION, section(found))
+    return sections.write_if_run(Path(place), SECTION, section(found))
 
 
 def _pictures(found: Scaling) -> list[sections.Part]:

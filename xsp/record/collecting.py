@@ -179,7 +179,7 @@ class Collecting:
             try:
                 collector.settle()
             except Exception as error:  # a device that failed must fail in the program, not here
-                if processes.raised_by_handler(error):
+                if processes.is_from_signal_handler(error):
                     raise
 
     def stop(self, on: Sequence[Collector]) -> None:
@@ -194,10 +194,10 @@ class Collecting:
         if interrupts:
             raise interrupts[0]
 
-    def mute(self, quiet: bool, but: Signal | None = None) -> None:
+    def mute(self, quiet: bool, except_signal: Signal | None = None) -> None:
         """Have collectors ignore everything between steps, except for one signal; or no longer."""
         for collector in tuple(self.collectors):
-            self._guard(collector, "mute", lambda c=collector: c.mute(quiet, but))  # type: ignore[misc]
+            self._guard(collector, "mute", lambda c=collector: c.mute(quiet, except_signal))  # type: ignore[misc]
 
     def leave(self) -> None:
         """Have the collectors ignore everything from now on, in a forked child; what they installed stays."""
@@ -271,8 +271,8 @@ class Collecting:
     def _guard(self, collector: Collector, verb: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except plugins.MAY_BREAK as error:
-            if processes.raised_by_handler(error):  # meant for the program, which it interrupted here
+        except plugins.PLUGIN_ERRORS as error:
+            if processes.is_from_signal_handler(error):  # meant for the program, which it interrupted here
                 raise
             self.note(collector.name, f"{verb} failed and the collector was left out: {type(error).__name__}: {error}")
             if isinstance(collector, DeviceCollector) and collector.is_device_source and collector.gave_up is None:

@@ -217,7 +217,7 @@ class profile:
         collecting.open(self._steps.listener(listener), self._steps.outline)
         if isinstance(self.schedule, budgets.Budgeted):
             collecting.try_out(rungs[-1])
-        processes.in_children(_forget)
+        processes.call_in_children(_forget)
         _active = self
         blocks.keep_in(self._steps.blocks)
         self._steps.underway.begin(self.out)
@@ -394,7 +394,7 @@ class profile:
         if self._marks.only_one and steps.seen == 0:
             return "prof.step() was called once and not entered; write `with prof.step(): …` around a step"
         if steps.lost:
-            return f"{steps.lost} were recorded, and could not be written ({self._writer.failed})"
+            return f"{steps.lost} were recorded, and could not be written ({self._writer.failure})"
         if steps.seen == 1 and self.doubt is not None:
             return self.doubt
         if steps.seen and isinstance(self.schedule, budgets.Budgeted):
@@ -422,15 +422,15 @@ class profile:
         """Finish the run, if necessary in this process, and print problems on stderr."""
         note, lost = self._steps.collecting.note, self._steps.lost
         missing = f"{lost} steps were not stored" if lost else "its merged step and its end were not stored"
-        if lost and self._writer.failed is not None:
-            note("xsp", f"{missing}: {self._writer.failed}")
+        if lost and self._writer.failure is not None:
+            note("xsp", f"{missing}: {self._writer.failure}")
         done = self._writer.finish(self._run(finished=True, costs=costs))
         if done is None:
-            note("xsp", f"the merged step was not written: {self._writer.failed}")
+            note("xsp", f"the merged step was not written: {self._writer.failure}")
             with contextlib.suppress(OutputError):  # on a full disk the run stays marked as interrupted
                 rundir.write_run(self.out, self._run(finished=True, costs=costs))
-        if (lost or done is None) and self._writer.failed is not None:
-            say(f"{self.out}: {missing} ({self._writer.failed})")
+        if (lost or done is None) and self._writer.failure is not None:
+            say(f"{self.out}: {missing} ({self._writer.failure})")
         if self.settings.otlp is not None:
             self._say_what_is_left(done.get("delivery") if done is not None else None)
 
@@ -454,7 +454,7 @@ _NOTHING: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 def _devices() -> list[str]:
     """Return the identities of the program's devices for the storing process, if the program uses any yet."""
     try:
-        return device.identities()
+        return device.device_uuids()
     except Exception:  # a failed device must fail in the program, not here; the environment lists devices as well
         return []
 

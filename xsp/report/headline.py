@@ -7,7 +7,7 @@ from typing import Any
 
 from xsp.advise.verdict import Verdict
 from xsp.analyses.answers import Answers
-from xsp.analyses.loop import FROM as TOLD_BY
+from xsp.analyses.loop import STEP_SOURCES as TOLD_BY
 from xsp.levels import depth
 from xsp.report.loop import FROM
 from xsp.report.words import number, used_devices

@@ -57,7 +57,7 @@ def timeline(trace: Trace, most: int | None = None, con: duckdb.DuckDBPyConnecti
         ),
         "lanes": _bounds(spans.lanes),
         "range": [0, (ends.max() - origin).tolist()] if span_count else [None, None],
-        "about": {column.name: column.about for column in _SHOWN},
+        "about": {column.name: column.description for column in _SHOWN},
         "columns": {
             "start": _packed(starts - origin),
             "dur_ns": _packed(spans.dur_ns),

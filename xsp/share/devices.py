@@ -118,7 +118,7 @@ def _forget() -> None:
     _closing.clear()
 
 
-processes.in_children(_forget)
+processes.call_in_children(_forget)
 
 
 def _detach(connection: socket.socket) -> None:

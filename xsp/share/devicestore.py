@@ -401,7 +401,7 @@ def start_process(
     if message == READY:
         return process
     process.kill()
-    ending = processes.ending(process.wait())
+    ending = processes.exit_description(process.wait())
     raise ShareError(message or f"cuda:{ordinal}: the process that serves it ended with {ending}")
 
 

@@ -53,7 +53,7 @@ def pays_from(found: Measured, other: str) -> int | None:
 
 def difference(found: Measured, state: str) -> tuple[evidence.Evidence, str]:
     """Return the difference of `attach` from `load_file`, in ns of loading and the first call, and its verdict."""
-    test = evidence.repeats(found.most) if state == WARM else evidence.RUNS
+    test = evidence.turn_repeats(found.most) if state == WARM else evidence.RUNS
     a, b = found.taken[MMAP, state].total_ns, found.taken[ATTACH, state].total_ns
     result = test.evidence(a, b)
     return result, test.verdict(result, test.adjusted([result.p])[0], min(len(a), len(b)))
