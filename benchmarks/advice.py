@@ -251,8 +251,8 @@ def _mending_gain(piece: Mapping[str, Any], script: Path, place: Path, options: 
         for letter, text in (("a", command), ("b", f"{command} --mended"))
     ]
     try:
-        alternation.take(sides, recording, "M", lambda *_: None, seed=options.seed, overwrite=True)
-        step = compare(*comparable.load(recording.a, recording.b), turns=recording.most).step
+        alternation.run_turns(sides, recording, "M", lambda *_: None, seed=options.seed, overwrite=True)
+        step = compare(*comparable.load(recording.a, recording.b), turns=recording.max_turns).step
     except XspError as error:
         return {"reason": str(error).splitlines()[0]}
     if not step.a_ms or step.change_ms is None:

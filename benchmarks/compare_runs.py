@@ -103,7 +103,7 @@ def course(
         turn_steps = rounds[(begin + turn) % len(rounds)]
         for side, name in zip(sides, names if SLOWER in names else draw.sample(names, k=2), strict=True):
             side.append(series.figure(turn_steps[name]))
-        if turn >= evidence.FIRST and (evidence.compare_turn(repeats, *sides).enough or turn == max_turns):
+        if turn >= evidence.MIN_TURNS and (evidence.compare_turn(repeats, *sides).is_enough or turn == max_turns):
             return Course(verdict_of(repeats, *sides), turn)
     raise AssertionError("a course ends with its last turn")
 
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     parser = turns.parser(__doc__, rounds=12)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, help="sizes of the program (default: small, quick: small)")
-    parser.add_argument("--turns", type=int, default=evidence.USUAL, help="maximum turns of a course (default: 20)")
+    parser.add_argument("--turns", type=int, default=evidence.USUAL_TURNS, help="most turns of a course (default: 20)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="add the rounds to those in FILE")
     parser.add_argument("--seconds", type=float, metavar="S", help="start no round that may end later (needs --out)")
     parser.add_argument("--courses", type=int, default=40, help="pairs of programs to compare (default: 40)")
@@ -148,11 +148,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 stored[size] = [{name: list(entry[name].values) for name in entry} for entry in rounds]
                 if options.out:
                     options.out.write_text(json.dumps(stored) + "\n", encoding="utf-8")
-        if len(rounds) < evidence.FIRST:
-            turns.say(f"  {len(rounds)} rounds, but a result needs at least {evidence.FIRST}")
+        if len(rounds) < evidence.MIN_TURNS:
+            turns.say(f"  {len(rounds)} rounds, but a result needs at least {evidence.MIN_TURNS}")
             continue
         max_turns = min(options.turns, len(rounds))
-        repeats = evidence.repeats(max_turns)
+        repeats = evidence.turn_repeats(max_turns)
         draw = random.Random(options.seed)
         equal = [course(repeats, rounds, (BASE, REPEAT), max_turns, draw) for _ in range(options.courses)]
         slower = [course(repeats, rounds, (BASE, SLOWER), max_turns, draw) for _ in range(options.courses)]

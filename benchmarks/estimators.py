@@ -181,7 +181,7 @@ def _torch_estimate_ns(spec: str, settings: models.Settings, mode: str, refusals
 
         with contextlib.redirect_stdout(io.StringIO()), FakeTensorMode():
             built = models.build(spec, settings)
-            assert isinstance(built, models.Built)
+            assert isinstance(built, models.ModelCall)
             estimator = RuntimeEstimator()
             model = built.model.eval()
             with torch.inference_mode(), estimator(mode):

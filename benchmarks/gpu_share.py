@@ -31,7 +31,7 @@ COLUMNS = (
     "one copy",
 )  # fmt: skip
 
-_CODE = processes.calling("gpu_share", "work")
+_CODE = processes.call_code("gpu_share", "work")
 
 
 def work(parent: int, answers: int) -> None:
@@ -45,13 +45,13 @@ def work(parent: int, answers: int) -> None:
     with os.fdopen(answers, "wb", buffering=0) as out:
         request = json.loads(sys.stdin.readline())
         built = models.build(request["spec"], models.Settings())
-        assert isinstance(built, models.Built)
+        assert isinstance(built, models.ModelCall)
         args = [tensor.to(request["device"]) for tensor in built.args]
         with torch.inference_mode():
             built.model.eval().to(request["device"])(*args)
         with share.empty():
             fresh = models.build(request["spec"], models.Settings())
-        assert isinstance(fresh, models.Built)
+        assert isinstance(fresh, models.ModelCall)
         del built
         _wait(request["device"])
         allocated = torch.cuda.memory_allocated() if request["device"] != "cpu" else 0

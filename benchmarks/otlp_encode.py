@@ -139,7 +139,7 @@ class Arrays:
 _COLUMN_OF = {
     name: column
     for name, column in semconv.COLUMN_OF.items()
-    if name not in semconv.ON_RESOURCES and column != "attributes"
+    if name not in semconv.RESOURCE_COLUMNS and column != "attributes"
 }
 
 

@@ -48,7 +48,7 @@ def storing_process(folder: Path, sampling: bool, reports: list[dict[str, Any]])
     writer = Writer(run)
     rundir.write_run(run, {})
     try:
-        if sampling and not writer.sample(0, device.identities()):
+        if sampling and not writer.sample(0, device.device_uuids()):
             raise SystemExit(f"nothing is sampled: {writer.failed}")
         time.sleep(SETTLE_S)
         host = Host(writer.process)

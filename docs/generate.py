@@ -22,7 +22,7 @@ from xsp.cli import _parser
 from xsp.errors import AnalysisError
 from xsp.schema import (
     COLUMNS,
-    DESCRIBING,
+    DESCRIPTION_KEYS,
     LOOP_COLUMNS,
     MERGED_COLUMNS,
     SAMPLE_COLUMNS,
@@ -153,7 +153,7 @@ def table_part() -> str:
             "",
             "| key | meaning |",
             "|---|---|",
-            *(f"| `{name}` | {meaning} |" for name, meaning in DESCRIBING.items()),
+            *(f"| `{name}` | {meaning} |" for name, meaning in DESCRIPTION_KEYS.items()),
             "",
             "### Levels",
             "",
@@ -177,7 +177,7 @@ def table_part() -> str:
 
 def columns(table: Iterable[Column]) -> Iterator[str]:
     """Yield the Markdown table of some columns."""
-    yield from rows(("column", "type", "meaning"), ((f"`{c.name}`", c.type, c.about) for c in table))
+    yield from rows(("column", "type", "meaning"), ((f"`{c.name}`", c.type, c.description) for c in table))
 
 
 def rows(head: Sequence[str], body: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -214,16 +214,17 @@ def names_part() -> str:
             "### On spans, from columns",
             "",
             *rows(
-                ("attribute", "column", "meaning"), ((f"`{c.attribute}`", f"`{c.name}`", c.about) for c in sent_columns)
+                ("attribute", "column", "meaning"),
+                ((f"`{c.attribute}`", f"`{c.name}`", c.description) for c in sent_columns),
             ),
             "",
             "`xsp.level` has the name of the level, not its number. What `attributes` holds is sent key by key: a key",
-            f"with a dot under its own name, another one under `{semconv.OWN}`. `process.pid` and `xsp.rank` are",
+            f"with a dot under its own name, another one under `{semconv.PREFIX}`. `process.pid` and `xsp.rank` are",
             "attributes of the resource.",
             "",
             "### On spans, from elsewhere",
             "",
-            *rows(("attribute", "meaning"), ((f"`{name}`", about) for name, about in semconv.EXTRA.items())),
+            *rows(("attribute", "meaning"), ((f"`{name}`", about) for name, about in semconv.EXTRA_ATTRIBUTES.items())),
             "",
             "### On resources",
             "",

@@ -50,7 +50,7 @@ def pytest_configure() -> None:
 
 def _left_behind() -> dict[str, object]:
     """Return what xsp installs into a process and must take out again; torch's own state shows as such."""
-    state = testing.installed()
+    state = testing.process_state()
     ours = {name: state.get(f"environment {name}") for name in _OURS}
     hooks = {name: value for name, value in state.items() if not name.startswith("environment ")}
     for name in ("Module.__call__", "the autograd engine's entry", "DataLoader's __next__"):

@@ -114,13 +114,13 @@ def test_no_file_is_longer_than_a_subject_needs() -> None:
 
 
 def test_xsp_never_imports_a_collector_by_name() -> None:
-    found = [
+    result = [
         f"{path.name}: {module}"
         for path in sources("xsp")
         for module, _ in imports(path)
         if module.split(".")[0] == "xsp_collectors"
     ]
-    assert found == []
+    assert result == []
 
 
 @pytest.mark.parametrize("path", sources("collectors"), ids=lambda path: path.name)
@@ -157,8 +157,8 @@ def test_the_table_engine_does_not_load_in_the_measured_process(module: str) -> 
 def _file(module: str) -> Path | None:
     """Return the file of a module of xsp's, but the table of contents; None where the name is of something in one."""
     place = ROOT.joinpath(*module.split("."))
-    found = next((each for each in (place.with_suffix(".py"), place / "__init__.py") if each.is_file()), None)
-    return None if found == ROOT / "xsp" / "__init__.py" else found
+    result = next((entry for entry in (place.with_suffix(".py"), place / "__init__.py") if entry.is_file()), None)
+    return None if result == ROOT / "xsp" / "__init__.py" else result
 
 
 def test_no_module_has_a_name_that_says_nothing() -> None:

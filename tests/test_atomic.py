@@ -24,8 +24,8 @@ def made_long_ago(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("half")
     long_ago = time.time() - 2 * atomic.STALE_S
-    for each in (path, path.parent) if path.parent.name.endswith(".part") else (path,):
-        os.utime(each, (long_ago, long_ago))
+    for entry in (path, path.parent) if path.parent.name.endswith(".part") else (path,):
+        os.utime(entry, (long_ago, long_ago))
     return path
 
 
@@ -42,13 +42,13 @@ def test_what_a_killed_process_left_half_written_goes_with_the_next_write_beside
     recent.write_text("half")
     with atomic.replacing(tmp_path / "c.json") as beside:
         beside.write_text("{}")
-    assert {each.name for each in tmp_path.iterdir()} == {*kept, recent.name, "c.json"}
+    assert {entry.name for entry in tmp_path.iterdir()} == {*kept, recent.name, "c.json"}
 
 
 def test_a_folder_is_looked_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rundir.write_whole(tmp_path / "a.json", b"{}")
+    rundir.write_atomically(tmp_path / "a.json", b"{}")
     monkeypatch.setattr("os.scandir", lambda *_: pytest.fail("looked through again"))
-    rundir.write_whole(tmp_path / "b.json", b"{}")
+    rundir.write_atomically(tmp_path / "b.json", b"{}")
 
 
 def test_a_run_that_is_replaced_leaves_nothing_half_written(tmp_path: Path) -> None:
@@ -56,4 +56,4 @@ def test_a_run_that_is_replaced_leaves_nothing_half_written(tmp_path: Path) -> N
     rundir.write_run(run, {"name": "killed"})
     (run / f".merged.parquet.{dead()}-5.part").write_bytes(b"PAR1 half")
     rundir.create(run, overwrite=True)
-    assert [each.name for each in run.rglob("*")] == [rundir.STEPS]
+    assert [entry.name for entry in run.rglob("*")] == [rundir.STEPS]

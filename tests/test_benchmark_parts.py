@@ -38,16 +38,16 @@ def test_what_was_measured_before_an_interrupt_is_printed_and_not_saved(
                     raise KeyboardInterrupt
                 report.add([name, "1"])
     report.finish(options)
-    told = capsys.readouterr()
-    assert "| second |" in told.out
-    assert "first: failed (no such model)." in told.out
-    assert "Interrupted" in told.out
-    assert "nothing is saved" in told.err
+    output = capsys.readouterr()
+    assert "| second |" in output.out
+    assert "first: failed (no such model)." in output.out
+    assert "Interrupted" in output.out
+    assert "nothing is saved" in output.err
     assert list(page.RESULTS.iterdir()) == []
     whole = turns.Report("two", "Two", ("model", "ms"))
     whole.add(["first", "1"])
     whole.finish(options)
-    assert [each.name for each in page.RESULTS.iterdir()] == ["two.json"]
+    assert [entry.name for entry in page.RESULTS.iterdir()] == ["two.json"]
 
 
 def test_what_an_interrupted_run_has_left_half_written_is_measured_again(tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ def test_a_model_that_cannot_be_captured_is_told_for_each_source(
 
     monkeypatch.setattr("xsp.graph.of", refused)
     graph_sources.main(["--models", "torchvision:nothing", "--seconds", "60"])
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for source in ("execution trace", "program"):
-        assert f"{source}, torchvision:nothing: it cannot be captured: torchvision:nothing cannot be had" in told
+        assert f"{source}, torchvision:nothing: it cannot be captured: torchvision:nothing cannot be had" in output
 
 
 def test_no_model_has_no_mean() -> None:
@@ -91,9 +91,9 @@ def test_jobs_that_are_left_are_counted_under_those_that_are_there(
         predict_scaling, "job_errors", lambda chance: {"without": {"ridge": 0.1}, "with": {"ridge": 0.2}}
     )
     predict_scaling.main(["--quick", "--seconds", "0", "--out", str(tmp_path)])
-    told = capsys.readouterr().out
-    assert "| ridge |" in told
-    assert f"1 of {predict_scaling.JOBS_QUICK} jobs are left" in told
+    output = capsys.readouterr().out
+    assert "| ridge |" in output
+    assert f"1 of {predict_scaling.JOBS_QUICK} jobs are left" in output
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_ranks_of_which_no_case_was_measured_are_reported(
     options.ranks = 2
     for script in (predict_ddp, predict_buckets):
         script.report(options, [], 2, ["cnn, 8: rank 1 ended with exit code 3."])
-        told = capsys.readouterr().out
-        assert "cnn, 8: rank 1 ended with exit code 3." in told
-        assert "No case was measured" in told
+        output = capsys.readouterr().out
+        assert "cnn, 8: rank 1 ended with exit code 3." in output
+        assert "No case was measured" in output
     assert list(page.RESULTS.iterdir()) == []
 
 

@@ -78,12 +78,12 @@ def test_figures_of_construction_are_held_against_each_goal() -> None:
         "cross": {"a": {"error": -0.12, "found": 0.95}},
     }
     blocks = {"errors": {"a": 0.01, "b": -0.02}, "with_glue": {}, "cross": {}}
-    said = "\n".join(construction.goals({"1": single, "4": blocks, "steps": {}}))
-    assert "at the best G (4) at most 5%, met" in said
-    assert "G = 1, at most 14%: 12.0 [12.0, 12.0] %, met (1 models)" in said
-    assert "G = 4, at most 8%: none (0 models)" in said
-    assert "least 0.80 (b; goal 0.7, met)" in said
-    assert "closer to 1 for 2 of 3 models (goal two thirds, met)" in said
+    message = "\n".join(construction.goals({"1": single, "4": blocks, "steps": {}}))
+    assert "at the best G (4) at most 5%, met" in message
+    assert "G = 1, at most 14%: 12.0 [12.0, 12.0] %, met (1 models)" in message
+    assert "G = 4, at most 8%: none (0 models)" in message
+    assert "least 0.80 (b; goal 0.7, met)" in message
+    assert "closer to 1 for 2 of 3 models (goal two thirds, met)" in message
     assert construction.goals({"1": {"errors": {}, "with_glue": {}, "cross": {}}})[0].startswith("No model")
     many = {"errors": {str(number): 0.1 for number in range(100)}, "with_glue": {}, "cross": {}, "saved": 4.3}
     assert (

@@ -28,12 +28,12 @@ def test_an_entry_is_found_by_all_that_it_depends_on(folder: Path) -> None:
     assert cached.read("graph", {**OF, "software": ["torch 3"]}) is None
     assert cached.read("environment", OF) is None
     assert cached.read("graph", None) is None
-    assert [each.suffix for each in folder.iterdir()] == [".json"]
+    assert [entry.suffix for entry in folder.iterdir()] == [".json"]
 
 
 def _of_another(path: Path) -> bytes:
     cached.store("graph", {"spec": "another"}, "of another")
-    other = next(each for each in path.parent.iterdir() if each != path)
+    other = next(entry for entry in path.parent.iterdir() if entry != path)
     return other.read_bytes()
 
 
@@ -67,11 +67,11 @@ def test_nothing_is_kept_where_that_is_not_wanted_or_cannot_be(tmp_path: Path, m
     monkeypatch.setenv(cached.VARIABLE, str(tmp_path / "file" / "below"))
     cached.store("graph", OF, "a text")
     assert cached.read("graph", OF) is None
-    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
 def test_entries_that_were_not_used_for_longest_make_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cached, "MOST_BYTES", 2500)
+    monkeypatch.setattr(cached, "MAX_BYTES", 2500)
     for number in range(2):
         cached.store("graph", {"number": number}, "x" * 1000)
     for place, path in enumerate(sorted(folder.iterdir())):
@@ -160,11 +160,11 @@ def test_a_configuration_file_counts_by_its_content(
 
     monkeypatch.setattr(cached, "software", lambda *packages: {})
     path = tmp_path / "config.json"
-    found = []
+    result = []
     for content in ("{}", '{"model_type": "bert"}'):
         path.write_text(content)
-        found.append(captured._conditions(f"transformers:{path}?num_hidden_layers=2", Settings()))
-    assert found[0] != found[1]
+        result.append(captured._conditions(f"transformers:{path}?num_hidden_layers=2", Settings()))
+    assert result[0] != result[1]
 
 
 def test_conditions_found_before_torch_is_imported_hold_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,12 +173,12 @@ def test_conditions_found_before_torch_is_imported_hold_afterwards(monkeypatch: 
     assert cached.software_before_torch() is None  # not asked in time
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.setattr(cached, "_origin", lambda package: Path(cached.__file__).parent)
-    monkeypatch.setattr(cached, "_files", lambda folder, whole: "a hash")
-    found = cached.software()
-    assert cached.software("timm") != found
-    assert cached.software_before_torch() == found
+    monkeypatch.setattr(cached, "_fingerprint", lambda folder, whole: "a hash")
+    result = cached.software()
+    assert cached.software("timm") != result
+    assert cached.software_before_torch() == result
     monkeypatch.setitem(sys.modules, "torch", object())
-    assert cached.software_before_torch() == found
+    assert cached.software_before_torch() == result
     monkeypatch.setenv("OMP_NUM_THREADS", "77")
     assert cached.software_before_torch() is None
 
@@ -208,6 +208,6 @@ def test_a_second_process_needs_no_torch_and_says_the_same(tmp_path: Path, comma
             for _ in range(2)
         ]
         assert done[0].stdout == done[1].stdout
-        imported.append([each.stderr.split()[-1] for each in done])
+        imported.append([entry.stderr.split()[-1] for entry in done])
     assert [second for _, second in imported] == ["False", "False"]
     assert imported[0][0] == "True"

@@ -15,9 +15,9 @@ ROW = re.compile(r"^\| (\S+) \| `([^`]+)` \| ([^|]*) \|[^|]*\|[^|]*\| ([^|]+) \|
 
 def test_the_page_names_what_is_declared() -> None:
     rows = ROW.findall(dependencies.PAGE.read_text(encoding="utf-8"))
-    named = [(extra, name, wanted.strip()) for extra, name, wanted, _, _ in rows]
-    assert named == [(extra, name, wanted.strip()) for extra, name, wanted in dependencies.declared()], "make audit"
-    assert all(why.strip() for *_, why in rows)
+    named = [(extra, name, expected.strip()) for extra, name, expected, _, _ in rows]
+    assert named == [(extra, name, expected.strip()) for extra, name, expected in dependencies.declared()], "make audit"
+    assert all(reason.strip() for *_, reason in rows)
 
 
 def test_no_licence_asks_more_of_us_than_to_be_named() -> None:
@@ -41,21 +41,21 @@ def test_the_analyser_installs_in_less_than_150_mb() -> None:
         name = pending.pop()
         if name in held or name == "tomli":  # of Python 3.10 alone
             continue
-        found = metadata.distribution(name)
-        held[name] = sum(file.locate().stat().st_size for file in found.files or () if file.locate().is_file())
-        wanted = [each for each in found.requires or () if "extra ==" not in each]
-        pending += [re.split(r"[^\w.-]", each)[0] for each in wanted if "python_version <" not in each]
+        result = metadata.distribution(name)
+        held[name] = sum(file.locate().stat().st_size for file in result.files or () if file.locate().is_file())
+        expected = [entry for entry in result.requires or () if "extra ==" not in entry]
+        pending += [re.split(r"[^\w.-]", entry)[0] for entry in expected if "python_version <" not in entry]
     assert held.keys() >= {"duckdb", "numpy", "rich", "pygments"}
     assert sum(held.values()) < 150e6, held
 
 
 def test_what_could_not_be_audited_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    found = [
+    result = [
         {"name": "a", "version": "1", "vulns": []},
         {"name": "b", "version": "2", "vulns": [{"id": "CVE-1", "fix_versions": ["3"]}]},
         {"name": "c", "skip_reason": "not found"},
     ]
-    assert (dependencies.said(found[:1]), dependencies.said(found)) == (0, 1)
+    assert (dependencies.said(result[:1]), dependencies.said(result)) == (0, 1)
     assert capsys.readouterr().out.splitlines()[1:] == [
         "b 2: CVE-1, mended in 3",
         "2 of 3 packages audited, 1 vulnerabilities known",

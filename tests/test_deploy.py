@@ -73,13 +73,13 @@ def test_every_port_is_of_loopback():
 
 def test_no_two_services_of_a_profile_want_the_same_port():
     for profile in ("single", "scale"):
-        ports = [port for each in SERVICES.values() if profile in each["profiles"] for port in each.get("ports", [])]
+        ports = [port for entry in SERVICES.values() if profile in entry["profiles"] for port in entry.get("ports", [])]
         assert len(set(ports)) == len(ports)
 
 
 def test_jaeger_alone_is_what_starts_when_no_profile_is_named():
     assert "COMPOSE_PROFILES=single\n" in (DEPLOY / ".env").read_text()
-    assert [name for name, each in SERVICES.items() if "single" in each["profiles"]] == ["jaeger", "owner"]
+    assert [name for name, entry in SERVICES.items() if "single" in entry["profiles"]] == ["jaeger", "owner"]
 
 
 @pytest.mark.parametrize("name", SERVICES)

@@ -156,7 +156,7 @@ SHOWN = re.compile(r"^<!-- output of: (\S+)(.*?) -->\n```text\n(.*?)^```$", re.M
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("trace", "arguments", "shown"), [found.groups() for found in SHOWN.finditer(read("docs/use/gpu-trace.md"))]
+    ("trace", "arguments", "shown"), [result.groups() for result in SHOWN.finditer(read("docs/use/gpu-trace.md"))]
 )
 def test_outputs_of_public_traces_are_those_of_today(
     trace: str,
@@ -173,8 +173,8 @@ def test_outputs_of_public_traces_are_those_of_today(
     assert main(["analyze", str(source), *arguments.split()]) == 0
     rest = " ".join(capsys.readouterr().out.split())
     for part in (" ".join(part.split()) for part in re.split(r"(?<!\S)…", shown)):
-        _, found, rest = rest.partition(part)
-        assert found == part, f"docs/use/gpu-trace.md shows this of {trace}, and it is not printed (any more): {part}"
+        _, result, rest = rest.partition(part)
+        assert result == part, f"docs/use/gpu-trace.md shows this of {trace}, and it is not printed (any more): {part}"
 
 
 # --- nothing leads astray -----------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_examples_of_the_help_can_be_typed(name: str, capsys: pytest.CaptureFixt
     every = generate.commands(generate._parser())
     for line in EXAMPLE.findall((every[name].description or "").partition("examples:")[2]):
         words = shlex.split(line)
-        command = next(each for each in (" ".join(words[:2]), words[0]) if each in every)
+        command = next(entry for entry in (" ".join(words[:2]), words[0]) if entry in every)
         try:
             given, unknown = every[command].parse_known_args(words[len(command.split()) :])
         except SystemExit:
@@ -292,10 +292,10 @@ def test_decisions_are_numbered_and_short() -> None:
 
 
 def committed() -> list[Path]:
-    found = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
-    if found.returncode:
+    result = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if result.returncode:
         pytest.skip("not a git checkout")
-    paths = [ROOT / name for name in found.stdout.decode().split("\0") if name]
+    paths = [ROOT / name for name in result.stdout.decode().split("\0") if name]
     return [path for path in paths if path.is_file() and "assets" not in path.parts]
 
 

@@ -50,15 +50,15 @@ def spoiled(value: Any) -> Any:
     if isinstance(value, str):
         return value + ESCAPES
     if isinstance(value, dict):
-        return {name: spoiled(each) for name, each in value.items()}
-    return [spoiled(each) for each in value] if isinstance(value, list) else value
+        return {name: spoiled(entry) for name, entry in value.items()}
+    return [spoiled(entry) for entry in value] if isinstance(value, list) else value
 
 
 def spoil(run: Path, columns: set[str] | None = None) -> None:
     """Put escapes into every field of a run, and every column of text of its tables, or into some columns alone."""
     content = json.loads((run / "run.json").read_text())
     if columns is None:
-        content = {name: each if name in KEPT else spoiled(each) for name, each in content.items()}
+        content = {name: entry if name in KEPT else spoiled(entry) for name, entry in content.items()}
         content["absent"] = {f"a{ESCAPES}": ESCAPES}
         content["notes"] = [*content["notes"], {"source": ESCAPES, "text": f"a note{ESCAPES}"}]
         content[ESCAPES] = ESCAPES
@@ -67,14 +67,14 @@ def spoil(run: Path, columns: set[str] | None = None) -> None:
     for file in [*rundir.segments(run), run / rundir.MERGED_FILE, run / rundir.LOOP_FILE, *rundir.portions(run)]:
         source = table.parquet(file)
         types = con.execute(f"SELECT column_name, column_type FROM (DESCRIBE FROM {source})").fetchall()
-        wanted = [
+        expected = [
             name for name, kind in types if kind == "VARCHAR" and (name in columns if columns else name not in IDS)
         ]
         values = [
             f"""replace({name}, '": "', '": "{json.dumps(ESCAPES)[1:-1]}') AS {name}"""
             if name == "attributes"
             else f"{name} || {table.literal(ESCAPES)} AS {name}"
-            for name in wanted
+            for name in expected
         ]
         if values:
             beside = file.with_suffix(".spoiled")
@@ -94,12 +94,12 @@ def printed(command: list[str], run: Path, tmp_path: Path) -> tuple[int, str]:
         "counters": [str(run / "run.json")],
         "compare": [str(run)],
     }.get(command[0], [])
-    told = io.StringIO()
+    output = io.StringIO()
     given = [command[0], *([] if command[0] == "doctor" else [str(run)])]
     rest = [*more, *names] if command[0] == "compare" else [*names, *more]
-    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         code = cli.main([*given, *rest])
-    return code, told.getvalue()
+    return code, output.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +112,9 @@ def hostile(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ON_ONE, ids=" ".join)
 def test_escapes_in_every_field_and_column_reach_no_terminal(command: list[str], hostile: Path, tmp_path: Path) -> None:
-    code, told = printed(command, hostile, tmp_path)
+    code, output = printed(command, hostile, tmp_path)
     assert code in (0, 1, 2, 3)
-    assert not FORBIDDEN & set(told), [line for line in told.splitlines() if FORBIDDEN & set(line)][:3]
+    assert not FORBIDDEN & set(output), [line for line in output.splitlines() if FORBIDDEN & set(line)][:3]
 
 
 @pytest.mark.slow
@@ -124,19 +124,19 @@ def test_escapes_in_a_column_that_says_what_a_row_is_reach_no_terminal(
 ) -> None:
     run = shutil.copytree(small_run, tmp_path / "run")
     spoil(run, {column})
-    _, told = printed(["analyze", "all"], run, tmp_path)
-    assert not FORBIDDEN & set(told), [line for line in told.splitlines() if FORBIDDEN & set(line)][:3]
+    _, output = printed(["analyze", "all"], run, tmp_path)
+    assert not FORBIDDEN & set(output), [line for line in output.splitlines() if FORBIDDEN & set(line)][:3]
 
 
-@pytest.mark.parametrize("field", [each if each in ("id", "rungs") else deep(each) for each in sorted(KEPT)])
+@pytest.mark.parametrize("field", [entry if entry in ("id", "rungs") else deep(entry) for entry in sorted(KEPT)])
 def test_escapes_in_a_field_that_tells_what_is_there_reach_no_terminal(
     field: str, small_run: Path, tmp_path: Path
 ) -> None:
     run = shutil.copytree(small_run, tmp_path / "run")
     content = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**content, field: spoiled(content.get(field) or [""])}))
-    _, told = printed(["analyze"], run, tmp_path)
-    assert not FORBIDDEN & set(told)
+    _, output = printed(["analyze"], run, tmp_path)
+    assert not FORBIDDEN & set(output)
 
 
 def test_tables_that_hold_what_xsp_does_not_write_are_an_error_of_one_line(small_run: Path, tmp_path: Path) -> None:
@@ -147,9 +147,9 @@ def test_tables_that_hold_what_xsp_does_not_write_are_an_error_of_one_line(small
         con = table.connect()
         con.execute(f"COPY (SELECT * REPLACE ('{{' AS attributes) FROM {source}) TO '{beside}' (FORMAT parquet)")
         beside.replace(file)
-    code, told = printed(["analyze", "health"], run, tmp_path)
-    assert (code, len(told.splitlines())) == (2, 1), told
-    assert "Malformed JSON" in told
+    code, output = printed(["analyze", "health"], run, tmp_path)
+    assert (code, len(output.splitlines())) == (2, 1), output
+    assert "Malformed JSON" in output
 
 
 NAMES = [("aten::mm", "cpu_op"), ("k", "kernel"), ("ProfilerStep#1", "cpu_op")]
@@ -185,8 +185,8 @@ def test_escapes_in_a_trace_and_in_its_name_reach_no_terminal_while_it_is_import
     content = {"traceEvents": shown, ESCAPES: ESCAPES, "deviceProperties": [{"id": 0, "name": ESCAPES}]}
     trace = tmp_path / f"trace{ESCAPES.replace(chr(7), '')}.json"
     trace.write_text(json.dumps(content))
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         assert cli.main(["import", str(trace), "-o", str(tmp_path / f"run{ESCAPES}"), "--keep-names"]) == 0
         assert cli.main(["import", str(trace), "-o", str(tmp_path / f"run{ESCAPES}")]) == 2  # it is there
         assert cli.main(["analyze", str(trace), "ops"]) in (0, 1)
@@ -194,15 +194,15 @@ def test_escapes_in_a_trace_and_in_its_name_reach_no_terminal_while_it_is_import
         assert cli.main(["report", str(trace)]) == 0
         assert cli.main(["export", str(trace), "--to", str(tmp_path / f"o{ESCAPES}.jsonl")]) in (0, 2)
         assert cli.main(["export", str(trace), "--format", "chrome", "-o", str(tmp_path / f"c{ESCAPES}.json")]) == 0
-    assert not FORBIDDEN & set(told.getvalue())
+    assert not FORBIDDEN & set(output.getvalue())
 
 
 def test_escapes_in_what_is_received_reach_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from xsp.receiver.limits import Limits
     from xsp.receiver.server import Server, address
 
-    told = io.StringIO()
-    monkeypatch.setattr("sys.stdout", told)
+    output = io.StringIO()
+    monkeypatch.setattr("sys.stdout", output)
     server = Server(tmp_path / f"in{ESCAPES}", address("127.0.0.1:0"), None, Limits(), progress.echo)
     server.start()
     attributes = [{"key": f"{key}{odd}", "value": {"stringValue": f"{key}{ESCAPES}"}}
@@ -210,13 +210,13 @@ def test_escapes_in_what_is_received_reach_no_terminal(tmp_path: Path, monkeypat
     span = {"traceId": "0" * 31 + "1", "spanId": "0" * 15 + "1", "name": ESCAPES, "startTimeUnixNano": "1",
             "endTimeUnixNano": "2", "attributes": attributes}  # fmt: skip
     content = {"resourceSpans": [{"resource": {"attributes": attributes}, "scopeSpans": [{"spans": [span]}]}]}
-    url = next(word for word in told.getvalue().split() if word.startswith("http://"))
+    url = next(word for word in output.getvalue().split() if word.startswith("http://"))
     request = urllib.request.Request(url, json.dumps(content).encode(), {"content-type": "application/json"})
     with contextlib.suppress(urllib.error.HTTPError):
         urllib.request.urlopen(request).close()
     server.close()
-    assert "spans received" in told.getvalue()
-    assert not FORBIDDEN & set(told.getvalue())
+    assert "spans received" in output.getvalue()
+    assert not FORBIDDEN & set(output.getvalue())
 
 
 def test_escapes_in_the_words_of_a_plugin_reach_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,17 +224,17 @@ def test_escapes_in_the_words_of_a_plugin_reach_no_terminal(monkeypatch: pytest.
 
     finding = doctor.Finding(f"mine{ESCAPES}", ESCAPES, f"it says {ESCAPES}")
     monkeypatch.setattr(doctor, "collectors", lambda: [finding])
-    monkeypatch.setattr(doctor, "other_plugins", lambda: [f"exporter {ESCAPES}"])
+    monkeypatch.setattr(doctor, "broken_plugins", lambda: [f"exporter {ESCAPES}"])
     monkeypatch.setattr(doctor, "machine", lambda: [("system", ESCAPES)])
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         assert cli.main(["doctor"]) == 0
-    assert not FORBIDDEN & set(told.getvalue())
+    assert not FORBIDDEN & set(output.getvalue())
 
 
 def test_commands_print_through_one_place() -> None:
     own = {"progress.py", "__init__.py"}  # which makes text plain; and the line of an error, which is plain too
     for file in sorted(Path(cli.__file__).parent.glob("*.py")):
         calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
-        names = [ast.unparse(each) for each in calls]
+        names = [ast.unparse(entry) for entry in calls]
         assert file.name in own or not {"print", "sys.stdout.write", "sys.stderr.write"} & set(names), file.name

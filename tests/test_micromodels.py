@@ -12,20 +12,20 @@ from xsp.errors import ModelError
 SPOC = ("input_elements", "parameters", "flops", "longest_path")
 
 
-@pytest.mark.parametrize("family", micromodels.VARIES)
+@pytest.mark.parametrize("family", micromodels.VARIED_MEASURES)
 def test_a_family_varies_one_measure_and_holds_the_others_within_a_percent(family: str) -> None:
     names = [name for name in micromodels.names() if name.rpartition("-")[0] == family]
-    found = [graph.of(f"micro:{name}", batch=2).measures() for name in names]
-    varied = micromodels.VARIES[family]
+    result = [graph.of(f"micro:{name}", batch=2).measures() for name in names]
+    varied = micromodels.VARIED_MEASURES[family]
     for measure in SPOC:
-        figures = [each[measure] for each in found]
+        figures = [entry[measure] for entry in result]
         if measure == varied:
             assert figures == sorted(set(figures)), "it grows with the number"
             assert figures[-1] > 4 * figures[0]
         else:
             assert max(figures) <= 1.01 * min(figures), measure
     if family == "path":
-        assert len({(each["computing"], each["bytes"], each["unique"]) for each in found}) == 1
+        assert len({(entry["computing"], entry["bytes"], entry["unique"]) for entry in result}) == 1
 
 
 def test_their_values_stay_in_scale() -> None:
@@ -34,7 +34,7 @@ def test_their_values_stay_in_scale() -> None:
 
     for name in ("depth-7", "path-7", "operations-1"):
         made = models.build(f"micro:{name}", models.Settings())
-        assert isinstance(made, models.Built)
+        assert isinstance(made, models.ModelCall)
         with torch.inference_mode():
             spread = float(made.model(*made.args).std())
         assert 1e-6 < spread < 1e3

@@ -43,26 +43,26 @@ def test_a_process_starts_while_a_thread_sets_variables() -> None:
 def test_answers_are_lines_in_whatever_pieces_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = iter([b"on", b"e\ntwo\nth", b"ree\n", b"cut off", b""])
     monkeypatch.setattr(processes, "start_python", lambda *_, **__: None)
-    asked = processes.WorkerProcess("")
+    requested = processes.WorkerProcess("")
     monkeypatch.setattr("select.select", lambda *given: (given[0], [], []))
     monkeypatch.setattr("os.read", lambda *_: next(pieces))
-    found = [asked.answer(0.0) for _ in range(4)]
+    result = [requested.answer(0.0) for _ in range(4)]
     monkeypatch.undo()
-    os.close(asked._answers)
-    assert found == [b"one", b"two", b"three", b""]
+    os.close(requested._answers)
+    assert result == [b"one", b"two", b"three", b""]
 
 
 def test_a_long_answer_takes_time_in_proportion_to_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
     def took_s(length: int) -> float:
         pieces = iter([b"." * 64] * (length // 64) + [b"\n"])
-        asked = processes.WorkerProcess("")
+        requested = processes.WorkerProcess("")
         with monkeypatch.context() as patched:
             patched.setattr("select.select", lambda *given: (given[0], [], []))
             patched.setattr("os.read", lambda *_: next(pieces))
             began_s = time.process_time()
-            assert len(asked.answer(0.0)) == length
+            assert len(requested.answer(0.0)) == length
             taken_s = time.process_time() - began_s
-        os.close(asked._answers)
+        os.close(requested._answers)
         return taken_s
 
     monkeypatch.setattr(processes, "start_python", lambda *_, **__: None)
@@ -88,13 +88,13 @@ def test_what_a_signal_handler_raises_is_told_from_an_error_of_the_code_that_it_
     try:
         with pytest.raises(TimeoutError) as raised:
             signal.raise_signal(signal.SIGUSR1)
-        assert processes.raised_by_handler(raised.value)
+        assert processes.is_from_signal_handler(raised.value)
         with pytest.raises(ValueError, match="99") as own:
             Level(99)
-        assert not processes.raised_by_handler(own.value)
+        assert not processes.is_from_signal_handler(own.value)
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert not processes.raised_by_handler(raised.value), "it is a handler no longer"
+    assert not processes.is_from_signal_handler(raised.value), "it is a handler no longer"
 
 
 def test_a_process_has_the_variables_of_the_program() -> None:

@@ -33,6 +33,6 @@ def test_python_minus_m_xsp_is_xsp() -> None:
 def test_brackets_in_a_description_are_text(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.progress_bar(quiet=False) as show:
         show("resnet [/x] of [fp16]\x1b[2J", 1, 2)
-    said = capsys.readouterr().err
-    assert "resnet [/x] of [fp16]" in said
-    assert "\x1b" not in said
+    message = capsys.readouterr().err
+    assert "resnet [/x] of [fp16]" in message
+    assert "\x1b" not in message

@@ -63,9 +63,9 @@ def modules() -> Iterator[ModuleType]:
     for name in names:
         package = importlib.import_module(name)
         yield package
-        for found in pkgutil.walk_packages(package.__path__, f"{name}."):
-            if not found.name.endswith("__main__"):
-                yield importlib.import_module(found.name)
+        for result in pkgutil.walk_packages(package.__path__, f"{name}."):
+            if not result.name.endswith("__main__"):
+                yield importlib.import_module(result.name)
 
 
 def test_every_public_module_class_function_and_method_says_what_it_is() -> None:
@@ -77,7 +77,7 @@ def test_every_public_module_class_function_and_method_says_what_it_is() -> None
             if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
                 continue
             if inspect.isclass(value) or inspect.isfunction(value):
-                silent += [f"{module.__name__}.{each}" for each in _undocumented(name, value)]
+                silent += [f"{module.__name__}.{entry}" for entry in _undocumented(name, value)]
     assert silent == []
 
 
@@ -110,4 +110,4 @@ def test_the_columns_of_the_table_are_the_fields_of_a_span() -> None:
     assert [column.name for column in COLUMNS] == list(Span._fields)
     names = [column.name for column in (*COLUMNS, *MERGED_COLUMNS)]
     assert len(set(names)) == len(names)
-    assert all(column.about for column in (*COLUMNS, *MERGED_COLUMNS))
+    assert all(column.description for column in (*COLUMNS, *MERGED_COLUMNS))

@@ -83,7 +83,7 @@ def test_no_text_of_a_run_is_a_command_to_a_terminal() -> None:
 
 
 def test_a_note_is_there_once() -> None:
-    run = Run.of({"notes": [{"source": "load", "text": "a"}]}).noted("load", ["a", "b", "b"])
+    run = Run.of({"notes": [{"source": "load", "text": "a"}]}).with_notes("load", ["a", "b", "b"])
     assert [(note.source, note.text) for note in run.notes] == [("load", "a"), ("load", "b")]
 
 

@@ -48,7 +48,7 @@ def said(command: list[str], run: Path) -> tuple[int, str]:
     """Return how a command ended on a run, and all that it printed."""
     printed = io.StringIO()
     more = ["--out", str(run / "report.html")] if command == ["report"] else []
-    rest = [each.replace("RUN", str(run)) for each in command[1:]]
+    rest = [entry.replace("RUN", str(run)) for entry in command[1:]]
     measures = "--measure" in rest  # its runs follow the option
     typed = [command[0], *rest, str(run)] if measures else [command[0], str(run), *rest, *more]
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
@@ -61,7 +61,7 @@ def test_no_field_of_a_run_ends_a_command_with_more_than_a_line_or_reaches_the_t
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("xsp.device.ceilings.measure", lambda _: [])  # which would take seconds each time
-    monkeypatch.setattr("xsp.device.ceilings.keep", lambda _: None)
+    monkeypatch.setattr("xsp.device.ceilings.store", lambda _: None)
     place = tmp_path / "run"
     shutil.copytree(run, place)
     content = json.loads((run / "run.json").read_text())

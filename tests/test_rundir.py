@@ -130,14 +130,14 @@ def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.json"
-    rundir.write_whole(path, b"before")
+    rundir.write_atomically(path, b"before")
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     assert (
-        message(UnwritableError, rundir.write_whole, path, b"after")
+        message(UnwritableError, rundir.write_atomically, path, b"after")
         == f"{path}: cannot be written (No space left on device)"
     )
     assert (listing(tmp_path), path.read_bytes()) == (["run.json"], b"before")
@@ -265,7 +265,7 @@ def test_steps_of_an_older_xsp_load_beside_those_of_this_one(tmp_path: Path) -> 
     con, old = table.connect(), rundir.segment(run, 0)
     con.execute(f"CREATE TABLE older AS SELECT * EXCLUDE (attributes, flops) FROM {table.parquet(old)}")
     table.write_parquet(con, "older", old)
-    assert not table.are_whole_and_alike(con, rundir.segments(run), [])
+    assert not table.are_intact_and_uniform(con, rundir.segments(run), [])
     assert len(xsp.load(run).spans) == 6
 
 
@@ -308,8 +308,8 @@ def test_the_steps_of_programs_that_were_run_once_per_level_are_numbered_on(tmp_
 
 
 def test_kinds_of_a_program_that_was_run_once_per_level_count_the_steps_of_all_runs() -> None:
-    told = [Run.of({"kinds": [{"kind": 0, "name": "train", "steps": steps}]}) for steps in (30, 31)]
-    assert [kind["steps"] for kind in of_parts(told)["kinds"]] == [61]
+    output = [Run.of({"kinds": [{"kind": 0, "name": "train", "steps": steps}]}) for steps in (30, 31)]
+    assert [kind["steps"] for kind in of_parts(output)["kinds"]] == [61]
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from xsp.run import Run
-from xsp.scrub import HIDDEN, KEEP, command, plain, scrub_settings
+from xsp.scrub import HIDDEN, KEEP_VARIABLE, command, plain, scrub_settings
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_value_that_is_json_is_hidden_whole() -> None:
 
 
 def test_other_values_are_kept_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(KEEP, "1")
+    monkeypatch.setenv(KEEP_VARIABLE, "1")
     assert command(["train.py", "cats.csv", "--pwd", "X"]) == ["train.py", "cats.csv", "--pwd", HIDDEN]
 
 

@@ -38,9 +38,9 @@ def damaged(run, content) -> str:
     sections.write(run, "whole", FULL)
     text = content if isinstance(content, str) else json.dumps(content)
     (run / "sections" / "bad.json").write_text(text, encoding="utf-8")
-    found = sections.read(run)
-    assert list(found.sections) == ["whole"]
-    (line,) = found.damaged
+    result = sections.read(run)
+    assert list(result.sections) == ["whole"]
+    (line,) = result.damaged
     assert line.startswith("bad.json: ")
     return line
 
@@ -48,18 +48,18 @@ def damaged(run, content) -> str:
 def test_what_is_written_is_read_again(run):
     path = sections.write(run, "bound", FULL)
     assert path == run / "sections" / "bound.json"
-    assert sections.read(run) == sections.Found({"bound": FULL}, ())
+    assert sections.read(run) == sections.SectionFiles({"bound": FULL}, ())
 
 
 def test_a_run_without_sections_has_none(run):
-    assert sections.read(run) == sections.Found({}, ())
+    assert sections.read(run) == sections.SectionFiles({}, ())
 
 
 def test_the_section_of_a_name_takes_the_place_of_the_one_before(run):
     sections.write(run, "bound", FULL)
     sections.write(run, "bound", Section("Later", ()))
     assert sections.read(run).sections == {"bound": Section("Later", ())}
-    assert [each.name for each in (run / "sections").iterdir()] == ["bound.json"]
+    assert [entry.name for entry in (run / "sections").iterdir()] == ["bound.json"]
 
 
 def test_numbers_that_are_not_finite_are_unknown(run):
@@ -117,7 +117,7 @@ def test_a_file_that_is_no_section_is_named_with_the_reason(run, content, why):
 
 def test_a_tree_without_end_is_named(run):
     branch: dict = {"name": "a"}
-    for _ in range(sections.MOST_LEVELS):
+    for _ in range(sections.MAX_LEVELS):
         branch = {"name": "a", "inside": [branch]}
     content = {"xsp_section": 1, "title": "t", "parts": [{"tree": {"columns": [], "branches": [branch]}}]}
     assert "up to 60 levels" in damaged(run, content)
@@ -128,9 +128,9 @@ def test_a_link_that_leads_out_is_not_followed(run, tmp_path_factory):
     elsewhere.write_text("{}", encoding="utf-8")
     (run / "sections").mkdir()
     os.symlink(elsewhere, run / "sections" / "out.json")
-    found = sections.read(run)
-    assert found.sections == {}
-    assert found.damaged == ("out.json: a link that leads out of the run directory",)
+    result = sections.read(run)
+    assert result.sections == {}
+    assert result.damaged == ("out.json: a link that leads out of the run directory",)
     with pytest.raises(OutputError):
         sections.write(run, "out", FULL)
     assert elsewhere.read_text(encoding="utf-8") == "{}"
@@ -138,18 +138,18 @@ def test_a_link_that_leads_out_is_not_followed(run, tmp_path_factory):
 
 def test_too_many_files_are_counted(run):
     sections.write(run, "a", FULL)
-    for number in range(sections.MOST_SECTIONS + 2):
+    for number in range(sections.MAX_SECTIONS + 2):
         (run / "sections" / f"x{number:03}.json").write_text("{}", encoding="utf-8")
-    found = sections.read(run)
-    assert list(found.sections) == ["a"]
-    assert found.damaged[-1] == "3 more files: a page has up to 50 sections"
+    result = sections.read(run)
+    assert list(result.sections) == ["a"]
+    assert result.damaged[-1] == "3 more files: a page has up to 50 sections"
 
 
 def test_a_run_that_is_replaced_takes_its_sections_with_it(run):
     sections.write(run, "bound", FULL)
     (run / "sections" / "mine.txt").write_text("mine", encoding="utf-8")
     rundir.create(run, overwrite=True)
-    assert [each.name for each in (run / "sections").iterdir()] == ["mine.txt"]
+    assert [entry.name for entry in (run / "sections").iterdir()] == ["mine.txt"]
 
 
 JSON = st.recursive(

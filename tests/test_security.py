@@ -84,9 +84,9 @@ def hostile_file(hostile: Any, tmp_path_factory: pytest.TempPathFactory) -> Path
 def test_every_analysis_takes_names_as_text(hostile: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     seen: set[Any] = set()
-    for each in ANALYSES.values():
+    for entry in ANALYSES.values():
         try:
-            seen.update(cell for row in each(hostile).fetchall() for cell in row if isinstance(cell, str))
+            seen.update(cell for row in entry(hostile).fetchall() for cell in row if isinstance(cell, str))
         except AnalysisError:
             continue
     assert set(HOSTILE) - {name for name in HOSTILE if name in seen} == set()
@@ -142,9 +142,9 @@ def test_exports_are_well_formed(hostile_file: Path, tmp_path: Path, form: str) 
 
 def _strings(value: Any) -> list[str]:
     if isinstance(value, dict):
-        return [text for each in value.values() for text in _strings(each)]
+        return [text for entry in value.values() for text in _strings(entry)]
     if isinstance(value, list):
-        return [text for each in value for text in _strings(each)]
+        return [text for entry in value for text in _strings(entry)]
     return [value] if isinstance(value, str) else []
 
 
@@ -211,9 +211,9 @@ def test_a_loop_behind_a_link_out_of_the_directory_is_left_out(tmp_path: Path, n
     other, run = tmp_path / "other", run_of_others(tmp_path / "run", {})
     other.write_bytes(bytes(8 * 15 * 3))
     (run / name).symlink_to(other)
-    found = xsp.load(run)
-    assert len(found.loop) == 0
-    assert any("leads out of the run directory" in note.text for note in found.run.notes)
+    result = xsp.load(run)
+    assert len(result.loop) == 0
+    assert any("leads out of the run directory" in note.text for note in result.run.notes)
 
 
 def test_a_run_that_is_a_link_itself_is_loaded(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_small_archive_of_something_large_is_refused(tmp_path: Path, content: 
 def test_a_run_json_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     run = run_of_others(tmp_path / "run", {})
     with open(run / "run.json", "wb") as file:
-        file.truncate(rundir.MOST_OF_A_RUN + 1)
+        file.truncate(rundir.MAX_RUN_BYTES + 1)
     with pytest.raises(TraceError, match="larger than"):
         xsp.load(run)
 
@@ -339,18 +339,18 @@ def test_nothing_that_is_read_is_run() -> None:
     `tests/importers/test_torchmemory.py`. Manifests are composed by YAML's safe loader into nodes, without objects:
     `tests/evaluate/test_manifests.py`.
     """
-    found = set()
+    result = set()
     root = Path(xsp.__file__).parent
     for path in root.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
-                found.add((path.name, node.func.id))
+                result.add((path.name, node.func.id))
             named = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
-            found.update((path.name, name) for name in named if name.partition(".")[0] in MODULES)
+            result.update((path.name, name) for name in named if name.partition(".")[0] in MODULES)
             is_shell = isinstance(node, ast.keyword) and node.arg == "shell"
-            found.update({(path.name, "shell")} if is_shell else set())
+            result.update({(path.name, "shell")} if is_shell else set())
             reads = isinstance(node, ast.Attribute) and ast.unparse(node) in ("marshal.load", "marshal.loads")
-            found.update({(path.name, "marshal")} if reads else set())
+            result.update({(path.name, "marshal")} if reads else set())
     pipe = {("transport.py", "marshal")}
     run = {(name, how) for name in ("script.py", "torchcalls.py") for how in ("exec", "compile")}
-    assert found <= {*run, ("torchmemory.py", "pickle"), ("yamltext.py", "yaml"), *pipe}
+    assert result <= {*run, ("torchmemory.py", "pickle"), ("yamltext.py", "yaml"), *pipe}

@@ -15,7 +15,7 @@ from xsp.collector import Outline
 from xsp.record.autostep import AutoStep
 from xsp.record.kinds import Batch, Kinds
 from xsp.schema import Kind
-from xsp.subjects import REPLACED, layout_of
+from xsp.subjects import REPLACEABLE_AFTER, layout_of
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -87,9 +87,9 @@ def test_copies_for_each_task_of_meta_learning_are_one_kind(tmp_path: Path) -> N
                 parameter.grad = grad
             outer.step()
 
-    found = dict(kinds(tmp_path, tasks))
-    assert max(found.values()) >= 58
-    assert len(found) <= 4, found
+    result = dict(kinds(tmp_path, tasks))
+    assert max(result.values()) >= 58
+    assert len(result) <= 4, result
 
 
 def twins(tmp_path: Path, program: Callable[[Any, Any], None]) -> list[tuple[str, int]]:
@@ -107,8 +107,8 @@ def test_two_models_of_one_class_that_take_turns_are_two_kinds(tmp_path: Path) -
                 other(torch.ones(2, 4))
             trained(other, second)
 
-    found = dict(twins(tmp_path, turns))
-    assert sum(count for name, count in found.items() if "(2)" in name) >= 28, found
+    result = dict(twins(tmp_path, turns))
+    assert sum(count for name, count in result.items() if "(2)" in name) >= 28, result
 
 
 @pytest.mark.slow
@@ -144,9 +144,9 @@ def test_a_teacher_that_was_trained_first_is_not_its_student(tmp_path: Path) -> 
             optimizer.step()
             optimizer.zero_grad()
 
-    found = twins(tmp_path, distilled)
-    assert [count for _, count in found] == [20, 30], found
-    assert "Sequential(2)" in found[1][0]
+    result = twins(tmp_path, distilled)
+    assert [count for _, count in result] == [20, 30], result
+    assert "Sequential(2)" in result[1][0]
 
 
 @pytest.mark.slow
@@ -174,40 +174,40 @@ def pairs() -> Iterator[Any]:
 def test_a_number_is_free_once_its_holder_is_gone(make: Callable[[], Any]) -> None:
     outline = Outline()
     one, other = make(), make()
-    numbers = [outline.meet(one), outline.meet(other)]
+    numbers = [outline.register(one), outline.register(other)]
     assert numbers[0] != numbers[1]
     del one
     gc.collect()
     third, fourth = make(), make()
-    assert outline.meet(third) == numbers[0]
-    assert outline.meet(fourth) not in numbers
-    assert outline.meet(nn.MSELoss()) == outline.meet(nn.MSELoss())
+    assert outline.register(third) == numbers[0]
+    assert outline.register(fourth) not in numbers
+    assert outline.register(nn.MSELoss()) == outline.register(nn.MSELoss())
 
 
 @pytest.mark.slow
 def test_what_is_met_in_training_does_not_take_the_number_of_an_average_nor_wait_for_what_was_replaced() -> None:
     outline = Outline()
     one, average = net(), net()
-    numbers = outline.meet(one), outline.meet(average, trains=False)
+    numbers = outline.register(one), outline.register(average, trains=False)
     del average
     gc.collect()
-    outline.subjects.step = 2 * REPLACED
+    outline.subjects.step = 2 * REPLACEABLE_AFTER
     other, copied = net(), net()
-    assert (outline.meet(other), outline.meet(copied, trains=False)) == numbers
+    assert (outline.register(other), outline.register(copied, trains=False)) == numbers
     del other
     gc.collect()
-    assert outline.meet(net()) == numbers[0], "the first one is still there, and was replaced before"
+    assert outline.register(net()) == numbers[0], "the first one is still there, and was replaced before"
 
 
 def test_one_that_is_used_beside_its_successor_gets_its_number_back() -> None:
     outline = Outline()
     one, other = net(), net()
-    first = outline.meet(one)
-    outline.subjects.step = outline.thread = REPLACED
-    assert outline.meet(other) == first
+    first = outline.register(one)
+    outline.subjects.step = outline.thread = REPLACEABLE_AFTER
+    assert outline.register(other) == first
     outline.append(("call", first, type(other)))
     assert id(one) not in outline.numbers
-    assert outline.meet(one) == first
+    assert outline.register(one) == first
     assert outline.numbers[id(other)] == outline[0][1] != first
 
 
@@ -218,7 +218,7 @@ def test_a_module_that_may_do_anything_is_told_by_itself() -> None:
 
     outline = Outline()
     one, other = Odd(2, 2), Odd(2, 2)
-    assert outline.meet(one) != outline.meet(other)
+    assert outline.register(one) != outline.register(other)
 
 
 # --- where the samples of an input are ----------------------------------------------------------------------

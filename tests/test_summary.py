@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from xsp.summary import (
-    MANY,
+    MIN_NORMAL_VALUES,
     Interval,
     drifting_interval,
     interval,
@@ -82,7 +82,7 @@ def test_fewer_than_three_values_have_no_interval_and_equal_ones_a_narrow_one() 
     assert interval([5.0, 5.0, 5.0]) == pytest.approx((5.0, 5.0))
 
 
-@pytest.mark.parametrize("n", [7, 30, MANY + 1])
+@pytest.mark.parametrize("n", [7, 30, MIN_NORMAL_VALUES + 1])
 def test_an_interval_depends_on_the_values_alone(n: int) -> None:
     values = [random.Random(n).gauss(100, 5) for _ in range(n)]
     shuffled = random.Random(1).sample(values, k=n)
@@ -93,7 +93,7 @@ def test_an_interval_depends_on_the_values_alone(n: int) -> None:
     assert ends == pytest.approx([3 * end + 7 for end in interval(values) or ()])
 
 
-@pytest.mark.parametrize(("n", "at_least"), [(10, 0.83), (25, 0.89), (MANY, 0.91)])
+@pytest.mark.parametrize(("n", "at_least"), [(10, 0.83), (25, 0.89), (MIN_NORMAL_VALUES, 0.91)])
 def test_the_interval_holds_the_true_mean_about_as_often_as_it_says(n: int, at_least: float) -> None:
     draw = random.Random(42)
     covered = 0
@@ -106,14 +106,14 @@ def test_the_interval_holds_the_true_mean_about_as_often_as_it_says(n: int, at_l
 
 def test_many_values_continue_the_bootstrap_without_a_jump() -> None:
     widths = []
-    for n in (MANY - 1, MANY):
-        found = []
+    for n in (MIN_NORMAL_VALUES - 1, MIN_NORMAL_VALUES):
+        result = []
         for seed in range(40):
             draw = random.Random(seed)
             ends: Interval | None = interval([draw.expovariate(1) for _ in range(n)])
             assert ends is not None
-            found.append((ends.hi - ends.lo, (ends.lo + ends.hi) / 2))
-        widths.append([statistics.fmean(column) for column in zip(*found, strict=True)])
+            result.append((ends.hi - ends.lo, (ends.lo + ends.hi) / 2))
+        widths.append([statistics.fmean(column) for column in zip(*result, strict=True)])
     (before, middle_before), (after, middle_after) = widths
     assert after == pytest.approx(before, rel=0.1)
     assert middle_after == pytest.approx(middle_before, abs=0.1 * before)
@@ -128,47 +128,47 @@ def _independent(count: int, draw: random.Random) -> list[float]:
 
 def _autocorrelated(count: int, draw: random.Random) -> list[float]:
     """Return a series in which neighbours are alike (0.9)."""
-    found, now = [], draw.gauss(0, 1)
+    result, now = [], draw.gauss(0, 1)
     for _ in range(count):
         now = 0.9 * now + draw.gauss(0, math.sqrt(1 - 0.9**2))
-        found.append(100 + now)
-    return found
+        result.append(100 + now)
+    return result
 
 
 def _regimes(count: int, draw: random.Random) -> list[float]:
     """Return a series whose level changes every ten values or so."""
-    level, found = draw.gauss(100, 2), []
+    level, result = draw.gauss(100, 2), []
     for _ in range(count):
         level = draw.gauss(100, 2) if draw.random() < 0.1 else level
-        found.append(level + draw.gauss(0, 1))
-    return found
+        result.append(level + draw.gauss(0, 1))
+    return result
 
 
 def _bimodal(count: int, draw: random.Random) -> list[float]:
     """Return a series that stays at one of two levels for ten values or so."""
-    level, found = draw.choice((98, 102)), []
+    level, result = draw.choice((98, 102)), []
     for _ in range(count):
         level = 200 - level if draw.random() < 0.1 else level
-        found.append(draw.gauss(level, 0.5))
-    return found
+        result.append(draw.gauss(level, 0.5))
+    return result
 
 
 def _drifting(count: int, draw: random.Random) -> list[float]:
     """Return a series whose level walks, by a tenth of what single values differ by; it starts at 100."""
-    level, found = 100.0, []
+    level, result = 100.0, []
     for _ in range(count):
         level += draw.gauss(0, 0.1)
-        found.append(draw.gauss(level, 1))
-    return found
+        result.append(draw.gauss(level, 1))
+    return result
 
 
 def _flicker(count: int, draw: random.Random) -> list[float]:
     """Return a series with noise of all time scales alike: a sum of levels that change every 1, 4, 16, … values."""
-    levels, found = [draw.gauss(0, 1) for _ in range(6)], []
+    levels, result = [draw.gauss(0, 1) for _ in range(6)], []
     for _ in range(count):
-        levels = [draw.gauss(0, 1) if draw.random() < 4.0**-scale else each for scale, each in enumerate(levels)]
-        found.append(100 + sum(levels))
-    return found
+        levels = [draw.gauss(0, 1) if draw.random() < 4.0**-scale else entry for scale, entry in enumerate(levels)]
+        result.append(100 + sum(levels))
+    return result
 
 
 WANDERING = (_independent, _autocorrelated, _regimes, _bimodal, _flicker, _drifting)
@@ -199,7 +199,7 @@ def test_the_interval_of_a_series_holds_the_level_that_it_returns_to_in_nine_of_
     clock: Callable[[int, random.Random], list[float]],
 ) -> None:
     ends = [drifting_interval(clock(150, random.Random(seed))) for seed in range(SEEDS)]
-    assert sum(each is not None and each.lo <= 100 <= each.hi for each in ends) >= 0.9 * SEEDS
+    assert sum(entry is not None and entry.lo <= 100 <= entry.hi for entry in ends) >= 0.9 * SEEDS
 
 
 @pytest.mark.parametrize("count", [7, 12, 22, 60])

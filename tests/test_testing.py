@@ -72,9 +72,9 @@ def test_a_collector_that_keeps_the_contract_passes_and_shows_what_it_saw() -> N
 
 class Remembers(Good):
     def spans(self) -> Iterable[Span]:
-        found, kept = super().spans(), list(self.calls)
-        self.calls = kept or [span.start_ns for span in found]
-        return found
+        result, kept = super().spans(), list(self.calls)
+        self.calls = kept or [span.start_ns for span in result]
+        return result
 
 
 class NeverStops(Good):

@@ -42,9 +42,9 @@ def holds(count: int, most: int, seed: int) -> None:
         values, lengths = drawn(chance, name, most, whole=True)
         sums, prefixes, _ = told(values, lengths)
         accumulate = ("single", "half")[number // len(ALL) % 2]
-        found = of_tiles(name, values, lengths, Unit(accumulate))
+        result = of_tiles(name, values, lengths, Unit(accumulate))
         expected = sums if name in REDUCTIONS else prefixes
-        assert np.array_equal(found, expected), f"{name}, {accumulate}, input {number}: {lengths[:20]}"
+        assert np.array_equal(result, expected), f"{name}, {accumulate}, input {number}: {lengths[:20]}"
 
 
 @pytest.mark.slow
@@ -69,11 +69,11 @@ def test_errors_of_any_numbers_stay_within_their_bound(name: str, accumulate: st
     for _ in range(6):
         values, lengths = drawn(chance, name, 1 << 11, whole=False)
         sums, prefixes, magnitudes = told(values, lengths)
-        found = of_tiles(name, values, lengths, Unit(accumulate))
+        result = of_tiles(name, values, lengths, Unit(accumulate))
         half, own = 2.0**-11, 2.0 ** (-24 if accumulate == "single" else -11)
         factor = (np.array(lengths) + 1024) * own + 6 * half
         bound = factor * magnitudes if name in REDUCTIONS else np.repeat(factor * magnitudes, lengths)
-        assert (np.abs(found - (sums if name in REDUCTIONS else prefixes)) <= bound).all()
+        assert (np.abs(result - (sums if name in REDUCTIONS else prefixes)) <= bound).all()
 
 
 PRODUCTS = {  # for 16 segments of 16, or one segment of four tiles
@@ -136,22 +136,22 @@ def test_reductions_keep_infinities_and_nan(name: str, special: float) -> None:
 
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_reductions_of_infinities_of_both_signs_are_nan_and_others_are_not_touched(name: str) -> None:
-    found = of_tiles(name, [1.0, 2.0, np.inf, -np.inf, 3.0, np.nan, 4.0], [2, 2, 1, 1, 1])
-    assert np.array_equal(found, [3.0, np.nan, 3.0, np.nan, 4.0], equal_nan=True)
+    result = of_tiles(name, [1.0, 2.0, np.inf, -np.inf, 3.0, np.nan, 4.0], [2, 2, 1, 1, 1])
+    assert np.array_equal(result, [3.0, np.nan, 3.0, np.nan, 4.0], equal_nan=True)
 
 
 @pytest.mark.parametrize("name", SCANS)
 def test_scans_keep_other_segments_from_special_values(name: str) -> None:
-    found = of_tiles(name, [1.0, 2.0, np.inf, 5.0, np.nan, 4.0, 4.0], [2, 2, 1, 2])
-    assert found[:2].tolist() == [1.0, 3.0]
-    assert found[5:].tolist() == [4.0, 8.0]
+    result = of_tiles(name, [1.0, 2.0, np.inf, 5.0, np.nan, 4.0, 4.0], [2, 2, 1, 2])
+    assert result[:2].tolist() == [1.0, 3.0]
+    assert result[5:].tolist() == [4.0, 8.0]
 
 
 def places(found: np.ndarray) -> tuple[int, int, int]:
     """Return how many elements are finite, NaN, and infinite, in a result that has them in this order."""
     kinds = np.where(np.isnan(found), 1, np.where(np.isinf(found), 2, 0))
     assert (np.diff(kinds) >= 0).all()
-    return tuple(int((kinds == each).sum()) for each in range(3))  # type: ignore[return-value]
+    return tuple(int((kinds == entry).sum()) for entry in range(3))  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize(
@@ -190,9 +190,9 @@ def test_a_special_value_makes_all_parts_but_the_first_nan(name: str, part: int,
 
 @pytest.mark.parametrize("name", ALL)
 def test_sums_of_negative_zeros_are_positive(name: str) -> None:
-    found = of_tiles(name, np.full(LENGTH[name], -0.0), [LENGTH[name]])
-    assert (found == 0).all()
-    assert not np.signbit(found).any()
+    result = of_tiles(name, np.full(LENGTH[name], -0.0), [LENGTH[name]])
+    assert (result == 0).all()
+    assert not np.signbit(result).any()
 
 
 def test_half_accumulators_count_to_2048_and_single_ones_go_on() -> None:

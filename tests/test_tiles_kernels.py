@@ -38,13 +38,13 @@ def test_rates_are_shares_of_a_copy_by_the_bytes_that_are_moved() -> None:
     from gpu_tiles import Way
 
     seconds = {"copy": 2.0, "slow": 8.0, "fast": 1.0, "one": 4.0}
-    found = {
+    result = {
         "copy": [Way("copy", lambda: "copy", 400)],
         "reduction": [Way("slow", lambda: "slow", 200), Way("fast", lambda: "fast", 180)],
         "torch.sum": [Way("one", lambda: "one", 200)],
         "scan": [],
     }
-    shares = gpu_tiles.shares(found, lambda run: seconds[str(run())], 3)
+    shares = gpu_tiles.shares(result, lambda run: seconds[str(run())], 3)
     assert shares == {"reduction": ("fast", 0.9), "torch.sum": ("one", 0.25)}
 
 
@@ -69,8 +69,8 @@ def compare(device: str, count: int, most: int) -> None:
 
     def of_kernel(name: str, values: np.ndarray, lengths: list[int], half: bool) -> np.ndarray:
         given = torch.tensor(values, dtype=torch.float16, device=device)
-        each = torch.tensor(lengths, dtype=torch.int64, device=device)
-        return kernels.FUNCTIONS[name](name, given, each, half).float().cpu().numpy()
+        entry = torch.tensor(lengths, dtype=torch.int64, device=device)
+        return kernels.FUNCTIONS[name](name, given, entry, half).float().cpu().numpy()
 
     def of_tiles(name: str, values: np.ndarray, lengths: list[int], accumulate: str) -> np.ndarray:
         function = reference.reduce if name in reference.REDUCTIONS else reference.scan
@@ -85,15 +85,15 @@ def compare(device: str, count: int, most: int) -> None:
         if number < len(names):
             lengths = [kernels.PART + 300, 16, 5]
         values = chance.integers(-1, 2, sum(lengths))
-        found = of_kernel(name, values, lengths, half)
-        wanted = of_tiles(name, values, lengths, "half" if half else "single")
-        assert np.array_equal(found, wanted), f"seed 11, input {number}: {name}, {lengths}"
+        result = of_kernel(name, values, lengths, half)
+        expected = of_tiles(name, values, lengths, "half" if half else "single")
+        assert np.array_equal(result, expected), f"seed 11, input {number}: {name}, {lengths}"
     for name in ("reduction_16n", "reduction_256n", "scan_16n", "scan_256n"):
         for special in SPECIAL.values():
             values = np.ones(600)
             values[293] = special
-            found = of_kernel(name, values, [600], False)
-            assert np.array_equal(found, of_tiles(name, values, [600], "single"), equal_nan=True), (name, special)
+            result = of_kernel(name, values, [600], False)
+            assert np.array_equal(result, of_tiles(name, values, [600], "single"), equal_nan=True), (name, special)
     print(f"{count} inputs, {len(SPECIAL)} special values: equal")
 
 
@@ -104,11 +104,11 @@ def count_shares() -> None:
 
     torch.manual_seed(0)
     values = torch.rand(32 * 40).half() / 16
-    found = gpu_tiles.ways(40, values)
-    errors = [gpu_tiles.error(kind, way, 40, values) for kind in ("reduction", "scan") for way in found[kind]]
-    assert all(each <= gpu_tiles.MOST_ERROR["scan"] for each in errors), errors
-    assert found["scan"][0].nbytes == 32 * 40 * 6
-    assert found["reduction"][0].nbytes == 32 * 40 * 2 + 32 * 4
+    result = gpu_tiles.ways(40, values)
+    errors = [gpu_tiles.error(kind, way, 40, values) for kind in ("reduction", "scan") for way in result[kind]]
+    assert all(entry <= gpu_tiles.MOST_ERROR["scan"] for entry in errors), errors
+    assert result["scan"][0].nbytes == 32 * 40 * 6
+    assert result["reduction"][0].nbytes == 32 * 40 * 2 + 32 * 4
     print(f"{len(errors)} ways, largest error {max(errors):.1e}")
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-HALF = re.compile(r"\..+\.(\d+)-\d+\.part")
+TEMPORARY_NAME = re.compile(r"\..+\.(\d+)-\d+\.part")
 """Name of a half-written file or folder; the first number is the id of the process that writes it."""
 
 STALE_S = 3600
@@ -40,7 +40,7 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{name}.{os.getpid()}-{threading.get_ident()}.part")
 
 
-def put(beside: Path, path: Path, flush: bool = True) -> None:
+def move_into_place(temporary: Path, path: Path, flush: bool = True) -> None:
     """Rename a file that was written beside a path into its place.
 
     Args:
@@ -52,21 +52,21 @@ def put(beside: Path, path: Path, flush: bool = True) -> None:
         OSError: the rename failed; an existing file is unchanged.
     """
     if flush:
-        with open(beside, "rb+") as file:
+        with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-    os.replace(beside, path)
+    os.replace(temporary, path)
 
 
 @contextlib.contextmanager
 def replacing(path: Path, flush: bool = True) -> Iterator[Path]:
-    """Yield a path to write to, and rename the file to `path` on exit (see `put`). An error removes the file."""
-    beside = temporary_path(path)
+    """Yield a path to write to; on exit rename the file to `path` (see `move_into_place`), after an error remove it."""
+    temporary = temporary_path(path)
     try:
-        yield beside
-        put(beside, path, flush)
+        yield temporary
+        move_into_place(temporary, path, flush)
     finally:
         with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def remove_stale(folder: Path) -> None:
@@ -76,7 +76,7 @@ def remove_stale(folder: Path) -> None:
     _cleaned_folders.add(folder)
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            match = HALF.fullmatch(entry.name)
+            match = TEMPORARY_NAME.fullmatch(entry.name)
             if match is None or _is_running(int(match[1])):
                 continue
             with contextlib.suppress(OSError):  # another process removes it as well
@@ -90,7 +90,7 @@ def remove_stale(folder: Path) -> None:
 
 def _is_running(process: int) -> bool:
     """Return whether a process has this id; True if unknown."""
-    if os.name != "posix":  # elsewhere the call below would end it
+    if os.name != "posix":  # on other systems the call below would end the process
         return True
     try:
         os.kill(process, 0)

@@ -24,19 +24,19 @@ from xsp import atomic, processes
 VARIABLE = "XSP_CACHE"
 """Environment variable with the folder of the entries; nothing is cached if it is set and empty."""
 
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 """Limit for all entries together, in bytes; beyond it the least recently used entries are removed."""
 
-VARIABLES = re.compile(
+TORCH_VARIABLES = re.compile(
     r"(AT|ATEN|CUDA|CUDNN|CUBLAS|DNNL|GOMP|HIP|KINETO|KMP|MKL|NVIDIA|OMP|ONEDNN|PYTORCH|TIMM|TORCH|TORCHVISION|"
     r"TRANSFORMERS|USE)_\w+|LD_PRELOAD|LD_LIBRARY_PATH"
 )
 """Environment variables that change the behaviour of PyTorch and its libraries."""
 
-DEVICES = ("nvidia[0-9]*", "kfd", "dxg")
-"""Patterns in `/dev`: if a file matches, only PyTorch can tell which devices the machine has."""
+DEVICE_PATTERNS = ("nvidia[0-9]*", "kfd", "dxg")
+"""Patterns in `/dev`: if a file matches, only PyTorch knows which devices the machine has."""
 
-_INSTALLED = (".dist-info", ".egg-info", ".egg-link", ".pth")
+_DISTRIBUTION_SUFFIXES = (".dist-info", ".egg-info", ".egg-link", ".pth")
 
 _before_torch: dict[str, Any] | None = None
 """The last result of `software` in this process, with the packages torch and xsp only."""
@@ -75,9 +75,10 @@ def software(*packages: str) -> dict[str, Any] | None:
         facts: dict[str, Any] = {
             "python": [sys.version, platform.machine(), platform.system(), platform.release()],
             "processor": _processor(),
-            "installed": sorted(_installed()),
+            "installed": sorted(_distributions()),
             "packages": {
-                name: [str(origin), _files(origin, whole=name != "torch")] for name, origin in origins.items()
+                name: [str(origin), _fingerprint(origin, all_sources=name != "torch")]
+                for name, origin in origins.items()
             },
             "variables": _variables(),
         }
@@ -102,22 +103,22 @@ def software_before_torch() -> dict[str, Any] | None:
 
 def has_devices() -> bool:
     """Return whether this machine has a device that PyTorch may use."""
-    return any(True for pattern in DEVICES for _ in Path("/dev").glob(pattern))
+    return any(True for pattern in DEVICE_PATTERNS for _ in Path("/dev").glob(pattern))
 
 
-def read(kind: str, of: Mapping[str, Any] | None) -> str | None:
+def read(kind: str, key: Mapping[str, Any] | None) -> str | None:
     """Return the text of an entry; None if there is no intact entry.
 
     Args:
         kind: kind of the entry, such as "graph".
-        of: everything that the text depends on, as plain values; None has no entry.
+        key: everything that the text depends on, as plain values; None has no entry.
     """
-    path = _place(kind, of)
+    path = _entry_path(kind, key)
     if path is None:
         return None
     try:
-        head, _, text = path.read_text(encoding="ascii").partition("\n")
-        if head != _head(path, text):
+        header, _, text = path.read_text(encoding="ascii").partition("\n")
+        if header != _head(path, text):
             return None
         os.utime(path)
     except (OSError, ValueError):
@@ -125,23 +126,23 @@ def read(kind: str, of: Mapping[str, Any] | None) -> str | None:
     return text
 
 
-def store(kind: str, of: Mapping[str, Any] | None, text: str) -> None:
+def store(kind: str, key: Mapping[str, Any] | None, text: str) -> None:
     """Store an ASCII text for `read`; do nothing if the folder cannot be written."""
-    path = _place(kind, of)
+    path = _entry_path(kind, key)
     if path is None:
         return
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic.replacing(path, flush=False) as beside:
-            beside.write_text(f"{_head(path, text)}\n{text}", encoding="ascii")
+        with atomic.replacing(path, flush=False) as temporary:
+            temporary.write_text(f"{_head(path, text)}\n{text}", encoding="ascii")
         _prune(path.parent)
 
 
-def _place(kind: str, of: Mapping[str, Any] | None) -> Path | None:
+def _entry_path(kind: str, key: Mapping[str, Any] | None) -> Path | None:
     folder = default_folder()
-    if of is None or folder is None:
+    if key is None or folder is None:
         return None
-    return folder / f"{kind}-{_hash(json.dumps([kind, of], sort_keys=True))}.json"
+    return folder / f"{kind}-{_hash(json.dumps([kind, key], sort_keys=True))}.json"
 
 
 def _head(path: Path, text: str) -> str:
@@ -153,17 +154,17 @@ def _hash(text: str) -> str:
 
 
 def _prune(folder: Path) -> None:
-    """Remove the least recently used entries until the others fit into `MOST_BYTES`."""
+    """Remove the least recently used entries until the others fit into `MAX_BYTES`."""
     entries = sorted(((entry.stat(), entry) for entry in folder.glob("*-*.json")), key=lambda entry: -entry[0].st_mtime)
     total = 0
     for status, path in entries:
         total += status.st_size
-        if total > MOST_BYTES:
+        if total > MAX_BYTES:
             path.unlink(missing_ok=True)
 
 
 def _variables() -> list[tuple[str, str]]:
-    return sorted(variable for variable in os.environ.items() if VARIABLES.fullmatch(variable[0]))
+    return sorted(variable for variable in os.environ.items() if TORCH_VARIABLES.fullmatch(variable[0]))
 
 
 def _origin(package: str) -> Path:
@@ -173,18 +174,18 @@ def _origin(package: str) -> Path:
     return Path(spec.origin).parent
 
 
-def _installed() -> Iterator[str]:
+def _distributions() -> Iterator[str]:
     """Yield the distributions, with their versions, and other files that change the module search path."""
     for folder in dict.fromkeys(sys.path):
         with contextlib.suppress(OSError):
             for name in os.listdir(folder or "."):
-                if name.endswith(_INSTALLED):
+                if name.endswith(_DISTRIBUTION_SUFFIXES):
                     yield f"{folder}/{name}"
 
 
-def _files(folder: Path, whole: bool) -> str:
-    """Return a hash of names, sizes and change times of a package's source files; if not `whole`, of its version."""
-    paths = sorted(_sources(str(folder))) if whole else [str(folder / "version.py"), str(folder / "__init__.py")]
+def _fingerprint(folder: Path, all_sources: bool) -> str:
+    """Return a hash of names, sizes and change times of a package's source files, all or only those of its version."""
+    paths = sorted(_sources(str(folder))) if all_sources else [str(folder / "version.py"), str(folder / "__init__.py")]
     lines = []
     for path in paths:
         status = os.stat(path)

@@ -13,15 +13,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from xsp.errors import ModelError
+from xsp.errors import ModelError, first_sentence
 
 CACHES = ("cache", "past_key_values", "cache_params", "state")
 """Names under which models return their cache and take it as an argument; since transformers 5.24 mostly the first."""
 
-OLDEST = 5, 5
+MIN_VERSION = 5, 5
 """First version of transformers in which every cache holds what a step needs, such as a sliding window's tokens."""
 
-MOST_SPARE = 8
+MAX_SPARE_ROWS = 8
 """Most rows that a table of positions may have beyond `max_position_embeddings`."""
 
 
@@ -32,9 +32,9 @@ def check_config(transformers: Any, name: str, config: Any) -> None:
         ModelError: it has none; the message says what to type instead.
     """
     if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(_encodes(f"transformers:{name}"))
-    known = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    if type(config) not in known:
+        raise ModelError(_encoder_decoder_message(f"transformers:{name}"))
+    mapping = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(config) not in mapping:
         raise ModelError(f"transformers:{name} is not a causal language model: omit --decode and --prefill")
 
 
@@ -65,26 +65,26 @@ def arguments(spec: str, model: Any, batch: int, prefill: int | None, decode: in
     return kwargs, None if decode is None else ids[:, :-1].clone()
 
 
-def _check(spec: str, model: Any, tokens: int, decodes: bool) -> None:
+def _check(spec: str, model: Any, tokens: int, is_decoding: bool) -> None:
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "get_input_embeddings") or getattr(model, "main_input_name", "") == "":
         raise ModelError(f"{spec}: --decode and --prefill are for language models of transformers")
-    if (version := _version()) is not None and tuple(map(int, version.split(".")[:2])) < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
+    if (version := _version()) is not None and tuple(map(int, version.split(".")[:2])) < MIN_VERSION:
+        min_version = ".".join(map(str, MIN_VERSION))
         raise ModelError(
-            f"{spec}: --decode and --prefill need transformers {oldest} or later, not {version}: "
-            f"pip install 'transformers>={oldest}'"
+            f"{spec}: --decode and --prefill need transformers {min_version} or later, not {version}: "
+            f"pip install 'transformers>={min_version}'"
         )
     if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(_encodes(spec))
+        raise ModelError(_encoder_decoder_message(spec))
     if model.main_input_name != "input_ids" or "use_cache" not in inspect.signature(model.forward).parameters:
         raise ModelError(f"{spec} keeps no cache between calls: omit --decode and --prefill")
-    if tokens < 1 + decodes:
+    if tokens < 1 + is_decoding:
         raise ModelError(f"--decode {tokens}: there is no token before it; --decode counts the tokens after the step")
-    most = _most_tokens(model)
-    if most is not None and tokens > most:
+    max_tokens = _max_tokens(model)
+    if max_tokens is not None and tokens > max_tokens:
         raise ModelError(
-            f"{spec} takes up to {most:,} tokens, the size of its table of positions; {tokens:,} were requested"
+            f"{spec} takes up to {max_tokens:,} tokens, the size of its table of positions; {tokens:,} were requested"
         )
 
 
@@ -93,27 +93,27 @@ def _version() -> str | None:
     return getattr(sys.modules.get("transformers"), "__version__", None)
 
 
-def _encodes(spec: str) -> str:
+def _encoder_decoder_message(spec: str) -> str:
     return (
         f"{spec} is an encoder-decoder, whose decoding step reads the encoder's output: omit --decode and --prefill, "
         "and give --sequence N"
     )
 
 
-def _most_tokens(model: Any) -> int | None:
+def _max_tokens(model: Any) -> int | None:
     """Return how many tokens a model with a table of positions takes; None if positions are computed."""
-    longest = getattr(model.config, "max_position_embeddings", None)
-    if not isinstance(longest, int) or longest <= 0:
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions <= 0:
         return None
     embedding = model.get_input_embeddings()
     for module in model.modules():
         rows = getattr(module, "num_embeddings", None)
-        if module is not embedding and isinstance(rows, int) and longest <= rows <= longest + MOST_SPARE:
-            return longest
+        if module is not embedding and isinstance(rows, int) and positions <= rows <= positions + MAX_SPARE_ROWS:
+            return positions
     return None
 
 
-def state(spec: str, model: Any, before: Any) -> Callable[[], dict[str, Any]]:
+def cache_maker(spec: str, model: Any, prefix: Any) -> Callable[[], dict[str, Any]]:
     """Read the tokens before a step, and return a function that returns a fresh keyword argument with their cache.
 
     Args:
@@ -127,65 +127,61 @@ def state(spec: str, model: Any, before: Any) -> Callable[[], dict[str, Any]]:
     torch = sys.modules["torch"]
     try:
         with torch.inference_mode():
-            several = before.shape[1] > 1
-            name, cache = _cache_in(model, model(input_ids=before[:, :-1] if several else before, use_cache=True))
-            if name and several:
-                name, cache = _cache_in(model, model(input_ids=before[:, -1:], use_cache=True, **{name: cache}))
+            has_several = prefix.shape[1] > 1
+            name, cache = _find_cache(model, model(input_ids=prefix[:, :-1] if has_several else prefix, use_cache=True))
+            if name and has_several:
+                name, cache = _find_cache(model, model(input_ids=prefix[:, -1:], use_cache=True, **{name: cache}))
     except Exception as error:
-        raise ModelError(f"{spec} cannot read {before.shape[-1]:,} tokens ({_first_sentence(error)})") from error
+        raise ModelError(f"{spec} cannot read {prefix.shape[-1]:,} tokens ({first_sentence(error)})") from error
     if not name:
         raise ModelError(
             f"{spec} keeps no cache between calls, so it has no decoding step: omit --decode and --prefill"
         )
-    return lambda: {name: _fresh(cache)}
+    return lambda: {name: _copy(cache)}
 
 
-def _cache_in(model: Any, output: Any) -> tuple[str, Any]:
+def _find_cache(model: Any, output: Any) -> tuple[str, Any]:
     """Return the cache in a call's output, after its argument name in the next call; `("", None)` if there is none."""
     parameters = inspect.signature(model.forward).parameters
     outputs = output.items() if isinstance(output, Mapping) else ()
-    caches = ((name, value) for name, value in outputs if name in parameters and (name in CACHES or _is_a_cache(value)))
+    caches = ((name, value) for name, value in outputs if name in parameters and (name in CACHES or _is_cache(value)))
     return next(((name, cache) for name, cache in caches if any(True for _ in tensors(cache))), ("", None))
 
 
 def tensors(value: Any) -> Iterator[Any]:
     """Yield the tensors in a cache, each once."""
     torch = sys.modules["torch"]
-    seen: set[int] = set()
+    visited: set[int] = set()
     stack = [value]
     while stack:
         part = stack.pop()
-        if id(part) in seen:
+        if id(part) in visited:
             continue
-        seen.add(id(part))
+        visited.add(id(part))
         if isinstance(part, torch.Tensor):
             yield part
         elif isinstance(part, (list, tuple)):
             stack += part
         elif isinstance(part, dict):
             stack += part.values()
-        elif _is_a_cache(part):
+        elif _is_cache(part):
             stack += vars(part).values()
 
 
-def _is_a_cache(value: Any) -> bool:
+def _is_cache(value: Any) -> bool:
     return type(value).__module__.startswith("transformers.") and hasattr(value, "__dict__")
 
 
-def _fresh(cache: Any) -> Any:
+def _copy(cache: Any) -> Any:
     """Return a copy of a cache that a step may change; it shares the tensors of the original."""
     if isinstance(cache, (list, tuple)):
-        return type(cache)(map(_fresh, cache))
+        return type(cache)(map(_copy, cache))
     if isinstance(cache, dict):
-        return {name: _fresh(value) for name, value in cache.items()}
-    if not _is_a_cache(cache) or type(cache).__name__.endswith("Config"):
+        return {name: _copy(value) for name, value in cache.items()}
+    if not _is_cache(cache) or type(cache).__name__.endswith("Config"):
         return cache
     result = copy.copy(cache)
     for name, value in vars(cache).items():
-        if isinstance(value, (list, dict)) or _is_a_cache(value):
-            setattr(result, name, _fresh(value))
+        if isinstance(value, (list, dict)) or _is_cache(value):
+            setattr(result, name, _copy(value))
     return result
-
-
-def _first_sentence(error: Exception) -> str:
-    return (str(error).strip().split("\n")[0].split(". ")[0] or type(error).__name__).rstrip(".")

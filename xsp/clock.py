@@ -1,9 +1,9 @@
 """One clock for all spans: nanoseconds since the epoch.
 
-Durations are taken with `time.perf_counter_ns`, which neither an administrator nor an NTP step changes. To place
-them on the epoch, both clocks are read together at the beginning of each step; of several readings the one with
+Durations are measured with `time.perf_counter_ns`, which neither an administrator nor an NTP step changes. To convert
+them to the epoch, both clocks are read together at the beginning of each step; of several readings the one with
 the narrowest bracket is used, and half that bracket is its error. If the system clock is set during a recorded
-run, the run keeps the epoch of its beginning, see `Steady`.
+run, the run keeps the epoch of its beginning, see `SteadyClock`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from xsp.schema import Span
 monotonic_ns = time.perf_counter_ns
 
 
-SET_NS = 1_000_000_000
+MIN_JUMP_NS = 1_000_000_000
 """Nanoseconds: a larger move of the epoch clock against the monotonic one between two readings means it was set."""
 
-DRIFT = 1e-3
+MAX_DRIFT = 1e-3
 """Largest drift and slew of a clock, as a share of the time between two readings: twice the limit of NTP."""
 
 
 class Anchor(NamedTuple):
-    """The offset that places a monotonic time on the epoch, and its error."""
+    """The offset from monotonic time to time on the epoch, and its error."""
 
     offset_ns: int
     error_ns: int
@@ -50,8 +50,8 @@ def anchor(readings: int = 5) -> Anchor:
     return best
 
 
-class Steady:
-    """The epoch clock as at the beginning of a run: setting the system clock, by hand or by NTP, changes no time.
+class SteadyClock:
+    """An epoch clock that ignores changes of the system clock during a run, by hand or by NTP.
 
     So the steps of a run stay in order, and the distance between two steps is the time that passed.
     """
@@ -59,15 +59,15 @@ class Steady:
     def __init__(self) -> None:
         """Read both clocks."""
         self.set_ns = 0
-        self._offset_ns, self._read_ns = anchor().offset_ns, monotonic_ns()
+        self._offset_ns, self._reading_ns = anchor().offset_ns, monotonic_ns()
 
     def anchor(self) -> Anchor:
         """Return the offset as the module's `anchor` does, without the amounts by which the clock was set."""
         reading, now_ns = anchor(), monotonic_ns()
-        moved_ns = reading.offset_ns - self._offset_ns
-        if abs(moved_ns) > SET_NS + DRIFT * (now_ns - self._read_ns):
-            self.set_ns += moved_ns
-        self._offset_ns, self._read_ns = reading.offset_ns, now_ns
+        jump_ns = reading.offset_ns - self._offset_ns
+        if abs(jump_ns) > MIN_JUMP_NS + MAX_DRIFT * (now_ns - self._reading_ns):
+            self.set_ns += jump_ns
+        self._offset_ns, self._reading_ns = reading.offset_ns, now_ns
         return Anchor(reading.offset_ns - self.set_ns, reading.error_ns, self.set_ns)
 
     def now_ns(self) -> int:

@@ -23,7 +23,7 @@ from xsp.subjects import Subjects
 
 
 class Signal(enum.Enum):
-    """A boundary in the program that a collector saw; it marks the steps of programs that do not name their own."""
+    """A boundary in the program that a collector observed; it delimits steps if the program does not mark its own."""
 
     CALL_BEGIN = enum.auto()  # the outermost call of a module begins; the subject is the module
     CALL_END = enum.auto()  # that call ended; the subject is its return value, None if it raised
@@ -31,7 +31,7 @@ class Signal(enum.Enum):
     OPTIMIZER_BEGIN = enum.auto()  # the subject is the optimizer
     OPTIMIZER_END = enum.auto()
     DATA_END = enum.auto()  # a wait for data ended; the subject is its length in nanoseconds
-    UNUSUAL = enum.auto()  # from a hushed collector: the work that begins is not in `Outline.usual`
+    UNUSUAL = enum.auto()  # from a muted collector: the work that begins is not in `Outline.usual`
 
 
 class Kernels(str, enum.Enum):
@@ -83,7 +83,7 @@ class Outline(deque[tuple[Any, ...]]):
         """Native id of the only thread whose calls are noted; None for any thread, between steps."""
 
         self.usual: Set[tuple[Any, ...]] | None = None
-        """Words of the steps in the current stretch, see `xsp.record.quiet`; None outside of a stretch. A hushed
+        """Words of the steps in the current stretch, see `xsp.record.quiet`; None outside of a stretch. A muted
         collector signals `UNUSUAL` before it notes another word."""
 
         self.ended_ns: int | None = None
@@ -94,7 +94,7 @@ class Outline(deque[tuple[Any, ...]]):
 
         self.subjects = Subjects()
         self.numbers = self.subjects.numbers
-        """Numbers of the known modules and optimizers, by their `id`; `meet` assigns one to a new object."""
+        """Numbers of the known modules and optimizers, by their `id`; `register` assigns one to a new object."""
 
     def begin_step(self, now_ns: int) -> None:
         """Note that a step of the current stretch begins, unless one is open.
@@ -108,7 +108,7 @@ class Outline(deque[tuple[Any, ...]]):
             self.begun += 1
             self.ended_ns = None
 
-    def meet(self, subject: object, trains: bool = True) -> int:
+    def register(self, subject: object, trains: bool = True) -> int:
         """Return the number of a module or an optimizer that is not in `numbers`.
 
         Args:
@@ -116,7 +116,7 @@ class Outline(deque[tuple[Any, ...]]):
             trains: whether it is an optimizer, or called in training mode with gradients on.
         """
         # between steps, the outline still holds the words of the last step
-        return self.subjects.meet(subject, trains, self if self.thread is not None else deque())
+        return self.subjects.register(subject, trains, self if self.thread is not None else deque())
 
 
 def ignore(signal: Signal, subject: object) -> None:
@@ -214,12 +214,12 @@ class Collector:
     def drop_before(self, time: int) -> None:
         """Forget the spans that ended before a time; the collector may be on meanwhile. Only with `by_thread`."""
 
-    def mute(self, quiet: bool, but: Signal | None = None) -> None:
+    def mute(self, quiet: bool, except_signal: Signal | None = None) -> None:
         """Stop noting and signalling, also between steps, until the next call; called between steps.
 
         Args:
             quiet: False to resume.
-            but: the only signal that is still sent.
+            except_signal: the only signal that is still sent.
         """
 
     def forget(self) -> None:
@@ -234,7 +234,7 @@ class Collector:
         return None
 
     def outer_probe(self) -> Probe | None:
-        """Return work of one or two spans at the model level, for measuring its cost while hushed; else None."""
+        """Return work of one or two spans at the model level, for measuring its cost while muted; else None."""
         return None
 
 

@@ -34,7 +34,7 @@ class Finding(NamedTuple):
 
 def machine() -> Iterator[tuple[str, str]]:
     """Yield the properties of this machine as pairs of a name and a value."""
-    _a_device_is_in_use()  # `describe` finds only devices that torch has initialised
+    _initialise_cuda()  # `describe` finds only devices that torch has initialised
     description = device.describe()
     yield "cpu", f"{description['cpu']}, {description['cores']} cores"
     yield "devices", ", ".join(description.get("devices") or []) or "no GPU that torch can use"
@@ -76,7 +76,7 @@ def device_work() -> Iterator[tuple[str, str]]:
             continue  # `collectors` reports it
         if not isinstance(collector, DeviceCollector):
             continue
-        if not _a_device_is_in_use():
+        if not _initialise_cuda():
             return
         trial = {} if reason is not None else {"trial": collector.trial() or "passed"}
         # after the trial, which measures the error of the clock
@@ -86,7 +86,7 @@ def device_work() -> Iterator[tuple[str, str]]:
             yield str(collector.device_work), ", ".join(parts)
 
 
-def _a_device_is_in_use() -> bool:
+def _initialise_cuda() -> bool:
     """Return whether torch has a CUDA device; if so, it is initialised and in use from then on."""
     try:
         torch: Any = importlib.import_module("torch")
@@ -99,19 +99,19 @@ def _a_device_is_in_use() -> bool:
 
 def samples() -> Iterator[Finding]:
     """Yield every source of samples, with the reason if it cannot be read here."""
-    for source in sampler.of(os.getpid()):
+    for source in sampler.sources_for(os.getpid()):
         yield Finding(source.name, "samples", source.open())
         source.close()
 
 
-def other_plugins() -> Iterator[str]:
+def broken_plugins() -> Iterator[str]:
     """Yield a sentence for each importer, exporter, analysis, question, command or remark that cannot be used."""
-    checked = {contract.GROUP: contract.importer, plugins.COMMANDS: plugins.command}
+    checks = {contract.GROUP: contract.importer, plugins.COMMANDS: plugins.command}
     for group in (contract.GROUP, "xsp.exporters", "xsp.analyses", "xsp.questions", plugins.COMMANDS, plugins.REMARKS):
         for name in plugins.names(group):
             try:
-                if group in checked:
-                    checked[group](name)
+                if group in checks:
+                    checks[group](name)
                 else:
                     plugins.load(group, name)
             except PluginError as error:
@@ -138,18 +138,18 @@ def measure(runs: Sequence[str]) -> Iterator[str]:
     for path, content in contents.items():
         if content.machine.cpu != processor:
             raise UsageError(f"{path}: the run is not of this machine; measure where it was recorded")
-    measured: dict[str, ceilings.Ceiling] = {}
+    results: dict[str, ceilings.Ceiling] = {}
     for ceiling in ceilings.measure(processor):
-        measured[ceiling.name] = ceiling
+        results[ceiling.name] = ceiling
         peaks = ", ".join(f"{kind} {peak / 1e12:.3g}" for kind, peak in ceiling.vector.items())
         sizes = {rate: size for size, rate in ceiling.levels}  # the largest size of each rate
         caches = ", ".join(f"{rate / 1e9:,.0f} GB/s within {size >> 10:,} KiB" for rate, size in sizes.items())
-        within = f"; {caches}" if caches else ""
-        yield f"{ceiling.name}: {peaks} TFLOP/s, {ceiling.bytes_per_s / 1e9:.4g} GB/s{within}"
-    store_path = ceilings.keep(measured)
+        cache_text = f"; {caches}" if caches else ""
+        yield f"{ceiling.name}: {peaks} TFLOP/s, {ceiling.bytes_per_s / 1e9:.4g} GB/s{cache_text}"
+    store_path = ceilings.store(results)
     if store_path is not None and not contents:
         yield f"{store_path}: kept, for bounds on this machine"
-    ceilings_by_name = {name: ceiling.content() for name, ceiling in measured.items()}
+    ceilings_by_name = {name: ceiling.content() for name, ceiling in results.items()}
     for path, content in contents.items():
         rundir.write_run(path, content | {"machine": content.machine | {"ceilings": ceilings_by_name}})
         yield f"{path}: kept"

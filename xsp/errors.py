@@ -21,8 +21,8 @@ XspError
 ```
 
 Only the command line turns these into exit codes. A message says what is wrong, where, and what to do
-next. No `XspError` reaches the measured program after its first step began: from then on xsp counts what
-it lost and reports it at the end.
+next. After the first step has begun, no `XspError` reaches the measured program: xsp counts what it lost
+and reports it at the end.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: a suggestion of similar known names, or an empty text."""
     from difflib import get_close_matches  # not loaded in the measured program, where all names are valid
 
-    by_lowercase = {candidate.lower(): candidate for candidate in known}
+    by_lowercase = {candidate.lower(): candidate for candidate in names}
     matches = [by_lowercase[match] for match in get_close_matches(name.lower(), by_lowercase, n=3, cutoff=0.5)]
     return f"; did you mean {' or '.join(matches)}?" if matches else ""
 
@@ -45,6 +45,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message; the name of its type if it has no message: `AssertionError`."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def first_sentence(error: BaseException) -> str:
+    """Return the first sentence of an error's message without its full stop; the name of its type if it is empty."""
+    return (str(error).strip().split("\n")[0].split(". ")[0] or type(error).__name__).rstrip(".")
 
 
 class XspError(Exception):

@@ -1,7 +1,7 @@
 """JSON objects with typed fields, read leniently, because any program may have written them.
 
-A field that is not of its type has its default, and is named in `misfits`; an unknown field is kept. Control characters
-in texts are replaced, because texts are shown in terminals.
+A field with a value of another type gets its default and is listed in `misfits`; an unknown field is kept. Control
+characters in texts are replaced, because texts are shown in terminals.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 
 from xsp.scrub import plain
 
-INT64 = 1 << 63
+INT64_LIMIT = 1 << 63
 
 Count = Annotated[int, "not negative, and what a column of the table holds"]
 Number = Annotated[float, "finite"]
@@ -55,12 +55,12 @@ class Fields(Mapping[str, Any]):
         plain_content = _plain(content)
         values: dict[str, Any] = {}
         misfits = []
-        for name, (hint, required) in _known(cls).items():
+        for name, (hint, required) in _field_types(cls).items():
             value = plain_content.get(name)
             if value is None and not required:
                 continue
             try:
-                values[name] = _taken(hint, value)
+                values[name] = _converted(hint, value)
             except Misfit:
                 if required or not cls._LENIENT:
                     raise Misfit(name) from None
@@ -73,7 +73,7 @@ class Fields(Mapping[str, Any]):
     @property
     def unknown(self) -> Names:
         """Names of the fields that this version does not know: from another version or another tool."""
-        return tuple(name for name in self.content if name not in _known(type(self)))
+        return tuple(name for name in self.content if name not in _field_types(type(self)))
 
     def __getitem__(self, name: str) -> Any:
         if name in self.misfits:
@@ -93,11 +93,11 @@ class Fields(Mapping[str, Any]):
 
 def is_count(value: Any) -> bool:
     """Return whether a value is a non-negative integer that fits into a column."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < INT64
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < INT64_LIMIT
 
 
 @cache
-def _known(kind: type[Fields]) -> dict[str, tuple[Any, bool]]:
+def _field_types(kind: type[Fields]) -> dict[str, tuple[Any, bool]]:
     """Return the type of each known field and whether it is required, by its name in the file."""
     hints = get_type_hints(kind, include_extras=True)
     return {
@@ -107,7 +107,7 @@ def _known(kind: type[Fields]) -> dict[str, tuple[Any, bool]]:
     }
 
 
-def _taken(hint: Any, value: Any) -> Any:
+def _converted(hint: Any, value: Any) -> Any:
     """Return a JSON value converted to the type of an attribute.
 
     Raises:
@@ -119,9 +119,9 @@ def _taken(hint: Any, value: Any) -> Any:
     if origin in (Union, types.UnionType):
         return _converted_union(args, value)
     if origin is tuple and isinstance(value, list):
-        return tuple(_taken(args[0], element) for element in value)
+        return tuple(_converted(args[0], element) for element in value)
     if origin is Mapping and isinstance(value, dict):
-        return {name: _taken(args[1], element) for name, element in value.items()}
+        return {name: _converted(args[1], element) for name, element in value.items()}
     if origin is None and issubclass(hint, Fields) and isinstance(value, dict):
         return hint.of(value)
     if _is_scalar(hint, value):
@@ -133,7 +133,7 @@ def _converted_union(hints: Iterable[Any], value: Any) -> Any:
     for hint in hints:
         if hint is not type(None):
             try:
-                return _taken(hint, value)
+                return _converted(hint, value)
             except Misfit:
                 continue
         elif value is None:
@@ -146,7 +146,7 @@ def _is_scalar(hint: Any, value: Any) -> bool:
     if hint == Count:
         return is_count(value)
     if hint == Number:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < INT64
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < INT64_LIMIT
     if hint == Id:
         return isinstance(value, str) and Id.__metadata__[0].fullmatch(value) is not None  # type: ignore[attr-defined]
     return hint in (str, bool) and isinstance(value, hint)

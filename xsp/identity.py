@@ -54,16 +54,16 @@ class Identity(NamedTuple):
 def of_this_process(environment: Mapping[str, str] = os.environ) -> Identity:
     """Return the identity of a new run in this process."""
     caller = caller_in(environment)
-    shared = caller.trace_id if caller else _trace_of_ranks(environment)
+    shared_trace = caller.trace_id if caller else _trace_of_ranks(environment)
     return Identity(
         id=os.urandom(8).hex(),
-        trace_id=shared or os.urandom(16).hex(),
+        trace_id=shared_trace or os.urandom(16).hex(),
         span_id=os.urandom(8).hex(),
         caller=caller,
-        shared=shared is not None,
-        rank=_number(environment, "RANK", 0),
-        local_rank=_number(environment, "LOCAL_RANK", 0),
-        world_size=_number(environment, "WORLD_SIZE", 1),
+        shared=shared_trace is not None,
+        rank=number_from(environment, "RANK", 0),
+        local_rank=number_from(environment, "LOCAL_RANK", 0),
+        world_size=number_from(environment, "WORLD_SIZE", 1),
         process=os.getpid(),
         host=host(),
     )
@@ -75,14 +75,13 @@ def caller_in(environment: Mapping[str, str]) -> Caller | None:
     return Caller(*match.groups()) if match else None
 
 
-def caller_here() -> Caller | None:
+def current_caller() -> Caller | None:
     """Return the program's current OpenTelemetry span; None if there is none, or OpenTelemetry is not loaded."""
     api = sys.modules.get("opentelemetry.trace")
     if api is None:
         return None
     context = api.get_current_span().get_span_context()
-    valid = context.is_valid
-    return Caller(f"{context.trace_id:032x}", f"{context.span_id:016x}") if valid else None
+    return Caller(f"{context.trace_id:032x}", f"{context.span_id:016x}") if context.is_valid else None
 
 
 def traceparent(trace_id: str, span_id: str) -> str:
@@ -105,8 +104,8 @@ def _trace_of_ranks(environment: Mapping[str, str]) -> str | None:
 
     None for a single process, and for ranks on several hosts, which share nothing that is new in each run.
     """
-    ranks = _number(environment, "WORLD_SIZE", 1)
-    if ranks < 2 or ranks != _number(environment, "LOCAL_WORLD_SIZE", 0):
+    ranks = number_from(environment, "WORLD_SIZE", 1)
+    if ranks < 2 or ranks != number_from(environment, "LOCAL_WORLD_SIZE", 0):
         return None
     launcher = os.getppid()
     try:
@@ -118,6 +117,7 @@ def _trace_of_ranks(environment: Mapping[str, str]) -> str | None:
     return hashlib.blake2b(f"{host()}/{launcher}/{start_time}".encode(), digest_size=16).hexdigest()
 
 
-def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+def number_from(environment: Mapping[str, str], name: str, default: int) -> int:
+    """Return the value of an environment variable that holds a non-negative integer; else the default."""
     text = environment.get(name, "")
     return int(text) if text.isascii() and text.isdigit() else default

@@ -74,13 +74,13 @@ def parse_levels(text: str) -> tuple[Level, ...]:
     rungs: list[Level] = []
     letter = ""
     for part in map(str.strip, text.split("/")):
-        added = _levels_of(part, text)
+        part_levels = _levels_of(part, text)
         letter, previous = part.upper(), letter
-        if previous == "L" and added == (Level.OP,):
+        if previous == "L" and part_levels == (Level.OP,):
             continue  # L includes it
-        if rungs and added[0] <= rungs[-1]:
-            raise LevelError(f"levels {text!r}: {part!r} does not come below what stands before it; {_HOWTO}")
-        rungs.extend(added)
+        if rungs and part_levels[0] <= rungs[-1]:
+            raise LevelError(f"levels {text!r}: {part!r} is not deeper than the level before it; {_HOWTO}")
+        rungs.extend(part_levels)
     if rungs[0] is not Level.MODEL:
         raise LevelError(f"levels {text!r}: they begin with the model level; {_HOWTO}")
     return tuple(rungs)

@@ -20,7 +20,7 @@ from typing import Any
 
 from xsp.errors import ModelError, nearest
 
-VARIES: Mapping[str, str] = {
+VARIED_MEASURES: Mapping[str, str] = {
     "input": "input_elements",
     "parameters": "parameters",
     "operations": "flops",
@@ -29,7 +29,7 @@ VARIES: Mapping[str, str] = {
 }
 """Family → the measure of `xsp.graph.measures` that it varies."""
 
-_CHANNELS, _WIDTH, _READ = 16, 64, 64
+_CHANNELS, _WIDTH, _READ_ROWS = 16, 64, 64
 """Channels of the input; elements of a row of the embedding; rows that are read."""
 
 
@@ -104,19 +104,19 @@ def build(name: str, batch: int) -> tuple[Any, Any]:
                 for _ in range(spec.branches)
             )
             self.table = torch.nn.Embedding(spec.rows, _WIDTH)
-            self.register_buffer("read", torch.arange(_READ) * (spec.rows // _READ))
+            self.register_buffer("read", torch.arange(_READ_ROWS) * (spec.rows // _READ_ROWS))
 
         def forward(self, x: Any) -> Any:
             x = torch.nn.functional.adaptive_avg_pool2d(x, spec.size)
             x = x.repeat(1, spec.channels // _CHANNELS, 1, 1)
-            summed = []
+            outputs = []
             for branch in self.branches:
                 output = x
                 for index, layer in enumerate(branch):  # type: ignore[arg-type, var-annotated]
                     output = layer(output)
                     if spec.sums_all or index == spec.depth - 1:
-                        summed.append(output)
-            total = torch.stack(summed).sum(0) + self.table(self.read).mean()
+                        outputs.append(output)
+            total = torch.stack(outputs).sum(0) + self.table(self.read).mean()
             return total.mean((2, 3))
 
     return Micro(), torch.randn(batch, _CHANNELS, spec.side, spec.side)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from xsp import causal, micromodels, modelinputs
-from xsp.errors import ModelError, nearest
+from xsp.errors import ModelError, first_sentence, nearest
 
 IMAGE = (3, 224, 224)
 _HOWTO = "torchvision:NAME, timm:NAME, transformers:NAME or file.py:function"
@@ -65,7 +65,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Built:
+class ModelCall:
     """A module with the arguments of one call."""
 
     model: Any
@@ -74,14 +74,14 @@ class Built:
     remedy: str = ""
     """What to type if the model does not accept its input."""
 
-    before: Any = None
+    prefix: Any = None
     """For a language model that continues from a cache: the tokens before the call."""
 
-    tries: Callable[[Any], Iterator[Callable[[], dict[str, Any]]]] | None = None
+    candidates: Callable[[Any], Iterator[Callable[[], dict[str, Any]]]] | None = None
     """Yields makers of keyword arguments for the module on its device, likeliest first; the first accepted are used."""
 
     state: Callable[[], dict[str, Any]] | None = None
-    """Returns further keyword arguments, new for each call: the cache of the tokens in `before`."""
+    """Returns further keyword arguments, new for each call: the cache of the tokens in `prefix`."""
 
     def __call__(self) -> Any:
         """Call the module."""
@@ -104,12 +104,12 @@ def load(spec: str, settings: Settings) -> Workload:
     """
     torch = _library("torch", "xsp[torch]")
     _check_device(torch, settings.device)
-    built = build(spec, settings)
-    step = step_of(on_device(spec, built, settings), settings) if isinstance(built, Built) else built
+    call = build(spec, settings)
+    step = step_of(on_device(spec, call, settings), settings) if isinstance(call, ModelCall) else call
     return Workload(spec, step, settings.batch)
 
 
-def build(spec: str, settings: Settings, device: str = "cpu") -> Built | Callable[[], object]:
+def build(spec: str, settings: Settings, device: str = "cpu") -> ModelCall | Callable[[], object]:
     """Build a named model and its input, without its step.
 
     Args:
@@ -127,21 +127,21 @@ def build(spec: str, settings: Settings, device: str = "cpu") -> Built | Callabl
     if not colon or not name:
         raise ModelError(f"{spec!r} is not the name of a model; write {_HOWTO}")
     if not source.endswith(".py") and source not in _SOURCES:
-        known = ", ".join(_SOURCES)
-        raise ModelError(f"{spec!r}: there is no source {source!r}; there are {known} and file.py:function")
+        sources = ", ".join(_SOURCES)
+        raise ModelError(f"{spec!r}: there is no source {source!r}; there are {sources} and file.py:function")
     torch = _library("torch", "xsp[torch]")
     try:
         torch.manual_seed(settings.seed)
         with torch.device(device) if device != "cpu" else contextlib.nullcontext():
-            built = _SOURCES[source](name, settings) if source in _SOURCES else from_file(Path(source), name, settings)
-            return built if settings.prefill is None and settings.decode is None else of_phase(spec, built, settings)
+            call = _SOURCES[source](name, settings) if source in _SOURCES else from_file(Path(source), name, settings)
+            return call if settings.prefill is None and settings.decode is None else of_phase(spec, call, settings)
     except Exception as error:  # of a library, such as a size of 0 in a configuration, or a seed that is too large
         if isinstance(error, ModelError) or device != "cpu":  # on "meta" the caller tries again, with memory
             raise
-        raise ModelError(f"{spec} cannot be built ({type(error).__name__}: {_reason(error)})") from error
+        raise ModelError(f"{spec} cannot be built ({type(error).__name__}: {first_sentence(error)})") from error
 
 
-def of_phase(spec: str, built: Built | Callable[[], object], settings: Settings) -> Built:
+def of_phase(spec: str, call: ModelCall | Callable[[], object], settings: Settings) -> ModelCall:
     """Return a language model with the arguments of the phase that the settings request.
 
     Raises:
@@ -149,13 +149,13 @@ def of_phase(spec: str, built: Built | Callable[[], object], settings: Settings)
     """
     if settings.train or settings.shape is not None:
         raise ModelError("--prefill and --decode are steps of inference on tokens: omit --train and --input")
-    if not isinstance(built, Built):
+    if not isinstance(call, ModelCall):
         raise ModelError(f"{spec} is a function that runs a step: --decode and --prefill need the model itself")
-    kwargs, before = causal.arguments(spec, built.model, settings.batch, settings.prefill, settings.decode)
-    return Built(built.model, (), kwargs, built.remedy, before)
+    kwargs, prefix = causal.arguments(spec, call.model, settings.batch, settings.prefill, settings.decode)
+    return ModelCall(call.model, (), kwargs, call.remedy, prefix)
 
 
-def from_file(path: Path, name: str, settings: Settings) -> Built | Callable[[], object]:
+def from_file(path: Path, name: str, settings: Settings) -> ModelCall | Callable[[], object]:
     """Call a function of a user's file.
 
     The function takes the batch size. It returns a function that does one step, or a module with its input: one or
@@ -181,7 +181,7 @@ def from_file(path: Path, name: str, settings: Settings) -> Built | Callable[[],
         kwargs = dict(values.pop()) if len(values) < 3 and isinstance(values[-1], Mapping) else {}
         if len(values) == 1 and type(values[0]) is tuple:  # a named tuple, such as a packed sequence, is one input
             values = list(values[0])
-        return Built(model, tuple(values), kwargs)
+        return ModelCall(model, tuple(values), kwargs)
     expected = "(module, input), (module, input, input, ...), or a function that runs one step"
     raise ModelError(f"{path}:{name} returned {type(result).__name__}; it must return {expected}")
 
@@ -204,31 +204,31 @@ def function_of(path: Path, name: str) -> Callable[..., Any]:
         raise ModelError(f"{path} raised {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ModelError(f"{path} has no function {name!r}{nearest(name, known)}")
+        names_in_file = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ModelError(f"{path} has no function {name!r}{nearest(name, names_in_file)}")
     return function  # type: ignore[no-any-return]
 
 
-def _torchvision(name: str, settings: Settings) -> Built:
+def _torchvision(name: str, settings: Settings) -> ModelCall:
     models = _library("torchvision.models", "xsp[models]")
     torch = sys.modules["torch"]
     if name not in models.list_models():
         raise ModelError(f"torchvision has no model {name!r}{nearest(name, models.list_models())}")
     options = {"weights": None}
-    detects = name in models.list_models(module=models.detection)
-    if detects or name in models.list_models(module=models.segmentation):
+    is_detector = name in models.list_models(module=models.detection)
+    if is_detector or name in models.list_models(module=models.segmentation):
         options["weights_backbone"] = None
     shape = settings.shape or _torchvision_shape(name, models)
     model = models.get_model(name, **options)
     if name in models.list_models(module=models.optical_flow):
         pair = torch.randn(settings.batch, *shape), torch.randn(settings.batch, *shape)
-        return Built(model, pair, {}, _input(_torchvision_shape(name, models)))
-    if detects:
+        return ModelCall(model, pair, {}, _input_remedy(_torchvision_shape(name, models)))
+    if is_detector:
         if settings.train:
             raise ModelError(f"torchvision:{name} needs targets for training; use file.py:function")
         images = [torch.rand(*shape) for _ in range(settings.batch)]
-        return Built(model, (images,), {}, _input(_torchvision_shape(name, models)))
-    return Built(model, (torch.randn(settings.batch, *shape),), {}, _input(_torchvision_shape(name, models)))
+        return ModelCall(model, (images,), {}, _input_remedy(_torchvision_shape(name, models)))
+    return ModelCall(model, (torch.randn(settings.batch, *shape),), {}, _input_remedy(_torchvision_shape(name, models)))
 
 
 def _torchvision_shape(name: str, models: Any) -> tuple[int, ...]:
@@ -239,25 +239,27 @@ def _torchvision_shape(name: str, models: Any) -> tuple[int, ...]:
     return (3, 299, 299) if name.startswith("inception") else IMAGE
 
 
-def _timm(name: str, settings: Settings) -> Built:
+def _timm(name: str, settings: Settings) -> ModelCall:
     timm = _library("timm", "xsp[models]")
     torch = sys.modules["torch"]
     if not timm.is_model(name.split(".")[0]):
         raise ModelError(f"timm has no model {name!r}{nearest(name, timm.list_models())}")
     model = timm.create_model(name, pretrained=False)
-    usual = tuple(model.default_cfg.get("input_size", IMAGE))
-    return Built(model, (torch.randn(settings.batch, *(settings.shape or usual)),), {}, _input(usual))
+    default_shape = tuple(model.default_cfg.get("input_size", IMAGE))
+    return ModelCall(
+        model, (torch.randn(settings.batch, *(settings.shape or default_shape)),), {}, _input_remedy(default_shape)
+    )
 
 
-def _input(shape: tuple[int, ...]) -> str:
+def _input_remedy(shape: tuple[int, ...]) -> str:
     return f"it is designed for --input {'x'.join(map(str, shape))}"
 
 
-def _transformers(name: str, settings: Settings) -> Built:
+def _transformers(name: str, settings: Settings) -> ModelCall:
     transformers = _library("transformers", "xsp[models]")
     name, _, query = name.partition("?")
-    generates = settings.prefill is not None or settings.decode is not None
-    config, make = _transformers_config(transformers, name, generates)
+    is_generative = settings.prefill is not None or settings.decode is not None
+    config, create = _transformers_config(transformers, name, is_generative)
     for pair in filter(None, query.split("&")):
         key, equals, value = pair.partition("=")
         if not equals or not hasattr(config, key):
@@ -265,45 +267,47 @@ def _transformers(name: str, settings: Settings) -> Built:
         with contextlib.suppress(ValueError):
             value = json.loads(value)
         setattr(config, key, value)
-    model = make(modelinputs.complete(config))
-    if generates:
-        return Built(model, (), {})
+    model = create(modelinputs.set_head_size(config))
+    if is_generative:
+        return ModelCall(model, (), {})
     if settings.shape is not None:
-        return Built(model, (), *modelinputs.of_shape(name, model, settings.batch, settings.shape))
-    longest = getattr(config, "max_position_embeddings", None)
-    remedy = f"it takes up to --sequence {longest}" if isinstance(longest, int) and longest > 0 else ""
+        return ModelCall(model, (), *modelinputs.arguments_of_shape(name, model, settings.batch, settings.shape))
+    max_tokens = getattr(config, "max_position_embeddings", None)
+    remedy = f"it takes up to --sequence {max_tokens}" if isinstance(max_tokens, int) and max_tokens > 0 else ""
     sizes = settings.batch, settings.sequence, settings.sequence == Settings.sequence
-    kwargs = modelinputs.likely(model, *sizes)
-    return Built(model, (), kwargs, remedy, tries=lambda placed: modelinputs.candidate_arguments(placed, *sizes))
+    kwargs = modelinputs.likely_arguments(model, *sizes)
+    return ModelCall(
+        model, (), kwargs, remedy, candidates=lambda module: modelinputs.candidate_arguments(module, *sizes)
+    )
 
 
-def _transformers_config(transformers: Any, name: str, generates: bool) -> tuple[Any, Callable[[Any], Any]]:
-    """Return a configuration, and the function that makes its model; with `generates`, one that generates text."""
-    known = transformers.CONFIG_MAPPING.keys()
-    if Path(name).is_file() or name in known:
+def _transformers_config(transformers: Any, name: str, is_generative: bool) -> tuple[Any, Callable[[Any], Any]]:
+    """Return a configuration, and the function that makes its model; with `is_generative`, one that generates text."""
+    model_types = transformers.CONFIG_MAPPING.keys()
+    if Path(name).is_file() or name in model_types:
         if Path(name).is_file():
             config = transformers.AutoConfig.from_pretrained(name, local_files_only=True)
         else:
             config = transformers.AutoConfig.for_model(name)
-        if not generates:
+        if not is_generative:
             return config, transformers.AutoModel.from_config
         causal.check_config(transformers, name, config)
         return config, transformers.AutoModelForCausalLM.from_config
-    kind = getattr(transformers, name, None)
-    if kind is None or getattr(kind, "config_class", None) is None:
-        hint = nearest(name, [*known, *dir(transformers)])
+    model_class = getattr(transformers, name, None)
+    if model_class is None or getattr(model_class, "config_class", None) is None:
+        hint = nearest(name, [*model_types, *dir(transformers)])
         raise ModelError(f"transformers has no model type or class {name!r}{hint}")
-    return kind.config_class(), kind
+    return model_class.config_class(), model_class
 
 
-def _micro(name: str, settings: Settings) -> Built:
+def _micro(name: str, settings: Settings) -> ModelCall:
     if settings.shape is not None:
         raise ModelError(f"micro:{name} has the input of its family: omit --input")
     model, value = micromodels.build(name, settings.batch)
-    return Built(model, (value,), {})
+    return ModelCall(model, (value,), {})
 
 
-_SOURCES: dict[str, Callable[[str, Settings], Built]] = {
+_SOURCES: dict[str, Callable[[str, Settings], ModelCall]] = {
     "torchvision": _torchvision,
     "timm": _timm,
     "transformers": _transformers,
@@ -323,31 +327,27 @@ def _check_device(torch: Any, name: str) -> None:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         devices = ["cpu", *(f"cuda:{number}" for number in range(count))]
         raise ModelError(
-            f"--device {name}: cannot be used here ({_reason(error)}); type --device {' or --device '.join(devices)}"
+            f"--device {name}: cannot be used here ({first_sentence(error)}); "
+            f"type --device {' or --device '.join(devices)}"
         ) from error
 
 
-def _check_input(torch: Any, spec: str, built: Built) -> None:
+def _check_input(torch: Any, spec: str, call: ModelCall) -> None:
     """Call a model once before anything is recorded, so that a rejected input costs one line and not a run.
 
     Raises:
         ModelError: the call raised.
     """
-    tensors = [value for value in (*built.args, *built.kwargs.values()) if isinstance(value, torch.Tensor)]
+    tensors = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, torch.Tensor)]
     sizes = ", ".join("x".join(map(str, tensor.shape)) for tensor in tensors)
     try:
-        with torch.no_grad() if built.state is None else torch.inference_mode():  # the mode in which the cache was made
-            built()
+        with torch.no_grad() if call.state is None else torch.inference_mode():  # the mode in which the cache was made
+            call()
     except Exception as error:
         raise ModelError(
-            f"{spec} fails on its input{f' of {sizes}' if sizes else ''} ({_reason(error)})"
-            f"{f'; {built.remedy}' if built.remedy else ''}"
+            f"{spec} fails on its input{f' of {sizes}' if sizes else ''} ({first_sentence(error)})"
+            f"{f'; {call.remedy}' if call.remedy else ''}"
         ) from error
-
-
-def _reason(error: Exception) -> str:
-    """Return the first sentence of a third party's error."""
-    return (str(error).strip().split("\n")[0].split(". ")[0] or type(error).__name__).rstrip(".")
 
 
 def names(source: str) -> list[str]:
@@ -359,7 +359,7 @@ def names(source: str) -> list[str]:
     sources: dict[str, Callable[[], Iterable[str]]] = {
         "torchvision": lambda: _library("torchvision.models", "xsp[models]").list_models(),
         "timm": lambda: _library("timm", "xsp[models]").list_models(),
-        "transformers": lambda: _with_model(_library("transformers.models.auto.modeling_auto", "xsp[models]")),
+        "transformers": lambda: _model_types(_library("transformers.models.auto.modeling_auto", "xsp[models]")),
         "micro": micromodels.names,
     }
     if source not in sources:
@@ -367,41 +367,41 @@ def names(source: str) -> list[str]:
     return [f"{source}:{name}" for name in sorted(sources[source]())]
 
 
-def _with_model(auto: Any) -> Iterable[str]:
+def _model_types(auto: Any) -> Iterable[str]:
     """Return the types of transformers that have a model; others describe only a part, such as a vision tower."""
     return auto.MODEL_MAPPING_NAMES.keys()  # type: ignore[no-any-return]
 
 
-def on_device(spec: str, built: Built, settings: Settings) -> Built:
+def on_device(spec: str, call: ModelCall, settings: Settings) -> ModelCall:
     """Move a module and its arguments to the device of the settings, and test them with one call.
 
     Raises:
         ModelError: the module does not accept its input.
     """
     torch = sys.modules["torch"]
-    model = built.model.to(settings.device).train(settings.train)
-    args, kwargs = _move(torch, built.args, settings.device), _move(torch, built.kwargs, settings.device)
+    model = call.model.to(settings.device).train(settings.train)
+    args, kwargs = _move(torch, call.args, settings.device), _move(torch, call.kwargs, settings.device)
     state = None
-    if built.before is not None:
-        state = causal.state(spec, model, _move(torch, built.before, settings.device))
-    if built.tries is not None:
-        return _taken(torch, spec, replace(built, model=model), settings)
-    result = Built(model, args, kwargs, built.remedy, built.before, state=state)
+    if call.prefix is not None:
+        state = causal.cache_maker(spec, model, _move(torch, call.prefix, settings.device))
+    if call.candidates is not None:
+        return _with_accepted_input(torch, spec, replace(call, model=model), settings)
+    result = ModelCall(model, args, kwargs, call.remedy, call.prefix, state=state)
     _check_input(torch, spec, result)
     return result
 
 
-def _taken(torch: Any, spec: str, built: Built, settings: Settings) -> Built:
+def _with_accepted_input(torch: Any, spec: str, call: ModelCall, settings: Settings) -> ModelCall:
     """Return a module with the first arguments that it accepts.
 
     Raises:
         ModelError: it accepts none; the message is about the first ones.
     """
-    assert built.tries is not None
+    assert call.candidates is not None
     first_error: Exception | None = None
-    for make in built.tries(built.model):
+    for make_kwargs in call.candidates(call.model):
         try:
-            candidate = Built(built.model, (), _move(torch, make(), settings.device), built.remedy)
+            candidate = ModelCall(call.model, (), _move(torch, make_kwargs(), settings.device), call.remedy)
             _check_input(torch, spec, candidate)
         except Exception as error:
             first_error = first_error or error
@@ -410,29 +410,29 @@ def _taken(torch: Any, spec: str, built: Built, settings: Settings) -> Built:
     if isinstance(first_error, ModelError):
         raise first_error
     if first_error is not None:
-        reason = _reason(first_error)
+        reason = first_sentence(first_error)
         raise ModelError(f"{spec}: no input can be made for it ({reason}); use file.py:function") from first_error
-    takes = ", ".join(modelinputs.argument_names(built.model)[0]) or "nothing"
-    raise ModelError(f"{spec} takes {takes}: give the shape of one sample, --input 80x3000, or use file.py:function")
+    required = ", ".join(modelinputs.argument_names(call.model)[0]) or "nothing"
+    raise ModelError(f"{spec} takes {required}: give the shape of one sample, --input 80x3000, or use file.py:function")
 
 
-def step_of(built: Built, settings: Settings) -> Callable[[], object]:
+def step_of(call: ModelCall, settings: Settings) -> Callable[[], object]:
     """Return a function that does one step of a module: see `load`."""
     torch = sys.modules["torch"]
     if not settings.train:
 
         def predict() -> object:
             with torch.inference_mode():
-                return built()
+                return call()
 
         return predict
-    if not any(parameter.requires_grad for parameter in built.model.parameters()):
-        raise ModelError(f"{type(built.model).__name__} has no trainable parameter; omit --train")
-    optimizer = torch.optim.SGD(built.model.parameters(), lr=1e-3, momentum=0.9)
+    if not any(parameter.requires_grad for parameter in call.model.parameters()):
+        raise ModelError(f"{type(call.model).__name__} has no trainable parameter; omit --train")
+    optimizer = torch.optim.SGD(call.model.parameters(), lr=1e-3, momentum=0.9)
 
     def train() -> object:
         optimizer.zero_grad()
-        loss = _floating(torch, built()).float().square().mean()
+        loss = _floating_tensor(torch, call()).float().square().mean()
         loss.backward()
         optimizer.step()
         return loss
@@ -451,7 +451,7 @@ def _move(torch: Any, value: Any, device: str) -> Any:
     return value
 
 
-def _floating(torch: Any, output: Any) -> Any:
+def _floating_tensor(torch: Any, output: Any) -> Any:
     """Return the first floating-point tensor of a model's output."""
     values: Iterable[Any] = output.values() if isinstance(output, Mapping) else output
     for value in values if isinstance(output, (Mapping, list, tuple)) else [output]:

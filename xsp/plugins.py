@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 COMMANDS = "xsp.commands"
 REMARKS = "xsp.remarks"
 
-MAY_BREAK = (Exception, SystemExit)
+PLUGIN_ERRORS = (Exception, SystemExit)
 """Exceptions of third-party code that do not end the measured program."""
 
 
@@ -46,10 +46,10 @@ def load(group: str, name: str) -> Any:
     Raises:
         PluginError: no plugin has that name, or it cannot be imported; the message says why.
     """
-    point = _find(group, name)
+    point = _entry_point(group, name)
     try:
         return point.load()
-    except MAY_BREAK as error:  # a third party's module may raise anything when it is imported
+    except PLUGIN_ERRORS as error:  # a third party's module may raise anything when it is imported
         reason = f"{type(error).__name__}: {error}"
         raise PluginError(f"{group} plugin {name!r} ({point.value}) cannot be imported: {reason}") from error
 
@@ -111,7 +111,7 @@ def collector(item: str | Collector) -> tuple[Collector, str | None]:
             )
         min(instance.levels), str(instance.name)
         reason = instance.available()
-    except MAY_BREAK as error:
+    except PLUGIN_ERRORS as error:
         label = item if isinstance(item, str) else getattr(item, "name", type(item).__name__)
         raise PluginError(f"collector {label!r} cannot be used: {type(error).__name__}: {error}") from error
     return instance, None if reason is None else str(reason)
@@ -144,7 +144,7 @@ def command(name: str) -> Command:
         if missing:
             raise TypeError(f"has no {', '.join(missing)}; docs/extend/plugins.md says what a command has")
         module.arguments(ArgumentParser())
-    except MAY_BREAK as error:
+    except PLUGIN_ERRORS as error:
         raise PluginError(f"command {name!r} cannot be used: {type(error).__name__}: {error}") from error
     return module
 
@@ -155,17 +155,17 @@ def remarks(trace: object) -> list[str]:
     for name in names(REMARKS):
         try:
             texts.append(load(REMARKS, name)(trace))
-        except MAY_BREAK:
+        except PLUGIN_ERRORS:
             continue  # `xsp doctor` reports why a plugin cannot be imported
     return [text for text in texts if isinstance(text, str) and text]
 
 
 def _entry_points(group: str) -> Sequence[EntryPoint]:
-    return _installed(group, tuple((folder, _changed(folder)) for folder in sys.path))
+    return _cached_entry_points(group, tuple((folder, _change_time_ns(folder)) for folder in sys.path))
 
 
 @lru_cache(maxsize=8)
-def _installed(group: str, _: tuple[tuple[str, int], ...]) -> Sequence[EntryPoint]:
+def _cached_entry_points(group: str, _: tuple[tuple[str, int], ...]) -> Sequence[EntryPoint]:
     """Return the entry points of a group, which each package lists in a file.
 
     They are read again after an installation: when `sys.path` or the change time of a directory in it differs.
@@ -175,7 +175,7 @@ def _installed(group: str, _: tuple[tuple[str, int], ...]) -> Sequence[EntryPoin
     return tuple(entry_points(group=group))
 
 
-def _changed(folder: str) -> int:
+def _change_time_ns(folder: str) -> int:
     """Return the time of the last change of a directory, in nanoseconds; 0 if it does not exist."""
     try:
         return os.stat(folder or os.curdir).st_mtime_ns
@@ -183,9 +183,9 @@ def _changed(folder: str) -> int:
         return 0
 
 
-def _find(group: str, name: str) -> EntryPoint:
+def _entry_point(group: str, name: str) -> EntryPoint:
     for point in _entry_points(group):
         if point.name == name:
             return point
-    known = ", ".join(names(group)) or "none; is xsp installed? (pip install -e .)"
-    raise PluginError(f"no {group} plugin is called {name!r}{nearest(name, names(group))}; there are: {known}")
+    listing = ", ".join(names(group)) or "none; is xsp installed? (pip install -e .)"
+    raise PluginError(f"no {group} plugin is called {name!r}{nearest(name, names(group))}; there are: {listing}")

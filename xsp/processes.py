@@ -16,17 +16,17 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-_known: set[Callable[[], None]] = set()
+_fork_callbacks: set[Callable[[], None]] = set()
 
 
-def in_children(call: Callable[[], None]) -> None:
+def call_in_children(call: Callable[[], None]) -> None:
     """Register a function to be called in each child that is forked from now on; repeating it changes nothing.
 
     Python cannot unregister such a function: it must itself check whether there is anything to do.
     """
-    if call not in _known and hasattr(os, "register_at_fork"):
+    if call not in _fork_callbacks and hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=call)
-        _known.add(call)
+        _fork_callbacks.add(call)
 
 
 def end_with_parent(parent: int) -> None:
@@ -95,7 +95,7 @@ def start_python(code: str, *arguments: str, **options: Any) -> subprocess.Popen
         )
 
 
-def calling(module: str, function: str) -> str:
+def call_code(module: str, function: str) -> str:
     """Return code for `start_python` that calls a function of xsp with the arguments, which are integers."""
     return (
         f"import sys; sys.path.insert(0, sys.argv[1]); "
@@ -103,7 +103,7 @@ def calling(module: str, function: str) -> str:
     )
 
 
-def ending(code: int) -> str:
+def exit_description(code: int) -> str:
     """Return how a process ended, given its return code from `subprocess`: `exit code 3`, or the name of the signal."""
     if code >= 0:
         return f"exit code {code}"
@@ -112,7 +112,7 @@ def ending(code: int) -> str:
     return f"signal {-code}"
 
 
-def raised_by_handler(error: BaseException) -> bool:
+def is_from_signal_handler(error: BaseException) -> bool:
     """Return whether a signal handler raised an error, which may interrupt any line of the main thread.
 
     If it interrupted xsp, it is meant for the program all the same: `TimeoutError` of an alarm, for instance.
@@ -154,7 +154,7 @@ class WorkerProcess:
             OSError: the process cannot be started.
         """
         self._answers, child_end = os.pipe()
-        self._read = bytearray()
+        self._buffer = bytearray()
         self._searched = 0  # bytes of it that hold no end of a line
         try:
             self._process = start_python(
@@ -183,21 +183,21 @@ class WorkerProcess:
             self._process.stdin.write(json.dumps(question).encode() + b"\n")
             self._process.stdin.flush()
 
-    def answer(self, until: float) -> bytes:
+    def answer(self, deadline: float) -> bytes:
         """Return the next line; empty if the process has ended, or the deadline has passed.
 
         Args:
             until: the deadline, a time of `time.monotonic`.
         """
-        while (end := self._read.find(b"\n", self._searched)) < 0:
-            self._searched = len(self._read)
-            ready, _, _ = select.select([self._answers], [], [], max(0.0, until - time.monotonic()))
+        while (end := self._buffer.find(b"\n", self._searched)) < 0:
+            self._searched = len(self._buffer)
+            ready, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
             chunk = os.read(self._answers, 1 << 16) if ready else b""
             if not chunk:
                 return b""
-            self._read += chunk
-        line = bytes(self._read[:end])
-        del self._read[: end + 1]
+            self._buffer += chunk
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
         self._searched = 0
         return line
 

@@ -16,9 +16,9 @@ Run                        every field is optional; docs/understand/table.md say
 └── ranks: Run …           of a distributed program
 ```
 
-Another version of xsp, another tool or a sender of spans may have written a `run.json`. A field that is not of its
-type has its default, and is named in `misfits`; the rest of the run is unaffected. A field that this version does not
-know is kept. Control characters in texts are replaced, because texts are shown in terminals.
+Another version of xsp, another tool or a sender of spans may have written a `run.json`. A field with a value
+of another type gets its default and is listed in `misfits`; the rest of the run is unaffected. A field that this
+version does not know is kept. Control characters in texts are replaced, because texts are shown in terminals.
 
 A `Run` is also a read-only mapping of the content of the file: `run["kinds"]`, `"otel" in run`, `dict(run)`.
 """
@@ -172,7 +172,7 @@ class Samples(Fields):
 
 
 @dataclass(frozen=True, eq=False)
-class Sent(Fields):
+class Delivery(Fields):
     """A summary of the delivery to one endpoint."""
 
     endpoint: str
@@ -224,7 +224,7 @@ class Machine(Fields):
 
 
 @dataclass(frozen=True, eq=False)
-class Counted(Fields):
+class CounterSummary(Fields):
     """A metric of kernels whose counters could not be assigned to a span."""
 
     kernel: str
@@ -241,7 +241,7 @@ class Counters(Fields):
     """The hardware counters that were joined, see docs; each tool adds further fields."""
 
     tool: str | None = None
-    apart: tuple[Counted, ...] = ()
+    apart: tuple[CounterSummary, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,7 +317,7 @@ class Run(Fields):
     costs: Mapping[str, Cost] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
     samples: Samples | None = None
-    delivery: tuple[Sent, ...] = ()
+    delivery: tuple[Delivery, ...] = ()
     machine: Machine = field(default_factory=lambda: Machine.of({}))
     parts: Names = ()
     checksums: Mapping[str, str] = field(default_factory=dict)
@@ -338,11 +338,11 @@ class Run(Fields):
         return self.kind == RANKS
 
     @property
-    def each_rank(self) -> tuple[Run, ...]:
+    def rank_runs(self) -> tuple[Run, ...]:
         """The runs of its ranks; the run itself if the program is not distributed."""
         return self.ranks or (self,)
 
-    def noted(self, source: str, texts: Iterable[str]) -> Run:
+    def with_notes(self, source: str, texts: Iterable[str]) -> Run:
         """Return a copy with those notes added that it does not have yet."""
         notes = [dict(note) for note in self.notes]
         for text in texts:

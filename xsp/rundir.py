@@ -39,13 +39,13 @@ from xsp.errors import OutputError, TraceError, UnwritableError
 from xsp.run import RANKS, Run
 
 FORMAT = 1
-MOST_OF_A_RUN = 256 << 20
+MAX_RUN_BYTES = 256 << 20
 """Largest `run.json` in bytes; its checksums take some 60 bytes per step."""
 
 RUN_FILE = "run.json"
 STEPS = "steps"
 SAMPLES = "samples"
-WAITING = "arrived"
+INBOX = "arrived"
 """Folder with what a receiver accepted and has not put in order yet (`xsp.ingest`)."""
 
 MERGED_FILE = "merged.parquet"
@@ -96,7 +96,7 @@ def create(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
 
 def _make_room(run: Path, overwrite: bool) -> None:
     """Clear a directory that holds a run, if `overwrite` is set and no process writes there; else raise."""
-    directory = _free(run) if overwrite else lock(run)
+    directory = _wait_for_lock(run) if overwrite else lock(run)
     if directory is None:
         raise _locked_error(run)
     try:
@@ -112,14 +112,14 @@ def _make_room(run: Path, overwrite: bool) -> None:
 
 
 @contextlib.contextmanager
-def created_for_several(path: str | os.PathLike[str], overwrite: bool = False) -> Iterator[Path]:
+def runs_directory(path: str | os.PathLike[str], overwrite: bool = False) -> Iterator[Path]:
     """Create a directory for several runs, and hold it while they are written.
 
     Raises:
-        OutputError: as `create` and `hold`.
+        OutputError: as `create` and `reserve`.
     """
     out = create(path, overwrite)
-    with unlock_after_runs(out, hold(out)):
+    with unlock_after_runs(out, reserve(out)):
         yield out
 
 
@@ -138,7 +138,7 @@ def unlock_after_runs(out: Path, directory: int) -> Iterator[Path]:
         os.close(directory)
 
 
-def hold(run: Path) -> int:
+def reserve(run: Path) -> int:
     """Reserve a new run directory for this process until it ends: no other process can write to it or replace it.
 
     Returns:
@@ -162,7 +162,7 @@ def _locked_error(run: Path) -> UnwritableError:
     )
 
 
-def _free(run: Path) -> int:
+def _wait_for_lock(run: Path) -> int:
     """Wait until no process writes to a run, and return the descriptor that locks it.
 
     Raises:
@@ -198,7 +198,7 @@ def _clear(run: Path) -> None:
             with contextlib.suppress(TraceError):  # keep a part that cannot be read
                 _clear(child)
                 _remove_empty(child)
-    for folder in (run / STEPS, run / SAMPLES, run / WAITING):
+    for folder in (run / STEPS, run / SAMPLES, run / INBOX):
         if not folder.is_symlink():
             for file in [*folder.glob("[0-9]*.parquet"), *folder.glob(".*.part")]:
                 file.unlink(missing_ok=True)
@@ -209,8 +209,10 @@ def _clear(run: Path) -> None:
         _remove_empty(run / SECTIONS)
     for name in (RUN_FILE, MERGED_FILE, LOOP_FILE, LOOP_ROWS, DELIVERY_FILE, JOB_FILE, "progress.json", "report.html"):
         (run / name).unlink(missing_ok=True)
-    for half in [entry for entry in run.iterdir() if atomic.HALF.fullmatch(entry.name) and not entry.is_dir()]:
-        half.unlink(missing_ok=True)
+    for file in [
+        entry for entry in run.iterdir() if atomic.TEMPORARY_NAME.fullmatch(entry.name) and not entry.is_dir()
+    ]:
+        file.unlink(missing_ok=True)
 
 
 def _remove_empty(directory: Path) -> None:
@@ -221,18 +223,18 @@ def _remove_empty(directory: Path) -> None:
 def write_run(run: Path, content: Mapping[str, Any]) -> None:
     """Write `run.json` atomically; bytes of arguments or other texts that are not UTF-8 become question marks."""
     text = json.dumps({"format": FORMAT, **Run.of(content).content}, indent=2, sort_keys=False, ensure_ascii=False)
-    write_whole(run / RUN_FILE, text.encode("utf-8", "replace"))
+    write_atomically(run / RUN_FILE, text.encode("utf-8", "replace"))
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Write a file to a temporary path, flush it to disk and rename it.
 
     Raises:
         UnwritableError: it cannot be written; an existing file is unchanged.
     """
     try:
-        with atomic.replacing(path) as beside:
-            beside.write_bytes(content)
+        with atomic.replacing(path) as temporary:
+            temporary.write_bytes(content)
     except OSError as error:
         raise UnwritableError(f"{path}: cannot be written ({error.strerror})") from error
 
@@ -249,7 +251,7 @@ def read_run(run: Path) -> Run:
     if not path.is_file():
         raise TraceError(f"{run}: not a run directory, {RUN_FILE} is missing; give the directory that --out named")
     try:
-        return parse_run(_text(path), str(path))
+        return parse_run(_read_text(path), str(path))
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
@@ -258,7 +260,7 @@ def read_run(run: Path) -> Run:
         ) from error
 
 
-def parse_run(text: str, place: str) -> Run:
+def parse_run(text: str, label: str) -> Run:
     """Return the run that the text of a `run.json` describes.
 
     Args:
@@ -276,10 +278,10 @@ def parse_run(text: str, place: str) -> Run:
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(str(error)) from error
     if type(version) is not int or version > FORMAT:
-        raise TraceError(f"{place}: written in format {version}, this xsp reads up to {FORMAT}; install a newer xsp")
+        raise TraceError(f"{label}: written in format {version}, this xsp reads up to {FORMAT}; install a newer xsp")
     damaged = [name for name in _LAYOUT_FIELDS if name in run.misfits]
     if damaged or any("\0" in name for name in run.parts):
-        raise TraceError(f"{place}: damaged ({', '.join(damaged) or 'parts'}: not what xsp writes there)")
+        raise TraceError(f"{label}: damaged ({', '.join(damaged) or 'parts'}: not what xsp writes there)")
     return run
 
 
@@ -287,9 +289,9 @@ _LAYOUT_FIELDS = ("parts", "ranks", "checksums")
 """Fields that list the content of the directory, and tell whether it is intact."""
 
 
-def _text(path: Path) -> str:
-    if path.stat().st_size > MOST_OF_A_RUN:
-        raise ValueError(f"larger than the {MOST_OF_A_RUN >> 20} MB that are read")
+def _read_text(path: Path) -> str:
+    if path.stat().st_size > MAX_RUN_BYTES:
+        raise ValueError(f"larger than the {MAX_RUN_BYTES >> 20} MB that are read")
     return path.read_text(encoding="utf-8")
 
 
@@ -328,24 +330,26 @@ def read_job(job: Path) -> Run:
     if not run.is_job:
         return run
     ranks = [read_run(part) for part in parts]
-    return of_ranks(run, ranks) | {"parts": [part.name for part in parts]}
+    return job_of_ranks(run, ranks) | {"parts": [part.name for part in parts]}
 
 
-def of_ranks(own: Run, ranks: Sequence[Run]) -> Run:
+def job_of_ranks(job: Run, ranks: Sequence[Run]) -> Run:
     """Return the run of several ranks: the fields of the first rank, overridden by the job's own `run.json`."""
-    first = {name: value for name, value in (ranks[0].items() if ranks else ()) if name not in ("finished", "notes")}
+    first_fields = {
+        name: value for name, value in (ranks[0].items() if ranks else ()) if name not in ("finished", "notes")
+    }
     return Run.of(
         {
-            **first,
-            **own.content,
+            **first_fields,
+            **job.content,
             "ranks": ranks,
-            "finished": own.finished is not False and all(rank.finished for rank in ranks),
-            "notes": different(dict(note) for rank in ranks for note in rank.notes),
+            "finished": job.finished is not False and all(rank.finished for rank in ranks),
+            "notes": unique(dict(note) for rank in ranks for note in rank.notes),
         }
     )
 
 
-def different(items: Iterable[Any]) -> list[Any]:
+def unique(items: Iterable[Any]) -> list[Any]:
     """Return the items in order, without repetitions."""
     unique: list[Any] = []
     for item in items:
@@ -361,7 +365,7 @@ def segment(run: Path, step: int) -> Path:
 
 def segments(run: Path) -> list[Path]:
     """Return the paths of the existing segments, in the order of their steps."""
-    return numbered(run / STEPS)
+    return numbered_tables(run / STEPS)
 
 
 def portion(run: Path, number: int) -> Path:
@@ -371,10 +375,10 @@ def portion(run: Path, number: int) -> Path:
 
 def portions(run: Path) -> list[Path]:
     """Return the paths of the existing portions of samples, in the order of time."""
-    return numbered(run / SAMPLES)
+    return numbered_tables(run / SAMPLES)
 
 
-def numbered(folder: Path) -> list[Path]:
+def numbered_tables(folder: Path) -> list[Path]:
     """Return the numbered tables of a folder in their order; from a million on, the numbers have more digits.
 
     Copies that a file manager made beside them (`000004 2.parquet`) are left out: their rows would count twice.
@@ -403,7 +407,7 @@ def checksums(run: Path) -> dict[str, str]:
     return {str(file.relative_to(run)): checksum(file) for file in files if file.is_file()}
 
 
-def rank_part(rank: int) -> str:
+def rank_name(rank: int) -> str:
     """Return the name of a rank's run in the directory of its job."""
     return f"rank-{rank:04d}"
 
@@ -430,7 +434,7 @@ def remove_ranks(job: Path, ranks: int) -> list[str]:
         if not number.isdecimal() or int(number) < ranks:
             continue
         with contextlib.suppress(OutputError, TraceError, OSError):
-            directory = _free(part)
+            directory = _wait_for_lock(part)
             try:
                 _clear(part)
             finally:

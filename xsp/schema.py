@@ -15,7 +15,7 @@ SCHEMA_VERSION = 1
 
 
 class Level(enum.IntEnum):
-    """Where in the stack a span was seen, outermost first.
+    """Where in the stack a span was recorded, outermost first.
 
     The numbers leave gaps, as in `logging`, so that a third party can put a level between two.
     """
@@ -30,7 +30,7 @@ class Level(enum.IntEnum):
 
 
 class Kind(str, enum.Enum):
-    """What a span is an interval of."""
+    """The kind of interval that a span represents."""
 
     RUN = "run"  # a whole run of a program; its steps link to it
     LOOP = "loop"  # rows of the table `loop` on their way over OTLP; it is in no table of spans
@@ -74,20 +74,20 @@ class Rule(str, enum.Enum):
         return self.value
 
 
-WEAK = (Rule.GRAPH, Rule.EXTERNAL, Rule.PROVENANCE)
+WEAK_RULES = (Rule.GRAPH, Rule.EXTERNAL, Rule.PROVENANCE)
 """Rules whose evidence makes a layer only an inferred one."""
 
-DEEPEST = 200
+MAX_NESTING = 200
 """Most nested spans that are followed: no program nests deeper, but a file may, or contain a cycle."""
 
 OVERLOAD, DTYPES, STRIDES, SCALARS = "overload", "input_dtypes", "input_strides", "input_scalars"
 PARAMETERS, OUTPUTS = "extra_repr", "output_shapes"
-GIVEN, RETURNED = "input_tensors", "output_tensors"
+INPUT_TENSORS, OUTPUT_TENSORS = "input_tensors", "output_tensors"
 TRAINABLE = "trainable_bytes"
 ROOT = "root"
 """Attribute of a module call: its outermost module, if a program calls several; absent for calls of the first one."""
 
-DESCRIBING = {
+DESCRIPTION_KEYS = {
     OVERLOAD: "of an operator: its overload, `Tensor` of `aten::add.Tensor`",
     DTYPES: "of an operator: element types of its arguments in Kineto's words, a list for a list of tensors; "
     "`Scalar`, `ScalarList` or empty where an argument is no tensor",
@@ -97,9 +97,9 @@ DESCRIBING = {
     "recorded (texts, devices); numbers that are not finite are text; absent if all are null",
     PARAMETERS: "of a module call: its hyper-parameters (`extra_repr`), the first 200 characters, without secrets",
     OUTPUTS: "of a module call: shapes of the tensors that it returned",
-    GIVEN: "of a module call inside another: a number for each input tensor, equal within a step for the same "
+    INPUT_TENSORS: "of a module call inside another: a number for each input tensor, equal within a step for the same "
     "tensor with the same content; writes to tensors of inference mode are not detected",
-    RETURNED: "of a module call: these numbers for the tensors that it returned",
+    OUTPUT_TENSORS: "of a module call: these numbers for the tensors that it returned",
     TRAINABLE: "of a module call: bytes of the module's parameters that take a gradient, its children's included; "
     "absent if it has no parameters",
 }
@@ -122,7 +122,7 @@ class Column(NamedTuple):
 
     name: str
     type: str
-    about: str
+    description: str
     attribute: str | None = None
     """Its name in OpenTelemetry, from the semantic conventions where they have one; None for a column that has
     a field of its own there, or that never leaves the table."""

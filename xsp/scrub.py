@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Sequence
 from pathlib import PurePath
 
-KEEP = "XSP_KEEP_ARGUMENTS"
+KEEP_VARIABLE = "XSP_KEEP_ARGUMENTS"
 """Environment variable: 1 keeps the values of arguments, except those whose names suggest a secret."""
 
 _WORDS = (
@@ -17,9 +17,9 @@ _WORDS = (
 )
 _SECRET = re.compile(rf"(?i)(?:{_WORDS})")
 _HEADER = re.compile(rf"(?i)^([\w-]*(?:{_WORDS})[\w-]*:\s*)(?!//)\S.*")
-_IN_URL = re.compile(r"(?i)(://)[^@\s]+@")
-_KNOWN = re.compile(r"\b(?:hf_|sk-|gh[opsu]_|github_pat_|xox[abp]-|AKIA|ASIA|eyJ)[\w.-]{8,}")
-_IN_JSON = re.compile(rf"(?i)([\"'][^\"']*(?:{_WORDS})[^\"']*[\"']\s*:\s*)(?:\"[^\"]*\"|'[^']*'|[^,}}\s]+)")
+_URL_CREDENTIALS = re.compile(r"(?i)(://)[^@\s]+@")
+_TOKEN = re.compile(r"\b(?:hf_|sk-|gh[opsu]_|github_pat_|xox[abp]-|AKIA|ASIA|eyJ)[\w.-]{8,}")
+_JSON_SECRET = re.compile(rf"(?i)([\"'][^\"']*(?:{_WORDS})[^\"']*[\"']\s*:\s*)(?:\"[^\"]*\"|'[^']*'|[^,}}\s]+)")
 _QUERY = re.compile(r"(?i)([?&][^=&\s]*(?:token|secret|passw|key|sig|auth)[^=&\s]*=)[^&\s]+")
 _BEFORE_PATH = r"(^-\w(?=/)|^|[=:,;'\"(\[]|file://)"
 _HOME = re.compile(_BEFORE_PATH + r"/(?:home|Users)/[^/\s:,;'\"]+/?(?=$|[\s:,;'\"])")
@@ -40,11 +40,11 @@ _MODEL = re.compile(
     r"(?:(?:torchvision|timm|transformers|micro):[\w./-]{1,60}|(?i:resne|vgg|vit|bert|gpt|llama|swin|convnext|efficientnet"
     r"|mobilenet|densenet|inception|t5|unet|deit|squeezenet|alexnet)[\w.-]{0,40})"
 )
-_OF_NAMES = ("--step", "--model", "--arch", "--net", "--backbone", "--levels", "--collectors")
-_CALLED = re.compile(r"[A-Za-z_][\w.:/-]{0,60}")
+_NAME_OPTIONS = ("--step", "--model", "--arch", "--net", "--backbone", "--levels", "--collectors")
+_NAME_VALUE = re.compile(r"[A-Za-z_][\w.:/-]{0,60}")
 """Form of a name: the value of one of the options above is the name of a function, a model or a level."""
 
-_OWN = re.compile(r"profile|run|sweep|serve|torchrun|accelerate|deepspeed|launch|python[\d.]*|pytest")
+_COMMAND = re.compile(r"profile|run|sweep|serve|torchrun|accelerate|deepspeed|launch|python[\d.]*|pytest")
 
 
 def command(argv: Sequence[str], keep: bool | None = None) -> list[str]:
@@ -56,45 +56,45 @@ def command(argv: Sequence[str], keep: bool | None = None) -> list[str]:
     Args:
         argv: the program and its arguments.
         keep: keep other values too, except those whose names suggest a secret; by default, if the environment variable
-            `KEEP` is 1.
+            `KEEP_VARIABLE` is 1.
     """
     if keep is None:
-        keep = os.environ.get(KEEP) == "1"
+        keep = os.environ.get(KEEP_VARIABLE) == "1"
     if keep:
         return _without_suspects(argv)
     if not argv:
         return []
-    return [PurePath(argv[0]).name or argv[0], *map(_allowed, argv[1:], argv)]
+    return [PurePath(argv[0]).name or argv[0], *map(_scrubbed, argv[1:], argv)]
 
 
-def _allowed(part: str, previous: str) -> str:
+def _scrubbed(argument: str, previous: str) -> str:
     """Return an argument without anything that may be a secret; `previous` is the preceding argument."""
-    name, equals, value = part.partition("=")
+    name, equals, value = argument.partition("=")
     is_option = _OPTION.fullmatch(name) is not None
     if equals:
-        shown_name = name if is_option or _NAME.fullmatch(name.lstrip("+")) else HIDDEN
-        return f"{shown_name}={value if not value or _is_named(name, value) or _is_plain(value) else HIDDEN}"
-    if _is_named(previous, part):
-        return part
-    if is_option or part in ("", "-", "--", HIDDEN) or _is_plain(part) or _is_program(part):
-        return part if not _is_program(part) else PurePath(part).name
-    return f"{part[:2]}{HIDDEN}" if re.match(r"-[A-Za-z]", part) else HIDDEN
+        name_text = name if is_option or _NAME.fullmatch(name.lstrip("+")) else HIDDEN
+        return f"{name_text}={value if not value or _is_name_option(name, value) or _is_plain(value) else HIDDEN}"
+    if _is_name_option(previous, argument):
+        return argument
+    if is_option or argument in ("", "-", "--", HIDDEN) or _is_plain(argument) or _is_program(argument):
+        return argument if not _is_program(argument) else PurePath(argument).name
+    return f"{argument[:2]}{HIDDEN}" if re.match(r"-[A-Za-z]", argument) else HIDDEN
 
 
-def _is_named(option: str, value: str) -> bool:
+def _is_name_option(option: str, value: str) -> bool:
     """Return whether an option takes a name, and the value is a name."""
-    return option in _OF_NAMES and _CALLED.fullmatch(value) is not None and not _KNOWN.search(value)
+    return option in _NAME_OPTIONS and _NAME_VALUE.fullmatch(value) is not None and not _TOKEN.search(value)
 
 
 def _is_plain(value: str) -> bool:
-    return any(form.fullmatch(value) for form in (_PLAIN, _MODEL, _OWN))
+    return any(form.fullmatch(value) for form in (_PLAIN, _MODEL, _COMMAND))
 
 
 def _is_program(part: str) -> bool:
     """Return whether an argument is the file of a program, as in `xsp run train.py` or `xsp profile own.py:build`."""
     file, _, function = PurePath(part).name.partition(":")
-    named = not function or (_NAME.fullmatch(function) is not None and not _KNOWN.search(function))
-    return file.endswith((".py", ".pyz")) and _NAME.fullmatch(file) is not None and named
+    is_function_name = not function or (_NAME.fullmatch(function) is not None and not _TOKEN.search(function))
+    return file.endswith((".py", ".pyz")) and _NAME.fullmatch(file) is not None and is_function_name
 
 
 def _without_suspects(argv: Sequence[str]) -> list[str]:
@@ -106,29 +106,29 @@ def _without_suspects(argv: Sequence[str]) -> list[str]:
     """
     cleaned: list[str] = []
     hide_next = False
-    for part, previous in zip(argv, ["", *argv], strict=False):
-        if previous == "--otlp" or part.startswith("--otlp="):
-            part = part.partition("?")[0]
+    for argument, previous in zip(argv, ["", *argv], strict=False):
+        if previous == "--otlp" or argument.startswith("--otlp="):
+            argument = argument.partition("?")[0]
         if hide_next:
             cleaned.append(HIDDEN)
             hide_next = False
             continue
-        name, equals, _ = part.partition("=")
+        name, equals, _ = argument.partition("=")
         if _SECRET.search(name) and (name.startswith("-") or equals):
-            cleaned.append(f"{name}={HIDDEN}" if equals else part)
+            cleaned.append(f"{name}={HIDDEN}" if equals else argument)
             hide_next = not equals and name.startswith("-")
             continue
-        part = _IN_JSON.sub(rf'\g<1>"{HIDDEN}"', _KNOWN.sub(HIDDEN, part))
-        part = _HEADER.sub(rf"\g<1>{HIDDEN}", _IN_URL.sub(rf"\g<1>{HIDDEN}@", part))
-        cleaned.append(_without_directories(_QUERY.sub(rf"\g<1>{HIDDEN}", part)))
+        argument = _JSON_SECRET.sub(rf'\g<1>"{HIDDEN}"', _TOKEN.sub(HIDDEN, argument))
+        argument = _HEADER.sub(rf"\g<1>{HIDDEN}", _URL_CREDENTIALS.sub(rf"\g<1>{HIDDEN}@", argument))
+        cleaned.append(_without_directories(_QUERY.sub(rf"\g<1>{HIDDEN}", argument)))
     return cleaned
 
 
-def _without_directories(part: str) -> str:
-    return _DIRECTORIES.sub(r"\g<1>", _HOME.sub(r"\g<1>~", part))
+def _without_directories(text: str) -> str:
+    return _DIRECTORIES.sub(r"\g<1>", _HOME.sub(r"\g<1>~", text))
 
 
-_STATED = re.compile(rf"(?i)([\w.-]*(?:{_WORDS})[\w.-]*[\"']?\s*[=:]\s*)(\"[^\"]*\"?|'[^']*'?|[^\s,;)\]}}]+)")
+_SETTING = re.compile(rf"(?i)([\w.-]*(?:{_WORDS})[\w.-]*[\"']?\s*[=:]\s*)(\"[^\"]*\"?|'[^']*'?|[^\s,;)\]}}]+)")
 
 
 def scrub_settings(text: str) -> str:
@@ -137,8 +137,8 @@ def scrub_settings(text: str) -> str:
     It hides values whose name suggests a secret, unless they are plainly numbers or switches (`num_tokens=197`),
     credentials in URLs, and tokens of well-known forms.
     """
-    cleaned = _STATED.sub(lambda match: match[0] if _PLAIN.fullmatch(match[2]) else match[1] + HIDDEN, text)
-    cleaned = _QUERY.sub(rf"\g<1>{HIDDEN}", _IN_URL.sub(rf"\g<1>{HIDDEN}@", _KNOWN.sub(HIDDEN, cleaned)))
+    cleaned = _SETTING.sub(lambda match: match[0] if _PLAIN.fullmatch(match[2]) else match[1] + HIDDEN, text)
+    cleaned = _QUERY.sub(rf"\g<1>{HIDDEN}", _URL_CREDENTIALS.sub(rf"\g<1>{HIDDEN}@", _TOKEN.sub(HIDDEN, cleaned)))
     return _without_directories(cleaned)
 
 
@@ -147,7 +147,7 @@ def scrub_settings(text: str) -> str:
 
 def plain(text: str) -> str:
     """Return text that cannot control a terminal: control characters and changes of direction become symbols."""
-    return text if text.isprintable() else "".join(map(_sign, text))
+    return text if text.isprintable() else "".join(map(_printable, text))
 
 
 def plain_lines(text: str) -> str:
@@ -155,7 +155,9 @@ def plain_lines(text: str) -> str:
     return "\n".join(map(plain, text.split("\n")))
 
 
-def _sign(letter: str) -> str:
-    if ord(letter) < 0x20:
-        return chr(0x2400 + ord(letter))
-    return "\N{REPLACEMENT CHARACTER}" if unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp") else letter
+def _printable(character: str) -> str:
+    if ord(character) < 0x20:
+        return chr(0x2400 + ord(character))
+    return (
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") else character
+    )

@@ -35,12 +35,12 @@ from xsp.errors import OutputError, TraceError, UsageError
 
 VERSION = 1
 
-MOST_BYTES = 8 << 20
+MAX_BYTES = 8 << 20
 """Largest file in bytes; with a larger one a page would not open at once."""
 
-MOST_SECTIONS = 50
+MAX_SECTIONS = 50
 
-MOST_LEVELS = 60
+MAX_LEVELS = 60
 """Most levels of a tree."""
 
 KINDS = ("bars", "stacked", "lines", "points", "grid")
@@ -144,7 +144,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Found:
+class SectionFiles:
     """The sections of a run."""
 
     sections: dict[str, Section]
@@ -187,8 +187,8 @@ def write(run: Path, name: str, section: Section) -> Path:
     except ValueError as error:
         raise UsageError(f"the section {name}: {error}") from error
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
-    if len(text) > MOST_BYTES:
-        raise UsageError(f"the section {name} has {len(text) >> 20} MB; a page shows up to {MOST_BYTES >> 20}")
+    if len(text) > MAX_BYTES:
+        raise UsageError(f"the section {name} has {len(text) >> 20} MB; a page shows up to {MAX_BYTES >> 20}")
     check(run)
     folder = run / rundir.SECTIONS
     try:
@@ -196,30 +196,30 @@ def write(run: Path, name: str, section: Section) -> Path:
         rundir.check_inside(run, [folder / f"{name}.json"])
     except (OSError, TraceError) as error:
         raise OutputError(f"{folder}: cannot be written ({error})") from error
-    rundir.write_whole(folder / f"{name}.json", text)
+    rundir.write_atomically(folder / f"{name}.json", text)
     return folder / f"{name}.json"
 
 
-def kept(place: Path, name: str, section: Section) -> Path | None:
+def write_if_run(folder: Path, name: str, section: Section) -> Path | None:
     """Write a section into a run directory, and return its file; None if it is no run directory or not writable."""
     try:
-        return write(place, name, section) if rundir.is_run_directory(place) else None
+        return write(folder, name, section) if rundir.is_run_directory(folder) else None
     except (OutputError, OSError):  # the name of a model may be too long for a path
         return None
 
 
-def read(run: Path) -> Found:
+def read(run: Path) -> SectionFiles:
     """Return the sections of a run directory; unreadable ones are listed, and do not affect the others."""
     sections: dict[str, Section] = {}
     damaged: list[str] = []
     files = sorted((run / rundir.SECTIONS).glob("*.json"))
-    for file in files[:MOST_SECTIONS]:
+    for file in files[:MAX_SECTIONS]:
         try:
             rundir.check_inside(run, [file])
             if not NAME.fullmatch(file.stem):
                 raise ValueError("its name is not a name of a section")
-            if not file.is_file() or file.stat().st_size > MOST_BYTES:
-                raise ValueError(f"not a file, or larger than {MOST_BYTES >> 20} MB")
+            if not file.is_file() or file.stat().st_size > MAX_BYTES:
+                raise ValueError(f"not a file, or larger than {MAX_BYTES >> 20} MB")
             sections[file.stem] = of(json.loads(file.read_text(encoding="utf-8")))
         except TraceError:
             damaged.append(f"{file.name}: a link that leads out of the run directory")
@@ -227,9 +227,9 @@ def read(run: Path) -> Found:
             damaged.append(f"{file.name}: {error.strerror or error}")
         except (ValueError, RecursionError) as error:
             damaged.append(f"{file.name}: {error}")
-    if len(files) > MOST_SECTIONS:
-        damaged.append(f"{len(files) - MOST_SECTIONS} more files: a page has up to {MOST_SECTIONS} sections")
-    return Found(sections, tuple(damaged))
+    if len(files) > MAX_SECTIONS:
+        damaged.append(f"{len(files) - MAX_SECTIONS} more files: a page has up to {MAX_SECTIONS} sections")
+    return SectionFiles(sections, tuple(damaged))
 
 
 def plain(section: Section) -> dict[str, Any]:
@@ -291,7 +291,7 @@ def _series(content: Any, length: int) -> Series:
     low, high = (_numbers(series.get(name) or [], name, length) for name in ("low", "high"))
     if len(low) != len(high):
         raise ValueError("low and high must be given together")
-    return Series(_text(series, "name"), _numbers(series.get("values"), "values", length, needed=True), low, high)
+    return Series(_text(series, "name"), _numbers(series.get("values"), "values", length, required=True), low, high)
 
 
 def _tree(content: Any) -> Tree:
@@ -303,8 +303,8 @@ def _tree(content: Any) -> Tree:
 
 def _branch(content: Any, width: int, level: int) -> Branch:
     branch = _object(content, "a branch")
-    if level > MOST_LEVELS:
-        raise ValueError(f"a tree can have up to {MOST_LEVELS} levels")
+    if level > MAX_LEVELS:
+        raise ValueError(f"a tree can have up to {MAX_LEVELS} levels")
     if not isinstance(branch.get("marked", False), bool):
         raise ValueError("marked must be true or false")
     cells = _cells(branch.get("cells", []), "cells")
@@ -322,9 +322,9 @@ _PARTS: Mapping[str, Callable[[Any], Part]] = {
 }
 
 
-def _object(value: Any, what: str) -> dict[str, Any]:
+def _object(value: Any, label: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{what} must be an object")
+        raise ValueError(f"{label} must be an object")
     return value
 
 
@@ -349,23 +349,23 @@ def _texts(fields: Mapping[str, Any], name: str, default: Any = None) -> tuple[s
     return tuple(values)
 
 
-def _cells(value: Any, what: str, length: int | None = None) -> tuple[Cell, ...]:
+def _cells(value: Any, label: str, length: int | None = None) -> tuple[Cell, ...]:
     if not isinstance(value, (list, tuple)) or not all(cell is None or isinstance(cell, _SCALARS) for cell in value):
-        raise ValueError(f"{what} must be a list of texts, numbers and nulls")
+        raise ValueError(f"{label} must be a list of texts, numbers and nulls")
     if length is not None and len(value) != length:
-        raise ValueError(f"{what} has {len(value)} cells, and {length} columns")
+        raise ValueError(f"{label} has {len(value)} cells, and {length} columns")
     return tuple(value)
 
 
 _SCALARS = (str, int, float, bool)
 
 
-def _numbers(value: Any, what: str, length: int, *, needed: bool = False) -> tuple[float | None, ...]:
-    cells = _cells(value, what)
+def _numbers(value: Any, label: str, length: int, *, required: bool = False) -> tuple[float | None, ...]:
+    cells = _cells(value, label)
     if any(isinstance(cell, (str, bool)) for cell in cells):
-        raise ValueError(f"{what} must be a list of numbers and nulls")
-    if len(cells) != length and (needed or cells):
-        raise ValueError(f"{what} has {len(cells)} figures, and the chart {length} places")
+        raise ValueError(f"{label} must be a list of numbers and nulls")
+    if len(cells) != length and (required or cells):
+        raise ValueError(f"{label} has {len(cells)} figures, and the chart {length} places")
     return cells  # type: ignore[return-value]
 
 

@@ -19,7 +19,7 @@ from xsp.version import __version__
 SERVICE = "xsp"
 """Default name of the program; its levels are the services `xsp.model`, `xsp.layer`, …"""
 
-OWN = "xsp.attributes."
+PREFIX = "xsp.attributes."
 """Prefix of the keys of the column `attributes` that have no namespace of their own."""
 
 RUN = "xsp.run"
@@ -35,7 +35,7 @@ LOCAL_RANK = "xsp.local_rank"
 WORLD_SIZE = "xsp.world_size"
 PROCESS = "process.pid"
 
-ON_RESOURCES = frozenset({PROCESS, RANK})
+RESOURCE_COLUMNS = frozenset({PROCESS, RANK})
 """Attributes of columns that are set on the resource, because they are the same for all spans of a process."""
 
 RESOURCE: Mapping[str, str] = {
@@ -60,17 +60,17 @@ RESOURCE: Mapping[str, str] = {
 }
 """Meanings of the attributes of a resource, in the order of `resource`."""
 
-EXTRA: Mapping[str, str] = {
+EXTRA_ATTRIBUTES: Mapping[str, str] = {
     RUN: "on the span of a run: the content of its `run.json`, as text",
     LOOP: "on a span of kind `loop`: how long steps took that ran then, recorded or not; rows of the table `loop`",
     "error.type": "class of the exception with which the span ended",
     "code.function.name": "on module calls: the function that ran",
-    OWN + ROOT: "on module calls, if the program calls several models: which of them, but for the first",
+    PREFIX + ROOT: "on module calls, if the program calls several models: which of them, but for the first",
     "gen_ai.*": "on the forward pass of a language model: operation, model, input tokens",
     "xsp.collective.*": "on collectives: communicator, sequence number, name, and the id that all ranks share",
     "xsp.sample": "on a request's model span: the share of requests that is sampled",
     "xsp.left_out": "on a request's model span: why its layers and kernels are not there",
-    OWN + "*": "keys of the column `attributes` that have no dot in them",
+    PREFIX + "*": "keys of the column `attributes` that have no dot in them",
     "xsp.fold.count": "on a folded span: the number of spans that it represents; 0 on the root of a detail trace",
     "xsp.fold.sum_ns": "sum of their durations; `min_ns`, `median_ns` and `max_ns` likewise",
     "xsp.fold.errors": "how many of them failed, if any",
@@ -146,12 +146,12 @@ def flat(attributes: str | None) -> dict[str, Any]:
     if attributes is None:
         return {}
     fields = json.loads(attributes)
-    return {key if "." in key else OWN + key: value for key, value in fields.items()}
+    return {key if "." in key else PREFIX + key: value for key, value in fields.items()}
 
 
 def nested(attributes: Mapping[str, Any]) -> str | None:
     """Return single attributes as the JSON of the column `attributes`; None if there are none."""
-    return json.dumps({key.removeprefix(OWN): value for key, value in attributes.items()}) if attributes else None
+    return json.dumps({key.removeprefix(PREFIX): value for key, value in attributes.items()}) if attributes else None
 
 
 def run_span_name(run: Run) -> str:

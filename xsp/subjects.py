@@ -5,14 +5,14 @@ same. So a module or an optimizer is identified by its form: its class, the clas
 of torch's own modules, the shapes of parameters. If a program uses several objects of one form side by side, each has
 its own number; one of them is replaced if
 
-- it has been deleted, and a new object of its form is met, or
-- it was met `REPLACED` steps ago or more, takes no part in the open step, and a new object of its form is met in
-  training: the model of the next fold, while the models of earlier folds are kept.
+- it has been deleted, and a new object of its form appears, or
+- it was registered `REPLACEABLE_AFTER` steps ago or more, takes no part in the open step, and a new object of its form
+  appears in training: the model of the next fold, while the models of earlier folds are kept.
 
 If an object that was replaced in the second way is used again in a step with its successor, the successor gets a number
 of its own.
 
-The layout of a module's input is stored under its number: which dimension counts samples, if the class tells it.
+The layout of a module's input is stored under its number: which dimension counts samples, if the class determines it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from collections.abc import Hashable, MutableSequence, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-REPLACED = 8
-"""Steps after which a living object may be replaced. Objects that take turns are all met within the first few steps."""
+REPLACEABLE_AFTER = 8
+"""Steps after which a living object may be replaced. Objects that alternate all appear within the first few steps."""
 
 _RESERVED = 2
 """Numbers with another meaning in an outline, see `xsp.collector.Token`."""
@@ -37,7 +37,7 @@ _SCALARS = (bool, int, float, str, type(None))
 _WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
 """Classes that pass their input on to the module in this attribute."""
 
-_KEEP_LAYOUT = ("Identity", "Linear", "LayerNorm", "Dropout", "ReLU", "GELU", "SiLU", "Tanh", "Sigmoid")
+_LAYOUT_PRESERVING = ("Identity", "Linear", "LayerNorm", "Dropout", "ReLU", "GELU", "SiLU", "Tanh", "Sigmoid")
 """Classes of `torch.nn` (beginnings of names) whose output has the dimensions of the input in the same order."""
 
 
@@ -51,7 +51,7 @@ class Layout(NamedTuple):
     """The dimension that counts samples."""
 
     is_sure: bool = True
-    """Whether the class tells the layout; else a module inside does, and the program may transpose its input first."""
+    """Whether the class determines the layout; else a module inside does, and the program may transpose its input."""
 
     def samples(self, shape: Sequence[int]) -> int:
         """Return the number of samples in an input of this shape; the first dimension if it does not fit the layout."""
@@ -59,7 +59,7 @@ class Layout(NamedTuple):
             return shape[self.axis]
         return 1 if len(shape) == self.dimensions - 1 and self.is_sure else shape[0]
 
-    def tells(self, shape: Sequence[int]) -> bool:
+    def is_known(self, shape: Sequence[int]) -> bool:
         """Return whether the number of samples in such an input is known, and not guessed."""
         return self.is_sure or (self.axis == 0 and len(shape) == self.dimensions)
 
@@ -67,20 +67,20 @@ class Layout(NamedTuple):
 class _Role:
     """A number, and the objects that have it."""
 
-    def __init__(self, number: int, alike: list[_Role]) -> None:
+    def __init__(self, number: int, siblings: list[_Role]) -> None:
         self.number = number
-        self.alike = alike
+        self.siblings = siblings
         """All roles of this form, including this one."""
 
-        alike.append(self)
+        siblings.append(self)
         self.holders: set[int] = set()
         """`id` of the living objects that have the number."""
 
         self.retired: set[int] = set()
         """`id` of the objects that were replaced while they were alive, and have not been used since."""
 
-        self.since = 0
-        """The step in which the last holder was met."""
+        self.last_step = 0
+        """The step in which the last holder was registered."""
 
 
 class Subjects:
@@ -105,7 +105,7 @@ class Subjects:
         self._next = itertools.count(_RESERVED)
         self._lock = threading.RLock()
 
-    def meet(self, subject: Any, trains: bool, outline: MutableSequence[tuple[Any, ...]]) -> int:
+    def register(self, subject: Any, trains: bool, outline: MutableSequence[tuple[Any, ...]]) -> int:
         """Return the number of a module or an optimizer that is not in `numbers`, and put it there.
 
         Args:
@@ -117,11 +117,11 @@ class Subjects:
         object_id = id(subject)
         with self._lock:
             form = self._form(subject)
-            # an object met in training never takes the number of a copy that is not trained: an average, the best epoch
+            # an object registered in training never takes the number of an untrained copy: an average, the best epoch
             roles = self._roles.setdefault((form, trains or form[1] is None), [])
             role = self._role_of.get(object_id)
             if role is not None:
-                self._comes_back(role, object_id, outline)
+                self._restore(role, object_id, outline)
             else:
                 role = self._role(roles, trains, outline, shared=form[1] is None)
                 self._watch(subject, role)
@@ -133,7 +133,7 @@ class Subjects:
     def of(self, subject: object) -> int:
         """Return the number of a known module or optimizer; of an unknown one, an `id`."""
         number = self.numbers.get(id(subject))
-        return number if number is not None else id(type(subject) if holds_nothing(subject) else subject)
+        return number if number is not None else id(type(subject) if is_empty_module(subject) else subject)
 
     def _role(self, roles: list[_Role], trains: bool, outline: MutableSequence[tuple[Any, ...]], shared: bool) -> _Role:
         """Return the role for a new object: a free one, one that it takes over, or a new one."""
@@ -141,11 +141,11 @@ class Subjects:
             return roles[0]
         role = next((candidate for candidate in roles if not candidate.holders - candidate.retired), None)
         if role is None and trains:
-            busy = {word[1] for word in outline if len(word) > 2}
+            used_numbers = {word[1] for word in outline if len(word) > 2}
             replaceable = (
                 candidate
                 for candidate in roles
-                if candidate.since + REPLACED <= self.step and candidate.number not in busy
+                if candidate.last_step + REPLACEABLE_AFTER <= self.step and candidate.number not in used_numbers
             )
             role = next(replaceable, None)
             if role is not None:
@@ -154,17 +154,17 @@ class Subjects:
                     self.numbers.pop(holder, None)
         if role is None:
             role = _Role(next(self._next), roles)
-        role.since = self.step
+        role.last_step = self.step
         return role
 
-    def _comes_back(self, role: _Role, object_id: int, outline: MutableSequence[tuple[Any, ...]]) -> None:
+    def _restore(self, role: _Role, object_id: int, outline: MutableSequence[tuple[Any, ...]]) -> None:
         """Restore a replaced object that is used again; its successor gets a new number if this step uses it too."""
         role.retired.discard(object_id)
         positions = [position for position, word in enumerate(outline) if len(word) > 2 and word[1] == role.number]
         if not positions:
             return
-        successor = _Role(next(self._next), role.alike)
-        successor.since = self.step
+        successor = _Role(next(self._next), role.siblings)
+        successor.last_step = self.step
         successor.holders = {holder for holder in role.holders if self.numbers.get(holder) == role.number}
         role.holders -= successor.holders
         self._role_of.update(dict.fromkeys(successor.holders, successor))
@@ -194,7 +194,7 @@ class Subjects:
                 return type(subject), hash(
                     (owner, tuple(len(group["params"]) for group in groups), _shapes(parameters))
                 )
-            if holds_nothing(subject):
+            if is_empty_module(subject):
                 return type(subject), None
             modules = tuple((type(module), _settings(module)) for module in subject.modules())
             parameters = list(subject.parameters())
@@ -210,11 +210,11 @@ class Subjects:
         role.holders.add(object_id)
         self._role_of[object_id] = role
         try:
-            self._references[object_id] = weakref.ref(subject, partial(self._gone, object_id))
+            self._references[object_id] = weakref.ref(subject, partial(self._forget, object_id))
         except TypeError:  # without weak references, the object counts as alive for ever
             return
 
-    def _gone(self, object_id: int, _: object) -> None:
+    def _forget(self, object_id: int, _: object) -> None:
         """Forget a deleted object. The garbage collector may call this anywhere, so it takes no lock."""
         self._references.pop(object_id, None)
         self.numbers.pop(object_id, None)
@@ -226,7 +226,7 @@ class Subjects:
             role.retired.discard(object_id)
 
 
-def holds_nothing(module: object) -> bool:
+def is_empty_module(module: object) -> bool:
     """Return whether a module has neither parameters nor modules inside, such as a loss.
 
     Many programs create such a module for each step, which does not change the kind of step: its class identifies it.
@@ -244,9 +244,9 @@ def layout_of(module: Any) -> Layout | None:
 
 def _layout(module: Any) -> Layout | None:
     names = [base.__name__ for base in type(module).__mro__ if base.__module__.startswith("torch.")]
-    inner = next((_WRAPPERS[name] for name in names if name in _WRAPPERS), None)
-    if inner is not None:
-        return _layout(getattr(module, inner))
+    wrapped_attribute = next((_WRAPPERS[name] for name in names if name in _WRAPPERS), None)
+    if wrapped_attribute is not None:
+        return _layout(getattr(module, wrapped_attribute))
     own_layout = _own_layout(module, names)
     if own_layout is not None:
         return own_layout
@@ -254,14 +254,14 @@ def _layout(module: Any) -> Layout | None:
     if "Sequential" in names:
         for child in children:
             child_layout = _layout(child)
-            if child_layout is not None or not type(child).__name__.startswith(_KEEP_LAYOUT):
+            if child_layout is not None or not type(child).__name__.startswith(_LAYOUT_PRESERVING):
                 return child_layout
         return None
     layouts = [_own_layout(child, [base.__name__ for base in type(child).__mro__]) for child in children]
     time_first = [layout for layout in layouts if layout is not None and layout.axis == 1]
     if time_first and not any(layout is not None and layout.dimensions == 3 and layout.axis == 0 for layout in layouts):
-        embeds = any(type(child).__name__ == "Embedding" for child in children)
-        return Layout(3 - embeds, 1, is_sure=False)
+        has_embedding = any(type(child).__name__ == "Embedding" for child in children)
+        return Layout(3 - has_embedding, 1, is_sure=False)
     first_module = next((submodule for submodule in module.modules() if submodule._parameters), None)
     image_layout = _own_layout(first_module, [base.__name__ for base in type(first_module).__mro__])
     return image_layout._replace(is_sure=False) if image_layout is not None and image_layout.dimensions > 3 else None
@@ -292,9 +292,9 @@ def _settings(module: Any) -> tuple[Hashable, ...]:
     return tuple(
         (name, value)
         for name, value in vars(module).items()
-        if name != "training" and (isinstance(value, _SCALARS) or _is_of_scalars(value))
+        if name != "training" and (isinstance(value, _SCALARS) or _is_scalar_tuple(value))
     )
 
 
-def _is_of_scalars(value: object) -> bool:
+def _is_scalar_tuple(value: object) -> bool:
     return isinstance(value, tuple) and all(isinstance(element, _SCALARS) for element in value)

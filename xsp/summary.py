@@ -22,7 +22,7 @@ TRIM = 0.2
 
 CONFIDENCE = 0.95
 RESAMPLES = 400
-MANY = 100
+MIN_NORMAL_VALUES = 100
 
 
 class Interval(NamedTuple):
@@ -72,19 +72,19 @@ def percentile(values: Sequence[float], share: float, weights: Sequence[int] | N
         return _weighted_percentile(values, share, weights)
     ordered = sorted(values)
     position = share * (len(ordered) - 1)
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+    lower = math.floor(position)
+    upper = min(lower + 1, len(ordered) - 1)
+    return ordered[lower] + (position - lower) * (ordered[upper] - ordered[lower])
 
 
 def _weighted_percentile(values: Sequence[float], share: float, weights: Sequence[int]) -> float:
     """Return the percentile of values of which each is repeated as often as its weight says."""
     ordered = sorted(zip(values, weights, strict=True))
-    ends = list(itertools.accumulate(weight for _, weight in ordered))
-    position = share * (ends[-1] - 1)
-    below = math.floor(position)
-    low, high = (ordered[bisect_right(ends, rank)][0] for rank in (below, min(below + 1, ends[-1] - 1)))
-    return low + (position - below) * (high - low)
+    cumulative = list(itertools.accumulate(weight for _, weight in ordered))
+    position = share * (cumulative[-1] - 1)
+    lower = math.floor(position)
+    low, high = (ordered[bisect_right(cumulative, rank)][0] for rank in (lower, min(lower + 1, cumulative[-1] - 1)))
+    return low + (position - lower) * (high - low)
 
 
 def of_equal_weight(values: Sequence[float], weights: Sequence[int]) -> list[float]:
@@ -115,7 +115,7 @@ def interval(values: Sequence[float]) -> Interval | None:
     """Return the 95 % percentile-bootstrap interval of the trimmed mean.
 
     The resampling depends only on the number of values, so equal inputs give equal intervals. From
-    `MANY` values on the interval is the normal approximation with the winsorised variance (Tukey and
+    `MIN_NORMAL_VALUES` values on the interval is the normal approximation with the winsorised variance (Tukey and
     McLaughlin 1963), with which the bootstrap agrees there.
 
     Returns:
@@ -124,27 +124,27 @@ def interval(values: Sequence[float]) -> Interval | None:
     if len(values) < 3:
         return None
     ordered = sorted(values)
-    if len(ordered) >= MANY:
-        return _normal(ordered)
+    if len(ordered) >= MIN_NORMAL_VALUES:
+        return _normal_interval(ordered)
     weighted = _resampling(len(ordered)) * [[value] for value in ordered]
-    return _central(weighted.sum(axis=0).tolist())  # row by row: bit-identical to a sum in Python
+    return _percentile_interval(weighted.sum(axis=0).tolist())  # row by row: bit-identical to a sum in Python
 
 
 BATCHES = 20
-"""Batches of a series, whose means show its drift; fewer if a batch would have less than `OF_A_BATCH` values."""
+"""Batches of a series, whose means show its drift; fewer if a batch would have less than `MIN_BATCH_VALUES` values."""
 
-COARSER = (10, 6)
+COARSE_BATCHES = (10, 6)
 """Numbers of longer batches, which show slower changes; see `drifting_interval`."""
 
-OF_A_BATCH = 3
-TRIM_OF_BATCH = 0.25
+MIN_BATCH_VALUES = 3
+BATCH_TRIM = 0.25
 """Share trimmed at each end of a batch: one value of four, so that one long step does not look like a drift."""
 
-LEAST_BATCHES = 6
-OF_FEW, LEAST_OF_FEW = 2, 4
+MIN_BATCHES = 6
+SHORT_BATCH_VALUES, MIN_SHORT_BATCHES = 2, 4
 """Values per batch and least number of batches for series that are too short for the constants above."""
 
-TELLS_RANGE = 6
+MIN_RANGE_VALUES = 6
 """From this many values on, the median lies between the least and the greatest one in 97 % of cases (sign test)."""
 
 
@@ -155,48 +155,48 @@ def drifting_interval(values: Sequence[float]) -> Interval | None:
     into batches, and the width of the interval comes from their trimmed means, in two parts:
 
     - How well the mean of this series is known: batch means, with Student's quantile. The length of the correlation is
-      unknown, so the series is cut into `BATCHES` and into `COARSER` batches, and the widest result counts.
+      unknown, so the series is cut into `BATCHES` and into `COARSE_BATCHES` batches, and the widest result counts.
     - How far the level wanders: the variance of the means of the longest batches in excess of that of independent
       values (the variance between groups of DerSimonian and Laird 1986). It does not shrink with the length of a series
       with flicker noise, such as that of clocks and machines (Allan 1966), and the program at another time is off
       by as much. So it is not divided by the number of batches.
 
-    The interval is never narrower than `interval`. From `TELLS_RANGE` values on it is cut to the range of the values.
+    The interval is never narrower than `interval`. From `MIN_RANGE_VALUES` values on it is cut to their range.
 
     Returns:
         None for fewer than three values.
     """
-    independent, cuts = interval(values), _cuts(len(values))
-    if independent is None or not cuts:
+    independent, batch_counts = interval(values), _batch_counts(len(values))
+    if independent is None or not batch_counts:
         return independent
-    variances = {batches: statistics.variance(_batch_means(values, batches)) for batches in cuts}
-    of_mean = max(_student(batches - 1) ** 2 * variance / batches for batches, variance in variances.items())
-    coarsest, normal = min(cuts), statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    of_independent = coarsest * ((independent.hi - independent.lo) / (2 * normal)) ** 2
-    of_level = normal**2 * max(0.0, variances[coarsest] - of_independent)
-    middle, width = trimmed_mean(values), math.sqrt(of_mean + of_level)
-    return _within(values, Interval(min(independent.lo, middle - width), max(independent.hi, middle + width)))
+    variances = {batches: statistics.variance(_batch_means(values, batches)) for batches in batch_counts}
+    squared_mean_width = max(_student(batches - 1) ** 2 * variance / batches for batches, variance in variances.items())
+    coarsest, normal = min(batch_counts), statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    independent_variance = coarsest * ((independent.hi - independent.lo) / (2 * normal)) ** 2
+    squared_level_width = normal**2 * max(0.0, variances[coarsest] - independent_variance)
+    middle, width = trimmed_mean(values), math.sqrt(squared_mean_width + squared_level_width)
+    return _clipped(values, Interval(min(independent.lo, middle - width), max(independent.hi, middle + width)))
 
 
-def _cuts(count: int) -> set[int]:
+def _batch_counts(count: int) -> set[int]:
     """Return the numbers of batches into which so many values are cut; empty for too few values."""
-    most = min(BATCHES, count // OF_A_BATCH)
-    if most >= LEAST_BATCHES:
-        return {most, *(batches for batches in COARSER if batches < most)}
-    few = min(LEAST_BATCHES, count // OF_FEW)
-    return {few} if few >= LEAST_OF_FEW else set()
+    full_batches = min(BATCHES, count // MIN_BATCH_VALUES)
+    if full_batches >= MIN_BATCHES:
+        return {full_batches, *(batches for batches in COARSE_BATCHES if batches < full_batches)}
+    short_batches = min(MIN_BATCHES, count // SHORT_BATCH_VALUES)
+    return {short_batches} if short_batches >= MIN_SHORT_BATCHES else set()
 
 
 def _batch_means(values: Sequence[float], batches: int) -> list[float]:
     bounds = [len(values) * index // batches for index in range(batches + 1)]
-    return [trimmed_mean(values[low:high], TRIM_OF_BATCH) for low, high in itertools.pairwise(bounds)]
+    return [trimmed_mean(values[low:high], BATCH_TRIM) for low, high in itertools.pairwise(bounds)]
 
 
-def _within(values: Sequence[float], ends: Interval) -> Interval:
+def _clipped(values: Sequence[float], bounds: Interval) -> Interval:
     """Return an interval cut to the range of the values, if there are enough of them."""
-    if len(values) < TELLS_RANGE:
-        return ends
-    return Interval(max(ends.lo, min(values)), min(ends.hi, max(values)))
+    if len(values) < MIN_RANGE_VALUES:
+        return bounds
+    return Interval(max(bounds.lo, min(values)), min(bounds.hi, max(values)))
 
 
 def mean_interval(values: Sequence[float], weights: Sequence[int] | None = None) -> Interval | None:
@@ -225,7 +225,7 @@ def mean_interval(values: Sequence[float], weights: Sequence[int] | None = None)
         return Interval(min(values), max(values))
     spread = math.fsum((weight * (mean - middle)) ** 2 for mean, weight in parts)
     width = _student(max(1.0, count - 1)) * math.sqrt(spread * count / (count - 1)) / total
-    return _within(values, Interval(middle - width, middle + width))
+    return _clipped(values, Interval(middle - width, middle + width))
 
 
 def product_interval(*factors: tuple[float, Interval]) -> Interval:
@@ -237,9 +237,9 @@ def product_interval(*factors: tuple[float, Interval]) -> Interval:
         factors: each value with its interval.
     """
     value = math.prod(middle for middle, _ in factors)
-    below = math.hypot(*(max(0.0, middle - ends.lo) / middle for middle, ends in factors))
-    above = math.hypot(*(max(0.0, ends.hi - middle) / middle for middle, ends in factors))
-    return Interval(value * max(0.0, 1 - below), value * (1 + above))
+    relative_low = math.hypot(*(max(0.0, middle - bounds.lo) / middle for middle, bounds in factors))
+    relative_high = math.hypot(*(max(0.0, bounds.hi - middle) / middle for middle, bounds in factors))
+    return Interval(value * max(0.0, 1 - relative_low), value * (1 + relative_high))
 
 
 def _batches(parts: Sequence[tuple[float, int]], total: int) -> list[tuple[float, int]]:
@@ -264,7 +264,7 @@ def _student(freedom: float) -> float:
     )
 
 
-def _normal(ordered: Sequence[float]) -> Interval:
+def _normal_interval(ordered: Sequence[float]) -> Interval:
     n, inner = len(ordered), kept_indices(len(ordered))
     low, high = ordered[inner[0]], ordered[inner[-1]]
     winsorised = [min(max(value, low), high) for value in ordered]
@@ -273,7 +273,7 @@ def _normal(ordered: Sequence[float]) -> Interval:
     return Interval(middle - width, middle + width)
 
 
-def _central(draws: list[float]) -> Interval:
+def _percentile_interval(draws: list[float]) -> Interval:
     tail = (1 - CONFIDENCE) / 2
     return Interval(percentile(draws, tail), percentile(draws, 1 - tail))
 

@@ -19,7 +19,7 @@ from xsp.schema import COLUMNS, Column, Span
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_PATTERN = re.compile(r"[*?\[]")
+_GLOB = re.compile(r"[*?\[]")
 _FORMULA = r"^[=+@\-\t\r]"
 _NUMBER = r"[+-]?[0-9.]+(e[+-]?[0-9]+)?"
 
@@ -39,7 +39,7 @@ def connect() -> duckdb.DuckDBPyConnection:
     return con
 
 
-def spilling(folder: Path, memory: str) -> duckdb.DuckDBPyConnection:
+def connect_spilling(folder: Path, memory: str) -> duckdb.DuckDBPyConnection:
     """Return an engine as `connect` does, which spills to a folder beyond this much memory (`1GB`)."""
     con = connect()
     con.execute(f"SET memory_limit = '{memory}'; SET temp_directory = {path_literal(folder / 'spill')}")
@@ -87,14 +87,14 @@ def insert(
         return
     con.register("rows_as_arrays", arrays)  # by name: through a session of Spark the engine does not see this variable
     try:
-        with _objects_are_text(con):
+        with _read_objects_as_text(con):
             names, selected = ", ".join(expressions), ", ".join(expressions.values())
             con.execute(f"INSERT INTO {name} ({names}) SELECT {selected} FROM rows_as_arrays")
     finally:
         con.unregister("rows_as_arrays")
 
 
-def storing() -> duckdb.DuckDBPyConnection:
+def connect_storing() -> duckdb.DuckDBPyConnection:
     """Return an engine for `write_columns`, like `connect`: it has one thread, and reads arrays of objects as text."""
     con = connect()
     con.execute("SET threads = 1")
@@ -108,7 +108,7 @@ def write_columns(columns: Sequence[Sequence[Any]], path: Path, con: duckdb.Duck
     Args:
         columns: the values of each of `COLUMNS`.
         path: path of the file.
-        con: an engine from `storing`.
+        con: an engine from `connect_storing`.
     """
     try:
         arrays, expressions = _arrays(COLUMNS, columns)  # noqa: RUF059  (the query below reads the arrays)
@@ -119,8 +119,8 @@ def write_columns(columns: Sequence[Sequence[Any]], path: Path, con: duckdb.Duck
         return
     selected = (f"{expressions.get(column.name, f'NULL::{column.type}')} AS {column.name}" for column in COLUMNS)
     options = _FORMAT if len(columns[0]) > MANY_ROWS else _SHORT_FORMAT
-    with atomic.replacing(path) as beside:
-        con.execute(f"COPY (SELECT {', '.join(selected)} FROM arrays) TO {path_literal(beside)} {options}")
+    with atomic.replacing(path) as temporary:
+        con.execute(f"COPY (SELECT {', '.join(selected)} FROM arrays) TO {path_literal(temporary)} {options}")
 
 
 _CODES = {"BIGINT": "q", "BOOLEAN": "b", "DOUBLE": "d", "INTEGER": "i", "SMALLINT": "h"}
@@ -169,7 +169,7 @@ def _arrays(
 
 
 @contextlib.contextmanager
-def _objects_are_text(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
+def _read_objects_as_text(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
     """Make the engine read arrays of objects as text, without inspecting a sample, which may be all None."""
     ((previous,),) = con.execute("SELECT current_setting('pandas_analyze_sample')").fetchall()
     con.execute("SET pandas_analyze_sample = 0")
@@ -186,8 +186,8 @@ def text(value: Any) -> Any:
 
 def write_parquet(con: duckdb.DuckDBPyConnection, name: str, path: Path) -> None:
     """Write a table atomically to a Parquet file."""
-    with atomic.replacing(path) as beside:
-        con.execute(f"COPY {name} TO {path_literal(beside)} {_FORMAT}")
+    with atomic.replacing(path) as temporary:
+        con.execute(f"COPY {name} TO {path_literal(temporary)} {_FORMAT}")
 
 
 _FORMAT = "(FORMAT parquet, COMPRESSION zstd)"
@@ -213,7 +213,7 @@ def path_literal(path: Path) -> str:
 
 
 _DESCRIPTORS = Path("/proc/self/fd")
-_opened: dict[tuple[int, int], int] = {}
+_open_descriptors: dict[tuple[int, int], int] = {}
 """Descriptors of files and folders, by device and inode. They stay open because views read files at any later time."""
 
 
@@ -225,9 +225,9 @@ def _by_descriptor(path: Path) -> str:
         target, name = path, ""
     try:
         status = os.stat(target)
-        descriptor = _opened.get((status.st_dev, status.st_ino))
+        descriptor = _open_descriptors.get((status.st_dev, status.st_ino))
         if descriptor is None or not _is_same_file(descriptor, status):
-            descriptor = _opened[status.st_dev, status.st_ino] = os.open(target, os.O_RDONLY)
+            descriptor = _open_descriptors[status.st_dev, status.st_ino] = os.open(target, os.O_RDONLY)
         link = _DESCRIPTORS / str(descriptor)
         link.stat()
     except OSError as error:
@@ -255,7 +255,7 @@ def quoted(name: str) -> str:
 
 
 def check_parquet(
-    con: duckdb.DuckDBPyConnection, path: Path, columns: Sequence[Column], whole: bool = False
+    con: duckdb.DuckDBPyConnection, path: Path, columns: Sequence[Column], is_intact: bool = False
 ) -> list[str]:
     """Return the names of the columns that a Parquet file holds.
 
@@ -270,7 +270,7 @@ def check_parquet(
     """
     try:
         types = {row[0]: row[1] for row in con.execute(f"DESCRIBE SELECT * FROM {parquet(path)}").fetchall()}
-        if not whole:
+        if not is_intact:
             con.execute(f"SELECT count(*) FROM {parquet(path)} WHERE {_touch(types)}").fetchall()
     except duckdb.Error as error:
         reason = str(error).splitlines()[0]
@@ -288,7 +288,7 @@ def _touch(columns: Iterable[str]) -> str:
     return "hash(" + ", ".join(map(quoted, columns)) + ") IS NOT NULL"
 
 
-def are_whole_and_alike(con: duckdb.DuckDBPyConnection, files: Sequence[Path], unread: Sequence[Path]) -> bool:
+def are_intact_and_uniform(con: duckdb.DuckDBPyConnection, files: Sequence[Path], unchecked: Sequence[Path]) -> bool:
     """Return whether Parquet files have the same columns and none is damaged; one query checks all of them.
 
     Args:
@@ -299,11 +299,11 @@ def are_whole_and_alike(con: duckdb.DuckDBPyConnection, files: Sequence[Path], u
     fields = "(name, type, converted_type, logical_type)"
     try:
         ((layouts,),) = con.execute(
-            f"SELECT count(DISTINCT held) FROM (SELECT list({fields} ORDER BY name) AS held "
+            f"SELECT count(DISTINCT layout) FROM (SELECT list({fields} ORDER BY name) AS layout "
             f"FROM parquet_schema({_names(files)}) GROUP BY file_name)"
         ).fetchall()
-        if layouts == 1 and unread:
-            source = parquet(unread, alike=True)
+        if layouts == 1 and unchecked:
+            source = parquet(unchecked, same_columns=True)
             names = [row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()]
             con.execute(f"SELECT count(*) FROM {source} WHERE {_touch(names)}").fetchall()
     except duckdb.Error:
@@ -311,7 +311,7 @@ def are_whole_and_alike(con: duckdb.DuckDBPyConnection, files: Sequence[Path], u
     return bool(layouts == 1)
 
 
-def parquet(path: Path | Sequence[Path], alike: bool = False) -> str:
+def parquet(path: Path | Sequence[Path], same_columns: bool = False) -> str:
     """Return the SQL that reads these Parquet files and no others, whatever the names of the files and folders are.
 
     The engine expands `*`, `?` and `[` in a name to other files, and takes a folder `name=x` for a column.
@@ -321,23 +321,25 @@ def parquet(path: Path | Sequence[Path], alike: bool = False) -> str:
         alike: whether they have the same columns. Else the engine opens each file before it reads the first one, and
             keeps its metadata, which for thousands of files takes most of the time and of the memory.
     """
-    by_name = "" if alike else "union_by_name = true, "
+    by_name = "" if same_columns else "union_by_name = true, "
     return f"read_parquet({_names([path] if isinstance(path, Path) else path)}, {by_name}hive_partitioning = false)"
 
 
 def _names(files: Sequence[Path]) -> str:
-    names = (_PATTERN.sub(r"[\g<0>]", path_literal(file)) for file in files)
+    names = (_GLOB.sub(r"[\g<0>]", path_literal(file)) for file in files)
     return f"[{', '.join(names)}]"
 
 
-def select_list(columns: Sequence[Column], held: Collection[str]) -> str:
+def select_list(columns: Sequence[Column], file_columns: Collection[str]) -> str:
     """Return the SQL of all columns of a file; columns that an older xsp did not write hold their default.
 
     Args:
         columns: the columns, in their order.
         held: names of the columns in the file.
     """
-    return ", ".join(c.name if c.name in held else f"CAST({_default(c)} AS {c.type}) AS {c.name}" for c in columns)
+    return ", ".join(
+        c.name if c.name in file_columns else f"CAST({_default(c)} AS {c.type}) AS {c.name}" for c in columns
+    )
 
 
 def _default(column: Column) -> str:
@@ -365,8 +367,8 @@ def write(con: duckdb.DuckDBPyConnection, relation: duckdb.DuckDBPyRelation, pat
         options += ", COMPRESSION gzip"
     try:
         query = _without_formulas(relation) if form == "csv" else relation.sql_query()
-        with atomic.replacing(path, flush=False) as beside:
-            con.execute(f"COPY ({query}) TO {path_literal(beside)} ({options})")
+        with atomic.replacing(path, flush=False) as temporary:
+            con.execute(f"COPY ({query}) TO {path_literal(temporary)} ({options})")
     except (duckdb.IOException, OSError) as error:
         raise OutputError(f"{path}: cannot be written ({str(error).splitlines()[0]})") from error
 

@@ -66,11 +66,11 @@ def spans(text: str, **columns: Any) -> list[Span]:
     """
     rows = []
     for line in filter(str.strip, text.splitlines()):
-        kind, name, times, *stated = line.split()
+        kind, name, times, *assignments = line.split()
         start, end = (round(float(time) * 1000) for time in times.split("-"))
         level = LEVELS[Kind(kind)]
         values = {"level": level, "process": 1, "thread": 1, **_NO_THREAD.get(level, {}), **columns}
-        values |= {column: _value(value) for column, value in (assignment.split("=", 1) for assignment in stated)}
+        values |= {column: _value(value) for column, value in (assignment.split("=", 1) for assignment in assignments)}
         rows.append(Span(kind=kind, name=name, start_ns=start, dur_ns=end - start)._replace(**values))
     return rows
 
@@ -119,16 +119,16 @@ def trace_of(rows: Iterable[Span], run: Mapping[str, Any] | None = None) -> Trac
             "rung": max(int(row.level) for row in step),
             "timed": True,
         }
-        table.insert(con, "spans", correlate(_filled(row, common) for row in step))
+        table.insert(con, "spans", correlate(_with_defaults(row, common) for row in step))
     return true_trace(con, run or {})
 
 
-def _filled(row: Span, columns: dict[str, Any]) -> Span:
+def _with_defaults(row: Span, columns: dict[str, Any]) -> Span:
     missing: dict[str, Any] = {name: value for name, value in columns.items() if getattr(row, name) is None}
     return row._replace(**missing)
 
 
-_IN_LOOP = {"rank": 0, "steps": 1, "kind": 0, "rung": int(Level.APPLICATION), "steady": True, "start_ns": 0,
+_LOOP_DEFAULTS = {"rank": 0, "steps": 1, "kind": 0, "rung": int(Level.APPLICATION), "steady": True, "start_ns": 0,
             "before_ns": 0.0, "data_ns": 0.0, "own_ns": 0.0, "status": "ok"}  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def with_loop(trace: Trace, rows: Iterable[dict[str, Any]], kind: int | None = N
     from xsp.store.merge import true_trace
 
     table.create(trace.con, "loop", LOOP_COLUMNS)
-    full_rows = [{**_IN_LOOP, **row} for row in rows]
+    full_rows = [{**_LOOP_DEFAULTS, **row} for row in rows]
     values = [[row.get(column.name) for column in LOOP_COLUMNS] for row in full_rows]
     table.insert(trace.con, "loop", values, LOOP_COLUMNS)
     trace.con.execute("DROP TABLE IF EXISTS merged")
@@ -177,9 +177,9 @@ def check_collector(
     assert collector.name, "a collector has a name"
     assert collector.levels, "a collector has levels"
     now = time.time_ns if collector.epoch else clock
-    before = installed()
+    before = process_state()
     cycles = [_cycle(collector, work, rung or Level(max(collector.levels)), between_steps, now) for _ in range(2)]
-    after = installed()
+    after = process_state()
     assert after == before, f"left behind: {sorted(k for k in before | after if before.get(k) != after.get(k))}"
     return cycles[0]
 
@@ -187,7 +187,7 @@ def check_collector(
 def _cycle(
     collector: Collector, work: Callable[[], object], rung: Level, between_steps: bool, now: Callable[[], int]
 ) -> list[Span]:
-    first: list[Span] = []
+    first_spans: list[Span] = []
     begin = now()
     collector.open()
     try:
@@ -199,10 +199,10 @@ def _cycle(
             collector.settle()
             collector.stop()
             end = now()
-            recorded = list(collector.spans())
-            _check_spans(collector, recorded, begin - 1_000, end + 1_000)
+            step_spans = list(collector.spans())
+            _check_spans(collector, step_spans, begin - 1_000, end + 1_000)
             assert not list(collector.spans()), "spans() does not forget what it returned"
-            first, begin = first or recorded, end
+            first_spans, begin = first_spans or step_spans, end
             if not between_steps:
                 work()
                 assert not list(collector.spans()), "spans of what ran between steps"
@@ -210,13 +210,13 @@ def _cycle(
         collector.close()
     work()
     assert not list(collector.spans()), "spans of what ran after close"
-    return first
+    return first_spans
 
 
-def _check_spans(collector: Collector, recorded: list[Span], start: int, end: int) -> None:
-    assert recorded, "the work made no spans"
+def _check_spans(collector: Collector, step_spans: list[Span], start: int, end: int) -> None:
+    assert step_spans, "the work made no spans"
     kinds = {kind.value for kind in Kind}
-    for span in recorded:
+    for span in step_spans:
         assert start <= span.start_ns <= span.end_ns <= end, f"outside its step: {span}"
         assert span.level in collector.levels, f"not of its levels: {span}"
         assert span.kind in kinds, f"of no kind: {span}"
@@ -224,7 +224,7 @@ def _check_spans(collector: Collector, recorded: list[Span], start: int, end: in
         assert span.name, f"without a name: {span}"
 
 
-def installed() -> dict[str, object]:
+def process_state() -> dict[str, object]:
     """Return the state of the process that collectors change, so that before and after can be compared."""
     state: dict[str, object] = {f"environment {name}": value for name, value in os.environ.items()}
     state["file descriptor 1"] = os.fstat(1)[:3]
@@ -236,7 +236,7 @@ def installed() -> dict[str, object]:
         state["the profiler of torch"] = torch._C._autograd._profiler_enabled()
         for hooks in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):
             state[f"optimizers' {hooks}"] = tuple(getattr(optimizer, hooks))
-    loading: Any = sys.modules.get("torch.utils.data.dataloader")
-    if loading is not None:
-        state["DataLoader's __next__"] = loading._BaseDataLoaderIter.__next__
+    dataloader: Any = sys.modules.get("torch.utils.data.dataloader")
+    if dataloader is not None:
+        state["DataLoader's __next__"] = dataloader._BaseDataLoaderIter.__next__
     return state

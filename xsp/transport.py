@@ -27,7 +27,7 @@ from xsp import processes
 from xsp.errors import XspError
 
 _MARK = b"xsp\x1e"
-_HEAD = struct.Struct("<4sIQI")
+_HEADER = struct.Struct("<4sIQI")
 """Mark, number, length and CRC-32 of a message."""
 
 _CODE = (
@@ -35,7 +35,7 @@ _CODE = (
     "sys.path.insert(0, sys.argv[1]); import importlib; importlib.import_module(sys.argv[2]).main(*sys.argv[3:])"
 )
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # SIGPIPE would kill a program that does not ignore it
-_PIECE = 1 << 16
+_CHUNK_BYTES = 1 << 16
 
 START_S = 60.0
 STUCK_S = 300.0
@@ -45,27 +45,27 @@ END_S = 60.0
 
 
 class SecondProcess:
-    """The first process's end; all its threads may use it. No method raises: `failed` has the reason of a failure."""
+    """The first process's side; all its threads may use it. No method raises: `failure` has the reason."""
 
-    def __init__(self, module: str, *arguments: str, does: str) -> None:
+    def __init__(self, module: str, *arguments: str, purpose: str) -> None:
         """Start a second process, and wait until it is ready.
 
         Args:
             module: a module of xsp whose `main` calls `serve`.
             arguments: arguments of that `main`.
-            does: its purpose, for messages: "the process that …".
+            purpose: what it does, for messages: "the process that …".
         """
-        self.failed: str | None = None
+        self.failure: str | None = None
         """Reason of the last failure."""
 
-        self.gone = False
+        self.is_gone = False
         """Whether the second process no longer answers."""
 
-        self._name = f"the process that {does}"
+        self._name = f"the process that {purpose}"
         self._owner = os.getpid()
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._number = 0
-        self._awaited: dict[int, tuple[Any, str | None] | None] = {0: None}
+        self._answers: dict[int, tuple[Any, str | None] | None] = {0: None}
         """Answers that were not fetched yet, by message number; None if an answer has not arrived."""
 
         self._socket, child_end = socket.socketpair()
@@ -83,9 +83,9 @@ class SecondProcess:
             except OSError as error:
                 self._give_up(f"did not start ({error})")
         self.process: int | None = self.answer(0, START_S)
-        """Id of the second process; None if it did not start, or refused its work (`refused`)."""
+        """Id of the second process; None if it did not start, or refused its work (`is_refused`)."""
 
-        self.refused = self.process is None and not self.gone
+        self.is_refused = self.process is None and not self.is_gone
         if self.process is None:
             self.close(0.0)
 
@@ -102,31 +102,31 @@ class SecondProcess:
         Returns:
             The message number for `is_answered` and `answer`; None if it could not be sent.
         """
-        if not self._is_there:
+        if not self._is_usable:
             return None
         try:
             content = message if isinstance(message, bytes) else marshal.dumps(message)
-            with self._turn:
+            with self._lock:
                 self._number += 1
                 self._socket.settimeout(STUCK_S)
                 self._messages.send(self._number, content)
-                self._awaited[self._number] = None
+                self._answers[self._number] = None
                 return self._number
         except (ValueError, OSError) as error:
-            if processes.raised_by_handler(error):
+            if processes.is_from_signal_handler(error):
                 raise
             if isinstance(error, OSError):
                 self._give_up(f"is gone ({error.strerror or error})")
             else:
-                self.failed = f"a value that is no text and no number ({error})"
+                self.failure = f"a value that is no text and no number ({error})"
         return None
 
     def is_answered(self, number: int) -> bool:
         """Return immediately whether `answer` would return without waiting."""
-        with self._turn:
-            while (waits := self._awaited.get(number) is None and self._is_there) and self._hear(0.0):
+        with self._lock:
+            while (is_waiting := self._answers.get(number) is None and self._is_usable) and self._receive(0.0):
                 pass
-            return not waits or self.gone
+            return not is_waiting or self.is_gone
 
     def answer(self, number: int, patience_s: float | None = None) -> Any | None:
         """Wait for the answer to a message, and return it; None after a failure, or if the second process is gone.
@@ -135,13 +135,13 @@ class SecondProcess:
             number: message number; each answer can be fetched once.
             patience_s: longest wait in seconds, after which the second process counts as gone; None for no limit.
         """
-        with self._turn:
+        with self._lock:
             try:
-                while self._awaited.get(number) is None and self._is_there:
-                    self._hear(patience_s)
+                while self._answers.get(number) is None and self._is_usable:
+                    self._receive(patience_s)
             finally:
-                answer, error = self._awaited.pop(number, None) or (None, None)
-            self.failed = error or self.failed
+                answer, error = self._answers.pop(number, None) or (None, None)
+            self.failure = error or self.failure
             return answer
 
     def close(self, patience_s: float = END_S, kill: bool = False) -> None:
@@ -154,17 +154,17 @@ class SecondProcess:
         try:
             self._socket.shutdown(socket.SHUT_WR)
             self._socket.settimeout(patience_s)
-            while self._socket.recv(_PIECE):
+            while self._socket.recv(_CHUNK_BYTES):
                 pass
         except OSError:  # it has ended already, or takes too long
             if kill:
                 self.kill()
         self._socket.close()
-        self.gone = True
+        self.is_gone = True
 
     def kill(self) -> None:
         """Kill the second process; threads that wait for an answer get none."""
-        if self.process is not None and self._is_there:
+        if self.process is not None and self._is_usable:
             with contextlib.suppress(OSError):
                 os.kill(self.process, signal.SIGKILL)
 
@@ -173,10 +173,10 @@ class SecondProcess:
         self._socket.close()
 
     @property
-    def _is_there(self) -> bool:
-        return not self.gone and os.getpid() == self._owner
+    def _is_usable(self) -> bool:
+        return not self.is_gone and os.getpid() == self._owner
 
-    def _hear(self, patience_s: float | None) -> bool:
+    def _receive(self, patience_s: float | None) -> bool:
         """Store the next answer; return False if none came. Drop answers that nobody awaits because of an interrupt."""
         try:
             self._socket.settimeout(patience_s)
@@ -184,7 +184,7 @@ class SecondProcess:
         except BlockingIOError:
             return False
         except OSError as error:
-            if processes.raised_by_handler(error):
+            if processes.is_from_signal_handler(error):
                 raise
             timed_out = isinstance(error, TimeoutError)
             self._give_up(
@@ -193,21 +193,21 @@ class SecondProcess:
         else:
             if message is None:
                 self._give_up("ended")
-            elif message[0] in self._awaited:
-                self._awaited[message[0]] = marshal.loads(message[1])
-        return not self.gone
+            elif message[0] in self._answers:
+                self._answers[message[0]] = marshal.loads(message[1])
+        return not self.is_gone
 
     def _give_up(self, reason: str) -> None:
-        self.failed, self.gone = f"{self._name} {reason}", True
+        self.failure, self.is_gone = f"{self._name} {reason}", True
 
 
 class _Messages:
     """Numbered messages over a socket, each complete or not at all."""
 
-    def __init__(self, over: socket.socket) -> None:
-        self._socket = over
-        self._heard = bytearray()
-        self._torn, self._is_cut = 0, False
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._buffer = bytearray()
+        self._cut_bytes, self._is_cut = 0, False
 
     def send(self, number: int, content: bytes) -> None:
         """Send a message, after the padding for a message that an interrupt cut off.
@@ -215,12 +215,12 @@ class _Messages:
         Raises:
             OSError: nobody reads the message.
         """
-        message = bytes(self._torn) + _HEAD.pack(_MARK, number, len(content), zlib.crc32(content)) + content
-        self._torn = len(message)  # an interrupt may come anywhere below, and hide how much was sent
-        rest = memoryview(message)
-        while rest:
-            rest = rest[self._socket.send(rest, _NO_SIGNAL) :]
-        self._torn = 0
+        message = bytes(self._cut_bytes) + _HEADER.pack(_MARK, number, len(content), zlib.crc32(content)) + content
+        self._cut_bytes = len(message)  # an interrupt may come anywhere below, and hide how much was sent
+        remaining = memoryview(message)
+        while remaining:
+            remaining = remaining[self._socket.send(remaining, _NO_SIGNAL) :]
+        self._cut_bytes = 0
 
     def receive(self) -> tuple[int, bytes] | None:
         """Return number and content of the next complete message; None at the end, also in the middle of a message.
@@ -228,33 +228,33 @@ class _Messages:
         Raises:
             OSError: from the socket; the received part of a message is kept.
         """
-        while (message := self._whole()) is None:
+        while (message := self._next_message()) is None:
             if self._is_cut:  # an interrupt lost a received piece: the next one does not continue the message
-                self._heard.clear()
+                self._buffer.clear()
             self._is_cut = True
             try:
-                piece = self._socket.recv(_PIECE)
+                chunk = self._socket.recv(_CHUNK_BYTES)
             except OSError as error:
-                self._is_cut = processes.raised_by_handler(error)
+                self._is_cut = processes.is_from_signal_handler(error)
                 raise
-            self._heard += piece
+            self._buffer += chunk
             self._is_cut = False
-            if not piece:
+            if not chunk:
                 return None
         return message
 
-    def _whole(self) -> tuple[int, bytes] | None:
+    def _next_message(self) -> tuple[int, bytes] | None:
         """Remove a complete message from the received bytes and return it; skip the rest of those that were cut off."""
-        buffer = self._heard
+        buffer = self._buffer
         while (start := buffer.find(_MARK)) >= 0:
             del buffer[:start]
-            if len(buffer) < _HEAD.size:
+            if len(buffer) < _HEADER.size:
                 return None
-            _, number, length, checksum = _HEAD.unpack_from(buffer)
-            end = _HEAD.size + length
+            _, number, length, checksum = _HEADER.unpack_from(buffer)
+            end = _HEADER.size + length
             if len(buffer) < end:
                 return None
-            content = bytes(memoryview(buffer)[_HEAD.size : end])
+            content = bytes(memoryview(buffer)[_HEADER.size : end])
             if zlib.crc32(content) == checksum:
                 del buffer[:end]
                 return number, content
@@ -276,24 +276,24 @@ def serve(work: contextlib.AbstractContextManager[Callable[[Any], Any]], home: P
     """
     messages = _Messages(socket.socket(fileno=os.dup(0)))
 
-    def say(number: int, answer: Any, error: str | None = None) -> None:
+    def reply(number: int, answer: Any, error: str | None = None) -> None:
         with contextlib.suppress(OSError):  # nobody listens any more
             messages.send(number, marshal.dumps((answer, error)))
 
     with contextlib.suppress(OSError):  # the program may have closed its stderr
         os.dup2(2, 1)
     try:
-        with work as answer_to, contextlib.suppress(ConnectionError):  # the first process may be killed
-            say(0, os.getpid())
+        with work as handle, contextlib.suppress(ConnectionError):  # the first process may be killed
+            reply(0, os.getpid())
             while (message := messages.receive()) is not None:
                 number, content = message
                 try:
-                    say(number, answer_to(marshal.loads(content)))
+                    reply(number, handle(marshal.loads(content)))
                 except Exception as error:  # whatever it is, the first process must hear of it and go on
                     reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-                    say(number, None, reason if home is None else reason.replace(str(home), home.name))
+                    reply(number, None, reason if home is None else reason.replace(str(home), home.name))
     except XspError as error:
-        say(0, None, str(error))
+        reply(0, None, str(error))
         os._exit(1)
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()

@@ -112,7 +112,7 @@ def _wait_for(running: Sequence[subprocess.Popen[str]], name: str) -> str:
             process.wait()
     names = [f"{name} {rank}" for rank in range(len(running))] if len(running) > 1 else [name]
     failed = [
-        f"{process_name} ended with {processes.ending(code)}"
+        f"{process_name} ended with {processes.exit_description(code)}"
         for process_name, code in zip(names, codes, strict=True)
         if code
     ]

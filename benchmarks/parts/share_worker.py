@@ -23,7 +23,7 @@ from xsp.share.loadworker import ATTACH, assign
 
 FORK = "pre-forked"
 ANSWER_S = 300.0
-_CODE = processes.calling("parts.share_worker", "work")
+_CODE = processes.call_code("parts.share_worker", "work")
 
 
 def start_worker() -> processes.WorkerProcess:
@@ -52,7 +52,7 @@ def prepare(spec: str, folder: Path, number: int, seed: int) -> int:
 
     torch.manual_seed(seed)
     built = models.build(spec, models.Settings(seed=seed))
-    assert isinstance(built, models.Built)
+    assert isinstance(built, models.ModelCall)
     torch.save((built.args, built.kwargs), folder / f"{number}.pt")
     save_model(built.model, str(folder / f"{number}.safetensors"))
     return (folder / f"{number}.safetensors").stat().st_size
@@ -80,7 +80,7 @@ def work(parent: int, answers: int) -> None:
                 if number not in modules:
                     with share.empty():
                         built = models.build(request["spec"], models.Settings())
-                    assert isinstance(built, models.Built)
+                    assert isinstance(built, models.ModelCall)
                     modules[number] = built.model.eval()
                     inputs[number] = torch.load(folder / f"{number}.pt", weights_only=False)
                     if request.get("way") == FORK:

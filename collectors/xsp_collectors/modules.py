@@ -25,8 +25,8 @@ from xsp import scrub
 from xsp.clock import monotonic_ns
 from xsp.collector import Collector, Outline, Probe, Signal, ignore
 from xsp.cost.held import bytes_of
-from xsp.schema import GIVEN, OUTPUTS, PARAMETERS, RETURNED, ROOT, TRAINABLE, Kind, Level, Span
-from xsp.subjects import holds_nothing
+from xsp.schema import INPUT_TENSORS, OUTPUT_TENSORS, OUTPUTS, PARAMETERS, ROOT, TRAINABLE, Kind, Level, Span
+from xsp.subjects import is_empty_module
 from xsp_collectors import language
 from xsp_collectors.cuda import devices
 from xsp_collectors.tensors import Numbers, Sketch, describe, first_shape, sketch, sketch_of, tensor_bytes
@@ -128,10 +128,11 @@ class ModuleCalls(Collector):
         """Stop recording; outermost calls are still signalled if a session listens."""
         self._set_mode(_OFF if self.notify is ignore and self.outline is None else _SIGNAL)
 
-    def mute(self, quiet: bool, but: Signal | None = None) -> None:
+    def mute(self, quiet: bool, except_signal: Signal | None = None) -> None:
         """Ignore calls, or signal only their ends; a call that is not in `Outline.usual` is signalled first."""
         if quiet:
-            self._set_mode(_WATCH_ENDS if but is Signal.CALL_END else _OFF if self.outline is None else _WATCH)
+            watched = _OFF if self.outline is None else _WATCH
+            self._set_mode(_WATCH_ENDS if except_signal is Signal.CALL_END else watched)
         else:
             self.stop()
 
@@ -237,7 +238,7 @@ class ModuleCalls(Collector):
         attributes: dict[str, Any] = json.loads(entry.attributes)
         if outputs:
             attributes[OUTPUTS] = [list(shape) for shape, _ in outputs]
-        lists = ((GIVEN, call.input_numbers), (RETURNED, call.output_numbers))
+        lists = ((INPUT_TENSORS, call.input_numbers), (OUTPUT_TENSORS, call.output_numbers))
         attributes |= {name: list(numbers) for name, numbers in lists if numbers}
         if entry.param_bytes:  # a program may freeze parameters at any time, so this is determined in each step
             parameters = call.module.parameters()
@@ -276,7 +277,7 @@ def _wrap(
         outline = collector.outline
         if outline is not None and (owner := outline.thread) in (None, thread):
             trains = module.training and grad_enabled()
-            number = outline.numbers.get(id(module)) or outline.meet(module, trains)
+            number = outline.numbers.get(id(module)) or outline.register(module, trains)
             word = (_FORWARD, number, type(module), trains, first_shape(args, kwargs))
             if mode <= _WATCH_ENDS and outline.usual is not None:
                 if word not in outline.usual:
@@ -386,7 +387,7 @@ class _Catalog:
             label = None
             if number is not None and number in self._labels:
                 label = self._labels[number]
-            elif not holds_nothing(root):
+            elif not is_empty_module(root):
                 label = self._label(root)
             if number is not None:
                 self._labels[number] = label

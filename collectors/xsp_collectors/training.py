@@ -95,9 +95,9 @@ class TrainingCalls(Collector):
         """Stop recording."""
         self._is_on = False
 
-    def mute(self, quiet: bool, but: Signal | None = None) -> None:
+    def mute(self, quiet: bool, except_signal: Signal | None = None) -> None:
         """Ignore backward passes and optimizer steps, or signal only their ends."""
-        self._is_muted, self._unmuted_signal = quiet, but
+        self._is_muted, self._unmuted_signal = quiet, except_signal
 
     def spans(self) -> Iterator[Span]:
         """Return one span per backward pass and per optimizer step; an optimizer step that raised has none."""
@@ -212,7 +212,7 @@ class TrainingCalls(Collector):
 
     def _word(self, optimizer: Optimizer) -> tuple[Any, ...]:
         outline = self.outline
-        number = 0 if outline is None else outline.numbers.get(id(optimizer)) or outline.meet(optimizer)
+        number = 0 if outline is None else outline.numbers.get(id(optimizer)) or outline.register(optimizer)
         return _OPTIMIZER, number, type(optimizer)
 
     def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:

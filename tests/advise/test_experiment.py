@@ -138,7 +138,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, report: dict[str, Any], error: Excepti
         progress("turn 2", 2, 6)
         raise AssertionError("the trial was not stopped")
 
-    monkeypatch.setattr(turns, "take", take)
+    monkeypatch.setattr(turns, "run_turns", take)
     return trials
 
 

@@ -100,8 +100,8 @@ def test_a_count_of_each_nanosecond_says_the_same(seed: int) -> None:
         sum(here == {"copying"} for here in runs),
     ]
     columns = "busy_ms, idle_ms, computation_ms, exposed_communication_ms, exposed_copy_ms"
-    (found,) = ask("device-activity", trace_of(spans(text)), columns)
-    assert [round(1000 * each) for each in found] == expected
+    (result,) = ask("device-activity", trace_of(spans(text)), columns)
+    assert [round(1000 * entry) for entry in result] == expected
 
 
 def test_tensor_cores_by_layer_as_far_as_names_tell() -> None:

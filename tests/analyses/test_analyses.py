@@ -199,8 +199,8 @@ def test_a_sum_over_devices_is_not_set_beside_the_time_of_a_step() -> None:
 
 def test_operators_and_kernels_of_one_device_are_there_once() -> None:
     trace = trace_of(spans(TWO_DEVICES.replace("device=1", "device=0")))
-    for each in (analyses.operators, analyses.A10):
-        names = [name for name, _ in ask(each, trace, "name, device")]
+    for entry in (analyses.operators, analyses.A10):
+        names = [name for name, _ in ask(entry, trace, "name, device")]
         assert len(names) == len(set(names))
 
 
@@ -482,11 +482,11 @@ def test_rooflines_of_a_processor_refuse_until_it_was_measured(name: str, trace:
 
 def test_every_analysis_says_what_it_is_and_is_reachable_by_its_number() -> None:
     assert [name for name in ANALYSES if name.startswith("A")] == [f"A{number}" for number in range(1, 16)]
-    for name, each in ANALYSES.items():
-        assert each.id == name
-        assert each.title
-        assert each.about
-        assert set(each.needs) <= set(Level)
+    for name, entry in ANALYSES.items():
+        assert entry.id == name
+        assert entry.title
+        assert entry.about
+        assert set(entry.needs) <= set(Level)
 
 
 # --- the optimal batch size -------------------------------------------------------------------------------
@@ -538,6 +538,6 @@ def test_sizes_without_latencies_are_refused(sizes: list[int], latencies: list[f
 
 
 def test_each_analysis_stands_under_what_the_command_line_calls_it() -> None:
-    for each in ANALYSES.values():
-        assert getattr(analyses, each.id.replace("-", "_")) is each
-        assert getattr(analyses, each.name) is each
+    for entry in ANALYSES.values():
+        assert getattr(analyses, entry.id.replace("-", "_")) is entry
+        assert getattr(analyses, entry.name) is entry

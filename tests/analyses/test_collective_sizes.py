@@ -49,16 +49,16 @@ def allreduce() -> list[Span]:
         launch cuLaunchKernelEx 20-25 correlation_id=7
         kernel ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>) 100-200 correlation_id=7
     """)
-    return [each._replace(attributes=stated()) if each.name == "record_param_comms" else each for each in step]
+    return [entry._replace(attributes=stated()) if entry.name == "record_param_comms" else entry for entry in step]
 
 
 def test_bytes_and_bandwidth_of_a_kernel_come_from_what_its_collective_was_called_with():
     counts = collectives.Counts()
     counts.before, counts.after, counts.sizes = {"0": 2}, {"0": 3}, {"0": 4}
     trace = trace_of(collectives.label(allreduce(), counts).spans)
-    found = analyses.ANALYSES["communication"](trace)
+    result = analyses.ANALYSES["communication"](trace)
     columns = "communicator, group_size, bytes, algorithm_gb_per_s, bus_gb_per_s"
-    assert found.select(columns).fetchall() == [("0", 4, 4_000_000, 40.0, 60.0)]
+    assert result.select(columns).fetchall() == [("0", 4, 4_000_000, 40.0, 60.0)]
     ids = trace.sql("SELECT DISTINCT attributes->>'$.\"xsp.collective.id\"' FROM spans WHERE kind = 'call'").fetchall()
     assert ids == [("0:3",)]
 
@@ -66,5 +66,5 @@ def test_bytes_and_bandwidth_of_a_kernel_come_from_what_its_collective_was_calle
 def test_they_are_known_too_where_the_communicators_counter_says_something_else():
     counts = collectives.Counts()
     counts.before, counts.after = {"0": 2}, {"0": 9}
-    found = analyses.ANALYSES["communication"](trace_of(collectives.label(allreduce(), counts).spans))
-    assert found.select("group_size, bytes").fetchall() == [(4, 4_000_000)]
+    result = analyses.ANALYSES["communication"](trace_of(collectives.label(allreduce(), counts).spans))
+    assert result.select("group_size, bytes").fetchall() == [(4, 4_000_000)]

@@ -23,7 +23,7 @@ def ask(name: str, trace: Trace, columns: str) -> list[tuple[Any, ...]]:
 
 
 def stated(name: str, elements: int, dtype: str = "Float", ranks: int = 4) -> str:
-    said = {
+    message = {
         "name": name,
         "communicator": "0",
         "in_elements": elements,
@@ -32,7 +32,7 @@ def stated(name: str, elements: int, dtype: str = "Float", ranks: int = 4) -> st
         "group_size": ranks,
     }
     return "attributes=" + json.dumps(
-        {f"xsp.collective.{key}": value for key, value in said.items()}, indent=None
+        {f"xsp.collective.{key}": value for key, value in message.items()}, indent=None
     ).replace(" ", "")
 
 
@@ -62,8 +62,8 @@ def test_the_shapes_of_its_annotation_tell_a_collectives_size_in_traces_without_
 
 
 def test_an_all_gather_whose_input_alone_is_told_is_as_much_larger_as_its_group() -> None:
-    told = stated("_allgather_base", 2500).replace('"xsp.collective.out_elements":2500,', "")
-    trace = trace_of(spans(f"step s 0-900\nkernel ncclDevKernel_Generic 0-100 {told}"))
+    output = stated("_allgather_base", 2500).replace('"xsp.collective.out_elements":2500,', "")
+    trace = trace_of(spans(f"step s 0-900\nkernel ncclDevKernel_Generic 0-100 {output}"))
     assert ask("communication", trace, "bytes, algorithm_gb_per_s") == [(40_000, 0.4)]
 
 
@@ -93,10 +93,10 @@ def test_what_does_not_overlap_in_order_did_not_meet() -> None:
 
 def test_ranks_of_a_collective_wait_only_where_all_of_them_are_seen() -> None:
     def member(rank: int, start: int, group: int) -> str:
-        said = {"name": "allreduce", "communicator": "0", "seq": 5, "in_elements": 1000, "out_elements": 1000,
+        message = {"name": "allreduce", "communicator": "0", "seq": 5, "in_elements": 1000, "out_elements": 1000,
                 "dtype": "Float", "group_size": group}  # fmt: skip
-        told = json.dumps({f"xsp.collective.{key}": value for key, value in said.items()}).replace(" ", "")
-        return f"step s 0-900 rank={rank}\nkernel ncclDevKernel_Generic {start}-200 rank={rank} attributes={told}"
+        output = json.dumps({f"xsp.collective.{key}": value for key, value in message.items()}).replace(" ", "")
+        return f"step s 0-900 rank={rank}\nkernel ncclDevKernel_Generic {start}-200 rank={rank} attributes={output}"
 
     columns = "calls, waited_ms, transfer_us, transfer_bus_gb_per_s"
     whole = trace_of([*spans(member(0, 100, 2)), *spans(member(1, 150, 2))])
@@ -111,10 +111,10 @@ def test_groups_without_a_rank_in_common_are_told_apart_though_they_have_one_nam
         kernels = []
         group = "[0,1]" if rank < 2 else "[2,3]"
         for communicator, ranks, size, begins, ends in (("1", group, 2, start, end), ("0", "[0,1,2,3]", 4, 500, 600)):
-            said = {"name": "allreduce", "communicator": communicator, "seq": 5, "group_size": size,
+            message = {"name": "allreduce", "communicator": communicator, "seq": 5, "group_size": size,
                     "group_ranks": ranks}  # fmt: skip
-            told = json.dumps({f"xsp.collective.{key}": value for key, value in said.items()}).replace(" ", "")
-            kernels.append(f"kernel ncclDevKernel_Generic {begins}-{ends} rank={rank} attributes={told}")
+            output = json.dumps({f"xsp.collective.{key}": value for key, value in message.items()}).replace(" ", "")
+            kernels.append(f"kernel ncclDevKernel_Generic {begins}-{ends} rank={rank} attributes={output}")
         return "\n".join([f"step s 0-900 rank={rank}", *kernels])
 
     times = [(100, 200), (150, 200), (300, 400), (380, 400)]
@@ -201,13 +201,13 @@ def job(ids: bool = True, ran: str = "kernel ncclDevKernel_AllReduce_Sum_f32", d
     for rank, late in LATE.items():
         lines = ["step s 5000-9000"]
         for number, own in enumerate(late):
-            start, last = 5000 + (1000 + drift * rank) * number, max(each[number] for each in LATE.values())
-            said = {
+            start, last = 5000 + (1000 + drift * rank) * number, max(entry[number] for entry in LATE.values())
+            message = {
                 "xsp.collective.name": "allreduce",
                 "xsp.collective.communicator": "0",
                 "xsp.collective.seq": number,
             }
-            attributes = f"attributes={json.dumps(said, separators=(',', ':'))}" if ids else ""
+            attributes = f"attributes={json.dumps(message, separators=(',', ':'))}" if ids else ""
             lines.append(f"{ran} {start + own}-{start + last + 100} {attributes}")
         moved = AHEAD[rank] * 1000
         rows += [row._replace(rank=rank, start_ns=row.start_ns + moved) for row in spans("\n".join(lines))]
@@ -232,8 +232,8 @@ def test_who_waits_for_whom() -> None:
 
 
 def test_a_skew_within_the_uncertainty_of_the_clocks_is_not_certain() -> None:
-    found = ask("collective-skew", trace_of(job(drift=30)), "skew_us > clock_uncertainty_us, certain")
-    assert set(found) == {(True, True), (False, False)}
+    result = ask("collective-skew", trace_of(job(drift=30)), "skew_us > clock_uncertainty_us, certain")
+    assert set(result) == {(True, True), (False, False)}
 
 
 def test_collectives_of_the_host_are_compared_where_no_device_ran_any() -> None:
@@ -262,8 +262,8 @@ def test_what_cannot_be_matched_is_counted_or_refused() -> None:
 
 
 def test_clocks_go_over_the_most_certain_differences() -> None:
-    found = align([0, 1, 2, 3], [Difference(0, 1, 10, 1), Difference(1, 2, 5, 1), Difference(0, 2, 99, 50)])
-    assert found == {0: Clock(0, 0), 1: Clock(10, 1), 2: Clock(15, 2)}
+    result = align([0, 1, 2, 3], [Difference(0, 1, 10, 1), Difference(1, 2, 5, 1), Difference(0, 2, 99, 50)])
+    assert result == {0: Clock(0, 0), 1: Clock(10, 1), 2: Clock(15, 2)}
     assert align([4, 2], [Difference(2, 4, -7, 0)]) == {2: Clock(0, 0), 4: Clock(-7, 0)}
     assert align([], []) == {}
 
@@ -274,10 +274,12 @@ def test_why_a_bandwidth_is_null_stands_beside_it() -> None:
         "no size, group": {}, "no size": {"group_size": 2}, "no group": {"in_elements": 10, "dtype": "Float"},
         None: {"in_elements": 10, "out_elements": 10, "dtype": "Float", "group_size": 2},
     }  # fmt: skip
-    for why, said in known.items():
-        told = {f"xsp.collective.{key}": value for key, value in {"name": "allreduce", **said}.items()}
+    for reason, message in known.items():
+        output = {f"xsp.collective.{key}": value for key, value in {"name": "allreduce", **message}.items()}
         trace = trace_of(
-            spans(f"step s 0-900\nkernel ncclDevKernel_Generic 100-200 attributes={json.dumps(told).replace(' ', '')}")
+            spans(
+                f"step s 0-900\nkernel ncclDevKernel_Generic 100-200 attributes={json.dumps(output).replace(' ', '')}"
+            )
         )
-        assert ask("communication", trace, "why_null") == [(why,)]
-        assert (ask("communication", trace, "bus_gb_per_s")[0][0] is None) == (why is not None)
+        assert ask("communication", trace, "why_null") == [(reason,)]
+        assert (ask("communication", trace, "bus_gb_per_s")[0][0] is None) == (reason is not None)

@@ -17,8 +17,8 @@ from xsp.testing import spans, trace_of
 
 
 def path(rows: list[Span], columns: str = "start_ms * 1000, dur_ms * 1000, what, name, after") -> list[tuple[Any, ...]]:
-    found = critical_path(trace_of(rows)).select(columns).fetchall()
-    return [tuple(round(cell) if isinstance(cell, float) else cell for cell in row) for row in found]
+    result = critical_path(trace_of(rows)).select(columns).fetchall()
+    return [tuple(round(cell) if isinstance(cell, float) else cell for cell in row) for row in result]
 
 
 def test_on_the_host_alone_it_is_what_ran_innermost() -> None:

@@ -29,15 +29,15 @@ def causes(text: str) -> dict[str, float]:
         {text}
         """)
     )
-    found = {each: round(idle_ms * 1000, 3) for each, idle_ms in ask("idle-causes", trace, "cause, idle_ms")}
-    assert sum(found.values()) == 100
-    return found
+    result = {entry: round(idle_ms * 1000, 3) for entry, idle_ms in ask("idle-causes", trace, "cause, idle_ms")}
+    assert sum(result.values()) == 100
+    return result
 
 
 def cause(text: str) -> str:
     """Return the one cause of that gap."""
-    (found,) = causes(text)
-    return found
+    (result,) = causes(text)
+    return result
 
 
 def test_a_launch_that_comes_when_the_device_is_idle_is_the_hosts() -> None:
@@ -190,5 +190,5 @@ def test_the_causes_of_each_device_add_up_to_its_idle_time(seed: int) -> None:
     trace = trace_of(spans("\n".join(lines)))
     idle = dict(ask("device-activity", trace, "device, round(idle_ms * 1000)"))
     for device in (0, 1):
-        found = ask("idle-causes", trace, "device, round(idle_ms * 1000)")
-        assert sum(time for here, time in found if here == device) == idle[device]
+        result = ask("idle-causes", trace, "device, round(idle_ms * 1000)")
+        assert sum(time for here, time in result if here == device) == idle[device]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from xsp.analyses.contract import Analysis
-from xsp.analyses.memory import MIB, NO_FREES, OF_DEVICES, SUMMED, TOTALS, memory_steps, memory_timeline
+from xsp.analyses.memory import MIB, NO_FREES, OF_DEVICES, SUMS, TOTALS, memory_steps, memory_timeline
 from xsp.errors import AnalysisError
 from xsp.schema import Span
 from xsp.store.merge import true_trace
@@ -35,18 +35,18 @@ def step(number: int, totals: bool = True) -> list[Span]:
     ]
     parents = {"conv": "aten::conv2d"}
     for at, mib, address, total, layer in CHANGES:
-        told = {"total_allocated_bytes": (total + 4 * number) * MIB} if totals else {}
-        found = spans(f"alloc alloc {at}-{at} alloc_bytes={mib * MIB}")[0]
+        output = {"total_allocated_bytes": (total + 4 * number) * MIB} if totals else {}
+        result = spans(f"alloc alloc {at}-{at} alloc_bytes={mib * MIB}")[0]
         rows.append(
-            found._replace(
+            result._replace(
                 **common,
                 key=f"a{at}",
                 span_id=f"a{at}",
                 device=0,
-                attributes=json.dumps({"device_type": 1, "address": address + 10 * number, **told}),
+                attributes=json.dumps({"device_type": 1, "address": address + 10 * number, **output}),
                 layer_id=layer,
                 parent_id=parents.get(layer or ""),
-                start_ns=found.start_ns + 100_000 * number,
+                start_ns=result.start_ns + 100_000 * number,
             )
         )
     return rows
@@ -80,7 +80,7 @@ def test_the_level_of_each_layer_and_who_holds_memory_at_the_peak() -> None:
 
 def test_without_totals_levels_are_sums() -> None:
     assert ask(memory_timeline, trace(totals=False), "name, start_mib, peak_mib, end_mib, basis")[0] == (
-        "train", 0, 12, 4, SUMMED,
+        "train", 0, 12, 4, SUMS,
     )  # fmt: skip
 
 

@@ -70,10 +70,10 @@ kernel elsewhere 90-95 device=5 attributes={"grid":[66,1,1],"block":[256,1,1],"r
 
 def test_kernels_without_a_measured_occupancy_get_an_estimate() -> None:
     rows = [row._replace(occupancy=0.9) if row.name == "known" else row for row in spans(KERNELS)]
-    found = trace_of(rows, DEVICES).sql(
+    result = trace_of(rows, DEVICES).sql(
         "SELECT name, occupancy, occupancy_source FROM merged WHERE kind = 'kernel' ORDER BY start_ns"
     )
-    assert found.fetchall() == [
+    assert result.fetchall() == [
         ("whole", 1.0, "estimate"),
         ("small", 0.0625, "estimate"),
         ("known", 0.9, "counter"),

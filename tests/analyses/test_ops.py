@@ -35,8 +35,8 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, values: Any) -> Any:
         parts = self.all(self.norm(values)).view(*values.shape[:2], 3, 4, -1).permute(2, 0, 3, 1, 4)
-        found = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
-        return values + self.out(found.transpose(1, 2).reshape(values.shape))
+        result = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        return values + self.out(result.transpose(1, 2).reshape(values.shape))
 
 
 def of_attention() -> Step:
@@ -107,20 +107,20 @@ def test_operators_are_those_of_key_averages(make: Callable[[], Step], tmp_path:
     trace = xsp.load(tmp_path / "trace.json")
 
     theirs: dict[tuple[str, str], list[float]] = {}
-    for each in profile.key_averages(group_by_input_shape=True):
-        if not each.is_user_annotation:
-            found = theirs.setdefault((each.key, json.dumps(each.input_shapes or [])), [0, 0.0, 0.0])
-            found[0] += each.count
-            found[1] += each.self_cpu_time_total / 1e3
-            found[2] += each.cpu_time_total / 1e3
+    for entry in profile.key_averages(group_by_input_shape=True):
+        if not entry.is_user_annotation:
+            result = theirs.setdefault((entry.key, json.dumps(entry.input_shapes or [])), [0, 0.0, 0.0])
+            result[0] += entry.count
+            result[1] += entry.self_cpu_time_total / 1e3
+            result[2] += entry.cpu_time_total / 1e3
     ours: dict[tuple[str, str], list[float]] = {}
     for name, shapes, calls, own, total in (
         analyses.operators(trace).select("name, shapes, calls, host_self_ms, host_ms").fetchall()
     ):
         known = [shape if all(type(size) is int for size in shape) else [] for shape in json.loads(shapes or "[]")]
-        found = ours.setdefault((name, json.dumps(known)), [0, 0.0, 0.0])  # theirs leave lists of tensors out
+        result = ours.setdefault((name, json.dumps(known)), [0, 0.0, 0.0])  # theirs leave lists of tensors out
         for place, value in enumerate((calls, own, total)):
-            found[place] += value
+            result[place] += value
     assert {key: row[0] for key, row in ours.items()} == {key: row[0] for key, row in theirs.items()}
     for key, row in ours.items():
         assert row[1:] == pytest.approx(theirs[key][1:], abs=0.002 * row[0]), key
@@ -144,7 +144,7 @@ def test_operators_and_kernels_of_a_recorded_step_add_up_to_the_outermost_operat
     called: Counter[str] = Counter()
     for name, calls in analyses.operators(trace).select("name, calls").fetchall():
         called[name] += calls
-    assert called == {each.key: each.count for each in theirs.key_averages() if not each.is_user_annotation}
+    assert called == {entry.key: entry.count for entry in theirs.key_averages() if not entry.is_user_annotation}
 
 
 def assert_nothing_is_left_out(trace: Trace) -> None:
@@ -163,7 +163,7 @@ def assert_nothing_is_left_out(trace: Trace) -> None:
     tables = [(analyses.A8, "latency_us / 1e3"), (analyses.A10, "latency_ms"), (analyses.A15, "kernel_ms")]
     if trace.has(Level.LAYER):
         tables.append((analyses.A11, "latency_ms"))
-    sums = [each(trace).aggregate(f"sum({column})").fetchall()[0][0] for each, column in tables]
+    sums = [entry(trace).aggregate(f"sum({column})").fetchall()[0][0] for entry, column in tables]
     assert sums == [pytest.approx(sums[0])] * len(sums)
     assert sums[0] >= 0.999 * own, "nothing of the operators' time is left out"
 
@@ -200,7 +200,7 @@ def test_an_operator_with_primitives_inside_it_is_a_kernel_with_the_rest_of_its_
     assert analyses.A15(trace).select("operators_ms, kernel_ms, flops, dram_read_bytes").fetchall() == [
         (pytest.approx(0.6), pytest.approx(0.63), 15_000, 104)
     ]
-    notes = [found.text for found in health(trace) if found.subject == "kernels"]
+    notes = [result.text for result in health(trace) if result.subject == "kernels"]
     assert notes == ["kernels add up to 105 % of the operators' time: primitives ran in parallel"]
 
 
@@ -254,15 +254,15 @@ LAUNCHED = """
 
 def test_ops_are_by_device_time_with_rates_and_their_share_of_the_roof() -> None:
     trace = trace_of(spans(LAUNCHED), {"machine": {"devices": ["Tesla V100-SXM2-16GB"]}})
-    found = analyses.operators(trace)
-    rows = found.select("name, dtype, calls, device_ms, percent_of_device_time, kernels, copies").fetchall()
+    result = analyses.operators(trace)
+    rows = result.select("name, dtype, calls, device_ms, percent_of_device_time, kernels, copies").fetchall()
     assert rows == [
         ("aten::mm", "fp16", 2, pytest.approx(0.16), pytest.approx(16 / 0.3), 2, 1),
         ("(no operator)", None, None, 0.139, pytest.approx(13.9 / 0.3), 1, 0),
         ("aten::relu", "fp32", 1, 0.001, pytest.approx(0.1 / 0.3), 1, 0),
         ("aten::item", None, 1, None, None, None, None),
     ]
-    (product, graph, relu, _) = found.select(
+    (product, graph, relu, _) = result.select(
         "tflop_per_s, least_tflop_per_s, most_tflop_per_s, tb_per_s, least_tb_per_s, most_tb_per_s, flop_per_byte, "
         "roof_percent"
     ).fetchall()

@@ -161,10 +161,10 @@ def test_with_a_loop_percentages_are_of_its_iteration_and_waits_are_those_of_ste
         "between steps": (None, 1.0, 20.0),
         "the iteration": (None, 5.0, 100.0),
     }
-    found = analyses.phases_over_time(trace).select(
+    result = analyses.phases_over_time(trace).select(
         "part, first_step, last_step, steps, recorded, iteration_ms, data_ms, between_ms, forward_ms"
     )
-    table = found.fetchall()
+    table = result.fetchall()
     assert table[0] == (1, 0, 1, 2, 1, 5.0, 3.0, 1.0, 0.3)
     assert table[-1] == (10, 18, 19, 2, 0, 5.0, 3.0, 1.0, None), "no step of this part was recorded"
 
@@ -175,17 +175,17 @@ def test_parts_of_a_run_have_about_as_many_steps_each_however_many_a_row_of_the_
     for steps in [1] * 20 + [20] * 9 + [4] * 25:  # recorded ones, stretches of short ones
         rows.append({"step": step, "steps": steps, "start_ns": 10**6 * step, "dur_ns": 1e6})
         step += steps
-    found = analyses.phases_over_time(loop_of(trace, rows)).select("first_step, last_step, steps").fetchall()
-    assert sum(steps for *_, steps in found) == step == 300
-    assert len(found) == 10
-    assert all(20 <= steps <= 40 for *_, steps in found)
-    assert [first for first, *_ in found[1:]] == [last + 1 for _, last, _ in found[:-1]]
+    result = analyses.phases_over_time(loop_of(trace, rows)).select("first_step, last_step, steps").fetchall()
+    assert sum(steps for *_, steps in result) == step == 300
+    assert len(result) == 10
+    assert all(20 <= steps <= 40 for *_, steps in result)
+    assert [first for first, *_ in result[1:]] == [last + 1 for _, last, _ in result[:-1]]
 
 
 def test_recorded_phases_that_took_longer_than_their_step_share_that_of_the_loop() -> None:
     trace = trace_of(spans("step s 0-1000\nforward Net 0-300\nbackward b 300-2000"))
-    found = phases(loop_of(trace, [{"step": step, "start_ns": 10**7 * step, "dur_ns": 8e5} for step in range(20)]))
-    assert (found["forward"], found["backward"]) == ((1, 0.12, 15.0), (1, 0.68, 85.0))
+    result = phases(loop_of(trace, [{"step": step, "start_ns": 10**7 * step, "dur_ns": 8e5} for step in range(20)]))
+    assert (result["forward"], result["backward"]) == ((1, 0.12, 15.0), (1, 0.68, 85.0))
 
 
 def test_phases_over_the_run_show_a_drift() -> None:
@@ -198,10 +198,10 @@ def test_phases_over_the_run_show_a_drift() -> None:
             step=step,
             rung=20,
         )
-    found = analyses.phases_over_time(trace_of(rows)).select(
+    result = analyses.phases_over_time(trace_of(rows)).select(
         "part, first_step, last_step, recorded, step_ms, forward_ms, backward_ms, optimizer_ms, rest_ms"
     )
-    table = found.fetchall()
+    table = result.fetchall()
     assert len(table) == 10
     assert table[0] == (1, 0, 1, 2, 0.5, 0.2, 0.2, None, pytest.approx(0.1))
     assert table[-1] == (10, 18, 19, 2, 0.6, 0.2, pytest.approx(0.3), None, pytest.approx(0.1))
@@ -223,9 +223,9 @@ def test_a_closure_that_the_optimizer_calls_is_told_apart_in_a_recorded_step(tmp
         for _ in range(6):
             with profile.step():
                 optimizer.step(closure)
-    found = phases(xsp.load(tmp_path / "run"))
-    assert found["forward"][0] >= 2
-    assert found["optimizer"][0] == 1
+    result = phases(xsp.load(tmp_path / "run"))
+    assert result["forward"][0] >= 2
+    assert result["optimizer"][0] == 1
     each_step = analyses.phases_over_time(xsp.load(tmp_path / "run"))
     each_step = each_step.filter("recorded = 1")
     rows = each_step.select("step_ms, forward_ms + backward_ms + optimizer_ms + rest_ms").fetchall()

@@ -30,41 +30,41 @@ def trace(made: tuple[Path, dict[str, Any]]) -> Trace:
 
 
 def rows(trace: Trace, identity: str) -> list[dict[str, Any]]:
-    found = ANALYSES[identity](trace)
-    return [dict(zip(found.columns, row, strict=True)) for row in found.fetchall()]
+    result = ANALYSES[identity](trace)
+    return [dict(zip(result.columns, row, strict=True)) for row in result.fetchall()]
 
 
 def test_the_straggler_is_found(trace: Trace) -> None:
     worst, *others = rows(trace, "stragglers")
     assert worst["rank"] == 5
     assert worst["came_last"] == worst["last_for_certain"] == worst["collectives"]
-    assert worst["others_waited_ms"] > 100 * max(each["others_waited_ms"] for each in others)
+    assert worst["others_waited_ms"] > 100 * max(entry["others_waited_ms"] for entry in others)
 
 
 def test_clocks_are_brought_together_within_what_is_stated(trace: Trace, made: tuple[Path, dict[str, Any]]) -> None:
     skew = made[1]["skew_ns"]
-    for each in rows(trace, "stragglers"):
-        true_us = (skew[str(each["rank"])] - skew["0"]) / 1e3
-        assert each["clock_offset_us"] == pytest.approx(true_us, abs=max(each["clock_uncertainty_us"], 3))
-        assert each["clock_uncertainty_us"] < 10
+    for entry in rows(trace, "stragglers"):
+        true_us = (skew[str(entry["rank"])] - skew["0"]) / 1e3
+        assert entry["clock_offset_us"] == pytest.approx(true_us, abs=max(entry["clock_uncertainty_us"], 3))
+        assert entry["clock_uncertainty_us"] < 10
 
 
 def test_every_collective_of_each_communicator_is_found_on_all_its_ranks(trace: Trace, made: Any) -> None:
-    found = rows(trace, "collective-skew")
-    assert {each["communicator"]: each["ranks"] for each in found} == {"world": 7, "tensor_0": 3, "tensor_1": 4}
-    assert {each["collectives"] for each in rows(trace, "stragglers")} == {made[1]["collectives_per_rank"]}
-    assert {each["last_rank"] for each in found if each["communicator"] != "tensor_0"} == {5}
+    result = rows(trace, "collective-skew")
+    assert {entry["communicator"]: entry["ranks"] for entry in result} == {"world": 7, "tensor_0": 3, "tensor_1": 4}
+    assert {entry["collectives"] for entry in rows(trace, "stragglers")} == {made[1]["collectives_per_rank"]}
+    assert {entry["last_rank"] for entry in result if entry["communicator"] != "tensor_0"} == {5}
 
 
 def test_collectives_are_summed_by_communicator(trace: Trace) -> None:
-    found = {(each["collective"], each["communicator"]): each for each in rows(trace, "communication")}
-    assert {key: (each["calls"], each["group_size"]) for key, each in found.items()} == {
+    result = {(entry["collective"], entry["communicator"]): entry for entry in rows(trace, "communication")}
+    assert {key: (entry["calls"], entry["group_size"]) for key, entry in result.items()} == {
         ("all_reduce", "world"): (6 * 7, 8),
         ("all_gather", "tensor_0"): (6 * 3, 4),
         ("all_gather", "tensor_1"): (6 * 4, 4),
     }
-    assert found["all_reduce", "world"]["hidden_ms"] > 0
-    assert found["all_gather", "tensor_0"]["hidden_ms"] == 0
+    assert result["all_reduce", "world"]["hidden_ms"] > 0
+    assert result["all_gather", "tensor_0"]["hidden_ms"] == 0
 
 
 def test_missing_ranks_are_named(trace: Trace) -> None:

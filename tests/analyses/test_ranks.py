@@ -133,9 +133,9 @@ def test_a_collective_has_the_same_id_on_all_its_ranks(job: Path) -> None:
         FROM spans WHERE name = 'c10d::allreduce_' GROUP BY id
         """
     )
-    found = rows.fetchall()
-    assert found
-    assert all(identity is not None and ranks == [0, 1] and len(steps) == 1 for identity, ranks, steps in found)
+    result = rows.fetchall()
+    assert result
+    assert all(identity is not None and ranks == [0, 1] and len(steps) == 1 for identity, ranks, steps in result)
 
 
 @pytest.mark.slow
@@ -198,7 +198,9 @@ def test_what_does_not_go_with_torchrun_is_refused(tmp_path: Path, capsys: pytes
 
 def test_a_claim_of_very_many_ranks_is_no_work() -> None:
     ranks = [{"rank": 1, "world_size": 10**15}]
-    (text,) = [each.text for each in health(trace_of(spans("step s 0-9"), {"ranks": ranks})) if each.subject == "ranks"]
+    (text,) = [
+        entry.text for entry in health(trace_of(spans("step s 0-9"), {"ranks": ranks})) if entry.subject == "ranks"
+    ]
     assert text.startswith("missing 999999999999999 of 1000000000000000 ranks: 0, 2, 3")
 
 
@@ -216,9 +218,9 @@ def counted(before: dict[str, int], after: dict[str, int]) -> collectives.Counts
 
 
 def test_collectives_are_numbered_in_the_order_of_their_issue() -> None:
-    found = collectives.label([op("c10d::broadcast_", 5), op("c10d::allreduce_", 1)], counted({"0": 7}, {"0": 9}))
-    assert [json.loads(span.attributes or "")[collectives.ID] for span in found.spans] == ["0:9", "0:8"]
-    assert found.note is None
+    result = collectives.label([op("c10d::broadcast_", 5), op("c10d::allreduce_", 1)], counted({"0": 7}, {"0": 9}))
+    assert [json.loads(span.attributes or "")[collectives.ID] for span in result.spans] == ["0:9", "0:8"]
+    assert result.note is None
 
 
 @pytest.mark.parametrize(
@@ -230,20 +232,20 @@ def test_collectives_are_numbered_in_the_order_of_their_issue() -> None:
 )
 def test_a_number_is_never_guessed(after: dict[str, int], said: str) -> None:
     ops = [op("c10d::broadcast_", 5), op("c10d::allreduce_", 1)]
-    found = collectives.label(ops, counted({"0": 7, "1": 0}, after))
-    assert found.spans == ops
-    assert said in str(found.note)
+    result = collectives.label(ops, counted({"0": 7, "1": 0}, after))
+    assert result.spans == ops
+    assert said in str(result.note)
 
 
 def test_a_part_that_could_belong_to_two_collectives_belongs_to_none() -> None:
     ops = [op("c10d::allreduce_", 1), op("c10d::allreduce_", 2), op("gloo:all_reduce", 5), op("gloo:all_reduce", 6)]
-    found = collectives.label(ops, counted({"0": 0}, {"0": 2})).spans
-    assert [span.parent_id for span in found] == [None] * 4
+    result = collectives.label(ops, counted({"0": 0}, {"0": 2})).spans
+    assert [span.parent_id for span in result] == [None] * 4
 
 
 def test_sends_are_no_collectives() -> None:
-    found = collectives.label([op("c10d::send", 1)], counted({"0": 0}, {"0": 0}))
-    assert found.spans[0].attributes is None
+    result = collectives.label([op("c10d::send", 1)], counted({"0": 0}, {"0": 0}))
+    assert result.spans[0].attributes is None
 
 
 @pytest.mark.jaeger

@@ -55,9 +55,9 @@ def test_a_sequence_that_comes_again_is_found_whole_and_with_the_gaps_between_it
 @pytest.mark.parametrize(("count", "times"), [(4, 2), (5, 2), (6, 3), (7, 3)])
 def test_occurrences_that_overlap_are_not_counted_twice(count: int, times: int) -> None:
     trace = trace_of(spans("step s 0-9000\n" + launched("a " * count)))
-    found = {kernels: many for many, kernels in ask("kernel-sequences", trace, "times, kernels")}
-    assert found[2] == times
-    assert found.get(3, 0) == (count // 3 if count >= 6 else 0)
+    result = {kernels: many for many, kernels in ask("kernel-sequences", trace, "times, kernels")}
+    assert result[2] == times
+    assert result.get(3, 0) == (count // 3 if count >= 6 else 0)
 
 
 def test_sequences_do_not_go_from_stream_to_stream_or_over_copies_of_others() -> None:

@@ -68,7 +68,7 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Timings:
     """Timings of no call yet, and ceilings of this machine."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("xsp.processes.cores", lambda: 2)  # timings are made for two threads
-    ceilings.keep({cpu_model() or "cpu": CPU})
+    ceilings.store({cpu_model() or "cpu": CPU})
     return Timings.open(tmp_path / "timings", HERE)
 
 
@@ -158,7 +158,7 @@ def test_a_graph_without_timings_has_a_ceiling_and_says_what_is_missing(known: T
 
 def test_the_ceiling_of_many_tiny_calls_is_not_nothing(known: Timings) -> None:
     tiny = replace(chain(), nodes=tuple(node("relu", "", 0, 1, X) for _ in range(4)), edges=())
-    ceilings.keep({cpu_model() or "cpu": Ceiling("a cpu", {"fp32": 1e15, "fp64": 1e15}, {}, 2e13, "measured")})
+    ceilings.store({cpu_model() or "cpu": Ceiling("a cpu", {"fp32": 1e15, "fp64": 1e15}, {}, 2e13, "measured")})
     total = xsp.bound.of(tiny, timings=known).rungs["ceiling"].sequential
     assert total == pytest.approx(4 * 8000 / 2e13 * 1e9, rel=1e-2)  # 0.4 ns a call
     assert text.time(0.33) == "0.33 ns"

@@ -62,7 +62,7 @@ def test_what_cannot_be_timed_is_not_to_be_timed_again(timings: Path, capsys: py
     from xsp import bench, graph
 
     name = machine.cpu_model() or "cpu"
-    ceilings.keep({name: Ceiling(name, {"fp32": 1e11}, {}, 1e10, "measured")})
+    ceilings.store({name: Ceiling(name, {"fp32": 1e11}, {}, 1e10, "measured")})
     known = Timings.open(timings, environment.current_environment())
     specs = [spec for spec, _ in bench.specs(graph.of("micro:path-3"), threads=1)]
     ok = {"samples": 9, "trimmed_ns": 1e4, "low_ns": 9e3, "high_ns": 1.1e4, "least_ns": 9e3, "taken_ns": 1}

@@ -136,7 +136,7 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Timings:
     pytest.importorskip("transformers")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(language, "graphs", SimpleNamespace(of=captured_once))
-    ceilings.keep({cpu_model() or "cpu": CPU})
+    ceilings.store({cpu_model() or "cpu": CPU})
     return Timings.open(tmp_path / "timings", HERE)
 
 

@@ -68,7 +68,7 @@ def scaled(batch):
 @pytest.fixture
 def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Timings:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    ceilings.keep({cpu_model() or "cpu": Ceiling("a cpu", {"fp32": 1e9}, {}, 1e9, "measured")})
+    ceilings.store({cpu_model() or "cpu": Ceiling("a cpu", {"fp32": 1e9}, {}, 1e9, "measured")})
     (tmp_path / "steps.py").write_text(STEPS)
     return Timings.open(tmp_path / "timings", HERE)
 

@@ -67,7 +67,7 @@ def test_a_command_that_cannot_be_used_says_why_where_it_is_typed(
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_doctor_lists_a_command_that_cannot_be_used_with_the_reason(name: str) -> None:
-    (line,) = (line for line in doctor.other_plugins() if f"{name!r}" in line)
+    (line,) = (line for line in doctor.broken_plugins() if f"{name!r}" in line)
     assert BROKEN[name][2] in line
 
 

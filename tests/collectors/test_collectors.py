@@ -211,7 +211,7 @@ class Dear(Collector):
     def start(self, rung: Level, describe: bool) -> None:
         self.pause = 40_000
 
-    def mute(self, quiet: bool, but: object = None) -> None:
+    def mute(self, quiet: bool, except_signal: object = None) -> None:
         self.pause, self.outer = (10_000, 2_000) if quiet else (0, 0)
 
     def probe(self) -> Probe:

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 import duckdb  # noqa: E402
 
 import xsp  # noqa: E402
-from xsp.schema import DESCRIBING, Level, Span  # noqa: E402
+from xsp.schema import DESCRIPTION_KEYS, Level, Span  # noqa: E402
 from xsp_collectors.modules import MOST_LETTERS, ModuleCalls  # noqa: E402
 from xsp_collectors.tensors import Numbers  # noqa: E402
 from xsp_collectors.torchops import TorchOps  # noqa: E402
@@ -78,7 +78,7 @@ def test_timed_steps_say_nothing_of_it():
     for collector in (TorchOps(), ModuleCalls()):
         found = seen(collector, lambda: net(IMAGE), describe=False)
         assert found
-        assert all(not set(attributes) & set(DESCRIBING) for _, attributes in found)
+        assert all(not set(attributes) & set(DESCRIPTION_KEYS) for _, attributes in found)
 
 
 def layer(module: Any, *args: Any) -> tuple[dict[str, Any], list[str]]:

@@ -16,11 +16,11 @@ import pytest
 import xsp
 from xsp.cli import main
 from xsp.comparison import Comparison, causes, comparable, compare
-from xsp.comparison.align import align, common
+from xsp.comparison.align import align, common_subsequence
 from xsp.comparison.conclusion import conclusion
 from xsp.comparison.evidence import RUNS, STEPS
 from xsp.comparison.series import Series
-from xsp.comparison.significance import p_value, ranked
+from xsp.comparison.significance import p_value, rank_test
 from xsp.errors import AnalysisError, UsageError
 from xsp.report.comparison import markdown
 from xsp.schema import Span
@@ -41,14 +41,14 @@ def run(text: str, conv: float = 100, repeats: int = 6, name: str = "hand", nois
 
 def one_after_the_other(step: int, text: str) -> list[Span]:
     """Return the spans of a step that begins where no other one goes on, with launches of its own."""
-    found = spans(text, step=step, rung=70, timed=True)
-    later = step * (max(each.start_ns + each.dur_ns for each in found) + 50_000)
+    result = spans(text, step=step, rung=70, timed=True)
+    later = step * (max(entry.start_ns + entry.dur_ns for entry in result) + 50_000)
     return [
-        each._replace(
-            start_ns=each.start_ns + later,
-            correlation_id=None if each.correlation_id is None else 1000 * step + each.correlation_id,
+        entry._replace(
+            start_ns=entry.start_ns + later,
+            correlation_id=None if entry.correlation_id is None else 1000 * step + entry.correlation_id,
         )
-        for each in found
+        for entry in result
     ]
 
 
@@ -67,56 +67,56 @@ def verdicts(found: Comparison, section: str) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_the_layer_that_became_slower_is_named_and_its_container_is_not() -> None:
-    found = compare(run(NET), run(NET, conv=150))
-    assert found.step.verdict == "slower"
-    assert verdicts(found, "layer") == {
+    result = compare(run(NET), run(NET, conv=150))
+    assert result.step.verdict == "slower"
+    assert verdicts(result, "layer") == {
         "net": "no evidence of change",
         "conv": "slower",
         "fc": "no evidence of change",
     }
-    conv = found.section("layer")[1]
+    conv = result.section("layer")[1]
     assert (conv.aligned, conv.a_ms, conv.b_ms) == ("key", pytest.approx(0.1, rel=0.01), pytest.approx(0.15, rel=0.01))
     assert conv.change_percent == pytest.approx(50, abs=1)
     assert conv.low_percent is not None
     assert conv.high_percent is not None
     assert conv.low_percent < 50 < conv.high_percent
-    assert verdicts(found, "operator") == {"aten::conv2d": "slower"}
+    assert verdicts(result, "operator") == {"aten::conv2d": "slower"}
     assert verdicts(compare(run(NET, conv=150), run(NET)), "layer")["conv"] == "faster"
 
 
 def test_the_same_twice_is_no_evidence_of_change() -> None:
-    found = compare(run(NET), run(NET, noise=(1, -2, 3, 0, 2, -1)))
-    assert {row.verdict for row in found.rows if row.section != "phase"} == {"no evidence of change"}
-    assert found.step.detectable_percent is not None
-    assert 25 < found.step.detectable_percent < 30  # of one run a side, what two starts may differ by is in it
+    result = compare(run(NET), run(NET, noise=(1, -2, 3, 0, 2, -1)))
+    assert {row.verdict for row in result.rows if row.section != "phase"} == {"no evidence of change"}
+    assert result.step.detectable_percent is not None
+    assert 25 < result.step.detectable_percent < 30  # of one run a side, what two starts may differ by is in it
 
 
 @pytest.mark.slow
 def test_without_repeats_it_cannot_tell() -> None:
-    found = compare(run(NET, repeats=1), run(NET, conv=150, repeats=1))
-    assert found.step.verdict == "cannot tell (no repeats)"
-    assert found.step.change_ms == pytest.approx(0.05)
-    assert found.step.low_ms is None
+    result = compare(run(NET, repeats=1), run(NET, conv=150, repeats=1))
+    assert result.step.verdict == "cannot tell (no repeats)"
+    assert result.step.change_ms == pytest.approx(0.05)
+    assert result.step.low_ms is None
     assert compare(run(NET, repeats=2), run(NET)).step.verdict == "cannot tell (too few repeats)"
 
 
 def test_layers_that_came_went_and_were_renamed() -> None:
     other = NET.replace("module fc ", "module relu {fc}-{done} type=ReLU\n    module head ").replace("conv2d", "conv9")
-    found = compare(run(NET), run(other))
-    assert [(row.name, row.type, row.aligned, row.verdict) for row in found.section("layer")] == [
+    result = compare(run(NET), run(other))
+    assert [(row.name, row.type, row.aligned, row.verdict) for row in result.section("layer")] == [
         ("net", "Net", "key", "no evidence of change"),
         ("conv", "Conv2d", "key", "no evidence of change"),
         ("fc → head", "Linear", "type", "no evidence of change"),
         ("relu", "ReLU", None, "only in B"),
     ]
-    assert verdicts(found, "operator") == {"aten::conv2d": "only in A", "aten::conv9": "only in B"}
+    assert verdicts(result, "operator") == {"aten::conv2d": "only in A", "aten::conv9": "only in B"}
 
 
 def test_what_differs_beside_the_times_comes_first() -> None:
     a, b = run(NET), run(NET, repeats=4)
     a.run |= {"machine": {"cores": 2, "packages": {"torch": "2.1"}}}
     b.run |= {"machine": {"cores": 8}}
-    assert [tuple(each) for each in compare(a, b).differences] == [
+    assert [tuple(entry) for entry in compare(a, b).differences] == [
         ("timed steps", "6", "4"),
         ("cores", "2", "8"),
         ("torch", "2.1", "not known"),
@@ -125,9 +125,9 @@ def test_what_differs_beside_the_times_comes_first() -> None:
 
 def test_training_and_prediction_are_not_judged_against_each_other() -> None:
     train = NET + "    backward backward {fc}-{done}\n"
-    found = compare(run(NET), run(train))
-    assert found.step.verdict == "cannot tell (the steps do different work)"
-    assert verdicts(found, "call") == {"backward backward": "only in B"}
+    result = compare(run(NET), run(train))
+    assert result.step.verdict == "cannot tell (the steps do different work)"
+    assert verdicts(result, "call") == {"backward backward": "only in B"}
 
 
 def test_what_has_nothing_in_common_or_holds_no_step_is_refused() -> None:
@@ -145,11 +145,11 @@ def test_device_work_is_compared_by_layer_and_by_name() -> None:
         launch cudaLaunchKernel  25-30 correlation_id=1
         kernel gemm              60-{end} correlation_id=1
     """
-    found = compare(run(text), run(text, conv=140))
-    assert verdicts(found, "layer") == {"fc": "no evidence of change"}
-    assert verdicts(found, "layer on device") == {"fc": "slower"}
-    assert verdicts(found, "kernel") == {"gemm": "slower"}
-    assert found.section("kernel")[0].a_calls == 1
+    result = compare(run(text), run(text, conv=140))
+    assert verdicts(result, "layer") == {"fc": "no evidence of change"}
+    assert verdicts(result, "layer on device") == {"fc": "slower"}
+    assert verdicts(result, "kernel") == {"gemm": "slower"}
+    assert result.section("kernel")[0].a_calls == 1
 
 
 # --- several runs a side ----------------------------------------------------------------------------------
@@ -162,12 +162,12 @@ def starts(*convs: float, text: str = NET) -> list[Trace]:
 
 @pytest.mark.slow
 def test_a_difference_between_two_runs_is_not_one_between_programs() -> None:
-    found = compare(run(NET), run(NET, conv=115))
-    assert found.step.verdict == "slower here"
-    assert verdicts(found, "layer")["conv"] == "slower here"
-    assert not found.slower_by(5)
+    result = compare(run(NET), run(NET, conv=115))
+    assert result.step.verdict == "slower here"
+    assert verdicts(result, "layer")["conv"] == "slower here"
+    assert not result.slower_by(5)
     assert verdicts(compare(run(NET, conv=115), run(NET)), "layer")["conv"] == "faster here"
-    assert "cannot be separated" in " ".join(conclusion(found))
+    assert "cannot be separated" in " ".join(conclusion(result))
 
 
 @pytest.mark.slow
@@ -175,11 +175,15 @@ def test_what_differs_between_runs_of_one_program_is_in_the_interval_of_several(
     a, b = starts(100, 115, 92), starts(112, 96, 104)
     assert {row.verdict for row in compare(a, b).rows} == {"no evidence of change"}
     assert compare(a[0], b[0]).step.verdict == "slower here"
-    found = compare(starts(100, 103, 98), starts(149, 153, 150))
-    assert found.step.verdict == "slower"
-    assert verdicts(found, "layer") == {"net": "no evidence of change", "conv": "slower", "fc": "no evidence of change"}
-    assert verdicts(found, "operator") == {"aten::conv2d": "slower"}
-    conv = found.section("layer")[1]
+    result = compare(starts(100, 103, 98), starts(149, 153, 150))
+    assert result.step.verdict == "slower"
+    assert verdicts(result, "layer") == {
+        "net": "no evidence of change",
+        "conv": "slower",
+        "fc": "no evidence of change",
+    }
+    assert verdicts(result, "operator") == {"aten::conv2d": "slower"}
+    conv = result.section("layer")[1]
     assert (conv.a_runs, conv.b_runs, conv.a_steps) == (3, 3, 18)
     assert conv.a_between_percent == pytest.approx(2.5, abs=0.2)
     assert conv.detectable_percent is not None
@@ -197,11 +201,11 @@ def test_one_new_run_is_held_against_many_old_ones() -> None:
 @pytest.mark.slow
 def test_a_layer_that_one_run_lacks_has_figures_of_the_others() -> None:
     without = NET.replace("    op aten::conv2d  10-{end}\n", "").replace("module fc ", "module head ")
-    found = compare([*starts(100, 101), run(without)], starts(101, 102, 100))
-    assert [(row.name, row.a_runs, row.b_runs) for row in found.section("layer")] == [
+    result = compare([*starts(100, 101), run(without)], starts(101, 102, 100))
+    assert [(row.name, row.a_runs, row.b_runs) for row in result.section("layer")] == [
         ("net", 3, 3), ("conv", 3, 3), ("fc", 3, 3),
     ]  # fmt: skip
-    assert [(row.name, row.a_runs) for row in found.section("operator")] == [("aten::conv2d", 2)]
+    assert [(row.name, row.a_runs) for row in result.section("operator")] == [("aten::conv2d", 2)]
 
 
 @pytest.mark.slow
@@ -221,7 +225,7 @@ def test_what_differs_within_a_side_only_is_no_difference_between_the_sides() ->
         side[1].run |= {"machine": {"cores": 4}}
     assert compare(a, b).differences == []
     b[1].run |= {"machine": {"cores": 8}}
-    assert [tuple(each) for each in compare(a, b).differences] == [("cores", "2 | 4", "2 | 8")]
+    assert [tuple(entry) for entry in compare(a, b).differences] == [("cores", "2 | 4", "2 | 8")]
 
 
 # --- bare steps -------------------------------------------------------------------------------------------
@@ -244,26 +248,26 @@ def test_the_step_is_that_of_bare_steps_where_all_runs_tell_of_them() -> None:
     def sides(b_us: float) -> tuple[list[Trace], list[Trace]]:
         return [with_loop(run(NET), us) for us in (100, 102, 99)], [with_loop(run(NET), us) for us in (b_us, 101, 100)]
 
-    found = compare(*sides(b_us=102))
-    assert found.step.a_ms == pytest.approx(0.101, abs=0.002)
-    assert found.step.verdict == "no evidence of change"
+    result = compare(*sides(b_us=102))
+    assert result.step.a_ms == pytest.approx(0.101, abs=0.002)
+    assert result.step.verdict == "no evidence of change"
     a, b = sides(b_us=100)
-    found = compare(a, [*b[1:], with_loop(run(NET), 99, steady=False)])
-    assert found.step.a_ms == pytest.approx(0.101, abs=0.002)  # bare ones that followed a bare one: a short run's
-    assert verdicts(found, "loop") == {"iteration": "no evidence of change"}
-    found = compare(a, [*b[1:], run(NET)])
-    assert found.step.a_ms == pytest.approx(0.1705)  # one run has no bare ones: of all those that were recorded
-    assert found.section("loop") == []
+    result = compare(a, [*b[1:], with_loop(run(NET), 99, steady=False)])
+    assert result.step.a_ms == pytest.approx(0.101, abs=0.002)  # bare ones that followed a bare one: a short run's
+    assert verdicts(result, "loop") == {"iteration": "no evidence of change"}
+    result = compare(a, [*b[1:], run(NET)])
+    assert result.step.a_ms == pytest.approx(0.1705)  # one run has no bare ones: of all those that were recorded
+    assert result.section("loop") == []
 
 
 @pytest.mark.slow
 def test_what_stands_between_steps_is_compared_too() -> None:
     a = [with_loop(run(NET), us) for us in (100, 102, 99)]
     b = [with_loop(run(NET), us, before_us=400) for us in (101, 100, 99)]
-    found = compare(a, b)
-    assert found.step.verdict == "no evidence of change"
-    assert verdicts(found, "loop") == {"iteration": "slower"}
-    assert found.section("loop")[0].b_ms == pytest.approx(0.501, abs=0.003)
+    result = compare(a, b)
+    assert result.step.verdict == "no evidence of change"
+    assert verdicts(result, "loop") == {"iteration": "slower"}
+    assert result.section("loop")[0].b_ms == pytest.approx(0.501, abs=0.003)
 
 
 @pytest.mark.slow
@@ -299,11 +303,13 @@ TRAINING = """
 
 @pytest.mark.slow
 def test_the_first_sentence_says_the_change_and_what_holds_it() -> None:
-    said = conclusion(compare(run(TRAINING, conv=500), run(TRAINING, conv=5)))
-    assert said[0].startswith("0.495 ms less a step (0.571 ms → 75.5 µs): waiting for data is gone (0.51 ms → 15.5 µs)")
-    assert said[1].startswith("The step: B is faster than A, -86.")
-    assert "Kernels and copies take about the same (10 → 10 µs a step)." in said
-    assert any(each.startswith("The device is idle 0.") for each in said)
+    message = conclusion(compare(run(TRAINING, conv=500), run(TRAINING, conv=5)))
+    assert message[0].startswith(
+        "0.495 ms less a step (0.571 ms → 75.5 µs): waiting for data is gone (0.51 ms → 15.5 µs)"
+    )
+    assert message[1].startswith("The step: B is faster than A, -86.")
+    assert "Kernels and copies take about the same (10 → 10 µs a step)." in message
+    assert any(entry.startswith("The device is idle 0.") for entry in message)
     back = conclusion(compare(run(TRAINING, conv=5), run(TRAINING, conv=500)))
     assert back[0].startswith("0.495 ms more a step (75.5 µs → 0.571 ms): waiting for data is new")
 
@@ -322,11 +328,11 @@ def test_a_part_that_changed_for_certain_is_said_of_a_step_that_did_not() -> Non
         return trace_of(rows, {"name": "hand"})
 
     a, b = varying(400, [0, 10, -5, 5, 8, 3]), varying(5, [300, 310, 290, 305, 700, 900])
-    found = compare(a, b)
-    assert found.step.verdict == "no evidence of change"
-    said = conclusion(found)
-    assert "waiting for data is gone" in said[0]
-    assert said[1].startswith("The step: no evidence of change as a whole")
+    result = compare(a, b)
+    assert result.step.verdict == "no evidence of change"
+    message = conclusion(result)
+    assert "waiting for data is gone" in message[0]
+    assert message[1].startswith("The step: no evidence of change as a whole")
     quiet = conclusion(compare(a, a))
     assert quiet[0].startswith("No evidence of change: a step takes about the same")
 
@@ -341,32 +347,34 @@ def test_on_a_device_classes_operators_causes_of_idling_and_launches_are_named()
     """
     )
     texts = TRAINING, more.replace("0-{done}\n", "0-{done2}\n", 1).replace("{done2}", "900")
-    found = compare(run(texts[0]), run(texts[1]))
-    said = " ".join(conclusion(found))
-    assert "communication is new" in said
-    assert "The host launches 2 times a step instead of 1." in said
-    assert {row.name: row.verdict for row in found.section("kernel class")}["communication"] == "only in B"
-    assert [row.name for row in found.section("operator on device")] == ["aten::mm"]
-    assert found.section("launch")[0].b_calls == 2
+    result = compare(run(texts[0]), run(texts[1]))
+    message = " ".join(conclusion(result))
+    assert "communication is new" in message
+    assert "The host launches 2 times a step instead of 1." in message
+    assert {row.name: row.verdict for row in result.section("kernel class")}["communication"] == "only in B"
+    assert [row.name for row in result.section("operator on device")] == ["aten::mm"]
+    assert result.section("launch")[0].b_calls == 2
 
 
 @pytest.mark.slow
 def test_of_several_runs_phases_are_tested_too() -> None:
-    found = compare([run(TRAINING, conv=us) for us in (500, 505, 498)], [run(TRAINING, conv=us) for us in (5, 6, 4)])
-    assert verdicts(found, "phase")["data"] == "faster"
-    assert "waiting for data is gone" in conclusion(found)[0]
+    result = compare([run(TRAINING, conv=us) for us in (500, 505, 498)], [run(TRAINING, conv=us) for us in (5, 6, 4)])
+    assert verdicts(result, "phase")["data"] == "faster"
+    assert "waiting for data is gone" in conclusion(result)[0]
 
 
 @pytest.mark.slow
 def test_the_layer_that_changed_most_is_named_where_no_row_of_so_many_can_be_certain() -> None:
     a = [run(MANY, conv=us, repeats=2) for us in (100, 102, 99)]
     b = [run(MANY.replace("Conv2d", "Slow"), conv=us, repeats=2) for us in (900, 1000, 860)]
-    found = compare(a, b)
-    assert found.step.verdict == "slower"
-    assert set(verdicts(found, "layer").values()) == {"no evidence of change"}
-    said = "The layer that changed most, on the host: conv (Conv2d → Slow), 0.8"
-    assert any(each.startswith(said) and each.endswith("more repeats to be certain.") for each in conclusion(found))
-    assert not any("changed most" in each for each in conclusion(compare(a, a)))  # where the step did not change
+    result = compare(a, b)
+    assert result.step.verdict == "slower"
+    assert set(verdicts(result, "layer").values()) == {"no evidence of change"}
+    message = "The layer that changed most, on the host: conv (Conv2d → Slow), 0.8"
+    assert any(
+        entry.startswith(message) and entry.endswith("more repeats to be certain.") for entry in conclusion(result)
+    )
+    assert not any("changed most" in entry for entry in conclusion(compare(a, a)))  # where the step did not change
 
 
 MANY = NET + "".join(f"    module act{n} {{fc}}-{{fc}} type=ReLU\n" for n in range(30))
@@ -381,12 +389,12 @@ def test_a_layer_of_another_type_in_the_same_place_is_one_row_of_memory() -> Non
 
 
 def test_steps_that_do_different_work_are_not_explained() -> None:
-    said = conclusion(compare(run(NET), run(NET + "    backward backward {fc}-{done}\n")))
-    assert said[0] == "The step: cannot tell (the steps do different work)."
+    message = conclusion(compare(run(NET), run(NET + "    backward backward {fc}-{done}\n")))
+    assert message[0] == "The step: cannot tell (the steps do different work)."
 
 
 def test_times_are_said_in_a_unit_that_fits_and_as_all_that_was_recorded_where_no_step_is_told() -> None:
-    assert [causes.ms(each) for each in (0, 0.0123, 1.2345, 123.4, 43_425.0)] == [
+    assert [causes.ms(entry) for entry in (0, 0.0123, 1.2345, 123.4, 43_425.0)] == [
         "0 ms", "12.3 µs", "1.23 ms", "123 ms", "43.4 s",
     ]  # fmt: skip
     assert (causes.both_ms(2, 1), causes.both_ms(0, 0.05), causes.both_ms(2, 0.05)) == (
@@ -405,9 +413,9 @@ def test_workers_of_the_data_loader_are_told_from_none_in_real_traces(
     if without is None or workers is None:
         pytest.skip("the traces with and without workers are not in shared/traces")
     assert main(["compare", str(without), str(workers), "--fail-if-slower", "5%", "--format", "json"]) != 1
-    said = json.loads(capsys.readouterr().out)["conclusion"]
-    assert " less a step (176 → 135 ms): waiting for data is gone (" in said[0]
-    assert any("waiting for the data loader is gone" in each for each in said)
+    message = json.loads(capsys.readouterr().out)["conclusion"]
+    assert " less a step (176 → 135 ms): waiting for data is gone (" in message[0]
+    assert any("waiting for the data loader is gone" in entry for entry in message)
     assert main(["compare", str(workers), str(without), "--fail-if-slower", "5%", "--format", "json"]) == 3
     assert ": waiting for data is new (" in json.loads(capsys.readouterr().out)["conclusion"][0]
 
@@ -416,12 +424,12 @@ def test_workers_of_the_data_loader_are_told_from_none_in_real_traces(
 
 
 def test_the_longest_common_subsequence() -> None:
-    pairs = common("abcbdab", "bdcaba")
+    pairs = common_subsequence("abcbdab", "bdcaba")
     assert len(pairs) == 4
     assert all("abcbdab"[here] == "bdcaba"[there] for here, there in pairs)
     assert pairs == sorted(pairs)
-    assert common("", "abc") == []
-    assert len(common("x" * 3000, "x" * 2000)) == 2000
+    assert common_subsequence("", "abc") == []
+    assert len(common_subsequence("x" * 3000, "x" * 2000)) == 2000
 
 
 def test_layers_of_a_wrapped_model_are_aligned_by_type() -> None:
@@ -430,7 +438,7 @@ def test_layers_of_a_wrapped_model_are_aligned_by_type() -> None:
             Series(None, f"{prefix}{place}", kind, [1.0]) for place, kind in enumerate(("conv", "bn", "relu", "conv"))
         ]
 
-    assert [pair.by for pair in align(net("block."), net("module.block."))] == ["type"] * 4
+    assert [pair.evidence for pair in align(net("block."), net("module.block."))] == ["type"] * 4
 
 
 @pytest.mark.parametrize(
@@ -442,11 +450,11 @@ def test_student_s_p_value_is_that_of_the_tables(t: float, freedom: float, p: fl
 
 @pytest.mark.parametrize(("n", "m", "u", "p"), [(4, 4, 0, 2 / 70), (3, 5, 1, 4 / 56), (5, 5, 2, 8 / 252)])
 def test_the_rank_test_is_that_of_the_tables(n: int, m: int, u: int, p: float) -> None:
-    b = [10.0 + each for each in range(m)]
-    a = [float(each) for each in range(n - 1)] + [b[u - 1] + 0.5 if u else 1.5]
-    found = ranked(a, b, 0.05)
-    assert found is not None
-    assert found.p == pytest.approx(p)
+    b = [10.0 + entry for entry in range(m)]
+    a = [float(entry) for entry in range(n - 1)] + [b[u - 1] + 0.5 if u else 1.5]
+    result = rank_test(a, b, 0.05)
+    assert result is not None
+    assert result.p == pytest.approx(p)
 
 
 def test_the_rank_test_counts_all_ways_to_deal_the_values_out() -> None:
@@ -463,19 +471,19 @@ def test_the_rank_test_counts_all_ways_to_deal_the_values_out() -> None:
             apart([pooled[k] for k in chosen], [pooled[k] for k in range(n + m) if k not in chosen])
             for chosen in itertools.combinations(range(n + m), n)
         ]
-        found = ranked(a, b, 0.05)
-        assert found is not None
-        assert found.p == pytest.approx(sum(each >= apart(a, b) for each in dealt) / len(dealt))
-        assert (found.low <= 0 <= found.high) == (found.p > 0.05)
+        result = rank_test(a, b, 0.05)
+        assert result is not None
+        assert result.p == pytest.approx(sum(entry >= apart(a, b) for entry in dealt) / len(dealt))
+        assert (result.low <= 0 <= result.high) == (result.p > 0.05)
 
 
 def test_many_values_are_ranked_by_the_normal_approximation_and_ties_are_no_evidence() -> None:
-    found = ranked([float(k) for k in range(50)], [k + 10.5 for k in range(3000)], 0.05)
-    assert found is not None
-    assert found.p < 1e-20
-    same = ranked([5.0] * 8, [5.0] * 9, 0.05)
+    result = rank_test([float(k) for k in range(50)], [k + 10.5 for k in range(3000)], 0.05)
+    assert result is not None
+    assert result.p < 1e-20
+    same = rank_test([5.0] * 8, [5.0] * 9, 0.05)
     assert same == (1, 0, 0)
-    assert ranked([1.0, 2, 3], [4.0, 5, 6], 0.05) is None
+    assert rank_test([1.0, 2, 3], [4.0, 5, 6], 0.05) is None
 
 
 def test_p_values_are_adjusted_for_being_many() -> None:
@@ -488,8 +496,8 @@ def test_p_values_are_adjusted_for_being_many() -> None:
 
 
 def test_a_difference_without_any_noise_is_certain() -> None:
-    found = RUNS.evidence([5.0] * 3, [6.0] * 3)
-    assert (found.p, found.low, found.high) == (0, 1, 1)
+    result = RUNS.evidence([5.0] * 3, [6.0] * 3)
+    assert (result.p, result.low, result.high) == (0, 1, 1)
     assert RUNS.evidence([5.0] * 3, [5.0] * 3).p == 1
 
 
@@ -568,12 +576,12 @@ def test_a_gate_says_where_the_runs_cannot_tell_and_the_code_can_be_chosen(
         "half": run(NET, conv=30),
     }
     monkeypatch.setattr("xsp.ingest.load.load", lambda place, **_: of[str(place)])
-    for after, said in (("b", "+8.8 %"), ("same", "+0.0 %"), ("one", "no repeats")):
+    for after, message in (("b", "+8.8 %"), ("same", "+0.0 %"), ("one", "no repeats")):
         assert main(["compare", "a", after, "--fail-if-slower", "5%"]) == 3
-        told = capsys.readouterr().err
-        assert "undecided" in told
-        assert said in told
-        assert "--turns" in told
+        output = capsys.readouterr().err
+        assert "undecided" in output
+        assert message in output
+        assert "--turns" in output
         assert main(["compare", "a", after, "--fail-if-slower", "5%", "--if-cannot-tell", "0"]) == 0
         assert main(["compare", "a", after, "--fail-if-slower", "5%", "--if-cannot-tell", "1"]) == 1
         capsys.readouterr()
@@ -586,9 +594,9 @@ def test_a_gate_says_where_the_runs_cannot_tell_and_the_code_can_be_chosen(
 
 @pytest.mark.slow
 def test_a_gate_over_several_runs_passes_only_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = {f"a{k}": each for k, each in enumerate(starts(100, 101, 99, 100))}
-    of |= {f"b{k}": each for k, each in enumerate(starts(101, 100, 99, 102))}
-    of |= {f"c{k}": each for k, each in enumerate(starts(100, 140, 90, 120))}
+    of = {f"a{k}": entry for k, entry in enumerate(starts(100, 101, 99, 100))}
+    of |= {f"b{k}": entry for k, entry in enumerate(starts(101, 100, 99, 102))}
+    of |= {f"c{k}": entry for k, entry in enumerate(starts(100, 140, 90, 120))}
     monkeypatch.setattr("xsp.ingest.load.load", lambda place, **_: of[str(place)])
     a, b, c = ([f"{letter}{k}" for k in range(4)] for letter in "abc")
     assert main(["compare", *a, "--with", *b, "--fail-if-slower", "5%"]) == 0
@@ -601,36 +609,36 @@ def test_a_gate_over_several_runs_passes_only_what_is_known(monkeypatch: pytest.
 def test_a_few_steps_that_are_all_longer_are_told_though_they_vary() -> None:
     """Another device: 75 to 81 ms there, 82 to 166 here. Means and their errors alone find nothing."""
     a, b = [75.5, 76.9, 76.2, 76.7, 78.5, 81.1], [100.3, 122.1, 166.4, 82.0, 107.2, 166.3]
-    found = STEPS.evidence(a, b)
-    assert found.test == "ranks"
-    assert found.p == pytest.approx(2 / math.comb(12, 6) / 0.8)
-    assert found.low is not None
-    assert 0 < found.low < found.change
-    assert STEPS.verdict(found, found.p, 6) == "slower here"
-    assert STEPS.verdict(STEPS.evidence(b, a), found.p, 6) == "faster here"
+    result = STEPS.evidence(a, b)
+    assert result.test == "ranks"
+    assert result.p == pytest.approx(2 / math.comb(12, 6) / 0.8)
+    assert result.low is not None
+    assert 0 < result.low < result.change
+    assert STEPS.verdict(result, result.p, 6) == "slower here"
+    assert STEPS.verdict(STEPS.evidence(b, a), result.p, 6) == "faster here"
 
 
 def test_two_disturbed_steps_of_twelve_do_not_hide_that_a_layer_is_faster() -> None:
     a = [8.7, 8.6, 8.9, 8.7, 8.8, 8.6, 8.7, 8.75, 8.65, 8.7, 9.1, 8.7]
     b = [0.44, 0.43, 0.45, 31.0, 0.44, 0.43, 0.46, 0.44, 28.0, 0.45, 0.44, 0.43]
-    found = STEPS.evidence(a, b)
-    assert STEPS.verdict(found, found.p, 12) == "faster"
+    result = STEPS.evidence(a, b)
+    assert STEPS.verdict(result, result.p, 12) == "faster"
     many = [1.0] * 200
-    assert STEPS.verdict(found, STEPS.adjusted([found.p, *many])[0], 12) == "faster"
+    assert STEPS.verdict(result, STEPS.adjusted([result.p, *many])[0], 12) == "faster"
     three = STEPS.evidence(a, [20.0, *b[1:]])
     assert three.test == "ranks"
     assert STEPS.verdict(three, three.p, 12) in ("faster", "faster here")
 
 
 def test_steps_of_which_some_are_shorter_and_some_longer_tell_nothing_of_the_step() -> None:
-    found = STEPS.evidence([159.4, 149.0, 148.7, 151.7, 153.2, 155.7], [160.1, 121.9, 123.1, 117.8, 127.1, 206.5])
-    assert STEPS.verdict(found, found.p, 6) == "no evidence of change"
+    result = STEPS.evidence([159.4, 149.0, 148.7, 151.7, 153.2, 155.7], [160.1, 121.9, 123.1, 117.8, 127.1, 206.5])
+    assert STEPS.verdict(result, result.p, 6) == "no evidence of change"
 
 
 def test_so_few_steps_that_ranks_cannot_tell_are_left_to_yuen_s_test() -> None:
-    found = STEPS.evidence([1.0, 1.01, 0.99], [2.0, 2.01, 1.99])
-    assert found.test == "Yuen's test"
-    assert STEPS.verdict(found, found.p, 3) == "slower"
+    result = STEPS.evidence([1.0, 1.01, 0.99], [2.0, 2.01, 1.99])
+    assert result.test == "Yuen's test"
+    assert STEPS.verdict(result, result.p, 3) == "slower"
 
 
 @pytest.mark.slow
@@ -655,8 +663,10 @@ def test_markdown_shows_names_as_they_are() -> None:
 
 @pytest.mark.slow
 def test_in_python_it_is_a_relation(real: Path) -> None:
-    found = xsp.compare(xsp.load(real / "before"), xsp.load(real / "after"))
-    assert found.relation("layer").filter("verdict = 'slower' AND change_ms > 10").select("name").fetchall() == [("1",)]
+    result = xsp.compare(xsp.load(real / "before"), xsp.load(real / "after"))
+    assert result.relation("layer").filter("verdict = 'slower' AND change_ms > 10").select("name").fetchall() == [
+        ("1",)
+    ]
 
 
 @pytest.mark.parametrize("percent", ["fast", "-1", "nan"])

@@ -41,7 +41,7 @@ def told(draw: random.Random, noise: Noise, change: float = 0.0) -> float:
 
 def courses(many: int, most: int, change: float, noise: Noise, drift: float = 0.0) -> tuple[float, float]:
     """Return the share of courses of turns in which a change was found, and the mean of their turns."""
-    how, found, turns = evidence.repeats(most), 0, 0
+    how, found, turns = evidence.turn_repeats(most), 0, 0
     for seed in range(many):
         draw = random.Random(seed)
         a: list[float] = []
@@ -50,7 +50,7 @@ def courses(many: int, most: int, change: float, noise: Noise, drift: float = 0.
             slow = 1 + drift * turn
             a.append(slow * told(draw, noise))
             b.append(slow * told(draw, noise, change))
-            if turn >= evidence.FIRST and (evidence.compare_turn(how, a, b).enough or turn == most):
+            if turn >= evidence.MIN_TURNS and (evidence.compare_turn(how, a, b).is_enough or turn == most):
                 found += verdict(how, a, b) != NO_EVIDENCE
                 turns += turn
                 break
@@ -163,7 +163,7 @@ def test_of_one_program_in_turns_at_most_one_course_in_twenty_finds_a_change_in_
 
 def test_in_turns_a_change_is_found_on_a_machine_that_drifts() -> None:
     """What slows both runs of a turn is in no difference within turns; for the test of all runs it is noise."""
-    how, found, by_all = evidence.repeats(10), 0, 0
+    how, found, by_all = evidence.turn_repeats(10), 0, 0
     for seed in range(200):
         draw = random.Random(seed)
         slow = [1 + draw.gauss(0, 0.08) for _ in range(10)]
@@ -177,7 +177,7 @@ def test_in_turns_a_change_is_found_on_a_machine_that_drifts() -> None:
 
 def test_turns_of_which_one_lacks_a_run_are_tested_without_pairs() -> None:
     a, b = [1.0, 1.01, 0.99, 1.02], [1.2, 1.21, 1.19]
-    assert evidence.repeats(5).evidence(a, b).test == BY_YUEN
+    assert evidence.turn_repeats(5).evidence(a, b).test == BY_YUEN
 
 
 @pytest.mark.slow
@@ -204,14 +204,16 @@ def test_the_turns_that_are_recommended_find_five_percent_where_starts_differ_by
 ):
     def shared(many: int, change: float) -> tuple[int, int]:
         """Return in how many courses a change was found, on a machine that slows both runs of a turn alike too."""
-        how, said, found = evidence.repeats(evidence.USUAL), 0, 0
+        how, said, found = evidence.turn_repeats(evidence.USUAL_TURNS), 0, 0
         for seed in range(many):
             draw, a, b = random.Random(seed), [], []
-            for turn in range(1, evidence.USUAL + 1):
+            for turn in range(1, evidence.USUAL_TURNS + 1):
                 slow = 1 + draw.gauss(0, 0.025)
                 a.append(slow * (1 + quiet(draw)))
                 b.append(slow * (1 + quiet(draw)) * (1 + change))
-                if turn >= evidence.FIRST and (evidence.compare_turn(how, a, b).enough or turn == evidence.USUAL):
+                if turn >= evidence.MIN_TURNS and (
+                    evidence.compare_turn(how, a, b).is_enough or turn == evidence.USUAL_TURNS
+                ):
                     said += verdict(how, a, b) != NO_EVIDENCE
                     found += verdict(how, a, b) == SLOWER
                     break
@@ -222,7 +224,7 @@ def test_the_turns_that_are_recommended_find_five_percent_where_starts_differ_by
 
 
 def test_a_large_change_is_known_after_the_first_look() -> None:
-    assert courses(50, 10, 0.5, quiet) == (1.0, evidence.FIRST)
+    assert courses(50, 10, 0.5, quiet) == (1.0, evidence.MIN_TURNS)
 
 
 def test_the_change_that_would_have_been_found_is_found_four_times_out_of_five() -> None:
@@ -240,16 +242,16 @@ def test_the_change_that_would_have_been_found_is_found_four_times_out_of_five()
 
 
 def test_with_a_threshold_it_stops_when_it_knows_the_side() -> None:
-    how = evidence.repeats(20)
+    how = evidence.turn_repeats(20)
     a = [1.0, 1.01, 0.99, 1.0, 1.01, 0.99]
     clear = [each * 1.06 for each in a]
-    assert evidence.compare_turn(how, a, clear).enough
-    assert not evidence.compare_turn(how, a, clear, threshold=0.06).enough
-    assert evidence.compare_turn(how, a, clear, threshold=0.12).enough
-    assert evidence.compare_turn(how, a, clear, threshold=0.02).enough
+    assert evidence.compare_turn(how, a, clear).is_enough
+    assert not evidence.compare_turn(how, a, clear, threshold=0.06).is_enough
+    assert evidence.compare_turn(how, a, clear, threshold=0.12).is_enough
+    assert evidence.compare_turn(how, a, clear, threshold=0.02).is_enough
 
 
 def test_a_number_of_turns_that_can_tell_nothing_is_refused() -> None:
     with pytest.raises(evidence.UsageError, match="at least 3"):
-        evidence.repeats(2)
-    assert evidence.repeats(9).level == evidence.LEVELS[10]
+        evidence.turn_repeats(2)
+    assert evidence.turn_repeats(9).level == evidence.LOOK_LEVELS[10]

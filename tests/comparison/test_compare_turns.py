@@ -81,17 +81,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_command_or_a_model_is_read_as_it_is_typed(typed: str, verb: str, args: tuple[str, ...]) -> None:
-    found = commands.program(typed)
-    assert (found.verb, found.args, found.python) == (verb, args, (sys.executable,))
-    options.check_in_turns(found)
+    result = commands.program(typed)
+    assert (result.verb, result.args, result.python) == (verb, args, (sys.executable,))
+    options.check_in_turns(result)
 
 
 def test_an_interpreter_with_its_place_its_options_and_variables_before_it_are_kept() -> None:
-    found = commands.program("A=1 B='x y' bin/python -u -X dev 'my train.py' 2")
-    assert found.settings == (("A", "1"), ("B", "x y"))
-    assert found.python == (str(Path("bin/python").absolute()), "-u", "-X", "dev")
-    assert found.args == ("my train.py", "2")
-    assert found.name == "my-train"
+    result = commands.program("A=1 B='x y' bin/python -u -X dev 'my train.py' 2")
+    assert result.settings == (("A", "1"), ("B", "x y"))
+    assert result.python == (str(Path("bin/python").absolute()), "-u", "-X", "dev")
+    assert result.args == ("my train.py", "2")
+    assert result.name == "my-train"
     assert commands.program("torchvision:resnet18").name == "resnet18"
 
 
@@ -151,11 +151,11 @@ def test_a_slower_program_is_found_after_a_few_turns_and_its_runs_are_kept(
     typed = ["compare", "--turns", "5", before, after, "--levels", "M", "--fail-if-slower", "5%"]
     assert main([*typed, "--format", "json"]) == 1
     printed = capsys.readouterr()
-    found = json.loads(printed.out)
-    turns = found["runs"]["a"]  # three, unless the machine is so loaded that they do not tell
-    assert (found["repeats"], found["runs"]) == ("turn", {"a": turns, "b": turns})
+    result = json.loads(printed.out)
+    turns = result["runs"]["a"]  # three, unless the machine is so loaded that they do not tell
+    assert (result["repeats"], result["runs"]) == ("turn", {"a": turns, "b": turns})
     assert 3 <= turns <= 5
-    assert found["rows"][0]["verdict"] == "slower"
+    assert result["rows"][0]["verdict"] == "slower"
     assert f"known after {turns} turns" in printed.err
     out = here / "runs" / "compare-steps"
     of_a, of_b = ([str(out / f"{side}-{k:02d}") for k in range(1, turns + 1)] for side in "ab")
@@ -171,9 +171,9 @@ def test_a_program_that_fails_ends_it_with_the_end_of_what_it_printed(
     (here / "bad.py").write_text("print('so far', flush=True)\nraise SystemExit(3)\n", encoding="utf-8")
     (here / "none.py").write_text("print('no step')\n", encoding="utf-8")
     assert main(["compare", "--turns", "3", "python bad.py", "python bad.py"]) == 2
-    said = capsys.readouterr().err
-    assert "'python bad.py' ended with exit code 3" in said
-    assert "  so far" in said
+    message = capsys.readouterr().err
+    assert "'python bad.py' ended with exit code 3" in message
+    assert "  so far" in message
     assert main(["compare", "--turns", "3", "python none.py", "python none.py", "--out", "runs/compare-bad"]) == 2
     assert "a run is there already" in capsys.readouterr().err
     assert main(["compare", "--turns", "3", "python none.py", "python none.py", "--out", "x", "-q"]) == 2
@@ -186,9 +186,9 @@ def interrupted(process: subprocess.Popen[str], begun: Callable[[], bool], numbe
     """Send a signal once it has begun, and return what the process said on stderr."""
     poll(begun)
     process.send_signal(number)
-    said = process.communicate(timeout=90)[1]
-    assert process.returncode == 130, said
-    return said
+    message = process.communicate(timeout=90)[1]
+    assert process.returncode == 130, message
+    return message
 
 
 @pytest.mark.slow
@@ -276,9 +276,9 @@ def test_two_revisions_run_in_trees_of_their_own_and_the_checkout_stays_as_it_is
     monkeypatch.setenv("PYTHONPATH", str(here))
     typed = ["compare", "--turns", "3", "--revisions", "HEAD~1", "main", TYPED, "--levels", "M", "--format", "json"]
     assert main([*typed, "-q"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["a"], found["b"]) == (f"HEAD~1: {TYPED}", f"main: {TYPED}")
-    assert found["rows"][0]["verdict"] == "slower"
+    result = json.loads(capsys.readouterr().out)
+    assert (result["a"], result["b"]) == (f"HEAD~1: {TYPED}", f"main: {TYPED}")
+    assert result["rows"][0]["verdict"] == "slower"
     assert "not this one" in (here / "slowness.py").read_text()
     assert len(git(here, "worktree", "list").splitlines()) == 1
 

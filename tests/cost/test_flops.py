@@ -130,9 +130,9 @@ def test_convolutions_of_2021_have_operations_by_their_sequence_numbers_and_by_t
     tmp_path: Path,
 ) -> None:
     def op(name: str, thread: int, start: int, dur: int, dims: list[Any], **more: Any) -> dict[str, Any]:
-        told = {"Input Dims": dims, "Input type": ["float" if each else "GenericList" for each in dims], **more}
+        output = {"Input Dims": dims, "Input type": ["float" if entry else "GenericList" for entry in dims], **more}
         return {"ph": "X", "cat": "Operator", "name": name, "pid": 1, "tid": thread, "ts": start, "dur": dur,
-                "args": told}  # fmt: skip
+                "args": output}  # fmt: skip
 
     node = {"Sequence number": 7, "Fwd thread id": 1}
     rest: list[Any] = [[]] * 8
@@ -312,8 +312,8 @@ def test_a_steps_time_lasts_until_the_next_one_begins_and_the_last_ones_until_it
     """
     machine = {"machine": {"devices": ["NVIDIA H100 80GB HBM3"]}}
     trace = trace_of([*spans(first, step=0), *spans(second, step=1)], machine)
-    found = xsp.analyses.model_flops_utilisation(trace).filter("of LIKE '%step%'")
-    rows = found.select("of, name, ms, round(mfu_percent, 4), tflop").fetchall()
+    result = xsp.analyses.model_flops_utilisation(trace).filter("of LIKE '%step%'")
+    rows = result.select("of, name, ms, round(mfu_percent, 4), tflop").fetchall()
     assert rows == [
         ("all steps", None, 0.36, 0.0556, 0.00019788),
         ("step", "s0", 0.12, 0.0833, 0.00009894),

@@ -141,8 +141,8 @@ def test_operations_of_tensor_cores_count_once_whichever_way_they_are_given() ->
 def test_of_several_ways_to_count_the_first_that_a_device_has_is_asked_for() -> None:
     whole, tf32 = "sm__ops_path_tensor_src_fp16", "sm__ops_path_tensor_src_tf32_dst_fp32_sparsity_"
     known = {whole, f"{whole}_dst_fp16", f"{whole}_dst_fp32", f"{tf32}on", f"{tf32}off", "dram__bytes_op_read"}
-    assert metrics.wanted(known) == [f"{whole}.sum", f"{tf32}off.sum", f"{tf32}on.sum", "dram__bytes_op_read.sum"]
-    assert set(metrics.wanted()) > set(metrics.wanted(known))
+    assert metrics.requested(known) == [f"{whole}.sum", f"{tf32}off.sum", f"{tf32}on.sum", "dram__bytes_op_read.sum"]
+    assert set(metrics.requested()) > set(metrics.requested(known))
 
 
 def test_operations_are_unknown_where_tensor_cores_were_not_counted() -> None:
@@ -173,33 +173,33 @@ def row(name: str, layer: str | None = None, grid: int | None = 8, marker: float
 
 
 def test_the_kth_row_of_a_group_is_of_its_kth_launch() -> None:
-    found = joining.join(
+    result = joining.join(
         [kernel("late", "a", 3), kernel("other", "b", 2), kernel("early", "a", 1)],
         [row("a", marker=1), row("b", marker=2), row("a", marker=3)],
     )
-    assert {key: each.values["marker"] for key, each in found.rows.items()} == {"early": 1, "other": 2, "late": 3}
+    assert {key: entry.values["marker"] for key, entry in result.rows.items()} == {"early": 1, "other": 2, "late": 3}
 
 
 def test_a_group_with_other_numbers_is_not_joined_at_all() -> None:
-    found = joining.join(
+    result = joining.join(
         [kernel("a1", "a", 1), kernel("a2", "a", 2), kernel("b", "b", 3), kernel("big", "a", 4, grid=99)],
         [row("a"), row("b"), row("a", grid=99), row("c")],
     )
-    assert (set(found.rows), found.rows_given) == ({"b", "big"}, 4)
+    assert (set(result.rows), result.row_count) == ({"b", "big"}, 4)
 
 
 def test_layers_keep_apart_what_is_alike() -> None:
     first, second = joining.layer_range(0, "fc"), joining.layer_range(1, "fc")
-    found = joining.join(
+    result = joining.join(
         [kernel("1", "a", 1, first), kernel("2", "a", 2, second), kernel("back", "a", 3)],
         [row("a", second, marker=2), row("a", marker=3), row("a", first, marker=1), row("a", second, marker=4)],
     )
-    assert {key: each.values["marker"] for key, each in found.rows.items()} == {"1": 1, "back": 3}
+    assert {key: entry.values["marker"] for key, entry in result.rows.items()} == {"1": 1, "back": 3}
 
 
 def test_a_kernel_of_unknown_layer_may_have_been_launched_in_any() -> None:
-    found = joining.join([kernel("graph", "a", 1)], [row("a", joining.layer_range(0, "net"))])
-    assert set(found.rows) == {"graph"}
+    result = joining.join([kernel("graph", "a", 1)], [row("a", joining.layer_range(0, "net"))])
+    assert set(result.rows) == {"graph"}
 
 
 def test_grid_and_block_that_one_side_does_not_tell_are_left_out() -> None:
@@ -218,7 +218,7 @@ def test_grid_and_block_that_one_side_does_not_tell_are_left_out() -> None:
     ],
 )
 def test_names_are_compared_without_what_tools_write_differently(name: str, plain: str) -> None:
-    assert joining.plain(name) == plain
+    assert joining.function_name(name) == plain
 
 
 # --- a run --------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def rows(trace: Trace, identity: str, *columns: str) -> list[tuple[object, ...]]
 @pytest.mark.slow
 def test_analyses_stand_on_counters(run: Path, tmp_path: Path) -> None:
     assert rows(load.load(run), "A8", "flops", "flops_source")[1:] == [(None, None), (100, "shapes")]
-    said = storing.attach(run, [report(tmp_path, FULL_REPORT)])
+    message = storing.attach(run, [report(tmp_path, FULL_REPORT)])
     trace = load.load(run)
     columns = (
         "flops",
@@ -261,8 +261,8 @@ def test_analyses_stand_on_counters(run: Path, tmp_path: Path) -> None:
         ("fc", 1000, 100),
     ]
     assert rows(trace, "A15", "flops", "dram_read_bytes") == [(7000, 3010)]
-    assert (said["with_counters"], said["device_time_percent"], said["rows_joined"]) == (3, 100.0, 3)
-    assert trace.run["counters"] == said
+    assert (message["with_counters"], message["device_time_percent"], message["rows_joined"]) == (3, 100.0, 3)
+    assert trace.run["counters"] == message
     assert trace.run["absent"] == {}
     assert trace.run["notes"][-1]["text"].startswith("3 of 3 kernels (100.0 % of device time) have counters")
 
@@ -294,16 +294,16 @@ def test_several_reports_complete_each_other(run: Path, tmp_path: Path) -> None:
         paths.append(report(tmp_path / name, raw({"name": "prepare", name: value})))
     storing.attach(run, paths)
     trace = load.load(run)
-    found = rows(trace, "A8", "name", "dram_read_bytes", "occupancy", "occupancy_source")
-    assert ("prepare", 7, 0.25, "counter") in found
+    result = rows(trace, "A8", "name", "dram_read_bytes", "occupancy", "occupancy_source")
+    assert ("prepare", 7, 0.25, "counter") in result
     assert trace.run["notes"][-1]["text"].startswith("counters do not give the operations of kernels without s")
 
 
 @pytest.mark.slow
 def test_a_kernel_of_which_no_counter_is_known_is_joined_and_gets_no_figure(run: Path, tmp_path: Path) -> None:
     text = raw({"name": "prepare", READ: "n/a"}, {"name": "gemm", READ: "1"}, {"name": "gemm", READ: "2"})
-    said = storing.attach(run, [report(tmp_path, text)])
-    assert (said["with_counters"], said["rows_joined"]) == (2, 3)
+    message = storing.attach(run, [report(tmp_path, text)])
+    assert (message["with_counters"], message["rows_joined"]) == (2, 3)
     assert ("prepare", None) in rows(load.load(run), "A8", "name", "dram_read_bytes")
 
 

@@ -29,7 +29,7 @@ from xsp.launch.run import Launch
 from xsp.levels import parse_levels
 from xsp.record.schedule import DescribeOnce
 from xsp.record.settings import Settings
-from xsp.testing import installed
+from xsp.testing import process_state
 
 torch = pytest.importorskip("torch")
 
@@ -52,7 +52,7 @@ else:
         option("--export").with_suffix(".ncu-rep").write_bytes(b"a report")
     sys.exit(int("ERROR" in said))
 """
-KNOWN = "\n".join(f"{name.partition('.')[0]:60} Counter  byte  # of bytes" for name in metrics.wanted())
+KNOWN = "\n".join(f"{name.partition('.')[0]:60} Counter  byte  # of bytes" for name in metrics.requested())
 
 
 @pytest.fixture
@@ -60,14 +60,14 @@ def fake_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
     """Return what puts a fake ncu on the PATH that says something, and knows these metrics."""
 
     def put(
-        said: str = "==PROF== Connected\n", known: str = KNOWN, unknown: str = "none", table: str = FULL_REPORT
+        message: str = "==PROF== Connected\n", known: str = KNOWN, unknown: str = "none", table: str = FULL_REPORT
     ) -> Path:
         folder = tmp_path / "bin"
         folder.mkdir()
         program = folder / "ncu"
         program.write_text(FAKE.format(python=sys.executable, folder=str(folder), known=known, unknown=unknown))
         program.chmod(0o755)
-        (folder / "said").write_text(said)
+        (folder / "said").write_text(message)
         (folder / "table").write_text(table)
         monkeypatch.setenv("PATH", str(folder))
         return folder / "asked"
@@ -83,10 +83,10 @@ def run(tmp_path: Path) -> Path:
 def test_the_program_runs_under_ncu_and_the_report_becomes_a_table(
     fake_ncu: Callable[..., Path], tmp_path: Path
 ) -> None:
-    asked = fake_ncu()
+    requested = fake_ncu()
     report = ncu.collect(["python", "train.py"], tmp_path)
     assert [row.name for row in reading.read(report)] == ["prepare", "void gemm<(int)4>(T1)", "void gemm<(int)4>(T1)"]
-    query, collect, table = asked.read_text().splitlines()
+    query, collect, table = requested.read_text().splitlines()
     assert query == "--query-metrics"
     assert collect.endswith("--cache-control all --clock-control none python train.py")
     assert "--nvtx --profile-from-start off" in collect
@@ -94,15 +94,15 @@ def test_the_program_runs_under_ncu_and_the_report_becomes_a_table(
 
 
 def test_only_metrics_that_the_device_has_are_asked_for(fake_ncu: Callable[..., Path], tmp_path: Path) -> None:
-    asked = fake_ncu(known="Device H200 (GH100)\ndram__bytes_read   Counter\ndram__bytes_write  Counter")
+    requested = fake_ncu(known="Device H200 (GH100)\ndram__bytes_read   Counter\ndram__bytes_write  Counter")
     ncu.collect(["python"], tmp_path)
-    assert "--metrics dram__bytes_read.sum,dram__bytes_write.sum --nvtx" in asked.read_text()
+    assert "--metrics dram__bytes_read.sum,dram__bytes_write.sum --nvtx" in requested.read_text()
 
 
 def test_a_metric_that_ncu_does_not_know_is_left_out(fake_ncu: Callable[..., Path], tmp_path: Path) -> None:
-    asked = fake_ncu(known="", unknown="dram__bytes_op_read")
+    requested = fake_ncu(known="", unknown="dram__bytes_op_read")
     ncu.collect(["python"], tmp_path)
-    _, first, second, _ = asked.read_text().splitlines()
+    _, first, second, _ = requested.read_text().splitlines()
     assert ("dram__bytes_op_read" in first, "dram__bytes_op_read" in second, "dram__bytes_read" in second) == (1, 0, 1)
 
 
@@ -149,16 +149,16 @@ def test_doctor_says_that_ncu_is_there(fake_ncu: Callable[..., Path]) -> None:
 
 
 def test_counters_of_a_second_run_join_the_first(fake_ncu: Callable[..., Path], run: Path) -> None:
-    asked = fake_ncu()
+    requested = fake_ncu()
     assert count(Launch(Program("train.py", ("--epochs", "1")), Settings(out=run)), run)["with_counters"] == 3
     assert load.load(run).run["counters"]["rows_joined"] == 3
-    again = asked.read_text().splitlines()[1]
+    again = requested.read_text().splitlines()[1]
     assert all(option in again for option in ("--counting", "--no-samples", "--kernels kineto"))
     assert again.endswith("train.py --epochs 1")
 
 
 def test_a_model_is_built_again_as_it_was(fake_ncu: Callable[..., Path], run: Path) -> None:
-    asked = fake_ncu()
+    requested = fake_ncu()
     settings = models.Settings(batch=4, train=True, seed=3, shape=(3, 32, 32), sequence=16, device="cuda")
     assert (
         measure.count("timm:vit", settings, measure.Recording(Settings(out=run, warmup=2, seed=3)), run)[
@@ -166,7 +166,7 @@ def test_a_model_is_built_again_as_it_was(fake_ncu: Callable[..., Path], run: Pa
         ]
         == 3
     )
-    again = asked.read_text().splitlines()[1].partition("xsp.cli ")[2]
+    again = requested.read_text().splitlines()[1].partition("xsp.cli ")[2]
     assert re.sub(r" --out \S+", "", again) == (
         "profile timm:vit --quiet --levels M/L/G --seed 3 --kernels kineto --otlp-policy wait --warmup 2 --no-samples "
         "--counting --batch 4 --sequence 16 --device cuda --train --input 3x32x32"
@@ -175,7 +175,7 @@ def test_a_model_is_built_again_as_it_was(fake_ncu: Callable[..., Path], run: Pa
 
 def test_without_counters_the_run_is_as_it_was_and_says_why(fake_ncu: Callable[..., Path], run: Path) -> None:
     before = {file: file.read_bytes() for file in run.rglob("*.parquet")}
-    fake_ncu(table=raw({"name": "other", metrics.READ[0]: "1"}))
+    fake_ncu(table=raw({"name": "other", metrics.READ_BYTES[0]: "1"}))
     with pytest.raises(CounterError, match=r"^report\.csv: none of its 1 kernels"):
         count(Launch(Program("train.py"), Settings(out=run)), run)
     assert {file: file.read_bytes() for file in run.rglob("*.parquet")} == before
@@ -191,10 +191,10 @@ def test_a_script_whose_kernels_cannot_be_counted_is_profiled_all_the_same(
     script.write_text("import torch\nnet = torch.nn.Linear(2, 2)\nfor _ in range(20):\n    net(torch.ones(1, 2))\n")
     options = ["run", "-q", "--no-samples", "--counters", "--out", str(tmp_path / "run"), str(script)]
     assert subprocess.run([sys.executable, "-m", "xsp.cli", *options], check=False).returncode == 0
-    found = rundir.read_run(tmp_path / "run")
-    assert found["finished"]
-    assert found["steps"]["stored"] > 0
-    assert "ERR_NVGPUCTRPERM" in found["absent"]["counters"]
+    result = rundir.read_run(tmp_path / "run")
+    assert result["finished"]
+    assert result["steps"]["stored"] > 0
+    assert "ERR_NVGPUCTRPERM" in result["absent"]["counters"]
 
 
 def test_counters_of_several_batches_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,7 +204,7 @@ def test_counters_of_several_batches_are_refused(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    "options", [["--levels", "M/L"], ["--once-each"], ["--otlp", "http://localhost:1"]], ids=lambda each: each[0]
+    "options", [["--levels", "M/L"], ["--once-each"], ["--otlp", "http://localhost:1"]], ids=lambda entry: entry[0]
 )
 def test_counters_without_kernels_of_one_run_are_refused(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -232,7 +232,7 @@ def marked(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> list[
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: seen.append("end"))
     monkeypatch.setattr(torch.cuda.profiler, "start", lambda: seen.append("profile"))
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: seen.append("stop"))
-    before, collector = installed(), ProfilerRange()
+    before, collector = process_state(), ProfilerRange()
     collector.open()
     for describe in (False, True):
         collector.start(parse_levels("M/L/G")[-1], describe)
@@ -241,14 +241,14 @@ def marked(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> list[
         collector.stop()
     work()
     collector.close()
-    assert installed() == before
+    assert process_state() == before
     return seen
 
 
 def test_calls_of_modules_are_ranges_named_as_layers_are(monkeypatch: pytest.MonkeyPatch) -> None:
     relu = torch.nn.ReLU()
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), relu, relu)
-    layers = [joining.layer_range(*each) for each in ((0, "Sequential"), (0, "0"), (0, "1"), (1, "1"))]
+    layers = [joining.layer_range(*entry) for entry in ((0, "Sequential"), (0, "0"), (0, "1"), (1, "1"))]
     ends = [layers[0], layers[1], "end", layers[2], "end", layers[3], "end", "end"]
     assert marked(monkeypatch, lambda: net(torch.ones(1, 2))) == ["profile", *ends, "stop"]
 

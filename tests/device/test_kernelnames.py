@@ -99,21 +99,23 @@ def rows(text: str) -> list[tuple[str, ...]]:
 def read(names: list[str]) -> dict[str, tuple[Any, ...]]:
     con = table.connect()
     con.execute("CREATE TABLE spans AS SELECT unnest(?::VARCHAR[]) AS name, 70 AS level, 'kernel' AS kind", [names])
-    found = con.execute(f"WITH {kernelnames.NAMES} SELECT name, class, tensor_cores, collective FROM names").fetchall()
-    return {name: rest for name, *rest in found}  # type: ignore[misc]
+    result = con.execute(f"WITH {kernelnames.NAMES} SELECT name, class, tensor_cores, collective FROM names").fetchall()
+    return {name: rest for name, *rest in result}  # type: ignore[misc]
 
 
 def test_class_and_tensor_cores() -> None:
     expected = rows(NAMES)
-    found = read([name for name, *_ in expected])
-    wrong = [(name, *found[name]) for name, of_class, cores in expected if found[name][:2] != [of_class, cores or None]]
+    result = read([name for name, *_ in expected])
+    wrong = [
+        (name, *result[name]) for name, of_class, cores in expected if result[name][:2] != [of_class, cores or None]
+    ]
     assert wrong == []
 
 
 def test_communication_and_its_collective() -> None:
     expected = rows(COMMUNICATION)
-    found = read([name for name, _ in expected])
-    assert {name: found[name] for name, _ in expected} == {
+    result = read([name for name, _ in expected])
+    assert {name: result[name] for name, _ in expected} == {
         name: ["communication", None, collective or None] for name, collective in expected
     }
 

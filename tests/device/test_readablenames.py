@@ -126,7 +126,7 @@ def test_different_kernels_have_different_names_where_the_width_allows_it():
     assert readable_each(COPY, 56) == ["…direct_copy_kernel_cuda(float)", "…direct_copy_kernel_cuda(long)"]
     other = SPLIT.replace("true, false, false, false>", "true, true, false, false>")
     shown = readable_each([SPLIT, other, SPLIT], 40)
-    assert [each.partition("…")[2][:5] for each in shown] == ["false", "true,", "false"]
+    assert [entry.partition("…")[2][:5] for entry in shown] == ["false", "true,", "false"]
     whole = readable_each([name for name, _, _ in REAL], 10_000)
     assert len(set(whole)) == len(REAL)
 
@@ -161,8 +161,8 @@ HOSTILE = [
 def test_any_name_has_a_short_form_soon(name):
     began = time.process_time()
     for letters in (0, 1, 2, 9, 26):
-        each = [readable(name, letters), *readable_each([name, name + "x", name + "y"], letters)]
-        assert max(map(len, each)) <= letters
+        entry = [readable(name, letters), *readable_each([name, name + "x", name + "y"], letters)]
+        assert max(map(len, entry)) <= letters
         assert letters < 2 or readable(name, letters) or not name
     assert time.process_time() - began < 10  # tenths of a second; a quadratic search takes minutes
 
@@ -172,9 +172,9 @@ def test_a_table_shows_readable_names_only_in_its_column_of_kernels():
     relation = duckdb.from_query(f"SELECT '{name}' AS name, 2 AS calls, '{name}' AS layer")
     shown = Console(width=130, record=True, file=io.StringIO())
     shown.print(text.table(relation, "kernels", kernels=["name"]))
-    said = shown.export_text()
-    assert "vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>" in said
-    assert "void at::native" in said
+    message = shown.export_text()
+    assert "vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>" in message
+    assert "void at::native" in message
     assert relation.fetchall()[0][0] == name
     assert text.KERNEL_COLUMNS["A10"] == ("name",)
 

@@ -38,9 +38,9 @@ from xsp.run import Run
     ],
 )
 def test_a_device_is_found_by_the_name_that_its_driver_gives(name, tera_flop_per_s, giga_bytes_per_s):
-    found = ceiling(name)
-    assert found.peak() == pytest.approx(tera_flop_per_s * 1e12)
-    assert found.bytes_per_s == pytest.approx(giga_bytes_per_s * 1e9)
+    result = ceiling(name)
+    assert result.peak() == pytest.approx(tera_flop_per_s * 1e12)
+    assert result.bytes_per_s == pytest.approx(giga_bytes_per_s * 1e9)
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ def test_a_processor_is_measured_and_its_ceiling_kept_in_the_run(tmp_path: Path,
 
 
 def test_a_working_set_has_the_rate_of_the_cache_that_it_fits() -> None:
-    found = Ceiling("cpu", {"fp32": 1e11}, {}, 10e9, "measured", ((1 << 16, 90e9), (1 << 20, 50e9), (1 << 26, 11e9)))
+    result = Ceiling("cpu", {"fp32": 1e11}, {}, 10e9, "measured", ((1 << 16, 90e9), (1 << 20, 50e9), (1 << 26, 11e9)))
     sizes = (1, 1 << 16, 1 << 18, 1 << 20, 1 << 25, 1 << 26, 1 << 40)
-    assert [found.bandwidth(size) / 1e9 for size in sizes] == [90, 90, 90, 50, 50, 11, 10]
-    assert ceilings._measured(found.content()) == found
+    assert [result.bandwidth(size) / 1e9 for size in sizes] == [90, 90, 90, 50, 50, 11, 10]
+    assert ceilings._from_measurement(result.content()) == result
     bare = Ceiling("Tesla T4", {"fp32": 7e12}, {}, 250e9, "quoted")
     assert bare.bandwidth(1) == 250e9
     assert "levels" not in bare.content()
@@ -154,11 +154,11 @@ def test_a_working_set_has_the_rate_of_the_cache_that_it_fits() -> None:
 def test_caches_are_measured_not_slower_than_what_is_larger(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(ceilings, "ROUNDS_NS", 1_000_000)
-    found = ceilings._measure(torch, "cpu", "a cpu", 64, 1 << 16, lambda: None)
-    rates = [rate for _, rate in found.levels]
-    assert [size for size, _ in found.levels] == list(ceilings.WORKING_SETS)
+    result = ceilings._measure(torch, "cpu", "a cpu", 64, 1 << 16, lambda: None)
+    rates = [rate for _, rate in result.levels]
+    assert [size for size, _ in result.levels] == list(ceilings.WORKING_SETS)
     assert rates == sorted(rates, reverse=True)
-    assert rates[-1] >= found.bytes_per_s
+    assert rates[-1] >= result.bytes_per_s
 
 
 def test_a_name_without_its_form_means_the_fastest() -> None:
@@ -173,7 +173,7 @@ def test_a_name_without_its_form_means_the_fastest() -> None:
 def test_what_fewer_cores_reached_is_no_ceiling_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for cores, there in ((1, True), (2, True), (4, False)):
-        ceilings.keep({"a cpu": ceilings.Ceiling("a cpu", {"fp32": 1e9}, {}, 1e9, "measured", threads=2)})
+        ceilings.store({"a cpu": ceilings.Ceiling("a cpu", {"fp32": 1e9}, {}, 1e9, "measured", threads=2)})
         monkeypatch.setattr("xsp.processes.cores", lambda cores=cores: cores)
         assert (ceilings.of_machine("a cpu") is not None) == there
 
@@ -205,15 +205,15 @@ def test_a_measurement_waits_for_the_device_that_it_is_of(monkeypatch: pytest.Mo
         return Ceiling(name, {}, {}, 1e9, where)
 
     monkeypatch.setattr(ceilings, "_measure", measured)
-    assert [each.source for each in ceilings.measure("a cpu")] == ["cpu", "cuda:0", "cuda:1"]
+    assert [entry.source for entry in ceilings.measure("a cpu")] == ["cpu", "cuda:0", "cuda:1"]
     assert waited == [0, 1]
 
 
 def test_the_name_of_a_measured_precision_is_no_sql() -> None:
-    found = Ceiling("x", {"it's": 2e12}, {}, 1e9, "measured")
+    result = Ceiling("x", {"it's": 2e12}, {}, 1e9, "measured")
     with duckdb.connect() as connection:
         rows = connection.execute(
-            f"WITH {roofs(found)} SELECT precision FROM roofs WHERE peak_gflop_per_s > 0"
+            f"WITH {roofs(result)} SELECT precision FROM roofs WHERE peak_gflop_per_s > 0"
         ).fetchall()
     assert rows == [("it's",)]
 
@@ -222,7 +222,7 @@ def test_what_was_measured_of_a_machine_is_kept_in_the_cache(tmp_path: Path, mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     measured = Ceiling("a cpu", {"fp32": 7e12}, {}, 250e9, "measured", ((1 << 16, 9e11),))
     assert ceilings.of_machine("a cpu") is None
-    assert ceilings.keep({"a cpu": measured}) == ceilings.cache_path()
+    assert ceilings.store({"a cpu": measured}) == ceilings.cache_path()
     assert ceilings.of_machine("a cpu") == measured
     ceilings.cache_path().write_text('{"a cpu": 3}')
     with pytest.raises(AnalysisError, match="measure again"):

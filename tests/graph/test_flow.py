@@ -299,7 +299,7 @@ def test_the_name_of_a_model_may_be_longer_than_that_of_a_file() -> None:
     name = "transformers:gpt2?" + "&".join(f"n_layer={number}" for number in range(60))
     assert sources.supported_options(name) == sources.supported_options("transformers:gpt2")
     assert not sources.is_trace(name)
-    assert sections.kept(Path(name), "graph", sections.Section("Graph", ())) is None
+    assert sections.write_if_run(Path(name), "graph", sections.Section("Graph", ())) is None
     with pytest.raises(GraphError, match="no such file"):
         sources.of("x" * 300)
 

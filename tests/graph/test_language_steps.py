@@ -71,7 +71,7 @@ def test_what_is_decoded_with_a_cache_is_what_is_read_at_once() -> None:
     settings = models.Settings(decode=12, batch=2)
     built = models.on_device(GPT2, models.build(GPT2, settings), settings)
     with torch.inference_mode():
-        tokens = torch.cat([built.before, built.kwargs["input_ids"]], dim=1)
+        tokens = torch.cat([built.prefix, built.kwargs["input_ids"]], dim=1)
         whole = built.model(input_ids=tokens).logits[:, -1]
     step = models.step_of(built, settings)
     for _ in range(3):  # each goes on from the same cache

@@ -50,8 +50,8 @@ def test_a_number_of_tokens_that_was_asked_for_is_never_cut() -> None:
     pytest.importorskip("transformers")
     settings = Settings(sequence=600)
     built = models.build("transformers:bert?num_hidden_layers=1", settings, device="meta")
-    assert built.tries is not None
-    assert next(built.tries(built.model))()["input_ids"].shape == built.kwargs["input_ids"].shape == (1, 600)
+    assert built.candidates is not None
+    assert next(built.candidates(built.model))()["input_ids"].shape == built.kwargs["input_ids"].shape == (1, 600)
 
 
 class Chooses(nn.Module):

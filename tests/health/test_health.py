@@ -22,7 +22,7 @@ LAUNCHED = """
 
 def found(text: str, subject: str, **run: Any) -> list[Finding]:
     made = trace_of(spans(text), dict(run))
-    return [each for each in health(made) if each.subject == subject]
+    return [entry for entry in health(made) if entry.subject == subject]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def found(text: str, subject: str, **run: Any) -> list[Finding]:
 )
 def test_device_work_is_looked_at(change: str, subject: str, says: str, best: str) -> None:
     (finding,) = found(LAUNCHED + change, subject)
-    assert (says in finding.text, finding.best) == (True, best)
+    assert (says in finding.text, finding.best_grade) == (True, best)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_device_work_is_looked_at(change: str, subject: str, says: str, best: st
 def test_recorded_stacks_cost_the_grade_by_how_long_the_device_waited_for_launches(change: str, best: str) -> None:
     source = {"skipped": {PYTHON_FRAMES: 14_794}}
     (finding,) = found(LAUNCHED + change, "stacks", imported={"sources": [source]})
-    assert (finding.best, "14794 frames" in finding.text) == (best, True)
+    assert (finding.best_grade, "14794 frames" in finding.text) == (best, True)
     assert found(LAUNCHED + change, "stacks", imported={"sources": [{"skipped": {}}]}) == []
 
 
@@ -98,14 +98,14 @@ def test_stacks_of_nsight_systems_cost_the_grade_where_the_verdict_is_of_the_hos
 ) -> None:
     late = "launch cudaLaunchKernel 700-705 correlation_id=2\nkernel late 710-900 correlation_id=2"
     (finding,) = found(LAUNCHED + late, "stacks", imported={"sources": [{"skipped": recorded}]})
-    assert (says in finding.text, finding.best) == (True, best)
+    assert (says in finding.text, finding.best_grade) == (True, best)
     (finding,) = found(LAUNCHED, "stacks", imported={"sources": [{"skipped": recorded}]})
-    assert finding.best == "A"
+    assert finding.best_grade == "A"
 
 
 def test_a_machine_with_devices_that_recorded_no_device_work() -> None:
     (finding,) = found("step s 0-10", "device", machine={"devices": ["NVIDIA H200"]})
-    assert (finding.best, "NVIDIA H200" in finding.text) == ("D", True)
+    assert (finding.best_grade, "NVIDIA H200" in finding.text) == ("D", True)
 
 
 def test_the_worst_finding_decides() -> None:

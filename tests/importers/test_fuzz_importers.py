@@ -32,7 +32,7 @@ from xsp.errors import AnalysisError, PluginError, TraceError
 from xsp.importers import contract
 from xsp.importers.chakra import Chakra
 from xsp.importers.kineto import Kineto
-from xsp.schema import DEEPEST
+from xsp.schema import MAX_NESTING
 
 JSON = {"kineto": KINETO, "chrome": CHROME}
 
@@ -321,6 +321,6 @@ def test_absurd_nesting_ends_where_no_program_goes() -> None:
     nested = Spans(start=place, end=3 * count - place, level=zero + 10, deepest=zero + 10, thread_index=zero,
                    number=place, nesting=zero, identity=zero, phase=zero, process=zero, counted=zero)  # fmt: skip
     found = parents.find(nested, 0).parent
-    assert parents.depths(found).max() == DEEPEST
-    assert found[:DEEPEST].tolist() == list(range(-1, DEEPEST - 1))
-    assert set(found[DEEPEST:].tolist()) == {DEEPEST - 1}
+    assert parents.depths(found).max() == MAX_NESTING
+    assert found[:MAX_NESTING].tolist() == list(range(-1, MAX_NESTING - 1))
+    assert set(found[MAX_NESTING:].tolist()) == {MAX_NESTING - 1}

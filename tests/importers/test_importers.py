@@ -215,7 +215,7 @@ def test_an_importer_of_no_kind_or_of_several_is_one_line(
         xsp.load(tmp_path / "x")
     line = f"importer 'a-plain' cannot be used: TypeError: {says}"
     assert line in str(caught.value)
-    assert [said for said in doctor.other_plugins() if line in said]
+    assert [said for said in doctor.broken_plugins() if line in said]
     (tmp_path / "y").write_bytes(SAMPLES["lines"])
     assert contract.find(str(tmp_path / "y")).name == "otlp-json"
 

@@ -334,7 +334,7 @@ def expected(span: Span) -> dict[str, Any]:
     found = {
         column.attribute: getattr(span, column.name)
         for column in COLUMNS
-        if column.attribute not in (None, "xsp.attributes", *semconv.ON_RESOURCES)
+        if column.attribute not in (None, "xsp.attributes", *semconv.RESOURCE_COLUMNS)
     }
     found |= {"xsp.level": semconv.level_name(span.level)} | semconv.flat(span.attributes)
     if span.status.startswith("error:") and span.status != "error:":

@@ -173,7 +173,7 @@ def test_a_directory_of_runs_is_sent_run_by_run(tmp_path: Path) -> None:
     job = tmp_path / "job"
     rundir.create(job)
     for rank in range(2):
-        write_run(job / rundir.rank_part(rank), steps=2, spans=3, number=10 + rank, rank=rank, world_size=2)
+        write_run(job / rundir.rank_name(rank), steps=2, spans=3, number=10 + rank, rank=rank, world_size=2)
     rundir.write_run(job, {**about(9), "kind": "ranks", "name": "job", "finished": True})
     with Receiver() as other:
         assert send(job, other.url, steps=(1,)).steps == 2

@@ -28,7 +28,7 @@ from xsp.questions.timedcalls import TimedGraph  # noqa: E402
 def _ceilings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("xsp.processes.cores", lambda: 2)  # timings are made for two threads
-    ceilings.keep({cpu_model() or "cpu": Ceiling("a cpu", {"fp32": 1e12}, {}, 1e12, "measured")})
+    ceilings.store({cpu_model() or "cpu": Ceiling("a cpu", {"fp32": 1e12}, {}, 1e12, "measured")})
 
 
 def timed_graph(folder: Path) -> TimedGraph:
@@ -77,7 +77,7 @@ def test_questions_on_a_model_are_answered_together(tmp_path: Path) -> None:
 
 
 def test_ceilings_that_the_step_beats_are_to_be_measured_again(tmp_path: Path) -> None:
-    ceilings.keep({cpu_model() or "cpu": Ceiling("a cpu", {"fp32": 1e6}, {}, 1e6, "measured")})
+    ceilings.store({cpu_model() or "cpu": Ceiling("a cpu", {"fp32": 1e6}, {}, 1e6, "measured")})
     basis = timed_graph(tmp_path)
     first, *_ = ideal.lines(bound.of(basis.graph, timings=basis.timings, threads=2))
     assert "nothing is faster" not in first

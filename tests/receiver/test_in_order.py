@@ -46,11 +46,11 @@ def waiting(run: Path) -> Path:
     loop.write(with_loop(run, 40), run)
     text = "step s 0-100\nforward Net 10-90"
     rows = correlate(spans(text, trace_id="1".zfill(32), step=40, rung=int(Level.MODEL), timed=True))
-    (run / rundir.WAITING).mkdir()
+    (run / rundir.INBOX).mkdir()
     con = table.connect()
     table.create(con, "waiting")
     table.insert(con, "waiting", rows)
-    table.write_parquet(con, "waiting", run / rundir.WAITING / "000000000.parquet")
+    table.write_parquet(con, "waiting", run / rundir.INBOX / "000000000.parquet")
     return run
 
 
@@ -65,7 +65,7 @@ def test_of_a_run_with_spans_that_wait_a_kind_of_step_can_be_chosen(tmp_path: Pa
 
 
 def test_a_copy_that_a_file_manager_made_does_not_keep_a_receiver_from_starting(tmp_path: Path) -> None:
-    arrived = waiting(tmp_path / "out" / "net") / rundir.WAITING / "000000000.parquet"
+    arrived = waiting(tmp_path / "out" / "net") / rundir.INBOX / "000000000.parquet"
     arrived.with_name("000000000 2.parquet").write_bytes(arrived.read_bytes())
     said = list[str]()
     RunWriter(tmp_path / "out", said.append).close()

@@ -183,8 +183,8 @@ def test_many_senders_at_once_lose_nothing(receiver: ServeProcess) -> None:
 
 def test_what_a_kill_left_of_a_run_of_which_nothing_was_taken_goes_at_the_next_start(tmp_path: Path) -> None:
     place = rundir.create(tmp_path / "train-1")
-    (place / rundir.WAITING).mkdir()
-    (place / rundir.WAITING / ".000000000-24.staged").write_bytes(b"PAR1")
+    (place / rundir.INBOX).mkdir()
+    (place / rundir.INBOX / ".000000000-24.staged").write_bytes(b"PAR1")
     (place / ".run.json.1326.part").write_text("{")
     RunWriter(tmp_path, print).close()
     assert list(tmp_path.iterdir()) == []

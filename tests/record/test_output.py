@@ -81,7 +81,7 @@ def test_whatever_is_in_the_way_stays_and_no_program_stops_for_it(tmp_path: Path
     if what == "a file":
         place.write_text("mine")
     elif what == "a run under way":
-        held = rundir.hold(rundir.create(place))
+        held = rundir.reserve(rundir.create(place))
     else:
         place.mkdir()
         (place / ("notes.txt" if what == "somebody's files" else rundir.RUN_FILE)).write_text("mine")
@@ -200,7 +200,7 @@ def test_a_process_of_its_own_does_not_join_a_job(tmp_path: Path) -> None:
     job(tmp_path, 2)
     assert recorded(out=tmp_path / "own") == tmp_path / "own-2"
     with pytest.raises(OutputError):
-        output.claim(tmp_path / "own", rundir.hold)
+        output.claim(tmp_path / "own", rundir.reserve)
 
 
 @pytest.mark.slow

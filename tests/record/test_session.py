@@ -569,7 +569,7 @@ def test_a_second_interrupt_at_the_end_of_a_block_leaves_nothing_installed(tmp_p
     with pytest.raises(KeyboardInterrupt), prof:
         monkeypatch.setattr(prof._steps.storing, "wait", interrupted)
     assert nn.Module.__call__ is before
-    assert prof._writer.gone
+    assert prof._writer.is_gone
     with (
         xsp.profile("next", out=tmp_path / "next", levels="M", warmup=0, settle=False, samples=False) as after,
         after.step(),
@@ -963,7 +963,7 @@ def test_an_alarm_while_a_step_is_stored_reaches_the_program_and_the_next_step_i
                 signal.setitimer(signal.ITIMER_REAL, 0.3)
         finally:
             os.kill(prof._writer.process, signal.SIGCONT)
-        assert not prof._writer.gone, "the program ran out of time, not the process that stores"
+        assert not prof._writer.is_gone, "the program ran out of time, not the process that stores"
         with prof.step():
             pass
-    assert (prof.steps_stored, prof.steps_lost, prof._writer.failed) == (2, 1, None)
+    assert (prof.steps_stored, prof.steps_lost, prof._writer.failure) == (2, 1, None)

@@ -101,7 +101,7 @@ def test_every_chart_draws_columns_that_its_analysis_has(drawn):
     answer = Answers(generated(steps=2, layers=3, ops=8, ranks=2))[drawn.analysis]
     assert drawn.analysis in ANALYSES
     asked = {*drawn.columns.values(), *drawn.series, *(drawn.pivot or ()), *drawn.names, *drawn.where}
-    assert answer.refused or asked <= set(answer.columns)
+    assert answer.reason or asked <= set(answer.columns)
 
 
 def test_of_many_steps_those_next_to_the_merged_one_are_drawn(monkeypatch):

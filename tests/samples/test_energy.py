@@ -62,13 +62,13 @@ class Program:
         self, period_ms: float = 100.0, every_ms: float = 50.0, device: int = 0, phase_ms: float = 7.0
     ) -> list[Sample]:
         """Return readings, irregular as those of a thread, of a counter that is updated once in a period, in mJ."""
-        draw, found, at = random.Random(device), [], 3.0
+        draw, result, at = random.Random(device), [], 3.0
         while at < self.now:
             updated = (at - phase_ms) // period_ms * period_ms + phase_ms
-            found.append(sample(at, "gpu.energy", round(self.joules(max(0.0, updated)), 3), "J", device))
-            found.append(sample(at, "gpu.power", self.idle_w, "W", device))
+            result.append(sample(at, "gpu.energy", round(self.joules(max(0.0, updated)), 3), "J", device))
+            result.append(sample(at, "gpu.power", self.idle_w, "W", device))
             at += every_ms * draw.uniform(0.8, 1.2)
-        return found
+        return result
 
     def trace(self, samples: Sequence[Sample], run: dict[str, Any] | None = None) -> xsp.Trace:
         loop = with_loop(trace_of(spans(KERNEL), {"name": "s", **(run or {})}), self.rows)
@@ -90,8 +90,8 @@ def program(stretches: int = 8, steps: int = 20, **how: Any) -> Program:
 
 
 def rows(trace: xsp.Trace) -> list[dict[str, Any]]:
-    found = ANALYSES["energy"](trace)
-    return [dict(zip(found.columns, row, strict=True)) for row in found.fetchall()]
+    result = ANALYSES["energy"](trace)
+    return [dict(zip(result.columns, row, strict=True)) for row in result.fetchall()]
 
 
 def refusal(trace: xsp.Trace) -> str:
@@ -146,7 +146,7 @@ def test_several_devices_have_a_row_each_and_one_for_their_sum() -> None:
     made, other = program(), program()
     other.busy_w = 300.0
     total, first, second = rows(made.trace([*made.readings(), *other.readings(device=1, phase_ms=60.0)]))
-    assert [each["device"] for each in (total, first, second)] == [None, 0, 1]
+    assert [entry["device"] for entry in (total, first, second)] == [None, 0, 1]
     assert second["watts"] == pytest.approx(300, rel=0.012)
     for column in ("watts", "joules", "low_watts", "high_watts"):
         assert total[column] == pytest.approx(first[column] + second[column])
@@ -164,9 +164,10 @@ def test_a_stretch_in_which_the_counter_goes_down_is_left_out() -> None:
     start, end = made.busy[7]
     reset = (start + end) / 2
     readings = [
-        each._replace(value=each.value - made.joules(reset)) if each.name == "gpu.energy" and each.time_ns > reset * MS
-        else each
-        for each in made.readings()
+        entry._replace(value=entry.value - made.joules(reset))
+        if entry.name == "gpu.energy" and entry.time_ns > reset * MS
+        else entry
+        for entry in made.readings()
     ]  # fmt: skip
     [row] = rows(made.trace(readings))
     assert row["stretches"] == 7
@@ -204,10 +205,10 @@ def test_throttling_and_other_processes_count_only_while_the_figures_were_taken(
 def test_each_rank_has_its_own_steps_and_devices() -> None:
     one, two = program(), program()
     two.busy_w = 400.0
-    samples = [*one.readings(), *(each._replace(rank=1) for each in two.readings())]
+    samples = [*one.readings(), *(entry._replace(rank=1) for entry in two.readings())]
     one.rows += [{**row, "rank": 1} for row in two.rows]
-    found = rows(one.trace(samples))
-    assert [(row["scope"], round(row["watts"], -1)) for row in found] == [("rank 0", 600), ("rank 1", 400)]
+    result = rows(one.trace(samples))
+    assert [(row["scope"], round(row["watts"], -1)) for row in result] == [("rank 0", 600), ("rank 1", 400)]
 
 
 # --- refusals ---------------------------------------------------------------------------------------------
@@ -215,10 +216,10 @@ def test_each_rank_has_its_own_steps_and_devices() -> None:
 
 def test_short_stretches_are_refused_with_what_to_do() -> None:
     made = program(steps=3)
-    told = refusal(made.trace(made.readings()))
-    assert told.startswith("energy (Energy of a step): the energy counter of device 0 changes every ")
-    assert "0 of the 3 necessary stretches" in told
-    assert "--budget" in told
+    output = refusal(made.trace(made.readings()))
+    assert output.startswith("energy (Energy of a step): the energy counter of device 0 changes every ")
+    assert "0 of the 3 necessary stretches" in output
+    assert "--budget" in output
     few = program(stretches=2)
     assert "2 of the 3 necessary stretches" in refusal(few.trace(few.readings()))
 
@@ -233,10 +234,10 @@ def test_short_stretches_are_refused_with_what_to_do() -> None:
 )
 def test_without_a_counter_the_reason_is_said(run: dict[str, Any], why: str) -> None:
     made = program()
-    power = [each for each in made.readings() if each.name != "gpu.energy"]
-    told = refusal(made.trace(power, run))
-    assert "energy counter was not sampled" in told
-    assert why in told
+    power = [entry for entry in made.readings() if entry.name != "gpu.energy"]
+    output = refusal(made.trace(power, run))
+    assert "energy counter was not sampled" in output
+    assert why in output
 
 
 def test_a_counter_that_stands_still_and_a_run_without_bare_steps_are_refused() -> None:

@@ -31,7 +31,7 @@ from xsp.health import samples as samplehealth
 from xsp.report.charts import charts
 from xsp.samples import nvml, sampler
 from xsp.samples.host import Host
-from xsp.samples.nvml import MOST_FAILURES, Nvml
+from xsp.samples.nvml import MAX_FAILURES, Nvml
 from xsp.samples.sampler import Sample, Sampler
 from xsp.samples.source import Reading, Source
 from xsp.schema import SAMPLE_COLUMNS
@@ -44,13 +44,13 @@ from xsp.testing import spans, trace_of
 def test_this_process_and_this_machine_are_read() -> None:
     host = Host(os.getpid())
     assert host.open() is None
-    first = {each.name: each for each in host.read(include_slow=True)}
+    first = {entry.name: entry for entry in host.read(include_slow=True)}
     assert 1 << 20 < first["process.memory.rss"].value < 1 << 40
     assert "process.cpu.use" not in first, "a rate needs two readings"
     end = time.process_time() + 0.1  # of this process: on a busy machine it may get little of a tenth of a second
     while time.process_time() < end:
         pass
-    second = {each.name: each.value for each in host.read(include_slow=False)}
+    second = {entry.name: entry.value for entry in host.read(include_slow=False)}
     assert 0 < second["process.cpu.use"] < 10 * (os.cpu_count() or 1)
     assert second["host.cpu.use"] > 0
 
@@ -76,7 +76,7 @@ def test_what_the_kernel_says_becomes_figures(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("xsp.samples.host.time.monotonic_ns", lambda: now)
     host = Host(7, proc(tmp_path))
     assert host.open() is None
-    first = {each.name: each.value for each in host.read(include_slow=True)}
+    first = {entry.name: entry.value for entry in host.read(include_slow=True)}
     assert first == {
         "process.memory.rss": 500 * os.sysconf("SC_PAGE_SIZE"),
         "host.memory.available": 2048 * 1024,
@@ -85,7 +85,7 @@ def test_what_the_kernel_says_becomes_figures(tmp_path: Path, monkeypatch: pytes
     }
     proc(tmp_path, ticks=os.sysconf("SC_CLK_TCK") // 2)  # half a second of each kind
     now = 10**9
-    second = {each.name: (each.value, each.unit) for each in host.read(include_slow=False)}
+    second = {entry.name: (entry.value, entry.unit) for entry in host.read(include_slow=False)}
     assert second["process.cpu.use"] == (1.0, "cores")
     assert second["host.cpu.use"] == (2.0, "cores"), "user, system, irq and softirq"
 
@@ -96,7 +96,7 @@ def test_without_proc_the_reason_is_said_and_a_process_that_is_gone_is_no_error(
     assert host.open() is None
     for file in (tmp_path / "proc" / "7").iterdir():
         file.unlink()
-    assert [each.name for each in host.read(include_slow=False)] == []
+    assert [entry.name for entry in host.read(include_slow=False)] == []
 
 
 # --- devices ----------------------------------------------------------------------------------------------
@@ -114,8 +114,8 @@ def opened(monkeypatch: pytest.MonkeyPatch, *devices: dict[str, Any], **how: Any
 def test_a_device_is_read_with_units(monkeypatch: pytest.MonkeyPatch) -> None:
     device = h200(processes={100: 29 * GIB, 4711: GIB})
     source = opened(monkeypatch, device)
-    found = {each.name: (each.value, each.unit, each.device) for each in source.read(include_slow=True)}
-    assert found == {
+    result = {entry.name: (entry.value, entry.unit, entry.device) for entry in source.read(include_slow=True)}
+    assert result == {
         "gpu.power": (412.5, "W", 0), "gpu.power.mean": (400.0, "W", 0), "gpu.power.limit": (700.0, "W", 0),
         "gpu.clock.sm": (1755, "MHz", 0), "gpu.clock.sm.highest": (1980, "MHz", 0),
         "gpu.clock.memory": (3201, "MHz", 0), "gpu.clock.reasons": (4.0, "mask", 0), "gpu.use": (97, "%", 0),
@@ -124,7 +124,7 @@ def test_a_device_is_read_with_units(monkeypatch: pytest.MonkeyPatch) -> None:
         "gpu.processes": (2, "processes", 0), "gpu.processes.others": (1, "processes", 0), "gpu.energy": (0.0, "J", 0),
     }  # fmt: skip
     device["energy_mj"] += 2_500
-    assert {each.name: each.value for each in source.read(include_slow=False)}["gpu.energy"] == 2.5
+    assert {entry.name: entry.value for entry in source.read(include_slow=False)}["gpu.energy"] == 2.5
     assert list(source.notes()) == []
     nvml: Any = sys.modules["pynvml"]
     source.close()
@@ -136,20 +136,20 @@ def test_what_a_device_does_not_tell_is_left_out_and_said(monkeypatch: pytest.Mo
     for key in ("power_mw", "energy_mj", "reasons"):
         del device[key]
     source = opened(monkeypatch, device)
-    for _ in range(MOST_FAILURES + 1):
-        found = {each.name: each.value for each in source.read(include_slow=True)}
-    assert not {"gpu.power", "gpu.energy", "gpu.processes.others", "gpu.memory.process"} & set(found)
-    assert found["gpu.clock.reasons"] == 0x40, "under the name that older drivers have for it"
+    for _ in range(MAX_FAILURES + 1):
+        result = {entry.name: entry.value for entry in source.read(include_slow=True)}
+    assert not {"gpu.power", "gpu.energy", "gpu.processes.others", "gpu.memory.process"} & set(result)
+    assert result["gpu.clock.reasons"] == 0x40, "under the name that older drivers have for it"
     assert [note.split(":")[1].split()[0] for note in source.notes()] == ["gpu.power", "gpu.energy", "NVML"]
 
 
 def test_a_process_that_comes_to_the_device_later_is_known_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
     device = h200(processes={999: GIB})
     source = opened(monkeypatch, device)
-    assert "gpu.processes.others" not in {each.name for each in source.read(include_slow=True)}
+    assert "gpu.processes.others" not in {entry.name for entry in source.read(include_slow=True)}
     assert "never the measured one" in next(iter(source.notes()))
     device["processes"][100] = GIB
-    assert {each.name: each.value for each in source.read(include_slow=True)}["gpu.processes.others"] == 1
+    assert {entry.name: entry.value for entry in source.read(include_slow=True)}["gpu.processes.others"] == 1
     assert list(source.notes()) == []
 
 
@@ -172,26 +172,26 @@ THREE = [h200(uuid=f"GPU-{letter}") for letter in "abc"]
 )
 def test_devices_are_numbered_as_cuda_numbers_them(visible: str | None, numbers: str) -> None:
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    found = nvml.devices(FakeNvml(*THREE), [], environment)
-    assert "".join(found.handles[place]["uuid"][-1] for place in range(len(found.handles))) == numbers
+    result = nvml.devices(FakeNvml(*THREE), [], environment)
+    assert "".join(result.handles[place]["uuid"][-1] for place in range(len(result.handles))) == numbers
 
 
 def test_what_the_program_says_of_its_devices_counts_most_and_doubt_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     mixed = [h200(name="T4", uuid="GPU-a"), h200(uuid="GPU-b")]
-    assert not nvml.devices(FakeNvml(*mixed), [], {}).certain
-    assert nvml.devices(FakeNvml(*mixed), [], {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}).certain
-    told = nvml.devices(FakeNvml(*mixed), ["b", "a"], {})
-    assert told.certain
-    assert [told.handles[place]["name"] for place in (0, 1)] == ["H200", "T4"]
+    assert not nvml.devices(FakeNvml(*mixed), [], {}).is_certain
+    assert nvml.devices(FakeNvml(*mixed), [], {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}).is_certain
+    output = nvml.devices(FakeNvml(*mixed), ["b", "a"], {})
+    assert output.is_certain
+    assert [output.handles[place]["name"] for place in (0, 1)] == ["H200", "T4"]
     assert list(opened(monkeypatch, *mixed).notes()) == [nvml.ORDER_UNKNOWN]
 
 
 def test_ranks_that_all_see_all_devices_share_them() -> None:
     every = nvml.devices(FakeNvml(*THREE), [], {})
-    assert [list(nvml.share(every, rank, 2)) for rank in (0, 1)] == [[0, 2], [1]]
-    assert list(nvml.share(every, 0, 1)) == [0, 1, 2]
+    assert [list(nvml.rank_devices(every, rank, 2)) for rank in (0, 1)] == [[0, 2], [1]]
+    assert list(nvml.rank_devices(every, 0, 1)) == [0, 1, 2]
     own = nvml.devices(FakeNvml(*THREE), [], {"CUDA_VISIBLE_DEVICES": "2"})
-    assert list(nvml.share(own, 1, 3)) == [0], "each rank was given its own"
+    assert list(nvml.rank_devices(own, 1, 3)) == [0], "each rank was given its own"
 
 
 def test_the_stand_in_has_the_names_and_signatures_of_pynvml() -> None:
@@ -202,7 +202,7 @@ def test_the_stand_in_has_the_names_and_signatures_of_pynvml() -> None:
     for name in (name for name in ours if name.startswith("nvml")):
         takes = len(inspect.signature(getattr(FakeNvml, name)).parameters) - 1
         needs = list(inspect.signature(getattr(real, name)).parameters.values())
-        assert len([each for each in needs if each.default is each.empty]) <= takes <= len(needs), name
+        assert len([entry for entry in needs if entry.default is entry.empty]) <= takes <= len(needs), name
 
 
 # --- the thread -------------------------------------------------------------------------------------------
@@ -246,33 +246,33 @@ def test_a_sampler_reads_until_it_is_told_and_says_what_it_did(tmp_path: Path) -
     before = time.time_ns()
     reader.start()
     assert source.enough.wait(60)
-    told = reader.finish()
+    output = reader.finish()
     rows = sampled(tmp_path)
     assert [row[1:] for row in rows] == [(3, None, "x", "W", float(n + 1)) for n in range(source.reads)]
     assert before <= rows[0][0] < rows[-1][0] <= time.time_ns()
-    assert (told["interval_ms"], told["readings"], told["sources"]) == (1.0, source.reads, {"scripted": ["x"]})
-    assert told["kept_ms"] > 0
-    assert (told["absent"], told["notes"]) == ({"missing": "not here"}, ["half of it"])
+    assert (output["interval_ms"], output["readings"], output["sources"]) == (1.0, source.reads, {"scripted": ["x"]})
+    assert output["kept_ms"] > 0
+    assert (output["absent"], output["notes"]) == ({"missing": "not here"}, ["half of it"])
 
 
 def test_a_source_that_fails_ends_sampling_and_nothing_else(tmp_path: Path) -> None:
     reader = Sampler(tmp_path, [Scripted(fails_at=3)], interval_ns=1_000_000)
     reader.start()
     reader._thread.join(60)
-    told = reader.finish()
-    assert told["readings"] == 2
-    assert "sampling ended early: OSError: gone" in told["notes"]
+    output = reader.finish()
+    assert output["readings"] == 2
+    assert "sampling ended early: OSError: gone" in output["notes"]
     assert list(tmp_path.rglob("*.parquet"))  # the readings before it are stored
 
 
 def test_a_long_run_is_sampled_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "MOST_READINGS", 4)
+    monkeypatch.setattr(sampler, "MAX_READINGS", 4)
     reader = Sampler(tmp_path, [])
     for _ in range(9):
         reader._count(1_000)
     assert reader._interval_ns == 4 * Source.interval_ns
     slow = Sampler(tmp_path, [])
-    monkeypatch.setattr(sampler, "MOST_READINGS", 1000)
+    monkeypatch.setattr(sampler, "MAX_READINGS", 1000)
     for _ in range(20):
         slow._count(Source.interval_ns // 2)
     assert slow._interval_ns == 2 * Source.interval_ns, "a reading takes half of the time"
@@ -456,7 +456,7 @@ def test_without_samples_the_analyses_say_why() -> None:
 
 
 def said(trace: xsp.Trace) -> list[tuple[str, str, str]]:
-    return [(each.subject, each.best, each.text) for each in samplehealth.findings(trace)]
+    return [(entry.subject, entry.best_grade, entry.text) for entry in samplehealth.findings(trace)]
 
 
 @pytest.mark.slow
@@ -506,8 +506,8 @@ def test_samples_are_counters_of_their_process_and_device_in_a_chrome_file(tmp_p
     trace = beside(rows, STEPS + "kernel gemm 20000-30000")
     chrome.write(trace, tmp_path / "trace.json", Choice())
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    pids = {each["args"]["name"]: each["pid"] for each in events if each["name"] == "process_name"}
-    shown = [(each["ts"], each["name"], each["args"], each["pid"]) for each in events if each["ph"] == "C"]
+    pids = {entry["args"]["name"]: entry["pid"] for entry in events if entry["name"] == "process_name"}
+    shown = [(entry["ts"], entry["name"], entry["args"], entry["pid"]) for entry in events if entry["ph"] == "C"]
     assert shown == [
         (0, "gpu.clock.held", {"held": 0.0}, pids["device 0"]),
         (50_000, "gpu.power", {"W": 412.5}, pids["device 0"]),
@@ -519,7 +519,7 @@ def test_samples_are_counters_of_their_process_and_device_in_a_chrome_file(tmp_p
 
 def test_the_page_draws_what_was_sampled_and_says_what_was_not() -> None:
     rows = [sample(t, "gpu.power", 100.0 + t, device=t % 2) for t in range(4)]
-    drawn = {each["title"]: each for each in charts(Answers(beside(rows))) if each["section"] == "machine"}
+    drawn = {entry["title"]: entry for entry in charts(Answers(beside(rows))) if entry["section"] == "machine"}
     power = drawn["Power of devices"]
     assert (power["kind"], power["unit"]) == ("readings", "W")
     assert power["data"]["value"] == [100.0, 102.0, 101.0, 103.0]
@@ -540,10 +540,10 @@ def test_a_real_device_is_read() -> None:
     from xsp.device import machine as device
 
     torch.zeros(1, device="cuda")
-    source = sampler.of(os.getpid(), device.identities())[1]
+    source = sampler.sources_for(os.getpid(), device.device_uuids())[1]
     assert source.open() is None
     list(source.read(include_slow=True))
-    found = {each.name: each.value for each in source.read(include_slow=True) if each.device == 0}
+    result = {entry.name: entry.value for entry in source.read(include_slow=True) if entry.device == 0}
     source.close()
-    assert {"gpu.power.mean", "gpu.clock.sm", "gpu.memory.used", "gpu.temperature", "gpu.clock.reasons"} <= set(found)
-    assert 0 < found["gpu.memory.used"] < found["gpu.memory.total"]
+    assert {"gpu.power.mean", "gpu.clock.sm", "gpu.memory.used", "gpu.temperature", "gpu.clock.reasons"} <= set(result)
+    assert 0 < result["gpu.memory.used"] < result["gpu.memory.total"]

@@ -127,12 +127,12 @@ def test_real_models_are_the_same_to_the_last_bit(there: StoreProcess, tmp_path:
     pytest.importorskip(spec.partition(":")[0])
     settings = models.Settings(sequence=16)
     built = models.build(spec, settings)
-    assert isinstance(built, models.Built)
+    assert isinstance(built, models.ModelCall)
     built.model.eval()
     path = written(tmp_path, built.model.state_dict())
     with share.empty():
         other = models.build(spec, settings)
-    assert isinstance(other, models.Built)
+    assert isinstance(other, models.ModelCall)
     share.attach(other.model, path, folder=there.folder)
     with torch.inference_mode():
         expected, found = built(), other.model(*built.args, **built.kwargs)

@@ -62,7 +62,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_a_file_of_columns_is_as_one_of_a_table(tmp_path: Path) -> None:
-    con = table.storing()
+    con = table.connect_storing()
     values = {"BIGINT": 7, "INTEGER": 7, "SMALLINT": 7, "DOUBLE": 7.5, "BOOLEAN": True, "VARCHAR": "seven"}
     full = [values[column.type] for column in COLUMNS]
     half = [value if place % 2 else None for place, value in enumerate(full)]

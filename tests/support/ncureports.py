@@ -12,7 +12,7 @@ from xsp.testing import spans
 RANGES = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
 FIXED = ("ID", "Process ID", "Process Name", "Host Name", RANGES, "Kernel Name", "Context", "Stream")
 PLACEMENT = ("Block Size", "Grid Size", "Device", "CC")
-ZEROS = {name: "0" for name in metrics.wanted() if "fadd2" not in name}
+ZEROS = {name: "0" for name in metrics.requested() if "fadd2" not in name}
 FFMA = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"
 BF16 = "sm__ops_path_tensor_src_bf16_dst_fp32.sum"
 READ, WRITE, OCCUPANCY = "dram__bytes_read.sum", "dram__bytes_write.sum", metrics.OCCUPANCY[0]

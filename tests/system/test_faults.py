@@ -155,7 +155,7 @@ def test_a_run_that_is_being_written_is_not_replaced(tmp_path: Path, monkeypatch
 def test_a_program_that_was_killed_before_its_run_began_blocks_nothing(tmp_path: Path) -> None:
     rundir.create(tmp_path / "run")
     assert rundir.create(tmp_path / "run") == tmp_path / "run"
-    with rundir.created_for_several(tmp_path / "run") as several:
+    with rundir.runs_directory(tmp_path / "run") as several:
         assert list(several.iterdir()) == []
 
 

@@ -16,7 +16,7 @@ from xsp import summary
 from xsp.advise import steptime
 from xsp.advise.advice import MOST_SPANS, AdviceContext, CoveredElsewhere, Interval, Place
 from xsp.errors import AnalysisError
-from xsp.schema import GIVEN, SCALARS, Kind, Level
+from xsp.schema import INPUT_TENSORS, SCALARS, Kind, Level
 from xsp.store.selftimes import BOOKKEEPING, NS
 from xsp.store.trace import Trace
 
@@ -105,8 +105,8 @@ class Call:
 
     @cached_property
     def input_ids(self) -> tuple[int, ...]:
-        """The numbers of a module's input tensors, see `xsp.schema.GIVEN`; empty if not recorded."""
-        numbers = self._attribute(GIVEN)
+        """The numbers of a module's input tensors, see `xsp.schema.INPUT_TENSORS`; empty if not recorded."""
+        numbers = self._attribute(INPUT_TENSORS)
         return tuple(number for number in numbers if type(number) is int)
 
     @cached_property

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from xsp.advise.advice import MOST_SPANS, Advice, Place, Step
 from xsp.analyses.answers import Answers
-from xsp.analyses.idle import LONGEST
+from xsp.analyses.idle import MAX_GAPS
 from xsp.device.kernelnames import COMMUNICATION as OF_COMMUNICATION
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
@@ -130,7 +130,7 @@ def _gaps(answers: Answers, cause: str) -> tuple[Place, ...]:
     """Return the layers and calls at which the longest gaps of a cause end, with the spans of the calls."""
     gaps = answers["idle-gaps"].dicts()
     rows = [row for row in gaps if row["cause"] == cause]
-    is_complete = len(gaps) < LONGEST
+    is_complete = len(gaps) < MAX_GAPS
     rows_by_place: dict[tuple[str | None, str | None], list[Row]] = {}
     for row in rows:
         rows_by_place.setdefault((row["next_layer"], row["call"] or row["next_op"]), []).append(row)

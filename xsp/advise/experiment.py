@@ -155,11 +155,11 @@ def _try(plan: Plan, piece: Advice, progress: Progress) -> TrialResult:
     work_tree = WorkTree(Path.cwd())
     try:
         sides = [turns.Side("a", baseline, work_tree), turns.Side("b", changed, work_tree)]
-        turns.take(sides, runs, "M", check_and_show, seed=plan.seed, overwrite=True)
+        turns.run_turns(sides, runs, "M", check_and_show, seed=plan.seed, overwrite=True)
     except _NoEffect as unchanged:
         return TrialResult(piece, NOT_APPLICABLE, str(unchanged), turns=len(runs.a))
     except (ProgramError, AnalysisError) as error:
-        if repr(changed.typed) not in str(error):
+        if repr(changed.text) not in str(error):
             raise  # the program itself failed, not the trial
         return TrialResult(piece, FAILED, _last_line(str(error)), turns=len(runs.a))
     return _measure(piece, runs, trials)
@@ -180,7 +180,7 @@ def _check_applied(trials: Sequence[Trial], baseline: dict[str, Any], report: di
 
 
 def _measure(piece: Advice, runs: turns.Turns, trials: Sequence[Trial]) -> TrialResult:
-    step = compare(*comparable.load(runs.a, runs.b), turns=runs.most).step
+    step = compare(*comparable.load(runs.a, runs.b), turns=runs.max_turns).step
     reports = [_report(path) for path in (runs.a[0], runs.b[0])]
     if step.a_ms is None or step.change_ms is None or step.low_ms is None or step.high_ms is None:
         return TrialResult(piece, FAILED, f"its gain cannot be determined: {step.verdict}", turns=len(runs.a))

@@ -175,8 +175,9 @@ LEAST_LAYERS = 3
 def narrow_layers(context: AdviceContext) -> Iterator[Advice]:
     """Linear layers in one module that take the same tensor: one layer with all their outputs is one product.
 
-    Describing steps record which tensors are the same (`xsp.schema.GIVEN`). The expected time of the one layer is that
-    of its multiplications or of its memory traffic, whichever is longer, at the best rates of the step's linear layers.
+    Describing steps record which tensors are the same (`xsp.schema.INPUT_TENSORS`). The expected time of the one layer
+    is that of its multiplications or of its memory traffic, whichever is longer, at the best rates of the step's linear
+    layers.
     """
     step_ms = calls.step_ms(context)
     linear = [layer for layer in calls.walk(context) if layer.type == "Linear" and layer.level == Level.LAYER]

@@ -71,4 +71,4 @@ def _unanswered(report: AdviceReport) -> tuple[Table, ...]:
 
 def save(report: AdviceReport, folder: Path | str) -> Path | None:
     """Save the section in a run directory, where `xsp report` finds it; None if `folder` is not one, or is full."""
-    return sections.kept(Path(folder), SECTION, section(report))
+    return sections.write_if_run(Path(folder), SECTION, section(report))

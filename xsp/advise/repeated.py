@@ -19,8 +19,8 @@ RANDOM_OPS = ("bernoulli", "dropout", "rand", "normal_", "multinomial", "uniform
 def repeated(context: AdviceContext) -> Iterator[Advice]:
     """A module that was given the same tensors again in one step, and would return the same result.
 
-    Describing steps record which tensors are the same (`xsp.schema.GIVEN`). Modules that draw random numbers, modules
-    whose inputs may have been written to in between, and recomputation in a backward pass do not count.
+    Describing steps record which tensors are the same (`xsp.schema.INPUT_TENSORS`). Modules that draw random numbers,
+    modules whose inputs may have been written to in between, and recomputation in a backward pass do not count.
     """
     step_ms = calls.step_ms(context)
     repeats = list(_repeats(context))

@@ -92,7 +92,7 @@ def with_trial(base: Program, trial: str) -> TrialProgram:
     variables = {
         name: value for change in (parse(trial) if trial else ()) for name, value in change.environment().items()
     }
-    typed = f"{base.typed} ({trial})" if trial else base.typed
+    typed = f"{base.text} ({trial})" if trial else base.text
     result = TrialProgram(typed, base.python, base.verb, base.args, base.settings, trial)
     return replace(result, settings=(*base.settings, *variables.items()))
 

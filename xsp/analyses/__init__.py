@@ -41,7 +41,7 @@ def _as_name(identity: str) -> str:
     return identity.replace("-", "_")
 
 
-def _place(entry: Analysis) -> tuple[int, int]:
+def _sort_key(entry: Analysis) -> tuple[int, int]:
     """Return the sort key of an analysis: the place of its subject; numbered analyses together, plugins' last."""
     if _is_number(entry.id):
         return _SUBJECTS.index("model"), int(entry.id[1:])
@@ -58,13 +58,13 @@ for _plugin in plugins.names("xsp.analyses"):
     except PluginError:
         pass  # `xsp doctor` reports why
 
-_ordered = {each.id: each for each in sorted(ANALYSES.values(), key=_place)}
+_ordered = {entry.id: entry for entry in sorted(ANALYSES.values(), key=_sort_key)}
 ANALYSES.clear()
 ANALYSES.update(_ordered)
 
 # Analyses under their names in `xsp analyze` and under their function names; they replace modules of the same name.
-globals().update({_as_name(each.id): each for each in ANALYSES.values()})
-globals().update({each.name: each for each in ANALYSES.values()})
+globals().update({_as_name(entry.id): entry for entry in ANALYSES.values()})
+globals().update({entry.name: entry for entry in ANALYSES.values()})
 
 if TYPE_CHECKING:
     from xsp.analyses.ledger import ledger as ledger
@@ -80,5 +80,5 @@ def __getattr__(name: str) -> Analysis:
 
 __all__ = [
     "ANALYSES", "Analysis", "Optimum", "Table", "analysis", "model_roofline", "model_sweep", "optimal_batch", "values",
-    *sorted(each.name for each in ANALYSES.values()),
+    *sorted(entry.name for entry in ANALYSES.values()),
 ]  # fmt: skip

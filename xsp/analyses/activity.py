@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.devicework import COPY, LEVEL_NAMES, NAMED, TENSOR_TIMES, prepare, shares
+from xsp.analyses.devicework import COPY, HOST_SPANS_SQL, LEVEL_NAMES, TENSOR_TIMES, prepare, shares
 from xsp.device.kernelnames import MATRIX
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 
-_SHOWN = """
+_TIME_COLUMNS = """
     busy_ns / 1e6 AS busy_ms, computation_ns / 1e6 AS computation_ms,
     communication_ns / 1e6 AS communication_ms, exposed_communication_ns / 1e6 AS exposed_communication_ms,
     (communication_ns - exposed_communication_ns) / 1e6 AS hidden_communication_ms,
@@ -43,20 +43,20 @@ def device_activity(trace: Trace) -> Table:
     return trace.sql(
         f"""
         WITH {shares("rank", "device", "recording")},
-        whole AS (
+        times AS (
             SELECT rank, device, {_sums(*_TIMES)} FROM shares GROUP BY rank, device
         ),
-        each AS (
-            SELECT whole.*, counted.* EXCLUDE (rank, device)
-            FROM whole JOIN (SELECT rank, device, {_COUNTS} FROM device_work GROUP BY rank, device) counted
-            ON counted.rank = whole.rank AND counted.device IS NOT DISTINCT FROM whole.device
+        devices AS (
+            SELECT times.*, counts.* EXCLUDE (rank, device)
+            FROM times JOIN (SELECT rank, device, {_COUNTS} FROM device_work GROUP BY rank, device) counts
+            ON counts.rank = times.rank AND counts.device IS NOT DISTINCT FROM times.device
         ),
-        summed AS (
-            FROM each UNION ALL
-            SELECT NULL, NULL, {_sums(*_TIMES, "kernels", "copies")} FROM each HAVING count(*) > 1
+        totals AS (
+            FROM devices UNION ALL
+            SELECT NULL, NULL, {_sums(*_TIMES, "kernels", "copies")} FROM devices HAVING count(*) > 1
         )
-        SELECT rank, device, window_ns / 1e6 AS window_ms, {_SHOWN}, kernels, copies
-        FROM summed ORDER BY rank NULLS LAST, device NULLS LAST
+        SELECT rank, device, window_ns / 1e6 AS window_ms, {_TIME_COLUMNS}, kernels, copies
+        FROM totals ORDER BY rank NULLS LAST, device NULLS LAST
         """
     )
 
@@ -72,7 +72,7 @@ def device_steps(trace: Trace) -> Table:
     return trace.sql(
         f"""
         WITH {shares("rank", "device", "step")},
-        counted AS (
+        counts AS (
             SELECT rank, device, step, {_COUNTS}, min(start_ns) AS first_ns FROM device_work GROUP BY rank, device, step
         ),
         hosts AS (
@@ -80,14 +80,14 @@ def device_steps(trace: Trace) -> Table:
                    max(start_ns + dur_ns) - min(start_ns) AS host_ns
             FROM spans WHERE kind = '{Kind.STEP}' AND step IS NOT NULL GROUP BY rank, step
         )
-        SELECT counted.rank, counted.device, counted.step, hosts.name, host_ns / 1e6 AS host_ms,
-               (first_ns - hosts.start_ns) / 1e6 AS first_work_after_ms, window_ns / 1e6 AS window_ms, {_SHOWN},
+        SELECT counts.rank, counts.device, counts.step, hosts.name, host_ns / 1e6 AS host_ms,
+               (first_ns - hosts.start_ns) / 1e6 AS first_work_after_ms, window_ns / 1e6 AS window_ms, {_TIME_COLUMNS},
                kernels, copies
-        FROM counted
-        JOIN shares ON shares.rank = counted.rank AND shares.device IS NOT DISTINCT FROM counted.device
-                    AND shares.step IS NOT DISTINCT FROM counted.step
-        LEFT JOIN hosts ON hosts.rank = counted.rank AND hosts.step = counted.step
-        ORDER BY counted.rank, counted.device, counted.step NULLS LAST
+        FROM counts
+        JOIN shares ON shares.rank = counts.rank AND shares.device IS NOT DISTINCT FROM counts.device
+                    AND shares.step IS NOT DISTINCT FROM counts.step
+        LEFT JOIN hosts ON hosts.rank = counts.rank AND hosts.step = counts.step
+        ORDER BY counts.rank, counts.device, counts.step NULLS LAST
         """
     )
 
@@ -108,17 +108,17 @@ def kernel_classes(trace: Trace) -> Table:
     """
     return trace.sql(
         f"""
-        WITH each AS (SELECT rank, device, {figures} FROM device_work GROUP BY rank, device, class),
-        summed AS (
+        WITH by_device AS (SELECT rank, device, {figures} FROM device_work GROUP BY rank, device, class),
+        totals AS (
             SELECT NULL::INTEGER AS rank, NULL::INTEGER AS device, {figures} FROM device_work GROUP BY class
             UNION ALL
-            SELECT * FROM each WHERE (SELECT count(*) FROM (SELECT DISTINCT rank, device FROM each)) > 1
+            SELECT * FROM by_device WHERE (SELECT count(*) FROM (SELECT DISTINCT rank, device FROM by_device)) > 1
         )
         SELECT rank, device, class, kernels, device_ms,
                100.0 * device_ms / nullif(sum(device_ms) OVER (PARTITION BY rank, device), 0) AS percent_of_device_time,
                mean_us, max_us, matrix_ms, with_tensor_cores_ms, without_tensor_cores_ms, unknown_ms,
                tensor_core_percent
-        FROM summed ORDER BY rank NULLS FIRST, device NULLS FIRST, device_ms DESC, class
+        FROM totals ORDER BY rank NULLS FIRST, device NULLS FIRST, device_ms DESC, class
         """
     )
 
@@ -138,12 +138,12 @@ def tensor_cores(trace: Trace) -> Table:
     prepare(trace)
     return trace.sql(
         f"""
-        WITH within AS (
+        WITH work AS (
             SELECT rank, trace_id, coalesce(layer_id, op_id) AS span_id, class, tensor_cores, dur_ns
             FROM device_work WHERE class IN {MATRIX}
         ),
-        {NAMED}
-        SELECT CASE named.level {LEVEL_NAMES} END AS level, name, type, count(*) AS kernels, {TENSOR_TIMES}
-        FROM named GROUP BY ALL ORDER BY matrix_ms DESC, name
+        {HOST_SPANS_SQL}
+        SELECT CASE named_work.level {LEVEL_NAMES} END AS level, name, type, count(*) AS kernels, {TENSOR_TIMES}
+        FROM named_work GROUP BY ALL ORDER BY matrix_ms DESC, name
         """
     )

@@ -17,7 +17,7 @@ class Answer(NamedTuple):
 
     columns: list[str]
     rows: list[tuple[Any, ...]]
-    refused: str | None = None
+    reason: str | None = None
 
     def dicts(self) -> list[dict[str, Any]]:
         """Return the rows with the names of their columns."""
@@ -30,13 +30,13 @@ class Answers:
     def __init__(self, trace: Trace) -> None:
         """Compute nothing yet: each table is computed on first access."""
         self.trace = trace
-        self._known: dict[str, Answer] = {}
+        self._answers: dict[str, Answer] = {}
 
     def __getitem__(self, identity: str) -> Answer:
         """Return the answer of the analysis with this id in `xsp.analyses.ANALYSES`."""
-        if identity not in self._known:
-            self._known[identity] = self._ask(identity)
-        return self._known[identity]
+        if identity not in self._answers:
+            self._answers[identity] = self._compute(identity)
+        return self._answers[identity]
 
     def classes(self) -> list[dict[str, Any]]:
         """Return the rows of `kernel-classes` for all devices together, without its rows for each device."""
@@ -49,7 +49,7 @@ class Answers:
         """
         return max(self["A1"].dicts(), key=lambda row: row["steps"], default=None)
 
-    def _ask(self, identity: str) -> Answer:
+    def _compute(self, identity: str) -> Answer:
         try:
             relation = ANALYSES[identity](self.trace)
         except AnalysisError as error:

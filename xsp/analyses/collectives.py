@@ -12,7 +12,7 @@ from xsp.device.kernelnames import COLLECTIVE, COMMUNICATION, NAMES
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 
-TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+SYNCHRONOUS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Collectives that end on all ranks at the same time, because each rank needs data of every other."""
 
 ELEMENT_BYTES = {
@@ -26,10 +26,11 @@ ELEMENT_BYTES = {
 """Bytes of an element, by the lower-case name of its type in PyTorch or in Kineto."""
 
 
-def _known(name: str) -> str:
+def _property(name: str) -> str:
     """Return the SQL of a collective's property: the kernel's attribute, else its parent's, else its grandparent's."""
     candidates = (
-        f"json_extract_string(each.{side}, '$.\"xsp.collective.{name}\"')" for side in ("own", "above", "higher")
+        f"json_extract_string(described.{side}, '$.\"xsp.collective.{name}\"')"
+        for side in ("own_attributes", "parent_attributes", "grandparent_attributes")
     )
     return f"coalesce({', '.join(candidates)})"
 
@@ -43,58 +44,60 @@ _BYTES = " ".join(f"WHEN '{name}' THEN {size}" for name, size in ELEMENT_BYTES.i
 _CALL = f"level = {int(Level.LIBRARY)} AND kind = '{Kind.CALL}' AND contains(attributes, 'xsp.collective.name')"
 
 COLLECTIVES = f"""
-    ran AS MATERIALIZED (
+    communication_kernels AS MATERIALIZED (
         SELECT rank, device, recording, step, trace_id, span_id, parent_id, name, start_ns, end_ns, collective
         FROM device_work WHERE purpose = '{COMMUNICATION}'
     ),
     executions AS MATERIALIZED (
-        FROM ran
+        FROM communication_kernels
         UNION ALL
         SELECT rank, NULL, NULL, step, trace_id, span_id, parent_id, name, start_ns, start_ns + dur_ns, NULL
-        FROM spans WHERE {_CALL} AND timed IS NOT false AND NOT EXISTS (FROM ran)
+        FROM spans WHERE {_CALL} AND timed IS NOT false AND NOT EXISTS (FROM communication_kernels)
     ),
-    near AS MATERIALIZED (
+    parents AS MATERIALIZED (
         SELECT rank, trace_id, span_id, parent_id, name, attributes FROM spans
         WHERE level <= {int(Level.LIBRARY)} AND span_id IN (SELECT parent_id FROM executions)
     ),
-    further AS MATERIALIZED (
+    grandparents AS MATERIALIZED (
         SELECT rank, trace_id, span_id, attributes FROM spans
-        WHERE level <= {int(Level.LIBRARY)} AND span_id IN (SELECT parent_id FROM near)
+        WHERE level <= {int(Level.LIBRARY)} AND span_id IN (SELECT parent_id FROM parents)
     ),
     described AS (
-        SELECT executions.*, near.name AS caller, {_json("itself")} AS own, {_json("near")} AS above,
-               {_json("further")} AS higher
+        SELECT executions.*, parents.name AS caller, {_json("executed")} AS own_attributes,
+               {_json("parents")} AS parent_attributes, {_json("grandparents")} AS grandparent_attributes
         FROM executions
         LEFT JOIN (
             SELECT rank, trace_id, span_id, attributes FROM spans
             WHERE attributes IS NOT NULL AND span_id IN (SELECT span_id FROM executions)
-        ) itself USING (rank, trace_id, span_id)
-        LEFT JOIN near ON near.rank = executions.rank AND near.trace_id = executions.trace_id
-                       AND near.span_id = executions.parent_id
-        LEFT JOIN further ON further.rank = near.rank AND further.trace_id = near.trace_id
-                          AND further.span_id = near.parent_id
+        ) executed USING (rank, trace_id, span_id)
+        LEFT JOIN parents ON parents.rank = executions.rank AND parents.trace_id = executions.trace_id
+                       AND parents.span_id = executions.parent_id
+        LEFT JOIN grandparents ON grandparents.rank = parents.rank AND grandparents.trace_id = parents.trace_id
+                          AND grandparents.span_id = parents.parent_id
     ),
-    read AS (
+    properties AS (
         SELECT rank, device, recording, step, span_id, name AS full_name, start_ns, end_ns, collective AS by_kernel,
-               coalesce({_known("name")}, CASE WHEN contains(caller, ':') THEN caller END) AS name,
-               {_known("communicator")} AS communicator, {_known("group_ranks")} AS group_ranks,
-               {_known("id")} AS id, {_known("seq")} AS seq,
-               TRY_CAST({_known("group_size")} AS INTEGER) AS group_size,
-               TRY_CAST({_known("in_elements")} AS BIGINT) AS sent, TRY_CAST({_known("out_elements")} AS BIGINT) AS got,
-               CASE lower({_known("dtype")}) {_BYTES} END AS element_bytes
-        FROM described each
+               coalesce({_property("name")}, CASE WHEN contains(caller, ':') THEN caller END) AS name,
+               {_property("communicator")} AS communicator, {_property("group_ranks")} AS group_ranks,
+               {_property("id")} AS id, {_property("seq")} AS seq,
+               TRY_CAST({_property("group_size")} AS INTEGER) AS group_size,
+               TRY_CAST({_property("in_elements")} AS BIGINT) AS in_elements,
+               TRY_CAST({_property("out_elements")} AS BIGINT) AS out_elements,
+               CASE lower({_property("dtype")}) {_BYTES} END AS element_bytes
+        FROM described
     ),
-    named AS (
+    named_collectives AS (
         SELECT *, coalesce({COLLECTIVE}, by_kernel, trim(split_part(name, ':', -1), '_'), 'unknown') AS collective
-        FROM read
+        FROM properties
     ),
     collectives AS MATERIALIZED (
         SELECT rank, device, recording, step, span_id, full_name, start_ns, end_ns, communicator, group_size,
                collective, coalesce(id, communicator || ':' || seq || coalesce(' ' || group_ranks, '')) AS id,
-               nullif(TRY_CAST(element_bytes * CASE WHEN got IS NULL AND collective = 'all_gather'
-                                               THEN sent::HUGEINT * group_size
-                                               ELSE greatest(sent, got)::HUGEINT END AS BIGINT), 0) AS bytes
-        FROM named
+               nullif(TRY_CAST(element_bytes * CASE WHEN out_elements IS NULL AND collective = 'all_gather'
+                                               THEN in_elements::HUGEINT * group_size
+                                               ELSE greatest(in_elements, out_elements)::HUGEINT END AS BIGINT), 0)
+               AS bytes
+        FROM named_collectives
     )
 """
 """One row per rank and collective; `id` is the same on all of its ranks, or null if the source has none. The ranks of
@@ -104,7 +107,7 @@ doc/PERFORMANCE.md). If a source has only the input, the size of an all-gather i
 group."""
 
 
-def why_none(trace: Trace) -> str | None:
+def reason_without_collectives(trace: Trace) -> str | None:
     """Return a message that a trace holds no collective, or None if it holds one."""
     kernels = f"WITH {NAMES} SELECT 1 FROM names WHERE class = '{COMMUNICATION}' LIMIT 1"
     for query in (kernels, f"SELECT 1 FROM spans WHERE {_CALL} LIMIT 1"):

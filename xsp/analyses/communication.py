@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xsp.analyses.collectives import COLLECTIVES, TOGETHER, why_none
+from xsp.analyses.collectives import COLLECTIVES, SYNCHRONOUS, reason_without_collectives
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.devicework import COMPUTATION, prepare
 from xsp.schema import Level
@@ -16,7 +16,7 @@ _BUS = """
 """
 """Factor from algorithm bandwidth to bus bandwidth, after nccl-tests, doc/PERFORMANCE.md."""
 
-_EXPOSED = f"""
+_HIDDEN = f"""
     {COLLECTIVES},
     computing AS (
         SELECT rank, device, recording, start_ns, max(end_ns) AS end_ns
@@ -34,17 +34,17 @@ _EXPOSED = f"""
                    PARTITION BY rank, device, recording ORDER BY start_ns ROWS UNBOUNDED PRECEDING) AS done_ns
         FROM running
     ),
-    ends AS (
+    moments AS (
         SELECT rank, device, recording, span_id, unnest([start_ns, end_ns]) AS time_ns
         FROM collectives WHERE device IS NOT NULL
     ),
     hidden AS (
-        SELECT ends.rank, ends.span_id,
+        SELECT moments.rank, moments.span_id,
                max(coalesce(done_ns - greatest(0, until_ns - time_ns), 0))
                - min(coalesce(done_ns - greatest(0, until_ns - time_ns), 0)) AS hidden_ns
-        FROM ends ASOF LEFT JOIN computed
-        ON computed.rank = ends.rank AND computed.device = ends.device AND computed.recording = ends.recording
-           AND computed.start_ns <= ends.time_ns
+        FROM moments ASOF LEFT JOIN computed
+        ON computed.rank = moments.rank AND computed.device = moments.device AND computed.recording = moments.recording
+           AND computed.start_ns <= moments.time_ns
         GROUP BY ALL
     )
 """
@@ -52,39 +52,41 @@ _EXPOSED = f"""
 up to its start. `done_ns` counts kernels that have begun in full; the part of them after that moment is subtracted."""
 
 _TRANSFERRED = f"""
-    placed AS (
+    ordered AS (
         SELECT rank, device, span_id, start_ns, end_ns, group_size, id, collective, communicator, full_name,
-               count(*) OVER (PARTITION BY rank, device, id) AS alike,
+               count(*) OVER (PARTITION BY rank, device, id) AS id_count,
                row_number() OVER (PARTITION BY rank, device, collective, communicator, full_name ORDER BY start_ns)
-                   AS place
-        FROM collectives WHERE collective IN {TOGETHER}
+                   AS position
+        FROM collectives WHERE collective IN {SYNCHRONOUS}
     ),
     keyed AS (
         SELECT rank, span_id, start_ns, end_ns, group_size, id,
                CASE WHEN id IS NULL AND device IS NOT NULL
-                    THEN concat_ws(' ', rank, communicator, collective, split_part(full_name, '(', 1), place)
-                    WHEN alike = 1 THEN id END AS key
-        FROM placed
+                    THEN concat_ws(' ', rank, communicator, collective, split_part(full_name, '(', 1), position)
+                    WHEN id_count = 1 THEN id END AS key
+        FROM ordered
     ),
-    met AS (
+    complete AS (
         SELECT key, min(end_ns - start_ns) AS transfer_ns FROM keyed WHERE key IS NOT NULL GROUP BY key
         HAVING count(*) > 1 AND count(*) = coalesce(max(group_size), count(*))
             AND (max(id) IS NOT NULL OR max(start_ns) < min(end_ns))
     ),
-    transferred AS (SELECT rank, span_id, transfer_ns FROM keyed JOIN met USING (key))
+    transferred AS (SELECT rank, span_id, transfer_ns FROM keyed JOIN complete USING (key))
 """
 """The transfer time of collectives whose members are all in the trace. They end together, so the member that arrives
 last has the shortest duration, and the excess of another member's duration is waiting. Members are matched by the id of
 the collective; members on devices of one rank, which share a clock, also by their order if they overlap."""
 
 
-_WHY_NO_BANDWIDTH = """CASE
+_NULL_REASON = """CASE
     WHEN bytes IS NULL AND group_size IS NULL THEN 'no size, group' WHEN bytes IS NULL THEN 'no size'
     WHEN group_size IS NULL THEN 'no group' END"""
 """Why a bandwidth is null: profilers without annotations of collectives (Nsight Systems) record neither."""
 
 
-@analysis("communication", "Collectives by kind and size", Level.MODEL, unless=why_none, everywhere=True)
+@analysis(
+    "communication", "Collectives by kind and size", Level.MODEL, unless=reason_without_collectives, everywhere=True
+)
 def collectives_by_kind(trace: Trace) -> Table:
     """Collectives of all ranks by kind, communicator and size: their number, time, and the time that is hidden.
 
@@ -99,24 +101,24 @@ def collectives_by_kind(trace: Trace) -> Table:
     prepare(trace)
     return trace.sql(
         f"""
-        WITH {_EXPOSED}, {_TRANSFERRED},
+        WITH {_HIDDEN}, {_TRANSFERRED},
         sized AS (
             SELECT collectives.*, hidden.hidden_ns, end_ns - start_ns AS ns, transfer_ns
             FROM collectives LEFT JOIN hidden USING (rank, span_id) LEFT JOIN transferred USING (rank, span_id)
         ),
-        summed AS (
+        totals AS (
             SELECT collective, communicator, group_size, bytes, count(*) AS calls, count(DISTINCT rank) AS ranks,
                    sum(ns) AS ns, avg(ns) AS mean_ns, min(ns) AS min_ns, max(ns) AS max_ns, sum(hidden_ns) AS hidden_ns,
                    sum(ns - transfer_ns) AS waited_ns, avg(transfer_ns) AS transfer_ns, {_BUS} AS bus
             FROM sized GROUP BY ALL
         )
         SELECT collective, communicator, group_size, bytes, calls, ranks, ns / 1e6 AS total_ms,
-               (ns - hidden_ns) / 1e6 AS exposed_ms, hidden_ns / 1e6 AS hidden_ms, {_WHY_NO_BANDWIDTH} AS why_null,
+               (ns - hidden_ns) / 1e6 AS exposed_ms, hidden_ns / 1e6 AS hidden_ms, {_NULL_REASON} AS why_null,
                waited_ns / 1e6 AS waited_ms, transfer_ns / 1e3 AS transfer_us,
                mean_ns / 1e3 AS mean_us, min_ns / 1e3 AS shortest_us, max_ns / 1e3 AS longest_us,
                bytes / nullif(mean_ns, 0) AS algorithm_gb_per_s, bus * bytes / nullif(mean_ns, 0) AS bus_gb_per_s,
                bus * bytes / nullif(transfer_ns, 0) AS transfer_bus_gb_per_s,
                bus * bytes / nullif(min_ns, 0) AS best_bus_gb_per_s
-        FROM summed ORDER BY total_ms DESC, collective, communicator, bytes
+        FROM totals ORDER BY total_ms DESC, collective, communicator, bytes
         """
     )

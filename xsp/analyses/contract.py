@@ -50,10 +50,10 @@ class Analysis:
         missing = [level for level in self.needs if not self._holds(trace, level)]
         if missing:
             names = ", ".join(level.name.lower() for level in missing)
-            needed = "device work of a GPU" if missing == [Level.KERNEL] else f"the {names} level"
+            requirement = "device work of a GPU" if missing == [Level.KERNEL] else f"the {names} level"
             return (
-                f"{self.id} ({self.title}) needs {needed}, and {trace.name!r} holds no such span "
-                f"{_how_recorded(trace, missing)}"
+                f"{self.id} ({self.title}) needs {requirement}, and {trace.name!r} holds no such span "
+                f"{_recording_hint(trace, missing)}"
             )
         reason = self.unless(trace) if self.unless is not None else None
         return reason and f"{self.id} ({self.title}): {reason}"
@@ -72,16 +72,16 @@ class Analysis:
         return (self.function.__doc__ or "").strip().split("\n\n")[0]
 
 
-def _how_recorded(trace: Trace, missing: Sequence[Level]) -> str:
+def _recording_hint(trace: Trace, missing: Sequence[Level]) -> str:
     if trace.run.imported is not None and trace.run.xsp is None:  # recorded by another profiler
         return "(imported); torch.profiler records modules with with_stack and with_modules, shapes with record_shapes"
     if any(rung.level >= max(missing) and rung.steps for rung in trace.rungs) and Level.KERNEL not in missing:
-        why = ": no module was called in them" if Level.LAYER in missing else ""
-        return f"(steps were recorded at this depth, and hold none{why})"
+        reason = ": no module was called in them" if Level.LAYER in missing else ""
+        return f"(steps were recorded at this depth, and hold none{reason})"
     if trace.run.levels == "M/L/G" and Level.KERNEL not in missing:
         return "(of M/L/G, no step was recorded at this depth); run more steps, or use a larger budget"
-    where = " on a machine with a GPU" if Level.KERNEL in missing else ""
-    return f"(recorded with {trace.run.levels or 'unknown levels'}); record again with --levels M/L/G{where}"
+    location = " on a machine with a GPU" if Level.KERNEL in missing else ""
+    return f"(recorded with {trace.run.levels or 'unknown levels'}); record again with --levels M/L/G{location}"
 
 
 def analysis(
@@ -105,15 +105,20 @@ def analysis(
     """
 
     def make(function: Callable[[Trace], Table]) -> Analysis:
-        new = Analysis(identity, title, needs, function, unless, everywhere)
+        entry = Analysis(identity, title, needs, function, unless, everywhere)
         for existing in ANALYSES.values():
-            is_redefinition = (existing.function.__module__, existing.name) == (function.__module__, new.name)
-            if not is_redefinition and {existing.id.lower(), existing.name} & {identity.lower(), new.name}:
-                raise UsageError(f"there already is an analysis {existing.id!r} ({existing.name}); rename {new.name}")
-        ANALYSES[identity] = new
-        return new
+            is_redefinition = (existing.function.__module__, existing.name) == (function.__module__, entry.name)
+            if not is_redefinition and {existing.id.lower(), existing.name} & {identity.lower(), entry.name}:
+                raise UsageError(f"there already is an analysis {existing.id!r} ({existing.name}); rename {entry.name}")
+        ANALYSES[identity] = entry
+        return entry
 
     return make
+
+
+def milliseconds(nanoseconds: float | None) -> float | None:
+    """Return nanoseconds in milliseconds; None stays."""
+    return None if nanoseconds is None else nanoseconds / 1e6
 
 
 ANALYSES: dict[str, Analysis] = {}

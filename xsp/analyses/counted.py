@@ -50,11 +50,11 @@ class _Count(NamedTuple):
     metric: str
     kernels: int
     total: float
-    least: float
-    most: float
+    minimum: float
+    maximum: float
 
 
-def _why_none(trace: Trace) -> str | None:
+def _reason_without_counters(trace: Trace) -> str | None:
     """Return why a trace has no counters, or None if it has some."""
     if next(_counts(trace), None) is not None:
         return None
@@ -64,7 +64,7 @@ def _why_none(trace: Trace) -> str | None:
     )
 
 
-@analysis("counters", "Hardware counters by kernel", unless=_why_none)
+@analysis("counters", "Hardware counters by kernel", unless=_reason_without_counters)
 def counters_by_kernel(trace: Trace) -> Table:
     """Hardware counters of the kernels of each name: one row per kernel and metric.
 
@@ -77,7 +77,7 @@ def counters_by_kernel(trace: Trace) -> Table:
     return _table(trace, "counters", lambda count: count.kernel or UNNAMED)
 
 
-@analysis("op-counters", "Hardware counters by operator", unless=_why_none)
+@analysis("op-counters", "Hardware counters by operator", unless=_reason_without_counters)
 def counters_by_operator(trace: Trace) -> Table:
     """Hardware counters of the kernels that each operator launched: one row per operator and metric.
 
@@ -96,13 +96,13 @@ def _table(trace: Trace, name: str, key: Callable[[_Count], str], by_call: bool 
     for count in _counts(trace):
         groups[key(count), count.metric].append(count)
         totals[count.metric] += count.total
-        highest[count.metric] = max(highest[count.metric], abs(count.most), abs(count.least))
+        highest[count.metric] = max(highest[count.metric], abs(count.maximum), abs(count.minimum))
     plain_metrics = list(_PLAIN_NAMES)
 
     def place(group: tuple[str, str]) -> tuple[object, ...]:
         metric = group[1]
-        rank = plain_metrics.index(metric) if metric in plain_metrics else len(plain_metrics)
-        return highest[metric] == 0, rank, metric, -sum(count.total for count in groups[group]), group[0]
+        order = plain_metrics.index(metric) if metric in plain_metrics else len(plain_metrics)
+        return highest[metric] == 0, order, metric, -sum(count.total for count in groups[group]), group[0]
 
     rows = [
         _row(title, metric, groups[title, metric], totals[metric], by_call)
@@ -136,8 +136,8 @@ def _row(title: str, metric: str, counts: Iterable[_Count], metric_total: float,
         total if is_additive else None,
         100 * total / metric_total if is_additive and metric_total else None,
         total / kernels,
-        min(count.least for count in counts),
-        max(count.most for count in counts),
+        min(count.minimum for count in counts),
+        max(count.maximum for count in counts),
         metric,
     )
 
@@ -145,7 +145,7 @@ def _row(title: str, metric: str, counts: Iterable[_Count], metric_total: float,
 def plain_name(metric: str) -> str:
     """Return the plain name of a metric, else its own name.
 
-    >>> called("smsp__sass_thread_inst_executed_op_ffma_pred_on.sum")
+    >>> plain_name("smsp__sass_thread_inst_executed_op_ffma_pred_on.sum")
     'fp32 fma instr.'
     """
     if (match := _INSTRUCTIONS.fullmatch(metric)) is not None:
@@ -159,31 +159,32 @@ def _counts(trace: Trace) -> Iterator[_Count]:
         f"""
         SELECT CASE WHEN work.level = {int(Level.KERNEL)} THEN work.name END AS kernel, work.attributes,
                op.name AS operator, op.span_id AS call
-        FROM spans work LEFT JOIN {library_calls(trace, "spans")} within
-            ON within.rank = work.rank AND within.trace_id = work.trace_id AND within.span_id = work.parent_id
+        FROM spans work LEFT JOIN {library_calls(trace, "spans")} library_call
+            ON library_call.rank = work.rank AND library_call.trace_id = work.trace_id
+               AND library_call.span_id = work.parent_id
         LEFT JOIN spans op ON op.rank = work.rank AND op.trace_id = work.trace_id AND op.kind = '{Kind.OP}'
-            AND op.span_id = coalesce(within.op_id, work.parent_id)
+            AND op.span_id = coalesce(library_call.op_id, work.parent_id)
         WHERE work.level IN ({int(Level.RUNTIME)}, {int(Level.KERNEL)}) AND work.attributes LIKE '%"counters"%'
         """
     ).fetchall()
     for kernel, text, operator, call in rows:
         attributes = json.loads(text)
-        counted = attributes.get("counted") if isinstance(attributes.get("counted"), dict) else {}
+        kernel_record = attributes.get("counted") if isinstance(attributes.get("counted"), dict) else {}
         for metric, value in (attributes.get("counters") or {}).items():
             if isinstance(value, (int, float)):
-                yield _Count(kernel or counted.get("kernel"), operator, call, metric, 1, value, value, value)
+                yield _Count(kernel or kernel_record.get("kernel"), operator, call, metric, 1, value, value, value)
     for figure in trace.run.counters.apart if trace.run.counters is not None else ():
         if figure.kernels:
             kernel = figure.kernel if figure.kernel != NAMELESS else None
             yield _Count(kernel, None, None, figure.metric, figure.kernels, figure.sum, figure.least, figure.most)
-    yield from _of_ncu(trace)
+    yield from _ncu_counts(trace)
 
 
 _FIGURES = {"flops": "flops", "dram_read_bytes": "bytes", "dram_write_bytes": "bytes", "occupancy": "occupancy"}
 """Columns of kernels that counters may have filled → prefix of the column `…_source` that shows it."""
 
 
-def _of_ncu(trace: Trace) -> Iterator[_Count]:
+def _ncu_counts(trace: Trace) -> Iterator[_Count]:
     sources = " OR ".join(f"work.{source}_source = 'counter'" for source in sorted(set(_FIGURES.values())))
     figures = ", ".join(
         f"CASE WHEN work.{source}_source = 'counter' THEN work.{name} END AS {name}"
@@ -192,9 +193,10 @@ def _of_ncu(trace: Trace) -> Iterator[_Count]:
     rows = trace.con.execute(
         f"""
         SELECT work.name, op.name, op.span_id, {figures}
-        FROM merged work LEFT JOIN {library_calls(trace)} within
-            ON within.rank = work.rank AND within.trace_id = work.trace_id AND within.span_id = work.parent_id
-        LEFT JOIN merged op ON op.span_id = coalesce(within.op_id, work.parent_id) AND op.kind = '{Kind.OP}'
+        FROM merged work LEFT JOIN {library_calls(trace)} library_call
+            ON library_call.rank = work.rank AND library_call.trace_id = work.trace_id
+               AND library_call.span_id = work.parent_id
+        LEFT JOIN merged op ON op.span_id = coalesce(library_call.op_id, work.parent_id) AND op.kind = '{Kind.OP}'
         WHERE work.level = {int(Level.KERNEL)} AND ({sources})
           AND (work.attributes IS NULL OR work.attributes NOT LIKE '%"counters"%')
         """

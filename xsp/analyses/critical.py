@@ -83,13 +83,15 @@ def critical_path(trace: Trace) -> Table:
 def _walk(trace: Trace) -> None:
     """Find the path, and make the tables of its segments and labels."""
     window = _window(trace)
-    rows = [StepSpan._make(row) for row in trace.con.execute(_seen(window)).fetchall()]
-    last = max((row for row in rows if row.device is not None and row.in_step), key=lambda row: row.end, default=None)
-    if last is not None and last.end <= window.end:
-        last = None
-    end = last.end if last is not None else window.end
+    rows = [StepSpan._make(row) for row in trace.con.execute(_spans_query(window)).fetchall()]
+    last_work = max(
+        (row for row in rows if row.device is not None and row.in_step), key=lambda row: row.end, default=None
+    )
+    if last_work is not None and last_work.end <= window.end:
+        last_work = None
+    end = last_work.end if last_work is not None else window.end
     walk = Walk(rows, window.main, window.start, window.end)
-    walk.trace_back(end, last)
+    walk.trace_back(end, last_work)
     _store_path(trace, walk, window, end)
 
 
@@ -119,14 +121,15 @@ def critical_path_summary(trace: Trace) -> Table:
     """
     critical_path(trace)
     parts = " UNION ALL ".join(
-        f"SELECT {place} AS place, '{column}' AS grouped_by, {column} AS name, count(*) AS segments, "
+        f"SELECT {position} AS position, '{column}' AS grouped_by, {column} AS name, count(*) AS segments, "
         "sum(dur_ms) AS dur_ms, 100 * sum(dur_ms) / nullif(sum(sum(dur_ms)) OVER (), 0) AS percent_of_path "
         f"FROM path GROUP BY {column}"
-        for place, column in enumerate(("what", "layer", "name"))
+        for position, column in enumerate(("what", "layer", "name"))
     )
     rows = trace.con.execute(
         f"WITH path AS MATERIALIZED ({_PATH}) "
-        f"SELECT grouped_by, name, segments, dur_ms, percent_of_path FROM ({parts}) ORDER BY place, dur_ms DESC, name"
+        f"SELECT grouped_by, name, segments, dur_ms, percent_of_path FROM ({parts}) "
+        "ORDER BY position, dur_ms DESC, name"
     ).fetchall()
     return values(trace, "critical_path_summary", _SUMMARY_COLUMNS, rows)
 
@@ -138,7 +141,7 @@ def _window(trace: Trace) -> _Window:
         f"WHERE kind = '{Kind.STEP}' ORDER BY dur_ns DESC, trace_id, span_id LIMIT 1"
     ).fetchall()
     if not steps:
-        return _everything(trace)
+        return _whole_trace(trace)
     trace_id, step, rung, rank, start, end, process, thread = steps[0]
     identity = {"trace_id": trace_id, "step": step, "rung": rung, "rank": rank}
     spans = " AND ".join(f"{name} IS NOT DISTINCT FROM {_sql(value)}" for name, value in identity.items())
@@ -157,7 +160,7 @@ def _busiest(trace: Trace, spans: str) -> Thread:
     return rows[0] if rows else (None, None)
 
 
-def _everything(trace: Trace) -> _Window:
+def _whole_trace(trace: Trace) -> _Window:
     """Return the time of the first rank's spans, as if it were a step."""
     rows = trace.con.execute(
         "SELECT rank, min(start_ns), max(start_ns + dur_ns) FROM spans "
@@ -174,14 +177,14 @@ def _sql(value: str | int | None) -> str:
     return "NULL" if value is None else literal(value) if isinstance(value, str) else str(value)
 
 
-def _seen(window: _Window) -> str:
+def _spans_query(window: _Window) -> str:
     """Return the SQL of the step's spans, and of the work that its devices did meanwhile for other steps.
 
     A host span without a thread is assigned to its parent's thread, else to the step's.
     """
     process, thread = (_sql(part) for part in window.main)
     return f"""
-        WITH {NAMES}, step_spans AS (SELECT * FROM spans WHERE {window.spans}), seen AS (
+        WITH {NAMES}, step_spans AS (SELECT * FROM spans WHERE {window.spans}), step_work AS (
             SELECT *, true AS in_step FROM step_spans
             UNION ALL
             SELECT *, false AS in_step FROM spans
@@ -189,24 +192,25 @@ def _seen(window: _Window) -> str:
               AND NOT coalesce({window.spans}, false)
               AND start_ns < {window.end} AND start_ns + dur_ns > {window.start}
         )
-        SELECT seen.start_ns, seen.start_ns + seen.dur_ns AS end_ns, seen.kind, seen.name,
-               CASE WHEN seen.thread IS NULL AND seen.device IS NULL
-                    THEN coalesce(parent.process, {process}) ELSE seen.process END,
-               CASE WHEN seen.device IS NULL THEN coalesce(seen.thread, parent.thread, {thread}) END,
-               seen.device, seen.stream, seen.correlation_id, seen.layer_id,
-               CASE WHEN NOT seen.in_step THEN '{_OTHER_STEP}' ELSE parent.op END,
-               seen.in_step,
+        SELECT step_work.start_ns, step_work.start_ns + step_work.dur_ns AS end_ns, step_work.kind, step_work.name,
+               CASE WHEN step_work.thread IS NULL AND step_work.device IS NULL
+                    THEN coalesce(parent.process, {process}) ELSE step_work.process END,
+               CASE WHEN step_work.device IS NULL THEN coalesce(step_work.thread, parent.thread, {thread}) END,
+               step_work.device, step_work.stream, step_work.correlation_id, step_work.layer_id,
+               CASE WHEN NOT step_work.in_step THEN '{_OTHER_STEP}' ELSE parent.op END,
+               step_work.in_step,
                coalesce(class = '{COMMUNICATION}', false)
-                   OR coalesce(contains(seen.attributes, '"xsp.collective.name"'), false),
-               coalesce(seen.phase = 'backward', false) OR coalesce(seen.forward_thread <> seen.thread, false),
-               seen.kind = '{Kind.SYNC}' AND NOT contains(seen.name, 'WaitEvent'),
-               CASE WHEN seen.kind = '{Kind.SYNC}'
-                    THEN try_cast(json_extract_string(seen.attributes, '$.stream') AS BIGINT) END
-        FROM seen
-        LEFT JOIN names ON seen.device IS NOT NULL AND names.name = seen.name
+                   OR coalesce(contains(step_work.attributes, '"xsp.collective.name"'), false),
+               coalesce(step_work.phase = 'backward', false)
+                   OR coalesce(step_work.forward_thread <> step_work.thread, false),
+               step_work.kind = '{Kind.SYNC}' AND NOT contains(step_work.name, 'WaitEvent'),
+               CASE WHEN step_work.kind = '{Kind.SYNC}'
+                    THEN try_cast(json_extract_string(step_work.attributes, '$.stream') AS BIGINT) END
+        FROM step_work
+        LEFT JOIN names ON step_work.device IS NOT NULL AND names.name = step_work.name
         LEFT JOIN (
             SELECT span_id, process, thread, CASE WHEN kind = '{Kind.OP}' THEN name END AS op FROM step_spans
-        ) parent ON parent.span_id = seen.parent_id
-        WHERE seen.kind NOT IN ('{Kind.RUN}', '{Kind.ALLOC}') AND seen.dur_ns > 0
-        ORDER BY seen.start_ns, seen.dur_ns DESC, seen.level, seen.depth, seen.span_id
+        ) parent ON parent.span_id = step_work.parent_id
+        WHERE step_work.kind NOT IN ('{Kind.RUN}', '{Kind.ALLOC}') AND step_work.dur_ns > 0
+        ORDER BY step_work.start_ns, step_work.dur_ns DESC, step_work.level, step_work.depth, step_work.span_id
     """

@@ -20,7 +20,7 @@ LEVEL_NAMES = " ".join(f"WHEN {int(level)} THEN '{level.name.lower()}'" for leve
 """The names of levels, as SQL to put between CASE and END."""
 
 _DEVICE_WORK = f"""
-    WITH recorded AS (
+    WITH recordings AS (
         SELECT rank, step, count(*) FILTER (WHERE rung < {int(Level.KERNEL)} OR timed = false OR follows IS false)
                            OVER (PARTITION BY rank ORDER BY start_ns) AS recording
         FROM (
@@ -36,17 +36,17 @@ _DEVICE_WORK = f"""
         GROUP BY rank HAVING min(process) = max(process)
     )
     SELECT s.rank, s.device, s.stream, s.step, s.trace_id, s.span_id, s.parent_id,
-           coalesce(within.op_id, s.parent_id) AS op_id, s.layer_id, s.name, s.kind, s.start_ns,
+           coalesce(library_call.op_id, s.parent_id) AS op_id, s.layer_id, s.name, s.kind, s.start_ns,
            s.dur_ns, s.start_ns + s.dur_ns AS end_ns, s.correlation_id,
-           coalesce(s.process, processes.process, -1) AS on_process, coalesce(recorded.recording, 0) AS recording,
+           coalesce(s.process, processes.process, -1) AS on_process, coalesce(recordings.recording, 0) AS recording,
            names.class, names.tensor_cores, names.collective,
            CASE WHEN s.kind = '{Kind.COPY}' THEN '{COPY}' WHEN names.class = '{COMMUNICATION}'
                 THEN '{COMMUNICATION}' ELSE '{COMPUTATION}' END AS purpose
-    FROM spans s LEFT JOIN recorded ON recorded.rank = s.rank AND recorded.step = s.step
+    FROM spans s LEFT JOIN recordings ON recordings.rank = s.rank AND recordings.step = s.step
     LEFT JOIN processes ON processes.rank = s.rank
     LEFT JOIN kernel_names names ON names.name = s.name AND s.kind = '{Kind.KERNEL}'
-    LEFT JOIN library_calls_of_spans within
-        ON within.rank = s.rank AND within.trace_id = s.trace_id AND within.span_id = s.parent_id
+    LEFT JOIN library_calls_of_spans library_call
+        ON library_call.rank = s.rank AND library_call.trace_id = s.trace_id AND library_call.span_id = s.parent_id
     WHERE s.level = {int(Level.KERNEL)} AND s.kind IN ('{Kind.KERNEL}', '{Kind.COPY}') AND s.timed IS NOT false
 """
 
@@ -115,17 +115,17 @@ def prepare(trace: Trace) -> None:
     trace.create_temp_table("runtime_calls", _RUNTIME_CALLS)
 
 
-NAMED = f"""
-    named AS (
-        SELECT around.level, around.name, around.type, within.*
-        FROM within LEFT JOIN (
+HOST_SPANS_SQL = f"""
+    named_work AS (
+        SELECT host_span.level, host_span.name, host_span.type, work.*
+        FROM work LEFT JOIN (
             SELECT rank, trace_id, span_id, level, name, type FROM spans WHERE level < {int(Level.KERNEL)}
-        ) around USING (rank, trace_id, span_id)
+        ) host_span USING (rank, trace_id, span_id)
     )
 """
-"""SQL that follows a table `within` of device work by rank, trace_id and span_id, and adds the host span's columns."""
+"""SQL that follows a table `work` of device work by rank, trace_id and span_id, and adds the host span's columns."""
 
-_UNIONS = {
+_PURPOSE_CONDITIONS = {
     "busy": "true",
     "computation": f"purpose = '{COMPUTATION}'",
     "communication": f"purpose = '{COMMUNICATION}'",
@@ -135,7 +135,7 @@ _UNIONS = {
 """Sets of purposes for which the time is computed in which at least one such kernel or copy runs."""
 
 
-def shares(*place: str) -> str:
+def shares(*keys: str) -> str:
     """Return the SQL of `shares`: for each window, how long work of each purpose ran on any stream, in nanoseconds.
 
     Busy is computation, exposed communication (no computation runs) and exposed copies (nothing else runs) together.
@@ -145,15 +145,16 @@ def shares(*place: str) -> str:
     Args:
         place: columns of `device_work` that distinguish windows, for example the device.
     """
-    columns = ", ".join(place)
-    join_condition = " AND ".join(f"windows.{name} IS NOT DISTINCT FROM work.{name}" for name in place)
+    columns = ", ".join(keys)
+    join_condition = " AND ".join(f"windows.{name} IS NOT DISTINCT FROM work.{name}" for name in keys)
     until = ", ".join(
-        f"max(CASE WHEN {condition} THEN end_ns END) OVER sofar AS {name}_until" for name, condition in _UNIONS.items()
+        f"max(CASE WHEN {condition} THEN end_ns END) OVER earlier_work AS {name}_until"
+        for name, condition in _PURPOSE_CONDITIONS.items()
     )
     durations = ", ".join(
         f"coalesce(sum(CASE WHEN {condition} THEN "
         f"greatest(0, end_ns - greatest(start_ns, coalesce({name}_until, start_ns))) END), 0)::BIGINT AS {name}_ns"
-        for name, condition in _UNIONS.items()
+        for name, condition in _PURPOSE_CONDITIONS.items()
     )
     return f"""
         windows AS (
@@ -164,19 +165,19 @@ def shares(*place: str) -> str:
                 FROM device_work GROUP BY {columns}
             )
         ),
-        laid AS (
-            SELECT {", ".join(f"windows.{name}" for name in place)}, window_ns, purpose,
+        shifted AS (
+            SELECT {", ".join(f"windows.{name}" for name in keys)}, window_ns, purpose,
                    start_ns + shift_ns AS start_ns, end_ns + shift_ns AS end_ns
             FROM device_work work JOIN windows ON {join_condition}
         ),
-        swept AS (
-            SELECT *, {until} FROM laid
-            WINDOW sofar AS (ORDER BY start_ns ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+        unions AS (
+            SELECT *, {until} FROM shifted
+            WINDOW earlier_work AS (ORDER BY start_ns ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
         ),
         shares AS (
             SELECT {columns}, window_ns, busy_ns, computation_ns, communication_ns, copy_ns,
                    kernels_ns - computation_ns AS exposed_communication_ns, busy_ns - kernels_ns AS exposed_copy_ns
-            FROM (SELECT {columns}, any_value(window_ns) AS window_ns, {durations} FROM swept GROUP BY {columns})
+            FROM (SELECT {columns}, any_value(window_ns) AS window_ns, {durations} FROM unions GROUP BY {columns})
         )
     """
 

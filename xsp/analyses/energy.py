@@ -20,22 +20,22 @@ from typing import Any, NamedTuple
 
 from xsp import summary
 from xsp.analyses.contract import Table, analysis, values
-from xsp.analyses.loop import FROM, kinds_of, scope_names, why_no_loop
-from xsp.samples.nvml import INSTALL, WHILE
+from xsp.analyses.loop import STEP_SOURCES, kinds_of, reason_without_loop, scope_names
+from xsp.samples.nvml import INSTALL, REASONS_SQL
 from xsp.store.iterations import Iteration, iterations
 from xsp.store.loop import BARE
 from xsp.store.trace import Trace
 
 ENERGY = "gpu.energy"
 
-LEAST_STRETCHES = 3
+MIN_STRETCHES = 3
 """Minimum number of stretches for an interval, and so for a figure."""
 
-ALIKE = 0.1
+MAX_DEVIATION = 0.1
 """Maximum distance of the time of a step in a stretch from that of an iteration, as a share. Steps of other stretches
 were slowed, for example while the program warmed up or steps were stored, and the device drew less power in them."""
 
-SLOWER = 1.5
+MIN_PERIOD_RATIO = 1.5
 """Minimum ratio of the time between two changes of the counter to that between two readings at which the changes show
 the period of the counter. A faster counter changes with every reading."""
 
@@ -59,7 +59,7 @@ class Counter(NamedTuple):
     period_ns: float
     """Time between two updates; if the counter is faster than the readings, the median time between two readings."""
 
-    doubt: float | None
+    relative_error: float | None
     """Error of the period as a share of it; None if the counter is faster than the readings."""
 
     def in_stretch(self, stretch: Stretch) -> list[Change]:
@@ -68,8 +68,10 @@ class Counter(NamedTuple):
         The first period is left out because the device starts late in it and its power rises. None is left out at the
         end, where the device still works.
         """
-        first = bisect_left(self.changes, stretch.start_ns + self.period_ns, key=lambda change: change.after_ns)
-        return list(self.changes[first : bisect_right(self.changes, stretch.end_ns, key=lambda change: change.at_ns)])
+        start_index = bisect_left(self.changes, stretch.start_ns + self.period_ns, key=lambda change: change.after_ns)
+        return list(
+            self.changes[start_index : bisect_right(self.changes, stretch.end_ns, key=lambda change: change.at_ns)]
+        )
 
     def between_ns(self, first: Change, last: Change) -> tuple[float, int]:
         """Return the time between two changes in nanoseconds, and the weight of a power that is measured over it.
@@ -78,7 +80,7 @@ class Counter(NamedTuple):
         counter is regular, so the time is rounded to whole periods, and the weight is their number. For a counter
         without a known period it is the time between the readings, and the weight are milliseconds.
         """
-        if self.doubt is None:
+        if self.relative_error is None:
             ns = last.at_ns - first.at_ns
             return float(ns), round(ns / 1e6)
         periods = round((_middle(last, self.period_ns) - _middle(first, self.period_ns)) / self.period_ns)
@@ -100,7 +102,7 @@ class Power(NamedTuple):
     """The mean power of a device while steps of a kind ran."""
 
     watts: float
-    ends: summary.Interval | None
+    interval: summary.Interval | None
     windows: Sequence[tuple[int, int]]
     """Times of the first and the last change of the counter, for each stretch."""
 
@@ -111,7 +113,7 @@ class Power(NamedTuple):
 class DevicePower(NamedTuple):
     """The power of a device while steps of a kind ran; None if there are too few stretches."""
 
-    of: Iteration
+    iteration: Iteration
     device: int
     counter: Counter
     stretches: int
@@ -134,39 +136,39 @@ _COLUMNS = {
 }
 
 
-def _why_none(trace: Trace) -> str | None:
+def _reason_without_energy(trace: Trace) -> str | None:
     """Return why the energy of a step is unknown, or None if it is known."""
-    reason = why_no_loop(trace) or _why_no_counter(trace)
+    reason = reason_without_loop(trace) or _reason_without_counter(trace)
     if reason is not None:
         return reason
     if not any(iteration.is_known for iteration in iterations(trace.con)):
         return "the time of an iteration is unknown, because too few steps ran undisturbed by recording: run more steps"
-    measurements = list(_measured(trace))
+    measurements = list(_device_powers(trace))
     if not measurements:
         return "the device's energy counter did not change while the program ran"
-    if any(measured.power is not None for measured in measurements):
+    if any(device_power.power is not None for device_power in measurements):
         return None
-    best = max(measurements, key=lambda measured: measured.stretches)
+    best = max(measurements, key=lambda device_power: device_power.stretches)
     period_ms = best.counter.period_ns / 1e6
     return (
         f"the energy counter of device {best.device} changes every {period_ms:.0f} ms; "
-        f"{best.stretches} of the {LEAST_STRETCHES} necessary stretches of usual steps without recording were long "
+        f"{best.stretches} of the {MIN_STRETCHES} necessary stretches of usual steps without recording were long "
         "enough for two changes. Run more steps, and record fewer of them (--budget 1%), or use a larger batch"
     )
 
 
-def _why_no_counter(trace: Trace) -> str | None:
+def _reason_without_counter(trace: Trace) -> str | None:
     """Return why a trace has no readings of the energy counter, or None if it has some."""
     if trace.con.execute(f"SELECT 1 FROM samples WHERE name = '{ENERGY}' LIMIT 1").fetchall():
         return None
-    samples = [run.samples for run in trace.run.each_rank if run.samples is not None]
+    samples = [run.samples for run in trace.run.rank_runs if run.samples is not None]
     reasons = [record.absent["nvml"] for record in samples if "nvml" in record.absent]
     reasons += [note for record in samples for note in record.notes if ENERGY in note]
-    why = "; ".join(dict.fromkeys(reasons)) or f"it needs an NVIDIA GPU, nvidia-ml-py ({INSTALL}) and no --no-samples"
-    return f"the device's energy counter was not sampled while {trace.name!r} ran: {why}"
+    text = "; ".join(dict.fromkeys(reasons)) or f"it needs an NVIDIA GPU, nvidia-ml-py ({INSTALL}) and no --no-samples"
+    return f"the device's energy counter was not sampled while {trace.name!r} ran: {text}"
 
 
-@analysis("energy", "Energy of a step", unless=_why_none)
+@analysis("energy", "Energy of a step", unless=_reason_without_energy)
 def energy_of_steps(trace: Trace) -> Table:
     """The energy of each device in an iteration of the program, from the device's counter while no step was recorded.
 
@@ -183,84 +185,92 @@ def energy_of_steps(trace: Trace) -> Table:
     Energy by layer is refused: an update of the counter (every 100 ms on an H200) covers many layers, and all steps
     have the same layers, so the counter cannot tell them apart. A share by time would be a guess.
     """
-    measurements = list(_measured(trace))
-    several = len({measured.of.rank for measured in measurements}) > 1
+    measurements = list(_device_powers(trace))
+    has_several = len({device_power.iteration.rank for device_power in measurements}) > 1
     surroundings = _Surroundings(trace)
     rows: list[tuple[Any, ...]] = []
-    for iteration, group in itertools.groupby(measurements, key=lambda measured: measured.of):
+    for iteration, group in itertools.groupby(measurements, key=lambda device_power: device_power.iteration):
         devices = list(group)
         step_kind = kinds_of(trace, iteration.rank).get(iteration.kind)
         identity = (
-            scope_names(iteration.rank)[several],
+            scope_names(iteration.rank)[has_several],
             iteration.kind,
             step_kind.name if step_kind is not None else None,
         )
-        with_power = [(measured, measured.power) for measured in devices if measured.power is not None]
-        if len(devices) > 1 and len(with_power) == len(devices):
-            rows.append((*identity, *_together(iteration, with_power)))
-        rows += [(*identity, *_row(iteration, measured, surroundings)) for measured in devices]
+        powers = [(device_power, device_power.power) for device_power in devices if device_power.power is not None]
+        if len(devices) > 1 and len(powers) == len(devices):
+            rows.append((*identity, *_device_sum(iteration, powers)))
+        rows += [(*identity, *_row(iteration, device_power, surroundings)) for device_power in devices]
     return values(trace, "energy_of_steps", _COLUMNS, rows)
 
 
-def _row(iteration: Iteration, measured: DevicePower, surroundings: _Surroundings) -> tuple[Any, ...]:
-    key, power = (iteration.rank, measured.device), measured.power
-    watts, watts_interval = (power.watts, power.ends) if power is not None else (None, None)
+def _row(iteration: Iteration, device_power: DevicePower, surroundings: _Surroundings) -> tuple[Any, ...]:
+    key, power = (iteration.rank, device_power.device), device_power.power
+    watts, watts_interval = (power.watts, power.interval) if power is not None else (None, None)
     joules, joules_interval = _joules(iteration, watts, watts_interval)
     limit = surroundings.limits.get(key)
     return (
-        measured.device, joules, *_ends(joules_interval), watts, *_ends(watts_interval), surroundings.lowest.get(key),
-        100 * watts / limit if watts is not None and limit else None, _per(iteration.samples, joules),
-        measured.stretches, power.updates if power is not None else 0, measured.counter.period_ns / 1e6,
+        device_power.device, joules, *_ends(joules_interval), watts, *_ends(watts_interval),
+        surroundings.lowest.get(key),
+        100 * watts / limit if watts is not None and limit else None, _samples_per_joule(iteration.samples, joules),
+        device_power.stretches, power.updates if power is not None else 0, device_power.counter.period_ns / 1e6,
         surroundings.throttled(key, power.windows) if power is not None else None,
-        surroundings.others(key, power.windows) if power is not None else None, FROM[iteration.disturbed],
+        surroundings.other_processes(key, power.windows) if power is not None else None,
+        STEP_SOURCES[iteration.disturbed],
     )  # fmt: skip
 
 
-def _together(iteration: Iteration, devices: Sequence[tuple[DevicePower, Power]]) -> tuple[Any, ...]:
+def _device_sum(iteration: Iteration, devices: Sequence[tuple[DevicePower, Power]]) -> tuple[Any, ...]:
     """Return the row of the sum of devices; ends are added as if the devices' errors were the same."""
     watts = sum(power.watts for _, power in devices)
-    intervals = [power.ends for _, power in devices if power.ends is not None]
+    intervals = [power.interval for _, power in devices if power.interval is not None]
     watts_interval = None
     if len(intervals) == len(devices):
         watts_interval = summary.Interval(
             sum(interval.lo for interval in intervals), sum(interval.hi for interval in intervals)
         )
     joules, joules_interval = _joules(iteration, watts, watts_interval)
-    stretches, updates = min(measured.stretches for measured, _ in devices), min(power.updates for _, power in devices)
+    stretches, updates = (
+        min(device_power.stretches for device_power, _ in devices),
+        min(power.updates for _, power in devices),
+    )
     return (
         None, joules, *_ends(joules_interval), watts, *_ends(watts_interval), None, None,
-        _per(iteration.samples, joules), stretches, updates, None, None, None, FROM[iteration.disturbed],
+        _samples_per_joule(iteration.samples, joules), stretches, updates, None, None, None,
+        STEP_SOURCES[iteration.disturbed],
     )  # fmt: skip
 
 
 def _joules(
-    iteration: Iteration, watts: float | None, ends: summary.Interval | None
+    iteration: Iteration, watts: float | None, watts_interval: summary.Interval | None
 ) -> tuple[float | None, summary.Interval | None]:
     """Return the energy of an iteration and its interval, in joules."""
     if watts is None or iteration.mean_ns is None:
         return None, None
     joules = watts * iteration.mean_ns / 1e9
-    if ends is None or iteration.ends is None:
+    if watts_interval is None or iteration.ends is None:
         return joules, None
-    return joules, summary.product_interval((watts, ends), (iteration.mean_ns / 1e9, _in_seconds(iteration.ends)))
+    return joules, summary.product_interval(
+        (watts, watts_interval), (iteration.mean_ns / 1e9, _in_seconds(iteration.ends))
+    )
 
 
-def _in_seconds(ends: summary.Interval) -> summary.Interval:
-    return summary.Interval(ends.lo / 1e9, ends.hi / 1e9)
+def _in_seconds(bounds: summary.Interval) -> summary.Interval:
+    return summary.Interval(bounds.lo / 1e9, bounds.hi / 1e9)
 
 
-def _ends(ends: summary.Interval | None) -> tuple[float | None, float | None]:
-    return (None, None) if ends is None else (ends.lo, ends.hi)
+def _ends(bounds: summary.Interval | None) -> tuple[float | None, float | None]:
+    return (None, None) if bounds is None else (bounds.lo, bounds.hi)
 
 
-def _per(samples: float | None, joules: float | None) -> float | None:
+def _samples_per_joule(samples: float | None, joules: float | None) -> float | None:
     return samples / joules if samples and joules else None
 
 
 # --- the counter, the stretches, and the power from both -------------------------------------------------------
 
 
-def _measured(trace: Trace) -> Iterator[DevicePower]:
+def _device_powers(trace: Trace) -> Iterator[DevicePower]:
     """Yield the devices of each kind of iteration whose time is known; the kind that takes most time first."""
     counters = _counters(trace)
     stretches_by_rank = _stretches(trace)
@@ -301,10 +311,10 @@ def _counter(readings: Sequence[tuple[int, float]]) -> Counter | None:
         return None
     reading_ns = statistics.median(after - before for (before, _), (after, _) in itertools.pairwise(readings))
     usual_ns = statistics.median(after.at_ns - before.at_ns for before, after in itertools.pairwise(changes))
-    if usual_ns < SLOWER * reading_ns:
+    if usual_ns < MIN_PERIOD_RATIO * reading_ns:
         return Counter(changes, usual_ns, None)
     periods, length_ns, error_ns = 0, 0.0, 0.0
-    for part in _rising(changes):
+    for part in _rising_parts(changes):
         middles = [_middle(change, usual_ns) for change in part]
         periods += sum(round((after - before) / usual_ns) for before, after in itertools.pairwise(middles))
         length_ns += middles[-1] - middles[0]
@@ -315,7 +325,7 @@ def _counter(readings: Sequence[tuple[int, float]]) -> Counter | None:
     return Counter(changes, length_ns / periods, error_ns / length_ns)
 
 
-def _rising(changes: Sequence[Change]) -> Iterator[Sequence[Change]]:
+def _rising_parts(changes: Sequence[Change]) -> Iterator[Sequence[Change]]:
     """Yield the parts with several changes in which a counter rises, without the changes at which it goes down.
 
     It goes down when the driver is loaded anew, which happens at any time, not only at an update.
@@ -358,7 +368,7 @@ def _stretches(trace: Trace) -> Mapping[int, list[Stretch]]:
 def _is_usual(stretch: Stretch, iteration_ns: float) -> bool:
     """Return whether the steps of a stretch took about as long as an iteration."""
     step_ns = (stretch.end_ns - stretch.start_ns) / stretch.steps
-    return abs(step_ns - iteration_ns) <= ALIKE * iteration_ns
+    return abs(step_ns - iteration_ns) <= MAX_DEVIATION * iteration_ns
 
 
 def _power(counter: Counter, stretches: Sequence[Stretch]) -> tuple[int, Power | None]:
@@ -368,7 +378,7 @@ def _power(counter: Counter, stretches: Sequence[Stretch]) -> tuple[int, Power |
     updates = 0
     for stretch in stretches:
         changes = counter.in_stretch(stretch)
-        if len(changes) < 2 or list(_rising(changes)) != [changes]:
+        if len(changes) < 2 or list(_rising_parts(changes)) != [changes]:
             continue
         ns, weight = counter.between_ns(changes[0], changes[-1])
         if weight < 1:
@@ -378,14 +388,16 @@ def _power(counter: Counter, stretches: Sequence[Stretch]) -> tuple[int, Power |
         weights.append(weight)
         windows.append((changes[0].after_ns, changes[-1].at_ns))
         updates += len(changes) - 1
-    if len(windows) < LEAST_STRETCHES:
+    if len(windows) < MIN_STRETCHES:
         return len(windows), None
     watts = sum(joules) / sum(seconds)
-    ends = summary.mean_interval([energy / time for energy, time in zip(joules, seconds, strict=True)], weights)
-    if ends is not None and counter.doubt is not None:
-        of_period = summary.Interval(1 - counter.doubt, 1 + counter.doubt)
-        ends = summary.product_interval((watts, ends), (1.0, of_period))
-    return len(windows), Power(watts, ends, windows, updates)
+    watts_interval = summary.mean_interval(
+        [energy / time for energy, time in zip(joules, seconds, strict=True)], weights
+    )
+    if watts_interval is not None and counter.relative_error is not None:
+        period_interval = summary.Interval(1 - counter.relative_error, 1 + counter.relative_error)
+        watts_interval = summary.product_interval((watts, watts_interval), (1.0, period_interval))
+    return len(windows), Power(watts, watts_interval, windows, updates)
 
 
 # --- what else happened on the device --------------------------------------------------------------------------
@@ -399,12 +411,12 @@ class _Surroundings:
         self.lowest = _by_device(trace, "gpu.power", "min")
         self._sampled: set[tuple[int, int]] = set()
         self._reasons: dict[tuple[int, int], list[tuple[int, int, str]]] = defaultdict(list)
-        self._others: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
+        self._other_processes: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
         for rank, device, from_ns, to_ns, reason in trace.con.execute(
             f"""
-            WITH {WHILE}
+            WITH {REASONS_SQL}
             SELECT readings.rank, readings.device, readings.from_ns, readings.to_ns, reasons.reason
-            FROM readings LEFT JOIN reasons ON held AND (readings.rank, readings.device, readings.from_ns)
+            FROM readings LEFT JOIN reasons ON throttles AND (readings.rank, readings.device, readings.from_ns)
                 = (reasons.rank, reasons.device, reasons.from_ns)
             WHERE readings.to_ns IS NOT NULL
             """
@@ -419,27 +431,31 @@ class _Surroundings:
             ), value::INTEGER FROM samples WHERE name = 'gpu.processes.others'
             """
         ).fetchall():
-            self._others[rank, device].append((from_ns, to_ns, count))
+            self._other_processes[rank, device].append((from_ns, to_ns, count))
 
     def throttled(self, key: tuple[int, int], windows: Sequence[tuple[int, int]]) -> str | None:
         """Return the reasons for which clocks were reduced in these windows; "" if there were none, None if unknown."""
         if key not in self._sampled:
             return None
-        return ", ".join(sorted({reason for start, end, reason in self._reasons[key] if _meets(windows, start, end)}))
+        return ", ".join(
+            sorted({reason for start, end, reason in self._reasons[key] if _overlaps(windows, start, end)})
+        )
 
-    def others(self, key: tuple[int, int], windows: Sequence[tuple[int, int]]) -> int | None:
+    def other_processes(self, key: tuple[int, int], windows: Sequence[tuple[int, int]]) -> int | None:
         """Return the largest number of other processes on the device in these windows, or None if it is unknown."""
-        return max((count for start, end, count in self._others[key] if _meets(windows, start, end)), default=None)
+        return max(
+            (count for start, end, count in self._other_processes[key] if _overlaps(windows, start, end)), default=None
+        )
 
 
-def _by_device(trace: Trace, name: str, how: str) -> dict[tuple[int, int], float]:
+def _by_device(trace: Trace, name: str, aggregate: str) -> dict[tuple[int, int], float]:
     rows = trace.con.execute(
-        f"SELECT rank, device, {how}(value) FROM samples WHERE name = '{name}' GROUP BY rank, device"
+        f"SELECT rank, device, {aggregate}(value) FROM samples WHERE name = '{name}' GROUP BY rank, device"
     ).fetchall()
     return {(rank, device): value for rank, device, value in rows}
 
 
-def _meets(windows: Sequence[tuple[int, int]], start_ns: int, end_ns: int) -> bool:
+def _overlaps(windows: Sequence[tuple[int, int]], start_ns: int, end_ns: int) -> bool:
     """Return whether a time overlaps one of these windows, which are in their order and do not overlap."""
     index = bisect_right(windows, start_ns, key=lambda window: window[1])
     return index < len(windows) and windows[index][0] < end_ns

@@ -21,10 +21,10 @@ from xsp.store.trace import Trace
 EAGER, FUSED = "eager", "fused"
 PRODUCTS, SOFTMAX, BETWEEN, KERNELS = "products", "softmax", "between", "kernels"
 
-MOVES = ("elementwise", "copy")
+MOVING_CLASSES = ("elementwise", "copy")
 """Classes of kernels that may run between the products of attention where no operator is known."""
 
-FUSIBLE = ("elementwise", "copy", "normalisation", "reduction")
+FUSIBLE_CLASSES = ("elementwise", "copy", "normalisation", "reduction")
 """Classes of kernels that compute little for what they read and write."""
 
 BATCHED = ("aten::bmm", "aten::baddbmm", "aten::baddbmm_")
@@ -32,7 +32,7 @@ _BOTH_NAMES = "name || ' ' || coalesce(op, '')"
 
 _BLOCKS = "PARTITION BY rank, device, stream ORDER BY block"
 
-_ALIKE = "CASE WHEN product THEN CASE WHEN named THEN 0 ELSE batch END END"
+_SHARED_BATCH = "CASE WHEN product THEN CASE WHEN has_operator THEN 0 ELSE batch END END"
 """For a block that begins with a product: the value that two blocks of one attention must share."""
 
 _PARTS = f"""
@@ -43,7 +43,7 @@ _PARTS = f"""
     ),
     launched AS MATERIALIZED (
         SELECT w.rank, w.device, w.stream, w.span_id, w.op_id, w.start_ns, w.dur_ns, w.class, w.name, op.name AS op,
-               coalesce(op.kind = '{Kind.OP}', false) AS named, coalesce(grids.batch, 1) AS batch
+               coalesce(op.kind = '{Kind.OP}', false) AS has_operator, coalesce(grids.batch, 1) AS batch
         FROM device_work w
         LEFT JOIN grids ON grids.rank = w.rank AND grids.trace_id = w.trace_id AND grids.span_id = w.span_id
                        AND grids.start_ns = w.start_ns
@@ -57,49 +57,52 @@ _PARTS = f"""
                regexp_matches({_BOTH_NAMES}, 'backward|bwd', 'i') AS backward
         FROM (SELECT DISTINCT name, op, class FROM launched)
     ),
-    placed AS (
+    ordered AS (
         SELECT launched.* EXCLUDE (name), softmax, backward,
-               launched.class = 'gemm' AND CASE WHEN named THEN launched.op IN {BATCHED} ELSE batch > 1 END AS product,
+               launched.class = 'gemm'
+               AND CASE WHEN has_operator THEN launched.op IN {BATCHED} ELSE batch > 1 END AS product,
                launched.class IN ('gemm', 'convolution', 'attention', 'communication')
-               OR (launched.class = 'normalisation' AND NOT softmax) AS ends,
-               lag(op_id) OVER lane AS before, row_number() OVER lane AS place
+               OR (launched.class = 'normalisation' AND NOT softmax) AS is_boundary,
+               lag(op_id) OVER lane AS previous_op, row_number() OVER lane AS position
         FROM launched JOIN pairs ON pairs.name = launched.name AND pairs.op IS NOT DISTINCT FROM launched.op
                                 AND pairs.class IS NOT DISTINCT FROM launched.class
         WINDOW lane AS (PARTITION BY rank, device, stream ORDER BY start_ns, span_id)
     ),
-    blocks AS MATERIALIZED (  -- a kernel that ends what may be fused, and all until the next one
-        SELECT *, sum(CASE WHEN ends AND (NOT named OR before IS NULL OR before <> op_id) THEN 1 ELSE 0 END)
-                  OVER (PARTITION BY rank, device, stream ORDER BY place ROWS UNBOUNDED PRECEDING) AS block
-        FROM placed
+    blocks AS MATERIALIZED (  -- a kernel that bounds what may be fused, and all until the next one
+        SELECT *, sum(CASE WHEN is_boundary AND (NOT has_operator OR previous_op IS NULL OR previous_op <> op_id)
+                           THEN 1 ELSE 0 END)
+                  OVER (PARTITION BY rank, device, stream ORDER BY position ROWS UNBOUNDED PRECEDING) AS block
+        FROM ordered
     ),
-    kinds AS (
+    block_kinds AS (
         SELECT rank, device, stream, block, bool_or(product) AS product, bool_or(softmax) AS softmax,
                bool_or(softmax AND backward) AS backward, max(batch) FILTER (product) AS batch,
-               bool_and(named OR ends OR softmax OR coalesce(class IN {MOVES}, false)) AS plain,
-               bool_and(named) AS named
+               bool_and(has_operator OR is_boundary OR softmax OR coalesce(class IN {MOVING_CLASSES}, false)) AS plain,
+               bool_and(has_operator) AS has_operator
         FROM blocks GROUP BY ALL
     ),
     neighbours AS (
-        SELECT *, lag({_ALIKE}) OVER ({_BLOCKS}) AS product_before, lead({_ALIKE}) OVER ({_BLOCKS}) AS product_next,
-               lead({_ALIKE}, 2) OVER ({_BLOCKS}) AS product_second
-        FROM kinds
+        SELECT *, lag({_SHARED_BATCH}) OVER ({_BLOCKS}) AS product_before,
+               lead({_SHARED_BATCH}) OVER ({_BLOCKS}) AS product_next,
+               lead({_SHARED_BATCH}, 2) OVER ({_BLOCKS}) AS product_second
+        FROM block_kinds
     ),
-    found AS (
+    attention_blocks AS (
         SELECT rank, device, stream, block, backward,
-               product_before = {_ALIKE} AS before, product_second = {_ALIKE} AS second
-        FROM neighbours WHERE softmax AND plain AND product_next = {_ALIKE}
+               product_before = {_SHARED_BATCH} AS before, product_second = {_SHARED_BATCH} AS second
+        FROM neighbours WHERE softmax AND plain AND product_next = {_SHARED_BATCH}
     ),
     members AS (
-        SELECT rank, device, stream, block, bool_or(own) AS own FROM (
-            SELECT rank, device, stream, block, true AS own FROM found
-            UNION ALL SELECT rank, device, stream, block + 1, false FROM found
-            UNION ALL SELECT rank, device, stream, block - 1, false FROM found WHERE backward AND before
-            UNION ALL SELECT rank, device, stream, block + 2, false FROM found WHERE backward AND second
+        SELECT rank, device, stream, block, bool_or(is_softmax_block) AS is_softmax_block FROM (
+            SELECT rank, device, stream, block, true AS is_softmax_block FROM attention_blocks
+            UNION ALL SELECT rank, device, stream, block + 1, false FROM attention_blocks
+            UNION ALL SELECT rank, device, stream, block - 1, false FROM attention_blocks WHERE backward AND before
+            UNION ALL SELECT rank, device, stream, block + 2, false FROM attention_blocks WHERE backward AND second
         ) GROUP BY ALL
     )
     SELECT blocks.class, blocks.op, blocks.dur_ns,
            CASE WHEN blocks.class = 'attention' THEN '{KERNELS}' WHEN members.block IS NULL THEN NULL
-                WHEN ends THEN '{PRODUCTS}' WHEN NOT own THEN NULL
+                WHEN is_boundary THEN '{PRODUCTS}' WHEN NOT is_softmax_block THEN NULL
                 WHEN softmax THEN '{SOFTMAX}' ELSE '{BETWEEN}' END AS part
     FROM blocks LEFT JOIN members
     ON members.rank = blocks.rank AND members.device IS NOT DISTINCT FROM blocks.device
@@ -148,6 +151,6 @@ def fusible_kernels(trace: Trace) -> Table:
                100.0 * sum(dur_ns) / nullif(any_value(whole_ns), 0) AS percent_of_device_time,
                median(dur_ns) / 1e3 AS median_us
         FROM kernel_parts CROSS JOIN (SELECT sum(dur_ns) AS whole_ns FROM device_work)
-        WHERE part IS NULL AND class IN {FUSIBLE} GROUP BY ALL ORDER BY device_ms DESC, class, op
+        WHERE part IS NULL AND class IN {FUSIBLE_CLASSES} GROUP BY ALL ORDER BY device_ms DESC, class, op
         """
     )

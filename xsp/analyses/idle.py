@@ -33,35 +33,36 @@ LAUNCH_NS = 10_000
 """Nanoseconds in which a launch reaches an idle device: some 3 to 10 µs on today's machines. If work begins within this
 time after its launch has returned, the whole gap is before the launch: so short a remainder is not split off."""
 
-MOST = 0.5
+MIN_CAUSE_SHARE = 0.5
 """The share of a part of a gap that a wait for data or a call must take to be its cause. An interval that takes half of
 another one covers its middle, so one look-up at the middle finds it."""
 
-AROUND = 4
+MAX_SPAN_RATIO = 4
 """Length of a host span, in multiples of the gap, above which it only surrounds the gap and does not explain it."""
 
-LONGEST = 100
+MAX_GAPS = 100
 """Number of parts of gaps that are listed individually."""
 
-_LOADED = f"""
+_DATA_WAITS = f"""
     data AS (
         SELECT rank, coalesce(process, -1) AS on_process, name, start_ns, start_ns + dur_ns AS end_ns
         FROM spans WHERE kind = '{Kind.DATA}'
     ),
-    loaded AS (
-        SELECT waited.*, data.name AS data_name, data.start_ns AS data_from, data.end_ns AS data_to,
+    part_data_waits AS (
+        SELECT part_waits.*, data.name AS data_name, data.start_ns AS data_from, data.end_ns AS data_to,
                least(data.end_ns, launch_ns) - greatest(data.start_ns, idle_from) AS data_ns
-        FROM waited ASOF LEFT JOIN data
-        ON data.rank = waited.rank AND data.on_process = waited.on_process AND data.start_ns <= waited.launch_ns
+        FROM part_waits ASOF LEFT JOIN data
+        ON data.rank = part_waits.rank AND data.on_process = part_waits.on_process
+           AND data.start_ns <= part_waits.launch_ns
     )
 """
-_NOT_LOADED = """
-    loaded AS (
+_NO_DATA_WAITS = """
+    part_data_waits AS (
         SELECT *, NULL::VARCHAR AS data_name, NULL::BIGINT AS data_from, NULL::BIGINT AS data_to,
-               NULL::BIGINT AS data_ns FROM waited
+               NULL::BIGINT AS data_ns FROM part_waits
     )
 """
-"""The last wait for data before a launch, as SQL after `waited`; the latter without waits, which saves a join."""
+"""The last wait for data before a launch, as SQL after `part_waits`; the latter without waits, which saves a join."""
 
 _CAUSES = f"""
     WITH ordered AS (
@@ -99,9 +100,9 @@ _CAUSES = f"""
             FROM runtime_calls
         ) WHERE until_ns IS NULL OR end_ns > until_ns
     ),
-    called AS (
+    part_calls AS (
         SELECT parts.*, CASE WHEN least(calls.end_ns, ends_ns) - greatest(calls.start_ns, begins_ns)
-                                  >= {MOST} * part_ns AND (part <> 'kernel wait' OR part_ns > {LAUNCH_NS})
+                                  >= {MIN_CAUSE_SHARE} * part_ns AND (part <> 'kernel wait' OR part_ns > {LAUNCH_NS})
                              THEN calls.start_ns END AS call_from,
                calls.end_ns AS call_to, calls.name AS call_name, calls.waits AS call_waits
         FROM parts ASOF LEFT JOIN calls
@@ -109,20 +110,21 @@ _CAUSES = f"""
            AND calls.start_ns <= parts.middle_ns
     ),
     waiting AS (SELECT * FROM calls WHERE waits),
-    waited AS (
-        SELECT called.*, waiting.start_ns AS wait_from, waiting.end_ns AS wait_to, waiting.name AS wait_name
-        FROM called ASOF LEFT JOIN waiting
-        ON waiting.rank = called.rank AND waiting.on_process = called.on_process
-           AND waiting.on_thread = called.on_thread AND waiting.start_ns <= called.idle_from
+    part_waits AS (
+        SELECT part_calls.*, waiting.start_ns AS wait_from, waiting.end_ns AS wait_to, waiting.name AS wait_name
+        FROM part_calls ASOF LEFT JOIN waiting
+        ON waiting.rank = part_calls.rank AND waiting.on_process = part_calls.on_process
+           AND waiting.on_thread = part_calls.on_thread AND waiting.start_ns <= part_calls.idle_from
     ),
-    {{loaded}},
+    {{part_data_waits}},
     explained AS (
         SELECT *, CASE WHEN part <> 'launching' THEN part
-                       WHEN late_ns > 0 AND data_from IS NOT NULL AND data_ns >= {MOST} * late_ns THEN 'data loading'
+                       WHEN late_ns > 0 AND data_from IS NOT NULL AND data_ns >= {MIN_CAUSE_SHARE} * late_ns
+                            THEN 'data loading'
                        WHEN wait_to >= idle_from AND wait_to - wait_from >= late_ns THEN 'sync'
                        WHEN call_from IS NOT NULL AND call_waits THEN 'sync'
                        ELSE 'host-bound' END AS cause
-        FROM loaded
+        FROM part_data_waits
     )
     SELECT rank, device, span_id, on_process, on_thread, idle_from, start_ns - idle_from AS gap_ns, late_ns,
            begins_ns, part_ns AS idle_ns, middle_ns, cause,
@@ -140,8 +142,8 @@ _CAUSES = f"""
 def _prepare(trace: Trace) -> None:
     launches(trace)
     query = f"SELECT 1 FROM spans WHERE kind = '{Kind.DATA}' LIMIT 1"
-    loaded = _LOADED if trace.con.execute(query).fetchall() else _NOT_LOADED
-    trace.create_temp_table("idle_causes", _CAUSES.format(loaded=loaded))
+    data_waits = _DATA_WAITS if trace.con.execute(query).fetchall() else _NO_DATA_WAITS
+    trace.create_temp_table("idle_causes", _CAUSES.format(part_data_waits=data_waits))
 
 
 @analysis("idle-causes", "Why devices were idle", Level.KERNEL, everywhere=True)
@@ -159,7 +161,7 @@ def idle_causes(trace: Trace) -> Table:
         WITH calls AS (
             SELECT rank, device, cause, call, sum(idle_ns) AS ns FROM idle_causes WHERE call IS NOT NULL GROUP BY ALL
         ),
-        most AS (
+        main_calls AS (
             SELECT rank, device, cause, call, ns FROM (
                 SELECT *, row_number() OVER (PARTITION BY rank, device, cause ORDER BY ns DESC, call) AS place
                 FROM calls
@@ -172,9 +174,10 @@ def idle_causes(trace: Trace) -> Table:
         )
         SELECT causes.rank, causes.device, causes.cause, causes.ns / 1e6 AS idle_ms,
                100.0 * causes.ns / sum(causes.ns) OVER (PARTITION BY causes.rank, causes.device) AS percent_of_idle,
-               call, most.ns / 1e6 AS call_ms, gaps, median_us, longest_us
-        FROM causes LEFT JOIN most ON most.rank = causes.rank AND most.device IS NOT DISTINCT FROM causes.device
-                                  AND most.cause = causes.cause
+               call, main_calls.ns / 1e6 AS call_ms, gaps, median_us, longest_us
+        FROM causes LEFT JOIN main_calls
+        ON main_calls.rank = causes.rank AND main_calls.device IS NOT DISTINCT FROM causes.device
+           AND main_calls.cause = causes.cause
         ORDER BY causes.rank, causes.device, idle_ms DESC, causes.cause
         """
     )
@@ -194,17 +197,17 @@ def idle_gaps(trace: Trace) -> Table:
     _prepare(trace)
     return trace.sql(
         f"""
-        WITH longest AS MATERIALIZED (FROM idle_causes ORDER BY idle_ns DESC, begins_ns LIMIT {LONGEST}),
-        next AS MATERIALIZED (
+        WITH longest AS MATERIALIZED (FROM idle_causes ORDER BY idle_ns DESC, begins_ns LIMIT {MAX_GAPS}),
+        gap_ends AS MATERIALIZED (
             SELECT longest.*, s.step, s.name, s.trace_id, s.op_id, s.layer_id
             FROM longest JOIN device_work s ON s.rank = longest.rank AND s.span_id = longest.span_id
                                           AND s.start_ns = longest.idle_from + longest.gap_ns
         ),
         enclosing AS MATERIALIZED (
             SELECT rank, trace_id, span_id, name FROM spans
-            WHERE span_id IN (SELECT op_id FROM next UNION SELECT layer_id FROM next)
+            WHERE span_id IN (SELECT op_id FROM gap_ends UNION SELECT layer_id FROM gap_ends)
         ),
-        within AS (
+        host_spans AS (
             SELECT longest.rank, longest.device, longest.begins_ns, arg_min(s.name, (s.dur_ns, s.span_id)) AS name,
                    arg_min(s.start_ns, (s.dur_ns, s.span_id)) AS start_ns,
                    arg_min(s.span_id, (s.dur_ns, s.span_id)) AS span_id,
@@ -214,46 +217,51 @@ def idle_gaps(trace: Trace) -> Table:
                AND coalesce(s.thread, -1) = longest.on_thread AND s.start_ns <= middle_ns
                AND s.start_ns + s.dur_ns > middle_ns
                AND least(s.start_ns + s.dur_ns, begins_ns + idle_ns) - greatest(s.start_ns, begins_ns)
-                   >= {MOST} * idle_ns
-               AND s.dur_ns <= {AROUND} * idle_ns
+                   >= {MIN_CAUSE_SHARE} * idle_ns
+               AND s.dur_ns <= {MAX_SPAN_RATIO} * idle_ns
             WHERE longest.call IS NULL AND longest.cause = 'host-bound' AND s.level < {int(Level.KERNEL)}
               AND s.kind NOT IN ('{Kind.RUN}', '{Kind.STEP}', '{Kind.OVERHEAD}', '{Kind.ALLOC}')
             GROUP BY ALL
         ),
-        called AS (
+        call_spans AS (
             SELECT s.rank, s.name, s.start_ns, min(s.span_id) AS span_id
-            FROM spans s JOIN (SELECT DISTINCT rank, call, call_from FROM longest) held
-            ON held.rank = s.rank AND held.call = s.name AND held.call_from = s.start_ns
+            FROM spans s JOIN (SELECT DISTINCT rank, call, call_from FROM longest) longest_calls
+            ON longest_calls.rank = s.rank AND longest_calls.call = s.name AND longest_calls.call_from = s.start_ns
             WHERE s.device IS NULL GROUP BY ALL
         ),
-        copied AS (
+        call_copies AS (
             SELECT calls.rank, calls.on_process, calls.on_thread, calls.start_ns,
                    sum(try_cast(json_extract_string(s.attributes, '$.bytes') AS BIGINT))::BIGINT AS bytes
-            FROM runtime_calls calls JOIN (SELECT DISTINCT rank, on_process, on_thread, call_from FROM longest) held
-            ON held.rank = calls.rank AND held.on_process = calls.on_process
-               AND held.on_thread = calls.on_thread AND held.call_from = calls.start_ns
+            FROM runtime_calls calls
+            JOIN (SELECT DISTINCT rank, on_process, on_thread, call_from FROM longest) longest_calls
+            ON longest_calls.rank = calls.rank AND longest_calls.on_process = calls.on_process
+               AND longest_calls.on_thread = calls.on_thread AND longest_calls.call_from = calls.start_ns
             JOIN device_work w ON w.rank = calls.rank AND w.on_process = calls.on_process
                AND w.correlation_id = calls.correlation_id AND w.kind = '{Kind.COPY}'
             JOIN spans s ON s.rank = w.rank AND s.trace_id = w.trace_id AND s.span_id = w.span_id
             GROUP BY ALL
         )
-        SELECT next.rank, next.device, next.step, (next.begins_ns - first_ns) / 1e6 AS begins_at_ms,
-               idle_ns / 1e3 AS idle_us, cause, coalesce(call, within.name) AS call,
-               (coalesce(call_from, within.start_ns) - first_ns) / 1e6 AS call_at_ms,
-               coalesce(call_to - call_from, within.dur_ns) / 1e3 AS call_us, copied.bytes AS call_bytes,
-               coalesce(called.span_id, within.span_id) AS call_span_id,
-               late_ns / 1e3 AS launched_after_us, next.name AS next_work, op.name AS next_op, layer.name AS next_layer
-        FROM next CROSS JOIN (SELECT min(start_ns) AS first_ns FROM device_work)
+        SELECT gap_ends.rank, gap_ends.device, gap_ends.step, (gap_ends.begins_ns - first_ns) / 1e6 AS begins_at_ms,
+               idle_ns / 1e3 AS idle_us, cause, coalesce(call, host_spans.name) AS call,
+               (coalesce(call_from, host_spans.start_ns) - first_ns) / 1e6 AS call_at_ms,
+               coalesce(call_to - call_from, host_spans.dur_ns) / 1e3 AS call_us, call_copies.bytes AS call_bytes,
+               coalesce(call_spans.span_id, host_spans.span_id) AS call_span_id,
+               late_ns / 1e3 AS launched_after_us, gap_ends.name AS next_work, op.name AS next_op,
+               layer.name AS next_layer
+        FROM gap_ends CROSS JOIN (SELECT min(start_ns) AS first_ns FROM device_work)
         LEFT JOIN enclosing op
-          ON op.rank = next.rank AND op.trace_id = next.trace_id AND op.span_id = next.op_id
+          ON op.rank = gap_ends.rank AND op.trace_id = gap_ends.trace_id AND op.span_id = gap_ends.op_id
         LEFT JOIN enclosing layer
-          ON layer.rank = next.rank AND layer.trace_id = next.trace_id AND layer.span_id = next.layer_id
-        LEFT JOIN within
-          ON within.rank = next.rank AND within.device = next.device AND within.begins_ns = next.begins_ns
-        LEFT JOIN called ON called.rank = next.rank AND called.name = next.call AND called.start_ns = next.call_from
-        LEFT JOIN copied
-          ON copied.rank = next.rank AND copied.on_process = next.on_process AND copied.on_thread = next.on_thread
-         AND copied.start_ns = next.call_from
-        ORDER BY idle_ns DESC, next.begins_ns
+          ON layer.rank = gap_ends.rank AND layer.trace_id = gap_ends.trace_id AND layer.span_id = gap_ends.layer_id
+        LEFT JOIN host_spans
+          ON host_spans.rank = gap_ends.rank AND host_spans.device = gap_ends.device
+         AND host_spans.begins_ns = gap_ends.begins_ns
+        LEFT JOIN call_spans
+          ON call_spans.rank = gap_ends.rank AND call_spans.name = gap_ends.call
+         AND call_spans.start_ns = gap_ends.call_from
+        LEFT JOIN call_copies
+          ON call_copies.rank = gap_ends.rank AND call_copies.on_process = gap_ends.on_process
+         AND call_copies.on_thread = gap_ends.on_thread AND call_copies.start_ns = gap_ends.call_from
+        ORDER BY idle_ns DESC, gap_ends.begins_ns
         """
     )

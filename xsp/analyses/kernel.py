@@ -4,8 +4,8 @@ On a machine without a device, kernels are the self times of operators (see `xsp
 to the time of the outermost operators. Operations and memory traffic come from a hardware counter, else from the shapes
 of the operator's inputs; the columns `flops_source` and `bytes_source` name the source. A value without a source is
 null. The `…_known_percent` columns of a sum are the share of the time of computing kernels for which the value is
-known; below `ENOUGH`, the arithmetic intensity and the throughput of the sum are null. Kernels without counted
-operations by the convention of `xsp.cost.flops` (element-wise work) count as known.
+known; below `MIN_KNOWN_PERCENT`, the arithmetic intensity and the throughput of the sum are null. Kernels without
+counted operations by the convention of `xsp.cost.flops` (element-wise work) count as known.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def throughput(amount: str, ns: str) -> str:
     return f"({amount} / nullif({ns}, 0)::DOUBLE)"
 
 
-def of_most(value: str, figure: str) -> str:
+def value_at_maximum(value: str, figure: str) -> str:
     """Return the SQL of the value in the row with the largest figure; among equal figures, of the largest value.
 
     Nulls are ignored. Without an order among equal rows, the result would depend on the engine and its threads.
@@ -53,14 +53,14 @@ def attainable(flop_per_byte: str, peak_gflop_per_s: str, gbyte_per_s: str) -> s
     return f"CASE WHEN {flop_per_byte} IS NOT NULL THEN least({peak_gflop_per_s}, {flop_per_byte} * {gbyte_per_s}) END"
 
 
-def occupancy(of_each: str, ns: str) -> str:
+def occupancy(value: str, ns: str) -> str:
     """Return the SQL of the occupancy of several kernels: the mean weighted by time, over known occupancies."""
-    return f"(sum({ns} * {of_each}) / nullif(sum({ns}) FILTER ({of_each} IS NOT NULL), 0))"
+    return f"(sum({ns} * {value}) / nullif(sum({ns}) FILTER ({value} IS NOT NULL), 0))"
 
 
-def share(part: str, whole: str) -> str:
+def share(part: str, total: str) -> str:
     """Return the SQL of a part of a whole in percent."""
-    return f"(100.0 * {part} / nullif({whole}, 0))"
+    return f"(100.0 * {part} / nullif({total}, 0))"
 
 
 def roofs(ceiling: Ceiling | None) -> str:
@@ -83,7 +83,7 @@ def _or_null(value: float | None) -> str:
 # --------------------------------------------------------------------------------------------------------
 
 
-ENOUGH = 90
+MIN_KNOWN_PERCENT = 90
 """Percent of the kernels' time with known traffic (communication excluded) or operations that the intensity and the
 throughput of a sum require."""
 
@@ -102,34 +102,34 @@ def ceiling(trace: Trace) -> Ceiling | None:
         return None
 
 
-def prepared(trace: Trace) -> str:
+def common_tables(trace: Trace) -> str:
     """Return the SQL of `kernels` and `roofs` for a WITH clause."""
     return f"{kernels(trace)}, {roofs(ceiling(trace))}"
 
 
-def summed(kind: str = "whole") -> str:
+def sum_columns(kind: str = "whole") -> str:
     """Return the columns of a sum of kernels; `kind` selects the share of figures in `xsp.store.views.kernels`."""
-    flops, read, write = (f"{kind}_{figure}" for figure in ("flops", "dram_read_bytes", "dram_write_bytes"))
-    ratio = intensity(f"sum({flops}) FILTER ({read} IS NOT NULL)", f"sum({read})", f"sum({write})")
-    with_traffic = f"computes AND (NOT communication OR {read} IS NOT NULL)"
-    bytes_percent = share(f"sum(ns) FILTER ({read} IS NOT NULL)", f"sum(ns) FILTER ({with_traffic})")
+    flops, read_bytes, write_bytes = (f"{kind}_{figure}" for figure in ("flops", "dram_read_bytes", "dram_write_bytes"))
+    ratio = intensity(f"sum({flops}) FILTER ({read_bytes} IS NOT NULL)", f"sum({read_bytes})", f"sum({write_bytes})")
+    with_traffic = f"computes AND (NOT communication OR {read_bytes} IS NOT NULL)"
+    bytes_percent = share(f"sum(ns) FILTER ({read_bytes} IS NOT NULL)", f"sum(ns) FILTER ({with_traffic})")
     flops_percent = share(f"sum(ns) FILTER ({flops} IS NOT NULL OR none_counted)", "sum(ns) FILTER (computes)")
     flops_percent = f"coalesce({flops_percent}, 0)"
     precision = "coalesce(precision, 'unknown')"
-    main_precision = f"coalesce({of_most(precision, flops)}, {of_most(precision, 'ns')})"
+    main_precision = f"coalesce({value_at_maximum(precision, flops)}, {value_at_maximum(precision, 'ns')})"
     return f"""
         coalesce(sum(calls) FILTER (computes), sum(calls))::BIGINT AS calls, sum(ns) AS ns,
         round(sum({flops}))::BIGINT AS flops,
-        round(sum({read}))::BIGINT AS dram_read_bytes, round(sum({write}))::BIGINT AS dram_write_bytes,
+        round(sum({read_bytes}))::BIGINT AS dram_read_bytes, round(sum({write_bytes}))::BIGINT AS dram_write_bytes,
         {occupancy("occupancy", "ns")} AS occupancy,
-        CASE WHEN {bytes_percent} >= {ENOUGH} THEN {ratio} END AS flop_per_byte,
+        CASE WHEN {bytes_percent} >= {MIN_KNOWN_PERCENT} THEN {ratio} END AS flop_per_byte,
         nullif({main_precision}, 'unknown') AS precision,
         {flops_percent} AS flops_known_percent,
         {bytes_percent} AS bytes_known_percent
     """
 
 
-GFLOP_PER_S = f"CASE WHEN flops_known_percent >= {ENOUGH} THEN {throughput('flops', 'ns')} END"
+GFLOP_PER_S = f"CASE WHEN flops_known_percent >= {MIN_KNOWN_PERCENT} THEN {throughput('flops', 'ns')} END"
 """Throughput of a sum of kernels; null if too few of their operations are known."""
 
 FIGURES = f"""
@@ -155,7 +155,7 @@ def kernel_information(trace: Trace) -> Table:
     ratio = intensity("flops", "dram_read_bytes", "dram_write_bytes")
     return trace.sql(
         f"""
-        WITH {prepared(trace)}
+        WITH {common_tables(trace)}
         SELECT name, layer_index, layer_name, phase, library, ns / 1e3 AS latency_us,
                true_lo_ns / 1e3 AS low_us, true_hi_ns / 1e3 AS high_us,
                flops, CASE WHEN flops IS NOT NULL THEN flops_source END AS flops_source,
@@ -179,7 +179,9 @@ def kernels_by_name(trace: Trace) -> Table:
     `covered_percent` of A15 is the share of the operators' time that the rows hold.
     """
     columns = "any_value(library) AS library"
-    return _grouped(trace, "name", "name", columns, "name", "latency_ms DESC, name", by_device=True, last="library, ")
+    return _grouped(
+        trace, "name", "name", columns, "name", "latency_ms DESC, name", by_device=True, extra_columns="library, "
+    )
 
 
 @analysis("A11", "Kernels by layer", Level.LAYER, Level.OP)
@@ -190,46 +192,53 @@ def kernels_by_layer(trace: Trace) -> Table:
 
 
 def _grouped(
-    trace: Trace, kind: str, group: str, columns: str, shown: str, order: str, by_device: bool = False, last: str = ""
+    trace: Trace,
+    kind: str,
+    group: str,
+    columns: str,
+    selected: str,
+    order: str,
+    by_device: bool = False,
+    extra_columns: str = "",
 ) -> Table:
     """Return figures of kernels by group; by device, rows of all devices together precede the rows of each."""
-    on_device, several = trace.has(Level.KERNEL), devices(trace) > 1 and by_device
-    figures = f"{group}, {columns}, {summed(kind)}, sum(apart_ns) AS apart_ns FROM spread"
-    of_all = "NULL::INTEGER AS device, " if by_device else ""
-    per_device = f"UNION ALL SELECT device, {figures} GROUP BY device, {group}" if several else ""
+    on_device, has_several = trace.has(Level.KERNEL), devices(trace) > 1 and by_device
+    figures = f"{group}, {columns}, {sum_columns(kind)}, sum(exclusive_ns) AS exclusive_ns FROM spread"
+    device_column = "NULL::INTEGER AS device, " if by_device else ""
+    per_device = f"UNION ALL SELECT device, {figures} GROUP BY device, {group}" if has_several else ""
     over = "OVER (PARTITION BY device)" if by_device else "OVER ()"
-    total_ns = f"CASE WHEN device IS NULL THEN {wall(trace)} ELSE {MODEL_NS} END" if several else wall(trace)
+    total_ns = f"CASE WHEN device IS NULL THEN {wall(trace)} ELSE {MODEL_NS} END" if has_several else wall(trace)
     device_share, host_share = (share("ns", f"sum(ns) {over}"), "NULL::DOUBLE")[:: 1 if on_device else -1]
     return trace.sql(
         f"""
-        WITH {prepared(trace)}, {spread(trace, group)},
-        groups AS (SELECT {of_all}{figures} GROUP BY {group} {per_device})
-        SELECT {shown}, {"device, " if by_device else ""}calls, ns / 1e6 AS latency_ms,
+        WITH {common_tables(trace)}, {spread(trace, group)},
+        groups AS (SELECT {device_column}{figures} GROUP BY {group} {per_device})
+        SELECT {selected}, {"device, " if by_device else ""}calls, ns / 1e6 AS latency_ms,
                {device_share} AS percent_of_kernel_time, {host_share} AS percent_of_host_time,
-               {share("apart_ns", total_ns)} AS percent_of_wall, {last}{FIGURES}
+               {share("exclusive_ns", total_ns)} AS percent_of_wall, {extra_columns}{FIGURES}
         FROM groups LEFT JOIN roofs USING (precision) ORDER BY {"device NULLS FIRST, " if by_device else ""}{order}
         """
     )
 
 
 def spread(trace: Trace, *group: str) -> str:
-    """Return the SQL of `spread`: `kernels` with `apart_ns`, the time in which no earlier kernel of its group ran.
+    """Return the SQL of `spread`: `kernels` with `exclusive_ns`, the time in which no earlier kernel of its group ran.
 
     The sum over a group is the time in which any of its kernels ran, for each device separately. Kernels of the host
     are assumed to run one after the other.
     """
     if not trace.has(Level.KERNEL):
-        return "spread AS (SELECT *, ns AS apart_ns FROM kernels)"
+        return "spread AS (SELECT *, ns AS exclusive_ns FROM kernels)"
     return f"""
         spread AS (
             SELECT *, coalesce(ns * greatest(0, start_ns + dur_ns - greatest(start_ns, coalesce(until_ns, start_ns)))
-                               / nullif(dur_ns, 0), 0) AS apart_ns
+                               / nullif(dur_ns, 0), 0) AS exclusive_ns
             FROM (
-                SELECT kernels.*, placed.device, max(start_ns + dur_ns) OVER (
+                SELECT kernels.*, kernel_devices.device, max(start_ns + dur_ns) OVER (
                            PARTITION BY {", ".join((*group, "device"))} ORDER BY start_ns, kernels.span_id
                            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS until_ns
-                FROM kernels JOIN (SELECT span_id, device FROM merged WHERE level = {int(Level.KERNEL)}) placed
-                ON placed.span_id = kernels.span_id
+                FROM kernels JOIN (SELECT span_id, device FROM merged WHERE level = {int(Level.KERNEL)}) kernel_devices
+                ON kernel_devices.span_id = kernels.span_id
             )
         )
     """
@@ -253,8 +262,8 @@ def layer_metrics(trace: Trace) -> Table:
     """Operations and memory traffic of each layer's kernels, in execution order."""
     return trace.sql(
         f"""
-        WITH {prepared(trace)}, groups AS (
-            SELECT any_value(layer_index) AS layer_index, any_value(layer_name) AS layer_name, {summed()}
+        WITH {common_tables(trace)}, groups AS (
+            SELECT any_value(layer_index) AS layer_index, any_value(layer_name) AS layer_name, {sum_columns()}
             FROM kernels WHERE layer_id IS NOT NULL GROUP BY layer_id
         )
         SELECT layer_index, layer_name, flops, dram_read_bytes, dram_write_bytes,
@@ -277,8 +286,9 @@ _AT_WORK_ON_DEVICE = """
         FROM running WHERE to_ns > coalesce(before_ns, from_ns)
     ),
     nested AS (
-        SELECT up.layer_id, called.start_ns AS from_ns, called.start_ns + called.dur_ns AS to_ns
-        FROM layers called JOIN merged up ON up.span_id = called.parent_id WHERE up.layer_id IS NOT NULL
+        SELECT outer_call.layer_id, inner_call.start_ns AS from_ns, inner_call.start_ns + inner_call.dur_ns AS to_ns
+        FROM layers inner_call JOIN merged outer_call ON outer_call.span_id = inner_call.parent_id
+        WHERE outer_call.layer_id IS NOT NULL
     ),
     marks AS (
         SELECT layer_id, from_ns, to_ns FROM nested
@@ -290,7 +300,7 @@ _AT_WORK_ON_DEVICE = """
                        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), layers.start_ns) AS from_ns
         FROM marks JOIN layers ON layers.span_id = marks.layer_id
     ),
-    hosted AS (
+    host_time AS (
         SELECT layer_id, sum(to_ns - from_ns) AS ns FROM pieces WHERE to_ns > from_ns GROUP BY layer_id
     ),
     overlap AS (
@@ -301,21 +311,22 @@ _AT_WORK_ON_DEVICE = """
     kernel_time AS (SELECT layer_id, sum((to_ns - from_ns) * coalesce(scale, 1)) AS ns FROM busy GROUP BY layer_id),
     at_work AS (
         SELECT layers.*, coalesce(kernel_time.ns, 0) AS kernel_ns,
-               self_ns * (1 - coalesce(overlap.ns / nullif(hosted.ns, 0), 0)) AS other_ns
+               self_ns * (1 - coalesce(overlap.ns / nullif(host_time.ns, 0), 0)) AS other_ns
         FROM layers LEFT JOIN kernel_time ON kernel_time.layer_id = layers.span_id
-        LEFT JOIN hosted ON hosted.layer_id = layers.span_id LEFT JOIN overlap ON overlap.layer_id = layers.span_id
+        LEFT JOIN host_time ON host_time.layer_id = layers.span_id
+        LEFT JOIN overlap ON overlap.layer_id = layers.span_id
     )
 """
 
 _AT_WORK_ON_HOST = """
-    worked AS (
+    kernel_time AS (
         SELECT layer_id, sum(ns) AS ns FROM kernels
         WHERE computes AND layer_id IS NOT NULL AND phase IS DISTINCT FROM 'backward' GROUP BY layer_id
     ),
     at_work AS (
-        SELECT layers.*, least(coalesce(worked.ns, 0), self_ns) AS kernel_ns,
-               self_ns - least(coalesce(worked.ns, 0), self_ns) AS other_ns
-        FROM layers LEFT JOIN worked ON worked.layer_id = layers.span_id
+        SELECT layers.*, least(coalesce(kernel_time.ns, 0), self_ns) AS kernel_ns,
+               self_ns - least(coalesce(kernel_time.ns, 0), self_ns) AS other_ns
+        FROM layers LEFT JOIN kernel_time ON kernel_time.layer_id = layers.span_id
     )
 """
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.devicework import LEVEL_NAMES, NAMED, launches
+from xsp.analyses.devicework import HOST_SPANS_SQL, LEVEL_NAMES, launches
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 
-_COST = "coalesce(sum(launch_dur_ns) FILTER (WHERE place = 1 AND NOT waits), 0)"
-_WAITED = "coalesce(sum(launch_dur_ns) FILTER (WHERE place = 1 AND waits), 0)"
+_COST = "coalesce(sum(launch_dur_ns) FILTER (WHERE position = 1 AND NOT waits), 0)"
+_WAITED = "coalesce(sum(launch_dur_ns) FILTER (WHERE position = 1 AND waits), 0)"
 """The time of calls that copy and return when the copy is done: for most of that time they wait, and do not launch."""
 
 _LAUNCHED = """
     SELECT s.rank, s.device, s.recording, s.trace_id, coalesce(s.layer_id, s.op_id) AS span_id, s.kind, s.start_ns,
            s.dur_ns, launch_ns, launch_dur_ns, waits,
-           row_number() OVER (PARTITION BY s.rank, on_process, correlation_id ORDER BY s.start_ns) AS place
+           row_number() OVER (PARTITION BY s.rank, on_process, correlation_id ORDER BY s.start_ns) AS position
     FROM device_work s LEFT JOIN launches USING (rank, on_process, correlation_id)
 """
-"""Device work with its launch. One launch may start many kernels (a graph): `place` counts them, and the launch's time
-counts with the first."""
+"""Device work with its launch. One launch may start many kernels (a graph): `position` counts them, and the launch's
+time counts with the first."""
 
 
 def _prepare(trace: Trace) -> None:
@@ -40,10 +40,10 @@ def launch_costs(trace: Trace) -> Table:
     _prepare(trace)
     return trace.sql(
         f"""
-        WITH sound AS (SELECT *, start_ns - launch_ns AS delay_ns FROM launched WHERE launch_ns <= start_ns),
+        WITH valid AS (SELECT *, start_ns - launch_ns AS delay_ns FROM launched WHERE launch_ns <= start_ns),
         edges AS (
-            SELECT rank, device, recording, launch_ns AS time_ns, 1 AS waiting FROM sound
-            UNION ALL SELECT rank, device, recording, start_ns, -1 FROM sound
+            SELECT rank, device, recording, launch_ns AS time_ns, 1 AS waiting FROM valid
+            UNION ALL SELECT rank, device, recording, start_ns, -1 FROM valid
         ),
         queue AS (
             SELECT rank, device, next_ns - time_ns AS ns, waiting
@@ -61,14 +61,14 @@ def launch_costs(trace: Trace) -> Table:
             FROM queue GROUP BY ALL
         ),
         counted AS (
-            SELECT rank, device, count(*) AS kernels_and_copies, count(*) FILTER (WHERE place = 1) AS launches,
+            SELECT rank, device, count(*) AS kernels_and_copies, count(*) FILTER (WHERE position = 1) AS launches,
                    {_COST} / 1e6 AS launch_ms,
-                   median(launch_dur_ns) FILTER (WHERE place = 1 AND NOT waits) / 1e3 AS launch_median_us,
+                   median(launch_dur_ns) FILTER (WHERE position = 1 AND NOT waits) / 1e3 AS launch_median_us,
                    min(delay_ns) / 1e3 AS delay_min_us, median(delay_ns) / 1e3 AS delay_median_us,
                    quantile_cont(delay_ns, 0.9) / 1e3 AS delay_p90_us, max(delay_ns) / 1e3 AS delay_max_us,
                    count(*) FILTER (WHERE kind = '{Kind.KERNEL}' AND dur_ns < launch_dur_ns) AS short,
-                   count(*) FILTER (WHERE place = 1 AND waits) AS blocking, {_WAITED} / 1e6 AS wait_ms
-            FROM sound GROUP BY ALL
+                   count(*) FILTER (WHERE position = 1 AND waits) AS blocking, {_WAITED} / 1e6 AS wait_ms
+            FROM valid GROUP BY ALL
         ),
         missing AS (
             SELECT rank, device, count(*) FILTER (WHERE launch_ns IS NULL) AS without_launch,
@@ -98,22 +98,22 @@ def launch_bound(trace: Trace) -> Table:
     _prepare(trace)
     return trace.sql(
         f"""
-        WITH within AS (
+        WITH work AS (
             SELECT rank, trace_id, span_id, count(*) AS kernels_and_copies,
-                   count(*) FILTER (WHERE place = 1 AND NOT waits) AS launches,
+                   count(*) FILTER (WHERE position = 1 AND NOT waits) AS launches,
                    coalesce(sum(dur_ns) FILTER (WHERE NOT waits), 0) AS device_ns, {_COST} AS launch_ns,
                    {_WAITED} AS wait_ns,
                    count(*) FILTER (WHERE kind = '{Kind.KERNEL}' AND dur_ns < launch_dur_ns) AS short
             FROM launched WHERE launch_ns IS NOT NULL GROUP BY ALL
         ),
-        {NAMED}
-        SELECT CASE named.level {LEVEL_NAMES} END AS level, name, type,
+        {HOST_SPANS_SQL}
+        SELECT CASE named_work.level {LEVEL_NAMES} END AS level, name, type,
                sum(kernels_and_copies)::BIGINT AS kernels_and_copies, sum(launches)::BIGINT AS launches,
                sum(launch_ns) / 1e6 AS launch_ms, sum(device_ns) / 1e6 AS device_ms,
                sum(launch_ns) / nullif(sum(device_ns), 0) AS launch_per_device,
                sum(launch_ns) > sum(device_ns) AS launch_bound, sum(wait_ns) / 1e6 AS wait_ms,
                sum(short)::BIGINT AS short
-        FROM named GROUP BY ALL
+        FROM named_work GROUP BY ALL
         ORDER BY launch_ms - device_ms DESC NULLS LAST, name
         """
     )

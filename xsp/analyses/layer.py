@@ -25,7 +25,7 @@ def layer_information(trace: Trace) -> Table:
     """
     return trace.sql(
         f"""
-        WITH {LAYERS}, {_AROUND}
+        WITH {LAYERS}, {_LAYER_WORK}
         SELECT layer_index, layers.name, type, depth, leaf, input_shapes AS shape,
                layers.ns / 1e6 AS latency_ms, self_ns / 1e6 AS self_ms,
                true_lo_ns / 1e6 AS latency_low_ms, true_hi_ns / 1e6 AS latency_high_ms,
@@ -39,7 +39,7 @@ def layer_information(trace: Trace) -> Table:
     )
 
 
-_AROUND = f"""
+_LAYER_WORK = f"""
     backward AS (
         SELECT parent_id, sum({NS}) AS ns FROM merged
         WHERE parent_rule = '{Rule.SEQUENCE}' GROUP BY parent_id
@@ -65,7 +65,7 @@ def layers(trace: Trace) -> Table:
     """
     return trace.sql(
         f"""
-        WITH {LAYERS}, {_AROUND}
+        WITH {LAYERS}, {_LAYER_WORK}
         SELECT {FULL_NAME.format("layers")} AS name, type, count(*) AS calls,
                arg_min(input_shapes, layer_index) AS shape, sum(self_ns) / 1e6 AS host_self_ms,
                100.0 * sum(self_ns) / nullif(sum(sum(self_ns)) OVER (), 0) AS percent_of_host_time,
@@ -162,18 +162,18 @@ def stages(trace: Trace) -> Table:
     names = " ".join(f"WHEN {index} THEN '{name}'" for index, name in enumerate(NAMES))
     return trace.sql(
         f"""
-        WITH {LAYERS}, {kernels(trace)}, {at_work(trace)}, work_of AS (
-            SELECT layer_id AS of_layer, sum(whole_flops) AS work,
+        WITH {LAYERS}, {kernels(trace)}, {at_work(trace)}, layer_work AS (
+            SELECT layer_id AS layer, sum(whole_flops) AS work,
                    sum(whole_dram_read_bytes + whole_dram_write_bytes) AS moved
             FROM kernels GROUP BY layer_id
-        ), placed AS (
+        ), indexed AS (
             SELECT *, {stage("(row_number() OVER (ORDER BY layer_index) - 1)", "count(*) OVER ()")} AS third
             FROM at_work
         ), thirds AS (
             SELECT third, count(*) AS layers, min(layer_index) AS first_index, max(layer_index) AS last_index,
                    sum({latency}) / 1e6 AS latency_ms, sum(self_alloc_bytes) / 1048576 AS alloc_mib,
                    round(sum(work))::BIGINT AS flops, round(sum(moved))::BIGINT AS dram_bytes
-            FROM placed LEFT JOIN work_of ON of_layer = span_id GROUP BY third
+            FROM indexed LEFT JOIN layer_work ON layer = span_id GROUP BY third
         )
         SELECT CASE third {names} END AS stage, thirds.* EXCLUDE (third), concat_ws(', ', {dominant}) AS dominates
         FROM thirds ORDER BY third

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xsp.analyses.contract import Table, analysis, values
+from xsp.analyses.contract import Table, analysis, milliseconds, values
 from xsp.health import health
 from xsp.levels import depth, rung_name
 from xsp.schema import Level
@@ -41,7 +41,7 @@ def ledger(trace: Trace) -> Table:
     outer_level = int(Level.APPLICATION)
     for rung in rungs:
         explained = _explained(trace, outer_level, rung.level)
-        added, ends = rung.added_ns, rung.added
+        added, bounds = rung.added_ns, rung.added
         why_null = _no_cost_per_span(rung)
         rows.append(
             (
@@ -49,15 +49,15 @@ def ledger(trace: Trace) -> Table:
                 rung_name(rung.level),
                 rung.steps,
                 rung.step_ns / 1e6,
-                _ms(added),
-                _ms(ends.lo if ends else None),
-                _ms(ends.hi if ends else None),
+                milliseconds(added),
+                milliseconds(bounds.lo if bounds else None),
+                milliseconds(bounds.hi if bounds else None),
                 100 * added / rungs[0].step_ns if added is not None else None,
                 rung.spans if added is not None else None,
                 rung.per_span_ns if added is not None and why_null is None else None,
                 why_null,
-                _ms(explained) if added is not None else None,
-                _ms(added - explained) if added is not None and explained is not None else None,
+                milliseconds(explained) if added is not None else None,
+                milliseconds(added - explained) if added is not None and explained is not None else None,
             )
         )
         outer_level = rung.level
@@ -83,10 +83,6 @@ def _explained(trace: Trace, outer_level: int, level: int) -> float | None:
             spans = trace.con.execute("SELECT count(*) FROM merged WHERE level = ?", [cost.level]).fetchall()[0][0]
             total = (total or 0.0) + spans * cost.ns_per_span
     return total
-
-
-def _ms(nanoseconds: float | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / 1e6
 
 
 _SHARES = """
@@ -135,5 +131,5 @@ def health_findings(trace: Trace) -> Table:
 
     `best_grade` is the best grade that a trace with this finding can have; the worst of them is the trace's grade.
     """
-    rows = [(str(finding.severity), finding.subject, finding.text, finding.best) for finding in health(trace)]
+    rows = [(str(finding.severity), finding.subject, finding.text, finding.best_grade) for finding in health(trace)]
     return values(trace, "findings", _FINDINGS, rows)

@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from xsp.analyses.contract import Table, analysis, values
+from xsp.analyses.contract import Table, analysis, milliseconds, values
 from xsp.run import StepKind
 from xsp.store.iterations import Iteration, iterations
 from xsp.store.trace import Trace
 
-FROM = ("steady", "bare", "after recorded ones")
+STEP_SOURCES = ("steady", "bare", "after recorded ones")
 """The steps that the figures of a row come from, in order of how much profiling may have disturbed them."""
 
 _COLUMNS = {
@@ -28,14 +28,14 @@ _COLUMNS = {
 }
 
 
-def why_no_loop(trace: Trace) -> str | None:
+def reason_without_loop(trace: Trace) -> str | None:
     """Return why a trace has no loop, or None if it has one."""
     if trace.con.execute("SELECT 1 FROM loop LIMIT 1").fetchall():
         return None
     return "only runs of `xsp run` and xsp.profile record which steps ran and the time between them"
 
 
-@analysis("loop", "The program's loop", unless=why_no_loop)
+@analysis("loop", "The program's loop", unless=reason_without_loop)
 def program_loop(trace: Trace) -> Table:
     """The time of an iteration as the program really ran, by kind of step, from steps that were not recorded.
 
@@ -49,10 +49,10 @@ def program_loop(trace: Trace) -> Table:
     access, mostly for memory that the allocator returned and allocates again; `system_ms` is the time of all threads in
     the operating system. Both are null if the run did not count them.
     """
-    measured = iterations(trace.con)
-    several = len({iteration.rank for iteration in measured}) > 1
-    rows = [_row(trace, iteration, scope_names(iteration.rank)[several]) for iteration in measured]
-    return values(trace, "the_loop", _COLUMNS, [*_jobs(trace, measured), *rows] if several else rows)
+    measurements = iterations(trace.con)
+    has_several = len({iteration.rank for iteration in measurements}) > 1
+    rows = [_row(trace, iteration, scope_names(iteration.rank)[has_several]) for iteration in measurements]
+    return values(trace, "the_loop", _COLUMNS, [*_job_rows(trace, measurements), *rows] if has_several else rows)
 
 
 def scope_names(rank: int) -> tuple[str, str]:
@@ -60,7 +60,7 @@ def scope_names(rank: int) -> tuple[str, str]:
     return "program", f"rank {rank}"
 
 
-_LINE = {
+_LINE_COLUMNS = {
     "scope": "VARCHAR",
     "line": "VARCHAR",
     "calls": "VARCHAR",
@@ -69,40 +69,40 @@ _LINE = {
     "gaps": "INTEGER",
     "function": "VARCHAR",
 }
-NOT_NAMED, NOT_FOLLOWED = "other lines", "not followed: too many calls"
+OTHER_LINES, NOT_FOLLOWED = "other lines", "not followed: too many calls"
 
 
-def _unfollowed(trace: Trace) -> str | None:
+def _reason_without_lines(trace: Trace) -> str | None:
     """Return why a trace has no lines that ran between steps, or None if it has some."""
-    if any(run.between is not None and run.between.gaps for run in trace.run.each_rank):
+    if any(run.between is not None and run.between.gaps for run in trace.run.rank_runs):
         return None
     if trace.run.imported is not None:
         return "only runs of `xsp run` and xsp.profile record the lines between steps"
     return "the program did not continue after a recorded step, or a debugger or coverage traced its lines"
 
 
-@analysis("between", "Lines of the program between steps", unless=_unfollowed)
+@analysis("between", "Lines of the program between steps", unless=_reason_without_lines)
 def lines_between_steps(trace: Trace) -> Table:
     """The lines of the program that ran between a recorded step and the next one, and their time.
 
     The time of a line includes its calls, but not waiting for data. `gaps` is the number of gaps between steps in which
-    lines were traced, `seen` the number of those in which the line ran. `ms` is the mean over all of these gaps,
+    lines were traced, `seen_gaps` the number of those in which the line ran. `ms` is the mean over all of these gaps,
     `percent` its share of all lines. A line that begins or ends a step is listed with its time outside the step. `line`
     is the file, relative to the working directory or its package, and the line number.
     """
-    runs = trace.run.each_rank
+    runs = trace.run.rank_runs
     rows: list[tuple[Any, ...]] = []
     for run in runs:
         between = run.between
         if between is None or not between.gaps:
             continue
-        scope = f"rank {run.rank or 0}" if len(runs) > 1 else "program"
+        scope = scope_names(run.rank or 0)[len(runs) > 1]
         total_ns = between.ns + between.unknown_ns
         lines: list[tuple[str, str | None, int, int | None, str | None]]
         lines = [(f"{line.file}:{line.line}", line.calls, line.ns, line.gaps, line.function) for line in between.lines]
         lines += [
             (label, None, ns, None, None)
-            for label, ns in ((NOT_NAMED, between.rest_ns), (NOT_FOLLOWED, between.unknown_ns))
+            for label, ns in ((OTHER_LINES, between.rest_ns), (NOT_FOLLOWED, between.unknown_ns))
             if ns
         ]
         rows += [
@@ -112,40 +112,41 @@ def lines_between_steps(trace: Trace) -> Table:
                 calls,
                 ns / between.gaps / 1e6,
                 100 * ns / total_ns if total_ns else None,
-                seen,
+                seen_gaps,
                 between.gaps,
                 function,
             )
-            for location, calls, ns, seen, function in sorted(lines, key=lambda row: -row[2])
+            for location, calls, ns, seen_gaps, function in sorted(lines, key=lambda row: -row[2])
         ]
-    return values(trace, "between_steps", _LINE, rows)
+    return values(trace, "between_steps", _LINE_COLUMNS, rows)
 
 
-def _kind(trace: Trace, iteration: Iteration) -> StepKind | None:
+def _step_kind(trace: Trace, iteration: Iteration) -> StepKind | None:
     return kinds_of(trace, iteration.rank).get(iteration.kind) if iteration.kind is not None else None
 
 
 def _row(trace: Trace, iteration: Iteration, scope: str) -> tuple[Any, ...]:
-    kind = _kind(trace, iteration)
+    kind = _step_kind(trace, iteration)
     name, batch_source = (kind.name, kind.batch_source) if kind is not None else (None, None)
     if not iteration.is_known:
         iteration = iteration._replace(mean_ns=None, ends=None, step_ns=None, data_ns=None, between_ns=None)
-    ends = iteration.ends
+    bounds = iteration.ends
     return (
-        scope, iteration.kind, name, iteration.steps, iteration.recorded, _ms(iteration.mean_ns),
-        _ms(iteration.step_ns), _ms(iteration.data_ns), _ms(iteration.between_ns), iteration.samples_per_s,
-        100 * iteration.share, _ms(ends.lo if ends else None), _ms(ends.hi if ends else None), iteration.samples,
-        batch_source, FROM[iteration.disturbed], iteration.faults, _ms(iteration.system_ns),
+        scope, iteration.kind, name, iteration.steps, iteration.recorded, milliseconds(iteration.mean_ns),
+        milliseconds(iteration.step_ns), milliseconds(iteration.data_ns), milliseconds(iteration.between_ns),
+        iteration.samples_per_s, 100 * iteration.share, milliseconds(bounds.lo if bounds else None),
+        milliseconds(bounds.hi if bounds else None), iteration.samples, batch_source, STEP_SOURCES[iteration.disturbed],
+        iteration.faults, milliseconds(iteration.system_ns),
     )  # fmt: skip
 
 
-def _jobs(trace: Trace, measured: list[Iteration]) -> Iterator[tuple[Any, ...]]:
+def _job_rows(trace: Trace, measurements: list[Iteration]) -> Iterator[tuple[Any, ...]]:
     """Yield the job's row of each kind on all ranks, with the slowest rank's times: ranks wait for each other."""
     by_name: dict[str, list[Iteration]] = defaultdict(list)
-    for iteration in measured:
-        kind = _kind(trace, iteration)
+    for iteration in measurements:
+        kind = _step_kind(trace, iteration)
         by_name[kind.name if kind is not None else ""].append(iteration)
-    ranks = len({iteration.rank for iteration in measured})
+    ranks = len({iteration.rank for iteration in measurements})
     for name, group in by_name.items():
         if (
             len(group) != ranks
@@ -163,9 +164,5 @@ def _jobs(trace: Trace, measured: list[Iteration]) -> Iterator[tuple[Any, ...]]:
 
 def kinds_of(trace: Trace, rank: int) -> Mapping[int, StepKind]:
     """Return the kinds of steps of a rank from `run.json`, by number."""
-    rank_run = next((run for run in trace.run.each_rank if (run.rank or 0) == rank), trace.run)
+    rank_run = next((run for run in trace.run.rank_runs if (run.rank or 0) == rank), trace.run)
     return {kind.kind: kind for kind in rank_run.kinds}
-
-
-def _ms(nanoseconds: float | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / 1e6

@@ -39,7 +39,7 @@ _COLUMNS = {
 }
 
 TOTALS = "totals of the allocator"
-SUMMED = "sums since the recording began"
+SUMS = "sums since the recording began"
 NO_FREES = "allocations alone"
 OF_DEVICES = "allocations alone, of several devices together"
 
@@ -79,18 +79,18 @@ _STEP_COLUMNS = {
 class _Change(NamedTuple):
     """An allocation or a deallocation; times in nanoseconds."""
 
-    at: int
+    time_ns: int
     bytes: int
     level: int
     """Bytes in use after it."""
-    freed: int | None
+    freed_ns: int | None
     layer_id: str | None
     op: str | None
     has_total: bool
-    addressed: bool
+    has_address: bool
 
 
-class _Place(NamedTuple):
+class _Interval(NamedTuple):
     """A step, a call of the model level, or a layer."""
 
     start: int
@@ -102,7 +102,7 @@ class _Place(NamedTuple):
     type: str | None
 
 
-def _no_changes(trace: Trace) -> str | None:
+def _reason_without_changes(trace: Trace) -> str | None:
     query = f"SELECT 1 FROM spans WHERE kind = '{Kind.ALLOC}' AND alloc_bytes IS NOT NULL AND step IS NOT NULL LIMIT 1"
     if trace.con.execute(query).fetchall():
         return None
@@ -112,11 +112,11 @@ def _no_changes(trace: Trace) -> str | None:
     )
 
 
-def _no_memory(trace: Trace) -> str | None:
+def _reason_without_memory(trace: Trace) -> str | None:
     """Return why a trace has neither memory changes nor layers' allocations in the merged step, or None if it does."""
-    if _no_changes(trace) is None:
+    if _reason_without_changes(trace) is None:
         return None
-    query = f"SELECT 1 FROM ({_ALLOCATED}) LIMIT 1"
+    query = f"SELECT 1 FROM ({_ALLOCATIONS_QUERY}) LIMIT 1"
     if trace.con.execute(query).fetchall():
         return None
     return (
@@ -125,10 +125,10 @@ def _no_memory(trace: Trace) -> str | None:
     )
 
 
-_ALLOCATED = f"WITH {LAYERS} SELECT 1 AS one FROM layers WHERE self_alloc_bytes IS NOT NULL"
+_ALLOCATIONS_QUERY = f"WITH {LAYERS} SELECT 1 AS one FROM layers WHERE self_alloc_bytes IS NOT NULL"
 
 
-@analysis("memory-timeline", "Memory over the step, by layer", unless=_no_memory)
+@analysis("memory-timeline", "Memory over the step, by layer", unless=_reason_without_memory)
 def memory_timeline(trace: Trace) -> Table:
     """Memory in use at the start, at the peak and at the end of the step, of its calls and of each layer, per device.
 
@@ -141,14 +141,14 @@ def memory_timeline(trace: Trace) -> Table:
     """
     pools = _changes(trace)
     if not pools:
-        return _allocations_alone(trace)
-    places = [_Place._make(row) for row in trace.con.execute(_PLACES).fetchall()]
-    layers = {place.span_id: place.name for place in places if place.layer_index is not None}
-    rows = [row for device, changes in pools.items() for row in _Pool(device, changes, places, layers).rows()]
+        return _allocations_only(trace)
+    intervals = [_Interval._make(row) for row in trace.con.execute(_INTERVALS).fetchall()]
+    layers = {interval.span_id: interval.name for interval in intervals if interval.layer_index is not None}
+    rows = [row for device, changes in pools.items() for row in _Pool(device, changes, intervals, layers).rows()]
     return values(trace, "memory_timeline", _COLUMNS, rows)
 
 
-@analysis("memory-steps", "Memory of each step", unless=_no_changes)
+@analysis("memory-steps", "Memory of each step", unless=_reason_without_changes)
 def memory_steps(trace: Trace) -> Table:
     """Memory in use at the start, at the peak and at the end of each step, and memory that the step does not free.
 
@@ -164,8 +164,8 @@ def memory_steps(trace: Trace) -> Table:
         ), ends AS (
             SELECT pool, levels.step, arg_min(level_bytes - alloc_bytes, start_ns) AS first, max(level_bytes) AS peak,
                    arg_max(level_bytes, start_ns) AS last, sum(alloc_bytes) FILTER (alloc_bytes > 0) AS allocated,
-                   sum(alloc_bytes) FILTER (alloc_bytes > 0 AND coalesce(freed_ns > steps.end_ns, true)) AS left_there,
-                   count(address) > 0 AS addressed, count(*) FILTER (alloc_bytes > 0) AS allocations,
+                   sum(alloc_bytes) FILTER (alloc_bytes > 0 AND coalesce(freed_ns > steps.end_ns, true)) AS left_bytes,
+                   count(address) > 0 AS has_addresses, count(*) FILTER (alloc_bytes > 0) AS allocations,
                    bool_and(has_total) AS has_total
             FROM memory_levels levels JOIN steps
             ON levels.trace_id = steps.trace_id AND levels.step = steps.step
@@ -173,15 +173,15 @@ def memory_steps(trace: Trace) -> Table:
             GROUP BY pool, levels.step
         )
         SELECT pool, step, first / {MIB}, peak / {MIB}, last / {MIB}, (last - first) / {MIB},
-               coalesce(allocated, 0) / {MIB}, CASE WHEN addressed THEN coalesce(left_there, 0) / {MIB} END,
-               allocations, CASE WHEN has_total THEN '{TOTALS}' ELSE '{SUMMED}' END
+               coalesce(allocated, 0) / {MIB}, CASE WHEN has_addresses THEN coalesce(left_bytes, 0) / {MIB} END,
+               allocations, CASE WHEN has_total THEN '{TOTALS}' ELSE '{SUMS}' END
         FROM ends ORDER BY pool NULLS FIRST, step
         """
     ).fetchall()
     return values(trace, "memory_steps", _STEP_COLUMNS, rows)
 
 
-_PLACES = f"""
+_INTERVALS = f"""
     SELECT start_ns, start_ns + dur_ns, span_id, kind, CASE WHEN level = {int(Level.LAYER)} THEN layer_index END,
            name, type
     FROM merged WHERE level IN ({int(Level.MODEL)}, {int(Level.LAYER)}) AND kind <> '{Kind.DATA}'
@@ -194,13 +194,13 @@ def _changes(trace: Trace) -> dict[int | None, list[_Change]]:
     trace.create_temp_table("memory_levels", _MEMORY_LEVELS)
     rows = trace.con.execute(
         f"""
-        WITH chosen AS (
+        WITH merged_step AS (
             SELECT trace_id, step, rung, rank FROM merged WHERE kind = '{Kind.STEP}' LIMIT 1
         ), ops AS (SELECT span_id, name FROM merged WHERE level >= {int(Level.OP)})
         SELECT pool, start_ns, alloc_bytes, level_bytes, freed_ns, layer_id, ops.name, has_total, address IS NOT NULL
-        FROM memory_levels levels SEMI JOIN chosen
-        ON levels.trace_id = chosen.trace_id AND levels.step IS NOT DISTINCT FROM chosen.step
-           AND levels.rung IS NOT DISTINCT FROM chosen.rung AND levels.rank = chosen.rank
+        FROM memory_levels levels SEMI JOIN merged_step
+        ON levels.trace_id = merged_step.trace_id AND levels.step IS NOT DISTINCT FROM merged_step.step
+           AND levels.rung IS NOT DISTINCT FROM merged_step.rung AND levels.rank = merged_step.rank
         LEFT JOIN ops ON ops.span_id = parent_id
         ORDER BY pool NULLS FIRST, start_ns
         """
@@ -215,73 +215,75 @@ class _Pool:
     """The memory of one device, or the host's, over a step."""
 
     def __init__(
-        self, device: int | None, changes: Sequence[_Change], places: Sequence[_Place], layers: dict[str, str]
+        self, device: int | None, changes: Sequence[_Change], intervals: Sequence[_Interval], layers: dict[str, str]
     ) -> None:
-        self.device, self.changes, self.places, self.layers = device, changes, places, layers
-        self.times = [change.at for change in changes]
+        self.device, self.changes, self.intervals, self.layers = device, changes, intervals, layers
+        self.times = [change.time_ns for change in changes]
         self.levels = [change.level for change in changes]
-        self.addressed = any(change.addressed for change in changes)
-        self.basis = TOTALS if all(change.has_total for change in changes) else SUMMED
-        self.start = min((place.start for place in places), default=self.times[0])
-        self.end = max((place.end for place in places), default=self.times[-1])
-        self.peak_at = self.times[self.levels.index(max(self.levels))]
+        self.has_addresses = any(change.has_address for change in changes)
+        self.basis = TOTALS if all(change.has_total for change in changes) else SUMS
+        self.start = min((interval.start for interval in intervals), default=self.times[0])
+        self.end = max((interval.end for interval in intervals), default=self.times[-1])
+        self.peak_ns = self.times[self.levels.index(max(self.levels))]
         self.by_layer: dict[str | None, list[_Change]] = {}
         for change in changes:
             self.by_layer.setdefault(change.layer_id, []).append(change)
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """Return a row of the timeline for each place."""
-        return [self._row(place) for place in self.places]
+        """Return a row of the timeline for each interval."""
+        return [self._row(interval) for interval in self.intervals]
 
-    def _row(self, place: _Place) -> tuple[Any, ...]:
-        first, end = bisect_left(self.times, place.start), bisect_right(self.times, place.end)
-        before = self.levels[first - 1] if first else self.levels[0] - self.changes[0].bytes
+    def _row(self, interval: _Interval) -> tuple[Any, ...]:
+        first, end = bisect_left(self.times, interval.start), bisect_right(self.times, interval.end)
+        start_bytes = self.levels[first - 1] if first else self.levels[0] - self.changes[0].bytes
         levels = self.levels[first:end]
-        highest = max(levels, default=before)
-        peak = self.changes[first + levels.index(highest)] if levels and highest > before else None
-        after = levels[-1] if levels else before
-        changes = self.by_layer.get(place.span_id, []) if place.layer_index is not None else self.changes[first:end]
+        highest = max(levels, default=start_bytes)
+        peak = self.changes[first + levels.index(highest)] if levels and highest > start_bytes else None
+        end_bytes = levels[-1] if levels else start_bytes
+        changes = (
+            self.by_layer.get(interval.span_id, []) if interval.layer_index is not None else self.changes[first:end]
+        )
         allocations = [change for change in changes if change.bytes > 0]
         return (
             self.device,
-            place.kind,
-            place.layer_index,
-            place.name,
-            place.type,
-            before / MIB,
-            max(highest, before) / MIB,
-            after / MIB,
-            (after - before) / MIB,
+            interval.kind,
+            interval.layer_index,
+            interval.name,
+            interval.type,
+            start_bytes / MIB,
+            max(highest, start_bytes) / MIB,
+            end_bytes / MIB,
+            (end_bytes - start_bytes) / MIB,
             sum(change.bytes for change in allocations) / MIB,
-            self._held(allocations, self.end),
-            self._held([change for change in allocations if change.at <= self.peak_at], self.peak_at),
-            (peak.at - self.start) / 1e6 if peak is not None else None,
+            self._live_mib(allocations, self.end),
+            self._live_mib([change for change in allocations if change.time_ns <= self.peak_ns], self.peak_ns),
+            (peak.time_ns - self.start) / 1e6 if peak is not None else None,
             self.layers.get(peak.layer_id or "") if peak is not None else None,
             peak.op if peak is not None else None,
             self.basis,
         )
 
-    def _held(self, allocations: Sequence[_Change], moment: int) -> float | None:
+    def _live_mib(self, allocations: Sequence[_Change], time_ns: int) -> float | None:
         """Return the MiB of `allocations` that are still allocated at a moment; None without addresses in the trace."""
-        if not self.addressed:
+        if not self.has_addresses:
             return None
-        return sum(change.bytes for change in allocations if change.freed is None or change.freed > moment) / MIB
+        return sum(change.bytes for change in allocations if change.freed_ns is None or change.freed_ns > time_ns) / MIB
 
 
-def _allocations_alone(trace: Trace) -> Table:
+def _allocations_only(trace: Trace) -> Table:
     """Return what each layer itself allocates, for a trace without deallocations.
 
     The step's attributes name the devices; for several devices only the sum is known, and `device` is null.
     """
     return trace.sql(
         f"""
-        WITH {LAYERS}, places AS (
+        WITH {LAYERS}, devices AS (
             SELECT DISTINCT unnest(json_extract(attributes, '$.alloc_devices')::INTEGER[]) AS device
             FROM spans WHERE kind = '{Kind.STEP}' AND json_exists(attributes, '$.alloc_devices')
                 AND rank IN (SELECT rank FROM merged)
         ), used AS (
             SELECT CASE WHEN count(*) = 1 THEN min(device) END AS device,
-                   CASE WHEN count(*) > 1 THEN '{OF_DEVICES}' ELSE '{NO_FREES}' END AS basis FROM places
+                   CASE WHEN count(*) > 1 THEN '{OF_DEVICES}' ELSE '{NO_FREES}' END AS basis FROM devices
         )
         SELECT used.device, kind, layer_index, name, type,
                {", ".join(f"NULL::DOUBLE AS {name}" for name in ("start_mib", "peak_mib", "end_mib", "growth_mib"))},

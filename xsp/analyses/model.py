@@ -26,7 +26,7 @@ from xsp.store.iterations import (
 )
 from xsp.store.trace import Trace
 
-PLATEAU = 0.05
+MIN_GAIN = 0.05
 """Doubling the batch size must gain more throughput than this to be worth it (XSP, section III-D)."""
 
 
@@ -54,15 +54,15 @@ def model_information(trace: Trace) -> Table:
     short steps soon after recorded ones. `samples_from` is the source of the batch size.
     """
     rows = []
-    for batch, steps, ends in _bare(trace) or _recorded(trace):
+    for batch, steps, bounds in _bare_steps(trace) or _recorded_steps(trace):
         mean = mean_ns(steps)
-        loop_figures = _around(trace, batch)
+        loop_figures = _loop_figures(trace, batch)
         rows.append(
             (
                 batch,
                 mean / 1e6,
-                ends.lo / 1e6 if ends else None,
-                ends.hi / 1e6 if ends else None,
+                bounds.lo / 1e6 if bounds else None,
+                bounds.hi / 1e6 if bounds else None,
                 *(percentile_ns(steps, share) / 1e6 for share in (0.5, 0.9, 0.99)),
                 batch / mean * 1e9 if batch else None,
                 count_of(steps),
@@ -75,11 +75,11 @@ def model_information(trace: Trace) -> Table:
     return values(trace, "a1", _COLUMNS, rows)
 
 
-_OfSize: TypeAlias = tuple[int | None, list[BareStep], summary.Interval | None]
+_SizeSteps: TypeAlias = tuple[int | None, list[BareStep], summary.Interval | None]
 """A batch size, its steps, and the interval of their trimmed mean in nanoseconds."""
 
 
-def _bare(trace: Trace) -> list[_OfSize]:
+def _bare_steps(trace: Trace) -> list[_SizeSteps]:
     """Return the bare steps by batch size: steady steps, else short ones; empty if there are neither."""
     steady = steady_steps(trace.con, trace.run)
     interval_of = bare_interval if steady else disturbed_interval
@@ -90,7 +90,7 @@ def _bare(trace: Trace) -> list[_OfSize]:
     return [(size, by_size[size], interval_of(by_size[size])) for size in sizes]
 
 
-def _recorded(trace: Trace) -> list[_OfSize]:
+def _recorded_steps(trace: Trace) -> list[_SizeSteps]:
     """Return the recorded steps of the lowest rung by batch size; only their times are filled in."""
     rows = trace.con.execute(
         f"""
@@ -106,7 +106,7 @@ def _recorded(trace: Trace) -> list[_OfSize]:
     ]
 
 
-def _around(trace: Trace, batch: int | None) -> tuple[float | None, ...]:
+def _loop_figures(trace: Trace, batch: int | None) -> tuple[float | None, ...]:
     """Return the time of the loop's iteration and both ends of its interval in milliseconds, and samples per second."""
     key = (trace.rank, trace.kind)
     iteration = next(
@@ -114,11 +114,11 @@ def _around(trace: Trace, batch: int | None) -> tuple[float | None, ...]:
     )
     if iteration is None or iteration.mean_ns is None or not iteration.is_known:
         return (None, None, None, None)
-    ends = iteration.ends
+    bounds = iteration.ends
     return (
         iteration.mean_ns / 1e6,
-        ends.lo / 1e6 if ends else None,
-        ends.hi / 1e6 if ends else None,
+        bounds.lo / 1e6 if bounds else None,
+        bounds.hi / 1e6 if bounds else None,
         iteration.samples_per_s,
     )
 
@@ -164,12 +164,12 @@ def optimal_batch(sizes: Sequence[int], latencies_ms: Sequence[float], target_ms
     points = sorted(zip(sizes, latencies_ms, strict=True))
     rates = [size / latency for size, latency in points]
     gains = [after / before - 1 for before, after in pairwise(rates)]
-    first = next((points[index][0] for index, gain in enumerate(gains) if gain <= PLATEAU), points[-1][0])
-    best = points[rates.index(max(rates))][0]
+    first_plateau = next((points[index][0] for index, gain in enumerate(gains) if gain <= MIN_GAIN), points[-1][0])
+    fastest = points[rates.index(max(rates))][0]
     acceptable = [
         (rate, size) for rate, (size, latency) in zip(rates, points, strict=True) if latency <= (target_ms or 0)
     ]
-    return Optimum(first, best, max(acceptable)[1] if target_ms is not None and acceptable else None)
+    return Optimum(first_plateau, fastest, max(acceptable)[1] if target_ms is not None and acceptable else None)
 
 
 # --- sweep -------------------------------------------------------------------------------------------------------
@@ -195,15 +195,15 @@ def model_sweep(traces: Sequence[Trace], target_ms: float | None = None) -> Tabl
     rows = sorted(model_rows, key=lambda row: row[0] or 0)
     if not rows or rows[0][0] is None:
         raise AnalysisError("a sweep needs traces whose batch size is known; set it with profile(batch_size=…)")
-    best = optimal_batch([row[0] for row in rows], [row[1] for row in rows], target_ms)
+    optimum = optimal_batch([row[0] for row in rows], [row[1] for row in rows], target_ms)
     table: list[tuple[Any, ...]] = []
     for index, row in enumerate(rows):
         gain = 100 * (row[4] / rows[index - 1][4] - 1) if index else None
-        table.append((*row, gain, *(row[0] == size for size in best)))
+        table.append((*row, gain, *(row[0] == size for size in optimum)))
     columns = {
         "batch_size": "BIGINT",
         **dict.fromkeys(("latency_ms", "low_ms", "high_ms", "samples_per_s", "gain_percent"), "DOUBLE"),
-        **dict.fromkeys(best._fields, "BOOLEAN"),
+        **dict.fromkeys(optimum._fields, "BOOLEAN"),
     }
     return values(traces[0], "a1_sweep", columns, table)
 

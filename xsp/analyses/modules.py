@@ -25,7 +25,7 @@ _CHAINS = [Column("layer_id", "VARCHAR", "a call of a module"), Column("chain", 
 _MEMBERS = [
     Column("chain", "BIGINT", "a module's call and those around it, as one sees them"),
     Column("member", "VARCHAR", "path or class of one of them"),
-    Column("of_type", "VARCHAR", "its class"),
+    Column("member_type", "VARCHAR", "its class"),
     Column("grouped_by", "VARCHAR", "path or class"),
     Column("own", "BOOLEAN", "whether it is the call itself"),
 ]
@@ -55,7 +55,7 @@ def modules_by_path(trace: Trace) -> Table:
     are host time in the forward calls, and `percent_of_host_time` is a percentage of that of all modules. `modules`
     counts instances, `calls` their calls. Without a device, rows are sorted by host time.
     """
-    return _grouped(trace, _PATH, {"path": "member", "type": "of_type"})
+    return _grouped(trace, _PATH, {"path": "member", "type": "member_type"})
 
 
 @analysis("module-classes", "Classes of modules by GPU time, else by host time", Level.LAYER)
@@ -70,7 +70,7 @@ def modules_by_class(trace: Trace) -> Table:
 def _grouped(trace: Trace, grouping: str, columns: Mapping[str, str]) -> Table:
     make_paths(trace)
     selected, group = ", ".join(f"{column} AS {name}" for name, column in columns.items()), ", ".join(columns)
-    first, *further = columns
+    first, *other_columns = columns
     missing = ", ".join([f"'{NO_MODULE}'", *["NULL"] * (len(columns) - 1)])
     return trace.sql(
         f"""
@@ -103,7 +103,8 @@ def _grouped(trace: Trace, grouping: str, columns: Mapping[str, str]) -> Table:
                {share("self_device_ns", "(SELECT sum(ns) FROM work)")} AS self_percent_of_device_time,
                calls, kernels, host_ns / 1e6 AS host_ms,
                {share("host_ns", "(SELECT sum(self_ns) FROM layers)")} AS percent_of_host_time,
-               host_self_ns / 1e6 AS host_self_ms, {", ".join((*further, "backward_ns / 1e6 AS backward_device_ms"))}
+               host_self_ns / 1e6 AS host_self_ms,
+               {", ".join((*other_columns, "backward_ns / 1e6 AS backward_device_ms"))}
         FROM summed ORDER BY device_ms DESC NULLS LAST, host_ms DESC NULLS LAST, {group}
         """
     )
@@ -115,8 +116,8 @@ def make_paths(trace: Trace) -> None:
         return
     calls = trace.sql(
         f"""
-        SELECT called.span_id, up.layer_id, called.name, called.type
-        FROM merged called LEFT JOIN merged up ON up.span_id = called.parent_id
+        SELECT called.span_id, outer_call.layer_id, called.name, called.type
+        FROM merged called LEFT JOIN merged outer_call ON outer_call.span_id = called.parent_id
         WHERE called.level = {int(Level.LAYER)} ORDER BY called.start_ns, called.dur_ns DESC, called.depth
         """
     ).fetchall()

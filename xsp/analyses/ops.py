@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.kernel import attainable, devices, memory_bound, of_most, prepared, share, throughput
+from xsp.analyses.kernel import attainable, common_tables, devices, memory_bound, share, throughput, value_at_maximum
 from xsp.device.ceilings import PRECISIONS
 from xsp.schema import Kind, Level
 from xsp.store import selftimes
@@ -19,7 +19,7 @@ _DTYPE = f"""CASE {" ".join(f"WHEN dtype = '{dtype}' THEN '{kind}'" for dtype, k
 """Element type of an operator's first tensor; unknown for a list of tensors."""
 
 
-def _known(figure: str) -> str:
+def _complete_sum(figure: str) -> str:
     """Return the SQL of the sum of a figure over kernels; null unless all of them have it."""
     return f"CASE WHEN count({figure}) = count(kernels.span_id) THEN sum({figure}) END"
 
@@ -27,21 +27,25 @@ def _known(figure: str) -> str:
 _LAUNCHED = f"""
     launched AS (  -- each kernel and copy, with the operator around its launch, else the library's call
         SELECT work.span_id, work.kind, work.device, work.ns,
-               CASE WHEN up.kind = '{Kind.OP}' THEN up.span_id ELSE within.op_id END AS caller_id
+               CASE WHEN parent.kind = '{Kind.OP}' THEN parent.span_id ELSE library_call.op_id END AS caller_id
         FROM (SELECT rank, trace_id, span_id, parent_id, kind, device, {NS} AS ns FROM merged
               WHERE level = {int(Level.KERNEL)} AND kind IN ('{Kind.KERNEL}', '{Kind.COPY}')) work
-        LEFT JOIN merged up ON up.span_id = work.parent_id
-        LEFT JOIN library_calls_of_merged within
-            ON within.rank = work.rank AND within.trace_id = work.trace_id AND within.span_id = work.parent_id
+        LEFT JOIN merged parent ON parent.span_id = work.parent_id
+        LEFT JOIN library_calls_of_merged library_call
+            ON library_call.rank = work.rank AND library_call.trace_id = work.trace_id
+               AND library_call.span_id = work.parent_id
     )
 """
 
 
-_PRECISION = f"coalesce({of_most('precision', 'nullif(whole_flops, 0)')}, {of_most('precision', 'kernels.ns')})"
+_PRECISION = (
+    f"coalesce({value_at_maximum('precision', 'nullif(whole_flops, 0)')}, "
+    f"{value_at_maximum('precision', 'kernels.ns')})"
+)
 """That of the kernel with most operations: a longer one may only convert the layout."""
 
 
-def _spent_on(device: str, groups: str) -> str:
+def _device_times(device: str, groups: str) -> str:
     """Return the SQL of each caller's device time; rates are of kernels alone, since a copy's speed is the link's.
 
     Args:
@@ -51,18 +55,18 @@ def _spent_on(device: str, groups: str) -> str:
     return f"""
         SELECT {device} AS device, caller_id, sum(launched.ns)::DOUBLE AS device_ns,
                count(kernels.span_id) AS kernel_count, count(*) - count(kernels.span_id) AS copy_count,
-               sum(kernels.ns)::DOUBLE AS work_ns, {_known("whole_flops")} AS work_flops,
-               {_known("whole_dram_read_bytes")} + {_known("whole_dram_write_bytes")} AS work_bytes,
+               sum(kernels.ns)::DOUBLE AS work_ns, {_complete_sum("whole_flops")} AS work_flops,
+               {_complete_sum("whole_dram_read_bytes")} + {_complete_sum("whole_dram_write_bytes")} AS work_bytes,
                {_PRECISION} AS precision,
-               {of_most("kernels.name", "kernels.ns")} AS longest_kernel
+               {value_at_maximum("kernels.name", "kernels.ns")} AS longest_kernel
         FROM launched LEFT JOIN kernels ON kernels.span_id = launched.span_id GROUP BY {groups}
     """
 
 
-def _on_device(several: bool) -> str:
+def _on_device(has_several: bool) -> str:
     """Return the SQL of `spent`: on all devices together, and, with several devices, also on each."""
-    per_device = f"UNION ALL {_spent_on('launched.device', 'launched.device, caller_id')}" if several else ""
-    return f"{_LAUNCHED}, spent AS ({_spent_on('NULL::INTEGER', 'caller_id')} {per_device})"
+    per_device = f"UNION ALL {_device_times('launched.device', 'launched.device, caller_id')}" if has_several else ""
+    return f"{_LAUNCHED}, spent AS ({_device_times('NULL::INTEGER', 'caller_id')} {per_device})"
 
 
 _ON_HOST = f"""
@@ -101,7 +105,7 @@ _RATES = f"""
     coalesce({share("gflop_per_s", _ROOF)}, CASE WHEN tflop_per_s IS NULL
              THEN {share("tb_per_s * 1e3", "bandwidth_gbyte_per_s")} END) AS roof_percent
 """
-_OF_RATES = f"""
+_RATE_COLUMNS = f"""
     tb_per_s, flop_per_byte, {memory_bound("flop_per_byte", "ideal")} AS memory_bound, precision,
     least_tflop_per_s, most_tflop_per_s, least_tb_per_s, most_tb_per_s
 """
@@ -135,21 +139,21 @@ def operators(trace: Trace) -> Table:
     selftimes.make(trace)
     on_device = trace.has(Level.KERNEL)
     spent = _on_device(devices(trace) > 1) if on_device else _ON_HOST
-    counted = f"kernels, {_OF_RATES}, copies"
-    columns = f"phase, calls, {_SELF}, input_shapes AS shapes, {_SHARE}, dtype, {_RATES}, {counted}, {_NO_DEVICE}"
+    rate_columns = f"kernels, {_RATE_COLUMNS}, copies"
+    columns = f"phase, calls, {_SELF}, input_shapes AS shapes, {_SHARE}, dtype, {_RATES}, {rate_columns}, {_NO_DEVICE}"
     if on_device:
-        columns = f"calls, {_DEVICE}, {_RATES}, input_shapes AS shapes, dtype, {counted}, phase, {_HOST}"
+        columns = f"calls, {_DEVICE}, {_RATES}, input_shapes AS shapes, dtype, {rate_columns}, phase, {_HOST}"
     return trace.sql(
         f"""
-        WITH {prepared(trace)}, {spent},
+        WITH {common_tables(trace)}, {spent},
         called AS (  -- an operator that only calls another of its name is one with it
             SELECT spent.device, coalesce(within_id, merged.span_id) AS called_id,
                    sum(without_ops_ns) FILTER (spent.device IS NULL) AS self_ns,
                    sum(flops) FILTER (spent.device IS NULL)::BIGINT AS flops,
                    sum(device_ns) AS device_ns, sum(kernel_count) AS kernel_count,
                    sum(copy_count) AS copy_count, sum(work_ns) AS work_ns, sum(work_flops) AS work_flops,
-                   sum(work_bytes) AS work_bytes, {of_most("precision", "work_ns")} AS precision,
-                   {of_most("longest_kernel", "work_ns")} AS longest_kernel
+                   sum(work_bytes) AS work_bytes, {value_at_maximum("precision", "work_ns")} AS precision,
+                   {value_at_maximum("longest_kernel", "work_ns")} AS longest_kernel
             FROM own_times JOIN merged ON merged.span_id = own_times.span_id
             LEFT JOIN spent ON caller_id = merged.span_id
             GROUP BY spent.device, coalesce(within_id, merged.span_id)
@@ -171,8 +175,8 @@ def operators(trace: Trace) -> Table:
                    sum(work_flops) FILTER ({_BOTH}) / nullif(sum(work_bytes) FILTER ({_BOTH}), 0)::DOUBLE
                        AS flop_per_byte,
                    {throughput(f"sum(work_flops) FILTER ({_BOTH})", f"sum(work_ns) FILTER ({_BOTH})")} AS gflop_per_s,
-                   {of_most("precision", "work_ns")} AS precision,
-                   {of_most("longest_kernel", "work_ns")} AS longest_kernel,
+                   {value_at_maximum("precision", "work_ns")} AS precision,
+                   {value_at_maximum("longest_kernel", "work_ns")} AS longest_kernel,
                    sum(self_ns) AS self_ns, sum(ns) AS ns, sum(flops)::BIGINT AS flops
             FROM each_call GROUP BY device, name, input_shapes, dtype, phase
         )

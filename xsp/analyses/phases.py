@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from xsp import summary
-from xsp.analyses.contract import Table, analysis, values
+from xsp.analyses.contract import Table, analysis, milliseconds, values
 from xsp.schema import Kind, Level
 from xsp.store import selftimes
 from xsp.store.figures import own_rung
@@ -20,7 +20,7 @@ from xsp.store.iterations import OF_ALIKE, UNDISTURBED, iterations
 from xsp.store.trace import Trace
 from xsp.store.views import NS
 
-FORWARD, BACKWARD, OPTIMIZER, DATA = (str(each) for each in (Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMIZER, Kind.DATA))
+FORWARD, BACKWARD, OPTIMIZER, DATA = (str(kind) for kind in (Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMIZER, Kind.DATA))
 REST, BETWEEN, ITERATION = "rest of the step", "between steps", "the iteration"
 ROWS = (FORWARD, BACKWARD, OPTIMIZER, DATA, REST, BETWEEN, ITERATION)
 
@@ -62,36 +62,36 @@ def exclusive_times(intervals: Iterable[Interval]) -> dict[str, float]:
             if stack:
                 own_ns[stack[-1]] -= ordered[index].ns
             stack.append(index)
-        for index, ns in _won([ordered[index] for index in indices]).items():
+        for index, ns in _innermost_ns([ordered[index] for index in indices]).items():
             thread_ns[indices[index]] = ns
-    won_overall = _won(ordered) if len(threads) > 1 else None
+    overall_ns = _innermost_ns(ordered) if len(threads) > 1 else None
     totals: dict[str, float] = defaultdict(float)
     for index, interval in enumerate(ordered):
         share = 1.0
-        if won_overall is not None and thread_ns[index]:
-            share = won_overall.get(index, 0) / thread_ns[index]
+        if overall_ns is not None and thread_ns[index]:
+            share = overall_ns.get(index, 0) / thread_ns[index]
         totals[interval.phase] += max(0.0, own_ns[index]) * share
     return dict(totals)
 
 
-def _won(ordered: Sequence[Interval]) -> dict[int, int]:
+def _innermost_ns(ordered: Sequence[Interval]) -> dict[int, int]:
     """Return, by place, the nanoseconds in which an interval is the running one that began last."""
     marks = sorted(
         [(interval.start_ns, 1, index) for index, interval in enumerate(ordered)]
         + [(interval.end_ns, 0, index) for index, interval in enumerate(ordered) if interval.end_ns > interval.start_ns]
     )
-    won_ns: dict[int, int] = defaultdict(int)
+    innermost_ns: dict[int, int] = defaultdict(int)
     running: list[int] = []
     previous_ns = 0
-    for time_ns, begins, index in marks:
+    for time_ns, is_start, index in marks:
         if running:
-            won_ns[running[-1]] += time_ns - previous_ns
+            innermost_ns[running[-1]] += time_ns - previous_ns
         previous_ns = time_ns
-        if begins and ordered[index].end_ns > ordered[index].start_ns:
+        if is_start and ordered[index].end_ns > ordered[index].start_ns:
             running.append(index)
-        elif not begins:
+        elif not is_start:
             running.remove(index)
-    return won_ns
+    return innermost_ns
 
 
 _COLUMNS = {
@@ -119,7 +119,7 @@ def phases(trace: Trace) -> Table:
     phase: calls of the model level, or, in traces of other profilers, the outermost layers or operators.
     """
     start_ns, end_ns, step_ns = _step(trace)
-    intervals, sources = _of_merged(trace)
+    intervals, sources = _merged_phases(trace)
     in_step = [interval for interval in intervals if interval.end_ns > start_ns and interval.start_ns < end_ns]
     phase_ns: dict[str, float | None] = {**exclusive_times(in_step)}
     rest_ns = max(0.0, step_ns - sum(filter(None, phase_ns.values())))
@@ -145,7 +145,14 @@ def phases(trace: Trace) -> Table:
         sources |= {BETWEEN: LOOP, ITERATION: LOOP}
     calls, busy = Counter(interval.phase for interval in intervals), _busy_ns(trace, sources)
     rows = [
-        (phase, calls.get(phase), _ms(ns), _percent(ns, phase_ns[ITERATION]), _ms(busy.get(phase)), sources.get(phase))
+        (
+            phase,
+            calls.get(phase),
+            milliseconds(ns),
+            _percent(ns, phase_ns[ITERATION]),
+            milliseconds(busy.get(phase)),
+            sources.get(phase),
+        )
         for phase, ns in ((phase, phase_ns[phase]) for phase in ROWS if phase in phase_ns)
     ]
     return values(trace, "phases_of_step", _COLUMNS, rows)
@@ -165,14 +172,14 @@ def _step(trace: Trace) -> tuple[int, int, float]:
     return start_ns, end_ns, ns
 
 
-def _of_merged(trace: Trace) -> tuple[list[Interval], dict[str, str]]:
+def _merged_phases(trace: Trace) -> tuple[list[Interval], dict[str, str]]:
     """Return the phases of the merged step, and the source of each phase."""
     kinds = ", ".join(f"'{kind}'" for kind in (FORWARD, BACKWARD, OPTIMIZER, DATA))
     intervals = _intervals(trace, f"SELECT kind, thread, {_TIMES} FROM merged WHERE kind IN ({kinds})")
     sources = {interval.phase: CALLS for interval in intervals}
     sides = {FORWARD: "phase IS NULL OR phase = 'forward'", BACKWARD: "phase = 'backward'"}
     if FORWARD not in sources:
-        intervals += _attribute(
+        intervals += _outermost_spans(
             trace,
             sources,
             (FORWARD, LAYERS),
@@ -182,7 +189,7 @@ def _of_merged(trace: Trace) -> tuple[list[Interval], dict[str, str]]:
     for phase, condition in sides.items():
         if phase not in sources:
             selftimes.make(trace)
-            intervals += _attribute(
+            intervals += _outermost_spans(
                 trace,
                 sources,
                 (phase, OPERATORS),
@@ -195,16 +202,16 @@ def _of_merged(trace: Trace) -> tuple[list[Interval], dict[str, str]]:
 _TIMES = f"start_ns, start_ns + dur_ns, {NS}::DOUBLE"
 
 
-def _attribute(trace: Trace, sources: dict[str, str], entry: tuple[str, str], query: str) -> list[Interval]:
+def _outermost_spans(trace: Trace, sources: dict[str, str], entry: tuple[str, str], query: str) -> list[Interval]:
     """Return the intervals of a query, and note their source in `sources` if there are any.
 
     Intervals in a call of the data loader (operators that make a batch without workers) are `data`, and left out here.
     """
-    data = f"FROM merged loader WHERE loader.kind = '{DATA}' AND loader.thread IS NOT DISTINCT FROM given.thread"
+    data = f"FROM merged loader WHERE loader.kind = '{DATA}' AND loader.thread IS NOT DISTINCT FROM candidate.thread"
     intervals = _intervals(
         trace,
-        f"FROM ({query}) given(phase, thread, start_ns, end_ns, ns) WHERE NOT EXISTS (SELECT 1 {data} "
-        "AND loader.start_ns <= given.start_ns AND given.end_ns <= loader.start_ns + loader.dur_ns)",
+        f"FROM ({query}) candidate(phase, thread, start_ns, end_ns, ns) WHERE NOT EXISTS (SELECT 1 {data} "
+        "AND loader.start_ns <= candidate.start_ns AND candidate.end_ns <= loader.start_ns + loader.dur_ns)",
     )
     if intervals:
         phase, source = entry
@@ -220,35 +227,31 @@ def _busy_ns(trace: Trace, sources: dict[str, str]) -> dict[str, float]:
     """Return, by phase, the time in which at least one kernel or copy of the phase ran; empty without a device."""
     if not trace.has(Level.KERNEL):
         return {}
-    other = FORWARD if sources.get(FORWARD) not in (None, CALLS) else REST
+    default_phase = FORWARD if sources.get(FORWARD) not in (None, CALLS) else REST
     rows = trace.sql(
         f"""
         WITH work AS (
-            SELECT unnest([coalesce(phase, '{other}'), '{ITERATION}']) AS phase, start_ns, start_ns + dur_ns AS end_ns,
-                   span_id FROM merged WHERE level = {int(Level.KERNEL)}
-        ), ran AS (
+            SELECT unnest([coalesce(phase, '{default_phase}'), '{ITERATION}']) AS phase, start_ns,
+                   start_ns + dur_ns AS end_ns, span_id FROM merged WHERE level = {int(Level.KERNEL)}
+        ), runs AS (
             SELECT *, max(end_ns) OVER (PARTITION BY phase ORDER BY start_ns, span_id
                 ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS until_ns FROM work
         )
         SELECT phase, sum(greatest(end_ns - greatest(start_ns, coalesce(until_ns, start_ns)), 0))::DOUBLE
-        FROM ran GROUP BY phase
+        FROM runs GROUP BY phase
         """
     ).fetchall()
     return dict(rows)
 
 
-def _percent(part: float | None, whole: float | None) -> float | None:
-    return 100 * part / whole if part is not None and whole else None
-
-
-def _ms(nanoseconds: float | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / 1e6
+def _percent(part: float | None, total: float | None) -> float | None:
+    return 100 * part / total if part is not None and total else None
 
 
 # --- over the run ---------------------------------------------------------------------------------------------
 
 _PHASES_MS = {phase: f"{phase}_ms" for phase in (FORWARD, BACKWARD, OPTIMIZER, DATA)}
-_OVER_TIME = {
+_PART_COLUMNS = {
     "part": "INTEGER",
     **dict.fromkeys(("first_step", "last_step"), "BIGINT"),
     "at_s": "DOUBLE",
@@ -266,24 +269,24 @@ def phases_over_time(trace: Trace) -> Table:
     part has none. A phase without a call of the model level is null, and its time is in the rest. `at_s` is the start
     of the part relative to the first step.
     """
-    steps = _recorded(trace)
-    seen = {phase for step in steps for phase in step.phases}
-    parts = _parts_of_loop(trace) or _parts_of(steps)
+    steps = _recorded_steps(trace)
+    present = {phase for step in steps for phase in step.phases}
+    parts = _parts_of_loop(trace) or _parts_of_steps(steps)
     rows: list[tuple[Any, ...]] = []
     for part in parts:
-        recorded = [step for step in steps if part.first <= step.step <= part.last]
+        recorded = [step for step in steps if part.first_step <= step.step <= part.last_step]
         means = {
-            phase: _mean(step.took[phase] for step in recorded)
+            phase: _mean(step.phase_ns[phase] for step in recorded)
             for phase in (*_PHASES_MS, REST)
-            if phase in seen | {REST}
+            if phase in present | {REST}
         }
-        if part.data_ms is not None and (part.data_ms or DATA in seen):
+        if part.data_ms is not None and (part.data_ms or DATA in present):
             means[DATA] = part.data_ms
         rows.append(
             (
                 len(rows) + 1,
-                part.first,
-                part.last,
+                part.first_step,
+                part.last_step,
                 (part.start_ns - parts[0].start_ns) / 1e9,
                 part.steps,
                 len(recorded),
@@ -293,14 +296,14 @@ def phases_over_time(trace: Trace) -> Table:
                 part.between_ms,
             )
         )
-    return values(trace, "phases_over_time", _OVER_TIME, rows)
+    return values(trace, "phases_over_time", _PART_COLUMNS, rows)
 
 
 class _Part(NamedTuple):
     """A part of the run: its first and last step, start, number of steps, and the means of its loop."""
 
-    first: int
-    last: int
+    first_step: int
+    last_step: int
     start_ns: int
     steps: int
     iteration_ms: float | None = None
@@ -322,23 +325,23 @@ def _parts_of_loop(trace: Trace) -> list[_Part]:
                    sum(u.steps * data_ns) / sum(u.steps) AS data_ns,
                    sum(u.steps * greatest(coalesce(before_ns, 0) - data_ns, 0)) / sum(u.steps) AS between_ns
             FROM (SELECT * FROM undisturbed WHERE {OF_ALIKE}) u JOIN cut USING (step) GROUP BY part
-        ), whole AS (
+        ), bounds AS (
             SELECT part, min(step) AS first, max(step + steps - 1) AS last, min(start_ns) AS start_ns,
                    sum(steps) AS steps
             FROM cut GROUP BY part
         )
         SELECT first, last, start_ns, steps, iteration_ns / 1e6, data_ns / 1e6, between_ns / 1e6
-        FROM whole LEFT JOIN means USING (part) ORDER BY part
+        FROM bounds LEFT JOIN means USING (part) ORDER BY part
         """
     ).fetchall()
     return [_Part._make(row) for row in rows]
 
 
-def _parts_of(steps: Sequence[_Recorded]) -> list[_Part]:
+def _parts_of_steps(steps: Sequence[_RecordedStep]) -> list[_Part]:
     """Return the parts of a run without a loop, from its recorded steps alone."""
     count = min(PARTS, len(steps))
-    cut = [steps[part * len(steps) // count : (part + 1) * len(steps) // count] for part in range(count)]
-    return [_Part(group[0].step, group[-1].step, group[0].start_ns, len(group)) for group in cut]
+    groups = [steps[part * len(steps) // count : (part + 1) * len(steps) // count] for part in range(count)]
+    return [_Part(group[0].step, group[-1].step, group[0].start_ns, len(group)) for group in groups]
 
 
 def _mean(nanoseconds: Iterable[float]) -> float | None:
@@ -347,17 +350,17 @@ def _mean(nanoseconds: Iterable[float]) -> float | None:
     return summary.trimmed_mean(durations) / 1e6 if durations else None
 
 
-class _Recorded(NamedTuple):
+class _RecordedStep(NamedTuple):
     """A recorded step: its number, start, duration, and the time of each phase, in nanoseconds."""
 
     step: int
     start_ns: int
     ns: float
-    took: dict[str, float]
+    phase_ns: dict[str, float]
     phases: set[str]
 
 
-def _recorded(trace: Trace) -> list[_Recorded]:
+def _recorded_steps(trace: Trace) -> list[_RecordedStep]:
     """Return the timed steps that recorded nothing deeper than the model level, in order."""
     rung = own_rung(Level.MODEL, trace.rungs)
     rows = trace.sql(
@@ -378,5 +381,5 @@ def _recorded(trace: Trace) -> list[_Recorded]:
         phase_ns = defaultdict(float, exclusive_times(in_step))
         phase_ns[REST] = max(0.0, step.ns - sum(phase_ns.values()))
         phase_ns[DATA] += sum(span.ns for span in parts) - sum(span.ns for span in in_step)
-        recorded.append(_Recorded(number, step.start_ns, step.ns, phase_ns, {span.phase for span in parts}))
+        recorded.append(_RecordedStep(number, step.start_ns, step.ns, phase_ns, {span.phase for span in parts}))
     return recorded

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from xsp.analyses.collectives import COLLECTIVES, TOGETHER, why_none
+from xsp.analyses.collectives import COLLECTIVES, SYNCHRONOUS, reason_without_collectives
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.devicework import prepare
 from xsp.errors import AnalysisError
@@ -21,9 +21,9 @@ from xsp.store.trace import Trace
 _RANKS = "SELECT DISTINCT rank FROM spans WHERE rank IS NOT NULL ORDER BY rank"
 
 
-def _why_no_ranks(trace: Trace) -> str | None:
+def _reason_without_ranks(trace: Trace) -> str | None:
     """Return why ranks cannot be compared, or None if they can."""
-    reason = why_none(trace)
+    reason = reason_without_collectives(trace)
     if reason is None and len(trace.con.execute(_RANKS).fetchall()) < 2:
         return f"compares ranks, and {trace.name!r} holds one; load the directory that holds all of them"
     return reason
@@ -32,13 +32,13 @@ def _why_no_ranks(trace: Trace) -> str | None:
 _MATCHED = f"""
     {COLLECTIVES},
     counted AS (
-        SELECT *, count(*) OVER (PARTITION BY rank, id) AS alike,
-               row_number() OVER (PARTITION BY rank, collective, communicator, full_name ORDER BY start_ns) AS place
+        SELECT *, count(*) OVER (PARTITION BY rank, id) AS id_count,
+               row_number() OVER (PARTITION BY rank, collective, communicator, full_name ORDER BY start_ns) AS position
         FROM collectives
     ),
     keyed AS (
-        SELECT *, CASE WHEN {{by_id}} THEN CASE WHEN id IS NOT NULL AND alike = 1 THEN id END
-                       ELSE concat_ws(' ', communicator, collective, split_part(full_name, '(', 1), place) END AS key
+        SELECT *, CASE WHEN {{by_id}} THEN CASE WHEN id IS NOT NULL AND id_count = 1 THEN id END
+                       ELSE concat_ws(' ', communicator, collective, split_part(full_name, '(', 1), position) END AS key
         FROM counted
     ),
     matched AS MATERIALIZED (
@@ -49,7 +49,9 @@ _MATCHED = f"""
 """
 
 
-@analysis("collective-skew", "Who came late to which collective", Level.MODEL, unless=_why_no_ranks, everywhere=True)
+@analysis(
+    "collective-skew", "Who came late to which collective", Level.MODEL, unless=_reason_without_ranks, everywhere=True
+)
 def collective_skew(trace: Trace) -> Table:
     """Each collective of several ranks: which rank arrived first, which last, and how long the others waited.
 
@@ -59,7 +61,7 @@ def collective_skew(trace: Trace) -> Table:
     """
     return trace.sql(
         f"""
-        WITH {_aligned(trace, collective_skew.id)}
+        WITH {_aligned_sql(trace, collective_skew.id)}
         SELECT key AS id, collective, communicator, bytes, step, ranks, first_rank, last_rank, skew_ns / 1e3 AS skew_us,
                uncertainty_ns / 1e3 AS clock_uncertainty_us, skew_ns > uncertainty_ns AS certain,
                transfer_ns / 1e3 AS transfer_us, waited_ns / 1e3 AS waited_us, arrivals_us
@@ -68,7 +70,7 @@ def collective_skew(trace: Trace) -> Table:
     )
 
 
-@analysis("stragglers", "Who waits for whom", Level.MODEL, unless=_why_no_ranks, everywhere=True)
+@analysis("stragglers", "Who waits for whom", Level.MODEL, unless=_reason_without_ranks, everywhere=True)
 def collective_waiting(trace: Trace) -> Table:
     """Each rank: how often it was last at a collective, how long the others then waited, and how long it waited itself.
 
@@ -78,8 +80,8 @@ def collective_waiting(trace: Trace) -> Table:
     """
     return trace.sql(
         f"""
-        WITH {_aligned(trace, collective_waiting.id)},
-        own AS (
+        WITH {_aligned_sql(trace, collective_waiting.id)},
+        by_rank AS (
             SELECT arrived.rank, count(*) AS collectives,
                    count(*) FILTER (WHERE rank = last_rank) AS came_last,
                    count(*) FILTER (WHERE rank = last_rank AND skew_ns > shared.uncertainty_ns) AS last_for_certain,
@@ -87,18 +89,19 @@ def collective_waiting(trace: Trace) -> Table:
                    sum(last_ns - arrival_ns) AS own_wait_ns, avg(arrival_ns - first_ns) AS late_ns
             FROM arrived JOIN shared USING (key) GROUP BY arrived.rank
         ),
-        held AS (SELECT rank, count(*) AS held FROM collectives GROUP BY rank)
-        SELECT rank, coalesce(own.collectives, 0) AS collectives, held - coalesce(own.collectives, 0) AS unmatched,
+        totals AS (SELECT rank, count(*) AS total FROM collectives GROUP BY rank)
+        SELECT rank, coalesce(by_rank.collectives, 0) AS collectives,
+               total - coalesce(by_rank.collectives, 0) AS unmatched,
                came_last, last_for_certain, others_waited_ns / 1e6 AS others_waited_ms, own_wait_ns / 1e6 AS waited_ms,
                late_ns / 1e3 AS mean_late_us, offset_ns / 1e3 AS clock_offset_us,
                clocks.uncertainty_ns / 1e3 AS clock_uncertainty_us
-        FROM held LEFT JOIN own USING (rank) LEFT JOIN clocks USING (rank)
+        FROM totals LEFT JOIN by_rank USING (rank) LEFT JOIN clocks USING (rank)
         ORDER BY others_waited_ms DESC NULLS LAST, rank
         """
     )
 
 
-def _aligned(trace: Trace, identity: str) -> str:
+def _aligned_sql(trace: Trace, identity: str) -> str:
     """Return the SQL of `arrived` (per rank and collective) and `shared` (per collective), on one clock.
 
     Arrivals are relative to the first one: the sum of six ranks' nanoseconds since the epoch overflows 64 bits.
@@ -127,7 +130,7 @@ def _aligned(trace: Trace, identity: str) -> str:
         ),
         shared AS (
             SELECT * EXCLUDE (arrivals), to_json(map_from_entries([
-                       (each[1]::VARCHAR, (each[2] - first_ns) / 1e3) FOR each IN arrivals
+                       (arrival[1]::VARCHAR, (arrival[2] - first_ns) / 1e3) FOR arrival IN arrivals
                    ]))::VARCHAR AS arrivals_us
             FROM spread
         )
@@ -160,7 +163,7 @@ def _has_ids(trace: Trace, identity: str) -> bool:
     shared = trace.con.execute(f"WITH {_MATCHED.format(by_id=True)} SELECT count(*) FROM matched").fetchall()[0][0]
     if shared:
         return True
-    uneven = trace.con.execute(
+    rows = trace.con.execute(
         f"""
         WITH {COLLECTIVES},
         counts AS (
@@ -170,11 +173,11 @@ def _has_ids(trace: Trace, identity: str) -> bool:
         HAVING min(calls) <> max(calls) OR count(*) <> (SELECT count(*) FROM ({_RANKS})) LIMIT 1
         """
     ).fetchall()
-    if uneven:
-        name, fewest, most = uneven[0]
+    if rows:
+        name, smallest, largest = rows[0]
         raise AnalysisError(
             f"{identity}: the source does not number the collectives, and the ranks hold different numbers of them "
-            f"({str(name).split('(')[0]}: {fewest} to {most}, or none on some); record whole steps on all ranks"
+            f"({str(name).split('(')[0]}: {smallest} to {largest}, or none on some); record whole steps on all ranks"
         )
     return False
 
@@ -185,18 +188,19 @@ def _differences(trace: Trace, by_id: bool) -> tuple[list[Difference], float]:
     rows = trace.con.execute(
         f"""
         WITH {_MATCHED.format(by_id=by_id)},
-        together AS (
+        simultaneous AS (
             SELECT key, rank, end_ns, end_ns - start_ns AS ns, min(rank) OVER (PARTITION BY key) AS reference,
                    arg_min(end_ns, rank) OVER (PARTITION BY key) AS reference_ns
-            FROM matched WHERE collective IN {TOGETHER} OR collective = 'unknown'
+            FROM matched WHERE collective IN {SYNCHRONOUS} OR collective = 'unknown'
         )
         SELECT reference, rank, median(end_ns - reference_ns), quantile_cont(end_ns - reference_ns, [0.05, 0.95]),
                median(ns)
-        FROM together WHERE rank <> reference GROUP BY reference, rank
+        FROM simultaneous WHERE rank <> reference GROUP BY reference, rank
         """
     ).fetchall()
     differences = [
-        Difference(reference, rank, middle, (ends[1] - ends[0]) / 2) for reference, rank, middle, ends, _ in rows
+        Difference(reference, rank, middle, (quantiles[1] - quantiles[0]) / 2)
+        for reference, rank, middle, quantiles, _ in rows
     ]
     return differences, max((row[-1] for row in rows), default=0.0)
 

@@ -29,7 +29,7 @@ class Lines(NamedTuple):
     """Whether the duration is known."""
 
 
-class Repeated(NamedTuple):
+class RepeatedSequence(NamedTuple):
     """A sequence that occurs more than once."""
 
     names: tuple[int, ...]
@@ -45,7 +45,7 @@ class Repeated(NamedTuple):
         return " ".join(map(str, self.names))
 
 
-def numbered(columns: Iterable[npt.NDArray[Any]]) -> _Ints:
+def line_numbers(columns: Iterable[npt.NDArray[Any]]) -> _Ints:
     """Return the number of the line of each row: rows of a line follow each other and are equal in all columns.
 
     Args:
@@ -53,14 +53,14 @@ def numbered(columns: Iterable[npt.NDArray[Any]]) -> _Ints:
     """
     changes: npt.NDArray[Any] = np.zeros(0, dtype=bool)
     for column in columns:
-        missing = np.ma.getmaskarray(column)
-        known = np.where(missing, 0, np.ma.getdata(column))
-        differs = (known[1:] != known[:-1]) | (missing[1:] != missing[:-1])
-        changes = changes | differs if len(changes) else differs
+        is_missing = np.ma.getmaskarray(column)
+        filled = np.where(is_missing, 0, np.ma.getdata(column))
+        is_different = (filled[1:] != filled[:-1]) | (is_missing[1:] != is_missing[:-1])
+        changes = changes | is_different if len(changes) else is_different
     return np.concatenate(([0], np.cumsum(changes)))
 
 
-def repeated(lines: Lines, lengths: range, most: int) -> list[Repeated]:
+def repeated_sequences(lines: Lines, lengths: range, max_sequences: int) -> list[RepeatedSequence]:
     """Return the sequences of some lengths, without those that only occur in another one.
 
     Args:
@@ -68,18 +68,18 @@ def repeated(lines: Lines, lengths: range, most: int) -> list[Repeated]:
         lengths: successive numbers of kernels in a sequence, from 2 on.
         most: number of sequences of each length that are compared, those of the longest time.
     """
-    candidates: list[Repeated] = []
-    first = np.arange(len(lines.name))  # where the sequences of the previous length begin
+    candidates: list[RepeatedSequence] = []
+    starts = np.arange(len(lines.name))  # where the sequences of the previous length begin
     number = lines.name
     for length in lengths:
-        first, number = _longer(lines, first, number, length)
-        if len(first) == 0:
+        starts, number = _extended(lines, starts, number, length)
+        if len(starts) == 0:
             break
-        candidates += _longest(lines, first, number, length, most)
-    return list(_whole(candidates))
+        candidates += _longest(lines, starts, number, length, max_sequences)
+    return list(_maximal(candidates))
 
 
-def _longer(lines: Lines, first: _Ints, number: _Ints, length: int) -> tuple[_Ints, _Ints]:
+def _extended(lines: Lines, starts: _Ints, number: _Ints, length: int) -> tuple[_Ints, _Ints]:
     """Return where sequences that repeat begin, sorted by sequence and place, and the number of each sequence.
 
     Args:
@@ -88,73 +88,73 @@ def _longer(lines: Lines, first: _Ints, number: _Ints, length: int) -> tuple[_In
         number: the number of the sequence at each of these places.
         length: number of kernels in a sequence.
     """
-    last = first + length - 1
-    inside = last < len(lines.name)
-    first, number, last = first[inside], number[inside], last[inside]
-    inside = lines.line[first] == lines.line[last]
-    first, number, last = first[inside], number[inside], last[inside]
-    key = (number << 31) | lines.name[last]
+    last_places = starts + length - 1
+    is_inside = last_places < len(lines.name)
+    starts, number, last_places = starts[is_inside], number[is_inside], last_places[is_inside]
+    is_inside = lines.line[starts] == lines.line[last_places]
+    starts, number, last_places = starts[is_inside], number[is_inside], last_places[is_inside]
+    key = (number << 31) | lines.name[last_places]
     order = np.argsort(key, kind="stable")
-    first, number = first[order], _numbered(key[order])
+    starts, number = starts[order], _key_numbers(key[order])
     if len(number) == 0:
-        return first, number
-    several = np.bincount(number)[number] > 1
-    return first[several], number[several]
+        return starts, number
+    is_repeated = np.bincount(number)[number] > 1
+    return starts[is_repeated], number[is_repeated]
 
 
-def _numbered(keys: _Ints) -> _Ints:
+def _key_numbers(keys: _Ints) -> _Ints:
     """Return the number of each of sorted keys among the distinct ones."""
     return np.concatenate(([0], np.cumsum(keys[1:] != keys[:-1]))) if len(keys) else keys
 
 
-def _longest(lines: Lines, first: _Ints, number: _Ints, length: int, most: int) -> list[Repeated]:
-    """Return the sequences of one length that occur more than once, at most `most`, the longest time first."""
-    last = first + length - 1
-    timed = lines.timed[last]
-    first, number, last = first[timed], number[timed], last[timed]
-    counted = _apart(lines.line[first], first, number, length)
-    first, number, last = first[counted], number[counted], last[counted]
-    if len(first) == 0:
+def _longest(lines: Lines, starts: _Ints, number: _Ints, length: int, max_sequences: int) -> list[RepeatedSequence]:
+    """Return the sequences of one length that occur more than once, at most `max_sequences`, the longest time first."""
+    last_places = starts + length - 1
+    timed = lines.timed[last_places]
+    starts, number, last_places = starts[timed], number[timed], last_places[timed]
+    separate = _separate_occurrences(lines.line[starts], starts, number, length)
+    starts, number, last_places = starts[separate], number[separate], last_places[separate]
+    if len(starts) == 0:
         return []
-    ends = np.concatenate(([0], np.cumsum(lines.duration)))
-    ns = ends[last + 1] - ends[first]
-    gaps = np.maximum(lines.start[last] + lines.duration[last] - lines.start[first] - ns, 0)
+    cumulative_ns = np.concatenate(([0], np.cumsum(lines.duration)))
+    ns = cumulative_ns[last_places + 1] - cumulative_ns[starts]
+    gaps = np.maximum(lines.start[last_places] + lines.duration[last_places] - lines.start[starts] - ns, 0)
     begins = np.flatnonzero(np.concatenate(([True], number[1:] != number[:-1])))
     times = np.diff(begins, append=len(number))
     total, gap = np.add.reduceat(ns, begins), np.add.reduceat(gaps, begins)
-    several = np.flatnonzero(times > 1)
-    if len(several) > most:  # all that are as long as the last that is taken: their texts decide
-        several = several[total[several] >= np.partition(total[several], -most)[-most]]
+    repeated = np.flatnonzero(times > 1)
+    if len(repeated) > max_sequences:  # all that are as long as the last that is taken: their texts decide
+        repeated = repeated[total[repeated] >= np.partition(total[repeated], -max_sequences)[-max_sequences]]
     sequences = [
-        Repeated(
-            tuple(lines.name[first[begins[place]] : first[begins[place]] + length].tolist()),
-            int(times[place]),
-            int(total[place]),
-            int(gap[place]) / int(times[place]),
+        RepeatedSequence(
+            tuple(lines.name[starts[begins[index]] : starts[begins[index]] + length].tolist()),
+            int(times[index]),
+            int(total[index]),
+            int(gap[index]) / int(times[index]),
         )
-        for place in several
+        for index in repeated
     ]
-    return sorted(sequences, key=lambda sequence: (-sequence.ns, sequence.text))[:most]
+    return sorted(sequences, key=lambda sequence: (-sequence.ns, sequence.text))[:max_sequences]
 
 
-def _apart(line: _Ints, first: _Ints, number: _Ints, length: int) -> npt.NDArray[np.bool_]:
+def _separate_occurrences(line: _Ints, starts: _Ints, number: _Ints, length: int) -> npt.NDArray[np.bool_]:
     """Return which occurrences count: of overlapping ones at a distance of p, every ceil(length / p)-th."""
-    if len(first) == 0:
+    if len(starts) == 0:
         return np.zeros(0, dtype=bool)
     begins = np.concatenate(
-        ([True], (number[1:] != number[:-1]) | (line[1:] != line[:-1]) | (first[1:] - first[:-1] >= length))
+        ([True], (number[1:] != number[:-1]) | (line[1:] != line[:-1]) | (starts[1:] - starts[:-1] >= length))
     )
     heads = np.flatnonzero(begins)
     island = np.cumsum(begins) - 1
-    many = np.diff(heads, append=len(first))
-    width = np.maximum(first[heads + many - 1] - first[heads], 1)
+    many = np.diff(heads, append=len(starts))
+    width = np.maximum(starts[heads + many - 1] - starts[heads], 1)
     gaps = np.maximum(many - 1, 1)
     distance = np.rint(np.ceil(length * gaps / width) * width / gaps).astype(np.int64)
-    counts: npt.NDArray[np.bool_] = (many[island] == 1) | ((first - first[heads][island]) % distance[island] == 0)
+    counts: npt.NDArray[np.bool_] = (many[island] == 1) | ((starts - starts[heads][island]) % distance[island] == 0)
     return counts
 
 
-def _whole(candidates: Sequence[Repeated]) -> Iterator[Repeated]:
+def _maximal(candidates: Sequence[RepeatedSequence]) -> Iterator[RepeatedSequence]:
     """Yield the sequences that do not only occur inside a longer one, or as another one shifted by one kernel."""
     most_within: dict[tuple[int, ...], int] = {}
     by_head, by_tail = defaultdict(list), defaultdict(list)
@@ -165,20 +165,20 @@ def _whole(candidates: Sequence[Repeated]) -> Iterator[Repeated]:
             most_within[part] = max(most_within.get(part, 0), outer.times)
     for inner in candidates:
         shifted = [*by_head[inner.names[1:]], *by_tail[inner.names[:-1]]]
-        if most_within.get(inner.names, 0) < inner.times and not _is_behind(inner, shifted):
+        if most_within.get(inner.names, 0) < inner.times and not _is_dominated(inner, shifted):
             yield inner
 
 
 def _parts(names: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Yield the shorter sequences, of two names or more, inside a sequence."""
     for length in range(2, len(names)):
-        for place in range(len(names) - length + 1):
-            yield names[place : place + length]
+        for start in range(len(names) - length + 1):
+            yield names[start : start + length]
 
 
-def _is_behind(inner: Repeated, others: Iterable[Repeated]) -> bool:
+def _is_dominated(inner: RepeatedSequence, candidates: Iterable[RepeatedSequence]) -> bool:
     """Return whether another sequence occurs as often and takes longer; if the time is equal, the text decides."""
     return any(
         outer.times >= inner.times and (outer.ns > inner.ns or (outer.ns == inner.ns and outer.text < inner.text))
-        for outer in others
+        for outer in candidates
     )

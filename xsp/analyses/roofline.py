@@ -14,13 +14,13 @@ from xsp.analyses.kernel import (
     HOST_NS,
     MODEL_NS,
     attainable,
+    common_tables,
     devices,
     intensity,
     memory_bound,
-    prepared,
     share,
     spread,
-    summed,
+    sum_columns,
     throughput,
     wall,
 )
@@ -31,7 +31,7 @@ from xsp.store.trace import Trace
 from xsp.store.views import WHOLE_NS, kernels
 
 
-def _without_a_point(trace: Trace) -> str | None:
+def _reason_without_points(trace: Trace) -> str | None:
     """Return why no kernel of a trace has a point under a roof, or None if one has."""
     try:
         ceilings.of_run(trace.run, trace.has(Level.KERNEL))
@@ -60,7 +60,7 @@ _POINT = f"""
 """
 
 
-@analysis("A9", "Kernel roofline", Level.OP, unless=_without_a_point)
+@analysis("A9", "Kernel roofline", Level.OP, unless=_reason_without_points)
 def kernel_roofline(trace: Trace) -> Table:
     """Arithmetic intensity and throughput of each kernel, and the roof at that intensity.
 
@@ -70,7 +70,7 @@ def kernel_roofline(trace: Trace) -> Table:
     """
     return trace.sql(
         f"""
-        WITH {prepared(trace)}, points AS (
+        WITH {common_tables(trace)}, points AS (
             SELECT *, {intensity("flops", "dram_read_bytes", "dram_write_bytes")} AS flop_per_byte,
                    {throughput("flops", "ns")} AS gflop_per_s,
                    {throughput("(dram_read_bytes + dram_write_bytes)", "ns")} AS gbyte_per_s
@@ -84,7 +84,7 @@ def kernel_roofline(trace: Trace) -> Table:
     )
 
 
-@analysis("A14", "Layer roofline", Level.LAYER, Level.OP, unless=_without_a_point)
+@analysis("A14", "Layer roofline", Level.LAYER, Level.OP, unless=_reason_without_points)
 def layer_roofline(trace: Trace) -> Table:
     """Arithmetic intensity and throughput of the kernels of each layer together, and the roof at that intensity.
 
@@ -93,8 +93,8 @@ def layer_roofline(trace: Trace) -> Table:
     """
     return trace.sql(
         f"""
-        WITH {prepared(trace)}, groups AS (
-            SELECT any_value(layer_index) AS layer_index, any_value(layer_name) AS layer_name, {summed()}
+        WITH {common_tables(trace)}, groups AS (
+            SELECT any_value(layer_index) AS layer_index, any_value(layer_name) AS layer_name, {sum_columns()}
             FROM kernels WHERE layer_id IS NOT NULL GROUP BY layer_id
         ), points AS (
             SELECT *, {GFLOP_PER_S} AS gflop_per_s,
@@ -123,11 +123,11 @@ def kernels_by_model(trace: Trace) -> Table:
     operators_ns = "NULL::DOUBLE" if trace.has(Level.KERNEL) else WHOLE_NS
     return trace.sql(
         f"""
-        WITH {prepared(trace)}, {spread(trace)},
-        groups AS (SELECT {summed()}, sum(apart_ns) AS apart_ns FROM spread)
+        WITH {common_tables(trace)}, {spread(trace)},
+        groups AS (SELECT {sum_columns()}, sum(exclusive_ns) AS exclusive_ns FROM spread)
         SELECT (SELECT max(batch_size) FROM merged WHERE kind = '{Kind.STEP}') AS batch_size,
                {MODEL_NS} / 1e6 AS latency_ms, {HOST_NS} / 1e6 AS host_ms, ns / {devices(trace)} / 1e6 AS kernel_ms,
-               {share("apart_ns", wall(trace))} AS kernel_percent_of_wall, {operators_ns} / 1e6 AS operators_ms,
+               {share("exclusive_ns", wall(trace))} AS kernel_percent_of_wall, {operators_ns} / 1e6 AS operators_ms,
                {share("ns", operators_ns)} AS covered_percent, calls,
                {FIGURES}
         FROM groups LEFT JOIN roofs USING (precision)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from xsp.analyses.contract import Table, analysis
-from xsp.samples.nvml import MASK, WHILE
+from xsp.samples.nvml import MASK, REASONS_SQL
 from xsp.schema import Kind
 from xsp.store.trace import Trace
 
-POINTS = 300
+MAX_POINTS = 300
 """Number of points of a quantity over the run; if there are more readings, they are averaged."""
 
-STEPS_NAMED = 10
+MAX_STEPS_NAMED = 10
 
 _SCALED = "CASE unit WHEN 'bytes' THEN value / 1048576 ELSE value END"
 _UNIT = "CASE unit WHEN 'bytes' THEN 'MiB' ELSE unit END"
@@ -40,7 +40,7 @@ _FIGURES = f"""
 """Every reading with the step in which it was taken; bit masks are left out, since they have no mean."""
 
 
-def _why_none(trace: Trace) -> str | None:
+def _reason_without_samples(trace: Trace) -> str | None:
     """Return why a trace has no samples, or None if it has some."""
     if trace.con.execute("SELECT 1 FROM samples LIMIT 1").fetchall():
         return None
@@ -48,7 +48,7 @@ def _why_none(trace: Trace) -> str | None:
     return f"nothing was sampled while {trace.name!r} ran; " + (reasons or "record with xsp, and without --no-samples")
 
 
-def _why_no_masks(trace: Trace) -> str | None:
+def _reason_without_masks(trace: Trace) -> str | None:
     """Return why the times of reduced clocks are unknown, or None if they are known."""
     if trace.con.execute(f"SELECT 1 FROM samples WHERE name = '{MASK}' LIMIT 1").fetchall():
         return None
@@ -61,7 +61,7 @@ def _absent(trace: Trace) -> Mapping[str, str]:
     return trace.run.samples.absent if trace.run.samples is not None else {}
 
 
-@analysis("samples", "Power, clocks, memory and use", unless=_why_none)
+@analysis("samples", "Power, clocks, memory and use", unless=_reason_without_samples)
 def samples_summary(trace: Trace) -> Table:
     """Readings of each device, the process and the machine: minimum, mean, 95th percentile and maximum.
 
@@ -79,7 +79,7 @@ def samples_summary(trace: Trace) -> Table:
     )
 
 
-@analysis("samples-timeline", "Power, clocks, memory and use over the run", unless=_why_none)
+@analysis("samples-timeline", "Power, clocks, memory and use over the run", unless=_reason_without_samples)
 def samples_timeline(trace: Trace) -> Table:
     """Readings over time, at most 300 points per quantity: the mean and the maximum of the readings of each point.
 
@@ -91,13 +91,13 @@ def samples_timeline(trace: Trace) -> Table:
         SELECT rank, device, name, unit, avg(time_ns - first_ns) / 1e9 AS at_s, avg(value) AS value,
                max(value) AS highest, count(*) AS samples, max(step) AS step
         FROM figures, ends
-        GROUP BY rank, device, name, unit, floor({POINTS} * ((time_ns - first_ns) / ns))
+        GROUP BY rank, device, name, unit, floor({MAX_POINTS} * ((time_ns - first_ns) / ns))
         ORDER BY rank, device NULLS LAST, name, at_s
         """
     )
 
 
-@analysis("throttling", "Why clocks were not at their highest", unless=_why_no_masks)
+@analysis("throttling", "Why clocks were not at their highest", unless=_reason_without_masks)
 def throttling_reasons(trace: Trace) -> Table:
     """For how long each device reported a reason for lower clocks, whether it throttled, and in which timed steps.
 
@@ -107,19 +107,19 @@ def throttling_reasons(trace: Trace) -> Table:
     """
     return trace.sql(
         f"""
-        WITH {WHILE}, {_STEPS},
-        touched AS (
+        WITH {REASONS_SQL}, {_STEPS},
+        affected AS (
             SELECT r.rank, r.device, reason, count(DISTINCT step) AS timed_steps,
-                   list_sort(list(DISTINCT step))[:{STEPS_NAMED}] AS first_steps
+                   list_sort(list(DISTINCT step))[:{MAX_STEPS_NAMED}] AS first_steps
             FROM reasons r JOIN steps ON steps.rank = r.rank AND steps.start_ns < r.to_ns AND steps.end_ns > r.from_ns
             WHERE timed GROUP BY ALL
         ),
-        whole AS (SELECT rank, device, sum(to_ns - from_ns) AS ns FROM readings GROUP BY ALL)
-        SELECT r.rank, r.device, reason, held AS held_down, sum(to_ns - from_ns) / 1e6 AS time_ms,
-               100.0 * sum(to_ns - from_ns) / any_value(whole.ns) AS percent_of_sampled_time, count(*) AS samples,
+        sampled AS (SELECT rank, device, sum(to_ns - from_ns) AS ns FROM readings GROUP BY ALL)
+        SELECT r.rank, r.device, reason, throttles AS held_down, sum(to_ns - from_ns) / 1e6 AS time_ms,
+               100.0 * sum(to_ns - from_ns) / any_value(sampled.ns) AS percent_of_sampled_time, count(*) AS samples,
                coalesce(any_value(timed_steps), 0) AS timed_steps,
                array_to_string(any_value(first_steps), ', ') AS first_steps
-        FROM reasons r JOIN whole USING (rank, device) LEFT JOIN touched USING (rank, device, reason)
-        GROUP BY r.rank, r.device, reason, held ORDER BY r.rank, r.device, held DESC, time_ms DESC, reason
+        FROM reasons r JOIN sampled USING (rank, device) LEFT JOIN affected USING (rank, device, reason)
+        GROUP BY r.rank, r.device, reason, throttles ORDER BY r.rank, r.device, throttles DESC, time_ms DESC, reason
         """
     )

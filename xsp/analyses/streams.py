@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 LENGTHS = range(2, 9)
 """Kernels in a sequence."""
 
-MOST = 200
+MAX_SEQUENCES = 200
 """Number of sequences of each length that are compared with the longer ones."""
 
 
@@ -32,35 +32,35 @@ def stream_queues(trace: Trace) -> Table:
     return trace.sql(
         """
         WITH work AS (
-            SELECT s.rank, device, stream, recording, start_ns, launch_ns, launch_ns <= start_ns AS sound
+            SELECT s.rank, device, stream, recording, start_ns, launch_ns, launch_ns <= start_ns AS valid
             FROM device_work s LEFT JOIN launches USING (rank, on_process, correlation_id)
         ), edges AS (
-            SELECT rank, device, stream, recording, launch_ns AS time_ns, 1 AS change FROM work WHERE sound
-            UNION ALL SELECT rank, device, stream, recording, start_ns, -1 FROM work WHERE sound
+            SELECT rank, device, stream, recording, launch_ns AS time_ns, 1 AS change FROM work WHERE valid
+            UNION ALL SELECT rank, device, stream, recording, start_ns, -1 FROM work WHERE valid
         ), moments AS (
             SELECT rank, device, stream, sum(change) OVER line AS waiting, (lead(time_ns) OVER next_one) - time_ns AS ns
             FROM edges
             WINDOW line AS (PARTITION BY rank, device, stream, recording ORDER BY time_ns, change
                             ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW),
                    next_one AS (PARTITION BY rank, device, stream, recording ORDER BY time_ns, change)
-        ), lasting AS (
+        ), durations AS (
             SELECT rank, device, stream, greatest(waiting, 0) AS waiting, sum(ns) AS ns FROM moments
             WHERE ns > 0 GROUP BY rank, device, stream, greatest(waiting, 0)
         ), summed AS (
             SELECT *, sum(ns) OVER (PARTITION BY rank, device, stream ORDER BY waiting
                                     ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS so_far_ns,
-                   sum(ns) OVER (PARTITION BY rank, device, stream) AS whole_ns FROM lasting
+                   sum(ns) OVER (PARTITION BY rank, device, stream) AS total_ns FROM durations
         ), lengths AS (
-            SELECT rank, device, stream, sum(waiting * ns) / max(whole_ns) AS mean_waiting,
-                   min(CASE WHEN so_far_ns >= 0.5 * whole_ns THEN waiting END)::BIGINT AS p50,
-                   min(CASE WHEN so_far_ns >= 0.9 * whole_ns THEN waiting END)::BIGINT AS p90,
-                   min(CASE WHEN so_far_ns >= 0.99 * whole_ns THEN waiting END)::BIGINT AS p99,
+            SELECT rank, device, stream, sum(waiting * ns) / max(total_ns) AS mean_waiting,
+                   min(CASE WHEN so_far_ns >= 0.5 * total_ns THEN waiting END)::BIGINT AS p50,
+                   min(CASE WHEN so_far_ns >= 0.9 * total_ns THEN waiting END)::BIGINT AS p90,
+                   min(CASE WHEN so_far_ns >= 0.99 * total_ns THEN waiting END)::BIGINT AS p99,
                    max(waiting)::BIGINT AS most,
-                   100.0 * sum(CASE WHEN waiting = 0 THEN ns ELSE 0 END) / max(whole_ns) AS empty_percent
+                   100.0 * sum(CASE WHEN waiting = 0 THEN ns ELSE 0 END) / max(total_ns) AS empty_percent
             FROM summed GROUP BY rank, device, stream
         ), counted AS (
             SELECT rank, device, stream, count(*) AS kernels_and_copies,
-                   count(*) FILTER (WHERE sound IS NOT true) AS without_launch
+                   count(*) FILTER (WHERE valid IS NOT true) AS without_launch
             FROM work GROUP BY rank, device, stream
         )
         SELECT counted.rank, counted.device, counted.stream, kernels_and_copies, mean_waiting, p50, p90, p99, most,
@@ -97,7 +97,7 @@ def kernel_sequences(trace: Trace) -> Table:
     `percent_of_device_time` is a percentage of the time of all kernels; sequences share kernels, so it does not add up
     to 100. Names are cut at their template arguments.
     """
-    from xsp.analyses.repeats import repeated  # NumPy: other analyses do without it
+    from xsp.analyses.repeats import repeated_sequences  # NumPy: other analyses do without it
 
     prepare(trace)
     kinds = f"""
@@ -109,7 +109,7 @@ def kernel_sequences(trace: Trace) -> Table:
     rows = []
     lines = _lines(trace)
     total_ns = int(lines.duration.sum())
-    for sequence in repeated(lines, LENGTHS, MOST):
+    for sequence in repeated_sequences(lines, LENGTHS, MAX_SEQUENCES):
         names = " → ".join(short_names[name] for name in sequence.names)
         times, ns = sequence.times, sequence.ns
         share = 100.0 * ns / total_ns if total_ns else None
@@ -120,7 +120,7 @@ def kernel_sequences(trace: Trace) -> Table:
 
 def _lines(trace: Trace) -> Lines:
     """Return the kernels of each stream, in the order in which they begin."""
-    from xsp.analyses.repeats import Lines, numbered
+    from xsp.analyses.repeats import Lines, line_numbers
 
     columns = trace.con.execute(
         f"""
@@ -130,5 +130,5 @@ def _lines(trace: Trace) -> Lines:
         ORDER BY rank, device, stream, recording, start_ns, span_id
         """
     ).fetchnumpy()
-    lines = numbered(columns[name] for name in ("rank", "device", "stream", "recording"))
+    lines = line_numbers(columns[name] for name in ("rank", "device", "stream", "recording"))
     return Lines(lines, columns["id"], columns["start_ns"], columns["duration"], columns["timed"])

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from xsp.analyses.contract import Table, analysis, values
-from xsp.analyses.kernel import ENOUGH, prepared
+from xsp.analyses.kernel import MIN_KNOWN_PERCENT, common_tables
 from xsp.analyses.modules import PATHS, make_paths
 from xsp.schema import Kind, Level
 from xsp.store.iterations import iterations
@@ -71,14 +71,19 @@ def model_flops_utilisation(trace: Trace) -> Table:
     rows = [_row(scope, name, work, ns, time, devices, None)
             for scope, name, work, ns, time, devices in _steps(trace, total)]  # fmt: skip
     time = DEVICE if on_device else OPERATORS
-    for scope, group, where in ((PHASE, "coalesce(phase, 'forward')", "true"), (MODULE, "path", "path IS NOT NULL")):
-        rows += [_row(scope, name, work, ns, time, 1, calls) for name, work, ns, calls in _work(trace, group, where)]
+    for scope, group, condition in (
+        (PHASE, "coalesce(phase, 'forward')", "true"),
+        (MODULE, "path", "path IS NOT NULL"),
+    ):
+        rows += [
+            _row(scope, name, work, ns, time, 1, calls) for name, work, ns, calls in _work(trace, group, condition)
+        ]
     return values(trace, "model_flops_utilisation", _COLUMNS, rows)
 
 
-def _work(trace: Trace, group: str, where: str) -> list[tuple[str, Work, float, int]]:
+def _work(trace: Trace, group: str, condition: str) -> list[tuple[str, Work, float, int]]:
     """Return groups of kernels: name, work, the nanoseconds in which a device ran any of them, number of calls."""
-    previous_end = "max(start_ns + dur_ns) OVER (PARTITION BY device, named ORDER BY start_ns, span_id "
+    previous_end = "max(start_ns + dur_ns) OVER (PARTITION BY device, group_name ORDER BY start_ns, span_id "
     previous_end += "ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
     running_ns = "ns"
     if trace.has(Level.KERNEL):
@@ -86,40 +91,40 @@ def _work(trace: Trace, group: str, where: str) -> list[tuple[str, Work, float, 
         running_ns = f"{running_ns}::DOUBLE / nullif(dur_ns, 0)"
     rows = trace.sql(
         f"""
-        WITH {prepared(trace)}, {PATHS}, named AS (
-            SELECT kernels.*, {group} AS named, placed.device
+        WITH {common_tables(trace)}, {PATHS}, grouped AS (
+            SELECT kernels.*, {group} AS group_name, placed.device
             FROM kernels LEFT JOIN (SELECT span_id, device FROM merged) placed ON placed.span_id = kernels.span_id
             LEFT JOIN paths ON paths.layer_id = kernels.layer_id
-            WHERE computes AND {where}
-        ), ran AS (
-            SELECT *, {previous_end} AS until_ns FROM named
+            WHERE computes AND {condition}
+        ), running AS (
+            SELECT *, {previous_end} AS until_ns FROM grouped
         )
-        SELECT named, {_WORK}, sum({running_ns})::DOUBLE AS ran_ns, sum(calls)::BIGINT AS calls
-        FROM ran LEFT JOIN roofs USING (precision) GROUP BY named ORDER BY ran_ns DESC, named
+        SELECT group_name, {_WORK}, sum({running_ns})::DOUBLE AS ran_ns, sum(calls)::BIGINT AS calls
+        FROM running LEFT JOIN roofs USING (precision) GROUP BY group_name ORDER BY ran_ns DESC, group_name
         """
     ).fetchall()
     return [(row[0], Work._make(row[1:6]), row[6] or 0.0, row[7]) for row in rows]
 
 
 _STEPS = f"""
-    WITH begun AS (
+    WITH steps AS (
         SELECT rank, step, any_value(name) AS name, min(start_ns) AS start_ns, max(start_ns + dur_ns) AS end_ns
         FROM spans WHERE kind = '{Kind.STEP}' AND step IS NOT NULL AND timed IS NOT false GROUP BY rank, step
-    ), done AS (
-        SELECT rank, step, max(start_ns + dur_ns) AS done_ns, count(DISTINCT device) AS devices FROM spans
+    ), device_ends AS (
+        SELECT rank, step, max(start_ns + dur_ns) AS device_end_ns, count(DISTINCT device) AS devices FROM spans
         WHERE level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}' GROUP BY rank, step
     ), counted AS (
         SELECT rank, step, sum(flops)::DOUBLE AS flops FROM spans
         WHERE device IS NULL AND level >= {int(Level.OP)} GROUP BY rank, step
     )
-    SELECT begun.rank, begun.name,
-           (CASE WHEN (lead(begun.step) OVER line) = begun.step + 1 THEN lead(start_ns) OVER line
-                 ELSE greatest(end_ns, coalesce(done_ns, end_ns)) END - start_ns)::DOUBLE AS ns,
+    SELECT steps.rank, steps.name,
+           (CASE WHEN (lead(steps.step) OVER line) = steps.step + 1 THEN lead(start_ns) OVER line
+                 ELSE greatest(end_ns, coalesce(device_end_ns, end_ns)) END - start_ns)::DOUBLE AS ns,
            greatest(coalesce(devices, 1), 1) AS devices, flops,
            (SELECT sum(flops)::DOUBLE FROM merged WHERE device IS NULL AND level >= {int(Level.OP)}) AS merged_flops
-    FROM begun LEFT JOIN done USING (rank, step) LEFT JOIN counted USING (rank, step)
-    WINDOW line AS (PARTITION BY begun.rank ORDER BY begun.step)
-    ORDER BY begun.rank, begun.step
+    FROM steps LEFT JOIN device_ends USING (rank, step) LEFT JOIN counted USING (rank, step)
+    WINDOW line AS (PARTITION BY steps.rank ORDER BY steps.step)
+    ORDER BY steps.rank, steps.step
 """
 
 Step = tuple[str, str | None, Work, float, str, int]
@@ -154,8 +159,8 @@ def _scaled(work: Work, factor: float) -> Work:
 def _row(
     scope: str, name: str | None, work: Work, ns: float, time: str, devices: int, calls: int | None
 ) -> tuple[Any, ...]:
-    reason = _why_null(work, ns)
-    is_rate_known = (work.known_percent or 0.0) >= ENOUGH and work.flops is not None and ns > 0
+    reason = _null_reason(work, ns)
+    is_rate_known = (work.known_percent or 0.0) >= MIN_KNOWN_PERCENT and work.flops is not None and ns > 0
     peak = work.peaked_flops / work.ideal_ns / 1e3 if work.peaked_flops and work.ideal_ns else None
     return (
         scope,
@@ -173,12 +178,12 @@ def _row(
     )
 
 
-def _why_null(work: Work, ns: float) -> str | None:
+def _null_reason(work: Work, ns: float) -> str | None:
     """Return why the share of the peak is unknown; None if it is known."""
-    if (work.known_percent or 0.0) < ENOUGH:
+    if (work.known_percent or 0.0) < MIN_KNOWN_PERCENT:
         return f"FLOPs {work.known_percent or 0.0:.0f} % known"
     if not work.flops:
         return "no FLOPs"
-    if 100 * (work.peaked_flops or 0.0) < ENOUGH * work.flops:
+    if 100 * (work.peaked_flops or 0.0) < MIN_KNOWN_PERCENT * work.flops:
         return f"no peak for {work.precision}"
     return None if ns > 0 else "no time"

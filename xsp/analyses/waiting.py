@@ -21,13 +21,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from xsp.analyses.devicework import SKEW_NS
 from xsp.schema import Kind
 
 LATENCY_NS = 10_000
 """Nanoseconds in which a launch reaches an idle device; a longer wait has another cause."""
-
-SKEW_NS = 2_000
-"""Accuracy of times: clocks of host and device agree to this, and some traces have whole microseconds."""
 
 CONTAINERS = frozenset({Kind.STEP, Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMIZER, Kind.MODULE, Kind.USER, Kind.RUN})
 """Kinds of host spans that contain others; time that no other span covers is the program's own, or waiting."""
@@ -35,7 +33,7 @@ CONTAINERS = frozenset({Kind.STEP, Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMIZER, 
 OPS = frozenset({Kind.OP, Kind.PRIMITIVE})
 
 UNKNOWN_LAUNCH = "launch not in the trace"
-_PATIENCE = 4
+_MAX_STUCK = 4
 
 Thread = tuple[int | None, int | None]
 """Process and thread."""
@@ -60,8 +58,8 @@ class StepSpan(NamedTuple):
     op: str | None
     in_step: bool
     """Whether it belongs to the step; device work of another step can delay it."""
-    communicates: bool
-    backward: bool
+    is_communication: bool
+    is_backward: bool
     waits: bool
     """Whether the call synchronises: it returns when device work has ended."""
     waits_on: int | None
@@ -71,14 +69,14 @@ class StepSpan(NamedTuple):
 class Label(NamedTuple):
     """The description of a segment of the path; many segments share one."""
 
-    what: str
+    kind: str
     name: str
     op: str | None
     layer_id: str | None
     thread: int | None
     device: int | None
     stream: int | None
-    after: str
+    rule: str
     """The rule for what had to end before the segment could begin."""
 
 
@@ -93,41 +91,41 @@ class _Timeline:
         """
         self.starts: list[int] = []
         self.ends: list[int] = []
-        self.seen: list[StepSpan] = []
+        self.spans: list[StepSpan] = []
         self.ops: list[str | None] = []
         self._divide(rows)
-        self.work_ends = [end for end, seen in zip(self.ends, self.seen, strict=True) if seen.kind not in CONTAINERS]
-        self.backward = any(row.backward for row in rows)
+        self.work_ends = [end for end, span in zip(self.ends, self.spans, strict=True) if span.kind not in CONTAINERS]
+        self.is_backward = any(row.is_backward for row in rows)
 
     def _divide(self, rows: Sequence[StepSpan]) -> None:
         stack: list[tuple[int, StepSpan, str | None]] = []
         now = 0
         for row in rows:
             while stack and stack[-1][0] <= row.start:
-                now = self._until(stack[-1][0], now, stack.pop())
+                now = self._append_until(stack[-1][0], now, stack.pop())
             if stack:
-                now = self._until(row.start, now, stack[-1])
+                now = self._append_until(row.start, now, stack[-1])
             now = max(now, row.start)
             outer = stack[-1][2] if stack else None
             stack.append((row.end, row, row.name if row.kind == Kind.OP else outer))
         while stack:
-            now = self._until(stack[-1][0], now, stack.pop())
+            now = self._append_until(stack[-1][0], now, stack.pop())
 
-    def _until(self, end: int, now: int, inner: tuple[int, StepSpan, str | None]) -> int:
+    def _append_until(self, end: int, now: int, inner: tuple[int, StepSpan, str | None]) -> int:
         if end <= now:
             return now
         self.starts.append(now)
         self.ends.append(end)
-        self.seen.append(inner[1])
+        self.spans.append(inner[1])
         self.ops.append(inner[2])
         return end
 
-    def before(self, now: int) -> int | None:
+    def index_before(self, now: int) -> int | None:
         """Return the place of the interval that covers the moment before `now`, or of the last one before it."""
         return bisect_left(self.starts, now) - 1 if self.starts and self.starts[0] < now else None
 
     def work_ended(self, after: int, until: int) -> int | None:
-        """Return the last end in (after, until] of work in spans other than holders, or None."""
+        """Return the last end in (after, until] of work in spans other than containers, or None."""
         index = bisect_right(self.work_ends, until)
         return self.work_ends[index - 1] if index and self.work_ends[index - 1] > after else None
 
@@ -139,7 +137,7 @@ class _Lane:
         self.rows = sorted(rows, key=lambda row: (row.end, row.start))
         self.ends = [row.end for row in self.rows]
 
-    def ended(self, until: int) -> StepSpan | None:
+    def last_ended(self, until: int) -> StepSpan | None:
         """Return the work that ended last, at `until` or before."""
         index = bisect_right(self.ends, until)
         return self.rows[index - 1] if index else None
@@ -166,7 +164,9 @@ class Walk:
                 streams[row.device, row.stream].append(row)
         self.main, self.start, self.step_end = main, start, step_end
         self.threads = {name: _Timeline(spans) for name, spans in threads.items()}
-        self.backward = [name for name, timeline in self.threads.items() if timeline.backward and name != main]
+        self.backward_threads = [
+            name for name, timeline in self.threads.items() if timeline.is_backward and name != main
+        ]
         self.streams = {name: _Lane(spans) for name, spans in streams.items()}
         self.devices = {
             device: _Lane(row for (owner, _), spans in streams.items() if owner == device for row in spans)
@@ -199,26 +199,24 @@ class Walk:
         now, stuck = end, 0
         while now > self.start:
             if isinstance(current, StepSpan):
-                current, before = self._device(current, now)
+                current, begin = self._device(current, now)
             else:
-                current, before = self._host(current, now, stuck > _PATIENCE)
-            stuck = stuck + 1 if before >= now else 0
-            now = before
+                current, begin = self._host(current, now, stuck > _MAX_STUCK)
+            stuck = stuck + 1 if begin >= now else 0
+            now = begin
 
-    def _add(self, start: int, end: int, seen: StepSpan, after: str, op: str | None) -> int:
+    def _add(self, start: int, end: int, span: StepSpan, rule: str, op: str | None) -> int:
         """Put a span's time in front of the path, and return the start of the segment."""
-        return self._put(start, end, _what(seen), seen.name, op, seen, after)
+        return self._put(start, end, _segment_kind(span), span.name, op, span, rule)
 
-    def _put(
-        self, start: int, end: int, what: str, name: str, op: str | None, seen: StepSpan | None, after: str
-    ) -> int:
+    def _put(self, start: int, end: int, kind: str, name: str, op: str | None, span: StepSpan | None, rule: str) -> int:
         start = max(start, self.start)
         if start >= end:
             return end
         location = (
-            (seen.layer_id, seen.thread, seen.device, seen.stream) if seen is not None else (None, None, None, None)
+            (span.layer_id, span.thread, span.device, span.stream) if span is not None else (None, None, None, None)
         )
-        label = self.labels.setdefault(Label(what, name, op, *location, after), len(self.labels))
+        label = self.labels.setdefault(Label(kind, name, op, *location, rule), len(self.labels))
         if start < self.step_end < end:
             self.path.append((self.step_end, label))
         elif self.path and self.path[-1][1] == label and location[2] is None and end != self.step_end:
@@ -229,55 +227,55 @@ class Walk:
     def _device(self, work: StepSpan, now: int) -> tuple[Thread | StepSpan, int]:
         """Go from the end of device work to the span whose end let it begin."""
         launch = self.launches.get((work.process, work.correlation_id))
-        ready, after, source = self._released(work, launch)
-        begin = self._add(work.start, now, work, after, work.op)
-        if after == "launch" and launch is not None:
-            self._put(ready, begin, "launch", launch.name, work.op, work, after)
+        ready, rule, source = self._released(work, launch)
+        begin = self._add(work.start, now, work, rule, work.op)
+        if rule == "launch" and launch is not None:
+            self._put(ready, begin, "launch", launch.name, work.op, work, rule)
         else:
-            self._put(ready, begin, "idle", "idle", work.op, work, after)
+            self._put(ready, begin, "idle", "idle", work.op, work, rule)
         return source, min(ready, begin)
 
     def _released(self, work: StepSpan, launch: StepSpan | None) -> tuple[int, str, Thread | StepSpan]:
         """Return when device work could have begun, by which rule, and where the path continues."""
-        ready, after = self.start, UNKNOWN_LAUNCH
+        ready, rule = self.start, UNKNOWN_LAUNCH
         source: Thread | StepSpan = self.main
-        previous = self.streams[work.device or 0, work.stream].ended(work.start)
+        previous = self.streams[work.device or 0, work.stream].last_ended(work.start)
         if previous is not None:
-            ready, after, source = previous.end, "stream order", previous
-        if launch is not None and (launched := min(launch.end, work.start)) > ready:
-            ready, after, source = launched, "launch", (launch.process, launch.thread)
+            ready, rule, source = previous.end, "stream order", previous
+        if launch is not None and (launch_end := min(launch.end, work.start)) > ready:
+            ready, rule, source = launch_end, "launch", (launch.process, launch.thread)
         if work.start - ready > LATENCY_NS:
-            last_work = self.devices[work.device or 0].ended(work.start)
+            last_work = self.devices[work.device or 0].last_ended(work.start)
             if last_work is not None and last_work.end > ready:
-                ready, after, source = last_work.end, "another stream", last_work
-        return ready, after, source
+                ready, rule, source = last_work.end, "another stream", last_work
+        return ready, rule, source
 
-    def _host(self, thread: Thread, now: int, stuck: bool) -> tuple[Thread | StepSpan, int]:
+    def _host(self, thread: Thread, now: int, is_stuck: bool) -> tuple[Thread | StepSpan, int]:
         """Go from a moment of a thread to the work that it had waited for until then."""
         timeline = self.threads.get(thread)
-        index = timeline.before(now) if timeline is not None else None
+        index = timeline.index_before(now) if timeline is not None else None
         if timeline is None or index is None:
-            return self._gap(thread, self.start, now, stuck)
-        begin, end, seen, op = timeline.starts[index], timeline.ends[index], timeline.seen[index], timeline.ops[index]
+            return self._gap(thread, self.start, now, is_stuck)
+        begin, end, span, op = timeline.starts[index], timeline.ends[index], timeline.spans[index], timeline.ops[index]
         if end < now:
-            return self._gap(thread, end, now, stuck)
-        if seen.kind in CONTAINERS:
+            return self._gap(thread, end, now, is_stuck)
+        if span.kind in CONTAINERS:
             ended, backward_thread = (
-                self._backward_ended(begin, now) if thread == self.main and not stuck else (begin, None)
+                self._backward_ended(begin, now) if thread == self.main and not is_stuck else (begin, None)
             )
             if backward_thread is not None:
-                return backward_thread, self._add(ended, now, seen, "backward thread", op)
+                return backward_thread, self._add(ended, now, span, "backward thread", op)
         else:
-            work = self._waited_for(seen, begin, now) if not stuck else None
+            work = self._waited_for(span, begin, now) if not is_stuck else None
             if work is not None:
-                return work, self._add(min(work.end, now), now, seen, "device work", op)
-        return thread, self._add(begin, now, seen, "program order", op)
+                return work, self._add(min(work.end, now), now, span, "device work", op)
+        return thread, self._add(begin, now, span, "program order", op)
 
     def _waited_for(self, call: StepSpan, begin: int, now: int) -> StepSpan | None:
         """Return the device work whose end let a call return, or None if the call does not wait."""
         if call.waits:
             lanes = [lane for (_, stream), lane in self.streams.items() if call.waits_on in (None, stream)]
-            candidates = [work for lane in lanes if (work := lane.ended(now + SKEW_NS)) is not None]
+            candidates = [work for lane in lanes if (work := lane.last_ended(now + SKEW_NS)) is not None]
         elif call.kind == Kind.LAUNCH:
             copies = (self.copies.get((process, call.correlation_id)) for process in (call.process, None))
             candidates = [copy for copy in copies if copy is not None and copy.end <= now + SKEW_NS]
@@ -288,23 +286,25 @@ class Walk:
 
     def _backward_ended(self, after: int, until: int) -> tuple[int, Thread | None]:
         """Return when, and on which thread, a backward operator ended last in (after, until]."""
-        ends = [(end, name) for name in self.backward if (end := self.threads[name].work_ended(after, until))]
-        return max(ends, key=lambda pair: pair[0]) if ends else (after, None)
+        end_times = [
+            (end, name) for name in self.backward_threads if (end := self.threads[name].work_ended(after, until))
+        ]
+        return max(end_times, key=lambda pair: pair[0]) if end_times else (after, None)
 
-    def _gap(self, thread: Thread, begin: int, now: int, stuck: bool) -> tuple[Thread | StepSpan, int]:
+    def _gap(self, thread: Thread, begin: int, now: int, is_stuck: bool) -> tuple[Thread | StepSpan, int]:
         """Continue from a moment at which a thread has no span."""
         main = self.threads.get(self.main)
-        if thread != self.main and main is not None and not stuck:
+        if thread != self.main and main is not None and not is_stuck:
             if begin <= self.start or main.work_ended(begin, now) is not None:
                 return self.main, now
             return thread, self._put(begin, now, "host", "between operators", None, None, "program order")
         return thread, self._put(begin, now, "idle", "no span", None, None, "program order")
 
 
-def _what(seen: StepSpan) -> str:
+def _segment_kind(span: StepSpan) -> str:
     """Return the kind of a segment for the time of a span, in one word."""
-    if seen.communicates:
+    if span.is_communication:
         return "communication"
-    if seen.kind in OPS:
+    if span.kind in OPS:
         return "op"
-    return "host" if seen.kind in CONTAINERS else seen.kind
+    return "host" if span.kind in CONTAINERS else span.kind

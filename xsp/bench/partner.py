@@ -21,7 +21,7 @@ from pathlib import Path
 
 from xsp import processes
 
-_CODE = processes.calling("xsp.bench.partner", "answer")
+_CODE = processes.call_code("xsp.bench.partner", "answer")
 
 MAPPED = ("shared-memory", "mapped-file")
 """Families whose messages are in memory that both processes map: a memfd, or a file in a folder."""

@@ -21,7 +21,7 @@ from xsp.bench import transfers
 from xsp.bench.spec import Spec
 from xsp.errors import first_line
 
-_CODE = processes.calling("xsp.bench.ranks", "run_rank")
+_CODE = processes.call_code("xsp.bench.ranks", "run_rank")
 
 PATIENCE_S = 60.0
 """Seconds to wait for ranks to start or to answer."""

@@ -24,7 +24,7 @@ from xsp.bench.worker import CELL
 from xsp.errors import BenchError
 from xsp.version import __version__
 
-_CODE = processes.calling("xsp.bench.worker", "work")
+_CODE = processes.call_code("xsp.bench.worker", "work")
 
 START_S = 60.0
 """Seconds to wait for a process to import torch."""
@@ -181,7 +181,7 @@ class Turns:
         if since == 0 or not 0 <= index < len(specs) or index in answers:
             if is_late or answers:  # the others are timed in another process
                 return None
-            raise BenchError(f"the timing process ended unexpectedly ({processes.ending(code)})")
+            raise BenchError(f"the timing process ended unexpectedly ({processes.exit_description(code)})")
         if is_late and time.monotonic() - since / 1e9 <= self.limits.seconds:
             return None  # the budget is over
         if is_late:
@@ -190,7 +190,9 @@ class Turns:
         if code == -signal.SIGKILL:
             message = "the process that ran it was killed, as the system does when memory runs out"
             return untimed(specs[index], Status.TOO_LARGE, message)
-        return untimed(specs[index], Status.FAILED, f"it ended the process that ran it ({processes.ending(code)})")
+        return untimed(
+            specs[index], Status.FAILED, f"it ended the process that ran it ({processes.exit_description(code)})"
+        )
 
     def _start_and_wait(self) -> processes.WorkerProcess:
         """Return a process that has imported torch."""
@@ -200,7 +202,7 @@ class Turns:
             is_late = time.monotonic() > deadline
             if is_late or process.has_ended():
                 code = self._end()
-                reason = f"it was not ready within {START_S:.0f} s" if is_late else processes.ending(code)
+                reason = f"it was not ready within {START_S:.0f} s" if is_late else processes.exit_description(code)
                 raise BenchError(f"the timing process did not start ({reason}); `xsp doctor` says what is missing")
         return process
 

@@ -34,7 +34,7 @@ def of_machine(may_measure: bool) -> Ceiling | str:
     result = ceilings.of_machine(name)
     if result is None and may_measure:
         ceilings_by_name = {ceiling.name: ceiling for ceiling in ceilings.measure(name)}
-        ceilings.keep(ceilings_by_name)
+        ceilings.store(ceilings_by_name)
         result = ceilings_by_name.get(name)
     return result or "the peak rates of this machine were not measured: xsp doctor --measure"
 

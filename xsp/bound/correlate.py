@@ -28,7 +28,7 @@ from xsp.bound.coefficients import (
     spearman_rows,
 )
 from xsp.bound.latencies import Latency
-from xsp.micromodels import VARIES
+from xsp.micromodels import VARIED_MEASURES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -286,7 +286,7 @@ def _median(values: Sequence[float]) -> float:
 def _slopes(points: Points) -> tuple[Slope, ...]:
     """Return the slope of latency in each family of micro-models that has at least two models."""
     slopes = []
-    for family, measure in VARIES.items():
+    for family, measure in VARIED_MEASURES.items():
         prefix = f"{MICRO}{family}-"
         members = sorted(
             _points_with([point for point in points if point[0].startswith(prefix)], measure),

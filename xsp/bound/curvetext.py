@@ -119,7 +119,7 @@ def _plain(construction: Construction) -> dict[str, Any]:
 
 def write_section(curve: Curve, run: Path | str) -> Path | None:
     """Write the section into a run directory for the report; return None if it is none, or cannot be written."""
-    return sections.kept(Path(run), "blocks", section(curve))
+    return sections.write_if_run(Path(run), "blocks", section(curve))
 
 
 def section(curve: Curve) -> Section:

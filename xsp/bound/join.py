@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xsp.bound.recordedcalls import RecordedCall
-from xsp.comparison.align import align, common
+from xsp.comparison.align import align, common_subsequence
 from xsp.comparison.series import Series
 from xsp.graph.node import Graph
 
@@ -113,7 +113,7 @@ def _by_order(
 ) -> list[tuple[int, int]]:
     node_tokens = [(graph.nodes[node].phase.value, graph.nodes[node].call.op) for node in nodes]
     call_tokens = [(recorded_calls[call].phase or "forward", recorded_calls[call].op) for call in calls]
-    return [(nodes[node_index], calls[call_index]) for node_index, call_index in common(node_tokens, call_tokens)]
+    return [(nodes[node], calls[call]) for node, call in common_subsequence(node_tokens, call_tokens)]
 
 
 def _by_neighbour(

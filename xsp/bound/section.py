@@ -54,7 +54,7 @@ def section(bound: Bound) -> Section:
 
 def write_section(bound: Bound, run: Path | str) -> Path | None:
     """Write the section into a run directory for `xsp report`; return None if it is none, or cannot be written."""
-    return sections.kept(Path(run), SECTION, section(bound))
+    return sections.write_if_run(Path(run), SECTION, section(bound))
 
 
 # --- the waterfall --------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def _calls(bound: Bound) -> list[sections.Part]:
     def sums(numbers: Sequence[int]) -> tuple[Cell, ...]:
         return f"{len(numbers):,} calls", *times(numbers)
 
-    root = graphs.branch("the step", graphs.tree(bound.graph, sections.MOST_LEVELS - 3), leaf, sums)
+    root = graphs.branch("the step", graphs.tree(bound.graph, sections.MAX_LEVELS - 3), leaf, sums)
     mark = "" if rung is None else f"calls on the longest path through the data flow, by the times of {NAMES[rung]}"
     columns = ("inputs", *(f"{NAMES[rung]}_ms" for rung in rungs))
     return [*notes, Tree(columns, (root,), "Calls and the longest path", mark)]

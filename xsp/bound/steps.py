@@ -89,13 +89,13 @@ def build_steps(
 ) -> dict[tuple[str, int], Callable[[], object]]:
     """Return the steps by phase and length; all share one model, because the weights are equal."""
     model = models.build(spec, _settings(settings, phases[0], lengths[0]))
-    assert isinstance(model, models.Built)
+    assert isinstance(model, models.ModelCall)
     steps = {}
     for phase in phases:
         for length in lengths:
             step_settings = _settings(settings, phase, length)
             built = models.on_device(
-                spec, models.of_phase(spec, models.Built(model.model, (), {}), step_settings), step_settings
+                spec, models.of_phase(spec, models.ModelCall(model.model, (), {}), step_settings), step_settings
             )
             steps[phase, length] = models.step_of(built, step_settings)
     return steps

@@ -138,7 +138,7 @@ def _check_trials(args: argparse.Namespace) -> None:
     from xsp.graph import sources
 
     experiment.select((), args.tries)
-    evidence.repeats(experiment.TURNS if args.turns is None else args.turns)
+    evidence.turn_repeats(experiment.TURNS if args.turns is None else args.turns)
     if ":" in args.source and not sources.is_trace(args.source):
         raise _needs_a_run(args.source)
 

@@ -176,7 +176,7 @@ def _record_in_turns(args: argparse.Namespace, recording: Turns, percent: float 
     from xsp.comparison import commands, comparable, compare, revisions, turns
 
     programs = [commands.program(command) for command in args.before]
-    names = [f"{revision}: {programs[0].typed}" for revision in args.revisions or ()] or [p.typed for p in programs]
+    names = [f"{revision}: {programs[0].text}" for revision in args.revisions or ()] or [p.text for p in programs]
     with contextlib.ExitStack() as stack:
         if args.revisions:
             checkouts = stack.enter_context(revisions.checkout(args.revisions))
@@ -186,7 +186,7 @@ def _record_in_turns(args: argparse.Namespace, recording: Turns, percent: float 
         has_bar = args.quiet or sys.stderr.isatty()
         show = stack.enter_context(progress.progress_bar(args.quiet)) if has_bar else _print_progress
         sides = [turns.Side(*parts) for parts in zip("ab", programs, checkouts, strict=True)]
-        turns.take(
+        turns.run_turns(
             sides,
             recording,
             args.levels or "M/L",
@@ -250,7 +250,7 @@ def _show(comparison: Comparison, args: argparse.Namespace) -> None:
     if args.out is None or args.turns is not None:
         progress.write(text)
     else:
-        rundir.write_whole(args.out, text.encode())
+        rundir.write_atomically(args.out, text.encode())
 
 
 def _percent(text: str | None) -> float | None:
@@ -284,7 +284,7 @@ def _gate(comparison: Comparison, percent: float, if_cannot_tell: int | None) ->
         return SLOWER
     if comparison.not_slower_by(percent):
         return 0
-    starts = 100 * comparison.repeats.starts
+    starts = 100 * comparison.repeats.start_spread
     noise = f"; two starts of the same program may differ by {starts:.0f} %" if starts and step.high_percent else ""
     progress.warn(
         f"xsp: undecided whether the step is slower by {percent:g} % or more: {result}{noise}. To decide: {MORE_RUNS}"

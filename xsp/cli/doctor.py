@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     console.print(table)
     for name, value in doctor.device_work():
         console.print(Text(plain(f"{name:12} {value}")))
-    for problem in doctor.other_plugins():
+    for problem in doctor.broken_plugins():
         console.print(Text(plain(problem), style="yellow"))
     if args.measure is not None:
         for line in doctor.measure(args.measure):

@@ -33,7 +33,7 @@ class _KeepArguments(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, **settings)
 
     def __call__(self, *_: Any) -> None:
-        os.environ[scrub.KEEP] = "1"
+        os.environ[scrub.KEEP_VARIABLE] = "1"
 
 
 class _NameOnly(argparse.Action):
@@ -136,10 +136,10 @@ def check_in_turns(program: Program) -> None:
     try:
         names = _option_names(program.verb, program.args)
     except UsageError as error:
-        raise UsageError(f"{program.typed!r}: {error}") from None
+        raise UsageError(f"{program.text!r}: {error}") from None
     option = next((name for name in names if name in _FIXED_IN_TURNS), None)
     if option is not None:
-        raise UsageError(f"{program.typed!r}: omit {option}; `xsp compare` itself sets the directory and the levels")
+        raise UsageError(f"{program.text!r}: omit {option}; `xsp compare` itself sets the directory and the levels")
 
 
 def _option_names(command: str, words: Sequence[str]) -> list[str]:

@@ -3,9 +3,9 @@
 >>> import xsp                                                           # doctest: +SKIP
 >>> a = [xsp.load(f"runs/before-{k}") for k in range(5)]                 # doctest: +SKIP
 >>> b = [xsp.load(f"runs/after-{k}") for k in range(5)]                  # doctest: +SKIP
->>> found = xsp.compare(a, b)                                            # doctest: +SKIP
->>> found.step.verdict, found.step.change_percent                        # doctest: +SKIP
->>> [row.name for row in found.rows if row.verdict == "slower"]          # doctest: +SKIP
+>>> result = xsp.compare(a, b)                                           # doctest: +SKIP
+>>> result.step.verdict, result.step.change_percent                      # doctest: +SKIP
+>>> [row.name for row in result.rows if row.verdict == "slower"]         # doctest: +SKIP
 """
 
 from xsp.comparison.comparable import Difference

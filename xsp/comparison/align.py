@@ -13,7 +13,7 @@ from xsp.comparison import series
 from xsp.comparison.series import Series
 from xsp.errors import AnalysisError
 
-LIMIT = 2_000_000
+MAX_TOKEN_PAIRS = 2_000_000
 """Maximum number of pairs of equal tokens; above it, the k-th token is paired with the k-th equal one."""
 
 
@@ -22,7 +22,7 @@ class Pair(NamedTuple):
 
     a: Series | None
     b: Series | None
-    by: str | None
+    evidence: str | None
     """The evidence: key, name or type."""
 
 
@@ -39,7 +39,7 @@ def align(a: Sequence[Series], b: Sequence[Series]) -> list[Pair]:
             matches[index] = (index_by_key.pop(row.key), "key")
     _by_token(a, b, matches, "name")
     _by_token(a, b, matches, "type")
-    return _in_order(a, b, matches)
+    return _ordered_pairs(a, b, matches)
 
 
 def by_name(a: Sequence[Series], b: Sequence[Series]) -> list[Pair]:
@@ -51,66 +51,66 @@ def by_name(a: Sequence[Series], b: Sequence[Series]) -> list[Pair]:
     return [*pairs, *(Pair(None, row, None) for row in unmatched.values())]
 
 
-def _by_token(a: Sequence[Series], b: Sequence[Series], matches: dict[int, tuple[int, str]], by: str) -> None:
+def _by_token(a: Sequence[Series], b: Sequence[Series], matches: dict[int, tuple[int, str]], attribute: str) -> None:
     """Align the remaining rows by name, or by type among rows that follow the same aligned neighbour."""
     matched = {index for index, _ in matches.values()}
     neighbours_a = _neighbours(len(a), matches)
     neighbours_b = _neighbours(len(b), {index_b: (index_a, "") for index_a, (index_b, _) in matches.items()})
-    rest_a = [index for index in range(len(a)) if index not in matches]
-    rest_b = [index for index in range(len(b)) if index not in matched]
-    if by == "name":
+    unmatched_a = [index for index in range(len(a)) if index not in matches]
+    unmatched_b = [index for index in range(len(b)) if index not in matched]
+    if attribute == "name":
         tokens: tuple[list[Hashable], list[Hashable]] = (
-            [a[index].name for index in rest_a],
-            [b[index].name for index in rest_b],
+            [a[index].name for index in unmatched_a],
+            [b[index].name for index in unmatched_b],
         )
     else:
         anchors = {index_a: index_b for index_a, (index_b, _) in matches.items()}
         tokens = (
-            [(a[index].type, anchors.get(neighbours_a[index], -1)) for index in rest_a],
-            [(b[index].type, neighbours_b[index]) for index in rest_b],
+            [(a[index].type, anchors.get(neighbours_a[index], -1)) for index in unmatched_a],
+            [(b[index].type, neighbours_b[index]) for index in unmatched_b],
         )
-    for index_a, index_b in common(*tokens):
-        matches[rest_a[index_a]] = (rest_b[index_b], by)
+    for index_a, index_b in common_subsequence(*tokens):
+        matches[unmatched_a[index_a]] = (unmatched_b[index_b], attribute)
 
 
 def _neighbours(size: int, matches: dict[int, tuple[int, str]]) -> list[int]:
     """Return, for each place, the last aligned place before it, or -1."""
-    last, neighbours = -1, []
+    last_index, neighbours = -1, []
     for index in range(size):
-        neighbours.append(last)
+        neighbours.append(last_index)
         if index in matches:
-            last = index
+            last_index = index
     return neighbours
 
 
-def common(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:
+def common_subsequence(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:
     """Return the longest common subsequence as pairs of places.
 
     The algorithm of Hunt and Szymanski (1977) extends chains of matches: n log n if tokens are nearly unique.
     """
-    places = _places(b)
-    if sum(len(places[token]) for token in a if token in places) > LIMIT:
-        return common(_numbered(a), _numbered(b))
-    ends: list[int] = []
+    indices = _indices(b)
+    if sum(len(indices[token]) for token in a if token in indices) > MAX_TOKEN_PAIRS:
+        return common_subsequence(_numbered(a), _numbered(b))
+    tails: list[int] = []
     chains: list[tuple[int, int, object]] = []
     for index_a, token in enumerate(a):
-        for index_b in reversed(places.get(token, ())):
-            length = bisect_left(ends, index_b)
+        for index_b in reversed(indices.get(token, ())):
+            length = bisect_left(tails, index_b)
             link = (index_a, index_b, chains[length - 1] if length else None)
-            if length == len(ends):
-                ends.append(index_b)
+            if length == len(tails):
+                tails.append(index_b)
                 chains.append(link)
             else:
-                ends[length], chains[length] = index_b, link
+                tails[length], chains[length] = index_b, link
     pairs: list[tuple[int, int]] = []
-    link_: object = chains[-1] if chains else None
-    while isinstance(link_, tuple):
-        pairs.append((link_[0], link_[1]))
-        link_ = link_[2]
+    chain: object = chains[-1] if chains else None
+    while isinstance(chain, tuple):
+        pairs.append((chain[0], chain[1]))
+        chain = chain[2]
     return pairs[::-1]
 
 
-def _places(tokens: Sequence[Hashable]) -> dict[Hashable, list[int]]:
+def _indices(tokens: Sequence[Hashable]) -> dict[Hashable, list[int]]:
     indices: dict[Hashable, list[int]] = defaultdict(list)
     for index, token in enumerate(tokens):
         indices[token].append(index)
@@ -119,27 +119,27 @@ def _places(tokens: Sequence[Hashable]) -> dict[Hashable, list[int]]:
 
 def _numbered(tokens: Sequence[Hashable]) -> list[Hashable]:
     """Return unique tokens: each with the number of equal tokens before it."""
-    seen: dict[Hashable, int] = defaultdict(int)
-    numbered: list[Hashable] = []
+    counts: dict[Hashable, int] = defaultdict(int)
+    unique_tokens: list[Hashable] = []
     for token in tokens:
-        numbered.append((token, seen[token]))
-        seen[token] += 1
-    return numbered
+        unique_tokens.append((token, counts[token]))
+        counts[token] += 1
+    return unique_tokens
 
 
-def _in_order(a: Sequence[Series], b: Sequence[Series], matches: dict[int, tuple[int, str]]) -> list[Pair]:
+def _ordered_pairs(a: Sequence[Series], b: Sequence[Series], matches: dict[int, tuple[int, str]]) -> list[Pair]:
     """Return the pairs in the order of the second run; rows of the first run alone follow their aligned neighbour."""
-    placed: list[tuple[float, int, Pair]] = []
-    last = -1
+    entries: list[tuple[float, int, Pair]] = []
+    index_b = -1
     for index, row in enumerate(a):
         if index in matches:
-            last, by = matches[index]
-            placed.append((last, -1, Pair(row, b[last], by)))
+            index_b, by = matches[index]
+            entries.append((index_b, -1, Pair(row, b[index_b], by)))
         else:
-            placed.append((last + 0.5, index, Pair(row, None, None)))
+            entries.append((index_b + 0.5, index, Pair(row, None, None)))
     matched = {index for index, _ in matches.values()}
-    placed += [(index, -1, Pair(None, row, None)) for index, row in enumerate(b) if index not in matched]
-    return [pair for _, _, pair in sorted(placed, key=lambda entry: entry[:2])]
+    entries += [(index, -1, Pair(None, row, None)) for index, row in enumerate(b) if index not in matched]
+    return [pair for _, _, pair in sorted(entries, key=lambda entry: entry[:2])]
 
 
 # --- sides -------------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ Align = Callable[[Sequence[Series], Sequence[Series]], list[Pair]]
 class _Row:
     """A row over the runs of a side."""
 
-    first: Series
+    series: Series
     """The row of the first run that has it."""
     figures: list[float] = field(default_factory=list)
     calls: list[float] = field(default_factory=list)
@@ -179,8 +179,8 @@ def merge_runs(runs: Sequence[list[Series]], align: Align, absent_is_zero: bool)
     rows: list[_Row] = []
     count = 0
     for run in filter(None, runs):
-        before, rows = len(rows), _with(rows, run, align)
-        if not absent_is_zero and before and len(rows) == before + len(run):
+        size_before, rows = len(rows), _merge_run(rows, run, align)
+        if not absent_is_zero and size_before and len(rows) == size_before + len(run):
             raise AnalysisError(
                 f"the runs of a side have neither {run[0].name!r} nor any other row of its section in common: "
                 "a side takes runs of one program"
@@ -188,9 +188,9 @@ def merge_runs(runs: Sequence[list[Series]], align: Align, absent_is_zero: bool)
         count += 1
     return [
         Series(
-            row.first.key,
-            row.first.name,
-            row.first.type,
+            row.series.key,
+            row.series.name,
+            row.series.type,
             row.figures + [0.0] * (count - len(row.figures) if absent_is_zero else 0),
             statistics.median(row.calls) if row.calls else None,
             row.steps,
@@ -199,11 +199,11 @@ def merge_runs(runs: Sequence[list[Series]], align: Align, absent_is_zero: bool)
     ]
 
 
-def _with(rows: list[_Row], run: list[Series], align: Align) -> list[_Row]:
+def _merge_run(rows: list[_Row], run: list[Series], align: Align) -> list[_Row]:
     """Return the rows with the figures of a further run, in its order."""
-    rows_by_id = {id(row.first): row for row in rows}
+    rows_by_id = {id(row.series): row for row in rows}
     merged = []
-    for pair in align([row.first for row in rows], run):
+    for pair in align([row.series for row in rows], run):
         row = rows_by_id[id(pair.a)] if pair.a is not None else _Row(pair.b) if pair.b is not None else None
         assert row is not None
         if pair.b is not None:

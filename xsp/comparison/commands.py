@@ -15,7 +15,7 @@ _PYTHON = re.compile(r"(python|pypy)[\d.]*(\.exe)?")
 _MODEL = re.compile(r"(torchvision|timm|transformers|micro):\S+|[^:]+\.py:[A-Za-z_]\w*")
 _WITH_VALUE = ("-W", "-X")
 _START_CODE = (
-    "import sys; sys.path[:] = [each for each in sys.path if each]; from xsp.cli import main; sys.exit(main())"
+    "import sys; sys.path[:] = [path for path in sys.path if path]; from xsp.cli import main; sys.exit(main())"
 )
 """Code that starts xsp without the working directory in `sys.path`, as the `xsp` command starts."""
 
@@ -24,7 +24,7 @@ _START_CODE = (
 class Program:
     """One side of a comparison: the program and how to start it under xsp."""
 
-    typed: str
+    text: str
     python: tuple[str, ...]
     """The interpreter, with its own options."""
     verb: str
@@ -37,8 +37,8 @@ class Program:
     def name(self) -> str:
         """The name of its runs: that of the script or the model."""
         scripts = [Path(word).stem for word in self.args if word.endswith(".py")]
-        last = self.args[0].partition(":")[2] if self.verb == "profile" else self.args[-1]
-        return re.sub(r"\W+", "-", scripts[0] if scripts else last).strip("-") or "program"
+        target = self.args[0].partition(":")[2] if self.verb == "profile" else self.args[-1]
+        return re.sub(r"\W+", "-", scripts[0] if scripts else target).strip("-") or "program"
 
     def command(self, out: Path, levels: str, seed: int) -> list[str]:
         """Return the command that records a run of the program into a directory."""
@@ -47,7 +47,7 @@ class Program:
         return [*self.python, "-c", _START_CODE, self.verb, *options, *self.args]
 
 
-def program(typed: str) -> Program:
+def program(text: str) -> Program:
     """Parse a command such as `python train.py --epochs 1`, or a model such as `torchvision:resnet18 --batch 8`.
 
     Settings NAME=VALUE before the command are added to its environment. An interpreter that is given with its path runs
@@ -58,22 +58,22 @@ def program(typed: str) -> Program:
         UsageError: the text is not a command that can run under xsp.
     """
     try:
-        words = shlex.split(typed)
+        words = shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"{typed!r}: {error}") from None
+        raise UsageError(f"{text!r}: {error}") from None
     settings = []
     while words and _SETTING.match(words[0]):
         name, _, value = words.pop(0).partition("=")
         settings.append((name, value))
     if not words:
-        raise UsageError(f"{typed!r}: no command; write 'python train.py', or a model such as torchvision:resnet18")
-    python, verb, args = _read(words, typed)
+        raise UsageError(f"{text!r}: no command; write 'python train.py', or a model such as torchvision:resnet18")
+    python, verb, args = _split(words, text)
     if not args or (args[0] == "-m" and len(args) < 2):
-        raise UsageError(f"{typed!r}: names no script; write 'python train.py'")
-    return Program(typed, python, verb, tuple(args), tuple(settings))
+        raise UsageError(f"{text!r}: names no script; write 'python train.py'")
+    return Program(text, python, verb, tuple(args), tuple(settings))
 
 
-def _read(words: list[str], typed: str) -> tuple[tuple[str, ...], str, list[str]]:
+def _split(words: list[str], text: str) -> tuple[tuple[str, ...], str, list[str]]:
     """Return the interpreter, the verb and the arguments of the verb."""
     current = (sys.executable,)
     if words[0] == "xsp" and words[1:2] in (["run"], ["profile"]):
@@ -81,20 +81,20 @@ def _read(words: list[str], typed: str) -> tuple[tuple[str, ...], str, list[str]
     if _MODEL.fullmatch(words[0]):
         return current, "profile", words
     if _PYTHON.fullmatch(Path(words[0]).name):
-        python, rest = _interpreter(words, typed)
-        return python, "run", rest
+        python, arguments = _interpreter(words, text)
+        return python, "run", arguments
     return current, "run", words
 
 
-def _interpreter(words: list[str], typed: str) -> tuple[tuple[str, ...], list[str]]:
+def _interpreter(words: list[str], text: str) -> tuple[tuple[str, ...], list[str]]:
     """Return the interpreter with its options, and the program that it runs."""
     interpreter = words[0]
     python = [str(Path(interpreter).expanduser().absolute()) if "/" in interpreter else sys.executable]
-    rest = words[1:]
-    while rest and rest[0].startswith("-") and rest[0] != "-m":
-        if rest[0] in ("-c", "-"):
-            raise UsageError(f"{typed!r}: put the program into a file; code after -c cannot be run in turns")
-        count = 2 if rest[0] in _WITH_VALUE else 1
-        python += rest[:count]
-        rest = rest[count:]
-    return tuple(python), rest
+    remaining = words[1:]
+    while remaining and remaining[0].startswith("-") and remaining[0] != "-m":
+        if remaining[0] in ("-c", "-"):
+            raise UsageError(f"{text!r}: put the program into a file; code after -c cannot be run in turns")
+        count = 2 if remaining[0] in _WITH_VALUE else 1
+        python += remaining[:count]
+        remaining = remaining[count:]
+    return tuple(python), remaining

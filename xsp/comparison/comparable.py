@@ -31,7 +31,7 @@ def differences(a: Sequence[Trace], b: Sequence[Trace]) -> list[Difference]:
     for trace in (*a, *b):
         if not trace.con.execute("SELECT 1 FROM merged LIMIT 1").fetchall():
             raise AnalysisError(f"{trace.name!r} holds no step, so there is nothing to compare")
-    facts_a, facts_b = _of_side(a), _of_side(b)
+    facts_a, facts_b = _side_facts(a), _side_facts(b)
     subjects = [*facts_a, *(subject for subject in facts_b if subject not in facts_a)]
     unknown = [_text(None)]
     changes = [
@@ -42,34 +42,34 @@ def differences(a: Sequence[Trace], b: Sequence[Trace]) -> list[Difference]:
     return [*changes, *_page_faults(a, b)]
 
 
-MANY_FAULTS = 1000
+MIN_FAULTS = 1000
 """Number of page faults in a step above which they may take a noticeable part of its time."""
 
-OTHER_FAULTS = 2.0
+MIN_FAULT_RATIO = 2.0
 """Minimum ratio of page faults between every run of one side and every run of the other to count as a difference."""
 
 
 def _page_faults(a: Sequence[Trace], b: Sequence[Trace]) -> Iterator[Difference]:
     """Yield the page faults of a step if one side has far more in each run: newly mapped memory takes time."""
-    sides = [[faults for faults in map(_faults_of, side) if faults is not None] for side in (a, b)]
+    sides = [[faults for faults in map(_step_faults, side) if faults is not None] for side in (a, b)]
     if not all(sides):
         return
     low, high = sorted(sides, key=max)
-    if min(high) >= max(MANY_FAULTS, OTHER_FAULTS * max(low)):
+    if min(high) >= max(MIN_FAULTS, MIN_FAULT_RATIO * max(low)):
         text_a, text_b = (" | ".join(dict.fromkeys(f"{faults:,.0f}" for faults in side)) for side in sides)
         yield Difference("page faults", f"{text_a} in a step", text_b)
 
 
-def _faults_of(trace: Trace) -> float | None:
+def _step_faults(trace: Trace) -> float | None:
     return next((row.faults for row in iterations(trace.con) if (row.rank, row.kind) == (trace.rank, trace.kind)), None)
 
 
-def same_work(runs: Sequence[Trace]) -> bool:
+def have_same_work(runs: Sequence[Trace]) -> bool:
     """Return whether the steps of all runs do the same work: all train, or all only predict."""
     return len({tuple(_phases(run)) for run in runs}) == 1
 
 
-def _of_side(runs: Sequence[Trace]) -> dict[str, list[str]]:
+def _side_facts(runs: Sequence[Trace]) -> dict[str, list[str]]:
     """Return the facts of the runs of a side: for each subject, its distinct texts in the order of the runs."""
     facts_by_run = [dict(_facts(run)) for run in runs]
     subjects = dict.fromkeys(subject for facts in facts_by_run for subject in facts)
@@ -153,15 +153,15 @@ def load(
     return traces_a, traces_b
 
 
-def load_like(other: Trace | None, path: Path, kind: int | str | None = None, skip_damaged: bool = False) -> Trace:
+def load_like(reference: Trace | None, path: Path, kind: int | str | None = None, skip_damaged: bool = False) -> Trace:
     """Load a run with figures of the same kind of step as another run's, if it has such steps.
 
     The kind with the most time, which is the default, may differ between runs if two take about the same, as in a GAN.
     """
     trace = runs.load(path, kind=kind, skip_damaged=skip_damaged)
-    if other is None or kind is not None or kind_name(other) in (None, kind_name(trace)):
+    if reference is None or kind is not None or kind_name(reference) in (None, kind_name(trace)):
         return trace
-    numbers = [step_kind.kind for step_kind in trace.run.kinds if step_kind.name == kind_name(other)]
+    numbers = [step_kind.kind for step_kind in trace.run.kinds if step_kind.name == kind_name(reference)]
     if not numbers:
         return trace
     try:

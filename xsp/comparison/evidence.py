@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from xsp import summary
-from xsp.comparison.significance import p_value, quantile, ranked
+from xsp.comparison.significance import p_value, quantile, rank_test
 from xsp.errors import UsageError
 
 ALPHA = 0.05
@@ -27,11 +27,11 @@ POWER = 0.8
 NEGLIGIBLE = 0.01
 """Minimum change, as a share, to be called a change."""
 
-RANKS = 0.8
+RANK_SHARE = 0.8
 """Share of the significance level used for the rank test of steps and of runs; Yuen's test has the rest. Ranks need
 most of it: with 4 values per side, no p is below 0.029. Yuen's p can be as small as a table of many rows requires."""
 
-STARTS = 0.25
+START_SPREAD = 0.25
 """Share by which one start of a program may be slower than another. Identical programs, started one after the other on
 a shared machine, were seen to differ by 13 %; this is twice as much."""
 
@@ -83,11 +83,11 @@ class Repeats:
     unit: str
     """step: steps of one run per side; run: several runs per side; turn: runs in turns, tested after each turn."""
 
-    enough: int
+    min_count: int
     """Number of repeats that each side needs."""
 
     rule: str
-    starts: float = 0.0
+    start_spread: float = 0.0
     """Share by which two starts of an unchanged program may differ, if the repeats do not contain that."""
 
     level: float = ALPHA
@@ -105,10 +105,10 @@ class Repeats:
             b: times of the second side, at least one.
         """
         if self.unit == "step":
-            return _of_steps(a, b)
-        return _of_runs(a, b) if self.unit == "run" else _of_turns(a, b, self.level)
+            return _compare_steps(a, b)
+        return _compare_runs(a, b) if self.unit == "run" else _compare_turns(a, b, self.level)
 
-    def verdict(self, found: Evidence, adjusted: float | None, repeats: int) -> str:
+    def verdict(self, result: Evidence, p: float | None, count: int) -> str:
         """Return the verdict by the rule.
 
         Args:
@@ -116,138 +116,138 @@ class Repeats:
             adjusted: its p-value after the adjustment.
             repeats: number of repeats of the side with fewer.
         """
-        if adjusted is None or found.low is None or found.high is None:
-            return NO_REPEATS if repeats <= 1 else FEW_REPEATS
-        certain = adjusted <= ALPHA and not found.low <= 0 <= found.high
-        if not certain or abs(found.change) < NEGLIGIBLE * found.a:
+        if p is None or result.low is None or result.high is None:
+            return NO_REPEATS if count <= 1 else FEW_REPEATS
+        is_certain = p <= ALPHA and not result.low <= 0 <= result.high
+        if not is_certain or abs(result.change) < NEGLIGIBLE * result.a:
             return NO_EVIDENCE
-        if found.change > 0:
-            return SLOWER if found.low >= self.starts * found.a else SLOWER_HERE
-        return FASTER if found.high <= -found.a * self.starts / (1 + self.starts) else FASTER_HERE
+        if result.change > 0:
+            return SLOWER if result.low >= self.start_spread * result.a else SLOWER_HERE
+        return FASTER if result.high <= -result.a * self.start_spread / (1 + self.start_spread) else FASTER_HERE
 
     def adjusted(self, p_values: Sequence[float | None]) -> list[float | None]:
         """Return p-values adjusted for several looks and, after Benjamini and Hochberg, for many rows; None stays."""
         adjusted = [None if p is None else min(1.0, p * ALPHA / self.level) for p in p_values]
         ordered = sorted(((p, index) for index, p in enumerate(adjusted) if p is not None), reverse=True)
-        least = 1.0
+        minimum = 1.0
         for rank, (p, index) in enumerate(ordered):
-            least = min(least, p * len(ordered) / (len(ordered) - rank))
-            adjusted[index] = least
+            minimum = min(minimum, p * len(ordered) / (len(ordered) - rank))
+            adjusted[index] = minimum
         return adjusted
 
 
 STEPS = Repeats(
     "step",
-    enough=3,
-    starts=STARTS,
+    min_count=3,
+    start_spread=START_SPREAD,
     rule=f"slower here, faster here: {_SIGNS_OF_BOTH}. This applies to these two runs only: repeats are the steps "
     "of one process, and the intervals do not include differences between two starts of the same program. slower, "
-    f"faster: the whole interval is beyond what two starts may differ by, {100 * STARTS:.0f} %. {_DETECTABLE}",
+    f"faster: the whole interval is beyond what two starts may differ by, {100 * START_SPREAD:.0f} %. {_DETECTABLE}",
 )
 RUNS = Repeats(
     "run",
-    enough=2,
+    min_count=2,
     rule=f"slower, faster: {_SIGNS_OF_BOTH}. Repeats are runs: each gives one figure, the trimmed mean of its steps, "
     f"and the 95 % intervals include the differences between runs. {_DETECTABLE}",
 )
 
 
-def in_turns(most: int, level: float) -> Repeats:
+def in_turns(max_turns: int, level: float) -> Repeats:
     """Return how runs that took turns, and were tested after each turn, are judged.
 
     Args:
         most: maximum number of turns.
-        level: significance level of one look, see `LEVELS`.
+        level: significance level of one look, see `LOOK_LEVELS`.
     """
     rule = (
         f"slower, faster: {_SIGNS_OF_TURNS}. Repeats are runs, which took turns and were tested after each turn. "
-        f"p and the intervals allow for two tests at each look of up to {most} turns: at most "
+        f"p and the intervals allow for two tests at each look of up to {max_turns} turns: at most "
         f"{100 * ALPHA:.0f} % false alarms overall. {_DETECTABLE}"
     )
-    return Repeats("turn", enough=2, rule=rule, level=level)
+    return Repeats("turn", min_count=2, rule=rule, level=level)
 
 
-def _of_steps(a: Sequence[float], b: Sequence[float]) -> Evidence:
+def _compare_steps(a: Sequence[float], b: Sequence[float]) -> Evidence:
     """Compare the steps of two runs by both tests."""
     means = summary.trimmed_mean(a), summary.trimmed_mean(b)
-    if min(len(a), len(b)) < STEPS.enough:
+    if min(len(a), len(b)) < STEPS.min_count:
         return Evidence(*means, None, None, None, None)
-    result = _by_both(a, b, *means)
-    return result._replace(detectable=(result.detectable or 0.0) + STARTS * means[0])
+    result = _test_both(a, b, *means)
+    return result._replace(detectable=(result.detectable or 0.0) + START_SPREAD * means[0])
 
 
-def _by_both(a: Sequence[float], b: Sequence[float], mean_a: float, mean_b: float) -> Evidence:
+def _test_both(a: Sequence[float], b: Sequence[float], mean_a: float, mean_b: float) -> Evidence:
     """Compare two sets by Yuen's test and by ranks; the smaller p counts, raised because two tests were made.
 
     Yuen's test is the sharper one if values are close together, but finds nothing if a few out of few are outliers. The
-    rank test does, but its p is limited by the number of values. Each has its share of the level, see `RANKS`, so both
-    intervals are wider accordingly. With too few values for ranks, and with many, only Yuen's test is made.
+    rank test does, but its p is limited by the number of values. Each has its share of the level, see `RANK_SHARE`, so
+    both intervals are wider accordingly. With too few values for ranks, and with many, only Yuen's test is made.
     """
-    rank_result = ranked(a, b, ALPHA * RANKS) if min(len(a), len(b)) < summary.MANY else None
-    share = 1 - RANKS if rank_result is not None else 1.0
+    rank_result = rank_test(a, b, ALPHA * RANK_SHARE) if min(len(a), len(b)) < summary.MIN_NORMAL_VALUES else None
+    share = 1 - RANK_SHARE if rank_result is not None else 1.0
     error, freedom = _error(a, b)
     shift, margin = _trimmed(b) - _trimmed(a), error * quantile(1 - ALPHA * share / 2, freedom)
     low, high, p, test = shift - margin, shift + margin, min(1.0, _p(shift, error, freedom) / share), BY_YUEN
     detectable = _detectable(error, freedom, ALPHA * share)
     if rank_result is not None:
         detectable = min(detectable, _WIDTH_TO_DETECTABLE * (rank_result.high - rank_result.low))
-        if rank_result.p / RANKS < p:
-            low, high, p, test = rank_result.low, rank_result.high, rank_result.p / RANKS, BY_RANKS
+        if rank_result.p / RANK_SHARE < p:
+            low, high, p, test = rank_result.low, rank_result.high, rank_result.p / RANK_SHARE, BY_RANKS
     change = mean_b - mean_a  # if values are skewed, it may lie outside the interval of the ranks
     return Evidence(mean_a, mean_b, min(low, change), max(high, change), p, detectable, test)
 
 
 _NORMAL = statistics.NormalDist()
-_WIDTH_TO_DETECTABLE = 0.5 * (1 + _NORMAL.inv_cdf(POWER) / _NORMAL.inv_cdf(1 - ALPHA * RANKS / 2))
+_WIDTH_TO_DETECTABLE = 0.5 * (1 + _NORMAL.inv_cdf(POWER) / _NORMAL.inv_cdf(1 - ALPHA * RANK_SHARE / 2))
 """Ratio of the detectable change to the width of the interval of a shift."""
 
 
-def _of_runs(a: Sequence[float], b: Sequence[float]) -> Evidence:
+def _compare_runs(a: Sequence[float], b: Sequence[float]) -> Evidence:
     """Compare one figure per run by both tests; intervals come from the tests: a bootstrap of few values is too narrow.
 
     A single run is compared with several by Yuen's test, on the assumption that it varies as they do.
     """
     if 1 in (len(a), len(b)):
-        return _by_yuen(a, b, ALPHA)
+        return _test_yuen(a, b, ALPHA)
     means = _trimmed(a), _trimmed(b)
-    result = _by_both(a, b, *means)
+    result = _test_both(a, b, *means)
     return result._replace(detectable=max(result.detectable or 0.0, NEGLIGIBLE * means[0]))
 
 
-def _of_turns(a: Sequence[float], b: Sequence[float], level: float) -> Evidence:
+def _compare_turns(a: Sequence[float], b: Sequence[float], level: float) -> Evidence:
     """Compare one figure per run by Yuen's test of all runs and of the differences within turns.
 
     The smaller p counts; the level is that of both tests together. Pairs are sharper if the machine drifts over the
     turns, all runs if they differ by chance alone. If a turn lacks a run, there are no pairs.
     """
-    result = _by_yuen(a, b, level)
+    result = _test_yuen(a, b, level)
     if result.p is None or result.detectable is None or len(a) != len(b):
         return result
-    pairs = _by_pairs(a, b, level)
+    pairs = _test_pairs(a, b, level)
     detectable = min(result.detectable, pairs.detectable or result.detectable)
     return (pairs if (pairs.p or 0.0) < result.p else result)._replace(detectable=detectable)
 
 
-def _by_yuen(a: Sequence[float], b: Sequence[float], level: float) -> Evidence:
+def _test_yuen(a: Sequence[float], b: Sequence[float], level: float) -> Evidence:
     """Compare one figure per run by Yuen's test alone; None for interval and p with one run per side."""
-    if max(len(a), len(b)) < RUNS.enough:
+    if max(len(a), len(b)) < RUNS.min_count:
         return Evidence(_trimmed(a), _trimmed(b), None, None, None, None)
     error, freedom = _error(a, b)
-    return _tested(a, b, _trimmed(b) - _trimmed(a), error, freedom, level)
+    return _student_evidence(a, b, _trimmed(b) - _trimmed(a), error, freedom, level)
 
 
-def _by_pairs(a: Sequence[float], b: Sequence[float], level: float) -> Evidence:
+def _test_pairs(a: Sequence[float], b: Sequence[float], level: float) -> Evidence:
     """Compare one figure per run by Yuen's test for one set: the trimmed mean of the differences within turns."""
     differences = [time_b - time_a for time_a, time_b in zip(a, b, strict=True)]
-    square, freedom, _ = _square(differences)
-    result = _tested(a, b, _trimmed(differences), math.sqrt(square), freedom, level)
+    square, freedom, _ = _squared_error(differences)
+    result = _student_evidence(a, b, _trimmed(differences), math.sqrt(square), freedom, level)
     assert result.low is not None
     assert result.high is not None
     # the displayed change is that of the two figures, and must lie within its interval
     return result._replace(low=min(result.low, result.change), high=max(result.high, result.change), test=BY_PAIRS)
 
 
-def _tested(
+def _student_evidence(
     a: Sequence[float], b: Sequence[float], shift: float, error: float, freedom: float, level: float
 ) -> Evidence:
     """Return the evidence of Student's t for a shift, with the figures of both sides."""
@@ -274,14 +274,14 @@ def _trimmed(values: Sequence[float]) -> float:
 def _error(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
     """Return Yuen's standard error of the difference of two trimmed means, and its degrees of freedom."""
     if 1 in (len(a), len(b)):  # the variance of a single value is unknown: assume that of the other side
-        square, share, inner = _square(a if len(a) > 1 else b)
+        square, share, inner = _squared_error(a if len(a) > 1 else b)
         return math.sqrt(square * (1 + inner)), share
-    (var_a, share_a, _), (var_b, share_b, _) = _square(a), _square(b)
+    (var_a, share_a, _), (var_b, share_b, _) = _squared_error(a), _squared_error(b)
     denominator = var_a * var_a / share_a + var_b * var_b / share_b
     return math.sqrt(var_a + var_b), (var_a + var_b) ** 2 / denominator if denominator else float(share_a + share_b)
 
 
-def _square(values: Sequence[float]) -> tuple[float, int, int]:
+def _squared_error(values: Sequence[float]) -> tuple[float, int, int]:
     """Return the squared standard error of a trimmed mean, its degrees of freedom, and the number of values in it."""
     ordered, drop = sorted(values), math.floor(summary.TRIM * len(values))
     low, high, inner = ordered[drop], ordered[-1 - drop], len(ordered) - 2 * drop
@@ -300,18 +300,18 @@ def _square(values: Sequence[float]) -> tuple[float, int, int]:
 # turn.
 
 
-FIRST = 3
+MIN_TURNS = 3
 """Turns before the first look."""
 
-LEVELS = {
+LOOK_LEVELS = {
     3: 0.0375, 4: 0.0222, 5: 0.0132, 6: 0.0102, 7: 0.0085, 8: 0.0074, 10: 0.0058, 12: 0.0051, 15: 0.0043, 20: 0.0036,
     25: 0.0032, 30: 0.0029, 40: 0.0025, 50: 0.0023, 75: 0.002, 100: 0.0018,
 }  # fmt: skip
 """Maximum number of turns → significance level of one look."""
 
-MOST = max(LEVELS)
+MAX_TURNS = max(LOOK_LEVELS)
 
-USUAL = 20
+USUAL_TURNS = 20
 """Recommended maximum number of turns. In 1,000 simulated courses each, they find a step that is 5 % slower in all
 courses if starts differ by 2 % (15 turns: 99.7 %, 10: 95 %), in 99.9 % if turns also differ by 2.5 % (99, 88 %), in
 98 % if a neighbour slows one run in ten by 15 % (96, 88 %), in 94 % if starts differ by 3.2 % and turns do not
@@ -319,32 +319,34 @@ courses if starts differ by 2 % (15 turns: 99.7 %, 10: 95 %), in 99.9 % if turns
 maximum; if there is none, 20 turns take a third longer than 15."""
 
 
-def repeats(most: int) -> Repeats:
-    """Return how runs that take turns, at most `most`, are judged.
+def turn_repeats(max_turns: int) -> Repeats:
+    """Return how runs that take turns, at most `max_turns`, are judged.
 
     Raises:
-        UsageError: `most` is below three or above a hundred.
+        UsageError: `max_turns` is below three or above a hundred.
     """
-    if not FIRST <= most <= MOST:
-        raise UsageError(f"{most} turns: at least {FIRST} are needed for a result, and at most {MOST} are allowed")
-    return in_turns(most, next(level for turns, level in LEVELS.items() if turns >= most))
+    if not MIN_TURNS <= max_turns <= MAX_TURNS:
+        raise UsageError(
+            f"{max_turns} turns: at least {MIN_TURNS} are needed for a result, and at most {MAX_TURNS} are allowed"
+        )
+    return in_turns(max_turns, next(level for turns, level in LOOK_LEVELS.items() if turns >= max_turns))
 
 
 class TurnResult(NamedTuple):
     """The result of a look at the step: whether the turns suffice, and the change with its interval."""
 
-    enough: bool
+    is_enough: bool
     change: float
     """Change as a share of A, like `low` and `high`."""
     low: float
     high: float
 
 
-def compare_turn(how: Repeats, a: list[float], b: list[float], threshold: float | None = None) -> TurnResult:
+def compare_turn(repeats: Repeats, a: list[float], b: list[float], threshold: float | None = None) -> TurnResult:
     """Test the figures of the steps after a turn.
 
     Args:
-        how: the result of `repeats`.
+        how: the result of `turn_repeats`.
         a: one figure per run, two or more.
         b: likewise.
         threshold: the share from which a slowdown of B matters, or None.
@@ -352,13 +354,13 @@ def compare_turn(how: Repeats, a: list[float], b: list[float], threshold: float 
     Without a threshold the turns suffice if B is known to be slower or faster, or the change to be negligible; with a
     threshold, if the change is known to lie on one side of it. The intervals hold at all looks at once.
     """
-    result = how.evidence(a, b)
+    result = repeats.evidence(a, b)
     assert result.low is not None
     assert result.high is not None
     low, high = result.low / result.a, result.high / result.a
     if threshold is None:
-        verdict = how.verdict(result, how.adjusted([result.p])[0], min(len(a), len(b)))
-        enough = verdict in (SLOWER, FASTER) or -NEGLIGIBLE < low <= high < NEGLIGIBLE
+        verdict = repeats.verdict(result, repeats.adjusted([result.p])[0], min(len(a), len(b)))
+        is_enough = verdict in (SLOWER, FASTER) or -NEGLIGIBLE < low <= high < NEGLIGIBLE
     else:
-        enough = high < threshold or low >= max(threshold, NEGLIGIBLE)
-    return TurnResult(enough, result.change / result.a, low, high)
+        is_enough = high < threshold or low >= max(threshold, NEGLIGIBLE)
+    return TurnResult(is_enough, result.change / result.a, low, high)

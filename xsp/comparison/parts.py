@@ -14,7 +14,7 @@ from xsp.analyses.idle import idle_causes
 from xsp.analyses.launches import launch_costs
 from xsp.analyses.memory import memory_steps
 from xsp.analyses.phases import ITERATION
-from xsp.analyses.phases import phases as analysed
+from xsp.analyses.phases import phases as phases_analysis
 from xsp.comparison.series import Series
 from xsp.errors import AnalysisError
 from xsp.schema import Level
@@ -27,7 +27,7 @@ NS_PER_MS = 1e6
 def phases(trace: Trace) -> list[Series]:
     """Return the phases of an iteration: forward, backward, optimizer, data, the rest; empty if they are unknown."""
     try:
-        rows = analysed(trace).project("phase, ms, calls").fetchall()
+        rows = phases_analysis(trace).project("phase, ms, calls").fetchall()
     except AnalysisError:
         return []
     return [
@@ -38,15 +38,15 @@ def phases(trace: Trace) -> list[Series]:
 
 def idle(trace: Trace) -> list[Series]:
     """Return the idle time of a device in a step, by cause; the mean over several devices. Empty without a device."""
-    return _of_devices(trace, idle_causes, "cause, sum(idle_ms), sum(gaps)", "cause")
+    return _device_series(trace, idle_causes, "cause, sum(idle_ms), sum(gaps)", "cause")
 
 
 def launches(trace: Trace) -> list[Series]:
     """Return the host time of launches in a step, with their number; the mean over several devices."""
-    return _of_devices(trace, launch_costs, "'launches', sum(launch_ms), sum(launches)", "")
+    return _device_series(trace, launch_costs, "'launches', sum(launch_ms), sum(launches)", "")
 
 
-def _of_devices(trace: Trace, analysis: Analysis, sums: str, group: str) -> list[Series]:
+def _device_series(trace: Trace, analysis: Analysis, sums: str, group: str) -> list[Series]:
     if not trace.has(Level.KERNEL) or len(trace.run.kinds) > 1:  # these analyses cover steps of all kinds
         return []
     rows = analysis(trace).aggregate(sums, group).order("1").fetchall()
@@ -77,21 +77,23 @@ def memory(a: Sequence[Trace], b: Sequence[Trace]) -> Iterator[tuple[str, str | 
     for measure in (_peaks, _layers):
         mib_a, mib_b = _median([measure(run) for run in a]), _median([measure(run) for run in b])
         if mib_a and mib_b:
-            pairs = _same_place(mib_a, mib_b)
+            pairs = _retyped_layers(mib_a, mib_b)
             for name, kind in dict.fromkeys([*mib_a, *mib_b]):
                 if (name, kind) in pairs.values():
                     continue
-                renamed = pairs.get((name, kind))
-                value_b = mib_b.get(renamed or (name, kind))
-                yield name, f"{kind} → {renamed[1]}" if renamed else kind, mib_a.get((name, kind)), value_b
+                retyped = pairs.get((name, kind))
+                value_b = mib_b.get(retyped or (name, kind))
+                yield name, f"{kind} → {retyped[1]}" if retyped else kind, mib_a.get((name, kind)), value_b
 
 
-def _same_place(mib_a: MemoryFigures, mib_b: MemoryFigures) -> dict[tuple[str, str | None], tuple[str, str | None]]:
+def _retyped_layers(mib_a: MemoryFigures, mib_b: MemoryFigures) -> dict[tuple[str, str | None], tuple[str, str | None]]:
     """Return the layers of A → those of B with the same name and another type."""
-    gone, new = [key for key in mib_a if key not in mib_b], [key for key in mib_b if key not in mib_a]
-    names = {name: (name, kind) for name, kind in new if sum(new_name == name for new_name, _ in new) == 1}
+    only_a, only_b = [key for key in mib_a if key not in mib_b], [key for key in mib_b if key not in mib_a]
+    names = {name: (name, kind) for name, kind in only_b if sum(new_name == name for new_name, _ in only_b) == 1}
     return {
-        key: names[key[0]] for key in gone if key[0] in names and sum(gone_name == key[0] for gone_name, _ in gone) == 1
+        key: names[key[0]]
+        for key in only_a
+        if key[0] in names and sum(gone_name == key[0] for gone_name, _ in only_a) == 1
     }
 
 

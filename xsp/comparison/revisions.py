@@ -31,8 +31,8 @@ class WorkTree:
         """Return variables that let modules come from this tree, even if the user's tree is installed as editable."""
         if not self.modules:
             return {}
-        known = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
-        return {"PYTHONPATH": os.pathsep.join([*map(str, self.modules), *known]), "PYTHONDONTWRITEBYTECODE": "1"}
+        inherited = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+        return {"PYTHONPATH": os.pathsep.join([*map(str, self.modules), *inherited]), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @contextlib.contextmanager
@@ -46,21 +46,21 @@ def checkout(revisions: Sequence[str]) -> Iterator[list[WorkTree]]:
         UsageError: there is no repository, no git, or no such revision.
     """
     top = Path(_git(Path.cwd(), "rev-parse", "--show-toplevel"))
-    inside = Path.cwd().resolve().relative_to(top.resolve())
+    subfolder = Path.cwd().resolve().relative_to(top.resolve())
     commits = [_commit(top, revision) for revision in revisions]
     folder = Path(tempfile.mkdtemp(prefix="xsp-revisions-"))
     try:
-        places = []
+        work_trees = []
         for number, (revision, commit) in enumerate(zip(revisions, commits, strict=True)):
             tree = folder / f"{'ab'[number]}"
             _git(top, *_WITHOUT_HOOKS, "worktree", "add", "--quiet", "--detach", str(tree), commit)
-            if not (tree / inside).is_dir():
-                raise UsageError(f"revision {revision!r} has no directory {inside}: start in one that both have")
+            if not (tree / subfolder).is_dir():
+                raise UsageError(f"revision {revision!r} has no directory {subfolder}: start in one that both have")
             roots = (tree, tree / "src")
-            places.append(WorkTree(tree / inside, tuple(root for root in roots if root.is_dir())))
-        yield places
+            work_trees.append(WorkTree(tree / subfolder, tuple(root for root in roots if root.is_dir())))
+        yield work_trees
     finally:
-        with _undisturbed():
+        with _interrupts_ignored():
             _remove(top, folder)
 
 
@@ -96,7 +96,7 @@ def _remove(top: Path, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def _interrupts_ignored() -> Iterator[None]:
     """Ignore a second Ctrl-C until everything is removed."""
     try:
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -11,7 +11,7 @@ import duckdb
 from xsp import table
 from xsp.comparison import evidence, parts, series
 from xsp.comparison.align import Align, Pair, align, by_name, merge_runs
-from xsp.comparison.comparable import Difference, differences, same_work
+from xsp.comparison.comparable import Difference, differences, have_same_work
 from xsp.comparison.evidence import FASTER, FASTER_HERE, NEGLIGIBLE, SLOWER, Evidence, Repeats
 from xsp.comparison.parts import memory
 from xsp.comparison.series import Series
@@ -109,7 +109,7 @@ class Comparison:
         With one run per side, the possible difference between two starts is subtracted first.
         """
         low = self.step.low_percent
-        return self.step.verdict == SLOWER and low is not None and low - 100 * self.repeats.starts >= percent
+        return self.step.verdict == SLOWER and low is not None and low - 100 * self.repeats.start_spread >= percent
 
     def not_slower_by(self, percent: float) -> bool:
         """Return whether the step is known not to be slower by `percent`: the upper end of its interval is below it.
@@ -120,8 +120,8 @@ class Comparison:
         step = self.step
         if step.high_percent is None or step.verdict == OTHER_WORK:
             return False
-        most = (100 + step.high_percent) * (1 + self.repeats.starts) - 100
-        return most < max(percent, 100 * NEGLIGIBLE) or step.verdict in (FASTER, FASTER_HERE)
+        upper_percent = (100 + step.high_percent) * (1 + self.repeats.start_spread) - 100
+        return upper_percent < max(percent, 100 * NEGLIGIBLE) or step.verdict in (FASTER, FASTER_HERE)
 
     def relation(self, section: str | None = None) -> duckdb.DuckDBPyRelation:
         """Return the rows of one section or of all as a relation: `.df()`, `.pl()`, `.show()`."""
@@ -163,17 +163,17 @@ def compare(a: Trace | Sequence[Trace], b: Trace | Sequence[Trace], *, turns: in
     runs_a, runs_b = ([side] if isinstance(side, Trace) else list(side) for side in (a, b))
     if not runs_a or not runs_b:
         raise UsageError("compare: each side needs a run")
-    several = max(len(runs_a), len(runs_b)) > 1
-    repeats = evidence.repeats(turns) if turns is not None else evidence.RUNS if several else evidence.STEPS
+    has_several = max(len(runs_a), len(runs_b)) > 1
+    repeats = evidence.turn_repeats(turns) if turns is not None else evidence.RUNS if has_several else evidence.STEPS
     changes = differences(runs_a, runs_b)
-    judged = same_work([*runs_a, *runs_b])
+    is_comparable = have_same_work([*runs_a, *runs_b])
     steps, loops = series.best_common_steps([series.steps(run) for run in (*runs_a, *runs_b)])
-    rows = _section("step", steps[: len(runs_a)], steps[len(runs_a) :], align, repeats, judged)
+    rows = _section("step", steps[: len(runs_a)], steps[len(runs_a) :], align, repeats, is_comparable)
     if all(loops):
-        rows += _section("loop", loops[: len(runs_a)], loops[len(runs_a) :], align, repeats, judged)
+        rows += _section("loop", loops[: len(runs_a)], loops[len(runs_a) :], align, repeats, is_comparable)
     for section, figures in _PARTS:
         rows += _section(
-            section, [figures(run) for run in runs_a], [figures(run) for run in runs_b], by_name, repeats, judged
+            section, [figures(run) for run in runs_a], [figures(run) for run in runs_b], by_name, repeats, is_comparable
         )
     for section, figures, pairing in _SECTIONS:
         rows += _section(
@@ -186,7 +186,7 @@ def compare(a: Trace | Sequence[Trace], b: Trace | Sequence[Trace], *, turns: in
         )
     rows += [
         Row("memory", name, kind, "name" if None not in (old, new) else None, a_mib=old, b_mib=new,
-            change_mib=new - old if old is not None and new is not None else None, verdict=_more(old, new))
+            change_mib=new - old if old is not None and new is not None else None, verdict=_size_verdict(old, new))
         for name, kind, old, new in memory(runs_a, runs_b)
     ]  # fmt: skip
     return Comparison(_names(runs_a), _names(runs_b), len(runs_a), len(runs_b), repeats, changes, rows)
@@ -197,7 +197,7 @@ def _names(runs: Sequence[Trace]) -> str:
 
 
 def _section(
-    section: str, a: list[list[Series]], b: list[list[Series]], pairing: Align, repeats: Repeats, judged: bool
+    section: str, a: list[list[Series]], b: list[list[Series]], pairing: Align, repeats: Repeats, is_comparable: bool
 ) -> list[Row]:
     """Return the rows of a section.
 
@@ -210,31 +210,38 @@ def _section(
         judged: whether the rows get a verdict: False if the steps do different work.
     """
     if repeats.unit == "step":
-        return _rows(section, pairing(a[0], b[0]), repeats, judged)
+        return _rows(section, pairing(a[0], b[0]), repeats, is_comparable)
     rows_a, rows_b = (merge_runs(runs, pairing, absent_is_zero=pairing is by_name) for runs in (a, b))
-    return _rows(section, pairing(rows_a, rows_b), repeats, judged)
+    return _rows(section, pairing(rows_a, rows_b), repeats, is_comparable)
 
 
-def _rows(section: str, pairs: Sequence[Pair], repeats: Repeats, judged: bool) -> list[Row]:
+def _rows(section: str, pairs: Sequence[Pair], repeats: Repeats, is_comparable: bool) -> list[Row]:
     """Return the rows of a section; their p-values are adjusted for each other."""
     results = [repeats.evidence(pair.a.values, pair.b.values) if pair.a and pair.b else None for pair in pairs]
     p_values = repeats.adjusted([result.p if result is not None else None for result in results])
     return [
-        _both(section, pair.a, pair.b, pair.by, result, p, repeats, judged)
+        _common_row(section, pair.a, pair.b, pair.evidence, result, p, repeats, is_comparable)
         if pair.a is not None and pair.b is not None and result is not None
-        else _alone(section, pair, repeats)
+        else _unmatched_row(section, pair, repeats)
         for pair, result, p in zip(pairs, results, p_values, strict=True)
     ]
 
 
-def _both(
-    section: str, a: Series, b: Series, by: str | None, result: Evidence, p: float | None, how: Repeats, judged: bool
+def _common_row(
+    section: str,
+    a: Series,
+    b: Series,
+    alignment: str | None,
+    result: Evidence,
+    p: float | None,
+    repeats: Repeats,
+    is_comparable: bool,
 ) -> Row:
     return Row(
         section=section,
-        name=_changed(a.name, b.name) or "",
-        type=_changed(a.type, b.type),
-        aligned=by,
+        name=_change_text(a.name, b.name) or "",
+        type=_change_text(a.type, b.type),
+        aligned=alignment,
         a_ms=result.a / 1e6,
         b_ms=result.b / 1e6,
         change_ms=result.change / 1e6,
@@ -250,33 +257,35 @@ def _both(
         b_steps=_steps(b),
         a_calls=a.calls,
         b_calls=b.calls,
-        verdict=_verdict(section, result, p, min(len(a.values), len(b.values)), how) if judged else OTHER_WORK,
+        verdict=_verdict(section, result, p, min(len(a.values), len(b.values)), repeats)
+        if is_comparable
+        else OTHER_WORK,
         a_runs=_runs(a),
         b_runs=_runs(b),
-        a_between_percent=_between(a),
-        b_between_percent=_between(b),
+        a_between_percent=_spread_percent(a),
+        b_between_percent=_spread_percent(b),
     )
 
 
-def _verdict(section: str, result: Evidence, p: float | None, repeats: int, how: Repeats) -> str:
+def _verdict(section: str, result: Evidence, p: float | None, count: int, repeats: Repeats) -> str:
     if result.p is None and section in dict(_PARTS):  # one figure per run, so one run per side cannot be tested
-        return _more(result.a, result.b)
-    return how.verdict(result, p, repeats)
+        return _size_verdict(result.a, result.b)
+    return repeats.verdict(result, p, count)
 
 
-def _alone(section: str, pair: Pair, how: Repeats) -> Row:
+def _unmatched_row(section: str, pair: Pair, repeats: Repeats) -> Row:
     """Return the row of a pair that only one side has."""
     row = pair.a or pair.b
     assert row is not None
-    time_ms = how.figure(row.values) / 1e6
+    time_ms = repeats.figure(row.values) / 1e6
     if pair.a is not None:
         return Row(
             section, row.name, row.type, None, a_ms=time_ms, a_steps=_steps(row), a_calls=row.calls, verdict=ONLY_A,
-            a_runs=_runs(row), a_between_percent=_between(row),
+            a_runs=_runs(row), a_between_percent=_spread_percent(row),
         )  # fmt: skip
     return Row(
         section, row.name, row.type, None, b_ms=time_ms, b_steps=_steps(row), b_calls=row.calls, verdict=ONLY_B,
-        b_runs=_runs(row), b_between_percent=_between(row),
+        b_runs=_runs(row), b_between_percent=_spread_percent(row),
     )  # fmt: skip
 
 
@@ -288,14 +297,14 @@ def _runs(row: Series) -> int:
     return 1 if row.steps is None else len(row.values)
 
 
-def _between(row: Series) -> float | None:
+def _spread_percent(row: Series) -> float | None:
     """Return the standard deviation of a side's runs in percent of their mean; None for a single run."""
     if _runs(row) < 2 or not (mean := statistics.fmean(row.values)):
         return None
     return 100 * statistics.stdev(row.values) / mean
 
 
-def _changed(a: str | None, b: str | None) -> str | None:
+def _change_text(a: str | None, b: str | None) -> str | None:
     return b if a == b else f"{a} → {b}"
 
 
@@ -303,11 +312,11 @@ def _scaled(value: float | None, divisor: float) -> float | None:
     return None if value is None else value / divisor
 
 
-def _percent(value: float | None, of: float) -> float | None:
-    return None if value is None or not of else 100 * value / of
+def _percent(value: float | None, total: float) -> float | None:
+    return None if value is None or not total else 100 * value / total
 
 
-def _more(a: float | None, b: float | None) -> str:
+def _size_verdict(a: float | None, b: float | None) -> str:
     if a is None or b is None:
         return ONLY_B if a is None else ONLY_A
     return "same" if a == b else "more" if b > a else "less"

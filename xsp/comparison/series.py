@@ -1,6 +1,6 @@
 """The comparable times of a run over its repeats: a time per step, or, for several runs, a figure per run.
 
-The times are those of the timed steps at the own rung of each level, at which it is the deepest recorded level (see
+The times are those of the timed steps at the rung at which each level is the deepest recorded one (see
 `xsp.store.merge`), so that they exclude the cost of deeper levels. A run without timed steps has one time per row.
 """
 
@@ -44,14 +44,14 @@ def figure(series: Series) -> float:
     return summary.trimmed_mean(series.values)
 
 
-ENOUGH = 3
+MIN_STEPS = 3
 """Minimum number of bare steps for a figure of the step."""
 
 
 class Bare(NamedTuple):
     """Bare steps of a run."""
 
-    alone: Series
+    steps: Series
     iterations: Series
     """Iterations of the program's loop: each step with the time since the step before it."""
 
@@ -61,7 +61,7 @@ class Steps(NamedTuple):
 
     steady: Bare | None
     """Steady steps, see `loop` in the trace; None if there are too few, as in traces of other profilers."""
-    followed: Bare | None
+    after_bare: Bare | None
     """Steps that followed a bare one, steady or not: a short run has more of them. A few percent slower."""
     recorded: Series | None
 
@@ -70,14 +70,14 @@ def steps(trace: Trace) -> Steps:
     """Return the steps of a run that are of the same kind as its figures."""
     rows = _calls(trace, f"kind = '{Kind.STEP}'")
     recorded = rows[0]._replace(key="step") if rows else None
-    of_kind = "true" if (kind := getattr(trace, "kind", None)) is None else f"kind = {int(kind)}"
+    kind_condition = "true" if (kind := getattr(trace, "kind", None)) is None else f"kind = {int(kind)}"
     if not trace.con.execute("SELECT 1 FROM duckdb_columns() WHERE table_name = 'loop' LIMIT 1").fetchall():
         return Steps(None, None, recorded)
     bare_rows = trace.con.execute(
         f"""
         WITH {NEARNESS}
         SELECT dur_ns, before_ns + dur_ns, steps, nearness = 0 FROM nearness
-        WHERE nearness <= 1 AND dur_ns IS NOT NULL AND {of_kind} AND rank = {trace.rank}
+        WHERE nearness <= 1 AND dur_ns IS NOT NULL AND {kind_condition} AND rank = {trace.rank}
         ORDER BY start_ns
         """
     ).fetchall()
@@ -92,12 +92,12 @@ def _bare(name: str, rows: Sequence[tuple[float, float | None, int, bool]]) -> B
     """
     step_times = [(dur_ns, steps) for dur_ns, _, steps, _ in rows]
     iteration_times = [(ns, steps) for _, ns, steps, _ in rows if ns is not None]
-    if min(len(step_times), len(iteration_times)) < ENOUGH:
+    if min(len(step_times), len(iteration_times)) < MIN_STEPS:
         return None
-    return Bare(_weighed("step", name, step_times), _weighed("iteration", "iteration", iteration_times))
+    return Bare(_weighted_series("step", name, step_times), _weighted_series("iteration", "iteration", iteration_times))
 
 
-def _weighed(key: str, name: str, rows: Sequence[tuple[float, int]]) -> Series:
+def _weighted_series(key: str, name: str, rows: Sequence[tuple[float, int]]) -> Series:
     steps = [count for _, count in rows]
     values = summary.of_equal_weight([ns for ns, _ in rows], steps)
     return Series(key, name, None, values, 1, covered=sum(steps))
@@ -108,10 +108,10 @@ def best_common_steps(runs: Sequence[Steps]) -> tuple[list[list[Series]], list[l
 
     These are steady steps, else bare steps that followed a bare one, else recorded steps, which have no iterations.
     """
-    for tier in ([run.steady for run in runs], [run.followed for run in runs]):
+    for tier in ([run.steady for run in runs], [run.after_bare for run in runs]):
         bare = [bare_steps for bare_steps in tier if bare_steps is not None]
         if len(bare) == len(runs):
-            return [[bare_steps.alone] for bare_steps in bare], [[bare_steps.iterations] for bare_steps in bare]
+            return [[bare_steps.steps] for bare_steps in bare], [[bare_steps.iterations] for bare_steps in bare]
     return [[run.recorded] if run.recorded is not None else [] for run in runs], [[] for _ in runs]
 
 
@@ -123,22 +123,23 @@ def phases(trace: Trace) -> list[Series]:
 def layers(trace: Trace) -> list[Series]:
     """Return the layers in execution order, with their time on the host without the layers inside them."""
     if _rung(trace, Level.LAYER) is None:
-        return _rows(
+        return _query_series(
             trace,
             f"WITH {LAYERS} SELECT key, name, type, [self_ns::DOUBLE], 1 FROM layers "
             f"WHERE {NS} IS NOT NULL ORDER BY layer_index",
         )
     query = f"""
-        WITH called AS (SELECT * FROM timed WHERE level = {int(Level.LAYER)}), inner_calls AS (
-            SELECT outer_call.layer_id AS span_id, called.trace_id, called.step, sum(called.dur_ns) AS ns
-            FROM called JOIN timed outer_call ON outer_call.span_id = called.parent_id
-                 AND outer_call.trace_id = called.trace_id AND outer_call.step IS NOT DISTINCT FROM called.step
+        WITH layer_calls AS (SELECT * FROM timed WHERE level = {int(Level.LAYER)}), inner_calls AS (
+            SELECT outer_call.layer_id AS span_id, layer_calls.trace_id, layer_calls.step, sum(layer_calls.dur_ns) AS ns
+            FROM layer_calls JOIN timed outer_call ON outer_call.span_id = layer_calls.parent_id
+                 AND outer_call.trace_id = layer_calls.trace_id
+                 AND outer_call.step IS NOT DISTINCT FROM layer_calls.step
             WHERE outer_call.layer_id IS NOT NULL GROUP BY ALL
         )
         SELECT key, trace_id, step, sum(greatest(dur_ns - coalesce(ns, 0), 0)) AS ns
-        FROM called LEFT JOIN inner_calls USING (trace_id, step, span_id) GROUP BY ALL
+        FROM layer_calls LEFT JOIN inner_calls USING (trace_id, step, span_id) GROUP BY ALL
     """
-    return _layer_rows(trace, query)
+    return _layer_series(trace, query)
 
 
 def layers_on_device(trace: Trace) -> list[Series]:
@@ -151,13 +152,13 @@ def layers_on_device(trace: Trace) -> list[Series]:
              AND layer.step IS NOT DISTINCT FROM work.step
         WHERE work.level = {int(Level.KERNEL)} GROUP BY ALL
     """
-    return _layer_rows(trace, query)
+    return _layer_series(trace, query)
 
 
 def kernels(trace: Trace) -> list[Series]:
     """Return the kernels and copies of the devices by name, with the sum of their times in a step."""
     level = int(Level.KERNEL)
-    return _named(
+    return _series_by_name(
         trace, Level.KERNEL, f"SELECT name, type, trace_id, step, dur_ns AS ns FROM timed WHERE level = {level}"
     )
 
@@ -167,7 +168,7 @@ def kernel_classes(trace: Trace) -> list[Series]:
     if not trace.has(Level.KERNEL):
         return []
     prepare(trace)
-    return _named(
+    return _series_by_name(
         trace,
         Level.KERNEL,
         f"""
@@ -184,14 +185,15 @@ def operators_on_device(trace: Trace) -> list[Series]:
     """Return the operators that launched device work, by name, with the time of that work; empty without a device."""
     if not trace.has(Level.KERNEL):
         return []
-    return _named(
+    return _series_by_name(
         trace,
         Level.KERNEL,
         f"""
         SELECT op.name, NULL AS type, work.trace_id, work.step, work.dur_ns AS ns
-        FROM timed work LEFT JOIN {library_calls(trace, "spans")} within
-             ON within.rank = work.rank AND within.trace_id = work.trace_id AND within.span_id = work.parent_id
-        JOIN timed op ON op.span_id = coalesce(within.op_id, work.parent_id) AND op.trace_id = work.trace_id
+        FROM timed work LEFT JOIN {library_calls(trace, "spans")} library_call
+             ON library_call.rank = work.rank AND library_call.trace_id = work.trace_id
+                AND library_call.span_id = work.parent_id
+        JOIN timed op ON op.span_id = coalesce(library_call.op_id, work.parent_id) AND op.trace_id = work.trace_id
              AND op.step IS NOT DISTINCT FROM work.step
         WHERE work.level = {int(Level.KERNEL)} AND op.kind = '{Kind.OP}'
         """,
@@ -200,16 +202,16 @@ def operators_on_device(trace: Trace) -> list[Series]:
 
 def operators(trace: Trace) -> list[Series]:
     """Return the operators by name, with the sum of their host self times in a step."""
-    return _named(
+    return _series_by_name(
         trace,
         Level.OP,
         f"""
-        WITH called AS (SELECT * FROM timed WHERE kind = '{Kind.OP}'), inner_calls AS (
-            SELECT parent_id AS span_id, trace_id, step, sum(dur_ns) AS ns FROM called
+        WITH op_calls AS (SELECT * FROM timed WHERE kind = '{Kind.OP}'), inner_calls AS (
+            SELECT parent_id AS span_id, trace_id, step, sum(dur_ns) AS ns FROM op_calls
             WHERE parent_rule = 'containment' GROUP BY ALL
         )
         SELECT name, NULL AS type, trace_id, step, greatest(dur_ns - coalesce(ns, 0), 0) AS ns
-        FROM called LEFT JOIN inner_calls USING (trace_id, step, span_id)
+        FROM op_calls LEFT JOIN inner_calls USING (trace_id, step, span_id)
         """,
     )
 
@@ -225,19 +227,19 @@ def _rung(trace: Trace, level: Level) -> int | None:
     return rung.level
 
 
-def _rows(trace: Trace, query: str) -> list[Series]:
+def _query_series(trace: Trace, query: str) -> list[Series]:
     return [Series(*row) for row in trace.con.execute(query).fetchall()]
 
 
 def _calls(trace: Trace, condition: str) -> list[Series]:
     """Return spans of the model level, in the order of the merged step."""
     if _rung(trace, Level.MODEL) is None:
-        return _rows(
+        return _query_series(
             trace,
             f"SELECT key, concat_ws(' ', kind, name), type, [{NS}::DOUBLE], 1 FROM merged "
             f"WHERE {condition} ORDER BY start_ns",
         )
-    return _rows(
+    return _query_series(
         trace,
         f"""
         WITH times AS (
@@ -251,14 +253,14 @@ def _calls(trace: Trace, condition: str) -> list[Series]:
     )
 
 
-def _layer_rows(trace: Trace, query: str) -> list[Series]:
+def _layer_series(trace: Trace, query: str) -> list[Series]:
     """Return a series for each layer of the merged step.
 
     Args:
         trace: the trace to query.
         query: SQL of key, trace_id, step and ns.
     """
-    return _rows(
+    return _query_series(
         trace,
         f"""
         WITH times AS (SELECT key, list(ns::DOUBLE ORDER BY step) AS ns FROM ({query}) GROUP BY key)
@@ -268,20 +270,20 @@ def _layer_rows(trace: Trace, query: str) -> list[Series]:
     )
 
 
-def _named(trace: Trace, level: Level, query: str) -> list[Series]:
+def _series_by_name(trace: Trace, level: Level, query: str) -> list[Series]:
     """Return a series for each name, longest first; a step without the name counts as 0."""
     if _rung(trace, level) is None or not trace.has(level):
         return []
-    return _rows(
+    return _query_series(
         trace,
         f"""
-        WITH of_step AS (
+        WITH step_sums AS (
             SELECT name, any_value(type) AS type, trace_id, step, sum(ns)::DOUBLE AS ns, count(*) AS calls
             FROM ({query}) GROUP BY name, trace_id, step
         ), repeats AS (SELECT count(*) AS n FROM (SELECT DISTINCT trace_id, step FROM timed))
         SELECT NULL, name, any_value(type),
                list_resize(list(ns ORDER BY step), any_value(n)::INTEGER, 0.0),
                list_median(list_resize(list(calls), any_value(n)::INTEGER, 0))
-        FROM of_step CROSS JOIN repeats GROUP BY name ORDER BY sum(ns) DESC, name
+        FROM step_sums CROSS JOIN repeats GROUP BY name ORDER BY sum(ns) DESC, name
         """,
     )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 _STRIPS = 200
-_FAR = 12
+_TAIL_DEVIATIONS = 12
 """Standard deviations beyond which the tail is negligible."""
 
 
@@ -22,7 +22,7 @@ def p_value(t: float, freedom: float) -> float:
     With t = √ν·tan u the tail is an integral of cos(u)^(ν - 1), computed by Simpson's rule.
     """
     begin = math.atan(abs(t) / math.sqrt(freedom))
-    width = min(math.pi / 2 - begin, _FAR / math.sqrt(freedom)) / _STRIPS
+    width = min(math.pi / 2 - begin, _TAIL_DEVIATIONS / math.sqrt(freedom)) / _STRIPS
     heights = [max(0.0, math.cos(begin + k * width)) ** (freedom - 1) for k in range(_STRIPS + 1)]
     area = heights[0] + heights[-1] + 4 * math.fsum(heights[1:-1:2]) + 2 * math.fsum(heights[2:-1:2])
     scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
@@ -45,14 +45,14 @@ def _quantile(share: float, freedom: float) -> float:
 
 # --- ranks ------------------------------------------------------------------------------------------------
 
-EXACT = 1_000
+MAX_EXACT_PAIRS = 1_000
 """Maximum number of pairs of values for which the distribution of U is exact; above it, the normal one is used."""
 
-LONGEST = 1_000
+MAX_SIDE_VALUES = 1_000
 """Maximum number of values per side in the differences of pairs; more values are replaced by their quantiles."""
 
 
-class Ranked(NamedTuple):
+class RankTest(NamedTuple):
     """The result of the rank test: p, and the interval of the shift from the first side to the second."""
 
     p: float
@@ -60,7 +60,7 @@ class Ranked(NamedTuple):
     high: float
 
 
-def ranked(a: Sequence[float], b: Sequence[float], level: float) -> Ranked | None:
+def rank_test(a: Sequence[float], b: Sequence[float], level: float) -> RankTest | None:
     """Compare two sets of values by their order alone (Mann and Whitney 1947), so an outlier counts like other values.
 
     p is exact for few values: the share of all assignments of the values to both sides that separate them at least as
@@ -76,26 +76,26 @@ def ranked(a: Sequence[float], b: Sequence[float], level: float) -> Ranked | Non
         None if so few values cannot reach the level, however far apart they are.
     """
     pairs = len(a) * len(b)
-    left_out = _left_out(len(a), len(b), level)
-    if left_out == 0:
+    omitted = _omitted(len(a), len(b), level)
+    if omitted == 0:
         return None
-    first, second = np.sort(np.asarray(a, float)), np.sort(np.asarray(b, float))
-    below, equal = np.searchsorted(second, first, "left").sum(), np.searchsorted(second, first, "right").sum()
-    u = (int(below) + int(equal)) / 2  # number of pairs in which A's value is the larger one
+    sorted_a, sorted_b = np.sort(np.asarray(a, float)), np.sort(np.asarray(b, float))
+    lower, equal = np.searchsorted(sorted_b, sorted_a, "left").sum(), np.searchsorted(sorted_b, sorted_a, "right").sum()
+    u = (int(lower) + int(equal)) / 2  # number of pairs in which A's value is the larger one
     p = min(1.0, 2 * _tail(len(a), len(b), math.ceil(min(u, pairs - u))))
-    first, second = _thinned(first), _thinned(second)
-    apart = np.sort(np.subtract.outer(second, first), axis=None)
-    place = round((left_out - 1) * len(apart) / pairs)
-    return Ranked(p, float(apart[place]), float(apart[-1 - place]))
+    sorted_a, sorted_b = _thinned(sorted_a), _thinned(sorted_b)
+    shifts = np.sort(np.subtract.outer(sorted_b, sorted_a), axis=None)
+    index = round((omitted - 1) * len(shifts) / pairs)
+    return RankTest(p, float(shifts[index]), float(shifts[-1 - index]))
 
 
 def _thinned(ordered: np.ndarray) -> np.ndarray:
-    thinned: np.ndarray = np.quantile(ordered, (np.arange(LONGEST) + 0.5) / LONGEST)
-    return thinned if len(ordered) > LONGEST else ordered
+    quantiles: np.ndarray = np.quantile(ordered, (np.arange(MAX_SIDE_VALUES) + 0.5) / MAX_SIDE_VALUES)
+    return quantiles if len(ordered) > MAX_SIDE_VALUES else ordered
 
 
 @lru_cache(maxsize=4096)
-def _left_out(n: int, m: int, level: float) -> int:
+def _omitted(n: int, m: int, level: float) -> int:
     """Return how many of the smallest values of U, at either end, the level allows to leave out."""
     low, high = 0, n * m // 2 + 1
     while low < high:
@@ -106,7 +106,7 @@ def _left_out(n: int, m: int, level: float) -> int:
 
 def _tail(n: int, m: int, u: int) -> float:
     """Return the probability that U is at most `u` if both sides have the same distribution."""
-    if n * m > EXACT:
+    if n * m > MAX_EXACT_PAIRS:
         deviation = math.sqrt(n * m * (n + m + 1) / 12)
         return statistics.NormalDist().cdf((u + 0.5 - n * m / 2) / deviation)
     ways = _ways(min(n, m), max(n, m))

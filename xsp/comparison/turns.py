@@ -14,10 +14,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from xsp import rundir, scrub
+from xsp import processes, rundir, scrub
 from xsp.comparison import comparable, evidence, series
 from xsp.comparison.commands import Program
-from xsp.comparison.comparable import same_work
+from xsp.comparison.comparable import have_same_work
 from xsp.comparison.evidence import TurnResult
 from xsp.comparison.revisions import WorkTree
 from xsp.comparison.series import Steps
@@ -41,10 +41,10 @@ class Turns:
     """The runs of both sides so far, and the result of the last look."""
 
     out: Path
-    most: int
+    max_turns: int
     a: list[Path] = field(default_factory=list)
     b: list[Path] = field(default_factory=list)
-    known: TurnResult | None = None
+    result: TurnResult | None = None
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class Side:
 
     letter: str
     program: Program
-    place: WorkTree
+    work_tree: WorkTree
 
 
-def take(
+def run_turns(
     sides: Sequence[Side],
     turns: Turns,
     levels: str,
@@ -84,77 +84,77 @@ def take(
         ProgramError: a program failed; the message has its exit code and the end of its output.
         AnalysisError: the two do different work, or one of them ran no step.
     """
-    repeats = evidence.repeats(turns.most)
+    repeats = evidence.turn_repeats(turns.max_turns)
     a: list[Steps] = []
     b: list[Steps] = []
-    first: dict[str, Trace] = {}
+    first_traces: dict[str, Trace] = {}
     draw = random.Random(seed)
-    with rundir.created_for_several(turns.out, overwrite) as out, _ended_as_by_an_interrupt():
+    with rundir.runs_directory(turns.out, overwrite) as out, _sigterm_as_interrupt():
         turns.out = out
         (out / OUTPUT).mkdir(exist_ok=True)
-        for old in (out / OUTPUT).glob("[ab]-[0-9]*.txt"):
-            old.unlink()
+        for log in (out / OUTPUT).glob("[ab]-[0-9]*.txt"):
+            log.unlink()
         _write(turns, sides, finished=False)
         order: Sequence[Side] = sides
-        for turn in range(1, turns.most + 1):
+        for turn in range(1, turns.max_turns + 1):
             # balanced over every two turns, so that neither side always runs second, on a warm machine
             order = draw.sample(sides, k=2) if turn % 2 else order[::-1]
             paths = {side.letter: out / f"{side.letter}-{turn:02d}" for side in sides}
             for index, side in enumerate(order):
-                progress(_line(turns, turn, side), 2 * turn - 2 + index, 2 * turns.most)
+                progress(_progress_text(turns, turn, side), 2 * turn - 2 + index, 2 * turns.max_turns)
                 _run(side, paths[side.letter], levels, seed + turn)
             for side, steps, runs in zip(sides, (a, b), (turns.a, turns.b), strict=True):
-                reference = first.get(side.letter) or next(iter(first.values()), None)
-                trace = _loaded(paths[side.letter], side, reference, kind)
-                first.setdefault(side.letter, trace)
+                reference = first_traces.get(side.letter) or next(iter(first_traces.values()), None)
+                trace = _load(paths[side.letter], side, reference, kind)
+                first_traces.setdefault(side.letter, trace)
                 steps.append(_steps(trace, side))
                 runs.append(paths[side.letter])
             _write(turns, sides, finished=False)
-            if turn == 1 and not same_work(list(first.values())):
+            if turn == 1 and not have_same_work(list(first_traces.values())):
                 raise AnalysisError("the two programs do different work: one trains and the other only predicts")
-            if turn >= evidence.FIRST:
+            if turn >= evidence.MIN_TURNS:
                 step_rows, _ = series.best_common_steps([*a, *b])
                 figures = [series.figure(row) for row, *_ in step_rows]
-                turns.known = evidence.compare_turn(repeats, figures[:turn], figures[turn:], threshold)
-                if turns.known.enough:
+                turns.result = evidence.compare_turn(repeats, figures[:turn], figures[turn:], threshold)
+                if turns.result.is_enough:
                     break
         _write(turns, sides, finished=True)
-    progress(_line(turns, len(turns.a), None), 2 * len(turns.a), 2 * len(turns.a))
+    progress(_progress_text(turns, len(turns.a), None), 2 * len(turns.a), 2 * len(turns.a))
 
 
-def _line(turns: Turns, turn: int, side: Side | None) -> str:
-    text = f"turn {turn} of at most {turns.most}" if side else f"known after {turn} turns"
+def _progress_text(turns: Turns, turn: int, side: Side | None) -> str:
+    text = f"turn {turn} of at most {turns.max_turns}" if side else f"known after {turn} turns"
     if side is not None:
         text += f": {side.letter.upper()}"
-    elif not (turns.known and turns.known.enough):
+    elif not (turns.result and turns.result.is_enough):
         text = f"{turn} turns"
-    if turns.known is None:
+    if turns.result is None:
         return text
-    low, high = 100 * turns.known.low, 100 * turns.known.high
-    return f"{text} (B {100 * turns.known.change:+.1f} %, {low:+.1f} to {high:+.1f})"
+    low, high = 100 * turns.result.low, 100 * turns.result.high
+    return f"{text} (B {100 * turns.result.change:+.1f} %, {low:+.1f} to {high:+.1f})"
 
 
 def _run(side: Side, path: Path, levels: str, seed: int) -> None:
     """Run one side once, with its output in a file."""
     program, log = side.program, path.parent / OUTPUT / f"{path.name}.txt"
-    environment = {**os.environ, **side.place.environment(), **dict(program.settings)}
+    environment = {**os.environ, **side.work_tree.environment(), **dict(program.settings)}
     command = program.command(path, levels, seed)
     with open(log, "wb") as output:
         try:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=side.place.folder, env=environment,
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=side.work_tree.folder,
+                env=environment,
                 start_new_session=True,  # its process group receives an interrupt once, from `_end`
             )  # fmt: skip
         except OSError as error:
-            raise ProgramError(f"{program.typed!r} cannot be started: {error.strerror}: {command[0]}") from None
+            raise ProgramError(f"{program.text!r} cannot be started: {error.strerror}: {command[0]}") from None
         try:
             code = process.wait()
         except BaseException:
             _end(process)
             raise
     if code:
-        ended = f"exit code {code}" if code > 0 else f"signal {-code}"
-        raise ProgramError(f"{program.typed!r} ended with {ended}; {_end_of(log)}")
+        raise ProgramError(f"{program.text!r} ended with {processes.exit_description(code)}; {_end_of(log)}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -175,18 +175,18 @@ def _end_of(log: Path) -> str:
     return "\n".join([f"the end of its output ({log}):", *(f"  {line}" for line in lines[-SHOWN_LINES:])])
 
 
-def _loaded(path: Path, side: Side, reference: Trace | None, kind: int | str | None) -> Trace:
+def _load(path: Path, side: Side, reference: Trace | None, kind: int | str | None) -> Trace:
     try:
         return comparable.load_like(reference, path, kind)
     except RunError as error:
         log = path.parent / OUTPUT / f"{path.name}.txt"
-        raise AnalysisError(f"{side.program.typed!r} left no run to compare: {error}; {_end_of(log)}") from None
+        raise AnalysisError(f"{side.program.text!r} left no run to compare: {error}; {_end_of(log)}") from None
 
 
 def _steps(trace: Trace, side: Side) -> Steps:
     steps = series.steps(trace)
     if steps.recorded is None:
-        raise AnalysisError(f"{side.program.typed!r} left a run without a timed step: run more steps")
+        raise AnalysisError(f"{side.program.text!r} left a run without a timed step: run more steps")
     return steps
 
 
@@ -196,15 +196,15 @@ def _write(turns: Turns, sides: Sequence[Side], finished: bool) -> None:
         "kind": KIND,
         "name": turns.out.name,
         "parts": [path.name for path in (*turns.a, *turns.b)],
-        "sides": {side.letter: shlex.join(scrub.command(shlex.split(side.program.typed))) for side in sides},
-        "turns": turns.most,
+        "sides": {side.letter: shlex.join(scrub.command(shlex.split(side.program.text))) for side in sides},
+        "turns": turns.max_turns,
         "finished": finished,
     }
     rundir.write_run(turns.out, content)
 
 
 @contextlib.contextmanager
-def _ended_as_by_an_interrupt() -> Iterator[None]:
+def _sigterm_as_interrupt() -> Iterator[None]:
     """Treat SIGTERM, which `kill` sends, as Ctrl-C, so that it also cleans up."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:

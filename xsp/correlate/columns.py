@@ -29,7 +29,7 @@ from xsp.correlate.arrays import (
 from xsp.correlate.figures import FIGURES
 from xsp.correlate.inherited import Steps, inherit
 from xsp.importers.contract import RAW_COLUMNS, SourceInfo
-from xsp.schema import COLUMNS, DEEPEST, Grade, Kind, Level
+from xsp.schema import COLUMNS, MAX_NESTING, Grade, Kind, Level
 
 WINDOW = "window"
 """Name of the step that stands for the whole trace if the trace has no steps."""
@@ -50,8 +50,8 @@ def correlate_table(con: duckdb.DuckDBPyConnection, info: SourceInfo, identity: 
     """
     window = _steps(con, info)
     figures.price_operators(con)
-    if _correlate(con, info.tolerance_ns, window) >= DEEPEST:
-        info.losses.note(f"spans nest deeper than {DEEPEST}: the deeper ones become children of the last one")
+    if _correlate(con, info.tolerance_ns, window) >= MAX_NESTING:
+        info.losses.note(f"spans nest deeper than {MAX_NESTING}: the deeper ones become children of the last one")
     figures.assign_figures(con)
     _finish(con, identity, int(info.run.get("rank", 0)))
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from xsp.correlate.arrays import CONTAINED, FOLLOWED, RULES, Array, Parents, Spans
 from xsp.correlate.parents import depths
-from xsp.schema import WEAK, Level
+from xsp.schema import WEAK_RULES, Level
 
 MOST = 2**63 - 1
 """Maximum number of bytes that the table can hold: the largest 64-bit integer."""
@@ -21,7 +21,7 @@ MOST = 2**63 - 1
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 """2^64 divided by the golden ratio: an odd number; multiplying by it spreads values that differ little."""
 
-_WEAK = np.array([rule in WEAK for rule in RULES])
+_WEAK = np.array([rule in WEAK_RULES for rule in RULES])
 
 
 class Steps(NamedTuple):
@@ -59,7 +59,7 @@ class Inherited(NamedTuple):
     """Place in the structure of the step, as a 64-bit hash."""
 
     is_weak: Array
-    """True if the evidence for the layer is weak: see `xsp.schema.WEAK`."""
+    """True if the evidence for the layer is weak: see `xsp.schema.WEAK_RULES`."""
 
     allocated: Array
     """Bytes that were allocated inside the span; -1 if they exceed the maximum of the table."""

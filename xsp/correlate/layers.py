@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import duckdb
 
-from xsp.schema import DEEPEST, WEAK, Grade, Level
+from xsp.schema import MAX_NESTING, WEAK_RULES, Grade, Level
 
 
 def fill(con: duckdb.DuckDBPyConnection, name: str) -> None:
@@ -14,7 +14,7 @@ def fill(con: duckdb.DuckDBPyConnection, name: str) -> None:
         con: holds the table.
         name: name of the table, with the columns of `xsp.schema.COLUMNS` and span ids that are unique within a trace.
     """
-    weak = ", ".join(f"'{rule}'" for rule in WEAK)
+    weak = ", ".join(f"'{rule}'" for rule in WEAK_RULES)
     con.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE found_layers AS
@@ -28,7 +28,7 @@ def fill(con: duckdb.DuckDBPyConnection, name: str) -> None:
                    child.level <> {int(Level.LAYER)} AND (walk.weak OR coalesce(child.parent_rule IN ({weak}), false)),
                    above + 1
             FROM {name} child JOIN walk ON walk.trace_id = child.trace_id AND walk.span_id = child.parent_id
-            WHERE above < {DEEPEST}
+            WHERE above < {MAX_NESTING}
         )
         SELECT trace_id, span_id, walk.layer_id, weak FROM {name} LEFT JOIN walk USING (trace_id, span_id)
         """

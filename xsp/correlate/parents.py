@@ -34,7 +34,7 @@ from xsp.correlate.arrays import (
     StepParts,
 )
 from xsp.correlate.containment import find_containers
-from xsp.schema import DEEPEST, Level
+from xsp.schema import MAX_NESTING, Level
 
 
 def find(spans: Spans, tolerance: int, root: int = -1) -> Parents:
@@ -91,12 +91,12 @@ def depths(parent: Array) -> Array:
 def _limit_depth(parent: Array) -> None:
     """Attach spans nested deeper than `DEEPEST`, which no program reaches, to their ancestor at that limit."""
     depth = depths(parent)
-    if not len(depth) or depth.max() <= DEEPEST:
+    if not len(depth) or depth.max() <= MAX_NESTING:
         return
-    above = np.where(depth < DEEPEST, np.arange(len(depth)), parent)
+    above = np.where(depth < MAX_NESTING, np.arange(len(depth)), parent)
     while (above != above[above]).any():
         above = above[above]
-    parent[depth > DEEPEST] = above[depth > DEEPEST]
+    parent[depth > MAX_NESTING] = above[depth > MAX_NESTING]
 
 
 # --- sequence numbers -------------------------------------------------------------------------------------

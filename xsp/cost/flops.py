@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from xsp.cost.inputs import LIMIT, PACKED, Shape, convolution_output, is_true, per_dimension, shapes_of
+from xsp.cost.inputs import INT64_LIMIT, PACKED, Shape, convolution_output, is_true, per_dimension, shapes_of
 
 Formula = Callable[[Sequence[Shape], Sequence[Any]], int]
 
@@ -38,45 +38,45 @@ def flops(
     Returns:
         The number; None for an operator without a formula, or with other inputs than the formula expects.
     """
-    short = name.removeprefix("aten::")
-    formula = FORMULAS.get(short)
+    short_name = name.removeprefix("aten::")
+    formula = FORMULAS.get(short_name)
     if formula is None:
         return None
     inputs = shapes_of(shapes)
-    count = _counted(formula, inputs, scalars)
-    if count is None and result is not None and short in BY_RESULT:
-        count = _counted(lambda *_: BY_RESULT[short](inputs, shapes_of([result])[0]), inputs, scalars)
-    if count is not None and short in _PACKABLE and dtypes and dtypes[0] in PACKED:
+    count = _evaluate(formula, inputs, scalars)
+    if count is None and result is not None and short_name in BY_RESULT:
+        count = _evaluate(lambda *_: BY_RESULT[short_name](inputs, shapes_of([result])[0]), inputs, scalars)
+    if count is not None and short_name in _PACKABLE and dtypes and dtypes[0] in PACKED:
         count *= 2
     return count
 
 
-def _counted(formula: Formula, shapes: Sequence[Shape], scalars: Sequence[Any]) -> int | None:
+def _evaluate(formula: Formula, shapes: Sequence[Shape], scalars: Sequence[Any]) -> int | None:
     try:
         count = formula(shapes, scalars)
-        return count if type(count) is int and 0 <= count < LIMIT // 2 else None
+        return count if type(count) is int and 0 <= count < INT64_LIMIT // 2 else None
     except (LookupError, ValueError, TypeError, ArithmeticError, RecursionError):
         return None
 
 
-def _mm(shapes: Sequence[Shape], scalars: Sequence[Any], first: int = 0) -> int:
-    (n, k), (_, m) = shapes[first], shapes[first + 1]
+def _mm(shapes: Sequence[Shape], scalars: Sequence[Any], offset: int = 0) -> int:
+    (n, k), (_, m) = shapes[offset], shapes[offset + 1]
     return 2 * n * k * m
 
 
-def _bmm(shapes: Sequence[Shape], scalars: Sequence[Any], first: int = 0) -> int:
-    (b, n, k), (_, _, m) = shapes[first], shapes[first + 1]
+def _bmm(shapes: Sequence[Shape], scalars: Sequence[Any], offset: int = 0) -> int:
+    (b, n, k), (_, _, m) = shapes[offset], shapes[offset + 1]
     return 2 * b * n * k * m
 
 
-def _mv(shapes: Sequence[Shape], scalars: Sequence[Any], first: int = 0) -> int:
-    (n, k), (_,) = shapes[first], shapes[first + 1]
+def _mv(shapes: Sequence[Shape], scalars: Sequence[Any], offset: int = 0) -> int:
+    (n, k), (_,) = shapes[offset], shapes[offset + 1]
     return 2 * n * k
 
 
-def _by_rows(shapes: Sequence[Shape], scalars: Sequence[Any], first: int = 0) -> int:
+def _by_rows(shapes: Sequence[Shape], scalars: Sequence[Any], offset: int = 0) -> int:
     """Count a product with a row-major weight, (columns of the result, k), of one or many experts."""
-    left, right = shapes[first], shapes[first + 1]
+    left, right = shapes[offset], shapes[offset + 1]
     return 2 * prod(left) * right[-2]
 
 
@@ -87,13 +87,13 @@ def _experts(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
     weight has 2 * hidden columns. Packed weights have fewer elements than the width of the tokens requires.
     """
     (tokens, width), (experts, columns, packed_width), (output_experts, output_width, hidden) = shapes[:3]
-    (rows, chosen) = shapes[3]
+    (rows, experts_per_token) = shapes[3]
     if experts != output_experts or rows != tokens or output_width != width or not packed_width or width % packed_width:
         raise ValueError("not the weights of a mixture of experts")
     hidden *= width // packed_width
     if columns not in (hidden, 2 * hidden):
         raise ValueError("the weights do not follow one another")
-    return 2 * tokens * chosen * width * (columns + hidden)
+    return 2 * tokens * experts_per_token * width * (columns + hidden)
 
 
 def _linear(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
@@ -102,22 +102,22 @@ def _linear(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
     return 2 * prod(shapes[0]) * prod(outputs)
 
 
-def _attention(shapes: Sequence[Shape], scalars: Sequence[Any], first: int = 0) -> int:
+def _attention(shapes: Sequence[Shape], scalars: Sequence[Any], offset: int = 0) -> int:
     """Count query times key, then weights times value: (batch, heads, length, width) each."""
-    query, key, value = shapes[first : first + 3]
+    query, key, value = shapes[offset : offset + 3]
     batch, heads, length, width = query
     return 2 * batch * heads * length * key[2] * (width + value[3])
 
 
-def _attention_by_length(shapes: Sequence[Shape], scalars: Sequence[Any], first: int = 0) -> int:
+def _attention_by_length(shapes: Sequence[Shape], scalars: Sequence[Any], offset: int = 0) -> int:
     """Count attention whose inputs are (batch, length, heads, width) each."""
-    query, key, value = ((b, h, n, w) for b, n, h, w in shapes[first : first + 3])
+    query, key, value = ((b, h, n, w) for b, n, h, w in shapes[offset : offset + 3])
     return _attention([query, key, value], scalars)
 
 
 def _backward(attention: Callable[..., int]) -> Formula:
     """Return the formula of the backward pass, five products for two: the weights, and two gradients per product."""
-    return lambda shapes, scalars: 5 * attention(shapes, scalars, first=1) // 2
+    return lambda shapes, scalars: 5 * attention(shapes, scalars, offset=1) // 2
 
 
 def _grouped(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
@@ -146,12 +146,12 @@ def _transposed(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
     return 2 * prod(shapes[0]) * prod(shapes[1][1:])
 
 
-def _of_image(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+def _image_gradient(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
     """Count the gradient of a convolution's input, from (its size, gradient, weight)."""
     return 2 * prod(shapes[1]) * prod(shapes[2][1:])
 
 
-def _of_weight(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+def _weight_gradient(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
     """Count the gradient of a convolution's weight, from (its size, gradient, image)."""
     return 2 * prod(shapes[1]) * prod(per_dimension(scalars[0], 4)[1:])
 
@@ -162,12 +162,12 @@ def _undilated(stride: int, padding: int) -> Formula:
     return lambda shapes, scalars: formula(shapes, [*scalars[:2], "1", *scalars[3:]])
 
 
-def _of_transposed_weight(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+def _transposed_weight_gradient(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
     """Count the gradient of a transposed convolution's weight, from (its size, gradient, image)."""
     return 2 * prod(shapes[2]) * prod(per_dimension(scalars[0], 4)[1:])
 
 
-def _both(image: int, gradient: int, weight: int, mask: int, transposed: bool = False) -> Formula:
+def _requested_gradients(image: int, gradient: int, weight: int, mask: int, transposed: bool = False) -> Formula:
     """Return the formula of a convolution's backward pass with its inputs at these positions.
 
     The cost is one forward pass for each requested gradient, of input and of weight.
@@ -191,12 +191,12 @@ def _convolution_backward(shapes: Sequence[Shape], scalars: Sequence[Any]) -> in
     return forward * sum(bool(flag) for flag in requested[:2])
 
 
-def _at(index: int, formula: Callable[..., int]) -> Formula:
+def _from_input(index: int, formula: Callable[..., int]) -> Formula:
     """Return a formula for operators whose relevant inputs begin at a later position."""
-    return lambda shapes, scalars: formula(shapes, scalars, first=index)
+    return lambda shapes, scalars: formula(shapes, scalars, offset=index)
 
 
-def _kinds(names: str, *libraries: str) -> list[str]:
+def _library_names(names: str, *libraries: str) -> list[str]:
     """Return each name with each of the libraries as a prefix."""
     return [f"{library}_{name}" for name in names.split() for library in libraries]
 
@@ -205,11 +205,11 @@ _DILATED = ("slow_conv_dilated2d", "slow_conv_dilated3d")
 
 FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("mm", "_int_mm", "_scaled_mm", "_scaled_mm_v2"), _mm),
-    **dict.fromkeys(("addmm", "addmm_", "_addmm_activation"), _at(1, _mm)),
+    **dict.fromkeys(("addmm", "addmm_", "_addmm_activation"), _from_input(1, _mm)),
     "bmm": _bmm,
-    **dict.fromkeys(("baddbmm", "baddbmm_", "addbmm", "addbmm_"), _at(1, _bmm)),
+    **dict.fromkeys(("baddbmm", "baddbmm_", "addbmm", "addbmm_"), _from_input(1, _bmm)),
     "mv": _mv,
-    **dict.fromkeys(("addmv", "addmv_"), _at(1, _mv)),
+    **dict.fromkeys(("addmv", "addmv_"), _from_input(1, _mv)),
     **dict.fromkeys(("dot", "vdot"), lambda shapes, scalars: 2 * prod(shapes[0])),
     **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"), _grouped),
     # 8-bit and 4-bit weights: (columns, k); 4-bit weights are packed in tiles of eight columns
@@ -226,8 +226,8 @@ FORMULAS: dict[str, Formula] = {
         _by_rows,
     ),
     # vLLM: the result is the first argument
-    **dict.fromkeys(("_C::cutlass_scaled_mm", "_C::cutlass_scaled_mm_azp"), _at(1, _mm)),
-    "_C::cutlass_scaled_fp4_mm": lambda shapes, scalars: 2 * _by_rows(shapes, scalars, first=1),
+    **dict.fromkeys(("_C::cutlass_scaled_mm", "_C::cutlass_scaled_mm_azp"), _from_input(1, _mm)),
+    "_C::cutlass_scaled_fp4_mm": lambda shapes, scalars: 2 * _by_rows(shapes, scalars, offset=1),
     # mixtures of experts of vLLM, SGLang and AITER
     **dict.fromkeys(
         (
@@ -253,27 +253,38 @@ FORMULAS: dict[str, Formula] = {
         _convolution(4, 5, 6),
     ),
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _transposed),
-    **dict.fromkeys((*_kinds("convolution_transpose", "cudnn", "miopen"), "slow_conv_transpose2d"), _transposed),
+    **dict.fromkeys(
+        (*_library_names("convolution_transpose", "cudnn", "miopen"), "slow_conv_transpose2d"), _transposed
+    ),
     **dict.fromkeys(("thnn_conv2d", "thnn_conv2d_forward", "_slow_conv2d_forward"), _undilated(4, 5)),
     "slow_conv3d_forward": _undilated(4, 5),
     # backward: a single operator since 2021, before that one for each library
     "convolution_backward": _convolution_backward,
-    "cudnn_convolution_backward": _both(0, 1, 2, mask=10),
-    **dict.fromkeys(_kinds("convolution_backward depthwise_convolution_backward", "miopen"), _both(0, 1, 2, mask=9)),
-    "mkldnn_convolution_backward": _both(0, 1, 2, mask=7),
-    "thnn_conv2d_backward": _both(1, 0, 2, mask=8),
-    "_slow_conv2d_backward": _both(1, 0, 2, mask=6),
-    **dict.fromkeys(("thnn_conv_depthwise2d_backward", "_conv_depthwise2d_backward"), _both(1, 0, 2, mask=7)),
-    **dict.fromkeys(("slow_conv_dilated2d_backward", "slow_conv_dilated3d_backward"), _both(1, 0, 2, mask=7)),
-    "cudnn_convolution_transpose_backward": _both(0, 1, 2, mask=11, transposed=True),
-    "miopen_convolution_transpose_backward": _both(0, 1, 2, mask=10, transposed=True),
-    **dict.fromkeys(_kinds("convolution_backward_input", "cudnn", "miopen", "mkldnn"), _of_image),
-    **dict.fromkeys(_kinds("convolution_backward_weight", "cudnn", "miopen"), _of_weight),
-    "mkldnn_convolution_backward_weights": _of_weight,
-    "miopen_depthwise_convolution_backward_input": _of_image,
-    "miopen_depthwise_convolution_backward_weight": _of_weight,
-    **dict.fromkeys(_kinds("convolution_transpose_backward_input", "cudnn", "miopen"), _convolution(3, 2, 4)),
-    **dict.fromkeys(_kinds("convolution_transpose_backward_weight", "cudnn", "miopen"), _of_transposed_weight),
+    "cudnn_convolution_backward": _requested_gradients(0, 1, 2, mask=10),
+    **dict.fromkeys(
+        _library_names("convolution_backward depthwise_convolution_backward", "miopen"),
+        _requested_gradients(0, 1, 2, mask=9),
+    ),
+    "mkldnn_convolution_backward": _requested_gradients(0, 1, 2, mask=7),
+    "thnn_conv2d_backward": _requested_gradients(1, 0, 2, mask=8),
+    "_slow_conv2d_backward": _requested_gradients(1, 0, 2, mask=6),
+    **dict.fromkeys(
+        ("thnn_conv_depthwise2d_backward", "_conv_depthwise2d_backward"), _requested_gradients(1, 0, 2, mask=7)
+    ),
+    **dict.fromkeys(
+        ("slow_conv_dilated2d_backward", "slow_conv_dilated3d_backward"), _requested_gradients(1, 0, 2, mask=7)
+    ),
+    "cudnn_convolution_transpose_backward": _requested_gradients(0, 1, 2, mask=11, transposed=True),
+    "miopen_convolution_transpose_backward": _requested_gradients(0, 1, 2, mask=10, transposed=True),
+    **dict.fromkeys(_library_names("convolution_backward_input", "cudnn", "miopen", "mkldnn"), _image_gradient),
+    **dict.fromkeys(_library_names("convolution_backward_weight", "cudnn", "miopen"), _weight_gradient),
+    "mkldnn_convolution_backward_weights": _weight_gradient,
+    "miopen_depthwise_convolution_backward_input": _image_gradient,
+    "miopen_depthwise_convolution_backward_weight": _weight_gradient,
+    **dict.fromkeys(_library_names("convolution_transpose_backward_input", "cudnn", "miopen"), _convolution(3, 2, 4)),
+    **dict.fromkeys(
+        _library_names("convolution_transpose_backward_weight", "cudnn", "miopen"), _transposed_weight_gradient
+    ),
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention": _attention,
     "_scaled_dot_product_efficient_attention": _attention,
@@ -302,7 +313,7 @@ _PACKABLE = frozenset(["_scaled_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_sc
 """Operators that accept packed types; they sum over the last dimension of their first input."""
 
 
-def _as_forward(shapes: Sequence[Shape], result: Shape) -> int:
+def _by_result_shape(shapes: Sequence[Shape], result: Shape) -> int:
     """Count a convolution from the shape of its result, without its options."""
     image, weight = shapes[:2]
     if len(result) != len(image) or result[0] != image[0] or result[1] != weight[0] or image[1] % weight[1]:
@@ -311,10 +322,12 @@ def _as_forward(shapes: Sequence[Shape], result: Shape) -> int:
 
 
 BY_RESULT: dict[str, Callable[[Sequence[Shape], Shape], int]] = {
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution", "_convolution", "thnn_conv2d"), _as_forward),
-    **dict.fromkeys((*_kinds("convolution", "cudnn", "miopen", "mkldnn"), "_slow_conv2d_forward"), _as_forward),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution", "_convolution", "thnn_conv2d"), _by_result_shape),
     **dict.fromkeys(
-        (*_kinds("convolution_backward_weight", "cudnn", "miopen"), "mkldnn_convolution_backward_weights"),
+        (*_library_names("convolution", "cudnn", "miopen", "mkldnn"), "_slow_conv2d_forward"), _by_result_shape
+    ),
+    **dict.fromkeys(
+        (*_library_names("convolution_backward_weight", "cudnn", "miopen"), "mkldnn_convolution_backward_weights"),
         lambda shapes, result: 2 * prod(shapes[1]) * prod(result[1:]),
     ),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-_STORED = {
+_SPARSE_PARTS = {
     "sparse_coo": ("_values", "_indices"),
     **dict.fromkeys(("sparse_csr", "sparse_bsr"), ("values", "crow_indices", "col_indices")),
     **dict.fromkeys(("sparse_csc", "sparse_bsc"), ("values", "ccol_indices", "row_indices")),
@@ -20,8 +20,8 @@ _STORED = {
 def bytes_of(tensor: Any) -> int:
     """Return the bytes of a tensor on this rank; for a sparse one, those of the stored elements and their indices."""
     tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
-    stored = _STORED.get(str(tensor.layout).removeprefix("torch."))
-    return int(tensor.nbytes) if stored is None else sum(int(getattr(tensor, method)().nbytes) for method in stored)
+    methods = _SPARSE_PARTS.get(str(tensor.layout).removeprefix("torch."))
+    return int(tensor.nbytes) if methods is None else sum(int(getattr(tensor, method)().nbytes) for method in methods)
 
 
 def elements_of(tensor: Any) -> int:

@@ -13,10 +13,10 @@ from math import prod
 from typing import Any
 
 Shape = Sequence[int]
-LIMIT = 1 << 63
+INT64_LIMIT = 1 << 63
 """Exclusive maximum of the table's integers; no operator reaches it."""
 
-MOST_DIMENSIONS = 64
+MAX_DIMENSIONS = 64
 """Maximum number of dimensions of a tensor, as in PyTorch; the product of a million sizes would take minutes."""
 
 NO_TENSOR = frozenset(
@@ -52,29 +52,29 @@ class Inputs:
     dtypes: Sequence[str]
     scalars: Sequence[Any]
 
-    def bytes(self, place: int) -> int:
+    def bytes(self, position: int) -> int:
         """Return the bytes of the tensor at a position; 0 if there is none."""
-        return prod(self.shapes[place]) * self.size(place) if self.holds(place) else 0
+        return prod(self.shapes[position]) * self.element_bytes(position) if self.has_tensor(position) else 0
 
-    def holds(self, place: int) -> bool:
+    def has_tensor(self, position: int) -> bool:
         """Return whether there is a tensor at a position."""
-        return place < len(self.shapes) and place < len(self.dtypes) and self.dtypes[place] not in NO_TENSOR
+        return position < len(self.shapes) and position < len(self.dtypes) and self.dtypes[position] not in NO_TENSOR
 
-    def size(self, place: int) -> int:
+    def element_bytes(self, position: int) -> int:
         """Return the bytes of an element of the tensor at a position."""
-        return SIZES[self.dtypes[place]]
+        return SIZES[self.dtypes[position]]
 
-    def all(self) -> int:
+    def total_bytes(self) -> int:
         """Return the total bytes of all tensors."""
-        return sum(self.bytes(place) for place in range(len(self.shapes)))
+        return sum(self.bytes(position) for position in range(len(self.shapes)))
 
-    def list(self, place: int) -> Any:
+    def option(self, position: int) -> Any:
         """Return a non-tensor input that is a list or a number.
 
         Raises:
             ValueError: the trace does not contain it.
         """
-        value = self.scalars[place]
+        value = self.scalars[position]
         return json.loads(value.lower()) if isinstance(value, str) else value
 
 
@@ -86,8 +86,8 @@ def shapes_of(shapes: Sequence[Any]) -> list[Any]:
 def _is_shape(shape: Any) -> bool:
     return (
         isinstance(shape, (list, tuple))
-        and len(shape) <= MOST_DIMENSIONS
-        and all(type(size) is int and 0 <= size < LIMIT for size in shape)
+        and len(shape) <= MAX_DIMENSIONS
+        and all(type(size) is int and 0 <= size < INT64_LIMIT for size in shape)
     )
 
 
@@ -134,7 +134,7 @@ def per_dimension(value: Any, dimensions: int) -> list[int]:
     """
     parsed = json.loads(value) if isinstance(value, str) else value
     values = list(parsed) if isinstance(parsed, (list, tuple)) else [parsed]
-    if len(values) > MOST_DIMENSIONS:
+    if len(values) > MAX_DIMENSIONS:
         raise ValueError("more values than a tensor has dimensions")
     return [int(number) for number in (values * dimensions if len(values) == 1 else values)]
 

@@ -46,14 +46,14 @@ class Kernel(NamedTuple):
     """Name of its layer's range, see `layer_range`; None if it was launched outside module calls."""
 
 
-class Joined(NamedTuple):
+class JoinResult(NamedTuple):
     """The result of joining a report."""
 
     rows: Mapping[str, Row]
     """Key of the kernel → row."""
 
-    rows_given: int
-    by_layer: bool
+    row_count: int
+    has_layers: bool
     """Whether the report has ranges of layers."""
 
 
@@ -67,33 +67,33 @@ def layer_range(ordinal: int, name: str) -> str:
     return f"{LAYER}{ordinal}#{name}"
 
 
-def join(kernels: Sequence[Kernel], rows: Sequence[Row]) -> Joined:
+def join(kernels: Sequence[Kernel], rows: Sequence[Row]) -> JoinResult:
     """Match the rows of a report with kernels.
 
     Args:
         kernels: kernels of one timed step.
         rows: rows of a report on one step, in launch order.
     """
-    by_layer = any(_layer_of(row) is not None for row in rows)
+    has_layers = any(_layer_of(row) is not None for row in rows)
     has_shape = _names_with_shape(kernels, rows)
     in_order = sorted(kernels, key=lambda kernel: kernel.order)
 
-    def alike(entry: Kernel | Row) -> Group:
-        name = plain(entry.name)
+    def shape_group(entry: Kernel | Row) -> Group:
+        name = function_name(entry.name)
         return name, *((entry.grid, entry.block) if has_shape[name] else (None, None))
 
-    def in_layer(entry: Kernel | Row) -> Group:
+    def layer_group(entry: Kernel | Row) -> Group:
         layer = _layer_of(entry) if isinstance(entry, Row) else entry.layer
-        return layer if by_layer else None, *alike(entry)
+        return layer if has_layers else None, *shape_group(entry)
 
-    pairs = _match_groups(in_order, rows, in_layer)
-    used = {id(row) for row in pairs.values()}
+    pairs = _match_groups(in_order, rows, layer_group)
+    joined_rows = {id(row) for row in pairs.values()}
     pairs |= _match_groups(  # a kernel with an unknown layer may have been launched in any layer
         [kernel for kernel in in_order if kernel.layer is None and kernel.key not in pairs],
-        [row for row in rows if id(row) not in used],
-        alike,
+        [row for row in rows if id(row) not in joined_rows],
+        shape_group,
     )
-    return Joined(pairs, len(rows), by_layer)
+    return JoinResult(pairs, len(rows), has_layers)
 
 
 def _match_groups(
@@ -114,7 +114,7 @@ def _match_groups(
     }
 
 
-def plain(name: str) -> str:
+def function_name(name: str) -> str:
     """Return the name of a kernel's function: no return type, namespaces, template arguments, parameters.
 
     >>> plain("void at::native::vectorized_elementwise_kernel<(int)4, at::Add<float>>(int, T2)")
@@ -141,5 +141,5 @@ def _names_with_shape(kernels: Iterable[Kernel], rows: Iterable[Row]) -> Mapping
     has_shape: dict[str, bool] = defaultdict(lambda: True)
     entries: list[Kernel | Row] = [*kernels, *rows]
     for entry in entries:
-        has_shape[plain(entry.name)] &= entry.grid is not None and entry.block is not None
+        has_shape[function_name(entry.name)] &= entry.grid is not None and entry.block is not None
     return has_shape

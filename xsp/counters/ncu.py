@@ -57,8 +57,8 @@ def find() -> str:
     """
     path = shutil.which(PROGRAM)
     if path is None:
-        places = [place for folder in _FOLDERS for place in sorted(Path(folder).glob(f"**/{PROGRAM}"), reverse=True)]
-        path = next((str(place) for place in places if os.access(place, os.X_OK) and place.is_file()), None)
+        paths = [file for folder in _FOLDERS for file in sorted(Path(folder).glob(f"**/{PROGRAM}"), reverse=True)]
+        path = next((str(file) for file in paths if os.access(file, os.X_OK) and file.is_file()), None)
     if path is None:
         raise CounterError(
             f"{PROGRAM} is not installed: install NVIDIA Nsight Compute (package nsight-compute, or with the CUDA "
@@ -81,19 +81,19 @@ def collect(command: Sequence[str], folder: Path) -> Path:
         CounterError: there are no counters, with the reason.
     """
     program = find()
-    wanted = available(program)
+    names = available(program)
     log = folder / "ncu.log"
     for _ in range(_ATTEMPTS):
-        code = subprocess.run([*_collecting(program, wanted, folder / "report", log), *command], check=False).returncode
+        code = subprocess.run([*_command(program, names, folder / "report", log), *command], check=False).returncode
         output = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
         unknown = set(_UNKNOWN_METRIC.findall(output))
         report = next(folder.glob("report.*rep*"), None)  # ncu adds the suffix, which changed in 2020
         if report is not None or not unknown:
             break
-        wanted = [name for name in wanted if name.partition(".")[0] not in unknown]
+        names = [name for name in names if name.partition(".")[0] not in unknown]
     if report is None or NO_KERNELS in output:
         raise CounterError(reason(output, code))
-    return _as_table(program, report, folder / "report.csv")
+    return _export_table(program, report, folder / "report.csv")
 
 
 def available(program: str) -> list[str]:
@@ -108,35 +108,35 @@ def available(program: str) -> list[str]:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return metrics.wanted()
-    known = set(re.findall(r"^\W*(\w+?__\w+)", listing.stdout, re.MULTILINE))
-    return metrics.wanted(known) or metrics.wanted()
+        return metrics.requested()
+    available_names = set(re.findall(r"^\W*(\w+?__\w+)", listing.stdout, re.MULTILINE))
+    return metrics.requested(available_names) or metrics.requested()
 
 
-def reason(said: str, code: int) -> str:
+def reason(output: str, code: int) -> str:
     """Return a sentence on why there are no counters."""
-    for mark, meaning in FAILURES:
-        if mark.lower() in said.lower():
+    for pattern, meaning in FAILURES:
+        if pattern.lower() in output.lower():
             return meaning
-    errors = re.findall(r"==ERROR== (.+)", said)
+    errors = re.findall(r"==ERROR== (.+)", output)
     if errors:
         return f"ncu failed: {_without_paths(errors[0])}"
-    if NO_KERNELS in said:
+    if NO_KERNELS in output:
         return "ncu saw no kernel in the step; it does not support devices before compute capability 7.0"
     return f"ncu wrote no report (exit status {code})"
 
 
-def _collecting(program: str, wanted: Sequence[str], report: Path, log: Path) -> list[str]:
+def _command(program: str, names: Sequence[str], report: Path, log: Path) -> list[str]:
     return [
         program,
         *("--export", str(report), "--force-overwrite", "--log-file", str(log)),
-        *("--metrics", ",".join(wanted), "--nvtx", "--profile-from-start", "off"),
+        *("--metrics", ",".join(names), "--nvtx", "--profile-from-start", "off"),
         *("--target-processes", "application-only", "--replay-mode", "kernel"),
         *("--cache-control", "all", "--clock-control", "none"),
     ]
 
 
-def _as_table(program: str, report: Path, path: Path) -> Path:
+def _export_table(program: str, report: Path, path: Path) -> Path:
     """Write a report's page `raw` as CSV; an ncu without the option for units uses its own units."""
     command = [program, "--import", str(report), "--csv", "--page", "raw"]
     for units in (["--print-units", "base"], []):

@@ -24,14 +24,14 @@ from xsp.errors import TraceError
 Size = tuple[int, int, int]
 
 _NAME = "Kernel Name"
-_LONG = ("Metric Name", "Metric Unit", "Metric Value")
+_LONG_COLUMNS = ("Metric Name", "Metric Unit", "Metric Value")
 _RANGES = "Push/Pop_Range"
 """Part of the name of the column with the NVTX ranges of the launching thread."""
 
 _RANGE = re.compile(r'"[^":]*:((?:[^"])*)"')
-_TAIL = re.compile(r"(:none)+$")
+_RANGE_SUFFIX = re.compile(r"(:none)+$")
 _NUMBER = re.compile(r"\d[\d.,'\s\u00a0\u202f]*(?:[eE][-+]?\d+)?", re.ASCII)
-_MOST = 2**62
+_MAX_VALUE = 2**62
 """Upper bound of a counter, far above that of any kernel; larger numbers are ignored."""
 
 _PREFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -60,7 +60,7 @@ def read(path: Path) -> list[Row]:
         TraceError: the file cannot be read, or holds no kernel.
     """
     records = list(_records(_text(path), path))
-    rows = list(_long(records, path) if records and _LONG[0] in records[0] else _wide(records, path))
+    rows = list(_long_rows(records, path) if records and _LONG_COLUMNS[0] in records[0] else _wide_rows(records, path))
     if not rows:
         raise TraceError(f"{path}: holds no kernel of Nsight Compute; {_HOWTO}")
     return rows
@@ -93,26 +93,26 @@ def _records(text: str, path: Path) -> Iterator[dict[str, str]]:
             yield {name: field.strip() for name, field in zip(header, fields, strict=True)}
 
 
-def _wide(records: Sequence[Mapping[str, str]], path: Path) -> Iterator[Row]:
+def _wide_rows(records: Sequence[Mapping[str, str]], path: Path) -> Iterator[Row]:
     """Yield the rows of the page `raw`; the line with the units has no kernel name."""
     units: Mapping[str, str] = {}
-    numbers = _Numbers((record[name] for record in records if record[_NAME] for name in _counted(record)), path)
+    numbers = _Numbers((record[name] for record in records if record[_NAME] for name in _metric_columns(record)), path)
     for record in records:
         if record[_NAME]:
-            values = {name: numbers.value(record[name], units.get(name, "")) for name in _counted(record)}
+            values = {name: numbers.value(record[name], units.get(name, "")) for name in _metric_columns(record)}
             yield _row(record, values)
         else:
             units = record
 
 
-def _counted(record: Mapping[str, str]) -> list[str]:
+def _metric_columns(record: Mapping[str, str]) -> list[str]:
     """Return the columns of known metrics; others may have any content."""
     return [name for name in record if name in metrics.NAMES]
 
 
-def _long(records: Sequence[Mapping[str, str]], path: Path) -> Iterator[Row]:
+def _long_rows(records: Sequence[Mapping[str, str]], path: Path) -> Iterator[Row]:
     """Yield the rows of the page `details`, where successive lines with the same ID belong to one kernel."""
-    name, unit, value = _LONG
+    name, unit, value = _LONG_COLUMNS
     numbers = _Numbers((record.get(value, "") for record in records if record.get(name) in metrics.NAMES), path)
     kernels: dict[tuple[str, str], tuple[Mapping[str, str], dict[str, float | None]]] = {}
     for record in records:
@@ -144,7 +144,7 @@ def _size(text: str) -> Size | None:
 def _ranges(record: Mapping[str, str]) -> Iterator[str]:
     for column, text in record.items():
         if _RANGES in column:
-            yield from (_TAIL.sub("", message) for message in _RANGE.findall(text))
+            yield from (_RANGE_SUFFIX.sub("", message) for message in _RANGE.findall(text))
 
 
 class _Numbers:
@@ -165,8 +165,8 @@ class _Numbers:
             if mark is not None:
                 evidence.setdefault(mark, text)
         if len(evidence) > 1:
-            both = " and ".join(repr(text) for text in evidence.values())
-            raise TraceError(f"{path}: numbers are written in two formats, {both}; {_HOWTO}")
+            examples = " and ".join(repr(text) for text in evidence.values())
+            raise TraceError(f"{path}: numbers are written in two formats, {examples}; {_HOWTO}")
         self._fraction = next(iter(evidence), ".")
 
     def value(self, text: str, unit: str) -> float | None:
@@ -179,7 +179,7 @@ class _Numbers:
             number = float(digits.replace(self._fraction, ".")) * (_PREFIXES[scale[1]] if scale else 1)
         except ValueError:  # two decimal separators
             return None
-        return number if number < _MOST else None
+        return number if number < _MAX_VALUE else None
 
 
 def _fraction_mark(text: str) -> str | None:
@@ -189,11 +189,11 @@ def _fraction_mark(text: str) -> str | None:
     marks = [letter for letter in text if letter in ".,"]
     if not marks:
         return None
-    last = marks[-1]
-    opposite = "," if last == "." else "."
+    last_mark = marks[-1]
+    opposite = "," if last_mark == "." else "."
     if opposite in marks:
-        return last
+        return last_mark
     if len(marks) > 1:
         return opposite
-    digits = re.split(r"[eE]", text)[0].partition(last)[2]
-    return last if len(digits) != 3 or text.startswith("0" + last) else None
+    digits = re.split(r"[eE]", text)[0].partition(last_mark)[2]
+    return last_mark if len(digits) != 3 or text.startswith("0" + last_mark) else None

@@ -16,12 +16,12 @@ from xsp import plugins, rundir
 from xsp.collector import Collector
 from xsp.errors import CounterError, RunError
 
-MARKS = "profilerrange"
+MARKER = "profilerrange"
 
 
 def collectors() -> list[str | Collector]:
     """Return the collectors of the run under ncu."""
-    return ["modules", "training", "dataloading", plugins.load("xsp.counting", MARKS)()]
+    return ["modules", "training", "dataloading", plugins.load("xsp.counting", MARKER)()]
 
 
 def count(run: Path, command: Callable[[Path], list[str]]) -> dict[str, Any]:
@@ -44,18 +44,20 @@ def count(run: Path, command: Callable[[Path], list[str]]) -> dict[str, Any]:
         try:
             return storing.attach(run, [ncu.collect(command(second_run), Path(folder))])
         except (CounterError, RunError) as error:
-            reason = _unmarked(second_run) or str(error).replace(f"{folder}/", "").replace(str(run), run.name)
+            reason = _reason_without_mark(second_run) or str(error).replace(f"{folder}/", "").replace(
+                str(run), run.name
+            )
     storing.note_absence(run, reason)
     raise CounterError(reason)
 
 
-def _unmarked(run: Path) -> str | None:
+def _reason_without_mark(run: Path) -> str | None:
     """Return why the run under ncu marked no step, or None if the reason is elsewhere."""
     if not (run / rundir.RUN_FILE).is_file():
         return None
     content = rundir.read_run(run)
-    if MARKS in content.absent:
-        return content.absent[MARKS]
+    if MARKER in content.absent:
+        return content.absent[MARKER]
     if not rundir.segments(run):
         return f"the program ran no step after its warm-up of {content.warmup} steps: lower --warmup"
     return None

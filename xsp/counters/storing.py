@@ -14,7 +14,7 @@ import duckdb
 
 from xsp import rundir, table
 from xsp.counters import joining, reading
-from xsp.counters.joining import Joined, Kernel
+from xsp.counters.joining import JoinResult, Kernel
 from xsp.device import metrics
 from xsp.device.metrics import Figures
 from xsp.errors import TraceError, UsageError
@@ -28,7 +28,7 @@ from xsp.store.write import Store
 SOURCE = "counters"
 """Source of notes on counters in `run.json`, and key of the reason if there are no counters."""
 
-_COUNTED = (
+_COUNTER_COLUMNS = (
     Column("key", "VARCHAR", "of the kernel"),
     Column("grid", "VARCHAR", "as it stands in the kernel's attributes"),
     Column("block", "VARCHAR", "likewise"),
@@ -66,10 +66,10 @@ def attach(run: Path, reports: Sequence[Path]) -> dict[str, Any]:
     by_kernel: dict[str, Figures] = {}
     joins = [_join_report(report, kernels, by_kernel) for report in reports]
     if not by_kernel:
-        raise TraceError(_nothing_fits(reports[-1], joins[-1], len(kernels)))
+        raise TraceError(_mismatch_message(reports[-1], joins[-1], len(kernels)))
     _write(trace.con, run, by_kernel)
     summary = _summary(kernels, joins, by_kernel)
-    _finish(run, content, summary, [_sentence(summary), *_lacking(joins, by_kernel)])
+    _finish(run, content, summary, [_sentence(summary), *_missing_metrics(joins, by_kernel)])
     return summary
 
 
@@ -117,7 +117,7 @@ def _size(text: str | None) -> reading.Size | None:
     return (numbers[0], numbers[1], numbers[2]) if isinstance(numbers, list) and len(numbers) == 3 else None
 
 
-def _join_report(report: Path, kernels: Sequence[Kernel], by_kernel: dict[str, Figures]) -> Joined:
+def _join_report(report: Path, kernels: Sequence[Kernel], by_kernel: dict[str, Figures]) -> JoinResult:
     """Join one report, and add its figures to those of the others."""
     result = joining.join(kernels, reading.read(report))
     for key, row in result.rows.items():
@@ -128,20 +128,28 @@ def _join_report(report: Path, kernels: Sequence[Kernel], by_kernel: dict[str, F
     return result
 
 
-def _nothing_fits(report: Path, join: Joined, kernels: int) -> str:
+def _mismatch_message(report: Path, join: JoinResult, kernels: int) -> str:
     if join.rows:
-        return f"{report}: holds none of the requested metrics, such as {metrics.READ[0]}"
+        return f"{report}: holds none of the requested metrics, such as {metrics.READ_BYTES[0]}"
     return (
-        f"{report}: none of its {join.rows_given} kernels matches one of the run's {kernels}: "
+        f"{report}: none of its {join.row_count} kernels matches one of the run's {kernels}: "
         "a report must be of one step of the same program"
     )
 
 
 def _write(con: duckdb.DuckDBPyConnection, run: Path, by_kernel: Mapping[str, Figures]) -> None:
     """Rewrite the steps; kernels of other steps are the same kernel if key, grid and block are the same."""
-    table.create(con, "found", [_COUNTED[0], *_COUNTED[3:]])
-    table.insert(con, "found", [(key, *figures) for key, figures in by_kernel.items()], [_COUNTED[0], *_COUNTED[3:]])
-    con.execute(f"CREATE OR REPLACE TABLE counted AS SELECT found.*, {_SHAPES} FROM found JOIN merged USING (key)")
+    table.create(con, "kernel_figures", [_COUNTER_COLUMNS[0], *_COUNTER_COLUMNS[3:]])
+    table.insert(
+        con,
+        "kernel_figures",
+        [(key, *figures) for key, figures in by_kernel.items()],
+        [_COUNTER_COLUMNS[0], *_COUNTER_COLUMNS[3:]],
+    )
+    con.execute(
+        f"CREATE OR REPLACE TABLE counted AS SELECT kernel_figures.*, {_SHAPES} "
+        "FROM kernel_figures JOIN merged USING (key)"
+    )
     figures = ", ".join(f"coalesce(counted.{name}, step.{name}) AS {name}" for name in Figures._fields)
     sources = (
         "CASE WHEN counted.flops IS NULL THEN step.flops_source ELSE 'counter' END AS flops_source, "
@@ -154,32 +162,34 @@ def _write(con: duckdb.DuckDBPyConnection, run: Path, by_kernel: Mapping[str, Fi
             f"""
             CREATE OR REPLACE TABLE segment AS
             WITH step AS (
-                SELECT *, row_number() OVER () AS place, {_SHAPES},
+                SELECT *, row_number() OVER () AS row_index, {_SHAPES},
                        (trace_id, step, rung, rank) IN (SELECT (trace_id, step, rung, rank) FROM alike) AS is_alike
                 FROM {table.parquet(segment)}
             )
-            SELECT step.* EXCLUDE (place, grid, block, is_alike) REPLACE ({figures}, {sources})
+            SELECT step.* EXCLUDE (row_index, grid, block, is_alike) REPLACE ({figures}, {sources})
             FROM step LEFT JOIN counted ON is_alike AND step.level = {int(Level.KERNEL)} AND counted.key = step.key
                 AND counted.grid IS NOT DISTINCT FROM step.grid AND counted.block IS NOT DISTINCT FROM step.block
-            ORDER BY place
+            ORDER BY row_index
             """
         )
         table.write_parquet(con, "segment", segment)
 
 
-def _summary(kernels: Sequence[Kernel], joins: Sequence[Joined], by_kernel: Mapping[str, Figures]) -> dict[str, Any]:
+def _summary(
+    kernels: Sequence[Kernel], joins: Sequence[JoinResult], by_kernel: Mapping[str, Figures]
+) -> dict[str, Any]:
     """Return the summary of the join: kernels with counters, and their share of device time."""
     ns = sum(kernel.ns for kernel in kernels)
-    ns_found = sum(kernel.ns for kernel in kernels if kernel.key in by_kernel)
+    counted_ns = sum(kernel.ns for kernel in kernels if kernel.key in by_kernel)
     return {
         "tool": "ncu",
         "kernels": len(kernels),
         "with_counters": len(by_kernel),
         "with_flops": sum(figures.flops is not None for figures in by_kernel.values()),
-        "device_time_percent": round(100 * ns_found / ns, 2) if ns else None,
-        "rows": sum(join.rows_given for join in joins),
+        "device_time_percent": round(100 * counted_ns / ns, 2) if ns else None,
+        "rows": sum(join.row_count for join in joins),
         "rows_joined": sum(len(join.rows) for join in joins),
-        "by_layer": all(join.by_layer for join in joins),
+        "by_layer": all(join.has_layers for join in joins),
     }
 
 
@@ -192,25 +202,25 @@ def _sentence(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _lacking(joins: Sequence[Joined], by_kernel: Mapping[str, Figures]) -> list[str]:
+def _missing_metrics(joins: Sequence[JoinResult], by_kernel: Mapping[str, Figures]) -> list[str]:
     """Return a sentence if operations are unknown because a report lacks the metrics for them."""
-    missing = {
+    metric_names = {
         name
         for join in joins
         for key, row in join.rows.items()
         if by_kernel.get(key, Figures()).flops is None
         for name in metrics.missing(row.values)
     }
-    names = sorted(missing)
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return [f"counters do not give the operations of kernels without {names[0]}{more}"] if names else []
+    names = sorted(metric_names)
+    suffix = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return [f"counters do not give the operations of kernels without {names[0]}{suffix}"] if names else []
 
 
 def _finish(run: Path, content: Run, summary: dict[str, Any], sentences: Sequence[str]) -> None:
     """Merge the steps again, and write `run.json`."""
     notes = [note for note in content.notes if note.source != SOURCE]
     absent = {name: reason for name, reason in content.absent.items() if name != SOURCE}
-    content = (content | {"absent": absent, "counters": summary, "notes": notes}).noted(SOURCE, sentences)
+    content = (content | {"absent": absent, "counters": summary, "notes": notes}).with_notes(SOURCE, sentences)
     Store(run).finish(content)
     if content.checksums:
         rundir.write_run(run, content | {"checksums": rundir.checksums(run)})

@@ -2,7 +2,7 @@
 
 A quote is an entry of `devices.toml` with its source. A measurement is a short calibration (`measure`) that
 `xsp doctor --measure RUN` stores in `run.json` under `machine.ceilings`; it takes precedence over a quote. For use
-outside runs, measurements of the current machine are stored in the user's cache (`keep`, `of_machine`).
+outside runs, measurements of the current machine are stored in the user's cache (`store`, `of_machine`).
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ PRECISIONS = {
 }
 """Kineto's name of an element type → precision."""
 
-USUAL = "fp32"
+DEFAULT_PRECISION = "fp32"
 """The precision of XSP's paper, which uses no other."""
 
 _BRANDS = {"NVIDIA", "AMD", "TESLA", "INSTINCT", "GEFORCE"}
-_NEUTRAL = re.compile(r"\d+GI?B|HBM\d?E?|SXM\d?|PCIE|OAM|VF")
+_NEUTRAL_WORD = re.compile(r"\d+GI?B|HBM\d?E?|SXM\d?|PCIE|OAM|VF")
 """Words that a device's name may contain beyond its entry's name: size and kind of memory, form factor."""
 
 
@@ -75,15 +75,15 @@ class Ceiling:
 
         Between two measured points the higher rate applies, so that the result is a ceiling.
         """
-        if working_set > BEYOND_CACHES or not self.levels:
+        if working_set > MAX_CACHED_BYTES or not self.levels:
             return self.bytes_per_s
         return next((rate for size, rate in reversed(self.levels) if size <= working_set), self.levels[0][1])
 
-    def peak(self, precision: str = USUAL) -> float | None:
+    def peak(self, precision: str = DEFAULT_PRECISION) -> float | None:
         """Return the most FLOP/s in a precision, dense, on any units; None if the source does not state it."""
         return max((units[precision] for units in (self.vector, self.tensor) if precision in units), default=None)
 
-    def ideal_intensity(self, precision: str = USUAL) -> float | None:
+    def ideal_intensity(self, precision: str = DEFAULT_PRECISION) -> float | None:
         """Return the FLOP per byte below which work is memory-bound: peak over bandwidth (XSP, section III-D)."""
         peak = self.peak(precision)
         return None if peak is None else peak / self.bytes_per_s
@@ -146,7 +146,7 @@ def _matching_entries(name: str) -> list[tuple[int, dict[str, Any]]]:
         (len(words), entry)
         for entry in _entries(os.environ.get(VARIABLE))
         for words in map(_words, entry["names"])
-        if words <= name_words and all(_NEUTRAL.fullmatch(word) for word in name_words - words)
+        if words <= name_words and all(_NEUTRAL_WORD.fullmatch(word) for word in name_words - words)
     ]
 
 
@@ -169,7 +169,7 @@ def of_run(run: Run, on_device: bool) -> Ceiling:
     name = (devices[0] if devices else None) if on_device else run.machine.cpu
     content = run.machine.ceilings.get(str(name))
     if content is not None:
-        return _measured(content)
+        return _from_measurement(content)
     if not on_device:
         raise AnalysisError(
             "what this processor can do at most was not measured: do it where the run was recorded, with "
@@ -182,7 +182,7 @@ def of_run(run: Run, on_device: bool) -> Ceiling:
     return ceiling(name)
 
 
-def _measured(content: Any) -> Ceiling:
+def _from_measurement(content: Any) -> Ceiling:
     try:
         vector, tensor = ({str(k): float(v) for k, v in content[unit].items()} for unit in ("vector", "tensor"))
         levels = tuple(sorted((int(size), float(rate)) for size, rate in content.get("levels") or ()))
@@ -204,10 +204,10 @@ def cache_path() -> Path:
     return cached.user_folder() / "ceilings.json"
 
 
-def keep(found: Mapping[str, Ceiling]) -> Path | None:
+def store(ceilings: Mapping[str, Ceiling]) -> Path | None:
     """Store ceilings of this machine by the names of its devices; None if the cache cannot be written."""
     path = cache_path()
-    content = _stored() | {name: entry.content() for name, entry in found.items()}
+    content = _cached_content() | {name: entry.content() for name, entry in ceilings.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic.replacing(path) as temporary:
@@ -223,9 +223,9 @@ def of_machine(name: str) -> Ceiling | None:
     Raises:
         AnalysisError: the stored content is damaged.
     """
-    content = _stored().get(name)
+    content = _cached_content().get(name)
     try:
-        result = None if content is None else _measured(content)
+        result = None if content is None else _from_measurement(content)
     except AnalysisError as error:
         raise AnalysisError(f"{cache_path()} is damaged; measure again with `xsp doctor --measure`") from error
     if result is not None and result.threads is not None and result.threads < processes.cores():
@@ -233,7 +233,7 @@ def of_machine(name: str) -> Ceiling | None:
     return result
 
 
-def _stored() -> dict[str, Any]:
+def _cached_content() -> dict[str, Any]:
     """Return the content of the file; empty if it does not exist or cannot be read."""
     try:
         content = json.loads(cache_path().read_text(encoding="utf-8"))
@@ -247,15 +247,15 @@ def _words(name: str) -> set[str]:
 
 
 @lru_cache(maxsize=4)
-def _entries(more: str | None) -> list[dict[str, Any]]:
+def _entries(user_file: str | None) -> list[dict[str, Any]]:
     """Return the entries of the user's file, followed by those of xsp."""
     entries: list[dict[str, Any]] = []
-    if more:
+    if user_file:
         try:
-            user_entries = tomllib.loads(Path(more).expanduser().read_text(encoding="utf-8"))["device"]
-            entries += map(_checked, _device_list(user_entries))
+            user_entries = tomllib.loads(Path(user_file).expanduser().read_text(encoding="utf-8"))["device"]
+            entries += map(_check_entry, _device_list(user_entries))
         except (OSError, ValueError, KeyError) as error:
-            raise AnalysisError(f"{VARIABLE}={more}: cannot be read as a list of devices ({error})") from error
+            raise AnalysisError(f"{VARIABLE}={user_file}: cannot be read as a list of devices ({error})") from error
     entries += tomllib.loads((files("xsp.device") / "devices.toml").read_text(encoding="utf-8"))["device"]
     return entries
 
@@ -266,7 +266,7 @@ def _device_list(devices: Any) -> list[Any]:
     return devices
 
 
-def _checked(entry: Any) -> dict[str, Any]:
+def _check_entry(entry: Any) -> dict[str, Any]:
     """Return an entry of a user's file.
 
     Raises:
@@ -311,7 +311,7 @@ def measure(processor: str | None) -> Iterator[Ceiling]:
     previous = torch.get_num_threads()
     torch.set_num_threads(processes.cores())
     try:
-        result = _measure(torch, "cpu", processor or "cpu", size=1024, copied=1 << 26, finish=lambda: None)
+        result = _measure(torch, "cpu", processor or "cpu", size=1024, copy_bytes=1 << 26, finish=lambda: None)
     finally:
         torch.set_num_threads(previous)
     yield replace(result, threads=processes.cores())
@@ -319,64 +319,66 @@ def measure(processor: str | None) -> Iterator[Ceiling]:
         for index in range(torch.cuda.device_count()):
             name = torch.cuda.get_device_name(index)
             finish = partial(torch.cuda.synchronize, index)  # the current device may be another one
-            yield _measure(torch, f"cuda:{index}", name, size=8192, copied=1 << 30, finish=finish)
+            yield _measure(torch, f"cuda:{index}", name, size=8192, copy_bytes=1 << 30, finish=finish)
 
 
-def _measure(torch: Any, where: str, name: str, size: int, copied: int, finish: Callable[[], None]) -> Ceiling:
+def _measure(torch: Any, device: str, name: str, size: int, copy_bytes: int, finish: Callable[[], None]) -> Ceiling:
     """Measure one device; products run on tensor cores if it has them for the type."""
-    kinds = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
-    if where != "cpu":
-        kinds["fp16"] = torch.float16
-    peaks = {kind: 2 * size**3 / _fastest(_product(torch, where, size, dtype), finish) for kind, dtype in kinds.items()}
-    if where != "cpu":
-        peaks |= {kind: 2 * size**3 / seconds for kind, seconds in _tensor_cores_only(torch, where, size, finish)}
-    for kind in ("fp32", "bf16") if where == "cpu" else ():
-        convolution_s = _fastest(_convolution(torch, kinds[kind], size // 4), finish)
+    dtypes = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+    if device != "cpu":
+        dtypes["fp16"] = torch.float16
+    peaks = {
+        kind: 2 * size**3 / _fastest(_product(torch, device, size, dtype), finish) for kind, dtype in dtypes.items()
+    }
+    if device != "cpu":
+        peaks |= {kind: 2 * size**3 / seconds for kind, seconds in _tensor_cores_only(torch, device, size, finish)}
+    for kind in ("fp32", "bf16") if device == "cpu" else ():
+        convolution_s = _fastest(_convolution(torch, dtypes[kind], size // 4), finish)
         peaks[kind] = max(peaks[kind], _CONVOLUTION_FLOPS * (size // 4) ** 2 / convolution_s)
-    source = torch.empty(copied // 4, dtype=torch.float32, device=where).fill_(1)
+    source = torch.empty(copy_bytes // 4, dtype=torch.float32, device=device).fill_(1)
     target = torch.empty_like(source)
     seconds = _fastest(lambda: target.copy_(source), finish)
-    description = f"measured: products of {size} × {size}{' and convolutions' * (where == 'cpu')}"
-    description += f", a copy of {copied >> 20} MiB, {torch.get_num_threads()} threads"
-    rate = 2 * copied / seconds
-    return Ceiling(name, peaks, {}, rate, description, _levels(torch, where, rate, finish))
+    description = f"measured: products of {size} × {size}{' and convolutions' * (device == 'cpu')}"
+    description += f", a copy of {copy_bytes >> 20} MiB, {torch.get_num_threads()} threads"
+    rate = 2 * copy_bytes / seconds
+    return Ceiling(name, peaks, {}, rate, description, _levels(torch, device, rate, finish))
 
 
 WORKING_SETS = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 """Sizes in bytes; one half of a working set is copied to the other."""
 
-BEYOND_CACHES = 1 << 28
+MAX_CACHED_BYTES = 1 << 28
 """Bytes above which a working set has the rate of the memory, even if a part of it is in a cache."""
 
 _COPIES = 8
 
 
-def _levels(torch: Any, where: str, memory: float, finish: Callable[[], None]) -> tuple[tuple[int, float], ...]:
+def _levels(torch: Any, device: str, memory: float, finish: Callable[[], None]) -> tuple[tuple[int, float], ...]:
     """Measure copies within working sets; the cost of the call is subtracted, so that only the bytes count.
 
     The rate of a copy by a single thread is multiplied by the threads, each of which has such a cache: it is a ceiling.
     """
-    threads = 1 if where != "cpu" else torch.get_num_threads()
-    empty = _copies(torch, where, 1, finish)
+    threads = 1 if device != "cpu" else torch.get_num_threads()
+    call_s = _copies(torch, device, 1, finish)
     levels: list[tuple[int, float]] = []
     rate = memory
     for size in reversed(WORKING_SETS):
-        copied = size // 8
-        factor = threads if where == "cpu" and copied < _SHARED_FROM else 1
-        elapsed = _copies(torch, where, copied, finish)
-        if elapsed > 1.2 * empty:  # else the call dominates the time
-            rate = max(rate, factor * size / (elapsed - empty))
+        elements = size // 8
+        factor = threads if device == "cpu" and elements < _MIN_THREADED_ELEMENTS else 1
+        elapsed = _copies(torch, device, elements, finish)
+        if elapsed > 1.2 * call_s:  # else the call dominates the time
+            rate = max(rate, factor * size / (elapsed - call_s))
         levels.append((size, rate))
     return tuple(reversed(levels))
 
 
-_SHARED_FROM = 32_768
+_MIN_THREADED_ELEMENTS = 32_768
 """Number of elements from which torch copies with several threads."""
 
 
-def _copies(torch: Any, where: str, elements: int, finish: Callable[[], None]) -> float:
+def _copies(torch: Any, device: str, elements: int, finish: Callable[[], None]) -> float:
     """Return the seconds per copy of `elements` four-byte elements, measured over several copies in a row."""
-    source = torch.empty(elements, dtype=torch.float32, device=where).fill_(1)
+    source = torch.empty(elements, dtype=torch.float32, device=device).fill_(1)
     target = torch.empty_like(source)
 
     def work() -> None:
@@ -386,33 +388,33 @@ def _copies(torch: Any, where: str, elements: int, finish: Callable[[], None]) -
     return _fastest(work, finish, ROUNDS_NS // 6) / _COPIES
 
 
-def _product(torch: Any, where: str, size: int, dtype: Any) -> Callable[[], object]:
-    left, right = _operands(torch, where, size, dtype)
+def _product(torch: Any, device: str, size: int, dtype: Any) -> Callable[[], object]:
+    left, right = _operands(torch, device, size, dtype)
     out = torch.empty_like(left)
     return lambda: torch.mm(left, right, out=out)
 
 
-def _operands(torch: Any, where: str, size: int, dtype: Any) -> tuple[Any, Any]:
+def _operands(torch: Any, device: str, size: int, dtype: Any) -> tuple[Any, Any]:
     """Return two matrices of random numbers: with constant ones a GPU needs less power, and is up to 13 % faster."""
-    source = torch.Generator(device=where).manual_seed(0)
-    values = (torch.empty(size, size, device=where).uniform_(-1, 1, generator=source) for _ in range(2))
+    source = torch.Generator(device=device).manual_seed(0)
+    values = (torch.empty(size, size, device=device).uniform_(-1, 1, generator=source) for _ in range(2))
     left, right = (value.to(dtype) for value in values)
     return left, right
 
 
-def _tensor_cores_only(torch: Any, where: str, size: int, finish: Callable[[], None]) -> Iterator[tuple[str, float]]:
+def _tensor_cores_only(torch: Any, device: str, size: int, finish: Callable[[], None]) -> Iterator[tuple[str, float]]:
     """Yield the seconds of a product in the precisions that only tensor cores have, as far as the device has them."""
-    compute = torch.cuda.get_device_capability(where)
+    compute = torch.cuda.get_device_capability(device)
     if torch.version.hip is None and compute >= (8, 0):
         previous = torch.backends.cuda.matmul.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = True
         try:
-            yield "tf32", _fastest(_product(torch, where, size, torch.float32), finish)
+            yield "tf32", _fastest(_product(torch, device, size, torch.float32), finish)
         finally:
             torch.backends.cuda.matmul.allow_tf32 = previous
     if torch.version.hip is None and compute >= (8, 9) and hasattr(torch, "float8_e4m3fn"):
-        left, right = _operands(torch, where, size, torch.float8_e4m3fn)
-        scale, right = torch.ones((), device=where), right.t()  # the right matrix must be column-major
+        left, right = _operands(torch, device, size, torch.float8_e4m3fn)
+        scale, right = torch.ones((), device=device), right.t()  # the right matrix must be column-major
         with contextlib.suppress(RuntimeError):  # this torch has another signature: not measured
             yield "fp8", _fastest(lambda: torch._scaled_mm(left, right, scale, scale, out_dtype=torch.bfloat16), finish)
 

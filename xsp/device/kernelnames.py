@@ -128,7 +128,7 @@ PRECISION_RULES: Rules = (
 
 
 def _case(rules: Rules, otherwise: str) -> str:
-    branches = " ".join(f"WHEN regexp_matches(name, '{pattern}', 'i') THEN '{answer}'" for pattern, answer in rules)
+    branches = " ".join(f"WHEN regexp_matches(name, '{pattern}', 'i') THEN '{value}'" for pattern, value in rules)
     return f"CASE {branches} ELSE {otherwise} END"
 
 
@@ -155,7 +155,7 @@ collective."""
 # A demangled name repeats the functor of a template in its parameters, and has namespaces and lambdas inside: hundreds
 # of characters that most kernels of PyTorch share.
 
-_MOST_LETTERS, _MOST_DEPTH = 20_000, 40
+_MAX_LETTERS, _MAX_DEPTH = 20_000, 40
 """Longer names, and deeper nested templates, are only truncated: no compiler writes such names."""
 
 _TYPE = re.compile(r"[*&<]|::|\b(?:bool|char|short|int|long|unsigned|float|double|half|__half|Params)\b")
@@ -170,7 +170,7 @@ _PLAIN = re.compile(
 )
 """An argument that is a number or a type of elements."""
 
-_PLACES = re.compile(
+_LAYOUT_ARGUMENT = re.compile(
     r"[Aa]rray<char ?\*, \d+>|\w*OffsetCalculator<.*>|(?:Load|Store)With\w+(?:<.*>)?|TensorList\w*Metadata<.*>"
 )
 """An argument of PyTorch's kernels that describes the layout of operands, not the operation."""
@@ -181,11 +181,11 @@ _GENERIC = re.compile(r"\w*elementwise\w*_kernel\w*|(?:reduce|multi_tensor_apply
 _WRAPPERS = {"gpu_kernel_impl": 0, "gpu_kernel_impl_nocast": 0, "ReduceOp": 1, "func_wrapper_t": 1}
 """PyTorch templates that wrap a functor → index of the functor in their arguments."""
 
-_OF_CUTLASS, _ENABLE = re.compile(r"Kernel2?|device_kernel"), re.compile(r"enable_\w+")
+_CUTLASS_WRAPPER, _ENABLE = re.compile(r"Kernel2?|device_kernel"), re.compile(r"enable_\w+")
 """CUTLASS templates that wrap the kernel whose name describes the operation."""
 
 _TRITON = re.compile(r"triton_\w+(_\d+)")
-_LEAST_CUT = 8
+_MIN_LETTERS = 8
 """Minimum number of letters to show both the beginning of a name and where it differs."""
 
 _WORD = re.compile(r".*[_<, (]", re.DOTALL)
@@ -194,8 +194,8 @@ _WORD = re.compile(r".*[_<, (]", re.DOTALL)
 class _Group(NamedTuple):
     """The content of a pair of brackets."""
 
-    opened: str
-    inside: list[_Item]
+    bracket: str
+    items: list[_Item]
 
 
 _Item = Union[str, _Group]  # noqa: UP007 - evaluated at run time, where Python 3.10 knows no forward reference with |
@@ -221,7 +221,7 @@ def is_cpp(name: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def readable(name: str, letters: int = _MOST_LETTERS) -> str:
+def readable(name: str, letters: int = _MAX_LETTERS) -> str:
     """Return a kernel's name as people write it, in at most `letters` characters.
 
     In a C++ name, the result type, parameters, namespaces, and arguments that describe the layout of operands are left
@@ -258,12 +258,12 @@ def readable_each(names: Sequence[str], letters: int) -> list[str]:
     >>> readable_each([gemm.format(128), gemm.format(64)], 30)
     ['sm90_xmma_gemm…tilesize128x12…', 'sm90_xmma_gemm…tilesize128x64…']
     """
-    same: dict[str, list[str]] = defaultdict(list)
+    groups: dict[str, list[str]] = defaultdict(list)
     for name in dict.fromkeys(names):
-        same[readable(name, letters)].append(name)
+        groups[readable(name, letters)].append(name)
     by_name: dict[str, str] = {}
-    for text, group in same.items():
-        texts = _distinguish(group, letters) if len(group) > 1 and letters >= _LEAST_CUT else [text]
+    for text, group in groups.items():
+        texts = _distinguish(group, letters) if len(group) > 1 and letters >= _MIN_LETTERS else [text]
         by_name.update(zip(group, texts if len(set(texts)) > 1 else [text] * len(group), strict=True))
     return [by_name[name] for name in names]
 
@@ -275,15 +275,18 @@ def _distinguish(names: Sequence[str], letters: int) -> list[str]:
         if len(set(level)) == len(names) and max(map(len, level)) <= letters:
             return list(level)
     texts = next((level for level in reversed(levels) if len(set(level)) == len(names)), levels[0])
-    ends = zip(min(texts), max(texts), strict=False)  # all texts between these two share their beginning
-    shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], ends))
+    letter_pairs = zip(min(texts), max(texts), strict=False)  # all texts between these two share their beginning
+    shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], letter_pairs))
     if shared < letters // 2:  # they begin with kernels that do not fit, and have the same functor
         return [readable(names[0], letters)] * len(names)
-    before = _WORD.match(texts[0], 0, shared)
-    word = max(before.end() if before else 0, shared - 2 * letters // 5)
-    room = letters // 2
-    cut = [text[word:] if len(text) - word <= room else f"{text[word : word + room - 1]}…" for text in texts]
-    return [f"{text[: letters - 1 - len(end)]}…{end}" for text, end in zip(texts, cut, strict=True)]
+    word_match = _WORD.match(texts[0], 0, shared)
+    word = max(word_match.end() if word_match else 0, shared - 2 * letters // 5)
+    suffix_length = letters // 2
+    suffixes = [
+        text[word:] if len(text) - word <= suffix_length else f"{text[word : word + suffix_length - 1]}…"
+        for text in texts
+    ]
+    return [f"{text[: letters - 1 - len(end)]}…{end}" for text, end in zip(texts, suffixes, strict=True)]
 
 
 def _all_forms(name: str) -> list[str]:
@@ -295,38 +298,38 @@ def _forms(name: str) -> Iterator[str]:
     tree = _tree(name.removeprefix("void ")) if is_cpp(name) else None
     if tree is None:
         return
-    spaces, word, arguments, suffix = _named(tree)
-    if arguments and spaces and _text(spaces[0]) == "cutlass" and _OF_CUTLASS.fullmatch(word):
-        yield _shown(arguments[0])
+    spaces, word, arguments, suffix = _parsed_name(tree)
+    if arguments and spaces and _text(spaces[0]) == "cutlass" and _CUTLASS_WRAPPER.fullmatch(word):
+        yield _short_text(arguments[0])
         return
-    if spaces and any(isinstance(part, _Group) and part.opened == "<" for part in spaces[-1]):
-        word = f"{_shown(spaces[-1])}::{word}"  # the class is more specific than its method
-    yield _joined(word, map(_shown, arguments)) + suffix
-    arguments = [argument for argument in arguments if not _PLACES.fullmatch(_shown(argument))]
-    functors = [argument for argument in arguments if not _PLAIN.fullmatch(_shown(argument))]
+    if spaces and any(isinstance(part, _Group) and part.bracket == "<" for part in spaces[-1]):
+        word = f"{_short_text(spaces[-1])}::{word}"  # the class is more specific than its method
+    yield _with_arguments(word, map(_short_text, arguments)) + suffix
+    arguments = [argument for argument in arguments if not _LAYOUT_ARGUMENT.fullmatch(_short_text(argument))]
+    functors = [argument for argument in arguments if not _PLAIN.fullmatch(_short_text(argument))]
     if functors and _GENERIC.fullmatch(word):
-        yield _joined(word, (_shown(argument, brief=True) for argument in arguments))
-        yield "…" + ", ".join(map(_shown, functors))
-        yield "…" + ", ".join(_shown(argument, brief=True) for argument in functors)
+        yield _with_arguments(word, (_short_text(argument, brief=True) for argument in arguments))
+        yield "…" + ", ".join(map(_short_text, functors))
+        yield "…" + ", ".join(_short_text(argument, brief=True) for argument in functors)
 
 
 def _tree(name: str) -> list[_Item] | None:
     """Return the words of a name and its groups in brackets; None if brackets do not match or are too many."""
-    if len(name) > _MOST_LETTERS:
+    if len(name) > _MAX_LETTERS:
         return None
     levels: list[_Group] = [_Group("", [])]
     for token in _TOKEN.findall(name):
         if token in _BRACKETS:
             levels.append(_Group(token, []))
-            levels[-2].inside.append(levels[-1])
-            if len(levels) > _MOST_DEPTH:
+            levels[-2].items.append(levels[-1])
+            if len(levels) > _MAX_DEPTH:
                 return None
         elif token in _BRACKETS.values():
-            if _BRACKETS.get(levels.pop().opened) != token:
+            if _BRACKETS.get(levels.pop().bracket) != token:
                 return None
         else:
-            levels[-1].inside.append(token)
-    return levels[0].inside if len(levels) == 1 else None
+            levels[-1].items.append(token)
+    return levels[0].items if len(levels) == 1 else None
 
 
 def _parts(tree: Sequence[_Item], separator: str) -> list[list[_Item]]:
@@ -342,62 +345,66 @@ def _parts(tree: Sequence[_Item], separator: str) -> list[list[_Item]]:
 
 def _text(tree: Sequence[_Item]) -> str:
     texts = (
-        entry if isinstance(entry, str) else f"{entry.opened}{_text(entry.inside)}{_BRACKETS[entry.opened]}"
+        entry if isinstance(entry, str) else f"{entry.bracket}{_text(entry.items)}{_BRACKETS[entry.bracket]}"
         for entry in tree
     )
     return "".join(texts).strip()
 
 
-def _named(tree: Sequence[_Item]) -> _Name:
+def _parsed_name(tree: Sequence[_Item]) -> _Name:
     """Return the parts of a name; of a lambda, those of the function that it is in, with its types and number."""
     path = _parts(tree, "::")
-    of_lambda, index = "", len(path) - 1
-    while index > 0 and (not path[index] or _is_inside(path[index])):
-        of_lambda = of_lambda or _lambda(path[index])
+    lambda_suffix, index = "", len(path) - 1
+    while index > 0 and (not path[index] or _is_lambda_part(path[index])):
+        lambda_suffix = lambda_suffix or _lambda(path[index])
         index -= 1
-    last = path[index]
-    if len(last) > 1 and isinstance(last[0], _Group) and last[0].opened == "(":  # a number with its type: (bool)1
-        last = last[1:]
-    word, rest = _text(last[:1]), last[1:]
+    parts = path[index]
+    if len(parts) > 1 and isinstance(parts[0], _Group) and parts[0].bracket == "(":  # a number with its type: (bool)1
+        parts = parts[1:]
+    word, remainder = _text(parts[:1]), parts[1:]
     arguments: list[list[_Item]] = []
-    if rest and isinstance(rest[0], _Group) and rest[0].opened == "<":
-        arguments, rest = _parts(rest[0].inside, ","), rest[1:]
-    suffix = _text(rest) if rest and isinstance(rest[0], str) else ""  # a group here is the parameter list
-    if arguments and of_lambda.startswith("("):
-        of_lambda = of_lambda[of_lambda.rindex(")") + 1 :]  # a template's arguments usually are these types
-    return _Name(path[:index], word, arguments, suffix.replace("const", " const") + of_lambda)
+    if remainder and isinstance(remainder[0], _Group) and remainder[0].bracket == "<":
+        arguments, remainder = _parts(remainder[0].items, ","), remainder[1:]
+    suffix = (
+        _text(remainder) if remainder and isinstance(remainder[0], str) else ""
+    )  # a group here is the parameter list
+    if arguments and lambda_suffix.startswith("("):
+        lambda_suffix = lambda_suffix[lambda_suffix.rindex(")") + 1 :]  # a template's arguments usually are these types
+    return _Name(path[:index], word, arguments, suffix.replace("const", " const") + lambda_suffix)
 
 
-def _is_inside(part: Sequence[_Item]) -> bool:
+def _is_lambda_part(part: Sequence[_Item]) -> bool:
     """Return whether a part of a name is a lambda, or an operator of a class or of a lambda."""
-    first = part[0]
-    return first.opened in "{[" if isinstance(first, _Group) else first.startswith(("operator", "'lambda"))
+    head = part[0]
+    return head.bracket in "{[" if isinstance(head, _Group) else head.startswith(("operator", "'lambda"))
 
 
 def _lambda(part: Sequence[_Item]) -> str:
     """Return the types of a lambda's parameters in brackets, and its number if it is not the first one."""
-    words = part[0].inside if part and isinstance(part[0], _Group) else part
+    words = part[0].items if part and isinstance(part[0], _Group) else part
     if not words or isinstance(words[0], _Group) or "lambda" not in words[0]:
         return ""
-    types = next((word.inside for word in words if isinstance(word, _Group) and word.opened == "("), [])
+    types = next((word.items for word in words if isinstance(word, _Group) and word.bracket == "("), [])
     number = _NUMBER.search(_text(part))
-    later = f"#{digits}" if number and (digits := number[1] or number[2]) != "1" else ""
-    return f"({', '.join(map(_shown, _parts(types, ',')))}){later}" if types else later
+    ordinal = f"#{digits}" if number and (digits := number[1] or number[2]) != "1" else ""
+    return f"({', '.join(map(_short_text, _parts(types, ',')))}){ordinal}" if types else ordinal
 
 
-def _shown(tree: Sequence[_Item], brief: bool = False) -> str:
+def _short_text(tree: Sequence[_Item], brief: bool = False) -> str:
     """Return a type, a number or a functor without namespaces; in brief, only with the functors of its arguments."""
-    _, word, arguments, suffix = _named(tree)
-    if (place := _WRAPPERS.get(word, 0 if _ENABLE.fullmatch(word) else None)) is not None and place < len(arguments):
-        return _shown(arguments[place], brief)
+    _, word, arguments, suffix = _parsed_name(tree)
+    if (index := _WRAPPERS.get(word, 0 if _ENABLE.fullmatch(word) else None)) is not None and index < len(arguments):
+        return _short_text(arguments[index], brief)
     if number := _LITERAL.fullmatch(word + suffix):
         return number[1]
-    texts = [_shown(argument, brief) for argument in arguments]
+    texts = [_short_text(argument, brief) for argument in arguments]
     if not brief:
-        return _joined(word, texts) + suffix
-    return _joined(word, [text for text in texts if not _PLAIN.fullmatch(text)]) + re.sub(r"^\(.*\)", "", suffix)
+        return _with_arguments(word, texts) + suffix
+    return _with_arguments(word, [text for text in texts if not _PLAIN.fullmatch(text)]) + re.sub(
+        r"^\(.*\)", "", suffix
+    )
 
 
-def _joined(word: str, arguments: Iterable[str]) -> str:
-    visible = [argument for argument in arguments if not _PLACES.fullmatch(argument)]
+def _with_arguments(word: str, arguments: Iterable[str]) -> str:
+    visible = [argument for argument in arguments if not _LAYOUT_ARGUMENT.fullmatch(argument)]
     return f"{word}<{', '.join(visible)}>" if visible else word

@@ -32,7 +32,7 @@ def describe() -> dict[str, Any]:
     }
 
 
-def identities() -> list[str]:
+def device_uuids() -> list[str]:
     """Return the UUIDs of devices in CUDA's order, if the program has initialised CUDA; they are never stored."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():

@@ -46,7 +46,7 @@ def _by_sparsity(*names: str) -> tuple[str, ...]:
     return tuple(f"{name}_sparsity_{state}" for name in names for state in ("off", "on"))
 
 
-NEEDED = (
+REQUIRED = (
     (("src_fp16",), _HALVES, _by_sparsity(*_HALVES)),
     (("src_bf16_dst_fp32",), _by_sparsity("src_bf16_dst_fp32")),
     (("src_tf32_dst_fp32",), _by_sparsity("src_tf32_dst_fp32")),
@@ -54,7 +54,7 @@ NEEDED = (
 """Tensor core operations that every device from compute capability 8.0 on counts: for each, alternative sums. A device
 may count them as a whole, by the type of the sum, or with and without sparsity."""
 
-FURTHER = (
+OPTIONAL = (
     (("src_fp64",),),
     (("src_fp8",), _by_sparsity("src_fp8")),
     (("src_fp4_dst_fp32",),),
@@ -65,10 +65,10 @@ FURTHER = (
 )
 """Tensor core operations that only some devices have; if a metric is unknown, the device has no such operations."""
 
-READ = ("dram__bytes_read.sum", "dram__bytes_op_read.sum")
+READ_BYTES = ("dram__bytes_read.sum", "dram__bytes_op_read.sum")
 """Bytes read from the device's memory; the second name is that of compute capability 12."""
 
-WRITTEN = ("dram__bytes_write.sum", "dram__bytes_op_write.sum")
+WRITTEN_BYTES = ("dram__bytes_write.sum", "dram__bytes_op_write.sum")
 
 OCCUPANCY = ("sm__warps_active.avg.pct_of_peak_sustained_active", "Achieved Occupancy")
 """Active warps in percent of those that a multiprocessor can hold; the second name is that of the page `details`."""
@@ -84,7 +84,7 @@ class Figures(NamedTuple):
     """Active warps as a share of the possible maximum, 0 to 1."""
 
 
-def wanted(known: Collection[str] | None = None) -> list[str]:
+def requested(available: Collection[str] | None = None) -> list[str]:
     """Return the names of the metrics to request from ncu.
 
     Args:
@@ -92,22 +92,28 @@ def wanted(known: Collection[str] | None = None) -> list[str]:
             are requested.
     """
     groups = [
-        [_TENSOR.format(name) for name in way] for ways in (*NEEDED, *FURTHER) for way in _alternatives(ways, known)
+        [_TENSOR.format(name) for name in way]
+        for ways in (*REQUIRED, *OPTIONAL)
+        for way in _alternatives(ways, available)
     ]
     tensor = [name for group in groups for name in group]
-    names = [*INSTRUCTIONS, *PACKED, PIPE, *tensor, *READ, *WRITTEN, OCCUPANCY[0]]
-    return [name for name in names if known is None or name.partition(".")[0] in known]
+    names = [*INSTRUCTIONS, *PACKED, PIPE, *tensor, *READ_BYTES, *WRITTEN_BYTES, OCCUPANCY[0]]
+    return [name for name in names if available is None or name.partition(".")[0] in available]
 
 
-def _alternatives(ways: tuple[tuple[str, ...], ...], known: Collection[str] | None) -> tuple[tuple[str, ...], ...]:
+def _alternatives(
+    alternatives: tuple[tuple[str, ...], ...], available: Collection[str] | None
+) -> tuple[tuple[str, ...], ...]:
     """Return the first alternative of which a device has all metrics: each further metric may need another replay."""
-    if known is None:
-        return ways
-    complete = [way for way in ways if all(_TENSOR.format(name).partition(".")[0] in known for name in way)]
+    if available is None:
+        return alternatives
+    complete = [
+        names for names in alternatives if all(_TENSOR.format(name).partition(".")[0] in available for name in names)
+    ]
     return tuple(complete[:1])
 
 
-NAMES = frozenset({*wanted(), *OCCUPANCY})
+NAMES = frozenset({*requested(), *OCCUPANCY})
 """All metrics that this module interprets."""
 
 
@@ -121,20 +127,20 @@ def figures(values: Values, capability: tuple[int, int] | None) -> Figures:
     occupancy = _first(values, OCCUPANCY)
     return Figures(
         flops=_flops(values, capability),
-        dram_read_bytes=_rounded(_first(values, READ)),
-        dram_write_bytes=_rounded(_first(values, WRITTEN)),
+        dram_read_bytes=_rounded(_first(values, READ_BYTES)),
+        dram_write_bytes=_rounded(_first(values, WRITTEN_BYTES)),
         occupancy=None if occupancy is None else occupancy / 100,
     )
 
 
 def missing(values: Values) -> list[str]:
     """Return the names of the metrics that are needed for operations and missing in a report."""
-    tensor = [_TENSOR.format(name) for ways in NEEDED for name in ways[0]]
+    tensor = [_TENSOR.format(name) for alternatives in REQUIRED for name in alternatives[0]]
     instructions = [name for name in INSTRUCTIONS if name not in values]
-    return instructions + ([] if _needed(values) is not None or PIPE in values else tensor)
+    return instructions + ([] if _required_sum(values) is not None or PIPE in values else tensor)
 
 
-def ordinary(values: Values) -> int | None:
+def non_tensor_flops(values: Values) -> int | None:
     """Return the operations of one kernel outside tensor cores; None unless all its instructions were counted."""
     if not INSTRUCTIONS.keys() <= values.keys():
         return None
@@ -142,32 +148,32 @@ def ordinary(values: Values) -> int | None:
 
 
 def _flops(values: Values, capability: tuple[int, int] | None) -> int | None:
-    regular, tensor = ordinary(values), _tensor(values, capability)
+    regular, tensor = non_tensor_flops(values), _tensor(values, capability)
     return None if regular is None or tensor is None else round(regular + tensor)
 
 
 def _tensor(values: Values, capability: tuple[int, int] | None) -> float | None:
     """Return the operations of the tensor cores; None if they were not counted."""
-    operations = _needed(values)
+    operations = _required_sum(values)
     if operations is not None:
-        return operations + sum(_sum(values, ways) or 0 for ways in FURTHER)
-    executed = values.get(PIPE)
-    if executed is None:
+        return operations + sum(_sum(values, alternatives) or 0 for alternatives in OPTIONAL)
+    instructions = values.get(PIPE)
+    if instructions is None:
         return 0 if capability is not None and capability < (7, 0) else None
     weight = PIPE_OPERATIONS.get(capability) if capability is not None else None
-    return 0 if not executed else None if weight is None else executed * weight
+    return 0 if not instructions else None if weight is None else instructions * weight
 
 
-def _needed(values: Values) -> float | None:
-    sums = [_sum(values, ways) for ways in NEEDED]
-    known = [total for total in sums if total is not None]
-    return sum(known) if len(known) == len(sums) else None
+def _required_sum(values: Values) -> float | None:
+    sums = [_sum(values, ways) for ways in REQUIRED]
+    known_sums = [total for total in sums if total is not None]
+    return sum(known_sums) if len(known_sums) == len(sums) else None
 
 
-def _sum(values: Values, ways: Iterable[tuple[str, ...]]) -> float | None:
+def _sum(values: Values, alternatives: Iterable[tuple[str, ...]]) -> float | None:
     """Return the sum of the first alternative whose metrics are all known; None if there is none."""
-    for way in ways:
-        names = [_TENSOR.format(name) for name in way]
+    for alternative in alternatives:
+        names = [_TENSOR.format(name) for name in alternative]
         if all(name in values for name in names):
             return sum(values[name] for name in names)
     return None

@@ -142,10 +142,10 @@ def fill(con: duckdb.DuckDBPyConnection, run: Run) -> None:
     if estimates:
         con.execute(
             f"""
-            UPDATE merged SET occupancy = found.occupancy, occupancy_source = '{ESTIMATE}'
+            UPDATE merged SET occupancy = estimates.occupancy, occupancy_source = '{ESTIMATE}'
             FROM (SELECT unnest(?::INTEGER[]) AS device, unnest(?::VARCHAR[]) AS attributes,
-                         unnest(?::DOUBLE[]) AS occupancy) found
-            WHERE {kernels} AND merged.device = found.device AND merged.attributes = found.attributes
+                         unnest(?::DOUBLE[]) AS occupancy) estimates
+            WHERE {kernels} AND merged.device = estimates.device AND merged.attributes = estimates.attributes
             """,
             [list(column) for column in zip(*estimates, strict=True)],
         )
@@ -158,14 +158,14 @@ def _estimates(
         if device is None or not 0 <= device < len(devices):
             continue
         try:
-            value = _of_launch(json.loads(attributes), devices[device])
+            value = _launch_estimate(json.loads(attributes), devices[device])
         except (ValueError, RecursionError):  # attributes from a file of another tool
             continue
         if value is not None:
             yield device, attributes, value
 
 
-def _of_launch(launch: Any, device: Device) -> float | None:
+def _launch_estimate(launch: Any, device: Device) -> float | None:
     """Return the estimate for one launch, or None if its attributes are not sufficient."""
     if not isinstance(launch, dict) or not _are_sizes(launch.get("block")):
         return None

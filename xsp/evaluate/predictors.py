@@ -196,9 +196,9 @@ def _source(manifest: Manifest, folder: Path, device: str) -> tuple[str, models.
     return source, models.Settings(batch=1, seed=model.seed, shape=shape, sequence=model.sequence, device=device)
 
 
-def _build_on_host(source: str, settings: models.Settings) -> models.Built:
+def _build_on_host(source: str, settings: models.Settings) -> models.ModelCall:
     built = models.build(source, settings)
-    if not isinstance(built, models.Built):
+    if not isinstance(built, models.ModelCall):
         raise ManifestError(f"model.source: {source} is a function that runs a step, not a model")
     return built
 
@@ -220,7 +220,7 @@ def _load_shared(
         built = shared.built
         if dtype is torch.float32:
             built = models.on_device(source, built, settings)
-        elif built.tries is not None:  # trials with float32 inputs determine which it takes
+        elif built.candidates is not None:  # trials with float32 inputs determine which it takes
             raise ManifestError(f"model.share: {source} can be shared only with precision float32; omit share")
     except ModelError as error:
         raise ManifestError(f"model.source: {error}") from error

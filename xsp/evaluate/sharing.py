@@ -21,7 +21,7 @@ from xsp.share import client, wire
 from xsp.share.shelf import size_text
 
 if TYPE_CHECKING:
-    from xsp.models import Built
+    from xsp.models import ModelCall
     from xsp.share import Attachment
 
 NOTES = "models"
@@ -33,7 +33,7 @@ MOST_BYTES = 1 << 20
 class SharedModel(NamedTuple):
     """A model whose parameters are in the store."""
 
-    built: Built
+    built: ModelCall
     drawn: list[str]
     """Layers whose weights are zero by initialisation, and were drawn (see `predictors.draw_zero_weights`)."""
 
@@ -42,7 +42,7 @@ class SharedModel(NamedTuple):
 
 
 def load(
-    manifest: Manifest, source: str, build: Callable[[], Built], draw: Callable[[Any], list[str]], dtype: Any
+    manifest: Manifest, source: str, build: Callable[[], ModelCall], draw: Callable[[Any], list[str]], dtype: Any
 ) -> SharedModel:
     """Return the model of a manifest in `eval` mode, attached to weights in the store; store them first if needed.
 
@@ -88,7 +88,7 @@ def load(
     return SharedModel(built, list(record["drawn"]), note)
 
 
-def _build_empty(build: Callable[[], Built], dtype: Any) -> Built:
+def _build_empty(build: Callable[[], ModelCall], dtype: Any) -> ModelCall:
     """Return a model whose parameters have no values, unless its buffers are computed from them."""
     from xsp import share
 
@@ -110,7 +110,7 @@ def _attach_if_stored(module: Any, key: str) -> Attachment | None:
 
 
 def _store_weights(
-    build: Callable[[], Built], draw: Callable[[Any], list[str]], dtype: Any, path: Path
+    build: Callable[[], ModelCall], draw: Callable[[Any], list[str]], dtype: Any, path: Path
 ) -> dict[str, Any]:
     """Build the model with its values, put them into the store, and write the note with their key."""
     from xsp import share
@@ -164,7 +164,7 @@ def _configuration_hash(source: str) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _unfilled_hash(built: Built) -> str:
+def _unfilled_hash(built: ModelCall) -> str:
     """Return a hash of what `attach` does not fill: buffers outside the state dict, integer inputs except tokens."""
     persistent = built.model.state_dict()
     buffers = {name: buffer for name, buffer in built.model.named_buffers() if name not in persistent}
@@ -175,7 +175,7 @@ def _unfilled_hash(built: Built) -> str:
     return digest.hexdigest()
 
 
-def _integer_inputs(built: Built) -> Mapping[str, Any]:
+def _integer_inputs(built: ModelCall) -> Mapping[str, Any]:
     inputs = {**{f"argument {index}": tensor for index, tensor in enumerate(built.args)}, **built.kwargs}
     return {
         name: tensor for name, tensor in inputs.items()

@@ -17,7 +17,7 @@ from xsp.evaluate import agents, reading, results, running
 from xsp.evaluate.agents import Agent, Facts, Options, ProcessLost, Progress
 from xsp.evaluate.manifest import Manifest
 
-_CODE = processes.calling("xsp.evaluate.transports", "work")
+_CODE = processes.call_code("xsp.evaluate.transports", "work")
 
 SILENT_S = 1800.0
 """Time without a message from the subprocess after which it is killed, in seconds."""
@@ -100,8 +100,12 @@ class SubprocessAgent:
         if is_silent:
             raise ManifestError(f"the process that evaluated {manifest.title} did not report for {SILENT_S:.0f} s")
         if code < 0:
-            raise ProcessLost(f"the process that evaluated {manifest.title} was killed ({processes.ending(code)})")
-        raise ManifestError(f"the process that evaluated {manifest.title} ended on its own ({processes.ending(code)})")
+            raise ProcessLost(
+                f"the process that evaluated {manifest.title} was killed ({processes.exit_description(code)})"
+            )
+        raise ManifestError(
+            f"the process that evaluated {manifest.title} ended on its own ({processes.exit_description(code)})"
+        )
 
 
 def _next_line(process: processes.WorkerProcess, progress: Progress, last_progress: Sequence[Any]) -> bytes:

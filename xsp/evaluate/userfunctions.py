@@ -27,7 +27,7 @@ from xsp.errors import ManifestError, XspError, first_line
 from xsp.evaluate.jsonlines import DTYPES, decode, encode
 from xsp.evaluate.manifest import Function, Manifest
 
-_CODE = processes.calling("xsp.evaluate.userfunctions", "work")
+_CODE = processes.call_code("xsp.evaluate.userfunctions", "work")
 
 STARTING_S = 60.0
 """Seconds for the subprocess to start and import the file."""
@@ -95,7 +95,7 @@ class UserFunction:
             raise ManifestError(
                 f"{self._label}: it did not answer within {seconds:g} s (the limit is `seconds` beside `function`)"
                 if is_late
-                else f"{self._label}: its process ended ({processes.ending(code)})"
+                else f"{self._label}: its process ended ({processes.exit_description(code)})"
             )
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:

@@ -123,8 +123,8 @@ def findings(trace: Trace, source: Mapping[str, Any], first: int, limit: int) ->
 
 
 def _finding(finding: Finding, step: Citation) -> Document:
-    figures = {"best_grade": finding.best}
-    citation = NONE if finding.severity is Severity.NOTE and finding.best == "A" else step
+    figures = {"best_grade": finding.best_grade}
+    citation = NONE if finding.severity is Severity.NOTE and finding.best_grade == "A" else step
     return statement(finding.text, figures, citation, "health", subject=finding.subject, severity=str(finding.severity))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from xsp.errors import UsageError
 from xsp.evidence.form import Document, document, left_out, limit_items
-from xsp.schema import DEEPEST, Level
+from xsp.schema import MAX_NESTING, Level
 from xsp.store.trace import Trace
 
 MOST_ANCESTORS = 20
@@ -72,7 +72,7 @@ def _ancestors(
 ) -> list[dict[str, Any]]:
     ancestors: list[dict[str, Any]] = []
     visited, parent = {span["span_id"]}, span["parent_id"]
-    while parent is not None and parent not in visited and len(ancestors) < min(MOST_ANCESTORS, DEEPEST):
+    while parent is not None and parent not in visited and len(ancestors) < min(MOST_ANCESTORS, MAX_NESTING):
         rows = _rows(trace, f"SELECT * FROM {table} WHERE span_id = ?{same_trace} LIMIT 1", parent, *trace_id)
         if not rows:
             break

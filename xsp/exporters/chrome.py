@@ -23,7 +23,7 @@ from xsp.exporters import traceevents, tracks
 from xsp.exporters.contract import Choice, Written, check_steps, whole
 from xsp.exporters.tracks import Track, TrackLayout
 from xsp.run import Device
-from xsp.samples.nvml import HELD, MASK
+from xsp.samples.nvml import MASK, THROTTLING_BITS
 from xsp.schema import Column
 from xsp.store.trace import Trace
 from xsp.version import __version__
@@ -218,7 +218,8 @@ COUNTERS = f"""
         LEFT JOIN owners host ON host.rank = samples.rank AND host.device IS NULL
         WHERE {_MEANWHILE} AND samples.name <> '{MASK}'
         UNION ALL
-        SELECT time_ns - $1, pid, 'held', CASE WHEN value::BIGINT & {HELD} <> 0 THEN 1 ELSE 0 END, 'gpu.clock.held'
+        SELECT time_ns - $1, pid, 'held', CASE WHEN value::BIGINT & {THROTTLING_BITS} <> 0 THEN 1 ELSE 0 END,
+               'gpu.clock.held'
         FROM samples JOIN owners USING (rank, device)
         WHERE {_MEANWHILE} AND samples.name = '{MASK}'
     )

@@ -28,7 +28,7 @@ from xsp.graph import files
 from xsp.graph.node import Graph, Problem, Role, Source
 
 if TYPE_CHECKING:
-    from xsp.models import Built, Settings
+    from xsp.models import ModelCall, Settings
 
 RUNGS = ("built on meta", "moved to meta", "on the CPU")
 
@@ -46,7 +46,7 @@ class _Step:
     """A step that is ready to run, and the model that it runs, if known."""
 
     run: Callable[[], object]
-    built: Built | None
+    built: ModelCall | None
 
 
 def of_name(spec: str, settings: Settings) -> Graph:
@@ -104,8 +104,8 @@ def _captured(spec: str, settings: Settings) -> Graph:
     def build_on_cpu() -> _Step:
         return ready(models.build(spec, settings), "cpu")
 
-    def ready(built: Built | Callable[[], object], device: str) -> _Step:
-        if isinstance(built, models.Built):
+    def ready(built: ModelCall | Callable[[], object], device: str) -> _Step:
+        if isinstance(built, models.ModelCall):
             return _ready(spec, built, settings, device)
         if device == "meta":
             raise GraphError("a function that runs a step creates its own tensors")
@@ -135,7 +135,7 @@ def of_module(
         return ready(copy_module(module), "cpu")
 
     def ready(model: Any, device: str) -> _Step:
-        built = models.Built(model, *copy_arguments(args, kwargs, device))
+        built = models.ModelCall(model, *copy_arguments(args, kwargs, device))
         if settings.prefill is not None or settings.decode is not None:
             built = models.of_phase(name, built, settings)
         return _ready(name, built, settings, device)
@@ -145,7 +145,7 @@ def of_module(
     return replace(graph, settings={**graph.settings, "batch": step_batch})
 
 
-def _ready(name: str, built: Built, settings: Settings, device: str) -> _Step:
+def _ready(name: str, built: ModelCall, settings: Settings, device: str) -> _Step:
     if device == "cpu":
         check_memory(built.model)
     settings = replace(settings, device=device)

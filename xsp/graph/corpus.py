@@ -24,7 +24,7 @@ LIMIT_S = 60.0
 
 MODELS_PER_PROCESS = 50
 
-_CODE = processes.calling("xsp.graph.corpus", "work")
+_CODE = processes.call_code("xsp.graph.corpus", "work")
 
 Progress = Callable[[str, int, int], None]
 
@@ -158,7 +158,7 @@ class _Worker:
             return {"seconds": round(time.monotonic() - start, 3), **result}
         timed_out = time.monotonic() >= start + limit
         code = self._end(patience_s=0.0 if timed_out else 1.0)
-        ended = f"ended the process that captured it ({processes.ending(code or 0)})"
+        ended = f"ended the process that captured it ({processes.exit_description(code or 0)})"
         reason = f"took more than {limit:.0f} s" if timed_out else ended
         return {"seconds": round(time.monotonic() - start, 3), "error": reason}
 

@@ -17,7 +17,7 @@ from xsp import models
 from xsp.errors import GraphError, ModelError
 from xsp.graph import captured, program
 from xsp.graph.node import Graph, Problem
-from xsp.models import Built, Settings
+from xsp.models import ModelCall, Settings
 
 
 def of_name(spec: str, settings: Settings) -> Graph:
@@ -28,9 +28,9 @@ def of_name(spec: str, settings: Settings) -> Graph:
         GraphError: the model cannot be exported; the message has the reasons, with and without values.
     """
 
-    def on(device: str) -> Built:
+    def on(device: str) -> ModelCall:
         built = models.build(spec, settings, device=device)
-        if not isinstance(built, Built):
+        if not isinstance(built, ModelCall):
             raise GraphError("export needs a module, and this function runs a step")
         return built
 
@@ -48,14 +48,14 @@ def of_module(
     """
     arguments = dict(kwargs)
     builders = {
-        "exported on meta": lambda: Built(captured.without_values(module), args, arguments),
-        "on the CPU": lambda: Built(copy.deepcopy(module), args, arguments),
+        "exported on meta": lambda: ModelCall(captured.without_values(module), args, arguments),
+        "on the CPU": lambda: ModelCall(copy.deepcopy(module), args, arguments),
     }
     graph = _first_export(type(module).__name__, settings, builders)
     return replace(graph, settings={**graph.settings, "batch": batch})
 
 
-def _first_export(name: str, settings: Settings, builders: Mapping[str, Callable[[], Built]]) -> Graph:
+def _first_export(name: str, settings: Settings, builders: Mapping[str, Callable[[], ModelCall]]) -> Graph:
     import torch
 
     if settings.train or settings.prefill is not None or settings.decode is not None:

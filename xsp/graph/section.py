@@ -108,7 +108,7 @@ def _tree(graph: Graph) -> Tree:
         flops, traffic = _sum(work.flops_of(node) for node in nodes), _sum(work.bytes_of(node) for node in nodes)
         return f"{len(nodes):,} calls", f"{amount(flops)} FLOPs", amount(traffic, "B")
 
-    root = branch("the step", tree(graph, sections.MOST_LEVELS - 3), leaf, sums)
+    root = branch("the step", tree(graph, sections.MAX_LEVELS - 3), leaf, sums)
     return Tree(("inputs", "FLOPs", "bytes"), (root,), "Modules and their calls", mark)
 
 

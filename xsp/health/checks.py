@@ -25,13 +25,13 @@ class Grade(NamedTuple):
     reasons: list[str]
 
 
-UNSTEADY = 0.25
+MIN_P90_EXCESS = 0.25
 """Minimum distance of the 90th percentile from the median, as a share of it, for a warning."""
 
-UNCOVERED = 0.03
+MIN_KERNEL_GAP = 0.03
 """Minimum difference between the time of kernels without a device and that of operators, as a share, for a note."""
 
-RANKS_NAMED = 20
+MAX_RANKS_NAMED = 20
 """Maximum number of missing ranks that are named."""
 
 ENOUGH_STEPS = 5
@@ -61,8 +61,8 @@ def health(trace: Trace) -> list[Finding]:
 
 def grade(findings: Sequence[Finding]) -> Grade:
     """Return the grade of a trace with these findings: the worst of their best grades, with the texts behind it."""
-    letter = max((finding.best for finding in findings), default="A")
-    return Grade(letter, [finding.text for finding in findings if finding.best == letter != "A"])
+    letter = max((finding.best_grade for finding in findings), default="A")
+    return Grade(letter, [finding.text for finding in findings if finding.best_grade == letter != "A"])
 
 
 def _run(trace: Trace) -> list[Finding]:
@@ -93,15 +93,16 @@ def _ranks(trace: Trace) -> list[Finding]:
     if not ranks:
         return []
     findings = []
-    present, size = {rank.rank or 0 for rank in ranks}, ranks[0].world_size or 1
-    absent = (rank for rank in range(size) if rank not in present)  # an imported run may claim any size
-    missing = list(islice(absent, RANKS_NAMED))
+    present_ranks, size = {rank.rank or 0 for rank in ranks}, ranks[0].world_size or 1
+    absent_ranks = (rank for rank in range(size) if rank not in present_ranks)  # an imported run may claim any size
+    missing = list(islice(absent_ranks, MAX_RANKS_NAMED))
     if missing:
-        more = ", …" if next(absent, None) is not None else ""
-        text = f"missing {size - len(present)} of {size} ranks: {', '.join(map(str, missing))}{more}"
+        ellipsis = ", …" if next(absent_ranks, None) is not None else ""
+        text = f"missing {size - len(present_ranks)} of {size} ranks: {', '.join(map(str, missing))}{ellipsis}"
         findings.append(Finding(Severity.WARNING, "ranks", text, "B"))
     if len(ranks) > 1:
-        text = f"{len(ranks)} ranks are in this trace; the merged step and its figures are those of rank {min(present)}"
+        rank = min(present_ranks)
+        text = f"{len(ranks)} ranks are in this trace; the merged step and its figures are those of rank {rank}"
         findings.append(Finding(Severity.NOTE, "ranks", text))
     return findings
 
@@ -110,12 +111,12 @@ def _deliveries(trace: Trace) -> list[Finding]:
     """Return findings on the delivery of the run's traces."""
     findings = []
     for delivery in trace.run.delivery:
-        why = "; ".join(delivery.messages)
+        messages = "; ".join(delivery.messages)
         if delivery.left:
-            text = f"{delivery.left} traces were not delivered ({why}); `xsp export --resume` sends them"
+            text = f"{delivery.left} traces were not delivered ({messages}); `xsp export --resume` sends them"
             findings.append(Finding(Severity.WARNING, "delivery", text))
         if delivery.rejected:
-            text = f"{delivery.rejected} spans were rejected ({why})"
+            text = f"{delivery.rejected} spans were rejected ({messages})"
             findings.append(Finding(Severity.WARNING, "delivery", text))
         if not delivery.left and not delivery.rejected:
             text = f"{delivery.spans} spans of {delivery.steps} steps are at {delivery.endpoint}"
@@ -148,7 +149,7 @@ def _rungs(trace: Trace) -> list[Finding]:
 def _spread(trace: Trace) -> list[Finding]:
     """Return a finding if the 90th percentile of steps is far above the median."""
     rows = trace.con.execute(
-        f"SELECT median_ns, p90_ns FROM merged WHERE kind = '{Kind.STEP}' AND p90_ns > {1 + UNSTEADY} * median_ns"
+        f"SELECT median_ns, p90_ns FROM merged WHERE kind = '{Kind.STEP}' AND p90_ns > {1 + MIN_P90_EXCESS} * median_ns"
     ).fetchall()
     return [
         Finding(
@@ -170,39 +171,41 @@ def _parents(trace: Trace) -> list[Finding]:
         WITH orphans AS (SELECT *, CASE
                 WHEN json_exists(attributes, '$.candidates') THEN 'ambiguous'
                 WHEN thread IS NULL THEN 'threadless'
-                WHEN EXISTS (FROM merged AS model WHERE model.level <= {Level.MODEL} AND model.rank = own.rank
-                    AND model.process IS NOT DISTINCT FROM own.process AND model.thread = own.thread) THEN 'outside'
+                WHEN EXISTS (FROM merged AS model WHERE model.level <= {Level.MODEL} AND model.rank = span.rank
+                    AND model.process IS NOT DISTINCT FROM span.process AND model.thread = span.thread) THEN 'outside'
                 ELSE 'elsewhere' END AS reason
-            {hosts.replace("merged", "merged AS own")} AND parent_id IS NULL AND kind <> '{Kind.STEP}'),
-        named AS (SELECT reason, kind, name, count(*) AS spans FROM orphans GROUP BY ALL),
-        shown AS (SELECT reason, list(DISTINCT kind ORDER BY kind) AS kinds,
+            {hosts.replace("merged", "merged AS span")} AND parent_id IS NULL AND kind <> '{Kind.STEP}'),
+        groups AS (SELECT reason, kind, name, count(*) AS spans FROM orphans GROUP BY ALL),
+        examples AS (SELECT reason, list(DISTINCT kind ORDER BY kind) AS kinds,
                 list(name ORDER BY spans DESC, name)[:3] AS names, count(DISTINCT name) AS names_in_all
-            FROM named GROUP BY reason)
+            FROM groups GROUP BY reason)
         SELECT reason, count(*), count(DISTINCT (rank, coalesce(process, 0), thread)), any_value(kinds),
             any_value(names), any_value(names_in_all)
-        FROM orphans JOIN shown USING (reason) GROUP BY reason ORDER BY count(*) DESC, reason
+        FROM orphans JOIN examples USING (reason) GROUP BY reason ORDER BY count(*) DESC, reason
         """
     ).fetchall()
     orphans = sum(row[1] for row in rows)
     if not orphans:
         return [Finding(Severity.GOOD, "parents", f"all {total} spans of the merged step found their parent")]
-    texts = [_why(*row) for row in rows]
+    texts = [_orphan_text(*row) for row in rows]
     text = f"{orphans} of {total} spans have no parent: {'; '.join(texts)}"
     return [Finding(Severity.WARNING, "parents", text, "B" if orphans < total / 10 else "C")]
 
 
-def _why(reason: str, spans: int, threads: int, kinds: Sequence[str], names: Sequence[str], names_in_all: int) -> str:
+def _orphan_text(
+    reason: str, spans: int, threads: int, kinds: Sequence[str], names: Sequence[str], names_in_all: int
+) -> str:
     """Return the text for spans without a parent for one reason: their number, kinds, names, and the reason."""
     listing = ", ".join(names) + (", …" if names_in_all > len(names) else "")
     place = "1 thread" if threads == 1 else f"{threads} threads"
-    why = {
+    explanation = {
         "ambiguous": "ran in parallel with others and could have several parents: `xsp run --resolve` runs the "
         "program once more, serialised",
         "threadless": "have no thread, and no span on any thread contains them",
         "outside": f"ran on {place} of the program outside of all other spans there",
         "elsewhere": f"ran on {place} without a step or a call of a model: what started them is unknown",
     }[reason]
-    return f"{spans} ({'/'.join(kinds)}: {listing}) {why}"
+    return f"{spans} ({'/'.join(kinds)}: {listing}) {explanation}"
 
 
 def _structure(trace: Trace) -> list[Finding]:
@@ -237,7 +240,7 @@ def _structure(trace: Trace) -> list[Finding]:
         text = "no step with these inputs was described: shapes, memory and operations are unknown"
         findings.append(Finding(Severity.NOTE, "shapes", text))
     elif described:
-        findings += _of_one_step(trace)
+        findings += _varying_inputs(trace)
     unmeasured = _count(trace, "SELECT count(*) FROM merged WHERE true_ns IS NULL")
     if is_single:
         text = "all steps were recorded with the same levels: times are as recorded, their overhead is unknown"
@@ -248,13 +251,13 @@ def _structure(trace: Trace) -> list[Finding]:
     return findings
 
 
-def _of_one_step(trace: Trace) -> list[Finding]:
+def _varying_inputs(trace: Trace) -> list[Finding]:
     """Return a finding if shapes are those of one step, while times are means over steps with different inputs."""
     rows = trace.con.execute(
         f"""
-        SELECT any_value(merged.name), any_value(merged.input_shapes), count(DISTINCT other.input_shapes) AS inputs
-        FROM merged JOIN alike_spans other USING (key)
-        WHERE merged.kind = '{Kind.FORWARD}' AND merged.input_shapes IS NOT NULL AND other.timed
+        SELECT any_value(merged.name), any_value(merged.input_shapes), count(DISTINCT described.input_shapes) AS inputs
+        FROM merged JOIN alike_spans described USING (key)
+        WHERE merged.kind = '{Kind.FORWARD}' AND merged.input_shapes IS NOT NULL AND described.timed
         GROUP BY key HAVING inputs > 1 ORDER BY inputs DESC, any_value(merged.start_ns) LIMIT 1
         """
     ).fetchall()
@@ -277,22 +280,22 @@ def _library(trace: Trace) -> list[Finding]:
         f"WITH {kernels(trace)} SELECT sum(ns), sum(ns) FILTER (library = 'unknown'), sum(ns) FILTER (NOT computes), "
         f"{WHOLE_NS} FROM kernels"
     ).fetchall()
-    total, unknown, dispatched, whole = (value or 0 for value in rows[0])
+    total, unknown, dispatched, operators = (value or 0 for value in rows[0])
     text = (
         f"{_percent(unknown, total)} of kernel time is in operators that name no library (MKL, PyTorch's own code), "
         f"{_percent(dispatched, total)} in operators that only call others"
     )
     findings = [Finding(Severity.NOTE, "library", text)]
-    if abs(total - whole) > UNCOVERED * whole:
-        text = f"kernels add up to {_percent(total, whole)} of the operators' time: primitives ran in parallel"
-        if total < whole:
-            text = f"kernels add up to {_percent(total, whole)} of the operators' time"
+    if abs(total - operators) > MIN_KERNEL_GAP * operators:
+        text = f"kernels add up to {_percent(total, operators)} of the operators' time: primitives ran in parallel"
+        if total < operators:
+            text = f"kernels add up to {_percent(total, operators)} of the operators' time"
         findings.append(Finding(Severity.NOTE, "kernels", text))
     return findings
 
 
-def _percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.0f} %" if whole else "0 %"
+def _percent(part: float, total: float) -> str:
+    return f"{100 * part / total:.0f} %" if total else "0 %"
 
 
 def _alike_steps(trace: Trace) -> int:

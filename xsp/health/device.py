@@ -10,16 +10,16 @@ from xsp.importers.contract import CPU_SAMPLES, CUDA_BACKTRACES, OS_BACKTRACES, 
 from xsp.schema import Grade, Kind, Level
 from xsp.store.trace import Trace
 
-MANY = 0.10
+MIN_DOUBTFUL_SHARE = 0.10
 """Minimum share of device work without evidence for figures by layer or by operator to be of little use."""
 
-MOST = 0.50
+MIN_USELESS_SHARE = 0.50
 """Minimum share of device work without evidence for such figures to be of no use."""
 
-OVERHEAD = 0.05
+MAX_OVERHEAD = 0.05
 """Minimum share of the profiler's own work in the recorded time for a warning."""
 
-STACKS_WEIGH, STACKS_DECIDE = 0.05, 0.20
+MIN_STACK_WAIT, MIN_DECISIVE_WAIT = 0.05, 0.20
 """Shares of the device's window spent waiting for launches, from which recorded stacks lower the grade: stacks make
 this time longer, and from the second share on it determines the verdict."""
 
@@ -27,12 +27,12 @@ this time longer, and from the second share on it determines the verdict."""
 class _Stacks(NamedTuple):
     """Stacks that a profiler recorded, and their effect on the host."""
 
-    what: str
-    how: str
+    description: str
+    option: str
     """The option that requests them."""
 
     effect: str
-    best: str
+    best_grade: str
     """The best grade if the verdict is about the host."""
 
 
@@ -50,7 +50,7 @@ STACKS = {
 }  # fmt: skip
 """Importers' names → stacks, in order of their effect, largest first."""
 
-EARLY_NS = 1_000
+MIN_EARLY_NS = 1_000
 """Nanoseconds before its launch from which the start of a kernel shows that clocks disagree."""
 
 
@@ -94,7 +94,7 @@ _LAUNCHES = f"""
         WHERE device IS NULL AND kind IN ('{Kind.LAUNCH}', '{Kind.CALL}') AND correlation_id IS NOT NULL GROUP BY ALL
     )
 """
-_LAUNCHED = (
+_LAUNCH_CONDITION = (
     "launches.rank = spans.rank AND launches.correlation_id = spans.correlation_id "
     "AND coalesce(spans.process = launches.process, true)"
 )
@@ -107,10 +107,11 @@ def _launches(trace: Trace, work: _Work) -> Iterator[Finding]:
     """Yield a finding on device work without a launch in the trace, and on how much of it is at the start."""
     ((missing, ns, early),) = trace.con.execute(
         f"""
-        WITH {_LAUNCHES}, first AS (SELECT rank, min(start_ns) AS start_ns FROM launches GROUP BY rank)
+        WITH {_LAUNCHES}, first_launches AS (SELECT rank, min(start_ns) AS start_ns FROM launches GROUP BY rank)
         SELECT count(*), coalesce(sum(dur_ns), 0)::BIGINT,
-               count(*) FILTER (first.start_ns IS NULL OR spans.start_ns < first.start_ns)
-        FROM spans ANTI JOIN launches ON {_LAUNCHED} LEFT JOIN first ON first.rank = spans.rank
+               count(*) FILTER (first_launches.start_ns IS NULL OR spans.start_ns < first_launches.start_ns)
+        FROM spans ANTI JOIN launches ON {_LAUNCH_CONDITION}
+        LEFT JOIN first_launches ON first_launches.rank = spans.rank
         WHERE level = {int(Level.KERNEL)}
         """
     ).fetchall()
@@ -123,7 +124,12 @@ def _launches(trace: Trace, work: _Work) -> Iterator[Finding]:
     )
     if early:
         text += f"; {early} of them began before its first launch: they were launched before the recording began"
-    yield Finding(Severity.WARNING, "launches", text, "D" if share > MOST else "C" if share > MANY else "B")
+    yield Finding(
+        Severity.WARNING,
+        "launches",
+        text,
+        "D" if share > MIN_USELESS_SHARE else "C" if share > MIN_DOUBTFUL_SHARE else "B",
+    )
 
 
 def _layers(trace: Trace, work: _Work) -> Iterator[Finding]:
@@ -140,8 +146,8 @@ def _layers(trace: Trace, work: _Work) -> Iterator[Finding]:
     shares = {grade: ns_by_grade.get(grade.value, 0) / max(work.ns, 1) for grade in Grade}
     text = "device time by layer: " + ", ".join(f"{100 * share:.3g} % {grade}" for grade, share in shares.items())
     unknown = shares[Grade.UNKNOWN]
-    best = "C" if unknown > MOST else "B" if unknown > MANY else "A"
-    yield Finding(Severity.WARNING if best != "A" else Severity.GOOD, "layers", text, best)
+    best_grade = "C" if unknown > MIN_USELESS_SHARE else "B" if unknown > MIN_DOUBTFUL_SHARE else "A"
+    yield Finding(Severity.WARNING if best_grade != "A" else Severity.GOOD, "layers", text, best_grade)
 
 
 def _levels(trace: Trace) -> Iterator[Finding]:
@@ -162,8 +168,8 @@ def _clocks(trace: Trace) -> Iterator[Finding]:
     ((early, worst),) = trace.con.execute(
         f"""
         WITH {_LAUNCHES}
-        SELECT count(*), max(launches.start_ns - spans.start_ns) FROM spans JOIN launches ON {_LAUNCHED}
-        WHERE level = {int(Level.KERNEL)} AND spans.start_ns + {EARLY_NS} < launches.start_ns
+        SELECT count(*), max(launches.start_ns - spans.start_ns) FROM spans JOIN launches ON {_LAUNCH_CONDITION}
+        WHERE level = {int(Level.KERNEL)} AND spans.start_ns + {MIN_EARLY_NS} < launches.start_ns
         """
     ).fetchall()
     if early:
@@ -182,8 +188,8 @@ def _overhead(trace: Trace) -> Iterator[Finding]:
         text = (
             f"{count} records of the profiler's own work, {ns / 1e6:.4g} ms ({100 * share:.3g} % of the recorded time)"
         )
-        heavy = share > OVERHEAD
-        yield Finding(Severity.WARNING if heavy else Severity.NOTE, "overhead", text, "C" if heavy else "A")
+        is_heavy = share > MAX_OVERHEAD
+        yield Finding(Severity.WARNING if is_heavy else Severity.NOTE, "overhead", text, "C" if is_heavy else "A")
 
 
 def _stacks(trace: Trace) -> Iterator[Finding]:
@@ -205,7 +211,7 @@ def _stacks(trace: Trace) -> Iterator[Finding]:
                    launches.start_ns AS launch_ns,
                    max(spans.start_ns + dur_ns) OVER (PARTITION BY spans.rank, device ORDER BY spans.start_ns
                                                       ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS until_ns
-            FROM spans LEFT JOIN launches ON {_LAUNCHED}
+            FROM spans LEFT JOIN launches ON {_LAUNCH_CONDITION}
             WHERE level = {int(Level.KERNEL)} AND kind IN ('{Kind.KERNEL}', '{Kind.COPY}')
         ),
         windows AS (
@@ -217,9 +223,9 @@ def _stacks(trace: Trace) -> Iterator[Finding]:
         """
     ).fetchall()
     stacks = STACKS[recorded[0]]
-    best = stacks.best if idle >= STACKS_DECIDE else "B" if idle >= STACKS_WEIGH else "A"
+    best_grade = stacks.best_grade if idle >= MIN_DECISIVE_WAIT else "B" if idle >= MIN_STACK_WAIT else "A"
     text = (
-        f"{stacks.what} recorded ({counts[recorded[0]]} frames, {stacks.how}): {stacks.effect}, and for "
+        f"{stacks.description} recorded ({counts[recorded[0]]} frames, {stacks.option}): {stacks.effect}, and for "
         f"{100 * idle:.0f} % of the time the device waited for a launch; record without stacks before acting on that"
     )
-    yield Finding(Severity.NOTE if best == "A" else Severity.WARNING, "stacks", text, best)
+    yield Finding(Severity.NOTE if best_grade == "A" else Severity.WARNING, "stacks", text, best_grade)

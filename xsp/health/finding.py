@@ -23,5 +23,5 @@ class Finding(NamedTuple):
     severity: Severity
     subject: str
     text: str
-    best: str = "A"
+    best_grade: str = "A"
     """The best grade that a trace with this finding can have."""

@@ -14,34 +14,34 @@ from xsp.store.iterations import OF_ALIKE, UNDISTURBED
 from xsp.store.loop import BARE
 from xsp.store.trace import Trace
 
-BOUND = 0.2
+MIN_OUTSIDE_SHARE = 0.2
 """Minimum share of the loop outside steps for a warning that the throughput of steps is not the program's."""
 
-MIXED = 0.2
+MIN_MIXED_SHARE = 0.2
 """Minimum share of the loop in steps of other kinds for a warning that one kind does not describe the program."""
 
-COLD = 0.05
+MIN_COLD_SLOWDOWN = 0.05
 """Minimum slowdown of steps next to recorded ones, as a share, for doubt about figures inside a step."""
 
-DRIFT = 0.1
+MIN_DRIFT = 0.1
 """Minimum change of step time from start to end of a run, as a share, to be called a drift."""
 
-WIDE = 0.2
+MAX_HALF_WIDTH = 0.2
 """Half the width of the latency's interval, as a share of the latency, above which it is too uncertain."""
 
-UNLIKE = 0.25
+MIN_EXCESS = 0.25
 """Minimum share by which a recorded step must exceed unrecorded ones for a warning."""
 
-STRETCHES = 9
+MAX_STRETCHES = 9
 """Parts into which a long run is cut to find a drift: the first third is compared with the last."""
 
-FEW = 12
+MIN_DRIFT_ROWS = 12
 """Minimum rows to distinguish a drift from scatter."""
 
-WARM = 20
+MAX_WARM_UP_STEPS = 20
 """Maximum number of steps at the beginning of a program that may be warm-up: later changes are a drift."""
 
-OFTEN = 0.9
+MIN_AGREEMENT = 0.9
 """Share of pairs, of one stretch in the first third and one in the last, that must agree for a drift: three and three
 must not overlap; five and five reach it by chance in 3 % of runs (Mann and Whitney)."""
 
@@ -51,13 +51,13 @@ def findings(trace: Trace) -> Iterator[Finding]:
     if not trace.con.execute("SELECT 1 FROM loop LIMIT 1").fetchall():
         return
     yield from _program(trace.run)
-    yield from _bound(trace)
-    yield from _mixed(trace)
-    yield from _guessed(trace)
-    yield from _cold(trace)
+    yield from _outside_step(trace)
+    yield from _step_kinds(trace)
+    yield from _guessed_batch(trace)
+    yield from _cold_steps(trace)
     yield from _drifts(trace)
-    yield from _uncertain(trace)
-    yield from _unlike(trace)
+    yield from _uncertain_latency(trace)
+    yield from _slowed_steps(trace)
 
 
 def _program(run: Run) -> Iterator[Finding]:
@@ -65,12 +65,12 @@ def _program(run: Run) -> Iterator[Finding]:
     budget = run.budget
     if budget is None or budget.program_percent is None:
         return
-    percent, asked = budget.program_percent, budget.asked_percent
+    percent, asked_percent = budget.program_percent, budget.asked_percent
     spent = {"recording steps": budget.spent_ns, "starting": budget.start_ns, "ending": budget.end_ns}
     parts = ", ".join(f"{name} {max(0, ns) / 1e9:.2g} s" for name, ns in spent.items())
     text = f"profiling made the program take {1 + percent / 100:.3g} times as long ({parts})"
-    dear = percent > 20 and budget.spent_ns > budget.start_ns + budget.end_ns
-    if dear and (asked is None or asked > 2):
+    is_expensive = percent > 20 and budget.spent_ns > budget.start_ns + budget.end_ns
+    if is_expensive and (asked_percent is None or asked_percent > 2):
         text += "; `--budget 2%` (budget='2%') records less often"
     yield Finding(Severity.NOTE, "profiling", text)
 
@@ -79,7 +79,7 @@ def _own_iterations(trace: Trace) -> list[iterations.Iteration]:
     return [iteration for iteration in iterations.iterations(trace.con) if iteration.rank == trace.rank]
 
 
-def _bound(trace: Trace) -> Iterator[Finding]:
+def _outside_step(trace: Trace) -> Iterator[Finding]:
     """Yield findings on the share of an iteration outside the step, and on how much of it is waiting for data."""
     iteration = next((candidate for candidate in _own_iterations(trace) if candidate.kind == trace.kind), None)
     if iteration is None or iteration.mean_ns is None or not iteration.step_ns or iteration.data_ns is None:
@@ -87,35 +87,35 @@ def _bound(trace: Trace) -> Iterator[Finding]:
         yield Finding(Severity.WARNING, "loop", text, "B")
         return
     if iteration.disturbed:
-        when = "right after recorded ones" if iteration.disturbed == 2 else "soon after recorded ones"
-        text = f"few undisturbed steps: the loop's figures are from steps {when}, which may be slow; run more steps"
+        place = "right after recorded ones" if iteration.disturbed == 2 else "soon after recorded ones"
+        text = f"few undisturbed steps: the loop's figures are from steps {place}, which may be slow; run more steps"
         if not iteration.is_known:
             text = (
-                f"all bare steps are short and ran {when}, so they may take twice as long: the loop time is unknown, "
+                f"all bare steps are short and ran {place}, so they may take twice as long: the loop time is unknown, "
                 "and A1's latency may be up to twice that of the step; run more steps"
             )
         is_note = iteration.disturbed == 1 and iteration.is_known
         yield Finding(Severity.NOTE if is_note else Severity.WARNING, "loop", text, "B")
     computing = 1 - ((iteration.between_ns or 0.0) + iteration.data_ns) / iteration.mean_ns
-    if 1 - computing < BOUND:
+    if 1 - computing < MIN_OUTSIDE_SHARE:
         return
-    waits = iteration.data_ns / iteration.mean_ns
+    waiting = iteration.data_ns / iteration.mean_ns
     text = (
         f"an iteration takes {iteration.mean_ns / 1e6:.4g} ms: step {100 * computing:.0f} %, waiting for data "
-        f"{100 * waits:.0f} %, other work between steps {100 * (1 - computing - waits):.0f} %; "
+        f"{100 * waiting:.0f} %, other work between steps {100 * (1 - computing - waiting):.0f} %; "
         "the throughput of the program is that of the loop, not of the step"
     )
-    yield Finding(Severity.WARNING, "data" if waits > (1 - computing) / 2 else "loop", text, "B")
+    yield Finding(Severity.WARNING, "data" if waiting > (1 - computing) / 2 else "loop", text, "B")
 
 
-def _mixed(trace: Trace) -> Iterator[Finding]:
+def _step_kinds(trace: Trace) -> Iterator[Finding]:
     """Yield findings on the kinds of steps that the figures do not cover."""
     own_iterations = _own_iterations(trace)
     other_kinds = [iteration for iteration in own_iterations if iteration.kind != trace.kind]
     share = sum(iteration.share for iteration in other_kinds)
     names = {kind.kind: kind.name for kind in trace.run.kinds}
-    missing = [iteration for iteration in other_kinds if not iteration.recorded and iteration.share > COLD]
-    if share >= MIXED:
+    missing = [iteration for iteration in other_kinds if not iteration.recorded and iteration.share > MIN_COLD_SLOWDOWN]
+    if share >= MIN_MIXED_SHARE:
         listing = ", ".join(
             f"{names.get(iteration.kind, iteration.kind)} ({100 * iteration.share:.0f} %)"
             for iteration in other_kinds[:3]
@@ -129,7 +129,7 @@ def _mixed(trace: Trace) -> Iterator[Finding]:
         subject = f"1 step of {kinds} takes" if count == 1 else f"{count} steps of {kinds} take"
         text = f"{subject} {100 * share:.2g} % of the loop's time"
         yield Finding(Severity.NOTE, "kinds", text)
-    untimed = [iteration for iteration in other_kinds if not iteration.is_known and iteration.share > COLD]
+    untimed = [iteration for iteration in other_kinds if not iteration.is_known and iteration.share > MIN_COLD_SLOWDOWN]
     if untimed:
         listing = ", ".join(str(names.get(iteration.kind, iteration.kind)) for iteration in untimed[:3])
         more = f" and {len(untimed) - 3} more" if len(untimed) > 3 else ""
@@ -140,7 +140,7 @@ def _mixed(trace: Trace) -> Iterator[Finding]:
         yield Finding(Severity.WARNING, "kinds", text, "B")
 
 
-def _guessed(trace: Trace) -> Iterator[Finding]:
+def _guessed_batch(trace: Trace) -> Iterator[Finding]:
     kind = next((entry for entry in trace.run.kinds if entry.kind == trace.kind), None)
     if kind is not None and kind.get("batch_source") == "guess":
         shapes = [call["shape"] for call in kind.calls if call.get("shape")]
@@ -156,10 +156,10 @@ def _guessed(trace: Trace) -> Iterator[Finding]:
         yield Finding(Severity.WARNING, "samples", text, "B")
 
 
-def _cold(trace: Trace) -> Iterator[Finding]:
+def _cold_steps(trace: Trace) -> Iterator[Finding]:
     """Yield a finding on the slowdown of steps next to recorded ones, because storing evicts caches."""
     coldness = iterations.coldness(trace.con)
-    if coldness is None or coldness.ratio <= 1 + COLD:
+    if coldness is None or coldness.ratio <= 1 + MIN_COLD_SLOWDOWN:
         return
     text = f"steps next to recorded steps take {coldness.ratio:.2f} times as long, because storing leaves caches cold; "
     if coldness.ratio > 1 + iterations.TOO_COLD:
@@ -171,57 +171,62 @@ def _cold(trace: Trace) -> Iterator[Finding]:
 
 def _drifts(trace: Trace) -> Iterator[Finding]:
     """Yield a finding if steps take longer, or less long, at the end of the run than at its beginning."""
-    alike = f"WITH {UNDISTURBED}, alike_bare AS (SELECT * FROM undisturbed WHERE {OF_ALIKE})"
-    ((count,),) = trace.con.execute(f"{alike} SELECT count(*) FROM alike_bare").fetchall()
-    if count < FEW:
+    alike_steps = f"WITH {UNDISTURBED}, alike_bare AS (SELECT * FROM undisturbed WHERE {OF_ALIKE})"
+    ((count,),) = trace.con.execute(f"{alike_steps} SELECT count(*) FROM alike_bare").fetchall()
+    if count < MIN_DRIFT_ROWS:
         return
-    rows = trace.con.execute(f"{alike} SELECT step, dur_ns, steps FROM alike_bare ORDER BY step").fetchall()
+    rows = trace.con.execute(f"{alike_steps} SELECT step, dur_ns, steps FROM alike_bare ORDER BY step").fetchall()
     steps, durations, counts = zip(*rows, strict=True)
     change = _change(durations)
     if change is None:
         return
-    cold = _warms_up(steps, durations) if change < 0 else 0
-    if cold:
-        ratio = summary.percentile(durations[:cold], 0.5) / summary.percentile(durations[cold:], 0.5)
-        text = f"the first {sum(counts[:cold])} of the {sum(counts)} unrecorded steps take {ratio:.2g} times as long "
+    warm_up = _warm_up_steps(steps, durations) if change < 0 else 0
+    if warm_up:
+        ratio = summary.percentile(durations[:warm_up], 0.5) / summary.percentile(durations[warm_up:], 0.5)
+        text = (
+            f"the first {sum(counts[:warm_up])} of the {sum(counts)} unrecorded steps take {ratio:.2g} times as long "
+        )
         text += "as the others: the program warms up, and the loop's figures include that; run more steps"
         yield Finding(Severity.NOTE, "warm-up", text)
         return
-    more = "longer" if change > 0 else "shorter"
-    text = f"steps take {100 * abs(change):.0f} % {more} at the run's end than at its beginning; see `phases-over-time`"
+    direction = "longer" if change > 0 else "shorter"
+    text = f"steps take {100 * abs(change):.0f} % {direction} at the run's end than at its beginning; "
+    text += "see `phases-over-time`"
     yield Finding(Severity.WARNING, "drift", text, "B")
 
 
 def _change(durations: Sequence[float]) -> float | None:
     """Return by which share the last third of the steps takes longer than the first; None if this is not certain."""
     count = len(durations)
-    stretches = STRETCHES if count >= 3 * STRETCHES else count
-    ends = [round(count * place / stretches) for place in range(stretches + 1)]
-    medians = [summary.percentile(durations[start:end], 0.5) for start, end in itertools.pairwise(ends)]
-    first, last = medians[: stretches // 3], medians[-(stretches // 3) :]
-    change = summary.percentile(last, 0.5) / summary.percentile(first, 0.5) - 1
-    longer = sum(later > earlier for later in last for earlier in first) / (len(first) * len(last))
-    return change if max(longer, 1 - longer) >= OFTEN and abs(change) > DRIFT else None
+    stretches = MAX_STRETCHES if count >= 3 * MAX_STRETCHES else count
+    bounds = [round(count * place / stretches) for place in range(stretches + 1)]
+    medians = [summary.percentile(durations[start:end], 0.5) for start, end in itertools.pairwise(bounds)]
+    first_medians, last_medians = medians[: stretches // 3], medians[-(stretches // 3) :]
+    change = summary.percentile(last_medians, 0.5) / summary.percentile(first_medians, 0.5) - 1
+    longer = sum(later > earlier for later in last_medians for earlier in first_medians) / (
+        len(first_medians) * len(last_medians)
+    )
+    return change if max(longer, 1 - longer) >= MIN_AGREEMENT and abs(change) > MIN_DRIFT else None
 
 
-def _warms_up(steps: Sequence[int], durations: Sequence[float]) -> int:
+def _warm_up_steps(steps: Sequence[int], durations: Sequence[float]) -> int:
     """Return the number of first steps after which steps no longer become shorter; 0 if there is no such warm-up."""
-    cuts = range(1, len(steps) - FEW // 2 + 1)
-    cold = next((cut for cut in cuts if _change(durations[cut:]) is None), 0)
+    cuts = range(1, len(steps) - MIN_DRIFT_ROWS // 2 + 1)
+    count = next((cut for cut in cuts if _change(durations[cut:]) is None), 0)
     usual = summary.percentile(durations[-(len(durations) // 3) :], 0.5)
-    while cold and cold < len(steps) and durations[cold] > (1 + DRIFT) * usual:
-        cold += 1
-    return cold if cold and steps[cold - 1] < WARM else 0
+    while count and count < len(steps) and durations[count] > (1 + MIN_DRIFT) * usual:
+        count += 1
+    return count if count and steps[count - 1] < MAX_WARM_UP_STEPS else 0
 
 
-def _uncertain(trace: Trace) -> Iterator[Finding]:
+def _uncertain_latency(trace: Trace) -> Iterator[Finding]:
     """Yield a finding if steady steps differ so much that the latency of a step is uncertain."""
     steps = iterations.steady_steps(trace.con, trace.run)
     interval = iterations.spread_interval(steps)
     if interval is None:
         return
     mean_ns = iterations.mean_ns(steps)
-    if interval.hi - interval.lo > 2 * WIDE * mean_ns:
+    if interval.hi - interval.lo > 2 * MAX_HALF_WIDTH * mean_ns:
         text = (
             f"from {iterations.count_of(steps)} steady steps the step's latency is only known to be between "
             f"{interval.lo / 1e6:.3g} and {interval.hi / 1e6:.3g} ms: the steps vary too much for so short a run; "
@@ -230,14 +235,14 @@ def _uncertain(trace: Trace) -> Iterator[Finding]:
         yield Finding(Severity.WARNING, "latency", text, "B")
 
 
-def _unlike(trace: Trace) -> Iterator[Finding]:
+def _slowed_steps(trace: Trace) -> Iterator[Finding]:
     """Yield a finding if even the lowest recorded level changes the step."""
     if len(trace.rungs) < 2 or trace.rungs[0].level != BARE:
         return
-    bare, first = trace.rungs[:2]
-    if first.added is not None and first.added.lo > UNLIKE * bare.step_ns:
+    bare, recorded = trace.rungs[:2]
+    if recorded.added is not None and recorded.added.lo > MIN_EXCESS * bare.step_ns:
         text = (
-            f"a step with {depth(first.level)} recorded takes {first.step_ns / bare.step_ns:.2f} times as long as a "
-            "bare step: times inside it are not those of the program without profiling"
+            f"a step with {depth(recorded.level)} recorded takes {recorded.step_ns / bare.step_ns:.2f} times as "
+            "long as a bare step: times inside it are not those of the program without profiling"
         )
         yield Finding(Severity.WARNING, "short steps", text, "B")

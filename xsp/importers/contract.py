@@ -226,7 +226,7 @@ def importer(name: str) -> Importer:
         kinds = [method for method, kind in _KINDS.items() if isinstance(instance, kind)]
         if len(kinds) != 1:
             raise TypeError(f"has {' and '.join(kinds) or 'none'} of {', '.join(_KINDS)}; an importer has one of these")
-    except plugins.MAY_BREAK as error:
+    except plugins.PLUGIN_ERRORS as error:
         raise PluginError(_unusable(name, error)) from error
     return instance
 
@@ -253,7 +253,7 @@ def find(source: str) -> Importer:
         except PluginError as error:
             unusable.append(str(error))
             continue
-        except plugins.MAY_BREAK as error:  # of a third party: try the other importers
+        except plugins.PLUGIN_ERRORS as error:  # of a third party: try the other importers
             unusable.append(_unusable(name, error))
             continue
         if recognised:

@@ -126,7 +126,7 @@ def _number(value: Any) -> float | None:
 
 def _with_flops(values: dict[str, float], capability: tuple[int, int] | None) -> dict[str, float]:
     """Add the floating-point operations that follow from instruction counts."""
-    derived = {FLOPS: metrics.figures(values, capability).flops, ORDINARY: metrics.ordinary(values)}
+    derived = {FLOPS: metrics.figures(values, capability).flops, ORDINARY: metrics.non_tensor_flops(values)}
     return {**{name: float(value) for name, value in derived.items() if value is not None}, **values}
 
 

@@ -163,7 +163,7 @@ class Reader:
             "dur_ns": self._duration(attributes.get("xsp.duration_ns"), span.dur_ns),
         }
         extra: dict[str, Any] = {}
-        from_resource = {name: part.resource[name] for name in semconv.ON_RESOURCES & part.resource.keys()}
+        from_resource = {name: part.resource[name] for name in semconv.RESOURCE_COLUMNS & part.resource.keys()}
         for name, value in {**from_resource, **attributes}.items():
             if name in _COLUMN and name not in _CORE_ATTRIBUTES:
                 columns[_COLUMN[name].name] = _value(name, value)

@@ -49,7 +49,7 @@ class Job(NamedTuple):
 
 def connect(folder: Path) -> duckdb.DuckDBPyConnection:
     """Return an engine that keeps its tables in a file, so that memory does not grow with them."""
-    con = table.spilling(folder, MEMORY)
+    con = table.connect_spilling(folder, MEMORY)
     con.execute(f"ATTACH {table.path_literal(folder / 'arrived.duckdb')} AS arrived")
     con.execute("USE arrived")
     con.execute("SET threads = 2")
@@ -154,7 +154,7 @@ def merge_runs(runs: Sequence[Run]) -> Job:
     if len(ranks) > 1:
         content["ranks"] = ranks
         content["finished"] = all(run.finished for run in ranks)
-        content["notes"] = rundir.different(dict(note) for run in ranks for note in run.notes)
+        content["notes"] = rundir.unique(dict(note) for run in ranks for note in run.notes)
     return Job(Run.of(content), tuple(dict.fromkeys(ids)))
 
 

@@ -146,7 +146,9 @@ def _inside(run_dir: Path, name: str) -> Path:
 def _with_misfit_notes(run: Run) -> Run:
     """Return a run with a note for each field of the wrong type; another program may have written the file."""
     misfits = dict.fromkeys(name for member in (run, *run.ranks) for name in member.misfits)
-    return run.noted("load", [f"field {name} of run.json left out: not of the type that it has" for name in misfits])
+    return run.with_notes(
+        "load", [f"field {name} of run.json left out: not of the type that it has" for name in misfits]
+    )
 
 
 def _whole(
@@ -159,15 +161,15 @@ def _whole(
     """
     rundir.check_inside(run_dir, segments)
     verified = {segment for segment in segments if _is_verified(segment, run)}
-    if segments and table.are_whole_and_alike(
+    if segments and table.are_intact_and_uniform(
         con, segments, [segment for segment in segments if segment not in verified]
     ):
-        table.check_parquet(con, segments[0], COLUMNS, whole=True)
+        table.check_parquet(con, segments[0], COLUMNS, is_intact=True)
         return segments, True, run
     readable = []
     for segment in segments:
         try:
-            table.check_parquet(con, segment, COLUMNS, whole=segment in verified)
+            table.check_parquet(con, segment, COLUMNS, is_intact=segment in verified)
         except TraceError as error:
             if not skip_damaged:
                 raise TraceError(
@@ -182,7 +184,7 @@ def _whole(
 
 def _noted(run: Run, run_dir: Path, *texts: str) -> Run:
     """Return a run with notes on omissions; because reports show them, they name files without their directories."""
-    return run.noted("load", [text.replace(f"{run_dir}{os.sep}", "") for text in texts])
+    return run.with_notes("load", [text.replace(f"{run_dir}{os.sep}", "") for text in texts])
 
 
 def _is_verified(file: Path, run: Run) -> bool:
@@ -242,7 +244,7 @@ def _load_files(
     damaged, offsets = loop.create_table_in_sequence(con, folders) if in_turn else (loop.create_table(con, folders), {})
     run = _noted(run, location, *_show_samples(con, location, files), *damaged)
     stored_columns = {
-        name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS, whole=location.is_dir())
+        name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS, is_intact=location.is_dir())
     }
     if in_turn:
         _view_in_turn(con, files, offsets, stored_columns, same_columns)

@@ -20,7 +20,7 @@ from xsp.schema import COLUMNS, Kind, Level
 
 def is_waiting(run: Path) -> bool:
     """Return whether a directory holds received spans that are not in order yet."""
-    return any((run / rundir.WAITING).glob("*.parquet"))
+    return any((run / rundir.INBOX).glob("*.parquet"))
 
 
 def put_in_order(run: Path, out: Path, finished: bool | None = None) -> Run:
@@ -39,9 +39,9 @@ def put_in_order(run: Path, out: Path, finished: bool | None = None) -> Run:
         OutputError: the disk cannot be written.
     """
     content = rundir.read_run(run)
-    rundir.check_inside(run, [*rundir.segments(run), *(run / rundir.WAITING).glob("*.parquet")])
+    rundir.check_inside(run, [*rundir.segments(run), *(run / rundir.INBOX).glob("*.parquet")])
     (out / rundir.STEPS).mkdir(parents=True, exist_ok=True)
-    files = sorted((run / rundir.WAITING).glob("*.parquet"))
+    files = sorted((run / rundir.INBOX).glob("*.parquet"))
     with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
         con = connect(Path(folder))
         try:
@@ -49,7 +49,7 @@ def put_in_order(run: Path, out: Path, finished: bool | None = None) -> Run:
             duplicates = deduplicate(con)
             updated = write(con, _received(content, duplicates), out, finished, before=run)
         except duckdb.Error as error:
-            raise TraceError(f"{run / rundir.WAITING}: damaged ({str(error).splitlines()[0]})") from error
+            raise TraceError(f"{run / rundir.INBOX}: damaged ({str(error).splitlines()[0]})") from error
         finally:
             con.close()
     if out == run:

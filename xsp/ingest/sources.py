@@ -140,8 +140,8 @@ def import_whole(out: Path, sources: Sequence[str], overwrite: bool = False, nam
     try:
         staging.mkdir(parents=True)
         written = import_into(staging, sources, names)
-        with rundir.created_for_several(out, overwrite):
-            atomic.put(staging, out, flush=False)
+        with rundir.runs_directory(out, overwrite):
+            atomic.move_into_place(staging, out, flush=False)
     except OSError as error:
         raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
     finally:

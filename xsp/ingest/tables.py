@@ -95,7 +95,7 @@ def _split(sources: Mapping[str, TableImporter | Enricher]) -> tuple[dict[str, T
 def _merged(
     folder: Path, source: str, importer: TableImporter, enrichers: Mapping[str, Enricher], names: bool = False
 ) -> tuple[duckdb.DuckDBPyConnection, Run]:
-    con = table.spilling(folder, MEMORY)
+    con = table.connect_spilling(folder, MEMORY)
     try:
         info = importer.fill(con, source)
         for enricher_source, enricher in enrichers.items():
@@ -146,7 +146,7 @@ def _are_ranks(runs: Iterable[Run]) -> bool:
 def _as_ranks(out: Path, runs: Mapping[Path, Run], job_name: str) -> dict[Path, Run]:
     """Combine the runs of ranks into a job."""
     for folder, run in runs.items():
-        folder.rename(out / rundir.rank_part(run.rank or 0))
+        folder.rename(out / rundir.rank_name(run.rank or 0))
     parts = rundir.rank_parts(out)
     job_run = Run.of({"kind": RANKS, "name": job_name, "finished": True})
     rundir.write_run(out, job_run)

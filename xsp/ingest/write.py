@@ -71,10 +71,10 @@ def write(
             "WHERE run IN (SELECT unnest(?::VARCHAR[])) ORDER BY step, rank",
             [list(job.ids)],
         )
-        run = run.noted(SOURCE, _take_loop(con, out, before or out))
+        run = run.with_notes(SOURCE, _take_loop(con, out, before or out))
         if not con.execute("SELECT 1 FROM job WHERE step IS NOT NULL LIMIT 1").fetchall():
             _make_steps(con)
-            run = run.noted(SOURCE, [NO_STEPS])
+            run = run.with_notes(SOURCE, [NO_STEPS])
         written = {_write_segment(con, rundir.segment(out, number), condition) for number, condition in _segments(con)}
         for stale in set(rundir.segments(out)) - written:
             stale.unlink()
@@ -201,4 +201,4 @@ def _write_segment(con: duckdb.DuckDBPyConnection, path: Path, condition: str) -
 
 def noted(run: Run, texts: Sequence[str], doubled: int) -> Run:
     """Return a run with notes on what was lost in transit or by the import."""
-    return run.noted(SOURCE, [*texts, *([f"{doubled} spans arrived twice and count once"] if doubled else [])])
+    return run.with_notes(SOURCE, [*texts, *([f"{doubled} spans arrived twice and count once"] if doubled else [])])

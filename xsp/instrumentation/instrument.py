@@ -200,7 +200,7 @@ class _Process:
         self._handles: list[list[Model]] = []
         collecting.open(self._listener())
         _active = self
-        processes.in_children(_restart_in_child)
+        processes.call_in_children(_restart_in_child)
 
     def add(self, models: list[Model], collecting: Collecting) -> None:
         """Instrument models.

@@ -112,9 +112,9 @@ class Correlator(transport.SecondProcess):
         Raises:
             CorrelatorError: the process does not start.
         """
-        super().__init__("xsp.instrumentation.worker", does="correlates")
+        super().__init__("xsp.instrumentation.worker", purpose="correlates")
         if self.process is None:
-            raise CorrelatorError(self.failed)
+            raise CorrelatorError(self.failure)
 
     def correlate(self, packed: bytes) -> list[Answer]:
         """Return the outcome of each call; waits for it.
@@ -302,7 +302,7 @@ def attributes(span: Span) -> dict[str, Any]:
     result: dict[str, Any] = {}
     value: Any
     for column, value in zip(COLUMNS, span, strict=True):
-        if value is None or column.attribute is None or column.attribute in semconv.ON_RESOURCES:
+        if value is None or column.attribute is None or column.attribute in semconv.RESOURCE_COLUMNS:
             continue
         if column.name == "attributes":
             result |= {name: _plain(entry) for name, entry in semconv.flat(value).items() if entry is not None}

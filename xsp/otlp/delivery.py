@@ -80,7 +80,7 @@ class Delivered:
         }
         endpoints = {**read(self._path.parent), self._to.name: content}
         text = json.dumps({"format": rundir.FORMAT, "endpoints": endpoints}, indent=1)
-        rundir.write_whole(self._path, text.encode())
+        rundir.write_atomically(self._path, text.encode())
         self._saved = time.monotonic()
 
 
@@ -145,7 +145,7 @@ class Delivery:
         """Segments whose chosen steps were delivered."""
 
         self._spill = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
-        self._con = table.spilling(Path(self._spill.name), MEMORY)
+        self._con = table.connect_spilling(Path(self._spill.name), MEMORY)
         if threads is not None:
             self._con.execute(f"SET threads = {threads}")
 

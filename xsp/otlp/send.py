@@ -199,7 +199,7 @@ class _FileSender:
             with self._writing():
                 self._file.close()
                 if complete:
-                    atomic.put(self._beside, self._path, flush=False)
+                    atomic.move_into_place(self._beside, self._path, flush=False)
         finally:
             self._beside.unlink(missing_ok=True)
 

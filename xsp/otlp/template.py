@@ -195,7 +195,9 @@ def _attributes(value: str | None) -> bytes:
         return b""
     try:
         flat = semconv.flat(value)
-        return attributes(9, {semconv.OWN + key if key in _COLUMN_NAMES else key: entry for key, entry in flat.items()})
+        return attributes(
+            9, {semconv.PREFIX + key if key in _COLUMN_NAMES else key: entry for key, entry in flat.items()}
+        )
     except (ValueError, AttributeError, RecursionError) as error:
         raise TraceError(f"attributes = {_short(value)}: not a JSON object that can be read ({error})") from error
 

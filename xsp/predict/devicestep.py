@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xsp.analyses.answers import Answers
-from xsp.analyses.collectives import COLLECTIVES, why_none
+from xsp.analyses.collectives import COLLECTIVES, reason_without_collectives
 from xsp.analyses.devicework import SKEW_NS, prepare
 from xsp.device.kernelnames import COMMUNICATION
 from xsp.errors import AnalysisError
@@ -68,7 +68,7 @@ class _Work(NamedTuple):
 
 def largest_group(trace: Trace) -> int | None:
     """Return the largest group size of the collectives in a trace; None if no collective reports one."""
-    if why_none(trace) is not None:
+    if reason_without_collectives(trace) is not None:
         return None
     prepare(trace)
     rows = trace.sql(f"WITH {COLLECTIVES} SELECT max(group_size) FROM collectives").fetchall()
@@ -81,7 +81,7 @@ def slow_rank_sentence(trace: Trace) -> str | None:
     That rank comes last to most collectives, by more than the uncertainty of the clocks. Its slowdown is the time of
     the work on its device, without communication, over that of the median of the other ranks.
     """
-    if why_none(trace) is not None:
+    if reason_without_collectives(trace) is not None:
         return None
     try:
         rows = Answers(trace)["stragglers"].dicts()
@@ -295,7 +295,7 @@ def _reductions(trace: Trace, rows: Sequence[dict[str, Any]]) -> tuple[list[_Red
 
     The list is empty if the size of one of its collectives is unknown.
     """
-    if why_none(trace) is not None:
+    if reason_without_collectives(trace) is not None:
         return [], ""
     rows_by_span = {row["span_id"]: row for row in rows if row["is_collective"]}
     collectives = trace.sql(

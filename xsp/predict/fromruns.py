@@ -100,11 +100,11 @@ def row(path: Path) -> dict[str, Any]:
     trace = recorded.load_trace(str(path))
     loop = recorded.loop_of(trace)
     step, _ = recorded.measured_step(Answers(trace), loop, [])
-    machine, options = run.each_rank[0].machine, _options(run)
+    machine, options = run.rank_runs[0].machine, _options(run)
     facts = {
         "model": options.get("model") or run.name or None,
         "batch": (loop.samples if loop is not None else None) or trace.run.batch_size,
-        "ranks": run.world_size or len(run.each_rank),
+        "ranks": run.world_size or len(run.rank_runs),
         "threads": machine.torch_threads,
         "cpu": machine.cpu,
         "device": machine.devices[0] if machine.devices else None,

@@ -257,9 +257,9 @@ def measured_step(
 
 def _ranks(trace: Trace) -> int:
     """Return the number of ranks: the larger of the world size (or ranks of the run) and the largest group."""
-    rank_run = next((run for run in trace.run.each_rank if (run.rank or 0) == trace.rank), trace.run)
+    rank_run = next((run for run in trace.run.rank_runs if (run.rank or 0) == trace.rank), trace.run)
     stated_ranks = rank_run.world_size or trace.run.world_size
-    return max(stated_ranks or len(trace.run.each_rank), devicestep.largest_group(trace) or 1, 1)
+    return max(stated_ranks or len(trace.run.rank_runs), devicestep.largest_group(trace) or 1, 1)
 
 
 def _mean_batch(work: Work, batches: int, notes: list[str], unknown: list[str]) -> tuple[Work, int]:

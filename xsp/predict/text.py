@@ -333,7 +333,7 @@ def section(scaling: Scaling) -> Section:
 
 def save_section(scaling: Scaling, path: Path | str) -> Path | None:
     """Write the section into a run directory for `xsp report`; return None if it is none, or cannot be written."""
-    return sections.kept(Path(path), SECTION, section(scaling))
+    return sections.write_if_run(Path(path), SECTION, section(scaling))
 
 
 def _step_charts(scaling: Scaling) -> list[sections.Part]:

@@ -117,7 +117,9 @@ class _RunDirectory:
             "doubled": self.doubled,
             "runs": list(self.runs.values()),
         }
-        return (run | {"finished": False, "received": received}).noted(SOURCE, [NO_STEPS] if self.made_steps else [])
+        return (run | {"finished": False, "received": received}).with_notes(
+            SOURCE, [NO_STEPS] if self.made_steps else []
+        )
 
 
 class RunWriter:
@@ -259,8 +261,8 @@ class RunWriter:
         If the process is killed in between, some spans are stored twice; they count once. If the disk cannot be
         written, the files stay unchanged.
         """
-        small = [file for file in (run_dir.place / rundir.WAITING).glob("[0-9]*.parquet") if _size(file) < SMALL_FILE]
-        merged = run_dir.place / rundir.WAITING / f".{run_dir.files:09d}-whole.staged"
+        small = [file for file in (run_dir.place / rundir.INBOX).glob("[0-9]*.parquet") if _size(file) < SMALL_FILE]
+        merged = run_dir.place / rundir.INBOX / f".{run_dir.files:09d}-whole.staged"
         with contextlib.suppress(duckdb.Error, OSError):
             con.execute(f"CREATE OR REPLACE TEMP VIEW staged AS SELECT {_NAMES} FROM {table.parquet(small)}")
             table.write_parquet(con, "staged", merged)
@@ -280,7 +282,7 @@ class RunWriter:
         con.execute(f"CREATE OR REPLACE TEMP VIEW staged AS SELECT {_NAMES} FROM arrived WHERE {condition}")
         if not con.execute("SELECT 1 FROM staged LIMIT 1").fetchall():
             return None
-        folder = run_dir.place / rundir.WAITING
+        folder = run_dir.place / rundir.INBOX
         if not run_dir.place.is_dir():  # it was removed meanwhile; spans that arrive from now on are kept
             rundir.create(run_dir.place)
         folder.mkdir(exist_ok=True)
@@ -346,8 +348,8 @@ class RunWriter:
         if received is None:
             return
         runs = received.runs or content.ranks or ((content,) if content.id is not None else ())
-        names = [int(file.stem) for file in rundir.numbered(path / rundir.WAITING)]
-        for file in (path / rundir.WAITING).glob(".*"):
+        names = [int(file.stem) for file in rundir.numbered_tables(path / rundir.INBOX)]
+        for file in (path / rundir.INBOX).glob(".*"):
             file.unlink(missing_ok=True)
         run_dir = _RunDirectory(
             path,
@@ -360,7 +362,7 @@ class RunWriter:
             doubled=received.doubled,
             made_steps=has_made_steps(content),
         )
-        files = [*rundir.segments(path), *(path / rundir.WAITING).glob("*.parquet")]
+        files = [*rundir.segments(path), *(path / rundir.INBOX).glob("*.parquet")]
         traces = self._traces(files)
         for run_id, run in run_dir.runs.items():
             self._by_run[run_id] = self._jobs[jobs.job_of(run, min(traces, default=""))] = run_dir
@@ -429,7 +431,7 @@ class RunWriter:
             with self._lock, contextlib.suppress(OSError):
                 self.finished += 1
                 if not run_dir.staging:
-                    (run_dir.place / rundir.WAITING).rmdir()
+                    (run_dir.place / rundir.INBOX).rmdir()
         self._say(f"{run_dir.place}: {_summary(run_dir.place, run)}")
 
 
@@ -457,7 +459,7 @@ def _size(file: Path) -> int:
 
 def _remove_if_empty(directory: Path) -> None:
     """Remove a run directory without spans: its receiver was killed just after it had created the directory."""
-    folders = [directory / rundir.WAITING, directory / rundir.STEPS]
+    folders = [directory / rundir.INBOX, directory / rundir.STEPS]
     leftovers = [*directory.glob(f".{rundir.RUN_FILE}.*.part"), *folders[0].glob(".*.staged*")]
     with contextlib.suppress(OSError):  # it is not empty, or not a directory
         if set(directory.iterdir()) <= {*folders, *leftovers}:

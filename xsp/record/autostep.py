@@ -20,7 +20,7 @@ from typing import Any
 from xsp.collector import Signal
 from xsp.record.session import profile
 from xsp.record.steps import Step
-from xsp.subjects import Subjects, holds_nothing
+from xsp.subjects import Subjects, is_empty_module
 
 
 class StepRule(enum.Enum):
@@ -113,7 +113,7 @@ class AutoStep:
         ):
             self._abandon()
             trains = trains and self._rule is StepRule.AUTO
-        has_weights = not holds_nothing(module)
+        has_weights = not is_empty_module(module)
         if has_weights and self._step is not None and self._step.awaits_work:
             self._abandon()
         if self._step is None:

@@ -181,7 +181,7 @@ class Collecting:
             try:
                 collector.settle()
             except Exception as error:  # a device that failed must fail in the program, not here
-                if processes.raised_by_handler(error):
+                if processes.is_from_signal_handler(error):
                     raise
 
     def stop(self, active: Sequence[Collector]) -> None:
@@ -273,8 +273,8 @@ class Collecting:
     def _guard(self, collector: Collector, operation: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except plugins.MAY_BREAK as error:
-            if processes.raised_by_handler(error):  # meant for the program, which it interrupted here
+        except plugins.PLUGIN_ERRORS as error:
+            if processes.is_from_signal_handler(error):  # meant for the program, which it interrupted here
                 raise
             self.note(
                 collector.name, f"{operation} failed and the collector was left out: {type(error).__name__}: {error}"

@@ -104,7 +104,7 @@ def of_parts(parts: Sequence[Run]) -> dict[str, Any]:
         return {}
     steps = [part.steps for part in parts if part.steps is not None]
     totals = {name: sum(counts.get(name) or 0 for counts in steps) for name in ("seen", "stored", "lost", "skipped")}
-    notes = rundir.different(dict(note) for part in parts for note in part.notes)
+    notes = rundir.unique(dict(note) for part in parts for note in part.notes)
     common = {name: parts[-1][name] for name in _COMMON if name in parts[-1]}
     if "kinds" in common:
         common["kinds"] = [{**kind, "steps": _steps_of(kind, parts)} for kind in parts[-1].kinds]

@@ -224,7 +224,7 @@ def batch_of(tokens: Sequence[Token], layouts: Mapping[int, Layout | None]) -> B
     if len(calls) != 1:
         return Batch(total, "guess")
     layout, shape = layouts.get(calls[0].subject), calls[0].shape or ()
-    is_known = layout.tells(shape) if layout is not None else len(shape) > 1
+    is_known = layout.is_known(shape) if layout is not None else len(shape) > 1
     return Batch(total, "input" if is_known else "guess")
 
 

@@ -43,7 +43,7 @@ def claim(
 
     Args:
         path: the requested directory.
-        start: takes the directory and returns the object that holds it from then on (see `xsp.rundir.hold`).
+        start: takes the directory and returns the object that holds it from then on (see `xsp.rundir.reserve`).
         overwrite: replace an existing run.
         next_free: if the directory is taken and not to be replaced, use the next free name beside it.
 
@@ -76,7 +76,7 @@ def claim_for_runs(settings: Settings) -> Iterator[Path]:
     Raises:
         OutputError: as `claim`.
     """
-    claimed = _claim(settings.directory, "", None, rundir.hold, settings.overwrite, settings.next_free)
+    claimed = _claim(settings.directory, "", None, rundir.reserve, settings.overwrite, settings.next_free)
     with rundir.unlock_after_runs(*claimed) as out:
         yield out
 
@@ -117,7 +117,7 @@ def _is_restarted() -> bool:
 
 def part_of(process: identity.Identity) -> str:
     """Return the name of this process's run in the directory of its job; empty for a process on its own."""
-    return rundir.rank_part(process.rank) if is_one_of_several() else ""
+    return rundir.rank_name(process.rank) if is_one_of_several() else ""
 
 
 def is_one_of_several() -> bool:
@@ -180,7 +180,7 @@ def _belongs_to_job(directory: Path, job: str, overwrite: bool) -> bool:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if overwrite:
-            rundir.write_whole(mark, os.fsencode(job))
+            rundir.write_atomically(mark, os.fsencode(job))
             return True
         while not mark.exists():
             if any(directory.iterdir()):

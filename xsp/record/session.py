@@ -217,7 +217,7 @@ class profile:
         collecting.open(self._steps.listener(listener), self._steps.outline)
         if isinstance(self.schedule, budgets.Budgeted):
             collecting.try_out(rungs[-1])
-        processes.in_children(_forget)
+        processes.call_in_children(_forget)
         _active = self
         blocks.activate(self._steps.blocks)
         self._steps.progress.begin(self.out)
@@ -394,7 +394,7 @@ class profile:
         if self._marks.has_unentered_context and steps.step_count == 0:
             return "prof.step() was called once and not entered; write `with prof.step(): …` around a step"
         if steps.lost:
-            return f"{steps.lost} were recorded, and could not be written ({self._writer.failed})"
+            return f"{steps.lost} were recorded, and could not be written ({self._writer.failure})"
         if steps.step_count == 1 and self.doubt is not None:
             return self.doubt
         if steps.step_count and isinstance(self.schedule, budgets.Budgeted):
@@ -422,15 +422,15 @@ class profile:
         """Finish the run, if necessary in this process, and print problems on stderr."""
         note, lost = self._steps.collecting.note, self._steps.lost
         missing = f"{lost} steps were not stored" if lost else "its merged step and its end were not stored"
-        if lost and self._writer.failed is not None:
-            note("xsp", f"{missing}: {self._writer.failed}")
+        if lost and self._writer.failure is not None:
+            note("xsp", f"{missing}: {self._writer.failure}")
         report = self._writer.finish(self._run(finished=True, costs=costs))
         if report is None:
-            note("xsp", f"the merged step was not written: {self._writer.failed}")
+            note("xsp", f"the merged step was not written: {self._writer.failure}")
             with contextlib.suppress(OutputError):  # on a full disk the run stays marked as interrupted
                 rundir.write_run(self.out, self._run(finished=True, costs=costs))
-        if (lost or report is None) and self._writer.failed is not None:
-            say(f"{self.out}: {missing} ({self._writer.failed})")
+        if (lost or report is None) and self._writer.failure is not None:
+            say(f"{self.out}: {missing} ({self._writer.failure})")
         if self.settings.otlp is not None:
             self._report_undelivered(report.get("delivery") if report is not None else None)
 
@@ -454,7 +454,7 @@ _NO_STEP: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 def _devices() -> list[str]:
     """Return the identities of the program's devices for the storing process, if the program uses any yet."""
     try:
-        return device.identities()
+        return device.device_uuids()
     except Exception:  # a failed device must fail in the program, not here; the environment lists devices as well
         return []
 

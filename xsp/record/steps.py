@@ -38,7 +38,7 @@ class Steps:
     def __init__(self, name: str, schedule: Schedule, account: Account, batch_size: int | None) -> None:
         self.name = name
         self.schedule = schedule
-        self.clock = clock.Steady()
+        self.clock = clock.SteadyClock()
         self.account = account
         self.batch_size = batch_size
         self.collecting = Collecting()
@@ -138,7 +138,7 @@ class Steps:
     def caller(self) -> identity.Caller | None:
         """Return the parent span of a step: the program's own, or the run's, if its trace is shared; else None."""
         run = self._identity
-        return identity.caller_here() or (identity.Caller(run.trace_id, run.span_id) if run.shared else None)
+        return identity.current_caller() or (identity.Caller(run.trace_id, run.span_id) if run.shared else None)
 
     def add_to_loop(self, step: Step) -> int | None:
         """Add a step that ended to the loop, and return its number of samples; None if unknown."""
@@ -360,7 +360,7 @@ class Step:
             self._finish()
         except BaseException as error:
             steps.storing.lost += self.turn.is_kept and steps.storing.handled == handled_before
-            if not isinstance(error, Exception) or processes.raised_by_handler(error):  # meant for the program
+            if not isinstance(error, Exception) or processes.is_from_signal_handler(error):  # meant for the program
                 self._drop()
                 steps.blocks.drop(self.since_ns)
                 steps.waited_ns = 0
@@ -385,7 +385,7 @@ class Step:
             steps.schedule.take_back(self.turn)
             steps.step_count -= 1
         except Exception as error:
-            if processes.raised_by_handler(error):
+            if processes.is_from_signal_handler(error):
                 raise
             steps.collecting.note("xsp", f"a step could not be left out: {type(error).__name__}: {error}")
         finally:

@@ -27,9 +27,9 @@ class Writer(transport.SecondProcess):
         Raises:
             UnwritableError: the process does not start, or another process writes to the directory.
         """
-        super().__init__("xsp.record.writer", str(run), does="stores spans")
+        super().__init__("xsp.record.writer", str(run), purpose="stores spans")
         if self.process is None:
-            raise UnwritableError(self.failed if self.refused else f"{run}: {self.failed}; try `xsp doctor`")
+            raise UnwritableError(self.failure if self.is_refused else f"{run}: {self.failure}; try `xsp doctor`")
 
     def deliver_to(self, target: str, policy: str) -> None:
         """Deliver each step once it is stored. The target is sent through the pipe, because it may contain a password.
@@ -38,7 +38,7 @@ class Writer(transport.SecondProcess):
             PluginError: the sender cannot be loaded.
         """
         if self.ask(("deliver", target, policy)) is None:
-            reason = self.failed
+            reason = self.failure
             self.close()
             raise PluginError(f"spans cannot be delivered: {reason}")
 
@@ -119,7 +119,7 @@ def main(run: str) -> NoReturn:
 def _storing(run: Path) -> Iterator[Callable[[tuple[Any, ...]], Any]]:
     from xsp.store.write import Store
 
-    rundir.hold(run)
+    rundir.reserve(run)
     store = Store(run)
 
     def add(step: int, columns: list[Sequence[Any]], common: dict[str, Any], *loop_rows: Any) -> None:

@@ -169,7 +169,7 @@ CHARTS: tuple[Chart, ...] = (
     ),
     Chart(
         "memory-timeline", "memory", "lines", "Host memory over the step, by layer", "MiB", _LAYER, _MEMORY,
-        where={"layer_index": ..., "device": None, "basis": frozenset((memory.TOTALS, memory.SUMMED, memory.NO_FREES))},
+        where={"layer_index": ..., "device": None, "basis": frozenset((memory.TOTALS, memory.SUMS, memory.NO_FREES))},
     ),
     Chart(
         "memory-steps", "memory", "lines", "Device memory of each step", "MiB", {"at": "step"}, _STEP_MEMORY,
@@ -219,8 +219,8 @@ def charts(answers: Answers) -> list[dict[str, Any]]:
 def chart_data(chart: Chart, answer: Answer) -> dict[str, Any]:
     """Return the data that the page draws of an analysis, or the reason why there is nothing to draw."""
     header = {"section": chart.section, "id": chart.analysis, "title": chart.title}
-    if answer.refused is not None:
-        return {**header, "missing": answer.refused}
+    if answer.reason is not None:
+        return {**header, "missing": answer.reason}
     rows = [row for row in answer.dicts() if all(_matches(row[column], value) for column, value in chart.where.items())]
     if len(rows) < chart.least_rows:
         return {**header, "missing": f"{chart.title}: there is none in this trace"}

@@ -7,7 +7,7 @@ from typing import Any
 
 from xsp.advise.verdict import Verdict
 from xsp.analyses.answers import Answers
-from xsp.analyses.loop import FROM as FIGURE_SOURCES
+from xsp.analyses.loop import STEP_SOURCES as FIGURE_SOURCES
 from xsp.levels import depth
 from xsp.report.loop import BASES
 from xsp.report.words import number, used_devices

@@ -62,7 +62,7 @@ def write(trace: Trace, path: str | Path, other_kinds: Sequence[Trace] = ()) -> 
         OutputError: it cannot be written; an existing page is unchanged.
     """
     page = Path(path)
-    rundir.write_whole(page, render(trace, other_kinds).encode("utf-8", "replace"))
+    rundir.write_atomically(page, render(trace, other_kinds).encode("utf-8", "replace"))
     return page
 
 
@@ -114,7 +114,7 @@ def write_sections(path: str | Path, title: str, page_sections: Sequence[section
     }
     text = re.sub("|".join(contents), lambda match: contents[match.group()], _SECTIONS_PAGE)
     page = Path(path)
-    rundir.write_whole(page, text.encode("utf-8", "replace"))
+    rundir.write_atomically(page, text.encode("utf-8", "replace"))
     return page
 
 
@@ -187,8 +187,8 @@ def _data(trace: Trace, most_spans: int) -> dict[str, Any]:
             "charts": charts(answers),
             "ledger": [{**row, "records": depth(row["rung"])} for row in ledger],
             "rungs": describe_rungs(row["rung"] for row in ledger),
-            "tables": [_table(trace, name, answer) for name, answer in results.items() if answer.refused is None],
-            "refused": [(name, answer.refused) for name, answer in results.items() if answer.refused is not None],
+            "tables": [_table(trace, name, answer) for name, answer in results.items() if answer.reason is None],
+            "refused": [(name, answer.reason) for name, answer in results.items() if answer.reason is not None],
             "timeline": drawing.result(),
         }
 

@@ -40,7 +40,7 @@ BASES = (
     "steps that were not recorded",
     "unrecorded steps, disturbed ones too",
 )
-"""The steps that means cover, in the order of `xsp.analyses.loop.FROM`."""
+"""The steps that means cover, in the order of `xsp.analyses.loop.STEP_SOURCES`."""
 
 ALL_STEPS = "all steps, including recorded ones, because no others ran"
 

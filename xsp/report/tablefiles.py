@@ -11,7 +11,7 @@ import duckdb
 
 from xsp import table
 from xsp.errors import OutputError, UnwritableError
-from xsp.rundir import write_whole
+from xsp.rundir import write_atomically
 
 SUFFIXES = {"csv": ".csv", "json": ".json", "parquet": ".parquet"}
 
@@ -78,6 +78,6 @@ def write_text(content: str, path: Path) -> None:
     if path.is_dir():
         raise OutputError(f"{path}: a folder is in the way; name a file")
     try:
-        write_whole(path, content.encode())
+        write_atomically(path, content.encode())
     except UnwritableError as error:
         raise OutputError(str(error)) from error

@@ -59,7 +59,7 @@ def timeline(
         ),
         "lanes": _bounds(spans.lanes),
         "range": [0, (end_times.max() - origin).tolist()] if span_count else [None, None],
-        "about": {column.name: column.about for column in _SHOWN_COLUMNS},
+        "about": {column.name: column.description for column in _SHOWN_COLUMNS},
         "columns": {
             "start": _packed(start_times - origin),
             "dur_ns": _packed(spans.dur_ns),

@@ -70,7 +70,7 @@ def _read_steps(figures: Figures, segments: list[Path]) -> None:
     con = table.connect()
     con.execute("SET threads = 1")  # the run needs the others
     try:
-        con.execute(f"CREATE VIEW spans AS SELECT * FROM {table.parquet(segments, alike=True)}")
+        con.execute(f"CREATE VIEW spans AS SELECT * FROM {table.parquet(segments, same_columns=True)}")
         rows = con.execute(
             f"SELECT rung, list(dur_ns::DOUBLE) FROM spans WHERE kind = '{Kind.STEP}' AND timed AND status = 'ok' "
             "GROUP BY rung ORDER BY rung"

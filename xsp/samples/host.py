@@ -14,7 +14,7 @@ from pathlib import Path
 
 from xsp.samples.source import Reading, Source
 
-_BUSY = (0, 1, 2, 5, 6)
+_BUSY_FIELDS = (0, 1, 2, 5, 6)
 """Positions in the first line of /proc/stat of the times in which cores were busy: user, nice, system, irq, softirq.
 Guest time is included in the first two; time stolen by the hypervisor belongs to other machines."""
 
@@ -35,14 +35,14 @@ class Host(Source):
             process: its process id here.
             root: the folder of `proc` and `sys`.
         """
-        self._own = root / "proc" / str(process)
+        self._process = root / "proc" / str(process)
         self._proc = root / "proc"
         self._policies = root / "sys/devices/system/cpu/cpufreq"
         self._before: dict[str, tuple[int, int]] = {}
 
     def open(self) -> str | None:
         """Return None if the kernel reports on the process, else the reason why it does not."""
-        if not (self._own / "statm").is_file():
+        if not (self._process / "statm").is_file():
             return "memory and use of the process are read from /proc, which this system does not have"
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._ticks_per_s = os.sysconf("SC_CLK_TCK")
@@ -50,37 +50,41 @@ class Host(Source):
 
     def read(self, include_slow: bool) -> Iterator[Reading]:
         """Yield resident memory and CPU use, and once a second the machine's available memory and core clocks."""
-        pages = _words(self._own / "statm")
+        pages = _words(self._process / "statm")
         if len(pages) > 1:
             yield Reading("process.memory.rss", "bytes", int(pages[1]) * self._page_bytes)
-        for name, ticks in (("process.cpu.use", self._own_ticks()), ("host.cpu.use", self._all_ticks())):
-            used = self._cores(name, ticks)
-            if used is not None:
-                yield Reading(name, "cores", used)
+        for name, ticks in (("process.cpu.use", self._process_ticks()), ("host.cpu.use", self._host_ticks())):
+            cores = self._cores(name, ticks)
+            if cores is not None:
+                yield Reading(name, "cores", cores)
         if include_slow:
             yield from self._memory()
             yield from self._clocks()
 
-    def _own_ticks(self) -> int | None:
-        text = _text(self._own / "stat")
+    def _process_ticks(self) -> int | None:
+        text = _text(self._process / "stat")
         # The name is in brackets and may itself contain brackets and blanks.
         words = text[text.rfind(")") + 1 :].split()
         return int(words[_USER]) + int(words[_SYSTEM]) if len(words) > _SYSTEM else None
 
-    def _all_ticks(self) -> int | None:
+    def _host_ticks(self) -> int | None:
         name, *words = _text(self._proc / "stat").partition("\n")[0].split() or [""]
-        return sum(int(words[place]) for place in _BUSY) if name == "cpu" and len(words) > max(_BUSY) else None
+        return (
+            sum(int(words[position]) for position in _BUSY_FIELDS)
+            if name == "cpu" and len(words) > max(_BUSY_FIELDS)
+            else None
+        )
 
     def _cores(self, name: str, ticks: int | None) -> float | None:
         """Return how many cores were busy on average since the last reading; None for the first reading."""
         if ticks is None:
             return None
         now = time.monotonic_ns()
-        before = self._before.get(name)
+        previous = self._before.get(name)
         self._before[name] = (ticks, now)
-        if before is None or now <= before[1]:
+        if previous is None or now <= previous[1]:
             return None
-        return (ticks - before[0]) / self._ticks_per_s / ((now - before[1]) / 1e9)
+        return (ticks - previous[0]) / self._ticks_per_s / ((now - previous[1]) / 1e9)
 
     def _memory(self) -> Iterator[Reading]:
         for line in _text(self._proc / "meminfo").splitlines():

@@ -34,10 +34,10 @@ class Devices:
     """NVML's handles of devices by CUDA's numbers."""
 
     handles: Mapping[int, Any]
-    certain: bool = True
+    is_certain: bool = True
     """Whether the numbers are certainly those of CUDA."""
 
-    whole: bool = False
+    is_complete: bool = False
     """Whether these are all devices of the machine."""
 
 
@@ -53,23 +53,23 @@ def devices(nvml: Any, uuids: Sequence[str], environment: Mapping[str, str]) -> 
     if uuids:
         handles = [_by_uuid(nvml, uuid) for uuid in uuids]
         by_number = {number: handle for number, handle in enumerate(handles) if handle is not None}
-        return Devices(by_number, certain=True, whole=len(by_number) == count)
-    all_handles = [nvml.nvmlDeviceGetHandleByIndex(place) for place in range(count)]
+        return Devices(by_number, is_certain=True, is_complete=len(by_number) == count)
+    all_handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
     models = {str(nvml.nvmlDeviceGetName(handle)) for handle in all_handles}
-    certain = len(models) < 2 or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    is_certain = len(models) < 2 or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return Devices(dict(enumerate(all_handles)), certain, whole=True)
+        return Devices(dict(enumerate(all_handles)), is_certain, is_complete=True)
     visible_handles = _visible_devices(nvml, visible, all_handles)
-    by_uuid = all(not word.strip().isdigit() for word in visible.split(","))
-    return Devices(dict(enumerate(visible_handles)), certain or by_uuid, whole=len(visible_handles) == count)
+    are_uuids = all(not word.strip().isdigit() for word in visible.split(","))
+    return Devices(dict(enumerate(visible_handles)), is_certain or are_uuids, is_complete=len(visible_handles) == count)
 
 
-def share(found: Devices, local_rank: int, local_ranks: int) -> dict[int, Any]:
+def rank_devices(visible: Devices, local_rank: int, local_ranks: int) -> dict[int, Any]:
     """Return the devices that one rank reads; if all ranks see all devices, each device is read by one rank."""
-    if not found.whole or local_ranks < 2 or len(found.handles) < local_ranks:
-        return dict(found.handles)
-    return {number: handle for number, handle in found.handles.items() if number % local_ranks == local_rank}
+    if not visible.is_complete or local_ranks < 2 or len(visible.handles) < local_ranks:
+        return dict(visible.handles)
+    return {number: handle for number, handle in visible.handles.items() if number % local_ranks == local_rank}
 
 
 def _visible_devices(nvml: Any, visible: str, handles: Sequence[Any]) -> list[Any]:
@@ -95,9 +95,9 @@ def _by_prefix(nvml: Any, word: str, handles: Sequence[Any]) -> Any:
 
 def _by_uuid(nvml: Any, uuid: str) -> Any:
     """Return the device, or the MIG part of one, with this UUID; torch omits the prefix of NVML's UUIDs."""
-    bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
-    device = _handle(nvml, f"GPU-{bare}")
-    return device if device is not None else _handle(nvml, f"MIG-{bare}")
+    bare_uuid = uuid.removeprefix("GPU-").removeprefix("MIG-")
+    device = _handle(nvml, f"GPU-{bare_uuid}")
+    return device if device is not None else _handle(nvml, f"MIG-{bare_uuid}")
 
 
 def _handle(nvml: Any, uuid: str) -> Any:
@@ -123,41 +123,43 @@ class Reason(NamedTuple):
 
     bit: int
     name: str
-    throttles: bool
+    is_throttling: bool
     """Whether this reason slows the device down; an idle device and clocks set by the user do not count."""
-    harm: bool = False
+    is_fault: bool = False
     """Whether cooling or power is faulty; a power cap is normal at full load."""
 
 
 REASONS: tuple[Reason, ...] = (
-    Reason(0x001, "idle", throttles=False),
-    Reason(0x002, "clocks set by the user", throttles=False),
-    Reason(0x004, "power cap", throttles=True),
-    Reason(0x008, "hardware slowdown", throttles=True, harm=True),
-    Reason(0x010, "sync boost group", throttles=True),
-    Reason(0x020, "too hot, driver", throttles=True, harm=True),
-    Reason(0x040, "too hot, hardware", throttles=True, harm=True),
-    Reason(0x080, "power brake", throttles=True, harm=True),
-    Reason(0x100, "display clocks", throttles=False),
+    Reason(0x001, "idle", is_throttling=False),
+    Reason(0x002, "clocks set by the user", is_throttling=False),
+    Reason(0x004, "power cap", is_throttling=True),
+    Reason(0x008, "hardware slowdown", is_throttling=True, is_fault=True),
+    Reason(0x010, "sync boost group", is_throttling=True),
+    Reason(0x020, "too hot, driver", is_throttling=True, is_fault=True),
+    Reason(0x040, "too hot, hardware", is_throttling=True, is_fault=True),
+    Reason(0x080, "power brake", is_throttling=True, is_fault=True),
+    Reason(0x100, "display clocks", is_throttling=False),
 )
 
-HELD = sum(reason.bit for reason in REASONS if reason.throttles)
+THROTTLING_BITS = sum(reason.bit for reason in REASONS if reason.is_throttling)
 """Mask of the bits that mean throttling."""
 
 ALL_BITS = sum(reason.bit for reason in REASONS)
 
-WHILE = f"""
+REASONS_SQL = f"""
     readings AS (
         SELECT rank, device, value::BIGINT AS mask, time_ns AS from_ns,
                lead(time_ns) OVER (PARTITION BY rank, device ORDER BY time_ns) AS to_ns
         FROM samples WHERE name = '{MASK}'
     ),
-    why AS (SELECT * FROM (VALUES {", ".join(f"({r.bit}, '{r.name}', {r.throttles}, {r.harm})" for r in REASONS)},
-                                  ({1 << 62}, 'unknown to this version of xsp', false, false))
-            AS known(bit, reason, held, harm)),
+    reason_bits AS (
+        SELECT * FROM (VALUES {", ".join(f"({r.bit}, '{r.name}', {r.is_throttling}, {r.is_fault})" for r in REASONS)},
+                              ({1 << 62}, 'unknown to this version of xsp', false, false))
+            AS bits(bit, reason, throttles, is_fault)
+    ),
     reasons AS (
-        SELECT rank, device, from_ns, to_ns, reason, held, harm
-        FROM readings JOIN why ON mask & bit <> 0 OR (bit = {1 << 62} AND mask & {ALL_BITS} <> mask)
+        SELECT rank, device, from_ns, to_ns, reason, throttles, is_fault
+        FROM readings JOIN reason_bits ON mask & bit <> 0 OR (bit = {1 << 62} AND mask & {ALL_BITS} <> mask)
         WHERE to_ns IS NOT NULL
     )
 """
@@ -167,13 +169,13 @@ WHILE = f"""
 # --------------------------------------------------------------------------------------------------------
 
 
-MOST_FAILURES = 3
+MAX_FAILURES = 3
 """Number of failed reads after which a figure is left out for the rest of the run."""
 
 INSTALL = "pip install 'xsp[cuda]'"
 
 
-_STRANGERS = (
+_UNKNOWN_PROCESSES = (
     "NVML lists processes but never the measured one, which does not use the device or is in a container, where its "
     "number is different; how many others use the device is unknown"
 )
@@ -225,8 +227,8 @@ class Nvml(Source):
             visible = devices(nvml, self._uuids, os.environ)
         except (nvml.NVMLError, AttributeError) as error:
             return f"there is no NVIDIA GPU to read, or its driver is not loaded (NVML: {error})"
-        self._devices = share(visible, self._local_rank, self._local_ranks)
-        if not visible.certain:
+        self._devices = rank_devices(visible, self._local_rank, self._local_ranks)
+        if not visible.is_certain:
             self._notes[ORDER_UNKNOWN] = set()
         return None if visible.handles else "NVML shows no device that the program may use"
 
@@ -242,8 +244,8 @@ class Nvml(Source):
 
     def notes(self) -> Iterator[str]:
         """Yield notes on figures that could not be read, with their devices."""
-        strangers = {device for device, is_listed in self._listed.items() if not is_listed}
-        for text, devices in {**self._notes, **({_STRANGERS: strangers} if strangers else {})}.items():
+        unlisted = {device for device, is_listed in self._listed.items() if not is_listed}
+        for text, devices in {**self._notes, **({_UNKNOWN_PROCESSES: unlisted} if unlisted else {})}.items():
             numbers = ", ".join(map(str, sorted(devices)))
             yield f"device {numbers}: {text}" if devices else text
 
@@ -276,15 +278,15 @@ class Nvml(Source):
         if processes:
             self._listed[device] = self._listed.get(device, False) or bool(measured)
 
-    def _try(self, device: int, name: str, read: Callable[[], Any]) -> Any:
-        """Return the result of `read`, or None; after `MOST_FAILURES` failures, read it no more and add a note."""
-        if self._failures[device, name] >= MOST_FAILURES:
+    def _try(self, device: int, name: str, function: Callable[[], Any]) -> Any:
+        """Return the result of `function`, or None; after `MAX_FAILURES` failures, read it no more and add a note."""
+        if self._failures[device, name] >= MAX_FAILURES:
             return None
         try:
-            return read()
+            return function()
         except (self._nvml.NVMLError, AttributeError) as error:
             self._failures[device, name] += 1
-            if self._failures[device, name] == MOST_FAILURES:
+            if self._failures[device, name] == MAX_FAILURES:
                 self._notes.setdefault(f"{name} cannot be read ({error})", set()).add(device)
             return None
 

@@ -14,19 +14,19 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xsp import clock, rundir, table
+from xsp import clock, identity, rundir, table
 from xsp.samples.host import Host
 from xsp.samples.nvml import Nvml
 from xsp.samples.source import Source
 from xsp.schema import SAMPLE_COLUMNS
 
 PORTION_NS = 5_000_000_000
-SELDOM_NS = 1_000_000_000
+SLOW_INTERVAL_NS = 1_000_000_000
 
-MOST_READINGS = 20_000
+MAX_READINGS = 20_000
 """Number of readings after which the interval is doubled: a day has some 130,000 readings."""
 
-BUSY = 0.2
+MAX_BUSY_SHARE = 0.2
 """Share of the time spent on readings above which the interval is doubled."""
 
 PATIENCE_S = 10.0
@@ -49,17 +49,17 @@ class Sampler:
 
     def __init__(self, run: Path, sources: Sequence[Source], rank: int = 0, interval_ns: int | None = None) -> None:
         self._run, self._sources, self._rank = run, list(sources), rank
-        self._clock = clock.Steady()
-        self._wanted_ns = interval_ns
-        self._asked_ns = self._interval_ns = self._shortest()
+        self._clock = clock.SteadyClock()
+        self._requested_ns = interval_ns
+        self._nominal_ns = self._interval_ns = self._shortest()
         self._rows: list[Sample] = []
-        self._read: dict[str, set[str]] = {}
+        self._names: dict[str, set[str]] = {}
         self._absent: dict[str, str] = {}
         self._notes: list[str] = []
-        self._times: list[int] = []
-        self._first_ns = self._last_ns = self._busy_ns = self._most_ns = 0
+        self._durations: list[int] = []
+        self._first_ns = self._last_ns = self._busy_ns = self._longest_ns = 0
         self._readings = self._missed = self._portions = 0
-        self._ended = threading.Event()
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="xsp samples", daemon=True)
 
     def start(self) -> None:
@@ -68,19 +68,19 @@ class Sampler:
 
     def finish(self) -> dict[str, Any]:
         """Stop the thread, which writes the last portion, and return the entry on samples for `run.json`."""
-        self._ended.set()
+        self._stop.set()
         self._thread.join(PATIENCE_S)
         if self._thread.is_alive():
             self._notes.append(f"a reading did not return within {PATIENCE_S:g} s; the last portion is missing")
         interval = (self._last_ns - self._first_ns) / (self._readings - 1) if self._readings > 1 else None
         return {
-            "interval_ms": self._asked_ns / 1e6,
+            "interval_ms": self._nominal_ns / 1e6,
             "kept_ms": round(interval / 1e6, 3) if interval is not None else None,
             "readings": self._readings,
             "missed": self._missed,
             "reading_ms": round(self._busy_ns / self._readings / 1e6, 3) if self._readings else None,
-            "longest_reading_ms": round(self._most_ns / 1e6, 3) if self._readings else None,
-            "sources": {source: sorted(names) for source, names in sorted(self._read.items())},
+            "longest_reading_ms": round(self._longest_ns / 1e6, 3) if self._readings else None,
+            "sources": {source: sorted(names) for source, names in sorted(self._names.items())},
             "absent": self._absent,
             "notes": self._notes,
         }
@@ -104,21 +104,21 @@ class Sampler:
             if reason is not None:
                 self._absent[source.name] = reason
                 self._sources.remove(source)
-        self._asked_ns = self._interval_ns = self._shortest()
+        self._nominal_ns = self._interval_ns = self._shortest()
 
     def _shortest(self) -> int:
         """Return the requested interval, else the shortest one of the sources, in nanoseconds."""
-        return self._wanted_ns or min((source.interval_ns for source in self._sources), default=Source.interval_ns)
+        return self._requested_ns or min((source.interval_ns for source in self._sources), default=Source.interval_ns)
 
     def _repeat(self) -> None:
         if not self._sources:
             return
         due = last_store = time.monotonic_ns()
-        seldom_due = due
-        while not self._ended.wait(max(0, due - time.monotonic_ns()) / 1e9):
+        slow_due = due
+        while not self._stop.wait(max(0, due - time.monotonic_ns()) / 1e9):
             start = time.monotonic_ns()
-            now = self._read_all(start, include_slow=start >= seldom_due)
-            seldom_due = start + SELDOM_NS if start >= seldom_due else seldom_due
+            now = self._read_all(start, include_slow=start >= slow_due)
+            slow_due = start + SLOW_INTERVAL_NS if start >= slow_due else slow_due
             if now - last_store >= PORTION_NS:
                 self._store()
                 now = last_store = time.monotonic_ns()
@@ -131,30 +131,33 @@ class Sampler:
     def _read_all(self, start: int, include_slow: bool) -> int:
         """Read every source and return the time after that; the time of a figure is the middle of its source's read."""
         for source in self._sources:
-            before = clock.monotonic_ns()
+            read_start = clock.monotonic_ns()
             readings = list(source.read(include_slow))
-            time_ns = (before + clock.monotonic_ns()) // 2 + self._clock.anchor().offset_ns
+            time_ns = (read_start + clock.monotonic_ns()) // 2 + self._clock.anchor().offset_ns
             self._rows += [
                 Sample(time_ns, self._rank, reading.device, reading.name, reading.unit, reading.value)
                 for reading in readings
             ]
-            self._read.setdefault(source.name, set()).update(reading.name for reading in readings)
+            self._names.setdefault(source.name, set()).update(reading.name for reading in readings)
             self._first_ns, self._last_ns = self._first_ns or time_ns, time_ns
         now = time.monotonic_ns()
         self._count(now - start)
         return now
 
-    def _count(self, took_ns: int) -> None:
+    def _count(self, duration_ns: int) -> None:
         """Count a reading, and double the interval if there are too many readings or they take too long."""
         self._readings += 1
-        self._busy_ns += took_ns
-        self._most_ns = max(self._most_ns, took_ns)
-        self._times.append(took_ns)
-        is_full = len(self._times) >= MOST_READINGS
-        is_slow = len(self._times) >= 20 and sum(self._times) > BUSY * len(self._times) * self._interval_ns
+        self._busy_ns += duration_ns
+        self._longest_ns = max(self._longest_ns, duration_ns)
+        self._durations.append(duration_ns)
+        is_full = len(self._durations) >= MAX_READINGS
+        is_slow = (
+            len(self._durations) >= 20
+            and sum(self._durations) > MAX_BUSY_SHARE * len(self._durations) * self._interval_ns
+        )
         if is_full or is_slow:
             self._interval_ns *= 2
-            self._times.clear()
+            self._durations.clear()
 
     def _store(self) -> None:
         """Write the rows as the next portion."""
@@ -186,16 +189,13 @@ def write(path: Path, rows: Iterable[Sample]) -> None:
 # All sources of samples.
 
 
-def of(process: int, devices: Sequence[str] = ()) -> list[Source]:
+def sources_for(process: int, devices: Sequence[str] = ()) -> list[Source]:
     """Return the sources for one measured process, whose environment the current process has inherited.
 
     Args:
         process: its process id.
         devices: UUIDs of its devices in CUDA's order if it has initialised CUDA; else the environment determines them.
     """
-    return [Host(process), Nvml(process, devices, _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1))]
-
-
-def _number(variable: str, default: int) -> int:
-    text = os.environ.get(variable, "")
-    return int(text) if text.isdigit() else default
+    local_rank = identity.number_from(os.environ, "LOCAL_RANK", 0)
+    local_ranks = identity.number_from(os.environ, "LOCAL_WORLD_SIZE", 1)
+    return [Host(process), Nvml(process, devices, local_rank, local_ranks)]

@@ -118,7 +118,7 @@ def _reset_in_child() -> None:
     _pending.clear()
 
 
-processes.in_children(_reset_in_child)
+processes.call_in_children(_reset_in_child)
 
 
 def _detach(connection: socket.socket) -> None:

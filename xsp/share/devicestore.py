@@ -402,7 +402,7 @@ def start_process(
     if message == READY:
         return process
     process.kill()
-    reason = processes.ending(process.wait())
+    reason = processes.exit_description(process.wait())
     raise ShareError(message or f"cuda:{ordinal}: the process that serves it ended with {reason}")
 
 

@@ -69,7 +69,7 @@ def _begin_child(state: Mapping[str, Any]) -> dict[str, Any]:
 def _wait(child: int) -> dict[str, Any]:
     """Wait for a child to end, and return an answer for it."""
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return {"error": f"the process ended ({processes.ending(code)})"} if code else {}
+    return {"error": f"the process ended ({processes.exit_description(code)})"} if code else {}
 
 
 def _prepare(request: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _prepare(request: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any
         torch.manual_seed(0)
         settings = models.Settings()
         built = models.build(request["module"], settings)
-        if not isinstance(built, models.Built):
+        if not isinstance(built, models.ModelCall):
             raise ShareError(f"{request['module']} runs a step itself; it must return a model and its input")
         built = models.on_device(request["module"], built, settings)
         if built.state is not None:
@@ -116,7 +116,7 @@ def _build(request: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     if request["module"]:
         with share.empty():
             built = models.build(request["module"], models.Settings())
-        assert isinstance(built, models.Built)
+        assert isinstance(built, models.ModelCall)
         built.model.eval()
         inputs = torch.load(Path(request["folder"]) / "input.pt", weights_only=False)
         state.update(built=built, inputs=inputs)

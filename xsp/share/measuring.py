@@ -45,7 +45,7 @@ END_S = 5.0
 COLD_SHARE = 0.02
 """A file is not cold if more than this share of it is still in memory after dropping it."""
 
-_CODE = processes.calling("xsp.share.loadworker", "work")
+_CODE = processes.call_code("xsp.share.loadworker", "work")
 _STORE = (
     "import sys; sys.path.insert(0, sys.argv[1])\n"
     "from xsp import processes; processes.end_with_parent(int(sys.argv[2]))\n"
@@ -131,7 +131,7 @@ def measure(
         ShareError: a process cannot load the weights or call the model; the message gives the reason.
         UsageError: the number of turns is invalid.
     """
-    repeats = evidence.repeats(turns)
+    repeats = evidence.turn_repeats(turns)
     for library in ("torch", "safetensors"):
         if importlib.util.find_spec(library) is None:
             raise ShareError(f"measuring needs {library}: pip install 'xsp[share]'")
@@ -187,7 +187,7 @@ def _take_turns(
                 result.times[way, state].call_ns.append(times["call_ns"])
             result.turns = turn
             pair = result.times[MMAP, WARM].total_ns, result.times[ATTACH, WARM].total_ns
-            if turn >= evidence.FIRST and evidence.compare_turn(repeats, *pair).enough:
+            if turn >= evidence.MIN_TURNS and evidence.compare_turn(repeats, *pair).is_enough:
                 return
 
 
@@ -247,7 +247,7 @@ def request_answer(process: processes.WorkerProcess, request: dict[str, Any]) ->
     if not line:
         is_late = time.monotonic() >= deadline
         code = process.end(0.0 if is_late else END_S)
-        failure = f"took more than {ANSWER_S:.0f} s" if is_late else f"ended ({processes.ending(code)})"
+        failure = f"took more than {ANSWER_S:.0f} s" if is_late else f"ended ({processes.exit_description(code)})"
         raise ShareError(f"the process for {request['do']!r} {failure}")
     answer: dict[str, Any] = json.loads(line)
     if "error" in answer:

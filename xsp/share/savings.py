@@ -53,7 +53,7 @@ def break_even_processes(measurement: Measurement, other_way: str) -> int | None
 
 def difference(measurement: Measurement, state: str) -> tuple[evidence.Evidence, str]:
     """Return the difference of `attach` from `load_file`, in ns of loading and the first call, and its verdict."""
-    method = evidence.repeats(measurement.most_turns) if state == WARM else evidence.RUNS
+    method = evidence.turn_repeats(measurement.most_turns) if state == WARM else evidence.RUNS
     a, b = measurement.times[MMAP, state].total_ns, measurement.times[ATTACH, state].total_ns
     result = method.evidence(a, b)
     return result, method.verdict(result, method.adjusted([result.p])[0], min(len(a), len(b)))

@@ -15,7 +15,7 @@ import duckdb
 from xsp import table
 from xsp.errors import AnalysisError, TraceError
 from xsp.run import Run
-from xsp.rundir import MERGED_FILE, RUN_FILE, STEPS, of_ranks, parse_run
+from xsp.rundir import MERGED_FILE, RUN_FILE, STEPS, job_of_ranks, parse_run
 from xsp.schema import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, Column
 from xsp.spark import dialect
 from xsp.spark.session import reason_of
@@ -82,7 +82,7 @@ class SparkTrace(Trace):
         """Return `run.json`; for a job, with the content of its ranks' files, as in `xsp.rundir.read_job`."""
         (run,) = self._read_runs(f"{self._place}/{RUN_FILE}")
         if run.is_job:
-            run = of_ranks(run, self._read_runs(f"{self._place}/{PARTS}/{RUN_FILE}"))
+            run = job_of_ranks(run, self._read_runs(f"{self._place}/{PARTS}/{RUN_FILE}"))
         if not run.finished:
             raise TraceError(f"{self._place}: the run is not finished; `xsp analyze` without --engine reads it")
         return run

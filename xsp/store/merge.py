@@ -38,7 +38,7 @@ import duckdb
 from xsp import summary, table
 from xsp.device import occupancy
 from xsp.run import Run
-from xsp.schema import COLUMNS, DEEPEST, DESCRIBING, LOOP_COLUMNS, MERGED_COLUMNS, Kind, Level, Rule, Span
+from xsp.schema import COLUMNS, DESCRIPTION_KEYS, LOOP_COLUMNS, MAX_NESTING, MERGED_COLUMNS, Kind, Level, Rule, Span
 from xsp.store import iterations
 from xsp.store.figures import NO_RUNG_OUTSIDE, UNMEASURED, Measured, figures_of, on_cold_caches, own_rung
 from xsp.store.loop import BARE
@@ -325,7 +325,7 @@ def _count_inside(template: _Template, rungs: Sequence[Rung]) -> None:
         if rung is None or row.device is not None:
             continue
         outer = row
-        for _ in range(DEEPEST):
+        for _ in range(MAX_NESTING):
             if outer.parent_id not in indices or outer.parent_rule in (Rule.SEQUENCE, Rule.CORRELATION):
                 break
             index = indices[outer.parent_id]
@@ -414,7 +414,9 @@ def _with_description(span: Span, description: Mapping[str, Any], of_other_input
         with contextlib.suppress(ValueError, AttributeError):  # a third party's collector may write no JSON object
             attributes = json.loads(span.attributes)
             added = {
-                name: value for name, value in json.loads(text).items() if name in DESCRIBING and name not in attributes
+                name: value
+                for name, value in json.loads(text).items()
+                if name in DESCRIPTION_KEYS and name not in attributes
             }
             if added:
                 filled["attributes"] = json.dumps({**attributes, **added}, separators=(",", ":"))

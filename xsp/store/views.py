@@ -5,7 +5,7 @@ from __future__ import annotations
 from xsp.cost.flops import PRODUCTS
 from xsp.device.ceilings import PRECISIONS
 from xsp.device.kernelnames import COMMUNICATION, NAMES, WITHOUT_PRODUCTS
-from xsp.schema import DEEPEST, ROOT, Kind, Level
+from xsp.schema import MAX_NESTING, ROOT, Kind, Level
 from xsp.store import selftimes
 from xsp.store.selftimes import NS as NS
 from xsp.store.trace import Trace
@@ -57,7 +57,7 @@ def library_calls(trace: Trace, table: str = "merged") -> str:
             SELECT up.rank, up.trace_id, up.span_id, up.called, call.span_id, call.parent_id, calls + 1
             FROM up JOIN {table} call ON call.rank = up.rank AND call.trace_id = up.trace_id
                  AND call.span_id = up.above_id AND call.kind = '{Kind.CALL}' AND call.level = {int(Level.LIBRARY)}
-            WHERE calls < {DEEPEST}
+            WHERE calls < {MAX_NESTING}
         ), whole AS (
             SELECT rank, trace_id, span_id, any_value(called) AS called,
                    arg_max(outermost, calls) AS outermost, arg_max(above_id, calls) AS above_id

@@ -23,7 +23,7 @@ class Store:
 
     def __init__(self, run: Path) -> None:
         self._run = run
-        self._con = table.storing()
+        self._con = table.connect_storing()
         self._live: Any = None
         self._sampler: Sampler | None = None
         self._loop_lost = 0
@@ -36,7 +36,7 @@ class Store:
             rank: rank of the measured process.
             devices: see `xsp.samples.sampler`.
         """
-        self._sampler = Sampler(self._run, sampler.of(process, devices), rank)
+        self._sampler = Sampler(self._run, sampler.sources_for(process, devices), rank)
         self._sampler.start()
 
     def deliver_to(self, target: str, policy: str) -> None:
@@ -87,7 +87,9 @@ class Store:
         segments = rundir.segments(self._run)
         summary: dict[str, Any] = {"segments": len(segments)}
         if segments:
-            self._con.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM {table.parquet(segments, alike=True)}")
+            self._con.execute(
+                f"CREATE OR REPLACE VIEW spans AS SELECT * FROM {table.parquet(segments, same_columns=True)}"
+            )
             merge.merge(self._con, run)
             table.write_parquet(self._con, "merged", self._run / rundir.MERGED_FILE)
             summary["spans"] = self._con.execute("SELECT count(*) FROM merged").fetchall()[0][0]
@@ -95,7 +97,7 @@ class Store:
             run |= {"samples": self._end_sampling()}
         if self._loop_lost:
             text = f"{self._loop_lost} rows of the loop were not stored: the times of the steps are incomplete"
-            run = run.noted("xsp", [text])
+            run = run.with_notes("xsp", [text])
         if run.budget is not None and "program_percent" not in run.budget:  # else this is a repeated merge
             run |= {"budget": _with_end(run.budget, time.monotonic_ns() - start_ns)}
         rundir.write_run(self._run, run)
@@ -131,7 +133,7 @@ def resolve_run(run: Path, serialised: Path) -> int:
     Raises:
         TraceError: one of the two runs cannot be read.
     """
-    con = table.storing()
+    con = table.connect_storing()
     names = ", ".join(column.name for column in COLUMNS)
 
     def read(segment: Path) -> list[Span]:

@@ -186,8 +186,8 @@ def _rank_half_width(below: NDArray[np.bool_], share: float, quantile: float) ->
     """
     n = len(below)
     half_width = statistics.NormalDist().inv_cdf(quantile) * math.sqrt(n * share * (1 - share))
-    for batches in (summary.BATCHES, *summary.COARSER):
-        if n < batches * summary.OF_A_BATCH:
+    for batches in (summary.BATCHES, *summary.COARSE_BATCHES):
+        if n < batches * summary.MIN_BATCH_VALUES:
             continue
         starts = np.arange(batches) * n // batches
         means = np.add.reduceat(below.astype(float), starts) / np.diff([*starts, n])

@@ -139,7 +139,7 @@ def settle(before: Outcome, repeat: Callable[[], Outcome], most_repeats: int = M
         verdicts = judgement.by("environment"), judgement.by("outputs")
         if Verdict.DIFFERENT in verdicts or judgement.by("latency") is Verdict.SAME:
             break
-        if judgement.by("latency") is Verdict.DIFFERENT and _repeats(after) >= evidence.FIRST:
+        if judgement.by("latency") is Verdict.DIFFERENT and _repeats(after) >= evidence.MIN_TURNS:
             break
         if not (set(before.latencies_ns) & set(after.latencies_ns)):
             break  # without common latencies repeating decides nothing
@@ -373,7 +373,7 @@ def _is_within_start_spread(interval: evidence.Evidence) -> bool:
     if interval.low is None or interval.high is None or not interval.a:
         return False
     low, high = interval.low / interval.a, interval.high / interval.a
-    return math.isfinite(high) and -evidence.STARTS <= low <= high <= evidence.STARTS
+    return math.isfinite(high) and -evidence.START_SPREAD <= low <= high <= evidence.START_SPREAD
 
 
 def _sign_beyond_start_spread(interval: evidence.Evidence) -> int:
@@ -381,7 +381,7 @@ def _sign_beyond_start_spread(interval: evidence.Evidence) -> int:
     if interval.low is None or interval.high is None or not interval.a:
         return 0
     low, high = interval.low / interval.a, interval.high / interval.a
-    return int(low >= evidence.STARTS) - int(high <= -evidence.STARTS / (1 + evidence.STARTS))
+    return int(low >= evidence.START_SPREAD) - int(high <= -evidence.START_SPREAD / (1 + evidence.START_SPREAD))
 
 
 def _processor_change(before: list[_Run], after: list[_Run]) -> str | None:
@@ -398,7 +398,7 @@ def _processor_change(before: list[_Run], after: list[_Run]) -> str | None:
         return None
     if len(times[0]) == len(times[1]) == 1:
         change = times[1][0] / times[0][0] - 1 if times[0][0] else math.inf
-        is_within = -evidence.STARTS / (1 + evidence.STARTS) <= change <= evidence.STARTS
+        is_within = -evidence.START_SPREAD / (1 + evidence.START_SPREAD) <= change <= evidence.START_SPREAD
         return f"{100 * change:+.1f} %" if is_within else None
     estimate = _run_evidence(*times)
     return f"{100 * estimate.change / estimate.a:+.1f} %" if _is_within_start_spread(estimate) else None
