@@ -240,9 +240,9 @@ def _joules(
     if watts is None or iteration.mean_ns is None:
         return None, None
     joules = watts * iteration.mean_ns / 1e9
-    if ends is None or iteration.ends is None:
+    if ends is None or iteration.interval is None:
         return joules, None
-    return joules, summary.product_interval((watts, ends), (iteration.mean_ns / 1e9, _in_seconds(iteration.ends)))
+    return joules, summary.product_interval((watts, ends), (iteration.mean_ns / 1e9, _in_seconds(iteration.interval)))
 
 
 def _in_seconds(ends: summary.Interval) -> summary.Interval:

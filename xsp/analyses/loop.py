@@ -129,8 +129,8 @@ def _row(trace: Trace, iteration: Iteration, scope: str) -> tuple[Any, ...]:
     kind = _kind(trace, iteration)
     name, batch_source = (kind.name, kind.batch_source) if kind is not None else (None, None)
     if not iteration.is_known:
-        iteration = iteration._replace(mean_ns=None, ends=None, step_ns=None, data_ns=None, between_ns=None)
-    ends = iteration.ends
+        iteration = iteration._replace(mean_ns=None, interval=None, step_ns=None, data_ns=None, between_ns=None)
+    ends = iteration.interval
     return (
         scope, iteration.kind, name, iteration.steps, iteration.recorded, _ms(iteration.mean_ns),
         _ms(iteration.step_ns), _ms(iteration.data_ns), _ms(iteration.between_ns), iteration.samples_per_s,
