@@ -129,7 +129,7 @@ class Arrays:
         header = functools.lru_cache(lambda owner: encode._resource(resource_of(*owner)))
         for chunk, chunk_templates, indices in self._chunks:
             encoded = encode._encode(self._spans, chunk, chunk_templates, indices)
-            for _ in encode._cut(encoded, header, encode.MAX_BYTES, encode.MAX_SPANS):
+            for _ in encode._split_requests(encoded, header, encode.MAX_BYTES, encode.MAX_SPANS):
                 pass
 
 

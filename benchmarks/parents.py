@@ -81,7 +81,9 @@ def place_spans(spans: int) -> tuple[float, int, int]:
         begin = time.perf_counter()
         placing.correlate_table(con, info, "fabricated")
         seconds = time.perf_counter() - begin
-        ((orphans,),) = con.execute("SELECT count(*) FROM placed WHERE parent_id IS NULL AND kind <> 'step'").fetchall()
+        ((orphans,),) = con.execute(
+            "SELECT count(*) FROM correlated WHERE parent_id IS NULL AND kind <> 'step'"
+        ).fetchall()
     return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, orphans
 
 

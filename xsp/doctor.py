@@ -106,7 +106,7 @@ def samples() -> Iterator[Finding]:
 
 def broken_plugins() -> Iterator[str]:
     """Yield a sentence for each importer, exporter, analysis, question, command or remark that cannot be used."""
-    checks = {contract.GROUP: contract.importer, plugins.COMMANDS: plugins.command}
+    checks = {contract.GROUP: contract.load_importer, plugins.COMMANDS: plugins.command}
     for group in (contract.GROUP, "xsp.exporters", "xsp.analyses", "xsp.questions", plugins.COMMANDS, plugins.REMARKS):
         for name in plugins.names(group):
             try:

@@ -420,8 +420,9 @@ def test_containment_is_what_brute_force_finds_also_with_clocks_that_differ(
 def test_a_hundred_thousand_spans_back_to_back_look_back_together() -> None:
     count = 100_000  # one after another they would look at five thousand million
     place, zero = np.arange(count + 1), np.zeros(count + 1, np.int64)
-    spans = Spans(number=place, start=place * 10, end=place * 10 + 10, level=zero + 40, deepest=zero + 40, process=zero,
-                  thread_index=zero, nesting=zero, identity=zero, phase=zero, counted=zero)  # fmt: skip
-    spans.level[0] = spans.deepest[0] = Level.MODEL
+    spans = Spans(number=place, start=place * 10, end=place * 10 + 10, level=zero + 40, max_outer_level=zero + 40,
+                  process=zero, thread_index=zero, nesting=zero, identity=zero, phase=zero,
+                  figure_bits=zero)  # fmt: skip
+    spans.level[0] = spans.max_outer_level[0] = Level.MODEL
     spans.end[0] = 10 * count + 10
     assert parents.find(spans, 0).parent.tolist() == [-1] + [0] * count

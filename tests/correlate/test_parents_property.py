@@ -70,7 +70,8 @@ def in_bulk(spans: Sequence[Span]) -> Parents:
         )
     columns.correlate_table(con, SourceInfo({}, Losses(), brute_force.TOLERANCE_NS), "0")
     rows = con.execute(
-        "SELECT own.name, up.name, own.parent_rule FROM placed own LEFT JOIN placed up ON up.span_id = own.parent_id"
+        "SELECT own.name, up.name, own.parent_rule "
+        "FROM correlated own LEFT JOIN correlated up ON up.span_id = own.parent_id"
     ).fetchall()
     return {name: (parent, rule) for name, parent, rule in rows if name != "step"}
 

@@ -15,7 +15,7 @@ import xsp
 from xsp.cli import main
 from xsp.errors import OutputError, UsageError
 from xsp.exporters import chrome, folded, speedscope, tables, tracks
-from xsp.exporters.contract import Choice, Weight, whole
+from xsp.exporters.contract import Choice, Weight, atomic_file
 from xsp.store import selftimes
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
@@ -139,7 +139,7 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
 
 def laminar(trace: Trace) -> bool:
     """Return whether no two spans of a track cross."""
-    rows = trace.sql("SELECT track, at_ns, at_ns + for_ns FROM placed").fetchall()
+    rows = trace.sql("SELECT track, begin_ns, begin_ns + width_ns FROM track_spans").fetchall()
     return not any(a[0] == b[0] and a[1] < b[1] < a[2] < b[2] for a in rows for b in rows)
 
 
@@ -156,14 +156,14 @@ def laminar(trace: Trace) -> bool:
 )
 def test_spans_of_a_track_nest(text: str, cut: int, beside: int) -> None:
     found = trace_of(spans(text))
-    placed = tracks.place(found.con, "spans")
-    assert (placed.cut, placed.beside) == (cut, beside)
+    placed = tracks.lay_out_tracks(found.con, "spans")
+    assert (placed.cut, placed.overlapping) == (cut, beside)
     assert laminar(found)
 
 
 def test_a_primitive_without_a_thread_stands_on_that_of_its_operator() -> None:
     found = trace_of(spans("step s 0-100\nop aten::conv 10-50\nprimitive conv 20-40"))
-    assert [track.name for track in tracks.place(found.con, "spans").tracks] == ["thread 1"]
+    assert [track.name for track in tracks.lay_out_tracks(found.con, "spans").tracks] == ["thread 1"]
 
 
 # --- speedscope -------------------------------------------------------------------------------------------
@@ -203,9 +203,9 @@ def test_stacks_add_up_to_the_step(trace: Trace, tmp_path: Path) -> None:
 
 def test_stacks_are_written_also_after_self_times_were_computed(tmp_path: Path) -> None:
     window = trace_of(spans("step window 0-100\nop aten::mm 10-30"))
-    selftimes.make(window)
+    selftimes.create_table(window)
     folded.write(window, tmp_path / "out", Choice(steps=(0,)))
-    selftimes.make(window)
+    selftimes.create_table(window)
     assert len((tmp_path / "out").read_text().splitlines()) == 2
 
 
@@ -332,7 +332,7 @@ def test_a_real_trace_comes_back_as_it_went(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
 def test_text_that_is_no_utf8_becomes_a_question_mark(name: str, tmp_path: Path) -> None:
-    with whole(tmp_path / name) as file:
+    with atomic_file(tmp_path / name) as file:
         file.write("run \udcff")
     content = (tmp_path / name).read_bytes()
     assert (gzip.decompress(content) if name.endswith(".gz") else content) == b"run ?"

@@ -42,7 +42,7 @@ def is_read(path: Path) -> None:
     con = table.connect()
     con.execute("SET threads = 1")
     with contextlib.suppress(TraceError, PluginError):
-        importer = contract.find(str(path))
+        importer = contract.find_importer(str(path))
         if isinstance(importer, contract.TableImporter):
             importer.fill(con, str(path))
             rows = con.execute("SELECT count(*) - count(DISTINCT number), min(start_ns), min(dur_ns) FROM raw_spans")
@@ -318,8 +318,8 @@ def test_an_archive_bomb_takes_no_memory(tmp_path: Path, small: Path) -> None:
 def test_absurd_nesting_ends_where_no_program_goes() -> None:
     count = 10_000
     place, zero = np.arange(count), np.zeros(count, np.int64)
-    nested = Spans(start=place, end=3 * count - place, level=zero + 10, deepest=zero + 10, thread_index=zero,
-                   number=place, nesting=zero, identity=zero, phase=zero, process=zero, counted=zero)  # fmt: skip
+    nested = Spans(start=place, end=3 * count - place, level=zero + 10, max_outer_level=zero + 10, thread_index=zero,
+                   number=place, nesting=zero, identity=zero, phase=zero, process=zero, figure_bits=zero)  # fmt: skip
     found = parents.find(nested, 0).parent
     assert parents.depths(found).max() == MAX_NESTING
     assert found[:MAX_NESTING].tolist() == list(range(-1, MAX_NESTING - 1))

@@ -111,7 +111,7 @@ READERS = {
 def test_a_file_is_recognised_by_what_is_in_it(tmp_path: Path, name: str, pack: Any) -> None:
     file = tmp_path / "no-suffix"
     file.write_bytes(pack(SAMPLES[name]))
-    assert contract.find(str(file)).name == READERS[name]
+    assert contract.find_importer(str(file)).name == READERS[name]
 
 
 def test_exactly_one_importer_recognises_each() -> None:
@@ -217,13 +217,13 @@ def test_an_importer_of_no_kind_or_of_several_is_one_line(
     assert line in str(caught.value)
     assert [said for said in doctor.broken_plugins() if line in said]
     (tmp_path / "y").write_bytes(SAMPLES["lines"])
-    assert contract.find(str(tmp_path / "y")).name == "otlp-json"
+    assert contract.find_importer(str(tmp_path / "y")).name == "otlp-json"
 
 
 def test_our_importers_name_their_kind() -> None:
     for name in set(READERS.values()):
         kinds = {contract.TableImporter, contract.RowImporter, contract.Enricher}
-        assert len(kinds & set(type(contract.importer(name)).__mro__)) == 1, name
+        assert len(kinds & set(type(contract.load_importer(name)).__mro__)) == 1, name
 
 
 def test_an_importer_that_is_broken_stops_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def test_an_importer_that_is_broken_stops_nobody_else(tmp_path: Path, monkeypatc
     monkeypatch.setattr(plugins, "load", load)
     file = tmp_path / "x"
     file.write_bytes(SAMPLES["lines"])
-    assert contract.find(str(file)).name == "otlp-json"
+    assert contract.find_importer(str(file)).name == "otlp-json"
     file.write_bytes(b"hello")
     with pytest.raises(PluginError, match="jaeger needs something"):
         xsp.load(file)

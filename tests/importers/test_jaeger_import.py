@@ -250,7 +250,7 @@ def test_a_url_that_leads_nowhere(url: str, expected: str) -> None:
 def test_an_answer_that_is_too_large_is_given_up(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from xsp.importers import jaeger
 
-    monkeypatch.setattr(jaeger, "LARGEST", 4)
+    monkeypatch.setattr(jaeger, "MAX_MESSAGE_BYTES", 4)
     with pytest.raises(TraceError, match="more than"):
         xsp.load(f"http://{server}/page/trace/{TRACE}")
 

@@ -75,7 +75,7 @@ def test_a_trace_of_this_torch_has_steps_layers_and_backward_operators_of_layers
 
 def test_importing_twice_gives_the_same_and_opens_again(recorded: Path, tmp_path: Path) -> None:
     query = "SELECT span_id, parent_id, key, start_ns, layer_id FROM spans ORDER BY ALL"
-    sources.import_whole(tmp_path / "run", [str(recorded)])
+    sources.import_atomically(tmp_path / "run", [str(recorded)])
     first, again = told(xsp.load(recorded), query), told(xsp.load(tmp_path / "run"), query)
     assert first == again != []
 
@@ -184,8 +184,8 @@ def test_what_is_not_kept_is_counted(tmp_path: Path) -> None:
 
 def test_names_stay_behind_unless_they_are_asked_for(tmp_path: Path) -> None:
     source = file(tmp_path / "t.json", box("cpu_op", "aten::a", 0, 5), traceName="/home/ann/t.json", host_name="box7")
-    sources.import_whole(tmp_path / "without", [str(source)])
-    sources.import_whole(tmp_path / "with", [str(source)], names=True)
+    sources.import_atomically(tmp_path / "without", [str(source)])
+    sources.import_atomically(tmp_path / "with", [str(source)], keep_names=True)
     assert "ann" not in (tmp_path / "without" / "run.json").read_text()
     assert xsp.load(tmp_path / "with").run["names"] == {"traceName": "/home/ann/t.json", "host_name": "box7"}
 
@@ -218,6 +218,6 @@ def test_what_is_broken_is_one_error_with_the_file(tmp_path: Path, content: byte
     path = tmp_path / "broken.json"
     path.write_bytes(content)
     with pytest.raises(TraceError, match=r"broken\.json") as caught:
-        sources.import_whole(tmp_path / "run", [str(path)])
+        sources.import_atomically(tmp_path / "run", [str(path)])
     assert says in str(caught.value) or "no importer recognises it" in str(caught.value)
     assert not (tmp_path / "run").exists()

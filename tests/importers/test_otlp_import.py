@@ -146,7 +146,7 @@ def test_a_folder_of_several_files_is_read_together(lines: Path, tmp_path: Path)
 
 
 def test_directories_of_jobs_with_one_name_are_numbered() -> None:
-    assert jobs.distinct(["a", "b", "a", "a-2", "a"]) == ["a", "b", "a-2", "a-2-2", "a-3"]
+    assert jobs.unique_names(["a", "b", "a", "a-2", "a"]) == ["a", "b", "a-2", "a-2-2", "a-3"]
 
 
 def test_numbers_may_be_strings_or_numbers_and_enums_names(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_what_is_compressed_badly_says_so(tmp_path: Path, lines: Path) -> None:
 def test_a_line_that_is_too_long_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from xsp.importers import otlp_json
 
-    monkeypatch.setattr(otlp_json, "LARGEST", 1000)
+    monkeypatch.setattr(otlp_json, "MAX_MESSAGE_BYTES", 1000)
     path = tmp_path / "long.jsonl"
     path.write_text('{"resourceSpans": []}\n{"resourceSpans": "' + "x" * 2000 + '"}')
     with pytest.raises(TraceError, match="line 2: longer than"):

@@ -58,7 +58,7 @@ def test_a_file_in_pieces_holds_what_it_holds_in_one(
     path.write_text(json.dumps({**content, "traceEvents": events} if isinstance(content, dict) else events), "utf-8")
     whole = read(path)
     monkeypatch.setattr(traceevents, "CHUNK", 700)
-    monkeypatch.setattr(traceevents, "FIRST", 1000)
+    monkeypatch.setattr(traceevents, "FIRST_PIECE", 1000)
     monkeypatch.setattr(
         traceevents, "_load", lambda *args, load=traceevents._load: pieces.append(args[2]) or load(*args)
     )
@@ -75,7 +75,7 @@ def test_an_error_in_one_piece_says_where_it_is_in_the_file(
     path.write_text(text[: int(len(text) * share)], encoding="utf-8")
     said = message(path)
     monkeypatch.setattr(traceevents, "CHUNK", 700)
-    monkeypatch.setattr(traceevents, "FIRST", 1000)
+    monkeypatch.setattr(traceevents, "FIRST_PIECE", 1000)
     assert message(path) == said
 
 
@@ -97,7 +97,7 @@ def test_arrays_beside_that_would_take_hours_are_refused(
 ) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b'{"traceEvents":[{"ph":"X","ts":1,"dur":1}]' + b',"k":[]' * 40_000 + end)
-    monkeypatch.setattr(beside, "MOST_TRIED", 1 << 22)
+    monkeypatch.setattr(beside, "MAX_SEARCH_BYTES", 1 << 22)
     with pytest.raises(TraceError, match=r"a\.json: holds too many arrays"):
         traceevents.read(table.connect(), str(path), traceevents.Events())
 
@@ -108,7 +108,7 @@ def test_keys_before_the_array_are_bounded_together(
 ) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b"{" + before + b',"traceEvents":[]}')
-    monkeypatch.setattr(beside, "MOST_AROUND", 1000)
+    monkeypatch.setattr(beside, "MAX_KEY_BYTES", 1000)
     with pytest.raises(TraceError, match=r"a\.json, byte"):
         traceevents.read(table.connect(), str(path), traceevents.Events())
 

@@ -241,7 +241,7 @@ def test_templates_with_the_same_hash_are_told_apart(monkeypatch: pytest.MonkeyP
 def test_few_templates_are_told_apart_by_few_columns(
     many_spans: int, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ordered, "MANY", many_spans)
+    monkeypatch.setattr(ordered, "MIN_SPANS", many_spans)
     monkeypatch.setattr(ordered, "WINDOW", window)
     given = [
         Span(TRACE, number(place), name="same", type=f"{place % 3}", dtype=f"{place % 2}", device=place % 2 or None)

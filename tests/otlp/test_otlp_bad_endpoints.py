@@ -466,18 +466,18 @@ def test_a_variable_of_a_connection_that_makes_no_sense_is_named(variable: str, 
 )
 def test_a_damaged_list_of_deliveries_means_sending_again(run: Path, entry: object) -> None:
     (run / rundir.DELIVERY_FILE).write_text("[" * 200_000)
-    assert delivery.read(run) == {}
+    assert delivery.read_entries(run) == {}
     (run / rundir.DELIVERY_FILE).write_text('{"endpoints": {"http')
     with Receiver() as receiver:
         to = endpoint.endpoint(receiver.url, None, {})
         if entry is not None:
             (run / rundir.DELIVERY_FILE).write_text(json.dumps({"endpoints": {to.name: entry}}))
         assert export(Export(run, resume=True), to, lambda what, done, total: None).left == 0
-    assert len(delivery.read(run)[to.name]["steps"]) == 2
+    assert len(delivery.read_entries(run)[to.name]["steps"]) == 2
 
 
 def test_what_is_missing_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "_NEEDED", ("requests", "no_such_package"))
+    monkeypatch.setattr(endpoint, "_REQUIRED_MODULES", ("requests", "no_such_package"))
     with pytest.raises(PluginError, match=r'no_such_package: pip install "xsp\[otel\]"'):
         endpoint.endpoint("http://h:1", None, {})
 

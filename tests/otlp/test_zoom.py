@@ -106,7 +106,7 @@ def assert_sound(spans: Sequence[Span], budget: int) -> Split:
     everywhere = {(row["trace_id"], row["span_id"]) for row in split.overview + split.details}
     assert {tuple(link) for row in split.overview + split.details for link in row["links"]} <= everywhere
     for part in by_trace(split.details).values():
-        assert [row["kind"] for row in part if row["parent_id"] is None] == [zoom.KIND], "one root"
+        assert [row["kind"] for row in part if row["parent_id"] is None] == [zoom.DETAILS_KIND], "one root"
     assert put_together(split) == Counter(spans)
     return split
 
@@ -136,7 +136,7 @@ def test_what_is_deeper_than_the_overview_is_folded_under_the_nearest_span_that_
         "xsp.fold.max_ns": 13, "xsp.fold.details": 2,
     }  # fmt: skip
     assert (kernel["name"], kernel["parent_id"], kernel["device"], kernel["stream"]) == ("gemm", layer["span_id"], 0, 7)
-    roots = [row for row in split.details if row["kind"] == zoom.KIND]
+    roots = [row for row in split.details if row["kind"] == zoom.DETAILS_KIND]
     assert sorted(op["links"]) == sorted([row["trace_id"], row["span_id"]] for row in roots)
     assert roots[0]["links"] == [[TRACE, op["span_id"]]]
     assert roots[0]["name"] == "details 1 of 2: layer"
@@ -158,7 +158,7 @@ def test_a_thousand_names_under_one_parent_are_lumped_and_the_largest_stay() -> 
     spans += [span(place, 0, name=f"op {place}", dur_ns=place) for place in range(1, 1001)]
     split = assert_sound(spans, 20)
     assert len(split.overview) == 20
-    [others] = [row for row in split.overview if row["name"] == zoom.OTHERS]
+    [others] = [row for row in split.overview if row["name"] == zoom.LUMP_NAME]
     assert others["own"]["xsp.fold.sum_ns"] == sum(range(1, 1001 - 18))
     assert {row["name"] for row in split.overview} >= {f"op {place}" for place in range(983, 1001)}
 
@@ -169,7 +169,7 @@ def test_layers_stay_when_what_is_under_them_fits_only_without_its_names() -> No
     spans += [span(100 * layer + op, layer, name=f"op {op}", dur_ns=op) for layer in range(1, 11) for op in range(1, 6)]
     split = assert_sound(spans, 30)
     assert [row["span_id"] for row in split.overview if row["kind"] == "module"] == [s.span_id for s in spans[1:11]]
-    others = [row for row in split.overview if row["name"] == zoom.OTHERS]
+    others = [row for row in split.overview if row["name"] == zoom.LUMP_NAME]
     assert len({row["parent_id"] for row in others}) == len(others) == 10
     assert [row["name"] for row in split.overview].count("op 5") == 9
 

@@ -50,11 +50,11 @@ def test_a_client_whose_files_are_synced_slowly_keeps_no_other_waiting(
 
     monkeypatch.setattr(owner, slow, waits)
     receiving = RunWriter(tmp_path / "out", lambda line: None)
-    slowly = threading.Thread(target=receiving.take, args=(request(first),))
+    slowly = threading.Thread(target=receiving.store, args=(request(first),))
     slowly.start()
     try:
         assert begun.wait(PATIENCE_S)
-        assert receiving.take(request(second)).spans == 1
+        assert receiving.store(request(second)).spans == 1
         receiving.tidy()
         assert slowly.is_alive()
     finally:
@@ -72,7 +72,7 @@ def test_requests_of_one_run_at_once_lose_nothing(tmp_path: Path) -> None:
         for identity in mine:
             (part,) = request("ab" * 8)
             (spoken,) = part.spans
-            receiving.take([part._replace(spans=[spoken._replace(span_id=identity)])])
+            receiving.store([part._replace(spans=[spoken._replace(span_id=identity)])])
             receiving.tidy()
 
     senders = [threading.Thread(target=send, args=(ids[place::4],)) for place in range(4)]
@@ -91,8 +91,8 @@ def test_what_comes_again_is_counted_however_often_the_run_is_put_in_order_meanw
     for _ in range(3):  # begun again, as a receiver that goes on with what is there
         receiving = RunWriter(tmp_path, lambda line: None)
         for _ in range(2):
-            receiving.take(request("ab" * 8))
-            receiving.tidy(all_of_them=True)
+            receiving.store(request("ab" * 8))
+            receiving.tidy(include_unfinished=True)
         receiving.close()
     (place,) = tmp_path.iterdir()
     assert xsp.load(place).run["received"]["doubled"] == 5

@@ -82,7 +82,7 @@ def test_traces_of_services_become_steps_after_a_restart_of_the_receiver_too(tmp
     late = OtlpSpan("1".zfill(32), "cd" * 8, "1".zfill(16), "query", 999_999, 1_000_000, {})  # the first of its name
     for session in ([*_of_service(1), *_of_service(2)], [*_of_service(3), *_of_service(4), Part({}, "http", [late])]):
         receiving = RunWriter(tmp_path / "out", lambda text: None)
-        receiving.take(session)
+        receiving.store(session)
         receiving.close()
     found = xsp.load(tmp_path / "out" / "services")
     steps = found.sql(
@@ -101,10 +101,10 @@ def test_what_could_not_be_put_in_order_is_put_in_order_later(
 
     said = list[str]()
     receiving = RunWriter(tmp_path / "out", said.append)
-    receiving.take(_of_service(1))
+    receiving.store(_of_service(1))
     with monkeypatch.context() as patched:
         patched.setattr(journal, "put_in_order", fails)
-        receiving.tidy(all_of_them=True)
+        receiving.tidy(include_unfinished=True)
     receiving.close()
     assert "No space left; what arrived is kept in" in said[0]
     assert said[1:] == [f"{tmp_path / 'out' / 'services'}: 1 steps, 2 spans"]
@@ -126,7 +126,7 @@ def test_a_run_that_recorded_no_step_arrives_with_its_loop_alone(tmp_path: Path)
     sender, said = tmp_path / "sender", list[str]()
     sender.mkdir()
     receiving = RunWriter(tmp_path / "out", said.append)
-    assert receiving.take(_of_run(with_loop(sender, 40))).rejected == 0
+    assert receiving.store(_of_run(with_loop(sender, 40))).rejected == 0
     receiving.close()
     (place,) = (tmp_path / "out").iterdir()
     assert said == [f"{place}: 0 steps, 0 spans"]

@@ -34,7 +34,7 @@ from xsp.report import serve
     ],
 )
 def test_only_loopback_is_asked_for(host: str | None, fits: bool) -> None:
-    assert loopback.asks_for_loopback(host) is fits
+    assert loopback.is_loopback_host(host) is fits
 
 
 def answer(port: int, sent: bytes) -> bytes:

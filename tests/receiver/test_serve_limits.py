@@ -88,19 +88,19 @@ def test_what_a_request_holds_is_counted_as_it_is_decoded(monkeypatch: pytest.Mo
     for rank in range(20):
         request.MergeFrom(of_rank(rank))
     content = request.SerializeToString()
-    monkeypatch.setattr(limits, "SMALL", 0)
+    monkeypatch.setattr(limits, "MIN_CHECKED_BYTES", 0)
     # of each: resource spans, resource, 4 attributes with values; scope spans, span, 3 attributes with values
     held = 20 * (2 + 8 + 2 + 6)
-    monkeypatch.setattr(limits, "OBJECTS", held)
+    monkeypatch.setattr(limits, "MAX_OBJECTS", held)
     limits.check_protobuf(content)
-    monkeypatch.setattr(limits, "OBJECTS", held - 1)
+    monkeypatch.setattr(limits, "MAX_OBJECTS", held - 1)
     with pytest.raises(limits.TooLarge):
         limits.check_protobuf(content)
 
 
 @pytest.mark.parametrize("place", [1, 7, 20, 60])
 def test_what_is_cut_off_is_left_to_what_decodes_it(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
-    monkeypatch.setattr(limits, "SMALL", 0)
+    monkeypatch.setattr(limits, "MIN_CHECKED_BYTES", 0)
     limits.check_protobuf(of_rank(0).SerializeToString()[:-place])
 
 
@@ -130,11 +130,11 @@ def test_a_directory_that_was_removed_is_made_again(receiver: ServeProcess) -> N
 
 @pytest.mark.slow
 def test_many_small_requests_become_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "TOGETHER", 10)
+    monkeypatch.setattr(journal, "FILES_PER_MERGE", 10)
     open_one = journal.RunWriter(tmp_path, print)
     for number in range(1, 96):
         message = ExportTraceServiceRequest.FromString(body(span_id=number.to_bytes(8, "big")))
-        assert open_one.take(otlp_proto.parts_of(message, "the request")).spans == 1
+        assert open_one.store(otlp_proto.parts_of(message, "the request")).spans == 1
     assert len(list((tmp_path / "services" / "arrived").glob("*"))) < 12
     open_one.close()
     trace = xsp.load(tmp_path / "services")

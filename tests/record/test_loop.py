@@ -460,8 +460,8 @@ def test_launches_of_a_step_that_waits_for_the_device_are_not_cold_steps(waited_
 def test_the_interval_of_an_iteration_counts_a_row_as_often_as_it_has_steps() -> None:
     [own] = iterations(trace([*bare(60), *bare(20, dur_ms=3, first=2000, steps=500)]).con)
     assert own.mean_ns == pytest.approx(3 * MS, rel=0.01)
-    assert own.ends is not None
-    assert 2.9 * MS < own.ends.lo <= own.mean_ns <= own.ends.hi
+    assert own.interval is not None
+    assert 2.9 * MS < own.interval.lo <= own.mean_ns <= own.interval.hi
 
 
 # --- over OTLP ------------------------------------------------------------------------------------------------
@@ -496,13 +496,13 @@ def steps_of(con: Any) -> list[Any]:
 
 def test_rows_travel_in_spans_below_the_run_and_come_back_as_they_were(tmp_path: Path) -> None:
     first = row(0, 7, before_ns=UNKNOWN, samples=UNKNOWN, rung=M, steady=0, status=Status.ERROR)
-    others = (row(step, 9, rank=step % 2, steady=step % 3 - 1) for step in range(1, 2 * loop.ROWS_OF_A_SPAN))
+    others = (row(step, 9, rank=step % 2, steady=step % 3 - 1) for step in range(1, 2 * loop.ROWS_PER_SPAN))
     here = stored(tmp_path, first, *others)
     sent = list(loop.spans(here, RUN))
     assert [(each.rank, each.parent_id, each.kind) for each in sent] == [(0, "cd" * 8, "loop"), (1, "cd" * 8, "loop")]
-    assert (sent[0].start_ns, sent[0].dur_ns) == (0, 1000 * (2 * loop.ROWS_OF_A_SPAN - 2) + 9)
+    assert (sent[0].start_ns, sent[0].dur_ns) == (0, 1000 * (2 * loop.ROWS_PER_SPAN - 2) + 9)
     there = arrived([*reversed(sent), spans("step A 0-10")[0]])
-    assert loop.take(there, "arrived") == 0
+    assert loop.add_received(there, "arrived") == 0
     assert steps_of(there) == steps_of(here)
 
 
@@ -514,14 +514,14 @@ def test_a_loop_that_is_sent_again_when_it_has_grown_counts_as_it_is_last(tmp_pa
         for each in order:
             table.create(there, "arrived")
             table.insert(there, "arrived", list(loop.spans(each, RUN)))
-            assert loop.take(there, "arrived") == 0
+            assert loop.add_received(there, "arrived") == 0
         assert steps_of(there) == steps_of(late)
 
 
 @pytest.mark.slow
 def test_the_parts_of_a_loop_may_be_taken_one_after_the_other_in_any_order(tmp_path: Path) -> None:
-    whole = stored(tmp_path / "late", *(row(step, 9) for step in range(3 * loop.ROWS_OF_A_SPAN)))
-    early = stored(tmp_path / "early", *(row(step, 9, samples=4) for step in range(loop.ROWS_OF_A_SPAN)))
+    whole = stored(tmp_path / "late", *(row(step, 9) for step in range(3 * loop.ROWS_PER_SPAN)))
+    early = stored(tmp_path / "early", *(row(step, 9, samples=4) for step in range(loop.ROWS_PER_SPAN)))
     parts = list(loop.spans(whole, RUN))
     assert len(parts) == 3
     for order in itertools.permutations(parts):
@@ -529,7 +529,7 @@ def test_the_parts_of_a_loop_may_be_taken_one_after_the_other_in_any_order(tmp_p
         for each in ([*loop.spans(early, RUN)], *([part] for part in order), [*parts, _without_rows(parts[0])]):
             table.create(there, "arrived")
             table.insert(there, "arrived", each)
-            assert loop.take(there, "arrived") == 0
+            assert loop.add_received(there, "arrived") == 0
         assert steps_of(there) == steps_of(whole)
 
 
@@ -540,7 +540,7 @@ def test_rows_of_a_rank_that_was_started_again_replace_all_rows_of_its_first_lif
     for each in (first, again):
         table.create(there, "arrived")
         table.insert(there, "arrived", list(loop.spans(each, RUN)))
-        assert loop.take(there, "arrived") == 0
+        assert loop.add_received(there, "arrived") == 0
     assert steps_of(there) == steps_of(again)
 
 
@@ -555,7 +555,7 @@ def test_rows_of_a_sender_that_counts_no_page_faults_arrive_without(tmp_path: Pa
     said = json.loads(json.loads(good.attributes or "")["xsp.loop"])
     del said["faults"], said["system_ns"]
     there = arrived([good._replace(attributes=json.dumps({"xsp.loop": json.dumps(said)}))])
-    assert loop.take(there, "arrived") == 0
+    assert loop.add_received(there, "arrived") == 0
     assert there.execute("SELECT step, faults, system_ns FROM loop").fetchall() == [(0, None, None)]
 
 
@@ -573,7 +573,7 @@ def test_rows_of_a_sender_that_counts_no_page_faults_arrive_without(tmp_path: Pa
 def test_a_span_that_holds_no_rows_of_the_loop_is_counted_and_left_out(tmp_path: Path, text: str | None) -> None:
     (good,) = loop.spans(stored(tmp_path, row(0, 9)), RUN)
     there = arrived([good, good._replace(span_id="ef" * 8, attributes=text)])
-    assert loop.take(there, "arrived") == 1
+    assert loop.add_received(there, "arrived") == 1
     assert len(steps_of(there)) == 1
 
 
@@ -599,16 +599,16 @@ def test_values_that_no_row_of_the_loop_has_are_left_out(tmp_path: Path, name: s
     said = json.loads(json.loads(good.attributes or "")["xsp.loop"])
     bad = good._replace(attributes=json.dumps({"xsp.loop": json.dumps({**said, name: [value]})}))
     there = arrived([bad])
-    assert loop.take(there, "arrived") == 1
+    assert loop.add_received(there, "arrived") == 1
     assert steps_of(there) == []
 
 
 def test_steady_steps_near_recorded_ones_widen_the_interval_downwards() -> None:
-    steps = [BareStep(step, 110.0 if step % 12 < 4 else 100.0, None, place=step % 12 + 1) for step in range(48)]
+    steps = [BareStep(step, 110.0 if step % 12 < 4 else 100.0, None, position=step % 12 + 1) for step in range(48)]
     assert settling_ns(steps) == pytest.approx(10 * 4 / 12)
-    assert settling_ns([each._replace(place=0) for each in steps]) == 0  # nothing tells which are near
-    rows = [BareStep(step, 110.0 if step % 12 < 4 else 100.0, None, place=step % 12 + 1) for step in range(24)]
-    rows += [BareStep(1000 * step, 100.0, None, place=100, steps=40) for step in range(1, 7)]
+    assert settling_ns([each._replace(position=0) for each in steps]) == 0  # nothing tells which are near
+    rows = [BareStep(step, 110.0 if step % 12 < 4 else 100.0, None, position=step % 12 + 1) for step in range(24)]
+    rows += [BareStep(1000 * step, 100.0, None, position=100, steps=40) for step in range(1, 7)]
     assert settling_ns(rows) == pytest.approx(10 * 8 / 264), "a row of many steps has as many that are far"
 
 

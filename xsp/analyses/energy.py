@@ -248,10 +248,10 @@ def _joules(
     if watts is None or iteration.mean_ns is None:
         return None, None
     joules = watts * iteration.mean_ns / 1e9
-    if watts_interval is None or iteration.ends is None:
+    if watts_interval is None or iteration.interval is None:
         return joules, None
     return joules, summary.product_interval(
-        (watts, watts_interval), (iteration.mean_ns / 1e9, _in_seconds(iteration.ends))
+        (watts, watts_interval), (iteration.mean_ns / 1e9, _in_seconds(iteration.interval))
     )
 
 

@@ -41,7 +41,7 @@ def ledger(trace: Trace) -> Table:
     outer_level = int(Level.APPLICATION)
     for rung in rungs:
         explained = _explained(trace, outer_level, rung.level)
-        added, bounds = rung.added_ns, rung.added
+        added, bounds = rung.added_ns, rung.added_interval
         why_null = _no_cost_per_span(rung)
         rows.append(
             (
@@ -70,9 +70,9 @@ def _no_cost_per_span(rung: Rung) -> str | None:
         return None
     if not rung.spans:
         return "no spans are added"
-    if rung.added is None:
+    if rung.added_interval is None:
         return "too few steps for an interval"
-    return None if rung.added.lo > 0 else "cannot be distinguished from noise"
+    return None if rung.added_interval.lo > 0 else "cannot be distinguished from noise"
 
 
 def _explained(trace: Trace, outer_level: int, level: int) -> float | None:

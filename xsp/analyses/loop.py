@@ -129,8 +129,8 @@ def _row(trace: Trace, iteration: Iteration, scope: str) -> tuple[Any, ...]:
     kind = _step_kind(trace, iteration)
     name, batch_source = (kind.name, kind.batch_source) if kind is not None else (None, None)
     if not iteration.is_known:
-        iteration = iteration._replace(mean_ns=None, ends=None, step_ns=None, data_ns=None, between_ns=None)
-    bounds = iteration.ends
+        iteration = iteration._replace(mean_ns=None, interval=None, step_ns=None, data_ns=None, between_ns=None)
+    bounds = iteration.interval
     return (
         scope, iteration.kind, name, iteration.steps, iteration.recorded, milliseconds(iteration.mean_ns),
         milliseconds(iteration.step_ns), milliseconds(iteration.data_ns), milliseconds(iteration.between_ns),

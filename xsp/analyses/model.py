@@ -16,13 +16,13 @@ from xsp.schema import Kind, Level
 from xsp.store.iterations import (
     BareStep,
     bare_interval,
-    count_of,
     disturbed_interval,
     disturbed_steps,
     iterations,
     mean_ns,
     percentile_ns,
     steady_steps,
+    step_count,
 )
 from xsp.store.trace import Trace
 
@@ -65,7 +65,7 @@ def model_information(trace: Trace) -> Table:
                 bounds.hi / 1e6 if bounds else None,
                 *(percentile_ns(steps, share) / 1e6 for share in (0.5, 0.9, 0.99)),
                 batch / mean * 1e9 if batch else None,
-                count_of(steps),
+                step_count(steps),
                 *loop_figures,
                 _source(trace) if batch else None,
             )
@@ -114,7 +114,7 @@ def _loop_figures(trace: Trace, batch: int | None) -> tuple[float | None, ...]:
     )
     if iteration is None or iteration.mean_ns is None or not iteration.is_known:
         return (None, None, None, None)
-    bounds = iteration.ends
+    bounds = iteration.interval
     return (
         iteration.mean_ns / 1e6,
         bounds.lo / 1e6 if bounds else None,

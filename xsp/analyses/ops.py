@@ -136,7 +136,7 @@ def operators(trace: Trace) -> Table:
     Without a device, the columns of device time are null, and rates are over `host_self_ms`, by which the rows are
     sorted. `flops` are those of the operators themselves, over all calls. Shapes are null if no step was described.
     """
-    selftimes.make(trace)
+    selftimes.create_table(trace)
     on_device = trace.has(Level.KERNEL)
     spent = _on_device(devices(trace) > 1) if on_device else _ON_HOST
     rate_columns = f"kernels, {_RATE_COLUMNS}, copies"

@@ -16,7 +16,7 @@ from xsp.analyses.contract import Table, analysis, milliseconds, values
 from xsp.schema import Kind, Level
 from xsp.store import selftimes
 from xsp.store.figures import own_rung
-from xsp.store.iterations import OF_ALIKE, UNDISTURBED, iterations
+from xsp.store.iterations import IS_ALIKE, UNDISTURBED, iterations
 from xsp.store.trace import Trace
 from xsp.store.views import NS
 
@@ -188,7 +188,7 @@ def _merged_phases(trace: Trace) -> tuple[list[Interval], dict[str, str]]:
         )
     for phase, condition in sides.items():
         if phase not in sources:
-            selftimes.make(trace)
+            selftimes.create_table(trace)
             intervals += _outermost_spans(
                 trace,
                 sources,
@@ -319,12 +319,12 @@ def _parts_of_loop(trace: Trace) -> list[_Part]:
             -- by steps, of which a row may have many: a row belongs to the part of its middle
             SELECT step, steps, start_ns,
                    floor({PARTS} * (sum(steps) OVER (ORDER BY step) - steps / 2) / sum(steps) OVER ()) AS part
-            FROM loop WHERE {OF_ALIKE}
+            FROM loop WHERE {IS_ALIKE}
         ), means AS (
             SELECT part, sum(u.steps * iteration_ns) / sum(u.steps) AS iteration_ns,
                    sum(u.steps * data_ns) / sum(u.steps) AS data_ns,
                    sum(u.steps * greatest(coalesce(before_ns, 0) - data_ns, 0)) / sum(u.steps) AS between_ns
-            FROM (SELECT * FROM undisturbed WHERE {OF_ALIKE}) u JOIN cut USING (step) GROUP BY part
+            FROM (SELECT * FROM undisturbed WHERE {IS_ALIKE}) u JOIN cut USING (step) GROUP BY part
         ), bounds AS (
             SELECT part, min(step) AS first, max(step + steps - 1) AS last, min(start_ns) AS start_ns,
                    sum(steps) AS steps

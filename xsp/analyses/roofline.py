@@ -28,7 +28,7 @@ from xsp.device import ceilings
 from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
-from xsp.store.views import WHOLE_NS, kernels
+from xsp.store.views import TOTAL_NS, kernels
 
 
 def _reason_without_points(trace: Trace) -> str | None:
@@ -120,7 +120,7 @@ def kernels_by_model(trace: Trace) -> Table:
     Without a device, `operators_ms` is the time of the outermost operators, and `covered_percent` the kernels' sum in
     percent of it: 100, or more if primitives ran at the same time. The rest of the step is Python and waiting.
     """
-    operators_ns = "NULL::DOUBLE" if trace.has(Level.KERNEL) else WHOLE_NS
+    operators_ns = "NULL::DOUBLE" if trace.has(Level.KERNEL) else TOTAL_NS
     return trace.sql(
         f"""
         WITH {common_tables(trace)}, {spread(trace)},

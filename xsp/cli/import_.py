@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     """Import the sources completely or not at all, and print what was lost."""
     from xsp.ingest import sources
 
-    runs = sources.import_whole(args.out, args.sources, args.overwrite, names=args.keep_names)
+    runs = sources.import_atomically(args.out, args.sources, args.overwrite, keep_names=args.keep_names)
     for path, content in runs.items():
         _print_source(path, content)
     return 0

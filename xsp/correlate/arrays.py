@@ -21,7 +21,7 @@ RULES: tuple[Rule | None, ...] = (
 )  # fmt: skip
 """The evidence for a parent, indexed by the number in `Parents.rule`."""
 
-CONTAINED, FOLLOWED, LAUNCHED, REPLAYED, EXTERNAL, EXPLICIT = range(1, 7)
+CONTAINMENT, SEQUENCE, CORRELATION, GRAPH, EXTERNAL, EXPLICIT = range(1, 7)
 
 PHASES = (None, "forward", "backward", "optimizer")
 """Phases, indexed by the number in `Spans.phase`; 0 means the phase of the parent span."""
@@ -47,7 +47,7 @@ class Sequences:
 class Launches:
     """Links between device work and the calls that launched it."""
 
-    seeks: Array
+    seeks_launch: Array
     """True for spans that take the parent of their launch: device work."""
 
     may_launch: Array
@@ -65,7 +65,7 @@ class Launches:
 class Allocations:
     """Memory allocations."""
 
-    is_one: Array
+    is_allocation: Array
     """True for an allocation, which never has children, even if the times suggest them."""
 
     size: Array
@@ -76,10 +76,10 @@ class Allocations:
 class Calls:
     """Library calls that may contain operators of the same collector, as gloo's calls do on their own threads."""
 
-    runs: Array
+    call_collector: Array
     """For such a call the number of its collector, from 1; 0 elsewhere."""
 
-    collector: Array
+    op_collector: Array
     """For an operator the number of its collector; 0 elsewhere."""
 
 
@@ -117,7 +117,7 @@ class Spans:
     start: Array
     end: Array
     level: Array
-    deepest: Array
+    max_outer_level: Array
     """Deepest level that a span containing this one may have."""
 
     process: Array
@@ -135,7 +135,7 @@ class Spans:
     phase: Array
     """Index in `PHASES`."""
 
-    counted: Array
+    figure_bits: Array
     """Bit mask of the sorts of figures that are known for the span itself."""
 
     launches: Launches | None = None
@@ -145,8 +145,8 @@ class Spans:
     """True if the source does not report the thread of the span, so that all threads are searched for its parent."""
 
     calls: Calls | None = None
-    named: NamedParents | None = None
-    parts: StepParts | None = None
+    named_parents: NamedParents | None = None
+    step_parts: StepParts | None = None
 
     def __len__(self) -> int:
         return len(self.number)
@@ -180,7 +180,7 @@ class Parents:
     enclosing: Array | None = None
     """The innermost span around each span on its thread, at any level; only if there are allocations."""
 
-    named_in: Array | None = None
+    outer_block: Array | None = None
     """For a user block: the user block that was open around it, which may be further out than the parent."""
 
     candidates: dict[int, list[int]] | None = None
@@ -192,7 +192,7 @@ def outer_first(spans: Spans, tolerance: int) -> Array:
 
     An operator's clock may date it just before the layer that it runs in, so operators are sorted `tolerance` later.
     """
-    begin = begins(spans, tolerance)
+    begin = sort_times(spans, tolerance)
     order = np.argsort(begin, kind="stable")
     ordered = begin[order]
     equal = ordered[1:] == ordered[:-1]
@@ -206,6 +206,6 @@ def outer_first(spans: Spans, tolerance: int) -> Array:
     return order
 
 
-def begins(spans: Spans, tolerance: int) -> Array:
+def sort_times(spans: Spans, tolerance: int) -> Array:
     """Return the start times that spans are sorted by."""
     return spans.start + np.where(spans.level >= Level.OP, tolerance, 0)

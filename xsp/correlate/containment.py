@@ -12,29 +12,29 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xsp.correlate.arrays import Array, Spans, begins
+from xsp.correlate.arrays import Array, Spans, sort_times
 from xsp.schema import Level
 
-_NEVER, _ALWAYS = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+_MIN_TIME, _MAX_TIME = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
-MOST_LATE = 400
+MAX_LATE_ROUNDS = 400
 """Maximum number of rounds in which a search skips spans that end late enough but begin too late to be around."""
 
 
 class _Query(NamedTuple):
     """The conditions that each span sets for a span around it; times in nanoseconds."""
 
-    end: Array
+    min_end: Array
     """Earliest end of the outer span."""
 
-    start: Array
+    max_start: Array
     """Latest start of the outer span."""
 
 
 class _Threads(NamedTuple):
     """Spans that may be around others, thread by thread. The last entry is a sentinel that is around everything."""
 
-    places: Array
+    indices: Array
     """Indices among all spans."""
 
     starts: Array
@@ -42,7 +42,7 @@ class _Threads(NamedTuple):
     previous: Array
     """Index of the previous span on the same thread; of the sentinel if there is none."""
 
-    before: Array
+    candidate: Array
     """Index of the nearest earlier span on the same thread that ends late enough to be around this one."""
 
 
@@ -72,31 +72,31 @@ def find_containers(spans: Spans, tolerance: int) -> Containers:
     """
     outer = np.full(len(spans), -1, np.int64)
     candidates: dict[int, list[int]] = {}
-    on_line, query = _conditions(spans, tolerance)
+    by_thread, query = _conditions(spans, tolerance)
     threadless = np.zeros(len(spans), bool) if spans.is_threadless is None else spans.is_threadless
     seekers = np.flatnonzero((spans.thread_index >= 0) | threadless)
-    members = on_line if spans.allocations is None else on_line[~spans.allocations.is_one[on_line]]
-    whole = _threads(spans, members, query) if spans.allocations is not None else None
+    members = by_thread if spans.allocations is None else by_thread[~spans.allocations.is_allocation[by_thread]]
+    all_threads = _threads(spans, members, query) if spans.allocations is not None else None
     for level, collector in _classes(spans, seekers):
-        fits = _may_hold(spans, members, level, collector)
-        threads = whole if whole is not None and fits.all() else _threads(spans, members[fits], query)
-        group = seekers[_may_ask(spans, seekers, level, collector)]
+        fits = _may_be_outer(spans, members, level, collector)
+        threads = all_threads if all_threads is not None and fits.all() else _threads(spans, members[fits], query)
+        group = seekers[_is_in_class(spans, seekers, level, collector)]
         on_threads = group[~threadless[group]]
-        outer[on_threads] = _around(spans, threads, on_threads, query)
+        outer[on_threads] = _innermost(spans, threads, on_threads, query)
         if len(on_threads) < len(group):
-            _roam(spans, threads, group[threadless[group]], query, tolerance, outer, candidates)
+            _search_all_threads(spans, threads, group[threadless[group]], query, tolerance, outer, candidates)
     enclosing = None
-    if whole is not None:
+    if all_threads is not None:
         enclosing = np.full(len(spans), -1, np.int64)
-        enclosing[on_line] = _around(spans, whole, on_line, query)
+        enclosing[by_thread] = _innermost(spans, all_threads, by_thread, query)
     return Containers(outer, enclosing, candidates)
 
 
 def _conditions(spans: Spans, tolerance: int) -> tuple[Array, _Query]:
     """Return the indices of the spans on threads, thread by thread, and the conditions for a span around each one."""
-    on_line = np.flatnonzero(spans.thread_index >= 0)
+    by_thread = np.flatnonzero(spans.thread_index >= 0)
     middle = (spans.start + spans.end) // 2
-    return on_line[np.argsort(spans.thread_index[on_line], kind="stable")], _Query(
+    return by_thread[np.argsort(spans.thread_index[by_thread], kind="stable")], _Query(
         np.maximum(middle, spans.end - tolerance), middle
     )
 
@@ -104,87 +104,89 @@ def _conditions(spans: Spans, tolerance: int) -> tuple[Array, _Query]:
 def _classes(spans: Spans, seekers: Array) -> list[tuple[int, int]]:
     """Return the classes of spans whose parents are found together: the deepest level around them, and the collector
     of calls that may be around operators."""
-    levels = [(level, 0) for level in np.unique(spans.deepest[seekers]).tolist()]
+    levels = [(level, 0) for level in np.unique(spans.max_outer_level[seekers]).tolist()]
     collectors = (
-        [] if spans.calls is None else [collector for collector in np.unique(spans.calls.runs).tolist() if collector]
+        []
+        if spans.calls is None
+        else [collector for collector in np.unique(spans.calls.call_collector).tolist() if collector]
     )
     return levels + [(int(Level.OP), collector) for collector in collectors]
 
 
-def _may_hold(spans: Spans, indices: Array, level: int, collector: int) -> Array:
+def _may_be_outer(spans: Spans, indices: Array, level: int, collector: int) -> Array:
     fits: Array = spans.level[indices] <= level
-    return fits | (spans.calls.runs[indices] == collector) if collector and spans.calls else fits
+    return fits | (spans.calls.call_collector[indices] == collector) if collector and spans.calls else fits
 
 
-def _may_ask(spans: Spans, indices: Array, level: int, collector: int) -> Array:
-    fits: Array = spans.deepest[indices] == level
+def _is_in_class(spans: Spans, indices: Array, level: int, collector: int) -> Array:
+    fits: Array = spans.max_outer_level[indices] == level
     if spans.calls is None or level != Level.OP:
         return fits
-    collectors = spans.calls.collector[indices]
-    inside: Array = (collectors > 0) & np.isin(collectors, spans.calls.runs)
-    return fits & inside & (collectors == collector) if collector else fits & ~inside
+    collectors = spans.calls.op_collector[indices]
+    in_call: Array = (collectors > 0) & np.isin(collectors, spans.calls.call_collector)
+    return fits & in_call & (collectors == collector) if collector else fits & ~in_call
 
 
-def _threads(spans: Spans, places: Array, query: _Query) -> _Threads:
-    count = len(places)
-    line, needed_end = spans.thread_index[places], query.end[places]
+def _threads(spans: Spans, indices: Array, query: _Query) -> _Threads:
+    count = len(indices)
+    thread, min_end = spans.thread_index[indices], query.min_end[indices]
     previous = np.arange(-1, count)
-    previous[:-1][np.concatenate(([True], line[1:] != line[:-1]))[:count]] = count
+    previous[:-1][np.concatenate(([True], thread[1:] != thread[:-1]))[:count]] = count
     previous[-1] = count
-    ends = np.append(spans.end[places], _ALWAYS)
-    before = previous.copy()
-    active = np.flatnonzero(ends[before[:-1]] < needed_end)
+    ends = np.append(spans.end[indices], _MAX_TIME)
+    candidate = previous.copy()
+    active = np.flatnonzero(ends[candidate[:-1]] < min_end)
     while active.size:
-        further = before[before[active]]
-        before[active] = further
-        active = active[ends[further] < needed_end[active]]
-    starts = np.append(spans.start[places], _NEVER)
-    return _Threads(np.append(places, -1), starts, ends, previous, before)
+        earlier = candidate[candidate[active]]
+        candidate[active] = earlier
+        active = active[ends[earlier] < min_end[active]]
+    starts = np.append(spans.start[indices], _MIN_TIME)
+    return _Threads(np.append(indices, -1), starts, ends, previous, candidate)
 
 
-def _last_before(spans: Spans, threads: _Threads, seekers: Array) -> Array:
+def _first_candidates(spans: Spans, threads: _Threads, seekers: Array) -> Array:
     """Return where each search begins: at the last candidate before the span on its thread, or at one further out."""
-    members = threads.places[:-1]
+    members = threads.indices[:-1]
     count = len(members)
     index_of = np.full(len(spans), -1, np.int64)
     index_of[members] = np.arange(count)
-    own_index = index_of[seekers]
-    first = threads.before[own_index]
-    outside = np.flatnonzero(own_index < 0)
+    seeker_index = index_of[seekers]
+    first = threads.candidate[seeker_index]
+    outside = np.flatnonzero(seeker_index < 0)
     if outside.size:
-        line = spans.thread_index[members].astype(np.int64)
-        keys = line * len(spans) + members
+        thread = spans.thread_index[members].astype(np.int64)
+        keys = thread * len(spans) + members
         outsiders = seekers[outside]
-        own_line = spans.thread_index[outsiders].astype(np.int64)
-        last = np.searchsorted(keys, own_line * len(spans) + outsiders) - 1
-        first[outside] = np.where((last >= 0) & (np.append(line, -1)[last] == own_line), last, count)
+        seeker_thread = spans.thread_index[outsiders].astype(np.int64)
+        previous = np.searchsorted(keys, seeker_thread * len(spans) + outsiders) - 1
+        first[outside] = np.where((previous >= 0) & (np.append(thread, -1)[previous] == seeker_thread), previous, count)
     return first
 
 
-def _around(spans: Spans, threads: _Threads, seekers: Array, query: _Query) -> Array:
+def _innermost(spans: Spans, threads: _Threads, seekers: Array, query: _Query) -> Array:
     """Return the index of the innermost span of `threads` around each span, on its thread; -1 if there is none."""
-    around: Array = threads.places[_search(threads, _last_before(spans, threads, seekers), seekers, query)]
-    return around
+    outer: Array = threads.indices[_search(threads, _first_candidates(spans, threads, seekers), seekers, query)]
+    return outer
 
 
 def _search(threads: _Threads, first: Array, seekers: Array, query: _Query) -> Array:
     """Return for each span the index in `threads` of the span around it, searching from `first`."""
     current = first
-    needed, start = query.end[seekers], query.start[seekers]
+    min_end, max_start = query.min_end[seekers], query.max_start[seekers]
     late_rounds = 0
-    active = np.flatnonzero((threads.ends[current] < needed) | (threads.starts[current] > start))
+    active = np.flatnonzero((threads.ends[current] < min_end) | (threads.starts[current] > max_start))
     while active.size:
         index = current[active]
-        ends_early = threads.ends[index] < needed[active]
+        ends_early = threads.ends[index] < min_end[active]
         late_rounds += not ends_early.all()
-        previous = threads.previous[index] if late_rounds <= MOST_LATE else len(threads.places) - 1
-        index = np.where(ends_early, threads.before[index], previous)
+        previous = threads.previous[index] if late_rounds <= MAX_LATE_ROUNDS else len(threads.indices) - 1
+        index = np.where(ends_early, threads.candidate[index], previous)
         current[active] = index
-        active = active[(threads.ends[index] < needed[active]) | (threads.starts[index] > start[active])]
+        active = active[(threads.ends[index] < min_end[active]) | (threads.starts[index] > max_start[active])]
     return current
 
 
-def _roam(
+def _search_all_threads(
     spans: Spans,
     threads: _Threads,
     seekers: Array,
@@ -194,19 +196,19 @@ def _roam(
     candidates: dict[int, list[int]],
 ) -> None:
     """Search all threads for the spans around those in `seekers`."""
-    members = threads.places[:-1]
+    members = threads.indices[:-1]
     if not members.size:
         return
-    line = spans.thread_index[members]
-    begin = begins(spans, tolerance)[members]
-    edges = np.flatnonzero(np.concatenate(([True], line[1:] != line[:-1], [True])))
-    offers = []
+    thread = spans.thread_index[members]
+    begin = sort_times(spans, tolerance)[members]
+    edges = np.flatnonzero(np.concatenate(([True], thread[1:] != thread[:-1], [True])))
+    outer_by_thread = []
     for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        last = low + np.searchsorted(begin[low:high], query.start[seekers] + tolerance, side="right") - 1
+        last = low + np.searchsorted(begin[low:high], query.max_start[seekers] + tolerance, side="right") - 1
         first = np.where(last >= low, last, len(members))
-        offers.append(threads.places[_search(threads, first, seekers, query)])
-    for seeker, offered in zip(seekers.tolist(), np.array(offers).T.tolist(), strict=True):
-        valid = [candidate for candidate in offered if candidate >= 0]
+        outer_by_thread.append(threads.indices[_search(threads, first, seekers, query)])
+    for seeker, outer_spans in zip(seekers.tolist(), np.array(outer_by_thread).T.tolist(), strict=True):
+        valid = [candidate for candidate in outer_spans if candidate >= 0]
         deepest = [candidate for candidate in valid if spans.level[candidate] >= Level.OP] or valid
         if len(deepest) == 1:
             outer[seeker] = deepest[0]

@@ -63,7 +63,7 @@ def correlate_columns(columns: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
     step = _Step(columns)
     order = outer_first(step.spans, TOLERANCE_NS)
     ordered = step.spans.take(order)
-    return step.finished(order, ordered, parents.find(ordered, TOLERANCE_NS))
+    return step.result_columns(order, ordered, parents.find(ordered, TOLERANCE_NS))
 
 
 def _rows(columns: Sequence[Sequence[Any]]) -> list[Span]:
@@ -83,16 +83,16 @@ def resolve(spans: Sequence[Span], serialised: Iterable[Span]) -> list[Span]:
     """
     serial = list(serialised)
     keys = {span.span_id: span.key for span in serial}
-    seen = {(keys[span.parent_id], *_what(span)) for span in serial if span.parent_id in keys}
+    serial_children = {(keys[span.parent_id], *_identity(span)) for span in serial if span.parent_id in keys}
     ids = {span.key: span.span_id for span in spans}
-    known = {span.span_id for span in spans}
+    span_ids = {span.span_id for span in spans}
     rows = []
     for span in spans:
         candidates = json.loads(span.attributes or "{}").get("candidates", [])
-        matches = [key for key in candidates if (key, *_what(span)) in seen and key in ids]
-        if span.parent_id not in known and len(matches) == 1:
+        matches = [key for key in candidates if (key, *_identity(span)) in serial_children and key in ids]
+        if span.parent_id not in span_ids and len(matches) == 1:
             span = span._replace(
-                parent_id=ids[matches[0]], parent_rule=Rule.SERIALISED.value, attributes=_what(span)[2]
+                parent_id=ids[matches[0]], parent_rule=Rule.SERIALISED.value, attributes=_identity(span)[2]
             )
         rows.append(span)
     if not rows:
@@ -100,10 +100,10 @@ def resolve(spans: Sequence[Span], serialised: Iterable[Span]) -> list[Span]:
     step = _Step(list(zip(*rows, strict=True)))
     order = outer_first(step.spans, TOLERANCE_NS)
     ordered = step.spans.take(order)
-    return _rows(step.finished(order, ordered, parents.as_named(ordered)))
+    return _rows(step.result_columns(order, ordered, parents.named_parents(ordered)))
 
 
-def _what(span: Span) -> tuple[str, str | None, str | None]:
+def _identity(span: Span) -> tuple[str, str | None, str | None]:
     """Return the identity of a span, independent of where it ran: name, type, and attributes without candidates."""
     attributes = json.loads(span.attributes or "{}")
     attributes.pop("candidates", None)
@@ -119,13 +119,13 @@ class _Step:
         device, thread = self._integers("device"), self._integers("thread")
         process, correlation = self._integers("process"), self._integers("correlation_id")
         kinds: dict[str, int] = {}
-        kind = np.array([kinds.setdefault(name, len(kinds)) for name in self._of("kind")])
+        kind = np.array([kinds.setdefault(name, len(kinds)) for name in self._column("kind")])
         is_alloc, is_user, is_step, is_backward, is_call = (
             kind == kinds.get(member, -1) for member in (Kind.ALLOC, Kind.USER, Kind.STEP, Kind.BACKWARD, Kind.CALL)
         )
         on_host = device == NONE
         replayed = (level == Level.LAYER) & (correlation != NONE)
-        seeks = ~is_alloc & (~on_host | replayed)
+        seeks_launch = ~is_alloc & (~on_host | replayed)
         lines: dict[tuple[int, int], int] = {}
         line = np.array([
             lines.setdefault(pair, len(lines)) if pair[1] != NONE and has_line else -1
@@ -133,7 +133,7 @@ class _Step:
                                     (on_host | is_alloc).tolist(), strict=True)
         ])  # fmt: skip
         self.on_host, self.is_alloc = on_host, is_alloc
-        self.phases: list[str | None] = list(dict.fromkeys([*PHASES, *self._of("phase")]))
+        self.phases: list[str | None] = list(dict.fromkeys([*PHASES, *self._column("phase")]))
         phase_indices = {phase: index for index, phase in enumerate(self.phases)}
         identity, self._codes = self._identities(level)
         self.spans = Spans(
@@ -141,28 +141,28 @@ class _Step:
             start=start,
             end=start + self._integers("dur_ns"),
             level=level,
-            deepest=np.where(is_user, np.maximum(level, Level.LAYER), level),
+            max_outer_level=np.where(is_user, np.maximum(level, Level.LAYER), level),
             process=process,
             thread_index=line,
             nesting=np.where(is_step, -1, np.maximum(self._integers("depth"), 0)),
             identity=identity,
-            phase=np.array([phase_indices[phase] for phase in self._of("phase")]),
-            counted=(self._integers("flops") != NONE).astype(np.int8),
-            launches=self._launches(seeks, on_host, replayed, correlation) if seeks.any() else None,
+            phase=np.array([phase_indices[phase] for phase in self._column("phase")]),
+            figure_bits=(self._integers("flops") != NONE).astype(np.int8),
+            launches=self._launches(seeks_launch, on_host, replayed, correlation) if seeks_launch.any() else None,
             sequences=self._sequences(lines, process),
             allocations=self._allocations() if is_alloc.any() else None,
             is_threadless=(thread == NONE) & on_host & ~replayed & ~is_alloc,
             calls=self._calls(level, is_call & (level == Level.LIBRARY)),
-            named=self._named(is_user),
-            parts=StepParts(is_step, is_backward),
+            named_parents=self._named_parents(is_user),
+            step_parts=StepParts(is_step, is_backward),
         )
 
-    def _of(self, name: str) -> Sequence[Any]:
+    def _column(self, name: str) -> Sequence[Any]:
         return self._columns[_FIELDS[name]]
 
     def _integers(self, name: str) -> Array:
         """Return a column as integers; `NONE` for unknown values."""
-        values = self._of(name)
+        values = self._column(name)
         if values[0] is None and values.count(None) == len(values):
             return np.full(len(values), NONE, np.int64)
         return np.array([NONE if value is None else value for value in values] if None in values else values, np.int64)
@@ -171,7 +171,7 @@ class _Step:
         """Return the index of each span's identity among the codes, and the codes."""
         identities: dict[tuple[int, str, str, str | None], int] = {}
         op = int(Level.OP)
-        columns = level.tolist(), self._of("kind"), self._of("name"), self._of("phase")
+        columns = level.tolist(), self._column("kind"), self._column("name"), self._column("phase")
         identity = [
             identities.setdefault((depth, kind, name, phase if depth >= op else None), len(identities))
             for depth, kind, name, phase in zip(*columns, strict=True)
@@ -179,16 +179,16 @@ class _Step:
         codes = [_code((depth, str(kind), name, phase)) for depth, kind, name, phase in identities]
         return np.array(identity), np.array(codes, np.uint64)
 
-    def _launches(self, seeks: Array, on_host: Array, replayed: Array, correlation: Array) -> Launches:
-        graph = np.array(["GraphLaunch" in name for name in self._of("name")]) & on_host
-        return Launches(seeks, on_host & ~replayed & ~self.is_alloc, correlation, graph)
+    def _launches(self, seeks_launch: Array, on_host: Array, replayed: Array, correlation: Array) -> Launches:
+        graph = np.array(["GraphLaunch" in name for name in self._column("name")]) & on_host
+        return Launches(seeks_launch, on_host & ~replayed & ~self.is_alloc, correlation, graph)
 
     def _sequences(self, lines: dict[tuple[int, int], int], process: Array) -> Sequences | None:
         number, forward = self._integers("sequence_nr"), self._integers("forward_thread")
         if not (number != NONE).any():
             return None
         backward = forward != NONE
-        unlinked = ~backward & np.array([phase == "backward" for phase in self._of("phase")])
+        unlinked = ~backward & np.array([phase == "backward" for phase in self._column("phase")])
         threads = zip(process.tolist(), forward.tolist(), strict=True)
         return Sequences(
             np.where(unlinked, NONE, number), backward, np.array([lines.get(pair, -2) for pair in threads])
@@ -203,26 +203,26 @@ class _Step:
         if not calls.any():
             return None
         numbers: dict[str | None, int] = {None: 0}
-        collector = np.array([numbers.setdefault(name, len(numbers)) for name in self._of("collector")])
+        collector = np.array([numbers.setdefault(name, len(numbers)) for name in self._column("collector")])
         return Calls(np.where(calls, collector, 0), np.where(level == Level.OP, collector, 0))
 
-    def _named(self, is_user: Array) -> NamedParents | None:
-        if not any(self._of("parent_id")):
+    def _named_parents(self, is_user: Array) -> NamedParents | None:
+        if not any(self._column("parent_id")):
             return None
-        ids = {span_id: index for index, span_id in enumerate(self._of("span_id")) if span_id is not None}
-        parent = [-1 if parent_id is None else ids.get(parent_id, -2) for parent_id in self._of("parent_id")]
-        rule = [_NUMBERS[text] or EXPLICIT for text in map(_text, self._of("parent_rule"))]
+        ids = {span_id: index for index, span_id in enumerate(self._column("span_id")) if span_id is not None}
+        parent = [-1 if parent_id is None else ids.get(parent_id, -2) for parent_id in self._column("parent_id")]
+        rule = [_NUMBERS[text] or EXPLICIT for text in map(_text, self._column("parent_rule"))]
         return NamedParents(np.array(parent), np.array(rule, np.int8), is_user)
 
-    def finished(self, order: Array, spans: Spans, found: Parents) -> list[Sequence[Any]]:
+    def result_columns(self, order: Array, spans: Spans, tree: Parents) -> list[Sequence[Any]]:
         """Return the columns, parents first, with identities, keys, phases, layer numbers and operations counted once.
 
         Args:
             order: row of each span, in the order of `spans`.
             spans: sorted by `outer_first`.
-            found: their parents.
+            tree: their parents.
         """
-        derived = inherit(spans, found, self._codes)
+        derived = inherit(spans, tree, self._codes)
         indices = derived.order[~self.is_alloc[order[derived.order]]]
         if not indices.size:
             return []
@@ -230,41 +230,44 @@ class _Step:
         pick = itemgetter(*rows) if len(rows) > 1 else lambda values: (values[rows[0]],)
         columns: list[Sequence[Any]] = [pick(values) for values in self._columns]
 
-        def of(name: str) -> Sequence[Any]:
+        def column(name: str) -> Sequence[Any]:
             return columns[_FIELDS[name]]
 
         new_ids = iter(_identifiers(len(rows)))
-        ids = [next(new_ids) if span_id is None else span_id for span_id in of("span_id")]
+        ids = [next(new_ids) if span_id is None else span_id for span_id in column("span_id")]
         ids_by_index = dict(zip(indices.tolist(), ids, strict=True))
         ids_by_index[-1] = None
         is_layers, layer_counts = (spans.level[indices] == Level.LAYER).tolist(), derived.layers[indices].tolist()
-        parent, layer = found.parent[indices].tolist(), derived.layer[indices].tolist()
+        parent, layer = tree.parent[indices].tolist(), derived.layer[indices].tolist()
         keys = [f"{key:016x}" for key in derived.key.tolist()]
         deep = (spans.level[indices] > Level.MODEL).tolist()
-        phases = zip(of("phase"), derived.phase[indices].tolist(), deep, strict=True)
-        counted = derived.counted[indices].tolist()
+        phases = zip(column("phase"), derived.phase[indices].tolist(), deep, strict=True)
+        inner_bits = derived.inner_figure_bits[indices].tolist()
         changed = {
             "span_id": ids,
             "parent_id": [
-                ids_by_index[up] if up >= 0 else own for up, own in zip(parent, of("parent_id"), strict=True)
+                ids_by_index[outer] if outer >= 0 else parent_id
+                for outer, parent_id in zip(parent, column("parent_id"), strict=True)
             ],
-            "parent_rule": [_RULE_NAMES[rule] for rule in found.rule[indices].tolist()],
-            "phase": [self.phases[above] if below else own for own, above, below in phases],
+            "parent_rule": [_RULE_NAMES[rule] for rule in tree.rule[indices].tolist()],
+            "phase": [self.phases[inherited] if is_deep else phase for phase, inherited, is_deep in phases],
             "key": [keys[index] for index in indices.tolist()],
             "layer_index": [None if index < 0 else index for index in derived.layer_index[indices].tolist()],
             "depth": [
-                count - 1 if own is None and is_layer and up >= 0 else own
-                for own, is_layer, up, count in zip(of("depth"), is_layers, parent, layer_counts, strict=True)
+                count - 1 if depth is None and is_layer and outer >= 0 else depth
+                for depth, is_layer, outer, count in zip(column("depth"), is_layers, parent, layer_counts, strict=True)
             ],
             "layer_id": [ids_by_index[index] for index in layer],
             "grade": [
                 None if device is None else _UNKNOWN if index < 0 else _INFERRED if weak else _EXACT
-                for device, index, weak in zip(of("device"), layer, derived.is_weak[indices].tolist(), strict=True)
+                for device, index, weak in zip(column("device"), layer, derived.is_weak[indices].tolist(), strict=True)
             ],
             "alloc_bytes": self._allocated(spans, derived.allocated, indices),
-            "flops": [None if inside else own for own, inside in zip(of("flops"), counted, strict=True)],
-            "flops_source": [None if inside else own for own, inside in zip(of("flops_source"), counted, strict=True)],
-            "attributes": self._attributes(indices, found, keys, of("kind"), of("attributes")),
+            "flops": [None if inner else flops for flops, inner in zip(column("flops"), inner_bits, strict=True)],
+            "flops_source": [
+                None if inner else source for source, inner in zip(column("flops_source"), inner_bits, strict=True)
+            ],
+            "attributes": self._attributes(indices, tree, keys, column("kind"), column("attributes")),
         }
         for name, values in changed.items():
             columns[_FIELDS[name]] = values
@@ -273,11 +276,11 @@ class _Step:
     def _allocated(self, spans: Spans, allocated: Array, indices: Array) -> list[int | None]:
         """Return the bytes of each span on a thread whose allocations are known."""
         if spans.allocations is None:
-            values = self._of("alloc_bytes")
+            values = self._column("alloc_bytes")
             return [values[number] for number in spans.number[indices].tolist()]
         devices = self.is_alloc & ~self.on_host
-        counting = devices if devices.any() else self.is_alloc
-        lines = set(spans.thread_index[counting[spans.number]].tolist()) - {-1}
+        counted = devices if devices.any() else self.is_alloc
+        lines = set(spans.thread_index[counted[spans.number]].tolist()) - {-1}
         return [
             size if line in lines else None
             for size, line in zip(allocated[indices].tolist(), spans.thread_index[indices].tolist(), strict=True)
@@ -286,7 +289,7 @@ class _Step:
     def _attributes(
         self,
         indices: Array,
-        found: Parents,
+        tree: Parents,
         keys: Sequence[str],
         kinds: Sequence[str],
         attributes: Sequence[str | None],
@@ -294,14 +297,14 @@ class _Step:
         """Return the attributes; add the keys of candidates, and to the step the devices that `alloc_bytes` covers."""
         attributes = list(attributes)
         devices = sorted(
-            {int(device) for device in np.array(self._of("device"), object)[self.is_alloc & ~self.on_host]}
+            {int(device) for device in np.array(self._column("device"), object)[self.is_alloc & ~self.on_host]}
         )
         for row, kind in enumerate(kinds if devices else ()):
             if kind == Kind.STEP:
                 attributes[row] = json.dumps({**json.loads(attributes[row] or "{}"), "alloc_devices": devices})
-        if found.candidates:
+        if tree.candidates:
             rows = {index: row for row, index in enumerate(indices.tolist())}
-            for index, candidates in found.candidates.items():
+            for index, candidates in tree.candidates.items():
                 content = json.loads(attributes[rows[index]] or "{}")
                 attributes[rows[index]] = json.dumps(
                     {**content, "candidates": [keys[candidate] for candidate in candidates]}
@@ -318,12 +321,12 @@ def _text(value: str | None) -> str | None:
 
 
 @lru_cache(maxsize=1 << 16)
-def _code(what: tuple[int, str, str, str | None]) -> int:
+def _code(identity: tuple[int, str, str, str | None]) -> int:
     """Return a 64-bit hash of a span's identity: level, kind, name and, from the operator level down, phase."""
-    return int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(repr(identity).encode(), digest_size=8).digest(), "little")
 
 
 def _identifiers(count: int) -> list[str]:
     # not from `random`: if this runs inside the measured program, its state belongs to that program
     digits = os.urandom(8 * count).hex()
-    return [digits[16 * place : 16 * place + 16] for place in range(count)]
+    return [digits[16 * index : 16 * index + 16] for index in range(count)]

@@ -16,40 +16,41 @@ BATCH = 1 << 16
 """Maximum number of rows that are held in Python at a time."""
 
 
-def price_operators(con: duckdb.DuckDBPyConnection) -> None:
-    """Make the table `priced`: operations and traffic of operators from their shapes, computed once per distinct op."""
-    con.execute(f"CREATE OR REPLACE TEMP TABLE results AS {_RESULTS}")
-    identity = "name, input_shapes, dtypes, scalars, result"
+def create_operator_figures(con: duckdb.DuckDBPyConnection) -> None:
+    """Make the table `operator_figures`: operations and traffic from shapes, computed once per distinct operator."""
+    con.execute(f"CREATE OR REPLACE TEMP TABLE output_shapes AS {_OUTPUT_SHAPES}")
+    identity = "name, input_shapes, dtypes, scalars, output_shape"
     rows = con.execute(
-        f"SELECT DISTINCT {identity} FROM raw_spans LEFT JOIN results USING (number) "
+        f"SELECT DISTINCT {identity} FROM raw_spans LEFT JOIN output_shapes USING (number) "
         f"WHERE kind = '{Kind.OP}' AND name IS NOT NULL AND input_shapes IS NOT NULL AND flops IS NULL"
     ).fetchall()
     con.execute(
-        "CREATE OR REPLACE TABLE counted (name VARCHAR, input_shapes VARCHAR, dtypes VARCHAR, scalars VARCHAR, "
-        "result VARCHAR, flops BIGINT, read_bytes BIGINT, write_bytes BIGINT)"
+        "CREATE OR REPLACE TABLE distinct_figures (name VARCHAR, input_shapes VARCHAR, dtypes VARCHAR, "
+        "scalars VARCHAR, output_shape VARCHAR, flops BIGINT, read_bytes BIGINT, write_bytes BIGINT)"
     )
-    counted = (row + figures for row, figures in ((row, _figures(*row)) for row in rows) if any(figures))
-    while batch := list(islice(counted, BATCH)):
+    distinct_figures = (row + figures for row, figures in ((row, _figures(*row)) for row in rows) if any(figures))
+    while batch := list(islice(distinct_figures, BATCH)):
         columns = [list(column) for column in zip(*batch, strict=True)]
         con.execute(
-            "INSERT INTO counted SELECT unnest($1::VARCHAR[]), unnest($2::VARCHAR[]), unnest($3::VARCHAR[]), "
+            "INSERT INTO distinct_figures SELECT unnest($1::VARCHAR[]), unnest($2::VARCHAR[]), unnest($3::VARCHAR[]), "
             "unnest($4::VARCHAR[]), unnest($5::VARCHAR[]), unnest($6::BIGINT[]), unnest($7::BIGINT[]), "
             "unnest($8::BIGINT[])",
             columns,
         )
     con.execute(
         f"""
-        CREATE OR REPLACE TABLE priced AS
-        SELECT raw_spans.number, counted.flops, counted.read_bytes, counted.write_bytes
-        FROM raw_spans LEFT JOIN results USING (number)
-        JOIN counted ON raw_spans.name = counted.name AND raw_spans.input_shapes = counted.input_shapes
-            AND raw_spans.dtypes IS NOT DISTINCT FROM counted.dtypes
-            AND raw_spans.scalars IS NOT DISTINCT FROM counted.scalars
-            AND results.result IS NOT DISTINCT FROM counted.result
+        CREATE OR REPLACE TABLE operator_figures AS
+        SELECT raw_spans.number, distinct_figures.flops, distinct_figures.read_bytes, distinct_figures.write_bytes
+        FROM raw_spans LEFT JOIN output_shapes USING (number)
+        JOIN distinct_figures ON raw_spans.name = distinct_figures.name
+            AND raw_spans.input_shapes = distinct_figures.input_shapes
+            AND raw_spans.dtypes IS NOT DISTINCT FROM distinct_figures.dtypes
+            AND raw_spans.scalars IS NOT DISTINCT FROM distinct_figures.scalars
+            AND output_shapes.output_shape IS NOT DISTINCT FROM distinct_figures.output_shape
         WHERE raw_spans.kind = '{Kind.OP}' AND raw_spans.flops IS NULL
         """
     )
-    for name in ("counted", "results"):
+    for name in ("distinct_figures", "output_shapes"):
         con.execute(f"DROP TABLE {name}")
 
 
@@ -59,13 +60,13 @@ _CONVOLUTION = (
 )
 _BACKWARD = r"^aten::\w+_convolution_backward$"
 
-_RESULTS = rf"""
-    WITH bare AS (
+_OUTPUT_SHAPES = rf"""
+    WITH convolutions AS (
         SELECT number, name, process, thread, start_ns, start_ns + dur_ns AS end_ns, sequence_nr,
                input_shapes
         FROM raw_spans WHERE {_CONVOLUTION} AND contains(name, 'conv')
     ), forward AS (
-        SELECT name, process, thread, sequence_nr, any_value(number) AS number FROM bare
+        SELECT name, process, thread, sequence_nr, any_value(number) AS number FROM convolutions
         WHERE sequence_nr IS NOT NULL AND NOT contains(name, 'ackward') GROUP BY ALL HAVING count(*) = 1
     ), gradients AS (
         SELECT process, forward_thread AS thread, sequence_nr, any_value(input_shapes) AS input_shapes
@@ -73,20 +74,21 @@ _RESULTS = rf"""
             AND forward_thread IS NOT NULL AND regexp_matches(name, '^\w*Conv\w*Backward\d*$')
             AND input_shapes IS NOT NULL
         GROUP BY ALL HAVING count(*) = 1
-    ), around AS (
-        SELECT process, thread, start_ns, end_ns, input_shapes FROM bare WHERE regexp_matches(name, '{_BACKWARD}')
-    ), inside AS (
-        SELECT number, name, process, thread, start_ns, end_ns FROM bare
+    ), outer_ops AS (
+        SELECT process, thread, start_ns, end_ns, input_shapes FROM convolutions
+        WHERE regexp_matches(name, '{_BACKWARD}')
+    ), inner_ops AS (
+        SELECT number, name, process, thread, start_ns, end_ns FROM convolutions
         WHERE regexp_matches(name, '^aten::\w+_convolution_backward_(input|weights?)$')
     )
-    SELECT number, CAST(json_extract(gradients.input_shapes, '$[0]') AS VARCHAR) AS result
+    SELECT number, CAST(json_extract(gradients.input_shapes, '$[0]') AS VARCHAR) AS output_shape
     FROM forward JOIN gradients USING (process, thread, sequence_nr)
     UNION ALL
-    SELECT number, CAST(json_extract(around.input_shapes,
+    SELECT number, CAST(json_extract(outer_ops.input_shapes,
                CASE WHEN contains(name, 'weight') THEN '$[2]' ELSE '$[0]' END) AS VARCHAR)
-    FROM inside ASOF JOIN around ON around.process = inside.process AND around.thread = inside.thread
-        AND around.start_ns <= inside.start_ns
-    WHERE inside.end_ns <= around.end_ns
+    FROM inner_ops ASOF JOIN outer_ops ON outer_ops.process = inner_ops.process AND outer_ops.thread = inner_ops.thread
+        AND outer_ops.start_ns <= inner_ops.start_ns
+    WHERE inner_ops.end_ns <= outer_ops.end_ns
 """
 """Output shapes of convolutions that state no options, taken from other operators (before 2022 PyTorch's profiler wrote
 no options). The output of a forward convolution has the shape of the gradient that enters the backward node with the
@@ -94,7 +96,7 @@ same sequence number; the gradients of input and weight have the shapes of input
 
 
 def _figures(
-    name: str, shapes: str, dtypes: str | None, scalars: str | None, result: str | None
+    name: str, shapes: str, dtypes: str | None, scalars: str | None, output_shape: str | None
 ) -> tuple[int | None, ...]:
     """Return operations, bytes read and bytes written of an operator; None for values that its inputs do not give."""
     try:
@@ -103,15 +105,16 @@ def _figures(
         return None, None, None
     if not all(isinstance(argument, list) for argument in arguments):
         return None, None, None
-    shape = json.loads(result) if result else None
-    moved = traffic(name, arguments[0], arguments[1], arguments[2], shape)
-    read, written = moved if moved is not None else (None, None)
+    shape = json.loads(output_shape) if output_shape else None
+    byte_counts = traffic(name, arguments[0], arguments[1], arguments[2], shape)
+    read_bytes, write_bytes = byte_counts if byte_counts is not None else (None, None)
     return tuple(
-        _held(figure) for figure in (flops(name, arguments[0], arguments[2], arguments[1], shape), read, written)
+        _storable(figure)
+        for figure in (flops(name, arguments[0], arguments[2], arguments[1], shape), read_bytes, write_bytes)
     )
 
 
-def _held(value: int | None) -> int | None:
+def _storable(value: int | None) -> int | None:
     """Return a count if it fits the table's column, else None: shapes from a file may be arbitrarily large."""
     return value if value is not None and 0 <= value < 2**63 else None
 
@@ -121,20 +124,20 @@ def assign_figures(con: duckdb.DuckDBPyConnection) -> None:
     con.execute(
         f"""
         CREATE OR REPLACE TABLE figures AS
-        WITH known AS (
-            SELECT raw_spans.*, priced.flops AS counted_flops, read_bytes, write_bytes
-            FROM raw_spans LEFT JOIN priced USING (number)
+        WITH candidates AS (
+            SELECT raw_spans.*, operator_figures.flops AS counted_flops, read_bytes, write_bytes
+            FROM raw_spans LEFT JOIN operator_figures USING (number)
             WHERE raw_spans.flops IS NOT NULL OR dram_read_bytes IS NOT NULL OR dram_write_bytes IS NOT NULL
-                OR priced.number IS NOT NULL
-        ), launching AS (
-            SELECT DISTINCT parent AS number FROM down JOIN raw_spans USING (number)
-            WHERE raw_spans.kind = '{Kind.KERNEL}' AND parent IN (SELECT number FROM known)
+                OR operator_figures.number IS NOT NULL
+        ), launchers AS (
+            SELECT DISTINCT parent AS number FROM derived JOIN raw_spans USING (number)
+            WHERE raw_spans.kind = '{Kind.KERNEL}' AND parent IN (SELECT number FROM candidates)
         )
         SELECT number, {", ".join(f"{value} AS {name}" for name, value in FIGURES.items())}
-        FROM known JOIN down USING (number) LEFT JOIN launching USING (number)
+        FROM candidates JOIN derived USING (number) LEFT JOIN launchers USING (number)
         """
     )
-    con.execute("DROP TABLE priced")
+    con.execute("DROP TABLE operator_figures")
 
 
 def _from_shapes(sort: str, columns: Mapping[str, str]) -> dict[str, str]:
@@ -148,14 +151,14 @@ def _from_shapes(sort: str, columns: Mapping[str, str]) -> dict[str, str]:
         columns: the figures from shapes, by the columns of the table that they are for.
     """
     first, estimate = next(iter(columns.items()))
-    counts = f"(NOT down.{sort} OR launching.number IS NOT NULL)"
+    counts = f"(NOT derived.{sort} OR launchers.number IS NOT NULL)"
     return {
         **{
-            name: f"CASE WHEN {counts} THEN coalesce(known.{name}, {estimate}) END"
+            name: f"CASE WHEN {counts} THEN coalesce(candidates.{name}, {estimate}) END"
             for name, estimate in columns.items()
         },
-        f"{sort}_source": f"CASE WHEN {counts} THEN CASE WHEN known.{first} IS NULL AND {estimate} IS NOT NULL "
-        f"THEN 'shapes' ELSE known.{sort}_source END END",
+        f"{sort}_source": f"CASE WHEN {counts} THEN CASE WHEN candidates.{first} IS NULL AND {estimate} IS NOT NULL "
+        f"THEN 'shapes' ELSE candidates.{sort}_source END END",
     }
 
 

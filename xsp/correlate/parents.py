@@ -18,13 +18,13 @@ import numpy as np
 
 from xsp.correlate.arrays import (
     BACKWARD,
-    CONTAINED,
+    CONTAINMENT,
+    CORRELATION,
     EXPLICIT,
     EXTERNAL,
-    FOLLOWED,
-    LAUNCHED,
+    GRAPH,
     NONE,
-    REPLAYED,
+    SEQUENCE,
     Array,
     Launches,
     NamedParents,
@@ -43,10 +43,10 @@ def find(spans: Spans, tolerance: int, root: int = -1) -> Parents:
     Args:
         spans: sorted by `outer_first`.
         tolerance: nanoseconds by which a span may extend beyond the span around it.
-        root: index of the span around all others on threads: the step that stands for a whole trace; -1 if none.
+        root: index of the span around all others on threads: the step that represents a whole trace; -1 if none.
     """
     parent, enclosing, candidates = find_containers(spans, tolerance)
-    rule = np.where(parent >= 0, CONTAINED, 0).astype(np.int8)
+    rule = np.where(parent >= 0, CONTAINMENT, 0).astype(np.int8)
     parents = Parents(parent, rule, enclosing, candidates=candidates)
     if spans.sequences is not None:
         _follow_sequence_numbers(spans, spans.sequences, parent, rule)
@@ -54,24 +54,24 @@ def find(spans: Spans, tolerance: int, root: int = -1) -> Parents:
     if root >= 0:
         orphans = (parent < 0) & (spans.thread_index >= 0)
         orphans[root] = False
-        parent[orphans], rule[orphans] = root, CONTAINED
+        parent[orphans], rule[orphans] = root, CONTAINMENT
         if enclosing is not None:
             enclosing[(enclosing < 0) & (spans.thread_index >= 0)] = root
     if spans.launches is not None:
         _follow_launches(spans, spans.launches, parent, rule)
-    if spans.named is not None:
-        _adopt_named(spans, spans.named, parents)
-    if spans.parts is not None:
-        _attach_to_step(spans, spans.parts, parents, tolerance)
+    if spans.named_parents is not None:
+        _apply_named(spans, spans.named_parents, parents)
+    if spans.step_parts is not None:
+        _attach_to_step(spans, spans.step_parts, parents, tolerance)
     return parents
 
 
-def as_named(spans: Spans) -> Parents:
+def named_parents(spans: Spans) -> Parents:
     """Return only the parents that are named."""
     parents = Parents(np.full(len(spans), -1), np.zeros(len(spans), np.int8))
-    if spans.named is not None:
-        _adopt_named(spans, spans.named, parents)
-    parents.named_in = None
+    if spans.named_parents is not None:
+        _apply_named(spans, spans.named_parents, parents)
+    parents.outer_block = None
     return parents
 
 
@@ -89,14 +89,14 @@ def depths(parent: Array) -> Array:
 
 
 def _limit_depth(parent: Array) -> None:
-    """Attach spans nested deeper than `DEEPEST`, which no program reaches, to their ancestor at that limit."""
+    """Attach spans nested deeper than `MAX_NESTING`, which no program reaches, to their ancestor at that limit."""
     depth = depths(parent)
     if not len(depth) or depth.max() <= MAX_NESTING:
         return
-    above = np.where(depth < MAX_NESTING, np.arange(len(depth)), parent)
-    while (above != above[above]).any():
-        above = above[above]
-    parent[depth > MAX_NESTING] = above[depth > MAX_NESTING]
+    ancestor = np.where(depth < MAX_NESTING, np.arange(len(depth)), parent)
+    while (ancestor != ancestor[ancestor]).any():
+        ancestor = ancestor[ancestor]
+    parent[depth > MAX_NESTING] = ancestor[depth > MAX_NESTING]
 
 
 # --- sequence numbers -------------------------------------------------------------------------------------
@@ -109,32 +109,32 @@ def _follow_sequence_numbers(spans: Spans, sequences: Sequences, parent: Array, 
     number; the last of them to begin before the backward op created the node. A frame inside a frame with another
     number (of a checkpoint) follows its own number.
     """
-    known = sequences.number != NONE
-    frames = known & sequences.backward
+    numbered = sequences.number != NONE
+    frames = numbered & sequences.backward
     inner = frames & (parent >= 0) & frames[parent] & (sequences.number[parent] == sequences.number)
     followers = np.flatnonzero(frames & ~inner)
     if not followers.size:
         return
-    creators = _creators(spans, sequences, np.flatnonzero(known & ~sequences.backward), followers, parent, frames)
-    stops = spans.level < Level.OP
-    follows = np.zeros(len(spans), bool)
-    follows[followers] = True
-    targets = _first_above(creators, parent, stops | follows)
-    otherwise = _first_above(parent[followers], parent, stops | follows)
+    creators = _creators(spans, sequences, np.flatnonzero(numbered & ~sequences.backward), followers, parent, frames)
+    is_stop = spans.level < Level.OP
+    is_follower = np.zeros(len(spans), bool)
+    is_follower[followers] = True
+    targets = _nearest_stop(creators, parent, is_stop | is_follower)
+    fallbacks = _nearest_stop(parent[followers], parent, is_stop | is_follower)
     redirects: dict[int, int] = {}
     for follower, target, outer, container in zip(
-        followers.tolist(), targets.tolist(), otherwise.tolist(), parent[followers].tolist(), strict=True
+        followers.tolist(), targets.tolist(), fallbacks.tolist(), parent[followers].tolist(), strict=True
     ):
         while target in redirects:
             target = redirects[target]
         is_moved = target >= 0 and (container < 0 or spans.level[target] == Level.LAYER)
         if is_moved:
-            parent[follower], rule[follower] = target, FOLLOWED
-        if not stops[follower]:
+            parent[follower], rule[follower] = target, SEQUENCE
+        if not is_stop[follower]:
             redirects[follower] = target if is_moved else outer
 
 
-def _first_above(first: Array, parent: Array, stops: Array) -> Array:
+def _nearest_stop(first: Array, parent: Array, stops: Array) -> Array:
     """Return for each index the nearest span in `stops`: the span itself or an ancestor; -1 if there is none."""
     nearest: Array = first.copy()
     active = np.flatnonzero((nearest >= 0) & ~stops[nearest])
@@ -151,14 +151,14 @@ def _creators(
     numbers = _distinct(sequences.number[creators])
     creator_number = np.searchsorted(numbers, sequences.number[creators])
     number = _index(numbers, sequences.number[followers])
-    line = sequences.forward[followers].astype(np.int64)
-    if (line == -1).any():
+    thread = sequences.forward[followers].astype(np.int64)
+    if (thread == -1).any():
         outermost = (parent[creators] < 0) | ~frames[parent[creators]]
-        only_line = _only_lines(spans, creators[outermost], creator_number[outermost], followers, number)
-        line = np.where(line == -1, only_line, line)
+        unique_thread = _unique_threads(spans, creators[outermost], creator_number[outermost], followers, number)
+        thread = np.where(thread == -1, unique_thread, thread)
     pairs, creator_pair = np.unique(spans.thread_index[creators] * len(numbers) + creator_number, return_inverse=True)
-    pair = np.where((line >= 0) & (number >= 0), _index(pairs, line * len(numbers) + number), -1)
-    return _last(creator_pair, creators, pair, followers, len(spans))
+    pair = np.where((thread >= 0) & (number >= 0), _index(pairs, thread * len(numbers) + number), -1)
+    return _last_of_group(creator_pair, creators, pair, followers, len(spans))
 
 
 def _distinct(values: Array) -> Array:
@@ -166,40 +166,40 @@ def _distinct(values: Array) -> Array:
     return np.unique(values, return_index=True)[0]
 
 
-def _index(ordered: Array, wanted: Array) -> Array:
+def _index(ordered: Array, values: Array) -> Array:
     """Return the index of each value in a sorted array; -1 if it is missing."""
     if not len(ordered):
-        return np.full(len(wanted), -1, np.int64)
-    index = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
-    return np.where(ordered[index] == wanted, index, -1)
+        return np.full(len(values), -1, np.int64)
+    index = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    return np.where(ordered[index] == values, index, -1)
 
 
-def _last(groups: Array, places: Array, group: Array, queries: Array, count: int) -> Array:
+def _last_of_group(groups: Array, members: Array, group: Array, queries: Array, count: int) -> Array:
     """Return for each query the last place of its `group` before the place in `queries`; -1 if there is none."""
-    if not len(places):
+    if not len(members):
         return np.full(len(queries), -1, np.int64)
-    ordered = np.sort(groups * count + places)
+    ordered = np.sort(groups * count + members)
     last = np.searchsorted(ordered, group * count + queries) - 1
     return np.where((group >= 0) & (last >= 0) & (ordered[last] // count == group), ordered[last] % count, -1)
 
 
-def _only_lines(spans: Spans, creators: Array, creator_number: Array, followers: Array, number: Array) -> Array:
+def _unique_threads(spans: Spans, creators: Array, creator_number: Array, followers: Array, number: Array) -> Array:
     """Return the thread of the forward ops that had a backward op's number before it; -1 if none or several did."""
     processes = np.unique(spans.process)
-    groups = _group(processes, spans.process[creators], creator_number)
-    wanted = np.where(number >= 0, _group(processes, spans.process[followers], number), -1)
+    groups = _group_numbers(processes, spans.process[creators], creator_number)
+    query_groups = np.where(number >= 0, _group_numbers(processes, spans.process[followers], number), -1)
     _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
     differs = (
         spans.thread_index[creators] != spans.thread_index[creators[first]][group_of]
         if len(creators)
         else np.zeros(0, bool)
     )
-    last = _last(groups, creators, wanted, followers, len(spans))
-    other = _last(groups[differs], creators[differs], wanted, followers, len(spans))
-    return np.where((last >= 0) & (other < 0), spans.thread_index[last], -1)
+    last = _last_of_group(groups, creators, query_groups, followers, len(spans))
+    last_different = _last_of_group(groups[differs], creators[differs], query_groups, followers, len(spans))
+    return np.where((last >= 0) & (last_different < 0), spans.thread_index[last], -1)
 
 
-def _group(processes: Array, process: Array, number: Array) -> Array:
+def _group_numbers(processes: Array, process: Array, number: Array) -> Array:
     return number * len(processes) + np.searchsorted(processes, process)
 
 
@@ -211,100 +211,109 @@ def _follow_launches(spans: Spans, launches: Launches, parent: Array, rule: Arra
 
     Device work without a known process is matched to a launch only if a single process has used the correlation id.
     """
-    seeking = np.flatnonzero(launches.seeks)
+    device_work = np.flatnonzero(launches.seeks_launch)
     on_host = parent.copy()
-    launching = np.flatnonzero(launches.may_launch & (launches.correlation != NONE))
-    ids = _distinct(launches.correlation[launching])
-    processes = np.unique(spans.process[launching])
+    launch_calls = np.flatnonzero(launches.may_launch & (launches.correlation != NONE))
+    ids = _distinct(launches.correlation[launch_calls])
+    processes = np.unique(spans.process[launch_calls])
     pairs, first = np.unique(
-        np.searchsorted(ids, launches.correlation[launching]) * len(processes)
-        + np.searchsorted(processes, spans.process[launching]),
+        np.searchsorted(ids, launches.correlation[launch_calls]) * len(processes)
+        + np.searchsorted(processes, spans.process[launch_calls]),
         return_index=True,
     )
-    wanted, process = _index(ids, launches.correlation[seeking]), spans.process[seeking]
-    place = _index(processes, process)
+    id_index, process = _index(ids, launches.correlation[device_work]), spans.process[device_work]
+    process_index = _index(processes, process)
     pair = np.where(
-        (wanted >= 0) & (place >= 0) & (process != NONE), _index(pairs, wanted * len(processes) + place), -1
+        (id_index >= 0) & (process_index >= 0) & (process != NONE),
+        _index(pairs, id_index * len(processes) + process_index),
+        -1,
     )
     if len(pairs):
-        single, only, uses = np.unique(pairs // len(processes), return_index=True, return_counts=True)
-        alone = _index(single[uses == 1], wanted)
-        certain = (wanted >= 0) & (process == NONE) & (alone >= 0)
-        pair = np.where(certain, only[uses == 1][alone] if (uses == 1).any() else -1, pair)
-        launch = np.where(pair >= 0, launching[first[pair]], -1)
-        above = np.where(launch >= 0, on_host[launch], -1)
-        graph = launches.graph[seeking] | launches.graph[launch]
-        resolved = above >= 0
-        parent[seeking[resolved]] = above[resolved]
-        rule[seeking[resolved]] = np.where(graph[resolved], REPLAYED, LAUNCHED)
+        single, only_pair, process_counts = np.unique(pairs // len(processes), return_index=True, return_counts=True)
+        single_index = _index(single[process_counts == 1], id_index)
+        is_certain = (id_index >= 0) & (process == NONE) & (single_index >= 0)
+        pair = np.where(
+            is_certain, only_pair[process_counts == 1][single_index] if (process_counts == 1).any() else -1, pair
+        )
+        launch = np.where(pair >= 0, launch_calls[first[pair]], -1)
+        launch_parent = np.where(launch >= 0, on_host[launch], -1)
+        graph = launches.graph[device_work] | launches.graph[launch]
+        has_parent = launch_parent >= 0
+        parent[device_work[has_parent]] = launch_parent[has_parent]
+        rule[device_work[has_parent]] = np.where(graph[has_parent], GRAPH, CORRELATION)
     if launches.operator is not None:
-        _ask_operators(spans, launches.operator, seeking[parent[seeking] < 0], parent, rule)
+        _attach_to_operators(spans, launches.operator, device_work[parent[device_work] < 0], parent, rule)
 
 
-def _ask_operators(spans: Spans, operator: Array, seeking: Array, parent: Array, rule: Array) -> None:
+def _attach_to_operators(spans: Spans, operator: Array, device_work: Array, parent: Array, rule: Array) -> None:
     """Give device work without a launch the operator that its source names, if it is unique and began earlier."""
     operators = np.flatnonzero((spans.level == Level.OP) & (operator != NONE))
-    ids, first, uses = np.unique(operator[operators], return_index=True, return_counts=True)
-    place = _index(ids, operator[seeking])
+    ids, first, counts = np.unique(operator[operators], return_index=True, return_counts=True)
+    index = _index(ids, operator[device_work])
     if not len(ids):
         return
-    above = operators[first[place]]
-    matches = (place >= 0) & (uses[place] == 1) & (spans.start[above] <= spans.start[seeking]) & (above != seeking)
-    parent[seeking[matches]], rule[seeking[matches]] = above[matches], EXTERNAL
+    named_operator = operators[first[index]]
+    matches = (
+        (index >= 0)
+        & (counts[index] == 1)
+        & (spans.start[named_operator] <= spans.start[device_work])
+        & (named_operator != device_work)
+    )
+    parent[device_work[matches]], rule[device_work[matches]] = named_operator[matches], EXTERNAL
 
 
-# --- what the caller named --------------------------------------------------------------------------------
+# --- named parents ----------------------------------------------------------------------------------------
 
 
-def _adopt_named(spans: Spans, named: NamedParents, found: Parents) -> None:
+def _apply_named(spans: Spans, named: NamedParents, parents: Parents) -> None:
     """Take the named parents, except where a module called inside the named user block is a closer parent."""
-    parent, rule = found.parent, found.rule
+    parent, rule = parents.parent, parents.rule
     is_named = named.parent != -1
     index_of = np.full(int(spans.number.max(initial=0)) + 1, -1)
     index_of[spans.number] = np.arange(len(spans))
     named_parent = np.where(named.parent >= 0, index_of[np.maximum(named.parent, 0)], -1)
-    within = named.is_user & (named_parent >= 0)
-    found.named_in = np.where(within, named_parent, -1)
+    in_block = named.is_user & (named_parent >= 0)
+    parents.outer_block = np.where(in_block, named_parent, -1)
     module = (parent >= 0) & (spans.level[parent] == Level.LAYER)
-    closer = within & module & (spans.start[named_parent] <= spans.start[parent])
-    adopted = is_named & ~closer
-    parent[adopted], rule[adopted] = named_parent[adopted], named.rule[adopted]
-    cycle = depths(parent) >= len(parent)
-    if cycle.any():  # the named parents are wrong
-        cycle &= is_named
-        parent[cycle], rule[cycle] = -1, 0
+    in_closer_module = in_block & module & (spans.start[named_parent] <= spans.start[parent])
+    is_adopted = is_named & ~in_closer_module
+    parent[is_adopted], rule[is_adopted] = named_parent[is_adopted], named.rule[is_adopted]
+    in_cycle = depths(parent) >= len(parent)
+    if in_cycle.any():  # the named parents are wrong
+        in_cycle &= is_named
+        parent[in_cycle], rule[in_cycle] = -1, 0
 
 
-def _attach_to_step(spans: Spans, parts: StepParts, found: Parents, tolerance: int) -> None:
+def _attach_to_step(spans: Spans, parts: StepParts, parents: Parents, tolerance: int) -> None:
     """Attach the parts of a step to the step, and ops on the autograd engine's own threads to their backward pass.
 
     Model spans of other threads were collected in this step and in no other, so the step is certainly their
     parent. Deeper spans on a thread without a model span stay orphans, except backward ops during which exactly one
     backward pass runs.
     """
-    parent, rule = found.parent, found.rule
+    parent, rule = parents.parent, parents.rule
     orphans = (parent < 0) & (rule == 0)
     steps = np.flatnonzero(parts.is_step)
     step = int(steps[np.argmin(spans.number[steps])]) if steps.size else -1
     outer = step
     while outer >= 0:
         orphans[outer], outer = False, int(parent[outer])
-    deep = spans.level > Level.MODEL
-    backward = np.flatnonzero(orphans & deep & (spans.phase == BACKWARD))
+    is_deep = spans.level > Level.MODEL
+    backward = np.flatnonzero(orphans & is_deep & (spans.phase == BACKWARD))
     if step >= 0:
-        shallow = orphans & ~deep
-        parent[shallow], rule[shallow] = step, EXPLICIT
+        is_shallow = orphans & ~is_deep
+        parent[is_shallow], rule[is_shallow] = step, EXPLICIT
     passes = np.flatnonzero(parts.is_pass)
     if not backward.size or not passes.size:
         return
     end = spans.end[backward, None]
     middle = (spans.start[backward, None] + end) // 2
     fits = (
-        (spans.level[passes] <= spans.deepest[backward, None])
+        (spans.level[passes] <= spans.max_outer_level[backward, None])
         & (spans.start[passes] <= middle)
         & (middle <= spans.end[passes])
         & (end <= spans.end[passes] + tolerance)
     )
     unambiguous = fits.sum(axis=1) == 1
     parent[backward[unambiguous]] = passes[fits[unambiguous].argmax(axis=1)]
-    rule[backward[unambiguous]] = CONTAINED
+    rule[backward[unambiguous]] = CONTAINMENT

@@ -20,7 +20,7 @@ import duckdb
 
 from xsp import table
 from xsp.exporters import traceevents, tracks
-from xsp.exporters.contract import Choice, Written, check_steps, whole
+from xsp.exporters.contract import Choice, Written, atomic_file, check_steps
 from xsp.exporters.tracks import Track, TrackLayout
 from xsp.run import Device
 from xsp.samples.nvml import MASK, THROTTLING_BITS
@@ -31,17 +31,17 @@ from xsp.version import __version__
 FORMAT = 1
 """Format number in the key `xsp`."""
 
-SLICE = 50_000
+SPANS_PER_QUERY = 50_000
 """Number of spans that are held in memory at a time."""
 
 _FETCH = 5_000
-_HIGHEST = 2**31 - 1
+_MAX_NUMBER = 2**31 - 1
 """Largest number that all viewers accept for a process or a thread."""
 
 _SECOND = 1_000_000_000
 
 
-class Place(NamedTuple):
+class TrackIds(NamedTuple):
     """The numbers that identify a track in viewers."""
 
     track: int
@@ -49,7 +49,7 @@ class Place(NamedTuple):
     tid: int
 
 
-_PLACES = (Column("track", "INTEGER", ""), Column("pid", "BIGINT", ""), Column("tid", "BIGINT", ""))
+_TRACK_IDS = (Column("track", "INTEGER", ""), Column("pid", "BIGINT", ""), Column("tid", "BIGINT", ""))
 
 
 def write(trace: Trace, path: Path, choice: Choice) -> Written:
@@ -65,24 +65,24 @@ def write(trace: Trace, path: Path, choice: Choice) -> Written:
         UsageError: there is no such step.
     """
     check_steps(trace, choice.steps)
-    layout = tracks.place(trace.con, "spans", choice.steps)
-    places = _places(layout.tracks)
-    table.create(trace.con, "places", _PLACES)
-    table.insert(trace.con, "places", places, _PLACES)
-    make_owners(trace.con, layout.tracks, [place.pid for place in places])
+    layout = tracks.lay_out_tracks(trace.con, "spans", choice.steps)
+    track_ids = _track_ids(layout.tracks)
+    table.create(trace.con, "track_ids", _TRACK_IDS)
+    table.insert(trace.con, "track_ids", track_ids, _TRACK_IDS)
+    make_owners(trace.con, layout.tracks, [ids.pid for ids in track_ids])
     traceevents.make_views(trace.con)
     base = _base(trace.con)
-    with whole(path) as file:
+    with atomic_file(path) as file:
         file.write(_head(trace, layout, base))
-        file.write(",\n".join(_metadata(trace, layout.tracks, places)))
-        extra = [(query, [base]) for query in (traceevents.MEMORY, traceevents.FLOWS, COUNTERS)]
-        for query, parameters in [*_slices(trace.con, base), *extra]:
-            _pour(trace.con.execute(query, parameters), file)
+        file.write(",\n".join(_metadata(trace, layout.tracks, track_ids)))
+        more_queries = [(query, [base]) for query in (traceevents.MEMORY, traceevents.FLOWS, COUNTERS)]
+        for query, parameters in [*_slices(trace.con, base), *more_queries]:
+            _write_lines(trace.con.execute(query, parameters), file)
         file.write("\n]}\n")
-    return layout.written()
+    return layout.result()
 
 
-def _pour(rows: duckdb.DuckDBPyConnection, file: IO[str]) -> None:
+def _write_lines(rows: duckdb.DuckDBPyConnection, file: IO[str]) -> None:
     while batch := rows.fetchmany(_FETCH):
         file.write("".join([f",\n{line}" for (line,) in batch]))
 
@@ -90,46 +90,46 @@ def _pour(rows: duckdb.DuckDBPyConnection, file: IO[str]) -> None:
 # --- numbers and names ------------------------------------------------------------------------------------
 
 
-def _places(all_tracks: Sequence[Track]) -> list[Place]:
+def _track_ids(all_tracks: Sequence[Track]) -> list[TrackIds]:
     """Return the process and thread numbers of tracks: the real numbers, or free numbers where these would collide."""
     ranks = {track.rank for track in all_tracks}
     pids: dict[tuple[Any, ...], int] = {}
     tids: set[tuple[int, int]] = set()
-    places = []
+    track_ids = []
     for track in sorted(all_tracks, key=lambda track: track.lane > 0):
         owner = (track.rank, track.process, track.device)
         if owner not in pids:
             preferred = track.process if track.device is None else track.device if len(ranks) == 1 else None
-            pids[owner] = _free(preferred, set(pids.values()))
+            pids[owner] = _free_number(preferred, set(pids.values()))
         used = {tid for pid, tid in tids if pid == pids[owner]} if track.lane or track.line is None else set()
-        tid = _free(None if track.lane else track.line, used)
+        tid = _free_number(None if track.lane else track.line, used)
         tids.add((pids[owner], tid))
-        places.append(Place(track.number, pids[owner], tid))
-    return sorted(places)
+        track_ids.append(TrackIds(track.number, pids[owner], tid))
+    return sorted(track_ids)
 
 
-def _free(preferred: int | None, used: set[int]) -> int:
-    if preferred is not None and 0 <= preferred <= _HIGHEST and preferred not in used:
+def _free_number(preferred: int | None, used: set[int]) -> int:
+    if preferred is not None and 0 <= preferred <= _MAX_NUMBER and preferred not in used:
         return preferred
-    return max((number for number in used if number < _HIGHEST), default=0) + 1
+    return max((number for number in used if number < _MAX_NUMBER), default=0) + 1
 
 
-def _metadata(trace: Trace, all_tracks: Sequence[Track], places: Sequence[Place]) -> Iterator[str]:
+def _metadata(trace: Trace, all_tracks: Sequence[Track], track_ids: Sequence[TrackIds]) -> Iterator[str]:
     """Yield the events that give tracks their names and their order."""
     multi_rank = len({track.rank for track in all_tracks}) > 1
     devices = trace.run.machine.devices
-    seen_pids: set[int] = set()
-    for order, (track, place) in enumerate(zip(all_tracks, places, strict=True)):
-        if place.pid not in seen_pids:
-            seen_pids.add(place.pid)
+    described_pids: set[int] = set()
+    for order, (track, ids) in enumerate(zip(all_tracks, track_ids, strict=True)):
+        if ids.pid not in described_pids:
+            described_pids.add(ids.pid)
             name = track.owner + _model(track, devices)
-            yield _metadata_event(place, "process_name", name=f"rank {track.rank}, {name}" if multi_rank else name)
+            yield _metadata_event(ids, "process_name", name=f"rank {track.rank}, {name}" if multi_rank else name)
             yield _metadata_event(
-                place, "process_labels", labels="CPU" if track.device is None else f"GPU {track.device}"
+                ids, "process_labels", labels="CPU" if track.device is None else f"GPU {track.device}"
             )
-            yield _metadata_event(place, "process_sort_index", sort_index=len(seen_pids))
-        yield _metadata_event(place, "thread_name", name=track.name)
-        yield _metadata_event(place, "thread_sort_index", sort_index=order)
+            yield _metadata_event(ids, "process_sort_index", sort_index=len(described_pids))
+        yield _metadata_event(ids, "thread_name", name=track.name)
+        yield _metadata_event(ids, "thread_sort_index", sort_index=order)
 
 
 def _model(track: Track, devices: Sequence[str]) -> str:
@@ -137,8 +137,8 @@ def _model(track: Track, devices: Sequence[str]) -> str:
     return f" ({devices[track.device]})" if track.device is not None and 0 <= track.device < len(devices) else ""
 
 
-def _metadata_event(place: Place, event: str, **values: Any) -> str:
-    return _json({"ph": "M", "name": event, "pid": place.pid, "tid": place.tid, "ts": 0, "args": values})
+def _metadata_event(ids: TrackIds, event: str, **values: Any) -> str:
+    return _json({"ph": "M", "name": event, "pid": ids.pid, "tid": ids.tid, "ts": 0, "args": values})
 
 
 def _json(value: Any) -> str:
@@ -150,7 +150,7 @@ def _json(value: Any) -> str:
 
 def _base(con: duckdb.DuckDBPyConnection) -> int:
     """Return the last whole second before the first span."""
-    [(first,)] = con.execute("SELECT coalesce(min(at_ns), 0) FROM placed").fetchall()
+    [(first,)] = con.execute("SELECT coalesce(min(begin_ns), 0) FROM track_spans").fetchall()
     return int(first) // _SECOND * _SECOND
 
 
@@ -192,13 +192,13 @@ def _device(number: int, properties: Device) -> dict[str, Any]:
 
 def _slices(con: duckdb.DuckDBPyConnection, base: int) -> Iterator[tuple[str, list[Any]]]:
     """Yield the query of events with its parameters, for consecutive time intervals."""
-    [(spans,)] = con.execute("SELECT count(*) FROM placed").fetchall()
-    parts = -(-spans // SLICE)
+    [(spans,)] = con.execute("SELECT count(*) FROM track_spans").fetchall()
+    parts = -(-spans // SPANS_PER_QUERY)
     shares = [part / parts for part in range(1, parts)]
-    [(quantiles,)] = con.execute("SELECT quantile_disc(at_ns, ?::DOUBLE[]) FROM placed", [shares]).fetchall()
+    [(quantiles,)] = con.execute("SELECT quantile_disc(begin_ns, ?::DOUBLE[]) FROM track_spans", [shares]).fetchall()
     bounds = [None, *dict.fromkeys(quantiles or []), None]
-    for first, last in pairwise(bounds):
-        yield traceevents.EVENTS, [first, first, last, last, base]
+    for begin, end in pairwise(bounds):
+        yield traceevents.EVENTS, [begin, begin, end, end, base]
 
 
 # --- counters ----------------------------------------------------------------------------------------------------
@@ -206,29 +206,31 @@ def _slices(con: duckdb.DuckDBPyConnection, base: int) -> Iterator[tuple[str, li
 
 
 _OWNERS = (Column("rank", "INTEGER", ""), Column("device", "INTEGER", ""), Column("pid", "BIGINT", ""))
-_MEANWHILE = "time_ns BETWEEN (SELECT min(at_ns) FROM placed) AND (SELECT max(at_ns + for_ns) FROM placed)"
+_DURING_SPANS = (
+    "time_ns BETWEEN (SELECT min(begin_ns) FROM track_spans) AND (SELECT max(begin_ns + width_ns) FROM track_spans)"
+)
 
 COUNTERS = f"""
-    WITH shown AS (
-        SELECT time_ns - $1 AS at_ns, coalesce(own.pid, host.pid) AS pid, unit, value,
-               name || CASE WHEN own.pid IS NULL AND samples.device IS NOT NULL THEN ' of device ' || samples.device
+    WITH counter_values AS (
+        SELECT time_ns - $1 AS begin_ns, coalesce(owner.pid, host.pid) AS pid, unit, value,
+               name || CASE WHEN owner.pid IS NULL AND samples.device IS NOT NULL THEN ' of device ' || samples.device
                             ELSE '' END AS name
         FROM samples
-        LEFT JOIN owners own ON own.rank = samples.rank AND own.device IS NOT DISTINCT FROM samples.device
+        LEFT JOIN owners owner ON owner.rank = samples.rank AND owner.device IS NOT DISTINCT FROM samples.device
         LEFT JOIN owners host ON host.rank = samples.rank AND host.device IS NULL
-        WHERE {_MEANWHILE} AND samples.name <> '{MASK}'
+        WHERE {_DURING_SPANS} AND samples.name <> '{MASK}'
         UNION ALL
         SELECT time_ns - $1, pid, 'held', CASE WHEN value::BIGINT & {THROTTLING_BITS} <> 0 THEN 1 ELSE 0 END,
                'gpu.clock.held'
         FROM samples JOIN owners USING (rank, device)
-        WHERE {_MEANWHILE} AND samples.name = '{MASK}'
+        WHERE {_DURING_SPANS} AND samples.name = '{MASK}'
     )
     SELECT '{{"ph":"C","cat":"samples","name":' || to_json(name) || ',"pid":' || pid || ',"tid":0,"ts":'
-        || at_ns // 1000 || '.' || lpad((at_ns % 1000)::VARCHAR, 3, '0')
+        || {traceevents.microseconds("begin_ns")}
         || ',"args":{{' || to_json(unit) || ':' || value || '}}}}'
-    FROM shown WHERE pid IS NOT NULL ORDER BY at_ns, name
+    FROM counter_values WHERE pid IS NOT NULL ORDER BY begin_ns, name
 """
-"""A line for each sample taken while the placed spans ran; 1 or 0 for whether clocks were held down. Parameter: the
+"""A line for each sample taken while the spans ran; 1 or 0 for whether clocks were held down. Parameter: the
 base time of the file."""
 
 
@@ -236,7 +238,7 @@ def make_owners(con: duckdb.DuckDBPyConnection, tracks: Sequence[Track], pids: S
     """Make the table `owners`: the process number in viewers of a rank's process, and of each of its devices.
 
     Args:
-        con: holds `samples` and `placed`.
+        con: holds `samples` and `track_spans`.
         tracks: all tracks.
         pids: process number of each track.
     """

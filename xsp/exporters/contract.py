@@ -1,7 +1,7 @@
 """The interface of exporters: an exporter is a function of a trace, a path and a choice that writes a file.
 
 An entry point in `xsp.exporters` names it, and `xsp export --format NAME` calls it. The file appears atomically
-(`whole`), memory does not grow with the trace, and differences between the file and the recording are counted.
+(`atomic_file`), memory does not grow with the trace, and differences between the file and the recording are counted.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Written:
 
     def sentences(self) -> list[str]:
         """Return the changes as sentences, the most frequent first."""
-        return [f"{count:,} spans {what}" for what, count in self.changed.most_common() if count]
+        return [f"{count:,} spans {difference}" for difference, count in self.changed.most_common() if count]
 
 
 class Exporter(Protocol):
@@ -74,7 +74,7 @@ class Exporter(Protocol):
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[IO[str]]:
+def atomic_file(path: Path) -> Iterator[IO[str]]:
     """Open a temporary file that is renamed to `path` when it is complete; `.gz` is compressed.
 
     Raises:
@@ -112,9 +112,9 @@ def check_steps(trace: Trace, steps: tuple[int, ...] | None) -> None:
     available = {step for (step,) in trace.sql("SELECT DISTINCT step FROM spans WHERE step IS NOT NULL").fetchall()}
     missing = [step for step in steps if step not in available]
     if missing:
-        raise UsageError(f"{trace.name}: there is no step {missing[0]}; there are {listed(available)}")
+        raise UsageError(f"{trace.name}: there is no step {missing[0]}; there are {step_list(available)}")
 
 
-def listed(steps: Collection[int]) -> str:
+def step_list(steps: Collection[int]) -> str:
     """Return the numbers of steps as text for a message, at most the first 20."""
     return ", ".join(map(str, sorted(steps)[:20])) + (", …" if len(steps) > 20 else "") or "none"

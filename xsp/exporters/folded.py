@@ -19,7 +19,7 @@ import duckdb
 from xsp import table
 from xsp.errors import UsageError
 from xsp.exporters import tracks
-from xsp.exporters.contract import Choice, Weight, Written, check_steps, whole
+from xsp.exporters.contract import Choice, Weight, Written, atomic_file, check_steps
 from xsp.schema import Column, Kind, Level
 from xsp.store.trace import Trace
 from xsp.store.views import NS
@@ -28,12 +28,12 @@ ORPHANS = "(no parent)"
 """Frame for spans whose parent span is unknown."""
 
 _BATCH = 50_000
-_DEEPEST = 2_000
+_MAX_DEPTH = 2_000
 """Maximum number of ancestors; more than that are a cycle."""
 
 _TIME_COLUMNS = (
-    Column("trace_id", "VARCHAR", ""), Column("span_id", "VARCHAR", ""), Column("own_ns", "BIGINT", ""),
-    Column("whole", "BIGINT", "number of the outermost span around it"), Column("whole_ns", "BIGINT", "of that one"),
+    Column("trace_id", "VARCHAR", ""), Column("span_id", "VARCHAR", ""), Column("self_ns", "BIGINT", ""),
+    Column("root", "BIGINT", "number of the outermost span around it"), Column("root_ns", "BIGINT", "of that one"),
 )  # fmt: skip
 
 
@@ -51,9 +51,9 @@ def write(trace: Trace, path: Path, choice: Choice) -> Written:
         UsageError: there is no such step, or the trace holds no time of that kind.
     """
     stacks = _fold(trace, choice)
-    with whole(path) as file:
-        for names, own_ns in _lines(stacks.frames):
-            file.write(f"{';'.join(names)} {own_ns}\n")
+    with atomic_file(path) as file:
+        for names, self_ns in _lines(stacks.frames):
+            file.write(f"{';'.join(names)} {self_ns}\n")
     return stacks.written
 
 
@@ -62,10 +62,10 @@ class _Frame:
     """Spans with the same stack of names, combined into one frame."""
 
     name: str
-    above: int | None
+    parent: int | None
     """Number of the parent frame; None for an outermost frame."""
 
-    own_ns: int = 0
+    self_ns: int = 0
     """Self time in nanoseconds."""
 
     spans: int = 0
@@ -82,41 +82,42 @@ class _Stacks:
 def _lines(frames: dict[int, _Frame]) -> Iterator[tuple[list[str], int]]:
     """Yield the stacks with self time: names from the outside in, and nanoseconds."""
     for frame in frames.values():
-        if frame.own_ns:
-            names = [_plain(frame.name)]
-            parent = frame.above
+        if frame.self_ns:
+            names = [_frame_name(frame.name)]
+            parent = frame.parent
             while parent is not None:
-                names.append(_plain(frames[parent].name))
-                parent = frames[parent].above
-            yield names[::-1], frame.own_ns
+                names.append(_frame_name(frames[parent].name))
+                parent = frames[parent].parent
+            yield names[::-1], frame.self_ns
 
 
-def _plain(name: str) -> str:
+def _frame_name(name: str) -> str:
     """Return a name without the separator of frames and without line breaks."""
     return " ".join(name.replace(";", ":").split()) or "(no name)"
 
 
 def _fold(trace: Trace, choice: Choice) -> _Stacks:
     check_steps(trace, choice.steps)
-    layout = tracks.place(trace.con, "merged" if choice.steps is None else "spans", choice.steps)
+    layout = tracks.lay_out_tracks(trace.con, "merged" if choice.steps is None else "spans", choice.steps)
     ns = NS if choice.steps is None else "dur_ns"
     table.create(trace.con, "folded_times", _TIME_COLUMNS)
     if choice.weight == Weight.DEVICE:
         trace.con.execute(
-            f"INSERT INTO folded_times SELECT trace_id, span_id, {ns}, NULL, NULL FROM placed WHERE device IS NOT NULL"
+            f"INSERT INTO folded_times SELECT trace_id, span_id, {ns}, NULL, NULL FROM track_spans "
+            "WHERE device IS NOT NULL"
         )
     else:
         _insert_times(trace.con, ns, [track.number for track in layout.tracks if track.line is not None])
     _make_nodes(trace.con)
     stacks = _Stacks(_build_frames(trace.con))
-    reached = sum(frame.spans for frame in stacks.frames.values())
-    stacks.written.spans = reached
+    span_count = sum(frame.spans for frame in stacks.frames.values())
+    stacks.written.spans = span_count
     if choice.weight == Weight.HOST:
         stacks.written.changed["are on no thread, and so have no self time"] = _without_thread(trace.con)
     stacks.written.changed["have parents that form a cycle, and are left out"] = (
-        layout.spans - layout.changes_of_memory - reached
+        layout.spans - layout.memory_changes - span_count
     )
-    if not any(frame.own_ns for frame in stacks.frames.values()):
+    if not any(frame.self_ns for frame in stacks.frames.values()):
         raise UsageError(f"{trace.name}: it has no {choice.weight} time; choose the other --weight")
     return stacks
 
@@ -131,22 +132,22 @@ def _insert_times(con: duckdb.DuckDBPyConnection, ns: str, threads: list[int]) -
     """
     rows = con.execute(
         f"""
-        SELECT track, at_ns, at_ns + for_ns, trace_id, span_id, greatest({ns}, 0)::BIGINT FROM placed
+        SELECT track, begin_ns, begin_ns + width_ns, trace_id, span_id, greatest({ns}, 0)::BIGINT FROM track_spans
         WHERE device IS NULL AND track IN (SELECT unnest(?::INTEGER[]))
-        ORDER BY track, at_ns, for_ns DESC, level, depth, span_id
+        ORDER BY track, begin_ns, width_ns DESC, level, depth, span_id
         """,
         [threads],
     )
-    times = _times(tracks.fetched(rows))
+    times = _times(tracks.fetch_rows(rows))
     with con.cursor() as cursor:  # the first cursor is still yielding rows
         while batch := list(islice(times, _BATCH)):
             table.insert(cursor, "folded_times", batch, _TIME_COLUMNS)
     con.execute(
         """
-        UPDATE folded_times SET own_ns = round(own_ns * factor) FROM (
-            SELECT whole, max(whole_ns) / sum(own_ns) AS factor FROM folded_times
-            GROUP BY whole HAVING sum(own_ns) > max(whole_ns)
-        ) AS sums WHERE sums.whole = folded_times.whole
+        UPDATE folded_times SET self_ns = round(self_ns * factor) FROM (
+            SELECT root, max(root_ns) / sum(self_ns) AS factor FROM folded_times
+            GROUP BY root HAVING sum(self_ns) > max(root_ns)
+        ) AS sums WHERE sums.root = folded_times.root
         """
     )
 
@@ -174,7 +175,7 @@ def _finished_row(span: list[Any]) -> tuple[Any, ...]:
 
 def _without_thread(con: duckdb.DuckDBPyConnection) -> int:
     rows = con.execute(
-        f"SELECT count(*) FROM located WHERE device IS NULL AND line IS NULL AND kind <> '{Kind.ALLOC}'"
+        f"SELECT count(*) FROM located_spans WHERE device IS NULL AND line IS NULL AND kind <> '{Kind.ALLOC}'"
     ).fetchall()
     return int(rows[0][0])
 
@@ -184,14 +185,14 @@ def _make_nodes(con: duckdb.DuckDBPyConnection) -> None:
         f"""
         CREATE OR REPLACE TEMP TABLE nodes AS
         SELECT hash(trace_id, span_id) AS node,
-               CASE WHEN parent_id IS NOT NULL THEN hash(trace_id, parent_id) END AS above,
+               CASE WHEN parent_id IS NOT NULL THEN hash(trace_id, parent_id) END AS parent,
                CASE WHEN kind = '{Kind.MODULE}' AND type IS NOT NULL AND type <> name
                     THEN name || ' (' || type || ')' ELSE name END AS name,
-               level, start_ns, coalesce(own_ns, 0) AS own_ns
+               level, start_ns, coalesce(self_ns, 0) AS self_ns
         FROM timed_spans LEFT JOIN folded_times USING (trace_id, span_id) WHERE kind <> '{Kind.ALLOC}'
         """
     )
-    con.execute("UPDATE nodes SET above = NULL WHERE above NOT IN (SELECT node FROM nodes)")
+    con.execute("UPDATE nodes SET parent = NULL WHERE parent NOT IN (SELECT node FROM nodes)")
 
 
 def _build_frames(con: duckdb.DuckDBPyConnection) -> dict[int, _Frame]:
@@ -199,29 +200,30 @@ def _build_frames(con: duckdb.DuckDBPyConnection) -> dict[int, _Frame]:
     frames = {0: _Frame(ORPHANS, None)}
     con.execute(
         f"""
-        CREATE OR REPLACE TEMP TABLE here AS
-        SELECT *, CASE WHEN level > {int(Level.MODEL)} THEN 0 END AS stack FROM nodes WHERE above IS NULL
+        CREATE OR REPLACE TEMP TABLE frontier AS
+        SELECT *, CASE WHEN level > {int(Level.MODEL)} THEN 0 END AS stack FROM nodes WHERE parent IS NULL
         """
     )
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         con.execute(
             f"""
-            CREATE OR REPLACE TEMP TABLE grown AS
+            CREATE OR REPLACE TEMP TABLE frame_rows AS
             SELECT {len(frames)} - 1 + row_number() OVER (ORDER BY min(start_ns), name, level) AS number,
-                   name, level, stack, sum(own_ns)::BIGINT AS own_ns, count(*) AS spans
-            FROM here GROUP BY name, level, stack
+                   name, level, stack, sum(self_ns)::BIGINT AS self_ns, count(*) AS spans
+            FROM frontier GROUP BY name, level, stack
             """
         )
-        rows = con.execute("SELECT * EXCLUDE (level) FROM grown ORDER BY number").fetchall()
+        rows = con.execute("SELECT * EXCLUDE (level) FROM frame_rows ORDER BY number").fetchall()
         if not rows:
             break
         frames |= {number: _Frame(*fields) for number, *fields in rows}
         con.execute(
             """
-            CREATE OR REPLACE TEMP TABLE here AS
-            SELECT nodes.*, grown.number AS stack FROM here JOIN grown
-                 ON grown.name = here.name AND grown.level = here.level AND grown.stack IS NOT DISTINCT FROM here.stack
-            JOIN nodes ON nodes.above = here.node
+            CREATE OR REPLACE TEMP TABLE frontier AS
+            SELECT nodes.*, frame_rows.number AS stack FROM frontier JOIN frame_rows
+                 ON frame_rows.name = frontier.name AND frame_rows.level = frontier.level
+                 AND frame_rows.stack IS NOT DISTINCT FROM frontier.stack
+            JOIN nodes ON nodes.parent = frontier.node
             """
         )
     return frames

@@ -16,7 +16,7 @@ from typing import IO, Any
 import duckdb
 
 from xsp.exporters import tracks
-from xsp.exporters.contract import Choice, Written, check_steps, whole
+from xsp.exporters.contract import Choice, Written, atomic_file, check_steps
 from xsp.schema import Kind
 from xsp.store.trace import Trace
 from xsp.version import __version__
@@ -24,9 +24,9 @@ from xsp.version import __version__
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 _ROWS = f"""
-    SELECT track, at_ns - $1, at_ns - $1 + for_ns,
+    SELECT track, begin_ns - $1, begin_ns - $1 + width_ns,
            CASE WHEN kind = '{Kind.MODULE}' AND type IS NOT NULL THEN name || ' (' || type || ')' ELSE name END
-    FROM placed WHERE kind <> '{Kind.ALLOC}' ORDER BY track, at_ns, for_ns DESC, level, depth, span_id
+    FROM track_spans WHERE kind <> '{Kind.ALLOC}' ORDER BY track, begin_ns, width_ns DESC, level, depth, span_id
 """
 
 
@@ -43,10 +43,10 @@ def write(trace: Trace, path: Path, choice: Choice) -> Written:
         UsageError: there is no such step.
     """
     check_steps(trace, choice.steps)
-    layout = tracks.place(trace.con, "spans", choice.steps)
+    layout = tracks.lay_out_tracks(trace.con, "spans", choice.steps)
     multi_rank = len({track.rank for track in layout.tracks}) > 1
     frames: dict[str, int] = {}
-    with whole(path) as file:
+    with atomic_file(path) as file:
         file.write(
             f'{{"$schema":{_json(SCHEMA)},"exporter":"xsp@{__version__}","name":{_json(trace.name)},"profiles":['
         )
@@ -59,7 +59,7 @@ def write(trace: Trace, path: Path, choice: Choice) -> Written:
             file.write(f'\n],"startValue":0,"endValue":{_write_track(spans, frames, file)}}}')
         names = ",\n".join(f'{{"name":{_json(name)}}}' for name in frames)
         file.write(f'\n],"shared":{{"frames":[\n{names}\n]}}}}\n')
-    return layout.written(memory=False)
+    return layout.result(memory=False)
 
 
 def _json(text: str) -> str:
@@ -67,8 +67,8 @@ def _json(text: str) -> str:
 
 
 def _spans(con: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
-    [(first,)] = con.execute("SELECT coalesce(min(at_ns), 0) FROM placed").fetchall()
-    return tracks.fetched(con.execute(_ROWS, [first]))
+    [(first,)] = con.execute("SELECT coalesce(min(begin_ns), 0) FROM track_spans").fetchall()
+    return tracks.fetch_rows(con.execute(_ROWS, [first]))
 
 
 def _write_track(spans: Iterator[tuple[Any, ...]], frames: dict[str, int], file: IO[str]) -> int:

@@ -1,4 +1,4 @@
-"""The trace events of a Chrome JSON file as SQL over the placed spans: spans, memory counters, flows."""
+"""The trace events of a Chrome JSON file as SQL over `track_spans`: spans, memory counters, flows."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def make_views(con: duckdb.DuckDBPyConnection) -> None:
     con.execute(
         """
         CREATE OR REPLACE TEMP VIEW drawn_spans AS
-        SELECT placed.* REPLACE (
+        SELECT track_spans.* REPLACE (
                    CASE WHEN json_valid(attributes) THEN attributes END AS attributes,
                    CASE WHEN json_valid(input_shapes) THEN input_shapes END AS input_shapes),
                pid, tid, layer_name, true_ns
-        FROM placed JOIN places USING (track)
+        FROM track_spans JOIN track_ids USING (track)
         LEFT JOIN layer_names USING (trace_id, layer_id) LEFT JOIN true_times USING (trace_id, span_id)
         """
     )
@@ -62,7 +62,7 @@ def _argument(name: str, value: str) -> str:
     return f"""'"{name}":' || {value}"""
 
 
-def _plain(column: Column) -> str:
+def _column_argument(column: Column) -> str:
     value = column.name if column.type != "VARCHAR" else f"to_json({column.name})"
     if column.name == "status":
         value = f"CASE WHEN status <> 'ok' THEN {value} END"
@@ -81,7 +81,7 @@ _ARGUMENTS = [
     _argument("level", f"to_json({_LEVEL})"),
     _argument("layer", "to_json(layer_name)"),
     _argument("true_ns", "true_ns::BIGINT"),
-    *[_plain(column) for column in COLUMNS if column.name not in _OMITTED_COLUMNS],
+    *[_column_argument(column) for column in COLUMNS if column.name not in _OMITTED_COLUMNS],
     _argument("rung", f"CASE WHEN kind = '{Kind.STEP}' THEN rung END"),
     _argument("timed", f"CASE WHEN kind = '{Kind.STEP}' THEN timed END"),
     _argument("correlation", "correlation_id"),
@@ -99,11 +99,11 @@ _ARGUMENTS = [
         "est. achieved occupancy %", "CASE WHEN occupancy_source = 'estimate' THEN round(occupancy * 100)::INTEGER END"
     ),
     *[
-        _argument(theirs, f"""json_extract(attributes, '$."{ours}"')::VARCHAR""")
-        for ours, theirs in _KINETO_NAMES.items()
+        _argument(kineto_name, f"""json_extract(attributes, '$."{name}"')::VARCHAR""")
+        for name, kineto_name in _KINETO_NAMES.items()
     ],
     _argument("attributes", "attributes"),
-    _argument("recorded_ns", "CASE WHEN at_ns <> start_ns OR for_ns <> dur_ns THEN '[' || start_ns - $5 || ',' || "
+    _argument("recorded_ns", "CASE WHEN begin_ns <> start_ns OR width_ns <> dur_ns THEN '[' || start_ns - $5 || ',' || "
               "dur_ns || ']' END"),
 ]  # fmt: skip
 
@@ -123,17 +123,18 @@ _NAME = (
 )
 
 
-def _microseconds(nanoseconds: str) -> str:
+def microseconds(nanoseconds: str) -> str:
+    """Return the SQL of nanoseconds as microseconds with three decimals."""
     return f"({nanoseconds}) // 1000 || '.' || lpad((({nanoseconds}) % 1000)::VARCHAR, 3, '0')"
 
 
 EVENTS = f"""
     SELECT '{{"ph":"X","cat":"' || {_CATEGORY} || '","name":' || to_json({_NAME})
         || ',"pid":' || pid || ',"tid":' || tid
-        || ',"ts":' || {_microseconds("at_ns - $5")} || ',"dur":' || {_microseconds("for_ns")}
+        || ',"ts":' || {microseconds("begin_ns - $5")} || ',"dur":' || {microseconds("width_ns")}
         || ',"args":{{' || concat_ws(',', {", ".join(_ARGUMENTS)}) || '}}}}'
-    FROM drawn_spans WHERE kind <> '{Kind.ALLOC}' AND ($1 IS NULL OR at_ns >= $2) AND ($3 IS NULL OR at_ns < $4)
-    ORDER BY at_ns, for_ns DESC, level, depth, span_id
+    FROM drawn_spans WHERE kind <> '{Kind.ALLOC}' AND ($1 IS NULL OR begin_ns >= $2) AND ($3 IS NULL OR begin_ns < $4)
+    ORDER BY begin_ns, width_ns DESC, level, depth, span_id
 """
 """A line for each span of a time interval; of spans that begin together, the outer one comes first."""
 
@@ -141,20 +142,20 @@ _MEMORY_COLUMNS = [
     f"json_extract(attributes, '$.{name}')::VARCHAR AS {name}"
     for name in ("device_type", "total_allocated_bytes", "total_reserved_bytes", "address")
 ]
-_AT = f"""',"pid":' || pid || ',"tid":' || tid || ',"ts":' || {_microseconds("at_ns - $1")} || ',"args":{{'"""
+_POSITION = f"""',"pid":' || pid || ',"tid":' || tid || ',"ts":' || {microseconds("begin_ns - $1")} || ',"args":{{'"""
 
 MEMORY = f"""
     WITH changes AS (
-        SELECT at_ns, alloc_bytes, {_AT} AS begun, {", ".join(_MEMORY_COLUMNS)}
-        FROM drawn_spans WHERE kind = '{Kind.ALLOC}' ORDER BY at_ns, span_id
+        SELECT begin_ns, alloc_bytes, {_POSITION} AS event_start, {", ".join(_MEMORY_COLUMNS)}
+        FROM drawn_spans WHERE kind = '{Kind.ALLOC}' ORDER BY begin_ns, span_id
     ), lines AS (
         SELECT unnest([
-            '{{"ph":"i","s":"t","cat":"cpu_instant_event","name":"[memory]"' || begun || concat_ws(',',
+            '{{"ph":"i","s":"t","cat":"cpu_instant_event","name":"[memory]"' || event_start || concat_ws(',',
                 {_argument("Bytes", "alloc_bytes")}, {_argument("Device Type", "device_type")},
                 {_argument("Total Allocated", "total_allocated_bytes")},
                 {_argument("Total Reserved", "total_reserved_bytes")}, {_argument("Addr", "address")}) || '}}}}',
             '{{"ph":"C","name":"memory of ' || CASE device_type WHEN '0' THEN 'the host' ELSE 'devices' END || '"'
-                || begun || {_argument("allocated bytes", "total_allocated_bytes")}
+                || event_start || {_argument("allocated bytes", "total_allocated_bytes")}
                 || coalesce(',' || {_argument("reserved bytes", "total_reserved_bytes")}, '') || '}}}}'
         ]) AS line FROM changes
     )
@@ -164,22 +165,23 @@ MEMORY = f"""
 
 FLOWS = f"""
     WITH launches AS (
-        SELECT rank, process, correlation_id, arg_min({{'track': track, 'at_ns': at_ns}}, at_ns) AS launch
-        FROM placed WHERE device IS NULL AND correlation_id IS NOT NULL GROUP BY ALL
-    ), joined AS (
-        SELECT launch.at_ns AS launched_ns, launcher.pid AS launch_pid, launcher.tid AS launch_tid,
-               work.at_ns, places.pid, places.tid, row_number() OVER (ORDER BY work.at_ns, work.span_id) AS flow
-        FROM placed work JOIN launches ON launches.rank IS NOT DISTINCT FROM work.rank
+        SELECT rank, process, correlation_id, arg_min({{'track': track, 'begin_ns': begin_ns}}, begin_ns) AS launch
+        FROM track_spans WHERE device IS NULL AND correlation_id IS NOT NULL GROUP BY ALL
+    ), flow_ends AS (
+        SELECT launch.begin_ns AS launched_ns, launcher.pid AS launch_pid, launcher.tid AS launch_tid,
+               work.begin_ns, track_ids.pid, track_ids.tid,
+               row_number() OVER (ORDER BY work.begin_ns, work.span_id) AS flow
+        FROM track_spans work JOIN launches ON launches.rank IS NOT DISTINCT FROM work.rank
              AND launches.correlation_id = work.correlation_id
              AND coalesce(work.process, launches.process) IS NOT DISTINCT FROM launches.process
-        JOIN places launcher ON launcher.track = launch.track JOIN places ON places.track = work.track
+        JOIN track_ids launcher ON launcher.track = launch.track JOIN track_ids ON track_ids.track = work.track
         WHERE {_ON_DEVICE}
     )
     SELECT unnest([
         '{{"ph":"s","cat":"ac2g","name":"ac2g","id":' || flow || ',"pid":' || launch_pid || ',"tid":' || launch_tid
-            || ',"ts":' || {_microseconds("launched_ns - $1")} || '}}',
+            || ',"ts":' || {microseconds("launched_ns - $1")} || '}}',
         '{{"ph":"f","bp":"e","cat":"ac2g","name":"ac2g","id":' || flow || ',"pid":' || pid || ',"tid":' || tid
-            || ',"ts":' || {_microseconds("at_ns - $1")} || '}}'])
-    FROM joined
+            || ',"ts":' || {microseconds("begin_ns - $1")} || '}}'])
+    FROM flow_ends
 """
 """Two lines for each piece of device work with a recorded launch: the start and the end of the flow."""

@@ -15,7 +15,7 @@ from xsp.levels import depth, recording, rung_name
 from xsp.run import Steps
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
-from xsp.store.views import WHOLE_NS, kernels
+from xsp.store.views import TOTAL_NS, kernels
 
 
 class Grade(NamedTuple):
@@ -140,7 +140,7 @@ def _rungs(trace: Trace) -> list[Finding]:
         if not rung.spans:
             text = "steps with them recorded contain no additional spans"
             findings.append(Finding(Severity.NOTE, recording(rung.level), text))
-        elif rung.added is not None and rung.added.lo < 0 < rung.added.hi:
+        elif rung.added_interval is not None and rung.added_interval.lo < 0 < rung.added_interval.hi:
             text = "their overhead cannot be distinguished from the noise between steps"
             findings.append(Finding(Severity.NOTE, recording(rung.level), text))
     return findings
@@ -278,7 +278,7 @@ def _library(trace: Trace) -> list[Finding]:
         return []
     rows = trace.sql(
         f"WITH {kernels(trace)} SELECT sum(ns), sum(ns) FILTER (library = 'unknown'), sum(ns) FILTER (NOT computes), "
-        f"{WHOLE_NS} FROM kernels"
+        f"{TOTAL_NS} FROM kernels"
     ).fetchall()
     total, unknown, dispatched, operators = (value or 0 for value in rows[0])
     text = (

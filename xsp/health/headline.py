@@ -10,7 +10,7 @@ from xsp.health.finding import Finding, Severity
 from xsp.levels import depth
 from xsp.run import Run
 from xsp.store import iterations
-from xsp.store.iterations import OF_ALIKE, UNDISTURBED
+from xsp.store.iterations import IS_ALIKE, UNDISTURBED
 from xsp.store.loop import BARE
 from xsp.store.trace import Trace
 
@@ -162,16 +162,16 @@ def _cold_steps(trace: Trace) -> Iterator[Finding]:
     if coldness is None or coldness.ratio <= 1 + MIN_COLD_SLOWDOWN:
         return
     text = f"steps next to recorded steps take {coldness.ratio:.2f} times as long, because storing leaves caches cold; "
-    if coldness.ratio > 1 + iterations.TOO_COLD:
+    if coldness.ratio > 1 + iterations.MAX_COLD_SHARE:
         text += "so times inside a step are as recorded, not true times"
     else:
         text += "the confidence intervals of times inside a step are wider"
-    yield Finding(Severity.WARNING, "short steps", text, "C" if coldness.ratio > 1 + iterations.TOO_COLD else "B")
+    yield Finding(Severity.WARNING, "short steps", text, "C" if coldness.ratio > 1 + iterations.MAX_COLD_SHARE else "B")
 
 
 def _drifts(trace: Trace) -> Iterator[Finding]:
     """Yield a finding if steps take longer, or less long, at the end of the run than at its beginning."""
-    alike_steps = f"WITH {UNDISTURBED}, alike_bare AS (SELECT * FROM undisturbed WHERE {OF_ALIKE})"
+    alike_steps = f"WITH {UNDISTURBED}, alike_bare AS (SELECT * FROM undisturbed WHERE {IS_ALIKE})"
     ((count,),) = trace.con.execute(f"{alike_steps} SELECT count(*) FROM alike_bare").fetchall()
     if count < MIN_DRIFT_ROWS:
         return
@@ -228,7 +228,7 @@ def _uncertain_latency(trace: Trace) -> Iterator[Finding]:
     mean_ns = iterations.mean_ns(steps)
     if interval.hi - interval.lo > 2 * MAX_HALF_WIDTH * mean_ns:
         text = (
-            f"from {iterations.count_of(steps)} steady steps the step's latency is only known to be between "
+            f"from {iterations.step_count(steps)} steady steps the step's latency is only known to be between "
             f"{interval.lo / 1e6:.3g} and {interval.hi / 1e6:.3g} ms: the steps vary too much for so short a run; "
             "run more steps, on an otherwise idle machine"
         )
@@ -240,7 +240,7 @@ def _slowed_steps(trace: Trace) -> Iterator[Finding]:
     if len(trace.rungs) < 2 or trace.rungs[0].level != BARE:
         return
     bare, recorded = trace.rungs[:2]
-    if recorded.added is not None and recorded.added.lo > MIN_EXCESS * bare.step_ns:
+    if recorded.added_interval is not None and recorded.added_interval.lo > MIN_EXCESS * bare.step_ns:
         text = (
             f"a step with {depth(recorded.level)} recorded takes {recorded.step_ns / bare.step_ns:.2f} times as "
             "long as a bare step: times inside it are not those of the program without profiling"

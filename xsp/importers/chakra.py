@@ -94,12 +94,12 @@ def _node(node: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _part(node: dict[str, Any], which: str) -> tuple[list[Any], list[Any], list[Any]]:
+def _part(node: dict[str, Any], direction: str) -> tuple[list[Any], list[Any], list[Any]]:
     """Return values, shapes and types of the inputs or the outputs."""
-    part = node.get(f"{which}s")
+    part = node.get(f"{direction}s")
     if isinstance(part, dict):
         return _list(part.get("values")), _list(part.get("shapes")), _list(part.get("types"))
-    return _list(part), _list(node.get(f"{which}_shapes")), _list(node.get(f"{which}_types"))
+    return _list(part), _list(node.get(f"{direction}_shapes")), _list(node.get(f"{direction}_types"))
 
 
 def _shapes(shapes: Iterable[Any], types: Iterable[Any]) -> list[Any]:
@@ -142,28 +142,30 @@ def _dicts(value: Any) -> Iterator[dict[str, Any]]:
 
 def _match(con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> None:
     """Make the table `chakra_pairs` of spans and nodes, with the numbering that gives more matches."""
-    ((nodes, numbered),) = con.execute(
+    ((nodes, with_id),) = con.execute(
         "SELECT count(*), count(*) FILTER (rf_id > 0) FROM chakra_nodes WHERE name NOT LIKE '[pytorch|%'"
     ).fetchall()
-    if not numbered:
+    if not with_id:
         con.execute(_PAIRS.format(numbers="SELECT NULL::BIGINT AS number, NULL::BIGINT AS id WHERE false"))
         losses.note(f"{Path(source).name}: its {nodes} operators have no rf_id, so none could be matched")
         return
-    best = 0
-    for numbers in _numberings(con):
-        con.execute(_PAIRS.format(numbers=numbers).replace("chakra_pairs", "chakra_tried"))
-        ((matches,),) = con.execute("SELECT count(*) FROM chakra_tried").fetchall()
-        if matches > best:
-            best = matches
-            con.execute("CREATE OR REPLACE TEMP TABLE chakra_pairs AS FROM chakra_tried")
-    con.execute("DROP TABLE chakra_tried")
-    if not best:
+    most_matches = 0
+    for numbering in _numberings(con):
+        con.execute(_PAIRS.format(numbers=numbering).replace("chakra_pairs", "chakra_candidates"))
+        ((matches,),) = con.execute("SELECT count(*) FROM chakra_candidates").fetchall()
+        if matches > most_matches:
+            most_matches = matches
+            con.execute("CREATE OR REPLACE TEMP TABLE chakra_pairs AS FROM chakra_candidates")
+    con.execute("DROP TABLE chakra_candidates")
+    if not most_matches:
         raise TraceError(f"{source}: none of its {nodes} operators is in the trace; it was recorded with another trace")
-    losses.note(f"{Path(source).name}: {best} of its {nodes} operators and named blocks were found in the trace")
-    if numbered < nodes:
-        losses.skipped["operators of the execution trace without rf_id"] += nodes - numbered
-    if best < numbered:
-        losses.skipped["operators of the execution trace that are not in the trace"] += numbered - best
+    losses.note(
+        f"{Path(source).name}: {most_matches} of its {nodes} operators and named blocks were found in the trace"
+    )
+    if with_id < nodes:
+        losses.skipped["operators of the execution trace without rf_id"] += nodes - with_id
+    if most_matches < with_id:
+        losses.skipped["operators of the execution trace that are not in the trace"] += with_id - most_matches
 
 
 def _numberings(con: duckdb.DuckDBPyConnection) -> list[str]:
@@ -189,7 +191,7 @@ _ENRICH = f"""
                  ELSE coalesce(raw_spans.dtypes, pair.dtypes) END,
         scalars = coalesce(raw_spans.scalars, pair.scalars),
         dtype = coalesce(raw_spans.dtype, list_filter(TRY_CAST(pair.dtypes AS VARCHAR[]),
-                         lambda each: each NOT IN ('', '{SCALAR}', 'TensorList'))[1]),
+                         lambda type: type NOT IN ('', '{SCALAR}', 'TensorList'))[1]),
         sequence_nr = coalesce(raw_spans.sequence_nr, CASE WHEN pair.sequence_nr >= 0 THEN pair.sequence_nr END),
         attributes = CASE WHEN pair.outputs IS NULL THEN raw_spans.attributes ELSE json_merge_patch(
             coalesce(raw_spans.attributes, '{{}}'), json_object('output_shapes', pair.outputs::JSON)) END
@@ -197,10 +199,10 @@ _ENRICH = f"""
 """
 
 _FORWARD = """
-    UPDATE raw_spans SET phase = 'backward', forward_thread = made.thread,
-        sequence_nr = coalesce(made.sequence_nr, raw_spans.sequence_nr)
+    UPDATE raw_spans SET phase = 'backward', forward_thread = creator.thread,
+        sequence_nr = coalesce(creator.sequence_nr, raw_spans.sequence_nr)
     FROM chakra_pairs pair JOIN chakra_pairs forward ON forward.id = pair.fw_parent AND forward.number <> pair.number
-    JOIN raw_spans made ON made.number = forward.number
+    JOIN raw_spans creator ON creator.number = forward.number
     WHERE raw_spans.number = pair.number AND pair.fw_parent > 0
 """
 """Set the forward operator that the file names, replacing the one inferred from thread numbers."""

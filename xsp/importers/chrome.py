@@ -15,7 +15,7 @@ import duckdb
 from xsp import table
 from xsp.errors import TraceError
 from xsp.importers import traceevents
-from xsp.importers.contract import FURTHEST, RAW_COLUMNS, Losses, SourceInfo, TableImporter
+from xsp.importers.contract import MAX_TIME_NS, RAW_COLUMNS, Losses, SourceInfo, TableImporter
 from xsp.importers.kineto import Kineto, is_kineto
 from xsp.importers.kineto_rows import CATEGORIES
 from xsp.schema import Kind, Level
@@ -60,7 +60,7 @@ class Chrome(TableImporter):
             con.execute("DROP TABLE events")  # as large as the file, and not needed any more
             return Kineto().fill(con, source)
         losses = Losses(self.name)
-        if envelope.open:
+        if envelope.is_unclosed:
             losses.note("the list of trace events is not closed: the program that wrote it ended early")
         _count(con, losses)
         _fill(con, losses)
@@ -124,12 +124,12 @@ def _count(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
             losses.skipped[f"{NOT_SPANS[phase]}, not spans"] += count
         elif phase is None or phase not in "XBEbeSFMc(),":
             losses.skipped[f"events of the unknown phase {str(phase)[:20]!r}"] += count
-    bad = f"ph <> 'M' AND coalesce(ts_ns < 0 OR ts_ns >= {FURTHEST}, true)"
-    bad += f" OR ph = 'X' AND coalesce(dur_ns < 0 OR dur_ns >= {FURTHEST}, true)"
-    ((count, first),) = con.execute(f"SELECT count(*), min(number) FROM events WHERE {bad}").fetchall()
+    invalid = f"ph <> 'M' AND coalesce(ts_ns < 0 OR ts_ns >= {MAX_TIME_NS}, true)"
+    invalid += f" OR ph = 'X' AND coalesce(dur_ns < 0 OR dur_ns >= {MAX_TIME_NS}, true)"
+    ((count, first),) = con.execute(f"SELECT count(*), min(number) FROM events WHERE {invalid}").fetchall()
     if count:
         losses.skipped[f"without a time, or with a negative one (the first is event {first})"] += count
-        con.execute(f"DELETE FROM events WHERE {bad}")
+        con.execute(f"DELETE FROM events WHERE {invalid}")
     ((latest,),) = con.execute("SELECT max(ts_ns) FROM events WHERE ph <> 'M'").fetchall()
     if latest is not None and latest < 10**18:
         losses.note("times count from an origin that the file does not name, not from 1970")
@@ -137,7 +137,7 @@ def _count(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
 
 def _fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     table.create(con, "raw_spans", RAW_COLUMNS)
-    for name, query in {"chrome_places": _PLACES, "chrome_pairs": _PAIRS, "chrome_async": _ASYNC}.items():
+    for name, query in {"chrome_threads": _THREADS, "chrome_pairs": _PAIRS, "chrome_async": _ASYNC}.items():
         con.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}")
     for part in (_COMPLETE, _PAIRED, _PAIRED_ASYNC):
         con.execute(f"INSERT INTO raw_spans BY NAME {part}")
@@ -146,33 +146,33 @@ def _fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
         (losses.skipped, "ends without a begin", "chrome_pairs WHERE no_begin"),
         (losses.skipped, "asynchronous spans without an end, a begin or an id",
          "chrome_async WHERE no_begin OR no_end"),
-        (losses.skipped, "projections of host spans onto the device", f"events e JOIN chrome_places p {_SAME} "
+        (losses.skipped, "projections of host spans onto the device", f"events e JOIN chrome_threads p {_ON_THREAD} "
                                                                       "WHERE ph = 'X' AND projected"),
     ):  # fmt: skip
         ((count,),) = con.execute(f"SELECT count(*) FROM {rows}").fetchall()
         if count:
             reasons[reason] += count
     ((losses.spans,),) = con.execute("SELECT count(*) FROM raw_spans").fetchall()
-    for name in ("chrome_places", "chrome_pairs", "chrome_async", "events"):
+    for name in ("chrome_threads", "chrome_pairs", "chrome_async", "events"):
         con.execute(f"DROP TABLE {name}")
 
 
-_SAME = "ON p.pid IS NOT DISTINCT FROM e.pid AND p.tid IS NOT DISTINCT FROM e.tid"
+_ON_THREAD = "ON p.pid IS NOT DISTINCT FROM e.pid AND p.tid IS NOT DISTINCT FROM e.tid"
 
-_PLACES = r"""
+_THREADS = r"""
     WITH owners AS (
         SELECT pid, any_value(args.name) AS owner FROM events WHERE ph = 'M' AND name = 'process_name' GROUP BY pid
-    ), lines AS (
+    ), thread_names AS (
         SELECT pid, tid, any_value(args.name) AS line FROM events WHERE ph = 'M' AND name = 'thread_name' GROUP BY ALL
-    ), found AS (
+    ), event_threads AS (
         SELECT DISTINCT pid, tid FROM events WHERE ph <> 'M'
-    ), named_lines AS (
-        SELECT found.pid, found.tid, line, owner,
+    ), named_threads AS (
+        SELECT event_threads.pid, event_threads.tid, line, owner,
                TRY_CAST(coalesce(nullif(regexp_extract(owner, '^/device:[A-Z]+:(\d{1,4})\b', 1), ''),
                                  nullif(regexp_extract(owner, '(?i)^gpu ?#?(\d{1,4})$', 1), '')) AS INTEGER) AS device
-        FROM found LEFT JOIN owners ON owners.pid IS NOT DISTINCT FROM found.pid
-        LEFT JOIN lines ON lines.pid IS NOT DISTINCT FROM found.pid
-             AND lines.tid IS NOT DISTINCT FROM found.tid
+        FROM event_threads LEFT JOIN owners ON owners.pid IS NOT DISTINCT FROM event_threads.pid
+        LEFT JOIN thread_names ON thread_names.pid IS NOT DISTINCT FROM event_threads.pid
+             AND thread_names.tid IS NOT DISTINCT FROM event_threads.tid
     )
     SELECT pid, tid, device, CASE WHEN device IS NULL THEN
                coalesce(TRY_CAST(pid AS BIGINT), dense_rank() OVER (ORDER BY pid) + 1000000000) END AS process,
@@ -183,7 +183,7 @@ _PLACES = r"""
            device IS NOT NULL AND regexp_matches(coalesce(line, ''),
                CASE WHEN owner LIKE '/device:TPU:%' THEN '^(Steps|XLA Modules|Framework|Source|TensorFlow)'
                     ELSE '^(Steps|XLA |Framework|Source|TensorFlow|Launch Stats)' END) AS projected
-    FROM named_lines
+    FROM named_threads
 """
 """Process and thread, or device and stream, for each pair of `pid` and `tid`."""
 
@@ -217,41 +217,42 @@ _COMPLETE = rf"""
                    regexp_extract(e.name, '(?i)^memcpy([HDP]2[HDP])', 1), '2', 'to'), '') END,
                'sources', CASE WHEN e.args.source IS NOT NULL THEN [e.args.source] END
            ))::VARCHAR, '{{}}') END AS attributes
-    FROM events e JOIN chrome_places p {_SAME} WHERE ph = 'X' AND NOT projected
+    FROM events e JOIN chrome_threads p {_ON_THREAD} WHERE ph = 'X' AND NOT projected
 """
 
 
-def _brackets(begins: str, ends: str, line: str) -> str:
+def _brackets(begin_phases: str, end_phases: str, line: str) -> str:
     """Return the SQL of begin events paired with end events, like brackets.
 
     Within a line each event gets its nesting depth; at one depth begins and ends alternate. An end that lowers the
     depth below its minimum so far has no begin, and sets a new minimum.
 
     Args:
-        begins: the phases of begin events, as a list in SQL.
-        ends: the phases of end events, likewise.
+        begin_phases: the phases of begin events, as a list in SQL.
+        end_phases: the phases of end events, likewise.
         line: the columns in which the events of a line agree.
     """
     order = f"(PARTITION BY {line} ORDER BY ts_ns, number)"
     return f"""
-    WITH walked AS (
-        SELECT *, ph IN ({begins}) AS begins, sum(CASE WHEN ph IN ({begins}) THEN 1 ELSE -1 END) OVER {order} AS running
-        FROM events WHERE ph IN ({begins}, {ends})
-    ), grounded AS (
-        SELECT *, least(0, min(running) OVER {order}) AS ground FROM walked
-    ), levelled AS (
-        SELECT *, running - ground + CASE WHEN begins THEN 0 ELSE 1 END AS depth,
-               NOT begins AND ground < coalesce(lag(ground) OVER {order}, 0) AS no_begin
-        FROM grounded
-    ), paired AS (
-        SELECT *, CASE WHEN NOT lead(begins) OVER box THEN lead(ts_ns) OVER box END AS end_ns
-        FROM levelled WHERE NOT no_begin WINDOW box AS (PARTITION BY {line}, depth ORDER BY ts_ns, number)
+    WITH nesting AS (
+        SELECT *, ph IN ({begin_phases}) AS is_begin,
+               sum(CASE WHEN ph IN ({begin_phases}) THEN 1 ELSE -1 END) OVER {order} AS running
+        FROM events WHERE ph IN ({begin_phases}, {end_phases})
+    ), minima AS (
+        SELECT *, least(0, min(running) OVER {order}) AS ground FROM nesting
+    ), depths AS (
+        SELECT *, running - ground + CASE WHEN is_begin THEN 0 ELSE 1 END AS depth,
+               NOT is_begin AND ground < coalesce(lag(ground) OVER {order}, 0) AS no_begin
+        FROM minima
+    ), pairs AS (
+        SELECT *, CASE WHEN NOT lead(is_begin) OVER box THEN lead(ts_ns) OVER box END AS end_ns
+        FROM depths WHERE NOT no_begin WINDOW box AS (PARTITION BY {line}, depth ORDER BY ts_ns, number)
     )
     SELECT number, name, pid, tid, ts_ns, coalesce(end_ns, greatest(ts_ns, (SELECT max(ts_ns + coalesce(dur_ns, 0))
                FROM events WHERE ph IN ('X', 'B', 'E')))) AS end_ns,
            end_ns IS NULL AS no_end, false AS no_begin
-    FROM paired WHERE begins
-    UNION ALL SELECT number, name, pid, tid, ts_ns, ts_ns, false, true FROM levelled WHERE no_begin
+    FROM pairs WHERE is_begin
+    UNION ALL SELECT number, name, pid, tid, ts_ns, ts_ns, false, true FROM depths WHERE no_begin
     """
 
 
@@ -259,7 +260,7 @@ _PAIRS = _brackets("'B'", "'E'", "pid, tid")
 _ASYNC = _brackets("'b', 'S'", "'e', 'F'", "pid, cat, id, name, CASE WHEN id IS NULL THEN number END")
 """Asynchronous spans of one id and one name nest; without an id, no end belongs to a begin."""
 
-_PLACED = "process, thread, device, stream"
+_LOCATION = "process, thread, device, stream"
 _HOST = f"""
     CASE WHEN device IS NULL THEN {int(Level.APPLICATION)} ELSE {int(Level.KERNEL)} END AS level,
     CASE WHEN device IS NULL THEN '{Kind.USER}' ELSE '{Kind.KERNEL}' END AS kind,
@@ -267,13 +268,13 @@ _HOST = f"""
 """
 
 _PAIRED = f"""
-    SELECT number, {_NAME} AS name, {_PLACED}, ts_ns AS start_ns, end_ns - ts_ns AS dur_ns,
+    SELECT number, {_NAME} AS name, {_LOCATION}, ts_ns AS start_ns, end_ns - ts_ns AS dur_ns,
            CASE WHEN no_end THEN 'unclosed' ELSE 'ok' END AS status, {_HOST}
-    FROM chrome_pairs e JOIN chrome_places p {_SAME} WHERE NOT no_begin AND NOT projected
+    FROM chrome_pairs e JOIN chrome_threads p {_ON_THREAD} WHERE NOT no_begin AND NOT projected
 """
 
 _PAIRED_ASYNC = f"""
     SELECT number, {_NAME} AS name, process, ts_ns AS start_ns, end_ns - ts_ns AS dur_ns, 'ok' AS status,
            {int(Level.APPLICATION)} AS level, '{Kind.USER}' AS kind, 'chrome' AS collector, false AS replayed
-    FROM chrome_async e JOIN chrome_places p {_SAME} WHERE NOT no_begin AND NOT no_end
+    FROM chrome_async e JOIN chrome_threads p {_ON_THREAD} WHERE NOT no_begin AND NOT no_end
 """

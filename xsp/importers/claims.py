@@ -31,7 +31,7 @@ def run_of(text: str, losses: Losses) -> Run | None:
         return None
     for name in run.misfits:
         losses.changed[f"field {name} of a run left out: it does not have xsp's type"] += 1
-    return Run.of({name: value for name, value in run.items() if name not in _ELSEWHERE})
+    return Run.of({name: value for name, value in run.items() if name not in _DIRECTORY_FIELDS})
 
 
 def device(name: str, sms: Any, memory_bytes: Any, major: Any, minor: Any, warp_size: Any) -> dict[str, Any]:
@@ -49,5 +49,5 @@ def _refuse(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
-_ELSEWHERE = frozenset({"format", "parts", "ranks", "imported", "received", "delivery"})
+_DIRECTORY_FIELDS = frozenset({"format", "parts", "ranks", "imported", "received", "delivery"})
 """Fields about the run directory itself; the process that writes the directory sets them."""

@@ -36,7 +36,7 @@ _RAW_NAMES = (
     "dram_write_bytes bytes_source occupancy occupancy_source collector attributes"
 ).split()
 
-FURTHEST = 2**62
+MAX_TIME_NS = 2**62
 """Nanoseconds since the epoch. Times from here on are treated as damaged; the sum of two smaller ones fits a BIGINT."""
 
 PYTHON_FRAMES = "frames of Python that are no module"
@@ -47,13 +47,13 @@ OS_BACKTRACES = "frames of backtraces of the operating system's calls"
 CPU_SAMPLES = "frames of samples of the CPU"
 """The same for host data of Nsight Systems; recording the backtraces of CUDA calls slows the launching calls down."""
 
-_GZIP = b"\x1f\x8b"
+GZIP = b"\x1f\x8b"
 _TASKS = re.compile(rb"[\x80-\xff]{0,2}[\x00-\x7f]\x0a[\x05-\x0f]\d+\.\d+\.\d+")
 """Beginning of Chakra's binary form: the length of the first message, and in it the version of the schema."""
-_NOT_READ = {b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
+_UNSUPPORTED_COMPRESSION = {b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
 """First bytes of compressed files that are refused."""
 
-_MOST_REASONS = 100
+_MAX_REASONS = 100
 """Maximum number of reasons that are listed; a source can have as many as it has spans."""
 
 
@@ -100,15 +100,15 @@ class Losses:
     def sentences(self) -> list[str]:
         """Return the losses as sentences, the largest first."""
         skipped = [f"{count} spans were left out: {reason}" for reason, count in _largest(self.skipped).items()]
-        changed = [f"{count} × {what}" for what, count in _largest(self.changed).items()]
+        changed = [f"{count} × {change}" for change, count in _largest(self.changed).items()]
         return [*skipped, *changed, *self.notes]
 
 
 def _largest(reasons: Counter[str]) -> dict[str, int]:
     """Return reasons with their counts, largest first; those beyond the maximum are summed up in one entry."""
-    listed = dict(reasons.most_common(_MOST_REASONS))
-    rest = reasons.total() - sum(listed.values())
-    return {**listed, f"{len(reasons) - len(listed)} further reasons": rest} if rest else listed
+    largest = dict(reasons.most_common(_MAX_REASONS))
+    rest = reasons.total() - sum(largest.values())
+    return {**largest, f"{len(reasons) - len(largest)} further reasons": rest} if rest else largest
 
 
 @dataclass
@@ -211,7 +211,7 @@ Importer: TypeAlias = TableImporter | RowImporter | Enricher
 _KINDS: dict[str, Any] = {"fill": TableImporter, "read": RowImporter, "enrich": Enricher}
 
 
-def importer(name: str) -> Importer:
+def load_importer(name: str) -> Importer:
     """Load an importer by the name of its entry point, and check that it is of exactly one kind.
 
     Raises:
@@ -235,7 +235,7 @@ def _unusable(name: str, error: BaseException) -> str:
     return f"importer {name!r} cannot be used: {type(error).__name__}: {error}"
 
 
-def find(source: str) -> Importer:
+def find_importer(source: str) -> Importer:
     """Return the importer that recognises a source.
 
     Raises:
@@ -248,7 +248,7 @@ def find(source: str) -> Importer:
     unusable: list[str] = []
     for name in plugins.names(GROUP):
         try:
-            candidate = importer(name)
+            candidate = load_importer(name)
             recognised = candidate.recognises(head, source)
         except PluginError as error:
             unusable.append(str(error))
@@ -264,7 +264,7 @@ def find(source: str) -> Importer:
             "writes it), without spans and operators; give the run that it was made from, or the JSON that "
             "torch.profiler.ExecutionTraceObserver writes"
         )
-    for mark, form in _NOT_READ.items():
+    for mark, form in _UNSUPPORTED_COMPRESSION.items():
         if head.startswith(mark):
             raise TraceError(f"{source}: compressed with {form}, which is not read; decompress it, or use gzip")
     if unusable:
@@ -281,7 +281,7 @@ def is_url(source: str) -> bool:
     return source.partition("://")[0].lower() in ("http", "https")
 
 
-def of_trace(url: str, trace_id: str | None) -> str:
+def trace_url(url: str, trace_id: str | None) -> str:
     """Return the URL of a trace below the URL of a Jaeger; without a trace id, return the URL unchanged."""
     return url if trace_id is None else f"{url.partition('?')[0].rstrip('/')}/trace/{trace_id}"
 
@@ -302,15 +302,15 @@ def first_bytes(path: Path) -> bytes:
     Raises:
         TraceError: it cannot be read.
     """
-    with opened(path) as file:
+    with open_bytes(path) as file:
         try:
             return file.read(HEAD)
         except (EOFError, OSError, zlib.error) as error:
-            raise broken(path, error) from error
+            raise read_error(path, error) from error
 
 
-def opened(path: Path) -> IO[bytes]:
-    """Open a file to read its bytes, decompressed if it is gzip. Pass errors of later reads to `broken`.
+def open_bytes(path: Path) -> IO[bytes]:
+    """Open a file to read its bytes, decompressed if it is gzip. Pass errors of later reads to `read_error`.
 
     Raises:
         TraceError: it cannot be opened.
@@ -319,7 +319,7 @@ def opened(path: Path) -> IO[bytes]:
         if path.is_dir():
             raise TraceError(f"{path}: is a directory; give the files in it")
         with open(path, "rb") as file:
-            compressed = file.read(2) == _GZIP
+            compressed = file.read(2) == GZIP
         return cast("IO[bytes]", gzip.open(path)) if compressed else open(path, "rb")
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
@@ -328,7 +328,7 @@ def opened(path: Path) -> IO[bytes]:
 
 
 @contextmanager
-def fitting(source: str) -> Iterator[None]:
+def check_values(source: str) -> Iterator[None]:
     """Report values that do not fit a column as an error of the source.
 
     Raises:
@@ -341,7 +341,7 @@ def fitting(source: str) -> Iterator[None]:
         raise TraceError(f"{source}: holds values that do not fit the span table ({reason})") from error
 
 
-def broken(source: Path | str, error: Exception, place: str = "") -> TraceError:
+def read_error(source: Path | str, error: Exception, place: str = "") -> TraceError:
     """Return the TraceError that states where a source is broken, and why.
 
     Args:
@@ -355,5 +355,5 @@ def broken(source: Path | str, error: Exception, place: str = "") -> TraceError:
         reason = f"damaged gzip ({error})"
     else:
         reason = getattr(error, "strerror", None) or str(error)
-    where = f"{source}, {place}" if place else f"{source}"
-    return TraceError(f"{where}: {reason}")
+    location = f"{source}, {place}" if place else f"{source}"
+    return TraceError(f"{location}: {reason}")

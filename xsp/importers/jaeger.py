@@ -18,8 +18,8 @@ from urllib.parse import unquote, urlsplit
 
 from xsp.errors import TraceError
 from xsp.importers import otlp_json
-from xsp.importers.contract import Imported, Losses, RowImporter, is_url, opened, without_credentials
-from xsp.importers.otlp import LARGEST, InvalidSpan, OtlpSpan, Part, Reader
+from xsp.importers.contract import Imported, Losses, RowImporter, is_url, open_bytes, without_credentials
+from xsp.importers.otlp import MAX_MESSAGE_BYTES, InvalidSpan, OtlpSpan, Part, Reader
 
 if TYPE_CHECKING:
     from urllib.error import HTTPError
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 SECONDS = 30
 """Timeout of each read in seconds: if Jaeger sends no byte for so long, it counts as hanging."""
 
-LONGEST = 600
+MAX_ANSWER_S = 600
 """Maximum seconds for a whole answer, even if it keeps arriving."""
 
-MOST_LINKED = 2_000
+MAX_LINKED = 2_000
 """Maximum number of linked traces that are fetched."""
 
 _UI = re.compile(rb'\s*\{\s*"(?:data|result)"\s*:\s*[\[{]')
@@ -59,7 +59,7 @@ class Jaeger(RowImporter):
             base, trace_id = _parts_of_url(source)
             reader = Reader(losses)
             return Imported(reader.rows(_trace_parts(base, trace_id, reader)), losses, reader.runs)
-        with opened(Path(source)) as file:
+        with open_bytes(Path(source)) as file:
             text = otlp_json.read_rest(file, source)
         documents = list(_documents(text, source))
         in_microseconds = any("data" in document for document in documents)
@@ -91,17 +91,19 @@ def _parts_of_url(url: str) -> tuple[str, str]:
 
 def _trace_parts(base: str, trace_id: str, reader: Reader) -> Iterator[Part]:
     """Yield the parts of a trace and of the traces that its spans link to."""
-    seen = {trace_id}
+    visited = {trace_id}
     yield from _trace(base, trace_id)
-    while pending := sorted(reader.links - seen):
-        for linked in pending[: MOST_LINKED - len(seen)]:
-            seen.add(linked)
+    while pending := sorted(reader.links - visited):
+        for linked in pending[: MAX_LINKED - len(visited)]:
+            visited.add(linked)
             try:
                 yield from _trace(base, linked)
             except TraceError as error:
                 reader.losses.note(f"linked trace {linked}: {str(error).rpartition(f'{linked}: ')[2]}")
-        if len(seen) >= MOST_LINKED:
-            reader.losses.note(f"{len(reader.links - seen)} linked traces were not fetched: {MOST_LINKED} is the limit")
+        if len(visited) >= MAX_LINKED:
+            reader.losses.note(
+                f"{len(reader.links - visited)} linked traces were not fetched: {MAX_LINKED} is the limit"
+            )
             break
     reader.close()
 
@@ -167,13 +169,15 @@ def _request(url: str, place: str) -> Request:
 
 
 def _body(response: Any, place: str) -> bytes:
-    content, end = bytearray(), time.monotonic() + LONGEST
+    content, end = bytearray(), time.monotonic() + MAX_ANSWER_S
     while part := response.read1(1 << 20):
         content += part
-        if len(content) > LARGEST:
-            raise TraceError(f"{place}: more than {LARGEST >> 20} MiB; export it to a file of JSON lines instead")
+        if len(content) > MAX_MESSAGE_BYTES:
+            raise TraceError(
+                f"{place}: more than {MAX_MESSAGE_BYTES >> 20} MiB; export it to a file of JSON lines instead"
+            )
         if time.monotonic() > end:
-            raise TraceError(f"{place}: not finished within {LONGEST} s")
+            raise TraceError(f"{place}: not finished within {MAX_ANSWER_S} s")
     return bytes(content)
 
 
@@ -248,8 +252,8 @@ def _ui_parts(trace: Any, place: str) -> Iterator[Part]:
             resource = {**_tags(process.get("tags")), "service.name": process.get("serviceName")}
             tags = _tags(span.get("tags")) if isinstance(span, dict) else {}
             yield Part(resource, str(tags.get("otel.scope.name", "")), [_span(span, tags)])
-        except InvalidSpan as unfit:
-            yield Part({}, "", [unfit])
+        except InvalidSpan as error:
+            yield Part({}, "", [error])
 
 
 def _span(span: Any, tags: Mapping[str, Any]) -> OtlpSpan | InvalidSpan:
@@ -279,7 +283,7 @@ def _span(span: Any, tags: Mapping[str, Any]) -> OtlpSpan | InvalidSpan:
         attributes={name: value for name, value in tags.items() if name not in _JAEGER_TAGS},
         status=2 if tags.get("error") in (True, "true") or tags.get("otel.status_code") == "ERROR" else 0,
         links=tuple(trace for kind, trace, _ in targets if trace and trace != trace_id),
-        events=otlp_json.items(span.get("logs")),
+        events=otlp_json.item_count(span.get("logs")),
     )
 
 

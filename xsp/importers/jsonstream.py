@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from xsp.errors import TraceError
-from xsp.importers.contract import broken, opened
+from xsp.importers.contract import open_bytes, read_error
 
 CHUNK = 1 << 20
 """Minimum number of bytes that are read at a time."""
 
-MOST = 1 << 24
+MAX_CHARACTERS = 1 << 24
 """Maximum characters of one element, and of a value outside the array; a longer one is damage, or an attack."""
 
 _BLANK = re.compile(r"[\s,]*")
@@ -33,7 +33,7 @@ def elements(source: str, name: str) -> Iterator[Any]:
     Raises:
         TraceError: the file cannot be read, is truncated, or has another structure; the message gives the position.
     """
-    with opened(Path(source)) as file:
+    with open_bytes(Path(source)) as file:
         text = _Text(source, file)
         if text.next() != "{":
             raise text.error("no JSON object begins here")
@@ -57,22 +57,22 @@ class _Text:
     def __init__(self, source: str, file: IO[bytes]) -> None:
         self._source, self._file = source, file
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
-        self._held, self._place, self._before, self._ended = "", 0, 0, False
+        self._buffer, self._index, self._consumed, self._is_at_end = "", 0, 0, False
 
     def next(self) -> str:
         """Return the next character that is neither blank nor a comma."""
         while True:
-            match = _BLANK.match(self._held, self._place)
-            self._place = match.end() if match else self._place
-            if self._place < len(self._held):
-                return self._held[self._place]
-            if self._ended:
+            match = _BLANK.match(self._buffer, self._index)
+            self._index = match.end() if match else self._index
+            if self._index < len(self._buffer):
+                return self._buffer[self._index]
+            if self._is_at_end:
                 raise self.error("is truncated; copy it again")
-            self._more()
+            self._read_more()
 
     def skip(self, count: int) -> None:
         """Advance by some characters."""
-        self._place += count
+        self._index += count
 
     def skip_separator(self) -> None:
         """Skip the colon between a key and its value."""
@@ -85,36 +85,36 @@ class _Text:
         self.next()
         while True:
             try:
-                value, end = _DECODER.raw_decode(self._held, self._place)
+                value, end = _DECODER.raw_decode(self._buffer, self._index)
             except RecursionError as error:
                 raise self.error("nested too deeply") from error
             except json.JSONDecodeError as error:
-                if self._ended:
-                    self._place = error.pos
+                if self._is_at_end:
+                    self._index = error.pos
                     raise self.error(f"invalid JSON, or cut off ({error.msg})") from error
             except ValueError as error:
                 raise self.error(f"a value that cannot be read ({error})") from error
             else:
-                if end < len(self._held) or self._ended:
-                    self._place = end
+                if end < len(self._buffer) or self._is_at_end:
+                    self._index = end
                     return value
-            if len(self._held) - self._place > MOST:
-                raise self.error(f"invalid JSON, or a value of more than {MOST >> 20} MiB")
-            self._more()
+            if len(self._buffer) - self._index > MAX_CHARACTERS:
+                raise self.error(f"invalid JSON, or a value of more than {MAX_CHARACTERS >> 20} MiB")
+            self._read_more()
 
     def error(self, reason: str) -> TraceError:
         """Return a TraceError with the reason and the current position."""
-        return TraceError(f"{self._source}, character {self._before + self._place}: {reason}")
+        return TraceError(f"{self._source}, character {self._consumed + self._index}: {reason}")
 
-    def _more(self) -> None:
+    def _read_more(self) -> None:
         """Drop the consumed text and read on, at least doubling the rest, so that long values are not parsed often."""
         try:
-            read = self._file.read(max(CHUNK, len(self._held) - self._place))
-            text = self._decoder.decode(read, final=not read)
+            chunk = self._file.read(max(CHUNK, len(self._buffer) - self._index))
+            text = self._decoder.decode(chunk, final=not chunk)
         except (EOFError, OSError, zlib.error) as error:
-            raise broken(self._source, error, f"character {self._before + self._place}") from error
+            raise read_error(self._source, error, f"character {self._consumed + self._index}") from error
         except UnicodeDecodeError as error:
             raise self.error(f"not UTF-8 ({error.reason})") from error
-        self._ended = not read
-        self._before += self._place
-        self._held, self._place = self._held[self._place :] + text, 0
+        self._is_at_end = not chunk
+        self._consumed += self._index
+        self._buffer, self._index = self._buffer[self._index :] + text, 0

@@ -24,7 +24,7 @@ MARKS = (b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"bas
 PUBLIC = {"schemaVersion", "deviceProperties", "distributedInfo", kineto_rows.BASE, "displayTimeUnit"}
 """Top-level keys that are imported or contain nothing private. Others may name people, machines and paths."""
 
-MOST_DEVICES = 1024
+MAX_DEVICES = 1024
 """Maximum number of devices of a machine."""
 
 
@@ -42,7 +42,7 @@ class Kineto(TableImporter):
         rows = kineto_rows.Rows()
         envelope = traceevents.read(con, source, rows)
         losses = Losses(self.name)
-        if envelope.open:
+        if envelope.is_unclosed:
             losses.note("the list of trace events is not closed: the program that wrote it ended early")
         run = _run(envelope.keys)
         counters = kineto_counters.attach(con, run["machine"]["device_properties"], losses)
@@ -67,7 +67,7 @@ def _run(keys: dict[str, Any]) -> dict[str, Any]:
     distributed = keys.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     properties = keys.get("deviceProperties")
-    entries = properties[:MOST_DEVICES] if isinstance(properties, list) else []
+    entries = properties[:MAX_DEVICES] if isinstance(properties, list) else []
     devices = [_device(entry) for entry in entries if isinstance(entry, dict)]
     run: dict[str, Any] = {
         "machine": {

@@ -34,7 +34,7 @@ FLOPS, ORDINARY = "flops", "flops_without_tensor_cores"
 NAMELESS = "__missing__"
 """The profiler's name for an unknown kernel."""
 
-_LONGEST_NAME, _MOST_METRICS, _MOST_SUMS = 256, 256, 2000
+_MAX_NAME, _MAX_METRICS, _MAX_SUMS = 256, 256, 2000
 """Limits for arbitrary files; a profiler writes a few dozen metrics of some hundred kernels."""
 
 
@@ -82,8 +82,8 @@ def attach(con: duckdb.DuckDBPyConnection, devices: Sequence[Mapping[str, Any]],
             "ranges": len(ranges),
             "ranges_joined": len(joined),
             "kernels_timed": bool(kernels),
-            "apart": sums[:_MOST_SUMS],
-            "apart_left_out": max(0, len(sums) - _MOST_SUMS),
+            "apart": sums[:_MAX_SUMS],
+            "apart_left_out": max(0, len(sums) - _MAX_SUMS),
         }
     }
 
@@ -106,9 +106,9 @@ def _values(args: str | None) -> dict[str, float]:
     except (ValueError, RecursionError):
         arguments = {}
     values: dict[str, float] = {}
-    for name, value in list(arguments.items())[:_MOST_METRICS] if isinstance(arguments, dict) else ():
+    for name, value in list(arguments.items())[:_MAX_METRICS] if isinstance(arguments, dict) else ():
         number = _number(value)
-        if number is not None and len(name) <= _LONGEST_NAME:
+        if number is not None and len(name) <= _MAX_NAME:
             values[name] = number
     return values
 
@@ -141,17 +141,17 @@ def _by_name(kernels: Iterable[tuple[int, str, int]], ranges: Iterable[_Range]) 
 
     If the numbers of ranges and kernels of a device and name differ, none of them is joined.
     """
-    timed: dict[tuple[int, str | None], list[int]] = defaultdict(list)
-    counted: dict[tuple[int, str | None], list[int]] = defaultdict(list)
+    kernels_by_name: dict[tuple[int, str | None], list[int]] = defaultdict(list)
+    ranges_by_name: dict[tuple[int, str | None], list[int]] = defaultdict(list)
     for device, name, number in kernels:
-        timed[device, name].append(number)
+        kernels_by_name[device, name].append(number)
     for entry in ranges:
-        counted[entry.device, entry.name].append(entry.number)
+        ranges_by_name[entry.device, entry.name].append(entry.number)
     return {
         number: kernel
-        for group, numbers in counted.items()
-        if len(numbers) == len(timed[group])
-        for number, kernel in zip(numbers, timed[group], strict=True)
+        for group, numbers in ranges_by_name.items()
+        if len(numbers) == len(kernels_by_name[group])
+        for number, kernel in zip(numbers, kernels_by_name[group], strict=True)
     }
 
 
@@ -186,16 +186,16 @@ def _by_order(con: duckdb.DuckDBPyConnection, ranges: Sequence[_Range], losses: 
 
 def _write(
     con: duckdb.DuckDBPyConnection,
-    counted: Iterable[_Range],
-    joined: Mapping[int, int],
+    joined_ranges: Iterable[_Range],
+    rows_by_range: Mapping[int, int],
     devices: Sequence[Mapping[str, Any]],
 ) -> None:
     """Write the counters into the rows of `raw_spans`: as attributes, and for kernels also into their columns."""
     rows = []
-    for entry in counted:
+    for entry in joined_ranges:
         attributes = {"counters": entry.values, "counted": {"kernel": entry.name, "device": entry.device}}
         figures = metrics.figures(entry.values, _capability(devices, entry.device))
-        rows.append((joined[entry.number], json.dumps(attributes), *figures))
+        rows.append((rows_by_range[entry.number], json.dumps(attributes), *figures))
     columns = (
         Column("number", "BIGINT", "of the row in `raw_spans`"),
         Column("additions", "VARCHAR", "attributes, as JSON"),
@@ -240,10 +240,10 @@ def _add_window_span(con: duckdb.DuckDBPyConnection) -> None:
     )
 
 
-def _sums(apart: Iterable[_Range]) -> list[dict[str, Any]]:
+def _sums(ranges: Iterable[_Range]) -> list[dict[str, Any]]:
     """Return the counters summed up by kernel name, device and metric."""
     values_by_metric: dict[tuple[str, int, str], list[float]] = defaultdict(list)
-    for entry in apart:
+    for entry in ranges:
         for metric, value in entry.values.items():
             values_by_metric[entry.name or NAMELESS, entry.device, metric].append(value)
     return [

@@ -9,7 +9,7 @@ import duckdb
 
 from xsp import table
 from xsp.cost.inputs import NO_TENSOR
-from xsp.importers.contract import FURTHEST, RAW_COLUMNS
+from xsp.importers.contract import MAX_TIME_NS, RAW_COLUMNS
 from xsp.schema import Kind, Level
 
 CATEGORIES = {
@@ -27,7 +27,7 @@ CATEGORIES = {
 
 _LINKS = "('ac2g', 'async', 'async_cpu_to_gpu', 'async_gpu', 'fwdbwd', 'fwd_bwd')"
 
-LONGEST = FURTHEST // 2
+MAX_DURATION_NS = MAX_TIME_NS // 2
 """Maximum nanoseconds of a duration, and of a time after the base; larger values are damage."""
 
 BASE = "baseTimeNanoseconds"
@@ -41,21 +41,22 @@ _SORTS = " ".join(f"WHEN {table.literal(name)} THEN '{sort}'" for sort, names in
 _LIBRARY = "(starts_with(name, 'nccl:') OR starts_with(name, 'rccl:') OR starts_with(name, 'gloo:'))"
 _HAS_COLLECTIVE = "contains(args, 'Collective name')"
 
-READ = {
+PORTION_COLUMNS = {
     "process": "TRY_CAST(pid AS BIGINT)",
     "thread": "coalesce(TRY_CAST(tid AS BIGINT), TRY_CAST(regexp_extract(tid, '(\\d+)$', 1) AS BIGINT))",
     "category": "lower(coalesce(cat, ''))",
-    "sorted": "CASE WHEN name = '[memory]' AND ph IN ('i', 'I') THEN 'memory' WHEN ph <> 'X' OR ph IS NULL THEN NULL "
+    "raw_sort": "CASE WHEN name = '[memory]' AND ph IN ('i', 'I') THEN 'memory' WHEN ph <> 'X' OR ph IS NULL THEN NULL "
     f"WHEN category = 'python_function' AND name NOT LIKE 'nn.Module: %' THEN NULL ELSE CASE category {_SORTS} END END",
-    "sort": f"CASE WHEN ts_ns BETWEEN 0 AND {LONGEST} AND (sorted = 'memory' OR dur_ns BETWEEN 0 AND {LONGEST}) "
-    "THEN sorted END",
+    "sort": f"CASE WHEN ts_ns BETWEEN 0 AND {MAX_DURATION_NS} "
+    f"AND (raw_sort = 'memory' OR dur_ns BETWEEN 0 AND {MAX_DURATION_NS}) "
+    "THEN raw_sort END",
     "has_details": f"coalesce(CASE sort WHEN 'kernel' THEN {_HAS_COLLECTIVE} WHEN 'op' THEN {_HAS_COLLECTIVE} "
     "OR starts_with(name, 'triton_') "
     f"OR starts_with(name, '## Call CompiledFxGraph ') OR ({_LIBRARY} AND contains(args, 'Input ')) END, false)",
 }
 """Additional columns of a portion: process and thread as numbers, the category in lower case, the sort of row of an
-event (`sorted`), the same but null without a valid time (`sort`), and whether the name or the arguments of an operator
-or kernel have additional data (`has_details`): a query for these takes longer to plan than most files take to read."""
+event (`raw_sort`), the same but null without a valid time (`sort`), and whether the name or arguments of an operator or
+kernel have additional data (`has_details`): a query for these takes longer to plan than most files take to read."""
 
 
 STEP = "name LIKE 'ProfilerStep#%'"
@@ -70,13 +71,13 @@ class _Arguments(NamedTuple):
     def rows(self, where: str) -> str:
         """Return the SQL of the rows that meet a condition, with their arguments."""
         paths = ", ".join(table.literal(f'$."{name}"') for name in self.names)
-        return f"(SELECT *, json_extract_string(args, [{paths}]) AS found FROM portion WHERE {where})"
+        return f"(SELECT *, json_extract_string(args, [{paths}]) AS arguments FROM portion WHERE {where})"
 
     def text(self, *names: str) -> str:
         """Return the SQL of an argument as text, under the first of its names that is present; JSON stays text."""
-        return f"coalesce({', '.join(f'found[{self.names.index(name) + 1}]' for name in names)})"
+        return f"coalesce({', '.join(f'arguments[{self.names.index(name) + 1}]' for name in names)})"
 
-    def whole(self, *names: str) -> str:
+    def integer(self, *names: str) -> str:
         """Return the SQL of an argument as an integer."""
         return f"TRY_CAST({self.text(*names)} AS BIGINT)"
 
@@ -128,7 +129,7 @@ def _collective_size(args: _Arguments) -> dict[str, str]:
         for text in (args.text("Input Dims", "Input dims"), args.text("Input type", "Input types"))
     )
     sizes = f"coalesce(TRY_CAST({dims} AS HUGEINT[][]), TRY_CAST({dims} ->> '$[0]' AS HUGEINT[][]))"
-    product = "list_aggregate(list_transform(size, lambda one: one::DOUBLE), 'product')"
+    product = "list_aggregate(list_transform(size, lambda extent: extent::DOUBLE), 'product')"
     count = f"list_sum(list_transform({sizes}, lambda size: CASE WHEN len(size) > 0 THEN {product} ELSE 0 END))"
     return {
         "xsp.collective.in_elements": f"nullif(TRY_CAST({count} AS BIGINT), 0)::VARCHAR",
@@ -138,8 +139,8 @@ def _collective_size(args: _Arguments) -> dict[str, str]:
 
 _OP_ARGUMENTS = ("Fwd thread id", "Sequence number", "Input Dims", "Input dims", "Input type", "Input types",
                  "Concrete Inputs", "Concrete inputs", "External id", "external id")  # fmt: skip
-_NO_TENSORS = ", ".join(table.literal(each) for each in (*sorted(NO_TENSOR), "TensorList"))
-_TYPES = f"list_filter(TRY_CAST(types AS VARCHAR[]), lambda each: each NOT IN ({_NO_TENSORS}))"
+_NO_TENSORS = ", ".join(table.literal(name) for name in (*sorted(NO_TENSOR), "TensorList"))
+_TYPES = f"list_filter(TRY_CAST(types AS VARCHAR[]), lambda type: type NOT IN ({_NO_TENSORS}))"
 _FIRST_TYPE = 'regexp_extract(types, \'^\\["([^"\\\\]+)"[,\\]]\', 1)'
 
 
@@ -155,22 +156,22 @@ def _ops(args: _Arguments, where: str, attributes: str) -> str:
     """
     return f"""
     SELECT number, ts_ns AS start_ns, dur_ns, process, thread, name,
-           CASE what WHEN '{Kind.OP}' THEN {int(Level.OP)} WHEN '{Kind.USER}' THEN {int(Level.OP)}
+           CASE role WHEN '{Kind.OP}' THEN {int(Level.OP)} WHEN '{Kind.USER}' THEN {int(Level.OP)}
                 WHEN '{Kind.CALL}' THEN {int(Level.LIBRARY)} WHEN 'compiled' THEN {int(Level.LAYER)}
                 ELSE {int(Level.MODEL)} END AS level,
-           CASE what WHEN 'compiled' THEN '{Kind.USER}' ELSE what END AS kind,
-           CASE what WHEN 'compiled' THEN what END AS type,
+           CASE role WHEN 'compiled' THEN '{Kind.USER}' ELSE role END AS kind,
+           CASE role WHEN 'compiled' THEN role END AS type,
            CASE WHEN forward_thread > 0 OR name LIKE 'autograd::engine::%' THEN 'backward'
-                WHEN what = '{Kind.OPTIMIZER}' THEN 'optimizer' END AS phase,
+                WHEN role = '{Kind.OPTIMIZER}' THEN 'optimizer' END AS phase,
            CASE WHEN sequence >= 0 THEN sequence END AS sequence_nr, forward_thread,
            CASE WHEN category <> 'user_annotation' THEN {args.text("Input Dims", "Input dims")} END AS input_shapes,
            CASE WHEN category <> 'user_annotation' THEN types END AS dtypes,
            CASE WHEN types IS NULL THEN NULL WHEN first_type NOT IN ('', {_NO_TENSORS}) THEN first_type
                 ELSE ({_TYPES})[1] END AS dtype,
            CASE WHEN category <> 'user_annotation' THEN {args.text("Concrete Inputs", "Concrete inputs")} END
-           AS scalars, {args.whole("External id", "external id")} AS operator, {attributes} AS attributes
+           AS scalars, {args.integer("External id", "external id")} AS operator, {attributes} AS attributes
     FROM (SELECT *, {_FIRST_TYPE} AS first_type FROM (
-        SELECT *, {args.whole("Fwd thread id")} AS forward_thread, {args.whole("Sequence number")} AS sequence,
+        SELECT *, {args.integer("Fwd thread id")} AS forward_thread, {args.integer("Sequence number")} AS sequence,
                {args.text("Input type", "Input types")} AS types,
                CASE WHEN {STEP} THEN '{Kind.STEP}'
                     WHEN name LIKE 'Optimizer.%' THEN '{Kind.OPTIMIZER}'
@@ -178,7 +179,7 @@ def _ops(args: _Arguments, where: str, attributes: str) -> str:
                     WHEN {_LIBRARY} THEN '{Kind.CALL}'
                     WHEN {_COMPILED} THEN 'compiled'
                     WHEN category = 'user_annotation' THEN '{Kind.USER}'
-                    ELSE '{Kind.OP}' END AS what
+                    ELSE '{Kind.OP}' END AS role
         FROM {args.rows(where)}))
     """
 
@@ -214,7 +215,7 @@ _RUNTIME = f"""
                 THEN '{Kind.LAUNCH}'
                 WHEN name LIKE '%Synchronize%' THEN '{Kind.SYNC}'
                 ELSE '{Kind.CALL}' END AS kind,
-           nullif({_CALL.whole("correlation")}, 0) AS correlation_id,
+           nullif({_CALL.integer("correlation")}, 0) AS correlation_id,
            CASE WHEN name LIKE '%Synchronize%' THEN json_object('sync', CASE
                WHEN name LIKE '%Stream%' THEN 'stream' WHEN name LIKE '%Event%' THEN 'event'
                WHEN name LIKE '%Ctx%' THEN 'context' ELSE 'device' END)::VARCHAR END AS attributes
@@ -229,18 +230,18 @@ _KERNEL_ARGUMENTS = (*_WORK_ARGUMENTS, "grid", "block", "context", "registers pe
 
 def _work(args: _Arguments, where: str, attributes: str) -> str:
     """Return the SQL of device work; arguments as for `_ops`, with at least `_WORK_ARGUMENTS` in `args`."""
-    external = args.whole("External id", "external id")
+    external = args.integer("External id", "external id")
     occupancy = args.text("est. achieved occupancy %")
     return f"""
     SELECT number, ts_ns AS start_ns, dur_ns, name, {int(Level.KERNEL)} AS level,
            CASE WHEN sort = 'kernel' THEN '{Kind.KERNEL}' ELSE '{Kind.COPY}' END AS kind,
-           coalesce(TRY_CAST(coalesce({args.whole("device")}, process) AS INTEGER), 0) AS device,
-           coalesce({args.whole("stream")}, thread) AS stream, nullif(correlation, 0) AS correlation_id,
+           coalesce(TRY_CAST(coalesce({args.integer("device")}, process) AS INTEGER), 0) AS device,
+           coalesce({args.integer("stream")}, thread) AS stream, nullif(correlation, 0) AS correlation_id,
            CASE WHEN external IS DISTINCT FROM correlation THEN external END AS operator,
            replayed, TRY_CAST({occupancy} AS DOUBLE) / 100 AS occupancy,
            CASE WHEN {occupancy} IS NOT NULL THEN 'estimate' END AS occupancy_source, {attributes} AS attributes
-    FROM (SELECT *, {args.whole("correlation")} AS correlation, {external} AS external,
-                 coalesce({args.whole("graph id", "graph node id")} > 0, false) AS replayed FROM {args.rows(where)})
+    FROM (SELECT *, {args.integer("correlation")} AS correlation, {external} AS external,
+                 coalesce({args.integer("graph id", "graph node id")} > 0, false) AS replayed FROM {args.rows(where)})
     """
 
 
@@ -285,7 +286,7 @@ _ALLOCATION_ATTRIBUTES = {
 
 _MEMORY = f"""
     SELECT number, ts_ns AS start_ns, 0 AS dur_ns, process, thread, 'memory' AS name,
-           {int(Level.OP)} AS level, '{Kind.ALLOC}' AS kind, {_ALLOCATION.whole("Bytes")} AS alloc_bytes,
+           {int(Level.OP)} AS level, '{Kind.ALLOC}' AS kind, {_ALLOCATION.integer("Bytes")} AS alloc_bytes,
            {_object(_ALLOCATION_ATTRIBUTES)} AS attributes
     FROM {_ALLOCATION.rows("sort = 'memory'")}
 """
@@ -312,7 +313,7 @@ OTHER_TABLES = {
 }
 """Columns of the other tables, by the name of the table."""
 
-_UNTIMED = "sorted IS NOT NULL AND sort IS NULL"
+_UNTIMED = "raw_sort IS NOT NULL AND sort IS NULL"
 _RECORD_FUNCTION = _Arguments(("Record function id",))
 _IS_NUMBERED = f"{_IS_OP} AND contains(args, 'Record function id')"  # few traces have it: a text search is faster
 
@@ -339,18 +340,18 @@ def _spans(sorts: Collection[tuple[str, bool]]) -> str:
 
 _TABLE_QUERIES = {
     "arrows": f"SELECT id, ph, process AS pid, thread AS tid, ts_ns + {_BASE_NS} AS ts_ns FROM portion "
-    f"WHERE category IN ('fwdbwd', 'fwd_bwd') AND ts_ns BETWEEN 0 AND {LONGEST}",
+    f"WHERE category IN ('fwdbwd', 'fwd_bwd') AND ts_ns BETWEEN 0 AND {MAX_DURATION_NS}",
     "left_out": "SELECT left(ph, 60) AS phase, left(category, 60) AS category, count(*) AS number FROM portion "
-    f"WHERE sorted IS NULL AND category NOT IN {_LINKS} AND ph IS DISTINCT FROM 'M' GROUP BY ALL",
+    f"WHERE raw_sort IS NULL AND category NOT IN {_LINKS} AND ph IS DISTINCT FROM 'M' GROUP BY ALL",
     "portions": f"SELECT min(number) AS place, count(*) AS number, count(*) FILTER ({_UNTIMED}) AS untimed, "
     f"min(number) FILTER ({_UNTIMED}) AS first_untimed FROM portion",
-    "operators": f"SELECT number, {_RECORD_FUNCTION.whole('Record function id')} AS record_function_id "
+    "operators": f"SELECT number, {_RECORD_FUNCTION.integer('Record function id')} AS record_function_id "
     f"FROM {_RECORD_FUNCTION.rows(_IS_NUMBERED)} WHERE record_function_id > 0",
 }
 """The query on a portion that fills each of the tables other than `raw_spans`."""
 
 
-def parse_integer(value: Any, below: int = FURTHEST) -> int | None:
+def parse_integer(value: Any, below: int = MAX_TIME_NS) -> int | None:
     """Return an integer that may be given as text; None if it is not an integer, negative, or too large."""
     try:
         number = int(value) if not isinstance(value, (bool, float)) else -1
@@ -368,16 +369,16 @@ class Rows:
     """
 
     args: ClassVar[str] = "args"
-    more: ClassVar[Mapping[str, str]] = READ
+    extra_columns: ClassVar[Mapping[str, str]] = PORTION_COLUMNS
 
-    def begin(self, con: duckdb.DuckDBPyConnection, before: Mapping[str, Any]) -> None:
+    def begin(self, con: duckdb.DuckDBPyConnection, keys: Mapping[str, Any]) -> None:
         """Make the tables."""
-        self.base_ns = parse_integer(before.get(BASE)) or 0
+        self.base_ns = parse_integer(keys.get(BASE)) or 0
         table.create(con, "raw_spans", RAW_COLUMNS)
         for name, columns in OTHER_TABLES.items():
             con.execute(f"CREATE OR REPLACE TABLE {name} ({columns})")
 
-    def take(self, con: duckdb.DuckDBPyConnection) -> None:
+    def store(self, con: duckdb.DuckDBPyConnection) -> None:
         """Fill the tables from a portion."""
         pairs = con.execute("SELECT DISTINCT sort, has_details FROM portion WHERE sort IS NOT NULL").fetchall()
         ranges = {("range", False)} & set(pairs)

@@ -83,13 +83,14 @@ def _forward_threads(con: duckdb.DuckDBPyConnection) -> None:
         WITH ops AS (
             SELECT process AS pid, thread AS tid, start_ns AS ts_ns, coalesce(forward_thread, 0) AS forward, name
             FROM raw_spans WHERE sequence_nr IS NOT NULL
-        ), ends AS (
+        ), arrow_ends AS (
             SELECT id, any_value(tid) FILTER (ph = 's') AS from_thread, any_value(pid) FILTER (ph = 'f') AS pid,
                    any_value(tid) FILTER (ph = 'f') AS tid, any_value(ts_ns) FILTER (ph = 'f') AS ts_ns
             FROM arrows GROUP BY id
         ), by_arrow AS (
-            SELECT ops.pid, forward, from_thread AS thread FROM ends JOIN ops USING (pid, tid, ts_ns) WHERE forward > 0
-        ), alone AS (
+            SELECT ops.pid, forward, from_thread AS thread FROM arrow_ends JOIN ops USING (pid, tid, ts_ns)
+            WHERE forward > 0
+        ), single_threads AS (
             SELECT pid, min(tid) AS thread FROM ops WHERE forward = 0 AND name NOT LIKE 'autograd::engine::%'
             GROUP BY pid HAVING min(tid) = max(tid)
         )
@@ -97,16 +98,18 @@ def _forward_threads(con: duckdb.DuckDBPyConnection) -> None:
         GROUP BY pid, forward HAVING min(thread) = max(thread)
         UNION ALL
         SELECT pid, forward, thread
-        FROM alone JOIN (SELECT DISTINCT pid, forward FROM ops WHERE forward > 0) USING (pid)
+        FROM single_threads JOIN (SELECT DISTINCT pid, forward FROM ops WHERE forward > 0) USING (pid)
         WHERE (pid, forward) NOT IN (SELECT (pid, forward) FROM by_arrow)
         """
     )
     con.execute(
         """
-        UPDATE raw_spans SET forward_thread = known.thread
-        FROM (SELECT DISTINCT process, forward_thread FROM raw_spans WHERE forward_thread IS NOT NULL) own
-        LEFT JOIN forward_threads known ON known.process = own.process AND known.forward = own.forward_thread
-        WHERE raw_spans.forward_thread = own.forward_thread AND raw_spans.process IS NOT DISTINCT FROM own.process
+        UPDATE raw_spans SET forward_thread = resolved.thread
+        FROM (SELECT DISTINCT process, forward_thread FROM raw_spans WHERE forward_thread IS NOT NULL) numbers
+        LEFT JOIN forward_threads resolved ON resolved.process = numbers.process
+            AND resolved.forward = numbers.forward_thread
+        WHERE raw_spans.forward_thread = numbers.forward_thread
+            AND raw_spans.process IS NOT DISTINCT FROM numbers.process
         """
     )
     con.execute("DROP TABLE forward_threads")

@@ -21,21 +21,20 @@ from xsp.importers import claims, nsys_activities, nsys_ranges
 from xsp.importers.contract import (
     CPU_SAMPLES,
     CUDA_BACKTRACES,
-    FURTHEST,
+    GZIP,
+    MAX_TIME_NS,
     OS_BACKTRACES,
     RAW_COLUMNS,
     Losses,
     SourceInfo,
     TableImporter,
-    fitting,
+    check_values,
 )
-from xsp.importers.nsys_tables import Export
+from xsp.importers.nsys_tables import SQLITE, Export, create_macros, drop_tables
 from xsp.importers.rocprof import is_rocpd
 from xsp.schema import Level
 
-SQLITE = b"SQLite format 3\0"
 REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
-GZIP = b"\x1f\x8b"
 
 EXPORT = "nsys export --type sqlite {}"
 OVERHEADS = {
@@ -51,8 +50,8 @@ CALLCHAINS = {
 }  # fmt: skip
 """Tables of stacks, which are not read; they are counted, because recording them slows the host down."""
 
-DESCRIBING = {"NVTX_EVENTS", "StringIds", "PROCESSES", "ProcessStreams", "ThreadNames", "MODULES", "EXPORT_META_DATA",
-              "CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS"}  # fmt: skip
+METADATA_TABLES = {"NVTX_EVENTS", "StringIds", "PROCESSES", "ProcessStreams", "ThreadNames", "MODULES",
+                   "EXPORT_META_DATA", "CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS"}  # fmt: skip
 """Tables that hold no spans."""
 
 _GPU = {"id": "BIGINT", "name": "VARCHAR", "smCount": "BIGINT", "totalMemory": "BIGINT", "computeMajor": "BIGINT",
@@ -85,7 +84,7 @@ class Nsys(TableImporter):
                 _count_others(export, losses)
             finally:
                 export.close()
-        with fitting(source):
+        with check_values(source):
             _fill(con, losses, int(run.pop("session_start_ns", 0)))
         return SourceInfo(run, losses)
 
@@ -118,7 +117,7 @@ def _run(export: Export, losses: Losses) -> dict[str, Any]:
     run: dict[str, Any] = {"profiler": {"name": "Nsight Systems", "version": version, "schema": schema}}
     start_rows = export.rows("TARGET_INFO_SESSION_START_TIME", {"utcEpochNs": "BIGINT"})
     epoch = start_rows[0][0] if start_rows else None
-    if epoch is None or not 0 <= epoch < FURTHEST:
+    if epoch is None or not 0 <= epoch < MAX_TIME_NS:
         losses.note("the file does not say when the recording began: times count from its start")
     else:
         run["session_start_ns"] = epoch
@@ -141,10 +140,10 @@ def _count_others(export: Export, losses: Losses) -> None:
     for name, reason in CALLCHAINS.items():
         if name in export.tables and (count := export.count(name)):
             losses.skipped[reason] += count
-    imported = {*nsys_activities.TABLES, *nsys_activities.LIBRARIES, *DESCRIBING}
+    imported_tables = {*nsys_activities.TABLES, *nsys_activities.LIBRARIES, *METADATA_TABLES}
     for name, columns in sorted(export.tables.items()):
         if (
-            name in imported
+            name in imported_tables
             or name in CALLCHAINS
             or name.startswith(IGNORED)
             or not columns & {"start", "timestamp", "rawTimestamp"}
@@ -160,8 +159,7 @@ def _count_others(export: Export, losses: Losses) -> None:
 
 def _copy(con: duckdb.DuckDBPyConnection, export: Export) -> None:
     """Copy all needed tables into the engine."""
-    con.execute("CREATE OR REPLACE MACRO pid_of(packed) AS (packed >> 24) & 16777215")
-    con.execute("CREATE OR REPLACE MACRO tid_of(packed) AS packed & 16777215")
+    create_macros(con)
     nsys_activities.copy(con, export)
     nsys_ranges.copy(con, export)
     export.copy_strings(
@@ -192,7 +190,7 @@ def _fill(con: duckdb.DuckDBPyConnection, losses: Losses, epoch: int) -> None:
     nsys_activities.fill(con, losses)
     nsys_ranges.fill(con, losses)
     ((deleted,),) = con.execute(
-        f"DELETE FROM raw_spans WHERE start_ns NOT BETWEEN {-epoch} AND {FURTHEST - epoch} OR dur_ns > {FURTHEST}"
+        f"DELETE FROM raw_spans WHERE start_ns NOT BETWEEN {-epoch} AND {MAX_TIME_NS - epoch} OR dur_ns > {MAX_TIME_NS}"
     ).fetchall()
     if deleted:
         losses.skipped["a time before the epoch or in the far future"] += deleted
@@ -207,7 +205,7 @@ def _fill(con: duckdb.DuckDBPyConnection, losses: Losses, epoch: int) -> None:
     )
     _find_forward(con, losses)
     ((losses.spans,),) = con.execute("SELECT count(*) FROM raw_spans").fetchall()
-    _drop(con)
+    drop_tables(con)
 
 
 def _find_forward(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
@@ -217,12 +215,12 @@ def _find_forward(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     """
     con.execute(
         f"""
-        UPDATE raw_spans SET forward_thread = made.thread FROM (
+        UPDATE raw_spans SET forward_thread = forward.thread FROM (
             SELECT process, min(thread) AS thread FROM raw_spans
             WHERE level = {int(Level.OP)} AND sequence_nr IS NOT NULL AND phase IS NULL
             GROUP BY process HAVING min(thread) = max(thread)
-        ) made
-        WHERE raw_spans.phase = 'backward' AND raw_spans.sequence_nr IS NOT NULL AND raw_spans.process = made.process
+        ) forward
+        WHERE raw_spans.phase = 'backward' AND raw_spans.sequence_nr IS NOT NULL AND raw_spans.process = forward.process
         """
     )
     ((unmatched,),) = con.execute(
@@ -230,10 +228,3 @@ def _find_forward(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     ).fetchall()
     if unmatched:
         losses.note(f"{unmatched} backward operators whose forward operator is unknown")
-
-
-def _drop(con: duckdb.DuckDBPyConnection) -> None:
-    for (name,) in con.execute(
-        "SELECT table_name FROM duckdb_tables() WHERE starts_with(table_name, 'nsys_')"
-    ).fetchall():
-        con.execute(f"DROP TABLE {name}")

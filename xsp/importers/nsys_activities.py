@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import duckdb
 
-from xsp.importers.contract import FURTHEST, Losses
+from xsp.importers.contract import MAX_TIME_NS, Losses
 from xsp.importers.nsys_tables import Export
 from xsp.schema import Kind, Level
 
@@ -62,10 +62,10 @@ WAITS = {1: "event", 3: "stream", 4: "context"}
 LAUNCHES = "Launch|^cu(da)?Mem(cpy|set)"
 """Pattern of calls that start device work, even if the work ran after the end of the recording."""
 
-BY_CUDA = (2, 6, 7, 8)
+CUDA_OVERHEADS = (2, 6, 7, 8)
 """Kinds of overhead of CUDA, not of the profiler: compiling, loading code, a full command buffer."""
 
-GRAPHS_AS_A_WHOLE = (
+WHOLE_GRAPHS_NOTE = (
     "{} replays of CUDA graphs are recorded as a whole and count as one kernel each: profile with "
     "`nsys profile --cuda-graph-trace=node` to see what is in them"
 )
@@ -73,8 +73,8 @@ GRAPHS_AS_A_WHOLE = (
 
 def copy(con: duckdb.DuckDBPyConnection, export: Export) -> None:
     """Copy the tables of CUPTI records into the engine, and make `nsys_calls` of the library calls."""
-    for name, (into, columns) in TABLES.items():
-        export.copy(con, name, into, columns)
+    for name, (target, columns) in TABLES.items():
+        export.copy(con, name, target, columns)
     con.execute(f"CREATE OR REPLACE TABLE nsys_calls ({_column_definitions(_TIMES | _CALL)})")
     for name in filter(export.tables.__contains__, LIBRARIES):
         export.copy(con, name, "nsys_library", _TIMES | _CALL)
@@ -102,8 +102,8 @@ def fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
         losses: counts what is left out.
     """
     _delete_untimed(con, losses)
-    _place(con, losses)
-    for part in (_KERNELS, _GRAPHS, _COPIED, _MEMSETS):
+    _fill_missing_ids(con, losses)
+    for part in (_KERNELS, _GRAPHS, _COPY_SPANS, _MEMSETS):
         con.execute(f"INSERT INTO raw_spans BY NAME {part}")
     con.execute(f"CREATE OR REPLACE TEMP TABLE nsys_all_calls AS {_ALL_CALLS}")
     con.execute(f"INSERT INTO raw_spans BY NAME {_RUNTIME}")
@@ -114,14 +114,17 @@ def fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
 
 def _delete_untimed(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     """Delete rows without a start, or without an end after it."""
-    for name, into in [*((name, into) for name, (into, _) in TABLES.items()), ("calls of libraries", "nsys_calls")]:
-        unusable = f'coalesce("start" > "end" OR "start" < -{FURTHEST} OR "end" >= {FURTHEST}, true)'
-        ((deleted,),) = con.execute(f"DELETE FROM {into} WHERE {unusable}").fetchall()
+    for name, target in [
+        *((name, target) for name, (target, _) in TABLES.items()),
+        ("calls of libraries", "nsys_calls"),
+    ]:
+        unusable = f'coalesce("start" > "end" OR "start" < -{MAX_TIME_NS} OR "end" >= {MAX_TIME_NS}, true)'
+        ((deleted,),) = con.execute(f"DELETE FROM {target} WHERE {unusable}").fetchall()
         if deleted:
             losses.skipped[f"{name}: no time, or an end before the start"] += deleted
 
 
-def _place(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
+def _fill_missing_ids(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     """Set the process of device work, if there is only one, and device 0, where early versions omit them."""
     only = "SELECT any_value(globalTid) FROM nsys_runtime HAVING count(DISTINCT pid_of(globalTid)) = 1"
     for name in ("nsys_kernels", "nsys_graphs", "nsys_copies", "nsys_memsets"):
@@ -134,7 +137,7 @@ def _place(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
 def _count(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     ((graphs,),) = con.execute("SELECT count(*) FROM nsys_graphs").fetchall()
     if graphs:
-        losses.note(GRAPHS_AS_A_WHOLE.format(graphs))
+        losses.note(WHOLE_GRAPHS_NOTE.format(graphs))
     ((duplicates,),) = con.execute("SELECT count(*) FROM nsys_all_calls WHERE place > 1").fetchall()
     if duplicates:
         losses.changed["correlation ids of a driver's call inside a runtime's, left to the outer one"] += duplicates
@@ -145,7 +148,7 @@ def _count(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     if unmatched:
         losses.skipped["CUPTI_ACTIVITY_KIND_SYNCHRONIZATION: its call is not in the file"] += unmatched
     ((cuda,),) = con.execute(
-        f"SELECT count(*) FROM nsys_cupti_overhead WHERE overheadType IN ({listed(BY_CUDA)})"
+        f"SELECT count(*) FROM nsys_cupti_overhead WHERE overheadType IN ({sql_list(CUDA_OVERHEADS)})"
     ).fetchall()
     if cuda:
         losses.note(
@@ -153,7 +156,7 @@ def _count(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
         )
 
 
-def listed(values: tuple[int, ...]) -> str:
+def sql_list(values: tuple[int, ...]) -> str:
     """Return numbers as a list in SQL."""
     return ", ".join(map(str, values))
 
@@ -162,7 +165,7 @@ def _case_of(column: str, names: dict[int, str], otherwise: str) -> str:
     return f"CASE {column} {' '.join(f'WHEN {key} THEN {name!r}' for key, name in names.items())} ELSE {otherwise} END"
 
 
-_PLACE = """
+_LOCATION = """
     pid_of(w.globalPid) AS process, coalesce(d.device, w.deviceId)::INTEGER AS device, w.streamId AS stream,
     w.correlationId AS correlation_id, w."start" AS start_ns, w."end" - w."start" AS dur_ns,
     w.graphNodeId IS NOT NULL AS replayed
@@ -171,7 +174,7 @@ _ON = "LEFT JOIN nsys_devices d ON d.process = pid_of(w.globalPid) AND d.ordinal
 
 _KERNELS = f"""
     SELECT {int(Level.KERNEL)} AS level, '{Kind.KERNEL}' AS kind,
-           coalesce(full_name.value, short.value, plain.value, 'unnamed kernel') AS name, {_PLACE},
+           coalesce(full_name.value, short.value, plain.value, 'unnamed kernel') AS name, {_LOCATION},
            json_merge_patch('{{}}', json_object(
                'grid', [w.gridX, w.gridY, w.gridZ], 'block', [w.blockX, w.blockY, w.blockZ],
                'registers', w.registersPerThread, 'shared_bytes', w.staticSharedMemory + w.dynamicSharedMemory,
@@ -188,13 +191,13 @@ _KERNELS = f"""
 
 _GRAPHS = f"""
     SELECT {int(Level.KERNEL)} AS level, '{Kind.KERNEL}' AS kind, 'CUDA graph' AS name,
-           {_PLACE.replace("w.graphNodeId IS NOT NULL AS replayed", "true AS replayed")},
+           {_LOCATION.replace("w.graphNodeId IS NOT NULL AS replayed", "true AS replayed")},
            json_object('graph', true) AS attributes
     FROM nsys_graphs w {_ON}
 """
 
-_COPIED = f"""
-    SELECT {int(Level.KERNEL)} AS level, '{Kind.COPY}' AS kind, {_PLACE},
+_COPY_SPANS = f"""
+    SELECT {int(Level.KERNEL)} AS level, '{Kind.COPY}' AS kind, {_LOCATION},
            CASE WHEN w.srcDeviceId <> w.dstDeviceId THEN 'PtoP'
                 ELSE {_case_of("w.copyKind", COPIES, "'unknown'")} END AS direction,
            'Memcpy ' || direction || CASE WHEN source.label IS NULL OR target.label IS NULL THEN ''
@@ -203,10 +206,10 @@ _COPIED = f"""
     FROM nsys_copies w {_ON}
     LEFT JOIN nsys_kinds source ON source.id = w.srcKind LEFT JOIN nsys_kinds target ON target.id = w.dstKind
 """
-_COPIED = f"SELECT * EXCLUDE (direction) FROM ({_COPIED})"
+_COPY_SPANS = f"SELECT * EXCLUDE (direction) FROM ({_COPY_SPANS})"
 
 _MEMSETS = f"""
-    SELECT {int(Level.KERNEL)} AS level, '{Kind.COPY}' AS kind, 'Memset' AS name, {_PLACE},
+    SELECT {int(Level.KERNEL)} AS level, '{Kind.COPY}' AS kind, 'Memset' AS name, {_LOCATION},
            json_object('bytes', w.bytes, 'copy', 'memset') AS attributes
     FROM nsys_memsets w {_ON}
 """
@@ -253,7 +256,7 @@ _OVERHEAD = f"""
     SELECT {int(Level.RUNTIME)} AS level, '{Kind.OVERHEAD}' AS kind, coalesce(s.value, l.label, 'overhead') AS name,
            l.label AS type, pid_of(o.globalTid) AS process, tid_of(o.globalTid) AS thread, o."start" AS start_ns,
            o."end" - o."start" AS dur_ns,
-           json_object('by', CASE WHEN o.overheadType IN ({listed(BY_CUDA)}) THEN 'cuda' ELSE 'profiler' END)
+           json_object('by', CASE WHEN o.overheadType IN ({sql_list(CUDA_OVERHEADS)}) THEN 'cuda' ELSE 'profiler' END)
                AS attributes
     FROM (SELECT * FROM nsys_cupti_overhead UNION ALL SELECT * FROM nsys_profiler_overhead) o
     LEFT JOIN nsys_strings s ON s.id = o.nameId LEFT JOIN nsys_overheads l ON l.id = o.overheadType

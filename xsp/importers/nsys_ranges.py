@@ -16,8 +16,8 @@ from __future__ import annotations
 import duckdb
 
 from xsp import table
-from xsp.importers.contract import FURTHEST, Losses
-from xsp.importers.nsys_activities import listed
+from xsp.importers.contract import MAX_TIME_NS, Losses
+from xsp.importers.nsys_activities import sql_list
 from xsp.importers.nsys_tables import Export
 from xsp.schema import Kind, Level
 
@@ -26,19 +26,19 @@ _COLUMNS = {
     "globalTid": "BIGINT", "endGlobalTid": "BIGINT", "domainId": "BIGINT", "binaryData": "VARCHAR",
 }  # fmt: skip
 
-NESTED, FREE, DOMAINS = (59, 70), (60, 71), (75,)
+PUSH_POP, START_END, DOMAINS = (59, 70), (60, 71), (75,)
 """Event types: push/pop ranges, start/end ranges, and names of domains."""
 
 LIBRARY_DOMAINS = "(?i)^(nccl|nvshmem|cublas|cublaslt|cudnn|cusparse|cusolver|cufft|cccl|cub|thrust|mpi|ucx)$"
 NCCL = "^nccl(All|Reduce|Broadcast|Bcast|Send|Recv|Group|Gather|Scatter|Comm|Mem|Win)"
-OF_INTERPRETER = "^(Holding|Waiting for) GIL$"
+INTERPRETER_LOCK = "^(Holding|Waiting for) GIL$"
 FIELDS = ", (stashed seq|seq|op_id|sizes|input_op_ids) = "
 BACKWARD = r"(Backward\d*|Backwards|AccumulateGrad|GraphRoot)$|^autograd::engine::evaluate_function"
 
 _STEP = r"((train|training|eval|inference|global|decode|prefill)[ _-]?)?(step|iter|iteration)"
 NUMBERED = rf"(?i)^(ProfilerStep|batch|{_STEP})[ _#:=-]*\d+\*?$"
 STEP_ASSIGNMENT = r"(?i)(^|[ _,])(step|iter|iteration)\s?=\s?\d+"
-BARE = f"(?i)^{_STEP}$"
+UNNUMBERED = f"(?i)^{_STEP}$"
 
 PHASES = {
     Kind.OPTIMIZER: r"(?i)^(optimi[sz]er|opt)([ ._]?(step|zero_grad))?(\(\))?$|^Optimizer\.(step|zero_grad)#",
@@ -74,7 +74,7 @@ def names() -> str:
 
 
 def fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    """Append the spans that the ranges stand for to `raw_spans`.
+    """Append the spans of the ranges to `raw_spans`.
 
     Args:
         con: holds `nsys_nvtx`, `nsys_strings` and `raw_spans` with the CUPTI records.
@@ -98,14 +98,14 @@ def _leave_out(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
         CREATE OR REPLACE TEMP TABLE nsys_domains AS
         SELECT pid_of(n.globalTid) AS process, n.domainId AS domain, any_value(coalesce(n.text, s.value)) AS name
         FROM nsys_nvtx n LEFT JOIN nsys_strings s ON s.id = n.textId
-        WHERE n.eventType IN ({listed(DOMAINS)}) GROUP BY ALL
+        WHERE n.eventType IN ({sql_list(DOMAINS)}) GROUP BY ALL
         """
     )
-    kinds = listed(NESTED + FREE)
+    kinds = sql_list(PUSH_POP + START_END)
     for reason, condition in {
         "NVTX: marks and names, not ranges": f"eventType NOT IN ({kinds})",
         "NVTX: no time, or an end before the start": f'''
-            coalesce("start" < -{FURTHEST} OR greatest("start", "end") >= {FURTHEST}, true) OR "start" > "end"''',
+            coalesce("start" < -{MAX_TIME_NS} OR greatest("start", "end") >= {MAX_TIME_NS}, true) OR "start" > "end"''',
     }.items():
         ((deleted,),) = con.execute(f"DELETE FROM nsys_nvtx WHERE {condition}").fetchall()
         if deleted:
@@ -135,34 +135,35 @@ def _phase() -> str:
 _RANGES = f"""
     WITH texts AS (
         SELECT coalesce(n.text, s.value, '') AS text, pid_of(n.globalTid) AS process,
-               CASE WHEN n.eventType IN ({listed(NESTED)}) OR coalesce(n.endGlobalTid, n.globalTid) = n.globalTid
+               CASE WHEN n.eventType IN ({sql_list(PUSH_POP)}) OR coalesce(n.endGlobalTid, n.globalTid) = n.globalTid
                     THEN tid_of(n.globalTid) END AS thread,
-               n.eventType IN ({listed(FREE)}) AS free, n."start" AS start_ns,
+               n.eventType IN ({sql_list(START_END)}) AS free, n."start" AS start_ns,
                coalesce(n."end", greatest(n."start", max(n."end") OVER (), max(n."start") OVER ())) AS end_ns,
                n."end" IS NULL AS open, d.name AS domain
         FROM nsys_nvtx n LEFT JOIN nsys_strings s ON s.id = n.textId
         LEFT JOIN nsys_domains d ON d.process = pid_of(n.globalTid) AND d.domain = n.domainId
-    ), parted AS (
+    ), split_texts AS (
         SELECT * EXCLUDE (text), regexp_split_to_array(text, {table.literal(FIELDS)})[1] AS text,
-               text AS whole, {_matches(FIELDS)} AS noted
+               text AS full_text, {_matches(FIELDS)} AS has_fields
         FROM texts
     )
     SELECT *, CASE
         WHEN coalesce({_matches(LIBRARY_DOMAINS, "domain")}, false) OR {_matches(NCCL)} OR text LIKE 'nccl:%'
         THEN 'call'
-        WHEN {_matches(OF_INTERPRETER)} THEN 'interpreter'
-        WHEN noted AND ({_matches("::")} OR {_matches(", (stashed )?seq = ", "whole")} OR text = 'record_param_comms'
-            OR text IN (SELECT replace(text, 'aten::', '') FROM parted WHERE text LIKE 'aten::%')) THEN 'operator'
+        WHEN {_matches(INTERPRETER_LOCK)} THEN 'interpreter'
+        WHEN has_fields AND ({_matches("::")} OR {_matches(", (stashed )?seq = ", "full_text")}
+            OR text = 'record_param_comms'
+            OR text IN (SELECT replace(text, 'aten::', '') FROM split_texts WHERE text LIKE 'aten::%')) THEN 'operator'
         ELSE 'user' END AS role
-    FROM parted
+    FROM split_texts
 """
 
 _OPERATORS = f"""
     SELECT {int(Level.OP)} AS level, '{Kind.OP}' AS kind, text AS name, process, thread, start_ns,
            end_ns - start_ns AS dur_ns, CASE WHEN open THEN 'unclosed' ELSE 'ok' END AS status,
-           TRY_CAST(nullif(regexp_extract(whole, 'seq = ([0-9]+)', 1), '') AS BIGINT) AS sequence_nr,
-           CASE WHEN {_matches(BACKWARD)} OR whole LIKE '%, stashed seq = %' THEN 'backward' END AS phase,
-           nullif(regexp_extract(whole, ', sizes = (\\[[0-9\\[\\], ]*\\])', 1), '') AS sizes,
+           TRY_CAST(nullif(regexp_extract(full_text, 'seq = ([0-9]+)', 1), '') AS BIGINT) AS sequence_nr,
+           CASE WHEN {_matches(BACKWARD)} OR full_text LIKE '%, stashed seq = %' THEN 'backward' END AS phase,
+           nullif(regexp_extract(full_text, ', sizes = (\\[[0-9\\[\\], ]*\\])', 1), '') AS sizes,
            CASE WHEN json_valid(sizes) THEN sizes END AS input_shapes
     FROM nsys_ranges WHERE role = 'operator'
 """
@@ -187,7 +188,7 @@ _CALLS = f"""
 _STEPS = f"""
     WITH marked AS (
         SELECT * FROM nsys_ranges WHERE role = 'user' AND thread IS NOT NULL AND (
-            {_matches(NUMBERED)} OR {_matches(STEP_ASSIGNMENT)} OR {_matches(BARE)})
+            {_matches(NUMBERED)} OR {_matches(STEP_ASSIGNMENT)} OR {_matches(UNNUMBERED)})
     ), outermost AS (
         SELECT *, coalesce(max(end_ns) OVER inside, start_ns) > start_ns AS within FROM marked
         WINDOW inside AS (PARTITION BY process, thread ORDER BY start_ns, end_ns DESC
@@ -202,7 +203,7 @@ _STEPS = f"""
         ) GROUP BY process
     )
     SELECT repeated.* FROM repeated LEFT JOIN busiest USING (process)
-    WHERE (times > 1 OR NOT {_matches(BARE)}) AND repeated.thread = coalesce(busiest.thread, repeated.thread)
+    WHERE (times > 1 OR NOT {_matches(UNNUMBERED)}) AND repeated.thread = coalesce(busiest.thread, repeated.thread)
 """
 
 _STEP_SPANS = f"""
@@ -213,11 +214,11 @@ _STEP_SPANS = f"""
 
 _USERS = f"""
     WITH users AS (
-        SELECT r.* EXCLUDE (role, domain, noted, whole), {_module_name()} AS module, {_phase()} AS phase
+        SELECT r.* EXCLUDE (role, domain, has_fields, full_text), {_module_name()} AS module, {_phase()} AS phase
         FROM nsys_ranges r ANTI JOIN nsys_steps s
         ON s.process = r.process AND s.thread = r.thread AND s.start_ns = r.start_ns AND s.text = r.text
         WHERE r.role = 'user'
-    ), around AS (
+    ), user_ranges AS (
         SELECT u.*, coalesce(s.end_ns <= u.end_ns, false) AS around_step
         FROM users u ASOF LEFT JOIN nsys_steps s
         ON u.process = s.process AND u.thread = s.thread AND u.start_ns <= s.start_ns
@@ -226,7 +227,7 @@ _USERS = f"""
                                 THEN end_ns END) OVER inside >= end_ns, false) AS in_module,
            coalesce(max(CASE WHEN phase IS NULL AND NOT around_step AND NOT free
                              THEN end_ns END) OVER inside >= end_ns, false) AS in_layer
-    FROM around
+    FROM user_ranges
     WINDOW inside AS (PARTITION BY process, thread ORDER BY start_ns, end_ns DESC
                       ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 """

@@ -20,10 +20,13 @@ import duckdb
 from xsp import table
 from xsp.errors import TraceError
 
-MOST_IN_TEXT = 4096
+SQLITE = b"SQLite format 3\0"
+"""First bytes of an SQLite file."""
+
+MAX_TEXT = 4096
 """Maximum characters of a name; the rest is cut off."""
 
-MOST_IN_VALUE = 1 << 26
+MAX_VALUE_BYTES = 1 << 26
 """Maximum bytes of one value that SQLite reads; a longer needed value is damage, or an attack."""
 
 
@@ -49,7 +52,7 @@ class Export:
                 self._file.execute("PRAGMA trusted_schema = OFF")
                 self._file.text_factory = _text
                 if sys.version_info >= (3, 11):
-                    self._file.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_IN_VALUE)
+                    self._file.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
                 names = [name for (name,) in self._file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
                 self.tables = {name: self._columns(name) for name in names}
             except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter from a message that quotes the file
@@ -60,13 +63,13 @@ class Export:
         """Close the file."""
         self._file.close()
 
-    def copy(self, con: duckdb.DuckDBPyConnection, name: str, into: str, columns: Mapping[str, str]) -> bool:
+    def copy(self, con: duckdb.DuckDBPyConnection, name: str, target: str, columns: Mapping[str, str]) -> bool:
         """Copy a table of the file into the engine; make an empty table if the file has none.
 
         Args:
             con: the engine.
             name: name of the table in the file.
-            into: its name in the engine.
+            target: its name in the engine.
             columns: names and types, BIGINT, DOUBLE or VARCHAR.
 
         Returns:
@@ -77,15 +80,15 @@ class Export:
         """
         available = self.tables.get(name, set())
         definitions = ", ".join(f'"{column}" {kind}' for column, kind in columns.items())
-        con.execute(f"CREATE OR REPLACE TABLE {into} ({definitions})")
+        con.execute(f"CREATE OR REPLACE TABLE {target} ({definitions})")
         if available:
             expressions = ", ".join(
                 _typed(column, kind) if column in available else "NULL" for column, kind in columns.items()
             )
-            self._pour(con, self._rows(name, f"SELECT {expressions} FROM {table.quoted(name)}"), into, columns)
+            self._insert_rows(con, self._rows(name, f"SELECT {expressions} FROM {table.quoted(name)}"), target, columns)
         return bool(available)
 
-    def copy_strings(self, con: duckdb.DuckDBPyConnection, wanted: str) -> None:
+    def copy_strings(self, con: duckdb.DuckDBPyConnection, id_query: str) -> None:
         """Make the table `nsys_strings` of the strings whose ids a query of the engine returns.
 
         Other strings are not copied, because they may contain output of the program.
@@ -93,15 +96,15 @@ class Export:
         con.execute("CREATE OR REPLACE TABLE nsys_strings (id BIGINT, value VARCHAR)")
         if not {"id", "value"} <= self.tables.get("StringIds", set()):
             return
-        ids = con.execute(wanted).fetchall()
+        ids = con.execute(id_query).fetchall()
         try:
-            self._file.execute("CREATE TEMP TABLE wanted (id INTEGER PRIMARY KEY)")
-            self._file.executemany("INSERT OR IGNORE INTO wanted VALUES (?)", ids)
+            self._file.execute("CREATE TEMP TABLE needed (id INTEGER PRIMARY KEY)")
+            self._file.executemany("INSERT OR IGNORE INTO needed VALUES (?)", ids)
         except sqlite3.Error as error:
             raise self._broken(error) from error
         value = _typed("value", "VARCHAR")
-        rows = self._rows("StringIds", f"SELECT id, {value} FROM StringIds WHERE id IN (SELECT id FROM wanted)")
-        self._pour(con, rows, "nsys_strings", {"id": "BIGINT", "value": "VARCHAR"})
+        rows = self._rows("StringIds", f"SELECT id, {value} FROM StringIds WHERE id IN (SELECT id FROM needed)")
+        self._insert_rows(con, rows, "nsys_strings", {"id": "BIGINT", "value": "VARCHAR"})
 
     def rows(self, name: str, columns: Mapping[str, str]) -> list[tuple[Any, ...]]:
         """Return the rows of a small table, null for missing columns; an empty list if there is no such table."""
@@ -124,11 +127,11 @@ class Export:
         except sqlite3.Error as error:
             raise self._broken(error, f", table {name}") from error
 
-    def _pour(
+    def _insert_rows(
         self,
         con: duckdb.DuckDBPyConnection,
         rows: Iterator[tuple[Any, ...]],
-        into: str,
+        target: str,
         columns: Mapping[str, str],
     ) -> None:
         csv_path = self._folder / "rows.csv"
@@ -137,7 +140,7 @@ class Export:
                 csv.writer(file).writerows(rows)
             kinds = ", ".join(f"'{column}': '{kind}'" for column, kind in columns.items())
             con.execute(
-                f"INSERT INTO {into} SELECT * FROM read_csv({table.path_literal(csv_path)}, header = false, "
+                f"INSERT INTO {target} SELECT * FROM read_csv({table.path_literal(csv_path)}, header = false, "
                 f"auto_detect = false, delim = ',', quote = '\"', escape = '\"', nullstr = '', parallel = false, "
                 f"columns = {{{kinds}}})"
             )
@@ -163,7 +166,21 @@ def _typed(column: str, kind: str) -> str:
     """Return the SQLite expression of a column's value, null if the value has another type."""
     name = table.quoted(column)
     if kind == "VARCHAR":
-        return f"CASE typeof({name}) WHEN 'text' THEN substr({name}, 1, {MOST_IN_TEXT}) END"
+        return f"CASE typeof({name}) WHEN 'text' THEN substr({name}, 1, {MAX_TEXT}) END"
     if kind == "DOUBLE":
         return f"CASE WHEN typeof({name}) IN ('integer', 'real') THEN CAST({name} AS REAL) END"
     return f"CASE typeof({name}) WHEN 'integer' THEN {name} WHEN 'real' THEN CAST({name} AS INTEGER) END"
+
+
+def create_macros(con: duckdb.DuckDBPyConnection) -> None:
+    """Create the SQL macros that unpack the ids of process and thread from one number."""
+    con.execute("CREATE OR REPLACE MACRO pid_of(packed) AS (packed >> 24) & 16777215")
+    con.execute("CREATE OR REPLACE MACRO tid_of(packed) AS packed & 16777215")
+
+
+def drop_tables(con: duckdb.DuckDBPyConnection) -> None:
+    """Drop the tables of the engine whose names begin with `nsys_`."""
+    for (name,) in con.execute(
+        "SELECT table_name FROM duckdb_tables() WHERE starts_with(table_name, 'nsys_')"
+    ).fetchall():
+        con.execute(f"DROP TABLE {name}")

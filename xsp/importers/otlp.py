@@ -2,7 +2,7 @@
 
 A span is xsp's own if it carries `xsp.kind`; its attributes become columns according to `xsp.semconv`. A span of kind
 `run` does not become a row, but describes the run. A trace that was delivered in parts (see `xsp.otlp.zoom`) is
-reassembled: folded spans stand for others and are left out, and spans of a detail trace name their original trace.
+reassembled: folded spans represent others and are left out, and spans of a detail trace name their original trace.
 
 A span of another program becomes a row of level APPLICATION and kind user, with its scope as its collector.
 
@@ -20,18 +20,18 @@ from typing import Any, NamedTuple
 from xsp import semconv
 from xsp.fields import is_count
 from xsp.importers import claims
-from xsp.importers.contract import FURTHEST, Losses, Row
+from xsp.importers.contract import MAX_TIME_NS, Losses, Row
 from xsp.run import Run
 from xsp.schema import COLUMNS, Kind, Level, Span
 
-LARGEST = 256 << 20
+MAX_MESSAGE_BYTES = 256 << 20
 """Maximum bytes of a line, document or message, because it is decoded in memory."""
 
-DEEPEST = 32
+MAX_DEPTH = 32
 """Maximum nesting depth of lists and objects in an attribute; a span with a deeper one is left out."""
 
 FOLD = "xsp.fold."
-"""Prefix of the attributes of a folded span, which stands for several; `count` is their number."""
+"""Prefix of the attributes of a folded span, which represents several; `count` is their number."""
 
 TRACE_ID = "xsp.trace_id"
 PARENT_ID = "xsp.parent_id"
@@ -106,7 +106,7 @@ class Reader:
         self.restored = 0
         """Number of spans that were read from detail traces."""
 
-        self._place: dict[str, int] = {}
+        self._run_indices: dict[str, int] = {}
         self._unit_ns = unit_ns
 
     def rows(self, parts: Iterable[Part]) -> Iterator[Row]:
@@ -116,8 +116,8 @@ class Reader:
             for decoded in part.spans:
                 try:
                     span = self._span(part, decoded)
-                except InvalidSpan as unfit:
-                    self.losses.skipped[str(unfit)] += 1
+                except InvalidSpan as error:
+                    self.losses.skipped[str(error)] += 1
                     continue
                 if span is not None:
                     self.losses.spans += 1
@@ -145,12 +145,12 @@ class Reader:
             return self._foreign(part, decoded, span)
         self.links.update(link for link in decoded.links if _TRACE.fullmatch(link))
         if decoded.attributes[_KIND] == _RUN_SPAN:
-            self._describe(decoded.attributes.get(semconv.RUN))
+            self._add_description(decoded.attributes.get(semconv.RUN))
             return None
-        return self._own(part, decoded, span)
+        return self._xsp_span(part, decoded, span)
 
-    def _own(self, part: Part, decoded: OtlpSpan, span: Span) -> Span | None:
-        """Return a span of xsp with its original columns; None if it only stands for others."""
+    def _xsp_span(self, part: Part, decoded: OtlpSpan, span: Span) -> Span | None:
+        """Return a span of xsp with its original columns; None if it only represents others."""
         attributes = decoded.attributes
         count = attributes.get(f"{FOLD}count")
         if count is not None:
@@ -233,38 +233,38 @@ class Reader:
             "local_rank": resource.get(semconv.LOCAL_RANK),
             "world_size": resource.get(semconv.WORLD_SIZE),
         }
-        if run_id not in self._place:
+        if run_id not in self._run_indices:
             text = json.dumps({name: value for name, value in description.items() if value is not None}, default=str)
-            self._keep(claims.run_of(text, self.losses))
-        return run_id if run_id in self._place else ""
+            self._add_run(claims.run_of(text, self.losses))
+        return run_id if run_id in self._run_indices else ""
 
-    def _describe(self, text: Any) -> None:
+    def _add_description(self, text: Any) -> None:
         """Keep the description in a run's own span."""
         if not isinstance(text, str):
             self.losses.changed["span of a run without a description"] += 1
             return
-        self._keep(claims.run_of(text, self.losses))
+        self._add_run(claims.run_of(text, self.losses))
 
-    def _keep(self, run: Run | None) -> None:
+    def _add_run(self, run: Run | None) -> None:
         """Keep the latest description of each run."""
         if run is None or run.id is None:
             return
-        index = self._place.setdefault(run.id, len(self.runs))
+        index = self._run_indices.setdefault(run.id, len(self.runs))
         if index == len(self.runs):
             self.runs.append(run)
         elif (run.end_ns or 0) >= (self.runs[index].end_ns or 0):
             self.runs[index] = run
 
 
-def _id(pattern: re.Pattern[str], value: Any, what: str) -> str:
+def _id(pattern: re.Pattern[str], value: Any, label: str) -> str:
     text = value.lower() if isinstance(value, str) else ""
     if not pattern.fullmatch(text):
-        raise InvalidSpan(f"its {what} id is not valid")
+        raise InvalidSpan(f"its {label} id is not valid")
     return text
 
 
 def _time(value: Any) -> int:
-    if not is_count(value) or not 0 < value < FURTHEST:
+    if not is_count(value) or not 0 < value < MAX_TIME_NS:
         raise InvalidSpan("its times are missing or not valid")
     return int(value)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from xsp.errors import TraceError
-from xsp.importers.contract import Imported, Losses, RowImporter, broken, opened
-from xsp.importers.otlp import DEEPEST, LARGEST, InvalidSpan, OtlpSpan, Part, Reader
+from xsp.importers.contract import Imported, Losses, RowImporter, open_bytes, read_error
+from xsp.importers.otlp import MAX_DEPTH, MAX_MESSAGE_BYTES, InvalidSpan, OtlpSpan, Part, Reader
 
 _OTLP_START = re.compile(rb'\s*\{[^{}\[\]]*"resource(?:Spans|Metrics|Logs)"\s*:')
 _OTHER_SIGNALS = ("resourceMetrics", "resourceLogs", "resourceProfiles")
@@ -41,7 +41,7 @@ class OtlpJson(RowImporter):
         reader = Reader(losses)
 
         def parts() -> Iterator[Part]:
-            with opened(Path(source)) as file:
+            with open_bytes(Path(source)) as file:
                 for place, document in documents(file, source):
                     if any(name in document for name in _OTHER_SIGNALS):
                         losses.changed["messages of metrics, logs or profiles, which hold no spans"] += 1
@@ -64,15 +64,15 @@ def documents(file: IO[bytes], source: str) -> Iterator[tuple[str, dict[str, Any
         if not text.strip():
             continue
         was_first, is_first = is_first, False
-        if was_first and not _ends(text):
-            text += read_rest(file, source, LARGEST - len(text))
-            yield source, parsed(text, source)
+        if was_first and not _may_be_complete(text):
+            text += read_rest(file, source, MAX_MESSAGE_BYTES - len(text))
+            yield source, parse_object(text, source)
             return
         place = f"{source}, line {number}"
-        yield place, parsed(text, place)
+        yield place, parse_object(text, place)
 
 
-def _ends(line: bytes) -> bool:
+def _may_be_complete(line: bytes) -> bool:
     """Return whether a first line can be a whole object; if not, the object continues on the next lines."""
     try:
         json.loads(line)
@@ -83,30 +83,32 @@ def _ends(line: bytes) -> bool:
 
 def _line(file: IO[bytes], source: str, number: int) -> bytes:
     try:
-        line = file.readline(LARGEST + 1)
+        line = file.readline(MAX_MESSAGE_BYTES + 1)
     except (EOFError, OSError, zlib.error) as error:
-        raise broken(source, error, f"line {number}") from error
-    if len(line) > LARGEST:
-        raise TraceError(f"{source}, line {number}: longer than {LARGEST >> 20} MiB; write more and shorter lines")
+        raise read_error(source, error, f"line {number}") from error
+    if len(line) > MAX_MESSAGE_BYTES:
+        raise TraceError(
+            f"{source}, line {number}: longer than {MAX_MESSAGE_BYTES >> 20} MiB; write more and shorter lines"
+        )
     return line
 
 
-def read_rest(file: IO[bytes], source: str, most: int = LARGEST) -> bytes:
+def read_rest(file: IO[bytes], source: str, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
     """Return the rest of a file, if it is not too large to be decoded in memory.
 
     Raises:
         TraceError: the rest is too large, or cannot be read.
     """
     try:
-        rest = file.read(most + 1)
+        rest = file.read(max_bytes + 1)
     except (EOFError, OSError, zlib.error) as error:
-        raise broken(source, error) from error
-    if len(rest) > most:
-        raise TraceError(f"{source}: one document of more than {LARGEST >> 20} MiB; write it as JSON lines")
+        raise read_error(source, error) from error
+    if len(rest) > max_bytes:
+        raise TraceError(f"{source}: one document of more than {MAX_MESSAGE_BYTES >> 20} MiB; write it as JSON lines")
     return rest
 
 
-def parsed(text: bytes, place: str) -> dict[str, Any]:
+def parse_object(text: bytes, place: str) -> dict[str, Any]:
     """Parse a JSON object.
 
     Raises:
@@ -136,8 +138,8 @@ def parts_of(document: Mapping[str, Any], place: str) -> Iterator[Part]:
         description = _object(resource.get("resource") or {}, place, "resource")
         try:
             attributes = attributes_of(description.get("attributes"))
-        except InvalidSpan as unfit:
-            raise TraceError(f"{place}: attributes of a resource: {unfit}") from None
+        except InvalidSpan as error:
+            raise TraceError(f"{place}: attributes of a resource: {error}") from None
         for name, scope_key in _GROUPS.items():
             for group in _list(resource, name, place):
                 group = _object(group, place, f"an item of {name}")
@@ -163,10 +165,10 @@ def decode_span(span: Any) -> OtlpSpan | InvalidSpan:
             attributes=attributes_of(span.get("attributes")),
             status=_STATUS.get(code, 0) if isinstance(code, str) else code,
             links=tuple(str(link.get("traceId")) for link in span.get("links") or () if isinstance(link, dict)),
-            events=items(span.get("events")),
+            events=item_count(span.get("events")),
         )
-    except InvalidSpan as unfit:
-        return unfit
+    except InvalidSpan as error:
+        return error
     except TypeError:
         return InvalidSpan("its fields do not have the types of OTLP")
 
@@ -175,7 +177,7 @@ def attributes_of(pairs: Any, depth: int = 0) -> dict[str, Any]:
     """Return a list of OTLP key-value pairs as a dictionary.
 
     Raises:
-        Unfit: the value is not such a list.
+        InvalidSpan: the value is not such a list.
     """
     if pairs is None:
         return {}
@@ -193,11 +195,11 @@ def value_of(value: Any, depth: int = 0) -> Any:
     """Return the value of an OTLP `AnyValue`; None if it is empty.
 
     Raises:
-        Unfit: it is not an `AnyValue`.
+        InvalidSpan: it is not an `AnyValue`.
     """
     if not value:
         return None
-    if depth > DEEPEST:
+    if depth > MAX_DEPTH:
         raise InvalidSpan("one of its attributes is nested too deeply")
     if isinstance(value, dict) and len(value) == 1:
         ((kind, content),) = value.items()
@@ -218,7 +220,7 @@ def value_of(value: Any, depth: int = 0) -> Any:
     raise InvalidSpan("one of its attributes has a value whose type is not in OTLP")
 
 
-def items(value: Any) -> int:
+def item_count(value: Any) -> int:
     """Return the number of items of a list; 0 for other values."""
     return len(value) if isinstance(value, list) else 0
 
@@ -238,14 +240,14 @@ def _double(content: Any) -> float:
         raise InvalidSpan("one of its attributes has a value whose type is not in OTLP") from None
 
 
-def _object(value: Any, place: str, what: str) -> dict[str, Any]:
+def _object(value: Any, place: str, label: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise TraceError(f"{place}: {what} is not a JSON object; this is not OTLP")
+        raise TraceError(f"{place}: {label} is not a JSON object; this is not OTLP")
     return value
 
 
-def _list(holder: Mapping[str, Any], name: str, place: str) -> list[Any]:
-    value = holder.get(name)
+def _list(parent: Mapping[str, Any], name: str, place: str) -> list[Any]:
+    value = parent.get(name)
     if value is None:
         return []
     if not isinstance(value, list):

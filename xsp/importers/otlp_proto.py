@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from xsp.errors import PluginError, TraceError
-from xsp.importers.contract import Imported, Losses, RowImporter, broken, opened
-from xsp.importers.otlp import DEEPEST, LARGEST, InvalidSpan, OtlpSpan, Part, Reader
+from xsp.importers.contract import Imported, Losses, RowImporter, open_bytes, read_error
+from xsp.importers.otlp import MAX_DEPTH, MAX_MESSAGE_BYTES, InvalidSpan, OtlpSpan, Part, Reader
 
 _LENGTH = struct.Struct(">I")
 _RESOURCE_SPANS = 0x0A
@@ -40,7 +40,7 @@ class OtlpProto(RowImporter):
 
         def parts() -> Iterator[Part]:
             for place, body in _messages(source):
-                yield from parts_of(decoded(body, place), place)
+                yield from parts_of(decode(body, place), place)
             reader.close()
 
         return Imported(reader.rows(parts()), losses, reader.runs)
@@ -69,14 +69,16 @@ def _is_message(content: bytes, length: int | None = None) -> bool:
 
 def _messages(source: str) -> Iterator[tuple[str, bytes]]:
     """Yield the messages of a file with their positions."""
-    with opened(Path(source)) as file:
+    with open_bytes(Path(source)) as file:
         head = _read(file, 8, source, 0)
         if _ZSTD in (head[:4], head[4:8]):
             raise TraceError(f"{source}: compressed with zstd, which is not read; decompress it, or export it as gzip")
         if _is_message(head):
-            yield source, head + _read(file, LARGEST, source, len(head))
-            if _read(file, 1, source, LARGEST):
-                raise TraceError(f"{source}: one message of more than {LARGEST >> 20} MiB; export smaller ones")
+            yield source, head + _read(file, MAX_MESSAGE_BYTES, source, len(head))
+            if _read(file, 1, source, MAX_MESSAGE_BYTES):
+                raise TraceError(
+                    f"{source}: one message of more than {MAX_MESSAGE_BYTES >> 20} MiB; export smaller ones"
+                )
             return
         yield from _prefixed(file, source, head)
 
@@ -90,7 +92,7 @@ def _prefixed(file: IO[bytes], source: str, head: bytes) -> Iterator[tuple[str, 
         length = _length(head)
         if length is None:
             raise TraceError(f"{source}, {position}: the file is truncated; copy it again")
-        if length > LARGEST:
+        if length > MAX_MESSAGE_BYTES:
             raise TraceError(f"{source}, {position}: a length of {length} bytes; this is not OTLP, or it is damaged")
         body = head[_LENGTH.size : _LENGTH.size + length]
         rest = head[_LENGTH.size + length :]
@@ -106,7 +108,7 @@ def _read(file: IO[bytes], size: int, source: str, offset: int) -> bytes:
     try:
         return file.read(max(size, 0))
     except (EOFError, OSError, zlib.error) as error:
-        raise broken(source, error, f"after byte {offset}") from error
+        raise read_error(source, error, f"after byte {offset}") from error
 
 
 def _message_class() -> Any:
@@ -119,7 +121,7 @@ def _message_class() -> Any:
     return ExportTraceServiceRequest
 
 
-def decoded(body: bytes, place: str) -> Any:
+def decode(body: bytes, place: str) -> Any:
     """Decode a message of spans.
 
     Raises:
@@ -143,8 +145,8 @@ def parts_of(message: Any, place: str) -> Iterator[Part]:
     for resource in message.resource_spans:
         try:
             attributes = {pair.key: value_of(pair.value) for pair in resource.resource.attributes}
-        except InvalidSpan as unfit:
-            raise TraceError(f"{place}: attributes of a resource: {unfit}") from None
+        except InvalidSpan as error:
+            raise TraceError(f"{place}: attributes of a resource: {error}") from None
         for group in resource.scope_spans:
             yield Part(attributes, group.scope.name, map(decode_span, group.spans))
 
@@ -164,17 +166,17 @@ def decode_span(span: Any) -> OtlpSpan | InvalidSpan:
             links=tuple(link.trace_id.hex() for link in span.links),
             events=len(span.events),
         )
-    except InvalidSpan as unfit:
-        return unfit
+    except InvalidSpan as error:
+        return error
 
 
 def value_of(value: Any, depth: int = 0) -> Any:
     """Return the value of an OTLP `AnyValue`; None if it is empty.
 
     Raises:
-        Unfit: it is nested too deeply.
+        InvalidSpan: it is nested too deeply.
     """
-    if depth > DEEPEST:
+    if depth > MAX_DEPTH:
         raise InvalidSpan("one of its attributes is nested too deeply")
     kind = value.WhichOneof("value")
     if kind is None:

@@ -20,10 +20,10 @@ from xsp.errors import TraceError
 CHUNK = 1 << 22
 """Bytes that are held in Python at a time."""
 
-MOST_AROUND = 1 << 26
+MAX_KEY_BYTES = 1 << 26
 """Maximum size in bytes of the keys before the array, and of those after it."""
 
-MOST_TRIED = 1 << 28
+MAX_SEARCH_BYTES = 1 << 28
 """Maximum number of bytes that are read to find the end of the array; a file that needs more is an attack."""
 
 _BLANK = re.compile(rb"(?:\xef\xbb\xbf)?\s*")
@@ -41,7 +41,7 @@ class Envelope:
     keys: dict[str, Any] = field(default_factory=dict)
     """The other top-level keys."""
 
-    open: bool = False
+    is_unclosed: bool = False
     """Whether the closing bracket is missing, as the format allows: the program that wrote the file ended early."""
 
 
@@ -54,13 +54,13 @@ def read_head(source: str, text: mmap.mmap) -> tuple[int, dict[str, Any]]:
     if text[offset : offset + 1] != b"{":
         raise TraceError(f"{source}, byte {offset}: no trace events: not the start of a JSON object or array")
     offset += 1
-    limit = offset + MOST_AROUND
+    limit = offset + MAX_KEY_BYTES
     while (match := _KEY.match(text, offset, limit)) is not None:
-        key, offset = _parsed(source, match.group(1), match.start(1)), match.end()
+        key, offset = _parse(source, match.group(1), match.start(1)), match.end()
         if key == "traceEvents" and text[offset : offset + 1] == b"[":
             return offset, keys
         end = _end_of_value(source, text, offset, limit)
-        keys[key] = _parsed(source, text[offset:end], offset)
+        keys[key] = _parse(source, text[offset:end], offset)
         offset = end
     raise TraceError(f"{source}, byte {offset}: holds no array `traceEvents`, or too much before it")
 
@@ -75,31 +75,31 @@ def _end_of_value(source: str, text: mmap.mmap, offset: int, limit: int) -> int:
         depth += {b"{": 1, b"[": 1, b"}": -1, b"]": -1}.get(token.group(), 0)
         if depth == 0:
             return token.end()
-    raise TraceError(f"{source}, byte {offset}: keys before `traceEvents` of more than {MOST_AROUND >> 20} MiB")
+    raise TraceError(f"{source}, byte {offset}: keys before `traceEvents` of more than {MAX_KEY_BYTES >> 20} MiB")
 
 
-def _parsed(source: str, text: bytes, offset: int) -> Any:
+def _parse(source: str, text: bytes, offset: int) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{source}, byte {offset}: invalid JSON ({error})") from error
 
 
-def read_tail(source: str, text: mmap.mmap, start: int, bare: bool) -> tuple[int | None, dict[str, Any]]:
+def read_tail(source: str, text: mmap.mmap, start: int, is_bare: bool) -> tuple[int | None, dict[str, Any]]:
     """Return the end of the array that begins at `start`, and the keys after it; None for an unclosed bare array.
 
     It is the first bracket after which the file is the rest of an object. It is searched in a window at the end of the
     file, which grows until it contains a trace event before the bracket: keys after the array may contain arrays too.
     """
-    size, window, budget = len(text), 1 << 12, MOST_TRIED
-    if bare:
+    size, window, budget = len(text), 1 << 12, MAX_SEARCH_BYTES
+    if is_bare:
         end = len(text[max(0, size - window) :].rstrip()) + max(0, size - window)
         return (end, {}) if text[end - 1 : end] == b"]" else (None, {})
     while True:
         low = max(start, size - window)
         for end in _ends(text, low):
-            keys, tried = _rest(text, end)
-            if (budget := budget - tried) < 0:
+            keys, bytes_tried = _parse_rest(text, end)
+            if (budget := budget - bytes_tried) < 0:
                 raise TraceError(f"{source}: holds too many arrays besides `traceEvents`")
             if keys is not None and (low == start or text.find(b'"ph"', low, end) >= 0):
                 return end, keys
@@ -110,45 +110,45 @@ def read_tail(source: str, text: mmap.mmap, start: int, bare: bool) -> tuple[int
 
 def _ends(text: mmap.mmap, low: int) -> Iterator[int]:
     """Yield the positions after closing brackets, from `low` on, in bounded memory: pages read are released."""
-    for offset in range(low, len(text), MOST_AROUND):
-        for match in _BRACKET.finditer(text, offset, offset + MOST_AROUND):
+    for offset in range(low, len(text), MAX_KEY_BYTES):
+        for match in _BRACKET.finditer(text, offset, offset + MAX_KEY_BYTES):
             yield match.end()
         if hasattr(text, "madvise") and offset > low:
             text.madvise(mmap.MADV_DONTNEED, 0, offset - offset % mmap.PAGESIZE)
 
 
-def _rest(text: mmap.mmap, offset: int) -> tuple[dict[str, Any] | None, int]:
+def _parse_rest(text: mmap.mmap, offset: int) -> tuple[dict[str, Any] | None, int]:
     """Return the keys from `offset` to the end of the file, and the number of bytes that were tried.
 
     The keys are None if anything but the rest of an object follows. A short piece is tried first: an object that ends
     inside the array is usually short.
     """
-    length, tried = 1 << 9, 0
+    length, bytes_tried = 1 << 9, 0
     while True:
         piece = text[offset : offset + length].decode("utf-8", "replace")
-        tried += length
+        bytes_tried += length
         if piece.lstrip()[:1] not in ("", ",", "}"):
             return None, 1
         try:
             keys, end = _DECODER.raw_decode('{"":0' + piece)
         except json.JSONDecodeError as error:
-            cut = error.pos >= len(piece) or error.msg.startswith(("Unterminated", "Invalid \\"))
-            if not cut or length > MOST_AROUND or offset + length >= len(text):
-                return None, tried
+            is_cut_off = error.pos >= len(piece) or error.msg.startswith(("Unterminated", "Invalid \\"))
+            if not is_cut_off or length > MAX_KEY_BYTES or offset + length >= len(text):
+                return None, bytes_tried
             length *= 8
             continue
         except (ValueError, RecursionError):
-            return None, tried
-        remainder = piece[end - len('{"":0') :] + _head(text, offset + length)
-        return None if remainder.strip() else {key: value for key, value in keys.items() if key}, tried
+            return None, bytes_tried
+        remainder = piece[end - len('{"":0') :] + _excerpt(text, offset + length)
+        return None if remainder.strip() else {key: value for key, value in keys.items() if key}, bytes_tried
 
 
-def _head(text: mmap.mmap, offset: int) -> str:
+def _excerpt(text: mmap.mmap, offset: int) -> str:
     """Return the first bytes from `offset` on, and the end of the file; blank if nothing follows."""
     return (text[offset : offset + 64] + text[max(offset, len(text) - 64) :]).decode("utf-8", "replace")
 
 
-def last(source: str, copy: Path) -> int:
+def end_of_last_event(source: str, copy: Path) -> int:
     """Return the end of the last event of an unclosed array."""
     with open(copy, "rb") as file:
         size = os.path.getsize(copy)

@@ -21,24 +21,32 @@ from xsp import table
 from xsp.errors import TraceError
 from xsp.fields import is_count
 from xsp.importers import claims, nsys_ranges
-from xsp.importers.contract import FURTHEST, RAW_COLUMNS, Losses, SourceInfo, TableImporter, broken, fitting, opened
-from xsp.importers.nsys_tables import Export
+from xsp.importers.contract import (
+    MAX_TIME_NS,
+    RAW_COLUMNS,
+    Losses,
+    SourceInfo,
+    TableImporter,
+    check_values,
+    open_bytes,
+    read_error,
+)
+from xsp.importers.nsys_tables import SQLITE, Export, create_macros, drop_tables
 from xsp.schema import Column, Kind, Level
 
-SQLITE = b"SQLite format 3\0"
 KEY = "rocprofiler-sdk-tool"
-MOST_JSON = 1 << 30
+MAX_JSON_BYTES = 1 << 30
 """Maximum bytes of a JSON document, which is read at once; a rocpd database is read in bounded memory."""
 
 _TIMES = {"start": "BIGINT", "end": "BIGINT"}
-_OF = {"pid": "BIGINT", "tid": "BIGINT", "event_id": "BIGINT"}
-_SIZES = [f"{what}_size_{axis}" for what in ("workgroup", "grid") for axis in "xyz"]
-READ = {
-    "rocpd_kernel_dispatch": _TIMES | _OF | dict.fromkeys(
+_IDS = {"pid": "BIGINT", "tid": "BIGINT", "event_id": "BIGINT"}
+_SIZES = [f"{dimension}_size_{axis}" for dimension in ("workgroup", "grid") for axis in "xyz"]
+ROCPD_COLUMNS = {
+    "rocpd_kernel_dispatch": _TIMES | _IDS | dict.fromkeys(
         ("agent_id", "kernel_id", "queue_id", "stream_id", "group_segment_size", *_SIZES), "BIGINT"),
-    "rocpd_memory_copy": _TIMES | _OF | dict.fromkeys(
+    "rocpd_memory_copy": _TIMES | _IDS | dict.fromkeys(
         ("name_id", "dst_agent_id", "src_agent_id", "size", "queue_id", "stream_id"), "BIGINT"),
-    "rocpd_region": _TIMES | _OF | {"name_id": "BIGINT"},
+    "rocpd_region": _TIMES | _IDS | {"name_id": "BIGINT"},
     "rocpd_event": dict.fromkeys(("id", "category_id", "stack_id"), "BIGINT") | {"extdata": "VARCHAR"},
     "rocpd_string": {"id": "BIGINT", "string": "VARCHAR"},
     "rocpd_info_kernel_symbol": {"id": "BIGINT", "kernel_name": "VARCHAR", "display_name": "VARCHAR",
@@ -82,13 +90,15 @@ class Rocprof(TableImporter):
             table.create(con, name, _columns(columns | _COMMON_COLUMNS))
         with open(source, "rb") as file:
             is_database = file.read(len(SQLITE)) == SQLITE
-        with fitting(source):
+        with check_values(source):
             agents = _from_database(con, source) if is_database else _from_json(con, source)
             _fill(con, agents, losses)
         losses.note("times count from the start of the machine, not from 1970")
         run: dict[str, Any] = {"profiler": {"name": "rocprofv3"}}
         if agents:
-            properties = [claims.device(agent.name, agent.units, None, None, None, agent.wave) for agent in agents]
+            properties = [
+                claims.device(agent.name, agent.multiprocessors, None, None, None, agent.warp_size) for agent in agents
+            ]
             run["machine"] = {"devices": [agent.name for agent in agents], "device_properties": properties}
         return SourceInfo(run, losses)
 
@@ -115,11 +125,11 @@ def _columns(columns: Mapping[str, str]) -> list[Column]:
 class _Agent:
     """A GPU; its index in the list is the number of the device."""
 
-    def __init__(self, identity: Any, name: Any, more: Mapping[str, Any]) -> None:
+    def __init__(self, identity: Any, name: Any, properties: Mapping[str, Any]) -> None:
         self.id = identity if isinstance(identity, int) else -1
         self.name = name if isinstance(name, str) and name else "unknown"
-        self.units = more.get("cu_count") if is_count(more.get("cu_count")) else None
-        self.wave = more.get("wave_front_size") if is_count(more.get("wave_front_size")) else None
+        self.multiprocessors = properties.get("cu_count") if is_count(properties.get("cu_count")) else None
+        self.warp_size = properties.get("wave_front_size") if is_count(properties.get("wave_front_size")) else None
 
 
 # --- rocpd --------------------------------------------------------------------------------------------------
@@ -141,14 +151,14 @@ def _from_database(con: duckdb.DuckDBPyConnection, source: str) -> list[_Agent]:
                         f"{source}: has an unknown schema of rocpd; record with rocprofv3 --output-format json"
                     )
                 suffix = name.removeprefix("rocpd_kernel_dispatch")
-                for base_name, columns in READ.items():
+                for base_name, columns in ROCPD_COLUMNS.items():
                     export.copy(con, base_name + suffix, base_name, columns)
                 agents = agents or _agents_of(con)
-                for into, query in _FROM_ROCPD.items():
-                    con.execute(f"INSERT INTO {into} BY NAME {query}")
+                for target, query in _FROM_ROCPD.items():
+                    con.execute(f"INSERT INTO {target} BY NAME {query}")
         finally:
             export.close()
-    for base_name in READ:
+    for base_name in ROCPD_COLUMNS:
         con.execute(f"DROP TABLE IF EXISTS {base_name}")
     return agents
 
@@ -169,10 +179,10 @@ def _object(text: Any) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-_PLACED = """
+_COMMON_VALUES = """
     coalesce(p.pid, r.pid) AS process, nullif(e.stack_id, 0) AS correlation, r."start" AS start_ns, r."end" AS end_ns
 """
-_WITH = "LEFT JOIN rocpd_event e ON e.id = r.event_id LEFT JOIN rocpd_info_process p ON p.id = r.pid"
+_JOINS = "LEFT JOIN rocpd_event e ON e.id = r.event_id LEFT JOIN rocpd_info_process p ON p.id = r.pid"
 
 _FROM_ROCPD = {
     "roc_kernels": f"""
@@ -181,19 +191,19 @@ _FROM_ROCPD = {
                r.group_segment_size AS shared, [r.workgroup_size_x, r.workgroup_size_y, r.workgroup_size_z] AS block,
                [ceil(r.grid_size_x / nullif(r.workgroup_size_x, 0)),
                 ceil(r.grid_size_y / nullif(r.workgroup_size_y, 0)),
-                ceil(r.grid_size_z / nullif(r.workgroup_size_z, 0))]::BIGINT[] AS grid, {_PLACED}
-        FROM rocpd_kernel_dispatch r {_WITH} LEFT JOIN rocpd_info_kernel_symbol k ON k.id = r.kernel_id
+                ceil(r.grid_size_z / nullif(r.workgroup_size_z, 0))]::BIGINT[] AS grid, {_COMMON_VALUES}
+        FROM rocpd_kernel_dispatch r {_JOINS} LEFT JOIN rocpd_info_kernel_symbol k ON k.id = r.kernel_id
     """,
     "roc_copies": f"""
         SELECT coalesce(n.string, 'MEMORY_COPY') AS name, r.dst_agent_id AS target, r.src_agent_id AS source,
-               coalesce(r.stream_id, r.queue_id) AS stream, r.size AS bytes, {_PLACED}
-        FROM rocpd_memory_copy r {_WITH} LEFT JOIN rocpd_string n ON n.id = r.name_id
+               coalesce(r.stream_id, r.queue_id) AS stream, r.size AS bytes, {_COMMON_VALUES}
+        FROM rocpd_memory_copy r {_JOINS} LEFT JOIN rocpd_string n ON n.id = r.name_id
     """,
     "roc_calls": f"""
         SELECT coalesce(n.string, 'unnamed call') AS name, coalesce(c.string, '') AS category,
                CASE WHEN json_valid(e.extdata) THEN json_extract_string(e.extdata, '$.message') END AS text,
-               coalesce(t.tid, r.tid) AS thread, {_PLACED}
-        FROM rocpd_region r {_WITH} LEFT JOIN rocpd_string n ON n.id = r.name_id
+               coalesce(t.tid, r.tid) AS thread, {_COMMON_VALUES}
+        FROM rocpd_region r {_JOINS} LEFT JOIN rocpd_string n ON n.id = r.name_id
         LEFT JOIN rocpd_string c ON c.id = e.category_id LEFT JOIN rocpd_info_thread t ON t.id = r.tid
     """,
 }
@@ -204,21 +214,21 @@ _FROM_ROCPD = {
 
 def _from_json(con: duckdb.DuckDBPyConnection, source: str) -> list[_Agent]:
     try:
-        with opened(Path(source)) as file:
-            text = file.read(MOST_JSON + 1)
-        if len(text) > MOST_JSON:
+        with open_bytes(Path(source)) as file:
+            text = file.read(MAX_JSON_BYTES + 1)
+        if len(text) > MAX_JSON_BYTES:
             raise TraceError(f"{source}: is larger than 1 GiB; record with rocprofv3 --output-format rocpd")
         tools = json.loads(text)[KEY]
     except TraceError:
         raise
     except (EOFError, OSError, zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise broken(source, error) from error
+        raise read_error(source, error) from error
     agents: list[_Agent] = []
     for tool in tools if isinstance(tools, list) else [tools]:
         try:
             agents = agents or _json_agents(tool)
-            for into, rows in _json_rows(tool).items():
-                table.insert(con, into, rows, _columns(ROWS[into] | _COMMON_COLUMNS))
+            for target, rows in _json_rows(tool).items():
+                table.insert(con, target, rows, _columns(ROWS[target] | _COMMON_COLUMNS))
         except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise TraceError(f"{source}: is not in rocprofv3's form ({type(error).__name__}: {error})") from error
     return agents
@@ -239,7 +249,7 @@ def _json_rows(tool: Mapping[str, Any]) -> dict[str, Iterator[tuple[Any, ...]]]:
     texts = {marker.get("key"): marker.get("value") for marker in tool.get("strings", {}).get("marker_api", [])}
     symbols = {symbol.get("kernel_id"): symbol for symbol in tool.get("kernel_symbols", [])}
 
-    def where(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    def common_values(record: Mapping[str, Any]) -> tuple[Any, ...]:
         return process, _correlation_id(record), record["start_timestamp"], record["end_timestamp"]
 
     def kernels() -> Iterator[tuple[Any, ...]]:
@@ -247,23 +257,29 @@ def _json_rows(tool: Mapping[str, Any]) -> dict[str, Iterator[tuple[Any, ...]]]:
             info = record["dispatch_info"]
             symbol = symbols.get(info.get("kernel_id"), {})
             candidates = (symbol.get(f"{prefix}kernel_name") for prefix in ("formatted_", "demangled_", ""))
-            block, threads = (_axes(info.get(f"{what}_size", {})) for what in ("workgroup", "grid"))
+            block, threads = (_axes(info.get(f"{dimension}_size", {})) for dimension in ("workgroup", "grid"))
             grid = [-(-total // size) if size else 0 for total, size in zip(threads, block, strict=True)]
             stream = _handle(record.get("stream_id")) or _handle(info.get("queue_id"))
             yield (next(filter(None, candidates), "unnamed kernel"), _handle(info["agent_id"]), stream, grid, block,
-                   symbol.get("arch_vgpr_count"), info.get("group_segment_size"), *where(record))  # fmt: skip
+                   symbol.get("arch_vgpr_count"), info.get("group_segment_size"), *common_values(record))  # fmt: skip
 
     def copies() -> Iterator[tuple[Any, ...]]:
         for record in records.get("memory_copy", []):
             yield (_operation(names, record)[1], _handle(record.get("dst_agent_id")),
                    _handle(record.get("src_agent_id")), _handle(record.get("stream_id")), record.get("bytes"),
-                   *where(record))  # fmt: skip
+                   *common_values(record))  # fmt: skip
 
     def calls() -> Iterator[tuple[Any, ...]]:
         for api, entries in records.items():
             for record in entries if api.endswith("_api") else ():
                 category, name = _operation(names, record)
-                yield name, category, texts.get(_correlation_id(record)), record.get("thread_id"), *where(record)
+                yield (
+                    name,
+                    category,
+                    texts.get(_correlation_id(record)),
+                    record.get("thread_id"),
+                    *common_values(record),
+                )
 
     return {"roc_kernels": kernels(), "roc_copies": copies(), "roc_calls": calls()}
 
@@ -301,7 +317,7 @@ def _fill(con: duckdb.DuckDBPyConnection, agents: Iterable[_Agent], losses: Loss
     table.insert(con, "roc_devices", device_rows, _columns({"agent": "BIGINT", "device": "INTEGER"}))
     for name in ROWS:
         ((deleted,),) = con.execute(
-            f"DELETE FROM {name} WHERE coalesce(start_ns < 0 OR end_ns < start_ns OR end_ns >= {FURTHEST}, true)"
+            f"DELETE FROM {name} WHERE coalesce(start_ns < 0 OR end_ns < start_ns OR end_ns >= {MAX_TIME_NS}, true)"
         ).fetchall()
         if deleted:
             losses.skipped[f"{name.removeprefix('roc_')}: no time, or an end before the start"] += deleted
@@ -326,8 +342,7 @@ def _fill(con: duckdb.DuckDBPyConnection, agents: Iterable[_Agent], losses: Loss
 
 def _ranges(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     """Read roctx ranges like NVTX ranges: identifiers of process and thread are packed as in nsys."""
-    con.execute("CREATE OR REPLACE MACRO pid_of(packed) AS (packed >> 24) & 16777215")
-    con.execute("CREATE OR REPLACE MACRO tid_of(packed) AS packed & 16777215")
+    create_macros(con)
     con.execute("CREATE OR REPLACE TABLE nsys_strings (id BIGINT, value VARCHAR)")
     con.execute(
         f"""
@@ -341,10 +356,7 @@ def _ranges(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
         """
     )
     nsys_ranges.fill(con, losses)
-    for (name,) in con.execute(
-        "SELECT table_name FROM duckdb_tables() WHERE starts_with(table_name, 'nsys_')"
-    ).fetchall():
-        con.execute(f"DROP TABLE {name}")
+    drop_tables(con)
 
 
 _ON_DEVICE = (
@@ -359,13 +371,13 @@ _KERNELS = f"""
 """
 
 _COPIES = f"""
-    SELECT {_ON_DEVICE}, '{Kind.COPY}' AS kind, coalesce(onto.device, off.device, 0) AS device,
+    SELECT {_ON_DEVICE}, '{Kind.COPY}' AS kind, coalesce(dst.device, src.device, 0) AS device,
            coalesce(stream, -1) AS stream,
-           CASE WHEN onto.device IS NULL AND off.device IS NULL THEN 'HtoH' WHEN off.device IS NULL THEN 'HtoD'
-                WHEN onto.device IS NULL THEN 'DtoH' WHEN onto.device = off.device THEN 'DtoD' ELSE 'PtoP'
+           CASE WHEN dst.device IS NULL AND src.device IS NULL THEN 'HtoH' WHEN src.device IS NULL THEN 'HtoD'
+                WHEN dst.device IS NULL THEN 'DtoH' WHEN dst.device = src.device THEN 'DtoD' ELSE 'PtoP'
                 END AS direction,
            'Memcpy ' || direction AS name, json_object('bytes', bytes, 'copy', direction) AS attributes
-    FROM roc_copies LEFT JOIN roc_devices onto ON onto.agent = target LEFT JOIN roc_devices off ON off.agent = source
+    FROM roc_copies LEFT JOIN roc_devices dst ON dst.agent = target LEFT JOIN roc_devices src ON src.agent = source
 """
 _COPIES = f"SELECT * EXCLUDE (direction) FROM ({_COPIES})"
 

@@ -19,10 +19,19 @@ import duckdb
 
 from xsp import table
 from xsp.errors import TraceError
-from xsp.importers.contract import FURTHEST, RAW_COLUMNS, Losses, SourceInfo, TableImporter, broken, fitting, opened
+from xsp.importers.contract import (
+    MAX_TIME_NS,
+    RAW_COLUMNS,
+    Losses,
+    SourceInfo,
+    TableImporter,
+    check_values,
+    open_bytes,
+    read_error,
+)
 from xsp.schema import Column, Kind, Level
 
-MOST = 1 << 30
+MAX_FILE_BYTES = 1 << 30
 """Maximum bytes of a file, which is read at once; PyTorch holds a snapshot in memory too."""
 
 CATEGORIES = (
@@ -37,7 +46,7 @@ CATEGORIES = (
 )
 """Categories of memory in a timeline, in its order (torch/profiler/_memory_profiler.py, `_CATEGORY_TO_INDEX`)."""
 
-LATEST = FURTHEST - 1000
+MAX_START_NS = MAX_TIME_NS - 1000
 """Maximum time in nanoseconds; the span around all changes ends a microsecond after the last one, and must fit too."""
 
 _ROWS = [Column(name, kind, "") for name, kind in
@@ -65,12 +74,12 @@ class TorchMemory(TableImporter):
             TraceError: the file is damaged, too large, would run code, or has other content.
         """
         losses = Losses(self.name)
-        with opened(Path(source)) as file:
+        with open_bytes(Path(source)) as file:
             try:
-                content = file.read(MOST + 1)
+                content = file.read(MAX_FILE_BYTES + 1)
             except (EOFError, OSError, zlib.error) as error:
-                raise broken(source, error) from error
-        if len(content) > MOST:
+                raise read_error(source, error) from error
+        if len(content) > MAX_FILE_BYTES:
             raise TraceError(f"{source}: is larger than 1 GiB; record fewer allocations (max_entries)")
         try:
             rows = _snapshot(source, content, losses) if _is_pickle(content) else _timeline(source, content, losses)
@@ -80,14 +89,15 @@ class TorchMemory(TableImporter):
             ]
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise TraceError(f"{source}: is not in PyTorch's form ({type(error).__name__}: {error})") from error
-        with fitting(source):
+        with check_values(source):
             table.create(con, "raw_spans", RAW_COLUMNS)
             table.create(con, "memory_rows", _ROWS)
             table.insert(con, "memory_rows", records, _ROWS)
             ((inserted,),) = con.execute(
                 f"INSERT INTO raw_spans BY NAME SELECT number, start_ns, 0 AS dur_ns, 'memory' AS name, type, "
                 f"{int(Level.OP)} AS level, '{Kind.ALLOC}' AS kind, alloc_bytes, attributes, 'ok' AS status, "
-                f"false AS replayed, 'torch-memory' AS collector FROM memory_rows WHERE start_ns BETWEEN 0 AND {LATEST}"
+                f"false AS replayed, 'torch-memory' AS collector FROM memory_rows "
+                f"WHERE start_ns BETWEEN 0 AND {MAX_START_NS}"
             ).fetchall()
             if inserted < len(records):
                 losses.skipped["a time before the epoch or in the far future"] += len(records) - inserted
@@ -112,7 +122,7 @@ def _is_pickle(head: bytes) -> bool:
     return head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and len(head) > 2
 
 
-class _Plain(pickle.Unpickler):
+class _PlainUnpickler(pickle.Unpickler):
     """Creates plain values and rejects everything that a pickle could run."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
@@ -124,7 +134,7 @@ class _Plain(pickle.Unpickler):
 
 def _snapshot(source: str, content: bytes, losses: Losses) -> Rows:
     try:
-        snapshot = _Plain(io.BytesIO(content)).load()
+        snapshot = _PlainUnpickler(io.BytesIO(content)).load()
     except (pickle.UnpicklingError, EOFError, MemoryError, RecursionError, ValueError, TypeError, LookupError,
             AttributeError, OverflowError) as error:  # fmt: skip
         raise TraceError(f"{source}: not read, and nothing in it was run: {error or type(error).__name__}") from error
@@ -203,7 +213,7 @@ def _timeline(source: str, content: bytes, losses: Losses) -> Rows:
     try:
         timeline = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise broken(source, error) from error
+        raise read_error(source, error) from error
     losses.note("a memory timeline does not name its device; it is taken as that of device 0")
     if len(timeline) == 2 and isinstance(timeline[1], list) and timeline[1] and isinstance(timeline[1][0], list):
         return _by_category(*timeline)
@@ -212,13 +222,13 @@ def _timeline(source: str, content: bytes, losses: Losses) -> Rows:
 
 def _by_category(times: Sequence[int], sizes: Sequence[Sequence[int]]) -> Rows:
     """Yield the changes of each category; the rows of `sizes` begin with a column of zeros."""
-    before = [0] * (len(CATEGORIES) + 1)
+    last_sizes = [0] * (len(CATEGORIES) + 1)
     for time, row in zip(times, sizes, strict=True):
         for index, category in enumerate(CATEGORIES, 1):
-            if index < len(row) and row[index] != before[index]:
-                before_total = sum(before)
-                change, before[index] = row[index] - before[index], row[index]
-                yield time * 1000, category, change, _of_device(before_total + change)
+            if index < len(row) and row[index] != last_sizes[index]:
+                last_total = sum(last_sizes)
+                change, last_sizes[index] = row[index] - last_sizes[index], row[index]
+                yield time * 1000, category, change, _of_device(last_total + change)
 
 
 def _raw(rows: Sequence[Sequence[int]]) -> Rows:
@@ -226,11 +236,11 @@ def _raw(rows: Sequence[Sequence[int]]) -> Rows:
 
     Memory from before the recording has the time -1. Memory that changes its category is freed and allocated again.
     """
-    allocated, first = 0, min((row[0] for row in rows if row[0] >= 0), default=0)
+    allocated, first_time = 0, min((row[0] for row in rows if row[0] >= 0), default=0)
     for time, _, change, category in rows:
         allocated += change
         kind = CATEGORIES[category] if 0 <= category < len(CATEGORIES) else CATEGORIES[-1]
-        yield max(time, first), kind, change, _of_device(allocated)
+        yield max(time, first_time), kind, change, _of_device(allocated)
 
 
 def _of_device(total: int) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from xsp.importers.contract import Imported, Losses, Row
 from xsp.run import Run
 from xsp.schema import COLUMNS, Column, Kind
 
-ARRIVED = (*COLUMNS, Column("run", "VARCHAR", "id of the run that the span is of; empty where it does not say"))
+ARRIVED_COLUMNS = (*COLUMNS, Column("run", "VARCHAR", "id of the run of the span; empty if the span does not state it"))
 
-OTHERS = "services"
+SERVICES = "services"
 """Name of the directory for traces without a run of xsp: spans of services, and of `xsp.instrument` in services."""
 
 RUNS = "runs"
@@ -44,7 +44,7 @@ class Job(NamedTuple):
     """The content of `run.json`; with `ranks` if there are several."""
 
     ids: tuple[str, ...]
-    """Ids of the runs; the empty string stands for spans of no run."""
+    """Ids of the runs; the empty string means spans of no run."""
 
 
 def connect(folder: Path) -> duckdb.DuckDBPyConnection:
@@ -56,25 +56,25 @@ def connect(folder: Path) -> duckdb.DuckDBPyConnection:
     return con
 
 
-def take(con: duckdb.DuckDBPyConnection, rows: Iterable[Row]) -> None:
+def append_rows(con: duckdb.DuckDBPyConnection, rows: Iterable[Row]) -> None:
     """Append rows to the table `arrived` in batches; create the table if it does not exist.
 
     Raises:
         TraceError: a value does not fit its column.
     """
-    columns = ", ".join(f"{column.name} {column.type}" for column in ARRIVED)
+    columns = ", ".join(f"{column.name} {column.type}" for column in ARRIVED_COLUMNS)
     con.execute(f"CREATE TABLE IF NOT EXISTS arrived ({columns})")
-    pending = iter(rows)
-    while batch := list(islice(pending, BATCH)):
+    remaining_rows = iter(rows)
+    while batch := list(islice(remaining_rows, BATCH)):
         try:
-            table.insert(con, "arrived", [(*row.span, row.run) for row in batch], ARRIVED)
+            table.insert(con, "arrived", [(*row.span, row.run) for row in batch], ARRIVED_COLUMNS)
         except duckdb.OperationalError:  # the disk is full
             raise
         except (duckdb.Error, UnicodeError, OverflowError) as error:
             raise TraceError(f"values that do not fit the span table ({str(error).splitlines()[0]})") from error
 
 
-def read(con: duckdb.DuckDBPyConnection, sources: Sequence[Imported]) -> tuple[list[Run], list[Losses]]:
+def append_sources(con: duckdb.DuckDBPyConnection, sources: Sequence[Imported]) -> tuple[list[Run], list[Losses]]:
     """Append all rows of the sources to the table `arrived`.
 
     Returns:
@@ -82,7 +82,7 @@ def read(con: duckdb.DuckDBPyConnection, sources: Sequence[Imported]) -> tuple[l
     """
     runs: dict[str | None, Run] = {}
     for source in sources:
-        take(con, source.rows)
+        append_rows(con, source.rows)
         for run in map(Run.of, source.runs):
             if run.id not in runs or (run.end_ns or 0) >= (runs[run.id].end_ns or 0):
                 runs[run.id] = run
@@ -98,8 +98,8 @@ def deduplicate(con: duckdb.DuckDBPyConnection, source: str = "arrived") -> int:
     con.execute(
         f"""
         CREATE OR REPLACE TABLE distinct_spans AS
-        SELECT * EXCLUDE (place) FROM (SELECT *, row_number() OVER () AS place FROM {source})
-        QUALIFY row_number() OVER (PARTITION BY trace_id, span_id ORDER BY place) = 1
+        SELECT * EXCLUDE (position) FROM (SELECT *, row_number() OVER () AS position FROM {source})
+        QUALIFY row_number() OVER (PARTITION BY trace_id, span_id ORDER BY position) = 1
         """
     )
     (arrived,), (remaining,) = (
@@ -120,12 +120,14 @@ def jobs(con: duckdb.DuckDBPyConnection, runs: Iterable[Run]) -> list[Job]:
     traces = dict(con.execute("SELECT run, min(trace_id) FROM distinct_spans WHERE run <> '' GROUP BY run").fetchall())
     members: dict[str, list[str]] = defaultdict(list)
     for run_id in dict.fromkeys([*runs_by_id, *traces]):
-        members[job_of(runs_by_id.get(run_id, _named(run_id)), traces.get(run_id, ""))].append(run_id)
-    all_jobs = [merge_runs([runs_by_id.get(run_id, _named(run_id)) for run_id in ids]) for ids in members.values()]
+        members[job_of(runs_by_id.get(run_id, _run_with_id(run_id)), traces.get(run_id, ""))].append(run_id)
+    all_jobs = [
+        merge_runs([runs_by_id.get(run_id, _run_with_id(run_id)) for run_id in ids]) for ids in members.values()
+    ]
     con.execute(
-        "UPDATE distinct_spans SET run = own.run FROM "
-        "(SELECT trace_id, min(run) AS run FROM distinct_spans WHERE run <> '' GROUP BY trace_id) own "
-        "WHERE distinct_spans.run = '' AND distinct_spans.trace_id = own.trace_id"
+        "UPDATE distinct_spans SET run = traces.run FROM "
+        "(SELECT trace_id, min(run) AS run FROM distinct_spans WHERE run <> '' GROUP BY trace_id) traces "
+        "WHERE distinct_spans.run = '' AND distinct_spans.trace_id = traces.trace_id"
     )
     (unassigned,) = con.execute("SELECT count(*) FROM distinct_spans WHERE run = ''").fetchall()[0]
     if unassigned and len(all_jobs) == 1:
@@ -135,7 +137,7 @@ def jobs(con: duckdb.DuckDBPyConnection, runs: Iterable[Run]) -> list[Job]:
     return all_jobs
 
 
-def _named(run_id: str) -> Run:
+def _run_with_id(run_id: str) -> Run:
     return Run.of({"id": run_id})
 
 
@@ -158,7 +160,7 @@ def merge_runs(runs: Sequence[Run]) -> Job:
     return Job(Run.of(content), tuple(dict.fromkeys(ids)))
 
 
-def distinct(names: Iterable[str]) -> list[str]:
+def unique_names(names: Iterable[str]) -> list[str]:
     """Make names unique: repeated names get a number, so that runs with similar names and ids get separate folders."""
     unique: dict[str, None] = {}
     for name in names:
@@ -173,4 +175,4 @@ def name_of(run: Run) -> str:
         "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in part)
         for part in (run.name, run.id or "")
     )
-    return "-".join(filter(None, (name[:60].strip("-"), run_id[:8]))) or OTHERS
+    return "-".join(filter(None, (name[:60].strip("-"), run_id[:8]))) or SERVICES

@@ -55,7 +55,7 @@ def load(
     """
     if contract.is_url(os.fspath(path)):
         _refuse_kind(kind, path)
-        return _load_imported(contract.of_trace(os.fspath(path), trace_id))
+        return _load_imported(contract.trace_url(os.fspath(path), trace_id))
     location = Path(path).expanduser()
     if not rundir.is_run_directory(location):
         _refuse_kind(kind, path)
@@ -65,15 +65,15 @@ def load(
         return _load_files(table.connect(), [location], Run.of({"name": location.stem}), location)
     if location.is_dir() and not rundir.is_run_directory(location):
         return _load_imported(str(location))
-    if received.is_waiting(location):
+    if received.has_waiting_spans(location):
         return _load_waiting(location, kind)
     run = _with_misfit_notes(rundir.read_job(location))
     if run.parts:
         return _load_parts(location, run, skip_damaged, kind)
     con = table.connect()
-    segments, same_columns, run = _whole(con, location, rundir.segments(location), run, skip_damaged)
+    segments, same_columns, run = _readable_segments(con, location, rundir.segments(location), run, skip_damaged)
     if not segments:
-        raise TraceError(f"{location}: the run holds no step; {_why_empty(run)}")
+        raise TraceError(f"{location}: the run holds no step; {_empty_reason(run)}")
     return _load_files(con, segments, run, location, same_columns, kind)
 
 
@@ -102,7 +102,7 @@ def _number_of(kind: int | str | None, run: Run) -> int | None:
     raise UsageError(f"{'several kinds' if matches else 'no kind'} of step called {text!r}; there are: {listing}")
 
 
-def _why_empty(run: Run) -> str:
+def _empty_reason(run: Run) -> str:
     """Return the likely reason why a run holds no step, and what to do about it."""
     if run.empty is not None:
         return run.empty
@@ -116,26 +116,26 @@ def _why_empty(run: Run) -> str:
 
 def parts(path: str | os.PathLike[str]) -> list[Path]:
     """Return the run directories in a directory of runs (a sweep); for a single run, the directory itself."""
-    place = Path(path).expanduser()
-    run = rundir.read_job(place)
+    location = Path(path).expanduser()
+    run = rundir.read_job(location)
     if run.kind in SETS:
-        return [_inside(place, part) for part in run.parts]
-    return [place]
+        return [_part_path(location, part) for part in run.parts]
+    return [location]
 
 
 def _load_parts(run_dir: Path, run: Run, skip_damaged: bool, kind: int | str | None) -> Trace:
     """Load a program that was run once per level, or by several ranks, as a single run."""
     if run.kind in SETS:
         raise TraceError(f"{run_dir}: holds several runs; load one of them: {', '.join(run.parts)}")
-    segments = [file for name in run.parts for file in rundir.segments(_inside(run_dir, name))]
+    segments = [file for name in run.parts for file in rundir.segments(_part_path(run_dir, name))]
     con = table.connect()
-    segments, same_columns, run = _whole(con, run_dir, segments, run, skip_damaged)
+    segments, same_columns, run = _readable_segments(con, run_dir, segments, run, skip_damaged)
     if not segments:
         raise TraceError(f"{run_dir}: none of its parts holds a step")
-    return _load_files(con, segments, run, run_dir, same_columns, kind, in_turn=not run.is_job)
+    return _load_files(con, segments, run, run_dir, same_columns, kind, is_sequence=not run.is_job)
 
 
-def _inside(run_dir: Path, name: str) -> Path:
+def _part_path(run_dir: Path, name: str) -> Path:
     """Return the path of a part; raise TraceError if its name leads out of the directory."""
     part = (run_dir / name).resolve()
     if run_dir.resolve() not in part.parents:
@@ -151,7 +151,7 @@ def _with_misfit_notes(run: Run) -> Run:
     )
 
 
-def _whole(
+def _readable_segments(
     con: duckdb.DuckDBPyConnection, run_dir: Path, segments: list[Path], run: Run, skip_damaged: bool
 ) -> tuple[list[Path], bool, Run]:
     """Return the readable segments, whether they are known to have the same columns, and the run with notes.
@@ -176,13 +176,13 @@ def _whole(
                     f"{error}; {len(segments) - 1} other segments are there: "
                     "load with skip_damaged=True (--skip-damaged) to go on without this one"
                 ) from error
-            run = _noted(run, run_dir, f"left out: {error}")
+            run = _with_notes(run, run_dir, f"left out: {error}")
         else:
             readable.append(segment)
     return readable, False, run
 
 
-def _noted(run: Run, run_dir: Path, *texts: str) -> Run:
+def _with_notes(run: Run, run_dir: Path, *texts: str) -> Run:
     """Return a run with notes on omissions; because reports show them, they name files without their directories."""
     return run.with_notes("load", [text.replace(f"{run_dir}{os.sep}", "") for text in texts])
 
@@ -201,7 +201,7 @@ def _is_parquet(file: Path) -> bool:
 def _load_imported(source: str) -> Trace:
     """Import a source into a temporary directory that exists as long as the trace."""
     folder = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
-    direct = sources.open_whole(Path(folder.name), [source])
+    direct = sources.open_tables(Path(folder.name), [source])
     if direct is not None:
         con, run = direct
         weakref.finalize(con, folder.cleanup)
@@ -213,17 +213,17 @@ def _load_imported(source: str) -> Trace:
             f"{contract.without_credentials(source)}: holds {len(runs)} runs ({names}); "
             "`xsp import FILE -o DIR` makes a directory of each"
         )
-    return _kept(folder, next(iter(runs)))
+    return _load_temporary(folder, next(iter(runs)))
 
 
 def _load_waiting(run_dir: Path, kind: int | str | None) -> Trace:
     """Load received spans that are not in order yet, because the receiver was killed or is still running."""
     folder = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
     received.put_in_order(run_dir, Path(folder.name), finished=False)
-    return _kept(folder, Path(folder.name), kind)
+    return _load_temporary(folder, Path(folder.name), kind)
 
 
-def _kept(folder: tempfile.TemporaryDirectory[str], run_dir: Path, kind: int | str | None = None) -> Trace:
+def _load_temporary(folder: tempfile.TemporaryDirectory[str], run_dir: Path, kind: int | str | None = None) -> Trace:
     trace = load(run_dir, kind=kind)
     weakref.finalize(trace.con, folder.cleanup)
     return trace
@@ -236,20 +236,22 @@ def _load_files(
     location: Path,
     same_columns: bool = False,
     kind: int | str | None = None,
-    in_turn: bool = False,
+    is_sequence: bool = False,
 ) -> Trace:
-    """Load the files of a run; `in_turn`: of several runs of one program, one after the other."""
+    """Load the files of a run; `is_sequence`: of several runs of one program, one after the other."""
     number = _number_of(kind, run)
     folders = _folders(files)
-    damaged, offsets = loop.create_table_in_sequence(con, folders) if in_turn else (loop.create_table(con, folders), {})
-    run = _noted(run, location, *_show_samples(con, location, files), *damaged)
+    damaged, offsets = (
+        loop.create_table_in_sequence(con, folders) if is_sequence else (loop.create_table(con, folders), {})
+    )
+    run = _with_notes(run, location, *_create_samples_view(con, location, files), *damaged)
     stored_columns = {
         name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS, is_intact=location.is_dir())
     }
-    if in_turn:
-        _view_in_turn(con, files, offsets, stored_columns, same_columns)
+    if is_sequence:
+        _create_sequence_view(con, files, offsets, stored_columns, same_columns)
     else:
-        _view(con, "spans", files, stored_columns, COLUMNS, same_columns)
+        _create_view(con, "spans", files, stored_columns, COLUMNS, same_columns)
     if "layer_id" not in stored_columns:  # written before xsp 0.2
         con.execute("CREATE TABLE with_layers AS FROM spans")
         layers.fill(con, "with_layers")
@@ -261,10 +263,10 @@ def _load_files(
             is_verified = _is_verified(merged, run)
             merged_columns = set(table.check_parquet(con, merged, (*COLUMNS, *MERGED_COLUMNS), is_verified))
         except TraceError as error:
-            run = _noted(run, location, f"merged again from the steps: {error}")
+            run = _with_notes(run, location, f"merged again from the steps: {error}")
         else:
             if "layer_id" in merged_columns:  # else it is merged again, from spans that now have a layer_id
-                _view(con, "merged", [merged], merged_columns, (*COLUMNS, *MERGED_COLUMNS))
+                _create_view(con, "merged", [merged], merged_columns, (*COLUMNS, *MERGED_COLUMNS))
     trace = true_trace(con, run, location, number)
     if number is not None and not con.execute("SELECT 1 FROM merged LIMIT 1").fetchall():
         command = f"xsp analyze {shlex.quote(str(location))} kinds"
@@ -277,7 +279,7 @@ def _folders(files: list[Path]) -> list[Path]:
     return list(dict.fromkeys(file.parent.parent for file in files if file.parent.name == rundir.STEPS))
 
 
-def _show_samples(con: duckdb.DuckDBPyConnection, run_dir: Path, segments: list[Path]) -> list[str]:
+def _create_samples_view(con: duckdb.DuckDBPyConnection, run_dir: Path, segments: list[Path]) -> list[str]:
     """Make the view `samples` of the samples of the runs with these segments; return a note per damaged portion."""
     folders, notes = _folders(segments), []
     columns, readable = ", ".join(f"{column.name}::{column.type} AS {column.name}" for column in SAMPLE_COLUMNS), []
@@ -297,7 +299,7 @@ def _show_samples(con: duckdb.DuckDBPyConnection, run_dir: Path, segments: list[
     return notes
 
 
-def _view_in_turn(
+def _create_sequence_view(
     con: duckdb.DuckDBPyConnection,
     files: list[Path],
     offsets: Mapping[Path, int],
@@ -312,7 +314,7 @@ def _view_in_turn(
     con.execute(f"CREATE VIEW spans AS {' UNION ALL '.join(parts)}")
 
 
-def _view(
+def _create_view(
     con: duckdb.DuckDBPyConnection,
     name: str,
     files: list[Path],

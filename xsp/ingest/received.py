@@ -13,12 +13,12 @@ from xsp import rundir, table
 from xsp.errors import TraceError
 from xsp.importers.contract import Losses
 from xsp.ingest.jobs import Job, connect, deduplicate, merge_runs
-from xsp.ingest.write import has_made_steps, noted, write
+from xsp.ingest.write import has_derived_steps, with_notes, write
 from xsp.run import Received, Run
 from xsp.schema import COLUMNS, Kind, Level
 
 
-def is_waiting(run: Path) -> bool:
+def has_waiting_spans(run: Path) -> bool:
     """Return whether a directory holds received spans that are not in order yet."""
     return any((run / rundir.INBOX).glob("*.parquet"))
 
@@ -47,7 +47,7 @@ def put_in_order(run: Path, out: Path, finished: bool | None = None) -> Run:
         try:
             con.execute(f"CREATE VIEW arrived AS {_arrived_query(run, files, content)}")
             duplicates = deduplicate(con)
-            updated = write(con, _received(content, duplicates), out, finished, before=run)
+            updated = write(con, _received_job(content, duplicates), out, finished, previous=run)
         except duckdb.Error as error:
             raise TraceError(f"{run / rundir.INBOX}: damaged ({str(error).splitlines()[0]})") from error
         finally:
@@ -58,17 +58,17 @@ def put_in_order(run: Path, out: Path, finished: bool | None = None) -> Run:
     return updated
 
 
-def _received(content: Run, duplicates: int) -> Job:
+def _received_job(content: Run, duplicates: int) -> Job:
     """Return the job of a directory that is being received, with notes on the losses in transit."""
-    before = content.received or Received.of({})
-    counts = {**before, "doubled": before.doubled + duplicates}
+    counts_so_far = content.received or Received.of({})
+    counts = {**counts_so_far, "doubled": counts_so_far.doubled + duplicates}
     counts.pop("runs", None)
-    if before.runs:
-        run = merge_runs(before.runs).run
+    if counts_so_far.runs:
+        run = merge_runs(counts_so_far.runs).run
     else:
         run = content.without("format", "received", *(() if content.id is not None else ("finished", "notes")))
-    losses = Losses(skipped=Counter(before.skipped), changed=Counter(before.changed))
-    return Job(noted(run | {"received": counts}, losses.sentences(), counts["doubled"]), ("",))
+    losses = Losses(skipped=Counter(counts_so_far.skipped), changed=Counter(counts_so_far.changed))
+    return Job(with_notes(run | {"received": counts}, losses.sentences(), counts["doubled"]), ("",))
 
 
 def _arrived_query(run: Path, files: Sequence[Path], content: Run) -> str:
@@ -78,11 +78,11 @@ def _arrived_query(run: Path, files: Sequence[Path], content: Run) -> str:
     """
     columns = ", ".join(f"{c.name}::{c.type} AS {c.name}" for c in COLUMNS)
     queries = [f"SELECT {columns}, '' AS run FROM {table.parquet(files)}"] if files else []
-    if steps := rundir.segments(run):
+    if segments := rundir.segments(run):
         resets = dict.fromkeys(("step", "rung", "timed", "key"), "NULL")
         resets["level"] = f"CASE WHEN kind = '{Kind.STEP}' THEN {int(Level.APPLICATION)} ELSE level END"
         resets["kind"] = f"CASE WHEN kind = '{Kind.STEP}' THEN '{Kind.USER}' ELSE kind END"
-        values = resets if has_made_steps(content) else {}
+        values = resets if has_derived_steps(content) else {}
         expressions = [f"{values.get(c.name, c.name)}::{c.type} AS {c.name}" for c in COLUMNS]
-        queries.insert(0, f"SELECT {', '.join(expressions)}, '' AS run FROM {table.parquet(steps)}")
+        queries.insert(0, f"SELECT {', '.join(expressions)}, '' AS run FROM {table.parquet(segments)}")
     return " UNION ALL ".join(queries)

@@ -13,19 +13,19 @@ from xsp import atomic, rundir
 from xsp.errors import OutputError, TraceError
 from xsp.importers import contract
 from xsp.importers.contract import Enricher, Imported, Losses, RowImporter, TableImporter
-from xsp.ingest.jobs import RUNS, connect, deduplicate, distinct, jobs, name_of, read
+from xsp.ingest.jobs import RUNS, append_sources, connect, deduplicate, jobs, name_of, unique_names
 from xsp.ingest.tables import import_tables, open_table
-from xsp.ingest.write import noted, write
+from xsp.ingest.write import with_notes, write
 from xsp.run import Run
 
 
-def import_into(out: Path, sources: Sequence[str], names: bool = False) -> dict[Path, Run]:
+def import_into(out: Path, sources: Sequence[str], keep_names: bool = False) -> dict[Path, Run]:
     """Import files and URLs into run directories.
 
     Args:
         out: an empty directory. A single job is written into it; several jobs into one subdirectory each.
-        sources: files and URLs that importers recognise; a folder stands for the files in it.
-        names: keep names of people, machines and paths.
+        sources: files and URLs that importers recognise; for a folder, the files in it are imported.
+        keep_names: keep names of people, machines and paths.
 
     Returns:
         The runs, by run directory.
@@ -38,11 +38,11 @@ def import_into(out: Path, sources: Sequence[str], names: bool = False) -> dict[
     rows, tables = _find_importers(sources)
     if tables:
         job_name = Path(sources[0]).name if len(sources) == 1 else out.name
-        return import_tables(out, tables, job_name, names)
+        return import_tables(out, tables, job_name, keep_names)
     return _import_rows(out, list(rows), [importer.read(source) for source, importer in rows.items()])
 
 
-def open_whole(folder: Path, sources: Sequence[str]) -> tuple[duckdb.DuckDBPyConnection, Run] | None:
+def open_tables(folder: Path, sources: Sequence[str]) -> tuple[duckdb.DuckDBPyConnection, Run] | None:
     """Read files into an engine without writing a run directory, if possible: see `tables.open_table`."""
     _, tables = _find_importers(sources)
     return open_table(folder, tables) if tables else None
@@ -57,7 +57,7 @@ def _find_importers(sources: Sequence[str]) -> tuple[dict[str, RowImporter], dic
     rows: dict[str, RowImporter] = {}
     tables: dict[str, TableImporter | Enricher] = {}
     for source in _files(sources):
-        importer = contract.find(source)
+        importer = contract.find_importer(source)
         if isinstance(importer, RowImporter):
             rows[source] = importer
         else:
@@ -70,18 +70,18 @@ def _find_importers(sources: Sequence[str]) -> tuple[dict[str, RowImporter], dic
     return rows, tables
 
 
-def _import_rows(out: Path, sources: Sequence[str], importing: Sequence[Imported]) -> dict[Path, Run]:
+def _import_rows(out: Path, sources: Sequence[str], imports: Sequence[Imported]) -> dict[Path, Run]:
     """Import spans that have identities and parents."""
     with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
         con = connect(Path(folder))
         try:
-            runs, losses = read(con, importing)
+            runs, losses = append_sources(con, imports)
             duplicates = deduplicate(con)
             all_jobs = jobs(con, runs)
             if not con.execute("SELECT 1 FROM distinct_spans LIMIT 1").fetchall():
                 sentences = [text for report in losses for text in report.sentences()]
-                raise TraceError("; ".join([f"{_named(sources)}: no span in it", *sentences]))
-            subfolders = [out / name for name in distinct(name_of(job.run) for job in all_jobs)]
+                raise TraceError("; ".join([f"{_source_names(sources)}: no span in it", *sentences]))
+            subfolders = [out / name for name in unique_names(name_of(job.run) for job in all_jobs)]
             jobs_by_directory = dict(zip(subfolders if len(all_jobs) > 1 else [out], all_jobs, strict=True))
             for directory, job in jobs_by_directory.items():
                 name_field = {"name": job.run.name or Path(_display_name(sources[0])).stem}
@@ -90,7 +90,7 @@ def _import_rows(out: Path, sources: Sequence[str], importing: Sequence[Imported
                 )
                 jobs_by_directory[directory] = job._replace(run=run)
                 (directory / rundir.STEPS).mkdir(parents=True, exist_ok=True)
-            written = {directory: write(con, job, directory) for directory, job in jobs_by_directory.items()}
+            runs_by_directory = {directory: write(con, job, directory) for directory, job in jobs_by_directory.items()}
             if len(all_jobs) > 1:
                 rundir.write_run(
                     out,
@@ -98,10 +98,12 @@ def _import_rows(out: Path, sources: Sequence[str], importing: Sequence[Imported
                 )
         except duckdb.OperationalError as error:
             reason = str(error).splitlines()[0]
-            raise OutputError(f"{_named(sources)}: needs more room than {folder} has ({reason}); set TMPDIR") from error
+            raise OutputError(
+                f"{_source_names(sources)}: needs more room than {folder} has ({reason}); set TMPDIR"
+            ) from error
         finally:
             con.close()
-    return written
+    return runs_by_directory
 
 
 def _files(sources: Sequence[str]) -> list[str]:
@@ -123,14 +125,16 @@ def _files(sources: Sequence[str]) -> list[str]:
     return files
 
 
-def import_whole(out: Path, sources: Sequence[str], overwrite: bool = False, names: bool = False) -> dict[Path, Run]:
+def import_atomically(
+    out: Path, sources: Sequence[str], overwrite: bool = False, keep_names: bool = False
+) -> dict[Path, Run]:
     """Import files and URLs into run directories, which appear when the import is complete, or not at all.
 
     Args:
         out: directory to write, as in `import_into`.
         sources: files and URLs that importers recognise.
         overwrite: replace an existing run.
-        names: as in `import_into`.
+        keep_names: as in `import_into`.
 
     Raises:
         TraceError, PluginError, OutputError: as `import_into` and `xsp.rundir.create`; nothing was written.
@@ -139,17 +143,17 @@ def import_whole(out: Path, sources: Sequence[str], overwrite: bool = False, nam
     staging = atomic.temporary_path(out)
     try:
         staging.mkdir(parents=True)
-        written = import_into(staging, sources, names)
+        staged_runs = import_into(staging, sources, keep_names)
         with rundir.runs_directory(out, overwrite):
             atomic.move_into_place(staging, out, flush=False)
     except OSError as error:
         raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return {out / directory.relative_to(staging): run for directory, run in written.items()}
+    return {out / directory.relative_to(staging): run for directory, run in staged_runs.items()}
 
 
-def _named(sources: Sequence[str]) -> str:
+def _source_names(sources: Sequence[str]) -> str:
     return ", ".join(map(contract.without_credentials, sources))
 
 
@@ -158,14 +162,14 @@ def _display_name(source: str) -> str:
     return Path(contract.without_credentials(source)).name
 
 
-def with_losses(run: Run, reports: Sequence[tuple[str, Losses]], doubled: int) -> Run:
+def with_losses(run: Run, reports: Sequence[tuple[str, Losses]], duplicates: int) -> Run:
     """Return a run with the losses of its sources: counts under `imported`, sentences among the notes.
 
     Args:
         run: the run of the spans.
         reports: name and losses of each source; the names have neither folders nor credentials.
-        doubled: number of spans that were read twice.
+        duplicates: number of spans that were read twice.
     """
     sources = [{"source": name, **losses.report()} for name, losses in reports]
     texts = [f"{name}: {text}" for name, losses in reports for text in losses.sentences()]
-    return noted(run | {"imported": {"sources": sources, "doubled": doubled}}, texts, doubled)
+    return with_notes(run | {"imported": {"sources": sources, "doubled": duplicates}}, texts, duplicates)

@@ -16,8 +16,8 @@ from xsp.correlate.columns import correlate_table
 from xsp.errors import OutputError, TraceError
 from xsp.importers import contract
 from xsp.importers.contract import Enricher, SourceInfo, TableImporter
-from xsp.ingest.jobs import RUNS, distinct, name_of
-from xsp.ingest.write import noted
+from xsp.ingest.jobs import RUNS, name_of, unique_names
+from xsp.ingest.write import with_notes
 from xsp.run import RANKS, Run
 from xsp.schema import Level
 from xsp.store import merge
@@ -29,20 +29,20 @@ _SUFFIXES = re.compile(r"(\.(json|jsonl|gz|sqlite|db|trace|pt))+$", re.IGNORECAS
 MEMORY = "500MB"
 """Memory limit of the engine; it spills the rest to the disk."""
 
-MANY = 500_000
+MAX_SPANS_IN_MEMORY = 500_000
 """Above this number of spans the engine keeps its tables in a file, compressed."""
 
 
 def import_tables(
-    out: Path, sources: Mapping[str, TableImporter | Enricher], called: str, names: bool = False
+    out: Path, sources: Mapping[str, TableImporter | Enricher], job_name: str, keep_names: bool = False
 ) -> dict[Path, Run]:
     """Import files into run directories: a single file into `out`; ranks of a job, or several runs, into folders in it.
 
     Args:
         out: an empty directory.
         sources: importer by path: table importers, or a single table importer with enrichers.
-        called: name of the job or set of runs, if there are several files.
-        names: keep names of people, machines and paths, under `names` in `run.json`.
+        job_name: name of the job or set of runs, if there are several files.
+        keep_names: keep names of people, machines and paths, under `names` in `run.json`.
 
     Returns:
         The runs, by directory.
@@ -58,11 +58,11 @@ def import_tables(
             "that was recorded beside it"
         )
     if len(files) == 1:
-        return {out: _import(out, *next(iter(files.items())), enrichers, names)}
+        return {out: _import(out, *next(iter(files.items())), enrichers, keep_names)}
     runs: dict[Path, Run] = {}
     for number, (source, importer) in enumerate(files.items()):
-        runs[out / f"{number:04d}"] = _import(out / f"{number:04d}", source, importer, {}, names)
-    return _as_ranks(out, runs, called) if _are_ranks(runs.values()) else _as_runs(out, runs, called)
+        runs[out / f"{number:04d}"] = _import(out / f"{number:04d}", source, importer, {}, keep_names)
+    return _combine_ranks(out, runs, job_name) if _are_ranks(runs.values()) else _rename_runs(out, runs, job_name)
 
 
 def open_table(
@@ -83,7 +83,7 @@ def open_table(
     files, enrichers = _split(sources)
     if len(files) != 1:
         return None
-    return _merged(folder, *next(iter(files.items())), enrichers)
+    return _open_merged(folder, *next(iter(files.items())), enrichers)
 
 
 def _split(sources: Mapping[str, TableImporter | Enricher]) -> tuple[dict[str, TableImporter], dict[str, Enricher]]:
@@ -92,28 +92,28 @@ def _split(sources: Mapping[str, TableImporter | Enricher]) -> tuple[dict[str, T
     return files, {source: importer for source, importer in sources.items() if isinstance(importer, Enricher)}
 
 
-def _merged(
-    folder: Path, source: str, importer: TableImporter, enrichers: Mapping[str, Enricher], names: bool = False
+def _open_merged(
+    folder: Path, source: str, importer: TableImporter, enrichers: Mapping[str, Enricher], keep_names: bool = False
 ) -> tuple[duckdb.DuckDBPyConnection, Run]:
     con = table.connect_spilling(folder, MEMORY)
     try:
         info = importer.fill(con, source)
         for enricher_source, enricher in enrichers.items():
-            with contract.fitting(enricher_source):
+            with contract.check_values(enricher_source):
                 enricher.enrich(con, enricher_source, info.losses)
         if "rank" not in info.run and (match := _RANK.search(Path(source).name)):
             info.run["rank"] = int(match.group(1))
         identity = _identity(source)
-        if info.losses.spans > MANY:
+        if info.losses.spans > MAX_SPANS_IN_MEMORY:
             con.execute(
-                f"ATTACH {table.path_literal(folder / 'placed.duckdb')} AS work; SET search_path = 'work,memory'"
+                f"ATTACH {table.path_literal(folder / 'correlated.duckdb')} AS work; SET search_path = 'work,memory'"
             )
-        with contract.fitting(source):
+        with contract.check_values(source):
             correlate_table(con, info, identity)
             con.execute("DROP TABLE raw_spans")
-            con.execute("ALTER VIEW placed RENAME TO spans")
+            con.execute("ALTER VIEW correlated RENAME TO spans")
             merge.merge(con, Run.of(info.run))
-        return con, _run(con, info, source, identity, names)
+        return con, _run(con, info, source, identity, keep_names)
     except duckdb.OutOfMemoryException as error:
         con.close()
         raise OutputError(f"{source}: needs more room than {tempfile.gettempdir()} has ({error})") from error
@@ -122,9 +122,11 @@ def _merged(
         raise
 
 
-def _import(out: Path, source: str, importer: TableImporter, enrichers: Mapping[str, Enricher], names: bool) -> Run:
+def _import(
+    out: Path, source: str, importer: TableImporter, enrichers: Mapping[str, Enricher], keep_names: bool
+) -> Run:
     with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
-        con, run = _merged(Path(folder), source, importer, enrichers, names)
+        con, run = _open_merged(Path(folder), source, importer, enrichers, keep_names)
         try:
             (out / rundir.STEPS).mkdir(parents=True, exist_ok=True)
             table.write_parquet(con, "spans", rundir.segment(out, 0))
@@ -143,7 +145,7 @@ def _are_ranks(runs: Iterable[Run]) -> bool:
     return None not in ranks and len(set(ranks)) == len(ranks)
 
 
-def _as_ranks(out: Path, runs: Mapping[Path, Run], job_name: str) -> dict[Path, Run]:
+def _combine_ranks(out: Path, runs: Mapping[Path, Run], job_name: str) -> dict[Path, Run]:
     """Combine the runs of ranks into a job."""
     for folder, run in runs.items():
         folder.rename(out / rundir.rank_name(run.rank or 0))
@@ -167,10 +169,10 @@ def _as_ranks(out: Path, runs: Mapping[Path, Run], job_name: str) -> dict[Path, 
     return {out: job | imported}
 
 
-def _as_runs(out: Path, runs: Mapping[Path, Run], set_name: str) -> dict[Path, Run]:
+def _rename_runs(out: Path, runs: Mapping[Path, Run], set_name: str) -> dict[Path, Run]:
     """Rename the folders of runs that do not belong together after the runs."""
     runs_by_folder = {}
-    for (folder, run), name in zip(runs.items(), distinct(map(name_of, runs.values())), strict=True):
+    for (folder, run), name in zip(runs.items(), unique_names(map(name_of, runs.values())), strict=True):
         folder.rename(out / name)
         runs_by_folder[out / name] = run
     rundir.write_run(out, {"kind": RUNS, "name": set_name, "finished": True, "parts": [p.name for p in runs_by_folder]})
@@ -187,7 +189,7 @@ def _identity(source: str) -> str:
     return digest.hexdigest()
 
 
-def _run(con: duckdb.DuckDBPyConnection, info: SourceInfo, source: str, identity: str, names: bool) -> Run:
+def _run(con: duckdb.DuckDBPyConnection, info: SourceInfo, source: str, identity: str, keep_names: bool) -> Run:
     """Return the run of a file."""
     ((start, end, levels),) = con.execute(
         "SELECT min(start_ns), max(start_ns + dur_ns), list(DISTINCT level) FROM spans"
@@ -205,6 +207,6 @@ def _run(con: duckdb.DuckDBPyConnection, info: SourceInfo, source: str, identity
         "finished": True,
         "imported": {"sources": [{"source": name, **info.losses.report()}], "doubled": 0},
     }
-    if names:
+    if keep_names:
         content["names"] = info.private
-    return noted(Run.of(content), [f"{name}: {text}" for text in info.losses.sentences()], 0)
+    return with_notes(Run.of(content), [f"{name}: {text}" for text in info.losses.sentences()], 0)

@@ -28,10 +28,10 @@ from xsp.schema import COLUMNS, Column, Kind, Level, Rule
 from xsp.store import loop
 from xsp.store.write import Store
 
-SINGLE = 500
+MAX_SINGLE_SEGMENTS = 500
 """Maximum number of steps with a segment each; if there are more, a segment holds several, with about `BATCH` spans."""
 
-NAMES = ", ".join(column.name for column in COLUMNS)
+COLUMN_NAMES = ", ".join(column.name for column in COLUMNS)
 SOURCE = "import"
 """Source of the notes of this module."""
 
@@ -46,7 +46,7 @@ _OUTER_FIRST = f"""
 
 
 def write(
-    con: duckdb.DuckDBPyConnection, job: Job, out: Path, finished: bool | None = None, before: Path | None = None
+    con: duckdb.DuckDBPyConnection, job: Job, out: Path, finished: bool | None = None, previous: Path | None = None
 ) -> Run:
     """Write a job's steps, its merged step and `run.json`.
 
@@ -55,7 +55,7 @@ def write(
         job: the job to write.
         out: a run directory, see `xsp.rundir.create`. Existing segments are replaced, each atomically.
         finished: whether the run ended; default: as the run itself states.
-        before: the run directory whose loop is continued; default: `out`.
+        previous: the run directory whose loop is continued; default: `out`.
 
     Returns:
         The run, updated.
@@ -71,12 +71,14 @@ def write(
             "WHERE run IN (SELECT unnest(?::VARCHAR[])) ORDER BY step, rank",
             [list(job.ids)],
         )
-        run = run.with_notes(SOURCE, _take_loop(con, out, before or out))
+        run = run.with_notes(SOURCE, _write_loop(con, out, previous or out))
         if not con.execute("SELECT 1 FROM job WHERE step IS NOT NULL LIMIT 1").fetchall():
             _make_steps(con)
             run = run.with_notes(SOURCE, [NO_STEPS])
-        written = {_write_segment(con, rundir.segment(out, number), condition) for number, condition in _segments(con)}
-        for stale in set(rundir.segments(out)) - written:
+        segment_paths = {
+            _write_segment(con, rundir.segment(out, number), condition) for number, condition in _segments(con)
+        }
+        for stale in set(rundir.segments(out)) - segment_paths:
             stale.unlink()
         Store(out).finish(run)
     except (duckdb.Error, OSError) as error:
@@ -84,14 +86,14 @@ def write(
     return run
 
 
-def _take_loop(con: duckdb.DuckDBPyConnection, out: Path, before: Path) -> list[str]:
-    """Write the rows of the loop in the job's spans, together with those of `before`, and delete these spans.
+def _write_loop(con: duckdb.DuckDBPyConnection, out: Path, previous: Path) -> list[str]:
+    """Write the rows of the loop in the job's spans, together with those of `previous`, and delete these spans.
 
     Returns:
         A sentence on the rows that were left out, if any.
     """
-    loop.create_table(con, [before])
-    invalid = loop.take(con, "job")
+    loop.create_table(con, [previous])
+    invalid = loop.add_received(con, "job")
     loop.write(con, out)
     con.execute(f"DELETE FROM job WHERE kind = '{Kind.LOOP}'")
     return [f"{invalid} spans of the loop hold no rows of it, and were left out"] if invalid else []
@@ -101,37 +103,38 @@ def _make_steps(con: duckdb.DuckDBPyConnection) -> None:
     """Make each trace of the job a step: numbered by start, with the root as the step span, and keys from names."""
     step_columns = [c for c in COLUMNS if c.name in ("trace_id", "span_id", "step", "rung", "key")]
     step_columns.append(Column("root", "BOOLEAN", "whether it is the step itself"))
-    table.create(con, "placed", step_columns)
+    table.create(con, "trace_steps", step_columns)
     rows = con.execute(
         "SELECT trace_id, span_id, parent_id, name, rung FROM (SELECT * EXCLUDE (rung) FROM job) JOIN "
-        f"(SELECT trace_id, min(start_ns) AS began, greatest(max(level), {int(Level.MODEL)}) AS rung "
+        f"(SELECT trace_id, min(start_ns) AS first_ns, greatest(max(level), {int(Level.MODEL)}) AS rung "
         "FROM job GROUP BY trace_id) USING (trace_id) "
-        "ORDER BY began, trace_id, start_ns, dur_ns DESC, span_id"
+        "ORDER BY first_ns, trace_id, start_ns, dur_ns DESC, span_id"
     )
-    placements = _place_traces(iter(rows.fetchone, None))
+    placements = _step_rows(iter(rows.fetchone, None))
     with con.cursor() as cursor:  # the first cursor is still yielding rows
         cursor.execute("USE arrived")
         while batch := list(islice(placements, BATCH)):
-            table.insert(cursor, "placed", batch, step_columns)
+            table.insert(cursor, "trace_steps", batch, step_columns)
     con.execute(
         f"""
         CREATE OR REPLACE TABLE job AS SELECT job.* REPLACE (
-            placed.step AS step, coalesce(job.key, placed.key) AS key, placed.rung AS rung, true AS timed,
-            CASE WHEN placed.root THEN {int(Level.MODEL)}::SMALLINT ELSE job.level END AS level,
-            CASE WHEN placed.root THEN '{Kind.STEP}' ELSE job.kind END AS kind,
+            trace_steps.step AS step, coalesce(job.key, trace_steps.key) AS key, trace_steps.rung AS rung,
+            true AS timed,
+            CASE WHEN trace_steps.root THEN {int(Level.MODEL)}::SMALLINT ELSE job.level END AS level,
+            CASE WHEN trace_steps.root THEN '{Kind.STEP}' ELSE job.kind END AS kind,
             CASE WHEN job.parent_rule IS NULL AND job.parent_id IN (SELECT span_id FROM job) THEN '{Rule.EXPLICIT}'
                  ELSE job.parent_rule END AS parent_rule
-        ) FROM job JOIN placed USING (trace_id, span_id) ORDER BY placed.step
+        ) FROM job JOIN trace_steps USING (trace_id, span_id) ORDER BY trace_steps.step
         """
     )
 
 
-def has_made_steps(run: Run) -> bool:
+def has_derived_steps(run: Run) -> bool:
     """Return whether the steps of a run were made of traces."""
     return any(note.text == NO_STEPS for note in run.notes)
 
 
-def _place_traces(
+def _step_rows(
     rows: Iterable[tuple[str, str, str | None, str, int]],
 ) -> Iterator[tuple[str, str, int, int, str, bool]]:
     """Yield trace id, span id, step, rung, key, and whether it is the root, for spans that are sorted by trace."""
@@ -173,7 +176,7 @@ def _parents_first(spans: Iterable[tuple[str, str | None]]) -> list[str]:
 def _segments(con: duckdb.DuckDBPyConnection) -> Iterator[tuple[int, str]]:
     """Yield the number of each segment and the SQL condition for its spans; spans outside all steps come last."""
     steps = con.execute("SELECT step, count(*) FROM job WHERE step IS NOT NULL GROUP BY step ORDER BY step").fetchall()
-    limit = 1 if len(steps) <= SINGLE else BATCH
+    limit = 1 if len(steps) <= MAX_SINGLE_SEGMENTS else BATCH
     group: list[int] = []
     span_count = 0
     for step, spans in steps:
@@ -191,14 +194,16 @@ def _write_segment(con: duckdb.DuckDBPyConnection, path: Path, condition: str) -
     layers.fill(con, "step")
     rows = con.execute(f"SELECT span_id, parent_id FROM step ORDER BY {_OUTER_FIRST}").fetchall()
     con.execute(
-        f"CREATE OR REPLACE TABLE segment AS SELECT {NAMES} FROM step "
-        "JOIN (SELECT unnest($1::VARCHAR[]) AS span_id, unnest($2::BIGINT[]) AS place) USING (span_id) ORDER BY place",
+        f"CREATE OR REPLACE TABLE segment AS SELECT {COLUMN_NAMES} FROM step "
+        "JOIN (SELECT unnest($1::VARCHAR[]) AS span_id, unnest($2::BIGINT[]) AS position) "
+        "USING (span_id) ORDER BY position",
         [_parents_first(rows), list(range(len(rows)))],
     )
     table.write_parquet(con, "segment", path)
     return path
 
 
-def noted(run: Run, texts: Sequence[str], doubled: int) -> Run:
+def with_notes(run: Run, texts: Sequence[str], duplicates: int) -> Run:
     """Return a run with notes on what was lost in transit or by the import."""
-    return run.with_notes(SOURCE, [*texts, *([f"{doubled} spans arrived twice and count once"] if doubled else [])])
+    twice = [f"{duplicates} spans arrived twice and count once"] if duplicates else []
+    return run.with_notes(SOURCE, [*texts, *twice])

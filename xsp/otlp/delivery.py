@@ -36,26 +36,26 @@ TRACE_SPANS = 10_000
 MEMORY = "512MB"
 """Memory limit of the table engine; the rest goes to temporary files."""
 
-FOLDED_STEP = 10
+MIN_STEP_SPANS = 10
 """Budget in spans of a step in a trace whose budget earlier steps have used up."""
 
 _SAVE_EVERY_S = 0.2
 
 
-class Delivered:
+class DeliveryState:
     """The entry of one endpoint in the `delivery.json` of a run."""
 
-    def __init__(self, run: Path, to: Endpoint, anew: bool = False) -> None:
+    def __init__(self, run: Path, endpoint: Endpoint, fresh: bool = False) -> None:
         """Read the entry; if the endpoint is a file, nothing is read or written.
 
         Args:
             run: the run directory.
-            to: the endpoint.
-            anew: ignore an existing entry.
+            endpoint: the endpoint.
+            fresh: ignore an existing entry.
         """
         self._path = run / rundir.DELIVERY_FILE
-        self._to = to
-        entry = {} if anew or to.is_file else read(run).get(to.name, {})
+        self._endpoint = endpoint
+        entry = {} if fresh or endpoint.is_file else read_entries(run).get(endpoint.name, {})
         self.steps: dict[int, int] = {int(step): int(spans) for step, spans in entry.get("steps", {}).items()}
         """Number of delivered spans, by step."""
 
@@ -66,11 +66,11 @@ class Delivered:
         """Number of spans that the receiver rejected while it accepted the rest of their request."""
 
         self.messages: list[str] = [str(message) for message in entry.get("messages", ())]
-        self._saved = 0.0
+        self._saved_s = 0.0
 
-    def save(self, at_once: bool = True) -> None:
-        """Write the entry atomically; unless `at_once`, only if `_SAVE_EVERY_S` has passed since the last time."""
-        if self._to.is_file or not (at_once or time.monotonic() - self._saved > _SAVE_EVERY_S):
+    def save(self, force: bool = True) -> None:
+        """Write the entry atomically; unless `force`, only if `_SAVE_EVERY_S` has passed since the last time."""
+        if self._endpoint.is_file or not (force or time.monotonic() - self._saved_s > _SAVE_EVERY_S):
             return
         content = {
             "steps": {str(step): spans for step, spans in sorted(self.steps.copy().items())},
@@ -78,13 +78,13 @@ class Delivered:
             "rejected": self.rejected,
             "messages": self.messages,
         }
-        endpoints = {**read(self._path.parent), self._to.name: content}
+        endpoints = {**read_entries(self._path.parent), self._endpoint.name: content}
         text = json.dumps({"format": rundir.FORMAT, "endpoints": endpoints}, indent=1)
         rundir.write_atomically(self._path, text.encode())
-        self._saved = time.monotonic()
+        self._saved_s = time.monotonic()
 
 
-def read(run: Path) -> dict[str, dict[str, Any]]:
+def read_entries(run: Path) -> dict[str, dict[str, Any]]:
     """Return the entries of `delivery.json`, by endpoint. A damaged file counts as empty: spans are sent again."""
     try:
         entries = json.loads((run / rundir.DELIVERY_FILE).read_text(encoding="utf-8"))["endpoints"]
@@ -113,7 +113,7 @@ class Delivery:
         run: Path,
         exporter: Exporter,
         *,
-        anew: bool = False,
+        fresh: bool = False,
         trace_spans: int = TRACE_SPANS,
         threads: int | None = None,
     ) -> None:
@@ -122,7 +122,7 @@ class Delivery:
         Args:
             run: directory of one run, not of several.
             exporter: delivers the requests.
-            anew: send everything again.
+            fresh: send everything again.
             trace_spans: maximum number of spans of a trace; larger traces are folded; 0 for no limit.
             threads: number of threads of the table engine.
 
@@ -132,16 +132,16 @@ class Delivery:
         self.run = run
         self.exporter = exporter
         self.content = rundir.read_run(run)
-        self.delivered = Delivered(run, exporter.to, anew)
+        self.delivered = DeliveryState(run, exporter.endpoint, fresh)
         self._trace_spans = trace_spans
-        self._earlier: Counter[str] = Counter()
+        self._earlier_spans: Counter[str] = Counter()
         """Number of spans in earlier steps, by trace."""
 
-        self._counted_to = -1
-        self._narrowed: dict[int, list[int]] = {}
+        self._last_counted = -1
+        self._selected_steps: dict[int, list[int]] = {}
         """The chosen steps of segments that hold other steps too."""
 
-        self._in_part: set[int] = set()
+        self._partial_segments: set[int] = set()
         """Segments whose chosen steps were delivered."""
 
         self._spill = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
@@ -162,7 +162,7 @@ class Delivery:
         """Return the stored steps that are not delivered, in order."""
         return [step for step in map(number_of, rundir.segments(self.run)) if step not in self.delivered.steps]
 
-    def chosen(self, steps: Collection[int] | None, timed: bool) -> list[int]:
+    def select_segments(self, steps: Collection[int] | None, timed: bool) -> list[int]:
         """Return the undelivered segments that hold some of these steps; only these steps of them are delivered.
 
         Args:
@@ -174,19 +174,19 @@ class Delivery:
             return undelivered
         if _has_step_per_segment(self.content):
             undelivered = [step for step in undelivered if steps is None or step in steps]
-            return self.timed(undelivered) if timed else undelivered
+            return self.timed_steps(undelivered) if timed else undelivered
         segments = []
         for segment in undelivered:
-            timed_by_step = self._held(segment)
+            timed_by_step = self._steps_of(segment)
             selected = [step for step, is_timed in timed_by_step.items()
                         if (steps is None or step in steps) and (is_timed or not timed)]  # fmt: skip
             if selected:
                 segments.append(segment)
             if len(selected) < len(timed_by_step):
-                self._narrowed[segment] = selected
+                self._selected_steps[segment] = selected
         return segments
 
-    def _held(self, segment: int) -> dict[int, bool]:
+    def _steps_of(self, segment: int) -> dict[int, bool]:
         """Return the steps in a segment, and whether each is timed."""
         source = table.parquet(rundir.segment(self.run, segment))
         try:
@@ -199,16 +199,16 @@ class Delivery:
 
     def is_delivered(self, segment: int) -> bool:
         """Return whether the chosen steps of a segment are delivered."""
-        return segment in self.delivered.steps or segment in self._in_part
+        return segment in self.delivered.steps or segment in self._partial_segments
 
-    def timed(self, steps: Collection[int]) -> list[int]:
+    def timed_steps(self, steps: Collection[int]) -> list[int]:
         """Return the timed steps among some steps."""
         files = [rundir.segment(self.run, step) for step in steps]
         rows = self._con.execute(f"SELECT DISTINCT step FROM {table.parquet(files)} WHERE timed") if files else None
         timed_steps = {row[0] for row in rows.fetchall()} if rows is not None else set()
         return [step for step in steps if step in timed_steps]
 
-    def step(self, number: int) -> bool:
+    def deliver_step(self, number: int) -> bool:
         """Deliver one step, or the chosen steps of a segment that holds several. A part of a segment is not listed.
 
         Returns:
@@ -218,21 +218,21 @@ class Delivery:
             TraceError: its segment is damaged.
             DeliveryError: see `Exporter.deliver`.
         """
-        self._view(number)
-        accepted = [self._send(name) for name in self._folded("step", number)]
+        self._create_step_view(number)
+        accepted = [self._send(name) for name in self._tables_of_step("step", number)]
         if None in accepted:
             return False
-        if number in self._narrowed:
-            self._in_part.add(number)
+        if number in self._selected_steps:
+            self._partial_segments.add(number)
         else:
             self.delivered.steps[number] = sum(filter(None, accepted))
-        self.exporter.counts.steps += len(self._narrowed.get(number, [number]))
-        self.delivered.save(at_once=False)
+        self.exporter.counts.steps += len(self._selected_steps.get(number, [number]))
+        self.delivered.save(force=False)
         if self.exporter.counts.trace_id is None:
             self.exporter.counts.trace_id = self._con.execute("SELECT min(trace_id) FROM step").fetchall()[0][0]
         return True
 
-    def run_is_pending(self) -> bool:
+    def is_run_pending(self) -> bool:
         """Return whether the run's own span is still to be delivered; traces of other tools have none."""
         span = self._run_span()
         return span is not None and span.end_ns != self.delivered.run_end_ns
@@ -246,29 +246,29 @@ class Delivery:
         span, otel = self._run_span(), self.content.otel
         if span is None or otel is None:
             return
-        table.create(self._con, "own")
+        table.create(self._con, "run_spans")
         loop.create_table(self._con, [self.run])
-        table.insert(self._con, "own", [span, *loop.spans(self._con, otel)])
-        if self._send("own") is not None:
+        table.insert(self._con, "run_spans", [span, *loop.spans(self._con, otel)])
+        if self._send("run_spans") is not None:
             self.delivered.run_end_ns = span.end_ns
         self.delivered.save()
 
-    def read_again(self) -> None:
+    def reload_run(self) -> None:
         """Read `run.json` again, when it has its final content."""
         self.content = rundir.read_run(self.run)
 
     def summary(self) -> dict[str, Any]:
         """Return the entry of this delivery for `run.json`."""
         return {
-            "endpoint": self.exporter.to.name,
+            "endpoint": self.exporter.endpoint.name,
             "steps": len(self.delivered.steps),
             "spans": sum(self.delivered.steps.copy().values()) + (self.delivered.run_end_ns is not None),
             "rejected": self.delivered.rejected,
-            "left": len(self.pending_steps()) + self.run_is_pending(),
+            "left": len(self.pending_steps()) + self.is_run_pending(),
             "messages": self.delivered.messages,
         }
 
-    def note(self, messages: list[str]) -> None:
+    def record_result(self, messages: list[str]) -> None:
         """Write the state of the delivery into `delivery.json` and `run.json`, replacing earlier entries.
 
         The `run.json` of an unfinished run is left to the process that writes it.
@@ -276,21 +276,21 @@ class Delivery:
         Args:
             messages: reasons why spans are undelivered or were rejected.
         """
-        if self.exporter.to.is_file:
+        if self.exporter.endpoint.is_file:
             return
         self.delivered.messages = messages
         self.delivered.save()
         content = rundir.read_run(self.run)
         if not content.finished:
             return
-        other_entries = [entry for entry in content.delivery if entry.endpoint != self.exporter.to.name]
+        other_entries = [entry for entry in content.delivery if entry.endpoint != self.exporter.endpoint.name]
         rundir.write_run(self.run, content | {"delivery": [*other_entries, self.summary()]})
 
     def _send(self, name: str) -> int | None:
         """Send the spans of a table; return the number of accepted spans, None if a request was refused."""
         rejected_before, sent = self.exporter.counts.rejected, 0
         complete = True
-        resources = partial(_resource, self.content, self.exporter.to.service)
+        resources = partial(_resource, self.content, self.exporter.endpoint.service)
         for request in encode.requests(self._con, name, resources, max_bytes=self.exporter.max_bytes):
             complete = self.exporter.deliver(request) and complete
             sent += request.spans
@@ -300,38 +300,38 @@ class Delivery:
         self.delivered.rejected += rejected
         return sent - rejected
 
-    def _folded(self, name: str, number: int) -> list[str]:
+    def _tables_of_step(self, name: str, number: int) -> list[str]:
         """Return the tables to send for a step: its own table, or overview and details if its trace is too large."""
         if not self._trace_spans:
             return [name]
         query = f"SELECT count(*), min(trace_id), any_value(parent_id) FILTER (kind = '{Kind.STEP}') FROM {name}"
-        spans, trace_id, caller = self._con.execute(query).fetchall()[0]
-        room = self._trace_spans
-        if caller is not None:  # the caller's trace contains all steps of all ranks
-            share = room // max(1, self.content.world_size or 1)
-            room = max(FOLDED_STEP, share - self._earlier_in(trace_id, number))
-        if spans <= room:
+        spans, trace_id, outer_span = self._con.execute(query).fetchall()[0]
+        budget = self._trace_spans
+        if outer_span is not None:  # the caller's trace contains all steps of all ranks
+            share = budget // max(1, self.content.world_size or 1)
+            budget = max(MIN_STEP_SPANS, share - self._spans_before(trace_id, number))
+        if spans <= budget:
             return [name]
         from xsp.otlp import zoom
 
-        return zoom.split(self._con, name, room, self._trace_spans)
+        return zoom.split(self._con, name, budget, self._trace_spans)
 
-    def _earlier_in(self, trace_id: str, number: int) -> int:
+    def _spans_before(self, trace_id: str, number: int) -> int:
         """Return the number of spans of earlier steps in a trace.
 
         The spans of the run directory are counted, not those sent, so that a repeated step is folded as before.
         """
-        files = [rundir.segment(self.run, step) for step in range(self._counted_to + 1, number)]
+        files = [rundir.segment(self.run, step) for step in range(self._last_counted + 1, number)]
         existing = [file for file in files if file.exists()]
         if existing:
             query = f"SELECT trace_id, count(*) FROM {table.parquet(existing)} GROUP BY trace_id"
-            self._earlier.update(dict(self._con.execute(query).fetchall()))
-        self._counted_to = max(self._counted_to, number - 1)
-        return self._earlier[trace_id]
+            self._earlier_spans.update(dict(self._con.execute(query).fetchall()))
+        self._last_counted = max(self._last_counted, number - 1)
+        return self._earlier_spans[trace_id]
 
-    def _view(self, number: int) -> None:
+    def _create_step_view(self, number: int) -> None:
         """Make the view `step` of the chosen spans of a segment, with a link from the root to the run's own span."""
-        segment, steps = rundir.segment(self.run, number), self._narrowed.get(number)
+        segment, steps = rundir.segment(self.run, number), self._selected_steps.get(number)
         condition = f" WHERE step IN ({', '.join(map(str, steps))})" if steps is not None else ""
         columns = set(table.check_parquet(self._con, segment, COLUMNS))
         otel = self.content.otel

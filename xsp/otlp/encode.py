@@ -71,7 +71,7 @@ def requests(
     header = functools.lru_cache(maxsize=4096)(lambda owner: _resource(resource_of(*owner)))
     try:
         for chunk in spans.chunks():
-            yield from _cut(_encode(spans, chunk, *templates.of(chunk)), header, max_bytes, max_spans)
+            yield from _split_requests(_encode(spans, chunk, *templates.of(chunk)), header, max_bytes, max_spans)
     finally:
         spans.close()
 
@@ -81,24 +81,24 @@ class _Templates:
 
     def __init__(self, spans: Ordered) -> None:
         self._spans = spans
-        self._known: dict[int, Template] = {}
+        self._templates: dict[int, Template] = {}
         self._bytes = 0
 
     def of(self, chunk: Chunk) -> tuple[list[Template], Numbers]:
         """Return the templates of a chunk, and the index of each span's template."""
         distinct, indices = np.unique(chunk.columns["template"], return_inverse=True)
         numbers = distinct.tolist()
-        missing = [number for number in numbers if number not in self._known]
+        missing = [number for number in numbers if number not in self._templates]
         if missing:
             self._load(missing, numbers)
-        return [self._known[number] for number in numbers], indices
+        return [self._templates[number] for number in numbers], indices
 
     def _load(self, missing: list[int], current: list[int]) -> None:
         if self._bytes > TEMPLATE_BYTES:
-            self._known = {number: self._known[number] for number in current if number in self._known}
-            self._bytes = sum(len(entry.body) for entry in self._known.values())
+            self._templates = {number: self._templates[number] for number in current if number in self._templates}
+            self._bytes = sum(len(entry.body) for entry in self._templates.values())
         for number, entry in self._spans.templates(missing):
-            self._known[number] = entry
+            self._templates[number] = entry
             self._bytes += len(entry.body)
 
 
@@ -115,7 +115,7 @@ class _Encoded(NamedTuple):
     owners: list[Owner]
     """Owners of the templates."""
 
-    which: Numbers
+    template_indices: Numbers
     """Index of the template of each span; spans of the same owner are adjacent."""
 
 
@@ -124,14 +124,14 @@ def _encode(spans: Ordered, chunk: Chunk, templates: Sequence[Template], indices
     bodies = [entry.body for entry in templates]
     copies = map(bodies.__getitem__, indices.tolist())
     lengths = np.array([len(body) for body in bodies])[indices]
-    appended = [template.loose(name, spans.text(name, chunk)) for name in spans.loose]
+    appended = [template.encode_column(name, spans.text(name, chunk)) for name in spans.appended]
     for pieces in appended:
         lengths += np.fromiter(map(len, pieces), np.int64, len(pieces))
     content = bytearray().join(
         itertools.chain.from_iterable(zip(copies, *appended, strict=True)) if appended else copies
     )
     ends = np.cumsum(lengths)
-    offsets = np.array([entry.places for entry in templates]).T
+    offsets = np.array([entry.offsets for entry in templates]).T
     for offset, words in zip(offsets, _words(spans, chunk.columns, lengths), strict=True):
         _write(content, words, offset[indices], ends - lengths)
     return _Encoded(content, ends, [entry.owner for entry in templates], indices)
@@ -149,7 +149,7 @@ def _words(spans: Ordered, columns: Mapping[str, Numbers], lengths: Numbers) -> 
         yield [(digits.byteswap(), 8)]
     yield [(columns["start"], 8)]
     yield [(columns["start"].view(np.uint64) + columns["dur_ns"].view(np.uint64), 8)]
-    yield [(columns[half].byteswap(), 8) for half in ("key_high", "key_low") if spans.keyed]
+    yield [(columns[half].byteswap(), 8) for half in ("key_high", "key_low") if spans.has_fixed_keys]
     for count in spans.counts:
         yield [] if count.is_constant else _varints(columns[count.column], count.width)
 
@@ -178,7 +178,7 @@ def _write(content: bytearray, words: Sequence[Word], offsets: Numbers, starts: 
 
 
 SCOPE = template.block(1, template.block(1, b"xsp") + template.block(2, template.text(__version__)))
-AROUND = 18
+FRAMING_BYTES = 18
 """Maximum bytes of the tags and lengths around the spans of a resource."""
 
 
@@ -187,23 +187,27 @@ def _resource(attributes: Mapping[str, str | int]) -> bytes:
     return template.block(1, template.attributes(1, attributes))
 
 
-def _cut(chunk: _Encoded, header: Callable[[Any], bytes], max_bytes: int, max_spans: int) -> Iterator[Request]:
+def _split_requests(
+    chunk: _Encoded, header: Callable[[Any], bytes], max_bytes: int, max_spans: int
+) -> Iterator[Request]:
     """Yield the spans of a chunk as requests within the limits."""
-    codes = {owner: code for code, owner in enumerate(dict.fromkeys(chunk.owners))}
-    headers = [header(owner) for owner in codes]
-    owner = np.array([codes[key] for key in chunk.owners])[chunk.which]
-    overheads = np.array([len(prefix) + len(SCOPE) + AROUND for prefix in headers])[owner]
-    changes = np.flatnonzero(np.diff(owner)) + 1
+    codes = {owner_codes: code for code, owner_codes in enumerate(dict.fromkeys(chunk.owners))}
+    headers = [header(owner_codes) for owner_codes in codes]
+    owner_codes = np.array([codes[owner] for owner in chunk.owners])[chunk.template_indices]
+    overheads = np.array([len(prefix) + len(SCOPE) + FRAMING_BYTES for prefix in headers])[owner_codes]
+    changes = np.flatnonzero(np.diff(owner_codes)) + 1
     lengths = np.diff(chunk.ends, prepend=0)
     start = 0
-    while start < len(owner):
+    while start < len(owner_codes):
         costs = lengths[start : start + max_spans].copy()
         costs[0] += overheads[start]
         inner_changes = changes[(changes > start) & (changes < start + len(costs))]
         costs[inner_changes - start] += overheads[inner_changes]
         stop = start + max(1, int(np.searchsorted(np.cumsum(costs), max_bytes, side="right")))
         bounds = [start, *inner_changes[inner_changes < stop].tolist(), stop]
-        parts = [(headers[owner[first]], _slice(chunk, first, last)) for first, last in itertools.pairwise(bounds)]
+        parts = [
+            (headers[owner_codes[first]], _slice(chunk, first, last)) for first, last in itertools.pairwise(bounds)
+        ]
         yield Request(b"".join(itertools.chain.from_iterable(_resource_spans(*part) for part in parts)), stop - start)
         start = stop
 

@@ -22,14 +22,14 @@ from xsp import semconv
 from xsp.errors import PluginError, UsageError
 
 FROM_ENVIRONMENT = "env"
-"""The target that stands for the endpoint in the environment variables, or else OpenTelemetry's default."""
+"""The target for the endpoint in the environment variables, or else OpenTelemetry's default."""
 
 VARIABLE = "XSP_OTLP"
 """Environment variable with the meaning of `--otlp`; unlike an option, it is not visible in process lists."""
 
 TRACES_PATH = "v1/traces"
 _DEFAULT = {"grpc": "http://localhost:4317", "http": "http://localhost:4318"}
-_NEEDED = ("grpc", "numpy", "opentelemetry.proto", "requests")
+_REQUIRED_MODULES = ("grpc", "numpy", "opentelemetry.proto", "requests")
 
 
 class Protocol(str, enum.Enum):
@@ -95,15 +95,20 @@ class Endpoint:
         return self.protocol in _FILES.values()
 
     @property
+    def address(self) -> SplitResult:
+        """The parts of the URL; a gRPC target without a scheme counts as an authority."""
+        return urlsplit(self.url if "://" in self.url else f"//{self.url}")
+
+    @property
     def is_this_machine(self) -> bool:
         """Whether the address is a loopback address, at which only processes of this machine can listen."""
-        host = urlsplit(self.url if "://" in self.url else f"//{self.url}").hostname or ""
+        host = self.address.hostname or ""
         try:
             return host == "localhost" or host.endswith(".localhost") or ipaddress.ip_address(host).is_loopback
         except ValueError:
             return False
 
-    def nobody_listens(self) -> str:
+    def connection_refused_message(self) -> str:
         """Return the message for an address of this machine at which nothing listens."""
         return (
             f"{self.name}: nothing listens there (connection refused): start a receiver, such as `xsp serve`, or give "
@@ -141,7 +146,7 @@ def endpoint(target: str, options: Options | None = None, environment: Mapping[s
     if file is not None:
         return Endpoint(target, Path(target).name, file, service=service)
     protocol = _protocol(target, options, variables)
-    url, name, insecure = _place(target, protocol, options, variables)
+    url, name, insecure = _resolve_address(target, protocol, options, variables)
     cert_file = _file(options.cert_file, "--cert", "CLIENT_CERTIFICATE", variables)
     key_file = _file(options.key_file, "--key", "CLIENT_KEY", variables)
     if key_file and not cert_file:
@@ -168,7 +173,9 @@ def check_installed() -> None:
     Raises:
         PluginError: a package is missing; the message says what to install.
     """
-    missing = [name for name in _NEEDED if find_spec(name.partition(".")[0]) is None or find_spec(name) is None]
+    missing = [
+        name for name in _REQUIRED_MODULES if find_spec(name.partition(".")[0]) is None or find_spec(name) is None
+    ]
     if missing:
         raise PluginError(f'sending spans needs {", ".join(missing)}: pip install "xsp[otel]"')
 
@@ -203,7 +210,7 @@ def _protocol(target: str, options: Options, variables: _Variables) -> Protocol:
     return Protocol(variables.choice("PROTOCOL", options.protocol, PROTOCOLS, Protocol.HTTP.value))
 
 
-def _place(target: str, protocol: Protocol, options: Options, variables: _Variables) -> tuple[str, str, bool]:
+def _resolve_address(target: str, protocol: Protocol, options: Options, variables: _Variables) -> tuple[str, str, bool]:
     """Return the URL or gRPC target, the name to show, and whether the connection is without TLS."""
     source, is_base = "", True
     if target == FROM_ENVIRONMENT:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from xsp import rundir
 from xsp.errors import DeliveryError, TraceError, UsageError
-from xsp.exporters.contract import listed
-from xsp.otlp.delivery import TRACE_SPANS, Delivery, read, steps_in
+from xsp.exporters.contract import step_list
+from xsp.otlp.delivery import TRACE_SPANS, Delivery, read_entries, steps_in
 from xsp.otlp.endpoint import FROM_ENVIRONMENT, TRACES_PATH, Endpoint
 from xsp.otlp.send import PATIENCE_S, STARTING_S, Counts, Exporter
 from xsp.run import Run
@@ -36,12 +36,12 @@ class Export:
     """Seconds to retry a request; None for `PATIENCE_S`, or `STARTING_S` if nothing listens at the address."""
 
 
-def export(what: Export, to: Endpoint, progress: Callable[[str, int, int], None]) -> Counts:
+def export(selection: Export, endpoint: Endpoint, progress: Callable[[str, int, int], None]) -> Counts:
     """Send runs, and return the counts of the delivery.
 
     Args:
-        what: the selection to send.
-        to: the receiver or file.
+        selection: the selection to send.
+        endpoint: the receiver or file.
         progress: is called with a description, the number of finished steps, and the number of all steps.
 
     Raises:
@@ -50,23 +50,23 @@ def export(what: Export, to: Endpoint, progress: Callable[[str, int, int], None]
         DeliveryError: nothing could be delivered.
         OutputError: the file, or `delivery.json`, cannot be written.
     """
-    if to.is_file and what.resume:
-        raise UsageError(f"--resume: {to.name} is written as a whole; omit it")
-    patience_s, starting_s = (PATIENCE_S, STARTING_S) if what.patience_s is None else (what.patience_s, None)
-    begin, exporter = time.monotonic(), Exporter(to, patience_s, starting_s=starting_s)
+    if endpoint.is_file and selection.resume:
+        raise UsageError(f"--resume: {endpoint.name} is written as a whole; omit it")
+    patience_s, starting_s = (PATIENCE_S, STARTING_S) if selection.patience_s is None else (selection.patience_s, None)
+    start_s, exporter = time.monotonic(), Exporter(endpoint, patience_s, starting_s=starting_s)
     complete = False
     try:
         with contextlib.ExitStack() as stack:
-            runs = runs_in(what.run)
-            _check_steps(runs, what)
-            deliveries = [_open(stack, run, exporter, what) for run in runs]
-            work = [(delivery, delivery.chosen(what.steps, what.timed)) for delivery in deliveries]
+            runs = runs_in(selection.run)
+            _check_steps(runs, selection)
+            deliveries = [_open(stack, run, exporter, selection) for run in runs]
+            work = [(delivery, delivery.select_segments(selection.steps, selection.timed)) for delivery in deliveries]
             _send_all(work, exporter, progress)
             _sum_up(work, exporter.counts)
         complete = True
     finally:
         exporter.close(complete)
-    exporter.counts.seconds = time.monotonic() - begin
+    exporter.counts.seconds = time.monotonic() - start_s
     if not exporter.counts.spans and exporter.counts.left:
         raise DeliveryError("; ".join(exporter.counts.messages))
     return exporter.counts
@@ -95,7 +95,7 @@ def _runs_in_part(path: Path, part: Path) -> list[Path]:
 
 
 def _open(stack: contextlib.ExitStack, run: Path, exporter: Exporter, selection: Export) -> Delivery:
-    delivery = Delivery(run, exporter, anew=not selection.resume, trace_spans=selection.trace_spans)
+    delivery = Delivery(run, exporter, fresh=not selection.resume, trace_spans=selection.trace_spans)
     stack.callback(delivery.close)
     stack.callback(delivery.delivered.save)
     return delivery
@@ -106,7 +106,7 @@ def _check_steps(runs: list[Path], selection: Export) -> None:
     stored = {step for run in runs for step in steps_in(run)} if selection.steps is not None else set()
     missing = [step for step in selection.steps or () if step not in stored]
     if missing:
-        raise UsageError(f"{selection.run}: step {missing[0]} was not stored; there are {listed(stored)}")
+        raise UsageError(f"{selection.run}: step {missing[0]} was not stored; there are {step_list(stored)}")
 
 
 def _send_all(
@@ -117,15 +117,15 @@ def _send_all(
     try:
         for delivery, steps in work:
             for step in steps:
-                progress(f"to {exporter.to.name}", done, total)
+                progress(f"to {exporter.endpoint.name}", done, total)
                 try:
-                    delivery.step(step)
+                    delivery.deliver_step(step)
                 except TraceError as error:
                     exporter.counts.add_message(str(error))
                 done += 1
-            if delivery.run_is_pending():
+            if delivery.is_run_pending():
                 delivery.finish()
-        progress(f"to {exporter.to.name}", done, total)
+        progress(f"to {exporter.endpoint.name}", done, total)
     except DeliveryError as error:
         exporter.counts.add_message(str(error))
 
@@ -133,9 +133,9 @@ def _send_all(
 def _sum_up(work: list[tuple[Delivery, list[int]]], counts: Counts) -> None:
     """Count the undelivered steps, and write the state of the delivery into the run directories."""
     for delivery, steps in work:
-        counts.left += sum(not delivery.is_delivered(step) for step in steps) + delivery.run_is_pending()
+        counts.left += sum(not delivery.is_delivered(step) for step in steps) + delivery.is_run_pending()
     for delivery, _ in work:
-        delivery.note(list(counts.messages))
+        delivery.record_result(list(counts.messages))
 
 
 def endpoint_to_resume(path: Path) -> str:
@@ -145,7 +145,7 @@ def endpoint_to_resume(path: Path) -> str:
         UsageError: there is no such endpoint, or several.
         TraceError: there is no run.
     """
-    names = sorted({name for run in runs_in(path) for name in read(run)})
+    names = sorted({name for run in runs_in(path) for name in read_entries(run)})
     if len(names) != 1:
         listing = ", ".join(names) or "none"
         raise UsageError(f"{path}: name the target with --to; deliveries were begun to: {listing}")

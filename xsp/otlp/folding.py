@@ -11,28 +11,28 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Places = npt.NDArray[np.int64]
-Marks = npt.NDArray[np.bool_]
+Indices = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 NONE = -1
 
 
 class Spans(NamedTuple):
     """The spans of one trace, an array per column."""
 
-    row: Places
+    row: Indices
     span: npt.NDArray[np.uint64]
-    parent: Places
+    parent: Indices
     """Index of the parent in these arrays; NONE if it is not in them."""
 
-    outside: Marks
+    outside: Mask
     """Whether the parent is not in this trace: there is none, or it is a span of the caller."""
 
-    level: Places
-    start: Places
-    dur: Places
-    classed: Places
-    lump: Places
-    owner: Places
+    level: Indices
+    start: Indices
+    dur: Indices
+    fold_class: Indices
+    lump: Indices
+    owner: Indices
 
 
 def spans_of(columns: dict[str, npt.NDArray[Any]]) -> Spans:
@@ -41,68 +41,68 @@ def spans_of(columns: dict[str, npt.NDArray[Any]]) -> Spans:
     return Spans(parent=_without_cycles(parent), outside=parent < 0, **columns)
 
 
-def _parent_indices(spans: npt.NDArray[np.uint64], parents: npt.NDArray[np.uint64]) -> Places:
+def _parent_indices(spans: npt.NDArray[np.uint64], parents: npt.NDArray[np.uint64]) -> Indices:
     """Return the index of each parent among the spans, NONE if it is missing; no span has the id 0."""
     order = np.argsort(spans, kind="stable")
     position = np.minimum(np.searchsorted(spans, parents, sorter=order), len(spans) - 1)
     return np.where(spans[order[position]] == parents, order[position], NONE)
 
 
-def _without_cycles(parent: Places) -> Places:
+def _without_cycles(parent: Indices) -> Indices:
     """Remove the parents of spans that are their own ancestors, and of the spans below them."""
-    reached = np.where(parent < 0, np.arange(len(parent)), parent)
+    ancestor = np.where(parent < 0, np.arange(len(parent)), parent)
     for _ in range(len(parent).bit_length()):
-        reached = reached[reached]
-    return np.where(parent[reached] < 0, parent, NONE)
+        ancestor = ancestor[ancestor]
+    return np.where(parent[ancestor] < 0, parent, NONE)
 
 
-def _climb(parent: Places, stop: Marks) -> Places:
-    """Return for each span the nearest one in `stop`, the span itself or an ancestor, or else its root.
+def _climb(parent: Indices, is_stop: Mask) -> Indices:
+    """Return for each span the nearest one in `is_stop`, the span itself or an ancestor, or else its root.
 
     Each round doubles the distance that all spans have climbed, so a chain of 50,000 takes 16 rounds.
     """
-    reached = np.where(stop | (parent < 0), np.arange(len(parent)), parent)
+    target = np.where(is_stop | (parent < 0), np.arange(len(parent)), parent)
     while True:
-        further = reached[reached]
-        if np.array_equal(further, reached):
-            return reached
-        reached = further
+        next_target = target[target]
+        if np.array_equal(next_target, target):
+            return target
+        target = next_target
 
 
 class Folds(NamedTuple):
     """The folded spans of an overview; places are indices into the trace's arrays, NONE if there is none."""
 
-    first: Places
+    first: Indices
     """The span of the fold that began first."""
 
-    anchor: Places
+    anchor: Indices
     """The kept span that is the parent of the fold."""
 
-    outer: Places
+    outer: Indices
     """The fold that is the parent, if no span above was kept."""
 
-    top: Places
+    top: Indices
     """The outermost folded span above the first span, if its parent is outside."""
 
-    lump: Marks
+    lump: Mask
 
 
 class Plan(NamedTuple):
     """The plan for the spans of one trace."""
 
     spans: Spans
-    fold: Places
+    fold: Indices
     """Number of each span's fold; NONE for kept spans."""
 
-    detail: Places
-    torn: Marks
+    detail: Indices
+    is_separated: Mask
     """Whether the span is sent in another trace than its parent."""
 
-    anchor: Places
+    anchor: Indices
     """The nearest kept span above each span."""
 
     folds: Folds
-    details: Places
+    details: Indices
     """The first span of each detail trace."""
 
 
@@ -116,46 +116,46 @@ def plan(spans: Spans, budget: int, details_budget: int) -> Plan:
     """
     kept, fold, lump = _choose(spans, budget)
     nearest = _climb(spans.parent, kept)
-    above = np.where(spans.parent >= 0, nearest[spans.parent], NONE)
-    anchor = np.where((above >= 0) & kept[above], above, NONE)
+    kept_ancestor = np.where(spans.parent >= 0, nearest[spans.parent], NONE)
+    anchor = np.where((kept_ancestor >= 0) & kept[kept_ancestor], kept_ancestor, NONE)
     top = _climb(spans.parent, ~kept & ((spans.parent < 0) | kept[spans.parent]))
     detail, details = _distribute(spans, ~kept, anchor, top, details_budget - 1)
-    alone = np.where(kept, (spans.parent >= 0) & ~kept[spans.parent], True)
-    torn = alone & ~((spans.parent >= 0) & (detail == detail[spans.parent]) & ~kept)
-    folds = _describe(spans, kept, fold, lump, anchor, top)
-    return Plan(spans, fold, detail, torn, anchor, folds, details)
+    is_cut_off = np.where(kept, (spans.parent >= 0) & ~kept[spans.parent], True)
+    is_separated = is_cut_off & ~((spans.parent >= 0) & (detail == detail[spans.parent]) & ~kept)
+    folds = _describe_folds(spans, kept, fold, lump, anchor, top)
+    return Plan(spans, fold, detail, is_separated, anchor, folds, details)
 
 
-def _choose(spans: Spans, budget: int) -> tuple[Marks, Places, Marks]:
+def _choose(spans: Spans, budget: int) -> tuple[Mask, Indices, Mask]:
     """Return which spans are kept, the fold of each other span, and which folds are lumps."""
-    for kept in _levels(spans):
+    for kept in _cuts(spans):
         room = budget - int(kept.sum())
-        lumps = _alike(spans, kept, spans.lump) if room > 0 else None
+        lumps = _fold_by_class(spans, kept, spans.lump) if room > 0 else None
         if lumps is not None and lumps.max() < room:
-            return kept, *_limit_folds(spans, _alike(spans, kept, spans.classed), lumps, room)
+            return kept, *_limit_folds(spans, _fold_by_class(spans, kept, spans.fold_class), lumps, room)
     lumps = np.unique(spans.lump, return_inverse=True)[1]
-    candidates = (kept for kept in _levels(spans) if kept.sum() <= budget // 2 and kept.sum() + lumps.max() < budget)
+    candidates = (kept for kept in _cuts(spans) if kept.sum() <= budget // 2 and kept.sum() + lumps.max() < budget)
     kept = next(candidates, np.zeros(len(spans.row), np.bool_))
-    fold = _alike(spans, kept, spans.classed)
+    fold = _fold_by_class(spans, kept, spans.fold_class)
     return kept, *_limit_folds(spans, fold, np.where(kept, NONE, lumps), int(budget - kept.sum()))
 
 
-def _levels(spans: Spans) -> Iterator[Marks]:
+def _cuts(spans: Spans) -> Iterator[Mask]:
     """Yield for each level which spans are kept down to it, beginning with the second deepest level."""
     for level in np.unique(spans.level)[-2::-1]:
         yield spans.level <= level
 
 
-def _alike(spans: Spans, kept: Marks, classes: Places) -> Places:
+def _fold_by_class(spans: Spans, kept: Mask, classes: Indices) -> Indices:
     """Return the fold of each span that is not kept, from 0: a fold is the spans of one class under one kept span."""
-    above = _climb(spans.parent, kept)
-    anchor = np.where(kept[above], above, NONE)[~kept]
+    kept_ancestor = _climb(spans.parent, kept)
+    anchor = np.where(kept[kept_ancestor], kept_ancestor, NONE)[~kept]
     fold = np.full(len(kept), NONE)
     fold[~kept] = np.unique((anchor + 1) * (classes.max() + 1) + classes[~kept], return_inverse=True)[1]
     return fold
 
 
-def _limit_folds(spans: Spans, fold: Places, lumps: Places, room: int) -> tuple[Places, Marks]:
+def _limit_folds(spans: Spans, fold: Indices, lumps: Indices, room: int) -> tuple[Indices, Mask]:
     """Keep the folds with the largest totals, and lump the others together if they do not all fit.
 
     Args:
@@ -180,22 +180,22 @@ def _limit_folds(spans: Spans, fold: Places, lumps: Places, room: int) -> tuple[
     return assigned, np.arange(len(largest) + len(distinct)) >= len(largest)
 
 
-def _describe(spans: Spans, kept: Marks, fold: Places, lump: Marks, anchor: Places, top: Places) -> Folds:
+def _describe_folds(spans: Spans, kept: Mask, fold: Indices, lump: Mask, anchor: Indices, top: Indices) -> Folds:
     """Return the first span and the parent of each fold."""
     order = np.lexsort((spans.span, spans.start, fold))
     order = order[np.searchsorted(fold[order], 0) :]
     first = order[np.searchsorted(fold[order], np.arange(len(lump)))]
     outer = np.full(len(lump), NONE)
     for level in np.unique(spans.level[first[anchor[first] < 0]]):
-        further_out = spans.level < level
-        above = _climb(spans.parent, further_out)[first]
-        selected = (anchor[first] < 0) & (spans.level[first] == level) & further_out[above]
-        outer[selected] = fold[above[selected]]
+        is_outer = spans.level < level
+        outer_span = _climb(spans.parent, is_outer)[first]
+        selected = (anchor[first] < 0) & (spans.level[first] == level) & is_outer[outer_span]
+        outer[selected] = fold[outer_span[selected]]
     top = np.where(spans.outside[top], top, NONE)
     return Folds(first, anchor[first], outer, top[first], lump)
 
 
-def _distribute(spans: Spans, folded: Marks, anchor: Places, top: Places, capacity: int) -> tuple[Places, Places]:
+def _distribute(spans: Spans, folded: Mask, anchor: Indices, top: Indices, capacity: int) -> tuple[Indices, Indices]:
     """Return the detail trace of each folded span, and the first span of each detail trace."""
     tops, unit, sizes = np.unique(top[folded], return_inverse=True, return_counts=True)
     parents = anchor[tops]
@@ -212,7 +212,7 @@ def _distribute(spans: Spans, folded: Marks, anchor: Places, top: Places, capaci
     return detail, order[bounds[:-1]]
 
 
-def _pack(sizes: Places, capacity: int) -> Places:
+def _pack(sizes: Indices, capacity: int) -> Indices:
     """Return where detail traces begin and end; a unit is split only if it exceeds the capacity of a trace."""
     ends = np.cumsum(sizes)
     bounds, unit = [0], 0

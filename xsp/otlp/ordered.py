@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from xsp.errors import TraceError
 from xsp.otlp import template
-from xsp.otlp.template import COUNTS, KEY, LOOSE, TEXT, Count, Layout, Template
+from xsp.otlp.template import APPENDED_COLUMNS, COUNTS, KEY, TEXT, Count, Layout, Template
 
 CHUNK = 1 << 13
 """Number of spans that are encoded together, small enough for the processor's caches."""
@@ -26,8 +26,8 @@ CHUNK = 1 << 13
 WINDOW = 1 << 16
 """Number of spans whose numbers are fetched together."""
 
-MANY, FEW = 100_000, 1000
-"""With at least `MANY` spans and at most `FEW` templates it pays to find the columns in which the templates differ."""
+MIN_SPANS, MAX_TEMPLATES = 100_000, 1000
+"""With at least `MIN_SPANS` spans and at most `MAX_TEMPLATES` templates, finding the columns that differ pays off."""
 
 TEXT_BYTES = 1 << 26
 """Maximum bytes of text in a chunk, unless a single span has more."""
@@ -79,12 +79,12 @@ _HASH = "hash({})"
 
 _SURVEY = {
     "spans": "count(*)",
-    "right": "count(level) = count(*) AND count(dur_ns) = count(*) AND coalesce(min(dur_ns) >= 0, true)",
+    "is_valid": "count(level) = count(*) AND count(dur_ns) = count(*) AND coalesce(min(dur_ns) >= 0, true)",
     "count parent_id": "count(parent_id)",
     "count key": "count(key)",
-    **{f"{ask} {c.name}": f"{ask}({c.name})" for c in COUNTS for ask in ("count", "min", "max")},
+    **{f"{aggregate} {c.name}": f"{aggregate}({c.name})" for c in COUNTS for aggregate in ("count", "min", "max")},
 }
-"""Query results that are needed first; if `right` is false, `check` finds the reason."""
+"""Query results that are needed first; if `is_valid` is false, `check` finds the reason."""
 
 
 class Ordered:
@@ -100,8 +100,8 @@ class Ordered:
         number = next(_SERIAL)
         self._rows, self._distinct = f"xsp_ordered_{number}", f"xsp_distinct_{number}"
         keeps_order = con.execute("SELECT current_setting('preserve_insertion_order')").fetchall()[0][0]
-        self._by = "" if keeps_order else " ORDER BY rowid"
-        self.keyed = True
+        self._row_order = "" if keeps_order else " ORDER BY rowid"
+        self.has_fixed_keys = True
         """Whether all keys have the length `KEY`, so that they can be written like numbers."""
 
         self._survey()
@@ -110,10 +110,10 @@ class Ordered:
         except duckdb.Error:  # an invalid id, or a key of another form than xsp's
             self.close()
             check(con, source)
-            if not self.keyed:
+            if not self.has_fixed_keys:
                 raise
-            self.keyed = False
-            self.loose.insert(0, "key")
+            self.has_fixed_keys = False
+            self.appended.insert(0, "key")
             self._number()
 
     def close(self) -> None:
@@ -124,22 +124,22 @@ class Ordered:
     def _survey(self) -> None:
         """Find the columns that are not empty, and the ranges of their values."""
         names = {row[0] for row in self._con.execute(f"DESCRIBE SELECT * FROM {self._source}").fetchall()}
-        loose = [name for name in LOOSE if name in names and name != "key"]
-        expressions = {**_SURVEY, **{f"count {name}": f"count({name})" for name in loose}}
+        appended = [name for name in APPENDED_COLUMNS if name in names and name != "key"]
+        expressions = {**_SURVEY, **{f"count {name}": f"count({name})" for name in appended}}
         values = self._con.execute(f"SELECT {', '.join(expressions.values())} FROM {self._source}").fetchall()[0]
         results = dict(zip(expressions, values, strict=True))
-        if not results["right"]:
+        if not results["is_valid"]:
             check(self._con, self._source)
         self.spans = int(results["spans"])
-        self.loose = [name for name in loose if results[f"count {name}"]]
-        self.keyed = bool(results["count key"])
+        self.appended = [name for name in appended if results[f"count {name}"]]
+        self.has_fixed_keys = bool(results["count key"])
         self.counts = [
             Count(c.name, str(c.attribute), results[f"min {c.name}"], results[f"max {c.name}"])
             for c in COUNTS
             if results[f"count {c.name}"]
         ]
         present = ["parent_id", "key", *(c.column for c in self.counts)]
-        self._sometimes = [name for name in present if results[f"count {name}"] != self.spans]
+        self._partial_columns = [name for name in present if results[f"count {name}"] != self.spans]
 
     def _number(self) -> None:
         """Number templates and traces, and sort the spans."""
@@ -150,15 +150,15 @@ class Ordered:
 
     def _find_templates(self) -> None:
         """Store the distinct templates, and the SQL that gives the template number of a span."""
-        bits = [f"(({name} IS NOT NULL)::BIGINT << {bit})" for bit, name in enumerate(self._sometimes)]
+        bits = [f"(({name} IS NOT NULL)::BIGINT << {bit})" for bit, name in enumerate(self._partial_columns)]
         values = {c.name: c.name for c in TEXT}
         values |= {"rank": "coalesce(rank, 0)", "process": "process", "present": " | ".join(bits) or "0::BIGINT"}
         selection = ", ".join(f"{value} AS {name}" for name, value in values.items())
-        table_name = f"{self._distinct}_found"
+        table_name = f"{self._distinct}_all"
         self._con.execute(
             f"CREATE OR REPLACE TEMP TABLE {table_name} AS SELECT DISTINCT {selection} FROM {self._source}"
         )
-        key_columns = self._telling(table_name, list(values))
+        key_columns = self._distinguishing_columns(table_name, list(values))
         for salt in itertools.count():
             number = _HASH.format(", ".join([str(salt), *key_columns]))
             self._con.execute(
@@ -170,10 +170,10 @@ class Ordered:
         self._con.execute(f"DROP TABLE {table_name}")
         self._template = _HASH.format(", ".join([str(salt), *(values[name] for name in key_columns)]))
 
-    def _telling(self, table_name: str, names: list[str]) -> list[str]:
+    def _distinguishing_columns(self, table_name: str, names: list[str]) -> list[str]:
         """Return columns that distinguish the templates: hashing fewer columns is faster, which pays for many spans."""
-        rows = self._con.execute(f"SELECT * FROM {table_name} LIMIT {FEW + 1}").fetchall()
-        if len(rows) > FEW or self.spans < MANY:
+        rows = self._con.execute(f"SELECT * FROM {table_name} LIMIT {MAX_TEMPLATES + 1}").fetchall()
+        if len(rows) > MAX_TEMPLATES or self.spans < MIN_SPANS:
             return names
         indices = list(range(len(names)))
         for candidate in sorted(indices, key=lambda index: names[index] == "name"):
@@ -189,7 +189,7 @@ class Ordered:
         for salt in itertools.count():
             self._trace = _HASH.format(f"{salt}, trace_id")
             traces = self._con.execute(
-                f"SELECT {self._trace} AS number, {_checked(condition, _word('left(trace_id, 16)'))} AS high, "
+                f"SELECT {self._trace} AS number, {_guarded(condition, _word('left(trace_id, 16)'))} AS high, "
                 f"{_word('right(trace_id, 16)')} AS low FROM ({distinct}) ORDER BY number"
             ).fetchnumpy()
             if not (np.diff(traces["number"]) == 0).any():
@@ -203,17 +203,17 @@ class Ordered:
             "trace": self._trace,
             "span": _id("span_id"),
             "parent": f"CASE WHEN parent_id IS NULL THEN 0 ELSE {_id('parent_id')} END",
-            "start": _checked("start_ns >= 0", "start_ns"),
+            "start": _guarded("start_ns >= 0", "start_ns"),
             "dur_ns": "dur_ns",
             **{c.column: f"coalesce({c.column}, 0)::BIGINT" for c in self.counts if not c.is_constant},
         }
-        if self.keyed:
+        if self.has_fixed_keys:
             condition = f"length(key) = {KEY} AND strlen(key) = {KEY}"
-            for name, half in (("key_high", "left"), ("key_low", "right")):
-                word = _checked(condition, f"encode({half}(key, 8))::BIT::UBIGINT")
+            for name, half in (("key_high", "left"), ("key_low", "is_valid")):
+                word = _guarded(condition, f"encode({half}(key, 8))::BIT::UBIGINT")
                 columns[name] = f"CASE WHEN key IS NULL THEN 0 ELSE {word} END"
         self._columns = ", ".join(columns)
-        selection = ", ".join([*(f"{value} AS {name}" for name, value in columns.items()), *self.loose])
+        selection = ", ".join([*(f"{value} AS {name}" for name, value in columns.items()), *self.appended])
         owner_query = f"SELECT count(*) > 1 FROM (SELECT DISTINCT rank, process FROM {self._distinct})"
         owner = "rank, process, " if self._con.execute(owner_query).fetchall()[0][0] else ""  # fewer keys sort faster
         query = f"SELECT {selection} FROM {self._source} ORDER BY level, {owner}start_ns, dur_ns DESC, depth, span"
@@ -221,7 +221,7 @@ class Ordered:
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the spans in order, in chunks whose text fits into memory."""
-        size = min(CHUNK, max(1, TEXT_BYTES // max(1, self._most_text())))
+        size = min(CHUNK, max(1, TEXT_BYTES // max(1, self._max_text_bytes())))
         for begin in range(0, self.spans, WINDOW):
             end = min(begin + WINDOW, self.spans)
             window = self._read(self._columns, begin, end)
@@ -231,11 +231,11 @@ class Ordered:
                     start, stop, {name: column[start - begin : stop - begin] for name, column in window.items()}
                 )
 
-    def _most_text(self) -> int:
+    def _max_text_bytes(self) -> int:
         """Return the maximum number of bytes of text in a span."""
         texts = " + ".join(f"coalesce(strlen({c.name}), 0)" for c in TEXT if c.type == "VARCHAR")
         queries = [f"SELECT max({texts}) FROM {self._distinct}"]
-        queries += [f"SELECT max(strlen({name})) FROM {self._rows}" for name in self.loose]
+        queries += [f"SELECT max(strlen({name})) FROM {self._rows}" for name in self.appended]
         return sum(self._con.execute(query).fetchall()[0][0] or 0 for query in queries)
 
     def text(self, column: str, chunk: Chunk) -> list[str | None]:
@@ -245,7 +245,7 @@ class Ordered:
 
     def _read(self, columns: str, start: int, stop: int) -> dict[str, Numbers]:
         query = f"SELECT {columns} FROM {self._rows} WHERE rowid >= {start} AND rowid < {stop}"
-        return self._con.execute(query + self._by).fetchnumpy()
+        return self._con.execute(query + self._row_order).fetchnumpy()
 
     def templates(self, numbers: list[int]) -> Iterator[tuple[int, Template]]:
         """Yield the templates with some numbers, as pairs of number and template."""
@@ -254,11 +254,11 @@ class Ordered:
             yield number, template.template(self._layout(present), texts, rank, process)
 
     def _layout(self, present: int) -> Layout:
-        """Return the layout of spans, by the bits of the columns of `self._sometimes` that are present."""
+        """Return the layout of spans, by the bits of the columns of `self._partial_columns` that are present."""
         if present not in self._layouts:
-            missing = {name for bit, name in enumerate(self._sometimes) if not present >> bit & 1}
+            missing = {name for bit, name in enumerate(self._partial_columns) if not present >> bit & 1}
             counts = [None if count.column in missing else count for count in self.counts]
-            key = self.keyed and "key" not in missing
+            key = self.has_fixed_keys and "key" not in missing
             self._layouts[present] = template.layout("parent_id" not in missing, key, counts)
         return self._layouts[present]
 
@@ -269,9 +269,9 @@ def _word(digits: str) -> str:
 
 
 def _id(column: str) -> str:
-    return _checked(f"strlen({column}) = 16 AND {column} <> '{'0' * 16}'", _word(column))
+    return _guarded(f"strlen({column}) = 16 AND {column} <> '{'0' * 16}'", _word(column))
 
 
-def _checked(condition: str, value: str) -> str:
+def _guarded(condition: str, value: str) -> str:
     """Return the SQL of a value that makes the query fail if a condition does not hold."""
-    return f"CASE WHEN {condition} THEN {value} ELSE error('not right') END"
+    return f"CASE WHEN {condition} THEN {value} ELSE error('invalid') END"

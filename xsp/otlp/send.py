@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
-from urllib.parse import urlsplit
 
 import requests
 
@@ -43,7 +42,7 @@ STARTING_S = 1.0
 """The same if nothing listens at an address of this machine."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
-_SHORTEST_S = 1.0
+_MIN_TIMEOUT_S = 1.0
 """Minimum timeout in seconds of the last attempt: a shorter one, in which no receiver can answer, is no evidence."""
 
 
@@ -79,23 +78,27 @@ class Exporter:
     """Delivers requests to one endpoint, and retries for a limited time."""
 
     def __init__(
-        self, to: Endpoint, patience_s: float, stop: threading.Event | None = None, starting_s: float | None = None
+        self,
+        endpoint: Endpoint,
+        patience_s: float,
+        stop: threading.Event | None = None,
+        starting_s: float | None = None,
     ) -> None:
         """Make the sender; nothing is sent yet.
 
         Args:
-            to: the receiver or file.
+            endpoint: the receiver or file.
             patience_s: seconds to retry a request.
             stop: ends the pauses between attempts, and the retries with them.
             starting_s: seconds to retry if nothing listens at an address of this machine; default: `patience_s`.
         """
-        self.to = to
+        self.endpoint = endpoint
         self.counts = Counts()
         self.max_bytes = encode.MAX_BYTES
         self._patience_s = patience_s
         self._starting_s = patience_s if starting_s is None else starting_s
         self._stop = stop or threading.Event()
-        self._sender = sender(to)
+        self._sender = sender(endpoint)
 
     def close(self, complete: bool = True) -> None:
         """Close the sender; a file appears only if `complete`."""
@@ -113,9 +116,9 @@ class Exporter:
         try:
             answer = self._send(request.body)
         except TooLarge as error:
-            return self._bring_halves(request, error)
+            return self._deliver_halves(request, error)
         except Refused as error:
-            if error.always:
+            if error.is_permanent:
                 raise
             self._reject(Answer(request.spans, str(error)))
             return False
@@ -126,7 +129,7 @@ class Exporter:
         self.counts.spans += request.spans - answer.rejected
         return True
 
-    def _bring_halves(self, request: Request, error: TooLarge) -> bool:
+    def _deliver_halves(self, request: Request, error: TooLarge) -> bool:
         halves = transport.halves(request.body)
         if len(halves) < 2:
             self._reject(Answer(request.spans, str(error)))
@@ -145,7 +148,9 @@ class Exporter:
         pause = _FIRST_PAUSE_S
         while True:
             try:
-                return self._sender.send(body, min(self.to.timeout_s, max(end - time.monotonic(), _SHORTEST_S)))
+                return self._sender.send(
+                    body, min(self.endpoint.timeout_s, max(end - time.monotonic(), _MIN_TIMEOUT_S))
+                )
             except RetryableError as error:
                 wait = max(error.after_s or 0.0, pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -165,16 +170,16 @@ class Exporter:
 _LENGTH = struct.Struct(">I")
 
 
-def sender(to: Endpoint) -> Sender:
+def sender(endpoint: Endpoint) -> Sender:
     """Return the sender for an endpoint. It connects when it sends.
 
     Raises:
         UsageError: the certificates cannot be used.
         OutputError: the file cannot be written.
     """
-    if to.is_file:
-        return _FileSender(to)
-    return GrpcSender(to) if to.protocol is Protocol.GRPC else HttpSender(to)
+    if endpoint.is_file:
+        return _FileSender(endpoint)
+    return GrpcSender(endpoint) if endpoint.protocol is Protocol.GRPC else HttpSender(endpoint)
 
 
 # --- files --------------------------------------------------------------------------------------------
@@ -183,28 +188,28 @@ def sender(to: Endpoint) -> Sender:
 class _FileSender:
     """A file in the format of the Collector's file exporter: a request per line, or length and message."""
 
-    def __init__(self, to: Endpoint) -> None:
-        self._path, self._lines = Path(to.url), to.protocol is Protocol.JSON_LINES
-        self._beside = atomic.temporary_path(self._path)
-        with self._writing():
-            self._file: IO[bytes] = open(self._beside, "wb")  # noqa: SIM115 — closed by close()
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._path, self._is_json_lines = Path(endpoint.url), endpoint.protocol is Protocol.JSON_LINES
+        self._temporary = atomic.temporary_path(self._path)
+        with self._output_errors():
+            self._file: IO[bytes] = open(self._temporary, "wb")  # noqa: SIM115 — closed by close()
 
     def send(self, body: bytes, timeout_s: float) -> Answer:
-        with self._writing():
-            self._file.write(as_json(body).encode() + b"\n" if self._lines else _LENGTH.pack(len(body)) + body)
+        with self._output_errors():
+            self._file.write(as_json(body).encode() + b"\n" if self._is_json_lines else _LENGTH.pack(len(body)) + body)
         return Answer()
 
     def close(self, complete: bool) -> None:
         try:
-            with self._writing():
+            with self._output_errors():
                 self._file.close()
                 if complete:
-                    atomic.move_into_place(self._beside, self._path, flush=False)
+                    atomic.move_into_place(self._temporary, self._path, flush=False)
         finally:
-            self._beside.unlink(missing_ok=True)
+            self._temporary.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _output_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -216,10 +221,10 @@ class _FileSender:
 JAEGER_PORT = 16686
 
 
-def jaeger_page(to: Endpoint, trace_id: str) -> str | None:
+def jaeger_page(endpoint: Endpoint, trace_id: str) -> str | None:
     """Return the URL at which a Jaeger on this machine shows a trace that was sent to it; None if none does."""
-    host = urlsplit(to.url if "://" in to.url else f"//{to.url}").hostname
-    if to.is_file or host not in ("localhost", "127.0.0.1", "::1"):
+    host = endpoint.address.hostname
+    if endpoint.is_file or host not in ("localhost", "127.0.0.1", "::1"):
         return None
     page = f"http://localhost:{JAEGER_PORT}"
     try:

@@ -17,14 +17,16 @@ from xsp.errors import TraceError
 from xsp.schema import COLUMNS
 
 IDS = ("trace_id", "span_id", "parent_id")
-LOOSE = ("key", "attributes", "links")
+APPENDED_COLUMNS = ("key", "attributes", "links")
 """Text columns that differ in nearly every span; their values are appended to the copy of the template."""
 
-KEPT = "layer_id"
+OMITTED = "layer_id"
 """Column that is not sent, because it follows from the parents."""
 
 TEXT = [
-    c for c in COLUMNS if c.type in ("VARCHAR", "SMALLINT", "BOOLEAN", "DOUBLE") and c.name not in (*IDS, *LOOSE, KEPT)
+    c
+    for c in COLUMNS
+    if c.type in ("VARCHAR", "SMALLINT", "BOOLEAN", "DOUBLE") and c.name not in (*IDS, *APPENDED_COLUMNS, OMITTED)
 ]
 """Columns whose values are part of the template."""
 
@@ -47,7 +49,7 @@ ERROR = b"\x18\x02"
 """The status code for an error."""
 
 LEVEL = "xsp.level"
-NOWHERE = -1
+ABSENT = -1
 Owner = tuple[int, int, "int | None"]
 """Level, rank and process of a span, which determine its resource."""
 
@@ -75,7 +77,7 @@ class Template(NamedTuple):
     """The bytes of a span without its numbers."""
 
     body: bytes
-    places: tuple[int, ...]
+    offsets: tuple[int, ...]
     """Offsets of the placeholders, in the order of `FIXED` and of the counts; NOWHERE for absent ones."""
 
     owner: Owner
@@ -85,7 +87,7 @@ class Layout(NamedTuple):
     """The head of a template and its placeholders: the same for all spans with the same set of numbers."""
 
     head: bytes
-    places: tuple[int, ...]
+    offsets: tuple[int, ...]
 
 
 def layout(parent: bool, key: bool, counts: Sequence[Count | None]) -> Layout:
@@ -97,17 +99,17 @@ def layout(parent: bool, key: bool, counts: Sequence[Count | None]) -> Layout:
         counts: the columns of counts; None for those that the spans lack.
     """
     head = bytearray(b"\x12\0\0\0\0\x0a\x10" + bytes(16) + b"\x12\x08" + bytes(8))
-    places = [1, 7, 15, 25]
-    places.append(_reserve(head, b"\x22\x08", 8) if parent else NOWHERE)
-    places += [_reserve(head, b"\x39", 8), _reserve(head, b"\x41", 8)]
-    places.append(_reserve(head, _string_head("xsp.key", KEY), KEY) if key else NOWHERE)
+    offsets = [1, 7, 15, 25]
+    offsets.append(_reserve(head, b"\x22\x08", 8) if parent else ABSENT)
+    offsets += [_reserve(head, b"\x39", 8), _reserve(head, b"\x41", 8)]
+    offsets.append(_reserve(head, _string_head("xsp.key", KEY), KEY) if key else ABSENT)
     for count in counts:
         if count is None or count.is_constant:
-            places.append(NOWHERE)
+            offsets.append(ABSENT)
         else:
-            places.append(_reserve(head, _count_head(count.attribute, count.width), count.width))
+            offsets.append(_reserve(head, _count_head(count.attribute, count.width), count.width))
     head += b"".join(_attribute(count.attribute, count.low) for count in counts if count and count.is_constant)
-    return Layout(bytes(head + FLAGS + INTERNAL), tuple(places))
+    return Layout(bytes(head + FLAGS + INTERNAL), tuple(offsets))
 
 
 def template(layout: Layout, texts: Sequence[Any], rank: int, process: int | None) -> Template:
@@ -116,7 +118,7 @@ def template(layout: Layout, texts: Sequence[Any], rank: int, process: int | Non
     parts += [_attribute(name, texts[index]) for index, name in _ATTRIBUTES if texts[index] is not None]
     if texts[_STATUS] not in (None, "ok"):
         parts.append(_failure(texts[_STATUS]))
-    return Template(b"".join(parts), layout.places, (texts[_LEVEL], rank, process))
+    return Template(b"".join(parts), layout.offsets, (texts[_LEVEL], rank, process))
 
 
 _LEVEL, _NAME, _STATUS = ([c.name for c in TEXT].index(name) for name in ("level", "name", "status"))
@@ -138,7 +140,7 @@ def _count_head(attribute: str, size: int) -> bytes:
 
 
 def _attribute(attribute: str, value: str | float | bool) -> bytes:
-    return _known_attribute(attribute, value) if _is_short(value) else _encoded_attribute(attribute, value)
+    return _cached_attribute(attribute, value) if _is_short(value) else _encoded_attribute(attribute, value)
 
 
 def _is_short(value: Any) -> bool:
@@ -151,7 +153,7 @@ def _encoded_attribute(key: str, value: str | float | bool) -> bytes:
     return block(9, attribute(key, converted))
 
 
-_known_attribute = functools.lru_cache(maxsize=4096)(_encoded_attribute)
+_cached_attribute = functools.lru_cache(maxsize=4096)(_encoded_attribute)
 
 
 def _failure(status: str) -> bytes:
@@ -164,13 +166,13 @@ def _failure(status: str) -> bytes:
 # --- appended columns -------------------------------------------------------------------------------------
 
 
-def loose(column: str, values: Sequence[str | None]) -> list[bytes]:
-    """Return the bytes that a column of `LOOSE` appends to each span.
+def encode_column(column: str, values: Sequence[str | None]) -> list[bytes]:
+    """Return the bytes that a column of `APPENDED_COLUMNS` appends to each span.
 
     Raises:
         TraceError: attributes are not a JSON object, or links are not pairs of ids.
     """
-    encoder, cached = _APPENDED[column]
+    encoder, cached = _ENCODERS[column]
     return [cached(value) if _is_short(value) else encoder(value) for value in values]
 
 
@@ -219,7 +221,7 @@ def _short(value: str) -> str:
     return value if len(value) <= 100 else value[:100] + "…"
 
 
-_APPENDED: Mapping[str, tuple[Callable[[str | None], bytes], Callable[[str | None], bytes]]] = {
+_ENCODERS: Mapping[str, tuple[Callable[[str | None], bytes], Callable[[str | None], bytes]]] = {
     "key": (_key, _key),
     "attributes": (_attributes, functools.lru_cache(maxsize=4096)(_attributes)),
     "links": (_links, functools.lru_cache(maxsize=4096)(_links)),

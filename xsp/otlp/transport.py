@@ -13,11 +13,11 @@ import threading
 import typing
 from collections.abc import Iterator
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as TooLong
+from concurrent.futures import TimeoutError as FutureTimeout
 from http.client import BadStatusLine
 from pathlib import Path
 from typing import Any, NamedTuple, cast
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 import grpc
 import requests
@@ -68,9 +68,9 @@ class TooLarge(DeliveryError):
 class Refused(DeliveryError):
     """The receiver will never accept this request."""
 
-    def __init__(self, message: str, always: bool = False) -> None:
+    def __init__(self, message: str, is_permanent: bool = False) -> None:
         super().__init__(message)
-        self.always = always
+        self.is_permanent = is_permanent
         """Whether the receiver would not accept any other request either: a wrong path, missing credentials."""
 
 
@@ -81,7 +81,7 @@ class Sender(typing.Protocol):
         """Send an encoded request once, and return the receiver's answer.
 
         Raises:
-            Busy, TooLarge, Refused: the receiver did not accept the request.
+            RetryableError, TooLarge, Refused: the receiver did not accept the request.
             OutputError: the file cannot be written.
         """
 
@@ -97,10 +97,10 @@ def status(content: bytes) -> Status:
         return Status()
 
 
-def answer(response: ExportTraceServiceResponse, to: Endpoint) -> Answer:
+def answer(response: ExportTraceServiceResponse, endpoint: Endpoint) -> Answer:
     """Return the answer of a receiver that accepted the request, without the endpoint's secrets."""
     partial = response.partial_success
-    return Answer(partial.rejected_spans, to.without_secrets(partial.error_message))
+    return Answer(partial.rejected_spans, endpoint.without_secrets(partial.error_message))
 
 
 # --- bodies ------------------------------------------------------------------------------------------------------
@@ -115,10 +115,10 @@ def as_json(body: bytes) -> str:
     for resource in message.get("resourceSpans", ()):
         for scope in resource.get("scopeSpans", ()):
             for span in scope.get("spans", ()):
-                for holder in (span, *span.get("links", ())):
+                for message_with_ids in (span, *span.get("links", ())):
                     for name in ("traceId", "spanId", "parentSpanId"):
-                        if name in holder:
-                            holder[name] = base64.b64decode(holder[name]).hex()
+                        if name in message_with_ids:
+                            message_with_ids[name] = base64.b64decode(message_with_ids[name]).hex()
     return json.dumps(message, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -136,23 +136,23 @@ def halves(body: bytes) -> list[tuple[bytes, int]]:
         for span in range(len(scope.spans))
     ]
     middle = len(positions) // 2
-    return [(_only(request, part), len(part)) for part in (positions[:middle], positions[middle:]) if part]
+    return [(_subset(request, part), len(part)) for part in (positions[:middle], positions[middle:]) if part]
 
 
-def _only(request: ExportTraceServiceRequest, positions: list[tuple[int, int, int]]) -> bytes:
+def _subset(request: ExportTraceServiceRequest, positions: list[tuple[int, int, int]]) -> bytes:
     """Return a request with some of the spans of another request; those in `positions` are consecutive."""
     part = ExportTraceServiceRequest()
-    last = None
+    previous = None
     for r, s, span in positions:
-        if last is None or last[0] != r:
+        if previous is None or previous[0] != r:
             resource = part.resource_spans.add()
             resource.resource.CopyFrom(request.resource_spans[r].resource)
             resource.schema_url = request.resource_spans[r].schema_url
-        if last is None or last != (r, s):
+        if previous is None or previous != (r, s):
             scope = resource.scope_spans.add()
             scope.scope.CopyFrom(request.resource_spans[r].scope_spans[s].scope)
         scope.spans.append(request.resource_spans[r].scope_spans[s].spans[span])
-        last = (r, s)
+        previous = (r, s)
     return bytes(part.SerializeToString())
 
 
@@ -169,23 +169,23 @@ _NO_RECEIVER = frozenset({401, 403, 404, 405, 407, 410, 415, 501})
 class HttpSender:
     """OTLP over HTTP, with one persistent connection."""
 
-    def __init__(self, to: Endpoint) -> None:
-        self._to = to
-        self._json = to.protocol is Protocol.HTTP_JSON
-        parts = urlsplit(to.url)
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._json = endpoint.protocol is Protocol.HTTP_JSON
+        parts = urlsplit(endpoint.url)
         self._url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-        self._session = self._connected()
+        self._session = self._new_session()
 
-    def _connected(self) -> requests.Session:
-        session, to, parts = requests.Session(), self._to, urlsplit(self._to.url)
+    def _new_session(self) -> requests.Session:
+        session, endpoint, parts = requests.Session(), self._endpoint, urlsplit(self._endpoint.url)
         session.auth = lambda request: request  # otherwise credentials from ~/.netrc replace the header
-        if parts.username is not None and "authorization" not in dict(to.headers):
+        if parts.username is not None and "authorization" not in dict(endpoint.headers):
             session.auth = (unquote(parts.username), unquote(parts.password or ""))
-        if to.cert_file:
-            session.cert = (to.cert_file, to.key_file) if to.key_file else to.cert_file
+        if endpoint.cert_file:
+            session.cert = (endpoint.cert_file, endpoint.key_file) if endpoint.key_file else endpoint.cert_file
         kind = "application/json" if self._json else "application/x-protobuf"
-        session.headers.update({"User-Agent": AGENT, "Content-Type": kind, **dict(to.headers)})
-        if to.gzip:
+        session.headers.update({"User-Agent": AGENT, "Content-Type": kind, **dict(endpoint.headers)})
+        if endpoint.gzip:
             session.headers["Content-Encoding"] = "gzip"
         return session
 
@@ -193,11 +193,11 @@ class HttpSender:
         """Send a request once; see `xsp.otlp.transport.Sender`."""
         if self._json:
             body = as_json(body).encode()
-        if self._to.gzip:
+        if self._endpoint.gzip:
             body = gzip.compress(body, compresslevel=1)  # higher levels take twice as long and save a tenth
-        return self._judge(*self._within(body, timeout_s))
+        return self._interpret(*self._post_in_time(body, timeout_s))
 
-    def _within(self, body: bytes, timeout_s: float) -> tuple[requests.Response, bytes]:
+    def _post_in_time(self, body: bytes, timeout_s: float) -> tuple[requests.Response, bytes]:
         """Post in bounded time: libraries bound each wait, but neither the sum of waits nor the DNS look-up."""
         future: Future[tuple[requests.Response, bytes]] = Future()
         session = self._session
@@ -211,63 +211,73 @@ class HttpSender:
         threading.Thread(target=post, daemon=True).start()
         try:
             return future.result(timeout_s + _GRACE_S)
-        except TooLong:
-            self._session = self._connected()  # the thread keeps the old session until the receiver closes it
-            raise RetryableError(f"{self._to.name}: no complete answer within {timeout_s:.3g} s") from None
+        except FutureTimeout:
+            self._session = self._new_session()  # the thread keeps the old session until the receiver closes it
+            raise RetryableError(f"{self._endpoint.name}: no complete answer within {timeout_s:.3g} s") from None
 
     def _post(self, session: requests.Session, body: bytes, timeout_s: float) -> tuple[requests.Response, bytes]:
         try:
-            verify = self._to.ca_file or True  # passed with the request: the environment overrides the session's value
+            verify = (
+                self._endpoint.ca_file or True
+            )  # passed with the request: the environment overrides the session's value
             with session.post(
                 self._url, data=body, timeout=timeout_s, verify=verify, allow_redirects=False, stream=True
             ) as response:
                 return response, response.raw.read(_MAX_RESPONSE_BYTES, decode_content=True)
         except requests.exceptions.SSLError as error:
-            raise Refused(f"{self._to.name}: TLS failed ({self._shown(_innermost(error))})", always=True) from error
+            raise Refused(
+                f"{self._endpoint.name}: TLS failed ({self._redacted(_innermost(error))})", is_permanent=True
+            ) from error
         except requests.exceptions.ConnectionError as error:
-            if self._to.is_this_machine and _was_refused(error):
-                raise ConnectionRefused(self._to.nobody_listens()) from error
+            if self._endpoint.is_this_machine and _was_refused(error):
+                raise ConnectionRefused(self._endpoint.connection_refused_message()) from error
             if any(
                 isinstance(cause, BadStatusLine) and not isinstance(cause, ConnectionError) for cause in _chain(error)
             ):
                 hint = "answers, but not in HTTP: does gRPC listen there? Then write grpc://HOST:PORT"
-                raise Refused(f"{self._to.name}: {hint}", always=True) from error
-            raise RetryableError(f"{self._to.name}: no connection ({self._shown(_innermost(error))})") from error
+                raise Refused(f"{self._endpoint.name}: {hint}", is_permanent=True) from error
+            raise RetryableError(
+                f"{self._endpoint.name}: no connection ({self._redacted(_innermost(error))})"
+            ) from error
         except requests.exceptions.Timeout as error:
-            raise RetryableError(f"{self._to.name}: no answer within {timeout_s:.3g} s") from error
+            raise RetryableError(f"{self._endpoint.name}: no answer within {timeout_s:.3g} s") from error
         except (requests.exceptions.RequestException, OSError, ValueError) as error:
-            raise Refused(f"{self._to.name}: {self._shown(_innermost(error))}", always=True) from error
+            raise Refused(f"{self._endpoint.name}: {self._redacted(_innermost(error))}", is_permanent=True) from error
         except urllib3.exceptions.DecodeError as error:
-            raise Refused(f"{self._to.name}: answers, but not like an OTLP receiver", always=True) from error
+            raise Refused(
+                f"{self._endpoint.name}: answers, but not like an OTLP receiver", is_permanent=True
+            ) from error
         except urllib3.exceptions.HTTPError as error:
-            raise RetryableError(f"{self._to.name}: the answer was cut off ({type(error).__name__})") from error
+            raise RetryableError(f"{self._endpoint.name}: the answer was cut off ({type(error).__name__})") from error
 
-    def _judge(self, response: requests.Response, content: bytes) -> Answer:
+    def _interpret(self, response: requests.Response, content: bytes) -> Answer:
         code, kind = response.status_code, response.headers.get("Content-Type", "")
         if 200 <= code < 300:
-            return self._taken(content, kind)
-        text = f"{self._to.name}: {code} {response.reason or ''}".rstrip() + self._said(content, kind)
+            return self._accepted(content, kind)
+        text = f"{self._endpoint.name}: {code} {response.reason or ''}".rstrip() + self._message(content, kind)
         if code == 413:
             raise TooLarge(text)
         if code in _RETRYABLE:
             raise RetryableError(text, _seconds(response.headers.get("Retry-After", "")))
         if 300 <= code < 400:
-            raise Refused(f"{text}: it redirects; give the URL that it redirects to", always=True)
-        raise Refused(text, always=code in _NO_RECEIVER)
+            raise Refused(f"{text}: it redirects; give the URL that it redirects to", is_permanent=True)
+        raise Refused(text, is_permanent=code in _NO_RECEIVER)
 
-    def _taken(self, content: bytes, kind: str) -> Answer:
+    def _accepted(self, content: bytes, kind: str) -> Answer:
         try:
             if "json" in kind:
                 partial = json.loads(content or b"{}").get("partialSuccess") or {}
-                return Answer(int(partial.get("rejectedSpans") or 0), self._shown(partial.get("errorMessage") or ""))
+                return Answer(int(partial.get("rejectedSpans") or 0), self._redacted(partial.get("errorMessage") or ""))
             if content and "protobuf" not in kind:
                 raise ValueError("no OTLP")
-            return answer(ExportTraceServiceResponse.FromString(content), self._to)
+            return answer(ExportTraceServiceResponse.FromString(content), self._endpoint)
         except (DecodeError, ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
-            detail = self._said(content, "text/plain")
-            raise Refused(f"{self._to.name}: answers, but not like an OTLP receiver{detail}", always=True) from error
+            detail = self._message(content, "text/plain")
+            raise Refused(
+                f"{self._endpoint.name}: answers, but not like an OTLP receiver{detail}", is_permanent=True
+            ) from error
 
-    def _said(self, content: bytes, kind: str) -> str:
+    def _message(self, content: bytes, kind: str) -> str:
         """Return the message in an answer: from a protobuf `Status`, from JSON, or the text itself."""
         text = content.decode("utf-8", "replace")
         if "html" in kind:
@@ -279,10 +289,10 @@ class HttpSender:
                 text = str(json.loads(content).get("message", text))
             except (ValueError, AttributeError, RecursionError):
                 pass
-        return f" ({self._shown(text)})" if text.strip() else ""
+        return f" ({self._redacted(text)})" if text.strip() else ""
 
-    def _shown(self, text: object) -> str:
-        return self._to.without_secrets(str(text))
+    def _redacted(self, text: object) -> str:
+        return self._endpoint.without_secrets(str(text))
 
     def close(self, complete: bool) -> None:
         """Close the connection."""
@@ -303,15 +313,15 @@ def _innermost(error: BaseException) -> object:
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and its causes, outermost first."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
+    while current is not None and id(current) not in visited:
+        visited.add(id(current))
         yield current
         reason = getattr(current, "reason", None)
-        first = current.args[0] if current.args else None
-        current = next((cause for cause in (reason, first, current.__cause__, current.__context__)
-                        if isinstance(cause, BaseException) and id(cause) not in seen), None)  # fmt: skip
+        argument = current.args[0] if current.args else None
+        current = next((cause for cause in (reason, argument, current.__cause__, current.__context__)
+                        if isinstance(cause, BaseException) and id(cause) not in visited), None)  # fmt: skip
 
 
 def _seconds(text: str) -> float | None:
@@ -349,37 +359,51 @@ _OTHER_PORT = (
 class GrpcSender:
     """OTLP over gRPC; requests are sent as encoded bytes."""
 
-    def __init__(self, to: Endpoint) -> None:
-        self._to = to
-        compression = grpc.Compression.Gzip if to.gzip else grpc.Compression.NoCompression
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        compression = grpc.Compression.Gzip if endpoint.gzip else grpc.Compression.NoCompression
         options = [("grpc.primary_user_agent", AGENT), ("grpc.enable_retries", 0)]
-        if to.insecure:
-            self._channel = grpc.insecure_channel(to.url, options=options, compression=compression)
+        if endpoint.insecure:
+            self._channel = grpc.insecure_channel(endpoint.url, options=options, compression=compression)
         else:
-            self._channel = grpc.secure_channel(to.url, _credentials(to), options=options, compression=compression)
+            self._channel = grpc.secure_channel(
+                endpoint.url, _credentials(endpoint), options=options, compression=compression
+            )
         self._call = self._channel.unary_unary(_EXPORT)
 
     def send(self, body: bytes, timeout_s: float) -> Answer:
         """Send a request once; see `xsp.otlp.transport.Sender`."""
         try:
-            content = self._call(body, timeout=timeout_s, metadata=self._to.headers)
+            content = self._call(body, timeout=timeout_s, metadata=self._endpoint.headers)
         except grpc.RpcError as error:
-            raise self._judged(cast("grpc.Call", error)) from error
+            raise self._error_of(cast("grpc.Call", error)) from error
         except ValueError as error:  # a header that gRPC does not accept
-            raise Refused(f"{self._to.name}: {self._to.without_secrets(str(error))}", always=True) from error
+            raise Refused(
+                f"{self._endpoint.name}: {self._endpoint.without_secrets(str(error))}", is_permanent=True
+            ) from error
         try:
-            return answer(ExportTraceServiceResponse.FromString(content), self._to)
+            return answer(ExportTraceServiceResponse.FromString(content), self._endpoint)
         except DecodeError as error:
-            raise Refused(f"{self._to.name}: answers, but not like an OTLP receiver", always=True) from error
+            raise Refused(
+                f"{self._endpoint.name}: answers, but not like an OTLP receiver", is_permanent=True
+            ) from error
 
-    def _judged(self, call: grpc.Call) -> DeliveryError:
-        code, details = call.code(), self._to.without_secrets(call.details() or "")
-        text = f"{self._to.name}: {code.name} ({details})"
+    def _error_of(self, call: grpc.Call) -> DeliveryError:
+        code, details = call.code(), self._endpoint.without_secrets(call.details() or "")
+        text = f"{self._endpoint.name}: {code.name} ({details})"
         if code is grpc.StatusCode.UNAVAILABLE and any(phrase in details for phrase in _PROTOCOL_MISMATCH):
-            return Refused(f"{text}: {_OTHER_PORT}", always=True)
-        if code is grpc.StatusCode.UNAVAILABLE and "connection refused" in details.lower() and self._to.is_this_machine:
+            return Refused(f"{text}: {_OTHER_PORT}", is_permanent=True)
+        if (
+            code is grpc.StatusCode.UNAVAILABLE
+            and "connection refused" in details.lower()
+            and self._endpoint.is_this_machine
+        ):
             # with several addresses gRPC reports the error of the last one
-            return ConnectionRefused(f"{text}: {_OTHER_PORT}" if _listens(self._to.url) else self._to.nobody_listens())
+            return ConnectionRefused(
+                f"{text}: {_OTHER_PORT}"
+                if _listens(self._endpoint.address)
+                else self._endpoint.connection_refused_message()
+            )
         if code in _RETRYABLE_CODES:
             return RetryableError(text)
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -387,25 +411,26 @@ class GrpcSender:
                 return TooLarge(text)
             delay_s = _retry_info(call)
             return Refused(text) if delay_s is None else RetryableError(text, delay_s)
-        return Refused(text, always=code in _UNUSABLE_CODES)
+        return Refused(text, is_permanent=code in _UNUSABLE_CODES)
 
     def close(self, complete: bool) -> None:
         """Close the connection."""
         self._channel.close()
 
 
-def _credentials(to: Endpoint) -> grpc.ChannelCredentials:
-    files = [Path(name).read_bytes() if name else None for name in (to.ca_file, to.key_file, to.cert_file)]
+def _credentials(endpoint: Endpoint) -> grpc.ChannelCredentials:
+    files = [
+        Path(name).read_bytes() if name else None for name in (endpoint.ca_file, endpoint.key_file, endpoint.cert_file)
+    ]
     if (files[1] is None) != (files[2] is None):
         raise UsageError("a client's certificate and its key are needed together: --cert and --key")
     return grpc.ssl_channel_credentials(*files)
 
 
-def _listens(target: str) -> bool:
+def _listens(address: SplitResult) -> bool:
     """Return whether something accepts connections at an address of this machine."""
-    parts = urlsplit(target if "://" in target else f"//{target}")
     try:
-        with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=1):
+        with socket.create_connection((address.hostname or "", address.port or 0), timeout=1):
             return True
     except (OSError, ValueError):
         return False

@@ -22,7 +22,7 @@ exceed the budget.
 **To restore the original trace**, an importer follows two rules:
 
 1. A span with the attribute `xsp.fold.count` is not a span of the program: leave it out. The attribute is the number
-   of spans of the program that it stands for; it is 0 for a root of kind `details`.
+   of spans of the program that it represents; it is 0 for a root of kind `details`.
 2. For every other span, the attribute `xsp.trace_id`, if present, is the original trace id, and `xsp.parent_id`, if
    present, is the original parent id, with `""` for none. Remove both attributes; the rest of the span is unchanged.
 
@@ -39,16 +39,16 @@ import numpy.typing as npt
 
 from xsp.errors import UsageError
 from xsp.otlp import folding, ordered
-from xsp.otlp.folding import NONE, Places, Plan, Spans
+from xsp.otlp.folding import NONE, Indices, Plan, Spans
 from xsp.schema import COLUMNS, Level
 
 BUDGET = 10_000
 """Number of spans per trace up to which Jaeger stays fast; its critical path fails between 10 and 20 thousand."""
 
 OVERVIEW, DETAILS = "xsp_overview", "xsp_details"
-OTHERS = "(others)"
-KIND = "details"
-LINKS = 16
+LUMP_NAME = "(others)"
+DETAILS_KIND = "details"
+MAX_LINKS = 16
 """Maximum number of detail traces that a folded span links to; `xsp.fold.details` is their actual number."""
 
 
@@ -72,8 +72,8 @@ def split(con: duckdb.DuckDBPyConnection, source: str, budget: int = BUDGET, det
     """
     details = details or budget
     if min(budget, details) < 2:
-        least = min(budget, details)
-        raise UsageError(f"traces of {least} spans at most are too small: allow 2 or more, a root and a span")
+        smallest = min(budget, details)
+        raise UsageError(f"traces of {smallest} spans at most are too small: allow 2 or more, a root and a span")
     query = f"SELECT trace_id FROM {source} GROUP BY trace_id HAVING count(*) > {budget} ORDER BY trace_id"
     large = [row[0] for row in con.execute(query).fetchall()]
     if not large:
@@ -95,7 +95,8 @@ def split(con: duckdb.DuckDBPyConnection, source: str, budget: int = BUDGET, det
 # --- one trace as arrays ----------------------------------------------------------------------------------
 
 _TEMPORARY = [
-    f"xsp_zoom_{name}" for name in ("spans", "classes", "places", "folds", "details", "named", "sums", "held")
+    f"xsp_zoom_{name}"
+    for name in ("spans", "classes", "assignments", "folds", "details", "referenced", "sums", "fold_links")
 ]
 _CLASS = ("level", "kind", "name", "device", "stream", "rank", "process")
 """Columns in which spans must agree to be folded together."""
@@ -122,7 +123,7 @@ def _read(con: duckdb.DuckDBPyConnection, trace_id: str) -> Spans:
     columns = con.execute(
         f"""SELECT s.rowid AS row, ('0x' || s.span_id)::UBIGINT AS span,
                    coalesce(('0x' || s.parent_id)::UBIGINT, 0) AS parent, s.level::BIGINT AS level,
-                   s.start_ns AS start, s.dur_ns AS dur, c.class AS classed, c.lump, c.owner
+                   s.start_ns AS start, s.dur_ns AS dur, c.class AS fold_class, c.lump, c.owner
             FROM xsp_zoom_spans s JOIN xsp_zoom_classes c ON {condition} WHERE s.trace_id = ? ORDER BY s.rowid""",
         [trace_id],
     ).fetchnumpy()
@@ -138,18 +139,19 @@ Table = dict[str, npt.NDArray[Any]]
 def _rows(plan: Plan, fold_offset: int, detail_offset: int) -> dict[str, Table]:
     """Return the plan of one trace as rows; the numbers of folds and detail traces continue from earlier traces."""
 
-    def row(places: Places) -> Places:
+    def row(places: Indices) -> Indices:
         return np.where(places >= 0, plan.spans.row[places], NONE)
 
-    def numbered(numbers: Places, offset: int) -> Places:
+    def numbered(numbers: Indices, offset: int) -> Indices:
         return np.where(numbers >= 0, numbers + offset, NONE)
 
     folds, part_count = plan.folds, len(plan.details)
     return {
-        "places": {
+        "assignments": {
             "row": plan.spans.row,
             "fold": numbered(plan.fold, fold_offset), "detail": numbered(plan.detail, detail_offset),
-            "torn": plan.torn, "anchor": np.where(plan.torn & (plan.fold < 0), row(plan.anchor), NONE),
+            "is_separated": plan.is_separated,
+            "anchor": np.where(plan.is_separated & (plan.fold < 0), row(plan.anchor), NONE),
         },
         "folds": {
             "fold": np.arange(len(folds.first)) + fold_offset, "first": row(folds.first), "anchor": row(folds.anchor),
@@ -165,17 +167,17 @@ def _rows(plan: Plan, fold_offset: int, detail_offset: int) -> dict[str, Table]:
 
 
 def _store(con: duckdb.DuckDBPyConnection, plans: list[dict[str, Table]]) -> None:
-    """Store the plans of all traces; the table of places has a row for each span, in the order of the spans."""
+    """Store the plans of all traces; the table of assignments has a row for each span, in the order of the spans."""
     spans = int(con.execute("SELECT count(*) FROM xsp_zoom_spans").fetchall()[0][0])
     merged = {
         name: {column: np.concatenate([plan[name][column] for plan in plans]) for column in plans[0][name]}
         for name in plans[0]
     }
-    row = merged["places"].pop("row")
-    for column, values in merged["places"].items():
+    row = merged["assignments"].pop("row")
+    for column, values in merged["assignments"].items():
         full = np.full(spans, NONE if values.dtype != np.bool_ else False, values.dtype)
         full[row] = values
-        merged["places"][column] = full
+        merged["assignments"][column] = full
     for name, columns in merged.items():
         con.register("xsp_zoom_arrays", columns)
         con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_{name} AS SELECT * FROM xsp_zoom_arrays")
@@ -186,12 +188,12 @@ def _write(con: duckdb.DuckDBPyConnection, budgets: str) -> None:
     """Make the tables of overviews and details from the spans and the plans."""
     names = ", ".join([*(c.name for c in COLUMNS), "links"])
     # each in a separate table: in a single query, the joins that DuckDB 2.0 plans fail one of its assertions
-    for name, query in (("named", _NAMED), ("sums", _SUMS)):
+    for name, query in (("referenced", _REFERENCED), ("sums", _SUMS)):
         con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_{name} AS {query}")
     for name in ("details", "folds"):
         con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_{name} AS {_IDS.format(name=name, budgets=budgets)}")
-    con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_held AS {_HELD}")
-    for table, spans, additions in ((OVERVIEW, _KEPT, _FOLDED), (DETAILS, _DETAILED, _ROOTS)):
+    con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_fold_links AS {_FOLD_LINKS}")
+    for table, spans, additions in ((OVERVIEW, _OVERVIEW_SPANS, _FOLD_SPANS), (DETAILS, _DETAIL_SPANS, _DETAIL_ROOTS)):
         con.execute(f"CREATE OR REPLACE TEMP TABLE {table} AS SELECT {names} FROM ({spans})")
         con.execute(f"INSERT INTO {table} BY NAME {additions}")
 
@@ -206,12 +208,12 @@ def _prepend_entries(*entries: str) -> str:
 _ORIGINAL_TRACE = "'\"xsp.trace_id\":\"' || s.trace_id || '\"'"
 _ORIGINAL_PARENT = "'\"xsp.parent_id\":\"' || coalesce(s.parent_id, '') || '\"'"
 
-_NAMED = """
+_REFERENCED = """
     SELECT rowid AS row, trace_id, span_id, parent_id, level, kind, name, device, stream, rank, process, step
     FROM xsp_zoom_spans WHERE rowid IN (
         SELECT unnest([first, anchor, top]) FROM xsp_zoom_folds UNION ALL
         SELECT unnest([first, anchor]) FROM xsp_zoom_details UNION ALL
-        SELECT anchor FROM xsp_zoom_places WHERE anchor >= 0
+        SELECT anchor FROM xsp_zoom_assignments WHERE anchor >= 0
     )
 """
 """The spans whose ids and names are used in other rows."""
@@ -219,84 +221,84 @@ _NAMED = """
 _IDS = """
     SELECT x.*, md5(concat_ws('/', '{name}', s.trace_id, s.span_id, '{budgets}')) AS trace_id,
            substr(md5(concat_ws('/', '{name} root', s.trace_id, s.span_id, '{budgets}')), 1, 16) AS span_id
-    FROM xsp_zoom_{name} x JOIN xsp_zoom_named s ON s.row = x.first
+    FROM xsp_zoom_{name} x JOIN xsp_zoom_referenced s ON s.row = x.first
 """
 
-_PLACED = "xsp_zoom_spans s POSITIONAL JOIN xsp_zoom_places p"
+_SPANS_WITH_PLAN = "xsp_zoom_spans s POSITIONAL JOIN xsp_zoom_assignments p"
 
-_KEPT = f"""
+_OVERVIEW_SPANS = f"""
     SELECT s.* REPLACE (
-        CASE WHEN p.torn THEN a.span_id ELSE s.parent_id END AS parent_id,
-        CASE WHEN p.torn THEN {_prepend_entries(_ORIGINAL_PARENT)} ELSE s.attributes END AS attributes
+        CASE WHEN p.is_separated THEN a.span_id ELSE s.parent_id END AS parent_id,
+        CASE WHEN p.is_separated THEN {_prepend_entries(_ORIGINAL_PARENT)} ELSE s.attributes END AS attributes
     )
-    FROM {_PLACED} LEFT JOIN xsp_zoom_named a ON a.row = p.anchor
+    FROM {_SPANS_WITH_PLAN} LEFT JOIN xsp_zoom_referenced a ON a.row = p.anchor
     WHERE p.fold < 0
 """
 
-_SAME = ("type", "phase", "step", "rung", "timed", "collector", "thread")
+_SHARED = ("type", "phase", "step", "rung", "timed", "collector", "thread")
 """Columns that a fold keeps if all of its spans have the same value."""
 
 _SUMS = f"""
     SELECT p.fold, min(start_ns) AS start_ns, max(start_ns + dur_ns) AS end_ns, count(*) AS spans,
            sum(dur_ns) AS sum_ns, min(dur_ns) AS min_ns, quantile_disc(dur_ns, 0.5) AS median_ns,
            max(dur_ns) AS max_ns, count(*) FILTER (status <> 'ok') AS errors,
-           {", ".join(f"min({c}) AS {c}, min({c}) = max({c}) AND count({c}) = count(*) AS same_{c}" for c in _SAME)}
-    FROM {_PLACED} WHERE p.fold >= 0 GROUP BY p.fold
+           {", ".join(f"min({c}) AS {c}, min({c}) = max({c}) AND count({c}) = count(*) AS same_{c}" for c in _SHARED)}
+    FROM {_SPANS_WITH_PLAN} WHERE p.fold >= 0 GROUP BY p.fold
 """
 
-_HELD = f"""
+_FOLD_LINKS = f"""
     WITH targets AS (
         SELECT p.fold, detail, '["' || d.trace_id || '","' || d.span_id || '"]' AS target
-        FROM (SELECT DISTINCT fold, detail FROM xsp_zoom_places WHERE fold >= 0) p
+        FROM (SELECT DISTINCT fold, detail FROM xsp_zoom_assignments WHERE fold >= 0) p
         JOIN xsp_zoom_details d USING (detail)
     )
-    SELECT fold, count(*) AS details, array_to_string(list(target ORDER BY detail)[:{LINKS}], ',') AS links
+    SELECT fold, count(*) AS details, array_to_string(list(target ORDER BY detail)[:{MAX_LINKS}], ',') AS links
     FROM targets GROUP BY fold
 """
 
-_FOLDED = f"""
-    SELECT s.trace_id, f.span_id, s.level, s.kind, CASE WHEN f.lump THEN '{OTHERS}' ELSE s.name END AS name,
+_FOLD_SPANS = f"""
+    SELECT s.trace_id, f.span_id, s.level, s.kind, CASE WHEN f.lump THEN '{LUMP_NAME}' ELSE s.name END AS name,
            CASE WHEN f.anchor >= 0 THEN a.span_id WHEN f.outer_fold >= 0 THEN o.span_id
                 ELSE t.parent_id END AS parent_id,
            CASE WHEN NOT f.lump THEN s.device END AS device, CASE WHEN NOT f.lump THEN s.stream END AS stream,
            s.rank, s.process, 'ok' AS status, sums.start_ns, sums.end_ns - sums.start_ns AS dur_ns,
-           {", ".join(f"CASE WHEN same_{c} THEN sums.{c} END AS {c}" for c in _SAME)},
+           {", ".join(f"CASE WHEN same_{c} THEN sums.{c} END AS {c}" for c in _SHARED)},
            concat('{{"xsp.fold.count":', spans, ',"xsp.fold.sum_ns":', sum_ns, ',"xsp.fold.min_ns":', min_ns,
                   ',"xsp.fold.median_ns":', median_ns, ',"xsp.fold.max_ns":', max_ns,
                   ',"xsp.fold.details":', details, ',"xsp.fold.errors":' || nullif(errors, 0), '}}') AS attributes,
-           '[' || held.links || ']' AS links
+           '[' || fold_links.links || ']' AS links
     FROM xsp_zoom_folds f
     JOIN xsp_zoom_sums sums USING (fold)
-    JOIN xsp_zoom_held held USING (fold)
-    JOIN xsp_zoom_named s ON s.row = f.first
-    LEFT JOIN xsp_zoom_named a ON a.row = f.anchor
-    LEFT JOIN xsp_zoom_named t ON t.row = f.top
+    JOIN xsp_zoom_fold_links fold_links USING (fold)
+    JOIN xsp_zoom_referenced s ON s.row = f.first
+    LEFT JOIN xsp_zoom_referenced a ON a.row = f.anchor
+    LEFT JOIN xsp_zoom_referenced t ON t.row = f.top
     LEFT JOIN xsp_zoom_folds o ON o.fold = f.outer_fold
 """
 
-_DETAILED = f"""
+_DETAIL_SPANS = f"""
     SELECT s.* REPLACE (
         d.trace_id AS trace_id,
-        CASE WHEN p.torn THEN d.span_id ELSE s.parent_id END AS parent_id,
-        CASE WHEN p.torn THEN {_prepend_entries(_ORIGINAL_TRACE, "','", _ORIGINAL_PARENT)}
+        CASE WHEN p.is_separated THEN d.span_id ELSE s.parent_id END AS parent_id,
+        CASE WHEN p.is_separated THEN {_prepend_entries(_ORIGINAL_TRACE, "','", _ORIGINAL_PARENT)}
              ELSE {_prepend_entries(_ORIGINAL_TRACE)} END AS attributes
     )
-    FROM {_PLACED} JOIN xsp_zoom_details d ON d.detail = p.detail
+    FROM {_SPANS_WITH_PLAN} JOIN xsp_zoom_details d ON d.detail = p.detail
 """
 
-_ROOTS = f"""
-    SELECT d.trace_id, d.span_id, {int(Level.APPLICATION)}::SMALLINT AS level, '{KIND}' AS kind,
+_DETAIL_ROOTS = f"""
+    SELECT d.trace_id, d.span_id, {int(Level.APPLICATION)}::SMALLINT AS level, '{DETAILS_KIND}' AS kind,
            concat('details ', d.part, ' of ', d.parts, ': ', coalesce(a.name, s.name)) AS name,
-           held.start_ns, held.end_ns - held.start_ns AS dur_ns, s.process, s.rank, s.step, 'ok' AS status,
+           totals.start_ns, totals.end_ns - totals.start_ns AS dur_ns, s.process, s.rank, s.step, 'ok' AS status,
            concat('{{"xsp.fold.count":0,"xsp.details.of":"', s.trace_id, '","xsp.details.spans":', spans, '}}')
                AS attributes,
            concat('[["', s.trace_id, '","', f.span_id, '"]]') AS links
     FROM xsp_zoom_details d
-    JOIN xsp_zoom_named s ON s.row = d.first
+    JOIN xsp_zoom_referenced s ON s.row = d.first
     JOIN xsp_zoom_folds f ON f.fold = d.fold
-    LEFT JOIN xsp_zoom_named a ON a.row = d.anchor
+    LEFT JOIN xsp_zoom_referenced a ON a.row = d.anchor
     JOIN (
         SELECT detail, count(*) AS spans, min(start_ns) AS start_ns, max(start_ns + dur_ns) AS end_ns
-        FROM {_PLACED} WHERE detail >= 0 GROUP BY detail
-    ) held ON held.detail = d.detail
+        FROM {_SPANS_WITH_PLAN} WHERE detail >= 0 GROUP BY detail
+    ) totals ON totals.detail = d.detail
 """

@@ -243,7 +243,10 @@ def measured_step(
     """
     if loop is not None and loop.mean_ns:
         sources.append("step: iterations of the loop that were not recorded")
-        return loop.mean_ns / 1e9, (loop.ends.lo / 1e9, loop.ends.hi / 1e9) if loop.ends is not None else None
+        return loop.mean_ns / 1e9, (
+            loop.interval.lo / 1e9,
+            loop.interval.hi / 1e9,
+        ) if loop.interval is not None else None
     estimate = steptime.of(answers)
     if estimate is not None and estimate.unit != "window":
         sources.append("step: recorded steps, without the cost of profiling")

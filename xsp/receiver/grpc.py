@@ -10,7 +10,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from xsp.errors import OutputError, TraceError
 from xsp.receiver.http import PROTOBUF, parts_of, response_of
 from xsp.receiver.journal import RunWriter
-from xsp.receiver.limits import Full, Limits, Room, TooLarge
+from xsp.receiver.limits import Limits, MemoryBudget, MemoryFull, TooLarge
 
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 THREADS = 4
@@ -18,7 +18,7 @@ AGE_MS = 60_000
 """Age in milliseconds at which a connection is renewed, so that requests that never end do not stay."""
 
 
-def server(address: str, receiving: RunWriter, room: Room, limits: Limits) -> tuple[grpc.Server, int]:
+def server(address: str, writer: RunWriter, budget: MemoryBudget, limits: Limits) -> tuple[grpc.Server, int]:
     """Return a gRPC server that is bound but not started, and its port.
 
     Raises:
@@ -27,14 +27,14 @@ def server(address: str, receiving: RunWriter, room: Room, limits: Limits) -> tu
 
     def export(request: bytes, context: grpc.ServicerContext) -> ExportTraceServiceResponse:
         try:
-            with room.share() as share:
-                share.take(len(request))
-                return response_of(receiving.take(parts_of(PROTOBUF, request)))
+            with budget.share() as share:
+                share.acquire(len(request))
+                return response_of(writer.store(parts_of(PROTOBUF, request)))
         except TooLarge as error:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except TraceError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except (Full, OutputError) as error:
+        except (MemoryFull, OutputError) as error:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         raise AssertionError("abort raises")
 

@@ -18,8 +18,19 @@ from xsp.errors import OutputError, TraceError
 from xsp.importers import otlp_json, otlp_proto
 from xsp.importers.otlp import Part
 from xsp.receiver.journal import Answer, RunWriter
-from xsp.receiver.limits import CHUNK, Broken, Full, Limits, Room, Share, TooLarge, check_json, check_protobuf, unzipped
-from xsp.receiver.loopback import LOOPBACK, RETRY_AFTER_S, DeadlineHandler, LimitedHTTPServer, asks_for_loopback
+from xsp.receiver.limits import (
+    CHUNK,
+    DamagedBody,
+    Limits,
+    MemoryBudget,
+    MemoryFull,
+    Share,
+    TooLarge,
+    check_json,
+    check_protobuf,
+    gunzip,
+)
+from xsp.receiver.loopback import LOOPBACK, RETRY_AFTER_S, DeadlineHandler, LimitedHTTPServer, is_loopback_host
 
 PATH = "/v1/traces"
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -28,7 +39,7 @@ _CODES = {400: 3, 403: 7, 404: 5, 413: 3, 415: 3, 503: 14}
 """gRPC status code for an HTTP status; it is in the body of an error."""
 
 
-class Refused(Exception):
+class RequestError(Exception):
     """An error that is the answer to a request."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
@@ -39,13 +50,13 @@ class Refused(Exception):
 class OtlpHttpServer(LimitedHTTPServer):
     """The HTTP server of a receiver."""
 
-    def __init__(self, address: tuple[str, int], receiving: RunWriter, room: Room, limits: Limits) -> None:
+    def __init__(self, address: tuple[str, int], writer: RunWriter, budget: MemoryBudget, limits: Limits) -> None:
         """Start to listen.
 
         Raises:
             OSError: the address cannot be used.
         """
-        self.receiving, self.room, self.limits = receiving, room, limits
+        self.writer, self.budget, self.limits = writer, budget, limits
         self.on_loopback = address[0] in LOOPBACK
         super().__init__(address, _Request, limits.connections)
 
@@ -62,16 +73,18 @@ class _Request(DeadlineHandler):
 
     def do_POST(self) -> None:
         try:
-            with self.server.room.share() as share:
+            with self.server.budget.share() as share:
                 kind, body = self._body(share)
-                self._acknowledge(kind, self._take(kind, body))
-        except Refused as refused:
+                self._acknowledge(kind, self._store(kind, body))
+        except RequestError as refused:
             self._refuse(refused)
 
     def do_GET(self) -> None:
         is_known_path = self.path.partition("?")[0] == PATH
         self._refuse(
-            Refused(HTTPStatus.METHOD_NOT_ALLOWED if is_known_path else HTTPStatus.NOT_FOUND, f"POST spans to {PATH}")
+            RequestError(
+                HTTPStatus.METHOD_NOT_ALLOWED if is_known_path else HTTPStatus.NOT_FOUND, f"POST spans to {PATH}"
+            )
         )
 
     do_PUT = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_GET
@@ -80,77 +93,79 @@ class _Request(DeadlineHandler):
 
     def _body(self, share: Share) -> tuple[str, bytes]:
         """Return the content type of a request, and its body, decompressed."""
-        if self.server.on_loopback and not asks_for_loopback(self.headers.get("Host")):
-            raise Refused(HTTPStatus.FORBIDDEN, "this receiver serves only this machine; send to the address 127.0.0.1")
+        if self.server.on_loopback and not is_loopback_host(self.headers.get("Host")):
+            raise RequestError(
+                HTTPStatus.FORBIDDEN, "this receiver serves only this machine; send to the address 127.0.0.1"
+            )
         if self.path.partition("?")[0] != PATH:
-            raise Refused(HTTPStatus.NOT_FOUND, f"there is nothing here; POST spans to {PATH}")
+            raise RequestError(HTTPStatus.NOT_FOUND, f"there is nothing here; POST spans to {PATH}")
         kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         encoding = self.headers.get("Content-Encoding", "identity").strip().lower()
         if kind not in (PROTOBUF, JSON):
-            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send {PROTOBUF} or {JSON}")
+            raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send {PROTOBUF} or {JSON}")
         if encoding not in ("gzip", "identity", ""):
-            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send it uncompressed or as gzip")
+            raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send it uncompressed or as gzip")
         limit = self.server.limits.max_body
         try:
             content = bytearray()
-            for piece in self._pieces():
+            for piece in self._body_pieces():
                 if len(content) + len(piece) > limit:
                     raise TooLarge(f"more than {limit} bytes; send smaller requests")
-                share.take(len(piece))
+                share.acquire(len(piece))
                 content += piece
-            return kind, unzipped(bytes(content), limit, share) if encoding == "gzip" else bytes(content)
+            return kind, gunzip(bytes(content), limit, share) if encoding == "gzip" else bytes(content)
         except TooLarge as error:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from error
-        except Broken as error:
-            raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
-        except Full as error:
-            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
+            raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from error
+        except DamagedBody as error:
+            raise RequestError(HTTPStatus.BAD_REQUEST, str(error)) from error
+        except MemoryFull as error:
+            raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
         except TimeoutError as error:
-            raise Refused(HTTPStatus.REQUEST_TIMEOUT, "the request did not arrive in time") from error
+            raise RequestError(HTTPStatus.REQUEST_TIMEOUT, "the request did not arrive in time") from error
 
-    def _pieces(self) -> Iterator[bytes]:
+    def _body_pieces(self) -> Iterator[bytes]:
         """Yield the body as it arrives, chunked or with a stated length."""
         if self.headers.get("Transfer-Encoding", "").strip().lower() == "chunked":
-            while size := self._number(self.rfile.readline(32).partition(b";")[0].strip(), 16):
-                yield from self._exactly(size)
+            while size := self._parse_length(self.rfile.readline(32).partition(b";")[0].strip(), 16):
+                yield from self._read_exactly(size)
                 self.rfile.readline(3)
             while self.rfile.readline(1024).strip():
                 pass
             return
         content_length = self.headers.get("Content-Length")
         if content_length is None:
-            raise Refused(HTTPStatus.LENGTH_REQUIRED, "state the length of the request")
-        size = self._number(content_length.encode("latin-1", "replace"), 10)
+            raise RequestError(HTTPStatus.LENGTH_REQUIRED, "state the length of the request")
+        size = self._parse_length(content_length.encode("latin-1", "replace"), 10)
         if size > self.server.limits.max_body:
             raise TooLarge(f"more than {self.server.limits.max_body} bytes; send smaller requests")
-        yield from self._exactly(size)
+        yield from self._read_exactly(size)
 
-    def _number(self, text: bytes, base: int) -> int:
+    def _parse_length(self, text: bytes, base: int) -> int:
         try:
             size = int(text, base) if text.isalnum() else -1  # without the signs and marks that Python allows
         except ValueError:
             size = -1
         if size < 0 or text[1:2] in (b"x", b"X"):
-            raise Refused(HTTPStatus.BAD_REQUEST, "the length is not a number")
+            raise RequestError(HTTPStatus.BAD_REQUEST, "the length is not a number")
         return size
 
-    def _exactly(self, size: int) -> Iterator[bytes]:
+    def _read_exactly(self, size: int) -> Iterator[bytes]:
         while size:
             piece = self.rfile.read1(min(size, CHUNK))
             if not piece:
-                raise Refused(HTTPStatus.BAD_REQUEST, "the request is truncated")
+                raise RequestError(HTTPStatus.BAD_REQUEST, "the request is truncated")
             size -= len(piece)
             yield piece
 
-    def _take(self, kind: str, body: bytes) -> Answer:
+    def _store(self, kind: str, body: bytes) -> Answer:
         try:
-            return self.server.receiving.take(parts_of(kind, body))
+            return self.server.writer.store(parts_of(kind, body))
         except TooLarge as error:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from error
+            raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from error
         except TraceError as error:
-            raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
+            raise RequestError(HTTPStatus.BAD_REQUEST, str(error)) from error
         except OutputError as error:
-            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
+            raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
 
     # --- responses ------------------------------------------------------------------------------------
 
@@ -159,7 +174,7 @@ class _Request(DeadlineHandler):
         body = response.SerializeToString() if kind == PROTOBUF else MessageToJson(response, indent=None).encode()
         self._send(HTTPStatus.OK, kind, body)
 
-    def _refuse(self, refused: Refused) -> None:
+    def _refuse(self, refused: RequestError) -> None:
         """Send an error in the sender's format, and close the connection, because its body may not have been read."""
         self.close_connection = True
         code, text = _CODES.get(int(refused.status), 2), str(refused)
@@ -192,10 +207,10 @@ def parts_of(kind: str, body: bytes) -> Iterator[Part]:
     """
     if kind == PROTOBUF:
         check_protobuf(body)
-        yield from otlp_proto.parts_of(otlp_proto.decoded(body, "the request"), "the request")
+        yield from otlp_proto.parts_of(otlp_proto.decode(body, "the request"), "the request")
     else:
         check_json(body)
-        yield from otlp_json.parts_of(otlp_json.parsed(body, "the request"), "the request")
+        yield from otlp_json.parts_of(otlp_json.parse_object(body, "the request"), "the request")
 
 
 def response_of(answer: Answer) -> ExportTraceServiceResponse:

@@ -37,29 +37,29 @@ from xsp.importers.contract import Losses
 from xsp.importers.otlp import Part, Reader
 from xsp.ingest import jobs
 from xsp.ingest.received import put_in_order
-from xsp.ingest.write import NO_STEPS, SOURCE, has_made_steps
+from xsp.ingest.write import NO_STEPS, SOURCE, has_derived_steps
 from xsp.run import Run
 from xsp.schema import COLUMNS
 
 QUIET_S = 2.0
 """Seconds without a span after which a run that reported its end is put in order."""
 
-TOGETHER = 256
+FILES_PER_MERGE = 256
 """Number of files after which small waiting files are merged."""
 
 SMALL_FILE = 4 << 20
 """Bytes below which a file is merged with others."""
 
-MOST_RUNS = 64
+MAX_RUNS = 64
 """Maximum number of runs in a request, because each of them gets separate files."""
 
 CLOSING_S = 1.0
 """Seconds to wait for each request that is still in progress when the receiver ends."""
 
-AT_ONCE = 8
+MAX_CONCURRENT = 8
 """Requests that are decoded and written at a time; further ones wait, so that memory stays bounded."""
 
-REMEMBERED = 200_000
+MAX_TRACES = 200_000
 """Maximum number of traces of runs in memory, by which other programs' spans in them find the run."""
 
 _NAMES = ", ".join(column.name for column in COLUMNS)
@@ -78,7 +78,7 @@ class Answer(NamedTuple):
 class _RunDirectory:
     """A run directory that is being received."""
 
-    place: Path
+    path: Path
     runs: dict[str, Run] = field(default_factory=dict)
     """Descriptions of its runs, by id; empty for other programs' spans."""
 
@@ -86,12 +86,12 @@ class _RunDirectory:
     changed: Counter[str] = field(default_factory=Counter)
     requests: int = 0
     files: int = 0
-    waiting: bool = False
-    touched: float = 0.0
-    doubled: int = 0
+    is_waiting: bool = False
+    last_arrival_s: float = 0.0
+    duplicates: int = 0
     """Duplicates among the spans that were put in order."""
 
-    made_steps: bool = False
+    steps_are_derived: bool = False
     """Whether the steps that are in order were made of traces; then they are made again, with those that arrive."""
 
     staging: int = 0
@@ -101,7 +101,7 @@ class _RunDirectory:
     """Held while files are renamed into place, and while `run.json` is written."""
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all ranks have reported that they are finished."""
         ranks = [run for run in self.runs.values() if not run.is_job]
         size = max((run.world_size or 1 for run in ranks), default=1)
@@ -109,28 +109,27 @@ class _RunDirectory:
 
     def content(self) -> Run:
         """Return the content of `run.json` while spans arrive."""
-        run = jobs.merge_runs(list(self.runs.values())).run if self.runs else Run.of({"name": self.place.name})
+        run = jobs.merge_runs(list(self.runs.values())).run if self.runs else Run.of({"name": self.path.name})
         received = {
             "requests": self.requests,
             "skipped": dict(self.skipped),
             "changed": dict(self.changed),
-            "doubled": self.doubled,
+            "doubled": self.duplicates,
             "runs": list(self.runs.values()),
         }
-        return (run | {"finished": False, "received": received}).with_notes(
-            SOURCE, [NO_STEPS] if self.made_steps else []
-        )
+        notes = [NO_STEPS] if self.steps_are_derived else []
+        return (run | {"finished": False, "received": received}).with_notes(SOURCE, notes)
 
 
 class RunWriter:
     """A writer of run directories that accepts decoded requests from any number of threads."""
 
-    def __init__(self, out: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, out: Path, report: Callable[[str], None]) -> None:
         """Continue with the directories that an earlier receiver left.
 
         Args:
             out: folder of the run directories.
-            say: callback for messages to the user.
+            report: callback for messages to the user.
 
         Raises:
             OutputError: it cannot be written to.
@@ -139,30 +138,30 @@ class RunWriter:
         self.spans = 0
         self.rejected = 0
         self.finished = 0
-        self._say = say
+        self._report = report
         self._lock = threading.Lock()
         """Guards the state in memory; its holder does not wait for the disk, except to make or remove a directory."""
 
         self._engines: queue.LifoQueue[duckdb.DuckDBPyConnection | None] = queue.LifoQueue()
-        for _ in range(AT_ONCE):
+        for _ in range(MAX_CONCURRENT):
             self._engines.put(None)
-        self._staged = itertools.count()
+        self._stage_numbers = itertools.count()
         self._jobs: dict[str, _RunDirectory] = {}
         self._by_run: dict[str, _RunDirectory] = {}
         self._by_trace: OrderedDict[str, _RunDirectory] = OrderedDict()
         try:
             self.out.mkdir(parents=True, exist_ok=True)
-            self._held = rundir.lock(self.out)
+            self._lock_file = rundir.lock(self.out)
         except OSError as error:
             raise OutputError(f"{self.out}: cannot be written ({error.strerror})") from error
-        if self._held is None:
+        if self._lock_file is None:
             raise OutputError(f"{self.out}: another receiver writes there; choose another directory with --out")
-        for place in sorted(self.out.iterdir()):
-            self._resume(place)
+        for path in sorted(self.out.iterdir()):
+            self._resume(path)
 
     # --- a request ------------------------------------------------------------------------------------
 
-    def take(self, parts: Iterable[Part]) -> Answer:
+    def store(self, parts: Iterable[Part]) -> Answer:
         """Store the spans of a request; when this returns, they are on disk.
 
         Raises:
@@ -173,8 +172,8 @@ class RunWriter:
         reader = Reader(losses)
         with self._engine() as con:
             try:
-                jobs.take(con, reader.rows(parts))
-                self._store(con, reader)
+                jobs.append_rows(con, reader.rows(parts))
+                self._write_files(con, reader)
             except (duckdb.Error, OSError) as error:
                 reason = str(error).splitlines()[0]
                 raise OutputError(f"{self.out}: spans cannot be written ({reason})") from error
@@ -202,14 +201,14 @@ class RunWriter:
                 con.close()
             self._engines.put(reusable)
 
-    def _store(self, con: duckdb.DuckDBPyConnection, reader: Reader) -> None:
+    def _write_files(self, con: duckdb.DuckDBPyConnection, reader: Reader) -> None:
         """Write the spans of each run to a temporary file, then rename all files into place."""
-        if len(reader.runs) > MOST_RUNS:
-            raise TraceError(f"{len(reader.runs)} runs in one request, more than {MOST_RUNS}; send smaller requests")
+        if len(reader.runs) > MAX_RUNS:
+            raise TraceError(f"{len(reader.runs)} runs in one request, more than {MAX_RUNS}; send smaller requests")
         with self._lock:
-            run_dirs = [self._of_run(con, run) for run in reader.runs]
+            run_dirs = [self._directory_of(con, run) for run in reader.runs]
             conditions = [(self._by_run[str(run.id)], f"run = {table.literal(str(run.id))}") for run in reader.runs]
-            conditions += self._of_others(con)
+            conditions += self._other_conditions(con)
             for run_dir, _ in conditions:
                 run_dir.staging += 1
         staged: list[tuple[_RunDirectory, Path]] = []
@@ -217,7 +216,7 @@ class RunWriter:
             for run_dir, condition in conditions:
                 if path := self._stage(con, run_dir, condition):
                     staged.append((run_dir, path))
-            self._let_in(con, run_dirs, staged, reader.losses)
+            self._publish(con, run_dirs, staged, reader.losses)
         except BaseException:
             for _, path in staged:
                 path.unlink(missing_ok=True)
@@ -227,7 +226,7 @@ class RunWriter:
                 for run_dir, _ in conditions:
                     run_dir.staging -= 1
 
-    def _let_in(
+    def _publish(
         self,
         con: duckdb.DuckDBPyConnection,
         run_dirs: list[_RunDirectory],
@@ -237,32 +236,32 @@ class RunWriter:
         """Rename the files of a request into place, while no other request changes the same directories."""
         directories = {id(run_dir): run_dir for run_dir in (*run_dirs, *(run_dir for run_dir, _ in staged))}
         # All requests take the locks in the same order, which prevents a deadlock.
-        ordered = sorted(directories.values(), key=lambda directory: directory.place)
+        by_path = sorted(directories.values(), key=lambda directory: directory.path)
         with contextlib.ExitStack() as locks:
-            for run_dir in ordered:
+            for run_dir in by_path:
                 locks.enter_context(run_dir.lock)
             for index, run_dir in enumerate(directories.values()):
                 run_dir.requests += 1
                 if index == 0:  # only a Collector puts several runs into one request
                     run_dir.skipped.update(losses.skipped)
                     run_dir.changed.update(losses.changed)
-                run_dir.place.mkdir(exist_ok=True)
-                rundir.write_run(run_dir.place, run_dir.content())
+                run_dir.path.mkdir(exist_ok=True)
+                rundir.write_run(run_dir.path, run_dir.content())
             for run_dir, path in staged:
                 os.replace(path, path.with_name(f"{run_dir.files:09d}.parquet"))
                 run_dir.files += 1
-                run_dir.waiting, run_dir.touched = True, time.monotonic()
-                if run_dir.files % TOGETHER == 0:
-                    self._put_together(con, run_dir)
+                run_dir.is_waiting, run_dir.last_arrival_s = True, time.monotonic()
+                if run_dir.files % FILES_PER_MERGE == 0:
+                    self._merge_small_files(con, run_dir)
 
-    def _put_together(self, con: duckdb.DuckDBPyConnection, run_dir: _RunDirectory) -> None:
+    def _merge_small_files(self, con: duckdb.DuckDBPyConnection, run_dir: _RunDirectory) -> None:
         """Merge the small waiting files: spans of other programs, which never end, add one file per request.
 
         If the process is killed in between, some spans are stored twice; they count once. If the disk cannot be
         written, the files stay unchanged.
         """
-        small = [file for file in (run_dir.place / rundir.INBOX).glob("[0-9]*.parquet") if _size(file) < SMALL_FILE]
-        merged = run_dir.place / rundir.INBOX / f".{run_dir.files:09d}-whole.staged"
+        small = [file for file in (run_dir.path / rundir.INBOX).glob("[0-9]*.parquet") if _size(file) < SMALL_FILE]
+        merged = run_dir.path / rundir.INBOX / f".{run_dir.files:09d}-whole.staged"
         with contextlib.suppress(duckdb.Error, OSError):
             con.execute(f"CREATE OR REPLACE TEMP VIEW staged AS SELECT {_NAMES} FROM {table.parquet(small)}")
             table.write_parquet(con, "staged", merged)
@@ -282,17 +281,17 @@ class RunWriter:
         con.execute(f"CREATE OR REPLACE TEMP VIEW staged AS SELECT {_NAMES} FROM arrived WHERE {condition}")
         if not con.execute("SELECT 1 FROM staged LIMIT 1").fetchall():
             return None
-        folder = run_dir.place / rundir.INBOX
-        if not run_dir.place.is_dir():  # it was removed meanwhile; spans that arrive from now on are kept
-            rundir.create(run_dir.place)
+        folder = run_dir.path / rundir.INBOX
+        if not run_dir.path.is_dir():  # it was removed meanwhile; spans that arrive from now on are kept
+            rundir.create(run_dir.path)
         folder.mkdir(exist_ok=True)
-        path = folder / f".{next(self._staged):09d}.staged"
+        path = folder / f".{next(self._stage_numbers):09d}.staged"
         table.write_parquet(con, "staged", path)
         return path
 
     # --- which directory ------------------------------------------------------------------------------
 
-    def _of_run(self, con: duckdb.DuckDBPyConnection, run: Run) -> _RunDirectory:
+    def _directory_of(self, con: duckdb.DuckDBPyConnection, run: Run) -> _RunDirectory:
         """Return the directory of a run, with the latest description of the run."""
         run_id = str(run.id)
         run_dir = self._by_run.get(run_id)
@@ -314,20 +313,20 @@ class RunWriter:
         for trace in traces:
             self._by_trace[trace] = run_dir
             self._by_trace.move_to_end(trace)
-        while len(self._by_trace) > REMEMBERED:
+        while len(self._by_trace) > MAX_TRACES:
             self._by_trace.popitem(last=False)
 
-    def _of_others(self, con: duckdb.DuckDBPyConnection) -> list[tuple[_RunDirectory, str]]:
+    def _other_conditions(self, con: duckdb.DuckDBPyConnection) -> list[tuple[_RunDirectory, str]]:
         """Return directories and conditions for spans of no run: the run with their trace, else `services`."""
         rows = con.execute("SELECT DISTINCT trace_id FROM arrived WHERE run = '' ORDER BY ALL").fetchall()
         traces: dict[int, tuple[_RunDirectory, list[str]]] = {}
         for (trace,) in rows:
-            run_dir = self._by_trace.get(trace) or self._others()
+            run_dir = self._by_trace.get(trace) or self._services()
             traces.setdefault(id(run_dir), (run_dir, []))[1].append(table.literal(trace))
         return [(run_dir, f"run = '' AND trace_id IN ({', '.join(names)})") for run_dir, names in traces.values()]
 
-    def _others(self) -> _RunDirectory:
-        return self._jobs.get(jobs.OTHERS) or self._jobs.setdefault(jobs.OTHERS, self._create(Run.of({})))
+    def _services(self) -> _RunDirectory:
+        return self._jobs.get(jobs.SERVICES) or self._jobs.setdefault(jobs.SERVICES, self._create(Run.of({})))
 
     def _create(self, run: Run) -> _RunDirectory:
         """Create a run directory; an existing directory with its name stays unchanged."""
@@ -359,8 +358,8 @@ class RunWriter:
             received.requests,
             max(names, default=-1) + 1,
             bool(names),
-            doubled=received.doubled,
-            made_steps=has_made_steps(content),
+            duplicates=received.doubled,
+            steps_are_derived=has_derived_steps(content),
         )
         files = [*rundir.segments(path), *(path / rundir.INBOX).glob("*.parquet")]
         traces = self._traces(files)
@@ -369,7 +368,7 @@ class RunWriter:
         if run_dir.runs:
             self._remember(traces, run_dir)
         else:
-            self._jobs[jobs.OTHERS] = run_dir
+            self._jobs[jobs.SERVICES] = run_dir
 
     def _traces(self, files: list[Path]) -> list[str]:
         if not files:
@@ -378,61 +377,62 @@ class RunWriter:
             with self._engine() as con:
                 rows = con.execute(f"SELECT DISTINCT trace_id FROM {table.parquet(files)}").fetchall()
         except duckdb.Error as error:
-            self._say(f"{files[0].parent.parent}: damaged ({str(error).splitlines()[0]})")
+            self._report(f"{files[0].parent.parent}: damaged ({str(error).splitlines()[0]})")
             return []
         return [trace for (trace,) in rows]
 
     # --- in order -------------------------------------------------------------------------------------
 
-    def tidy(self, all_of_them: bool = False) -> None:
+    def tidy(self, include_unfinished: bool = False) -> None:
         """Put the spans of complete and quiet runs in order.
 
         Args:
-            all_of_them: include the other runs, because nothing more will arrive.
+            include_unfinished: include the other runs, because nothing more will arrive.
         """
         with self._lock:
             now = time.monotonic()
             due = [
                 run_dir
                 for run_dir in {id(job): job for job in self._jobs.values()}.values()
-                if run_dir.waiting and (all_of_them or (run_dir.complete and now - run_dir.touched > QUIET_S))
+                if run_dir.is_waiting
+                and (include_unfinished or (run_dir.is_complete and now - run_dir.last_arrival_s > QUIET_S))
             ]
         for run_dir in due:
             self._put_in_order(run_dir)
 
     def close(self) -> None:
         """Put the spans of all runs in order, and stop accepting requests."""
-        self.tidy(all_of_them=True)
-        for _ in range(AT_ONCE):
+        self.tidy(include_unfinished=True)
+        for _ in range(MAX_CONCURRENT):
             with contextlib.suppress(queue.Empty):
                 if (con := self._engines.get(timeout=CLOSING_S)) is not None:
                     con.close()
         with self._lock:
-            if self._held is not None:
-                os.close(self._held)
-                self._held = None
+            if self._lock_file is not None:
+                os.close(self._lock_file)
+                self._lock_file = None
 
     def _put_in_order(self, run_dir: _RunDirectory) -> None:
         """Put the spans of a run in order; spans that arrive meanwhile wait for the next time."""
         with self._lock:
-            files, run_dir.waiting = run_dir.files, False
+            files, run_dir.is_waiting = run_dir.files, False
         try:
-            run = put_in_order(run_dir.place, run_dir.place)
+            run = put_in_order(run_dir.path, run_dir.path)
         except (XspError, duckdb.Error, OSError) as error:
-            run_dir.waiting, run_dir.touched = True, time.monotonic()
-            self._say(f"{str(error).splitlines()[0]}; what arrived is kept in {run_dir.place}, and can be loaded")
+            run_dir.is_waiting, run_dir.last_arrival_s = True, time.monotonic()
+            self._report(f"{str(error).splitlines()[0]}; what arrived is kept in {run_dir.path}, and can be loaded")
             return
         with run_dir.lock:
-            run_dir.doubled = run.received.doubled if run.received is not None else 0
-            run_dir.made_steps = has_made_steps(run)
+            run_dir.duplicates = run.received.doubled if run.received is not None else 0
+            run_dir.steps_are_derived = has_derived_steps(run)
             if has_more := run_dir.files != files:
-                rundir.write_run(run_dir.place, run_dir.content())
+                rundir.write_run(run_dir.path, run_dir.content())
         if not has_more:
             with self._lock, contextlib.suppress(OSError):
                 self.finished += 1
                 if not run_dir.staging:
-                    (run_dir.place / rundir.INBOX).rmdir()
-        self._say(f"{run_dir.place}: {_summary(run_dir.place, run)}")
+                    (run_dir.path / rundir.INBOX).rmdir()
+        self._report(f"{run_dir.path}: {_summary(run_dir.path, run)}")
 
 
 _RECEIVER_FIELDS = ("format", "received", "ranks")

@@ -13,13 +13,13 @@ from xsp.errors import XspError
 
 CHUNK = 1 << 16
 
-SMALL = 2 << 20
+MIN_CHECKED_BYTES = 2 << 20
 """Bytes of a protobuf body up to which its objects are not counted; an empty one has two, and a hundred in memory."""
 
-OBJECTS = 1_000_000
+MAX_OBJECTS = 1_000_000
 """Maximum messages, or JSON objects, in one request: some 20,000 spans with their attributes reach it."""
 
-VALUES = 4 * OBJECTS
+MAX_VALUES = 4 * MAX_OBJECTS
 """Maximum JSON values in one request."""
 
 
@@ -27,11 +27,11 @@ class TooLarge(XspError):
     """A body that is larger than the limit, as sent or decompressed."""
 
 
-class Broken(XspError):
+class DamagedBody(XspError):
     """A body that cannot be decompressed."""
 
 
-class Full(XspError):
+class MemoryFull(XspError):
     """Too many bytes in memory at a time; the same request may be sent again."""
 
 
@@ -49,7 +49,7 @@ class Limits:
     """Seconds for one request to arrive completely."""
 
 
-class Room:
+class MemoryBudget:
     """A budget for the bytes of all bodies that are in memory at a time."""
 
     def __init__(self, size: int) -> None:
@@ -63,7 +63,7 @@ class Room:
         try:
             yield share
         finally:
-            self._change(share.taken)
+            self._change(share.acquired)
 
     def _change(self, freed: int) -> bool:
         with self._lock:
@@ -74,48 +74,48 @@ class Room:
 
 
 class Share:
-    """The bytes that one request takes from the room."""
+    """The bytes that one request takes from the budget."""
 
-    def __init__(self, room: Room) -> None:
-        self._room = room
-        self.taken = 0
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
+        self.acquired = 0
 
-    def take(self, size: int) -> None:
+    def acquire(self, size: int) -> None:
         """Take more bytes.
 
         Raises:
             Full: other requests take the rest.
         """
-        if not self._room._change(-size):
-            raise Full("too many spans at once; send again")
-        self.taken += size
+        if not self._budget._change(-size):
+            raise MemoryFull("too many spans at once; send again")
+        self.acquired += size
 
 
-def unzipped(content: bytes, most: int, share: Share) -> bytes:
+def gunzip(content: bytes, limit: int, share: Share) -> bytes:
     """Return decompressed gzip content, piece by piece, so that a small body cannot exceed the limit before a check.
 
     Raises:
-        TooLarge: the content is larger than `most` bytes.
+        TooLarge: the content is larger than `limit` bytes.
         Broken: it is not gzip, or ends in the middle.
         Full: there is no room for it now.
     """
     output = bytearray()
-    rest = content
-    while rest:
+    remaining = content
+    while remaining:
         stream = zlib.decompressobj(16 + zlib.MAX_WBITS)
         while not stream.eof:
             try:
-                piece = stream.decompress(rest, CHUNK)
+                piece = stream.decompress(remaining, CHUNK)
             except zlib.error as error:
-                raise Broken(f"damaged gzip ({error})") from error
-            rest = stream.unconsumed_tail
-            if not piece and not rest and not stream.eof:
-                raise Broken("the gzip is truncated")
+                raise DamagedBody(f"damaged gzip ({error})") from error
+            remaining = stream.unconsumed_tail
+            if not piece and not remaining and not stream.eof:
+                raise DamagedBody("the gzip is truncated")
             output += piece
-            if len(output) > most:
-                raise TooLarge(f"more than {most} bytes, decompressed")
-            share.take(len(piece))
-        rest = stream.unused_data
+            if len(output) > limit:
+                raise TooLarge(f"more than {limit} bytes, decompressed")
+            share.acquire(len(piece))
+        remaining = stream.unused_data
     return bytes(output)
 
 
@@ -130,12 +130,12 @@ _REQUEST = {1: {1: {1: _PAIR}, 2: {1: {3: _PAIR}, 2: _SPAN}}}
 
 
 def check_protobuf(body: bytes) -> None:
-    """Count the messages in a request before they become objects; a body of up to `SMALL` bytes is not counted.
+    """Count the messages in a request before they become objects, if it is larger than `MIN_CHECKED_BYTES`.
 
     Raises:
-        TooLarge: there are more than `OBJECTS`.
+        TooLarge: there are more than `MAX_OBJECTS`.
     """
-    if len(body) <= SMALL:
+    if len(body) <= MIN_CHECKED_BYTES:
         return
     count = 0
     pending: list[tuple[int, int, dict[int, Any]]] = [(0, len(body), _REQUEST)]
@@ -157,8 +157,8 @@ def check_protobuf(body: bytes) -> None:
                     _, offset = _varint(body, offset)
                 else:
                     offset += {1: 8, 5: 4}.get(kind, end)
-                if count > OBJECTS:
-                    raise TooLarge(f"more than {OBJECTS} spans and attributes; send smaller requests")
+                if count > MAX_OBJECTS:
+                    raise TooLarge(f"more than {MAX_OBJECTS} spans and attributes; send smaller requests")
     except IndexError:
         return  # cut off: decoding reports the place
 
@@ -181,8 +181,8 @@ def check_json(body: bytes) -> None:
     """Count the objects and values in a request before they are created; braces and commas in texts count too.
 
     Raises:
-        TooLarge: there are more than `OBJECTS` or `VALUES`.
+        TooLarge: there are more than `MAX_OBJECTS` or `MAX_VALUES`.
     """
     objects = body.count(b"{") + body.count(b"[")
-    if objects > OBJECTS or objects + body.count(b",") > VALUES:
-        raise TooLarge(f"more than {OBJECTS} spans and attributes; send smaller requests")
+    if objects > MAX_OBJECTS or objects + body.count(b",") > MAX_VALUES:
+        raise TooLarge(f"more than {MAX_OBJECTS} spans and attributes; send smaller requests")

@@ -13,7 +13,7 @@ RETRY_AFTER_S = 1
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
-def asks_for_loopback(host: str | None) -> bool:
+def is_loopback_host(host: str | None) -> bool:
     """Return whether a request names loopback as its host, or no host at all.
 
     A foreign page can resolve its own name to loopback (DNS rebinding); then a browser would let it read the answers of
@@ -78,13 +78,13 @@ class _Deadline(io.RawIOBase):
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self.until = 0.0
+        self.deadline_s = 0.0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        remaining = self.until - time.monotonic()
+        remaining = self.deadline_s - time.monotonic()
         if remaining <= 0:
             raise TimeoutError("the request did not arrive in time")
         self._connection.settimeout(remaining)
@@ -110,7 +110,7 @@ class DeadlineHandler(BaseHTTPRequestHandler):
 
     def handle_one_request(self) -> None:
         """Answer a request; close the connection if it does not arrive in time."""
-        self._deadline.until = time.monotonic() + self.seconds
+        self._deadline.deadline_s = time.monotonic() + self.seconds
         try:
             super().handle_one_request()
         except OSError:

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from urllib.parse import quote, unquote
 
 from xsp.errors import UsageError
-from xsp.receiver.loopback import DeadlineHandler, LimitedHTTPServer, asks_for_loopback
+from xsp.receiver.loopback import DeadlineHandler, LimitedHTTPServer, is_loopback_host
 from xsp.report.html import render
 from xsp.store.trace import Trace
 
@@ -88,7 +88,7 @@ def _handler_class(rendered: Mapping[str, bytes]) -> type[DeadlineHandler]:
 
 def _response(rendered: Mapping[str, bytes], path: str, host: str) -> tuple[HTTPStatus, str, bytes]:
     """Return status, type and body for a path."""
-    if not asks_for_loopback(host):
+    if not is_loopback_host(host):
         return HTTPStatus.FORBIDDEN, "text/plain", f"Use the address {_LOOPBACK}.\n".encode()
     name = unquote(path.partition("?")[0][1:])
     if name in rendered:

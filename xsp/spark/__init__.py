@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from xsp.store.trace import Trace
 
 
-def load(place: str, engine: str) -> Trace:
+def load(path: str, engine: str) -> Trace:
     """Return the trace of a run directory, read by a Spark cluster.
 
     Args:
-        place: a path or a URL (`s3a://…`, `hdfs://…`), passed to Spark unchanged; a cluster of several machines must
+        path: a path or a URL (`s3a://…`, `hdfs://…`), passed to Spark unchanged; a cluster of several machines must
             reach it from all of them. Traces of other tools must be imported first.
         engine: `spark`, or a Spark master URL: `spark://host:7077`, `yarn`, `local-cluster[2,1,1024]` …
 
@@ -29,4 +29,4 @@ def load(place: str, engine: str) -> Trace:
     session = start(engine)
     from xsp.spark.trace import SparkTrace  # its packages are installed, else `start` would have raised an error
 
-    return SparkTrace(session, place.rstrip("/"))
+    return SparkTrace(session, path.rstrip("/"))

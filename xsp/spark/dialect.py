@@ -13,7 +13,7 @@ from sqlglot.errors import ParseError, UnsupportedError
 
 from xsp.errors import AnalysisError
 
-REFUSED = {"hash": "hash values of another engine are other values"}
+UNSUPPORTED_FUNCTIONS = {"hash": "hash values of another engine are other values"}
 """Functions that both engines have under the same name, with different results → the reason for the error."""
 
 
@@ -138,9 +138,9 @@ def _ordered_list(node: exp.Expression) -> exp.Expression:
                                                             + [element.copy()])))  # fmt: skip
     if any(term.args.get("desc") for term in node.this.expressions):
         raise AnalysisError(f"the SQL does not carry over to Spark: {node.sql('duckdb')}")
-    last = f"f{len(node.this.expressions) + 1}"
+    last_field = f"f{len(node.this.expressions) + 1}"
     parameter = exp.to_identifier("one")
-    return exp.func("transform", pairs, exp.Lambda(this=exp.column(last, table="one"), expressions=[parameter]))
+    return exp.func("transform", pairs, exp.Lambda(this=exp.column(last_field, table="one"), expressions=[parameter]))
 
 
 def _comprehension(node: exp.Expression) -> exp.Expression:
@@ -202,7 +202,7 @@ def _json_list(node: exp.Expression) -> exp.Expression:
                                for path in node.expression.expressions))  # fmt: skip
 
 
-def _part(node: exp.Expression) -> exp.Expression:
+def _subscript(node: exp.Expression) -> exp.Expression:
     """Translate `list[:n]`; refuse a computed index, which counts from 1 in DuckDB and from 0 in Spark."""
     if not isinstance(node, exp.Bracket):
         return node
@@ -223,16 +223,16 @@ def _numbers(node: exp.Expression) -> exp.Expression:
     return node
 
 
-def _refused(node: exp.Expression) -> exp.Expression:
+def _reject_unsupported(node: exp.Expression) -> exp.Expression:
     name = node.sql_name().lower() if isinstance(node, exp.Func) else ""
     if isinstance(node, exp.Anonymous):
         name = node.name.lower()
-    if name in REFUSED:
-        raise AnalysisError(f"the SQL does not carry over to Spark: {name}(): {REFUSED[name]}")
+    if name in UNSUPPORTED_FUNCTIONS:
+        raise AnalysisError(f"the SQL does not carry over to Spark: {name}(): {UNSUPPORTED_FUNCTIONS[name]}")
     return node
 
 
 RULES: tuple[Callable[[exp.Expression], exp.Expression], ...] = (
-    _refused, _inline, _asof, _filtered_window, _first, _ordered_list, _comprehension, _tuple, _quantiles, _pattern,
-    _json, _json_list, _part, _numbers,
+    _reject_unsupported, _inline, _asof, _filtered_window, _first, _ordered_list, _comprehension, _tuple, _quantiles,
+    _pattern, _json, _json_list, _subscript, _numbers,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from xsp.errors import AnalysisError, PluginError, UsageError
 
-JAVA = 17
+MIN_JAVA = 17
 """The oldest Java version that runs Spark 4, according to the documentation of PySpark 4."""
 
 LOCAL = "local[*]"
@@ -57,7 +57,7 @@ def start(engine: str) -> Any:
     except ImportError as error:
         raise PluginError(f"--engine {engine}: {error.name} is not installed; pip install 'xsp[spark]'") from error
     check_java(engine)
-    settings = {**SETTINGS, "spark.master": cluster, **(_here() if cluster.startswith("local") else {})}
+    settings = {**SETTINGS, "spark.master": cluster, **(_local_settings() if cluster.startswith("local") else {})}
     with tempfile.TemporaryFile() as log:
         try:
             _start_java(settings, log)
@@ -72,7 +72,7 @@ def start(engine: str) -> Any:
     return session
 
 
-def _here() -> dict[str, str]:
+def _local_settings() -> dict[str, str]:
     """Return the settings of a cluster on this machine alone."""
     return {
         # No other machine has to reach the driver, so it only listens on the loopback interface.
@@ -106,7 +106,7 @@ def check_java(engine: str) -> None:
     """
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    requirement = f"Spark 4 needs Java {JAVA} or later (install a JRE, or set JAVA_HOME)"
+    requirement = f"Spark 4 needs Java {MIN_JAVA} or later (install a JRE, or set JAVA_HOME)"
     if java is None or not Path(java).is_file():
         raise PluginError(f"--engine {engine}: there is no Java; {requirement}")
     try:
@@ -114,7 +114,7 @@ def check_java(engine: str) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PluginError(f"--engine {engine}: {java} does not run ({error}); {requirement}") from error
     version = re.search(r'version "(?:1\.)?(\d+)', output)
-    if version is not None and int(version[1]) < JAVA:
+    if version is not None and int(version[1]) < MIN_JAVA:
         raise PluginError(f"--engine {engine}: this Java is of version {version[1]}; {requirement}")
 
 

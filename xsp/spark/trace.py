@@ -26,37 +26,37 @@ TYPES = {"tinyint": "TINYINT", "smallint": "SMALLINT", "int": "INTEGER", "bigint
 """Spark's types → DuckDB's names for them."""
 
 
-OF_RUNGS = {"alike", "alike_spans"}
+RUNG_TABLES = {"alike", "alike_spans"}
 """Tables that `xsp.store.merge` derives from the steps of a run, in addition to its spans."""
 
 NO_RUNGS = "this asks what the rungs of a run say, which Spark does not compare; omit --engine"
 
 NO_LOOP = "this asks the program's loop, which Spark does not read; omit --engine"
 
-PARTS = "rank-*"
+RANK_PATTERN = "rank-*"
 """Path pattern of the runs of a job's ranks."""
 
 
 class SparkTrace(Trace):
     """The views `spans`, `merged` and `samples` of a run directory on Spark."""
 
-    def __init__(self, session: Any, place: str) -> None:
+    def __init__(self, session: Any, path: str) -> None:
         """Read `run.json`, and create views of the Parquet files."""
         self._spark = session
-        self._place = place
-        self._made: set[str] = set()
+        self._path = path
+        self._temp_tables: set[str] = set()
         self.path = None
         self.run = self._read_job()
         self.con: Any = Queries(session)
-        part = f"{place}/{PARTS}" if self.run.is_job else place
-        self._show("spans", f"{part}/{STEPS}/*.parquet", COLUMNS)
-        self._show("merged", f"{place}/{MERGED_FILE}", (*COLUMNS, *MERGED_COLUMNS))
-        self._show("samples", f"{part}/samples/*.parquet", SAMPLE_COLUMNS, optional=True)
+        part = f"{path}/{RANK_PATTERN}" if self.run.is_job else path
+        self._create_view("spans", f"{part}/{STEPS}/*.parquet", COLUMNS)
+        self._create_view("merged", f"{path}/{MERGED_FILE}", (*COLUMNS, *MERGED_COLUMNS))
+        self._create_view("samples", f"{part}/samples/*.parquet", SAMPLE_COLUMNS, optional=True)
 
     @property
     def name(self) -> str:
         """The name of the run, else the last part of its path."""
-        return self.run.name or self._place.rpartition("/")[2]
+        return self.run.name or self._path.rpartition("/")[2]
 
     @property
     def rungs(self) -> list[Rung]:  # type: ignore[override]
@@ -69,37 +69,37 @@ class SparkTrace(Trace):
 
     def sql(self, query: str, params: Sequence[Any] | None = None) -> duckdb.DuckDBPyRelation:
         """Run a query in DuckDB's SQL on Spark."""
-        answer: duckdb.DuckDBPyRelation = self.con.execute(query, params)
-        return answer
+        result: duckdb.DuckDBPyRelation = self.con.execute(query, params)
+        return result
 
     def create_temp_table(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
         """Create a table on the cluster, unless this trace has created it; it exists until the end of the session."""
         if not self.has_temp_table(name):
-            self.con.keep(name, query, params)
-            self._made.add(name)
+            self.con.create_table(name, query, params)
+            self._temp_tables.add(name)
 
     def _read_job(self) -> Run:
         """Return `run.json`; for a job, with the content of its ranks' files, as in `xsp.rundir.read_job`."""
-        (run,) = self._read_runs(f"{self._place}/{RUN_FILE}")
+        (run,) = self._read_runs(f"{self._path}/{RUN_FILE}")
         if run.is_job:
-            run = job_of_ranks(run, self._read_runs(f"{self._place}/{PARTS}/{RUN_FILE}"))
+            run = job_of_ranks(run, self._read_runs(f"{self._path}/{RANK_PATTERN}/{RUN_FILE}"))
         if not run.finished:
-            raise TraceError(f"{self._place}: the run is not finished; `xsp analyze` without --engine reads it")
+            raise TraceError(f"{self._path}: the run is not finished; `xsp analyze` without --engine reads it")
         return run
 
-    def _read_runs(self, where: str) -> list[Run]:
+    def _read_runs(self, pattern: str) -> list[Run]:
         """Return the content of each `run.json`, by rank."""
         try:
-            rows = self._spark.read.text(where, wholetext=True).collect()
-            runs = [parse_run(row[0], where) for row in rows]
+            rows = self._spark.read.text(pattern, wholetext=True).collect()
+            runs = [parse_run(row[0], pattern) for row in rows]
         except Exception as error:  # errors of Spark and Java, which depend on the URL's scheme
             raise TraceError(
-                f"{where}: Spark reads no run there ({reason_of(error)}); import traces of other tools first: "
+                f"{pattern}: Spark reads no run there ({reason_of(error)}); import traces of other tools first: "
                 "xsp import FOLDER -o RUN"
             ) from error
         return sorted(runs, key=lambda run: run.rank or 0)
 
-    def _show(self, name: str, files: str, columns: Sequence[Column], optional: bool = False) -> None:
+    def _create_view(self, name: str, files: str, columns: Sequence[Column], optional: bool = False) -> None:
         """Create a view of files with all columns; missing columns have their defaults."""
         try:
             frame = self._spark.read.parquet(files)
@@ -118,11 +118,11 @@ class Queries:
 
     def __init__(self, session: Any) -> None:
         self._spark = session
-        self._here = table.connect()
-        self._here.execute("SET python_scan_all_frames = true")  # rows to insert are arrays of a caller
-        self._answers = 0
-        self._own: set[str] = set()
-        self._kept: dict[str, str] = {}
+        self._local = table.connect()
+        self._local.execute("SET python_scan_all_frames = true")  # rows to insert are arrays of a caller
+        self._result_count = 0
+        self._local_tables: set[str] = set()
+        self._materialized: dict[str, str] = {}
 
     def execute(self, query: str, params: Sequence[Any] | None = None) -> duckdb.DuckDBPyRelation:
         """Return the rows of a query; CREATE, INSERT, COPY, SET and RESET are executed in this process.
@@ -130,42 +130,44 @@ class Queries:
         Raises:
             AnalysisError: the query cannot be translated, or Spark rejects it; the message has the reason.
         """
-        words = query.split(None, 1)[0].upper()
-        if words in ("CREATE", "INSERT", "COPY", "SET", "RESET"):
-            self._here.execute(query, params)
-            self._own = {name for (name,) in self._here.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
-            return self._here.sql("SELECT 0 AS done")
+        statement = query.split(None, 1)[0].upper()
+        if statement in ("CREATE", "INSERT", "COPY", "SET", "RESET"):
+            self._local.execute(query, params)
+            self._local_tables = {
+                name for (name,) in self._local.execute("SELECT table_name FROM duckdb_tables()").fetchall()
+            }
+            return self._local.sql("SELECT 0 AS done")
         tree = dialect.parse(query)
-        if dialect.tables(tree) <= self._own:
-            return self._here.sql(query, params=params)
-        return self._collected(self._asked(tree, params))
+        if dialect.tables(tree) <= self._local_tables:
+            return self._local.sql(query, params=params)
+        return self._collect(self._run_query(tree, params))
 
     def register(self, name: str, rows: Any) -> None:
         """Register rows under a name in this process, for INSERT."""
-        self._here.register(name, rows)
+        self._local.register(name, rows)
 
     def unregister(self, name: str) -> None:
         """Remove a registered name."""
-        self._here.unregister(name)
+        self._local.unregister(name)
 
-    def keep(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
+    def create_table(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
         """Create a table for later queries, on the cluster if the query reads any table there."""
         tree = dialect.parse(query)
-        if dialect.tables(tree) <= self._own:
-            self._here.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}", params)
-            self._own.add(name)
+        if dialect.tables(tree) <= self._local_tables:
+            self._local.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}", params)
+            self._local_tables.add(name)
         else:
-            self._computed(self._asked(tree, params), name)
+            self._checkpoint(self._run_query(tree, params), name)
 
-    def _asked(self, tree: Any, params: Sequence[Any] | None) -> Any:
-        if dialect.tables(tree) & OF_RUNGS:
+    def _run_query(self, tree: Any, params: Sequence[Any] | None) -> Any:
+        if dialect.tables(tree) & RUNG_TABLES:
             raise AnalysisError(NO_RUNGS)
         if "loop" in dialect.tables(tree):
             raise AnalysisError(NO_LOOP)
-        for name in dialect.tables(tree) & self._own:
-            self._hand_over(name)
+        for name in dialect.tables(tree) & self._local_tables:
+            self._copy_to_spark(name)
         for cte, query in dialect.materialized(tree):
-            cte.set("this", dialect.parse(f"SELECT * FROM {self._kept_as(query)}"))
+            cte.set("this", dialect.parse(f"SELECT * FROM {self._materialize(query)}"))
         try:
             return self._spark.sql(dialect.translate(tree), args=list(params) if params else None)
         except AnalysisError:
@@ -173,20 +175,20 @@ class Queries:
         except Exception as error:
             raise AnalysisError(f"Spark does not take this query: {reason_of(error)}") from error
 
-    def _kept_as(self, query: str) -> str:
+    def _materialize(self, query: str) -> str:
         """Return the view of a materialised query; identical queries share one view."""
-        if query not in self._kept:
-            name = f"kept_{len(self._kept)}"
+        if query not in self._materialized:
+            name = f"materialized_{len(self._materialized)}"
             try:
                 frame = self._spark.sql(query)
             except Exception as error:
                 raise AnalysisError(f"Spark does not take this query: {reason_of(error)}") from error
-            self._computed(frame, name)
-            self._kept[query] = name
-        return self._kept[query]
+            self._checkpoint(frame, name)
+            self._materialized[query] = name
+        return self._materialized[query]
 
     @staticmethod
-    def _computed(frame: Any, name: str) -> None:
+    def _checkpoint(frame: Any, name: str) -> None:
         """Compute a table on the cluster now, and create a view of it.
 
         A table that is merely cached appears in each later plan with its whole derivation, once for each mention; with
@@ -197,43 +199,44 @@ class Queries:
         except Exception as error:
             raise AnalysisError(f"Spark could not answer: {reason_of(error)}") from error
 
-    def _hand_over(self, name: str) -> None:
+    def _copy_to_spark(self, name: str) -> None:
         """Copy a table of this process to Spark."""
-        rows = self._here.sql(f"SELECT * FROM {name}")
-        kinds = {ours: theirs for theirs, ours in TYPES.items() if theirs != "void"}
-        if unsupported := sorted({str(kind) for kind in rows.types} - kinds.keys()):
+        rows = self._local.sql(f"SELECT * FROM {name}")
+        spark_types = {duckdb_type: spark_type for spark_type, duckdb_type in TYPES.items() if spark_type != "void"}
+        if unsupported := sorted({str(column_type) for column_type in rows.types} - spark_types.keys()):
             raise AnalysisError(f"Spark cannot hold columns of the type {', '.join(unsupported)}")
         schema = ", ".join(
-            f"`{column}` {kinds[str(kind)]}" for column, kind in zip(rows.columns, rows.types, strict=True)
+            f"`{column}` {spark_types[str(column_type)]}"
+            for column, column_type in zip(rows.columns, rows.types, strict=True)
         )
         self._spark.createDataFrame(rows.fetchall(), schema).createOrReplaceTempView(name)
 
-    def _collected(self, frame: Any) -> duckdb.DuckDBPyRelation:
+    def _collect(self, frame: Any) -> duckdb.DuckDBPyRelation:
         """Fetch rows into a table of this process."""
         try:
             rows = frame.collect()
         except Exception as error:
             raise AnalysisError(f"Spark could not answer: {reason_of(error)}") from error
-        self._answers += 1
-        name = f"answer_{self._answers}"
+        self._result_count += 1
+        name = f"result_{self._result_count}"
         columns = [
-            Column(_quoted(field.name), _type(field.dataType.simpleString()), "") for field in frame.schema.fields
+            Column(_quote(field.name), _type(field.dataType.simpleString()), "") for field in frame.schema.fields
         ]
-        table.create(self._here, name, columns)
-        table.insert(self._here, name, [tuple(row) for row in rows], columns)
-        return self._here.sql(f"SELECT * FROM {name}")
+        table.create(self._local, name, columns)
+        table.insert(self._local, name, [tuple(row) for row in rows], columns)
+        return self._local.sql(f"SELECT * FROM {name}")
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _type(theirs: str) -> str:
+def _type(spark_type: str) -> str:
     """Return DuckDB's name of a Spark type; sums of integers are decimals in Spark."""
-    if theirs.startswith("array<"):
-        return f"{_type(theirs[6:-1])}[]"
-    if theirs.startswith("decimal("):
-        return "DOUBLE" if not theirs.endswith(",0)") else "HUGEINT"
-    if theirs not in TYPES:
-        raise AnalysisError(f"Spark answers with a type that is no column here: {theirs}")
-    return TYPES[theirs]
+    if spark_type.startswith("array<"):
+        return f"{_type(spark_type[6:-1])}[]"
+    if spark_type.startswith("decimal("):
+        return "DOUBLE" if not spark_type.endswith(",0)") else "HUGEINT"
+    if spark_type not in TYPES:
+        raise AnalysisError(f"Spark answers with a type that is no column here: {spark_type}")
+    return TYPES[spark_type]

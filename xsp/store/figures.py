@@ -15,8 +15,8 @@ from xsp.store.trace import Rung
 UNMEASURED = "not measured at its own rung"
 NO_RUNG_OUTSIDE = "no shallower rung to measure the cost of this one"
 
-_SHARES = (0.5, 0.9, 0.99)
-_MOST = 2**31 - 1
+_QUANTILES = (0.5, 0.9, 0.99)
+_MAX_STEPS = 2**31 - 1
 """Maximum number of steps that fits into its column."""
 
 
@@ -26,31 +26,31 @@ def own_rung(level: int, rungs: Sequence[Rung]) -> Rung | None:
 
 
 @dataclass
-class Measured:
+class DurationStats:
     """Statistics of the durations of the spans with one key, in nanoseconds."""
 
     raw: float | None = None
     """Mean at the deepest rung; None if that rung has no such span."""
 
     steps: int = 0
-    """Number of durations that `mean`, `ends` and `shares` are computed from; 0 if the span has no own rung."""
+    """Number of durations that `mean`, `interval` and `quantiles` are computed from; 0 if the span has no own rung."""
 
     mean: float = 0.0
-    ends: summary.Interval | None = None
-    shares: tuple[float | None, ...] = (None, None, None)
+    interval: summary.Interval | None = None
+    quantiles: tuple[float | None, ...] = (None, None, None)
     """The median, the 90th and the 99th percentile."""
 
     def set_from_own_rung(self, durations: list[float]) -> None:
         """Compute the statistics from the durations at the own rung."""
         self.steps, self.mean = len(durations), summary.trimmed_mean(durations)
-        self.ends = summary.interval(durations)
-        self.shares = tuple(summary.percentile(durations, share) for share in _SHARES)
+        self.interval = summary.interval(durations)
+        self.quantiles = tuple(summary.percentile(durations, quantile) for quantile in _QUANTILES)
 
     def set_from_bare_steps(self, steps: Sequence[iterations.BareStep]) -> None:
         """Compute the statistics from steady bare steps, in the order in which they ran."""
-        self.steps, self.mean = min(iterations.count_of(steps), _MOST), iterations.mean_ns(steps)
-        self.ends = iterations.bare_interval(steps)
-        self.shares = tuple(iterations.percentile_ns(steps, share) for share in _SHARES)
+        self.steps, self.mean = min(iterations.step_count(steps), _MAX_STEPS), iterations.mean_ns(steps)
+        self.interval = iterations.bare_interval(steps)
+        self.quantiles = tuple(iterations.percentile_ns(steps, share) for share in _QUANTILES)
 
 
 class Figures(NamedTuple):
@@ -69,33 +69,36 @@ class Figures(NamedTuple):
 
 
 def figures_of(
-    span: Span, inside: Mapping[int, int], measured: Measured, rungs: Sequence[Rung], least_ns: float
+    span: Span, inner_counts: Mapping[int, int], stats: DurationStats, rungs: Sequence[Rung], min_ns: float
 ) -> Figures:
     """Return the figures of one span from the timed steps.
 
     Args:
         span: span of the template.
-        inside: number of spans inside it, by the level of the rung that adds them.
-        measured: statistics of its counterparts.
+        inner_counts: number of spans inside it, by the level of the rung that adds them.
+        stats: statistics of its counterparts.
         rungs: outermost first.
-        least_ns: true time of the spans directly inside it.
+        min_ns: true time of the spans directly inside it.
     """
-    own = rungs[0] if span.kind == Kind.STEP and rungs else own_rung(span.level, rungs)
-    if own is None or not measured.steps:
-        return Figures(0, measured.raw, cause=UNMEASURED)
-    median, p90, p99 = measured.shares
-    figures = Figures(measured.steps, measured.raw, median_ns=median, p90_ns=p90, p99_ns=p99)
-    if own.added_ns is None and own.level > Level.MODEL:
+    measured_rung = rungs[0] if span.kind == Kind.STEP and rungs else own_rung(span.level, rungs)
+    if measured_rung is None or not stats.steps:
+        return Figures(0, stats.raw, cause=UNMEASURED)
+    median, p90, p99 = stats.quantiles
+    figures = Figures(stats.steps, stats.raw, median_ns=median, p90_ns=p90, p99_ns=p99)
+    if measured_rung.added_ns is None and measured_rung.level > Level.MODEL:
         return figures._replace(cause=NO_RUNG_OUTSIDE)
-    nested, ends = inside.get(own.level, 0), measured.ends
-    deeper = [rung for rung in rungs if rung.level > own.level]
-    true = max(min(least_ns, measured.mean), measured.mean - nested * own.cost_ns)
+    nested, interval = inner_counts.get(measured_rung.level, 0), stats.interval
+    deeper_rungs = [rung for rung in rungs if rung.level > measured_rung.level]
+    true = max(min(min_ns, stats.mean), stats.mean - nested * measured_rung.cost_ns)
     return figures._replace(
         true_ns=true,
-        true_lo_ns=min(true, max(0.0, ends.lo - nested * own.cost.hi)) if ends is not None else None,
-        true_hi_ns=max(true, ends.hi - nested * own.cost.lo) if ends is not None else None,
-        explained_ns=nested * own.cost_ns + sum(inside.get(rung.level, 0) * rung.cost_ns for rung in deeper),
-        cause=_cause(nested, own, inside, deeper),
+        true_lo_ns=min(true, max(0.0, interval.lo - nested * measured_rung.cost_interval.hi))
+        if interval is not None
+        else None,
+        true_hi_ns=max(true, interval.hi - nested * measured_rung.cost_interval.lo) if interval is not None else None,
+        explained_ns=nested * measured_rung.cost_ns
+        + sum(inner_counts.get(rung.level, 0) * rung.cost_ns for rung in deeper_rungs),
+        cause=_cause(nested, measured_rung, inner_counts, deeper_rungs),
     )
 
 
@@ -103,20 +106,22 @@ def on_cold_caches(figures: Figures, cold: iterations.Coldness) -> Figures:
     """Return the figures of a span corrected for steps that ran on cold caches.
 
     The lower end of the interval assumes that the span is slowed as much as its step. If a step is slowed by more than
-    `iterations.TOO_COLD`, the true time of the span is unknown.
+    `iterations.MAX_COLD_SHARE`, the true time of the span is unknown.
     """
     if figures.true_ns is None or cold.ratio <= 1:
         return figures
-    if cold.ratio > 1 + iterations.TOO_COLD:
+    if cold.ratio > 1 + iterations.MAX_COLD_SHARE:
         reason = f"recorded on cold caches, where a step takes {cold.ratio:.2f} times as long"
         return figures._replace(true_ns=None, true_lo_ns=None, true_hi_ns=None, cause=reason)
     low = figures.true_lo_ns if figures.true_lo_ns is not None else figures.true_ns
     return figures._replace(true_lo_ns=low / cold.ratio, true_hi_ns=figures.true_hi_ns or figures.true_ns)
 
 
-def _cause(nested: int, own: Rung, inside: Mapping[int, int], deeper: Sequence[Rung]) -> str | None:
+def _cause(
+    nested: int, measured_rung: Rung, inner_counts: Mapping[int, int], deeper_rungs: Sequence[Rung]
+) -> str | None:
     """Return the difference between raw and true duration in words; None if nothing explains it."""
-    counted = [(nested, own), *((inside.get(rung.level, 0), rung) for rung in deeper)]
+    counted = [(nested, measured_rung), *((inner_counts.get(rung.level, 0), rung) for rung in deeper_rungs)]
     parts = [
         f"{count} spans of {depth(rung.level)} at {rung.cost_ns / 1e3:.2f} µs"
         for count, rung in counted

@@ -17,28 +17,28 @@ from xsp.run import Cost, Run
 from xsp.schema import Level
 from xsp.store.loop import BARE
 
-ENOUGH = 5
+MIN_ROWS = 5
 """Minimum number of rows of steady steps for a figure."""
 
-NEAR = 4
+SETTLING_STEPS = 4
 """Number of steady steps at the start of a series that may still be settling."""
 
-NEARBY = 5
+NEARBY_ROWS = 5
 """Number of rows of steady steps whose median a recorded step is compared with."""
 
-MOST_PASSING = 0.25
+MAX_SUBTRACTED_SHARE = 0.25
 """Maximum share of a step that is subtracted."""
 
 SHORT_NS = 3_000_000
 """Nanoseconds. A step shorter than this may take twice as long as usual soon after a recorded step."""
 
-DISTURBED = 2.0
+DISTURBANCE_FACTOR = 2.0
 """Maximum factor by which such short steps are slowed."""
 
-MOST_DOUBT = 0.25
+MAX_DOUBTFUL_SHARE = 0.25
 """If short, disturbed steps take at least this share of an iteration, the time of the iteration counts as unknown."""
 
-TOO_COLD = 0.25
+MAX_COLD_SHARE = 0.25
 """If steps near recorded ones are slowed by more than this share, the true times of spans count as unknown."""
 
 
@@ -51,10 +51,10 @@ class BareStep(NamedTuple):
     idle_hook_ns: float = 0.0
     """Nanoseconds that were subtracted, because collectors slow a step even while they record nothing."""
 
-    place: int = 0
+    position: int = 0
     """Position of the first step of the row in the series of consecutive steady steps, from 1; 0 if unknown."""
 
-    own_ns: float = 0.0
+    overhead_ns: float = 0.0
     """Nanoseconds that xsp worked just before the step; 0 in a stretch, where it does nothing between steps."""
 
     steps: int = 1
@@ -63,7 +63,7 @@ class BareStep(NamedTuple):
 
 def mean_ns(steps: Sequence[BareStep]) -> float:
     """Return the trimmed mean of the times of bare steps, in nanoseconds; each row weighs as much as its steps."""
-    return summary.trimmed_mean(_of_equal_weight(steps))
+    return summary.trimmed_mean(_equally_weighted(steps))
 
 
 def percentile_ns(steps: Sequence[BareStep], share: float) -> float:
@@ -71,12 +71,12 @@ def percentile_ns(steps: Sequence[BareStep], share: float) -> float:
     return summary.percentile([step.dur_ns for step in steps], share, [step.steps for step in steps])
 
 
-def count_of(steps: Sequence[BareStep]) -> int:
+def step_count(steps: Sequence[BareStep]) -> int:
     """Return the number of steps that the rows represent."""
     return sum(step.steps for step in steps)
 
 
-def _of_equal_weight(steps: Sequence[BareStep]) -> list[float]:
+def _equally_weighted(steps: Sequence[BareStep]) -> list[float]:
     return summary.of_equal_weight([step.dur_ns for step in steps], [step.steps for step in steps])
 
 
@@ -91,28 +91,28 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
         run: content of `run.json`.
 
     Returns:
-        The steps; none if there are fewer than `ENOUGH` rows, or if a device works on after the end of the host's step.
+        The steps; none for fewer than `MIN_ROWS` rows, or if a device continues after the end of the host's step.
     """
     rows = con.execute(
         f"""
-        WITH parted AS (
-            SELECT *, sum(CASE WHEN steady THEN 0 ELSE 1 END) OVER (PARTITION BY rank ORDER BY step) AS part FROM loop
-        ), placed AS (
-            -- the row that begins a part is not steady, and counts as one step
-            SELECT *, sum(CASE WHEN steady THEN steps ELSE 1 END) OVER (PARTITION BY rank, part ORDER BY step)
-                      - CASE WHEN steady THEN steps ELSE 1 END AS place
-            FROM parted
+        WITH numbered AS (
+            SELECT *, sum(CASE WHEN steady THEN 0 ELSE 1 END) OVER (PARTITION BY rank ORDER BY step) AS series FROM loop
+        ), positions AS (
+            -- the row that begins a series is not steady, and counts as one step
+            SELECT *, sum(CASE WHEN steady THEN steps ELSE 1 END) OVER (PARTITION BY rank, series ORDER BY step)
+                      - CASE WHEN steady THEN steps ELSE 1 END AS position
+            FROM numbered
         )
-        SELECT step, dur_ns, samples, place::BIGINT, coalesce(own_ns, 0), steps FROM placed
-        WHERE steady AND rung = {BARE} AND status = 'ok' AND {OF_ALIKE}
+        SELECT step, dur_ns, samples, position::BIGINT, coalesce(own_ns, 0), steps FROM positions
+        WHERE steady AND rung = {BARE} AND status = 'ok' AND {IS_ALIKE}
           AND NOT EXISTS (SELECT 1 FROM spans WHERE device IS NOT NULL)
         ORDER BY step
         """
     ).fetchall()
-    if len(rows) < ENOUGH:
+    if len(rows) < MIN_ROWS:
         return []
-    passing = idle_hook_cost(con, run) if any(steps > 1 for *_, steps in rows) else IdleHookCost()
-    subtracted = [passing.of(dur_ns) if steps > 1 else 0.0 for _, dur_ns, *_, steps in rows]
+    hook_cost = idle_hook_cost(con, run) if any(steps > 1 for *_, steps in rows) else IdleHookCost()
+    subtracted = [hook_cost.of(dur_ns) if steps > 1 else 0.0 for _, dur_ns, *_, steps in rows]
     return [
         BareStep(step, dur_ns - subtracted_ns, samples, subtracted_ns, place, 0.0 if steps > 1 else own_ns, steps)
         for (step, dur_ns, samples, place, own_ns, steps), subtracted_ns in zip(rows, subtracted, strict=True)
@@ -129,25 +129,25 @@ def disturbed_steps(con: duckdb.DuckDBPyConnection) -> list[BareStep]:
         con: as in `steady_steps`.
 
     Returns:
-        The steps; none if steps are not short or their rows fewer than `ENOUGH`, or if a device works on after the end
-        of the host's step.
+        The steps; none if steps are not short, for fewer than `MIN_ROWS` rows, or if a device continues after the
+        end of the host's step.
     """
     rows = con.execute(
         f"""
         WITH {UNDISTURBED}
         SELECT step, dur_ns, samples, steps FROM undisturbed
-        WHERE {OF_ALIKE} AND NOT EXISTS (SELECT 1 FROM spans WHERE device IS NOT NULL) ORDER BY step
+        WHERE {IS_ALIKE} AND NOT EXISTS (SELECT 1 FROM spans WHERE device IS NOT NULL) ORDER BY step
         """
     ).fetchall()
     steps = [BareStep(step, dur_ns, samples, steps=count) for step, dur_ns, samples, count in rows]
     is_short = steps and percentile_ns(steps, 0.5) < SHORT_NS
-    return steps if is_short and len(steps) >= ENOUGH else []
+    return steps if is_short and len(steps) >= MIN_ROWS else []
 
 
 def disturbed_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
-    """Return the 95 % interval of the trimmed mean of `disturbed_steps`, its lower end divided by `DISTURBED`."""
-    ends = spread_interval(steps)
-    return None if ends is None else summary.Interval(ends.lo / DISTURBED, ends.hi)
+    """Return the 95 % interval of the mean of `disturbed_steps`, its lower end divided by `DISTURBANCE_FACTOR`."""
+    interval = spread_interval(steps)
+    return None if interval is None else summary.Interval(interval.lo / DISTURBANCE_FACTOR, interval.hi)
 
 
 def bare_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
@@ -159,37 +159,37 @@ def bare_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
     Returns:
         None for fewer than three steps.
     """
-    ends = spread_interval(steps)
-    if ends is None:
+    interval = spread_interval(steps)
+    if interval is None:
         return None
     subtracted_ns = max(step.idle_hook_ns for step in steps)
     return summary.Interval(
-        max(0.0, ends.lo - subtracted_ns - settling_ns(steps) - eviction_ns(steps)), ends.hi + subtracted_ns
+        max(0.0, interval.lo - subtracted_ns - settling_ns(steps) - eviction_ns(steps)), interval.hi + subtracted_ns
     )
 
 
 def spread_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
     """Return the interval of `mean_ns`; None for fewer than three rows."""
-    ends = summary.drifting_interval(_of_equal_weight(steps))
-    if ends is not None or len(steps) < 3:
-        return ends
+    interval = summary.drifting_interval(_equally_weighted(steps))
+    if interval is not None or len(steps) < 3:
+        return interval
     # one or two rows have nearly all the steps
-    ends = summary.mean_interval([step.dur_ns for step in steps], [step.steps for step in steps])
+    interval = summary.mean_interval([step.dur_ns for step in steps], [step.steps for step in steps])
     middle = mean_ns(steps)
-    return None if ends is None else summary.Interval(min(ends.lo, middle), max(ends.hi, middle))
+    return None if interval is None else summary.Interval(min(interval.lo, middle), max(interval.hi, middle))
 
 
 def settling_ns(steps: Sequence[BareStep]) -> float:
     """Return how much slower steady steps are because some are near a recorded one; 0 if there are too few steps.
 
-    Rows that contain one of the first `NEAR` steps of a series of steady steps are compared with the later ones. In
-    nanoseconds.
+    Rows that contain one of the first `SETTLING_STEPS` steps of a series of steady steps are compared with the later
+    ones. In nanoseconds.
     """
-    near = [step for step in steps if 0 < step.place <= NEAR]
-    far = [step for step in steps if step.place > NEAR]
-    if min(len(near), len(far)) < ENOUGH:
+    near = [step for step in steps if 0 < step.position <= SETTLING_STEPS]
+    far = [step for step in steps if step.position > SETTLING_STEPS]
+    if min(len(near), len(far)) < MIN_ROWS:
         return 0.0
-    return max(0.0, mean_ns(near) - mean_ns(far)) * count_of(near) / count_of(steps)
+    return max(0.0, mean_ns(near) - mean_ns(far)) * step_count(near) / step_count(steps)
 
 
 def eviction_ns(steps: Sequence[BareStep]) -> float:
@@ -197,10 +197,10 @@ def eviction_ns(steps: Sequence[BareStep]) -> float:
 
     This work starts on cold caches in each iteration too: loading its own cache lines takes as long as reloading the
     lines that it evicts. So it slows a step by at most about its own duration. The result is the median of these
-    durations, at most `MOST_PASSING` of the step, in nanoseconds.
+    durations, at most `MAX_SUBTRACTED_SHARE` of the step, in nanoseconds.
     """
-    own_ns = summary.percentile([step.own_ns for step in steps], 0.5, [step.steps for step in steps])
-    return min(own_ns, MOST_PASSING * percentile_ns(steps, 0.5))
+    overhead_ns = summary.percentile([step.overhead_ns for step in steps], 0.5, [step.steps for step in steps])
+    return min(overhead_ns, MAX_SUBTRACTED_SHARE * percentile_ns(steps, 0.5))
 
 
 class IdleHookCost(NamedTuple):
@@ -218,10 +218,11 @@ class IdleHookCost(NamedTuple):
     def of(self, dur_ns: float) -> float:
         """Return the nanoseconds to subtract from a step: a long step evicts more of the collectors' code.
 
-        A step of at least `sweep_ns` counts as cold, a shorter one in proportion. At most `MOST_PASSING` of the step.
+        A step of at least `sweep_ns` counts as cold, a shorter one in proportion. The maximum is
+        `MAX_SUBTRACTED_SHARE` of the step.
         """
         coldness = min(1.0, dur_ns / self.sweep_ns) if self.sweep_ns else 0.0
-        return min(self.warm_ns + coldness * max(0.0, self.cold_ns - self.warm_ns), dur_ns * MOST_PASSING)
+        return min(self.warm_ns + coldness * max(0.0, self.cold_ns - self.warm_ns), dur_ns * MAX_SUBTRACTED_SHARE)
 
 
 def idle_hook_cost(con: duckdb.DuckDBPyConnection, run: Run) -> IdleHookCost:
@@ -257,13 +258,13 @@ def _outer_ns(cost: Cost) -> float:
     return max(cost.ns_passing_cold, cost.ns_passing_outer)
 
 
-OF_ALIKE = """
+IS_ALIKE = """
     kind IS NOT DISTINCT FROM (SELECT any_value(step_kind) FROM alike) AND rank = (SELECT any_value(rank) FROM alike)
 """
 """Whether a row of `loop` has the kind and rank that the figures of the trace describe."""
 
 
-def nearby(bare: Sequence[BareStep], recorded: Sequence[tuple[int, float]]) -> list[float]:
+def nearby_medians(bare: Sequence[BareStep], recorded: Sequence[tuple[int, float]]) -> list[float]:
     """Return, for each recorded step (number, nanoseconds), the median of the rows of steady steps next to it.
 
     The rows count once each: of a row of many steps only the nearest ones are next to the recorded step.
@@ -272,8 +273,8 @@ def nearby(bare: Sequence[BareStep], recorded: Sequence[tuple[int, float]]) -> l
     medians = []
     for number, _ in recorded:
         index = bisect_left(numbers, number)
-        first = max(0, min(index - NEARBY // 2, len(bare) - NEARBY))
-        medians.append(summary.percentile([step.dur_ns for step in bare[first : first + NEARBY]], 0.5))
+        first = max(0, min(index - NEARBY_ROWS // 2, len(bare) - NEARBY_ROWS))
+        medians.append(summary.percentile([step.dur_ns for step in bare[first : first + NEARBY_ROWS]], 0.5))
     return medians
 
 
@@ -299,11 +300,11 @@ def coldness(con: duckdb.DuckDBPyConnection) -> Coldness | None:
         WITH followed AS (
             SELECT *, lead(rung) OVER (PARTITION BY rank ORDER BY step) AS next_rung FROM loop
         ), bare AS (
-            SELECT * FROM followed WHERE rung = {BARE} AND status = 'ok' AND {OF_ALIKE}
+            SELECT * FROM followed WHERE rung = {BARE} AND status = 'ok' AND {IS_ALIKE}
         )
         SELECT count(*) FILTER (next_rung <> {BARE}), median(dur_ns) FILTER (next_rung <> {BARE}),
                list(dur_ns ORDER BY step) FILTER (steady), list(steps ORDER BY step) FILTER (steady),
-               (SELECT median(before_ns) FROM loop WHERE rung <> {BARE} AND {OF_ALIKE}
+               (SELECT median(before_ns) FROM loop WHERE rung <> {BARE} AND {IS_ALIKE}
                 AND EXISTS (SELECT 1 FROM spans WHERE device IS NOT NULL))
         FROM bare
         """
@@ -311,7 +312,7 @@ def coldness(con: duckdb.DuckDBPyConnection) -> Coldness | None:
     usual_ns = summary.percentile(steady_ns, 0.5, weights) if steady_ns else 0.0
     if waited_ns is not None and waited_ns > usual_ns:
         return None
-    return Coldness(cold_ns / usual_ns, count) if count >= ENOUGH and usual_ns else None
+    return Coldness(cold_ns / usual_ns, count) if count >= MIN_ROWS and usual_ns else None
 
 
 NEARNESS = f"""
@@ -329,8 +330,8 @@ steady, 1 if the step before it ran bare too and nothing was stored meanwhile, e
 UNDISTURBED = f"""
     undisturbed AS (
         WITH {NEARNESS}, counted AS (
-            SELECT rank, kind, CASE WHEN count(*) FILTER (nearness = 0) >= {ENOUGH} THEN 0
-                                    WHEN count(*) FILTER (nearness <= 1) >= {ENOUGH} THEN 1 ELSE 2 END AS most
+            SELECT rank, kind, CASE WHEN count(*) FILTER (nearness = 0) >= {MIN_ROWS} THEN 0
+                                    WHEN count(*) FILTER (nearness <= 1) >= {MIN_ROWS} THEN 1 ELSE 2 END AS most
             FROM nearness GROUP BY rank, kind
         )
         SELECT nearness.*, most, dur_ns + coalesce(before_ns, 0) AS iteration_ns
@@ -338,7 +339,7 @@ UNDISTURBED = f"""
     )
 """
 """The bare steps of each rank and kind that profiling disturbed least, as SQL for a WITH clause: the steady ones if
-there are `ENOUGH`, else those that follow a bare step, else all. `most` is 0, 1 or 2 accordingly."""
+there are `MIN_ROWS`, else those that follow a bare step, else all. `most` is 0, 1 or 2 accordingly."""
 
 
 class Iteration(NamedTuple):
@@ -356,7 +357,7 @@ class Iteration(NamedTuple):
     mean_ns: float | None
     """Time from the end of the previous step to the end of this one; None if no step ran bare."""
 
-    ends: summary.Interval | None
+    interval: summary.Interval | None
     step_ns: float | None
     data_ns: float | None
     """Time of waiting for data, before the step or in it."""
@@ -382,7 +383,7 @@ class Iteration(NamedTuple):
         if self.mean_ns is None or self.step_ns is None:
             return False
         own_ns = min(self.step_ns, self.mean_ns - (self.data_ns or 0.0))
-        return not self.disturbed or own_ns >= SHORT_NS or own_ns < MOST_DOUBT * self.mean_ns
+        return not self.disturbed or own_ns >= SHORT_NS or own_ns < MAX_DOUBTFUL_SHARE * self.mean_ns
 
     @property
     def samples_per_s(self) -> float | None:
@@ -401,7 +402,7 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
     cursor = con.execute(
         f"""
         WITH {UNDISTURBED}, measured AS (
-            SELECT rank, kind, list(iteration_ns ORDER BY step) AS each, list(steps ORDER BY step) AS weights,
+            SELECT rank, kind, list(iteration_ns ORDER BY step) AS times, list(steps ORDER BY step) AS weights,
                    sum(steps * iteration_ns) AS ns, sum(steps) AS measured,
                    sum(steps * dur_ns) AS step_ns, sum(steps * data_ns) AS data_ns,
                    sum(steps * least(data_ns, coalesce(before_ns, 0))) AS data_before_ns,
@@ -410,7 +411,7 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
                    sum(steps * faults) / sum(steps) FILTER (faults IS NOT NULL) AS faults,
                    sum(steps * system_ns) / sum(steps) FILTER (system_ns IS NOT NULL) AS system_ns
             FROM undisturbed WHERE {of_size} GROUP BY rank, kind
-        ), together AS (
+        ), totals AS (
             SELECT rank, kind, sum(steps) AS steps, count(*) FILTER (rung <> {BARE}) AS recorded,
                    sum(steps * (dur_ns + coalesce(before_ns, 0))) AS ns,
                    sum(steps) FILTER (rung = {BARE}) AS bare,
@@ -419,10 +420,10 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
                    coalesce(sum(before_ns) FILTER (rung <> {BARE}), 0) AS drained_ns
             FROM loop WHERE {of_size} GROUP BY rank, kind
         )
-        SELECT rank, kind, c.steps, recorded, c.ns / sum(c.ns) OVER (PARTITION BY rank) AS share, m.ns, each, weights,
+        SELECT rank, kind, c.steps, recorded, c.ns / sum(c.ns) OVER (PARTITION BY rank) AS share, m.ns, times, weights,
                measured, step_ns, data_ns, before_ns, before_ns - data_before_ns AS between_ns, samples,
                coalesce(disturbed, 2) AS disturbed, bare, bare_ns, drained, drained_ns, faults, system_ns
-        FROM together c LEFT JOIN measured m USING (rank, kind) ORDER BY rank, c.ns DESC, kind
+        FROM totals c LEFT JOIN measured m USING (rank, kind) ORDER BY rank, c.ns DESC, kind
         """
     )
     names, rows = [column[0] for column in cursor.description], cursor.fetchall()
@@ -442,11 +443,11 @@ def _iteration(row: Mapping[str, Any], on_device: bool) -> Iteration:
     usual_ns = row["drained"] * row["before_ns"] / measured_steps
     behind_ns = max(0.0, row["drained_ns"] - usual_ns) / row["bare"] if on_device else 0.0
     behind_ns = max(0.0, min(behind_ns, row["bare_ns"] / row["bare"] + behind_ns - row["ns"] / measured_steps))
-    ends = summary.mean_interval(row["each"], row["weights"])
+    interval = summary.mean_interval(row["times"], row["weights"])
     return Iteration(
         *identity,
         row["ns"] / measured_steps + behind_ns,
-        summary.Interval(ends.lo + behind_ns, ends.hi + behind_ns) if ends is not None else None,
+        summary.Interval(interval.lo + behind_ns, interval.hi + behind_ns) if interval is not None else None,
         row["step_ns"] / measured_steps,
         row["data_ns"] / measured_steps,
         row["between_ns"] / measured_steps,

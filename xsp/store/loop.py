@@ -33,10 +33,10 @@ ROW_BYTES = 8 * _WIDTH
 _NAMES = [column.name for column in LOOP_COLUMNS]
 _START = _NAMES.index("start_ns")
 _STATUS = ("ok", "error", "unclosed")
-_UNKNOWN = ("before_ns", "samples", "steady", "faults", "system_ns")
+_NULLABLE = ("before_ns", "samples", "steady", "faults", "system_ns")
 """Columns in which -1 means null."""
 
-_LATER = ("faults", "system_ns")
+_ADDED_COLUMNS = ("faults", "system_ns")
 """Columns that are missing in loops of earlier versions."""
 
 
@@ -81,7 +81,7 @@ def create_table(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> list[s
         try:
             if parquet_file.is_file():
                 rundir.check_inside(run, [parquet_file])
-                _read(con, parquet_file)
+                _insert_parquet(con, parquet_file)
             elif row_file.is_file():
                 rundir.check_inside(run, [row_file])
                 table.insert(con, "loop", _rows(row_file), LOOP_COLUMNS)
@@ -101,22 +101,22 @@ def create_table_in_sequence(con: duckdb.DuckDBPyConnection, runs: Sequence[Path
     warnings: list[str] = []
     offsets: dict[Path, int] = {}
     offset = 0
-    table.create(con, "loop_in_turn", LOOP_COLUMNS)
+    table.create(con, "loop_sequence", LOOP_COLUMNS)
     for run in runs:
         warnings += create_table(con, [run])
         offsets[run] = offset
-        con.execute(f"INSERT INTO loop_in_turn SELECT * REPLACE (step + {offset} AS step) FROM loop")
+        con.execute(f"INSERT INTO loop_sequence SELECT * REPLACE (step + {offset} AS step) FROM loop")
         ((end,),) = con.execute("SELECT coalesce(max(step + steps), 0) FROM loop").fetchall()
         offset += max([int(end), *(int(file.stem) + 1 for file in rundir.segments(run))])
     con.execute("DROP TABLE loop")
-    con.execute("ALTER TABLE loop_in_turn RENAME TO loop")
+    con.execute("ALTER TABLE loop_sequence RENAME TO loop")
     return warnings, offsets
 
 
-def _read(con: duckdb.DuckDBPyConnection, file: Path) -> None:
+def _insert_parquet(con: duckdb.DuckDBPyConnection, file: Path) -> None:
     existing = {name for name, *_ in con.execute(f"DESCRIBE SELECT * FROM {table.parquet(file)}").fetchall()}
     selected = ", ".join(
-        f"{'NULL' if column.name in _LATER and column.name not in existing else column.name}::{column.type}"
+        f"{'NULL' if column.name in _ADDED_COLUMNS and column.name not in existing else column.name}::{column.type}"
         for column in LOOP_COLUMNS
     )
     con.execute(f"INSERT INTO loop SELECT {selected} FROM {table.parquet(file)}")
@@ -128,7 +128,7 @@ def _rows(file: Path) -> list[tuple[Any, ...]]:
     values = _numbers(content[: len(content) // ROW_BYTES * ROW_BYTES])
     columns: list[Sequence[Any]] = [values[index::_WIDTH] for index in range(_WIDTH)]
     for index, name in enumerate(_NAMES):
-        if name in _UNKNOWN:
+        if name in _NULLABLE:
             columns[index] = [None if value == -1 else value for value in columns[index]]
         if name == "steady":
             columns[index] = [None if value is None else bool(value) for value in columns[index]]
@@ -147,10 +147,10 @@ def write(con: duckdb.DuckDBPyConnection, run: Path) -> None:
 
 # --- over OTLP ------------------------------------------------------------------------------------------------
 
-ROWS_OF_A_SPAN = 500
+ROWS_PER_SPAN = 500
 """Maximum number of rows in one span: about 50 kB, which viewers still show."""
 
-_SENT = [column for column in LOOP_COLUMNS if column.name != "rank"]
+_SENT_COLUMNS = [column for column in LOOP_COLUMNS if column.name != "rank"]
 """Columns that are sent in an attribute of the span; the rank is the rank of the span itself."""
 
 _END = "end_ns"
@@ -158,22 +158,22 @@ _END = "end_ns"
 earlier ones, because rows are folded as the loop grows."""
 
 
-def spans(con: duckdb.DuckDBPyConnection, own: Otel) -> Iterator[Span]:
+def spans(con: duckdb.DuckDBPyConnection, run_span: Otel) -> Iterator[Span]:
     """Yield the rows of the table `loop` as children of the run's span."""
-    names = ", ".join(column.name for column in _SENT)
+    names = ", ".join(column.name for column in _SENT_COLUMNS)
     query = f"SELECT rank, {names} FROM loop ORDER BY rank, start_ns, step"
     for rank, group in itertools.groupby(con.execute(query).fetchall(), key=lambda row: row[0]):
         rows = [row[1:] for row in group]
         end = max(_end(row) for row in rows)
-        for first in range(0, len(rows), ROWS_OF_A_SPAN):
-            chunk = rows[first : first + ROWS_OF_A_SPAN]
+        for offset in range(0, len(rows), ROWS_PER_SPAN):
+            chunk = rows[offset : offset + ROWS_PER_SPAN]
             start = chunk[0][_SENT_START]
-            columns = {column.name: [row[index] for row in chunk] for index, column in enumerate(_SENT)}
-            identity = hashlib.blake2b(f"{own.span_id}/loop/{rank}/{first}/{end}".encode(), digest_size=8)
+            columns = {column.name: [row[index] for row in chunk] for index, column in enumerate(_SENT_COLUMNS)}
+            identity = hashlib.blake2b(f"{run_span.span_id}/loop/{rank}/{offset}/{end}".encode(), digest_size=8)
             yield Span(
-                trace_id=own.trace_id,
+                trace_id=run_span.trace_id,
                 span_id=identity.hexdigest(),
-                parent_id=own.span_id,
+                parent_id=run_span.span_id,
                 level=Level.APPLICATION,
                 kind=Kind.LOOP.value,
                 name=f"steps {chunk[0][0]} to {chunk[-1][0] + chunk[-1][1] - 1}",
@@ -185,7 +185,7 @@ def spans(con: duckdb.DuckDBPyConnection, own: Otel) -> Iterator[Span]:
             )
 
 
-def take(con: duckdb.DuckDBPyConnection, source: str) -> int:
+def add_received(con: duckdb.DuckDBPyConnection, source: str) -> int:
     """Add the rows that spans contain to the table `loop`; for each rank only the rows of the latest version.
 
     A version may arrive in parts, in any order. Rows of an earlier version stay where the latest one has none, unless
@@ -203,30 +203,35 @@ def take(con: duckdb.DuckDBPyConnection, source: str) -> int:
     latest: dict[int, tuple[int, list[list[tuple[Any, ...]]]]] = {}
     for rank, text in received:
         try:
-            end, rows = _unpacked(rank, text)
+            end, rows = _unpack(rank, text)
         except (ValueError, TypeError, LookupError, RecursionError):
             invalid += 1
             continue
-        current = latest.get(rank)
-        if current is None or end > current[0]:
+        latest_version = latest.get(rank)
+        if latest_version is None or end > latest_version[0]:
             latest[rank] = (end, [rows])
-        elif end == current[0]:
-            current[1].append(rows)
+        elif end == latest_version[0]:
+            latest_version[1].append(rows)
     for rank, (end, parts) in latest.items():
         ((last,),) = con.execute("SELECT max(start_ns + dur_ns * steps) FROM loop WHERE rank = ?", [rank]).fetchall()
         if last is not None and end < int(last):
             continue
         for rows in filter(None, parts if last is not None else ()):
-            (first, start_ns), stop = min((row[1], row[_START]) for row in rows), max(row[1] + row[2] for row in rows)
-            con.execute("DELETE FROM loop WHERE rank = ? AND step < ? AND step + steps > ?", [rank, stop, first])
-            con.execute("DELETE FROM loop WHERE rank = ? AND step >= ? AND start_ns < ?", [rank, first, start_ns])
+            (first_step, start_ns), end_step = (
+                min((row[1], row[_START]) for row in rows),
+                max(row[1] + row[2] for row in rows),
+            )
+            con.execute(
+                "DELETE FROM loop WHERE rank = ? AND step < ? AND step + steps > ?", [rank, end_step, first_step]
+            )
+            con.execute("DELETE FROM loop WHERE rank = ? AND step >= ? AND start_ns < ?", [rank, first_step, start_ns])
         table.insert(con, "loop", [row for rows in parts for row in rows], LOOP_COLUMNS)
     return invalid
 
 
-_SENT_START = [column.name for column in _SENT].index("start_ns")
-_SENT_STEPS = [column.name for column in _SENT].index("steps")
-_FITS: Mapping[str, Callable[[Any], bool]] = {
+_SENT_START = [column.name for column in _SENT_COLUMNS].index("start_ns")
+_SENT_STEPS = [column.name for column in _SENT_COLUMNS].index("steps")
+_VALIDATORS: Mapping[str, Callable[[Any], bool]] = {
     "INTEGER": lambda value: _is_whole(value, 31),
     "SMALLINT": lambda value: _is_whole(value, 15),
     "BIGINT": lambda value: _is_whole(value, 62),
@@ -241,18 +246,21 @@ def _is_whole(value: Any, bits: int) -> bool:
 
 
 def _end(row: Sequence[Any]) -> int:
-    """Return the end of a row with the columns `_SENT`, in nanoseconds."""
+    """Return the end of a row with the columns `_SENT_COLUMNS`, in nanoseconds."""
     steps, start, dur = row[1], row[_SENT_START], row[_SENT_START + 1]
     return int(start + dur * steps)
 
 
-def _unpacked(rank: int, attributes: str) -> tuple[int, list[tuple[Any, ...]]]:
+def _unpack(rank: int, attributes: str) -> tuple[int, list[tuple[Any, ...]]]:
     """Return the end of a loop and the rows in a span; raise ValueError, TypeError or LookupError for other content."""
     content = json.loads(json.loads(attributes)[semconv.LOOP])
     missing = [None] * len(content["step"])
-    columns = [content.get(column.name, missing) if column.name in _LATER else content[column.name] for column in _SENT]
-    for column, values in zip(_SENT, columns, strict=True):
-        fits, nullable = _FITS[column.type], column.name in _UNKNOWN
+    columns = [
+        content.get(column.name, missing) if column.name in _ADDED_COLUMNS else content[column.name]
+        for column in _SENT_COLUMNS
+    ]
+    for column, values in zip(_SENT_COLUMNS, columns, strict=True):
+        fits, nullable = _VALIDATORS[column.type], column.name in _NULLABLE
         if not all(fits(value) or (nullable and value is None) for value in values):
             raise ValueError(column.name)
     if not _is_whole(content[_END], 62):

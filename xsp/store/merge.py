@@ -40,25 +40,25 @@ from xsp.device import occupancy
 from xsp.run import Run
 from xsp.schema import COLUMNS, DESCRIPTION_KEYS, LOOP_COLUMNS, MAX_NESTING, MERGED_COLUMNS, Kind, Level, Rule, Span
 from xsp.store import iterations
-from xsp.store.figures import NO_RUNG_OUTSIDE, UNMEASURED, Measured, figures_of, on_cold_caches, own_rung
+from xsp.store.figures import NO_RUNG_OUTSIDE, UNMEASURED, DurationStats, figures_of, on_cold_caches, own_rung
 from xsp.store.loop import BARE
 from xsp.store.trace import Rung, Trace
 
-DESCRIBED = (
+DESCRIBED_COLUMNS = (
     "input_shapes", "dtype", "param_bytes", "activation_bytes", "alloc_bytes", "flops", "flops_source",
     "dram_read_bytes", "dram_write_bytes", "bytes_source", "attributes",
 )  # fmt: skip
 """Columns that timed steps leave out and that the describing step supplies."""
 
-_AT_ONCE = 256
+_BATCH = 256
 """Number of keys whose durations over all steps are held in memory at a time."""
 
 
-class _Described(NamedTuple):
+class _Description(NamedTuple):
     """The columns that a describing step supplies, by key."""
 
-    known: Mapping[str | None, Mapping[str, Any]]
-    of_other_inputs: bool = False
+    columns_by_key: Mapping[str | None, Mapping[str, Any]]
+    has_other_inputs: bool = False
     """Whether the inputs of the describing step differ from the inputs of the template."""
 
 
@@ -67,7 +67,7 @@ class _Template:
     """The step that the merged trace is based on: its rows, and for each the number of spans inside it by rung."""
 
     rows: list[Span]
-    inside: list[dict[int, int]] = field(default_factory=list)
+    inner_counts: list[dict[int, int]] = field(default_factory=list)
 
 
 def true_trace(
@@ -102,34 +102,34 @@ def merge(con: duckdb.DuckDBPyConnection, run: Run, kind: int | None = None) -> 
     """
     table.create(con, "merged", (*COLUMNS, *MERGED_COLUMNS))
     find_alike(con, kind)
-    chosen = _chosen(con)
-    if chosen is None:
+    template_step = _choose_template(con)
+    if template_step is None:
         return
-    if _is_alone(con):
-        _merge_alone(con, chosen)
+    if _has_single_rung(con):
+        _merge_single_rung(con, template_step)
     else:
-        _merge_leveled(con, chosen, run)
+        _merge_leveled(con, template_step, run)
     occupancy.fill(con, run)
 
 
-def _merge_leveled(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...], run: Run) -> None:
+def _merge_leveled(con: duckdb.DuckDBPyConnection, template_step: tuple[Any, ...], run: Run) -> None:
     """Make `merged` from steps that alternated between the rungs: averages, and true times."""
-    template = _template(con, chosen)
+    template = _template(con, template_step)
     rungs = rungs_of(con, run)
     _count_inside(template, rungs)
-    measured = _measured(con, template, rungs, run)
-    cold = iterations.coldness(con) if rungs and rungs[0].level == BARE else None
-    described = _described(con, template)
+    stats = _duration_stats(con, template, rungs, run)
+    coldness = iterations.coldness(con) if rungs and rungs[0].level == BARE else None
+    description = _describe(con, template)
     rows = []
-    least: dict[str | None, float] = defaultdict(float)  # time of the spans inside: no span is shorter
-    for span, inside in reversed(list(zip(template.rows, template.inside, strict=True))):
-        if described is not None and span.key in described.known:
-            span = _with_description(span, described.known[span.key], described.of_other_inputs)
-        figures = figures_of(span, inside, measured[span.key or ""], rungs, least[span.span_id])
-        if span.kind != Kind.STEP and cold is not None:
-            figures = on_cold_caches(figures, cold)
+    min_ns: dict[str | None, float] = defaultdict(float)  # time of the spans inside: no span is shorter
+    for span, inner_counts in reversed(list(zip(template.rows, template.inner_counts, strict=True))):
+        if description is not None and span.key in description.columns_by_key:
+            span = _with_description(span, description.columns_by_key[span.key], description.has_other_inputs)
+        figures = figures_of(span, inner_counts, stats[span.key or ""], rungs, min_ns[span.span_id])
+        if span.kind != Kind.STEP and coldness is not None:
+            figures = on_cold_caches(figures, coldness)
         if span.parent_rule == Rule.CONTAINMENT and figures.true_ns is not None and span.thread is not None:
-            least[span.parent_id] += figures.true_ns
+            min_ns[span.parent_id] += figures.true_ns
         rows.append((*span, *figures))
     table.insert(con, "merged", reversed(rows), (*COLUMNS, *MERGED_COLUMNS))
 
@@ -141,7 +141,7 @@ def find_alike(con: duckdb.DuckDBPyConnection, kind: int | None = None) -> None:
     A step is identified by trace_id, step, rung and rank. In a trace of several ranks the steps of the lowest rank are
     taken; the work of the other ranks is in `spans`. In addition, `alike` holds whether the step was `timed`, the
     `dur_ns` and the `status` of its own span, a hash of its `structure` over all keys, and `on_host`, a map from level
-    to the number of spans on the host. So later queries about whole steps need not read the spans again, which may lie
+    to the number of spans on the host. So later queries about whole steps need not read the spans again, which may be
     in thousands of files. `step_kind` is the kind of the steps in `loop`; null without a loop.
 
     Args:
@@ -164,26 +164,26 @@ def find_alike(con: duckdb.DuckDBPyConnection, kind: int | None = None) -> None:
             FROM spans WHERE step IS NOT NULL GROUP BY trace_id, step, rung, rank
         ), loop_kinds AS (
             SELECT rank, step, rung, any_value(kind) AS step_kind FROM loop WHERE rung <> {BARE} GROUP BY ALL
-        ), here AS (
+        ), rank_steps AS (
             SELECT steps.*, step_kind FROM steps LEFT JOIN loop_kinds USING (rank, step, rung)
             WHERE rank = (SELECT min(rank) FROM steps)
         ), heaviest AS (
-            SELECT step_kind FROM here
+            SELECT step_kind FROM rank_steps
             LEFT JOIN (SELECT kind AS step_kind, sum(steps * dur_ns) AS ns FROM loop
                        WHERE rank = (SELECT min(rank) FROM steps) GROUP BY kind) USING (step_kind)
             GROUP BY step_kind
             ORDER BY bool_or(timed AND status = 'ok') DESC, max(ns) DESC NULLS LAST, step_kind LIMIT 1
-        ), first AS (
-            SELECT * FROM here
+        ), kind_steps AS (
+            SELECT * FROM rank_steps
             WHERE step_kind IS NOT DISTINCT FROM coalesce({requested}, (SELECT step_kind FROM heaviest))
-        ), weightiest AS (
-            SELECT kind FROM first GROUP BY kind
+        ), main_work AS (
+            SELECT kind FROM kind_steps GROUP BY kind
             -- without a loop (a service): the kind of request that was recorded most deeply
             ORDER BY CASE WHEN NOT EXISTS (SELECT 1 FROM loop) THEN max(rung) END DESC NULLS LAST,
                      coalesce(sum(dur_ns) FILTER (timed AND status = 'ok'), 0) DESC, count(*) DESC,
                      min(step), min(trace_id) LIMIT 1
         )
-        SELECT * EXCLUDE (kind) FROM first WHERE kind IS NOT DISTINCT FROM (SELECT kind FROM weightiest)
+        SELECT * EXCLUDE (kind) FROM kind_steps WHERE kind IS NOT DISTINCT FROM (SELECT kind FROM main_work)
         """
     )
     con.execute(
@@ -208,7 +208,7 @@ def rungs_of(con: duckdb.DuckDBPyConnection, run: Run) -> list[Rung]:
     rungs: list[Rung] = []
     bare = iterations.steady_steps(con, run) if steps else []
     if bare:
-        rungs.append(Rung(BARE, iterations.count_of(bare), iterations.mean_ns(bare), None, None, 0))
+        rungs.append(Rung(BARE, iterations.step_count(bare), iterations.mean_ns(bare), None, None, 0))
     outer_rung: int | None = None
     for level, recorded in steps.items():
         durations = [dur_ns for _, dur_ns in recorded]
@@ -220,7 +220,7 @@ def rungs_of(con: duckdb.DuckDBPyConnection, run: Run) -> list[Rung]:
             outer_ns = [dur_ns for _, dur_ns in steps[outer_rung]]
             pairs = [deep - shallow for deep, shallow in zip(durations, outer_ns, strict=False)]
         elif bare:
-            baseline = iterations.nearby(bare, recorded)
+            baseline = iterations.nearby_medians(bare, recorded)
             pairs = [deep - shallow for deep, shallow in zip(durations, baseline, strict=True)]
         if pairs:
             added, added_interval = summary.trimmed_mean(pairs), summary.interval(pairs)
@@ -248,7 +248,7 @@ def _spans_added(con: duckdb.DuckDBPyConnection, rung: int, outer: int) -> int:
     return int(rows[0][0])
 
 
-def _chosen(con: duckdb.DuckDBPyConnection) -> tuple[Any, ...] | None:
+def _choose_template(con: duckdb.DuckDBPyConnection) -> tuple[Any, ...] | None:
     """Choose the template step from `alike`: deepest rung, most common structure, median duration; None if it is empty.
 
     The steps of all equally common structures are pooled: if every step differs from all others, the step of median
@@ -273,20 +273,20 @@ def _chosen(con: duckdb.DuckDBPyConnection) -> tuple[Any, ...] | None:
 _STEP = "(trace_id, step, rung, rank) = (?, ?, ?, ?)"
 
 
-def _template(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...]) -> _Template:
+def _template(con: duckdb.DuckDBPyConnection, template_step: tuple[Any, ...]) -> _Template:
     names = ", ".join(column.name for column in COLUMNS)
-    rows = con.execute(f"SELECT {names} FROM spans WHERE {_STEP}", chosen).fetchall()
+    rows = con.execute(f"SELECT {names} FROM spans WHERE {_STEP}", template_step).fetchall()
     return _Template([Span._make(row) for row in rows])
 
 
-def _is_alone(con: duckdb.DuckDBPyConnection) -> bool:
+def _has_single_rung(con: duckdb.DuckDBPyConnection) -> bool:
     """Return whether all steps were recorded at a single rung below the model level, so that no cost can be derived."""
     rows = con.execute("SELECT count(DISTINCT rung), max(rung), bool_and(timed) FROM alike").fetchall()
     rungs, rung, timed = rows[0]
     return bool(rungs == 1 and rung > Level.MODEL and timed)
 
 
-def _merge_alone(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...]) -> None:
+def _merge_single_rung(con: duckdb.DuckDBPyConnection, template_step: tuple[Any, ...]) -> None:
     """Make `merged` from steps of one rung, with any number of spans: averages, and no true times."""
     names = ", ".join(f"spans.{column.name}" for column in COLUMNS)
     con.execute(
@@ -307,7 +307,7 @@ def _merge_alone(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...]) -> Non
                CASE WHEN steps IS NULL THEN '{UNMEASURED}' ELSE '{NO_RUNG_OUTSIDE}' END
         FROM spans LEFT JOIN averaged USING (key) WHERE {_STEP}
         """,
-        [*chosen, *chosen],
+        [*template_step, *template_step],
     )
 
 
@@ -319,7 +319,7 @@ def _count_inside(template: _Template, rungs: Sequence[Rung]) -> None:
     """
     rows = template.rows
     indices = {row.span_id: index for index, row in enumerate(rows)}
-    template.inside = [defaultdict(int) for _ in rows]
+    template.inner_counts = [defaultdict(int) for _ in rows]
     for row in rows:
         rung = own_rung(row.level, rungs)
         if rung is None or row.device is not None:
@@ -329,42 +329,42 @@ def _count_inside(template: _Template, rungs: Sequence[Rung]) -> None:
             if outer.parent_id not in indices or outer.parent_rule in (Rule.SEQUENCE, Rule.CORRELATION):
                 break
             index = indices[outer.parent_id]
-            template.inside[index][rung.level] += 1
+            template.inner_counts[index][rung.level] += 1
             outer = rows[index]
 
 
-def _measured(
+def _duration_stats(
     con: duckdb.DuckDBPyConnection, template: _Template, rungs: Sequence[Rung], run: Run
-) -> dict[str, Measured]:
+) -> dict[str, DurationStats]:
     """Return the statistics of the timed steps for each key of the template."""
     rungs_by_key = {row.key: own_rung(row.level, rungs) for row in template.rows}
     step_key = next((row.key for row in template.rows if row.kind == Kind.STEP), None)
-    measured: dict[str, Measured] = defaultdict(Measured)
+    stats: dict[str, DurationStats] = defaultdict(DurationStats)
     cursor = con.execute(
         "SELECT key, rung, list(dur_ns::DOUBLE) FROM alike_spans "
         "WHERE timed AND status = 'ok' AND key IN (SELECT unnest(?::VARCHAR[])) GROUP BY key, rung",
         [list(rungs_by_key)],
     )
-    while batch := cursor.fetchmany(_AT_ONCE):
+    while batch := cursor.fetchmany(_BATCH):
         for key, rung, durations in batch:
             rung_of_key = rungs_by_key[key]
             if rung_of_key is not None and rung == rung_of_key.level:
-                measured[key].set_from_own_rung(durations)
+                stats[key].set_from_own_rung(durations)
             if rungs and rung == rungs[-1].level:  # without rungs, calls in steps that raised
-                measured[key].raw = summary.trimmed_mean(durations)
+                stats[key].raw = summary.trimmed_mean(durations)
     if step_key is not None and rungs and rungs[0].level == BARE:
-        measured[step_key].set_from_bare_steps(iterations.steady_steps(con, run))
-    return measured
+        stats[step_key].set_from_bare_steps(iterations.steady_steps(con, run))
+    return stats
 
 
-def _described(con: duckdb.DuckDBPyConnection, template: _Template) -> _Described | None:
+def _describe(con: duckdb.DuckDBPyConnection, template: _Template) -> _Description | None:
     """Return the description of the template from a describing step; None if no describing step had its inputs.
 
     If steps of the kind have different inputs (text that grows, sequences of many lengths), hardly any step has the
     lengths of a describing step, and times are means over all of them. Then one describing step of the kind describes
     the template with its own shapes, from the model down.
     """
-    names = ", ".join(DESCRIBED)
+    names = ", ".join(DESCRIBED_COLUMNS)
     rows = con.execute(
         f"""
         SELECT trace_id, step, rung, rank, alike.structure IS NOT NULL, key, {names}
@@ -373,22 +373,22 @@ def _described(con: duckdb.DuckDBPyConnection, template: _Template) -> _Describe
     ).fetchall()
     steps: dict[tuple[Any, ...], dict[str | None, dict[str, Any]]] = defaultdict(dict)
     for row in rows:
-        steps[tuple(row[:5])][row[5]] = dict(zip(DESCRIBED, row[6:], strict=True))
+        steps[tuple(row[:5])][row[5]] = dict(zip(DESCRIBED_COLUMNS, row[6:], strict=True))
     calls = [span for span in template.rows if span.kind == Kind.FORWARD and span.timed]
     ordered = sorted(steps.items(), key=lambda entry: (not entry[0][4], str(entry[0])))
     for _, descriptions in ordered:
         if all(
             span.key in descriptions and descriptions[span.key]["input_shapes"] == span.input_shapes for span in calls
         ):
-            return _Described(descriptions)
-    if _vary(con, [span.key for span in calls]):
+            return _Description(descriptions)
+    if _has_varying_inputs(con, [span.key for span in calls]):
         for (*_, alike), descriptions in ordered:
             if alike and all(span.key in descriptions for span in calls):
-                return _Described(descriptions, of_other_inputs=True)
+                return _Description(descriptions, has_other_inputs=True)
     return None
 
 
-def _vary(con: duckdb.DuckDBPyConnection, calls: Sequence[str | None]) -> bool:
+def _has_varying_inputs(con: duckdb.DuckDBPyConnection, calls: Sequence[str | None]) -> bool:
     """Return whether timed steps of the kind called a model with different inputs."""
     rows = con.execute(
         "SELECT max(inputs) FROM (SELECT count(DISTINCT input_shapes) AS inputs FROM alike_spans "
@@ -398,16 +398,16 @@ def _vary(con: duckdb.DuckDBPyConnection, calls: Sequence[str | None]) -> bool:
     return bool((rows[0][0] or 0) > 1)
 
 
-def _with_description(span: Span, description: Mapping[str, Any], of_other_inputs: bool) -> Span:
+def _with_description(span: Span, description: Mapping[str, Any], has_other_inputs: bool) -> Span:
     """Return a span of a timed step with its empty columns filled in from the describing step.
 
     Args:
         span: span of the template.
-        description: the columns `DESCRIBED`.
-        of_other_inputs: whether the described input shapes replace those of the span.
+        description: the columns `DESCRIBED_COLUMNS`.
+        has_other_inputs: whether the described input shapes replace those of the span.
     """
     filled = {name: value for name, value in description.items() if getattr(span, name) is None}
-    if of_other_inputs and description["input_shapes"] is not None:
+    if has_other_inputs and description["input_shapes"] is not None:
         filled["input_shapes"] = description["input_shapes"]
     text = description["attributes"]
     if span.attributes is not None and text is not None and text != span.attributes:

@@ -33,7 +33,7 @@ is a separate operator inside it."""
 
 TABLE = "own_times"
 
-_AT_ONCE = 100_000
+_BATCH = 100_000
 """Number of operators that are read at a time."""
 
 _COLUMNS = [
@@ -42,16 +42,18 @@ _COLUMNS = [
     Column("within_id", "VARCHAR", "the operator of the same name that did nothing but call this one; null elsewhere"),
     Column("without_ops_ns", "DOUBLE", "without the operators inside it"),
     Column("own_ns", "DOUBLE", "without the operators and the primitives inside it"),
-    Column("scale", "DOUBLE", "times what the primitives inside took, what they take of the operator's time"),
-    Column("computes", "BOOLEAN", "whether work of its own is done in this time, and not only work handed on"),
-    Column("counts_bytes", "BOOLEAN", "whether the bytes that it states are those of no operator inside it"),
+    Column(
+        "scale", "DOUBLE", "factor from the measured time of the primitives inside to their part of the operator's time"
+    ),
+    Column("computes", "BOOLEAN", "whether the operator itself computes in this time, and does not only call others"),
+    Column("counts_bytes", "BOOLEAN", "whether its bytes do not belong to an operator inside it"),
 ]
 
 
 class _Row(NamedTuple):
     """The values that the query returns for an operator."""
 
-    place: int
+    position: int
     span_id: str
     parent_id: str | None
     name: str
@@ -62,7 +64,7 @@ class _Row(NamedTuple):
     ns: float
     states_flops: bool
     states_bytes: bool
-    beside_ns: float | None
+    comparable_ns: float | None
     """Duration in the steps that measure primitives, without the cost of recording primitives and operators."""
 
     primitives_ns: float
@@ -74,7 +76,7 @@ class _Row(NamedTuple):
     @property
     def scale(self) -> float:
         """Factor that makes the times of primitives, measured in other steps, part of the operator's time."""
-        return self.ns / max(self.beside_ns or self.ns, self.primitives_ns, 1.0)
+        return self.ns / max(self.comparable_ns or self.ns, self.primitives_ns, 1.0)
 
     @property
     def is_busy(self) -> bool:
@@ -91,36 +93,36 @@ class _Operator:
     operators_ns: float = 0.0
     """Total time of the operators directly inside it."""
 
-    holds_work: bool = False
+    has_inner_work: bool = False
     """Whether an operator or primitive inside it, at any depth, computes."""
 
-    holds_bytes: bool = False
+    has_inner_bytes: bool = False
     children: int = 0
     """Number of operators directly inside it."""
 
-    same: list[tuple[Any, ...]] = field(default_factory=list)
-    """Rows of the only operator inside it if that has the same name, and of operators that wait in its own `same`."""
+    waiting_rows: list[tuple[Any, ...]] = field(default_factory=list)
+    """Rows of the only operator inside it if that has the same name, and the rows that waited for that one."""
 
     def open(self) -> list[tuple[Any, ...]]:
         """Register the operator with the operator around it, and return the rows that are now ready."""
         if self.parent is None:
             return []
         self.parent.children += 1
-        ready, self.parent.same = self.parent.same, []
+        ready, self.parent.waiting_rows = self.parent.waiting_rows, []
         return ready
 
     def close(self) -> list[tuple[Any, ...]]:
         """Add the operator's figures to the operator around it, and return the rows that are ready."""
         row = self._row()
-        rows = [row, *((span_id, outer_id, row[0], *rest) for span_id, outer_id, _, *rest in self.same)]
+        rows = [row, *((span_id, outer_id, row[0], *rest) for span_id, outer_id, _, *rest in self.waiting_rows)]
         outer = self.parent
         if outer is None:
             return rows
         outer.operators_ns += self.row.ns
-        outer.holds_work |= self.holds_work or self.row.is_busy or self.row.primitives > 0
-        outer.holds_bytes |= self.holds_bytes or self.row.states_bytes
+        outer.has_inner_work |= self.has_inner_work or self.row.is_busy or self.row.primitives > 0
+        outer.has_inner_bytes |= self.has_inner_bytes or self.row.states_bytes
         if outer.children == 1 and outer.row.name == self.row.name:
-            outer.same = rows
+            outer.waiting_rows = rows
             return []
         return rows
 
@@ -129,64 +131,65 @@ class _Operator:
         without_ops_ns = max(0.0, row.ns - self.operators_ns)
         own_ns = max(0.0, without_ops_ns - row.primitives_ns * row.scale)
         # if the operations are counted for this operator, the bytes that it states are its own too
-        counts_bytes = row.states_bytes and (row.states_flops or not self.holds_bytes)
-        computes = own_ns > row.ns / 2 or not (row.primitives or self.holds_work)
+        counts_bytes = row.states_bytes and (row.states_flops or not self.has_inner_bytes)
+        computes = own_ns > row.ns / 2 or not (row.primitives or self.has_inner_work)
         computes = computes or (not row.primitives and (row.states_flops or counts_bytes))
         outer_id = self.parent.row.span_id if self.parent is not None else None
         computes = computes and row.is_busy
         return row.span_id, outer_id, None, without_ops_ns, own_ns, row.scale, computes, counts_bytes
 
 
-def make(trace: Trace) -> None:
+def create_table(trace: Trace) -> None:
     """Make the table `own_times` of the operators of the merged step, unless this trace has made it."""
     if trace.has_temp_table(TABLE):
         return
-    table.create(trace.con, "own_times_found", _COLUMNS)
+    table.create(trace.con, "own_times_rows", _COLUMNS)
     batch: list[tuple[Any, ...]] = []
-    for row in _swept(_operators(trace)):
+    for row in _table_rows(_operators(trace)):
         batch.append(row)
-        if len(batch) == _AT_ONCE:
-            table.insert(trace.con, "own_times_found", batch, _COLUMNS)
+        if len(batch) == _BATCH:
+            table.insert(trace.con, "own_times_rows", batch, _COLUMNS)
             batch.clear()
-    table.insert(trace.con, "own_times_found", batch, _COLUMNS)
-    trace.create_temp_table(TABLE, "SELECT * FROM own_times_found")
+    table.insert(trace.con, "own_times_rows", batch, _COLUMNS)
+    trace.create_temp_table(TABLE, "SELECT * FROM own_times_rows")
 
 
 def _operators(trace: Trace) -> Iterator[_Row]:
     """Yield the operators, thread by thread, outer operators first."""
     trace.create_temp_table(
-        "own_times_of",
+        "own_times_input",
         f"""
-        WITH ran AS (
+        WITH primitive_runs AS (
             SELECT parent_id, start_ns, start_ns + dur_ns AS end_ns, {NS} AS ns, type,
                    max(start_ns + dur_ns) OVER (PARTITION BY parent_id ORDER BY start_ns, span_id
-                       ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS until_ns
+                       ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS previous_end_ns
             FROM merged WHERE kind = '{Kind.PRIMITIVE}' AND parent_id IS NOT NULL AND dur_ns IS NOT NULL
-        ), inside AS (
+        ), primitive_times AS (
             SELECT parent_id, count(*) FILTER (type IS DISTINCT FROM 'reorder') AS primitives,
                    coalesce(sum(ns)::DOUBLE / nullif(sum(end_ns - start_ns), 0)
-                            * sum(greatest(end_ns - greatest(start_ns, coalesce(until_ns, start_ns)), 0)), 0) AS ns
-            FROM ran GROUP BY parent_id
+                            * sum(greatest(end_ns - greatest(start_ns, coalesce(previous_end_ns, start_ns)), 0)),
+                            0) AS ns
+            FROM primitive_runs GROUP BY parent_id
         )
-        SELECT row_number() OVER (ORDER BY process, thread, start_ns, dur_ns DESC, depth) AS place,
+        SELECT row_number() OVER (ORDER BY process, thread, start_ns, dur_ns DESC, depth) AS position,
                span_id, merged.parent_id, name, process, thread, start_ns, start_ns + coalesce(dur_ns, 0) AS end_ns,
                coalesce({NS}, 0)::DOUBLE AS ns, flops IS NOT NULL AS states_flops,
-               dram_read_bytes IS NOT NULL AS states_bytes, raw_ns - explained_ns AS beside_ns,
-               coalesce(inside.ns, 0)::DOUBLE AS primitives_ns,
-               coalesce(inside.primitives, 0) AS primitives
-        FROM merged LEFT JOIN inside ON inside.parent_id = merged.span_id
+               dram_read_bytes IS NOT NULL AS states_bytes, raw_ns - explained_ns AS comparable_ns,
+               coalesce(primitive_times.ns, 0)::DOUBLE AS primitives_ns,
+               coalesce(primitive_times.primitives, 0) AS primitives
+        FROM merged LEFT JOIN primitive_times ON primitive_times.parent_id = merged.span_id
         WHERE device IS NULL AND kind = '{Kind.OP}'
         """,
     )
     first = 1
     while rows := trace.sql(
-        "SELECT * FROM own_times_of WHERE place BETWEEN ? AND ? ORDER BY place", [first, first + _AT_ONCE - 1]
+        "SELECT * FROM own_times_input WHERE position BETWEEN ? AND ? ORDER BY position", [first, first + _BATCH - 1]
     ).fetchall():
         yield from map(_Row._make, rows)
-        first += _AT_ONCE
+        first += _BATCH
 
 
-def _swept(operators: Iterable[_Row]) -> Iterator[tuple[Any, ...]]:
+def _table_rows(operators: Iterable[_Row]) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of the table, each as soon as everything inside its operator is known."""
     thread: tuple[int | None, int | None] | None = None
     stack: list[_Operator] = []

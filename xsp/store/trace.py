@@ -25,11 +25,11 @@ class Rung:
     step_ns: float
     added_ns: float | None
     """Nanoseconds that the rung adds to the step of the next outer rung; None for the outermost rung."""
-    added: summary.Interval | None
+    added_interval: summary.Interval | None
     spans: int
     """Spans per step that this rung adds on the host; device work costs the step nothing."""
 
-    alone_ns: float | None = None
+    calibrated_ns: float | None = None
     """Nanoseconds per span according to the calibration, which runs a small workload alone; None without one."""
 
     @property
@@ -48,15 +48,17 @@ class Rung:
         return weighted[0] if weighted is not None else self.per_span_ns
 
     @property
-    def cost(self) -> summary.Interval:
+    def cost_interval(self) -> summary.Interval:
         """The 95 % interval of `cost_ns`."""
         weighted = self._weighted()
         if weighted is not None:
             mean, deviation = weighted
             return summary.Interval(max(0.0, mean - _Z * deviation), mean + _Z * deviation)
-        if self.added is None or not self.spans:
+        if self.added_interval is None or not self.spans:
             return summary.Interval(self.cost_ns, self.cost_ns)
-        return summary.Interval(max(0.0, self.added.lo) / self.spans, max(0.0, self.added.hi) / self.spans)
+        return summary.Interval(
+            max(0.0, self.added_interval.lo) / self.spans, max(0.0, self.added_interval.hi) / self.spans
+        )
 
     def _weighted(self) -> tuple[float, float] | None:
         """Return the weighted mean of steps and calibration and its standard deviation; None if either is missing.
@@ -64,16 +66,16 @@ class Rung:
         The standard deviation of the calibration is assumed to equal its value: in a program, a span may cost a
         multiple of its cost in a small loop.
         """
-        if not self.alone_ns or self.added_ns is None or not self.spans:
+        if not self.calibrated_ns or self.added_ns is None or not self.spans:
             return None
         steps_weight = 0.0
-        if self.added is not None:
-            deviation = (self.added.hi - self.added.lo) / (2 * _Z) / self.spans
+        if self.added_interval is not None:
+            deviation = (self.added_interval.hi - self.added_interval.lo) / (2 * _Z) / self.spans
             if not deviation:
                 return None
             steps_weight = deviation**-2
-        calibration_weight = self.alone_ns**-2
-        mean = (steps_weight * self.added_ns / self.spans + calibration_weight * self.alone_ns) / (
+        calibration_weight = self.calibrated_ns**-2
+        mean = (steps_weight * self.added_ns / self.spans + calibration_weight * self.calibrated_ns) / (
             steps_weight + calibration_weight
         )
         return max(0.0, mean), (steps_weight + calibration_weight) ** -0.5
@@ -109,7 +111,7 @@ class Trace:
             path: file or directory that the trace was loaded from.
         """
         self.con = con
-        self._made: set[str] = set()
+        self._temp_tables: set[str] = set()
         self.run = Run.of(run)
         self.rungs = list(rungs)
         self.path = path
@@ -120,8 +122,8 @@ class Trace:
     def __repr__(self) -> str:
         """Return the text that a notebook shows: name, number of spans and steps, and directory or file."""
         spans, steps = self.con.execute("SELECT count(*), count(DISTINCT step) FROM spans").fetchall()[0]
-        where = f" in {self.path}" if self.path else ""
-        return f"<Trace {self.name!r}: {spans:,} spans of {steps:,} step{'s' * (steps != 1)}{where}>"
+        location = f" in {self.path}" if self.path else ""
+        return f"<Trace {self.name!r}: {spans:,} spans of {steps:,} step{'s' * (steps != 1)}{location}>"
 
     @property
     def spans(self) -> duckdb.DuckDBPyRelation:
@@ -167,31 +169,31 @@ class Trace:
         """Return the result of a SQL query on `spans`, `merged`, `loop` and `samples`."""
         return self.con.sql(query, params=params)
 
-    def load_into_memory(self, most: int) -> None:
+    def load_into_memory(self, max_spans: int) -> None:
         """Copy the spans of a run directory into memory, so that queries do not read its files each time.
 
         Args:
-            most: maximum number of spans; a run with more stays on the disk.
+            max_spans: maximum number of spans; a run with more stays on the disk.
         """
         if self.path is None or not self.path.is_dir():
             return
         with contextlib.suppress(duckdb.Error):  # a damaged file is reported by the query that needs it
             ((count,),) = self.con.execute("SELECT count(*) FROM spans").fetchall()
             views = self.con.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
-            for name in {"spans", "merged"} & {name for (name,) in views} if count <= most else ():
-                self.con.execute(f"CREATE OR REPLACE TABLE held_{name} AS FROM {name}")
+            for name in {"spans", "merged"} & {name for (name,) in views} if count <= max_spans else ():
+                self.con.execute(f"CREATE OR REPLACE TABLE loaded_{name} AS FROM {name}")
                 self.con.execute(f"DROP VIEW {name}")
-                self.con.execute(f"ALTER TABLE held_{name} RENAME TO {name}")
+                self.con.execute(f"ALTER TABLE loaded_{name} RENAME TO {name}")
 
     def create_temp_table(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
         """Make a temporary table that several analyses start from, unless this trace has already made it."""
         if not self.has_temp_table(name):
             self.con.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}", params)
-            self._made.add(name)
+            self._temp_tables.add(name)
 
     def has_temp_table(self, name: str) -> bool:
         """Return whether `create_temp_table` has made the table."""
-        return name in self._made
+        return name in self._temp_tables
 
     def has(self, level: Level) -> bool:
         """Return whether the merged step holds spans of a level."""

@@ -12,18 +12,20 @@ from xsp.store.trace import Trace
 
 LAYERS = f"""
     layers AS (
-        WITH called AS (
+        WITH layer_calls AS (
             SELECT *, {NS} AS ns FROM merged WHERE level = {int(Level.LAYER)}
         ), inner_calls AS (
-            SELECT up.layer_id AS outer_id, sum(ns) AS ns, sum(called.alloc_bytes) AS alloc_bytes, count(*) AS calls
-            FROM called JOIN merged up ON up.span_id = called.parent_id GROUP BY up.layer_id
+            SELECT parent.layer_id AS outer_id, sum(ns) AS ns, sum(layer_calls.alloc_bytes) AS alloc_bytes,
+                   count(*) AS calls
+            FROM layer_calls JOIN merged parent ON parent.span_id = layer_calls.parent_id GROUP BY parent.layer_id
         )
-        SELECT called.*,
+        SELECT layer_calls.*,
                inner_calls.calls IS NULL AS leaf,
-               greatest(called.ns - coalesce(inner_calls.ns, 0), 0) AS self_ns,
-               CASE WHEN called.alloc_bytes IS NOT NULL
-                    THEN greatest(called.alloc_bytes - coalesce(inner_calls.alloc_bytes, 0), 0) END AS self_alloc_bytes
-        FROM called LEFT JOIN inner_calls ON inner_calls.outer_id = called.span_id
+               greatest(layer_calls.ns - coalesce(inner_calls.ns, 0), 0) AS self_ns,
+               CASE WHEN layer_calls.alloc_bytes IS NOT NULL
+                    THEN greatest(layer_calls.alloc_bytes - coalesce(inner_calls.alloc_bytes, 0), 0)
+                    END AS self_alloc_bytes
+        FROM layer_calls LEFT JOIN inner_calls ON inner_calls.outer_id = layer_calls.span_id
     )
 """
 """Module calls with self time and self memory: `self_ns` and `self_alloc_bytes` exclude the calls inside, so that they
@@ -49,23 +51,27 @@ def library_calls(trace: Trace, table: str = "merged") -> str:
     trace.create_temp_table(
         name := f"library_calls_of_{table}",
         f"""
-        WITH RECURSIVE up(rank, trace_id, span_id, called, outermost, above_id, calls) AS (
+        WITH RECURSIVE ancestors(rank, trace_id, span_id, called, outermost, outer_id, calls) AS (
             SELECT rank, trace_id, span_id, json_extract_string(attributes, '$.library'), span_id, parent_id, 0
             FROM {table} WHERE kind = '{Kind.CALL}'
                 AND level = {int(Level.LIBRARY)}
             UNION ALL
-            SELECT up.rank, up.trace_id, up.span_id, up.called, call.span_id, call.parent_id, calls + 1
-            FROM up JOIN {table} call ON call.rank = up.rank AND call.trace_id = up.trace_id
-                 AND call.span_id = up.above_id AND call.kind = '{Kind.CALL}' AND call.level = {int(Level.LIBRARY)}
+            SELECT ancestors.rank, ancestors.trace_id, ancestors.span_id, ancestors.called, call.span_id,
+                   call.parent_id, calls + 1
+            FROM ancestors JOIN {table} call ON call.rank = ancestors.rank AND call.trace_id = ancestors.trace_id
+                 AND call.span_id = ancestors.outer_id AND call.kind = '{Kind.CALL}'
+                 AND call.level = {int(Level.LIBRARY)}
             WHERE calls < {MAX_NESTING}
-        ), whole AS (
+        ), outermost_calls AS (
             SELECT rank, trace_id, span_id, any_value(called) AS called,
-                   arg_max(outermost, calls) AS outermost, arg_max(above_id, calls) AS above_id
-            FROM up GROUP BY ALL
+                   arg_max(outermost, calls) AS outermost, arg_max(outer_id, calls) AS outer_id
+            FROM ancestors GROUP BY ALL
         )
-        SELECT whole.rank, whole.trace_id, whole.span_id, called, coalesce(op.span_id, outermost) AS op_id
-        FROM whole LEFT JOIN {table} op ON op.rank = whole.rank AND op.trace_id = whole.trace_id
-             AND op.span_id = whole.above_id AND op.level = {int(Level.OP)} AND op.kind = '{Kind.OP}'
+        SELECT outermost_calls.rank, outermost_calls.trace_id, outermost_calls.span_id, called,
+               coalesce(op.span_id, outermost) AS op_id
+        FROM outermost_calls LEFT JOIN {table} op
+             ON op.rank = outermost_calls.rank AND op.trace_id = outermost_calls.trace_id
+             AND op.span_id = outermost_calls.outer_id AND op.level = {int(Level.OP)} AND op.kind = '{Kind.OP}'
         """,
     )
     return name
@@ -75,16 +81,16 @@ _ON_DEVICE = f"""
     {NAMES},
     calls AS (
         SELECT span_id, name, kind, type, merged.phase, start_ns, dur_ns, {NS} AS ns, 1 AS calls, true AS computes,
-               true_lo_ns, true_hi_ns, layer_id, coalesce(within.op_id, parent_id) AS op_id, true AS carries,
+               true_lo_ns, true_hi_ns, layer_id, coalesce(library_call.op_id, parent_id) AS op_id, true AS carries,
                class IS NULL OR class NOT IN {WITHOUT_PRODUCTS} AS multiplies,
                coalesce(called, json_extract_string(attributes, '$.library'), 'device') AS library,
                flops AS own_flops, dram_read_bytes AS own_read, dram_write_bytes AS own_write, flops_source,
                bytes_source, occupancy, occupancy_source, class = '{COMMUNICATION}' AS communication, tensor_cores,
-               names.precision AS named_precision, dtype AS own_dtype, class AS worked
+               names.precision AS named_precision, dtype AS own_dtype, class AS work_class
         FROM merged LEFT JOIN names USING (name)
         LEFT JOIN (
             SELECT rank AS on_rank, trace_id AS trace, span_id AS call_id, op_id, called FROM library_calls_of_merged
-        ) within ON on_rank = merged.rank AND trace = merged.trace_id AND call_id = merged.parent_id
+        ) library_call ON on_rank = merged.rank AND trace = merged.trace_id AND call_id = merged.parent_id
         WHERE level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}'
     )
 """
@@ -104,7 +110,7 @@ _ON_HOST = f"""
                true_hi_ns * coalesce(scale, 1.0) AS true_hi_ns, layer_id, parent_id AS op_id,
                type IS DISTINCT FROM 'reorder' AS carries, true AS multiplies,
                json_extract_string(attributes, '$.library') AS library,
-               {_NOT_COUNTED}, type AS worked
+               {_NOT_COUNTED}, type AS work_class
         FROM merged LEFT JOIN own_times ON own_times.span_id = merged.parent_id WHERE kind = '{Kind.PRIMITIVE}'
         UNION ALL
         SELECT span_id, name, kind, type, phase, start_ns, dur_ns, own_ns, 1, true,
@@ -118,7 +124,7 @@ _ON_HOST = f"""
     )
 """
 
-WHOLE_NS = f"""(
+TOTAL_NS = f"""(
     SELECT sum({NS})::DOUBLE FROM merged LEFT JOIN own_times USING (span_id)
     WHERE own_times.span_id IS NOT NULL AND outer_id IS NULL
        OR kind = '{Kind.PRIMITIVE}' AND coalesce(parent_id, '') NOT IN (SELECT span_id FROM own_times)
@@ -136,21 +142,22 @@ _OTHER_PRIMITIVES = tuple(
 )
 
 _NONE_COUNTED = f"""coalesce(
-    worked IN {WITHOUT_PRODUCTS} OR worked IN {_OTHER_PRIMITIVES}
-    OR (worked IS NULL OR worked = 'other') AND starts_with(caller.name, 'aten::')
+    work_class IN {WITHOUT_PRODUCTS} OR work_class IN {_OTHER_PRIMITIVES}
+    OR (work_class IS NULL OR work_class = 'other') AND starts_with(caller.name, 'aten::')
        AND NOT regexp_matches(caller.name, '{PRODUCTS}'), false)"""
 """Whether a kernel does none of the counted operations, according to its class, oneDNN's kind of primitive, or the
 operator that launched it."""
 
 
-def _figure(own: str, column: str, counted: str, carries: str = "carries", prefix: str = "") -> str:
+def _figure(counter: str, column: str, counted_column: str, carries: str = "carries", prefix: str = "") -> str:
     """Return the SQL of a figure's three columns: for the call, for calls of its name, for all of its operator."""
     share = f"CASE WHEN {carries} THEN op.{column} / work.{prefix}kernels END"
-    is_counted = f"{own} IS NOT NULL OR work.{counted}"
+    is_counted = f"{counter} IS NOT NULL OR work.{counted_column}"
     return f"""
-        CASE WHEN {is_counted} THEN {own} WHEN {carries} AND work.{prefix}kernels = 1 THEN op.{column} END AS {column},
-        CASE WHEN {is_counted} THEN {own} WHEN work.{prefix}names = 1 THEN {share} END AS name_{column},
-        CASE WHEN {is_counted} THEN {own} WHEN carries THEN coalesce({share}, 0 * op.{column}) END AS whole_{column}
+        CASE WHEN {is_counted} THEN {counter} WHEN {carries} AND work.{prefix}kernels = 1 THEN op.{column} END
+            AS {column},
+        CASE WHEN {is_counted} THEN {counter} WHEN work.{prefix}names = 1 THEN {share} END AS name_{column},
+        CASE WHEN {is_counted} THEN {counter} WHEN carries THEN coalesce({share}, 0 * op.{column}) END AS whole_{column}
     """
 
 
@@ -223,9 +230,9 @@ def kernels(trace: Trace) -> str:
     """
     if trace.has(Level.KERNEL):
         library_calls(trace)
-        prepared = f"{_ON_DEVICE}, {_OPS}, {_KERNELS}"
+        ctes = f"{_ON_DEVICE}, {_OPS}, {_KERNELS}"
     else:
-        selftimes.make(trace)
-        prepared = f"{_ON_HOST}, {_OPS_ON_HOST}, {_KERNELS}"
-    trace.create_temp_table("attributed_kernels", f"WITH {prepared} SELECT * FROM kernels")
+        selftimes.create_table(trace)
+        ctes = f"{_ON_HOST}, {_OPS_ON_HOST}, {_KERNELS}"
+    trace.create_temp_table("attributed_kernels", f"WITH {ctes} SELECT * FROM kernels")
     return "kernels AS (SELECT * FROM attributed_kernels)"

@@ -26,7 +26,7 @@ class Store:
         self._con = table.connect_storing()
         self._live: Any = None
         self._sampler: Sampler | None = None
-        self._loop_lost = 0
+        self._lost_rows = 0
 
     def sample(self, process: int, rank: int, devices: Sequence[str]) -> None:
         """Start the thread that samples devices, process and machine.
@@ -69,7 +69,7 @@ class Store:
         try:
             loop.append(self._run, rows, offset_ns)
         except OSError:
-            self._loop_lost += len(rows) // loop.ROW_BYTES
+            self._lost_rows += len(rows) // loop.ROW_BYTES
 
     def finish(self, content: Mapping[str, Any]) -> dict[str, Any]:
         """Merge the steps and write the final `run.json`.
@@ -95,8 +95,8 @@ class Store:
             summary["spans"] = self._con.execute("SELECT count(*) FROM merged").fetchall()[0][0]
         if self._sampler is not None:
             run |= {"samples": self._end_sampling()}
-        if self._loop_lost:
-            text = f"{self._loop_lost} rows of the loop were not stored: the times of the steps are incomplete"
+        if self._lost_rows:
+            text = f"{self._lost_rows} rows of the loop were not stored: the times of the steps are incomplete"
             run = run.with_notes("xsp", [text])
         if run.budget is not None and "program_percent" not in run.budget:  # else this is a repeated merge
             run |= {"budget": _with_end(run.budget, time.monotonic_ns() - start_ns)}
@@ -145,9 +145,9 @@ def resolve_run(run: Path, serialised: Path) -> int:
     for segment in rundir.segments(run):
         before = read(segment)
         after = resolve(before, serial)
-        gained = sum(span.parent_rule == Rule.SERIALISED for span in after)
-        if gained:
-            resolved += gained
+        new_parents = sum(span.parent_rule == Rule.SERIALISED for span in after)
+        if new_parents:
+            resolved += new_parents
             table.write_columns(list(zip(*after, strict=True)), segment, con)
     if resolved:
         Store(run).finish(rundir.read_run(run))

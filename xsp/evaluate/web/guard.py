@@ -8,7 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from xsp.receiver.loopback import asks_for_loopback
+from xsp.receiver.loopback import is_loopback_host
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -48,9 +48,9 @@ def is_this_server(host: str | None, address: str) -> bool:
     """
     if host is None:
         return False
-    if asks_for_loopback(host):
+    if is_loopback_host(host):
         return True
-    if asks_for_loopback(f"[{address}]" if ":" in address else address):
+    if is_loopback_host(f"[{address}]" if ":" in address else address):
         return False
     name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
     try:
