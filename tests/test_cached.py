@@ -173,7 +173,7 @@ def test_conditions_found_before_torch_is_imported_hold_afterwards(monkeypatch: 
     assert cached.software_before_torch() is None  # not asked in time
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.setattr(cached, "_origin", lambda package: Path(cached.__file__).parent)
-    monkeypatch.setattr(cached, "_fingerprint", lambda folder, whole: "a hash")
+    monkeypatch.setattr(cached, "_fingerprint", lambda folder, all_sources: "a hash")
     result = cached.software()
     assert cached.software("timm") != result
     assert cached.software_before_torch() == result

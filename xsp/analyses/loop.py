@@ -86,7 +86,7 @@ def lines_between_steps(trace: Trace) -> Table:
     """The lines of the program that ran between a recorded step and the next one, and their time.
 
     The time of a line includes its calls, but not waiting for data. `gaps` is the number of gaps between steps in which
-    lines were traced, `seen_gaps` the number of those in which the line ran. `ms` is the mean over all of these gaps,
+    lines were traced, `seen` the number of those in which the line ran. `ms` is the mean over all of these gaps,
     `percent` its share of all lines. A line that begins or ends a step is listed with its time outside the step. `line`
     is the file, relative to the working directory or its package, and the line number.
     """
