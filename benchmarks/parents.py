@@ -26,7 +26,7 @@ from xsp import table
 from xsp.correlate import columns as placing
 from xsp.correlate.evidence import correlate
 from xsp.importers.contract import RAW_COLUMNS, Losses, SourceInfo
-from xsp.ingest import tables
+from xsp.ingest import jobs
 from xsp.schema import Kind, Level, Span
 
 SIZES = (200_000, 1_000_000, 2_000_000, 5_000_000)
@@ -76,7 +76,7 @@ def fabricate(con: duckdb.DuckDBPyConnection, spans: int) -> SourceInfo:
 def place_spans(spans: int) -> tuple[float, int, int]:
     """Place `spans` spans; return the seconds, the peak memory of the process in bytes, and the number of orphans."""
     with tempfile.TemporaryDirectory() as folder:
-        con = tables.connect(Path(folder))
+        con = jobs.connect(Path(folder))
         info = fabricate(con, spans)
         begin = time.perf_counter()
         placing.correlate_table(con, info, "fabricated")

@@ -140,6 +140,13 @@ def test_ranks_of_which_no_case_was_measured_are_reported(
     assert list(page.RESULTS.iterdir()) == []
 
 
+def test_fabricated_spans_are_placed_without_orphans() -> None:
+    seconds, peak_bytes, orphans = parents.place_spans(200)
+    assert seconds > 0
+    assert peak_bytes > 0
+    assert orphans == 0
+
+
 def test_one_size_tells_no_exponent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parents, "_place_in_process", lambda size: (1.0, 1_000_000, 0))
     monkeypatch.setattr(parents, "correlation_s", lambda size: 2.0)

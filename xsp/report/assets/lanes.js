@@ -196,7 +196,7 @@ class Lanes {
   drawTitles(context, outer) {
     const text = shade("--text"), quiet = shade("--quiet"), { high } = this;
     this.rows.forEach(({ first, last }, row) => {
-      const top = this.top(row), [track, holds] = this.title(row), room = this.gutter - 10;
+      const top = this.top(row), [track, contents] = this.title(row), room = this.gutter - 10;
       if (top < -high || top > this.scroller.clientHeight) return;
       context.fillStyle = quiet;
       if (track && row) context.fillRect(0, top, outer, first === last ? 2 : 1);
