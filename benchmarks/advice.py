@@ -214,7 +214,7 @@ def _record_and_advise(
     command = [sys.executable, "-m", "xsp.cli", "run", "--quiet", "--out", str(run), str(script), *mended]
     subprocess.run(command, check=True, timeout=RECORDING_LIMIT_S, env=environment, stdout=subprocess.DEVNULL)
     fill = options.fill if options.fill is not None else 5.0 if options.quick else 60.0
-    context = advisor.asked_about(str(run), {"fill": fill, "timings": timings} if fill else {"timings": timings})
+    context = advisor.context_of(str(run), {"fill": fill, "timings": timings} if fill else {"timings": timings})
     result = advise.of(context)
     pieces = [_plain(piece) for piece in result.advice]
     answer: dict[str, Any] = {"advice": pieces, "unanswered": dict(result.unanswered)}

@@ -138,7 +138,7 @@ def _report(
     measured_ns = {text: step.ns for text, step in steps_of.items()}
     for size in sizes:
         points = {
-            text: curves.curve(captured, timings, measured_ns[text], [size], how=method)[0]
+            text: curves.curve(captured, timings, measured_ns[text], [size], conditions=method)[0]
             for text, captured in graphs.items()
             if text in measured_ns
         }
@@ -148,13 +148,13 @@ def _report(
             for text in signed
             if (
                 point := curves.curve(
-                    graphs[text], timings, measured_ns[text], [size], how=method, glue_ns=glue.get(text)
+                    graphs[text], timings, measured_ns[text], [size], conditions=method, glue_ns=glue.get(text)
                 )[0]
             ).error
             is not None
         }
         cross = _cross_model_errors(graphs, timings, measured_ns, size, method)
-        cost = curves.cost([graphs[text] for text in signed], timings, measured_ns, size, how=method)
+        cost = curves.cost([graphs[text] for text in signed], timings, measured_ns, size, conditions=method)
         report.add(
             [
                 str(size),
@@ -201,13 +201,13 @@ def _cross_model_errors(
 
     The missing part is assumed to have the same error as the covered part: the sum is divided by the share.
     """
-    keys = {text: construct.elsewhere([captured], size, how=method) for text, captured in graphs.items()}
+    keys = {text: construct.spec_keys([captured], size, conditions=method) for text, captured in graphs.items()}
     errors: dict[str, tuple[float, float]] = {}
     for text, captured in graphs.items():
         other_keys = frozenset().union(*(model_keys for name, model_keys in keys.items() if name != text))
-        total = construct.construct(captured, timings, size, how=method, partial=True)
-        covered = construct.construct(captured, timings, size, how=method, only=other_keys, partial=True)
-        if text in measured_ns and total.ns and not total.at_least and covered.ns is not None:
+        total = construct.construct(captured, timings, size, conditions=method, partial=True)
+        covered = construct.construct(captured, timings, size, conditions=method, only=other_keys, partial=True)
+        if text in measured_ns and total.ns and not total.is_lower_limit and covered.ns is not None:
             share = covered.ns / total.ns
             if share >= COVERED_SHARE:
                 errors[text] = covered.ns / share / measured_ns[text] - 1, share

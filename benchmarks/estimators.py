@@ -103,9 +103,9 @@ def _ratios(
     if missing and time.monotonic() < deadline:
         turns.say(f"  {text}: {len(missing)} layers have no timing")
         bench.fill(missing, timings, options.budget or (20 if options.quick else 60))
-    construction = construct.construct(captured, timings, 1, how=construct.Conditions(threads=options.threads))
+    construction = construct.construct(captured, timings, 1, conditions=construct.Conditions(threads=options.threads))
     estimates: dict[str, float | None] = {
-        "timed layers (R2)": None if construction.at_least else construction.ns,
+        "timed layers (R2)": None if construction.is_lower_limit else construction.ns,
         "FLOPs ÷ peak": _roofline_ns(captured, peak, None),
         "FLOPs ÷ peak, bytes ÷ bandwidth": _roofline_ns(captured, peak, bandwidth),
     }

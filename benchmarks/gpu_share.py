@@ -98,7 +98,7 @@ def measure(spec: str, folder: Path, rounds: int, device: str = "cuda:0") -> dic
     file, store = folder / "0.safetensors", folder / "s"
     results: dict[str, Any] = {"nbytes": nbytes, MMAP: [], ATTACH: []}
     words = ("--device", "0") if device != "cpu" else ()
-    with measuring.store_at(store, 4 * nbytes + (64 << 20), *words), contextlib.ExitStack() as stack:
+    with measuring.running_store(store, 4 * nbytes + (64 << 20), *words), contextlib.ExitStack() as stack:
         with worker_answer(ATTACH, spec, file, store, device):
             pass  # from now on the store holds the weights
         for turn in range(rounds):

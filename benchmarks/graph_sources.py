@@ -123,7 +123,7 @@ def _row(source: str, build: GraphBuilder, spec: str) -> Row:
         return {"error": f"{type(error).__name__}: {_first_line(error)}"}
     reduced = captured
     if source == "execution trace":
-        nodes = [replace(node, key=keys.key(observed.as_trace_reports(node.call))) for node in captured.nodes]
+        nodes = [replace(node, key=keys.key(observed.as_recorded_in_trace(node.call))) for node in captured.nodes]
         reduced = replace(captured, nodes=tuple(nodes))
     if source == "program" and not _is_same(rebuilt, captured):
         import torch

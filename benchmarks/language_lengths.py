@@ -108,7 +108,7 @@ def _rows(report: turns.Report, model: str, stored: StoredRounds, timings: bench
     short = model.partition(":")[2].partition("?")[0]
     for curve in prediction.curves:
         step = turns.middle(rounds[curve.phase, unseen])
-        polynomial = curve.whole
+        polynomial = curve.total
         calls = None if polynomial is None else polynomial.at(unseen)
         figures = {n: turns.middle(rounds[curve.phase, n]) for n in timed}
         values = [figure.value for figure in figures.values()]
@@ -144,7 +144,7 @@ def _measure(model: str, lengths: Sequence[int], stored: StoredRounds, options: 
     import torch
 
     torch.set_num_threads(options.threads)
-    phase_steps = steps.ready(model, (DECODE, PREFILL), lengths, Settings(seed=options.seed))
+    phase_steps = steps.build_steps(model, (DECODE, PREFILL), lengths, Settings(seed=options.seed))
     conditions = [turns.Condition(f"{phase} {n}", step) for (phase, n), step in phase_steps.items()]
     turn = turns.turns_of(options)
     rounds = options.rounds or (5 if options.quick else 30)

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ]
         _write(stored.folder / "latencies.csv", latencies)
     groups = correlate.groups(rows, latencies)
-    notes, holes = correlate.left_out(rows, latencies, 1)
+    notes, holes = correlate.omissions(rows, latencies, 1)
     for group in groups:
         _add(report, group, "this machine, ")
     if options.golden is not None:
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         report.notes += [
             f"{group.title}: micro:{slope.family} varies {correlate.MEASURES[slope.measure]} {slope.factor:.0f} times, "
             f"latency {slope.least_ns / 1e6:.3g} → {slope.most_ns / 1e6:.3g} ms, "
-            f"exponent {correlatetext.shown(slope.exponent)}."
+            f"exponent {correlatetext.coefficient_text(slope.exponent)}."
             for slope in group.slopes
         ]
     covered = len({slope.model for slope in measured_steps})
@@ -113,8 +113,8 @@ def _add(report: turns.Report, group: correlate.Group, prefix: str) -> None:
         [
             f"{prefix}{group.title}",
             str(len(group.points)),
-            *(correlatetext.shown(correlations[measure].pearson) for measure in MEASURES),
-            "–" if difference is None else correlatetext.shown(difference.figure),
+            *(correlatetext.coefficient_text(correlations[measure].pearson) for measure in MEASURES),
+            "–" if difference is None else correlatetext.coefficient_text(difference.figure),
             "not decided" if winner is None else correlate.MEASURES[winner],
             "–" if error is None else turns.Figure(error.value, error.low or 0, error.high or 0).text(0) + " %",
         ],

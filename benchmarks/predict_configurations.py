@@ -319,7 +319,7 @@ def judge(
             columns = (*intrinsic, *extrinsic, *((split_factor,) if split_factor else ()))
             data = configurations.of_rows(table, "step_s", factors=columns)
             split = crossvalidation.split_of(data, intrinsic, extrinsic, split_factor)
-            evaluation = crossvalidation.judge(data, split, options.seed, 20, beyond=False)
+            evaluation = crossvalidation.judge(data, split, options.seed, 20, with_extrapolations=False)
             extrapolation = extrapolation_errors(table, columns, split, options.seed)
         except UsageError as error:
             report.notes.append(f"{name}: {error}")
@@ -340,7 +340,7 @@ def judge(
             if generic is None
             else f"{100 * generic:.1f} %, goal at most 10 %: {'met' if generic <= 0.1 else 'missed'}"
         )
-        report.notes.append(f"{name}: generic {text}; offered: {evaluation.offered}.")
+        report.notes.append(f"{name}: generic {text}; offered: {evaluation.offered_model}.")
         for scope, errors in (
             ("held out", {model_error.model: model_error.mean for model_error in evaluation.errors}),
             ("beyond", extrapolation),
@@ -370,7 +370,7 @@ def extrapolation_errors(
     smaller, held_out = data.take(np.flatnonzero(~is_out)), data.take(np.flatnonzero(is_out))
     if not len(held_out):
         return {}
-    models = crossvalidation.trained_on(smaller, split, seed)
+    models = crossvalidation.train_models(smaller, split, seed)
     mean_errors = {
         name: float(np.abs(model(held_out.values) / held_out.seconds - 1).mean()) for name, model in models.items()
     }

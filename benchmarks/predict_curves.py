@@ -81,7 +81,7 @@ def measure(options: Any, out: Path) -> None:
             seconds_left = deadline - time.monotonic()
             if seconds_left > 1:
                 links.fill(plan, timings, seconds_left, lambda *told: None)
-            curves, lacking = links.known(plan, timings)
+            curves, lacking = links.existing_curves(plan, timings)
             all_curves += curves
             missing += lacking
         tables.append(all_curves)

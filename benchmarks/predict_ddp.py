@@ -91,7 +91,7 @@ def evaluate(timings: Timings, ranks: int, name: str, batch: int, case: dict[str
     link = measured.of(timings, 1)
     answer = scaling.of(step, Job(1, link), (1, ranks))
     prediction = answer.points[-1].predicted
-    assert link.measured is not None
+    assert link.curves is not None
     parts = prediction.parts
     backward = sum(parts[cause] for cause in (str(Cause.BACKWARD), str(Cause.SERVING), EXPOSED))
     predicted_parts = {"step": prediction.step, "forward": parts[str(Cause.FORWARD)], "backward": backward,
@@ -103,11 +103,12 @@ def evaluate(timings: Timings, ranks: int, name: str, batch: int, case: dict[str
         "error": prediction.step / measured_parts["step"] - 1, "exposed_s": parts[EXPOSED],
         "hidden": prediction.hidden / prediction.communication if prediction.communication else None,
         "overlap_predicted": prediction.overlap, "overlap": case["overlap"],
-        "slower": link.measured.at(ranks).computing, "slower_here": case["beside"]["step"] / case["alone"]["step"],
+        "slower": link.curves.sharing_at(ranks).compute_factor,
+        "slower_here": case["beside"]["step"] / case["alone"]["step"],
         "parts": {
             part: {"predicted_s": predicted_parts[part], "measured_s": measured_parts[part]} for part in measured_parts
         },
-        "notes": [note for note in link.measured.notes([ranks], 0) if "ranks" in note],
+        "notes": [note for note in link.curves.notes([ranks], 0) if "ranks" in note],
     }  # fmt: skip
 
 

@@ -94,7 +94,7 @@ def errors(rows: list[dict[str, Any]], factors: Sequence[str]) -> dict[str, floa
     split = crossvalidation.split_of(table, (), factors, None)
     predicted_rows = [row for row in rows if row["ranks"] in PREDICTED_RANKS]
     values = configurations.of_rows(predicted_rows, "step_s", None, factors).values
-    models = crossvalidation.trained_on(table, split, 0)
+    models = crossvalidation.train_models(table, split, 0)
     return {
         name: statistics.fmean(
             abs(float(value) / row["step_s"] - 1) for value, row in zip(model(values), predicted_rows, strict=True)

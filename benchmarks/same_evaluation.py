@@ -84,11 +84,11 @@ def run_manifest(agent: Agent, content: Manifest, store: Path) -> results.Result
 def ways() -> Iterator[dict[str, tuple[Agent, str]]]:
     """Yield the agent that runs manifests, and the driver that issues their requests, by name of the way."""
     available: dict[str, tuple[Agent, str]] = {
-        "in this process": (transports.named("local")[0], "xsp"),
-        "in its own process": (transports.named("process")[0], "xsp"),
+        "in this process": (transports.local_agents("local")[0], "xsp"),
+        "in its own process": (transports.local_agents("process")[0], "xsp"),
     }
-    if loadgen.missing() is None:
-        available["by LoadGen"] = (transports.named("local")[0], "loadgen")
+    if loadgen.install_hint() is None:
+        available["by LoadGen"] = (transports.local_agents("local")[0], "loadgen")
     else:
         turns.say("  LoadGen is not installed: left out")
     try:
@@ -186,19 +186,19 @@ def compare_reproductions(report: turns.Report, options: argparse.Namespace, sto
         content = plain(source, 10 if options.quick else 40)
         before = _runner(content, store)()
         for _ in range(options.rounds):
-            judgements.setdefault(UNCHANGED, []).append(standings.reproduced(before, _runner(content, store), 5))
+            judgements.setdefault(UNCHANGED, []).append(standings.reproduce(before, _runner(content, store), 5))
         for name, change in CHANGES.items():
             changed_content = copy.deepcopy(content)
             change(changed_content)
-            judgements.setdefault(name, []).append(standings.reproduced(before, _runner(changed_content, store), 2))
+            judgements.setdefault(name, []).append(standings.reproduce(before, _runner(changed_content, store), 2))
         edited = _with_another_version(before)
-        judgements.setdefault(VERSION, []).append(standings.reproduced(edited, _runner(content, store), 2))
+        judgements.setdefault(VERSION, []).append(standings.reproduce(edited, _runner(content, store), 2))
     _add_verdicts(report, judgements)
 
 
 def _runner(content: Plain, store: Path) -> Callable[[], results.Result]:
     """Return a function that runs a manifest in a separate process and returns the result."""
-    agent, checked = transports.named("process")[0], manifest(content)
+    agent, checked = transports.local_agents("process")[0], manifest(content)
     return lambda: run_manifest(agent, checked, store)
 
 

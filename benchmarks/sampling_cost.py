@@ -49,7 +49,7 @@ def storing_process(folder: Path, sampling: bool, reports: list[dict[str, Any]])
     rundir.write_run(run, {})
     try:
         if sampling and not writer.sample(0, device.device_uuids()):
-            raise SystemExit(f"nothing is sampled: {writer.failed}")
+            raise SystemExit(f"nothing is sampled: {writer.failure}")
         time.sleep(SETTLE_S)
         host = Host(writer.process)
         host.open()

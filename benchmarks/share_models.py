@@ -81,13 +81,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _measure_model(text: str, options: argparse.Namespace, with_memory: bool) -> dict[str, Any]:
     """Return the milliseconds of each turn by way, and the bytes of memory."""
-    process_count = measuring.TOGETHER if options.quick else PROCESSES
+    process_count = measuring.CONCURRENT_PROCESSES if options.quick else PROCESSES
     measurement = measuring.measure(
         steps.spec_of(text),
         turns=options.rounds,
         seed=options.seed,
         states=(measuring.WARM, measuring.COLD) if options.cold else (measuring.WARM,),
-        together=process_count if with_memory else 0,
+        concurrent=process_count if with_memory else 0,
     )
     return {
         "bytes": measurement.nbytes,
@@ -113,7 +113,7 @@ def _against_children(text: str, options: argparse.Namespace) -> dict[str, list[
             for way, process in workers.items():
                 process.ask({"do": "open", "way": way, **request})
                 share_worker.read_answer(process)
-            with measuring.store_at(Path(folder) / "s", 2 * nbytes + (64 << 20)):
+            with measuring.running_store(Path(folder) / "s", 2 * nbytes + (64 << 20)):
                 client.attach(Path(folder) / "0.safetensors", Path(folder) / "s")
                 for _ in range(options.rounds):
                     for way in draw.sample((ATTACH, FORK), 2):
@@ -131,11 +131,11 @@ def _worker() -> Iterator[processes.WorkerProcess]:
         worker.end()
 
 
-def _milliseconds(measurement: measuring.Measured, state: str, field: str) -> dict[str, list[float]]:
+def _milliseconds(measurement: measuring.Measurement, state: str, field: str) -> dict[str, list[float]]:
     """Return the milliseconds of the turns in a state, by way."""
     return {
         way: [ns / 1e6 for ns in getattr(turn_times, field)]
-        for (way, turn_state), turn_times in measurement.taken.items()
+        for (way, turn_state), turn_times in measurement.times.items()
         if turn_state == state
     }
 
@@ -161,7 +161,7 @@ def _shared_copies(row: dict[str, Any]) -> float | None:
     if ATTACH not in row["memory"]:
         return None
     memory = measuring.Memory(*row["memory"][ATTACH])
-    return (memory.one - memory.each) / row["bytes"]
+    return (memory.single_bytes - memory.further_bytes) / row["bytes"]
 
 
 def _add(report: turns.Report, text: str, row: dict[str, Any]) -> None:
@@ -217,7 +217,8 @@ def _conclude(report: turns.Report, rows: Sequence[dict[str, Any]], model_count:
         report.notes.append(
             f"Goal: shared memory of the processes at most {MOST_MEMORY} times the weights, for models of "
             f"{LEAST_BYTES / 1e6:.0f} MB or more: at most {max(copies):.2f}, {_met_text(max(copies) <= MOST_MEMORY)} "
-            f"(from 1 and {PROCESSES} processes, with --quick {measuring.TOGETHER}, by proportional set size)."
+            f"(from 1 and {PROCESSES} processes, with --quick {measuring.CONCURRENT_PROCESSES}, by proportional set "
+            "size)."
         )
 
 
@@ -245,12 +246,12 @@ def _decision_notes(rows: Sequence[dict[str, Any]]) -> list[str]:
                 continue
             pair_count += 1
             ratio = _time_ratio({"total_ms": times_by_way}, "total_ms", estimated.way)
-            is_gain, is_loss = ratio.lo > 1 + savings.MATTERS, ratio.hi < 1 + savings.MATTERS
+            is_gain, is_loss = ratio.lo > 1 + savings.LEAST_GAIN, ratio.hi < 1 + savings.LEAST_GAIN
             if not is_gain and not is_loss:
                 continue
             decided += 1
             unshared = statistics.median(times_by_way[estimated.way]) * 1e6
-            is_right = (estimated.saved_ns >= savings.MATTERS * unshared) == is_gain
+            is_right = (estimated.saved_ns >= savings.LEAST_GAIN * unshared) == is_gain
             correct += is_right
             if not is_right:
                 wrong_counts[f"{estimated.way}, {estimated.state}"] = (
@@ -275,7 +276,7 @@ def _attachment_notes(folder: Path, options: argparse.Namespace) -> list[str]:
     from xsp.share import modules
 
     figures = {}
-    with measuring.store_at(folder / "s", 2 << 30):
+    with measuring.running_store(folder / "s", 2 << 30):
         for nbytes, count in FILES[2:] if options.quick else FILES:
             path = folder / f"{nbytes}-{count}.safetensors"
             save_file({f"t{number}": np.zeros(nbytes // count, np.uint8) for number in range(count)}, path)

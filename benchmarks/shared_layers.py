@@ -110,7 +110,7 @@ def _families(report: turns.Report, shared: sharing.Corpus) -> None:
         if name not in members or any(version not in members for version in versions):
             continue
         target = members[name]
-        new_timings = sharing.new(target, [members[version] for version in versions])
+        new_timings = sharing.count_new(target, [members[version] for version in versions])
         share = new_timings / max(len(target.unique), 1)
         if name in SECOND_VERSIONS:
             second_shares.append(share)

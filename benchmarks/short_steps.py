@@ -211,7 +211,7 @@ def stretch(step: Callable[[], object], count: int) -> Stretch:
 def steps_at_once(step: Callable[[], object]) -> int:
     """Return the number of steps that xsp times as one group."""
     step_ns = turns.time_of(step, 20) * 1e9
-    return max(quiet.LEAST, round(quiet.STRETCH_NS / step_ns)) if step_ns < quiet.SHORT_NS else 1
+    return max(quiet.FEWEST_STEPS, round(quiet.STRETCH_NS / step_ns)) if step_ns < quiet.SHORT_NS else 1
 
 
 def block(step: Callable[[], object], count: int, result: Result) -> float:

@@ -43,7 +43,7 @@ def test_the_next_command_repeats_the_device_and_the_sizes_and_takes_no_run_that
 ) -> None:
     said = _said(capsys, "micro:path-3", "--batch", "4", "--device", "H100")
     assert said == "next: xsp bound micro:path-3 --batch 4 --device H100 --html bound.html"
-    given = argparse.Namespace(**dict.fromkeys(bound._REPEATED), train=False)
+    given = argparse.Namespace(**dict.fromkeys(bound._REPEATED_OPTIONS), train=False)
     given.sequence, given.size, given.decode = 64, {"n": 3, "tokens": 5}, (64, 1024)
     assert bound._repeated_options(given) == "--sequence 64 --decode 64:1024 --size n=3,tokens=5"
 

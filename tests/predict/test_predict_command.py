@@ -165,7 +165,7 @@ def test_a_trace_that_does_not_tell_its_gradients_needs_them(tmp_path: Path) -> 
 def test_a_step_is_put_together_again_from_its_own_collectives(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = of_file(trace)
     assert found.collective_seconds == pytest.approx([300 * US] * 3 + [ALONE_US * US])
-    assert found.exposed == pytest.approx(ALONE_US * US)
+    assert found.exposed_reductions == pytest.approx(ALONE_US * US)
     answer = scaling.of(found, Job(link=LINK, plan=found.plan), [1, 2])
     assert answer.replay is not None
     assert answer.replay.step == pytest.approx(STEP_US * US, rel=0.01)

@@ -191,7 +191,7 @@ def test_a_run_without_onednn_gets_the_lost_time(tmp_path: Path) -> None:
     graph = large()
     ns = costs(conv2d={AS_RUN: 50_000.0, "onednn-off": 400_000.0})
     (piece,) = choice.pieces(
-        timed_graph_of(graph, tmp_path, ns, recorded=recorded_calls(graph, "aten::_slow_conv2d_forward"))
+        timed_graph_of(graph, tmp_path, ns, recorded_calls=recorded_calls(graph, "aten::_slow_conv2d_forward"))
     )
     assert piece.what == "oneDNN is switched off: 1 convolutions run without it"
     assert piece.gain.value == pytest.approx(0.35)
@@ -202,7 +202,7 @@ def test_a_run_without_onednn_gets_the_lost_time(tmp_path: Path) -> None:
 def test_without_timings_the_gain_is_bounded_by_the_calls_in_the_trace(tmp_path: Path) -> None:
     graph = large()
     timed_graph = timed_graph_of(
-        graph, tmp_path, costs(conv2d={}), recorded=recorded_calls(graph, "aten::_slow_conv2d_forward")
+        graph, tmp_path, costs(conv2d={}), recorded_calls=recorded_calls(graph, "aten::_slow_conv2d_forward")
     )
     (piece,) = choice.pieces(timed_graph)
     assert piece.at_most
@@ -213,7 +213,9 @@ def test_a_run_with_onednn_gets_no_advice_on_it(tmp_path: Path) -> None:
     graph = large()
     ns = costs(conv2d={AS_RUN: 50_000.0, "onednn-off": 400_000.0})
     for inside in ("aten::mkldnn_convolution", "aten::something_else"):
-        assert list(choice.pieces(timed_graph_of(graph, tmp_path, ns, recorded=recorded_calls(graph, inside)))) == []
+        assert (
+            list(choice.pieces(timed_graph_of(graph, tmp_path, ns, recorded_calls=recorded_calls(graph, inside)))) == []
+        )
 
 
 def test_a_difference_as_between_sessions_is_not_advised(tmp_path: Path) -> None:
@@ -267,11 +269,11 @@ def test_timings_of_a_busy_machine_are_refused(tmp_path: Path) -> None:
     """A call takes 500 us in the trace; alone it may take somewhat longer, but not many times as long."""
     graph, inside = large(), "aten::mkldnn_convolution"
     quiet = timed_graph_of(
-        graph, tmp_path / "quiet", costs(conv2d={AS_RUN: 600_000.0}), recorded=recorded_calls(graph, inside)
+        graph, tmp_path / "quiet", costs(conv2d={AS_RUN: 600_000.0}), recorded_calls=recorded_calls(graph, inside)
     )
     assert quiet.require_undisturbed() is quiet
     busy = timed_graph_of(
-        graph, tmp_path / "busy", costs(conv2d={AS_RUN: 8_000_000.0}), recorded=recorded_calls(graph, inside)
+        graph, tmp_path / "busy", costs(conv2d={AS_RUN: 8_000_000.0}), recorded_calls=recorded_calls(graph, inside)
     )
     with pytest.raises(AnalysisError, match="times as long as in the trace"):
         busy.require_undisturbed()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from madetimings import timed, timed_graph_of
+from madetimings import make_timing, timed_graph_of
 
 torch = pytest.importorskip("torch")
 
@@ -65,7 +65,7 @@ def test_another_precision_is_never_the_best_of_a_bound(tmp_path: Path) -> None:
 def test_questions_on_a_model_are_answered_together(tmp_path: Path) -> None:
     basis = timed_graph(tmp_path)
     convert = {spec.key: spec for pairs in budget.rounds(basis.graph, 2, 2) for spec, _ in pairs}.values()
-    basis.timings.add(timed(spec, 1e4) for spec in convert if spec.block.op == "aten::contiguous")
+    basis.timings.add(make_timing(spec, 1e4) for spec in convert if spec.block.op == "aten::contiguous")
     context = AdviceContext(
         None, "a model", {}, {"timed-graph": lambda context: replace(basis), "ideal": lambda context: ("ideal: x",)}
     )

@@ -179,11 +179,11 @@ def _step(fused: bool) -> Any:
 
 @pytest.mark.parametrize("is_fused", [False, True])
 def test_an_optimizer_that_loops_over_parameters_is_found(is_fused: bool) -> None:
-    from graphruns import recorded
+    from graphruns import record
 
     step = _step(is_fused)
     step()
-    result, _, _ = recorded(step, grad=True)
+    result, _, _ = record(step, grad=True)
     assert bool(updates(result)) is not is_fused
     pieces = [entry for entry in answers(prices(result), fusion) if "optimizer" in entry.what]
     assert len(pieces) == (0 if is_fused else 1)

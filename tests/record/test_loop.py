@@ -278,7 +278,7 @@ def test_ranks_have_a_row_each_and_the_job_has_the_sum_of_their_throughputs() ->
 
 def letters(of: xsp.Trace) -> tuple[str, set[str]]:
     found = health(of)
-    return grade(found).letter, {finding.subject for finding in found if finding.best != "A"}
+    return grade(found).letter, {finding.subject for finding in found if finding.best_grade != "A"}
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_without_steady_steps_a_short_step_takes_what_bare_ones_do_not_what_reco
     assert found["loop_ms"] is None
     said = next(finding for finding in health(of) if finding.subject == "loop")
     assert "A1's latency may be up to twice that of the step" in said.text
-    assert said.best == "B"
+    assert said.best_grade == "B"
 
 
 @pytest.mark.slow
@@ -344,7 +344,7 @@ def test_steps_that_hardly_tell_what_a_step_takes_are_graded_down() -> None:
     few = [each for place, ms in enumerate(lengths) for each in bare(2, dur_ms=ms, first=2 * place)]
     found = {finding.subject: finding for finding in health(trace(few))}
     assert "from 22 steady steps the step's latency is only known to be between" in found["latency"].text
-    assert found["latency"].best == "B"
+    assert found["latency"].best_grade == "B"
     assert "latency" not in letters(trace(bare(22)))[1]
 
 
@@ -353,7 +353,7 @@ def test_a_guessed_batch_size_and_a_program_made_longer_are_said() -> None:
     budget = {"program_percent": 40.0, "spent_ns": 3 * 10**9, "start_ns": 10**9, "end_ns": 10**9}
     found = {finding.subject: finding for finding in health(trace(bare(60), kinds, budget=budget))}
     assert "batch_size=N" in found["samples"].text
-    assert found["samples"].best == "B"
+    assert found["samples"].best_grade == "B"
     assert "1.4 times as long" in found["profiling"].text
     assert "--budget 2%" in found["profiling"].text
 
@@ -625,10 +625,10 @@ def test_a_row_of_many_steps_weighs_as_much_as_these_in_all_figures_of_the_step(
     assert (of.rungs[0].steps, of.rungs[0].step_ns) == (5060, pytest.approx(3 * MS, rel=0.01))
     steady = series.steps(of).steady
     assert steady is not None
-    assert series.figure(steady.alone) == pytest.approx(3 * MS, rel=0.01)
+    assert series.figure(steady.steps) == pytest.approx(3 * MS, rel=0.01)
     assert series.figure(steady.iterations) == pytest.approx(3 * MS, rel=0.01)
-    assert steady.alone.repeats == 5060
-    assert len(steady.alone.values) == 10, "repeats of about equal weight"
+    assert steady.steps.repeats == 5060
+    assert len(steady.steps.values) == 10, "repeats of about equal weight"
 
 
 def test_where_two_rows_have_nearly_all_steps_the_interval_holds_both() -> None:
@@ -693,7 +693,7 @@ def test_the_loop_of_a_rank_without_recorded_steps_is_not_that_of_the_figures() 
     assert answer(A1, of)["loop_ms"] == pytest.approx(9)
     steady = series.steps(of).steady
     assert steady is not None
-    assert set(steady.alone.values) == {9 * MS}
+    assert set(steady.steps.values) == {9 * MS}
 
 
 def test_the_job_has_the_number_of_a_kind_on_its_lowest_rank() -> None:

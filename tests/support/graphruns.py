@@ -19,16 +19,16 @@ class HoldingRecorder(Recorder):
     def __init__(self) -> None:
         super().__init__()
         self.inputs: list[torch.Tensor] = []
-        self._storages: dict[Any, torch.Tensor] = {}
+        self._copies: dict[Any, torch.Tensor] = {}
 
     def _outside_origin(self, tensor: Any, number: int) -> Origin:
         storage = self._storage(tensor)
-        if storage not in self._storages:
-            self._storages[storage] = torchcalls._whole(tensor.detach()).clone()
+        if storage not in self._copies:
+            self._copies[storage] = torchcalls._flat_storage(tensor.detach()).clone()
         with torch.inference_mode(False):
-            view = self._storages[storage].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+            view = self._copies[storage].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         self.inputs.append(view)
-        return super()._outsider(tensor, number)
+        return super()._outside_origin(tensor, number)
 
 
 def record(model: Any, *args: Any, grad: bool = False, **kwargs: Any) -> tuple[Graph, list[torch.Tensor], Any]:
@@ -50,7 +50,7 @@ def evaluate(graph: Graph, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     for number, tensor in enumerate(inputs):
         place = tensor.untyped_storage()._cdata
         if place not in storages:
-            storages[place] = torchcalls._whole(tensor).clone()
+            storages[place] = torchcalls._flat_storage(tensor).clone()
         values[-1, number] = storages[place].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
     with torch.inference_mode():
         for place, node in enumerate(graph.nodes):
@@ -122,11 +122,11 @@ def _value(declared: Any, value: Any, remaining: Any) -> Any:
 
 
 def _prepared(prepared: PreparedTensor, inputs: list[torch.Tensor]) -> torch.Tensor:
-    tensors = [None if origin is None else inputs[origin[1]] for origin in prepared.of]
-    if prepared.how == "join":
+    tensors = [None if origin is None else inputs[origin[1]] for origin in prepared.sources]
+    if prepared.recipe == "join":
         return torch.cat([tensor for tensor in tensors if tensor is not None])
-    if not prepared.how.startswith("fold"):
-        return tensors[0].to(getattr(torch, prepared.how))  # type: ignore[union-attr]
+    if not prepared.recipe.startswith("fold"):
+        return tensors[0].to(getattr(torch, prepared.recipe))  # type: ignore[union-attr]
     weight, bias, scale, shift, mean, variance = tensors
     assert weight is not None
     assert mean is not None

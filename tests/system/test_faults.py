@@ -329,7 +329,7 @@ def test_an_interrupt_while_a_step_is_stored_reaches_the_program_and_each_step_i
                     stored.add(number)
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert prof._writer.failed is None
+    assert prof._writer.failure is None
     assert prof.steps_stored + prof.steps_lost + prof.steps_skipped == 60
     trace = xsp.load(tmp_path / "run")
     counts = dict(trace.sql("SELECT step, count(*) FROM spans GROUP BY step").fetchall())
