@@ -61,7 +61,7 @@ def test_a_manifest_that_requires_a_label_is_made_again_where_the_machine_has_it
     assert "label rack=7 is required, it has none" in capsys.readouterr().err
     assert main([*again, "--label", "rack=7", "--turns", "1"]) != 2
     assert main([*again, "--label", "rack=7", "--ray", "auto"]) == 2
-    assert "--label is of agents of this machine" in capsys.readouterr().err
+    assert "--label is for agents of this machine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
