@@ -34,7 +34,7 @@ from xsp_collectors.tensors import Numbers, Sketch, describe, first_shape, sketc
 _OFF, _INSIDE, _WATCH, _WATCH_ENDS, _SIGNAL, _OUTERMOST, _ALL, _DESCRIBE = range(8)
 # _INSIDE: the program's only thread is in an outermost call, and inner calls are not needed
 # _WATCH: an outermost call is signalled only if it is not in `Outline.usual`
-# _ENDS: as _WATCH, and the end of each outermost call is signalled
+# _WATCH_ENDS: as _WATCH, and the end of each outermost call is signalled
 
 _FORWARD = Kind.FORWARD
 

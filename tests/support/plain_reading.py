@@ -162,7 +162,7 @@ def read_trace(path: Path) -> Reading:
     """Read a file.
 
     Raises:
-        NotPlain: it is of another kind.
+        UnreadableError: it is of another kind.
     """
     return nsys(path) if path.suffix == ".sqlite" else kineto(path)
 

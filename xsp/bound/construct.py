@@ -3,7 +3,7 @@
 A model is cut into blocks of G consecutive computing calls; equal blocks of all models are timed once. The time of the
 model is the sum of its blocks; time that the framework adds between them (calls of modules) is a separate line. A block
 without a timing is a hole and does not count as zero: there is a total if the known blocks are expected to make up
-`ENOUGH` of the time. Otherwise there is only a lower limit, on request.
+`MIN_COVERAGE` of the time. Otherwise there is only a lower limit, on request.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def construct(
         conditions: state of the caches, threads, variant and runtime of the timings.
         only: keys of specs that may be used, see `spec_keys`; default: all.
         glue_ns: time that the framework adds to a step, see `xsp.bound.timed.framework`; None: unknown.
-        partial: return the sum as a lower limit if less than `ENOUGH` of the time is known.
+        partial: return the sum as a lower limit if less than `MIN_COVERAGE` of the time is known.
 
     Raises:
         GraphError: the granularity is below 1, or the graph has no computing calls.

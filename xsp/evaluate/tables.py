@@ -232,7 +232,7 @@ ORDER_HEADINGS = {
 
 
 def order_cell(row: Row, by: str) -> str:
-    """Return the figure of a row by which a leaderboard is ordered, as a cell of the column `ORDERED[by]`."""
+    """Return the figure of a row by which a leaderboard is ordered, as a cell of the column `ORDER_HEADINGS[by]`."""
     if by == "rate":
         return rate_interval(row.part)
     return labelled.percent_text(row.newest.accuracy) if by == "top1" else figure(row.part[by])

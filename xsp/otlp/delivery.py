@@ -96,7 +96,7 @@ def read_entries(run: Path) -> dict[str, dict[str, Any]]:
 
 
 def _is_entry(entry: Any) -> bool:
-    """Return whether a value is an entry that `Delivered.save` wrote."""
+    """Return whether a value is an entry that `DeliveryState.save` wrote."""
     try:
         steps = entry.get("steps", {})
         counts = [*map(int, steps), *steps.values(), entry.get("rejected", 0), entry.get("run_end_ns") or 0]

@@ -78,7 +78,7 @@ class Template(NamedTuple):
 
     body: bytes
     offsets: tuple[int, ...]
-    """Offsets of the placeholders, in the order of `FIXED` and of the counts; NOWHERE for absent ones."""
+    """Offsets of the placeholders, in the order of `FIXED` and of the counts; `ABSENT` for those that are left out."""
 
     owner: Owner
 
