@@ -132,7 +132,7 @@ _MEANS = {
 
 
 def _loss_lines(answers: Answers, losses: Sequence[Loss]) -> Iterator[str]:
-    """Yield a line for each loss of at least `LEAST_PERCENT`, with the one gap or call that makes up half of it if there is one."""
+    """Yield a line for each loss of at least `LEAST_PERCENT`, with the gap or call that makes up half of it, if any."""
     for loss in losses:
         if loss.percent < LEAST_PERCENT:
             continue
