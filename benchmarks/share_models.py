@@ -226,7 +226,7 @@ def _decision_notes(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return a note on how often `xsp share estimate` predicts rightly whether sharing pays, over ways and states.
 
     The turns decide what is right, if the interval of their ratio is above or below a gain of `savings.LEAST_GAIN`.
-    Since calls are not predicted, the predicted gain in loading has to be that share of the measured loading and first call.
+    Calls are not predicted, so the predicted gain in loading has to be that share of measured loading and first call.
     """
     if not rows:
         return []
