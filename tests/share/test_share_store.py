@@ -278,7 +278,7 @@ def settled(there: StoreProcess) -> dict:  # type: ignore[type-arg]
     until = time.monotonic() + sharing.WITHIN_S
     while True:
         found = client.status(there.folder)
-        if (not found["copying_bytes"] and found["connections"] == 1) or time.monotonic() > until:
+        if (not found["pending_jobs"] and found["connections"] == 1) or time.monotonic() > until:
             return found
         time.sleep(0.002)
 

@@ -69,6 +69,7 @@ class Serving(Generic[Kind]):
         self._waiting: dict[Hashable, list[Client]] = {}
         self._jobs: queue.SimpleQueue[tuple[Hashable, Callable[[], Any], Callable[..., object]] | None]
         self._jobs = queue.SimpleQueue()
+        self._pending_jobs = 0
         self._results: queue.SimpleQueue[tuple[Hashable, Callback]] = queue.SimpleQueue()
         self._handlers: dict[str, Callable[[Client, dict[str, Any], list[int]], None]]
         self._handlers = {"status": self._handle_status, "evict": self._handle_evict, "attach": self._handle_attach}
@@ -310,7 +311,11 @@ class Serving(Generic[Kind]):
         }
 
     def status(self) -> dict[str, Any]:
-        """Return the contents of the store, and the attached processes."""
+        """Return the contents of the store, and the attached processes.
+
+        `pending_jobs` counts the copies that are queued or under way, also those of clients that have ended since:
+        a copy reserves its bytes only when it has read the source.
+        """
         with self.shelf.lock:
             entries = [*self.shelf.objects.values(), *self.shelf.withdrawn_objects]
             return {
@@ -319,6 +324,7 @@ class Serving(Generic[Kind]):
                 "capacity_bytes": self.shelf.capacity_bytes,
                 "held_bytes": self.shelf.stored_bytes,
                 "copying_bytes": self.shelf.reserved_bytes,
+                "pending_jobs": self._pending_jobs,
                 "eviction": self.shelf.eviction.value,
                 "evictions": self.shelf.evictions,
                 "connections": len(self._clients),
@@ -345,6 +351,7 @@ class Serving(Generic[Kind]):
             work: must not raise; returns soon after `end` was called.
             callback: called in the loop.
         """
+        self._pending_jobs += 1
         self._jobs.put((key, work, callback))
 
     def _run_jobs(self) -> None:
@@ -366,6 +373,7 @@ class Serving(Generic[Kind]):
             for client in waiting:
                 client.awaited_key = None
             callback(waiting)
+            self._pending_jobs -= 1
 
     def _keep_copy(self, result: CopyResult[Kind], waiting: list[Client]) -> Kind | None:
         """Keep a new object and give it to the clients that wait; return the kept object, None after an error."""
