@@ -179,6 +179,11 @@ def _command(name: str) -> Any:
     return plugins.command(name)
 
 
+def _full_names() -> list[str]:
+    """Return the names of all commands and subcommands; this imports the commands."""
+    return [full_name for name in names() for full_name in (name, *(f"{name} {part}" for part in _parts(name)))]
+
+
 def _parser(selected: str | None = None) -> argparse.ArgumentParser:
     """Return the parser of one command, or of all; it lists a third party's unusable command as such.
 
@@ -194,8 +199,7 @@ def _parser(selected: str | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"xsp {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND")  # not required, so that an unknown option is reported first
-    all_names = [full_name for name in names() for full_name in (name, *(f"{name} {part}" for part in _parts(name)))]
-    for name in all_names if selected is None else (selected,):
+    for name in _full_names() if selected is None else (selected,):
         try:
             command = _command(name)
         except PluginError:
