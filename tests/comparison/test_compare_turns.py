@@ -111,7 +111,8 @@ def test_an_interpreter_with_its_place_its_options_and_variables_before_it_are_k
         ("torchvision:resnet18 -oruns/x", "omit -o;"),
         ("xsp profile -qoruns/x micro:mlp", "omit -q;"),
         ("xsp run --every 3 -q mytool", "omit -q;"),
-        ("xsp run --lev M train.py", "omit --levels;"),
+        ("xsp run --lev M train.py", "unrecognized arguments: --lev; see `xsp run --help`"),
+        ("torchvision:resnet18 --lev M", "omit --levels;"),
         ("xsp run --every", "--every: expected one argument"),
     ],
 )

@@ -57,6 +57,17 @@ def test_a_step_of_training_goes_from_the_first_call_to_the_optimizers_step(tmp_
     assert trace.run["steps"]["seen"] == 30
 
 
+def test_options_of_the_program_are_not_taken_for_abbreviations_of_xsp(tmp_path):
+    done = run(tmp_path, "import sys; print(sys.argv[1:])", args=("--o", "1", "--lev", "2", "-q", "--quiet"))
+    assert (done.returncode, done.stdout) == (0, "['--o', '1', '--lev', '2', '-q', '--quiet']\n")
+
+
+def test_an_option_before_the_program_is_written_in_full(tmp_path, capsys):
+    (tmp_path / "script.py").write_text("raise RuntimeError")
+    assert main(["run", "--ev", "3", f"{tmp_path}/script.py"]) == 2
+    assert capsys.readouterr().err == "xsp: error: unrecognized arguments: --ev; see `xsp run --help`\n"
+
+
 @pytest.mark.slow
 def test_of_a_short_training_by_hand_it_says_that_all_of_it_looks_like_one_step(tmp_path):
     script = """

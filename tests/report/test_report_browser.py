@@ -469,3 +469,21 @@ def test_sections_of_others_are_drawn_as_text_tables_charts_and_trees(browser, t
     assert "1 section of the run directory cannot be shown" in browser.find_element("id", "others").text
     assert browser.find_element("css selector", 'nav a[href="#section-bound"]').is_displayed()
     assert browser.execute_script("return document.body.scrollWidth <= innerWidth")
+
+
+def test_a_missing_figure_interrupts_the_lines_of_a_section(browser, tmp_path):
+    """Where only the other series has a figure, this one was not measured: its line goes on."""
+    series = (Series("first", (1.0, None, None, 4.0)), Series("second", (2.0, None, 3.0, 0.0)))
+    chart = Chart("lines", "time", "ms", (1, 2, 3, 4), series, over="batch size", log=("values",))
+    rundir.write_run(tmp_path, {"name": "run"})
+    sections.write(tmp_path, "bench", Section("Timings", (chart,)))
+    found = trace(*FULL)
+    found.path = tmp_path
+    browser.get(html.write(found, tmp_path / "report.html").as_uri())
+    points = browser.execute_script("""
+        plots.forEach(each => each.draw());
+        const drawn = plots.find(each => each.holder.closest('#section-bench'));
+        return drawn.chart.getOption().series.map(each => each.data.map(([x, y]) => [x, y]));
+    """)
+    assert points == [[[1, 1.0], [2, None], [4, 4.0]], [[1, 2.0], [2, None], [3, 3.0], [4, None]]]
+    assert browser.get_log("browser") == []

@@ -146,16 +146,21 @@ def _option_names(command: str, words: Sequence[str]) -> list[str]:
     """Return the names of the options before the program, in full: those in `-qoX` are `-q` and `-o`.
 
     Raises:
-        UsageError: the words end where a value or the program is missing.
+        UsageError: an option is unknown, or the words end where a value or the program is missing.
     """
     parser, reader = argparse.ArgumentParser(), _RaisingParser(add_help=False)
     import_module(f"xsp.cli.{command}").arguments(parser)
+    reader.allow_abbrev = parser.allow_abbrev
     for action in parser._actions:
         if action.option_strings:
             reader.add_argument(*action.option_strings, dest="names", default=[], nargs=action.nargs, action=_NameOnly)
         elif action.nargs == argparse.PARSER:  # the program, with all words after it
             reader.add_argument("words", nargs=action.nargs, metavar=action.metavar)
-    names: list[str] = reader.parse_known_args(words)[0].names
+    known, others = reader.parse_known_args(words)
+    unknown = [word for word in others if word.startswith("-")]
+    if unknown:
+        raise UsageError(f"unrecognized arguments: {' '.join(unknown)}; see `xsp {command} --help`")
+    names: list[str] = known.names
     return names
 
 

@@ -43,6 +43,7 @@ SUMMARY = "profile a program without changing it"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
+    parser.allow_abbrev = False  # argparse also completes, or refuses as ambiguous, options of the program
     options.add_recording_options(parser)
     parser.add_argument(
         "--step",

@@ -39,7 +39,7 @@ const MOST_DESCRIBED = 24;
 
 function sectionChart(chart) {
   const element = titled(chart.title, "card"), holder = make("div", null, "chart"), isUpright = ["lines", "points"].includes(chart.kind);
-  const missing = chart.series.length ? chart.at.filter((_, place) => chart.series.every((series) => series.values[place] === null)).length : 0;
+  const missing = chart.series.length ? chart.at.filter((_, place) => isMissing(chart, place)).length : 0;
   const about = [chart.unit, chart.over ? `over ${chart.over}` : null, chart.log.length ? "logarithmic" : null, missing ? `${number(missing)} of ${number(chart.at.length)} without a figure` : null].filter((part) => part).join(", ");
   holder.setAttribute("role", "img");
   holder.setAttribute("aria-label", `${chart.title}, ${about}. ${description(chart)}`);
@@ -49,6 +49,9 @@ function sectionChart(chart) {
   plot(holder, () => (isUpright ? overNumbers(chart) : chart.kind === "grid" ? squares(chart) : horizontalBars(chart)));
   return element;
 }
+
+// A position without a figure; where only some series have one, the others were not measured there.
+function isMissing(chart, place) { return chart.series.every((series) => series.values[place] === null); }
 
 // A chart in words: all figures of a small chart; for a large one the number of figures and their range.
 function description(chart) {
@@ -127,11 +130,20 @@ function overNumbers(chart) {
     series: [
       ...chart.series.map((series) => ({
         type: chart.kind === "lines" ? "line" : "scatter", name: series.name, symbolSize: 7, itemStyle: { opacity: 0.8 },
-        data: chart.at.flatMap((position, place) => { const [x, y] = [plottable(chart, "at", position), plottable(chart, "values", series.values[place])]; return x === null || y === null ? [] : [[x, y, place]]; }),
+        data: chart.at.flatMap((position, place) => pointAt(chart, series, plottable(chart, "at", position), place)),
       })),
       ...chart.series.filter((series) => series.low.length).map((series) => whiskers(series, false, chart.at)),
     ],
   };
+}
+
+// The point of a series at a position, in a list. A missing or unplottable figure interrupts the line; a position where
+// only other series have a figure does not.
+function pointAt(chart, series, x, place) {
+  const value = series.values[place], y = plottable(chart, "values", value);
+  if (x === null) return [];
+  if (y !== null) return [[x, y, place]];
+  return value !== null || isMissing(chart, place) ? [[x, null, place]] : [];
 }
 
 // --- trees --------------------------------------------------------------------------------------------------------------
