@@ -99,6 +99,8 @@ class Chart:
     """Names of the bars, or the numbers over which lines and points are drawn."""
 
     series: tuple[Series, ...]
+    """Where no series has a value, the lines are interrupted; where only others have one, a line goes on."""
+
     over: str = ""
     """Label of the axis of `at`, with its unit."""
 

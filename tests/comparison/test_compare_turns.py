@@ -78,6 +78,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("torchvision:resnet18 --batch 8", "profile", ("torchvision:resnet18", "--batch", "8")),
         ("nets/mine.py:build", "profile", ("nets/mine.py:build",)),
         ("xsp profile timm:vit_tiny", "profile", ("timm:vit_tiny",)),
+        ("xsp profile --batch 8 -- timm:vit_tiny", "profile", ("--batch", "8", "--", "timm:vit_tiny")),
     ],
 )
 def test_a_command_or_a_model_is_read_as_it_is_typed(typed: str, verb: str, args: tuple[str, ...]) -> None:

@@ -157,8 +157,7 @@ def _option_names(command: str, words: Sequence[str]) -> list[str]:
         elif action.nargs == argparse.PARSER:  # the program, with all words after it
             reader.add_argument("words", nargs=action.nargs, metavar=action.metavar)
     known, others = reader.parse_known_args(words)
-    unknown = [word for word in others if word.startswith("-")]
-    if unknown:
+    if unknown := [word for word in others if word.startswith("-") and word != "--"]:
         raise UsageError(f"unrecognized arguments: {' '.join(unknown)}; see `xsp {command} --help`")
     names: list[str] = known.names
     return names

@@ -313,8 +313,8 @@ class Serving(Generic[Kind]):
     def status(self) -> dict[str, Any]:
         """Return the contents of the store, and the attached processes.
 
-        `pending_jobs` counts the copies that are queued or under way, also those of clients that have ended since:
-        a copy reserves its bytes only when it has read the source.
+        `pending_jobs` counts the copies and comparisons that are queued or under way, also those of clients that have
+        ended since. `copying_bytes` does not show all of them: a copy reserves its bytes when it has read the source.
         """
         with self.shelf.lock:
             entries = [*self.shelf.objects.values(), *self.shelf.withdrawn_objects]

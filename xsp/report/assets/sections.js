@@ -50,7 +50,7 @@ function sectionChart(chart) {
   return element;
 }
 
-// A position without a figure; where only some series have one, the others were not measured there.
+// Whether no series has a figure at a position; if some have, the others were not meant to have one there.
 function isMissing(chart, place) { return chart.series.every((series) => series.values[place] === null); }
 
 // A chart in words: all figures of a small chart; for a large one the number of figures and their range.
@@ -137,8 +137,8 @@ function overNumbers(chart) {
   };
 }
 
-// The point of a series at a position, in a list. A missing or unplottable figure interrupts the line; a position where
-// only other series have a figure does not.
+// The point of a series at a position, in a list. A position without a figure of any series, and a figure that the axis
+// cannot show, interrupt the line; a position where only other series have a figure does not.
 function pointAt(chart, series, x, place) {
   const value = series.values[place], y = plottable(chart, "values", value);
   if (x === null) return [];
