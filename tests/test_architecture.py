@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [
     {"atomic", "errors", "identity", "processes", "schema", "scrub", "subjects", "summary", "version"},
     {"fields"},
-    {"cached", "clock", "collector", "cost", "levels", "run", "transport"},
+    {"cached", "clock", "collector", "connections", "cost", "levels", "run", "transport"},
     {"causal", "device", "micromodels", "modelinputs", "plugins", "rundir", "semconv", "table", "xsp_collectors"},
     {"importers", "samples", "sections"},
     {"correlate"},
