@@ -296,10 +296,11 @@ class Schedule:
         )
 
     def _may_come(self, plan: Plan) -> bool:
-        """Return whether more steps of a kind are expected."""
-        return (
-            plan.step_count > 0 and self._ended_steps - plan.last_step < PATIENCE * self._ended_steps / plan.step_count
-        )
+        """Return whether more steps of a kind are expected: not of one that occurred once, long ago."""
+        if not plan.step_count:
+            return False
+        usual_distance = (self._ended_steps if plan.step_count > 1 else plan.last_step) / plan.step_count
+        return self._ended_steps - plan.last_step < PATIENCE * usual_distance
 
     def _choose(self, plan: Plan) -> Turn:
         """Return the next turn of a kind, which is not bare."""
