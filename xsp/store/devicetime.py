@@ -167,12 +167,11 @@ def busy_ns(con: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], float]:
         SELECT loop.rank, loop.kind, avg(busy.ns), avg(loop.dur_ns),
                (SELECT arg_min(ns, rung) FROM recorded r WHERE r.rank = loop.rank AND r.kind = loop.kind)
         FROM (SELECT rank, step, max(ns) AS ns FROM by_device GROUP BY ALL) busy JOIN loop USING (rank, step)
+        WHERE loop.rung <> {BARE} AND loop.status = 'ok' AND loop.dur_ns > 0
         GROUP BY loop.rank, loop.kind
         """
     ).fetchall()
-    return {
-        (rank, kind): busy * min(1.0, shallow_ns / deep_ns) for rank, kind, busy, deep_ns, shallow_ns in rows if deep_ns
-    }
+    return {(rank, kind): busy * min(1.0, shallow_ns / deep_ns) for rank, kind, busy, deep_ns, shallow_ns in rows}
 
 
 def _usual_before(rows: Sequence[LoopRow]) -> dict[int, float]:
