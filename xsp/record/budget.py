@@ -55,6 +55,10 @@ UNTRIED_FACTOR = 3
 DESCRIBING_FACTOR = 2
 """Expected cost of a describing step, as a multiple of that of a timed step of its rung."""
 
+REFERENCE_STEPS, REFERENCE_NS = 10, 300_000_000
+"""Bare steps, or their time, before operators or device work are recorded for the first time. They show how long a step
+takes before anything is used that cannot be switched off again, such as CUPTI; see `xsp.store.reference`."""
+
 KINDS_UNEARNED = 4
 """Most kinds for which steps are free; once a program has run more kinds, no more steps are free."""
 
@@ -205,6 +209,8 @@ class Budgeted(Schedule):
     def _must_wait(self, turn: Turn, plan: Plan) -> bool:
         account = self._account
         if super()._must_wait(turn, plan):
+            return True
+        if turn.rung >= Level.OP and account.bare_steps < REFERENCE_STEPS and account.steps_ns < REFERENCE_NS:
             return True
         if self._spent_before_ns is not None:
             self._unearned_ns += max(0.0, account.spent_ns - self._spent_before_ns)

@@ -28,9 +28,6 @@ BARE = int(Level.APPLICATION)
 MIN_WAIT_SHARE = 0.05
 """Least wait for the device after a burst, as a share of a step alone, from which the device sets the pace."""
 
-MIN_BURSTS = 3
-"""Least number of bursts at the pace of the device that give a time."""
-
 
 class LoopRow(NamedTuple):
     """What is read of a row of the loop; times in nanoseconds."""
@@ -79,13 +76,11 @@ class Burst:
 class DevicePace:
     """The iterations of a kind at the pace of the device."""
 
-    mean_ns: float
-    interval: summary.Interval | None
-    steps: int
-    """Number of steps in bursts at the device's pace."""
+    values: tuple[tuple[float, int], ...]
+    """For each burst at the pace of the device the time of an iteration in nanoseconds, and the number of steps."""
 
-    rows: frozenset[int]
-    """Numbers of the first steps of the rows in these bursts."""
+    host_rows: frozenset[int]
+    """Numbers of the first steps of the rows in bursts at the pace of the host."""
 
 
 def paces(con: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], DevicePace]:
@@ -112,32 +107,23 @@ def paces_of(rows: Sequence[LoopRow]) -> dict[int, DevicePace]:
     """
     usual_ns = _usual_before(rows)
     alone_ns = _alone(rows, usual_ns)
-    bursts = [burst for burst in _bursts(rows, usual_ns) if _is_paced_by_device(burst, alone_ns)]
-    if len(bursts) < MIN_BURSTS:
+    all_bursts = [
+        burst
+        for burst in _bursts(rows, usual_ns)
+        if burst.steps > 1 and all(kind in alone_ns for kind, _ in burst.kinds)
+    ]
+    bursts = [burst for burst in all_bursts if burst.wait_ns > max(burst.own_ns, _least_wait_ns(burst, alone_ns))]
+    if not bursts:
         return {}
-    # The steps of a burst but the last one, each as long as alone, and their time at the device's pace.
-    alone = [_alone_ns(burst, alone_ns) for burst in bursts]
-    last = [alone_ns[burst.kinds[-1][0]] for burst in bursts]
-    weights = [whole - end for whole, end in zip(alone, last, strict=True)]
-    paced = [burst.total_ns - end for burst, end in zip(bursts, last, strict=True)]
-    if sum(weights) <= 0 or sum(paced) <= 0:
-        return {}
-    factor = sum(paced) / sum(weights)
-    kept = [(time / weight, round(weight)) for time, weight in zip(paced, weights, strict=True) if weight > 0]
-    bounds = summary.mean_interval([ratio for ratio, _ in kept], [weight for _, weight in kept])
-    steps: Counter[int] = Counter()
+    by_host = [burst.rows for burst in all_bursts if burst.wait_ns <= _least_wait_ns(burst, alone_ns)]
+    host_rows: frozenset[int] = frozenset().union(*by_host)
+    values: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
     for burst in bursts:
-        steps.update(dict(_counts(burst)))
-    first_steps = frozenset().union(*(burst.rows for burst in bursts))
-    return {
-        kind: DevicePace(
-            factor * alone_ns[kind],
-            summary.Interval(bounds.lo * alone_ns[kind], bounds.hi * alone_ns[kind]) if bounds is not None else None,
-            count,
-            first_steps,
-        )
-        for kind, count in steps.items()
-    }
+        last_ns = alone_ns[burst.kinds[-1][0]]
+        factor = (burst.total_ns - last_ns) / (_alone_ns(burst, alone_ns) - last_ns)
+        for kind, count in _counts(burst).items():
+            values[kind].append((max(0.0, factor) * alone_ns[kind], count))
+    return {kind: DevicePace(tuple(kind_values), host_rows) for kind, kind_values in values.items()}
 
 
 def busy_ns(con: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], float]:
@@ -231,14 +217,13 @@ def _counts(burst: Burst) -> Counter[int]:
 
 
 def _alone_ns(burst: Burst, alone_ns: Mapping[int, float]) -> float:
+    """Return how long the steps of a burst would take one at a time, each with an idle device before and after it."""
     return sum(alone_ns[kind] * count for kind, count in burst.kinds)
 
 
-def _is_paced_by_device(burst: Burst, alone_ns: Mapping[int, float]) -> bool:
-    """Return whether the device lagged behind the host until the end of a burst of several steps.
+def _least_wait_ns(burst: Burst, alone_ns: Mapping[int, float]) -> float:
+    """Return the wait at the end of a burst above which the device lagged behind the host.
 
-    If it had less work left than xsp took time, it may have been idle meanwhile.
+    If it had less work left than xsp took time in the burst, it may have been idle meanwhile all the same.
     """
-    if burst.steps < 2 or any(kind not in alone_ns for kind, _ in burst.kinds):
-        return False
-    return burst.wait_ns > max(burst.own_ns, MIN_WAIT_SHARE * alone_ns[burst.kinds[-1][0]])
+    return MIN_WAIT_SHARE * alone_ns[burst.kinds[-1][0]]

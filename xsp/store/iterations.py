@@ -6,6 +6,7 @@ the storing of earlier steps either.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -440,9 +441,13 @@ def _iteration(row: Mapping[str, Any], pace: devicetime.DevicePace | None, busy_
     measured_steps = row["measured"]
     if not measured_steps:
         return Iteration(*identity, None, None, None, None, None, row["samples"], row["disturbed"])
-    mean_ns, interval = row["ns"] / measured_steps, summary.mean_interval(row["times"], row["weights"])
-    if pace is not None:
-        mean_ns, interval = _with_pace(row, pace)
+    values = list(zip(row["times"], row["weights"], strict=True))
+    if pace is not None:  # the other rows are of bursts whose pace is not known
+        at_host = zip(values, row["numbers"], strict=True)
+        values = [*(value for value, number in at_host if number in pace.host_rows), *pace.values]
+    times, weights = zip(*values, strict=True)
+    mean_ns = math.fsum(time * weight for time, weight in values) / sum(weights)
+    interval = summary.mean_interval(times, weights)
     if mean_ns < busy_ns:  # the device's work of an iteration cannot take longer than the iteration
         mean_ns, interval = busy_ns, interval and summary.Interval(min(interval.lo, busy_ns), max(interval.hi, busy_ns))
     return Iteration(
@@ -456,25 +461,4 @@ def _iteration(row: Mapping[str, Any], pace: devicetime.DevicePace | None, busy_
         row["disturbed"],
         row["faults"],
         row["system_ns"],
-    )
-
-
-def _with_pace(row: Mapping[str, Any], pace: devicetime.DevicePace) -> tuple[float, summary.Interval | None]:
-    """Return the mean iteration and its interval, from steps at the device's pace and steps at the host's."""
-    host = [
-        (time, weight)
-        for time, weight, number in zip(row["times"], row["weights"], row["numbers"], strict=True)
-        if number not in pace.rows
-    ]
-    if len(host) < MIN_ROWS:
-        return pace.mean_ns, pace.interval
-    times, weights = zip(*host, strict=True)
-    count = sum(weights)
-    host_ns, host_interval = sum(time * weight for time, weight in host) / count, summary.mean_interval(times, weights)
-    share = pace.steps / (pace.steps + count)
-    mean_ns = share * pace.mean_ns + (1 - share) * host_ns
-    if pace.interval is None or host_interval is None:
-        return mean_ns, None
-    return mean_ns, summary.Interval(
-        *(share * paced + (1 - share) * own for paced, own in zip(pace.interval, host_interval, strict=True))
     )
