@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from xsp.collector import Token
+from xsp.collector import Signal, Token
 from xsp.schema import Kind
 from xsp.subjects import Layout
 
@@ -55,10 +55,12 @@ class StepKind:
     def __init__(self, number: int, tokens: Sequence[Token], name: str, batch: Batch) -> None:
         self.number = number
         self.name = name
-        self.end_count = sum(token.kind is Kind.OPTIMIZER for token in tokens) or sum(
-            token.kind is Kind.FORWARD for token in tokens
-        )
-        """Optimizer steps, or calls if there are none: a step that is found at signals ends with the last of them."""
+        self.signal_counts = {
+            Signal.CALL_END: sum(token.kind is Kind.FORWARD for token in tokens),
+            Signal.BACKWARD_END: sum(token.kind is Kind.BACKWARD for token in tokens),
+            Signal.OPTIMIZER_END: sum(token.kind is Kind.OPTIMIZER for token in tokens),
+        }
+        """Numbers of the signals in one of its steps. A step that is found at signals ends with the last of a kind."""
 
         self.trains = any(token.kind in (Kind.BACKWARD, Kind.OPTIMIZER) for token in tokens)
         self.calls = [_call_content(token) for token in tokens[:20]]
