@@ -166,7 +166,7 @@ def _summary(measured: Mapping[str, Sequence[Pair]]) -> list[str]:
     count = len(measured)
     return [
         *pairs.within(measured),
-        f"At most {BUDGET_PERCENT:g} % plus {BUDGET_S:g} s were added to the whole process in {kept} of {count} programs.",
+        f"At most {BUDGET_PERCENT:g} % plus {BUDGET_S:g} s were added to the whole process in {kept} of {count}.",
         f"What xsp says of that is within {100 * SAID_SHARE:g} % in {right} of {count} programs.",
     ]
 
