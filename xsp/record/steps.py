@@ -65,6 +65,9 @@ class Steps:
         self.after_ns = self.waited_ns = 0
         """Nanoseconds that xsp took after the last step, and that the program has waited for data since."""
 
+        self.last_recorded = (0, 0)
+        """Number of the last recorded step, and when the program continued after it; zeros before the first."""
+
         self._identity: identity.Identity
         self._writer: Writer
 
@@ -215,6 +218,8 @@ class Steps:
                 if not step.turn.is_bare:
                     self.between.begin()
                 self.continued_ns = clock.monotonic_ns()
+                if not step.turn.is_bare:
+                    self.last_recorded = step.number, self.continued_ns
                 self.after_ns = self.continued_ns - step.end_ns
                 if step.turn.is_bare:
                     self.quiet.begin()
@@ -326,9 +331,12 @@ class Step:
         """Wait for device work of the previous steps, and return how long that took; it counts for the program."""
         began_ns = clock.monotonic_ns()
         self._steps.collecting.settle(self._steps.collecting.collectors)
-        wait_ns = clock.monotonic_ns() - began_ns
+        ended_ns = clock.monotonic_ns()
+        wait_ns, (last, continued_ns) = ended_ns - began_ns, self._steps.last_recorded
         if self.waited_ns != UNKNOWN:
             self.waited_ns += wait_ns
+        if continued_ns:
+            self._steps.account.add_burst(self.number - last - 1, ended_ns - continued_ns, wait_ns)
         return wait_ns
 
     def _switch_on(self) -> list[Collector]:
