@@ -128,9 +128,12 @@ class Step:
         """Wait for device work of the previous steps, and return how long that took; it counts for the program."""
         began_ns = clock.monotonic_ns()
         self._steps.collecting.settle(self._steps.collecting.collectors)
-        wait_ns = clock.monotonic_ns() - began_ns
+        ended_ns = clock.monotonic_ns()
+        wait_ns, (last, continued_ns) = ended_ns - began_ns, self._steps.last_recorded
         if self.waited_ns != UNKNOWN:
             self.waited_ns += wait_ns
+        if continued_ns:
+            self._steps.account.add_burst(self.number - last - 1, ended_ns - continued_ns, wait_ns)
         return wait_ns
 
     def _switch_on(self) -> list[Collector]:

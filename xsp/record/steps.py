@@ -70,6 +70,9 @@ class Steps:
         self.after_ns = self.waited_ns = 0
         """Nanoseconds that xsp took after the last step, and that the program has waited for data since."""
 
+        self.last_recorded = (0, 0)
+        """Number of the last recorded step, and when the program continued after it; zeros before the first."""
+
         self._identity: identity.Identity
         self._writer: Writer
 
@@ -228,6 +231,8 @@ class Steps:
                 if not step.turn.is_bare:
                     self.between.begin()
                 self.continued_ns = clock.monotonic_ns()
+                if not step.turn.is_bare:
+                    self.last_recorded = step.number, self.continued_ns
                 self.after_ns = self.continued_ns - step.end_ns
                 self.threads.go_on(step.thread, self.continued_ns)
                 if step.turn.is_bare:
