@@ -1,7 +1,8 @@
 """Steps of a program that does not mark its steps: detected at the boundaries that collectors signal.
 
 A training step begins with the first outermost call of a module after the last step, or with the optimizer's step if
-it makes the calls itself (a closure), and ends with the optimizer's step. An inference step is one outermost call. A
+it makes the calls itself (a closure), and ends with the optimizer's step. If optimizers step inside a backward pass, in
+hooks that run when gradients are ready, it ends with that pass. An inference step is one outermost call. A
 call counts as training if its module is in training mode and gradients are on. If training calls no module that has
 parameters, the start of its forward pass cannot be seen: a step then begins where the last one ended.
 
@@ -15,6 +16,7 @@ import enum
 import sys
 import threading
 import weakref
+from collections.abc import Hashable
 from typing import Any
 
 from xsp.collector import Signal
@@ -97,13 +99,15 @@ class AutoStep:
         elif signal is Signal.CALL_END:
             self._call_ends(subject)
         elif signal is Signal.BACKWARD_END:
-            self._backward_ends()
+            self._backward_ends(subject)
         elif signal is Signal.OPTIMIZER_BEGIN:
             self._optimizer_begins()
         elif signal is Signal.OPTIMIZER_END:
             self._optimizer_ends(subject)
 
     def _call_begins(self, module: object) -> None:
+        if _is_in_backward():
+            return  # activation checkpointing calls it again
         trains = self._rule is StepRule.OPTIMIZER or (self._rule is StepRule.AUTO and _trains(module))
         if (
             self._rule is StepRule.AUTO
@@ -137,29 +141,38 @@ class AutoStep:
         return not trains and self._order.contradicts_prefix(module)
 
     def _call_ends(self, result: object) -> None:
+        if _is_in_backward():
+            return
         if self._trains:
             self._evidence.on_call(self._called_module, result)
         else:
-            self._end()
+            self._end(Signal.CALL_END)
 
-    def _backward_ends(self) -> None:
+    def _backward_ends(self, optimizer: object | None) -> None:
+        """Handle the end of a backward pass, with the last optimizer that stepped in it."""
         self._has_backward = True
         self._mark_work()
-        self._order.on_backward()
         if self._has_given_up:  # the program was wrongly taken not to train
             self._rule, self._has_given_up = StepRule.AUTO, False
             self._session.withdraw(_NEVER_TRAINED)
         self._session.doubt = _NEVER_ENDED
         if self._evidence.on_backward():
             self._session.note(_NO_OPTIMIZER)
-        if self._evidence.has_no_optimizer and not self._running_optimizers:
-            if self._step is None:
+        if optimizer is None:
+            self._order.on_backward()
+            ends, is_first = self._evidence.has_no_optimizer, True
+        else:
+            self._evidence.on_optimizer()
+            ends = self._order.on_optimizer_in_backward(optimizer)
+            is_first = self._order.is_first_pass
+        if ends and not self._running_optimizers and self._rule is not StepRule.CALL:
+            if self._step is not None and self._trains:
+                self._end(Signal.BACKWARD_END)
+            elif self._step is None and is_first:
                 self._has_weights = False
                 self._learn_start()
                 self._has_called_weights = False
                 self._open_next()
-            elif self._trains:
-                self._end()
 
     def _optimizer_begins(self) -> None:
         self._running_optimizers += 1
@@ -177,7 +190,7 @@ class AutoStep:
             and not self._running_optimizers
             and self._order.on_optimizer_step(optimizer)
         ):
-            self._end()
+            self._end(Signal.OPTIMIZER_END)
 
     def _learn_start(self) -> None:
         """Learn, at the end of a training step, whether it called a module that has parameters."""
@@ -208,12 +221,9 @@ class AutoStep:
         self._step = self._session.detected_step(by_call)
         self._step.__enter__()
 
-    def _end(self) -> None:
+    def _end(self, by_signal: Signal) -> None:
         step, self._step = self._step, None
-        if not self._trains:
-            self._quiet.by_signal = Signal.CALL_END
-        else:
-            self._quiet.by_signal = Signal.BACKWARD_END if self._evidence.has_no_optimizer else Signal.OPTIMIZER_END
+        self._quiet.by_signal = by_signal
         if self._trains:
             self._learn_start()
             self._has_backward = self._has_called_weights = False
@@ -300,9 +310,10 @@ class Order:
 
     def __init__(self, subjects: Subjects) -> None:
         self._number = subjects.of
-        self._awaited_optimizer: int | None = None
-        self._follower: dict[int, int | None] = {}
-        self._last_optimizer: int | None = None
+        self._awaited_optimizer: Hashable = None
+        self._follower: dict[Hashable, Hashable] = {}
+        self._last_optimizer: Hashable = None
+        self._passes = 0
         self._calls_before: list[int] = []
         self._previous_calls: list[int] = []
         self._prefix: list[int] = []
@@ -315,7 +326,7 @@ class Order:
         A model that is called in evaluation mode and trained afterwards, for instance in epochs of one batch, is being
         evaluated: that call begins no training step.
         """
-        self._last_optimizer = None
+        self._last_optimizer, self._passes = None, 0
         if self._has_trained:
             return
         number = self._number(module)
@@ -361,19 +372,45 @@ class Order:
 
     def on_optimizer_step(self, optimizer: object) -> bool:
         """Note an optimizer's step, and return whether it ends the training step."""
-        number, previous = self._number(optimizer), self._last_optimizer
-        if previous is not None and previous != number:
-            self._follower.setdefault(previous, number)
-        self._last_optimizer = number
+        return self._ends_step(self._number(optimizer))
+
+    def on_optimizer_in_backward(self, optimizer: object) -> bool:
+        """Note a backward pass in which optimizers stepped, and return whether it ends the training step.
+
+        Several such passes after one forward pass (a retained graph, two losses) are parts of one step.
+
+        Args:
+            optimizer: the last one that stepped.
+        """
+        self._passes += 1
+        return self._ends_step((self._number(optimizer), self._passes))
+
+    @property
+    def is_first_pass(self) -> bool:
+        """Whether a module was called before the last pass with optimizers, after the previous such pass."""
+        return self._passes <= 1
+
+    def _ends_step(self, key: Hashable) -> bool:
+        """Return whether a training step ends with this optimizer step: none is known to follow directly."""
+        previous = self._last_optimizer
+        if previous is not None and previous != key:
+            self._follower.setdefault(previous, key)
+        self._last_optimizer = key
         self._calls_before, self._has_trained = [], False
         self._evaluated.clear()
-        self._awaited_optimizer = self._follower.get(number)
+        self._awaited_optimizer = self._follower.get(key)
         return self._awaited_optimizer is None
 
 
 def _trains(module: Any) -> bool:
     torch = sys.modules["torch"]
     return bool(module.training) and bool(torch.is_grad_enabled())
+
+
+def _is_in_backward() -> bool:
+    """Return whether a backward pass runs on this thread."""
+    graph_task = getattr(sys.modules["torch"]._C, "_current_graph_task_id", None)
+    return graph_task is not None and graph_task() >= 0
 
 
 class OneAtATime:

@@ -13,7 +13,7 @@ import math
 from collections import defaultdict, deque
 from typing import Any
 
-from xsp import summary
+from xsp import processes, summary
 from xsp.clock import monotonic_ns
 from xsp.levels import rung_name
 from xsp.record.schedule import Turn
@@ -132,15 +132,18 @@ class Account:
         self.steps_ns = 0.0
         """Time that the steps would have taken bare, without steps of kinds that never ran bare."""
 
-        self.began_ns = monotonic_ns()
-        """Time at which the block was entered, of the monotonic clock."""
+        self.began_ns = processes.start_ns()
+        """Time at which the program's process started, of the monotonic clock."""
+
+        self.launch_ns = 0
+        """Time that `xsp run` took before the block was entered."""
 
         self.waited_ns = 0
         """Time of the program between its steps: with `steps_ns` the time of its loop."""
 
         self.start_ns = 0
-        """Time to install collectors and start the storing process, without importing the package that they observe,
-        which the program needs itself. It belongs to no step, and is not in `spent_ns`."""
+        """Time to launch the program, to install collectors and to start the storing process, without importing the
+        package that they observe, which the program needs itself. It belongs to no step, and is not in `spent_ns`."""
 
         self.end_ns = 0
         """Time to remove and calibrate collectors; it belongs to no step either."""

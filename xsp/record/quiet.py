@@ -130,7 +130,7 @@ class Quiet:
             return True
         if self.by_signal is None:
             return False
-        return self.by_signal is Signal.BACKWARD_END or self._steps.kinds.all[self._kind].end_count == 1
+        return self._steps.kinds.all[self._kind].signal_counts.get(self.by_signal) == 1
 
     def count_step(self, is_bare: bool, dur_ns: int, before_ns: int, kind: int, samples: int) -> None:
         """Note a step outside stretches, and its values for the loop."""
