@@ -110,7 +110,7 @@ def read_json(root: Path, file: Path, most_bytes: int) -> Any:
         ValueError: it is not JSON, or nested too deeply.
     """
     try:
-        return json.loads(read_bytes(root, file, most_bytes))
+        return json.loads(read_text(root, file, most_bytes))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
