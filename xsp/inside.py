@@ -136,7 +136,7 @@ def find_problem(root: Path, file: Path) -> str | None:
 
 
 def find_problems(root: Path, files: Iterable[Path]) -> Iterator[tuple[Path, str]]:
-    """Yield each file that `open_file` would refuse, with the reason; a missing file is not refused."""
+    """Yield each file that `open_file` would refuse, with the reason; a missing file inside is not refused."""
     try:
         real_root = _resolved(root)
     except OSError as error:
@@ -148,8 +148,11 @@ def find_problems(root: Path, files: Iterable[Path]) -> Iterator[tuple[Path, str
             if file.parent not in folders:
                 parent = _resolved(file.parent)
                 folders[file.parent] = parent == real_root or real_root in parent.parents
+            if not folders[file.parent]:
+                yield file, LINK
+                continue
             mode = file.lstat().st_mode
-            if not folders[file.parent] or (stat.S_ISLNK(mode) and real_root not in _resolved(file).parents):
+            if stat.S_ISLNK(mode) and real_root not in _resolved(file).parents:
                 yield file, LINK
             elif not stat.S_ISREG(file.stat().st_mode if stat.S_ISLNK(mode) else mode):
                 yield file, NOT_PLAIN
