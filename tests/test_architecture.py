@@ -16,7 +16,7 @@ LAYERS = [
     {"atomic", "errors", "hosts", "identity", "inside", "processes", "schema", "scrub", "subjects", "summary"}
     | {"version"},
     {"fields"},
-    {"cached", "clock", "collector", "cost", "levels", "run", "transport"},
+    {"cached", "clock", "collector", "connections", "cost", "levels", "run", "transport"},
     {"causal", "device", "micromodels", "modelinputs", "plugins", "rundir", "semconv", "table", "xsp_collectors"},
     {"importers", "samples", "sections"},
     {"correlate"},
