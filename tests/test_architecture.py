@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = [
-    {"atomic", "errors", "identity", "processes", "schema", "scrub", "subjects", "summary", "version"},
+    {"atomic", "errors", "hosts", "identity", "inside", "processes", "schema", "scrub", "subjects", "summary"}
+    | {"version"},
     {"fields"},
     {"cached", "clock", "collector", "connections", "cost", "levels", "run", "transport"},
     {"causal", "device", "micromodels", "modelinputs", "plugins", "rundir", "semconv", "table", "xsp_collectors"},

@@ -62,7 +62,7 @@ class Steps(Fields):
     """Steps that were recorded, but not stored."""
 
     skipped: Count = 0
-    """Steps that were not recorded, because another step was open."""
+    """Steps that began inside another one, and were not recorded."""
 
 
 @dataclass(frozen=True, eq=False)

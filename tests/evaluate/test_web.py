@@ -110,7 +110,7 @@ def test_a_thousand_results_are_listed_and_each_is_read_once(
         place.mkdir()
         (place / results.RESULT).write_bytes(text)
     read, opened = results.read, []
-    monkeypatch.setattr(results, "read", lambda path: opened.append(path.name) or read(path))
+    monkeypatch.setattr(results, "read", lambda path, root: opened.append(path.name) or read(path, root))
     with TestClient(app.application(tmp_path, []), base_url=HERE) as client:
         for _ in range(2):
             found = client.get("/api/evaluations", params={"limit": 1000}).json()
@@ -165,8 +165,10 @@ def test_what_orders_the_leaderboard_is_in_it_with_its_unit(by: str, made: Path,
     kept = tmp_path / "store" / "0123456789ab-0001"
     shutil.copytree(next(made.glob("*-0001")), kept)
     content = json.loads((kept / results.RESULT).read_text(encoding="utf-8"))
-    content["parts"] = [{**content["parts"][0], "rate_low": 120.0, "rate_high": 140.0, "p90_ms": 1.75}]
-    content["accuracy"] = {"top1": 0.5, "top5": 0.75}
+    search = {"rate_low": 120.0, "rate_high": 140.0, "rate_estimate": None, "probes": []}
+    content["parts"] = [{**content["parts"][0], **search, "p90_ms": 1.75}]
+    content["accuracy"] = {"top1": 0.5, "top5": 0.75, "samples": 8, "classes": 9}
+    content["accuracy"] |= {"top1_interval": [0.25, 0.75], "top5_interval": [0.5, 0.875]}
     (kept / results.RESULT).write_text(json.dumps(content), encoding="utf-8")
     with TestClient(app.application(tmp_path / "store", []), base_url=HERE) as client:
         found = client.get("/api/leaderboard", params={"by": by}).json()

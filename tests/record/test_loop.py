@@ -23,7 +23,8 @@ from xsp.report import headline
 from xsp.run import Otel
 from xsp.schema import Level, Span
 from xsp.store import loop
-from xsp.store.iterations import BareStep, coldness, iterations, settling_ns
+from xsp.store.coldness import coldness
+from xsp.store.iterations import BareStep, iterations, settling_ns
 from xsp.testing import spans, trace_of, with_loop
 
 MS = 1_000_000
@@ -69,7 +70,7 @@ def test_rows_have_the_same_byte_order_on_all_machines(tmp_path: Path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(sys, "byteorder", "big")
         loop.append(tmp_path, rows.take(), offset_ns=1000)
-        ((rank, step, *_),) = loop._rows(tmp_path / rundir.LOOP_ROWS)
+        ((rank, step, *_),) = loop._rows((tmp_path / rundir.LOOP_ROWS).read_bytes())
     assert (rank, step) == (0, 7)
 
 

@@ -216,6 +216,17 @@ def test_a_program_of_several_kinds_has_figures_of_each(tmp_path: Path) -> None:
     assert max(latencies) > 1.5 * min(latencies)
 
 
+@pytest.mark.parametrize("how", ["overlap", "turns", "async", "models", "evaluation", "training", "inside"])
+def test_calls_of_several_threads_are_all_counted_and_their_throughput_is_that_of_all(how: str, tmp_path: Path) -> None:
+    found = profiled(f"threads.py {how}", tmp_path)
+    steps = {kind["name"]: kind["steps"] for kind in found.kinds if "alone" not in kind["name"]}
+    assert sorted(steps.values()) == sorted(found.said["calls"].values())
+    rates = xsp.analyses.loop(found.trace).df().set_index("steps")["samples_per_s"]
+    assert rates[160] == pytest.approx(8 * found.said["per_s"]["a"], rel=0.5)
+    if how in ("overlap", "async"):
+        assert rates[160] > 2.5 * 8 / 0.008, "one thread makes a call of 6 ms and waits for 2 ms"
+
+
 def test_a_program_that_becomes_slower_does_not_get_the_best_grade(tmp_path: Path) -> None:
     found = profiled("drift.py --iterations 900", tmp_path)
     assert grade(health(found.trace)).letter != "A"

@@ -160,7 +160,7 @@ def _readable_segments(
         TraceError: a segment is damaged, or lies outside the run directory.
     """
     rundir.check_inside(run_dir, segments)
-    verified = {segment for segment in segments if _is_verified(segment, run)}
+    verified = {segment for segment in segments if _is_verified(run_dir, segment, run)}
     if segments and table.are_intact_and_uniform(
         con, segments, [segment for segment in segments if segment not in verified]
     ):
@@ -187,11 +187,14 @@ def _with_notes(run: Run, run_dir: Path, *texts: str) -> Run:
     return run.with_notes("load", [text.replace(f"{run_dir}{os.sep}", "") for text in texts])
 
 
-def _is_verified(file: Path, run: Run) -> bool:
+def _is_verified(run_dir: Path, file: Path, run: Run) -> bool:
     """Return whether a file has the checksum that the `run.json` of its run states."""
     names = (file.name, f"{file.parent.name}/{file.name}")
     expected = [member.checksums[name] for member in (run, *run.ranks) for name in names if name in member.checksums]
-    return bool(expected) and rundir.checksum(file) in expected
+    try:
+        return bool(expected) and rundir.checksum(run_dir, file) in expected
+    except OSError:  # it cannot be read, which the reader of its table reports
+        return False
 
 
 def _is_parquet(file: Path) -> bool:
@@ -260,7 +263,7 @@ def _load_files(
     if merged is not None and merged.is_file() and run.finished and number is None:
         rundir.check_inside(location, [merged])
         try:
-            is_verified = _is_verified(merged, run)
+            is_verified = _is_verified(location, merged, run)
             merged_columns = set(table.check_parquet(con, merged, (*COLUMNS, *MERGED_COLUMNS), is_verified))
         except TraceError as error:
             run = _with_notes(run, location, f"merged again from the steps: {error}")

@@ -14,6 +14,7 @@ from google.protobuf.json_format import MessageToJson
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
+from xsp import hosts
 from xsp.connections import State
 from xsp.errors import OutputError, TraceError
 from xsp.importers import otlp_json, otlp_proto
@@ -31,7 +32,7 @@ from xsp.receiver.limits import (
     check_protobuf,
     gunzip,
 )
-from xsp.receiver.loopback import LOOPBACK, RETRY_AFTER_S, DeadlineHandler, LimitedHTTPServer, is_loopback_host
+from xsp.receiver.loopback import RETRY_AFTER_S, DeadlineHandler, LimitedHTTPServer
 
 PATH = "/v1/traces"
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -58,7 +59,7 @@ class OtlpHttpServer(LimitedHTTPServer):
             OSError: the address cannot be used.
         """
         self.writer, self.budget, self.limits = writer, budget, limits
-        self.on_loopback = address[0] in LOOPBACK
+        self.on_loopback = hosts.is_loopback(address[0])
         super().__init__(address, _Request, limits.clients)
 
 
@@ -91,7 +92,7 @@ class _Request(DeadlineHandler):
 
     def _body(self, share: Share) -> tuple[str, bytes]:
         """Return the content type of a request, and its body, decompressed."""
-        if self.server.on_loopback and not is_loopback_host(self.headers.get("Host")):
+        if self.server.on_loopback and not hosts.names_loopback(self.headers.get("Host")):
             raise RequestError(
                 HTTPStatus.FORBIDDEN, "this receiver serves only this machine; send to the address 127.0.0.1"
             )

@@ -1,4 +1,4 @@
-"""HTTP servers on loopback, with limits on connections and request times, and a check of the host name."""
+"""HTTP servers on loopback, with limits on connections and request times; see `xsp.hosts` for the check of names."""
 
 from __future__ import annotations
 
@@ -12,22 +12,6 @@ from xsp.connections import Connection, ConnectionLimits, Connections, State
 
 _DEFAULT_LIMITS = ConnectionLimits()
 RETRY_AFTER_S = 1
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-
-
-def is_loopback_host(host: str | None) -> bool:
-    """Return whether a request names loopback as its host, or no host at all.
-
-    A foreign page can resolve its own name to loopback (DNS rebinding); then a browser would let it read the answers of
-    a server there as its own. The name in the request reveals this.
-
-    Args:
-        host: the `Host` header of the request, possibly with a port.
-    """
-    if host is None:
-        return True
-    name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
-    return name.lower() in LOOPBACK
 
 
 class LimitedHTTPServer(ThreadingHTTPServer):

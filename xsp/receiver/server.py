@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from xsp import hosts
 from xsp.errors import PluginError, UsageError
 from xsp.receiver.journal import RunWriter
 from xsp.receiver.limits import Limits, MemoryBudget
-from xsp.receiver.loopback import LOOPBACK
 
 TIDY_S = 0.5
 GRACE_S = 0.5
@@ -130,7 +130,7 @@ class Server:
         return server
 
     def _warn(self, endpoint: Address, option: str) -> None:
-        if endpoint.host not in LOOPBACK:
+        if not hosts.is_loopback(endpoint.host):
             self._report(f"warning: {option} {endpoint}: everybody who can reach this address can send spans")
 
 

@@ -9,6 +9,7 @@ stretch, for instance a training step after the calls of a rollout, and its step
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from types import TracebackType
@@ -22,6 +23,7 @@ from xsp.record.kinds import Kinds
 from xsp.record.loop import UNKNOWN, Loop, Status, Usage
 from xsp.record.overhead import Account
 from xsp.record.schedule import SETTLE, Schedule
+from xsp.record.threads import Threads
 from xsp.summary import percentile
 
 SHORT_NS = 3_000_000
@@ -69,6 +71,7 @@ class Steps(Protocol):
     continued_ns: int
     after_ns: int
     waited_ns: int
+    threads: Threads
     usage: Usage
 
     @property
@@ -100,6 +103,7 @@ class Quiet:
         """The signal that ends a step and by which steps are counted, if steps are found at signals."""
 
         self.stretch_step = _StretchStep(self, steps.outline)
+        self._thread = threading.get_ident()
         self._count = 0
         self._began_ns = self._last_ns = 0
         self._waited_ns = 0
@@ -120,9 +124,19 @@ class Quiet:
         """Whether a stretch has begun that was not counted yet."""
         return self._count > 0
 
+    def is_of_another_thread(self) -> bool:
+        """Return whether a stretch of another thread than the current one has begun."""
+        return self.remaining > 0 and threading.get_ident() != self._thread
+
+    def hold(self) -> None:
+        """Make the contexts of steps on this thread those of a stretch, until `remaining` is set to 0."""
+        self._thread, self.remaining = threading.get_ident(), sys.maxsize
+
     @property
     def is_short(self) -> bool:
         """Whether the program's steps are now timed in stretches."""
+        if not self._steps.threads.is_one:
+            return False
         return self._usual_ns < SHORT_NS and self._same_kind_steps >= SAME_KIND_STEPS and self._is_counted()
 
     def _is_counted(self) -> bool:
@@ -149,6 +163,7 @@ class Quiet:
                 return
             self.remaining = self._count = count
             self._steps.outline.thread = threading.get_native_id()
+            self._thread = threading.get_ident()
             self._steps.outline.clear()
             self._steps.outline.usual = self._steps.kinds.all[self._kind].words
             self._steps.collecting.mute(True, None if self.by_context or self.by_mark else self.by_signal)
@@ -213,7 +228,7 @@ class Quiet:
         self.count_step(False, dur_ns, before_ns, kind.number, samples)
         steps.loop.add((
             steps.rank, steps.step_count, 1, kind.number, SETTLE.rung, 0, since_ns, dur_ns, before_ns,
-            steps.waited_ns, 0, samples, Status.OK, UNKNOWN, UNKNOWN,
+            steps.waited_ns, 0, samples, Status.OK, UNKNOWN, UNKNOWN, threading.get_native_id(), 0,
         ))  # fmt: skip
         steps.usage.forget()
         steps.waited_ns = 0
@@ -228,6 +243,7 @@ class Quiet:
         """Count a stretch that ended or was broken off as one row of the loop, up to the end of its last step."""
         count, self._count, self.remaining = self._count - self.remaining, 0, 0
         steps = self._steps
+        thread = steps.outline.thread or UNKNOWN
         steps.collecting.mute(False)
         before_ns = self._before_ns(count)
         steps.outline.usual = steps.outline.thread = steps.outline.ended_ns = None
@@ -240,7 +256,8 @@ class Quiet:
         step_ns = round((self._last_ns - self._began_ns) / count)
         steps.loop.add((
             steps.rank, steps.step_count, count, self._kind, SETTLE.rung, 1, self._began_ns, step_ns - before_ns,
-            before_ns, self._waited_ns // count, 0, self._samples, Status.OK, *steps.usage.read(count),
+            before_ns, self._waited_ns // count, 0, self._samples, Status.OK, *steps.usage.read(count), thread,
+            0,
         ))  # fmt: skip
         steps.waited_ns -= self._waited_ns
         self._same_kind_steps += count
@@ -249,6 +266,7 @@ class Quiet:
         steps.account.add_bare_stretch(count, (step_ns - before_ns) * count, before_ns * count)
         steps.schedule.count_bare(self._kind, count, step_ns * count)
         steps.continued_ns, steps.after_ns = self._last_ns, 0
+        steps.threads.go_on(thread, self._last_ns)
 
     def _before_ns(self, count: int) -> int:
         """Return the time before each step of the stretch, including waits for data; 0 between marks.

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from urllib.parse import quote, unquote
 
+from xsp import hosts
 from xsp.connections import ConnectionLimits
 from xsp.errors import UsageError
-from xsp.receiver.loopback import DeadlineHandler, LimitedHTTPServer, is_loopback_host
+from xsp.receiver.loopback import DeadlineHandler, LimitedHTTPServer
 from xsp.report.html import render
 from xsp.store.trace import Trace
 
@@ -88,7 +89,7 @@ def _handler_class(rendered: Mapping[str, bytes]) -> type[DeadlineHandler]:
 
 def _response(rendered: Mapping[str, bytes], path: str, host: str) -> tuple[HTTPStatus, str, bytes]:
     """Return status, type and body for a path."""
-    if not is_loopback_host(host):
+    if not hosts.names_loopback(host):
         return HTTPStatus.FORBIDDEN, "text/plain", f"Use the address {_LOOPBACK}.\n".encode()
     name = unquote(path.partition("?")[0][1:])
     if name in rendered:

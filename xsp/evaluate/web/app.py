@@ -24,6 +24,7 @@ try:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     from xsp.evaluate.web import routes
+    from xsp.evaluate.web.answers import without_paths
     from xsp.evaluate.web.guard import Guard
 except ImportError as error:
     raise ManifestError("the pages of evaluations need FastAPI and uvicorn: pip install 'xsp[evaluate]'") from error
@@ -57,7 +58,9 @@ def application(store: Path, agents: Sequence[Agent] | None = None, queue: Queue
 
     @app.exception_handler(XspError)
     async def _xsp_error(_: Request, error: XspError) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, 429 if isinstance(error, QueueFullError) else 422)
+        return JSONResponse(
+            {"error": without_paths(str(error), store)}, 429 if isinstance(error, QueueFullError) else 422
+        )
 
     @app.exception_handler(RequestValidationError)
     async def _validation_error(_: Request, error: RequestValidationError) -> JSONResponse:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from xsp import hosts
 from xsp.connections import ConnectionLimits
-from xsp.receiver.loopback import is_loopback_host
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -38,24 +37,19 @@ def is_this_server(host: str | None, address: str) -> bool:
     """Return whether a request's `Host` names this server.
 
     A foreign page can point a host name to this server's address (DNS rebinding), but only a name. So a server on
-    loopback accepts its three names, and any other server accepts IP addresses and the machine's name.
+    loopback accepts loopback addresses and `localhost`, and any other server accepts IP addresses and the machine's
+    name.
 
     Args:
         host: `Host` of the request, possibly with a port.
         address: address that the server listens on.
     """
-    if host is None:
+    name = hosts.host_of(host or "")
+    if name is None or hosts.is_loopback(name):
+        return name is not None
+    if hosts.is_loopback(address):
         return False
-    if is_loopback_host(host):
-        return True
-    if is_loopback_host(f"[{address}]" if ":" in address else address):
-        return False
-    name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return name.lower() in {address.lower(), socket.gethostname().lower()}
-    return True
+    return hosts.ip_address(name) is not None or name in {address.lower(), socket.gethostname().lower()}
 
 
 class Guard:
