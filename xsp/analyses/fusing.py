@@ -14,8 +14,8 @@ dimension (hipBLASLt) do not show it, and attention is not recognised.
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.devicework import prepare
 from xsp.schema import Kind, Level
+from xsp.store.devicework import prepare
 from xsp.store.trace import Trace
 
 EAGER, FUSED = "eager", "fused"
