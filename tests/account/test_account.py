@@ -16,8 +16,12 @@ from xsp.testing import spans, trace_of, with_loop
 TIMES, SEED = int(os.environ.get("XSP_FUZZ_TIMES", "25")), int(os.environ.get("XSP_FUZZ_SEED", "1"))
 
 
+IMPORTED = {"imported": {"sources": []}}
+"""A trace of another profiler: its steps follow each other."""
+
+
 def main_of(text: str) -> Iterations:
-    result = account.of(trace_of(spans(text))).main
+    result = account.of(trace_of(spans(text), IMPORTED)).main
     assert result is not None
     return result
 
@@ -26,7 +30,7 @@ def main_of(text: str) -> Iterations:
 def test_every_entry_of_a_made_program_equals_the_truth_and_all_add_up(seed: int) -> None:
     program = Program(seed).run()
     truth = program.truth
-    result = account.of(trace_of(program.spans))
+    result = account.of(trace_of(program.spans, IMPORTED))
     assert result.violations == (), seed
     main = result.main
     assert main is not None
@@ -54,7 +58,7 @@ def test_every_entry_of_a_made_program_equals_the_truth_and_all_add_up(seed: int
 
 def test_ranks_have_accounts_of_their_own() -> None:
     programs = [Program(seed, rank).run() for rank, seed in enumerate((3, 4, 5))]
-    result = account.of(trace_of([span for program in programs for span in program.spans]))
+    result = account.of(trace_of([span for program in programs for span in program.spans], IMPORTED))
     assert [each.rank for each in result.ranks] == [0, 1, 2]
     for each, program in zip(result.ranks, programs, strict=True):
         assert each.time.ms is not None

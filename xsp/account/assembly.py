@@ -19,6 +19,9 @@ from xsp.store.iterations import Iteration, iterations
 from xsp.store.loop import BARE as UNRECORDED
 from xsp.store.trace import Trace
 
+NEARLY_ALL = 0.85
+"""Share of an iteration from which the side that takes it is the only one that limits."""
+
 BARE, RECORDED = "iterations that were not recorded", "recorded iterations"
 
 MIN_SEEN_SHARE = 0.5
@@ -39,17 +42,20 @@ def _account(trace: Trace) -> Account:
     by_rank: dict[int, list[Window]] = {}
     for window in windows(trace):
         by_rank.setdefault(window.rank, []).append(window)
+    doubts = tuple(plausibility.doubts(trace))
+    believes_devices = not any("busy" in doubt.forbids for doubt in doubts)
     found: list[Iterations] = []
     for rank, recorded in sorted(by_rank.items()):
         kind = trace.kind if rank == trace.rank else _main_kind(loop, rank)
         measured = next((each for each in loop if (each.rank, each.kind) == (rank, kind)), None)
-        found.append(_of_rank(trace, rank, kind, recorded, measured))
+        found.append(_of_rank(trace, rank, kind, recorded, measured, believes_devices))
     known = {(each.rank, each.kind) for each in found}
     found += [_unrecorded(trace, each) for each in loop if (each.rank, each.kind) not in known]
     found.sort(key=lambda each: (each.rank != trace.rank, each.kind != trace.kind, each.rank, -each.share))
-    doubts = tuple(plausibility.doubts(trace))
     wall_ms, outside_ms = _wall(trace, found)
-    account = Account(tuple(found), wall_ms, outside_ms, doubts, ranks.late_rank(trace, found))
+    account = Account(
+        tuple(found), wall_ms, outside_ms, doubts, ranks.late_rank(trace, found) if believes_devices else None
+    )
     return replace(account, violations=tuple(violations(account)))
 
 
@@ -115,14 +121,19 @@ def _of_loop(measured: Iteration, step_ns: float | None, data_in_step_ns: float)
 
 
 def _of_rank(
-    trace: Trace, rank: int, kind: int | None, recorded: Sequence[Window], measured: Iteration | None
+    trace: Trace,
+    rank: int,
+    kind: int | None,
+    recorded: Sequence[Window],
+    measured: Iteration | None,
+    believes_devices: bool,
 ) -> Iterations:
     deepest = max(window.rung for window in recorded)
     # without a loop the levels did not take turns: a step that holds less did less
     deep = [window for window in recorded if window.rung == deepest or measured is None]
     shallow_rung = min((window.rung for window in recorded if window.rung >= Level.MODEL), default=deepest)
     shallow = deep if measured is None else [window for window in recorded if window.rung == shallow_rung]
-    has_device = bool(
+    has_device = believes_devices and bool(
         trace.con.execute(
             f"SELECT 1 FROM spans WHERE level = {int(Level.KERNEL)} AND rank = ? AND timed IS NOT false "
             f"AND kind IN ('{Kind.KERNEL}', '{Kind.COPY}') LIMIT 1",
@@ -175,7 +186,7 @@ def _of_rank(
         share=measured.share if measured is not None else 1.0,
         samples=measured.samples if measured is not None else None,
     )
-    account = replace(account, limit=_limit(account))
+    account = replace(account, limit=_limit(account, believes_devices, _has_calls(trace, rank)))
     earlier = next((side[names.EARLIER] for side in devices if side[names.EARLIER] is not None), None)
     account = replace(account, earlier=earlier)
     gaps = [(each.device, each.gaps) for each in device_times]
@@ -344,8 +355,8 @@ def _closed(side: Side, time: Entry) -> Side:
     return replace(side, entries=(*side.entries, Entry(names.UNEXPLAINED, rest_ms, "difference")))
 
 
-def _limit(account: Iterations) -> Limit | None:
-    if account.time.ms is None:
+def _limit(account: Iterations, believes_devices: bool, knows_waits: bool) -> Limit | None:
+    if account.time.ms is None or not believes_devices:
         return None
     device = account.device
     waiting_ms = sum(
@@ -358,7 +369,15 @@ def _limit(account: Iterations) -> Limit | None:
     if device is None:
         return Limit("host", host_ms, 0.0)
     device_ms = device.ms(names.BUSY)
+    if not knows_waits:
+        return Limit("device" if device_ms >= NEARLY_ALL * account.time.ms else "unknown", 0.0, device_ms)
     return Limit("device" if device_ms >= host_ms else "host", host_ms, device_ms)
+
+
+def _has_calls(trace: Trace, rank: int) -> bool:
+    """Return whether the trace holds calls of the runtime of a rank, which show when its host waited for a device."""
+    query = f"SELECT 1 FROM spans WHERE level = {int(Level.RUNTIME)} AND rank = ? AND kind <> '{Kind.OVERHEAD}' LIMIT 1"
+    return bool(trace.con.execute(query, [rank]).fetchall())
 
 
 def _wall(trace: Trace, found: Sequence[Iterations]) -> tuple[float | None, float | None]:

@@ -98,7 +98,7 @@ class Limit:
     """`host`, `device`, or `unknown`."""
 
     host_ms: float
-    """Time of the host without its waits for the device."""
+    """Time of the host without its waits for the device; 0 where the trace does not show these waits."""
 
     device_ms: float
     """Time in which the busiest device works."""
@@ -218,6 +218,12 @@ class Account:
     def main(self) -> Iterations | None:
         """The account of the kind and rank that the trace's figures describe; None without a step or a window."""
         return self.iterations[0] if self.iterations else None
+
+    @property
+    def job(self) -> Iterations | None:
+        """The account that stands for the program: of several ranks, which wait for each other, the slowest one."""
+        known = [each for each in self.ranks if each.time.ms is not None]
+        return max(known, key=lambda each: each.time.ms or 0.0) if len(known) > 1 else self.main
 
     @property
     def ranks(self) -> tuple[Iterations, ...]:

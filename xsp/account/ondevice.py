@@ -51,7 +51,7 @@ class Work(NamedTuple):
     """Index of the iteration that launched it, or `NONE` or `EARLIER`."""
 
     launch: Times
-    """Start of its launch; 0 if it is not in the trace."""
+    """Start of its launch; -1 if it is not in the trace."""
 
     returned: Times
     thread: Times
@@ -68,7 +68,7 @@ def work_of(trace: Trace, rank: int, iterations: Sequence[Window]) -> Work:
         f"""
         SELECT w.start_ns, w.end_ns, coalesce(w.device, 0) AS device, coalesce(w.stream, -1) AS stream,
                CASE purpose WHEN '{COMMUNICATION}' THEN 1 WHEN '{COPY}' THEN 2 ELSE 0 END AS purpose,
-               coalesce(w.class, 'memory copy') AS class, coalesce(begin_ns, 0) AS launch_ns,
+               coalesce(w.class, 'memory copy') AS class, coalesce(begin_ns, -1) AS launch_ns,
                coalesce(returned_ns, 0) AS returned_ns, coalesce(on_thread, -1) AS thread,
                coalesce(blocks, false) AS blocks, w.span_id
         FROM device_work w LEFT JOIN launches USING (rank, on_process, correlation_id)
@@ -96,7 +96,7 @@ def _owners(start: Times, device: Times, stream: Times, launch: Times, iteration
         inside = (index >= 0) & (times < ends[np.maximum(index, 0)])
         return np.where(inside, index, NONE)
 
-    has_launch = launch > 0
+    has_launch = launch >= 0
     owner = np.where(has_launch, index_of(launch), NONE)
     if not has_launch.any():  # the trace has no calls: all that is known is when the work ran
         return index_of(start)
@@ -267,7 +267,7 @@ def _gaps(work: Work, rows: Any, gaps: Union, waits: HostWaits, iterations: Sequ
         if work.owner[row] == EARLIER:
             found.append(Gap(names.EARLIER, begin, stop, thread, row))
             continue
-        if not launch or launch > stop:
+        if launch < 0 or launch > stop:
             found.append(Gap(names.NO_LAUNCH, begin, stop, thread, row))
             continue
         reached = begin
@@ -289,7 +289,7 @@ def _gaps(work: Work, rows: Any, gaps: Union, waits: HostWaits, iterations: Sequ
 
 def _first_launches(work: Work, rows: Any, count: int) -> Times:
     first = np.full(count, np.iinfo(np.int64).max, np.int64)
-    launched = rows[(work.owner[rows] >= 0) & (work.launch[rows] > 0)]
+    launched = rows[(work.owner[rows] >= 0) & (work.launch[rows] >= 0)]
     np.minimum.at(first, work.owner[launched], work.launch[launched])
     return first
 

@@ -124,8 +124,8 @@ def _outermost_calls(trace: Trace, rank: int, recorded: Sequence[Window]) -> dic
     condition = f"AND step IN ({', '.join(map(str, steps))}) AND coalesce(rung, {rung}) = {rung}" if steps else ""
     table = trace.con.execute(
         f"""
-        SELECT CASE WHEN name IN {READS} THEN '{READING}' ELSE name END AS name, start_ns, start_ns + dur_ns AS end_ns,
-               span_id
+        SELECT CASE WHEN name IN {READS} THEN '{READING}' ELSE replace(name, '{_NODE}', '') END AS name,
+               start_ns, start_ns + dur_ns AS end_ns, span_id
         FROM spans WHERE rank = ? AND level = {int(Level.OP)} AND kind IN ('{Kind.OP}', '{Kind.USER}')
           AND timed IS NOT false {condition}
         QUALIFY end_ns > coalesce(max(end_ns) OVER (PARTITION BY process, thread ORDER BY start_ns, end_ns DESC
@@ -136,6 +136,7 @@ def _outermost_calls(trace: Trace, rank: int, recorded: Sequence[Window]) -> dic
     return {name: np.asarray(column) for name, column in table.items()}
 
 
+_NODE = "autograd::engine::evaluate_function: "
 READING = "values read one by one (item)"
 """Name of the place of operators with which Python reads values."""
 

@@ -21,6 +21,10 @@ MIN_DATA_SHARE = 0.2
 """Least share of an iteration that is waiting for data for this to be what limits."""
 
 
+CLOSE = 0.2
+"""Share of an iteration up to which the difference of both sides leaves open which one limits."""
+
+
 class Line(NamedTuple):
     """A part of an iteration in one line."""
 
@@ -77,9 +81,14 @@ def _of(part_ms: float, whole_ms: float) -> str:
     return f"{part} of {whole} ({share:.2g} %)" if share < 1 else f"{part} of {whole} ({share:.0f} %)"
 
 
-def limit(account: Account) -> str:
-    """Return one sentence: what limits, with its share of an iteration, and the place that takes most of it."""
-    main = account.main
+def limit(account: Account, attention_ms: float = 0.0) -> str:
+    """Return one sentence: what limits, with its share of an iteration, and the place that takes most of it.
+
+    Args:
+        account: the account.
+        attention_ms: time of attention that is written out, of an iteration; it is no class of kernels.
+    """
+    main = account.job
     if main is None or main.time.ms is None:
         return "The time of an iteration is unknown: no step ran undisturbed; run more steps."
     blocking = next((doubt for doubt in account.doubts if "busy" in doubt.forbids), None)
@@ -94,7 +103,7 @@ def limit(account: Account) -> str:
         )
     if main.device is None:
         return _on_host_alone(main)
-    return _with_device(account, main, main.device)
+    return _with_device(account, main, main.device, attention_ms)
 
 
 def _on_host_alone(main: Iterations) -> str:
@@ -139,14 +148,14 @@ def _place(entry: Entry) -> str:
     return f", {ms_text(entry.place_ms)} of it in {entry.place}{calls}"
 
 
-def _with_device(account: Account, main: Iterations, device: Side) -> str:
+def _with_device(account: Account, main: Iterations, device: Side, attention_ms: float) -> str:
     total_ms, busy_ms = main.time.ms or 0.0, device.ms(names.BUSY)
     subject = "device" if len(account.ranks) <= 1 and len(main.devices) <= 1 else f"busiest device of rank {main.rank}"
     works = f"the {subject} works {_of(busy_ms, total_ms)}"
     knows_causes = not account.forbids("cause")
     is_device = main.limit is not None and main.limit.side == "device"
     if busy_ms >= NEARLY_ALL * total_ms or (is_device and knows_causes):
-        return f"The device limits: {works}{_work(device, total_ms)}."
+        return f"The device limits: {works}{_work(device, total_ms, attention_ms)}."
     if not knows_causes:
         reason = next(doubt.text for doubt in account.doubts if "cause" in doubt.forbids)
         return f"{works[:1].upper()}{works[1:]}; why it is idle the rest is unknown: {reason}."
@@ -156,7 +165,12 @@ def _with_device(account: Account, main: Iterations, device: Side) -> str:
     first = device[names.BEFORE_FIRST]
     if first is not None and (first.ms or 0.0) >= total_ms / 4:
         where = f", the host in {first.place}" if first.place else ""
-        return f"The host limits: {works} and is idle the first {ms_text(first.ms or 0.0)} of a step{where}."
+        of = "the recording" if main.unit == "window" else "a step"
+        return f"The host limits: {works} and is idle the first {ms_text(first.ms or 0.0)} of {of}{where}."
+    if main.limit is not None and main.limit.lead_ms < CLOSE * total_ms:
+        largest = _largest(_own_largest(main), total_ms)
+        host = ms_text(main.limit.host_ms)
+        return f"Host and device take nearly the same time: the host takes {host}, {works}. {largest}."
     return f"The host limits: {works}. {_largest(_own_largest(main), total_ms)}."
 
 
@@ -166,7 +180,7 @@ def _own_largest(main: Iterations) -> Entry:
                - (entry.ms or 0.0) * (entry.name == names.DRAINING))  # fmt: skip
 
 
-def _work(device: Side, total_ms: float) -> str:
+def _work(device: Side, total_ms: float, attention_ms: float) -> str:
     """Return what the device mainly works on."""
     communication = device.ms(names.COMMUNICATION)
     busy = device[names.BUSY]
@@ -177,7 +191,9 @@ def _work(device: Side, total_ms: float) -> str:
     if not classes:
         return ""
     largest = classes[0]
+    if attention_ms > (largest.ms or 0.0):
+        return f", most on attention that is written out, {_of(attention_ms, total_ms)}"
     text = f", most on {largest.name}, {ms_text(largest.ms or 0.0)} ({100 * (largest.ms or 0.0) / total_ms:.0f} %)"
     if busy is not None and busy.place:
-        text += f"; {busy.place} takes {ms_text(busy.place_ms or 0.0)}"
+        text += f"; modules {busy.place} take {ms_text(busy.place_ms or 0.0)}"
     return text

@@ -1,8 +1,8 @@
 """The recorded iterations of each rank: from when to when each of them lasted on the host.
 
 An iteration lasts from the end of one step to the end of the next one. In a trace of another profiler the steps follow
-each other. In a run of xsp recorded steps are apart, and a recorded iteration begins where its collectors were on. A
-trace without steps is one window.
+each other. In a run of xsp recorded steps are apart (other steps ran between them, or a service waited for requests),
+and a recorded iteration begins where its collectors were on. A trace without steps is one window.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def windows(trace: Trace) -> list[Window]:
         FROM most LEFT JOIN recorded USING (rank, trace_id, step) ORDER BY rank, start_ns
         """
     ).fetchall()
-    is_apart = trace.run.imported is None and has_loop
+    is_apart = trace.run.imported is None
     found: list[Window] = []
     for rank, step, start_ns, end_ns, rung, process, thread, first_ns in rows:
         last = found[-1] if found and found[-1].rank == rank else None
