@@ -21,6 +21,7 @@ LAYERS = [
     {"importers", "samples", "sections"},
     {"correlate"},
     {"store"},
+    {"account"},
     {"exporters", "health", "ingest", "models", "record", "spark", "testing"},
     {"analyses", "counters", "graph", "otlp", "receiver"},
     {"bench", "comparison", "doctor", "instrumentation", "launch", "trials"},

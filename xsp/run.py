@@ -257,6 +257,18 @@ class Source(Fields):
 
 
 @dataclass(frozen=True, eq=False)
+class Frame(Fields):
+    """A long call of Python that another profiler recorded."""
+
+    name: str = ""
+    """File without its folder, line and function."""
+
+    thread: Count = 0
+    start_ns: Count = 0
+    dur_ns: Count = 0
+
+
+@dataclass(frozen=True, eq=False)
 class Imported(Fields):
     """What an import read."""
 
@@ -323,6 +335,7 @@ class Run(Fields):
     checksums: Mapping[str, str] = field(default_factory=dict)
     ranks: tuple[Run, ...] = ()
     imported: Imported | None = None
+    frames: tuple[Frame, ...] = ()
     received: Received | None = None
     backend: str | None = None
     profiler: Mapping[str, Any] = field(default_factory=dict)
