@@ -64,6 +64,9 @@ class Steps(Fields):
     skipped: Count = 0
     """Steps that began inside another one, and were not recorded."""
 
+    found: bool = True
+    """False if modules are called in turn in no order that repeats, and each call counts as a step for lack of more."""
+
 
 @dataclass(frozen=True, eq=False)
 class StepKind(Fields):

@@ -2,9 +2,10 @@
 
 A training step begins with the first outermost call of a module after the last step, or with the optimizer's step if
 it makes the calls itself (a closure), and ends with the optimizer's step. If optimizers step inside a backward pass, in
-hooks that run when gradients are ready, it ends with that pass. An inference step is one outermost call. A
-call counts as training if its module is in training mode and gradients are on. If training calls no module that has
-parameters, the start of its forward pass cannot be seen: a step then begins where the last one ended.
+hooks that run when gradients are ready, it ends with that pass. An inference step is one outermost call, or one pass
+through modules that are called in turn (`xsp.record.sequences`). A call counts as training if its module is in training
+mode and gradients are on. If training calls no module that has parameters, the start of its forward pass cannot be
+seen: a step then begins where the last one ended.
 
 Repeated patterns are learned: optimizers that step directly one after the other end one step, not two; a call without
 gradients that is always followed by training calls (of a teacher or an encoder) begins a training step.
@@ -21,6 +22,7 @@ from typing import Any
 from xsp.collector import Signal
 from xsp.record.evidence import MOST_BACKWARDS, TrainingEvidence
 from xsp.record.order import Order
+from xsp.record.sequences import NO_STEP, Sequence
 from xsp.record.session import profile
 from xsp.record.step import Step
 from xsp.subjects import is_empty_module
@@ -46,6 +48,7 @@ _NEVER_ENDED = (
     "only one step was seen: gradients were computed, and no torch optimizer stepped; give --step the name of a "
     f"function that is called once per step, or run more than {MOST_BACKWARDS} steps"
 )
+_BROKEN_PASS = "passes through modules that are called in turn were left out where their order changed"
 _NEVER_TRAINED = (
     "a model in training mode was called repeatedly without a backward pass: its calls are the steps; "
     "call model.eval() for inference, or use --step optimizer"
@@ -162,10 +165,17 @@ class Finder:
         self._evidence = TrainingEvidence()
         self._subjects = session.subjects
         self._order = Order(self._subjects)
+        self._sequence: Sequence | None = Sequence(self._subjects) if rule is StepRule.AUTO else None
+        """The modules that are called in turn; None if the program is told what a step is."""
+
+        self._is_pass = False
+        """Whether the open step is a pass through the sequence."""
 
     def for_another_thread(self) -> Finder:
         """Return a finder for another thread, which begins with what is known of the program."""
         finder = Finder(self._session, self._rule)
+        if self._sequence is not None:
+            finder._sequence = Sequence(self._subjects)
         finder._has_given_up = self._has_given_up
         return finder
 
@@ -202,14 +212,44 @@ class Finder:
         has_weights = not is_empty_module(module)
         if has_weights and self._step is not None and self._step.awaits_work:
             self._abandon()
+        if self._step is not None and self._is_pass and (trains or not self._continues_pass(module)):
+            self._abandon()
         if self._step is None:
             self._trains = trains or (self._rule is StepRule.AUTO and self._order.begins_prefix(module))
+            self._is_pass = self._begins_pass(module)
             self._open(by_call=True)
         self._has_weights |= has_weights
         self._has_called_weights |= has_weights
         self._mark_work()
         self._order.on_call(module, trains)
         self._called_module = self._subjects.of(module)
+
+    def _begins_pass(self, module: object) -> bool:
+        """Return whether a call that begins a step begins a pass through modules that are called in turn."""
+        sequence = self._sequence
+        if sequence is None:
+            return False
+        if self._trains:
+            sequence.reset()
+            return False
+        if sequence.begins(module):
+            if sequence.is_new:  # the calls that it consists of were steps of their own so far
+                sequence.is_new = False
+                self._session.withdraw(NO_STEP)
+                self._session.schedule.forget_kinds()
+            return True
+        sequence.on_call(module)
+        if sequence.is_due and not self._has_backward:
+            (self._session.note if sequence.are_in_turn else self._session.withdraw)(NO_STEP)
+        return False
+
+    def _continues_pass(self, module: object) -> bool:
+        if self._sequence is None or self._sequence.continues(module):
+            return True
+        if not self._sequence.begins(module):  # else the pass was left, for instance by an error
+            self._sequence.break_off()
+        self._session.note(_BROKEN_PASS)
+        return False
 
     def _must_abandon(self, module: object, trains: bool) -> bool:
         """Return whether the open step turns out not to be a training step, or its end was missed."""
@@ -227,7 +267,7 @@ class Finder:
             return
         if self._trains:
             self._evidence.on_call(self._called_module, result)
-        else:
+        elif not self._is_pass or self._sequence is None or self._sequence.is_complete:
             self._end(Signal.CALL_END)
 
     def _backward_ends(self, optimizer: object | None) -> None:
@@ -303,7 +343,7 @@ class Finder:
         self._step.__enter__()
 
     def _end(self, by_signal: Signal) -> None:
-        step, self._step = self._step, None
+        step, self._step, self._is_pass = self._step, None, False
         self._quiet.by_signal = by_signal
         if self._trains:
             self._learn_start()
@@ -313,7 +353,7 @@ class Finder:
         self.open_next()
 
     def _abandon(self) -> None:
-        step, self._step = self._step, None
+        step, self._step, self._is_pass = self._step, None, False
         if step is not None and step.is_open:
             step.abandon()
 

@@ -266,6 +266,11 @@ class Schedule:
             if turn.timed:
                 self.repeats[turn.rung] -= 1
 
+    def forget_kinds(self) -> None:
+        """Forget what was recorded of each kind: other calls make up the steps from now on."""
+        self._plans.clear()
+        self._planned = None
+
     def restart_settling(self) -> None:
         """Note that something was stored, so that the next steps run on cold caches."""
         self._steps_since_storing = self._ns_since_storing = 0
