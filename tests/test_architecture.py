@@ -17,7 +17,8 @@ LAYERS = [
     | {"version"},
     {"fields"},
     {"cached", "clock", "collector", "connections", "cost", "levels", "run", "transport"},
-    {"causal", "device", "micromodels", "modelinputs", "plugins", "rundir", "semconv", "table", "xsp_collectors"},
+    {"causal", "device", "micromodels", "modelinputs", "modelname", "plugins", "rundir", "semconv", "table"}
+    | {"xsp_collectors"},
     {"importers", "samples", "sections"},
     {"correlate"},
     {"store"},

@@ -32,6 +32,9 @@ from typing import Any
 from xsp.fields import Count, Fields, Id, Names, Number
 from xsp.scrub import plain
 
+MISSING = "missing files"
+"""Source of notes on files that a run states, and that are not in its directory (`xsp.ingest.presence`)."""
+
 RANKS = "ranks"  # `kind` of a directory that holds a run for each rank of a distributed program
 
 

@@ -18,6 +18,7 @@ from xsp.correlate import layers
 from xsp.errors import TraceError, UsageError
 from xsp.importers import contract
 from xsp.ingest import jobs, received, sources
+from xsp.ingest.presence import has_all_segments, with_presence_notes
 from xsp.run import Run
 from xsp.schema import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS
 from xsp.store import loop
@@ -71,7 +72,9 @@ def load(
     if run.parts:
         return _load_parts(location, run, skip_damaged, kind)
     con = table.connect()
-    segments, same_columns, run = _readable_segments(con, location, rundir.segments(location), run, skip_damaged)
+    segments = rundir.segments(location)
+    run = with_presence_notes(run, location, segments)
+    segments, same_columns, run = _readable_segments(con, location, segments, run, skip_damaged)
     if not segments:
         raise TraceError(f"{location}: the run holds no step; {_empty_reason(run)}")
     return _load_files(con, segments, run, location, same_columns, kind)
@@ -129,6 +132,7 @@ def _load_parts(run_dir: Path, run: Run, skip_damaged: bool, kind: int | str | N
         raise TraceError(f"{run_dir}: holds several runs; load one of them: {', '.join(run.parts)}")
     segments = [file for name in run.parts for file in rundir.segments(_part_path(run_dir, name))]
     con = table.connect()
+    run = with_presence_notes(run, run_dir, segments)
     segments, same_columns, run = _readable_segments(con, run_dir, segments, run, skip_damaged)
     if not segments:
         raise TraceError(f"{run_dir}: none of its parts holds a step")
@@ -260,7 +264,7 @@ def _load_files(
         layers.fill(con, "with_layers")
         con.execute("CREATE OR REPLACE VIEW spans AS FROM with_layers")
     merged = location / rundir.MERGED_FILE if location.is_dir() else None
-    if merged is not None and merged.is_file() and run.finished and number is None:
+    if merged is not None and merged.is_file() and run.finished and number is None and has_all_segments(run):
         rundir.check_inside(location, [merged])
         try:
             is_verified = _is_verified(location, merged, run)

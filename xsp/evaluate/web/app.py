@@ -11,6 +11,7 @@ from xsp.connections import Connection, ConnectionLimits, Connections, State
 from xsp.errors import ManifestError, XspError
 from xsp.evaluate import transports
 from xsp.evaluate.agents import Agent
+from xsp.evaluate.web.modelsize import ModelSizes
 from xsp.evaluate.web.queue import Queue, QueueFullError
 from xsp.evaluate.web.shelf import Shelf
 from xsp.version import __version__
@@ -41,7 +42,7 @@ def application(store: Path, agents: Sequence[Agent] | None = None, queue: Queue
         agents: agents; an agent with a subprocess per evaluation if None.
         queue: queue of evaluations; a new one if None. It is closed with the application.
     """
-    job_queue = queue or Queue()
+    job_queue, sizes = queue or Queue(), ModelSizes()
     job_agents = list(agents) if agents is not None else [transports.SubprocessAgent()]
 
     @asynccontextmanager
@@ -50,6 +51,7 @@ def application(store: Path, agents: Sequence[Agent] | None = None, queue: Queue
             yield
         finally:
             await asyncio.to_thread(job_queue.close)
+            await asyncio.to_thread(sizes.close)
 
     app = FastAPI(
         title="xsp evaluate", version=__version__, openapi_url="/api/openapi.json", docs_url=None, redoc_url=None,
@@ -72,7 +74,7 @@ def application(store: Path, agents: Sequence[Agent] | None = None, queue: Queue
         return JSONResponse({"error": str(error.detail)}, error.status_code)
 
     app.include_router(routes.result_routes(Shelf(store)))
-    app.include_router(routes.job_routes(store, job_agents, job_queue))
+    app.include_router(routes.job_routes(store, job_agents, job_queue, sizes))
     app.include_router(routes.page_routes())
     return app
 

@@ -22,6 +22,7 @@ from xsp.evaluate.reading import LoadedManifest
 from xsp.evaluate.results import Result
 from xsp.evaluate.web import policy, shelf
 from xsp.evaluate.web.answers import json_response, without_paths
+from xsp.evaluate.web.modelsize import ModelSizes
 from xsp.evaluate.web.queue import ENDED_STATES, Job, Queue
 from xsp.evaluate.web.shelf import Shelf
 from xsp.levels import parse_levels
@@ -174,7 +175,7 @@ def result_routes(cache: Shelf) -> APIRouter:
     return router
 
 
-def job_routes(store: Path, agents: Sequence[Agent], queue: Queue) -> APIRouter:
+def job_routes(store: Path, agents: Sequence[Agent], queue: Queue, sizes: ModelSizes) -> APIRouter:
     """Return the routes of evaluations to run: agents, requests, and progress."""
     router = APIRouter(tags=["evaluations"])
     watcher_count = 0
@@ -205,14 +206,14 @@ def job_routes(store: Path, agents: Sequence[Agent], queue: Queue) -> APIRouter:
         suitable, reasons = match_agents(loaded.manifest, agents)
         return json_response({
             "identity": loaded.manifest.identity, "name": loaded.manifest.title, "notes": list(loaded.notes),
-            "refused": _objections(loaded), "agents": [agent.facts().name for agent in suitable], "reasons": reasons,
-            "yaml": yamltext.write(loaded.manifest.plain()),
+            "refused": _objections(loaded, sizes), "agents": [agent.facts().name for agent in suitable],
+            "reasons": reasons, "yaml": yamltext.write(loaded.manifest.plain()),
         })  # fmt: skip
 
     @router.post("/api/jobs", status_code=202, summary="Request an evaluation")
     def ask(request: EvaluationRequest) -> Response:
         loaded = _read(request)
-        errors = _objections(loaded)
+        errors = _objections(loaded, sizes)
         if errors:
             raise ManifestError("; ".join(errors))
         if request.trace:
@@ -321,8 +322,10 @@ def _read(request: EvaluationRequest) -> LoadedManifest:
     return policy.read(request.yaml) if request.yaml is not None else policy.of_json(request.manifest)
 
 
-def _objections(loaded: LoadedManifest) -> list[str]:
-    return [*policy.objections(loaded.manifest), *pipeline.problems(loaded.manifest)]
+def _objections(loaded: LoadedManifest, sizes: ModelSizes) -> list[str]:
+    reasons = [*policy.objections(loaded.manifest), *pipeline.problems(loaded.manifest)]
+    size_reason = None if reasons else sizes.objection(loaded.manifest.model)
+    return reasons if size_reason is None else [size_reason]
 
 
 def _asset(package: str, name: str) -> bytes:
