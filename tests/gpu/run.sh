@@ -69,7 +69,7 @@ bench gpu_drops 45
 bench gpu_kineto 60 --rounds 3
 bench gpu_attribution 75 --rounds 3
 bench gpu_rungs 115 --seconds 3
-bench gpu_true_time 75 --seconds 2
+bench gpu_true_time 75 --rounds 3 --of-seconds 1 --minutes 0.7
 bench gpu_tiles 60
 bench gpu_share 90 --rounds 3
 bench cupti_decode 30
