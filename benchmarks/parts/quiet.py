@@ -52,9 +52,9 @@ class Patience:
     def wait(self) -> None:
         """Return as soon as other processes are idle, or when the budget is spent."""
         while self.seconds_left > 0:
-            begin = _other_cpu_s()
+            begin = other_cpu_s()
             time.sleep(_WINDOW_S)
-            if _other_cpu_s() - begin - _TICK_ERROR_S <= QUIET_SHARE * _WINDOW_S:
+            if other_cpu_s() - begin - _TICK_ERROR_S <= QUIET_SHARE * _WINDOW_S:
                 return
             self.seconds_left -= _WINDOW_S
 
@@ -67,7 +67,7 @@ def _involuntary_switches() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else 0
 
 
-def _other_cpu_s() -> float:
+def other_cpu_s() -> float:
     """Return the CPU seconds of all processes except this one and its ended children, stolen time included."""
     try:
         line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]

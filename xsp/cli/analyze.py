@@ -99,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
     analyses = list({analysis.id: analysis for analysis in map(_find, args.names)}.values())
     _check(args, len(analyses))
     traces = _load_on_spark(args) if args.engine != "duckdb" else _load_locally(args)
+    for trace in traces:
+        progress.warn_of_missing_files(trace.path or args.path, trace.run)
     if not analyses:
         if args.list:
             _list(traces[0])

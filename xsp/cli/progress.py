@@ -10,10 +10,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from xsp.run import MISSING
 from xsp.scrub import plain, plain_lines
 
 if TYPE_CHECKING:
     from xsp.launch.models import Progress
+    from xsp.run import Run
 
 FILE_WIDTH = 160
 """Width in characters of tables that are written to a file."""
@@ -27,6 +29,13 @@ def echo(text: str, flush: bool = False) -> None:
 def warn(text: str, flush: bool = False) -> None:
     """Print lines on stderr, as `echo` does on stdout."""
     print(plain_lines(text), file=sys.stderr, flush=flush)
+
+
+def warn_of_missing_files(path: object, run: Run) -> None:
+    """Print a line for each note on files that a run states and that are not there, so that its figures say so."""
+    for note in run.notes:
+        if note.source == MISSING:
+            warn(f"xsp: {path}: {note.text}")
 
 
 def write(content: str) -> None:

@@ -39,7 +39,7 @@ class Rung:
         """Nanoseconds that one span of this rung adds according to the steps alone; 0 if they show no added time."""
         return max(0.0, self.added_ns) / self.spans if self.added_ns and self.spans else 0.0
 
-    @property
+    @cached_property
     def cost_ns(self) -> float:
         """Nanoseconds that one span of this rung adds to its step; 0 if no added time was measured.
 
@@ -49,7 +49,7 @@ class Rung:
         weighted = self._weighted()
         return weighted[0] if weighted is not None else self.per_span_ns
 
-    @property
+    @cached_property
     def cost_interval(self) -> summary.Interval:
         """The 95 % interval of `cost_ns`."""
         weighted = self._weighted()
