@@ -535,3 +535,18 @@ def test_long_loops_take_time_in_proportion_to_their_length() -> None:
     call_list = [call("aten::mul", 1, [[64, 1], [1, 64]]), call("aten::sum", 2, [[64, 64]])]
     assert _sum_chain(_NotSearched(call_list), 0) == call_list
     assert _sum_chain(_NotSearched(call_list), 1) == []
+
+
+def test_double_precision_throughout_is_reported_though_backward_nodes_have_no_type() -> None:
+    step = """
+        step s 0-10000
+        forward Net 10-4000
+        op aten::addmm 20-3990 dtype=double
+        backward loss 4010-9900
+        op autograd::engine::evaluate_function 4020-9890
+        op AddmmBackward0 4030-9880
+        op aten::mm 4040-9870 dtype=double
+    """
+    (piece,) = advice_of(step, "casts")
+    assert piece.what.startswith("double precision throughout: ")
+    assert piece.trial == "float32"

@@ -273,6 +273,8 @@ def _host_of_loop(
             Entry(names.BETWEEN, ms, BARE, children=_children(detailed, names.BETWEEN, ms, RECORDED) if is_seen else ())
         )
     rest_ms = (time.ms or 0.0) - sum(entry.ms or 0.0 for entry in entries)
+    if rest_ms < 0 and time.ms:  # the time comes from other iterations than the parts: the parts share it
+        entries = list(names.scaled(entries, time.ms / (time.ms - rest_ms)))
     if rest_ms > 1e-6:  # the device's backlog, which the host waits for when it is full
         entries.append(Entry(names.DRAINING, rest_ms, BARE))
     return _closed(Side("host", _ordered(entries)), time)

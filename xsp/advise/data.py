@@ -31,7 +31,7 @@ def data(context: AdviceContext) -> Iterator[Advice]:
             raise AnalysisError("the trace does not have waits between steps: a run of `xsp run` does")
         raise AnalysisError("no step ran without recording, so waiting between steps is unknown; run more steps")
     interval = summary.mean_interval(iterations.data_ns, iterations.steps)
-    mean_ns, iteration_ns = iterations.mean(iterations.data_ns), iterations.mean(iterations.iteration_ns)
+    mean_ns, iteration_ns = iterations.mean(iterations.data_ns), _iteration_ns(context, iterations)
     if interval is None or not mean_ns:
         return
     has_workers = bool(
@@ -77,7 +77,7 @@ def between(context: AdviceContext) -> Iterator[Advice]:
     interval = summary.mean_interval(iterations.between_ns, iterations.steps)
     if interval is None:
         return
-    mean_ns, iteration_ns = iterations.mean(iterations.between_ns), iterations.mean(iterations.iteration_ns)
+    mean_ns, iteration_ns = iterations.mean(iterations.between_ns), _iteration_ns(context, iterations)
     if mean_ns < calls.LEAST_MS * 1e6 or 100 * mean_ns < BETWEEN_PERCENT * iteration_ns:
         return
     text = (
@@ -143,6 +143,11 @@ class _Iterations(NamedTuple):
     def mean(self, values: Sequence[float]) -> float:
         """Return the mean of a column over all steps."""
         return sum(steps * ns for steps, ns in zip(self.steps, values, strict=True)) / sum(self.steps)
+
+
+def _iteration_ns(context: AdviceContext, iterations: _Iterations) -> float:
+    """Return the time of an iteration in the account, in nanoseconds."""
+    return 1e6 * context.step.ms.value if context.step is not None else iterations.mean(iterations.iteration_ns)
 
 
 def _iterations(context: AdviceContext) -> _Iterations:
