@@ -12,7 +12,6 @@ xsp differ: closer than that no figure can be tested.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -84,31 +83,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = pairs.parser(__doc__)
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     options = pairs.parse(parser, arguments)
-    report = turns.Report("bare", "Programs under xsp run compared with themselves in another process [95 %]", COLUMNS)
-    measured = pairs.measure(_programs(options), options, report, Runner(device=options.device))
+    on_device = options.device != "cpu"
+    title = "Programs under xsp run compared with themselves in another process [95 %]"
+    report = turns.Report("bare_device" if on_device else "bare", title, COLUMNS)
+    if on_device:
+        _require_device(options.device)
+        programs = pairs.selected(ON_DEVICE, options, QUICK_ON_DEVICE)
+    else:
+        programs = pairs.selected(ON_PROCESSOR, options, QUICK)
+    measured = pairs.measure(programs, options, report, Runner(device=options.device))
     for name, known in measured.items():
         _add(report, name, known)
     report.notes += _summary(measured)
-    if options.device != "cpu":
+    if on_device:
         from parts.gpu_workloads import device_line
 
         report.notes.append(device_line())
     report.finish(options)
 
 
-def _programs(options: argparse.Namespace) -> Sequence[Program]:
-    """Return the programs to choose from; those for a device only where there is one."""
-    on_device = options.device != "cpu"
-    if on_device:
-        import torch
+def _require_device(name: str) -> None:
+    import torch
 
-        if not torch.cuda.is_available():
-            turns.skip(f"--device {options.device}: there is no such device here")
-    programs = ON_DEVICE if on_device else ON_PROCESSOR
-    if options.quick and not options.only:
-        quick = QUICK_ON_DEVICE if on_device else QUICK
-        return [program for program in programs if program.name in quick]
-    return programs
+    if not torch.cuda.is_available():
+        turns.skip(f"--device {name}: there is no such device here")
 
 
 def _add(report: turns.Report, name: str, known: Sequence[Pair]) -> None:
@@ -166,7 +164,7 @@ def _summary(measured: Mapping[str, Sequence[Pair]]) -> list[str]:
     count = len(measured)
     return [
         *pairs.within(measured),
-        f"At most {BUDGET_PERCENT:g} % plus {BUDGET_S:g} s were added to the whole process in {kept} of {count}.",
+        f"Profiling added at most {BUDGET_PERCENT:g} % plus {BUDGET_S:g} s in {kept} of {count} programs.",
         f"What xsp says of that is within {100 * SAID_SHARE:g} % in {right} of {count} programs.",
     ]
 

@@ -90,8 +90,8 @@ class Bare:
     faults: float = 0.0
     """Page faults in each iteration."""
 
-    steps_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Seconds of each iteration by kind, if it was asked for them."""
+    steps: Sequence[tuple[float, float]] = ()
+    """Seconds of each iteration, those before the clock is read too, and of processor time in it; if asked for."""
 
     def own_s(self, kind: str) -> float:
         """Return the mean iteration of a kind; of the only kind by the clock at both ends of the loop."""
@@ -140,28 +140,28 @@ class Runner:
     threads: int = 1
     device: str = "cpu"
     seed: int = 0
-    steps: bool = False
-    """Whether programs say the time of each iteration."""
-
     profile: Sequence[str] = ("run",)
     """Command of xsp, with options for all programs."""
 
     counts: dict[str, int] = field(default_factory=dict)
 
-    def bare(self, program: Program) -> Bare:
-        """Run a program without xsp."""
+    def bare(self, program: Program, more: Sequence[str] = ()) -> Bare:
+        """Run a program without xsp, with more arguments."""
         with tempfile.TemporaryDirectory() as folder:
-            return self._run(program, [sys.executable], Path(folder))
+            return self._run(program, [sys.executable], Path(folder), more)
 
     def profiled(self, program: Program) -> Profiled:
         """Run a program under `xsp run`, and read what it states."""
         with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "run"
-            command = [sys.executable, "-m", "xsp.cli", *self.profile, "--out", str(out), *program.options]
-            said = self._run(program, command, Path(folder))
-            return read(out, said)
+            said = self.recorded(program, Path(folder) / "run")
+            return read(Path(folder) / "run", said)
 
-    def _run(self, program: Program, prefix: Sequence[str], folder: Path) -> Bare:
+    def recorded(self, program: Program, out: Path, more: Sequence[str] = ()) -> Bare:
+        """Run a program under `xsp run`, with more arguments; its run is in `out`."""
+        command = [sys.executable, "-m", "xsp.cli", *self.profile, "--out", str(out), *program.options]
+        return self._run(program, command, out.parent, more)
+
+    def _run(self, program: Program, prefix: Sequence[str], folder: Path, more: Sequence[str]) -> Bare:
         count = self.counts.get(program.name)
         length = ["--seconds", str(self.seconds)] if count is None else ["--iterations", str(count)]
         script, *arguments = program.command.split()
@@ -172,7 +172,7 @@ class Runner:
         with output.open("wb") as out, errors.open("wb") as err:
             launched = time.monotonic()
             process = subprocess.Popen(
-                [*command, *(["--steps"] if self.steps else [])],
+                [*command, *more],
                 stdout=out, stderr=err, cwd=folder, env=env, start_new_session=True,
             )  # fmt: skip
             # A wait with a timeout would poll, and notice the end up to 50 ms late.
@@ -203,7 +203,7 @@ class Runner:
             others=others,
             clock_s=said["clock_s"],
             faults=said["faults"],
-            steps_s=said.get("steps_s", {}),
+            steps=[(wall_s, used_s) for wall_s, used_s in said.get("steps", ())],
         )
 
 

@@ -11,7 +11,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -136,6 +136,19 @@ def parse(argument_parser: argparse.ArgumentParser, arguments: Sequence[str] | N
     return options
 
 
+def selected(programs: Sequence[Program], options: argparse.Namespace, quick: Collection[str] = ()) -> list[Program]:
+    """Return the programs of `--only`; else with `--quick` those named in `quick`, if any; else all.
+
+    Raises:
+        SystemExit: there is no such program.
+    """
+    names = [program.name for program in programs]
+    if options.only and (unknown := set(options.only) - set(names)):
+        raise SystemExit(f"--only: there is no {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    wanted = options.only or (options.quick and quick) or names
+    return [program for program in programs if program.name in wanted]
+
+
 def measure(
     programs: Sequence[Program], options: argparse.Namespace, report: turns.Report, runner: Runner | None = None
 ) -> dict[str, list[Pair]]:
@@ -144,7 +157,7 @@ def measure(
     Notes which programs did not run and why, and how many pairs were left out.
 
     Args:
-        programs: programs, of which `--only` selects.
+        programs: programs, as `selected`.
         options: of `parser`.
         report: receives the notes.
         runner: starts the processes; one without a device by default.
@@ -152,11 +165,7 @@ def measure(
     Returns:
         The pairs that count by the name of the program, of all that have one, in their order; those of `--out` too.
     """
-    if options.only and (unknown := set(options.only) - {program.name for program in programs}):
-        names = ", ".join(program.name for program in programs)
-        raise SystemExit(f"--only: there is no {', '.join(sorted(unknown))}; there are {names}")
-    selected = [program for program in programs if not options.only or program.name in options.only]
-    pairs: dict[str, list[Pair]] = {program.name: [] for program in selected}
+    pairs: dict[str, list[Pair]] = {program.name: [] for program in programs}
     for row in turns.stored_rows(options.out).values():
         if row["program"] in pairs:
             pairs[row["program"]].append(Pair.from_stored(row))
@@ -164,7 +173,7 @@ def measure(
     runner.seconds, runner.threads = options.of_seconds, options.threads
     runner.counts.update({name: known[0].bare.iterations for name, known in pairs.items() if known})
     with report.until_interrupted():
-        for program in _visits(selected, pairs, options, report):
+        for program in _visits(programs, pairs, options, report):
             known = pairs[program.name]
             with report.trying(program.name):
                 known.append(_pair(runner, program, len(known), options.seed))
@@ -228,11 +237,12 @@ def _brief(pair: Pair) -> str:
 
 
 def _disturbance(counted: Mapping[str, Sequence[Pair]], measured: int) -> str:
-    others = [pair.others() for pairs in counted.values() for pair in pairs]
+    known = [pair for pairs in counted.values() for pair in pairs]
+    disturbed = sum(pair.is_disturbed() for pair in known)
     return (
-        f"Pairs that count: {len(others)} of {measured}; in the others, other processes used more than "
-        f"{DISTURBED_CORES:g} cores. In those that count they used {statistics.median(others):.2f} cores in the "
-        f"median, at most {max(others):.2f}."
+        f"{len(known)} of {measured} pairs count; {disturbed} of them although other processes used more than "
+        f"{DISTURBED_CORES:g} cores meanwhile ({statistics.median(pair.others() for pair in known):.2f} in the median "
+        f"of all that count)."
     )
 
 

@@ -70,7 +70,7 @@ def test_rows_have_the_same_byte_order_on_all_machines(tmp_path: Path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(sys, "byteorder", "big")
         loop.append(tmp_path, rows.take(), offset_ns=1000)
-        ((rank, step, *_),) = loop._rows(tmp_path / rundir.LOOP_ROWS)
+        ((rank, step, *_),) = loop._rows((tmp_path / rundir.LOOP_ROWS).read_bytes())
     assert (rank, step) == (0, 7)
 
 
