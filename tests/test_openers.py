@@ -25,11 +25,11 @@ TABLES = {"table.parquet", "table.check_parquet", "parquet"}
 
 OTHERS = {
     "the system's": """
-        bench/environment.py _instructions _read; bench/links.py filesystem; bench/moves.py _setting _open_direct;
-        bench/numanodes.py _numbers pair; bench/worker.py _limit; cached.py _processor; cli/share_serve.py
-        _available_bytes; device/machine.py cpu_model isa; evaluate/contention.py _text; identity.py _trace_of_ranks
-        host; launch/children.py _is_from_terminal; processes.py free_memory_bytes start_ns; samples/host.py _text;
-        share/loadworker.py memory_of; share/pages.py large_page_bytes; cli/run.py _show
+        atomic.py _place _start_of; bench/environment.py _instructions _read; bench/links.py filesystem; bench/moves.py
+        _setting _open_direct; bench/numanodes.py _numbers pair; bench/worker.py _limit; cached.py _processor;
+        cli/share_serve.py _available_bytes; device/machine.py cpu_model isa; evaluate/contention.py _text; identity.py
+        _trace_of_ranks host; launch/children.py _is_from_terminal; processes.py free_memory_bytes start_ns;
+        samples/host.py _text; share/loadworker.py memory_of; share/pages.py large_page_bytes; cli/run.py _show
     """,
     "of this package": """
         device/ceilings.py _entries; evaluate/web/routes.py _asset; evidence/form.py schema; report/html.py _asset
@@ -43,7 +43,7 @@ OTHERS = {
         Channels.__init__; bench/ranks.py run_rank; bench/turns.py Turns.__enter__; bench/worker.py work;
         evaluate/transports.py work; evaluate/userfunctions.py work; evidence/worker.py main; graph/corpus.py work;
         share/client.py ask_large; share/devicestore.py main start_process; share/loadworker.py work;
-        share/wire.py in_memory; evaluate/results.py _arrays
+        share/wire.py in_memory; evaluate/results.py _arrays; evaluate/web/modelsize.py work
     """,
     "written by this process, or by a program that it started": """
         atomic.py move_into_place; cli/compare.py _csv; comparison/turns.py _run _end_of; counters/ncu.py collect

@@ -1,26 +1,36 @@
 """Atomic writing of files: new content is written beside a path, then renamed into place, or discarded.
 
-A killed process leaves half-written files. The next process that writes to the same folder removes them.
+A killed process leaves half-written files, and folders in the directory for temporary files. Their names contain their
+owner: the process, when it started, and where its id is valid. So the next process that writes to the same folder knows
+which of them no process owns, and removes them at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
-TEMPORARY_NAME = re.compile(r"\..+\.(\d+)-\d+\.part")
-"""Name of a half-written file or folder; the first number is the id of the process that writes it."""
+_OWNER = r"(?:([0-9a-f]{8})-(\d+)-)?(\d+)"
+
+TEMPORARY_NAME = re.compile(rf"\..+\.{_OWNER}-\d+\.part")
+"""Name of a half-written file or folder, with its owner: the place where process ids are valid, when the process
+started, and its id. An older xsp wrote only the id."""
+
+_FOLDER_NAME = re.compile(rf"xsp-{_OWNER}-\w+")
 
 STALE_S = 3600
-"""Seconds without a change after which a half-written file is removed, if no process has its id. On a shared disk it
-may belong to a process of another machine, which is unknown here."""
+"""Seconds without a change after which a half-written file of another place is removed, if no process has its id. On a
+shared disk it may belong to a process of another machine or container, which is unknown here."""
 
 _cleaned_folders: set[Path] = set()
 
@@ -37,7 +47,16 @@ def temporary_path(path: Path) -> Path:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     remove_stale(path.parent)
     name = os.fsencode(path.name).decode("utf-8", "replace")  # the table engine opens only UTF-8 names
-    return path.with_name(f".{name}.{os.getpid()}-{threading.get_ident()}.part")
+    return path.with_name(f".{name}.{_owner(os.getpid())}-{threading.get_ident()}.part")
+
+
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a new folder for temporary files, which is removed at its end.
+
+    Those of killed processes are removed.
+    """
+    remove_stale(Path(tempfile.gettempdir()), _FOLDER_NAME)
+    return tempfile.TemporaryDirectory(prefix=f"xsp-{_owner(os.getpid())}-", ignore_cleanup_errors=True)
 
 
 def move_into_place(temporary: Path, path: Path, flush: bool = True) -> None:
@@ -69,23 +88,63 @@ def replacing(path: Path, flush: bool = True) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def remove_stale(folder: Path) -> None:
-    """Remove the half-written files of killed processes from a folder; each process checks a folder only once."""
+def remove_stale(folder: Path, name: re.Pattern[str] = TEMPORARY_NAME) -> None:
+    """Remove the half-written files of killed processes from a folder; each process checks a folder only once.
+
+    Args:
+        folder: the folder.
+        name: pattern of their names, with the owner as its groups.
+    """
     if folder in _cleaned_folders:
         return
     _cleaned_folders.add(folder)
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            match = TEMPORARY_NAME.fullmatch(entry.name)
-            if match is None or _is_running(int(match[1])):
+            match = name.fullmatch(entry.name)
+            if match is None:
                 continue
             with contextlib.suppress(OSError):  # another process removes it as well
-                if time.time() - entry.stat(follow_symlinks=False).st_mtime < STALE_S:
+                status = entry.stat(follow_symlinks=False)
+                if status.st_uid != os.geteuid() or _is_owned(match, status.st_mtime):
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     shutil.rmtree(entry.path, ignore_errors=True)
                 else:
                     os.unlink(entry.path)
+
+
+def _is_owned(name: re.Match[str], changed_s: float) -> bool:
+    """Return whether a process may still write a file of a name, which was last changed at a time."""
+    place, start, process = name[1], name[2], int(name[3])
+    if place is not None and place == _place():
+        return _start_of(process) == start
+    return _is_running(process) or time.time() - changed_s < STALE_S
+
+
+@lru_cache(maxsize=4)
+def _owner(process: int) -> str:
+    place, start = _place(), _start_of(process)
+    return f"{place}-{start}-{process}" if place and start else str(process)
+
+
+@lru_cache(maxsize=1)
+def _place() -> str | None:
+    """Return a hash of where ids of processes are valid: this start of the machine, and namespace; None if unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        return hashlib.sha256(f"{boot}{os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:8]
+    except OSError:
+        return None
+
+
+def _start_of(process: int) -> str | None:
+    """Return when a process started, in ticks since the machine did; None if there is no such process."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    state, *fields = text.rpartition(")")[2].split()
+    return None if state in "ZX" else fields[18]
 
 
 def _is_running(process: int) -> bool:

@@ -34,14 +34,13 @@ import io
 import json
 import shlex
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xsp import table
+from xsp import atomic, table
 from xsp.cli import INTERRUPTED, options, progress
 from xsp.errors import UsageError
 from xsp.record import output
@@ -329,6 +328,6 @@ def _as_dict(comparison: Comparison) -> dict[str, object]:
 
 
 def _csv(comparison: Comparison) -> str:
-    with tempfile.TemporaryDirectory() as folder:
+    with atomic.temporary_folder() as folder:
         table.write(*comparison.in_engine(), Path(folder) / "rows", "csv")
         return (Path(folder) / "rows").read_bytes().decode()

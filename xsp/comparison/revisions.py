@@ -8,11 +8,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from xsp import atomic
 from xsp.errors import UsageError
 
 _WITHOUT_HOOKS = ("-c", "core.hooksPath=/dev/null")
@@ -48,7 +48,8 @@ def checkout(revisions: Sequence[str]) -> Iterator[list[WorkTree]]:
     top = Path(_git(Path.cwd(), "rev-parse", "--show-toplevel"))
     subfolder = Path.cwd().resolve().relative_to(top.resolve())
     commits = [_commit(top, revision) for revision in revisions]
-    folder = Path(tempfile.mkdtemp(prefix="xsp-revisions-"))
+    temporary = atomic.temporary_folder()
+    folder = Path(temporary.name)
     try:
         work_trees = []
         for number, (revision, commit) in enumerate(zip(revisions, commits, strict=True)):
@@ -62,6 +63,7 @@ def checkout(revisions: Sequence[str]) -> Iterator[list[WorkTree]]:
     finally:
         with _interrupts_ignored():
             _remove(top, folder)
+            temporary.cleanup()
 
 
 def _commit(top: Path, revision: str) -> str:

@@ -7,12 +7,11 @@ others run bare.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from xsp import plugins, rundir
+from xsp import atomic, plugins, rundir
 from xsp.collector import Collector
 from xsp.errors import CounterError, RunError
 
@@ -39,7 +38,7 @@ def count(run: Path, command: Callable[[Path], list[str]]) -> dict[str, Any]:
     """
     from xsp.counters import ncu, storing  # these import the table engine, which the run under ncu does not need
 
-    with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
+    with atomic.temporary_folder() as folder:
         second_run = Path(folder) / "run"
         try:
             return storing.attach(run, [ncu.collect(command(second_run), Path(folder))])

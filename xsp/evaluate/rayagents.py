@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from xsp import inside
+from xsp import atomic, inside
 from xsp.errors import ManifestError, first_line
 from xsp.evaluate import agents, reading, results, transports
 from xsp.evaluate.agents import AgentLost, Facts, Options, ProcessLost, Progress
@@ -81,7 +80,7 @@ class Actor:
             if name in self._cancelled:
                 raise ManifestError("it was cancelled")
 
-        with self._running, tempfile.TemporaryDirectory() as store:
+        with self._running, atomic.temporary_folder() as store:
             try:
                 report("starting", 0, 1)
                 parsed = reading.of_plain(manifest).manifest

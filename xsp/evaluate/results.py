@@ -24,7 +24,6 @@ import math
 import os
 import re
 import shutil
-import time
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -254,8 +253,7 @@ def staging(store: Path, identity: str) -> Iterator[Path]:
     """
     try:
         store.mkdir(parents=True, exist_ok=True)
-        atomic.remove_stale(store)
-        folder = store / f".{identity[:DIGITS]}.{os.getpid()}-{time.monotonic_ns()}.part"
+        folder = atomic.temporary_path(store / identity[:DIGITS])
         folder.mkdir()
     except OSError as error:
         raise ManifestError(f"{store}: results cannot be written there ({error.strerror})") from error

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xsp import processes
+from xsp import atomic, processes
 from xsp.errors import PluginError
 from xsp.evidence import form
 from xsp.evidence.places import Places
@@ -59,7 +58,7 @@ class Reader:
         self._arguments = (json.dumps(list(paths)), str(most_bytes))
         self._seconds = seconds
         self._process: processes.WorkerProcess | None = None
-        self._folder: str | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -95,8 +94,8 @@ class Reader:
     def _ensure_started(self) -> processes.WorkerProcess:
         if self._process is None or self._process.has_ended():
             self.end()
-            self._folder = tempfile.mkdtemp(prefix="xsp-mcp-")  # a killed process leaves its imported traces here
-            env = processes.environment() | {"TMPDIR": self._folder}
+            self._folder = atomic.temporary_folder()  # a killed process leaves its imported traces here
+            env = processes.environment() | {"TMPDIR": self._folder.name}
             self._process = processes.WorkerProcess(START, *self._arguments, stderr=None, env=env)
         return self._process
 
@@ -106,7 +105,7 @@ class Reader:
         if process is not None:
             process.end()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.cleanup()
             self._folder = None
 
 

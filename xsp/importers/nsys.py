@@ -8,14 +8,13 @@ the command line, and names of hosts and users.
 from __future__ import annotations
 
 import shlex
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
-from xsp import table
+from xsp import atomic, table
 from xsp.errors import TraceError
 from xsp.importers import claims, nsys_activities, nsys_ranges
 from xsp.importers.contract import (
@@ -75,7 +74,7 @@ class Nsys(TableImporter):
         """
         _check(source)
         losses = Losses(self.name)
-        with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
+        with atomic.temporary_folder() as folder:
             export = Export(source, Path(folder))
             try:
                 _check_tables(source, export)

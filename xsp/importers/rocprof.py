@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 import duckdb
 
-from xsp import table
+from xsp import atomic, table
 from xsp.errors import TraceError
 from xsp.fields import is_count
 from xsp.importers import claims, nsys_ranges
@@ -136,7 +135,7 @@ class _Agent:
 
 
 def _from_database(con: duckdb.DuckDBPyConnection, source: str) -> list[_Agent]:
-    with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
+    with atomic.temporary_folder() as folder:
         export = Export(source, Path(folder), "record it again with rocprofv3")
         try:
             kernel_tables = [name for name in sorted(export.tables) if name.startswith("rocpd_kernel_dispatch")]

@@ -14,7 +14,6 @@ import mmap
 import os
 import re
 import shutil
-import tempfile
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,7 +23,7 @@ from typing import IO, Any, ClassVar, NamedTuple, Protocol
 
 import duckdb
 
-from xsp import table
+from xsp import atomic, table
 from xsp.errors import TraceError
 from xsp.importers import outside
 from xsp.importers.contract import check_values, open_bytes, read_error
@@ -120,7 +119,7 @@ class _WrongCut(Exception):
 
 def _read(con: duckdb.DuckDBPyConnection, source: str, sink: EventSink, size: int | None) -> Envelope:
     with (
-        tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder,
+        atomic.temporary_folder() as folder,
         open_bytes(Path(source)) as file,
     ):
         first_chunk = _read_chunk(source, file, folder, 0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import duckdb
 
-from xsp import rundir, table
+from xsp import atomic, rundir, table
 from xsp.correlate import layers
 from xsp.errors import TraceError, UsageError
 from xsp.importers import contract
@@ -207,7 +207,7 @@ def _is_parquet(file: Path) -> bool:
 
 def _load_imported(source: str) -> Trace:
     """Import a source into a temporary directory that exists as long as the trace."""
-    folder = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
+    folder = atomic.temporary_folder()
     direct = sources.open_tables(Path(folder.name), [source])
     if direct is not None:
         con, run = direct
@@ -225,7 +225,7 @@ def _load_imported(source: str) -> Trace:
 
 def _load_waiting(run_dir: Path, kind: int | str | None) -> Trace:
     """Load received spans that are not in order yet, because the receiver was killed or is still running."""
-    folder = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
+    folder = atomic.temporary_folder()
     received.put_in_order(run_dir, Path(folder.name), finished=False)
     return _load_temporary(folder, Path(folder.name), kind)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import duckdb
 
-from xsp import rundir, table
+from xsp import atomic, rundir, table
 from xsp.errors import TraceError
 from xsp.importers.contract import Losses
 from xsp.ingest.jobs import Job, connect, deduplicate, merge_runs
@@ -49,7 +48,7 @@ def put_in_order(
     rundir.check_inside(run, [*rundir.segments(run), *(run / rundir.INBOX).glob("*.parquet")])
     (out / rundir.STEPS).mkdir(parents=True, exist_ok=True)
     files = sorted((run / rundir.INBOX).glob("*.parquet"))
-    with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
+    with atomic.temporary_folder() as folder:
         con = connect(Path(folder))
         opened(con)
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -75,7 +74,7 @@ def _find_importers(sources: Sequence[str]) -> tuple[dict[str, RowImporter], dic
 
 def _import_rows(out: Path, sources: Sequence[str], imports: Sequence[Imported]) -> dict[Path, Run]:
     """Import spans that have identities and parents."""
-    with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
+    with atomic.temporary_folder() as folder:
         con = connect(Path(folder))
         try:
             runs, losses = append_sources(con, imports)

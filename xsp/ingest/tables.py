@@ -11,7 +11,7 @@ from pathlib import Path
 
 import duckdb
 
-from xsp import rundir, table
+from xsp import atomic, rundir, table
 from xsp.correlate.columns import correlate_table
 from xsp.errors import OutputError, TraceError
 from xsp.importers import contract
@@ -125,7 +125,7 @@ def _open_merged(
 def _import(
     out: Path, source: str, importer: TableImporter, enrichers: Mapping[str, Enricher], keep_names: bool
 ) -> Run:
-    with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
+    with atomic.temporary_folder() as folder:
         con, run = _open_merged(Path(folder), source, importer, enrichers, keep_names)
         try:
             (out / rundir.STEPS).mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,6 @@ links to it.
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Collection
@@ -21,7 +20,7 @@ from typing import Any
 
 import duckdb
 
-from xsp import inside, rundir, semconv, table
+from xsp import atomic, inside, rundir, semconv, table
 from xsp.errors import TraceError
 from xsp.otlp import encode
 from xsp.otlp.endpoint import Endpoint
@@ -144,7 +143,7 @@ class Delivery:
         self._partial_segments: set[int] = set()
         """Segments whose chosen steps were delivered."""
 
-        self._spill = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
+        self._spill = atomic.temporary_folder()
         self._con = table.connect_spilling(Path(self._spill.name), MEMORY)
         if threads is not None:
             self._con.execute(f"SET threads = {threads}")

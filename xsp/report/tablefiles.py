@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import duckdb
 
-from xsp import table
+from xsp import atomic, table
 from xsp.errors import OutputError, UnwritableError
 from xsp.rundir import write_atomically
 
@@ -32,7 +31,7 @@ def write(answers: Answers, path: Path, form: str) -> None:
         _, con, relation = answers[0]
         table.write(con, relation, path, form)
         return
-    with tempfile.TemporaryDirectory() as folder:
+    with atomic.temporary_folder() as folder:
         parts = [Path(folder) / f"{number}.parquet" for number in range(len(answers))]
         for part, (run, con, relation) in zip(parts, answers, strict=True):
             table.write(con, relation.project(f"{table.literal(run)} AS run, *"), part, "parquet")
@@ -42,7 +41,7 @@ def write(answers: Answers, path: Path, form: str) -> None:
 
 def text(answers: Answers, form: str) -> str:
     """Return the text that `write` would write, for CSV and JSON."""
-    with tempfile.TemporaryDirectory() as folder:
+    with atomic.temporary_folder() as folder:
         write(answers, Path(folder) / "rows", form)
         return (Path(folder) / "rows").read_bytes().decode()  # line breaks inside fields stay as they are
 

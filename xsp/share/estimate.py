@@ -13,13 +13,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from xsp import clock
+from xsp import atomic, clock
 from xsp.bench import transfers
 from xsp.bench.shapes import Shape
 from xsp.bench.timings import Timings
@@ -116,7 +115,7 @@ def costs(on_progress: measuring.ProgressCallback = lambda *_: None) -> dict[str
     """
     times: dict[tuple[str, int], list[float]] = {}
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xsp-")))
+        folder = Path(stack.enter_context(atomic.temporary_folder()))
         request = {
             "cwd": os.getcwd(),
             "folder": str(folder),

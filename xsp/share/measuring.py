@@ -16,14 +16,13 @@ import mmap
 import os
 import random
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xsp import processes
+from xsp import atomic, processes
 from xsp.comparison import evidence
 from xsp.errors import ShareError
 from xsp.share import client
@@ -144,7 +143,7 @@ def measure(
         if module:
             raise ShareError(f"{source}: no such file; omit MODULE if the source is the name of a model")
     weights, module = (str(path.resolve()), module) if path.is_file() else ("", source)
-    with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
+    with atomic.temporary_folder() as folder:
         request = {"cwd": os.getcwd(), "folder": folder, "module": module, "weights": weights, "store": f"{folder}/s"}
         on_progress("writing the weights", 0, 1)
         with worker_process() as process:

@@ -11,7 +11,6 @@ import contextlib
 import math
 import queue
 import re
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from xsp import atomic
 from xsp.errors import UsageError
 from xsp.evaluate.load.driving import Serve
 from xsp.evaluate.load.requests import Requests
@@ -77,7 +77,7 @@ def drive(
     if kind == "server" and not (rate and latency_ns):
         raise UsageError("LoadGen's server scenario needs a rate and a latency limit")
     test = _Test(loadgen, serve)
-    with tempfile.TemporaryDirectory(prefix="xsp-loadgen-") as folder:
+    with atomic.temporary_folder() as folder:
         settings = _settings(loadgen, kind, requests, rate, streams, latency_ns, share, seed, seconds)
         test.run(settings, _logs(loadgen, folder))
         text = Path(folder, "mlperf_log_summary.txt").read_text(encoding="utf-8", errors="replace")
