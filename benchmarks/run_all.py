@@ -20,12 +20,12 @@ from typing import NamedTuple
 from parts import page, turns
 
 SLOW_SCRIPTS = (
-    "bare", "unrecorded_steps",
-    "true_time", "short_steps", "same_results", "compare_runs", "layer_overhead", "op_overhead", "service_cost",
-    "long_run", "sampling_cost", "graph_corpus", "block_timings", "shared_layers", "construction", "measures_latency",
+    "bare", "between", "unrecorded_steps", "true_time", "short_steps", "same_results", "compare_runs",
+    "layer_overhead", "op_overhead", "service_cost", "long_run", "sampling_cost", "graph_corpus", "block_timings",
+    "shared_layers", "construction", "measures_latency",
     "language_lengths", "estimators", "share_models", "share_load", "advice", "predict_configurations",
     "predict_scaling", "predict_ddp", "predict_curves", "predict_buckets",
-    "otlp_encode", "otlp_million", "otlp_loss", "parents", "reopen",
+    "otlp_encode", "otlp_million", "otlp_loss", "serve_load", "parents", "reopen",
     "rank_scale", "spark_ranks", "kineto_scale", "kineto_peers",
 )  # fmt: skip
 """Scripts that take minutes, in their order; all other scripts run first."""

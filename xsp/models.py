@@ -1,15 +1,8 @@
 """Real models by name, with weights from a seed and matching inputs.
 
-```
-torchvision:resnet50            any name of torchvision.models.list_models()
-timm:vit_tiny_patch16_224       any name of timm.list_models()
-transformers:bert               a model type, its default configuration (here BERT-base)
-transformers:GPT2LMHeadModel    a class, its default configuration (here GPT-2 small)
-transformers:llama?num_hidden_layers=2&hidden_size=256     with other values in the configuration
-transformers:./config.json      a configuration file
-micro:path-3                    a small model of a family that varies one measure, see `xsp.micromodels`
-path/to/file.py:build           a function in your file, see `from_file`
-```
+`xsp.modelname` lists the forms of names. torchvision has those of `torchvision.models.list_models()`, timm those of
+`timm.list_models()`, transformers types, classes (with their default configuration) and configuration files; and
+`micro:path-3` is a small model of a family that varies one measure, see `xsp.micromodels`.
 
 Nothing is downloaded.
 """
@@ -26,8 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from xsp import causal, micromodels, modelinputs
+from xsp import causal, micromodels, modelinputs, modelname
 from xsp.errors import ModelError, first_sentence, nearest
+from xsp.modelname import ModelName
 
 IMAGE = (3, 224, 224)
 _HOWTO = "torchvision:NAME, timm:NAME, transformers:NAME or file.py:function"
@@ -123,17 +117,20 @@ def build(spec: str, settings: Settings, device: str = "cpu") -> ModelCall | Cal
     Raises:
         ModelError: no such model, its library is missing, or it cannot be built.
     """
-    source, colon, name = spec.partition(":")
-    if not colon or not name:
+    parsed = modelname.parse(spec)
+    source, name = parsed.source, parsed.name
+    if not name:
         raise ModelError(f"{spec!r} is not the name of a model; write {_HOWTO}")
-    if not source.endswith(".py") and source not in _SOURCES:
+    if not parsed.is_python and source not in _SOURCES:
         sources = ", ".join(_SOURCES)
         raise ModelError(f"{spec!r}: there is no source {source!r}; there are {sources} and file.py:function")
+    if parsed.options and source != "transformers":
+        raise ModelError(f"{spec!r}: models of {source} have no options; omit what follows the question mark")
     torch = _library("torch", "xsp[torch]")
     try:
         torch.manual_seed(settings.seed)
         with torch.device(device) if device != "cpu" else contextlib.nullcontext():
-            call = _SOURCES[source](name, settings) if source in _SOURCES else from_file(Path(source), name, settings)
+            call = _SOURCES[source](parsed, settings) if source in _SOURCES else from_file(Path(source), name, settings)
             return call if settings.prefill is None and settings.decode is None else of_phase(spec, call, settings)
     except Exception as error:  # of a library, such as a size of 0 in a configuration, or a seed that is too large
         if isinstance(error, ModelError) or device != "cpu":  # on "meta" the caller tries again, with memory
@@ -209,7 +206,8 @@ def function_of(path: Path, name: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _torchvision(name: str, settings: Settings) -> ModelCall:
+def _torchvision(parsed: ModelName, settings: Settings) -> ModelCall:
+    name = parsed.name
     models = _library("torchvision.models", "xsp[models]")
     torch = sys.modules["torch"]
     if name not in models.list_models():
@@ -239,7 +237,8 @@ def _torchvision_shape(name: str, models: Any) -> tuple[int, ...]:
     return (3, 299, 299) if name.startswith("inception") else IMAGE
 
 
-def _timm(name: str, settings: Settings) -> ModelCall:
+def _timm(parsed: ModelName, settings: Settings) -> ModelCall:
+    name = parsed.name
     timm = _library("timm", "xsp[models]")
     torch = sys.modules["torch"]
     if not timm.is_model(name.split(".")[0]):
@@ -255,14 +254,14 @@ def _input_remedy(shape: tuple[int, ...]) -> str:
     return f"it is designed for --input {'x'.join(map(str, shape))}"
 
 
-def _transformers(name: str, settings: Settings) -> ModelCall:
+def _transformers(parsed: ModelName, settings: Settings) -> ModelCall:
     transformers = _library("transformers", "xsp[models]")
-    name, _, query = name.partition("?")
+    name = parsed.name
     is_generative = settings.prefill is not None or settings.decode is not None
-    config, create = _transformers_config(transformers, name, is_generative)
-    for pair in filter(None, query.split("&")):
-        key, equals, value = pair.partition("=")
-        if not equals or not hasattr(config, key):
+    config, create = _transformers_config(transformers, parsed, is_generative)
+    value: Any
+    for key, value in parsed.options:
+        if not value or not hasattr(config, key):
             raise ModelError(f"transformers:{name}: the configuration has no value {key!r}{nearest(key, vars(config))}")
         with contextlib.suppress(ValueError):
             value = json.loads(value)
@@ -281,14 +280,14 @@ def _transformers(name: str, settings: Settings) -> ModelCall:
     )
 
 
-def _transformers_config(transformers: Any, name: str, is_generative: bool) -> tuple[Any, Callable[[Any], Any]]:
+def _transformers_config(transformers: Any, parsed: ModelName, is_generative: bool) -> tuple[Any, Callable[[Any], Any]]:
     """Return a configuration, and the function that makes its model; with `is_generative`, one that generates text."""
-    model_types = transformers.CONFIG_MAPPING.keys()
-    if Path(name).is_file() or name in model_types:
-        if Path(name).is_file():
-            config = transformers.AutoConfig.from_pretrained(name, local_files_only=True)
-        else:
-            config = transformers.AutoConfig.for_model(name)
+    name, model_types = parsed.name, transformers.CONFIG_MAPPING.keys()
+    if parsed.file is not None and not Path(name).is_file():
+        raise ModelError(f"transformers:{name}: there is no such configuration file")
+    if parsed.file is not None or name in model_types:
+        auto = transformers.AutoConfig
+        config = auto.for_model(name) if parsed.file is None else auto.from_pretrained(name, local_files_only=True)
         if not is_generative:
             return config, transformers.AutoModel.from_config
         causal.check_config(transformers, name, config)
@@ -300,14 +299,15 @@ def _transformers_config(transformers: Any, name: str, is_generative: bool) -> t
     return model_class.config_class(), model_class
 
 
-def _micro(name: str, settings: Settings) -> ModelCall:
+def _micro(parsed: ModelName, settings: Settings) -> ModelCall:
+    name = parsed.name
     if settings.shape is not None:
         raise ModelError(f"micro:{name} has the input of its family: omit --input")
     model, value = micromodels.build(name, settings.batch)
     return ModelCall(model, (value,), {})
 
 
-_SOURCES: dict[str, Callable[[str, Settings], ModelCall]] = {
+_SOURCES: dict[str, Callable[[ModelName, Settings], ModelCall]] = {
     "torchvision": _torchvision,
     "timm": _timm,
     "transformers": _transformers,

@@ -28,19 +28,23 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from xsp import atomic
+from xsp import atomic, inside
 from xsp.errors import OutputError, TraceError, UnwritableError
 from xsp.run import RANKS, Run
 
 FORMAT = 1
 MAX_RUN_BYTES = 256 << 20
 """Largest `run.json` in bytes; its checksums take some 60 bytes per step."""
+
+MAX_TABLE_BYTES = 64 << 30
+"""Largest table of which a checksum is computed; a file of holes may claim any size."""
 
 RUN_FILE = "run.json"
 STEPS = "steps"
@@ -248,10 +252,10 @@ def read_run(run: Path) -> Run:
     path = run / RUN_FILE
     if not run.exists():
         raise TraceError(f"{run}: there is no such file or directory")
-    if not path.is_file():
+    if not os.path.lexists(path):
         raise TraceError(f"{run}: not a run directory, {RUN_FILE} is missing; give the directory that --out named")
     try:
-        return parse_run(_read_text(path), str(path))
+        return parse_run(inside.read_text(run, path, MAX_RUN_BYTES), str(path))
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
@@ -289,29 +293,18 @@ _LAYOUT_FIELDS = ("parts", "ranks", "checksums")
 """Fields that list the content of the directory, and tell whether it is intact."""
 
 
-def _read_text(path: Path) -> str:
-    if path.stat().st_size > MAX_RUN_BYTES:
-        raise ValueError(f"larger than the {MAX_RUN_BYTES >> 20} MB that are read")
-    return path.read_text(encoding="utf-8")
-
-
 def check_inside(run: Path, files: Iterable[Path]) -> None:
-    """Check that files of a run lie inside it: a link may lead out of a directory that somebody else made.
+    """Check that files of a run are plain files inside it: anything may be in a directory that somebody else made.
 
     Args:
         run: the run directory; it may itself be a link, or lie under one.
-        files: files of the run.
+        files: files of the run, which the table engine opens by their names; missing ones are skipped.
 
     Raises:
-        TraceError: a file is a link, or lies behind a link, that leads out of the directory.
+        TraceError: a file is a link, or lies behind a link, that leads out of the directory, or is not a plain file.
     """
-    root = run.resolve()
-    escapes: dict[Path, bool] = {}
-    for file in files:
-        if file.parent not in escapes:
-            escapes[file.parent] = not file.parent.resolve().is_relative_to(root)
-        if escapes[file.parent] or (file.is_symlink() and not file.resolve().is_relative_to(root)):
-            raise TraceError(f"{file}: a link that leads out of the run directory; put a copy in its place")
+    for file, problem in inside.find_problems(run, files):
+        raise TraceError(f"{file}: {problem}; put a copy in its place")
 
 
 def read_job(job: Path) -> Run:
@@ -364,7 +357,11 @@ def segment(run: Path, step: int) -> Path:
 
 
 def segments(run: Path) -> list[Path]:
-    """Return the paths of the existing segments, in the order of their steps."""
+    """Return the paths of the existing segments, in the order of their steps.
+
+    Raises:
+        TraceError: as `numbered_tables`.
+    """
     return numbered_tables(run / STEPS)
 
 
@@ -374,17 +371,40 @@ def portion(run: Path, number: int) -> Path:
 
 
 def portions(run: Path) -> list[Path]:
-    """Return the paths of the existing portions of samples, in the order of time."""
+    """Return the paths of the existing portions of samples, in the order of time.
+
+    Raises:
+        TraceError: as `numbered_tables`.
+    """
     return numbered_tables(run / SAMPLES)
 
 
 def numbered_tables(folder: Path) -> list[Path]:
-    """Return the numbered tables of a folder in their order; from a million on, the numbers have more digits.
+    """Return the numbered tables of a folder of a run in their order; from a million on, the numbers have more digits.
 
-    Copies that a file manager made beside them (`000004 2.parquet`) are left out: their rows would count twice.
+    Copies that a file manager made beside them (`000004 2.parquet`) are left out: their rows would count twice. All of
+    them can be given to the table engine, which opens them by their names.
+
+    Raises:
+        TraceError: one is not a plain file, or a link leads out of the run directory, see `check_inside`.
     """
-    files = [file for file in folder.glob("[0-9]*.parquet") if file.stem.isascii() and file.stem.isdecimal()]
-    return sorted(files, key=lambda file: (len(file.name), file.name))
+    names, links = [], []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if _TABLE_NAME.fullmatch(entry.name):
+                    names.append(entry.name)
+                    if not entry.is_file(follow_symlinks=False):
+                        links.append(folder / entry.name)
+    except OSError:
+        return []
+    names.sort(key=lambda name: (len(name), name))
+    files = [folder / name for name in names]
+    check_inside(folder.parent, [*files[:1], *links])  # the first one also stands for the folder
+    return files
+
+
+_TABLE_NAME = re.compile(r"[0-9]+\.parquet")
 
 
 def is_run_directory(folder: Path) -> bool:
@@ -392,10 +412,14 @@ def is_run_directory(folder: Path) -> bool:
     return any((folder / name).exists() for name in (RUN_FILE, STEPS, MERGED_FILE)) or bool(rank_parts(folder))
 
 
-def checksum(file: Path) -> str:
-    """Return the CRC-32 of a file, in hexadecimal: it detects damage in much less time than reading the tables."""
+def checksum(run: Path, file: Path) -> str:
+    """Return the CRC-32 of a file of a run, in hexadecimal: it detects damage much faster than reading the tables.
+
+    Raises:
+        OSError: the file cannot be opened, see `xsp.inside.open_file`.
+    """
     crc = 0
-    with open(file, "rb") as content:
+    with inside.open_file(run, file, MAX_TABLE_BYTES) as content:
         while chunk := content.read(1 << 22):
             crc = zlib.crc32(chunk, crc)
     return f"{crc:08x}"
@@ -404,7 +428,7 @@ def checksum(file: Path) -> str:
 def checksums(run: Path) -> dict[str, str]:
     """Return the checksums of the tables in a run directory, in the form of `run.json`."""
     files = [*segments(run), run / MERGED_FILE]
-    return {str(file.relative_to(run)): checksum(file) for file in files if file.is_file()}
+    return {str(file.relative_to(run)): checksum(run, file) for file in files if file.is_file()}
 
 
 def rank_name(rank: int) -> str:

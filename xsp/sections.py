@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from xsp import rundir
+from xsp import inside, rundir
 from xsp.errors import OutputError, TraceError, UsageError
 
 VERSION = 1
@@ -217,14 +217,9 @@ def read(run: Path) -> SectionFiles:
     files = sorted((run / rundir.SECTIONS).glob("*.json"))
     for file in files[:MAX_SECTIONS]:
         try:
-            rundir.check_inside(run, [file])
             if not NAME.fullmatch(file.stem):
                 raise ValueError("its name is not a name of a section")
-            if not file.is_file() or file.stat().st_size > MAX_BYTES:
-                raise ValueError(f"not a file, or larger than {MAX_BYTES >> 20} MB")
-            sections[file.stem] = of(json.loads(file.read_text(encoding="utf-8")))
-        except TraceError:
-            damaged.append(f"{file.name}: a link that leads out of the run directory")
+            sections[file.stem] = of(inside.read_json(run, file, MAX_BYTES))
         except OSError as error:
             damaged.append(f"{file.name}: {error.strerror or error}")
         except (ValueError, RecursionError) as error:

@@ -130,6 +130,21 @@ def interval(values: Sequence[float]) -> Interval | None:
     return _percentile_interval(weighted.sum(axis=0).tolist())  # row by row: bit-identical to a sum in Python
 
 
+def median_ratio_interval(values: Sequence[float], others: Sequence[float]) -> Interval:
+    """Return the 95 % percentile-bootstrap interval of the ratio of two medians, for equal inputs the same.
+
+    Args:
+        values: at least one value, as are `others`; positive.
+        others: the values by whose median that of `values` is divided.
+    """
+    draw = random.Random(len(values) * 1009 + len(others))
+    ratios = [
+        statistics.median(draw.choices(values, k=len(values))) / statistics.median(draw.choices(others, k=len(others)))
+        for _ in range(RESAMPLES)
+    ]
+    return _percentile_interval(ratios)
+
+
 BATCHES = 20
 """Batches of a series, whose means show its drift; fewer if a batch would have less than `MIN_BATCH_VALUES` values."""
 

@@ -2,6 +2,10 @@
 
 `torch.autograd.backward` and `torch.autograd.grad` both call one function, which is looked up at each call. For
 optimizers, torch has hooks for all instances.
+
+An optimizer may step inside a backward pass, in a hook that runs when a gradient is ready, one optimizer per parameter
+(`_apply_optimizer_in_backward`). On a device, hooks run on a thread of the autograd engine. Such steps have spans, but
+no words and signals of their own: the pass is signalled with the last optimizer that stepped in it.
 """
 
 from __future__ import annotations
@@ -33,6 +37,9 @@ _GRADIENTS_END = (Kind.BACKWARD, 2)
 
 _PROBE_STEPS = 40
 
+_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+"""Returns the number of the backward pass that runs on this thread of the program or of the engine; -1 for none."""
+
 
 class _Idle(Optimizer):
     """An optimizer whose steps do nothing."""
@@ -61,6 +68,9 @@ class TrainingCalls(Collector):
         self._has_run_backward = False
         self._rows: list[tuple[Kind, str, int, int, int, str]] = []
         self._running: dict[int, tuple[int, int]] = {}
+        self._passes: dict[int, list[Optimizer]] = {}
+        """The last optimizer that stepped in each running pass, by the thread that called the engine."""
+
         self._undo_steps: list[Callable[[], None]] = []
         self._notes: list[str] = []
 
@@ -168,6 +178,9 @@ class TrainingCalls(Collector):
             if not self._is_muted:  # else the start was noted already
                 self._note(_BACKWARD_BEGINS)
             self._has_run_backward = True
+            thread, is_outermost = self._thread.id, _graph_task() < 0
+            if is_outermost:
+                self._passes[thread] = []
             start, status = monotonic_ns(), "ok"
             try:
                 return original(*args, **kwargs)
@@ -176,17 +189,20 @@ class TrainingCalls(Collector):
                 raise
             finally:
                 if self._is_on:
-                    thread = self._thread.id
                     self._rows.append((Kind.BACKWARD, "backward", thread, start, monotonic_ns(), status))
                 self._note(end_word)
-                self.notify(Signal.BACKWARD_END, None)
+                if is_outermost:
+                    optimizer = next(iter(self._passes.pop(thread, ())), None)
+                    if optimizer is not None:
+                        self._word(optimizer)  # registers it
+                    self.notify(Signal.BACKWARD_END, optimizer)
 
         return run_backward
 
     def _note(self, word: tuple[Any, ...]) -> None:
         outline = self.outline
-        if outline is not None and outline.thread in (None, self._thread.id):
-            outline.append(word)
+        if outline is not None:
+            outline.note(self._thread.id, word)
 
     def _belongs_to_stretch(self, word: tuple[Any, ...], noted_word: tuple[Any, ...]) -> bool:
         """Return whether a beginning pass or step belongs to the current stretch of steps, and note it if so.
@@ -216,6 +232,13 @@ class TrainingCalls(Collector):
         return _OPTIMIZER, number, type(optimizer)
 
     def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:
+        if _graph_task() >= 0:
+            thread = self._thread.id
+            own_pass = self._passes.get(thread)
+            for steps in list(self._passes.values()) if own_pass is None else (own_pass,):
+                steps[:] = [optimizer]
+            self._running[id(optimizer)] = (thread, monotonic_ns())
+            return
         if self._belongs_to_stretch(self._word(optimizer), _OPTIMIZER_BEGINS):
             return
         self.notify(Signal.OPTIMIZER_BEGIN, optimizer)  # signalled first, because it may open a step
@@ -223,13 +246,16 @@ class TrainingCalls(Collector):
         self._running[id(optimizer)] = (self._thread.id, monotonic_ns())
 
     def _optimizer_ends(self, optimizer: Optimizer, *_: Any) -> None:
-        self._note(self._word(optimizer))
-        if self._is_muted:
-            if self._unmuted_signal is Signal.OPTIMIZER_END:
-                self.notify(Signal.OPTIMIZER_END, optimizer)
-            return
+        is_in_backward = _graph_task() >= 0
+        if not is_in_backward:
+            self._note(self._word(optimizer))
+            if self._is_muted:
+                if self._unmuted_signal is Signal.OPTIMIZER_END:
+                    self.notify(Signal.OPTIMIZER_END, optimizer)
+                return
         thread, start = self._running.pop(id(optimizer), (None, None))
         if self._is_on and thread is not None and start is not None:
             name = type(optimizer).__name__
             self._rows.append((Kind.OPTIMIZER, name, thread, start, monotonic_ns(), "ok"))
-        self.notify(Signal.OPTIMIZER_END, optimizer)
+        if not is_in_backward:
+            self.notify(Signal.OPTIMIZER_END, optimizer)

@@ -458,7 +458,7 @@ def test_a_result_that_lacks_a_field_is_damaged(lacks: str, board: Path, capsys:
     assert main(["evaluate", "list", *where]) == 0
     said = capsys.readouterr()
     assert good.name in said.out
-    assert f"damaged (KeyError: '{lacks}')" in said.err
+    assert f"{lacks}: Field required)" in said.err
     assert main(["evaluate", "compare", good.name, bad.name, *where]) == 2
 
 

@@ -110,7 +110,7 @@ def test_a_thousand_results_are_listed_and_each_is_read_once(
         place.mkdir()
         (place / results.RESULT).write_bytes(text)
     read, opened = results.read, []
-    monkeypatch.setattr(results, "read", lambda path: opened.append(path.name) or read(path))
+    monkeypatch.setattr(results, "read", lambda path, root: opened.append(path.name) or read(path, root))
     with TestClient(app.application(tmp_path, []), base_url=HERE) as client:
         for _ in range(2):
             found = client.get("/api/evaluations", params={"limit": 1000}).json()
@@ -165,8 +165,10 @@ def test_what_orders_the_leaderboard_is_in_it_with_its_unit(by: str, made: Path,
     kept = tmp_path / "store" / "0123456789ab-0001"
     shutil.copytree(next(made.glob("*-0001")), kept)
     content = json.loads((kept / results.RESULT).read_text(encoding="utf-8"))
-    content["parts"] = [{**content["parts"][0], "rate_low": 120.0, "rate_high": 140.0, "p90_ms": 1.75}]
-    content["accuracy"] = {"top1": 0.5, "top5": 0.75}
+    search = {"rate_low": 120.0, "rate_high": 140.0, "rate_estimate": None, "probes": []}
+    content["parts"] = [{**content["parts"][0], **search, "p90_ms": 1.75}]
+    content["accuracy"] = {"top1": 0.5, "top5": 0.75, "samples": 8, "classes": 9}
+    content["accuracy"] |= {"top1_interval": [0.25, 0.75], "top5_interval": [0.5, 0.875]}
     (kept / results.RESULT).write_text(json.dumps(content), encoding="utf-8")
     with TestClient(app.application(tmp_path / "store", []), base_url=HERE) as client:
         found = client.get("/api/leaderboard", params={"by": by}).json()
@@ -306,7 +308,22 @@ HOSTILE = {
     "a configuration": {"model": {"name": "x", "source": "transformers:../../config.json"}},
     "a repository": {"model": {"name": "x", "source": "timm:hf_hub:someone/something"}},
     "no source": {"model": {"name": "x"}},
-    "a large model": {"model": {"name": "x", "source": "transformers:bert?hidden_size=99999999"}},
+    "a configuration with an option": {"model": {"name": "x", "source": "transformers:broken.json?x=1"}},
+    "a configuration beside others": {"model": {"name": "x", "source": "transformers:broken.json"}},
+    "a configuration in capitals": {"model": {"name": "x", "source": "transformers:broken.JSON?x=1&y=2"}},
+    "an encoded configuration": {"model": {"name": "x", "source": "transformers:broken%2ejson"}},
+    "an encoded question mark": {"model": {"name": "x", "source": "transformers:broken.json%3Fx=1"}},
+    "a folder of configurations": {"model": {"name": "x", "source": "transformers:./bert"}},
+    "an absolute configuration": {"model": {"name": "x", "source": "transformers:/etc/config.json?x=1"}},
+    "two question marks": {"model": {"name": "x", "source": "transformers:bert?x=1?y=../z"}},
+    "a path as an option": {"model": {"name": "x", "source": "transformers:bert?name_or_path=x"}},
+    "an option of its own": {"model": {"name": "x", "source": "transformers:bert?_attn_implementation=a"}},
+    "weights as an option": {"model": {"name": "x", "source": "transformers:detr?use_pretrained_backbone=1"}},
+    "a source in capitals": {"model": {"name": "x", "source": "Transformers:bert"}},
+    "a name with a line break": {"model": {"name": "x", "source": "torchvision:resnet\n18"}},
+    "a name of other letters": {"model": {"name": "x", "source": "torchvision:ｒesnet18"}},
+    "a program of a library": {"model": {"name": "x", "source": "transformers:x.pt2"}},
+    "files": {"model": {**TINY["model"], "files": [{"path": "result.json", "checksum": "sha256:00"}]}},
     "code": {"model": {**TINY["model"], "preprocess": {"function": "evil.py:f"}}},
     "a variable": {**TINY, "software": {"environment": {"LD_PRELOAD": "/tmp/evil.so"}}},
     "a folder": {**TINY, "dataset": {"source": "folder:/etc"}},

@@ -33,12 +33,12 @@ def request(run: str) -> Any:
     return list(parts_of(json.loads(json.dumps(document)), "test"))
 
 
-@pytest.mark.parametrize("slow", ["write_parquet", "write_run"])
+@pytest.mark.parametrize("slow", ["write_columns", "write_run"])
 def test_a_client_whose_files_are_synced_slowly_keeps_no_other_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
     first, second = "ab" * 8, "cd" * 8
-    owner: Any = table if slow == "write_parquet" else rundir
+    owner: Any = table if slow == "write_columns" else rundir
     plain = getattr(owner, slow)
     begun, go_on = threading.Event(), threading.Event()
 

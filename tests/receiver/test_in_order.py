@@ -96,7 +96,7 @@ def test_traces_of_services_become_steps_after_a_restart_of_the_receiver_too(tmp
 def test_what_could_not_be_put_in_order_is_put_in_order_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise error
 
     said = list[str]()

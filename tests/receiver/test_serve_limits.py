@@ -135,6 +135,7 @@ def test_many_small_requests_become_few_files(tmp_path: Path, monkeypatch: pytes
     for number in range(1, 96):
         message = ExportTraceServiceRequest.FromString(body(span_id=number.to_bytes(8, "big")))
         assert open_one.store(otlp_proto.parts_of(message, "the request")).spans == 1
+        open_one.tidy()
     assert len(list((tmp_path / "services" / "arrived").glob("*"))) < 12
     open_one.close()
     trace = xsp.load(tmp_path / "services")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ pytest.importorskip("torch")
 import torch
 
 import xsp
-from xsp.record.autostep import LONGEST_PREFIX, AutoStep, Order
+from xsp.record.autostep import AutoStep
+from xsp.record.order import LONGEST_PREFIX, Order
 from xsp.subjects import Subjects
 
 
@@ -88,6 +90,36 @@ def test_a_step_holds_its_forward_pass(tmp_path: Path, of: str) -> None:
     assert sum(kinds_of(trace).values()) == 40
     assert any("without calling a module" in note["text"] for note in trace.run["notes"])
     assert not any("never closed" in note["text"] for note in trace.run["notes"])
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_a_step_whose_optimizers_step_in_hooks_ends_with_the_backward_pass(tmp_path: Path, micro_batches: int) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    ready: Counter[torch.nn.Parameter] = Counter()
+
+    def hook(parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
+        ready[parameter] += 1
+        if ready[parameter] % micro_batches == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    for parameter in net.parameters():
+        optimizer = torch.optim.SGD([parameter], lr=1e-3)
+        parameter.register_post_accumulate_grad_hook(partial(hook, optimizer=optimizer))
+
+    def step() -> None:
+        for _ in range(micro_batches):
+            net(torch.ones(2, 4)).sum().backward()
+
+    trace = recorded(tmp_path / "run", [step] * 20)
+    [kind] = trace.run["kinds"]
+    assert (kind["steps"], kind["training"], kind["batch_size"]) == (20, True, 2 * micro_batches)
+    ((hooked, outside),) = trace.sql(
+        "SELECT count(*), count(*) FILTER (b.step IS NULL) FROM spans o LEFT JOIN spans b ON b.step = o.step "
+        "AND b.kind = 'backward' AND o.start_ns BETWEEN b.start_ns AND b.start_ns + b.dur_ns WHERE o.kind = 'optimizer'"
+    ).fetchall()
+    assert hooked > 0
+    assert not outside
 
 
 @pytest.mark.slow

@@ -86,6 +86,25 @@ def test_the_next_kind_is_told_by_the_first_call_else_by_the_kind_before() -> No
     assert kinds.expected_kind(call(3, 4)) is None
 
 
+def test_a_rare_step_that_begins_with_the_same_call_does_not_change_what_is_expected() -> None:
+    kinds = Kinds()
+    common, rare = [call(1, 4), BEGIN, END, *stepped()], [*[call(1, 4)] * 21, BEGIN, END, *stepped()]
+    for outline in (*[common] * 3, rare, common):
+        kinds.count_step(outline)
+    assert kinds.expected_kind(common[0]) == 0
+    assert kinds.expected_kind() == 0
+
+
+def test_kinds_that_alternate_are_expected_in_turn() -> None:
+    kinds = Kinds()
+    discriminator, generator = [call(1, 4), *stepped()], [call(1, 4), call(2, 4), *stepped()]
+    found = []
+    for outline in [discriminator, generator] * 6:
+        found.append(kinds.expected_kind(outline[0]))
+        kinds.count_step(outline)
+    assert found[2:] == [0, 1] * 5
+
+
 def test_a_program_that_does_something_else_in_each_step_has_one_more_kind_for_all_that() -> None:
     kinds = Kinds()
     for size in range(3 * MOST_KINDS):

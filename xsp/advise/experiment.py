@@ -7,13 +7,13 @@ their order, the stopping rule and the interval are those of `xsp compare --turn
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from xsp import inside
 from xsp.advise import rerun
 from xsp.advise.advice import Advice, Interval
 from xsp.comparison import comparable, compare, turns
@@ -219,7 +219,8 @@ def _results(runs: turns.Turns, trials: Sequence[Trial]) -> tuple[float | None, 
 
 def _report(run: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        report = json.loads(rerun.report(run).read_text(encoding="utf-8"))
+        file = rerun.report(run)
+        report = inside.read_json(file.parent, file, outputs.MOST_BYTES)
         return report if isinstance(report, dict) else {}
     return {}
 

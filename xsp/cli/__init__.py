@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from xsp import plugins
+from xsp import clock, plugins
 from xsp.errors import PluginError, UsageError, XspError, nearest
 from xsp.version import __version__
 
@@ -88,6 +88,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
+    began_ns = clock.monotonic_ns()
     typed = sys.argv[1:] if argv is None else argv
     if not typed:
         _parser().print_help()
@@ -113,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError(f"unrecognized arguments: {' '.join(unknown)}; see `xsp{command} --help`")
         if "command" not in options:
             raise UsageError("name a command; `xsp --help` lists them")
-        options.typed = list(typed)
+        options.typed, options.began_ns = list(typed), began_ns
         return int(options.command.run(options))
     except XspError as error:
         from xsp.scrub import plain

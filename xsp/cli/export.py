@@ -107,7 +107,9 @@ def run(args: argparse.Namespace) -> int:
     if args.format is not None:
         return _write(args)
     _refuse(args, ("out", "table", "weight"), "only with --format")
+    from xsp import rundir
     from xsp.cli import progress
+    from xsp.ingest import presence
     from xsp.otlp import endpoint
 
     endpoint.check_installed()
@@ -132,6 +134,9 @@ def run(args: argparse.Namespace) -> int:
         )
         return 130
     _print_counts(counts, receiver, args)
+    for run in export.runs_in(args.run):
+        noted = presence.with_presence_notes(rundir.read_run(run), run, rundir.segments(run))
+        progress.warn_of_missing_files(run, noted)
     return 1 if counts.left or counts.rejected else 0
 
 
@@ -152,6 +157,7 @@ def _write(args: argparse.Namespace) -> int:
         raise UsageError(f"--format {args.format}: there is no such format{hint}")
     write: contract.Exporter = plugins.load(contract.GROUP, args.format)
     trace = load.load(args.run)
+    progress.warn_of_missing_files(args.run, trace.run)
     choice = contract.Choice(
         options.steps(args.steps), contract.Weight(args.weight or "host"), _rows(trace, args.table or "spans")
     )

@@ -62,6 +62,7 @@ def _write(args: argparse.Namespace) -> int:
 
     for path in args.paths:
         trace, *other_kinds = loop.load(path, args.kind, skip_damaged=args.skip_damaged)
+        progress.warn_of_missing_files(path, trace.run)
         target = args.out or (path / "report.html" if path.is_dir() else _page_path(path))
         try:
             page = html.write(trace, target, other_kinds)

@@ -111,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
         shows_progress=not args.quiet and sys.stderr is not None and sys.stderr.isatty(),
         one_at_a_time=args.one_at_a_time,
         is_counter_run=args.counting,
+        began_ns=args.began_ns,
     )
     if job is not None:
         code, run = ranks.launch(plan, job)

@@ -23,7 +23,7 @@ from packaging.version import InvalidVersion, Version
 from xsp import processes
 from xsp.device import machine
 from xsp.errors import ManifestError
-from xsp.evaluate.manifest import Manifest, is_python
+from xsp.evaluate.manifest import Manifest
 
 Progress = Callable[[str, int, int], None]
 """Callback with a description of the current work, the number of requests done, and their total."""
@@ -158,7 +158,7 @@ def trust_objections(manifest: Manifest) -> list[str]:
     """
     model, (kind, _, path) = manifest.model, manifest.dataset.source.partition(":")
     reasons = []
-    if model.command or is_python(model.source):
+    if model.command or model.parsed_source.is_python:
         reasons.append("model: it names a program, which is not run for untrusted manifests")
     reasons += [
         f"model.{side}: it names code, which is not run for untrusted manifests"
@@ -167,8 +167,8 @@ def trust_objections(manifest: Manifest) -> list[str]:
     ]
     if manifest.software.environment:
         reasons.append("software.environment: variables are not set for untrusted manifests")
-    source = model.source.removeprefix("transformers:").partition("?")[0]
-    files = [("model.source", source)] if source.endswith((".pt2", ".onnx", ".json")) else []
+    file = None if model.command else model.parsed_source.file
+    files = [("model.source", file)] if file is not None else []
     files += [("dataset.source", path)] if kind == "folder" else []
     return reasons + [f"{name}: {file!r} leads out of the folder" for name, file in files if is_outside_folder(file)]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from xsp import modelname
 from xsp.evaluate.manifest import Dataset, Manifest, Model, Scenario, Software
 
 TORCHVISION = (
@@ -47,8 +48,8 @@ def manifests() -> Iterator[Manifest]:
         *((f"transformers:{name}", "language-model") for name in TRANSFORMERS),
     ]
     for source, task in sources:
-        library, _, name = source.partition(":")
-        architecture = name.partition("?")[0]
+        parsed = modelname.parse(source)
+        library, architecture = parsed.source, parsed.name
         model = Model(name=architecture, version="1.0.0", task=task, source=source, sequence=64)
         software = Software(packages={library: "", "torch": ""}, threads=1)
         for kind, scenario in SCENARIOS.items():

@@ -136,11 +136,10 @@ def _bound_of(manifest: Manifest, folder: Path, handle: Any, batch: Batch, trace
     from xsp.bound import sources
 
     threads, size = manifest.software.threads, len(next(iter(batch.values())))
-    source = manifest.model.source
-    if source.endswith(".onnx"):
-        return sources.of(folder / source, threads=threads, trace=trace, batch=size)
-    if source.endswith(".pt2"):
-        return sources.of(folder / source, threads=threads, trace=trace)
+    source = manifest.model.parsed_source
+    if source.is_program:
+        options: dict[str, Any] = {"batch": size} if source.source.endswith(".onnx") else {}
+        return sources.of(folder / source.source, threads=threads, trace=trace, **options)
     # the module with its arguments instead of its name, so that shape, length and type are those of the requests
     args, kwargs = predictors.arguments(handle, batch)
     return sources.of(handle.module, *args, threads=threads, trace=trace, batch=size, kwargs=kwargs)

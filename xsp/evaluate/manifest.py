@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
+from xsp import modelname
 from xsp.errors import ManifestError
 
 try:
@@ -138,6 +139,11 @@ class Model(Part):
     source: str = ""
     """`torchvision:resnet18`, `timm:…`, `transformers:…`, `micro:…`, `file.pt2`, `file.onnx`, `file.py:build`."""
 
+    @property
+    def parsed_source(self) -> modelname.ModelName:
+        """The parts of the source."""
+        return modelname.parse(self.source)
+
     command: list[str] = []
     """A program that speaks JSON lines, instead of a source."""
 
@@ -173,7 +179,7 @@ class Model(Part):
     def _check_exclusive_fields(self) -> Model:
         if self.source and self.command:
             raise ValueError("source and command exclude each other: give one of them")
-        if self.share and (self.command or self.source.endswith((".pt2", ".onnx")) or is_python(self.source)):
+        if self.share and (self.command or self.parsed_source.is_program or self.parsed_source.is_python):
             raise ValueError("share is only for models by name (torchvision:…, timm:…, transformers:…, micro:…)")
         if self.share and self.job == "training":
             raise ValueError("share and training exclude each other: shared weights cannot be written")
@@ -347,11 +353,6 @@ class Manifest(Part):
     def title(self) -> str:
         """The manifest's name, or the model's name with the scenario."""
         return self.name or f"{self.model.name}-{self.scenario.kind}"
-
-
-def is_python(source: str) -> bool:
-    """Return whether a model's source is a function in a Python file."""
-    return source.partition(":")[0].endswith(".py")
 
 
 def schema() -> dict[str, Any]:

@@ -20,7 +20,7 @@ from xsp import models
 from xsp.errors import ManifestError, ModelError, first_line
 from xsp.evaluate import agents, sharing
 from xsp.evaluate.datasets import InputSpec
-from xsp.evaluate.manifest import Manifest, is_python
+from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.pipeline import Array
 
 Batch = Mapping[str, Array]
@@ -78,15 +78,15 @@ def of(manifest: Manifest, trusted: bool) -> Predictor:
     Raises:
         ManifestError: there is no predictor for it, or it would run untrusted code.
     """
-    source = manifest.model.source
-    if manifest.model.command or is_python(source):
+    source = manifest.model.parsed_source
+    if manifest.model.command or source.is_python:
         if not trusted:
             raise ManifestError(agents.trust_objections(manifest)[0])
         if manifest.model.command:
             from xsp.evaluate.jsonlines import Command
 
             return Command()
-    return Onnx() if source.endswith(".onnx") else Torch()
+    return Onnx() if source.is_program and source.source.endswith(".onnx") else Torch()
 
 
 # --- PyTorch ----------------------------------------------------------------------------------------------------------
@@ -128,11 +128,11 @@ class Torch:
         if model.share:
             module, args, kwargs, shared = _load_shared(torch, manifest, folder, device)
             drawn, notes = shared.drawn, [shared.note]
-        elif model.source.endswith(".pt2"):
+        elif model.parsed_source.is_program:
             module, args, kwargs = _load_exported(torch, manifest, folder)
         else:
             module, args, kwargs = _build(manifest, folder, device)
-            if not is_python(model.source):  # the model of a file has its own weights
+            if not model.parsed_source.is_python:  # the model of a file has its own weights
                 drawn = draw_zero_weights(torch, module, model.seed)
         has_list = len(args) == 1 and isinstance(args[0], list)
         tensors = {str(index): tensor for index, tensor in enumerate(args[0] if has_list else args)}
@@ -188,10 +188,11 @@ def _build(manifest: Manifest, folder: Path, device: str) -> tuple[Any, tuple[An
 
 def _source(manifest: Manifest, folder: Path, device: str) -> tuple[str, models.Settings]:
     model = manifest.model
-    kind, _, name = model.source.partition(":")
-    source = str(folder / model.source) if is_python(model.source) else model.source
-    if kind == "transformers" and name.partition("?")[0].endswith(".json"):  # a configuration in a file
-        source = f"{kind}:{folder / name}"
+    parsed, source = model.parsed_source, model.source
+    if parsed.is_python:
+        source = str(folder / source)
+    elif parsed.file is not None:  # a configuration
+        source = f"{parsed.source}:{folder / source.partition(':')[2]}"
     shape = tuple(model.inputs[0].shape) if model.inputs and model.inputs[0].shape else None
     return source, models.Settings(batch=1, seed=model.seed, shape=shape, sequence=model.sequence, device=device)
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from xsp import inside
 from xsp.errors import ManifestError, first_line
 from xsp.evaluate import agents, reading, results, transports
 from xsp.evaluate.agents import AgentLost, Facts, Options, ProcessLost, Progress
@@ -23,6 +24,7 @@ from xsp.evaluate.manifest import Manifest
 
 NAMESPACE = "xsp-evaluate"
 
+MOST_FILE_BYTES = 1 << 30
 PATIENCE_S = 10.0
 """Seconds to wait for a sign of life."""
 
@@ -92,8 +94,13 @@ class Actor:
             finally:
                 self._progress.pop(name, None)
                 self._cancelled.discard(name)
-            files = [path for path in result_dir.rglob("*") if path.is_file() and not path.is_symlink()]
-            return {"files": {path.relative_to(result_dir).as_posix(): path.read_bytes() for path in files}}
+            files = [path for path in result_dir.rglob("*") if inside.is_file(result_dir, path)]
+            return {
+                "files": {
+                    path.relative_to(result_dir).as_posix(): inside.read_bytes(result_dir, path, MOST_FILE_BYTES)
+                    for path in files
+                }
+            }
 
 
 class RayAgent:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from xsp import inside
 from xsp.errors import ManifestError, nearest
 from xsp.evaluate import dialects, pipeline, yamltext
 from xsp.evaluate.manifest import Dataset, Hardware, Manifest, Model, Part, Reference, Scenario, Software
@@ -81,13 +82,12 @@ def of_plain(
 
 def _section(path: Path, text: yamltext.Text, name: str, value: str) -> Any:
     """Return the content of a section that is in a file, which must be inside the manifest's folder."""
-    folder = path.parent.resolve()
-    file = (folder / value).resolve()
-    if not file.is_relative_to(folder):
-        raise ManifestError(f"{text.location((name,))}: {name}: {value!r} is outside the folder of the manifest")
-    if file.suffix not in (".yaml", ".yml") or not file.is_file():
-        raise ManifestError(f"{text.location((name,))}: {name}: {value!r} is not a YAML file beside the manifest")
-    content = _read_text(file).content
+    file, place = path.parent / value, f"{text.location((name,))}: {name}: {value!r}"
+    if inside.find_problem(path.parent, file) == inside.LINK:
+        raise ManifestError(f"{place} is outside the folder of the manifest")
+    if file.suffix not in (".yaml", ".yml") or not inside.is_file(path.parent, file):
+        raise ManifestError(f"{place} is not a YAML file beside the manifest")
+    content = _read_text(file, path.parent).content
     if not isinstance(content, dict):
         raise ManifestError(f"{file.name}:1: a section must be a mapping of fields, this is {_type_text(content)}")
     translated = dialects.translate(dict(content), dialects.detect(content))
@@ -95,13 +95,14 @@ def _section(path: Path, text: yamltext.Text, name: str, value: str) -> Any:
     return section if isinstance(section, dict) else content
 
 
-def _read_text(path: Path) -> yamltext.Text:
+def _read_text(path: Path, folder: Path | None = None) -> yamltext.Text:
+    """Read a file of YAML; the folder that it may not lie outside of, if another file names it."""
     try:
         if not path.is_file():
             raise ManifestError(f"{path}: there is no such file; `xsp evaluate schema` prints the fields of a manifest")
-        if path.stat().st_size > yamltext.MOST_BYTES:
-            raise ManifestError(f"{path}: larger than {yamltext.MOST_BYTES >> 10} KiB, the limit for a manifest")
-        return yamltext.read(path.read_text(encoding="utf-8"), str(path))
+        real_path = path if folder is not None else path.resolve()
+        text = inside.read_text(folder or real_path.parent, real_path, yamltext.MOST_BYTES)
+        return yamltext.read(text, str(path))
     except UnicodeDecodeError as error:
         raise ManifestError(f"{path}: not UTF-8 text") from error
     except OSError as error:

@@ -20,21 +20,24 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
 import time
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import duckdb
 import numpy as np
 
-from xsp import atomic, table
-from xsp.errors import ManifestError
-from xsp.evaluate import yamltext
+from xsp import atomic, inside, table
+from xsp.errors import ManifestError, first_line
+from xsp.evaluate import resultform, yamltext
 from xsp.evaluate.agents import Facts
 from xsp.evaluate.load import Requests
 from xsp.evaluate.manifest import Manifest
@@ -44,6 +47,7 @@ FORMAT = 1
 RESULT = "result.json"
 MANIFEST = "manifest.yaml"
 OUTPUTS = "outputs.npz"
+REQUESTS = "requests.parquet"
 RUN = "run"
 BOUND = "bound.json"
 ADVICE = "advice.json"
@@ -51,17 +55,14 @@ ADVICE = "advice.json"
 NAME = re.compile(r"[0-9a-f]{12}-\d{4,}")
 DIGITS = 12
 MOST_BYTES = 16 << 20
+"""Limit of each file of JSON."""
 
-_REQUIRED = ("name", "kind", "started", "xsp")
-_REQUIRED_IN_SECTIONS = {
-    "agent": ("name", "host", "python", "packages"), "environment": ("equal",), "outputs": ("digest",),
-    "samples": ("checksum",),
-}  # fmt: skip
-_REQUIRED_IN_PARTS = (
-    "batch", "requests", "scheduled", "open_loop", "stopped", "late", "p50_ms", "p90_ms", "p99_ms", "trimmed_mean_ms",
-    "inputs_per_s",
-)  # fmt: skip
-"""Fields without which a result is refused as damaged."""
+MOST_TABLE_BYTES = 1 << 30
+MOST_STORED_REQUESTS = 10_000_000
+"""Limits of the table of requests: a small file may contain any number of equal rows."""
+
+MOST_ARCHIVE_BYTES = 256 << 20
+"""Limit of the outputs, also when they are decompressed; `xsp.evaluate.running` stores up to 64 MB."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,10 @@ class Result:
 
     path: Path
     content: Mapping[str, Any]
+    """As `xsp.evaluate.resultform` checked it."""
+
+    root: Path
+    """The directory that none of its files may lie outside of: the result's own, or the folder of all results."""
 
     @property
     def name(self) -> str:
@@ -99,21 +104,20 @@ class Result:
         return figures
 
     def requests(self, batch: int | None = None) -> Requests:
-        """Return the requests of a batch size; None for the first one."""
+        """Return the requests of a batch size; None for the first one.
+
+        Raises:
+            ManifestError: their file is missing or damaged.
+        """
         size = self.parts[0]["batch"] if batch is None else batch
         part = next(part for part in self.parts if part["batch"] == size)
-        path = table.path_literal(self.path / "requests.parquet")
-        con = table.connect()
+        path = self.path / REQUESTS
         try:
-            columns = con.execute(
-                f"SELECT due_ns, issued_ns, start_ns, end_ns, batch FROM {path} WHERE part = ? ORDER BY number",
-                [size],
-            ).fetchnumpy()
-        finally:
-            con.close()
-        due, issued, start, end, sizes = (
-            np.asarray(columns[name], np.int64) for name in ("due_ns", "issued_ns", "start_ns", "end_ns", "batch")
-        )
+            with inside.engine_path(self.root, path, MOST_TABLE_BYTES) as file:
+                columns = _request_columns(file, size)
+        except (OSError, ValueError, duckdb.Error) as error:
+            raise damaged(path, error) from error
+        due, issued, start, end, sizes = (columns[name] for name in _REQUEST_COLUMNS)
         return Requests(
             due, issued, start, end, sizes,
             is_open_loop=bool(part["open_loop"]), schedule_length=part["scheduled"], stop_reason=part["stopped"],
@@ -126,13 +130,93 @@ class Result:
             ManifestError: their file is damaged.
         """
         path = self.path / OUTPUTS
-        if not path.is_file():
+        if not os.path.lexists(path):
             return {}
         try:
-            with np.load(path, allow_pickle=False) as archive:
-                return {name: archive[name] for name in archive.files}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
-            raise ManifestError(f"{path}: damaged ({type(error).__name__}: {error})") from error
+            with inside.open_file(self.root, path, MOST_ARCHIVE_BYTES) as file:
+                return _arrays(file)
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+            raise damaged(path, error) from error
+
+    def read_json(self, name: str) -> Any:
+        """Return the content of `BOUND` or `ADVICE`; None if the result does not have it.
+
+        Raises:
+            ManifestError: the file is damaged.
+        """
+        path = self.path / name
+        if not os.path.lexists(path):
+            return None
+        try:
+            return inside.read_json(self.root, path, MOST_BYTES)
+        except (OSError, ValueError) as error:
+            raise damaged(path, error) from error
+
+    def has(self, name: str) -> bool:
+        """Return whether it has a file."""
+        return inside.is_file(self.root, self.path / name)
+
+    @property
+    def run(self) -> Path | None:
+        """The run directory of its trace; None if it has none."""
+        path = self.path / RUN
+        return path if inside.is_folder(self.root, path) else None
+
+
+_REQUEST_COLUMNS = ("due_ns", "issued_ns", "start_ns", "end_ns", "batch")
+
+
+def _request_columns(file: Path, batch: int) -> dict[str, Array]:
+    """Return the columns of the requests of a batch size.
+
+    Raises:
+        ValueError: there are none or too many, or values are missing.
+        duckdb.Error: it is not such a table.
+    """
+    source = table.parquet(file)
+    con = table.connect()
+    try:
+        ((count,),) = con.execute(f"SELECT count(*) FROM {source} WHERE part = ?", [batch]).fetchall()
+        if not 0 < count <= MOST_STORED_REQUESTS:
+            raise ValueError(f"{count:,} requests of this batch size")
+        columns = ", ".join(f"{name}::BIGINT AS {name}" for name in _REQUEST_COLUMNS)
+        result = con.execute(f"SELECT {columns} FROM {source} WHERE part = ? ORDER BY number", [batch]).fetchnumpy()
+    finally:
+        con.close()
+    if any(np.ma.isMaskedArray(column) for column in result.values()):
+        raise ValueError("times are missing")
+    return {name: np.asarray(column, np.int64) for name, column in result.items()}
+
+
+def _arrays(file: BinaryIO) -> dict[str, Array]:
+    """Return the arrays of an archive of NumPy.
+
+    Raises:
+        ValueError: it is no such archive, or larger than `MOST_ARCHIVE_BYTES` when it is decompressed.
+    """
+    result: dict[str, Array] = {}
+    with zipfile.ZipFile(file) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > MOST_ARCHIVE_BYTES:
+            raise ValueError("too large")
+        for entry in archive.infolist():
+            with archive.open(entry) as member:
+                version = np.lib.format.read_magic(member)
+                reader = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+                if version not in reader:
+                    raise ValueError(f"version {version} of the format")
+                shape, _, dtype = reader[version](member)
+                # the reader allocates what the header states before it reads; the archive limits what it reads
+                if math.prod(shape) * dtype.itemsize > entry.file_size or dtype.kind not in "biufcSU":
+                    raise ValueError(f"an array of shape {shape} and type {dtype}")
+            with archive.open(entry) as member:
+                result[entry.filename.removesuffix(".npy")] = np.lib.format.read_array(member, allow_pickle=False)
+    return result
+
+
+def damaged(path: Path, error: Exception) -> ManifestError:
+    """Return the error for a damaged file of a result."""
+    reason = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
+    return ManifestError(f"{path}: damaged ({reason})")
 
 
 def digest(outputs: Mapping[str, Array]) -> str:
@@ -223,7 +307,7 @@ def write(folder: Path, manifest: Manifest, content: Mapping[str, Any], parts: M
             },
         }
         con.register("requests", columns)
-        path = table.path_literal(folder / "requests.parquet")
+        path = table.path_literal(folder / REQUESTS)
         con.execute(f"COPY (SELECT * FROM requests) TO {path} (FORMAT parquet)")
         con.execute("CREATE TABLE evaluation (identity VARCHAR, name VARCHAR, model VARCHAR, task VARCHAR, "
                     "kind VARCHAR, "
@@ -256,28 +340,27 @@ def plain_facts(facts: Facts) -> dict[str, Any]:
     return {**asdict(facts), "packages": dict(facts.packages), "labels": dict(facts.labels)}
 
 
-def read(path: Path) -> Result:
+def read(path: Path, root: Path | None = None) -> Result:
     """Read a result.
+
+    Args:
+        path: its directory.
+        root: directory that its files may not lie outside of; None for its own.
 
     Raises:
         ManifestError: there is no result, or it is damaged.
     """
     file = path / RESULT
-    if not file.is_file():
+    if not os.path.lexists(file):
         raise ManifestError(f"{path}: not a result of xsp evaluate; list them with `xsp evaluate list`")
     try:
-        if file.stat().st_size > MOST_BYTES:
-            raise ValueError("too large")
-        content = json.loads(file.read_text(encoding="utf-8"))
-        result = Result(path, content)
-        if int(content["format"]) > FORMAT:
-            raise ManifestError(f"{path}: written by a newer xsp, in format {content['format']}")
-        _ = result.identity, result.manifest["model"]["name"], result.parts[0], [content[name] for name in _REQUIRED]
-        _ = [content[name][key] for name, keys in _REQUIRED_IN_SECTIONS.items() for key in keys]
-        _ = [part[name] for part in result.parts for name in _REQUIRED_IN_PARTS]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ManifestError(f"{file}: damaged ({type(error).__name__}: {error})") from error
-    return result
+        content = inside.read_json(root or path, file, MOST_BYTES)
+        version = content.get("format") if isinstance(content, dict) else None
+        if isinstance(version, int) and FORMAT < version < 1 << 31:
+            raise ManifestError(f"{path}: written by a newer xsp, in format {version}")
+        return Result(path, resultform.check(content), root or path)
+    except (OSError, ValueError) as error:
+        raise damaged(file, error) from error
 
 
 def find(name: str, store: Path) -> Result:

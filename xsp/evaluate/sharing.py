@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xsp import atomic, version
+from xsp import atomic, modelname, version
 from xsp.errors import ManifestError, ShareError
 from xsp.evaluate import agents
 from xsp.evaluate.manifest import Manifest
@@ -157,11 +157,8 @@ def _weights_hash(manifest: Manifest, source: str) -> str:
 
 def _configuration_hash(source: str) -> str:
     """Return a hash of the content of the configuration file that a source names; empty if it names none."""
-    kind, _, name = source.partition(":")
-    path = Path(name.partition("?")[0])
-    if kind != "transformers" or not path.is_file():
-        return ""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    file = modelname.parse(source).file
+    return "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def _unfilled_hash(built: ModelCall) -> str:

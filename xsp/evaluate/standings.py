@@ -15,7 +15,7 @@ from xsp.evaluate import agents, contention, pipeline, reading
 from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.quality import divergence
 from xsp.evaluate.quality.judging import Judgement, Outcome, RunContext, constant, judge, settle
-from xsp.evaluate.results import RUN, Result
+from xsp.evaluate.results import Result
 
 MACHINE_FACTS = ("cpu", "machine", "cores", "memory_gib", "devices", "instructions", "caches", "nodes")
 """Facts of an environment that describe its hardware."""
@@ -142,6 +142,8 @@ def _compare_pair(before: Result, after: Result) -> Comparison:
             name in outputs_after
             and outputs_before[name].shape == outputs_after[name].shape
             and outputs_before[name].dtype.kind == "f"
+            and outputs_before[name].ndim
+            and outputs_before[name].size
         ):
             rows = (
                 outputs_before[name].reshape(len(outputs_before[name]), -1),
@@ -169,13 +171,13 @@ def _compare_pair(before: Result, after: Result) -> Comparison:
 
 
 def _compare_traces(before: Result, after: Result) -> comparison.Comparison | str | None:
-    runs = [result.path / RUN for result in (before, after)]
-    if not all(run.is_dir() for run in runs):
+    run_before, run_after = before.run, after.run
+    if run_before is None or run_after is None:
         return None
     from xsp.comparison import comparable
 
     try:
-        return comparison.compare(*comparable.load(runs[:1], runs[1:]))
+        return comparison.compare(*comparable.load([run_before], [run_after]))
     except XspError as error:
         return str(error)
 

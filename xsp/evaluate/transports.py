@@ -19,6 +19,9 @@ from xsp.evaluate.manifest import Manifest
 
 _CODE = processes.call_code("xsp.evaluate.transports", "work")
 
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+"""Variables with which the libraries of models download nothing, whatever an untrusted manifest names."""
+
 SILENT_S = 1800.0
 """Time without a message from the subprocess after which it is killed, in seconds."""
 
@@ -76,7 +79,10 @@ class SubprocessAgent:
         try:
             process = processes.WorkerProcess(
                 _CODE, str(os.getpid()),
-                env={**processes.environment(), **thread_variables, **manifest.software.environment},
+                env={
+                    **processes.environment(), **thread_variables, **manifest.software.environment,
+                    **({} if options.trusted else OFFLINE),
+                },
             )  # fmt: skip
         except (OSError, ValueError) as error:
             raise ManifestError(f"a separate process cannot be started ({error})") from error

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xsp import cached, causal, models, processes
+from xsp import cached, causal, modelname, models, processes
 from xsp.cost.held import bytes_of
 from xsp.errors import GraphError, ModelError
 from xsp.graph import files
@@ -75,15 +75,14 @@ def of_name(spec: str, settings: Settings) -> Graph:
 
 def _conditions(spec: str, settings: Settings) -> dict[str, Any] | None:
     """Return all conditions that a model's graph depends on; None if unknown, as for a user's function."""
-    library, _, name = spec.partition(":")
-    if library not in LIBRARIES:
+    parsed = modelname.parse(spec)
+    if parsed.source not in LIBRARIES:
         return None
-    software = cached.software(*LIBRARIES[library])
+    software = cached.software(*LIBRARIES[parsed.source])
     if software is None:
         return None
-    configuration = Path(name.partition("?")[0])
     try:
-        content = configuration.read_bytes().hex() if configuration.is_file() else None
+        content = None if parsed.file is None else Path(parsed.file).read_bytes().hex()
     except OSError:
         return None
     return {"spec": spec, "file": content, "settings": asdict(settings), "software": software}

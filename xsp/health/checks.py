@@ -12,7 +12,7 @@ from xsp.health import headline
 from xsp.health import samples as samplehealth
 from xsp.health.finding import Finding, Severity
 from xsp.levels import depth, recording, rung_name
-from xsp.run import Steps
+from xsp.run import MISSING, Steps
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 from xsp.store.views import TOTAL_NS, kernels
@@ -40,6 +40,7 @@ ENOUGH_STEPS = 5
 
 def health(trace: Trace) -> list[Finding]:
     """Return all findings on a trace, the most important first. Never empty."""
+    notes = trace.run.notes
     findings = [
         *_run(trace),
         *_ranks(trace),
@@ -52,7 +53,8 @@ def health(trace: Trace) -> list[Finding]:
         *_library(trace),
         *devicehealth.findings(trace),
         *samplehealth.findings(trace),
-        *(Finding(Severity.NOTE, note.source, note.text) for note in trace.run.notes),
+        *(Finding(Severity.WARNING, note.source, note.text, "C") for note in notes if note.source == MISSING),
+        *(Finding(Severity.NOTE, note.source, note.text) for note in notes if note.source != MISSING),
         *(Finding(Severity.NOTE, name, f"was not collected: {reason}") for name, reason in trace.run.absent.items()),
     ]
     order = [Severity.WARNING, Severity.NOTE, Severity.GOOD]
@@ -77,7 +79,7 @@ def _run(trace: Trace) -> list[Finding]:
         text = f"{steps.lost} {'step was' if is_single else 'steps were'} recorded but not stored"
         findings.append(Finding(Severity.WARNING, "run", text, "C"))
     if steps.skipped:
-        text = f"{steps.skipped} steps ran at the same time as others and were not recorded"
+        text = f"{steps.skipped} steps ran inside other steps and were not recorded"
         findings.append(Finding(Severity.NOTE, "run", text))
     failed = _count(trace, f"SELECT count(*) FROM spans WHERE kind = '{Kind.STEP}' AND status <> 'ok'")
     if failed:

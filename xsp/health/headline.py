@@ -9,7 +9,7 @@ from xsp import summary
 from xsp.health.finding import Finding, Severity
 from xsp.levels import depth
 from xsp.run import Run
-from xsp.store import iterations
+from xsp.store import coldness, iterations, reference
 from xsp.store.iterations import IS_ALIKE, UNDISTURBED
 from xsp.store.loop import BARE
 from xsp.store.trace import Trace
@@ -22,6 +22,9 @@ MIN_MIXED_SHARE = 0.2
 
 MIN_COLD_SLOWDOWN = 0.05
 """Minimum slowdown of steps next to recorded ones, as a share, for doubt about figures inside a step."""
+
+MIN_SLOWDOWN_SINCE_RECORDING = 0.05
+"""Minimum slowdown of unrecorded steps since the first deep recording, as a share, that is reported."""
 
 MIN_DRIFT = 0.1
 """Minimum change of step time from start to end of a run, as a share, to be called a drift."""
@@ -55,6 +58,7 @@ def findings(trace: Trace) -> Iterator[Finding]:
     yield from _step_kinds(trace)
     yield from _guessed_batch(trace)
     yield from _cold_steps(trace)
+    yield from _slower_since_recording(trace)
     yield from _drifts(trace)
     yield from _uncertain_latency(trace)
     yield from _slowed_steps(trace)
@@ -158,15 +162,31 @@ def _guessed_batch(trace: Trace) -> Iterator[Finding]:
 
 def _cold_steps(trace: Trace) -> Iterator[Finding]:
     """Yield a finding on the slowdown of steps next to recorded ones, because storing evicts caches."""
-    coldness = iterations.coldness(trace.con)
-    if coldness is None or coldness.ratio <= 1 + MIN_COLD_SLOWDOWN:
+    cold = coldness.coldness(trace.con)
+    if cold is None or cold.ratio <= 1 + MIN_COLD_SLOWDOWN:
         return
-    text = f"steps next to recorded steps take {coldness.ratio:.2f} times as long, because storing leaves caches cold; "
-    if coldness.ratio > 1 + iterations.MAX_COLD_SHARE:
+    text = f"steps next to recorded steps take {cold.ratio:.2f} times as long, because storing leaves caches cold; "
+    if cold.ratio > 1 + coldness.MAX_COLD_SHARE:
         text += "so times inside a step are as recorded, not true times"
     else:
         text += "the confidence intervals of times inside a step are wider"
-    yield Finding(Severity.WARNING, "short steps", text, "C" if coldness.ratio > 1 + iterations.MAX_COLD_SHARE else "B")
+    yield Finding(Severity.WARNING, "short steps", text, "C" if cold.ratio > 1 + coldness.MAX_COLD_SHARE else "B")
+
+
+def _slower_since_recording(trace: Trace) -> Iterator[Finding]:
+    """Yield a finding if unrecorded steps take longer since operators or device work were recorded first."""
+    change = reference.change(trace.con)
+    if change is None or change.ratio.lo <= 1 + MIN_SLOWDOWN_SINCE_RECORDING:
+        return
+    percent = 100 * (change.after_ns / change.before_ns - 1)
+    low, high = (100 * (bound - 1) for bound in change.ratio)
+    text = (
+        f"unrecorded iterations take {change.after_ns / 1e6:.4g} ms since operators or device work were first "
+        f"recorded, {change.before_ns / 1e6:.4g} ms before (+{percent:.0f} % [{low:.0f}, {high:.0f}]): either "
+        "something stays on between recordings, and the iteration is that much shorter without xsp, or the program "
+        "itself became slower; `--levels M/layer` records neither, and shows which"
+    )
+    yield Finding(Severity.WARNING, "loop", text, "C")
 
 
 def _drifts(trace: Trace) -> Iterator[Finding]:

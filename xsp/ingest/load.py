@@ -18,6 +18,7 @@ from xsp.correlate import layers
 from xsp.errors import TraceError, UsageError
 from xsp.importers import contract
 from xsp.ingest import jobs, received, sources
+from xsp.ingest.presence import has_all_segments, with_presence_notes
 from xsp.run import Run
 from xsp.schema import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS
 from xsp.store import loop
@@ -71,7 +72,9 @@ def load(
     if run.parts:
         return _load_parts(location, run, skip_damaged, kind)
     con = table.connect()
-    segments, same_columns, run = _readable_segments(con, location, rundir.segments(location), run, skip_damaged)
+    segments = rundir.segments(location)
+    run = with_presence_notes(run, location, segments)
+    segments, same_columns, run = _readable_segments(con, location, segments, run, skip_damaged)
     if not segments:
         raise TraceError(f"{location}: the run holds no step; {_empty_reason(run)}")
     return _load_files(con, segments, run, location, same_columns, kind)
@@ -129,6 +132,7 @@ def _load_parts(run_dir: Path, run: Run, skip_damaged: bool, kind: int | str | N
         raise TraceError(f"{run_dir}: holds several runs; load one of them: {', '.join(run.parts)}")
     segments = [file for name in run.parts for file in rundir.segments(_part_path(run_dir, name))]
     con = table.connect()
+    run = with_presence_notes(run, run_dir, segments)
     segments, same_columns, run = _readable_segments(con, run_dir, segments, run, skip_damaged)
     if not segments:
         raise TraceError(f"{run_dir}: none of its parts holds a step")
@@ -160,7 +164,7 @@ def _readable_segments(
         TraceError: a segment is damaged, or lies outside the run directory.
     """
     rundir.check_inside(run_dir, segments)
-    verified = {segment for segment in segments if _is_verified(segment, run)}
+    verified = {segment for segment in segments if _is_verified(run_dir, segment, run)}
     if segments and table.are_intact_and_uniform(
         con, segments, [segment for segment in segments if segment not in verified]
     ):
@@ -187,11 +191,14 @@ def _with_notes(run: Run, run_dir: Path, *texts: str) -> Run:
     return run.with_notes("load", [text.replace(f"{run_dir}{os.sep}", "") for text in texts])
 
 
-def _is_verified(file: Path, run: Run) -> bool:
+def _is_verified(run_dir: Path, file: Path, run: Run) -> bool:
     """Return whether a file has the checksum that the `run.json` of its run states."""
     names = (file.name, f"{file.parent.name}/{file.name}")
     expected = [member.checksums[name] for member in (run, *run.ranks) for name in names if name in member.checksums]
-    return bool(expected) and rundir.checksum(file) in expected
+    try:
+        return bool(expected) and rundir.checksum(run_dir, file) in expected
+    except OSError:  # it cannot be read, which the reader of its table reports
+        return False
 
 
 def _is_parquet(file: Path) -> bool:
@@ -257,10 +264,10 @@ def _load_files(
         layers.fill(con, "with_layers")
         con.execute("CREATE OR REPLACE VIEW spans AS FROM with_layers")
     merged = location / rundir.MERGED_FILE if location.is_dir() else None
-    if merged is not None and merged.is_file() and run.finished and number is None:
+    if merged is not None and merged.is_file() and run.finished and number is None and has_all_segments(run):
         rundir.check_inside(location, [merged])
         try:
-            is_verified = _is_verified(merged, run)
+            is_verified = _is_verified(location, merged, run)
             merged_columns = set(table.check_parquet(con, merged, (*COLUMNS, *MERGED_COLUMNS), is_verified))
         except TraceError as error:
             run = _with_notes(run, location, f"merged again from the steps: {error}")

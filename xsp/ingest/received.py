@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import duckdb
@@ -23,13 +23,20 @@ def has_waiting_spans(run: Path) -> bool:
     return any((run / rundir.INBOX).glob("*.parquet"))
 
 
-def put_in_order(run: Path, out: Path, finished: bool | None = None) -> Run:
+def put_in_order(
+    run: Path,
+    out: Path,
+    finished: bool | None = None,
+    opened: Callable[[duckdb.DuckDBPyConnection], None] = lambda _: None,
+) -> Run:
     """Make steps of the received spans, together with the existing steps.
 
     Args:
         run: a directory that is being received.
         out: directory to write to; `run` itself, or an empty directory to leave `run` unchanged.
         finished: as in `write`.
+        opened: called with the engine, which another thread may interrupt. Then, or if the process is killed, the
+            received files are still there, and the spans can be put in order again.
 
     Returns:
         The run, updated.
@@ -44,6 +51,7 @@ def put_in_order(run: Path, out: Path, finished: bool | None = None) -> Run:
     files = sorted((run / rundir.INBOX).glob("*.parquet"))
     with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
         con = connect(Path(folder))
+        opened(con)
         try:
             con.execute(f"CREATE VIEW arrived AS {_arrived_query(run, files, content)}")
             duplicates = deduplicate(con)
@@ -72,9 +80,11 @@ def _received_job(content: Run, duplicates: int) -> Job:
 
 
 def _arrived_query(run: Path, files: Sequence[Path], content: Run) -> str:
-    """Return the query for the waiting spans and the spans that are in steps already.
+    """Return the query for the waiting spans, and after them the spans that are in steps already.
 
-    The columns that `_make_steps` set on spans of other programs are reset, so that they are computed again.
+    Waiting spans come first, so that they count where both hold a span: a receiver that was killed while it put them in
+    order left some in steps, where their columns may be those of another attempt. The columns that `_make_steps` set on
+    spans of other programs are reset, so that they are computed again.
     """
     columns = ", ".join(f"{c.name}::{c.type} AS {c.name}" for c in COLUMNS)
     queries = [f"SELECT {columns}, '' AS run FROM {table.parquet(files)}"] if files else []
@@ -84,5 +94,5 @@ def _arrived_query(run: Path, files: Sequence[Path], content: Run) -> str:
         resets["kind"] = f"CASE WHEN kind = '{Kind.STEP}' THEN '{Kind.USER}' ELSE kind END"
         values = resets if has_derived_steps(content) else {}
         expressions = [f"{values.get(c.name, c.name)}::{c.type} AS {c.name}" for c in COLUMNS]
-        queries.insert(0, f"SELECT {', '.join(expressions)}, '' AS run FROM {table.parquet(segments)}")
+        queries.append(f"SELECT {', '.join(expressions)}, '' AS run FROM {table.parquet(segments)}")
     return " UNION ALL ".join(queries)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from xsp import models, plugins, rundir, scrub
+from xsp import modelname, models, plugins, rundir, scrub
 from xsp.collector import Kernels
 from xsp.counters import secondrun
 from xsp.errors import PluginError, UsageError
@@ -160,5 +160,5 @@ def show_no_progress(label: str, done: int, total: int) -> None:
 
 def short_name(spec: str) -> str:
     """Return the name of a model's run: the model's name, or the file's."""
-    source, _, name = spec.partition(":")
-    return Path(source).stem if source.endswith(".py") else name.partition("?")[0].replace("/", "-")
+    parsed = modelname.parse(spec)
+    return Path(parsed.source).stem if parsed.is_python else parsed.name.replace("/", "-")

@@ -7,10 +7,10 @@ import functools
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 
-from xsp import scrub
+from xsp import clock, scrub
 from xsp.counters import secondrun
 from xsp.errors import XspError
 from xsp.launch import children, models, script
@@ -39,6 +39,9 @@ class Launch:
     """Whether a progress line is drawn in the terminal."""
 
     one_at_a_time: bool = False
+    began_ns: int = field(default_factory=clock.monotonic_ns)
+    """When the command began, on the monotonic clock."""
+
     is_counter_run: bool = False
     """Whether Nsight Compute runs this process: only the describing step is recorded, and marked for it."""
 
@@ -57,6 +60,7 @@ def launch(plan: Launch) -> tuple[int, Path | None]:
     models.set_library_variables(plan.settings.kernels)
     os.environ.pop(endpoint.VARIABLE, None)  # not for the script's own children
     function = plan.step if plan.step not in {rule.value for rule in StepRule} else None
+    launch_ns = clock.monotonic_ns() - plan.began_ns
     try:
         main = script.prepare(plan.program, function)
     except XspError:
@@ -67,6 +71,7 @@ def launch(plan: Launch) -> tuple[int, Path | None]:
     settings = replace(plan.settings, collectors=secondrun.collectors()) if plan.is_counter_run else plan.settings
     settings = replace(settings, typed=_typed_command(plan))
     session = profile.of(settings, functools.partial(_listener, plan=plan), hosts=True)
+    session.account.launch_ns = launch_ns
     if plan.shows_progress:
         session.show_line()
     if plan.is_counter_run:

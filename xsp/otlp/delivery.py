@@ -21,7 +21,7 @@ from typing import Any
 
 import duckdb
 
-from xsp import rundir, semconv, table
+from xsp import inside, rundir, semconv, table
 from xsp.errors import TraceError
 from xsp.otlp import encode
 from xsp.otlp.endpoint import Endpoint
@@ -87,8 +87,8 @@ class DeliveryState:
 def read_entries(run: Path) -> dict[str, dict[str, Any]]:
     """Return the entries of `delivery.json`, by endpoint. A damaged file counts as empty: spans are sent again."""
     try:
-        entries = json.loads((run / rundir.DELIVERY_FILE).read_text(encoding="utf-8"))["endpoints"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        entries = inside.read_json(run, run / rundir.DELIVERY_FILE, rundir.MAX_RUN_BYTES)["endpoints"]
+    except (OSError, ValueError, KeyError, TypeError):
         return {}
     if not isinstance(entries, dict):
         return {}

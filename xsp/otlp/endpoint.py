@@ -10,7 +10,6 @@ Only the standard library is imported here, because a measured program checks it
 from __future__ import annotations
 
 import enum
-import ipaddress
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
-from xsp import semconv
+from xsp import hosts, semconv
 from xsp.errors import PluginError, UsageError
 
 FROM_ENVIRONMENT = "env"
@@ -103,10 +102,7 @@ class Endpoint:
     def is_this_machine(self) -> bool:
         """Whether the address is a loopback address, at which only processes of this machine can listen."""
         host = self.address.hostname or ""
-        try:
-            return host == "localhost" or host.endswith(".localhost") or ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return False
+        return host.endswith(".localhost") or hosts.is_loopback(host)
 
     def connection_refused_message(self) -> str:
         """Return the message for an address of this machine at which nothing listens."""

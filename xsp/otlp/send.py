@@ -223,8 +223,7 @@ JAEGER_PORT = 16686
 
 def jaeger_page(endpoint: Endpoint, trace_id: str) -> str | None:
     """Return the URL at which a Jaeger on this machine shows a trace that was sent to it; None if none does."""
-    host = endpoint.address.hostname
-    if endpoint.is_file or host not in ("localhost", "127.0.0.1", "::1"):
+    if endpoint.is_file or not endpoint.is_this_machine:
         return None
     page = f"http://localhost:{JAEGER_PORT}"
     try:

@@ -14,6 +14,8 @@ from google.protobuf.json_format import MessageToJson
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
+from xsp import hosts
+from xsp.connections import State
 from xsp.errors import OutputError, TraceError
 from xsp.importers import otlp_json, otlp_proto
 from xsp.importers.otlp import Part
@@ -30,7 +32,7 @@ from xsp.receiver.limits import (
     check_protobuf,
     gunzip,
 )
-from xsp.receiver.loopback import LOOPBACK, RETRY_AFTER_S, DeadlineHandler, LimitedHTTPServer, is_loopback_host
+from xsp.receiver.loopback import RETRY_AFTER_S, DeadlineHandler, LimitedHTTPServer
 
 PATH = "/v1/traces"
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -57,8 +59,8 @@ class OtlpHttpServer(LimitedHTTPServer):
             OSError: the address cannot be used.
         """
         self.writer, self.budget, self.limits = writer, budget, limits
-        self.on_loopback = address[0] in LOOPBACK
-        super().__init__(address, _Request, limits.connections)
+        self.on_loopback = hosts.is_loopback(address[0])
+        super().__init__(address, _Request, limits.clients)
 
 
 class _Request(DeadlineHandler):
@@ -67,14 +69,11 @@ class _Request(DeadlineHandler):
     server: OtlpHttpServer
     protocol_version = "HTTP/1.1"
 
-    @property
-    def seconds(self) -> float:
-        return self.server.limits.seconds
-
     def do_POST(self) -> None:
         try:
             with self.server.budget.share() as share:
                 kind, body = self._body(share)
+                self.client.enter(State.WORK)
                 self._acknowledge(kind, self._store(kind, body))
         except RequestError as refused:
             self._refuse(refused)
@@ -93,7 +92,7 @@ class _Request(DeadlineHandler):
 
     def _body(self, share: Share) -> tuple[str, bytes]:
         """Return the content type of a request, and its body, decompressed."""
-        if self.server.on_loopback and not is_loopback_host(self.headers.get("Host")):
+        if self.server.on_loopback and not hosts.names_loopback(self.headers.get("Host")):
             raise RequestError(
                 HTTPStatus.FORBIDDEN, "this receiver serves only this machine; send to the address 127.0.0.1"
             )
@@ -185,7 +184,6 @@ class _Request(DeadlineHandler):
             self._send(refused.status, JSON, json.dumps({"code": code, "message": text}).encode())
 
     def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
-        self.connection.settimeout(self.server.limits.seconds)
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))

@@ -4,7 +4,7 @@
 OUT/
   train-1a2b3c4d/          a run, or all ranks of a distributed program
     run.json               description of the run; `"finished": false` until the spans are in order
-    arrived/000000000.parquet   spans from one request
+    arrived/000000000.parquet   spans of requests that arrived together
     steps/ merged.parquet  as in any run, once the spans are in order
   services/                spans in traces without a run of xsp
 ```
@@ -18,14 +18,13 @@ was killed, `xsp.load` puts the spans in order temporarily, and leaves the direc
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
-import queue
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,32 +36,30 @@ from xsp.importers.contract import Losses
 from xsp.importers.otlp import Part, Reader
 from xsp.ingest import jobs
 from xsp.ingest.received import put_in_order
-from xsp.ingest.write import NO_STEPS, SOURCE, has_derived_steps
+from xsp.ingest.write import has_derived_steps
+from xsp.receiver.commits import GroupCommit
+from xsp.receiver.directories import Arrival, RunDirectory
+from xsp.receiver.limits import TooLarge
 from xsp.run import Run
-from xsp.schema import COLUMNS
-
-QUIET_S = 2.0
-"""Seconds without a span after which a run that reported its end is put in order."""
+from xsp.schema import Span
 
 FILES_PER_MERGE = 256
 """Number of files after which small waiting files are merged."""
 
-SMALL_FILE = 4 << 20
-"""Bytes below which a file is merged with others."""
-
 MAX_RUNS = 64
 """Maximum number of runs in a request, because each of them gets separate files."""
 
-CLOSING_S = 1.0
-"""Seconds to wait for each request that is still in progress when the receiver ends."""
+CLOSING_S = 4.0
+"""Seconds for requests that are in progress, and for the order of the spans, when the receiver ends."""
+
+MAX_SPANS = 200_000
+"""Maximum number of spans in a request, because its rows are in memory until they are written."""
 
 MAX_CONCURRENT = 8
 """Requests that are decoded and written at a time; further ones wait, so that memory stays bounded."""
 
 MAX_TRACES = 200_000
 """Maximum number of traces of runs in memory, by which other programs' spans in them find the run."""
-
-_NAMES = ", ".join(column.name for column in COLUMNS)
 
 
 class Answer(NamedTuple):
@@ -74,51 +71,36 @@ class Answer(NamedTuple):
     """Reasons for which spans were rejected; empty if none was."""
 
 
-@dataclass
-class _RunDirectory:
-    """A run directory that is being received."""
+class _Request(NamedTuple):
+    """The decoded content of a request."""
 
-    path: Path
-    runs: dict[str, Run] = field(default_factory=dict)
-    """Descriptions of its runs, by id; empty for other programs' spans."""
+    runs: list[Run]
+    spans: dict[tuple[str, str], list[Span]]
+    """Its spans by the id of their run, empty if they state none, and by their trace."""
 
-    skipped: Counter[str] = field(default_factory=Counter)
-    changed: Counter[str] = field(default_factory=Counter)
-    requests: int = 0
-    files: int = 0
-    is_waiting: bool = False
-    last_arrival_s: float = 0.0
-    duplicates: int = 0
-    """Duplicates among the spans that were put in order."""
+    losses: Losses
 
-    steps_are_derived: bool = False
-    """Whether the steps that are in order were made of traces; then they are made again, with those that arrive."""
+    @classmethod
+    def decode(cls, reader: Reader, parts: Iterable[Part]) -> _Request:
+        """Return the content of a request.
 
-    staging: int = 0
-    """Number of requests that are writing temporary files into the directory."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while files are renamed into place, and while `run.json` is written."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all ranks have reported that they are finished."""
-        ranks = [run for run in self.runs.values() if not run.is_job]
-        size = max((run.world_size or 1 for run in ranks), default=1)
-        return len(ranks) >= size and all(run.end_ns is not None and run.finished for run in ranks)
-
-    def content(self) -> Run:
-        """Return the content of `run.json` while spans arrive."""
-        run = jobs.merge_runs(list(self.runs.values())).run if self.runs else Run.of({"name": self.path.name})
-        received = {
-            "requests": self.requests,
-            "skipped": dict(self.skipped),
-            "changed": dict(self.changed),
-            "doubled": self.duplicates,
-            "runs": list(self.runs.values()),
-        }
-        notes = [NO_STEPS] if self.steps_are_derived else []
-        return (run | {"finished": False, "received": received}).with_notes(SOURCE, notes)
+        Raises:
+            TraceError: it cannot be decoded, or has more than `MAX_RUNS` runs.
+            TooLarge: it has more than `MAX_SPANS` spans.
+        """
+        spans: dict[tuple[str, str], list[Span]] = {}
+        for span, run_id in reader.rows(parts):
+            if reader.losses.spans > MAX_SPANS:
+                raise TooLarge(f"more than {MAX_SPANS} spans; send smaller requests")
+            key = run_id, span.trace_id or ""
+            found = spans.get(key)
+            if found is None:
+                spans[key] = [span]
+            else:
+                found.append(span)
+        if len(reader.runs) > MAX_RUNS:
+            raise TraceError(f"{len(reader.runs)} runs in one request, more than {MAX_RUNS}; send smaller requests")
+        return cls(reader.runs, spans, reader.losses)
 
 
 class RunWriter:
@@ -142,13 +124,19 @@ class RunWriter:
         self._lock = threading.Lock()
         """Guards the state in memory; its holder does not wait for the disk, except to make or remove a directory."""
 
-        self._engines: queue.LifoQueue[duckdb.DuckDBPyConnection | None] = queue.LifoQueue()
-        for _ in range(MAX_CONCURRENT):
-            self._engines.put(None)
+        self._turns = threading.BoundedSemaphore(MAX_CONCURRENT)
+        self._engines: list[duckdb.DuckDBPyConnection] = []
+        self._commits: dict[RunDirectory, GroupCommit[Arrival]] = {}
+        self._is_closed = False
+        self._ordering = threading.Lock()
+        """Held while spans are put in order."""
+
+        self._order_engine: duckdb.DuckDBPyConnection | None = None
+        self._must_stop = False
         self._stage_numbers = itertools.count()
-        self._jobs: dict[str, _RunDirectory] = {}
-        self._by_run: dict[str, _RunDirectory] = {}
-        self._by_trace: OrderedDict[str, _RunDirectory] = OrderedDict()
+        self._jobs: dict[str, RunDirectory] = {}
+        self._by_run: dict[str, RunDirectory] = {}
+        self._by_trace: OrderedDict[str, RunDirectory] = OrderedDict()
         try:
             self.out.mkdir(parents=True, exist_ok=True)
             self._lock_file = rundir.lock(self.out)
@@ -166,17 +154,25 @@ class RunWriter:
 
         Raises:
             TraceError: the request cannot be decoded; nothing of it was stored.
-            OutputError: the disk cannot be written; nothing of it was stored, and it may be sent again.
+            TooLarge: it has more than `MAX_SPANS` spans.
+            OutputError: the disk cannot be written, or the receiver ends; nothing of it was stored, and it may be sent
+                again.
         """
         losses = Losses()
         reader = Reader(losses)
-        with self._engine() as con:
-            try:
-                jobs.append_rows(con, reader.rows(parts))
-                self._write_files(con, reader)
-            except (duckdb.Error, OSError) as error:
-                reason = str(error).splitlines()[0]
-                raise OutputError(f"{self.out}: spans cannot be written ({reason})") from error
+        with self._turns:
+            if self._is_closed:
+                raise OutputError("the receiver is ending; send again")
+            request = _Request.decode(reader, parts)
+            if request.spans or request.runs:
+                try:
+                    self._write(request)
+                except (duckdb.OperationalError, OSError) as error:
+                    reason = str(error).splitlines()[0]
+                    raise OutputError(f"{self.out}: spans cannot be written ({reason})") from error
+                except (duckdb.Error, UnicodeError, OverflowError) as error:
+                    reason = str(error).splitlines()[0]
+                    raise TraceError(f"values that do not fit the span table ({reason})") from error
         rejected = sum(losses.skipped.values())
         with self._lock:
             self.spans += losses.spans
@@ -184,121 +180,95 @@ class RunWriter:
         reasons = ", ".join(f"{count} because {reason}" for reason, count in losses.skipped.items())
         return Answer(losses.spans, rejected, f"{rejected} spans rejected: {reasons}" if rejected else "")
 
-    @contextlib.contextmanager
-    def _engine(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Yield an engine for exclusive use; wait if all are in use."""
-        con = self._engines.get()
-        reusable = None
-        try:
-            if con is None:
-                con = table.connect()
-                con.execute("SET threads = 1")
-            yield con
-            con.execute("DROP TABLE IF EXISTS arrived")
-            reusable = con
-        finally:
-            if reusable is None and con is not None:
-                con.close()
-            self._engines.put(reusable)
-
-    def _write_files(self, con: duckdb.DuckDBPyConnection, reader: Reader) -> None:
-        """Write the spans of each run to a temporary file, then rename all files into place."""
-        if len(reader.runs) > MAX_RUNS:
-            raise TraceError(f"{len(reader.runs)} runs in one request, more than {MAX_RUNS}; send smaller requests")
+    def _write(self, request: _Request) -> None:
+        """Write the spans of a request; if they belong to several directories, all are staged before any is renamed."""
         with self._lock:
-            run_dirs = [self._directory_of(con, run) for run in reader.runs]
-            conditions = [(self._by_run[str(run.id)], f"run = {table.literal(str(run.id))}") for run in reader.runs]
-            conditions += self._other_conditions(con)
-            for run_dir, _ in conditions:
+            by_dir = self._sort_into_directories(request)
+            for run_dir in by_dir:
                 run_dir.staging += 1
-        staged: list[tuple[_RunDirectory, Path]] = []
+        # The first directory counts the losses; only a Collector puts several runs into one request.
+        arrivals = {
+            run_dir: Arrival(spans, Losses() if index else request.losses)
+            for index, (run_dir, spans) in enumerate(by_dir.items())
+        }
+        staged: dict[RunDirectory, Path | None] = {}
         try:
-            for run_dir, condition in conditions:
-                if path := self._stage(con, run_dir, condition):
-                    staged.append((run_dir, path))
-            self._publish(con, run_dirs, staged, reader.losses)
+            if len(arrivals) == 1:
+                ((run_dir, arrival),) = arrivals.items()
+                self._commits_of(run_dir).add(arrival)
+                return
+            for run_dir, arrival in arrivals.items():
+                staged[run_dir] = self._stage(run_dir, arrival.spans)
+            for run_dir, path in staged.items():
+                run_dir.publish([arrivals[run_dir]], path)
         except BaseException:
-            for _, path in staged:
+            for path in filter(None, staged.values()):
                 path.unlink(missing_ok=True)
             raise
         finally:
             with self._lock:
-                for run_dir, _ in conditions:
+                for run_dir in by_dir:
                     run_dir.staging -= 1
 
-    def _publish(
-        self,
-        con: duckdb.DuckDBPyConnection,
-        run_dirs: list[_RunDirectory],
-        staged: list[tuple[_RunDirectory, Path]],
-        losses: Losses,
-    ) -> None:
-        """Rename the files of a request into place, while no other request changes the same directories."""
-        directories = {id(run_dir): run_dir for run_dir in (*run_dirs, *(run_dir for run_dir, _ in staged))}
-        # All requests take the locks in the same order, which prevents a deadlock.
-        by_path = sorted(directories.values(), key=lambda directory: directory.path)
-        with contextlib.ExitStack() as locks:
-            for run_dir in by_path:
-                locks.enter_context(run_dir.lock)
-            for index, run_dir in enumerate(directories.values()):
-                run_dir.requests += 1
-                if index == 0:  # only a Collector puts several runs into one request
-                    run_dir.skipped.update(losses.skipped)
-                    run_dir.changed.update(losses.changed)
-                run_dir.path.mkdir(exist_ok=True)
-                rundir.write_run(run_dir.path, run_dir.content())
-            for run_dir, path in staged:
-                os.replace(path, path.with_name(f"{run_dir.files:09d}.parquet"))
-                run_dir.files += 1
-                run_dir.is_waiting, run_dir.last_arrival_s = True, time.monotonic()
-                if run_dir.files % FILES_PER_MERGE == 0:
-                    self._merge_small_files(con, run_dir)
+    def _commits_of(self, run_dir: RunDirectory) -> GroupCommit[Arrival]:
+        with self._lock:
+            if run_dir not in self._commits:
+                self._commits[run_dir] = GroupCommit(functools.partial(self._commit, run_dir))
+            return self._commits[run_dir]
 
-    def _merge_small_files(self, con: duckdb.DuckDBPyConnection, run_dir: _RunDirectory) -> None:
-        """Merge the small waiting files: spans of other programs, which never end, add one file per request.
+    def _commit(self, run_dir: RunDirectory, arrivals: list[Arrival]) -> None:
+        """Write what arrived for a directory to one file; only one thread at a time is here for each directory."""
+        path = self._stage(run_dir, [span for arrival in arrivals for span in arrival.spans])
+        try:
+            run_dir.publish(arrivals, path)
+        except BaseException:
+            if path is not None:
+                path.unlink(missing_ok=True)
+            raise
 
-        If the process is killed in between, some spans are stored twice; they count once. If the disk cannot be
-        written, the files stay unchanged.
-        """
-        small = [file for file in (run_dir.path / rundir.INBOX).glob("[0-9]*.parquet") if _size(file) < SMALL_FILE]
-        merged = run_dir.path / rundir.INBOX / f".{run_dir.files:09d}-whole.staged"
-        with contextlib.suppress(duckdb.Error, OSError):
-            con.execute(f"CREATE OR REPLACE TEMP VIEW staged AS SELECT {_NAMES} FROM {table.parquet(small)}")
-            table.write_parquet(con, "staged", merged)
-            os.replace(merged, merged.with_name(f"{run_dir.files:09d}.parquet"))
-            run_dir.files += 1
-            for file in small:
-                file.unlink(missing_ok=True)
-
-    def _stage(self, con: duckdb.DuckDBPyConnection, run_dir: _RunDirectory, condition: str) -> Path | None:
-        """Write the spans of one run to a temporary file; return its path, None if there are no spans.
-
-        Args:
-            con: engine with the received spans.
-            run_dir: directory of the run.
-            condition: SQL condition for its spans.
-        """
-        con.execute(f"CREATE OR REPLACE TEMP VIEW staged AS SELECT {_NAMES} FROM arrived WHERE {condition}")
-        if not con.execute("SELECT 1 FROM staged LIMIT 1").fetchall():
+    def _stage(self, run_dir: RunDirectory, spans: list[Span]) -> Path | None:
+        """Write spans to a temporary file, flush it, and return its path; None if there are none."""
+        if not spans:
             return None
         folder = run_dir.path / rundir.INBOX
         if not run_dir.path.is_dir():  # it was removed meanwhile; spans that arrive from now on are kept
             rundir.create(run_dir.path)
         folder.mkdir(exist_ok=True)
         path = folder / f".{next(self._stage_numbers):09d}.staged"
-        table.write_parquet(con, "staged", path)
+        with self._engine() as con:
+            table.write_columns(list(zip(*spans, strict=True)), path, con)
         return path
+
+    @contextlib.contextmanager
+    def _engine(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """Yield an engine for exclusive use; there are at most `MAX_CONCURRENT`."""
+        con = self._engines.pop() if self._engines else table.connect_storing()
+        try:
+            yield con
+        except BaseException:
+            con.close()
+            raise
+        self._engines.append(con)
+
+    def _sort_into_directories(self, request: _Request) -> dict[RunDirectory, list[Span]]:
+        """Return the spans of a request for each directory; those of no run go to the run with their trace, else to
+        `services`. The caller holds the lock.
+        """
+        by_dir: dict[RunDirectory, list[Span]] = {}
+        for run in request.runs:
+            traces = [trace for run_id, trace in request.spans if run_id == run.id]
+            by_dir.setdefault(self._directory_of(run, traces), [])
+        for (run_id, trace), spans in request.spans.items():
+            run_dir = self._by_run[run_id] if run_id else self._by_trace.get(trace) or self._services()
+            by_dir.setdefault(run_dir, []).extend(spans)
+        return by_dir
 
     # --- which directory ------------------------------------------------------------------------------
 
-    def _directory_of(self, con: duckdb.DuckDBPyConnection, run: Run) -> _RunDirectory:
-        """Return the directory of a run, with the latest description of the run."""
+    def _directory_of(self, run: Run, traces: list[str]) -> RunDirectory:
+        """Return the directory of a run, with the latest description of the run, and its traces in a request."""
         run_id = str(run.id)
         run_dir = self._by_run.get(run_id)
-        traces = [
-            trace
-            for (trace,) in con.execute("SELECT DISTINCT trace_id FROM arrived WHERE run = ?", [run_id]).fetchall()
-        ]
         if run_dir is None:
             key = jobs.job_of(run, min(traces, default=""))
             run_dir = self._jobs.get(key) or self._create(run)
@@ -309,60 +279,30 @@ class RunWriter:
         self._remember(traces, run_dir)
         return run_dir
 
-    def _remember(self, traces: Iterable[str], run_dir: _RunDirectory) -> None:
+    def _remember(self, traces: Iterable[str], run_dir: RunDirectory) -> None:
         for trace in traces:
             self._by_trace[trace] = run_dir
             self._by_trace.move_to_end(trace)
         while len(self._by_trace) > MAX_TRACES:
             self._by_trace.popitem(last=False)
 
-    def _other_conditions(self, con: duckdb.DuckDBPyConnection) -> list[tuple[_RunDirectory, str]]:
-        """Return directories and conditions for spans of no run: the run with their trace, else `services`."""
-        rows = con.execute("SELECT DISTINCT trace_id FROM arrived WHERE run = '' ORDER BY ALL").fetchall()
-        traces: dict[int, tuple[_RunDirectory, list[str]]] = {}
-        for (trace,) in rows:
-            run_dir = self._by_trace.get(trace) or self._services()
-            traces.setdefault(id(run_dir), (run_dir, []))[1].append(table.literal(trace))
-        return [(run_dir, f"run = '' AND trace_id IN ({', '.join(names)})") for run_dir, names in traces.values()]
-
-    def _services(self) -> _RunDirectory:
+    def _services(self) -> RunDirectory:
         return self._jobs.get(jobs.SERVICES) or self._jobs.setdefault(jobs.SERVICES, self._create(Run.of({})))
 
-    def _create(self, run: Run) -> _RunDirectory:
+    def _create(self, run: Run) -> RunDirectory:
         """Create a run directory; an existing directory with its name stays unchanged."""
         name, number = jobs.name_of(run), 1
         while (self.out / name).exists():
             number += 1
             name = f"{jobs.name_of(run)}-{number}"
-        return _RunDirectory(rundir.create(self.out / name))
+        return RunDirectory(rundir.create(self.out / name))
 
     def _resume(self, path: Path) -> None:
         """Continue with a directory that an earlier receiver wrote."""
-        try:
-            content = rundir.read_run(path)
-        except TraceError:
-            _remove_if_empty(path)
-            return  # it is not a run directory
-        received = content.received
-        if received is None:
+        run_dir = RunDirectory.left_at(path)
+        if run_dir is None:
             return
-        runs = received.runs or content.ranks or ((content,) if content.id is not None else ())
-        names = [int(file.stem) for file in rundir.numbered_tables(path / rundir.INBOX)]
-        for file in (path / rundir.INBOX).glob(".*"):
-            file.unlink(missing_ok=True)
-        run_dir = _RunDirectory(
-            path,
-            {str(run.id): run.without(*_RECEIVER_FIELDS) for run in runs},
-            Counter(received.skipped),
-            Counter(received.changed),
-            received.requests,
-            max(names, default=-1) + 1,
-            bool(names),
-            duplicates=received.doubled,
-            steps_are_derived=has_derived_steps(content),
-        )
-        files = [*rundir.segments(path), *(path / rundir.INBOX).glob("*.parquet")]
-        traces = self._traces(files)
+        traces = self._traces([*rundir.segments(path), *(path / rundir.INBOX).glob("*.parquet")])
         for run_id, run in run_dir.runs.items():
             self._by_run[run_id] = self._jobs[jobs.job_of(run, min(traces, default=""))] = run_dir
         if run_dir.runs:
@@ -374,7 +314,7 @@ class RunWriter:
         if not files:
             return []
         try:
-            with self._engine() as con:
+            with table.connect() as con:
                 rows = con.execute(f"SELECT DISTINCT trace_id FROM {table.parquet(files)}").fetchall()
         except duckdb.Error as error:
             self._report(f"{files[0].parent.parent}: damaged ({str(error).splitlines()[0]})")
@@ -384,44 +324,79 @@ class RunWriter:
     # --- in order -------------------------------------------------------------------------------------
 
     def tidy(self, include_unfinished: bool = False) -> None:
-        """Put the spans of complete and quiet runs in order.
+        """Put the spans of complete and quiet runs in order, and those that an earlier receiver left.
 
         Args:
             include_unfinished: include the other runs, because nothing more will arrive.
         """
-        with self._lock:
-            now = time.monotonic()
-            due = [
-                run_dir
-                for run_dir in {id(job): job for job in self._jobs.values()}.values()
-                if run_dir.is_waiting
-                and (include_unfinished or (run_dir.is_complete and now - run_dir.last_arrival_s > QUIET_S))
-            ]
-        for run_dir in due:
-            self._put_in_order(run_dir)
+        with self._ordering:
+            with self._lock:
+                run_dirs = list({id(job): job for job in self._jobs.values()}.values())
+            for run_dir in sorted(run_dirs, key=lambda run_dir: run_dir.files):
+                if self._must_stop or (self._is_closed and not include_unfinished):
+                    return
+                if run_dir.is_due() or (include_unfinished and run_dir.is_waiting):
+                    self._put_in_order(run_dir)
+                elif run_dir.files - run_dir.files_when_merged >= FILES_PER_MERGE:
+                    run_dir.merge_small_files()
 
-    def close(self) -> None:
-        """Put the spans of all runs in order, and stop accepting requests."""
-        self.tidy(include_unfinished=True)
-        for _ in range(MAX_CONCURRENT):
-            with contextlib.suppress(queue.Empty):
-                if (con := self._engines.get(timeout=CLOSING_S)) is not None:
-                    con.close()
+    def close(self, seconds: float = CLOSING_S) -> bool:
+        """Stop accepting requests, and put the spans of all runs in order as far as the time suffices.
+
+        Spans that are not in order then can be loaded nevertheless; the next receiver puts them in order.
+
+        Args:
+            seconds: time for requests in progress and the order.
+
+        Returns:
+            Whether no thread is still at work; if one is, the process may end nevertheless.
+        """
+        deadline_s = time.monotonic() + seconds
+        self._is_closed = True
+        turns = [self._turns.acquire(timeout=max(0.0, min(1.0, seconds / 8))) for _ in range(MAX_CONCURRENT)]
+        for _ in filter(None, turns):  # requests in progress have ended; those that come now are refused
+            self._turns.release()
+        thread = threading.Thread(target=self.tidy, args=(True,), name="xsp-order", daemon=True)
+        thread.start()
+        thread.join(max(0.0, deadline_s - time.monotonic()))
+        self._must_stop = True
+        for _ in range(20):  # a query may begin after it was interrupted
+            if not thread.is_alive():
+                break
+            if (con := self._order_engine) is not None:
+                with contextlib.suppress(duckdb.Error):  # it has just been closed
+                    con.interrupt()
+            thread.join(0.05)
+        if waiting := [run_dir.path.name for run_dir in set(self._jobs.values()) if run_dir.is_waiting]:
+            self._report(
+                f"not in order yet: {', '.join(sorted(waiting))}; the next xsp serve --out {self.out} does it, and "
+                "xsp can load it as it is"
+            )
+        if thread.is_alive():
+            return False
+        for con in self._engines:
+            con.close()
         with self._lock:
             if self._lock_file is not None:
                 os.close(self._lock_file)
                 self._lock_file = None
+        return True
 
-    def _put_in_order(self, run_dir: _RunDirectory) -> None:
+    def _put_in_order(self, run_dir: RunDirectory) -> None:
         """Put the spans of a run in order; spans that arrive meanwhile wait for the next time."""
         with self._lock:
             files, run_dir.is_waiting = run_dir.files, False
         try:
-            run = put_in_order(run_dir.path, run_dir.path)
+            run = put_in_order(run_dir.path, run_dir.path, opened=self._hold_order_engine)
         except (XspError, duckdb.Error, OSError) as error:
             run_dir.is_waiting, run_dir.last_arrival_s = True, time.monotonic()
-            self._report(f"{str(error).splitlines()[0]}; what arrived is kept in {run_dir.path}, and can be loaded")
+            if not self._must_stop:
+                reason = str(error).splitlines()[0]
+                self._report(f"{reason}; what arrived is kept in {run_dir.path}, and can be loaded")
             return
+        finally:
+            self._order_engine = None
+        run_dir.is_left = False
         with run_dir.lock:
             run_dir.duplicates = run.received.doubled if run.received is not None else 0
             run_dir.steps_are_derived = has_derived_steps(run)
@@ -432,39 +407,7 @@ class RunWriter:
                 self.finished += 1
                 if not run_dir.staging:
                     (run_dir.path / rundir.INBOX).rmdir()
-        self._report(f"{run_dir.path}: {_summary(run_dir.path, run)}")
+        self._report(f"{run_dir.path}: {run_dir.summary(run)}")
 
-
-_RECEIVER_FIELDS = ("format", "received", "ranks")
-"""Fields of `run.json` that a receiver writes, and that do not come from the run."""
-
-
-def _summary(directory: Path, run: Run) -> str:
-    """Return the numbers of steps, spans and ranks in a run directory, as text."""
-    counts = "count(DISTINCT (trace_id, step, rank)) FILTER (step IS NOT NULL), count(*)"
-    steps = spans = 0
-    if segments := rundir.segments(directory):  # a program may have recorded no step: then only its loop arrived
-        with table.connect() as con:
-            ((steps, spans),) = con.execute(f"SELECT {counts} FROM {table.parquet(segments)}").fetchall()
-    ranks = f", {len(run.ranks)} ranks" if run.ranks else ""
-    return f"{steps} steps, {spans} spans{ranks}"
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError:
-        return SMALL_FILE
-
-
-def _remove_if_empty(directory: Path) -> None:
-    """Remove a run directory without spans: its receiver was killed just after it had created the directory."""
-    folders = [directory / rundir.INBOX, directory / rundir.STEPS]
-    leftovers = [*directory.glob(f".{rundir.RUN_FILE}.*.part"), *folders[0].glob(".*.staged*")]
-    with contextlib.suppress(OSError):  # it is not empty, or not a directory
-        if set(directory.iterdir()) <= {*folders, *leftovers}:
-            for leftover in leftovers:
-                leftover.unlink()
-            for folder in filter(Path.is_dir, folders):
-                folder.rmdir()
-            directory.rmdir()
+    def _hold_order_engine(self, con: duckdb.DuckDBPyConnection) -> None:
+        self._order_engine = con

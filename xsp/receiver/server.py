@@ -8,12 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from xsp import hosts
 from xsp.errors import PluginError, UsageError
 from xsp.receiver.journal import RunWriter
 from xsp.receiver.limits import Limits, MemoryBudget
-from xsp.receiver.loopback import LOOPBACK
 
 TIDY_S = 0.5
+GRACE_S = 0.5
+"""Seconds for requests over gRPC that are in progress when the receiver ends."""
+
 BODIES = 2
 """Number of bodies of the largest size that fit into memory at a time."""
 
@@ -81,21 +84,24 @@ class Server:
             threading.Thread(target=self._http_server.serve_forever, args=(0.1,), name="xsp-http", daemon=True).start()
         if self._grpc_server is not None:
             self._grpc_server.start()
-        self._tidy_thread = threading.Thread(target=self._tidy, name="xsp-tidy")
-        self._tidy_thread.start()
+        threading.Thread(target=self._tidy, name="xsp-tidy", daemon=True).start()
 
-    def close(self) -> None:
-        """Stop accepting requests, put the spans of all runs in order, and report the totals."""
+    def close(self) -> bool:
+        """Stop accepting requests, put the spans in order within seconds, and report the totals.
+
+        Returns:
+            Whether no thread is still at work, see `RunWriter.close`.
+        """
+        self._stop.set()
         if self._http_server is not None:
             self._http_server.shutdown()
             self._http_server.server_close()
         if self._grpc_server is not None:
-            self._grpc_server.stop(grace=5).wait()
-        self._stop.set()
-        self._tidy_thread.join()
-        self.writer.close()
+            self._grpc_server.stop(GRACE_S)
+        has_ended = self.writer.close()
         totals = self.writer
         self._report(f"{totals.spans} spans received, {totals.rejected} rejected, {totals.finished} runs written")
+        return has_ended
 
     def _tidy(self) -> None:
         while not self._stop.wait(TIDY_S):
@@ -116,15 +122,15 @@ class Server:
 
     def _open_grpc(self, endpoint: Address, budget: MemoryBudget, limits: Limits) -> Any:
         try:
-            server, port = _module("grpc").server(str(endpoint), self.writer, budget, limits)
+            server = _module("grpc").OtlpGrpcServer(str(endpoint), self.writer, budget, limits)
         except OSError as error:
             raise UsageError(f"--grpc {endpoint}: cannot listen there ({error})") from error
-        self._report(f"listening for OTLP on grpc://{endpoint._replace(port=port)}")
+        self._report(f"listening for OTLP on grpc://{endpoint._replace(port=server.port)}")
         self._warn(endpoint, "--grpc")
         return server
 
     def _warn(self, endpoint: Address, option: str) -> None:
-        if endpoint.host not in LOOPBACK:
+        if not hosts.is_loopback(endpoint.host):
             self._report(f"warning: {option} {endpoint}: everybody who can reach this address can send spans")
 
 

@@ -4,8 +4,10 @@ Bare steps earn: the given share of their time may be spent. A step is recorded 
 estimated from earlier steps of its rung. So the share holds at any time, and determines how often a step is recorded.
 It also determines the depth: a rung is left out if one of its steps costs more than `RAREST` bare steps earn. A rung's
 first step is a trial, because its cost is unknown; the cheapest rung is tried first. A trial can overdraw by its own
-cost at most, which is earned again before the next trial. In the default budget the first few steps of each kind are
-free: short programs then have results too, and long programs have steps from all of their run.
+cost at most, which is earned again before the next trial.
+
+Beyond its share, profiling may cost `ALLOWANCE_NS` of a program: for starting, for ending, and, in the default budget,
+for the first few steps of each kind, so that short programs have results too.
 """
 
 from __future__ import annotations
@@ -38,6 +40,25 @@ USE_DEFAULT = "usual"
 EVERY_OF_RANKS = 20
 """If ranks must record the same steps, one step in this many is recorded after the first ones, in place of a budget."""
 
+ALLOWANCE_NS = 1_000_000_000
+"""Nanoseconds that profiling may cost a program beyond its share of the program's time."""
+
+END_NS = 450_000_000
+"""Part of it that is kept for the end: removing and calibrating collectors, merging."""
+
+LEAST_FIRST_NS = 250_000_000
+"""Least part of it for the first steps, also if the start was slow: a short program has no other steps."""
+
+UNTRIED_FACTOR = 3
+"""Expected cost of a rung that was not recorded yet, as a multiple of the cost of the deepest one that was."""
+
+DESCRIBING_FACTOR = 2
+"""Expected cost of a describing step, as a multiple of that of a timed step of its rung."""
+
+REFERENCE_STEPS, REFERENCE_NS = 10, 300_000_000
+"""Bare steps, or their time, before operators or device work are recorded for the first time. They show how long a step
+takes before anything is used that cannot be switched off again, such as CUPTI; see `xsp.store.reference`."""
+
 KINDS_UNEARNED = 4
 """Most kinds for which steps are free; once a program has run more kinds, no more steps are free."""
 
@@ -56,6 +77,13 @@ REST_NS = 60_000_000
 
 RESERVE = 0.1
 """Part of the share that is reserved for steps that cost more than the ones before them."""
+
+RESERVED_BLOCKS = 4
+"""Most blocks of rungs for which earned time is saved for kinds that were recorded less often."""
+
+STORING_PATIENCE_S = 0.1
+"""Longest time in seconds that the program waits until a step is stored; a step of many spans is stored while
+unrecorded steps run."""
 
 CLOSEST = 3
 """Minimum distance of recorded steps: two bare steps between them, one on cold caches and one for comparison."""
@@ -101,11 +129,12 @@ class Budgeted(Schedule):
             rungs, seed, only, spread: as for `Schedule`.
             warmup: number of steps of which nothing is kept, and which must be earned as others; default: none.
             every: record at most one step in this many.
-            gives_first: whether each kind has `FIRST` free timed steps of each rung.
+            gives_first: whether each kind has `FIRST` free timed steps of each rung, as far as the allowance pays.
             has_rests: whether steady steps run before each earned block of rungs.
         """
         every = max(every or CLOSEST, CLOSEST)
         super().__init__(rungs, warmup or 0, seed, only, every=every, spread=spread, stretch=int(has_rests))
+        self.storing_patience_s = STORING_PATIENCE_S
         self._untried_rungs = list(self.rungs)
         self.share = share
         self._account = account
@@ -136,7 +165,7 @@ class Budgeted(Schedule):
         return in_use[min(index, len(in_use) - 1)]
 
     def _active_rungs(self) -> tuple[Level, ...]:
-        if self._unearned_steps and min(self.repeats.values()) < FIRST:
+        if self._unearned_steps and min(self.repeats.values()) < FIRST and self._is_paid():
             return self.rungs
         return self.rungs[: len(self.rungs) - len(self.excluded_rungs())]
 
@@ -186,32 +215,60 @@ class Budgeted(Schedule):
         account = self._account
         if super()._must_wait(turn, plan):
             return True
+        if turn.rung >= Level.OP and account.bare_steps < REFERENCE_STEPS and account.steps_ns < REFERENCE_NS:
+            return True
         if self._spent_before_ns is not None:
             self._unearned_ns += max(0.0, account.spent_ns - self._spent_before_ns)
             self._spent_before_ns = None
-        if self._is_unearned(plan) and len(self._plans) <= KINDS_UNEARNED + 1:
+        if self._is_unearned(plan) and len(self._plans) <= KINDS_UNEARNED + 1 and self._is_paid(turn):
             self._spent_before_ns = account.spent_ns
             return False
         if account.bare_steps < FIRST_BARE:
             return True
-        costs = (account.cost_ns(rung) for rung in self.rungs if rung <= turn.rung)  # for a trial: the rungs before it
-        expected_ns = max((cost_ns for cost_ns in costs if cost_ns is not None), default=0.0)
-        if account.spent_ns - self._unearned_ns + expected_ns > (1 - RESERVE) * self.share * account.loop_ns:
-            return True
-        return self._is_reserved(plan)
+        available_ns = (1 - RESERVE) * self.share * account.loop_ns - (account.spent_ns - self._unearned_ns)
+        return self._expected_ns(turn) > available_ns - self._reserved_ns(plan)
+
+    def _expected_ns(self, turn: Turn) -> float:
+        """Return the expected cost of a turn; of a trial, the cost of the rungs before it."""
+        costs = (self._account.cost_ns(rung) for rung in self.rungs if rung <= turn.rung)
+        return max((cost_ns for cost_ns in costs if cost_ns is not None), default=0.0)
 
     def _is_unearned(self, plan: Plan) -> bool:
-        """Return whether the next recorded step of a kind is free.
+        """Return whether the next recorded step of a kind is one of its first, which are free.
 
         A step may turn out to be of another kind than expected. If most do, no more steps are free.
         """
-        return plan.recorded_steps < self._unearned_steps and plan.planned_turns < MOST_MISSES * self._unearned_steps
+        return (
+            plan.recorded_steps < self._unearned_steps
+            and plan.planned_turns < MOST_MISSES * self._unearned_steps
+            and self._is_paid()
+        )
 
-    def _is_reserved(self, plan: Plan) -> bool:
-        """Return whether earned time is saved for a kind that was recorded less often and is likely to occur again."""
+    def _is_paid(self, turn: Turn | None = None) -> bool:
+        """Return whether the allowance has anything left for first steps, and pays for this one."""
+        left_ns = max(LEAST_FIRST_NS, ALLOWANCE_NS - END_NS - self._account.start_ns) - self._unearned_ns
+        if turn is None:
+            return left_ns > 0
+        is_untried = self._account.cost_ns(turn.rung) is None
+        factor = DESCRIBING_FACTOR if turn.describe else UNTRIED_FACTOR if is_untried else 1
+        return factor * self._expected_ns(turn) < left_ns
+
+    def _reserved_ns(self, plan: Plan) -> float:
+        """Return the time that is saved for kinds that were recorded less often and are likely to occur again.
+
+        It pays for what they are behind, at most `RESERVED_BLOCKS` blocks. What is earned beyond that is for the other
+        kinds: one that rarely occurs does not keep them from being recorded.
+        """
         if self._is_behind(plan):
-            return False
-        return any(self._is_behind(candidate) and self._may_come(candidate) for candidate in self._plans.values())
+            return 0.0
+        behind = [
+            plan.recorded_steps - candidate.recorded_steps
+            for candidate in self._plans.values()
+            if self._is_behind(candidate) and self._may_come(candidate)
+        ]
+        rungs = self._active_rungs()
+        costs = [cost_ns for rung in rungs if (cost_ns := self._account.cost_ns(rung)) is not None]
+        return min(max(behind, default=0), RESERVED_BLOCKS * len(rungs)) * sum(costs) / max(1, len(costs))
 
 
 def schedule_of(settings: Settings, account: Account, is_alone: bool) -> Schedule:
@@ -258,6 +315,9 @@ def content(schedule: Schedule, account: Account) -> dict[str, Any]:
     """
     figures = progress(schedule, account)
     limit_percent, spent_percent = figures["asked_percent"], figures["overhead_percent"]
-    is_kept = spent_percent <= limit_percent if limit_percent is not None and spent_percent is not None else None
+    is_kept = None
+    if limit_percent is not None and spent_percent is not None:
+        earned_ns = account.spent_ns - figures["given_ns"]
+        is_kept = earned_ns <= limit_percent / 100 * account.loop_ns and figures["given_ns"] <= ALLOWANCE_NS
     low, high = account.interval_percent()
     return {**figures, "low_percent": low, "high_percent": high, "kept": is_kept}

@@ -8,11 +8,12 @@ equal outline words are also compared by powers of two.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from xsp.collector import Token
+from xsp.collector import Signal, Token
 from xsp.schema import Kind
 from xsp.subjects import Layout
 
@@ -24,6 +25,9 @@ MOST_KNOWN = 4096
 
 MOST_WORDS = 1 << 16
 """Limit on the words of these outlines, together some ten megabytes."""
+
+LATEST_SUCCESSORS = 9
+"""Number of latest steps after steps of a kind from which the next one is predicted."""
 
 OTHER = "other steps"
 NO_CALL = "steps without a module's call"
@@ -51,10 +55,12 @@ class StepKind:
     def __init__(self, number: int, tokens: Sequence[Token], name: str, batch: Batch) -> None:
         self.number = number
         self.name = name
-        self.end_count = sum(token.kind is Kind.OPTIMIZER for token in tokens) or sum(
-            token.kind is Kind.FORWARD for token in tokens
-        )
-        """Optimizer steps, or calls if there are none: a step that is found at signals ends with the last of them."""
+        self.signal_counts = {
+            Signal.CALL_END: sum(token.kind is Kind.FORWARD for token in tokens),
+            Signal.BACKWARD_END: sum(token.kind is Kind.BACKWARD for token in tokens),
+            Signal.OPTIMIZER_END: sum(token.kind is Kind.OPTIMIZER for token in tokens),
+        }
+        """Numbers of the signals in one of its steps. A step that is found at signals ends with the last of a kind."""
 
         self.trains = any(token.kind in (Kind.BACKWARD, Kind.OPTIMIZER) for token in tokens)
         self.calls = [_call_content(token) for token in tokens[:20]]
@@ -65,8 +71,20 @@ class StepKind:
         self.step_count = 0
         """Steps of this kind that ended."""
 
-        self.next_kind: int | None = None
-        """The kind of the step that followed the last one of this kind."""
+        self._successors: deque[int] = deque(maxlen=LATEST_SUCCESSORS)
+
+    def count_successor(self, kind: int) -> None:
+        """Note the kind of the step after one of this kind."""
+        self._successors.append(kind)
+
+    @property
+    def usual_successor(self) -> int | None:
+        """The kind that most of the latest steps after this kind had, the latest one of equals; None before the first.
+
+        One rare step among many (a smaller last batch, a skipped optimizer step) does not change it.
+        """
+        latest_first = list(reversed(self._successors))
+        return max(latest_first, key=latest_first.count) if latest_first else None
 
     def content(self) -> dict[str, Any]:
         """Return its content for `run.json`."""
@@ -95,7 +113,7 @@ class Kinds:
         self._by_outline: dict[tuple[Any, ...], Classification] = {}
         self._word_count = 0
         self._by_form: dict[tuple[Any, ...], StepKind] = {}
-        self._by_first_word: dict[tuple[Any, ...], StepKind] = {}
+        self._by_first_word: dict[tuple[Any, ...], list[StepKind]] = {}
         self._instances: dict[type | None, dict[int, int]] = {}
         self._last_kind: StepKind | None = None
 
@@ -103,23 +121,29 @@ class Kinds:
         """Return the number of the likely kind of the next step.
 
         Args:
-            first: the first word of its outline, if it is known.
+            first_word: the first word of its outline, if it is known.
 
         Returns:
-            With `first_word`, the kind that began with that word; else the one that followed the last kind; None if
-            unknown.
+            The kind that usually follows the last one. With `first_word`, if that kind never began with this word, the
+            most frequent kind that did. None if unknown.
         """
-        if first_word is not None:
-            kind = self._by_first_word.get(_form(Token(*first_word)))
-            return kind.number if kind is not None else None
-        return self._last_kind.next_kind if self._last_kind is not None else None
+        expected = self._last_kind.usual_successor if self._last_kind is not None else None
+        if first_word is None:
+            return expected
+        candidates = self._by_first_word.get(_form(Token(*first_word)), [])
+        if expected is not None and self.all[expected] in candidates:
+            return expected
+        return max(candidates, key=lambda kind: kind.step_count).number if candidates else None
 
-    def count_step(self, outline: Sequence[tuple[Any, ...]], stated_samples: int | None = None) -> Classification:
+    def count_step(
+        self, outline: Sequence[tuple[Any, ...]], stated_samples: int | None = None, is_next: bool = True
+    ) -> Classification:
         """Count a step, and return its kind and batch.
 
         Args:
             outline: outline of the step.
             stated_samples: samples in the step according to the program; None if it does not state them.
+            is_next: whether it follows the last counted step; False for one that ran beside others.
         """
         words = tuple(outline)
         entry = self._by_outline.get(words)
@@ -127,9 +151,10 @@ class Kinds:
             entry = self._classify(words)
         kind = entry.kind
         kind.step_count += 1
-        if self._last_kind is not None:
-            self._last_kind.next_kind = kind.number
-        self._last_kind = kind
+        if is_next:
+            if self._last_kind is not None:
+                self._last_kind.count_successor(kind.number)
+            self._last_kind = kind
         if stated_samples is not None:
             kind.batch = Batch(stated_samples, "stated")
             return Classification(kind, kind.batch)
@@ -152,7 +177,9 @@ class Kinds:
         if len(kind.words) < MOST_KNOWN:
             kind.words.update(words)
         if tokens:
-            self._by_first_word[_form(tokens[0])] = kind
+            candidates = self._by_first_word.setdefault(_form(tokens[0]), [])
+            if kind not in candidates:
+                candidates.append(kind)
         return entry
 
     def _new(self, tokens: Sequence[Token], batch: Batch) -> StepKind:

@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from xsp import identity, rundir
+from xsp import identity, inside, rundir
 from xsp.errors import OutputError, UnwritableError
 from xsp.record.settings import Settings
 from xsp.record.terminal import say
 
 _T = TypeVar("_T")
 
+MAX_MARK_BYTES = 1 << 16
 PATIENCE_S = 1.0
 """Seconds for which a mark may be empty: the process that made it is about to write it."""
 
@@ -198,6 +199,6 @@ def _belongs_to_job(directory: Path, job: str, overwrite: bool) -> bool:
 
 def _read_mark(mark: Path) -> str:
     deadline = time.monotonic() + PATIENCE_S
-    while not (text := mark.read_text(encoding="ascii", errors="replace")) and time.monotonic() < deadline:
+    while not (content := inside.read_bytes(mark.parent, mark, MAX_MARK_BYTES)) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return text
+    return content.decode("ascii", "replace")

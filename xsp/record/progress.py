@@ -11,12 +11,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from xsp import atomic
+from xsp import atomic, inside
 from xsp.clock import monotonic_ns
 from xsp.record.terminal import LiveLine
 from xsp.run import Budget
 
 PROGRESS_FILE = "progress.json"
+MAX_BYTES = 1 << 20
 PAUSE_NS = 1_000_000_000
 PAUSE_FACTOR = 1000
 """Minimum pause as a multiple of the last duration: even on a slow disk, showing takes no more than 0.1 %."""
@@ -78,7 +79,7 @@ class ProgressDisplay:
 def read(run: Path) -> dict[str, Any]:
     """Return the last progress that a run wrote; empty if there is none, for instance before its first stored step."""
     try:
-        content = json.loads((run / PROGRESS_FILE).read_text(encoding="utf-8"))
+        content = inside.read_json(run, run / PROGRESS_FILE, MAX_BYTES)
     except (OSError, ValueError):
         return {}
     return dict(content) if isinstance(content, dict) else {}

@@ -59,6 +59,9 @@ FIRST = 3
 PATIENCE = 4
 """Multiple of the usual distance between two steps of a kind for which its next step is expected."""
 
+MOST_DESCRIPTIONS = 3
+"""Most describing turns that are planned for a kind: its steps may turn out to be of other kinds again and again."""
+
 NEW = -1
 """The kind of a step with an unknown first call; it runs bare, because it is slower than the next of its kind."""
 
@@ -68,6 +71,9 @@ class Plan:
 
     def __init__(self, is_described: bool) -> None:
         self.is_described = is_described
+        self.described_turns = 0
+        """Describing turns that were planned for this kind."""
+
         self.block: list[Level] = []
         self.recorded_steps = 0
         """Steps that were recorded and kept."""
@@ -92,7 +98,7 @@ class Plan:
     def return_turn(self, turn: Turn) -> None:
         """Take back a turn of this kind that was used by a step of another kind."""
         if turn.describe:
-            self.is_described = False
+            self.is_described = self.described_turns >= MOST_DESCRIPTIONS
         else:
             self.block.append(turn.rung)
         self.recorded_steps -= 1
@@ -146,6 +152,9 @@ class Schedule:
         self._steps_since_storing = self._ns_since_storing = 0  # bare steps since anything was stored, and their time
         self._plans: dict[int | None, Plan] = {}
         self._planned: Plan | None = None
+        self.storing_patience_s: float | None = None
+        """Longest time in seconds that the program waits, where it waits, until a step is stored; None for no limit."""
+
         self.is_storing = False
         """Whether a step is being stored while others run."""
 
@@ -209,6 +218,7 @@ class Schedule:
             self._warmup_done += 1
         else:
             plan.planned_turns += 1
+            plan.described_turns += turn.describe
             plan.add_turn(turn)
         if turn.timed:
             self.repeats[turn.rung] += 1
@@ -256,6 +266,11 @@ class Schedule:
             if turn.timed:
                 self.repeats[turn.rung] -= 1
 
+    def forget_kinds(self) -> None:
+        """Forget what was recorded of each kind: other calls make up the steps from now on."""
+        self._plans.clear()
+        self._planned = None
+
     def restart_settling(self) -> None:
         """Note that something was stored, so that the next steps run on cold caches."""
         self._steps_since_storing = self._ns_since_storing = 0
@@ -289,10 +304,11 @@ class Schedule:
         )
 
     def _may_come(self, plan: Plan) -> bool:
-        """Return whether more steps of a kind are expected."""
-        return (
-            plan.step_count > 0 and self._ended_steps - plan.last_step < PATIENCE * self._ended_steps / plan.step_count
-        )
+        """Return whether more steps of a kind are expected: not of one that occurred once, long ago."""
+        if not plan.step_count:
+            return False
+        usual_distance = (self._ended_steps if plan.step_count > 1 else plan.last_step) / plan.step_count
+        return self._ended_steps - plan.last_step < PATIENCE * usual_distance
 
     def _choose(self, plan: Plan) -> Turn:
         """Return the next turn of a kind, which is not bare."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from types import TracebackType
@@ -23,7 +22,8 @@ from xsp.record.overhead import Account
 from xsp.record.quiet import Quiet
 from xsp.record.schedule import DescribeOnce, Schedule
 from xsp.record.settings import Settings, name_and_path, sample_count
-from xsp.record.steps import UNCLOSED, Step, Steps
+from xsp.record.step import UNCLOSED, Step
+from xsp.record.steps import Steps
 from xsp.record.terminal import say
 from xsp.schema import Level
 from xsp.subjects import Subjects
@@ -169,7 +169,7 @@ class profile:
 
     @property
     def steps_skipped(self) -> int:
-        """Number of steps that began while another one was open, and were not recorded."""
+        """Number of steps that began inside another one, and were not recorded."""
         return self._steps.skipped
 
     def describe_once(self) -> None:
@@ -202,7 +202,7 @@ class profile:
         if self._has_begun:  # entered again: a run of its own, with counts of its own
             self._set_up(self.settings, self._listener, self.hosts, self._enabled)
             self._was_entered = True
-        began_ns = self._steps.account.began_ns = clock.monotonic_ns()
+        began_ns = clock.monotonic_ns()
         collecting, rungs = self._steps.collecting, self.schedule.rungs
         collecting.find(self.settings.collectors, rungs[-1], Kernels.parse(self.settings.kernels))
         try:
@@ -221,7 +221,8 @@ class profile:
         _active = self
         blocks.activate(self._steps.blocks)
         self._steps.progress.begin(self.out)
-        self._steps.account.start_ns = clock.monotonic_ns() - began_ns - collecting.import_ns
+        account = self._steps.account
+        account.start_ns = account.launch_ns + clock.monotonic_ns() - began_ns - collecting.import_ns
         return self
 
     def _open_run(self) -> None:
@@ -244,8 +245,8 @@ class profile:
             raise
         if settings.otlp is not None:
             self._writer.deliver_to(settings.otlp, settings.otlp_policy)
-        if settings.samples and not self._writer.sample(self._identity.rank, _devices()):
-            self._steps.collecting.note("samples", "the process that stores spans did not begin to sample")
+        if settings.samples:
+            self._writer.sample(self._identity.rank, _devices())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -302,7 +303,7 @@ class profile:
         if not (quiet.has_passed and (quiet.by_context or quiet.by_mark)):
             return {}
         quiet.by_mark = False  # a mark does what a context does
-        quiet.remaining = sys.maxsize
+        quiet.hold()
         try:
             return {"session": context_cost(self.step)}
         except Exception:  # a failure costs a figure, not the program
@@ -328,7 +329,7 @@ class profile:
                 say(f"nothing is recorded: {self.name!r} was not entered; write `with xsp.profile(…) as prof:`")
             return _NO_STEP
         quiet = self._steps.quiet
-        if quiet.remaining:
+        if quiet.remaining and not quiet.is_of_another_thread():
             if not quiet.by_mark:
                 quiet.remaining -= 1
                 return quiet.stretch_step
@@ -421,6 +422,8 @@ class profile:
     def _finish(self, costs: dict[str, Any]) -> None:
         """Finish the run, if necessary in this process, and print problems on stderr."""
         note, lost = self._steps.collecting.note, self._steps.lost
+        if self.settings.samples and not self._writer.has_sampled():
+            note("samples", "the process that stores spans did not begin to sample")
         missing = f"{lost} steps were not stored" if lost else "its merged step and its end were not stored"
         if lost and self._writer.failure is not None:
             note("xsp", f"{missing}: {self._writer.failure}")

@@ -11,18 +11,21 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from xsp import rundir, transport
 from xsp.errors import PluginError, UnwritableError
 from xsp.schema import Span
+
+if TYPE_CHECKING:
+    from xsp.store.write import Store
 
 
 class Writer(transport.SecondProcess):
     """The measured process's side; thread-safe."""
 
     def __init__(self, run: Path) -> None:
-        """Start the second process and wait until it holds the run directory.
+        """Start the second process and wait until it holds the run directory; it then loads the table engine.
 
         Raises:
             UnwritableError: the process does not start, or another process writes to the directory.
@@ -30,6 +33,8 @@ class Writer(transport.SecondProcess):
         super().__init__("xsp.record.writer", str(run), purpose="stores spans")
         if self.process is None:
             raise UnwritableError(self.failure if self.is_refused else f"{run}: {self.failure}; try `xsp doctor`")
+        self._sampling: int | None = None
+        self.post(("open",))
 
     def deliver_to(self, target: str, policy: str) -> None:
         """Deliver each step once it is stored. The target is sent through the pipe, because it may contain a password.
@@ -42,9 +47,13 @@ class Writer(transport.SecondProcess):
             self.close()
             raise PluginError(f"spans cannot be delivered: {reason}")
 
-    def sample(self, rank: int, devices: Sequence[str]) -> bool:
-        """Sample power, clocks and memory from now on, see `xsp.samples`; return whether that started. Never raises."""
-        return self.ask(("sample", os.getpid(), rank, list(devices))) is not None
+    def sample(self, rank: int, devices: Sequence[str]) -> None:
+        """Sample power, clocks and memory from now on, see `xsp.samples`. Never raises, and does not wait."""
+        self._sampling = self.post(("sample", os.getpid(), rank, list(devices)))
+
+    def has_sampled(self) -> bool:
+        """Return whether sampling began; to be called once, after `sample`."""
+        return self._sampling is not None and self.answer(self._sampling, transport.STUCK_S) is not None
 
     def store(self, step: int, rows: Sequence[Span], common: dict[str, Any], loop: bytes, offset_ns: int) -> bool:
         """Store a step; return whether it is on the disk now. After a failure, the next step may succeed.
@@ -117,25 +126,33 @@ def main(run: str) -> NoReturn:
 
 @contextlib.contextmanager
 def _storing(run: Path) -> Iterator[Callable[[tuple[Any, ...]], Any]]:
-    from xsp.store.write import Store
-
     rundir.reserve(run)
-    store = Store(run)
+    stores: list[Store] = []
+
+    def store() -> Store:
+        """Return the store; loading the table engine takes longer than the program should wait for the directory."""
+        if not stores:
+            from xsp.store.write import Store
+
+            stores.append(Store(run))
+        return stores[0]
 
     def add(step: int, columns: list[Sequence[Any]], common: dict[str, Any], *loop_rows: Any) -> None:
-        store.add(step, _fill_in(columns, common))
-        store.add_to_loop(*loop_rows)
+        store().add(step, _fill_in(columns, common))
+        store().add_to_loop(*loop_rows)
 
     handlers: dict[str, Callable[..., Any]] = {
+        "open": lambda: store() is not None,
         "step": add,
-        "loop": store.add_to_loop,
-        "deliver": store.deliver_to,
-        "sample": store.sample,
+        "loop": lambda *rows: store().add_to_loop(*rows),
+        "deliver": lambda *target: store().deliver_to(*target),
+        "sample": lambda *sources: store().sample(*sources),
     }
 
     def handle(message: tuple[Any, ...]) -> Any:
         kind, *content = message
-        return store.finish(json.loads(*content)) if kind == "finish" else handlers[kind](*content) or True
+        return store().finish(json.loads(*content)) if kind == "finish" else handlers[kind](*content) or True
 
     yield handle
-    store.close()
+    for opened in stores:
+        opened.close()

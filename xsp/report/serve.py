@@ -10,16 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from urllib.parse import quote, unquote
 
+from xsp import hosts
+from xsp.connections import ConnectionLimits
 from xsp.errors import UsageError
-from xsp.receiver.loopback import DeadlineHandler, LimitedHTTPServer, is_loopback_host
+from xsp.receiver.loopback import DeadlineHandler, LimitedHTTPServer
 from xsp.report.html import render
 from xsp.store.trace import Trace
 
 PORT = 8600
 """The port in the links of `deploy/ui.json`."""
 
-CONNECTIONS = 32
-"""Maximum number of concurrent connections; a browser opens six."""
+LIMITS = ConnectionLimits(connections=32)
+"""Limits of its connections, of which a browser opens six."""
 
 _LOOPBACK = "127.0.0.1"
 
@@ -54,7 +56,7 @@ def server(rendered: Mapping[str, bytes], port: int = PORT) -> LimitedHTTPServer
         UsageError: the port is in use or invalid.
     """
     try:
-        return LimitedHTTPServer((_LOOPBACK, port), _handler_class(rendered), CONNECTIONS)
+        return LimitedHTTPServer((_LOOPBACK, port), _handler_class(rendered), LIMITS)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"--port {port}: cannot listen on {_LOOPBACK} ({reason}); name another port") from error
@@ -70,7 +72,6 @@ def _handler_class(rendered: Mapping[str, bytes]) -> type[DeadlineHandler]:
 
     class Handler(DeadlineHandler):
         def do_GET(self) -> None:
-            self.connection.settimeout(self.seconds)
             status, kind, body = _response(rendered, self.path, self.headers.get("Host", ""))
             self.send_response(status)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
@@ -88,7 +89,7 @@ def _handler_class(rendered: Mapping[str, bytes]) -> type[DeadlineHandler]:
 
 def _response(rendered: Mapping[str, bytes], path: str, host: str) -> tuple[HTTPStatus, str, bytes]:
     """Return status, type and body for a path."""
-    if not is_loopback_host(host):
+    if not hosts.names_loopback(host):
         return HTTPStatus.FORBIDDEN, "text/plain", f"Use the address {_LOOPBACK}.\n".encode()
     name = unquote(path.partition("?")[0][1:])
     if name in rendered:

@@ -6,6 +6,7 @@ the storing of earlier steps either.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +16,9 @@ import duckdb
 from xsp import summary
 from xsp.run import Cost, Run
 from xsp.schema import Level
+from xsp.store import devicetime, overlap
 from xsp.store.loop import BARE
+from xsp.store.overlap import Overlap
 
 MIN_ROWS = 5
 """Minimum number of rows of steady steps for a figure."""
@@ -37,9 +40,6 @@ DISTURBANCE_FACTOR = 2.0
 
 MAX_DOUBTFUL_SHARE = 0.25
 """If short, disturbed steps take at least this share of an iteration, the time of the iteration counts as unknown."""
-
-MAX_COLD_SHARE = 0.25
-"""If steps near recorded ones are slowed by more than this share, the true times of spans count as unknown."""
 
 
 class BareStep(NamedTuple):
@@ -278,43 +278,6 @@ def nearby_medians(bare: Sequence[BareStep], recorded: Sequence[tuple[int, float
     return medians
 
 
-class Coldness(NamedTuple):
-    """How much slower a bare step runs near recorded steps than far from them."""
-
-    ratio: float
-    steps: int
-
-
-def coldness(con: duckdb.DuckDBPyConnection) -> Coldness | None:
-    """Return how cold caches and clocks were when steps were recorded, from the bare steps just before them.
-
-    Args:
-        con: as in `steady_steps`.
-
-    Returns:
-        The ratio; None if there are too few such steps, or if recorded steps wait for a device longer than a step
-        takes: then the steps of the host are launches, and the device decides how long a step takes.
-    """
-    ((count, cold_ns, steady_ns, weights, waited_ns),) = con.execute(
-        f"""
-        WITH followed AS (
-            SELECT *, lead(rung) OVER (PARTITION BY rank ORDER BY step) AS next_rung FROM loop
-        ), bare AS (
-            SELECT * FROM followed WHERE rung = {BARE} AND status = 'ok' AND {IS_ALIKE}
-        )
-        SELECT count(*) FILTER (next_rung <> {BARE}), median(dur_ns) FILTER (next_rung <> {BARE}),
-               list(dur_ns ORDER BY step) FILTER (steady), list(steps ORDER BY step) FILTER (steady),
-               (SELECT median(before_ns) FROM loop WHERE rung <> {BARE} AND {IS_ALIKE}
-                AND EXISTS (SELECT 1 FROM spans WHERE device IS NOT NULL))
-        FROM bare
-        """
-    ).fetchall()
-    usual_ns = summary.percentile(steady_ns, 0.5, weights) if steady_ns else 0.0
-    if waited_ns is not None and waited_ns > usual_ns:
-        return None
-    return Coldness(cold_ns / usual_ns, count) if count >= MIN_ROWS and usual_ns else None
-
-
 NEARNESS = f"""
     nearness AS (
         WITH followed AS (
@@ -377,6 +340,12 @@ class Iteration(NamedTuple):
     system_ns: float | None = None
     """Time that the process's threads spent in the operating system, in an iteration; None if it was not measured."""
 
+    beside_ns: float = 0.0
+    """Time between two steps of a thread in which other threads ran steps; it is not part of `mean_ns`."""
+
+    overlap: Overlap | None = None
+    """How iterations of several threads overlap; None if no steps of the rank overlapped."""
+
     @property
     def is_known(self) -> bool:
         """False if no step ran bare, or if mostly short steps soon after recorded ones make up the iteration."""
@@ -387,8 +356,10 @@ class Iteration(NamedTuple):
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples per second of the loop."""
-        return self.samples / self.mean_ns * 1e9 if self.samples and self.mean_ns else None
+        """Samples per second of the loop, over all threads."""
+        if not self.samples or not self.mean_ns:
+            return None
+        return self.samples / (self.overlap.wall_ns if self.overlap is not None else self.mean_ns) * 1e9
 
 
 def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> list[Iteration]:
@@ -403,51 +374,59 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
         f"""
         WITH {UNDISTURBED}, measured AS (
             SELECT rank, kind, list(iteration_ns ORDER BY step) AS times, list(steps ORDER BY step) AS weights,
+                   list(step ORDER BY step) AS numbers,
                    sum(steps * iteration_ns) AS ns, sum(steps) AS measured,
                    sum(steps * dur_ns) AS step_ns, sum(steps * data_ns) AS data_ns,
                    sum(steps * least(data_ns, coalesce(before_ns, 0))) AS data_before_ns,
                    sum(steps * coalesce(before_ns, 0)) AS before_ns,
+                   sum(steps * coalesce(beside_ns, 0)) AS beside_ns,
                    sum(steps * samples) / sum(steps) FILTER (samples IS NOT NULL) AS samples, max(most) AS disturbed,
                    sum(steps * faults) / sum(steps) FILTER (faults IS NOT NULL) AS faults,
                    sum(steps * system_ns) / sum(steps) FILTER (system_ns IS NOT NULL) AS system_ns
             FROM undisturbed WHERE {of_size} GROUP BY rank, kind
         ), totals AS (
             SELECT rank, kind, sum(steps) AS steps, count(*) FILTER (rung <> {BARE}) AS recorded,
-                   sum(steps * (dur_ns + coalesce(before_ns, 0))) AS ns,
-                   sum(steps) FILTER (rung = {BARE}) AS bare,
-                   sum(steps * (dur_ns + coalesce(before_ns, 0))) FILTER (rung = {BARE}) AS bare_ns,
-                   count(before_ns) FILTER (rung <> {BARE}) AS drained,
-                   coalesce(sum(before_ns) FILTER (rung <> {BARE}), 0) AS drained_ns
+                   sum(steps * (dur_ns + coalesce(before_ns, 0))) AS ns
             FROM loop WHERE {of_size} GROUP BY rank, kind
         )
         SELECT rank, kind, c.steps, recorded, c.ns / sum(c.ns) OVER (PARTITION BY rank) AS share, m.ns, times, weights,
-               measured, step_ns, data_ns, before_ns, before_ns - data_before_ns AS between_ns, samples,
-               coalesce(disturbed, 2) AS disturbed, bare, bare_ns, drained, drained_ns, faults, system_ns
+               numbers, measured, step_ns, data_ns, before_ns, before_ns - data_before_ns AS between_ns, samples,
+               coalesce(disturbed, 2) AS disturbed, faults, system_ns, beside_ns
         FROM totals c LEFT JOIN measured m USING (rank, kind) ORDER BY rank, c.ns DESC, kind
         """
     )
     names, rows = [column[0] for column in cursor.description], cursor.fetchall()
     on_device = bool(con.execute("SELECT 1 FROM spans WHERE device IS NOT NULL LIMIT 1").fetchall())
-    return [_iteration(dict(zip(names, row, strict=True)), on_device) for row in rows]
+    paces = devicetime.paces(con) if on_device and samples is None else {}
+    busy = devicetime.busy_ns(con) if on_device else {}
+    entries = [dict(zip(names, row, strict=True)) for row in rows]
+    overlaps = overlap.overlaps(con)
+    return [
+        _iteration(
+            entry, paces.get((entry["rank"], entry["kind"])), busy.get((entry["rank"], entry["kind"]), 0.0)
+        )._replace(overlap=overlaps.get((entry["rank"], entry["kind"])))
+        for entry in entries
+    ]
 
 
-def _iteration(row: Mapping[str, Any], on_device: bool) -> Iteration:
+def _iteration(row: Mapping[str, Any], pace: devicetime.DevicePace | None, busy_ns: float) -> Iteration:
     identity = (row["rank"], row["kind"], row["steps"], row["recorded"], row["share"])
     measured_steps = row["measured"]
     if not measured_steps:
         return Iteration(*identity, None, None, None, None, None, row["samples"], row["disturbed"])
-    # The host runs ahead of a device. The device's backlog shows as time before the next recorded step, which waits for
-    # the device, beyond the usual time before a step. It is the backlog of all bare steps: the first of them take less
-    # time than the device, and the others, once the queue of launches is full, take as long as the device. So it is
-    # spread over all bare steps, and raises the mean of the undisturbed steps at most to the mean of all bare steps.
-    usual_ns = row["drained"] * row["before_ns"] / measured_steps
-    behind_ns = max(0.0, row["drained_ns"] - usual_ns) / row["bare"] if on_device else 0.0
-    behind_ns = max(0.0, min(behind_ns, row["bare_ns"] / row["bare"] + behind_ns - row["ns"] / measured_steps))
-    interval = summary.mean_interval(row["times"], row["weights"])
+    values = list(zip(row["times"], row["weights"], strict=True))
+    if pace is not None:  # the other rows are of bursts whose pace is not known
+        at_host = zip(values, row["numbers"], strict=True)
+        values = [*(value for value, number in at_host if number in pace.host_rows), *pace.values]
+    times, weights = zip(*values, strict=True)
+    mean_ns = math.fsum(time * weight for time, weight in values) / sum(weights)
+    interval = summary.mean_interval(times, weights)
+    if mean_ns < busy_ns:  # the device's work of an iteration cannot take longer than the iteration
+        mean_ns, interval = busy_ns, interval and summary.Interval(min(interval.lo, busy_ns), max(interval.hi, busy_ns))
     return Iteration(
         *identity,
-        row["ns"] / measured_steps + behind_ns,
-        summary.Interval(interval.lo + behind_ns, interval.hi + behind_ns) if interval is not None else None,
+        mean_ns,
+        interval,
         row["step_ns"] / measured_steps,
         row["data_ns"] / measured_steps,
         row["between_ns"] / measured_steps,
@@ -455,4 +434,5 @@ def _iteration(row: Mapping[str, Any], on_device: bool) -> Iteration:
         row["disturbed"],
         row["faults"],
         row["system_ns"],
+        row["beside_ns"] / measured_steps,
     )

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,8 +20,7 @@ from typing import Any
 
 import duckdb
 
-from xsp import rundir, semconv, table
-from xsp.errors import TraceError
+from xsp import inside, rundir, semconv, table
 from xsp.run import Otel
 from xsp.schema import LOOP_COLUMNS, Kind, Level, Span
 
@@ -30,13 +30,16 @@ BARE = int(Level.APPLICATION)
 _WIDTH = len(LOOP_COLUMNS)
 ROW_BYTES = 8 * _WIDTH
 
+MAX_ROW_BYTES = 2 << 30
+"""Largest file of rows that is read: some 15 million steps."""
+
 _NAMES = [column.name for column in LOOP_COLUMNS]
 _START = _NAMES.index("start_ns")
 _STATUS = ("ok", "error", "unclosed")
-_NULLABLE = ("before_ns", "samples", "steady", "faults", "system_ns")
+_NULLABLE = ("before_ns", "samples", "steady", "faults", "system_ns", "thread")
 """Columns in which -1 means null."""
 
-_ADDED_COLUMNS = ("faults", "system_ns")
+_ADDED_COLUMNS = ("faults", "system_ns", "thread", "beside_ns")
 """Columns that are missing in loops of earlier versions."""
 
 
@@ -79,16 +82,15 @@ def create_table(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> list[s
     for run in runs:
         parquet_file, row_file = run / rundir.LOOP_FILE, run / rundir.LOOP_ROWS
         try:
-            if parquet_file.is_file():
-                rundir.check_inside(run, [parquet_file])
-                _insert_parquet(con, parquet_file)
-            elif row_file.is_file():
-                rundir.check_inside(run, [row_file])
-                table.insert(con, "loop", _rows(row_file), LOOP_COLUMNS)
-        except (duckdb.Error, OSError, TraceError) as error:
-            warnings.append(
-                f"left out: {parquet_file if parquet_file.is_file() else row_file}: {str(error).splitlines()[0]}"
-            )
+            if os.path.lexists(parquet_file):
+                with inside.engine_path(run, parquet_file, rundir.MAX_TABLE_BYTES) as path:
+                    _insert_parquet(con, path)
+            elif os.path.lexists(row_file):
+                table.insert(con, "loop", _rows(inside.read_bytes(run, row_file, MAX_ROW_BYTES)), LOOP_COLUMNS)
+        except (duckdb.Error, OSError) as error:
+            name = parquet_file if os.path.lexists(parquet_file) else row_file
+            reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+            warnings.append(f"left out: {name}: {reason}")
     return warnings
 
 
@@ -122,9 +124,8 @@ def _insert_parquet(con: duckdb.DuckDBPyConnection, file: Path) -> None:
     con.execute(f"INSERT INTO loop SELECT {selected} FROM {table.parquet(file)}")
 
 
-def _rows(file: Path) -> list[tuple[Any, ...]]:
-    """Return the complete rows of a file of numbers; a last row that was cut off by a kill is dropped."""
-    content = file.read_bytes()
+def _rows(content: bytes) -> list[tuple[Any, ...]]:
+    """Return the complete rows in the content of a file of numbers; a last row that a kill cut off is dropped."""
     values = _numbers(content[: len(content) // ROW_BYTES * ROW_BYTES])
     columns: list[Sequence[Any]] = [values[index::_WIDTH] for index in range(_WIDTH)]
     for index, name in enumerate(_NAMES):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from xsp import inside
+
 CALLS = 3
 """Number of calls of each outermost module whose results are kept."""
 
 MODULES = 8
+MOST_BYTES = 256 << 20
 MOST_VALUES = 1 << 15
 """Maximum number of values of a tensor that are kept, evenly spaced."""
 
@@ -81,7 +83,7 @@ def error(baseline: Path, changed: Path) -> tuple[float | None, bool, str]:
         The largest difference of a result as a share of its largest value, None if nothing can be compared; whether
         rounding explains it; and the reason why nothing can be compared.
     """
-    outputs = [json.loads(path.read_text(encoding="utf-8")).get("outputs") or {} for path in (baseline, changed)]
+    outputs = [inside.read_json(path.parent, path, MOST_BYTES).get("outputs") or {} for path in (baseline, changed)]
     if not outputs[0] or not outputs[1]:
         return None, False, "no outermost module returned a tensor"
     if outputs[0].keys() != outputs[1].keys():

@@ -3,8 +3,10 @@
 ```
 guard      which requests are accepted: host, origin, type and size of the body
 policy     which manifests are accepted from a network: none that names a file, a program or a variable
+modelsize  counts the parameters of a model, before it is accepted
 queue      one evaluation at a time, each in a subprocess; progress, cancelling
 shelf      cached results of a folder
+answers    JSON, and messages without paths of the server
 routes     REST (OpenAPI at /api/openapi.json) and pages, whose scripts are in assets/
 app        the server of both
 ```

@@ -17,11 +17,15 @@ from xsp.evaluate import agents, dialects, reading, yamltext
 from xsp.evaluate.manifest import Dataset, Manifest, Step
 from xsp.evaluate.pipeline import MOST_PIXELS as MOST_IMAGE_PIXELS
 from xsp.evaluate.reading import LoadedManifest
+from xsp.modelname import LIBRARIES
 
-SOURCES = ("torchvision", "timm", "transformers", "micro")
 DATASETS = ("synthetic", "synthetic:images", "synthetic:classes", "synthetic:text")
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*(\?[a-z0-9_=&]+)?")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,199}")
+_OPTION = re.compile(r"[a-z][a-z0-9_]{0,99}")
+_VALUE = re.compile(r"-?\d{1,18}(\.\d{1,18})?|[a-z][a-z0-9_]{0,39}", re.ASCII)
+_FOREIGN = re.compile(r"pretrained|backbone|checkpoint|(?<!drop_)path|file|url|repo|revision|cache_dir|auto_map")
+"""Options that may name weights, or something else beside the architecture."""
 
 MOST_REQUESTS = 100_000
 MOST_BATCH = 1_024
@@ -29,9 +33,6 @@ MOST_SAMPLES = 10_000
 MOST_PIXELS = 4_096 * 4_096
 MOST_SIDE = 4_096
 MOST_SEQUENCE = 8_192
-MOST_MODEL_NUMBER = 1_000_000
-"""The largest number in a model's name, as in `transformers:bert?vocab_size=30522`."""
-
 MOST_DIGITS = 18
 MOST_VALUES = 1 << 30
 """Maximum number of values of all samples, and of a batch: 4 GiB of floats."""
@@ -69,16 +70,17 @@ def objections(manifest: Manifest) -> list[str]:
 
 
 def _source_objections(manifest: Manifest) -> Iterator[str]:
-    model = manifest.model
-    kind, _, name = model.source.partition(":")
+    model, source = manifest.model, manifest.model.parsed_source
     yield from agents.trust_objections(manifest)
-    if not model.command and (kind not in SOURCES or not _NAME.fullmatch(name) or name.endswith(".json")):
-        yield f"model.source: here it must be one of {', '.join(f'{hub}:NAME' for hub in SOURCES)}; no file is read"
-    elif any(
-        len(digits) > MOST_DIGITS or int(digits) > MOST_MODEL_NUMBER
-        for digits in re.findall(r"\d+", name.partition("?")[2])
-    ):
-        yield f"model.source: a number in it is above {MOST_MODEL_NUMBER:,}"
+    is_name = source.source in LIBRARIES and source.file is None and _NAME.fullmatch(source.name)
+    if not model.command and not is_name:
+        names = ", ".join(f"{library}:NAME" for library in LIBRARIES)
+        yield f"model.source: here it must be one of {names}; no file is read"
+    for name, value in source.options:
+        if not _OPTION.fullmatch(name) or _FOREIGN.search(name) or not _VALUE.fullmatch(value):
+            yield f"model.source: the option {name[:80]!r} is not a number, a switch or a word of the architecture"
+    if model.files:
+        yield "model.files: no file is read"
     if manifest.dataset.source not in DATASETS:
         yield f"dataset.source: here it must be one of {', '.join(DATASETS)}; no file is read"
 

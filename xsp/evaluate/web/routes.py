@@ -21,6 +21,8 @@ from xsp.evaluate.agents import Agent, Options, match_agents
 from xsp.evaluate.reading import LoadedManifest
 from xsp.evaluate.results import Result
 from xsp.evaluate.web import policy, shelf
+from xsp.evaluate.web.answers import json_response, without_paths
+from xsp.evaluate.web.modelsize import ModelSizes
 from xsp.evaluate.web.queue import ENDED_STATES, Job, Queue
 from xsp.evaluate.web.shelf import Shelf
 from xsp.levels import parse_levels
@@ -71,9 +73,11 @@ def result_routes(cache: Shelf) -> APIRouter:
 
     def find_result(name: str) -> Result:
         result = cache.result(name)
-        if result is None:
-            raise HTTPException(404, "there is no such evaluation")
-        return result
+        if isinstance(result, Result):
+            return result
+        raise HTTPException(
+            404, "there is no such evaluation" if result is None else without_paths(result, cache.store)
+        )
 
     @router.get("/api/evaluations", tags=["results"], summary="Results, newest first")
     def evaluations(
@@ -102,8 +106,10 @@ def result_routes(cache: Shelf) -> APIRouter:
     @router.get("/api/evaluations/{name}", tags=["results"], summary="One result")
     def evaluation(name: Name) -> Response:
         result = find_result(name)
-        extras = {name: (result.path / file).is_file() for name, file in _EXTRA_FILES.items()}
-        return json_response({**result.content, "result": result.name, "trace": shelf.has_trace(result), **extras})
+        extras = {name: result.has(file) for name, file in _EXTRA_FILES.items()}
+        notes = [without_paths(note, cache.store) for note in result.content.get("notes", ())]
+        derived = {"notes": notes, "result": result.name, "trace": result.run is not None, **extras}
+        return json_response({**result.content, **derived})
 
     @router.get(
         "/api/evaluations/{name}/requests", tags=["results"], summary="Requests of a batch size, and percentiles"
@@ -126,23 +132,29 @@ def result_routes(cache: Shelf) -> APIRouter:
 
     @router.get("/api/evaluations/{name}/{what}", tags=["results"], summary="Its bound, or the advice of its trace")
     def beside(name: Name, what: Literal["bound", "advice"]) -> Response:
-        path = find_result(name).path / _EXTRA_FILES[what]
-        if not path.is_file():
+        content = find_result(name).read_json(_EXTRA_FILES[what])
+        if content is None:
             raise HTTPException(404, f"it has no {what}: none was requested, or its notes say why")
-        return Response(path.read_bytes(), media_type="application/json")
+        return json_response(content)
 
     @router.get("/evaluations/{name}/report", include_in_schema=False)
     def report(name: Name) -> Response:
         result = find_result(name)
-        if not shelf.has_trace(result):
+        if result.run is None:
             raise HTTPException(404, "no trace was requested")
         # The page has its own policy, which allows its scripts by their hashes.
-        return HTMLResponse(reports.page(result), headers={"content-security-policy": "frame-ancestors 'none'"})
+        return HTMLResponse(
+            reports.page(result.name, result.run), headers={"content-security-policy": "frame-ancestors 'none'"}
+        )
 
     @router.get("/api/compare", tags=["results"], summary="Results, each compared with the first")
     def compare(name: Annotated[list[Name], Query(min_length=2, max_length=MOST_COMPARED)]) -> Response:
         comparisons = standings.compare([find_result(result_name) for result_name in name])
-        return json_response([tables.comparison_json(comparison) for comparison in comparisons])
+        entries = [tables.comparison_json(comparison) for comparison in comparisons]
+        for entry in entries:
+            if "error" in (entry["by_layer"] or {}):
+                entry["by_layer"]["error"] = without_paths(entry["by_layer"]["error"], cache.store)
+        return json_response(entries)
 
     @router.get("/api/leaderboard", tags=["results"], summary="Results in order, the best first")
     def leaderboard(
@@ -151,20 +163,26 @@ def result_routes(cache: Shelf) -> APIRouter:
         offset: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 50,
     ) -> Response:
-        rows = standings.leaderboard(cache.all_results()[0], task, by)
+        stored, damaged = cache.all_results()
+        rows = standings.leaderboard(stored, task, by)
         page = rows[offset : offset + limit]
         entries = [{**tables.standing_json(row), "ordered": tables.order_cell(row, by)} for row in page]
-        return json_response(
-            {"total": len(rows), "offset": offset, "column": tables.ORDER_HEADINGS[by], "rows": entries}
-        )
+        return json_response({
+            "total": len(rows), "offset": offset, "column": tables.ORDER_HEADINGS[by], "rows": entries,
+            "damaged": damaged,
+        })  # fmt: skip
 
     return router
 
 
-def job_routes(store: Path, agents: Sequence[Agent], queue: Queue) -> APIRouter:
+def job_routes(store: Path, agents: Sequence[Agent], queue: Queue, sizes: ModelSizes) -> APIRouter:
     """Return the routes of evaluations to run: agents, requests, and progress."""
     router = APIRouter(tags=["evaluations"])
     watcher_count = 0
+
+    def state_of(job: Job) -> dict[str, Any]:
+        state = job.plain()
+        return {**state, "error": None if state["error"] is None else without_paths(state["error"], store)}
 
     def find_job(name: str) -> Job:
         job = queue.job(name)
@@ -188,14 +206,14 @@ def job_routes(store: Path, agents: Sequence[Agent], queue: Queue) -> APIRouter:
         suitable, reasons = match_agents(loaded.manifest, agents)
         return json_response({
             "identity": loaded.manifest.identity, "name": loaded.manifest.title, "notes": list(loaded.notes),
-            "refused": _objections(loaded), "agents": [agent.facts().name for agent in suitable], "reasons": reasons,
-            "yaml": yamltext.write(loaded.manifest.plain()),
+            "refused": _objections(loaded, sizes), "agents": [agent.facts().name for agent in suitable],
+            "reasons": reasons, "yaml": yamltext.write(loaded.manifest.plain()),
         })  # fmt: skip
 
     @router.post("/api/jobs", status_code=202, summary="Request an evaluation")
     def ask(request: EvaluationRequest) -> Response:
         loaded = _read(request)
-        errors = _objections(loaded)
+        errors = _objections(loaded, sizes)
         if errors:
             raise ManifestError("; ".join(errors))
         if request.trace:
@@ -213,20 +231,20 @@ def job_routes(store: Path, agents: Sequence[Agent], queue: Queue) -> APIRouter:
             raise ManifestError(f"{subject} the manifest ({details})")
         options = Options(store, request.trace, request.bound, trusted=False)
         job = queue.add(loaded.manifest, suitable[0], options)
-        return json_response(job.plain(), 202, {"location": f"/api/jobs/{job.id}"})
+        return json_response(state_of(job), 202, {"location": f"/api/jobs/{job.id}"})
 
     @router.get("/api/jobs", summary="Requested evaluations, newest first")
     def jobs() -> Response:
-        return json_response([job.plain() for job in reversed(queue.jobs())])
+        return json_response([state_of(job) for job in reversed(queue.jobs())])
 
     @router.get("/api/jobs/{job}", summary="Progress of an evaluation")
     def job_of(job: Name) -> Response:
-        return json_response(find_job(job).plain())
+        return json_response(state_of(find_job(job)))
 
     @router.delete("/api/jobs/{job}", summary="Cancel an evaluation")
     def cancel(job: Name) -> Response:
         queue.cancel(find_job(job))
-        return json_response(find_job(job).plain())
+        return json_response(state_of(find_job(job)))
 
     @router.get("/api/jobs/{job}/events", summary="Its progress, as server-sent events")
     async def events(job: Name) -> Response:
@@ -240,7 +258,7 @@ def job_routes(store: Path, agents: Sequence[Agent], queue: Queue) -> APIRouter:
             try:
                 previous, idle_s = None, 0.0
                 while True:
-                    snapshot = watched_job.plain()
+                    snapshot = state_of(watched_job)
                     idle_s += POLL_S
                     if snapshot != previous:
                         previous, idle_s = snapshot, 0.0
@@ -285,27 +303,17 @@ class _Reports:
         self._pages: OrderedDict[str, str] = OrderedDict()
         self._lock = threading.Lock()
 
-    def page(self, result: Result) -> str:
+    def page(self, name: str, run: Path) -> str:
         from xsp.report import html, loop
 
         with self._lock:
-            if result.name not in self._pages:
-                trace, *other_traces = loop.load(result.path / results.RUN)
-                self._pages[result.name] = html.render(trace, other_traces)
-            self._pages.move_to_end(result.name)
+            if name not in self._pages:
+                trace, *other_traces = loop.load(run)
+                self._pages[name] = html.render(trace, other_traces)
+            self._pages.move_to_end(name)
             if len(self._pages) > MOST_REPORTS:
                 self._pages.popitem(last=False)
-            return self._pages[result.name]
-
-
-def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Return JSON without validation, which for a thousand rows would take longer than reading them."""
-    encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
-    try:
-        text = encoder.encode(content)
-    except ValueError:  # some numbers are not finite, which is rare
-        text = encoder.encode(json.loads(json.dumps(content, default=str), parse_constant=lambda _: None))
-    return Response(text.encode("utf-8", "replace"), status, headers, "application/json")
+            return self._pages[name]
 
 
 def _read(request: EvaluationRequest) -> LoadedManifest:
@@ -314,8 +322,10 @@ def _read(request: EvaluationRequest) -> LoadedManifest:
     return policy.read(request.yaml) if request.yaml is not None else policy.of_json(request.manifest)
 
 
-def _objections(loaded: LoadedManifest) -> list[str]:
-    return [*policy.objections(loaded.manifest), *pipeline.problems(loaded.manifest)]
+def _objections(loaded: LoadedManifest, sizes: ModelSizes) -> list[str]:
+    reasons = [*policy.objections(loaded.manifest), *pipeline.problems(loaded.manifest)]
+    size_reason = None if reasons else sizes.objection(loaded.manifest.model)
+    return reasons if size_reason is None else [size_reason]
 
 
 def _asset(package: str, name: str) -> bytes:

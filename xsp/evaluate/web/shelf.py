@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from xsp import inside
 from xsp.errors import ManifestError
 from xsp.evaluate import results
 from xsp.evaluate.results import Result
@@ -44,28 +45,27 @@ class Shelf:
         damaged = sorted(name for name, problem in by_name.items() if isinstance(problem, str))
         return results.oldest_first(valid), damaged
 
-    def result(self, name: str) -> Result | None:
-        """Return a result by the name of its directory; None if there is none, or if it is damaged."""
+    def result(self, name: str) -> Result | str | None:
+        """Return a result by the name of its directory, the reason why it is damaged, or None if there is none."""
         if not results.NAME.fullmatch(name) or not name.isascii():
             return None
-        if not (self.store / name).resolve().is_relative_to(self.store.resolve()):
+        if not inside.is_folder(self.store, self.store / name):
             return None
         with self._lock:
-            entry = self._read(name)
-        return entry if isinstance(entry, Result) else None
+            return self._read(name)
 
     def _read(self, name: str) -> Result | str | None:
         """Return a result, the reason why it is damaged, or None if it does not exist."""
         path = self.store / name
         try:
-            status = os.stat(path / results.RESULT)
+            status = os.lstat(path / results.RESULT)
         except OSError:
             return None
         stamp = status.st_mtime_ns, status.st_size, status.st_ino
         cached = self._cache.get(name)
         if cached is None or cached[0] != stamp:
             try:
-                cached = stamp, results.read(path)
+                cached = stamp, results.read(path, self.store)
             except ManifestError as error:
                 cached = stamp, str(error)
             self._cache[name] = cached
@@ -76,19 +76,14 @@ def summary(result: Result) -> dict[str, Any]:
     """Return the summary of a result for a list."""
     content, model = result.content, result.manifest["model"]
     return {
-        "result": result.name, "identity": result.identity, "name": content.get("name"), "model": model["name"],
-        "task": model.get("task", ""), "kind": content.get("kind"), "started": content["started"],
-        "agent": (content.get("agent") or {}).get("name"), "trace": has_trace(result), "accuracy": result.accuracy,
+        "result": result.name, "identity": result.identity, "name": content["name"], "model": model["name"],
+        "task": model.get("task", ""), "kind": content["kind"], "started": content["started"],
+        "agent": content["agent"]["name"], "trace": result.run is not None, "accuracy": result.accuracy,
         "parts": [
             {column: part.get(column) for column in ("batch", "p50_ms", "p99_ms", "inputs_per_s", "late", "stopped")}
             for part in result.parts
         ],
     }  # fmt: skip
-
-
-def has_trace(result: Result) -> bool:
-    """Return whether it has a recorded run."""
-    return (result.path / results.RUN).is_dir()
 
 
 def requests(result: Result, batch: int, offset: int, limit: int) -> Mapping[str, Any]:

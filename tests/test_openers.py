@@ -1,0 +1,131 @@
+"""Which functions open files: those of runs and results are opened by `xsp.inside` alone.
+
+A function that opens anything else is listed here with the reason why it need not be careful. A new one is either
+listed, because its file is none of a run or a result, or uses `xsp.inside`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import xsp
+
+ROOT = Path(xsp.__file__).parent
+
+OPENERS = {
+    "open", "io.open", "os.open", "os.fdopen", "np.load", "np.fromfile", "np.memmap", "np.loadtxt", "np.genfromtxt",
+    "json.load", "zipfile.ZipFile", "gzip.open", "tarfile.open", "bz2.open", "lzma.open", "tomllib.load", "onnx.load",
+    "torch.load", "torch.export.load", "sqlite3.connect", "linecache.getline", "codecs.open", "mmap.mmap",
+}  # fmt: skip
+METHODS = {"read_text", "read_bytes"}
+TABLES = {"table.parquet", "table.check_parquet", "parquet"}
+"""They give a file to the table engine, which opens it by its name."""
+
+OTHERS = {
+    "the system's": """
+        bench/environment.py _instructions _read; bench/links.py filesystem; bench/moves.py _setting _open_direct;
+        bench/numanodes.py _numbers pair; bench/worker.py _limit; cached.py _processor; cli/share_serve.py
+        _available_bytes; device/machine.py cpu_model isa; evaluate/contention.py _text; identity.py _trace_of_ranks
+        host; launch/children.py _is_from_terminal; processes.py free_memory_bytes start_ns; samples/host.py _text;
+        share/loadworker.py memory_of; share/pages.py large_page_bytes; cli/run.py _show
+    """,
+    "of this package": """
+        device/ceilings.py _entries; evaluate/web/routes.py _asset; evidence/form.py schema; report/html.py _asset
+    """,
+    "in the user's cache": """
+        advise/records.py history; bench/timings.py Timings._read_environment; cached.py read; device/ceilings.py
+        _cached_content; evaluate/sharing.py _read_note; predict/collectives.py _read_link
+    """,
+    "memory, or a descriptor that this process or its parent opened": """
+        bench/moves.py _first_touch.batch _read_mapped _storage; bench/numanodes.py memory; bench/partner.py
+        Channels.__init__; bench/ranks.py run_rank; bench/turns.py Turns.__enter__; bench/worker.py work;
+        evaluate/transports.py work; evaluate/userfunctions.py work; evidence/worker.py main; graph/corpus.py work;
+        share/client.py ask_large; share/devicestore.py main start_process; share/loadworker.py work;
+        share/wire.py in_memory; evaluate/results.py _arrays
+    """,
+    "written by this process, or by a program that it started": """
+        atomic.py move_into_place; cli/compare.py _csv; comparison/turns.py _run _end_of; counters/ncu.py collect
+        _export_table; evaluate/load/loadgen.py drive; exporters/contract.py atomic_file; graph/corpus.py _end_line
+        collect; importers/nsys_tables.py Export.__init__ Export._insert_rows; importers/traceevents.py _pieces
+        _PieceReader._isolate; otlp/send.py _FileSender.__init__; record/output.py _belongs_to_job; report/tablefiles.py
+        text; share/loadworker.py _build _time; share/measuring.py _drop _set_state resident_share; share/serving.py
+        Serving.__init__; store/loop.py append
+    """,
+    "a folder, to lock it or to name its files": "rundir.py lock; table.py _by_descriptor",
+    "named on the command line, in a manifest that is trusted, or by the program that is profiled": """
+        bound/latencies.py read; cli/share_estimate.py run; counters/reading.py _text; evaluate/datasets.py _file_bytes;
+        evaluate/load/schedules.py times_from_file; evaluate/predictors.py _load_exported checksum;
+        evaluate/quality/choices.py prices; evaluate/sharing.py _configuration_hash; graph/captured.py _conditions;
+        graph/corpus.py rows; graph/files.py load; graph/onnxfile.py _read; graph/program.py _check_archive load;
+        graph/sources.py _kind; launch/program.py _shebang; launch/script.py prepare; otlp/transport.py _credentials;
+        predict/configurations.py _read_csv _read_json; predict/fitfile.py _is_fit read; record/between.py
+        Between.content; share/client.py _request_weights; share/weights.py shards
+    """,
+    "a trace of another tool, named on the command line": """
+        importers/chrome.py Chrome.fill; importers/contract.py open_bytes; importers/nsys.py _check;
+        importers/outside.py end_of_last_event; importers/rocprof.py Rocprof.fill is_rocpd; ingest/tables.py _identity
+    """,
+    "the opener": "inside.py open_file _open_below read_text read_json",
+}
+
+TABLE_READERS = {
+    "which `rundir.segments` or `rundir.portions` returned, or `rundir.check_inside` checked": """
+        counters/storing.py _write; ingest/load.py _readable_segments _load_files _create_samples_view
+        _create_sequence_view _create_view; ingest/received.py _arrived_query; ingest/tables.py _combine_ranks;
+        otlp/delivery.py Delivery._create_step_view Delivery._last_end_ns Delivery._spans_before Delivery._steps_of
+        Delivery.timed_steps steps_in; receiver/journal.py RunWriter._traces;
+        receiver/directories.py RunDirectory.merge_small_files RunDirectory.summary; report/watch.py _read_steps;
+        store/write.py Store.finish resolve_run.read
+    """,
+    "written by this process": "report/tablefiles.py write",
+    "which `inside.engine_path` opened": "evaluate/results.py _request_columns; store/loop.py _insert_parquet",
+}
+
+
+def listed(groups: dict[str, str]) -> set[tuple[str, str]]:
+    result = set()
+    for text in groups.values():
+        for entry in text.replace("\n", " ").split(";"):
+            module, *functions = entry.split()
+            result |= {(module, function) for function in functions}
+    return result
+
+
+def calls() -> Iterator[tuple[str, str, ast.Call, str]]:
+    """Yield module, function, call, and what is called, for each call in xsp."""
+    for path in sorted(ROOT.rglob("*.py")):
+        pending: list[tuple[ast.AST, str]] = [(ast.parse(path.read_text(encoding="utf-8")), "")]
+        while pending:
+            node, place = pending.pop()
+            if isinstance(node, ast.Call):
+                yield path.relative_to(ROOT).as_posix(), place, node, ast.unparse(node.func)
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                    pending.append((child, f"{place}.{child.name}".lstrip(".")))
+                else:
+                    pending.append((child, place))
+
+
+def opens(call: ast.Call, name: str) -> bool:
+    """Return whether a call opens a file; `open` of a path has a mode as its first argument, or none."""
+    if name.startswith("inside."):
+        return False
+    last = name.rpartition(".")[2]
+    of_path = last == "open" and isinstance(call.func, ast.Attribute) and name not in OPENERS
+    has_mode = bool(call.args) and isinstance(call.args[0], ast.Constant) and isinstance(call.args[0].value, str)
+    named = any(keyword.arg in ("mode", "encoding") for keyword in call.keywords)
+    return name in OPENERS or last in METHODS or (of_path and (has_mode or named))
+
+
+def test_files_of_runs_and_results_are_opened_in_one_place() -> None:
+    found = {(module, place) for module, place, call, name in calls() if opens(call, name)}
+    assert found - listed(OTHERS) == set(), "open files of runs and results with xsp.inside; list others here"
+    assert listed(OTHERS) - found == set(), "these open nothing any more"
+
+
+def test_tables_of_runs_and_results_are_checked_before_the_engine_opens_them() -> None:
+    found = {(module, place) for module, place, _, name in calls() if name in TABLES and module != "table.py"}
+    assert found - listed(TABLE_READERS) == set(), "check the tables of a run with rundir or inside, and list them here"
+    assert listed(TABLE_READERS) - found == set(), "these read no table any more"

@@ -1,0 +1,71 @@
+"""Whether unrecorded steps became slower when operators or device work were recorded for the first time.
+
+Some of what records them cannot be switched off again: a profiler that has initialised itself, CUPTI, what libraries do
+once somebody listens. The unrecorded steps before that first time are a reference inside the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import duckdb
+
+from xsp import summary
+from xsp.schema import Level
+from xsp.store import devicetime
+from xsp.store.iterations import IS_ALIKE, MIN_ROWS, UNDISTURBED
+
+WARM_UP_STEPS = 3
+"""First steps of a program, which are no reference."""
+
+LATER_ROWS = 40
+"""Number of rows after the first recording that are compared with the reference: few, so that a drift counts little."""
+
+
+class Change(NamedTuple):
+    """The median iterations before and after operators or device work were recorded first; nanoseconds."""
+
+    before_ns: float
+    after_ns: float
+    ratio: summary.Interval
+    """95 % interval of `after_ns` / `before_ns`."""
+
+
+def change(con: duckdb.DuckDBPyConnection) -> Change | None:
+    """Return how the iterations of the kind and rank of `alike` changed with the first deep recording.
+
+    Args:
+        con: holds `loop`, `alike` and `spans`.
+
+    Returns:
+        None if there are fewer than `MIN_ROWS` rows before or after it, or if the device sets the pace: then the host's
+        steps are launches.
+    """
+    if con.execute("SELECT 1 FROM spans WHERE device IS NOT NULL LIMIT 1").fetchall() and devicetime.paces(con):
+        return None
+    rows = con.execute(
+        f"""
+        WITH {UNDISTURBED}, first AS (
+            SELECT rank, min(step) AS step FROM loop WHERE rung >= {int(Level.OP)} GROUP BY rank
+        ), earlier AS (
+            SELECT *, lag(rung) OVER (PARTITION BY rank ORDER BY step) AS last_rung FROM loop
+        )
+        SELECT true AS is_before, e.step, e.dur_ns + coalesce(e.before_ns, 0) AS ns
+        FROM earlier e JOIN first USING (rank)
+        WHERE e.step < first.step AND e.step >= {WARM_UP_STEPS} AND e.rung = {int(Level.APPLICATION)}
+          AND last_rung = e.rung AND e.status = 'ok' AND {IS_ALIKE}
+        UNION ALL
+        SELECT false, u.step, iteration_ns FROM undisturbed u JOIN first USING (rank)
+        WHERE u.step > first.step AND {IS_ALIKE}
+        ORDER BY 1, 2
+        """
+    ).fetchall()
+    before = [ns for is_before, _, ns in rows if is_before]
+    after = [ns for is_before, _, ns in rows if not is_before][:LATER_ROWS]
+    return _change(before, after) if min(len(before), len(after)) >= MIN_ROWS else None
+
+
+def _change(before: Sequence[float], after: Sequence[float]) -> Change:
+    before_ns, after_ns = summary.percentile(before, 0.5), summary.percentile(after, 0.5)
+    return Change(before_ns, after_ns, summary.median_ratio_interval(after, before))
