@@ -207,7 +207,7 @@ def test_a_link_out_of_the_directory_is_refused(tmp_path: Path, name: str) -> No
         (run / "steps").rmdir()
     (run / name).unlink(missing_ok=True)
     (run / name).symlink_to(other / name)
-    with pytest.raises(TraceError, match="leads out of the run directory"):
+    with pytest.raises(TraceError, match="leads out of its directory"):
         xsp.load(run)
 
 
@@ -218,7 +218,7 @@ def test_a_loop_behind_a_link_out_of_the_directory_is_left_out(tmp_path: Path, n
     (run / name).symlink_to(other)
     result = xsp.load(run)
     assert len(result.loop) == 0
-    assert any("leads out of the run directory" in note.text for note in result.run.notes)
+    assert any("leads out of its directory" in note.text for note in result.run.notes)
 
 
 def test_a_run_that_is_a_link_itself_is_loaded(tmp_path: Path) -> None:
