@@ -1,11 +1,11 @@
-"""How close are xsp's reconstructed step and layer times on a GPU to bare times by CUDA events?
+"""How close are xsp's reconstructed step and layer times on a GPU to those without xsp?
 
-Steps: bare steps, timed by the host's clock and by two CUDA events, take turns with the steps of a profile; xsp's
-true time is compared with the host's bare median, and the events are shown beside it. Layers: in further bare steps,
-events are recorded around each call of a module directly inside the model, and compared with the time of xsp's kernels
-of that call. Before these steps the device is kept busy, so that the host runs ahead: without it, events of a model
-whose host is slower than the device would measure the launches. What is left between kernels (1 µs each) is in the
-time of the events.
+Steps: models by name run their step, which waits for the device, in a loop: without xsp in one process, under `xsp run`
+in another, in turns (`parts/pairs.py`); xsp's true time is compared with the program's own. Layers: in further steps of
+this process, events are recorded around each call of a module directly inside the model, and compared with the time of
+the kernels of that call in a profile. Before these steps the device is kept busy, so that the host runs ahead: without
+it, events of a model whose host is slower than the device would measure the launches. What is left between kernels
+(1 µs each) is in the time of the events.
 """
 
 from __future__ import annotations
@@ -15,50 +15,36 @@ import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
-from parts import gpu_workloads, turns
+from parts import gpu_workloads, pairs, turns
+from parts.apart import Runner
+from parts.pairs import Pair
+from true_time import program_of
 
 import xsp
+from xsp.launch import models as measure
 from xsp.models import Workload
 from xsp.schema import Level
 
 GOAL = 0.02
+"""Goal: maximum relative error of the time of a layer."""
+
 LEAST_NS = 100_000
 """Minimum time on the device for a layer to be compared: events and the gaps between kernels are microseconds."""
 
 AHEAD_CYCLES = 100_000_000
 """Cycles of the device, about 50 ms, by which the host runs ahead."""
 
-BARE = 2
+STEPS = 24
+"""Steps of the profile that layers are taken from."""
+
 COLUMNS = (
-    "model", "rounds", "bare ms", "events ms", "xsp's true ms", "true / bare", "≤ 2 %", "layers", "median error %",
-    "largest error %", "layers within 2 %",
+    "model", "pairs", "own ms", "xsp's true ms", "true / own", "goal", "covers", "processes differ %", "layers",
+    "median error %", "largest error %", "layers within 2 %",
 )  # fmt: skip
-
-
-class ModelTimes(NamedTuple):
-    """Times of one model, in nanoseconds."""
-
-    bare: list[int]
-    events: list[float]
-    true: turns.Figure
-    layers: list[tuple[str, float, float]]
-    """Name of a layer, time of its kernels in xsp's trace, time between its events."""
-
-
-def by_events(step: Any) -> tuple[int, float]:
-    """Run a step; return the host's nanoseconds, and the nanoseconds between the events before and after it."""
-    import torch
-
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start_ns = perf_counter_ns()
-    begin.record()
-    step()
-    end.record()
-    torch.cuda.synchronize()
-    return perf_counter_ns() - start_ns, begin.elapsed_time(end) * 1e6
+Layer = tuple[str, float, float]
+"""Name of a layer, ns of its kernels in xsp's trace, ns between its events."""
 
 
 @contextlib.contextmanager
@@ -108,31 +94,18 @@ def layer_events(workload: Workload, times: int) -> list[float]:
     return [turns.median(values) for values in zip(*steps, strict=True)]
 
 
-def measure(workload: Workload, rounds: int, options: argparse.Namespace) -> ModelTimes:
-    """Measure bare and profiled steps in turns, then time layers by events."""
-    bare: list[tuple[int, float]] = []
+def layers_of(workload: Workload, options: argparse.Namespace) -> list[Layer]:
+    """Profile a workload, and time its layers by events."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         with xsp.profile("true_time", levels="M/L/G", out=out, seed=options.seed) as prof:
-            for number in range(rounds + 1):
-                if number:
+            for _ in range(STEPS):
+                with prof.step():
                     workload.step()
-                    bare += [by_events(workload.step) for _ in range(BARE)]
-                for _ in range(
-                    prof.schedule.steps_for(number) - (prof.schedule.steps_for(number - 1) if number else 0)
-                ):
-                    with prof.step():
-                        workload.step()
-        trace = xsp.load(out)
-        true = trace.sql("SELECT true_ns, true_lo_ns, true_hi_ns FROM merged WHERE kind = 'step'").fetchall()[0]
-        host, events = zip(*bare, strict=True)
-        layers = _layers(trace, layer_events(workload, max(3, rounds)))
-        unknown = float("nan")  # of few steps there is no interval
-        figure = turns.Figure(*(value if value is not None else unknown for value in true))
-        return ModelTimes(list(host), list(events), figure, layers)
+        return _layers(xsp.load(out), layer_events(workload, options.rounds))
 
 
-def _layers(trace: xsp.Trace, events: Sequence[float]) -> list[tuple[str, float, float]]:
+def _layers(trace: xsp.Trace, events: Sequence[float]) -> list[Layer]:
     """Match xsp's calls directly inside the model with the calls that events were recorded around, by their order."""
     rows = trace.sql(
         f"""
@@ -163,33 +136,42 @@ def _layers(trace: xsp.Trace, events: Sequence[float]) -> list[tuple[str, float,
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
-    options = turns.parse(gpu_workloads.add_options(turns.parser(__doc__), seconds=4.0), arguments)
+    parser = pairs.parser(__doc__)
+    parser.add_argument("--models", nargs="+", metavar="MODEL", help="names with settings, as in layer_overhead.py")
+    parser.add_argument("--device", default=measure.default_device(), help="cuda or cuda:1 (default: cuda)")
+    options = pairs.parse(parser, arguments)
     gpu_workloads.require_gpu()
-    report = turns.Report("gpu_true_time", "xsp's true times on a GPU compared with bare ones [95 %]", COLUMNS)
-    for workload in gpu_workloads.build_workloads(options):
-        times = measure(workload, gpu_workloads.rounds_of(workload, options, 6), options)
-        report.add(
-            _row(workload.name, times), bare=times.bare, events=times.events, true=times.true, layers=times.layers
-        )
+    report = turns.Report("gpu_true_time", "xsp's true times on a GPU compared with those without xsp [95 %]", COLUMNS)
+    options.models = options.models or (gpu_workloads.QUICK if options.quick else gpu_workloads.MODELS)
+    programs = [program_of(text, options.seed, gpu_workloads.name_of) for text in options.models]
+    measured = pairs.measure(pairs.selected(programs, options), options, report, Runner(device=options.device))
+    layers = {workload.name: layers_of(workload, options) for workload in gpu_workloads.build_workloads(options)}
+    for program, name in zip(programs, layers, strict=True):
+        if program.name in measured:
+            _add(report, name, measured[program.name], layers[name])
     report.notes += [
+        *(pairs.within(measured, "true") if measured else ["No model was measured."]),
         "Layers are the direct children of the model that take 100 µs or more on the device.",
         gpu_workloads.device_line(),
     ]
     report.finish(options)
 
 
-def _row(name: str, times: ModelTimes) -> list[str]:
-    bare = turns.middle(times.bare)
-    error = times.true.value / bare.value
-    ratio = turns.Figure(error, times.true.lo / bare.value, times.true.hi / bare.value)
-    errors = [abs(kernel_ns / event_ns - 1) for _, kernel_ns, event_ns in times.layers]
-    within_goal = sum(layer_error <= GOAL for layer_error in errors)
-    return [
-        name, str(len(times.bare) // BARE), bare.text(3, 1e-6), turns.middle(times.events).text(3, 1e-6),
-        times.true.text(3, 1e-6), ratio.text(4), "met" if abs(error - 1) <= GOAL else "missed", str(len(errors)),
+def _add(report: turns.Report, name: str, known: Sequence[Pair], layers: Sequence[Layer]) -> None:
+    (kind,) = known[0].bare.kinds
+    own = pairs.middle([pair.bare.own_s(kind) for pair in known])
+    true = pairs.middle([stated[0] for pair in known if (stated := pair.stated(kind, "true")) is not None])
+    ratio = pairs.ratios(known, kind, "true")
+    errors = [abs(kernel_ns / event_ns - 1) for _, kernel_ns, event_ns in layers]
+    within_goal = sum(error <= GOAL for error in errors)
+    row = [
+        name, str(len(known)), own.text(3, 1e3), true.text(3, 1e3), ratio.text(4), pairs.verdict(ratio, own.value),
+        f"{sum(pair.covers(kind, 'true') for pair in known)} of {len(known)}",
+        pairs.number(pairs.spread_percent(known, kind), 1), str(len(errors)),
         f"{100 * turns.median(errors):.2f}" if errors else "–", f"{100 * max(errors):.2f}" if errors else "–",
         f"{within_goal} of {len(errors)}",
     ]  # fmt: skip
+    report.add(row, layers=layers, ratio=ratio, pairs=[pair.as_stored() for pair in known])
 
 
 if __name__ == "__main__":

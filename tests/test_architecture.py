@@ -16,12 +16,13 @@ LAYERS = [
     {"atomic", "errors", "hosts", "identity", "inside", "processes", "schema", "scrub", "subjects", "summary"}
     | {"version"},
     {"fields"},
-    {"cached", "clock", "collector", "cost", "levels", "run", "transport"},
+    {"cached", "clock", "collector", "connections", "cost", "levels", "run", "transport"},
     {"causal", "device", "micromodels", "modelinputs", "modelname", "plugins", "rundir", "semconv", "table"}
     | {"xsp_collectors"},
     {"importers", "samples", "sections"},
     {"correlate"},
     {"store"},
+    {"account"},
     {"exporters", "health", "ingest", "models", "record", "spark", "testing"},
     {"analyses", "counters", "graph", "otlp", "receiver"},
     {"bench", "comparison", "doctor", "instrumentation", "launch", "trials"},

@@ -61,7 +61,7 @@ class _Collector(loopback.DeadlineHandler):
 
 @pytest.fixture
 def collector() -> Iterator[int]:
-    with loopback.LimitedHTTPServer(("127.0.0.1", 0), _Collector, connections=8) as door:
+    with loopback.LimitedHTTPServer(("127.0.0.1", 0), _Collector) as door:
         threading.Thread(target=door.serve_forever, args=(0.05,), daemon=True).start()
         yield door.server_port
         door.shutdown()

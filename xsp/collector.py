@@ -12,6 +12,7 @@ The order of calls, which `xsp.testing.check_collector` checks:
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -92,6 +93,12 @@ class Outline(deque[tuple[Any, ...]]):
         self.began_ns = self.between_ns = self.begun = 0
         """Start of the last step of the current stretch; total time between its steps so far; number of steps begun."""
 
+        self.beside: dict[int, deque[tuple[Any, ...]]] = {}
+        """Words of the steps that other threads run beside the one of `thread`, by native id."""
+
+        self.calls: dict[int, tuple[Any, ...]] = {}
+        """The word of each thread's last call, with which its next step may begin."""
+
         self.subjects = Subjects()
         self.numbers = self.subjects.numbers
         """Numbers of the known modules and optimizers, by their `id`; `register` assigns one to a new object."""
@@ -107,6 +114,41 @@ class Outline(deque[tuple[Any, ...]]):
             self.between_ns += now_ns - self.ended_ns
             self.begun += 1
             self.ended_ns = None
+
+    def note(self, thread: int, word: tuple[Any, ...]) -> None:
+        """Add a word of a thread to its step; without effect if it has none while another thread has one. Hot."""
+        words = self.beside.get(thread)
+        if words is not None:
+            words.append(word)
+        elif (owner := self.thread) in (None, thread):
+            self.append(word)
+            if owner is None and self.thread not in (None, thread):  # another thread has begun a step meanwhile
+                with contextlib.suppress(ValueError):
+                    self.remove(word)
+
+    def note_call(self, thread: int, word: tuple[Any, ...]) -> None:
+        """Add the word of a call that begins, as `note`, and remember it: a step may begin with it. Hot."""
+        if len(self.calls) >= self.LONGEST:
+            self.calls.clear()
+        self.calls[thread] = word
+        self.note(thread, word)
+
+    def begin(self, thread: int, by_call: bool) -> tuple[Any, ...] | None:
+        """Forget the words of the last step, and return the first word of the next one, if it begins with a call."""
+        word = self.calls.get(thread) if by_call else None
+        self.clear()
+        if word is not None:
+            self.append(word)
+        return word
+
+    def begin_beside(self, thread: int, by_call: bool) -> None:
+        """Note the words of a thread separately from now on, if `by_call` from its last call on."""
+        word = self.calls.get(thread) if by_call else None
+        self.beside[thread] = deque([] if word is None else [word], maxlen=self.LONGEST)
+
+    def end_beside(self, thread: int) -> tuple[tuple[Any, ...], ...]:
+        """Return the words that were noted since `begin_beside`."""
+        return tuple(self.beside.pop(thread, ()))
 
     def register(self, subject: object, trains: bool = True) -> int:
         """Return the number of a module or an optimizer that is not in `numbers`.

@@ -65,7 +65,10 @@ class Steps(Fields):
     """Steps that were recorded, but not stored."""
 
     skipped: Count = 0
-    """Steps that were not recorded, because another step was open."""
+    """Steps that began inside another one, and were not recorded."""
+
+    found: bool = True
+    """False if modules are called in turn in no order that repeats, and each call counts as a step for lack of more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,6 +263,18 @@ class Source(Fields):
 
 
 @dataclass(frozen=True, eq=False)
+class Frame(Fields):
+    """A long call of Python that another profiler recorded."""
+
+    name: str = ""
+    """File without its folder, line and function."""
+
+    thread: Count = 0
+    start_ns: Count = 0
+    dur_ns: Count = 0
+
+
+@dataclass(frozen=True, eq=False)
 class Imported(Fields):
     """What an import read."""
 
@@ -326,6 +341,7 @@ class Run(Fields):
     checksums: Mapping[str, str] = field(default_factory=dict)
     ranks: tuple[Run, ...] = ()
     imported: Imported | None = None
+    frames: tuple[Frame, ...] = ()
     received: Received | None = None
     backend: str | None = None
     profiler: Mapping[str, Any] = field(default_factory=dict)

@@ -236,7 +236,12 @@ LOOP_COLUMNS: tuple[Column, ...] = (
     ),
     Column("start_ns", "BIGINT", "nanoseconds since the epoch"),
     Column("dur_ns", "DOUBLE", "duration of the step"),
-    Column("before_ns", "DOUBLE", "time since the end of the step before, without the work of xsp; null for the first"),
+    Column(
+        "before_ns",
+        "DOUBLE",
+        "time since the end of the step before, without the work of xsp; null for the first. While steps of several "
+        "threads overlap: since the last step of the same thread, without the time in which other threads ran steps",
+    ),
     Column("data_ns", "DOUBLE", "part of `before_ns` and `dur_ns` that is waiting for the data loader"),
     Column("own_ns", "DOUBLE", "time of the work of xsp between the step before and this one"),
     Column("samples", "BIGINT", "samples in the step; null if unknown"),
@@ -248,6 +253,13 @@ LOOP_COLUMNS: tuple[Column, ...] = (
         "between, or the system does not count them",
     ),
     Column("system_ns", "DOUBLE", "system time of the process's threads in the same interval; null in the same cases"),
+    Column("thread", "BIGINT", "native id of the thread that ran the step; null if unknown"),
+    Column(
+        "beside_ns",
+        "DOUBLE",
+        "time between the last step of the same thread and this one in which other threads ran steps, while steps of "
+        "several threads overlap; else 0",
+    ),
 )
 """Columns of the table `loop`: a row for each step that the program ran, recorded or not; see `xsp.record.loop`."""
 

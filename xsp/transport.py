@@ -12,12 +12,14 @@ from __future__ import annotations
 import contextlib
 import marshal
 import os
+import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -121,12 +123,19 @@ class SecondProcess:
                 self.failure = f"a value that is no text and no number ({error})"
         return None
 
-    def is_answered(self, number: int) -> bool:
-        """Return immediately whether `answer` would return without waiting."""
+    def is_answered(self, number: int, patience_s: float = 0.0) -> bool:
+        """Return whether `answer` would return without waiting, as soon as it would, and after `patience_s` at last."""
+        deadline = time.monotonic() + patience_s
         with self._lock:
-            while (is_waiting := self._answers.get(number) is None and self._is_usable) and self._receive(0.0):
+            while (is_waiting := self._answers.get(number) is None and self._is_usable) and (
+                self._receive(0.0) or self._is_readable(deadline - time.monotonic())
+            ):
                 pass
             return not is_waiting or self.is_gone
+
+    def _is_readable(self, patience_s: float) -> bool:
+        """Wait until the second process has sent something; return False if it has not within this time."""
+        return patience_s > 0 and not self.is_gone and bool(select.select([self._socket], [], [], patience_s)[0])
 
     def answer(self, number: int, patience_s: float | None = None) -> Any | None:
         """Wait for the answer to a message, and return it; None after a failure, or if the second process is gone.

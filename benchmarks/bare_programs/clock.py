@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -27,17 +29,29 @@ class Clock:
         parser.add_argument("--iterations", type=int, help="that count (default: as many as fit into --seconds)")
         parser.add_argument("--seconds", type=float, default=3.0)
         parser.add_argument("--device", default="cpu")
-        parser.add_argument("--steps", action="store_true", help="say the time of each iteration")
+        parser.add_argument(
+            "--turns", nargs=2, metavar="PIPE",
+            help="wait for a byte from the first pipe before each iteration, and send one to the second after it; "
+            "say the time of each iteration, and the processor time of its thread",
+        )  # fmt: skip
         self.options = parser.parse_args()
         self.device = self.options.device
         self.laps: dict[str, list[float]] = {}
         self._number = 0
         self._first = self._begin = self._last = 0.0
         self._used = 0.0
+        self._faults = 0
+        self._steps: list[tuple[float, float]] = []
+        # open to both directions, since opening for one waits for the other process
+        self._pipes = [os.open(name, os.O_RDWR) for name in self.options.turns or ()]
+        self._thread_s = 0.0
 
     def iterations(self) -> Iterator[int]:
         """Yield the numbers of iterations; each has to end with `lap`."""
         while self.runs():
+            if self._pipes:
+                os.read(self._pipes[0], 1)
+                self._thread_s, self._last = time.thread_time(), time.monotonic()
             yield self._number
 
     def runs(self) -> bool:
@@ -51,6 +65,7 @@ class Clock:
                 self._wait()
                 self.laps.clear()
                 self._used = time.process_time()
+                self._faults = _faults()
                 self._begin = self._last = time.monotonic()
             return True
         done = self._number - WARM_UP
@@ -62,12 +77,15 @@ class Clock:
         """End an iteration of a kind."""
         now = time.monotonic()
         self.laps.setdefault(kind, []).append(now - self._last)
+        if self._pipes:
+            self._steps.append((now - self._last, time.thread_time() - self._thread_s))
+            os.write(self._pipes[1], b"x")
         self._last = now
         self._number += 1
 
     def say(self, **more: object) -> None:
         """End the loop, and print what it took in one line of JSON, after what the program computed."""
-        used = time.process_time()
+        used, faults = time.process_time(), _faults()
         end = self._last
         if self.device != "cpu":
             self._wait()
@@ -79,16 +97,32 @@ class Clock:
             "begin": self._begin,
             "end": end,
             "used_s": used - self._used,
+            "faults": (faults - self._faults) / (self._number - WARM_UP),
+            "clock_s": self._cost_s(),
             "kinds": kinds,
             **more,
         }
-        if self.options.steps:
-            said["steps_s"] = self.laps
+        if self._pipes:
+            said["steps"] = self._steps
         sys.stdout.flush()
         print(json.dumps(said), flush=True)
+
+    def _cost_s(self, times: int = 2000) -> float:
+        """Return what the clock takes in an iteration."""
+        others = Clock.__new__(Clock)
+        others.__dict__.update(self.__dict__, laps={}, _pipes=[], _number=WARM_UP + 1)
+        others.options = argparse.Namespace(iterations=times)
+        begin = time.perf_counter()
+        for _ in others.iterations():
+            others.lap()
+        return (time.perf_counter() - begin) / times
 
     def _wait(self) -> None:
         if self.device != "cpu":
             import torch
 
             torch.cuda.synchronize()
+
+
+def _faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -40,25 +40,32 @@ if options.hooks:
     for layer in model:
         layer.register_forward_hook(look)
 
-if options.train:
-    settings = {"foreach": False} if options.one_by_one else {}
-    optimizer = getattr(torch.optim, options.train)(model.parameters(), lr=1e-4, **settings)
-    for _ in clock.iterations():
-        optimizer.zero_grad()
-        for _ in range(options.micro_batches):
-            (model(x).square().mean() / options.micro_batches).backward()
-        if options.norms:
-            largest = max(parameter.grad.norm().item() for parameter in model.parameters())
-        optimizer.step()
-        if options.sleep_ms:
-            time.sleep(options.sleep_ms / 1e3)
-        clock.lap()
-else:
-    model.eval()
+settings = {"foreach": False} if options.one_by_one else {}
+optimizer = getattr(torch.optim, options.train or "SGD")(model.parameters(), lr=1e-4, **settings)
+
+
+def learn() -> None:
+    """Take a step of training."""
+    global largest
+    optimizer.zero_grad()
+    for _ in range(options.micro_batches):
+        (model(x).square().mean() / options.micro_batches).backward()
+    if options.norms:
+        largest = max(parameter.grad.norm().item() for parameter in model.parameters())
+    optimizer.step()
+
+
+def predict() -> None:
+    """Call the model."""
     with torch.inference_mode():
-        for _ in clock.iterations():
-            model(x)
-            if options.sleep_ms:
-                time.sleep(options.sleep_ms / 1e3)
-            clock.lap("inference")
+        model(x)
+
+
+step, kind = (learn, "training") if options.train else (predict, "inference")
+model.train(step is learn)
+for _ in clock.iterations():
+    step()
+    if options.sleep_ms:
+        time.sleep(options.sleep_ms / 1e3)
+    clock.lap(kind)
 clock.say()

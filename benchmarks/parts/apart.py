@@ -1,8 +1,7 @@
-"""The reference of all figures: the same program in another process without xsp, in turns with `xsp run`.
+"""Programs with a clock of their own, each in a process of its own, without xsp and under `xsp run`.
 
-A program of `bare_programs/` reads its own clock at both ends of its loop (`clock.py` there). A pair is one process
-without xsp and one under `xsp run`, in a random order, with the same number of iterations; the first process of a
-program decides that number. Figures are medians over pairs.
+A program of `bare_programs/` reads its own clock at both ends of its loop (`clock.py` there). All processes of a
+program run the same number of iterations; the first one decides that number.
 """
 
 from __future__ import annotations
@@ -11,36 +10,31 @@ import contextlib
 import importlib.util
 import json
 import os
-import random
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import xsp
-from parts import turns
 from parts.quiet import other_cpu_s
-from xsp import summary
 from xsp.errors import XspError
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "bare_programs"
 LIMIT_S = 400
 """Seconds after which a process counts as hanging, and is killed."""
 
-SHORT_MS = 1.0
-GOALS = (0.05, 0.02)
-"""Goals: maximum relative error of iterations below `SHORT_MS`, and of longer ones."""
-
 COMPILER = "a C++ compiler"
+
+
+Interval: TypeAlias = "tuple[float, float | None, float | None]"
+"""A figure with the ends of its interval, which few steps do not have."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +84,14 @@ class Bare:
     others: float
     """Cores that other processes used meanwhile."""
 
-    steps_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Seconds of each iteration by kind, if it was asked for them."""
+    clock_s: float = 0.0
+    """What reading the clock takes in each iteration."""
+
+    faults: float = 0.0
+    """Page faults in each iteration."""
+
+    steps: Sequence[tuple[float, float]] = ()
+    """Seconds of each iteration, those before the clock is read too, and of processor time in it; if asked for."""
 
     def own_s(self, kind: str) -> float:
         """Return the mean iteration of a kind; of the only kind by the clock at both ends of the loop."""
@@ -103,13 +103,13 @@ class Bare:
 class Stated:
     """Figures of xsp for one kind of iteration, in seconds; None where it states none."""
 
-    iteration: tuple[float, float | None, float | None] | None = None
+    iteration: Interval | None = None
     """Value, low and high."""
 
-    latency: tuple[float, float | None, float | None] | None = None
+    latency: Interval | None = None
     """Of the step, by A1; only of the kind that the figures describe."""
 
-    true: tuple[float, float | None, float | None] | None = None
+    true: Interval | None = None
     """Of the merged step; only of the kind that the figures describe."""
 
     steps: int = 0
@@ -130,60 +130,6 @@ class Profiled:
     """Seconds that xsp states for it, in steps, at the start and at the end."""
 
 
-class Pair(NamedTuple):
-    """One process without xsp and one under it."""
-
-    bare: Bare
-    profiled: Profiled
-
-    def ratio(self, kind: str, figure: str = "iteration") -> float | None:
-        """Return what xsp states divided by the program's own; None if it states nothing."""
-        stated = self.stated(kind, figure)
-        return None if stated is None else stated[0] / self.bare.own_s(kind)
-
-    def stated(self, kind: str, figure: str = "iteration") -> tuple[float, float | None, float | None] | None:
-        """Return a figure of `Stated` with its interval."""
-        value: tuple[float, float | None, float | None] | None
-        value = getattr(self.profiled.stated.get(kind, Stated()), figure)
-        return value
-
-    def covers(self, kind: str, figure: str = "iteration") -> bool:
-        """Return whether the interval that xsp states contains the program's own figure."""
-        stated = self.stated(kind, figure)
-        if stated is None or stated[1] is None or stated[2] is None:
-            return False
-        return stated[1] <= self.bare.own_s(kind) <= stated[2]
-
-    def loop_ratio(self) -> float | None:
-        """Return the loop as the iterations that xsp states add up, divided by the program's own."""
-        total = 0.0
-        for kind, (count, _) in self.bare.kinds.items():
-            stated = self.stated(kind)
-            if stated is None:
-                return None
-            total += count * stated[0]
-        return total / self.bare.loop_s
-
-    def whole(self) -> float:
-        """Return the ratio of the whole process's time with xsp to that without."""
-        return self.profiled.said.wall_s / self.bare.wall_s
-
-    def added_s(self) -> float:
-        """Return the seconds by which the whole process took longer."""
-        return self.profiled.said.wall_s - self.bare.wall_s
-
-    def as_stored(self) -> dict[str, Any]:
-        """Return plain data."""
-        return {"bare": asdict(self.bare), "profiled": asdict(self.profiled)}
-
-    @classmethod
-    def from_stored(cls, stored: Mapping[str, Any]) -> Pair:
-        """Return the pair of `as_stored`, which may have been through JSON."""
-        profiled = stored["profiled"]
-        kinds = {kind: Stated(**figures) for kind, figures in profiled["stated"].items()}
-        return cls(Bare(**stored["bare"]), Profiled(**{**profiled, "said": Bare(**profiled["said"]), "stated": kinds}))
-
-
 @dataclass
 class Runner:
     """Starts processes of programs, and keeps the number of iterations of each."""
@@ -194,41 +140,28 @@ class Runner:
     threads: int = 1
     device: str = "cpu"
     seed: int = 0
-    steps: bool = False
-    """Whether programs say the time of each iteration."""
-
     profile: Sequence[str] = ("run",)
     """Command of xsp, with options for all programs."""
 
     counts: dict[str, int] = field(default_factory=dict)
 
-    def pair(self, program: Program, number: int) -> Pair:
-        """Run a pair; of two successive pairs one begins without xsp, the very first always.
-
-        Raises:
-            XspError: a process failed, or its run cannot be read.
-        """
-        first = random.Random(f"{self.seed} {program.name}").random() < 0.5
-        if program.name not in self.counts or (number % 2 == 0) == first:
-            bare = self.bare(program)
-            return Pair(bare, self.profiled(program))
-        profiled = self.profiled(program)
-        return Pair(self.bare(program), profiled)
-
-    def bare(self, program: Program) -> Bare:
-        """Run a program without xsp."""
+    def bare(self, program: Program, more: Sequence[str] = ()) -> Bare:
+        """Run a program without xsp, with more arguments."""
         with tempfile.TemporaryDirectory() as folder:
-            return self._run(program, [sys.executable], Path(folder))
+            return self._run(program, [sys.executable], Path(folder), more)
 
     def profiled(self, program: Program) -> Profiled:
         """Run a program under `xsp run`, and read what it states."""
         with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "run"
-            command = [sys.executable, "-m", "xsp.cli", *self.profile, "--out", str(out), *program.options]
-            said = self._run(program, command, Path(folder))
-            return read(out, said)
+            said = self.recorded(program, Path(folder) / "run")
+            return read(Path(folder) / "run", said)
 
-    def _run(self, program: Program, prefix: Sequence[str], folder: Path) -> Bare:
+    def recorded(self, program: Program, out: Path, more: Sequence[str] = ()) -> Bare:
+        """Run a program under `xsp run`, with more arguments; its run is in `out`."""
+        command = [sys.executable, "-m", "xsp.cli", *self.profile, "--out", str(out), *program.options]
+        return self._run(program, command, out.parent, more)
+
+    def _run(self, program: Program, prefix: Sequence[str], folder: Path, more: Sequence[str]) -> Bare:
         count = self.counts.get(program.name)
         length = ["--seconds", str(self.seconds)] if count is None else ["--iterations", str(count)]
         script, *arguments = program.command.split()
@@ -239,7 +172,7 @@ class Runner:
         with output.open("wb") as out, errors.open("wb") as err:
             launched = time.monotonic()
             process = subprocess.Popen(
-                [*command, *(["--steps"] if self.steps else [])],
+                [*command, *more],
                 stdout=out, stderr=err, cwd=folder, env=env, start_new_session=True,
             )  # fmt: skip
             # A wait with a timeout would poll, and notice the end up to 50 ms late.
@@ -268,7 +201,9 @@ class Runner:
             used_s=said["used_s"],
             kinds={kind: (laps["laps"], laps["s"]) for kind, laps in said["kinds"].items()},
             others=others,
-            steps_s=said.get("steps_s", {}),
+            clock_s=said["clock_s"],
+            faults=said["faults"],
+            steps=[(wall_s, used_s) for wall_s, used_s in said.get("steps", ())],
         )
 
 
@@ -287,7 +222,7 @@ def read(out: Path, said: Bare) -> Profiled:
     columns = "kind, steps, iteration_ms, low_ms, high_ms"
     rows = xsp.analyses.program_loop(trace).select(columns).fetchall()
     training = {kind.kind: kind.training for kind in trace.run.kinds}
-    matched = _matched(said, [(kind, training.get(kind, False), steps) for kind, steps, *_ in rows])
+    matched = _matched(said, [(kind, bool(training.get(kind)), steps) for kind, steps, *_ in rows])
     described = {}
     with contextlib.suppress(XspError):
         described["latency"] = _figure(xsp.analyses.A1(trace).select("latency_ms, low_ms, high_ms").fetchall()[0], 1e-3)
@@ -322,7 +257,7 @@ INFERENCE = ("inference", "validation", "prefill", "decode")
 """Kinds of iterations in which nothing is trained."""
 
 
-def _mean_iteration(rows: Sequence[tuple[Any, ...]]) -> tuple[float, float | None, float | None] | None:
+def _mean_iteration(rows: Sequence[tuple[Any, ...]]) -> Interval | None:
     """Return the mean iteration of rows of the loop by their steps, in seconds; None if one of many is unknown.
 
     Of a kind with a tenth of the steps or less nothing has to be known.
@@ -340,51 +275,6 @@ def _mean_iteration(rows: Sequence[tuple[Any, ...]]) -> tuple[float, float | Non
     return (value, low, high) if has_interval else (value, None, None)
 
 
-def _figure(row: tuple[Any, ...], unit_s: float) -> tuple[float, float | None, float | None] | None:
+def _figure(row: tuple[Any, ...], unit_s: float) -> Interval | None:
     value, low, high = (None if number is None else number * unit_s for number in row)
     return None if value is None else (value, low, high)
-
-
-# --- figures ----------------------------------------------------------------------------------------------
-
-
-def ratios(pairs: Sequence[Pair], kind: str, figure: str = "iteration") -> turns.Figure:
-    """Return the median over the pairs of stated / own; not a number if nothing is stated."""
-    values = [value for value in (pair.ratio(kind, figure) for pair in pairs) if value is not None]
-    return middle(values)
-
-
-def middle(values: Sequence[float]) -> turns.Figure:
-    """Return the median with its interval; not a number if there is none."""
-    return turns.middle(values) if values else turns.Figure(*3 * (float("nan"),))
-
-
-def goal(own_s: float) -> float:
-    """Return the largest relative error that is aimed at for an iteration."""
-    return GOALS[own_s * 1e3 >= SHORT_MS]
-
-
-def verdict(ratio: turns.Figure, own_s: float) -> str:
-    """Return `met` or `missed`, with `?` if the interval says that it could be otherwise; `none` without a figure."""
-    allowed = goal(own_s)
-    if ratio.value != ratio.value:
-        return "none"
-    is_met = abs(ratio.value - 1) <= allowed
-    is_certain = (
-        max(abs(ratio.lo - 1), abs(ratio.hi - 1)) <= allowed
-        if is_met
-        else not (ratio.lo <= 1 + allowed and ratio.hi >= 1 - allowed)
-    )
-    return ("met" if is_met else "missed") + ("" if is_certain else "?")
-
-
-def spread_percent(pairs: Sequence[Pair], kind: str) -> float:
-    """Return how much two processes without xsp differ: the median over successive pairs, in percent."""
-    own = [pair.bare.own_s(kind) for pair in pairs]
-    differences = [100 * abs(after / before - 1) for before, after in pairwise(own)]
-    return statistics.median(differences) if differences else float("nan")
-
-
-def trimmed_own_s(bare: Bare, kind: str) -> float:
-    """Return the trimmed mean of the iterations of a kind, of a process that said each."""
-    return summary.trimmed_mean(bare.steps_s[kind])

@@ -8,7 +8,6 @@ invalidate Python's caches of every module class, and exhaust them from 3.13 on.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import threading
@@ -23,7 +22,7 @@ from torch.nn.modules import module as torch_module
 
 from xsp import scrub
 from xsp.clock import monotonic_ns
-from xsp.collector import Collector, Outline, Probe, Signal, ignore
+from xsp.collector import Collector, Probe, Signal, ignore
 from xsp.cost.held import bytes_of
 from xsp.schema import INPUT_TENSORS, OUTPUT_TENSORS, OUTPUTS, PARAMETERS, ROOT, TRAINABLE, Kind, Level, Span
 from xsp.subjects import is_empty_module
@@ -274,20 +273,19 @@ def _wrap(
     def begin(module: Any, thread: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sketch | None:
         """Note and signal the start of an outermost call; return a sketch of its inputs in modes that record."""
         nonlocal mode, outer_mode
-        outline = collector.outline
-        if outline is not None and (owner := outline.thread) in (None, thread):
+        outline, is_beside = collector.outline, False
+        if outline is not None:
+            is_beside = outline.thread not in (None, thread)
             trains = module.training and grad_enabled()
             number = outline.numbers.get(id(module)) or outline.register(module, trains)
             word = (_FORWARD, number, type(module), trains, first_shape(args, kwargs))
-            if mode <= _WATCH_ENDS and outline.usual is not None:
+            if mode <= _WATCH_ENDS and outline.usual is not None and not is_beside:
                 if word not in outline.usual:
                     collector.notify(Signal.UNUSUAL, module)  # ends the stretch, and sets another mode
                 elif outline.ended_ns is not None:
                     outline.begin_step(clock())
-            outline.append(word)
-            if owner is None and outline.thread not in (None, thread):
-                _withdraw(outline, word)
-        if mode > _WATCH_ENDS:
+            outline.note_call(thread, word)
+        if mode > _WATCH_ENDS or is_beside:
             collector.notify(Signal.CALL_BEGIN, module)
         inputs = sketch(args, kwargs) if is_recording else None
         # in a service (no outline), a thread that starts during a call serves another request
@@ -332,16 +330,10 @@ def _wrap(
             if not depth:
                 if mode == _INSIDE:
                     mode = outer_mode
-                if mode != _WATCH:
+                if mode != _WATCH or ((outline := collector.outline) and outline.thread != thread):
                     collector.notify(Signal.CALL_END, result)
 
     return __call__, set_mode
-
-
-def _withdraw(outline: Outline, word: tuple[Any, ...]) -> None:
-    """Remove a word from an outline: another thread began a step while this one noted it."""
-    with contextlib.suppress(ValueError):
-        outline.remove(word)
 
 
 def _threads_running() -> Callable[[], int]:

@@ -201,8 +201,8 @@ class TrainingCalls(Collector):
 
     def _note(self, word: tuple[Any, ...]) -> None:
         outline = self.outline
-        if outline is not None and outline.thread in (None, self._thread.id):
-            outline.append(word)
+        if outline is not None:
+            outline.note(self._thread.id, word)
 
     def _belongs_to_stretch(self, word: tuple[Any, ...], noted_word: tuple[Any, ...]) -> bool:
         """Return whether a beginning pass or step belongs to the current stretch of steps, and note it if so.

@@ -43,7 +43,7 @@ def context(monkeypatch: pytest.MonkeyPatch) -> AdviceContext:
     def none(context: AdviceContext) -> Iterator[Advice]:
         raise AnalysisError("no timings: `xsp bench` takes them")
 
-    return AdviceContext(trace_of(spans("step s 0-100")))
+    return AdviceContext(trace_of(spans("step s 0-100000")))
 
 
 def test_the_best_is_first_and_a_bound_counts_less_than_an_expectation(context: AdviceContext) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from xsp import load
 from xsp.analyses import ANALYSES
-from xsp.analyses.ranks import Clock, Difference, align
 from xsp.errors import AnalysisError
 from xsp.schema import Span
+from xsp.store.skew import Clock, Difference, align
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import xsp
 from xsp import analyses
 from xsp.analyses.phases import Interval, exclusive_times
-from xsp.report import text
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of, with_loop
 
@@ -232,13 +230,3 @@ def test_a_closure_that_the_optimizer_calls_is_told_apart_in_a_recorded_step(tmp
     assert rows
     for step_ms, parts_ms in rows:
         assert parts_ms == pytest.approx(step_ms), "forward and backward are not counted as the optimizer's again"
-
-
-def test_the_overview_begins_with_the_phases() -> None:
-    from rich.console import Console
-
-    trace = trace_of(spans("step s 0-1000\nforward Net 0-900"), {"name": "first"})
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(text.overview(trace))
-    assert console.export_text().lstrip().startswith("Phases of a step")
-    assert next(iter(analyses.ANALYSES)) == "phases"

@@ -63,13 +63,15 @@ bench() {
 
 part machine 60 "$python" -c 'import torch; assert torch.cuda.is_available(), "no CUDA device"; print(torch.__version__, torch.version.cuda, torch.cuda.get_device_name(0))'
 part doctor 60 "$python" -m xsp.cli doctor
+bench between 225 --minutes 3.5
+bench bare 235 --device cuda --minutes 3.7 --rounds 3 --of-seconds 2
 part fixtures 130 "$python" tests/gpu/record.py "$out/fixtures"
 part pytest 200 "$python" -m pytest -m gpu -p no:cacheprovider -rs -v --durations=12 -o faulthandler_timeout=60 $(grep -rl --include='test_*.py' 'mark\.gpu' tests)
 bench gpu_drops 45
 bench gpu_kineto 60 --rounds 3
 bench gpu_attribution 75 --rounds 3
 bench gpu_rungs 115 --seconds 3
-bench gpu_true_time 75 --seconds 2
+bench gpu_true_time 75 --rounds 3 --of-seconds 1 --minutes 0.7
 bench gpu_tiles 60
 bench gpu_share 90 --rounds 3
 bench cupti_decode 30

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import queue
 import threading
 import weakref
 from collections import Counter
@@ -16,6 +18,7 @@ pytest.importorskip("torch")
 pytest.importorskip("opentelemetry.sdk")
 
 import torch
+from opentelemetry import trace
 from services import Service, X, model
 from torch import nn
 
@@ -52,6 +55,36 @@ def request_during(service: Service, waits: Waits, net: nn.Module) -> None:
     requested(service, net)
     waits.go.set()
     thread.join()
+
+
+# --- a thread that makes batches ---
+
+
+@pytest.mark.parametrize("declares", [False, True])
+def test_a_batching_thread_outside_any_span_is_told_to_declare_its_requests(
+    service: Service, declares: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    net, waiting, answered = model(), queue.Queue[Any](), threading.Semaphore(0)
+
+    def serve() -> None:
+        for _ in range(30):
+            request = waiting.get()
+            with traced.batch([request]) if declares else contextlib.nullcontext():
+                net(X)
+            answered.release()
+
+    with xsp.instrument(net, sample=1.0, provider=service.provider) as traced, caplog.at_level("WARNING", "xsp"):
+        thread = threading.Thread(target=serve)
+        thread.start()
+        for _ in range(30):
+            with service.request():
+                waiting.put(trace.get_current_span())
+                answered.acquire(timeout=20)
+        thread.join()
+        assert traced.counts.calls == 30
+        assert (traced.counts.sampled > 0) is declares
+        assert any("traced.batch(" in note for note in traced.notes) is not declares
+    assert sum("traced.batch(" in record.message for record in caplog.records) == (0 if declares else 1)
 
 
 # --- several handles --------------------------------------------------------------------------------------

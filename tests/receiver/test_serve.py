@@ -322,18 +322,6 @@ def test_who_sends_too_slowly_is_let_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_too_many_at_once_are_told_to_come_again(tmp_path: Path) -> None:
-    receiver = ServeProcess(tmp_path / "received", "--connections", "2")
-    place = ("127.0.0.1", int(receiver.http.rpartition(":")[2]))
-    with contextlib.ExitStack() as open_ones:
-        for _ in range(2):
-            open_ones.enter_context(socket.create_connection(place)).sendall(b"POST /v1/traces HTTP/1.1\r\n")
-        assert poll(lambda: receiver.post(GOOD).headers.get("Retry-After")) == "1"
-    assert poll(lambda: receiver.post(GOOD).status_code == 200)
-    receiver.end()
-
-
-@pytest.mark.slow
 def test_a_full_disk_is_said_and_stores_nothing_half(tmp_path: Path) -> None:
     receiver = ServeProcess(tmp_path / "received", most_of_a_file=20_000)
     answer = receiver.post(body(name=os.urandom(100_000).hex()))

@@ -16,7 +16,8 @@ pytest.importorskip("torch")
 import torch
 
 import xsp
-from xsp.record.autostep import LONGEST_PREFIX, AutoStep, Order
+from xsp.record.autostep import AutoStep
+from xsp.record.order import LONGEST_PREFIX, Order
 from xsp.subjects import Subjects
 
 

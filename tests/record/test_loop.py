@@ -23,7 +23,8 @@ from xsp.report import headline
 from xsp.run import Otel
 from xsp.schema import Level, Span
 from xsp.store import loop
-from xsp.store.iterations import BareStep, coldness, iterations, settling_ns
+from xsp.store.coldness import coldness
+from xsp.store.iterations import BareStep, iterations, settling_ns
 from xsp.testing import spans, trace_of, with_loop
 
 MS = 1_000_000
@@ -636,7 +637,7 @@ def test_of_several_batch_sizes_the_step_is_that_of_most_steps() -> None:
     step = latency(found)
     assert step is not None
     assert (step.ms.value, step.steps) == (pytest.approx(1.001, abs=0.002), 60)
-    shown = {name: value for name, value, _ in headline.headline(found, None, [])}
+    shown = {name: value for name, value, _ in headline.headline(found, [])}
     assert shown["latency of a step"].startswith("1.0")
 
 

@@ -28,6 +28,27 @@ def add(account: Account, turn: Turn, dur_ms: float) -> None:
     account.add(turn, int(dur_ms * MS), 0, NOW)
 
 
+def test_a_recorded_step_is_compared_with_the_pace_of_the_device_if_the_host_runs_ahead_of_it() -> None:
+    """As on an H200: launches of 5 ms, 67 ms on the device, and a recorded step that waits for its own work."""
+    account = Account()
+    for _ in range(4):
+        add(account, SETTLE, 5)
+    account.add_burst(4, 268 * MS, 248 * MS)
+    account.waited_ns += 248 * MS
+    add(account, Turn(Level.KERNEL, timed=True, describe=False), 68)
+    assert account.content()["inside_ns"] == pytest.approx(MS, rel=0.1)
+    assert account.loop_ns == pytest.approx(335 * MS, rel=0.01)
+
+
+def test_a_host_that_waits_for_no_device_is_compared_with_its_own_steps() -> None:
+    account = Account()
+    for _ in range(4):
+        add(account, SETTLE, 5)
+    account.add_burst(4, 40 * MS, 1000)
+    add(account, Turn(Level.KERNEL, timed=True, describe=False), 8)
+    assert account.content()["inside_ns"] == pytest.approx(3 * MS, rel=0.1)
+
+
 def test_a_recorded_step_costs_what_it_takes_longer_than_the_bare_ones_nearby() -> None:
     account = Account()
     for _ in range(4):

@@ -26,7 +26,8 @@ from xsp.errors import LevelError, UsageError  # noqa: E402
 from xsp.health import health  # noqa: E402
 from xsp.levels import parse_levels  # noqa: E402
 from xsp.record import blocks  # noqa: E402
-from xsp.record.autostep import AutoStep, TrainingEvidence  # noqa: E402
+from xsp.record.autostep import AutoStep  # noqa: E402
+from xsp.record.evidence import TrainingEvidence  # noqa: E402
 from xsp.record.schedule import Schedule  # noqa: E402
 from xsp.schema import Level, Span  # noqa: E402
 

@@ -262,3 +262,34 @@ def test_a_stretch_that_the_block_ends_counts_what_had_passed(tmp_path: Path, st
                 pass
     trace = xsp.load(tmp_path / "run")
     assert trace.sql("SELECT sum(steps) FROM loop").fetchall() == [(steps,)] == [(trace.run["steps"]["seen"],)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends_by", ["call", "context", "mark"])
+def test_of_longer_steps_each_has_its_row_with_its_own_times(tmp_path: Path, ends_by: str) -> None:
+    """Steps of 5 ms after 2 ms, and every seventh of 15 ms: in stretches too, each is seen as it was."""
+
+    class Slow(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            time.sleep(0.015 if Slow.number % 7 == 0 else 0.005)
+            return x
+
+    net, Slow.number = Slow().eval(), 0
+    listener = AutoStep if ends_by == "call" else None
+    with xsp.profile("x", out=tmp_path / "run", levels="M", every=40, samples=False, listener=listener) as prof:
+        for Slow.number in range(120):
+            time.sleep(0.002)
+            if ends_by == "context":
+                with prof.step():
+                    net(SMALL)
+            else:
+                net(SMALL)
+                if ends_by == "mark":
+                    prof.step()
+    rows = xsp.load(tmp_path / "run").sql("SELECT own_ns, steps, dur_ns / 1e6, before_ns / 1e6 FROM loop").fetchall()
+    assert all(steps == 1 for _, steps, _, _ in rows)
+    assert sum(own_ns == 0 for own_ns, _, _, _ in rows) > 25, "many steps pass in stretches"
+    slow = [dur for _, _, dur, _ in rows if dur >= 14.9]
+    assert 15 <= len(slow) <= 30
+    if ends_by != "mark":
+        assert sum(before >= 1.9 for _, _, _, before in rows if before is not None) >= 0.9 * len(rows)

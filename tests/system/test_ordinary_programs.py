@@ -63,6 +63,8 @@ CASES = [
     Case("data_bound.py --workers 2", ("training",), batch=8),
     Case("data_bound.py --inference", (), batch=8),
     Case("two_models.py", (), 2, batch=16),
+    Case("in_turn.py layers", (), learned=80, batch=16),
+    Case("in_turn.py experts", (), learned=40, batch=16),
     Case("epochs.py", ("training",), 2, batch=32),
     Case("rnn.py", ("training",), batch=8),
     Case("rnn.py --inference", (), batch=8),
@@ -214,6 +216,39 @@ def test_a_program_of_several_kinds_has_figures_of_each(tmp_path: Path) -> None:
         assert trace.kind == kind["kind"]
         latencies.append(trace.sql("SELECT true_ns FROM merged WHERE level = 20 AND kind = 'step'").fetchall()[0][0])
     assert max(latencies) > 1.5 * min(latencies)
+
+
+@pytest.mark.parametrize("how", ["overlap", "turns", "async", "models", "evaluation", "training", "inside"])
+def test_calls_of_several_threads_are_all_counted_and_their_throughput_is_that_of_all(how: str, tmp_path: Path) -> None:
+    found = profiled(f"threads.py {how}", tmp_path)
+    steps = {kind["name"]: kind["steps"] for kind in found.kinds if "alone" not in kind["name"]}
+    assert sorted(steps.values()) == sorted(found.said["calls"].values())
+    rates = xsp.analyses.loop(found.trace).df().set_index("steps")["samples_per_s"]
+    assert rates[160] == pytest.approx(8 * found.said["per_s"]["a"], rel=0.5)
+    if how in ("overlap", "async"):
+        assert rates[160] > 2.5 * 8 / 0.008, "one thread makes a call of 6 ms and waits for 2 ms"
+
+
+@pytest.mark.parametrize("what", ["layers", "experts"])
+def test_modules_that_are_called_in_turn_are_one_step(what: str, tmp_path: Path) -> None:
+    found = profiled(f"in_turn.py {what}", tmp_path)
+    most = max(found.kinds, key=lambda kind: kind["steps"])
+    assert 74 <= most["steps"] <= 77, "three passes are single calls until the order is known"
+    rows = xsp.analyses.loop(found.trace).df()
+    row = rows[rows["kind"] == most["kind"]].iloc[0]
+    assert row["recorded"] > 0
+    assert row["percent_of_loop"] > 85
+    assert row["iteration_ms"] == pytest.approx(found.said["kinds"]["iteration"]["lap_ms"], rel=0.4)
+    assert found.trace.run.steps.found
+
+
+@pytest.mark.parametrize("what", ["routed", "random"])
+def test_where_modules_are_called_in_an_order_that_does_not_repeat_no_step_is_found(what: str, tmp_path: Path) -> None:
+    found = profiled(f"in_turn.py {what}", tmp_path)
+    assert not found.trace.run.steps.found
+    assert any(
+        "steps could not be found" in note["text"] and "--step" in note["text"] for note in found.trace.run.notes
+    )
 
 
 def test_a_program_that_becomes_slower_does_not_get_the_best_grade(tmp_path: Path) -> None:

@@ -116,6 +116,15 @@ class Advice:
     """Whether the gain is an estimate. False where only a trial can measure it: the gain is then all of the time
     concerned and is shown as not known, and the piece is listed after the pieces whose gain is known."""
 
+    side: str = "host"
+    """The side of the iteration that becomes shorter: `host` or `device`."""
+
+    entry: str | None = None
+    """Name of the entry of the account that the piece shrinks; None for a part of the side that has no entry."""
+
+    general: bool = False
+    """Whether the piece is the general remedy for all that its side does; it is listed after specific ones."""
+
     option: bool = False
     """Whether the piece is a trade-off and not a flaw: less time for less precise results. Options are listed after all
     other pieces."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from xsp import account
 from xsp.advise import combinedgain, faults, registry
 from xsp.advise.advice import Advice, AdviceContext, CoveredElsewhere, Needs, Step
 from xsp.advise.combinedgain import CombinedGain
@@ -79,9 +81,10 @@ def of(
             continue
         except XspError as error:
             unanswered[question.name] = str(error)
-    selected, left_out = _select_pieces(_one_per_trial(advice), same_numbers)
+    selected, left_out = _select_pieces(_one_per_trial(_bounded(context, advice)), same_numbers)
     name = context.trace.name if context.trace is not None else context.source or "model"
-    ordered = tuple(sorted(selected, key=_sort_key))
+    specific = {piece.side for piece in selected if not piece.general and piece.gain_known and not piece.option}
+    ordered = tuple(sorted(selected, key=lambda piece: _sort_key(piece, specific)))
     return AdviceReport(
         name,
         context.step,
@@ -97,6 +100,26 @@ def of(
 def _with_doubt(pieces: Sequence[Advice], doubt: str | None) -> list[Advice]:
     """Return pieces based on timings, with `gain_known` False if `doubt` says that timings do not hold for the step."""
     return [piece if doubt is None else replace(piece, gain_known=False, why=(*piece.why, doubt)) for piece in pieces]
+
+
+def _bounded(context: AdviceContext, pieces: Sequence[Advice]) -> list[Advice]:
+    """Return pieces that promise no more than their entry of the account, nor than the other side leaves."""
+    main = account.of(context.trace).job if context.trace is not None else None
+    step = context.step
+    if main is None or step is None or not main.time.ms:
+        return list(pieces)
+    bounded = []
+    for piece in pieces:
+        most_ms = main.bound_ms(piece.side, piece.gain.value)
+        side = main.host if piece.side == "host" else main.device
+        entry = side[piece.entry] if side is not None and piece.entry is not None else None
+        if entry is not None and entry.ms is not None:
+            most_ms = min(most_ms, entry.ms)
+        if most_ms < piece.gain.value:
+            percent = 100 * most_ms / step.ms.value
+            piece = replace(piece, gain=piece.gain.limit(most_ms), of_step_percent=percent)
+        bounded.append(piece)
+    return bounded
 
 
 def _ideal(context: AdviceContext) -> tuple[str, ...]:
@@ -206,8 +229,9 @@ def _setting(piece: Advice) -> str | None:
     return None if piece.trial is None else piece.trial.partition("=")[0]
 
 
-def _sort_key(piece: Advice) -> tuple[bool, bool, float, str, str]:
-    """Return the sort key of a piece: options last, before them pieces without a known gain; then by gain, where a
-    bound counts less than an expectation."""
+def _sort_key(piece: Advice, specific: AbstractSet[str]) -> tuple[bool, bool, bool, float, str, str]:
+    """Return the sort key of a piece: options last, before them pieces without a known gain, before these the general
+    remedy for a side with specific ones; then by gain, where a bound counts less than an expectation."""
     worth = piece.gain.value * (BOUND_WEIGHT if piece.at_most else 1.0)
-    return piece.option, not piece.gain_known, -worth, piece.question, piece.what
+    is_later = piece.general and piece.side in specific
+    return piece.option, not piece.gain_known, is_later, -worth, piece.question, piece.what

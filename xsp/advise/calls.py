@@ -142,18 +142,24 @@ def tensor_shape(value: object) -> tuple[int, ...] | None:
     return tuple(value)
 
 
-def roots(context: AdviceContext) -> list[Call]:
+def roots(context: AdviceContext, with_device: bool = False) -> list[Call]:
     """Return the outermost calls of the merged step on the host, in order; computed once.
+
+    Args:
+        context: the subject.
+        with_device: whether the question also applies to the host of a program with a device.
 
     Raises:
         AnalysisError: the trace contains no operators, or contains device work, which other questions cover.
     """
+    if not with_device and context.required_trace.has(Level.KERNEL):
+        raise CoveredElsewhere("the trace has device work: see `device-idle` for time on the host")
     return context.cached("calls", lambda: _trees(context))
 
 
-def walk(context: AdviceContext) -> Iterator[Call]:
+def walk(context: AdviceContext, with_device: bool = False) -> Iterator[Call]:
     """Yield all calls of the merged step; raises the errors of `roots`."""
-    for root in roots(context):
+    for root in roots(context, with_device):
         yield from root.walk()
 
 
@@ -166,8 +172,6 @@ def gradients(context: AdviceContext, forward_calls: Sequence[Call]) -> list[Cal
 
 def _trees(context: AdviceContext) -> list[Call]:
     trace = context.required_trace
-    if trace.has(Level.KERNEL):
-        raise CoveredElsewhere("the trace has device work: see `device-idle` for time on the host")
     if not trace.has(Level.OP):
         raise AnalysisError(f"{trace.name!r} has no operators: {_HINT}")
     rows = trace.con.execute(

@@ -63,8 +63,8 @@ def casts(context: AdviceContext) -> Iterator[Advice]:
     outer_ops = [op for op in calls.walk(context) if op.is_outer_op]
     cast_ops = [op for op in outer_ops if op.name in ("aten::to", "aten::_to_copy") and _types(op)]
     cast_set = set(cast_ops)
-    doubles = [op for op in outer_ops if op.dtype in _DOUBLE_TYPES and op not in cast_set]
-    single_ns = sum(op.ns for op in outer_ops if op.dtype not in _DOUBLE_TYPES)
+    doubles = [op for op in outer_ops if _dtype(op) in _DOUBLE_TYPES and op not in cast_set]
+    single_ns = sum(op.ns for op in outer_ops if _dtype(op) not in (None, *_DOUBLE_TYPES))
     to_wide = [op for op in cast_ops if set(_types(op)) & set(_DOUBLE_TYPES)]
     if doubles and ((to_wide and single_ns) or sum(op.ns for op in doubles) >= single_ns):
         yield from _double_precision(context, step_ms, to_wide, doubles)
@@ -85,6 +85,12 @@ def casts(context: AdviceContext) -> Iterator[Advice]:
             "keep one type through the module, or cast once outside the loop",
             "values in between are rounded to the other type",
         )
+
+
+def _dtype(op: Call) -> str | None:
+    """Return the element type of an operator, else of the first one inside it that has one: nodes of the backward pass
+    have no inputs of their own. None if it is unknown, which is no other type."""
+    return next((inner.dtype for inner in op.walk() if inner.dtype), None)
 
 
 def _double_precision(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from xsp import summary
+from xsp.account.entries import BETWEEN, DATA
 from xsp.advise import calls
 from xsp.advise.advice import Advice, AdviceContext, Interval, Place
 from xsp.advise.registry import question
@@ -30,7 +31,7 @@ def data(context: AdviceContext) -> Iterator[Advice]:
             raise AnalysisError("the trace does not have waits between steps: a run of `xsp run` does")
         raise AnalysisError("no step ran without recording, so waiting between steps is unknown; run more steps")
     interval = summary.mean_interval(iterations.data_ns, iterations.steps)
-    mean_ns, iteration_ns = iterations.mean(iterations.data_ns), iterations.mean(iterations.iteration_ns)
+    mean_ns, iteration_ns = iterations.mean(iterations.data_ns), _iteration_ns(context, iterations)
     if interval is None or not mean_ns:
         return
     has_workers = bool(
@@ -60,6 +61,7 @@ def data(context: AdviceContext) -> Iterator[Advice]:
         else "DataLoader(..., num_workers=2, persistent_workers=True): load in the background",
         None,
         None if has_workers else "num_workers=2",
+        entry=DATA,
     )
 
 
@@ -75,7 +77,7 @@ def between(context: AdviceContext) -> Iterator[Advice]:
     interval = summary.mean_interval(iterations.between_ns, iterations.steps)
     if interval is None:
         return
-    mean_ns, iteration_ns = iterations.mean(iterations.between_ns), iterations.mean(iterations.iteration_ns)
+    mean_ns, iteration_ns = iterations.mean(iterations.between_ns), _iteration_ns(context, iterations)
     if mean_ns < calls.LEAST_MS * 1e6 or 100 * mean_ns < BETWEEN_PERCENT * iteration_ns:
         return
     text = (
@@ -86,6 +88,11 @@ def between(context: AdviceContext) -> Iterator[Advice]:
         "do less often, or in another thread: checkpoints, statistics, copies of the state, printing, "
         "what a framework does at the end of each batch"
     )
+    if context.required_trace.has(Level.KERNEL):
+        do = (
+            "see what it is: copies to and from the device wait for the host unless memory is pinned "
+            "(pin_memory=True, non_blocking=True), and so do metrics that are read; " + do
+        )
     if _has_handwritten_update(context):
         text += "; no torch optimizer was called, so the update is part of it"
         do = (
@@ -99,22 +106,22 @@ def between(context: AdviceContext) -> Iterator[Advice]:
         Interval(interval.lo / 1e6, mean_ns / 1e6, interval.hi / 1e6),
         True,
         100 * mean_ns / iteration_ns,
-        (f"{sum(iterations.steps)} iterations that ran without recording", *_lines(context)),
+        (f"{sum(iterations.steps)} iterations that ran without recording", *_lines(context, mean_ns / 1e6)),
         do,
+        entry=BETWEEN,
     )
 
 
-MOST_LINES = 3
-LEAST_PERCENT = 10.0
-"""Minimum percentage of the time seen between steps for a line of code to be named; at most `MOST_LINES` are."""
+MIN_LINE_SHARE = 0.5
+"""Minimum share of the time between steps that a line of code must explain to be cited."""
 
 
-def _lines(context: AdviceContext) -> Iterator[str]:
-    """Yield the lines of code that take the time between steps, as seen after recorded steps."""
-    for row in context.answers["between"].dicts()[:MOST_LINES]:
-        if (row["percent"] or 0.0) >= LEAST_PERCENT:
+def _lines(context: AdviceContext, between_ms: float) -> Iterator[str]:
+    """Yield the line of code that takes most of the time between steps, as seen after recorded steps."""
+    for row in context.answers["between"].dicts()[:1]:
+        if (row["ms"] or 0.0) >= MIN_LINE_SHARE * between_ms:
             place = ", ".join(filter(None, (row["line"], row["calls"])))
-            yield f"{row['percent']:.0f} % at {place}: {row['ms']:.3g} ms after a recorded step, mean of {row['gaps']}"
+            yield f"{row['ms']:.3g} of {between_ms:.3g} ms at {place}, after a recorded step, mean of {row['gaps']}"
 
 
 def _has_handwritten_update(context: AdviceContext) -> bool:
@@ -136,6 +143,11 @@ class _Iterations(NamedTuple):
     def mean(self, values: Sequence[float]) -> float:
         """Return the mean of a column over all steps."""
         return sum(steps * ns for steps, ns in zip(self.steps, values, strict=True)) / sum(self.steps)
+
+
+def _iteration_ns(context: AdviceContext, iterations: _Iterations) -> float:
+    """Return the time of an iteration in the account, in nanoseconds."""
+    return 1e6 * context.step.ms.value if context.step is not None else iterations.mean(iterations.iteration_ns)
 
 
 def _iterations(context: AdviceContext) -> _Iterations:

@@ -1,16 +1,19 @@
 """Causes of lost device time (idle time, communication, copies) and remedies, if a trace shows them.
 
 Advice is given only if it is specific. What the program does already (graphs, compiled code, workers) is read from the
-trace and not advised again. The bound of the gain is all of the time concerned, in percent of the window of the device:
-the time from the start of its first kernel to the end of its last.
+trace and not advised again. Times are those of the account (`xsp.account`), per iteration; a gain is at most what the
+other side, host or device, leaves of the iteration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from xsp.advise.advice import MOST_SPANS, Advice, Place, Step
+from xsp.account import Account, Entry, Iterations, Side
+from xsp.account import entries as names
+from xsp.account.sentences import ms_text
+from xsp.advise.advice import MOST_SPANS, Advice, Interval, Place, Step
 from xsp.analyses.answers import Answers
 from xsp.analyses.idle import MAX_GAPS
 from xsp.device.kernelnames import COMMUNICATION as OF_COMMUNICATION
@@ -18,10 +21,10 @@ from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 
 LEAST_PERCENT = 5.0
-"""Minimum percentage of the window for a loss, or for the bound of a gain, to be listed."""
+"""Minimum percentage of the iteration for a loss, or for the bound of a gain, to be listed."""
 
 LEAST_BUSY_PERCENT = 40.0
-"""Minimum percentage of the window that the device is busy for advice on kernels."""
+"""Minimum percentage of the iteration that the device is busy for advice on kernels."""
 
 DOMINANT_SHARE = 0.5
 """Minimum share of a cause's idle time for one call, or one gap, to be named."""
@@ -32,20 +35,10 @@ START_SHARE = 0.01
 LEAST_OP_PERCENT = 0.5
 """Minimum percentage of GPU time for an operator to be named."""
 
-MOST_PIECES = 4
-"""Maximum number of pieces of advice shown with a verdict."""
-
-COMMUNICATION, COPIES, IDLE = "exposed communication", "exposed copies", "idle, "
+CERTAIN_SHARE = 0.5
+"""Lower end of the interval of a gain that is certain, as a share of it: the kernels around may get slower."""
 
 Row = Mapping[str, Any]
-
-
-class Loss(NamedTuple):
-    """Time of the window that is lost to one cause."""
-
-    name: str
-    percent: float
-    ms: float
 
 
 class Features(NamedTuple):
@@ -57,24 +50,49 @@ class Features(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A change that helps a device, and the maximum gain in percent of the window."""
+    """A change that helps a device or its host, and the most that it saves of its side, in milliseconds per iteration.
+
+    `of` says on which side: `host` or `device`.
+    """
 
     question: str
     what: str
     do: str
-    percent: float
+    ms: float
+    of: str
     where: tuple[Place, ...] = ()
     changes_numbers: str | None = None
+    general: bool = False
+    is_certain: bool = False
+    """Whether all of the time would be saved: the gain is an expectation and not a bound."""
 
-    @property
-    def text(self) -> str:
-        """The piece in a sentence, with its bound."""
-        return f"{self.what}: {self.do} (at most {self.percent:.0f} % of the time)"
+    gain_known: bool = True
 
-    def advice(self, step: Step) -> Advice:
-        """Return the piece as advice, with its gain as a share of a step."""
-        gain = step.ms.scale(self.percent / 100)
-        return Advice(self.question, self.what, self.where, gain, True, self.percent, (), self.do, self.changes_numbers)
+    def advice(self, step: Step, main: Iterations) -> Advice:
+        """Return the piece as advice, its gain bounded by what the other side leaves."""
+        bound_ms = main.bound_ms(self.of, self.ms)
+        why: tuple[str, ...] = ()
+        if bound_ms < 0.9 * self.ms and main.limit is not None:
+            other = "host" if self.of == "device" else "device"
+            why = (
+                f"it takes {ms_text(self.ms)}, but the {other} needs "
+                f"{ms_text(main.limit.host_ms if other == 'host' else main.limit.device_ms)} of an iteration of "
+                f"{ms_text(main.time.ms or 0.0)}",
+            )
+        return Advice(
+            self.question,
+            self.what,
+            self.where,
+            Interval(bound_ms * (CERTAIN_SHARE if self.is_certain else 1.0), bound_ms, bound_ms),
+            not self.is_certain,
+            100 * bound_ms / step.ms.value,
+            why,
+            self.do,
+            self.changes_numbers,
+            side=self.of,
+            general=self.general,
+            gain_known=self.gain_known,
+        )
 
 
 def features_in_use(trace: Trace) -> Features:
@@ -92,38 +110,100 @@ def features_in_use(trace: Trace) -> Features:
     return Features(bool(graphs), bool(compiled), bool(workers))
 
 
-def pieces(answers: Answers, total: Row, losses: Sequence[Loss]) -> list[Piece]:
-    """Return the changes that help, the largest possible gain first.
-
-    Args:
-        answers: tables of the trace.
-        total: the row of `device-activity` for all devices.
-        losses: losses of the window, the largest first.
-    """
+def pieces(answers: Answers, account: Account) -> list[Piece]:
+    """Return the changes that help, the largest possible gain first; none where nothing is known of a device."""
     from xsp.advise import kernels
 
+    main = account.job
+    device = main.device if main is not None else None
+    if main is None or device is None or not main.time.ms or account.forbids("busy"):
+        return []
     features = features_in_use(answers.trace)
-    candidates = [
-        piece for loss in losses if loss.percent >= LEAST_PERCENT for piece in _for_loss(answers, total, loss, features)
-    ]
-    if total["busy_percent"] >= LEAST_BUSY_PERCENT:
-        candidates += kernels.pieces(answers, total, features)
-    return sorted((piece for piece in candidates if piece.percent >= LEAST_PERCENT), key=lambda piece: -piece.percent)
+    least_ms = LEAST_PERCENT / 100 * main.time.ms
+    candidates: list[Piece] = list(_late_rank(account))
+    losses = {cause: device.ms(cause) for cause in _ADVICE_BY_CAUSE} if not account.forbids("cause") else {}
+    first = device[names.BEFORE_FIRST]
+    if first is not None and losses and first.place is not None and (first.ms or 0.0) >= least_ms:
+        candidates.append(_before_first(first))
+    elif losses:  # late launches like the others of a step
+        losses[names.HOST_LATE] += first.ms or 0.0 if first is not None else 0.0
+    for cause, ms in losses.items():
+        if ms >= least_ms:
+            candidates += _for_idle(answers, cause, ms, features, iterations_in_all(account))
+    for name in (names.COMMUNICATION, names.COPIES):
+        if device.ms(name) >= least_ms and not (name == names.COMMUNICATION and candidates and account.late_rank):
+            candidates += _for_exposed(answers, account, name, device)
+    if device.ms(names.BUSY) >= LEAST_BUSY_PERCENT / 100 * main.time.ms:
+        candidates += kernels.pieces(answers, iterations_in_all(account), features)
+    return sorted((piece for piece in candidates if piece.ms >= least_ms), key=lambda piece: -piece.ms)
 
 
-def _for_loss(answers: Answers, total: Row, loss: Loss, features: Features) -> Iterator[Piece]:
-    if loss.name.startswith(IDLE):
-        cause = loss.name.removeprefix(IDLE)
-        suggestion = _ADVICE_BY_CAUSE[cause](answers, features, cause) if cause in _ADVICE_BY_CAUSE else None
-        name, where = "device-idle", _gaps(answers, cause)
-    else:
-        can_hide = total["computation_ms"] >= loss.ms  # computation that takes less time than the loss cannot hide it
-        kind = "communication" if loss.name == COMMUNICATION else "copies"
-        suggestion = (_communication if loss.name == COMMUNICATION else _copies)(answers, can_hide)
-        name, where = f"device-{kind}", _work(answers, kind)
+def iterations_in_all(account: Account) -> int:
+    """Return the number of recorded iterations of all devices together: work of all of them divided by it is the
+    work of one device in one iteration."""
+    return max(1, sum(each.detailed * max(1, len(each.devices)) for each in account.ranks))
+
+
+def _late_rank(account: Account) -> Iterator[Piece]:
+    late = account.late_rank
+    if late is None:
+        return
+    first = "first " if late.is_first else ""
+    yield Piece(
+        "device-communication",
+        f"rank {late.rank} is late by {ms_text(late.late_ms)} at the {first}{late.collective}: "
+        f"{ms_text(late.waited_ms)} of {ms_text(late.exposed_ms)} of exposed communication on {late.ranks} ranks wait "
+        "for it",
+        f"see what rank {late.rank} does before it that others do not: its data, its share of the work, its host; "
+        "`stragglers` and `collective-skew` have each collective",
+        late.late_ms,
+        "device",
+    )
+
+
+def _before_first(entry: Entry) -> Piece:
+    """Return the advice on what the host does before the first launch of a step, in a call that is known."""
+    return Piece(
+        "device-idle",
+        f"the device is idle for {ms_text(entry.ms or 0.0)} before the first launch of a step, the host in "
+        f"{entry.place}",
+        "do that for the next step while the device works on this one: in workers of the data loader, in another "
+        "thread or process; or less of it",
+        entry.ms or 0.0,
+        "host",
+        (Place(None, entry.place, entry.spans, 1),),
+    )
+
+
+def _for_idle(answers: Answers, cause: str, ms: float, features: Features, iterations: int) -> Iterator[Piece]:
+    old_cause, remedy = _ADVICE_BY_CAUSE[cause]
+    suggestion = remedy(answers, features, old_cause, iterations)
     if suggestion is not None:
-        observation, remedy = suggestion
-        yield Piece(name, f"{loss.name}: {observation}", remedy, loss.percent, where)
+        observation, do = suggestion
+        what = f"the device is idle {ms_text(ms)} of an iteration because {_REASONS[cause]}: {observation}"
+        is_general = cause == names.HOST_LATE and do.startswith("fewer launches")
+        of = "host" if cause in (names.HOST_LATE, names.HOST_DATA, names.DRAINED) else "device"
+        yield Piece("device-idle", what, do, ms, of, _gaps(answers, old_cause), general=is_general)
+
+
+_REASONS = {
+    names.HOST_LATE: "the host issues its work too late",
+    names.HOST_DATA: "the host waits for data",
+    names.DRAINED: "the host had waited for it before it issued more",
+    names.QUEUED: "launched work waits",
+}
+
+
+def _for_exposed(answers: Answers, account: Account, name: str, device: Side) -> Iterator[Piece]:
+    ms = device.ms(name)
+    can_hide = device.ms(names.COMPUTATION) >= ms  # computation that takes less time than the loss cannot hide it
+    kind = "communication" if name == names.COMMUNICATION else "copies"
+    suggestion = (_communication if name == names.COMMUNICATION else _copies)(
+        answers, can_hide, iterations_in_all(account)
+    )
+    if suggestion is not None:
+        observation, do = suggestion
+        yield Piece(f"device-{kind}", f"{name}, {ms_text(ms)}: {observation}", do, ms, "device", _work(answers, kind))
 
 
 def _gaps(answers: Answers, cause: str) -> tuple[Place, ...]:
@@ -226,7 +306,7 @@ Suggestion = tuple[str, str]
 """An observation, and what to do about it."""
 
 
-def _host(answers: Answers, features: Features, cause: str) -> Suggestion | None:
+def _host(answers: Answers, features: Features, cause: str, iterations: int) -> Suggestion | None:
     """Return what helps if launches come late: advice on the call that took most of the time, else fewer launches."""
     idle = idle_time(answers, cause)
     if idle.longest is not None:
@@ -238,20 +318,20 @@ def _host(answers: Answers, features: Features, cause: str) -> Suggestion | None
     if idle.call is not None and idle.call_ms >= DOMINANT_SHARE * idle.ms and (text := _call_advice(idle.call)):
         return f"{idle.call} is {100 * idle.call_ms / idle.ms:.0f} % of it", text
     launches = answers["launches"].dicts()
-    count = sum(row["launches"] or 0 for row in launches)
+    count = sum(row["launches"] or 0 for row in launches) / iterations
     options = [
         *([] if features.has_graphs else ["CUDA graphs"]),
         *([] if features.is_compiled else ["torch.compile"]),
         "a larger batch",
     ]
-    cost = sum(row["launch_ms"] or 0.0 for row in launches)
+    cost = sum(row["launch_ms"] or 0.0 for row in launches) / iterations
     text = f"fewer launches ({', '.join(options)}), or less Python between them; `launch-bound` names the layers"
     states = [
         *(["graphs are replayed"] if features.has_graphs else []),
         *(["code is compiled"] if features.is_compiled else []),
     ]
     return (
-        f"{idle.gap_count:,} gaps, {count:,} launches whose calls take {duration(cost)}",
+        f"{idle.gap_count / iterations:,.0f} gaps, {count:,.0f} launches whose calls take {ms_text(cost)}",
         text + (f" ({' and '.join(states)} already)" if states else ""),
     )
 
@@ -262,23 +342,25 @@ def _call_advice(call: str | None) -> str | None:
     )
 
 
-def _sync(answers: Answers, features: Features, cause: str) -> Suggestion:
+def _sync(answers: Answers, features: Features, cause: str, iterations: int) -> Suggestion:
     idle = idle_time(answers, cause)
     if idle.longest is not None:
         observation = f"{gap_text(idle.longest)} is {100 * idle.longest['idle_us'] / 1e3 / idle.ms:.0f} % of it"
     elif idle.call is not None:
         observation = f"{100 * idle.call_ms / idle.ms:.0f} % of it in {idle.call}"
     else:
-        observation = f"{idle.gap_count:,} gaps"
+        observation = f"{idle.gap_count / iterations:,.0f} gaps"
     call = (idle.longest or {}).get("call") or idle.call or ""
     if "Memcpy" in call:
         return observation, "read results later or less often (.item(), .cpu(), prints), and pin the copied memory"
     return observation, "find what waits for the device (.item(), boolean masks, synchronize()); `idle-gaps` names it"
 
 
-def _data(answers: Answers, features: Features, cause: str) -> Suggestion:
+def _data(answers: Answers, features: Features, cause: str, iterations: int) -> Suggestion:
     idle = idle_time(answers, cause)
-    observation = gap_text(idle.longest) if idle.longest is not None else f"{idle.gap_count:,} waits"
+    observation = (
+        gap_text(idle.longest) if idle.longest is not None else f"{idle.gap_count / iterations:.3g} waits an iteration"
+    )
     if idle.call is not None and idle.longest is None:
         observation += f" in {idle.call}"
     if features.has_workers:
@@ -288,7 +370,7 @@ def _data(answers: Answers, features: Features, cause: str) -> Suggestion:
     return observation, "load and prepare data in the background"
 
 
-def _wait(answers: Answers, features: Features, cause: str) -> Suggestion:
+def _wait(answers: Answers, features: Features, cause: str, iterations: int) -> Suggestion:
     idle = idle_time(answers, cause)
     if idle.longest is not None:
         gap = idle.longest
@@ -300,12 +382,19 @@ def _wait(answers: Answers, features: Features, cause: str) -> Suggestion:
         )
     median = max((row["median_us"] for row in answers["idle-causes"].dicts() if row["cause"] == cause), default=0.0)
     hint = "fewer and longer kernels" + ("" if features.is_compiled else " (torch.compile)")
-    return f"{idle.gap_count:,} gaps, {median:.3g} µs at the median", f"streams that wait for each other, or {hint}"
+    return (
+        f"{idle.gap_count / iterations:,.0f} gaps, {median:.3g} µs at the median",
+        f"streams that wait for each other, or {hint}",
+    )
 
 
-_ADVICE_BY_CAUSE: dict[str, Callable[[Answers, Features, str], Suggestion | None]] = {
-    "host-bound": _host, "sync": _sync, "data loading": _data, "kernel wait": _wait,
-}  # fmt: skip
+_ADVICE_BY_CAUSE: dict[str, tuple[str, Callable[[Answers, Features, str, int], Suggestion | None]]] = {
+    names.HOST_LATE: ("host-bound", _host),
+    names.DRAINED: ("sync", _sync),
+    names.HOST_DATA: ("data loading", _data),
+    names.QUEUED: ("kernel wait", _wait),
+}
+"""Cause of idle time → its name in `idle-causes`, and what helps."""
 
 
 def shorten(name: str, limit: int = 40) -> str:
@@ -313,14 +402,15 @@ def shorten(name: str, limit: int = 40) -> str:
     return name if len(name) <= limit else f"{name[: limit - 1]}…"
 
 
-def _communication(answers: Answers, can_hide: bool) -> Suggestion | None:
+def _communication(answers: Answers, can_hide: bool, iterations: int) -> Suggestion | None:
     """Return the most exposed collective and what helps; one rank alone cannot separate waiting from transfer."""
     rows = sorted(answers["communication"].dicts(), key=lambda row: -(row["exposed_ms"] or 0))
     if not rows or not rows[0]["exposed_ms"]:
         return None
     largest = rows[0]
     size = f" of {largest['bytes'] / 1e6:.3g} MB" if largest["bytes"] else ""
-    observation = f"{largest['calls']} × {largest['collective']}{size}, {duration(largest['exposed_ms'])} of it"
+    exposed_ms = largest["exposed_ms"] / iterations
+    observation = f"{largest['calls'] / iterations:.3g} × {largest['collective']}{size}, {ms_text(exposed_ms)} of it"
     remedy = "overlap it with computation, or send less" if can_hide else _TOO_SHORT + "send less, or less often"
     if (largest.get("ranks") or 1) == 1:
         remedy += "; load all ranks to tell transfer from waiting for another rank (`collective-skew`)"
@@ -330,7 +420,7 @@ def _communication(answers: Answers, can_hide: bool) -> Suggestion | None:
 _TOO_SHORT = "computation is too short to hide it: "
 
 
-def _copies(answers: Answers, can_hide: bool) -> Suggestion | None:
+def _copies(answers: Answers, can_hide: bool, iterations: int) -> Suggestion | None:
     rows = answers.trace.con.execute(
         "SELECT name, count(*), sum(dur_ns) / 1e6 AS ms FROM device_work WHERE kind = "
         f"'{Kind.COPY}' GROUP BY name ORDER BY ms DESC, name LIMIT 1"
@@ -338,10 +428,10 @@ def _copies(answers: Answers, can_hide: bool) -> Suggestion | None:
     if not rows:
         return None
     name, count, ms = rows[0]
-    observation = f"{count} × {name}, {duration(ms)}"
+    observation = f"{count / iterations:.3g} × {name}, {ms_text(ms / iterations)}"
     if "ageable" in name:
-        hint = "hide it behind computation" if can_hide else "make it faster; computation is too short to hide it"
-        return observation, f"pinned memory and non_blocking=True {hint}"
+        hint = ", and hide it behind computation" if can_hide else "; computation is too short to hide it"
+        return observation, f"pin_memory=True and non_blocking=True: the host does not wait, the copy is faster{hint}"
     if "DtoD" in name:
         return observation, "copies within the device, from .clone(), .contiguous() or slices that are written"
     hint = "a separate stream hides it behind computation; " if can_hide else _TOO_SHORT

@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from xsp.account.sentences import ms_text
 from xsp.advise.advice import Place
-from xsp.advise.device import LEAST_OP_PERCENT, Features, Piece, Row, duration, places, shorten
+from xsp.advise.device import Features, Piece, Row, places, shorten
 from xsp.analyses.answers import Answers
 from xsp.analyses.fusing import BATCHED, BETWEEN, EAGER, SOFTMAX
 from xsp.device.kernelnames import MATRIX
@@ -22,17 +23,17 @@ LAYOUT_KERNEL = r"nchwToNhwc|nhwcToNchw|NCHW2|CNHW2|batched_transpose_[0-9]"
 """Pattern for kernels with which cuDNN and MIOpen change the layout of tensors."""
 
 
-def pieces(answers: Answers, total: Row, features: Features) -> Iterator[Piece]:
+def pieces(answers: Answers, iterations: int, features: Features) -> Iterator[Piece]:
     """Yield the changes that help the kernels themselves.
 
     Args:
         answers: tables of the trace.
-        total: the row of `device-activity` for all devices.
+        iterations: recorded iterations of all devices together.
         features: what the program does already.
     """
 
     def share(ms: float) -> float:
-        return min(100.0 * float(ms) / float(total["window_ms"]), float(total["busy_percent"]))
+        return float(ms) / iterations
 
     attention = [row for row in answers["attention"].dicts() if row["form"] == EAGER]
     if attention:
@@ -40,10 +41,11 @@ def pieces(answers: Answers, total: Row, features: Features) -> Iterator[Piece]:
         saved_ms = sum(row["device_ms"] for row in attention if row["part"] in (SOFTMAX, BETWEEN))
         yield Piece(
             "device-attention",
-            f"eager attention, {percent:.0f} % of GPU time, {duration(saved_ms)} of it softmax and the operators "
-            "between the products",
+            f"eager attention, {percent:.0f} % of GPU time, {ms_text(share(saved_ms))} of an iteration softmax and the "
+            "operators between the products",
             "scaled_dot_product_attention or FlashAttention does not write the scores",
             share(saved_ms),
+            "device",
             _attention_places(answers, f"part IN ({literal(SOFTMAX)}, {literal(BETWEEN)})"),
         )
     yield from _layouts(answers, share)
@@ -53,11 +55,12 @@ def pieces(answers: Answers, total: Row, features: Features) -> Iterator[Piece]:
         if row["class"] in MATRIX and slow_ms > (row["with_tensor_cores_ms"] or 0.0):
             yield Piece(
                 "device-tensor-cores",
-                f"{row['class']}, {row['percent_of_device_time']:.0f} % of GPU time, {duration(slow_ms)} of it without "
-                "tensor cores",
+                f"{row['class']}, {row['percent_of_device_time']:.0f} % of GPU time, {ms_text(share(slow_ms))} of an "
+                "iteration without tensor cores",
                 "lower precision (BF16, TF32; FP16 on V100 and T4, which have neither), sizes in multiples of 8; "
                 "`tensor-cores` names the layers",
                 share(slow_ms),
+                "device",
                 places(answers.trace, f"w.class = {literal(row['class'])} AND w.tensor_cores IS DISTINCT FROM 'yes'"),
                 PRECISION_NOTE,
             )
@@ -88,28 +91,27 @@ def _layouts(answers: Answers, share: Callable[[float], float]) -> Iterator[Piec
         "keep channels last: model and input .to(memory_format=torch.channels_last); with MIOpen, PyTorch may need "
         "PYTORCH_MIOPEN_SUGGEST_NHWC=1 as well",
         share(ms),
+        "device",
         places(answers.trace, condition),
+        is_certain=True,
     )
 
 
 def _fusible(answers: Answers, share: Callable[[float], float], features: Features) -> Iterator[Piece]:
     fusible = [row for row in answers["fusible"].dicts() if not re.search(CONVOLUTION, row["op"] or "")]
-    ms = sum(row["device_ms"] for row in fusible)
-    if not ms:
+    saved_ms, chained_ms = (sum(row[name] or 0.0 for row in fusible) for name in ("saved_ms", "chained_ms"))
+    if not saved_ms:
         return
-    percent = sum(row["percent_of_device_time"] for row in fusible)
-    largest = _by_op(fusible)[:3]
-    listing = ", ".join(
-        f"{shorten(row['op'] or row['class'], 30)} {row['percent_of_device_time']:.0f} %"
-        for row in largest
-        if row["percent_of_device_time"] >= LEAST_OP_PERCENT
-    )
+    largest = _by_op([row for row in fusible if row["chained_ms"]])[:3]
+    listing = ", ".join(shorten(row["op"] or row["class"], 30) for row in largest)
     hint = "it is compiled already: look for what is not (graph breaks)" if features.is_compiled else "torch.compile"
     yield Piece(
         "device-fusion",
-        f"elementwise kernels, copies and norms, {percent:.0f} % of GPU time ({listing})",
+        f"chains of elementwise kernels, {ms_text(share(chained_ms))} of an iteration ({listing}): fused they would "
+        f"still take {ms_text(share(chained_ms - saved_ms))} to read and write their tensors once",
         f"fuse them; {hint}",
-        share(ms),
+        share(saved_ms),
+        "device",
         tuple(Place(None, row["op"], (), row["kernels"]) for row in largest if row["op"]),
     )
 
@@ -145,7 +147,9 @@ def _below_the_roof(answers: Answers, share: Callable[[float], float], excluded:
             "device's roofline",
             "sizes, layout or another kernel; `ops` has the rates",
             share(ms),
+            "device",
             (Place(None, name, (), sum(row["calls"] or 0 for row in group) or None),),
+            gain_known=False,
         )
 
 

@@ -31,12 +31,12 @@ def synchronisations(context: AdviceContext) -> Iterator[Advice]:
 
     Reads by optimizers are left to the question `optimizer`.
     """
-    step_ms = calls.step_ms(context)
+    step_ms, on_device = calls.step_ms(context), context.required_trace.has(Level.KERNEL)
     loops: list[tuple[list[Call], list[Call], float]] = []
-    for parent in calls.walk(context):
+    for parent in calls.walk(context, with_device=True):
         reads = [call for call in parent.children if call.name in READS and call.phase != "optimizer"]
         if not parent.is_op and len(reads) >= LEAST_CALLS:
-            loops.append((reads, *_with_indexing(parent, reads)))
+            loops.append((reads, *_with_indexing(parent, reads, on_device)))
     reads = [call for group, *_ in loops for call in group]
     parts = [call for _, group, _ in loops for call in group]
     ms = sum(call.ns for call in parts) / 1e6 + sum(gaps for *_, gaps in loops)
@@ -53,15 +53,27 @@ def synchronisations(context: AdviceContext) -> Iterator[Advice]:
         100 * gain / step_ms,
         (
             f"reads, the indexing before them and the Python code in between take {ms:.3g} ms of a step",
-            "on a device each read also waits for all work before it",
+            "on a device each read also waits for all work before it, and nothing is issued meanwhile",
         ),
-        "compute with the whole tensor, and read the result once: .tolist(), .sum().item()",
+        "compute with the whole tensor, and read the result once: .tolist(), .sum().item(); of many tensors, "
+        "torch._foreach_norm and torch.stack first"
+        if on_device
+        else "compute with the whole tensor, and read the result once: .tolist(), .sum().item()",
     )
 
 
-def _with_indexing(parent: Call, reads: Sequence[Call]) -> tuple[list[Call], float]:
-    """Return the reads with the view calls before them, and the milliseconds of Python time between all these calls."""
+MOST_IN_BODY = 4
+"""Maximum number of computing operators from one read to the next for them to be the body of one loop."""
+
+
+def _with_indexing(parent: Call, reads: Sequence[Call], on_device: bool) -> tuple[list[Call], float]:
+    """Return the reads with the view calls before them, and the milliseconds of Python time between all these calls.
+
+    On a device the few operators that each pass of the loop computes with count too: the host issues them one by one,
+    and one call for all tensors would do.
+    """
     loop_calls: list[Call] = []
+    body: list[Call] = []
     gaps, last_ns, pending, read_set = 0.0, None, [], set(reads)
     for call in parent.children:
         if call in read_set or not call.computes:
@@ -71,9 +83,10 @@ def _with_indexing(parent: Call, reads: Sequence[Call]) -> tuple[list[Call], flo
                     if last_ns is not None:
                         gaps += min(MOST_PYTHON_MS, max(0.0, (member.start_ns - last_ns) / 1e6))
                     last_ns = member.end_ns
-                loop_calls += pending
-                pending = []
+                loop_calls += [*body, *pending] if loop_calls and len(body) <= MOST_IN_BODY else pending
+                pending, body = [], []
         else:
+            body = [*body, call] if on_device else []
             pending, last_ns = [], call.end_ns
     return loop_calls, gaps
 

@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from xsp import account
+from xsp.account.entries import OPTIMIZER
 from xsp.advise import calls
 from xsp.advise.advice import MOST_SPANS, Advice, AdviceContext, Interval, Place
 from xsp.advise.calls import Call
 from xsp.advise.registry import question
-from xsp.schema import Kind
+from xsp.schema import Kind, Level
 from xsp.store.selftimes import BOOKKEEPING
 
 LEAST_PARAMETERS = 4
@@ -26,6 +28,10 @@ Adam's operators read and write the parameter, its gradient and its state 18 tim
 WITHOUT_FUSED = ("LBFGS", "SparseAdam")
 """`torch.optim` optimizers without an implementation that updates all parameters in one call."""
 
+LAUNCH_SAVING = (0.5, 0.8, 0.97)
+"""Share of the host's time that one call for all parameters saves if it launches device work for each of them: a fused
+optimizer launches a kernel for some hundred parameters."""
+
 CALL_MS = (0.002, 0.005, 0.01)
 """Overhead of calling an operator from Python, in milliseconds; the gain where an update is one operator."""
 
@@ -33,13 +39,13 @@ CALL_MS = (0.002, 0.005, 0.01)
 @question("optimizer", "Does the optimizer update parameters one by one?", number="Q5")
 def optimizer(context: AdviceContext) -> Iterator[Advice]:
     """Updates of parameters by single operators in a Python loop, in an optimizer or written by hand."""
-    step_ms = calls.step_ms(context)
+    step_ms, on_device = calls.step_ms(context), context.required_trace.has(Level.KERNEL)
     updates: list[_Update] = []
-    for parent in calls.walk(context):
+    for parent in calls.walk(context, with_device=True):
         if parent.kind == Kind.OPTIMIZER and parent.name not in WITHOUT_FUSED:
-            updates += _updates(parent, [op for op in parent.children if op.is_op])
+            updates += _updates(parent, [op for op in parent.children if op.is_op], on_device)
         elif parent.kind == Kind.STEP:
-            yield from _advice(context, step_ms, _updates(parent, _after_backward(parent)))
+            yield from _advice(context, step_ms, _updates(parent, _after_backward(parent), on_device))
     yield from _advice(context, step_ms, updates)
 
 
@@ -62,7 +68,7 @@ class _Update(NamedTuple):
     """Milliseconds that one call for all parameters saves: low, expected, high."""
 
 
-def _updates(parent: Call, ops: Sequence[Call]) -> list[_Update]:
+def _updates(parent: Call, ops: Sequence[Call], on_device: bool) -> list[_Update]:
     """Return the update of a call if it goes through parameters one by one, else an empty list."""
     all_ops = [inner for op in ops for inner in op.walk()]
     if any("_foreach_" in op.name or "_fused_" in op.name for op in all_ops):
@@ -75,7 +81,9 @@ def _updates(parent: Call, ops: Sequence[Call]) -> list[_Update]:
     ms = sum(op.ns for op in computing_ops) / 1e6
     if parent.kind == Kind.OPTIMIZER:
         ms = max(ms, parent.ns / 1e6)
-    if len(computing_ops) / parameters >= 2:
+    if on_device:
+        saved_ms = tuple(share * ms for share in LAUNCH_SAVING)
+    elif len(computing_ops) / parameters >= 2:
         saved_ms = tuple(share * ms for share in PASS_SAVING)
     else:
         saved_ms = tuple(min(ms / 2, cost * len(computing_ops)) for cost in CALL_MS)
@@ -86,10 +94,13 @@ def _advice(context: AdviceContext, step_ms: float, updates: Sequence[_Update]) 
     """Yield the advice on updates in a step: of the program itself, or of its optimizers, which one change makes one
     call each."""
     computing_ops = [op for update in updates for op in update.computing_ops]
+    on_device = context.required_trace.has(Level.KERNEL)
     low, value, high = (sum(update.saved_ms[index] for update in updates) for index in range(3))
+    scale = _scale(context, updates)
+    low, value, high = low * scale, value * scale, high * scale
     if 100 * value / step_ms < LEAST_PERCENT or value < calls.LEAST_MS:
         return
-    ms, parameters = sum(update.ms for update in updates), sum(update.parameters for update in updates)
+    ms, parameters = scale * sum(update.ms for update in updates), sum(update.parameters for update in updates)
     low_factor, high_factor = calls.interval_factors(context, computing_ops) or (0.7, 1.3)
     parent = updates[0].call
     is_by_hand = parent.kind != Kind.OPTIMIZER
@@ -114,13 +125,23 @@ def _advice(context: AdviceContext, step_ms: float, updates: Sequence[_Update]) 
         False,
         100 * value / step_ms,
         (
-            f"{len(computing_ops) / parameters:.1f} operators per parameter, each of which reads and writes "
-            "memory once more",
+            f"{len(computing_ops) / parameters:.1f} operators per parameter, each of which "
+            + ("launches a kernel" if on_device else "reads and writes memory once more"),
         ),
         do,
         None,
         "fused_optimizer" if parent.kind == Kind.OPTIMIZER else None,
+        entry=OPTIMIZER if parent.kind == Kind.OPTIMIZER else None,
     )
+
+
+def _scale(context: AdviceContext, updates: Sequence[_Update]) -> float:
+    """Return the factor from the recorded time of optimizers to their entry in the account, at most 1."""
+    main = account.of(context.required_trace).main
+    if main is None or any(update.call.kind != Kind.OPTIMIZER for update in updates):
+        return 1.0
+    ms, entry_ms = sum(update.ms for update in updates), main.host.ms(OPTIMIZER)
+    return min(1.0, entry_ms / ms) if entry_ms and ms else 1.0
 
 
 def _places(parent: Call | None, computing_ops: Sequence[Call]) -> tuple[Place, ...]:

@@ -1,47 +1,22 @@
-"""The step time that gains are shares of, from the tables of a trace."""
+"""The time that gains are shares of: an iteration of the account, and the latency of a step alone."""
 
 from __future__ import annotations
 
+from xsp import account
 from xsp.advise.advice import Interval, Step
 from xsp.analyses.answers import Answers
-from xsp.analyses.loop import scope_names
-
-MOST_DIFFERENCE = 0.25
-"""Maximum relative difference between the devices' window and the sum of the steps for both to be taken as equal."""
-
-LEAST_SHARE = 0.05
-"""Minimum share of an iteration between steps for gains to be shares of the iteration and not of the step."""
 
 
 def of(answers: Answers) -> Step | None:
-    """Return the step time with its interval; None if it is unknown.
-
-    Where devices worked, a loss is a share of their window. If the window is as long as the steps together, the loss is
-    the same share of a step; else gains are shares of the window.
-    """
-    step = _iteration(answers) or latency(answers)
-    activity = answers["device-activity"].dicts()
-    if not activity or not activity[-1]["window_ms"]:
-        return step
-    devices = {(row["rank"], row["device"]) for row in activity[:-1]} or {(0, 0)}
-    window = float(activity[-1]["window_ms"]) / len(devices)
-    if step is not None and step.steps:
-        total_ms = step.ms.value * step.steps
-        if abs(window - total_ms) <= MOST_DIFFERENCE * total_ms:
-            return step
-    return Step(Interval(window, window, window), "window")
-
-
-def _iteration(answers: Answers) -> Step | None:
-    """Return the time of an iteration if the loop records it and enough of it is outside the step, else None."""
-    trace = answers.trace
-    for row in answers["loop"].dicts():
-        if row["kind"] == trace.kind and row["scope"] in scope_names(trace.rank) and row["iteration_ms"] is not None:
-            mean, low, high = (row[name] for name in ("iteration_ms", "low_ms", "high_ms"))
-            if low is None or (row["data_ms"] or 0.0) + (row["between_ms"] or 0.0) < LEAST_SHARE * mean:
-                return None
-            return Step(Interval(low, mean, high), "iteration", row["steps"] - row["recorded"])
-    return None
+    """Return the time of an iteration with its interval, else the latency of a step; None if both are unknown."""
+    main = account.of(answers.trace).job
+    if main is None or main.time.ms is None:
+        return latency(answers)
+    time = main.time
+    assert time.ms is not None
+    low, high = (time.ms if end is None else end for end in (time.low_ms, time.high_ms))
+    count = main.count - main.recorded if main.count > main.recorded else main.recorded
+    return Step(Interval(low, time.ms, high), main.unit, count if main.unit != "window" else None)
 
 
 def latency(answers: Answers) -> Step | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.devicework import COPY, HOST_SPANS_SQL, LEVEL_NAMES, TENSOR_TIMES, prepare, shares
 from xsp.device.kernelnames import MATRIX
 from xsp.schema import Kind, Level
+from xsp.store.devicework import COPY, HOST_SPANS_SQL, LEVEL_NAMES, TENSOR_TIMES, prepare, shares
 from xsp.store.trace import Trace
 
 _TIME_COLUMNS = """

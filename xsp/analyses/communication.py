@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from xsp.analyses.collectives import COLLECTIVES, SYNCHRONOUS, reason_without_collectives
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.devicework import COMPUTATION, prepare
 from xsp.schema import Level
+from xsp.store.collectives import COLLECTIVES, SYNCHRONOUS, reason_without_collectives
+from xsp.store.devicework import COMPUTATION, prepare
 from xsp.store.trace import Trace
 
 _BUS = """

@@ -14,8 +14,8 @@ dimension (hipBLASLt) do not show it, and attention is not recognised.
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.devicework import prepare
 from xsp.schema import Kind, Level
+from xsp.store.devicework import prepare
 from xsp.store.trace import Trace
 
 EAGER, FUSED = "eager", "fused"
@@ -23,6 +23,13 @@ PRODUCTS, SOFTMAX, BETWEEN, KERNELS = "products", "softmax", "between", "kernels
 
 MOVING_CLASSES = ("elementwise", "copy")
 """Classes of kernels that may run between the products of attention where no operator is known."""
+
+CHAINED_CLASSES = ("elementwise", "copy", "reduction", "triton")
+"""Classes of kernels that a compiler fuses with their neighbours. Normalisations read their input twice or more, for
+the statistics and to apply them."""
+
+FUSED_ALREADY = "_fused_|_foreach_|multi_tensor|fused_(adam|sgd|lamb)"
+"""Pattern for operators and kernels of fused optimizers, which have no neighbours to be fused with."""
 
 FUSIBLE_CLASSES = ("elementwise", "copy", "normalisation", "reduction")
 """Classes of kernels that compute little for what they read and write."""
@@ -54,11 +61,12 @@ _PARTS = f"""
     pairs AS MATERIALIZED (  -- patterns are matched once for each kernel's name and operator's name
         SELECT name, op, class, regexp_matches(name, 'softmax', 'i') AND class NOT IN ('attention', 'gemm')
                                 AND NOT regexp_matches({_BOTH_NAMES}, 'log_?softmax', 'i') AS softmax,
-               regexp_matches({_BOTH_NAMES}, 'backward|bwd', 'i') AS backward
+               regexp_matches({_BOTH_NAMES}, 'backward|bwd', 'i') AS backward,
+               regexp_matches({_BOTH_NAMES}, '{FUSED_ALREADY}', 'i') AS is_fused
         FROM (SELECT DISTINCT name, op, class FROM launched)
     ),
     ordered AS (
-        SELECT launched.* EXCLUDE (name), softmax, backward,
+        SELECT launched.* EXCLUDE (name), softmax, backward, is_fused,
                launched.class = 'gemm'
                AND CASE WHEN has_operator THEN launched.op IN {BATCHED} ELSE batch > 1 END AS product,
                launched.class IN ('gemm', 'convolution', 'attention', 'communication')
@@ -100,7 +108,8 @@ _PARTS = f"""
             UNION ALL SELECT rank, device, stream, block + 2, false FROM attention_blocks WHERE backward AND second
         ) GROUP BY ALL
     )
-    SELECT blocks.class, blocks.op, blocks.dur_ns,
+    SELECT blocks.rank, blocks.device, blocks.stream, blocks.position, blocks.class, blocks.op, blocks.dur_ns,
+           blocks.is_fused,
            CASE WHEN blocks.class = 'attention' THEN '{KERNELS}' WHEN members.block IS NULL THEN NULL
                 WHEN is_boundary THEN '{PRODUCTS}' WHEN NOT is_softmax_block THEN NULL
                 WHEN softmax THEN '{SOFTMAX}' ELSE '{BETWEEN}' END AS part
@@ -136,21 +145,50 @@ def attention_by_form(trace: Trace) -> Table:
     )
 
 
+_CHAINS = f"""
+    WITH members AS (
+        SELECT *, part IS NULL AND class IN {CHAINED_CLASSES} AND NOT is_fused AS is_member
+        FROM kernel_parts
+    ), numbered AS (
+        SELECT *, sum(CASE WHEN is_member THEN 0 ELSE 1 END) OVER (
+            PARTITION BY rank, device, stream ORDER BY position ROWS UNBOUNDED PRECEDING) AS chain
+        FROM members
+    ), chains AS (
+        SELECT rank, device, stream, chain, count(*) AS length, sum(dur_ns) AS ns, max(dur_ns) AS floor_ns
+        FROM numbered WHERE is_member GROUP BY ALL
+    )
+    SELECT numbered.class, numbered.op, numbered.dur_ns,
+           CASE WHEN length > 1 THEN numbered.dur_ns ELSE 0 END AS chained_ns,
+           CASE WHEN length > 1 THEN numbered.dur_ns * (ns - floor_ns)::DOUBLE / ns ELSE 0 END AS saved_ns
+    FROM numbered JOIN chains USING (rank, device, stream, chain) WHERE is_member AND ns > 0
+"""
+"""Kernels that follow each other on a stream and could be one: each with its share of what that would save. The fused
+kernel still has to read and write as much as the one of them that takes longest."""
+
+
 @analysis("fusible", "Kernels that only move memory, by operator", Level.KERNEL, everywhere=True)
 def fusible_kernels(trace: Trace) -> Table:
     """Elementwise kernels, copies on the device, normalisations and reductions, by class and operator.
 
-    They compute little for the bytes that they read and write; fused with their neighbours they save that traffic, and
-    at most the time given here. Kernels of eager attention are in `attention` and left out here. The share is of the
-    time of all kernels and copies.
+    They compute little for the bytes that they read and write. `chained_ms` is the time of kernels that follow others
+    of them on their stream and could be fused with these, `saved_ms` the most that this would save: the fused kernel
+    takes at least as long as the longest one of its chain. Normalisations, which read their input more than once, and
+    fused optimizers count in neither. Kernels of eager attention are in `attention` and left out here. The share is of
+    the time of all kernels and copies.
     """
     _prepare(trace)
+    trace.create_temp_table("kernel_chains", _CHAINS)
     return trace.sql(
         f"""
         SELECT class, op, count(*) AS kernels, sum(dur_ns) / 1e6 AS device_ms,
                100.0 * sum(dur_ns) / nullif(any_value(whole_ns), 0) AS percent_of_device_time,
+               any_value(chained_ms) AS chained_ms, any_value(saved_ms) AS saved_ms,
                median(dur_ns) / 1e3 AS median_us
         FROM kernel_parts CROSS JOIN (SELECT sum(dur_ns) AS whole_ns FROM device_work)
-        WHERE part IS NULL AND class IN {FUSIBLE_CLASSES} GROUP BY ALL ORDER BY device_ms DESC, class, op
+        LEFT JOIN (
+            SELECT class AS of_class, op AS of_op, sum(chained_ns) / 1e6 AS chained_ms, sum(saved_ns) / 1e6 AS saved_ms
+            FROM kernel_chains GROUP BY ALL
+        ) ON of_class IS NOT DISTINCT FROM class AND of_op IS NOT DISTINCT FROM op
+        WHERE part IS NULL AND class IN {FUSIBLE_CLASSES} GROUP BY class, op ORDER BY device_ms DESC, class, op
         """
     )

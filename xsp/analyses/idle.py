@@ -25,8 +25,8 @@ The call responsible for a part is the one that the launching thread was in for 
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.devicework import launches
 from xsp.schema import Kind, Level
+from xsp.store.devicework import launches
 from xsp.store.trace import Trace
 
 LAUNCH_NS = 10_000

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.devicework import HOST_SPANS_SQL, LEVEL_NAMES, launches
 from xsp.schema import Kind, Level
+from xsp.store.devicework import HOST_SPANS_SQL, LEVEL_NAMES, launches
 from xsp.store.trace import Trace
 
 _COST = "coalesce(sum(launch_dur_ns) FILTER (WHERE position = 1 AND NOT waits), 0)"

@@ -24,7 +24,7 @@ _COLUMNS = {
     **dict.fromkeys(("low_ms", "high_ms", "samples"), "DOUBLE"),
     "samples_from": "VARCHAR",
     "figures_from": "VARCHAR",
-    **dict.fromkeys(("page_faults", "system_ms"), "DOUBLE"),
+    **dict.fromkeys(("page_faults", "system_ms", "beside_ms", "at_once"), "DOUBLE"),
 }
 
 
@@ -47,7 +47,9 @@ def program_loop(trace: Trace) -> Table:
     ran as if nothing were recorded. Times are null if no step ran without recording, or only short steps right after
     recorded ones, which may take twice as long. `page_faults` is the number of page faults per iteration without disk
     access, mostly for memory that the allocator returned and allocates again; `system_ms` is the time of all threads in
-    the operating system. Both are null if the run did not count them.
+    the operating system. Both are null if the run did not count them. If steps of several threads overlap, an iteration
+    is that of one thread, without the time between its steps in which other threads ran steps (`beside_ms`); `at_once`
+    is the number of iterations at the same time, and the throughput is that of all threads together.
     """
     measurements = iterations(trace.con)
     has_several = len({iteration.rank for iteration in measurements}) > 1
@@ -136,7 +138,8 @@ def _row(trace: Trace, iteration: Iteration, scope: str) -> tuple[Any, ...]:
         milliseconds(iteration.step_ns), milliseconds(iteration.data_ns), milliseconds(iteration.between_ns),
         iteration.samples_per_s, 100 * iteration.share, milliseconds(bounds.lo if bounds else None),
         milliseconds(bounds.hi if bounds else None), iteration.samples, batch_source, STEP_SOURCES[iteration.disturbed],
-        iteration.faults, milliseconds(iteration.system_ns),
+        iteration.faults, milliseconds(iteration.system_ns), milliseconds(iteration.beside_ns),
+        iteration.overlap.at_once if iteration.overlap else 1.0,
     )  # fmt: skip
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xsp.analyses.contract import Table, analysis, values
-from xsp.analyses.devicework import COPY, launches, prepare
 from xsp.schema import Level
+from xsp.store.devicework import COPY, launches, prepare
 from xsp.store.trace import Trace
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from xsp.analyses.devicework import SKEW_NS
 from xsp.schema import Kind
+from xsp.store.devicework import SKEW_NS
 
 LATENCY_NS = 10_000
 """Nanoseconds in which a launch reaches an idle device; a longer wait has another cause."""

@@ -97,7 +97,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the advice, and try it if requested."""
     from xsp import advise
-    from xsp.advise import advisor, pictures, records, text, trialtext
+    from xsp.advise import advisor, pictures, records, trialtext
     from xsp.device import machine
     from xsp.run import Machine
 
@@ -127,8 +127,21 @@ def run(args: argparse.Namespace) -> int:
         progress.write(_as_json(args, result))
         return 0
     if args.format != "json":
-        progress.echo(text.page(result, args.limit, records.history(this_machine).line), flush=True)
+        _print(args, context, result, records.history(this_machine).line)
     return 0 if plan is None else _try(args, result, plan)
+
+
+def _print(args: argparse.Namespace, context: AdviceContext, result: AdviceReport, history: str | None) -> None:
+    """Print the first screen and then all advice; for a model, or with questions that were chosen, only the advice."""
+    from rich.console import Console
+
+    from xsp.advise import text
+    from xsp.report import firstscreen
+
+    if context.trace is not None and not args.only:
+        screen = firstscreen.first_screen(context.trace, args.source, ())
+        progress.echo(firstscreen.text(screen, Console().width, commands=False) + "\n")
+    progress.echo(text.page(result, args.limit, history), flush=True)
 
 
 def _check_trials(args: argparse.Namespace) -> None:

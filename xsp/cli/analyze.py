@@ -1,10 +1,11 @@
 """Print analyses of a run as tables, or write them for other programs.
 
-Without names it lists the analyses that this run supports, and the others with the reason; for a trace with device
-work it first prints what takes the time and what to change.
+Without names it prints the first screen: what limits, where the time goes, what to change, what is doubtful. --list
+lists the analyses that this run supports, and the others with the reason.
 
 examples:
-  xsp analyze runs/demo                          list the analyses
+  xsp analyze runs/demo                          what limits, and what to change
+  xsp analyze runs/demo --list                   list the analyses
   xsp analyze runs/demo A2 A6
   xsp analyze trace.json.gz ops                  operators by GPU time
   xsp analyze RUN ops --where "name ~ 'mm' and calls > 9" --sort calls --limit 5
@@ -48,8 +49,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="run directory, sweep, Parquet file of spans, a trace that xsp imports, or its URL in Jaeger",
     )
     parser.add_argument(
-        "names", nargs="*", default=[], metavar="ANALYSIS", help="phases, A1 … A15, ops, health, … (default: list them)"
+        "names", nargs="*", default=[], metavar="ANALYSIS", help="phases, A1 … A15, ops, health, …: --list lists them"
     )
+    parser.add_argument("--list", action="store_true", help="list the analyses that this run supports")
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default), csv, json or parquet")
     parser.add_argument(
         "-o",
@@ -93,15 +95,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load the runs, and print or write the named analyses; without names, list the analyses."""
+    """Load the runs, and print or write the named analyses; without names, print the first screen."""
     analyses = list({analysis.id: analysis for analysis in map(_find, args.names)}.values())
     _check(args, len(analyses))
     traces = _load_on_spark(args) if args.engine != "duckdb" else _load_locally(args)
     for trace in traces:
         progress.warn_of_missing_files(trace.path or args.path, trace.run)
     if not analyses:
-        _overview(traces[0])
-        _list(traces[0])
+        if args.list:
+            _list(traces[0])
+        else:
+            _overview(traces[0], args.path)
         return 0
     answers_by_name, refusals = _answers(analyses, traces)
     answers_by_name = {
@@ -229,15 +233,13 @@ def _find(name: str) -> Analysis:
     return analysis
 
 
-def _overview(trace: Trace) -> None:
-    """Print the overview of a trace with device work."""
+def _overview(trace: Trace, path: str) -> None:
+    """Print the first screen of a trace."""
     from rich.console import Console
 
-    from xsp.report import text
+    from xsp.report import firstscreen
 
-    if trace.con.execute("SELECT 1 FROM spans WHERE device IS NOT NULL LIMIT 1").fetchall():
-        Console().print(text.overview(trace))
-        progress.echo("")
+    progress.echo(firstscreen.text(firstscreen.first_screen(trace, path), Console().width))
 
 
 def _list(trace: Trace) -> None:

@@ -3,7 +3,7 @@
 It reads traces of PyTorch's profiler (Kineto), Nsight Systems (SQLite), Chrome and Perfetto JSON, OTLP files, Jaeger's
 traces by URL or as downloaded, and an execution trace (Chakra) together with its Kineto trace. A folder means the files
 in it: the ranks of a job. What was read and what was skipped, with the reason, is printed and recorded under `imported`
-in run.json. Names of users, hosts, jobs and paths are not imported.
+in run.json; then the first screen of `xsp analyze`. Names of users, hosts, jobs and paths are not imported.
 
 examples:
   xsp import trace.json.gz -o runs/gpu
@@ -39,7 +39,23 @@ def run(args: argparse.Namespace) -> int:
     runs = sources.import_atomically(args.out, args.sources, args.overwrite, keep_names=args.keep_names)
     for path, content in runs.items():
         _print_source(path, content)
+    if len(runs) == 1:
+        _first_screen(next(iter(runs)))
     return 0
+
+
+def _first_screen(path: Path) -> None:
+    from rich.console import Console
+
+    from xsp.errors import XspError
+    from xsp.ingest import load
+    from xsp.report import firstscreen
+
+    try:
+        screen = firstscreen.first_screen(load.load(path), str(path))
+    except XspError:
+        return  # it was imported; what it lacks is said by the commands that read it
+    progress.echo("\n" + firstscreen.text(screen, Console().width))
 
 
 def _print_source(path: Path, run: Run) -> None:

@@ -81,11 +81,11 @@ def replace_unencodable() -> None:
 
 
 def show_result(out: Path, remarks: bool = True) -> None:
-    """Print a run's first tables and the next commands, and on stderr the remarks of plugins about the run.
+    """Print a run's first screen, or a sweep's table, and on stderr the remarks of plugins about the run.
 
     Args:
         out: the run, or the sweep.
-        remarks: whether to print the remarks of plugins; a sweep has none.
+        remarks: whether to give advice; a sweep has none.
     """
     replace_unencodable()
     from rich.console import Console
@@ -93,20 +93,18 @@ def show_result(out: Path, remarks: bool = True) -> None:
     from xsp import plugins
     from xsp.ingest import load
     from xsp.record.output import display_path as shown_path
-    from xsp.report import text
+    from xsp.report import firstscreen, text
 
     console = Console()
     runs = load.parts(out)
     if len(runs) > 1:
         console.print(text.sweep([load.load(run) for run in runs]))
-    else:
-        trace = load.load(out)
-        console.print(text.overview(trace))
-    echo(f"\nstored in {shown_path(out)}; next:")
-    first_run = shlex.quote(shown_path(runs[0]))
-    echo(f"  xsp report {first_run}            timeline, charts and tables in one page")
-    echo(f"  xsp analyze {first_run} A2 A10    any table, also as csv, json or parquet")
-    if remarks and len(runs) == 1:
+        echo(f"\nstored in {shown_path(out)}; next: xsp report {shlex.quote(shown_path(runs[0]))}")
+        return
+    trace = load.load(out)
+    screen = firstscreen.first_screen(trace, shown_path(runs[0]), None if remarks else ())
+    echo(firstscreen.text(screen, console.width, stored=shown_path(out)))
+    if remarks:
         sys.stdout.flush()
         for line in plugins.remarks(trace):
             warn(line)

@@ -53,21 +53,31 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=64,
         metavar="N",
-        help="limit of concurrent connections; further ones get 503 (default: %(default)s)",
+        help="limit of concurrent connections; a further one takes the place of one that waits for its client, else it "
+        "gets 503 (default: %(default)s)",
     )
     parser.add_argument(
-        "--timeout", type=float, default=30.0, metavar="SECONDS", help="limit for receiving a request (default: 30)"
+        "--timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="limit for the body of a request, and for its answer (default: 30)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Receive until a signal, then put everything in order."""
+    from xsp.connections import ConnectionLimits
     from xsp.receiver.limits import Limits
     from xsp.receiver.server import Server, address
 
     if args.connections < 1 or not 0 < args.timeout < float("inf"):
         raise UsageError("--connections and --timeout must be above 0")
-    limits = Limits(_size(args.max_body), args.connections, args.timeout)
+    defaults = ConnectionLimits()
+    clients = ConnectionLimits(
+        args.connections, header_s=min(args.timeout, defaults.header_s), body_s=args.timeout, answer_s=args.timeout
+    )
+    limits = Limits(_size(args.max_body), clients)
     http, grpc = address(args.http), address(args.grpc)
     if http is None and grpc is None:
         raise UsageError("--http off and --grpc off: nothing would be received; leave one of them on")

@@ -62,6 +62,8 @@ def _change(comparison: Comparison) -> str:
     if verdict != NO_EVIDENCE:
         return f"A step takes about the same ({times})."
     certain = causes.certain_phases(comparison)
+    if not certain and is_large:
+        return f"Undecided: a step takes {causes.more_or_less(total.change_ms)} ({times}), which may be chance."
     if not certain:
         return f"No evidence of change: a step takes about the same ({times})."
     if certain[0].change_ms * total.change_ms > 0 and is_large:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from xsp import summary
-from xsp.analyses.devicework import prepare
 from xsp.schema import Kind, Level
+from xsp.store.devicework import prepare
 from xsp.store.figures import own_rung
 from xsp.store.iterations import NEARNESS
 from xsp.store.trace import Trace

@@ -13,6 +13,7 @@ from xsp.evidence import citations, tables
 from xsp.evidence.form import NONE, Citation, Document, document, left_out, statement
 from xsp.health import grade, health
 from xsp.health.finding import Finding, Severity
+from xsp.report.firstscreen import first_screen
 from xsp.store.trace import Trace
 
 ROWS_OF_TIME = 12
@@ -44,7 +45,7 @@ def summary(trace: Trace, source: Mapping[str, Any]) -> Document:
     """Return what was recorded, the times of a step and of the loop, device activity, and the grade."""
     run = trace.run
     step = citations.of_step(trace)
-    statements = []
+    statements = _of_account(trace, step)
     tops = [tables.top(trace, name, limit) for name, limit in (("A1", 4), ("loop", 4), ("device-activity", 16))]
     latency, loop, activity = tops
     for row in tables.dicts(latency[0]) if latency else []:
@@ -59,7 +60,8 @@ def summary(trace: Trace, source: Mapping[str, Any]) -> Document:
             )
     for row in tables.dicts(activity[0]) if activity else []:
         subject = "all devices together" if row["rank"] is None else f"device {row['device']} of rank {row['rank']}"
-        sentence = f"{subject}: busy {_percent(row['busy_percent'])} of {_ms(row['window_ms'])}"
+        window = f"{_ms(row['window_ms'])} from its first work to its last"
+        sentence = f"{subject}: busy {_percent(row['busy_percent'])} of {window}"
         statements.append(statement(sentence, {name: row[name] for name in _DEVICE_FIGURES}, step, "device-activity"))
     result = grade(health(trace))
     reasons = "; ".join(result.reasons)
@@ -85,6 +87,17 @@ def summary(trace: Trace, source: Mapping[str, Any]) -> Document:
     }
     notes = [note for table in tops if table is not None for note in table[1]]
     return document("summary", source, run=description, statements=statements, left_out=notes)
+
+
+def _of_account(trace: Trace, step: Citation) -> list[Document]:
+    """Return what limits, and the parts of an iteration on both sides, as on the first screen."""
+    screen = first_screen(trace, pieces=())
+    statements = [statement(screen.sentence, {}, step, "account")]
+    for name, side in (("host", screen.host), (screen.device_name, screen.device)):
+        for line in side:
+            sentence = f"{name}: {line.name} takes {_ms(line.ms)}, {_percent(line.percent)} of an iteration"
+            statements.append(statement(sentence, {"ms": line.ms, "percent": line.percent}, step, "account"))
+    return statements
 
 
 _A1_FIGURES = (

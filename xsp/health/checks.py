@@ -79,7 +79,7 @@ def _run(trace: Trace) -> list[Finding]:
         text = f"{steps.lost} {'step was' if is_single else 'steps were'} recorded but not stored"
         findings.append(Finding(Severity.WARNING, "run", text, "C"))
     if steps.skipped:
-        text = f"{steps.skipped} steps ran at the same time as others and were not recorded"
+        text = f"{steps.skipped} steps ran inside other steps and were not recorded"
         findings.append(Finding(Severity.NOTE, "run", text))
     failed = _count(trace, f"SELECT count(*) FROM spans WHERE kind = '{Kind.STEP}' AND status <> 'ok'")
     if failed:

@@ -58,6 +58,7 @@ def findings(trace: Trace) -> Iterator[Finding]:
     """Yield the findings on device work; nothing for a run without devices."""
     devices = trace.run.machine.devices
     work = _work(trace)
+    yield from _doubts(trace)
     if not work.spans:
         if trace.run.counters is not None:
             text = "kernels were replayed for counters, not timed: for the GPU see only `counters` and `op-counters`"
@@ -74,6 +75,17 @@ def findings(trace: Trace) -> Iterator[Finding]:
     yield from _stacks(trace)
 
 
+def _doubts(trace: Trace) -> Iterator[Finding]:
+    """Yield what is impossible or missing in the trace, and what does not add up in its account."""
+    from xsp import account  # it needs NumPy, which tables do not
+
+    accounted = account.of(trace)
+    for doubt in accounted.doubts:
+        yield Finding(Severity.WARNING, doubt.subject, doubt.text, doubt.best_grade)
+    for text in accounted.violations:
+        yield Finding(Severity.WARNING, "account", text, "B")
+
+
 class _Work(NamedTuple):
     """Device work of all steps."""
 
@@ -88,10 +100,10 @@ def _work(trace: Trace) -> _Work:
     return _Work(*rows[0])
 
 
+_IS_LAUNCH = f"device IS NULL AND kind IN ('{Kind.LAUNCH}', '{Kind.CALL}') AND correlation_id IS NOT NULL"
 _LAUNCHES = f"""
     launches AS (
-        SELECT rank, process, correlation_id, min(start_ns) AS start_ns FROM spans
-        WHERE device IS NULL AND kind IN ('{Kind.LAUNCH}', '{Kind.CALL}') AND correlation_id IS NOT NULL GROUP BY ALL
+        SELECT rank, process, correlation_id, min(start_ns) AS start_ns FROM spans WHERE {_IS_LAUNCH} GROUP BY ALL
     )
 """
 _LAUNCH_CONDITION = (
@@ -115,6 +127,8 @@ def _launches(trace: Trace, work: _Work) -> Iterator[Finding]:
         WHERE level = {int(Level.KERNEL)}
         """
     ).fetchall()
+    if missing == work.spans and not trace.con.execute(f"SELECT 1 FROM spans WHERE {_IS_LAUNCH} LIMIT 1").fetchall():
+        return  # there is no launch at all: that is a doubt of its own
     if not missing:
         yield Finding(Severity.GOOD, "launches", f"all {work.spans} kernels and copies have a launch")
         return
@@ -152,15 +166,9 @@ def _layers(trace: Trace, work: _Work) -> Iterator[Finding]:
 
 def _levels(trace: Trace) -> Iterator[Finding]:
     """Yield a finding for each level that is missing between the model and the kernels."""
-    ((ops, calls),) = trace.con.execute(
-        f"SELECT count(*) FILTER (level = {int(Level.OP)}), count(*) FILTER (level = {int(Level.RUNTIME)}) FROM spans"
-    ).fetchall()
+    ((ops,),) = trace.con.execute(f"SELECT count(*) FILTER (level = {int(Level.OP)}) FROM spans").fetchall()
     if not ops:
         yield Finding(Severity.WARNING, "operators", "none was recorded: the operator of each kernel is unknown", "C")
-    if not calls:
-        yield Finding(
-            Severity.WARNING, "launches", "no runtime call was recorded: the causes of idle time are unknown", "C"
-        )
 
 
 def _clocks(trace: Trace) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from xsp import summary
 from xsp.health.finding import Finding, Severity
 from xsp.levels import depth
 from xsp.run import Run
-from xsp.store import iterations, reference
+from xsp.store import coldness, iterations, reference
 from xsp.store.iterations import IS_ALIKE, UNDISTURBED
 from xsp.store.loop import BARE
 from xsp.store.trace import Trace
@@ -162,15 +162,15 @@ def _guessed_batch(trace: Trace) -> Iterator[Finding]:
 
 def _cold_steps(trace: Trace) -> Iterator[Finding]:
     """Yield a finding on the slowdown of steps next to recorded ones, because storing evicts caches."""
-    coldness = iterations.coldness(trace.con)
-    if coldness is None or coldness.ratio <= 1 + MIN_COLD_SLOWDOWN:
+    cold = coldness.coldness(trace.con)
+    if cold is None or cold.ratio <= 1 + MIN_COLD_SLOWDOWN:
         return
-    text = f"steps next to recorded steps take {coldness.ratio:.2f} times as long, because storing leaves caches cold; "
-    if coldness.ratio > 1 + iterations.MAX_COLD_SHARE:
+    text = f"steps next to recorded steps take {cold.ratio:.2f} times as long, because storing leaves caches cold; "
+    if cold.ratio > 1 + coldness.MAX_COLD_SHARE:
         text += "so times inside a step are as recorded, not true times"
     else:
         text += "the confidence intervals of times inside a step are wider"
-    yield Finding(Severity.WARNING, "short steps", text, "C" if coldness.ratio > 1 + iterations.MAX_COLD_SHARE else "B")
+    yield Finding(Severity.WARNING, "short steps", text, "C" if cold.ratio > 1 + coldness.MAX_COLD_SHARE else "B")
 
 
 def _slower_since_recording(trace: Trace) -> Iterator[Finding]:

@@ -47,6 +47,8 @@ class Kineto(TableImporter):
         run = _run(envelope.keys)
         counters = kineto_counters.attach(con, run["machine"]["device_properties"], losses)
         base_ns = parse_integer(envelope.keys.get(kineto_rows.BASE)) or 0
+        if frames := kineto_whole.long_frames(con, base_ns - rows.base_ns):
+            run["frames"] = frames
         kineto_whole.finish(con, base_ns - rows.base_ns, losses)
         losses.spans = con.execute("SELECT count(*) FROM raw_spans").fetchall()[0][0]
         if not losses.spans:

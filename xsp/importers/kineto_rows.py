@@ -310,6 +310,7 @@ OTHER_TABLES = {
     "left_out": "phase VARCHAR, category VARCHAR, number BIGINT",
     "portions": "place BIGINT, number BIGINT, untimed BIGINT, first_untimed BIGINT",
     "operators": "number BIGINT, record_function_id BIGINT",
+    "frames": "name VARCHAR, thread BIGINT, start_ns BIGINT, dur_ns BIGINT",
 }
 """Columns of the other tables, by the name of the table."""
 
@@ -338,7 +339,13 @@ def _spans(sorts: Collection[tuple[str, bool]]) -> str:
     return f"SELECT * REPLACE (start_ns + {_BASE_NS} AS start_ns), 'kineto' AS collector, 'ok' AS status FROM ({rows})"
 
 
+LONG_FRAME_NS = 1_000_000
+"""Least duration, in nanoseconds, of a call of Python that is kept as a frame."""
+
 _TABLE_QUERIES = {
+    "frames": f"SELECT name, thread, ts_ns + {_BASE_NS} AS start_ns, dur_ns FROM portion "
+    f"WHERE category = 'python_function' AND raw_sort IS NULL AND dur_ns BETWEEN {LONG_FRAME_NS} AND {MAX_DURATION_NS} "
+    f"AND ts_ns BETWEEN 0 AND {MAX_DURATION_NS}",
     "arrows": f"SELECT id, ph, process AS pid, thread AS tid, ts_ns + {_BASE_NS} AS ts_ns FROM portion "
     f"WHERE category IN ('fwdbwd', 'fwd_bwd') AND ts_ns BETWEEN 0 AND {MAX_DURATION_NS}",
     "left_out": "SELECT left(ph, 60) AS phase, left(category, 60) AS category, count(*) AS number FROM portion "

@@ -22,6 +22,25 @@ _PASSIVE = (
 )
 
 
+MAX_FRAMES = 200
+"""Maximum number of calls of Python that are kept, the longest ones."""
+
+
+def long_frames(con: duckdb.DuckDBPyConnection, shift_ns: int) -> list[dict[str, object]]:
+    """Return the longest calls of Python, in order of their start, by file and function without the folders.
+
+    They are evidence for what the host did while no operator ran. `finish` removes the table.
+    """
+    rows = con.execute(
+        f"""
+        SELECT regexp_replace(name, '^.*[/\\\\]', ''), thread, start_ns + {shift_ns}, dur_ns FROM frames
+        WHERE NOT starts_with(name, '<') AND thread IS NOT NULL ORDER BY dur_ns DESC, start_ns LIMIT {MAX_FRAMES}
+        """
+    ).fetchall()
+    columns = ("name", "thread", "start_ns", "dur_ns")
+    return [dict(zip(columns, row, strict=True)) for row in sorted(rows, key=lambda row: (row[2], -row[3]))]
+
+
 def finish(con: duckdb.DuckDBPyConnection, shift_ns: int, losses: Losses) -> None:
     """Complete the table `raw_spans`.
 

@@ -1,19 +1,17 @@
 """Read memory records of PyTorch: snapshots of the caching allocator, and memory timelines of its profiler.
 
-A snapshot (`torch.cuda.memory._dump_snapshot`) is a pickle, and a pickle can run code. It is read by an unpickler that
-creates only dictionaries, lists, tuples, strings and numbers, which is all that a snapshot needs, and rejects every
-class or function; no code of the file ever runs. Timelines (`prof.export_memory_timeline`) are JSON.
+A snapshot (`torch.cuda.memory._dump_snapshot`) is a pickle, and a pickle can run code. Its reader knows only
+dictionaries, lists, tuples, strings and numbers, see `plainpickle`; no code of the file ever runs. Timelines
+(`prof.export_memory_timeline`) are JSON.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import Any, NoReturn
+from typing import Any
 
 import duckdb
 
@@ -29,10 +27,14 @@ from xsp.importers.contract import (
     open_bytes,
     read_error,
 )
+from xsp.importers.plainpickle import PickleError, Plain
 from xsp.schema import Column, Kind, Level
 
 MAX_FILE_BYTES = 1 << 30
 """Maximum bytes of a file, which is read at once; PyTorch holds a snapshot in memory too."""
+
+MAX_RATIO, FREE_BYTES = 100, 4 << 20
+"""Maximum ratio of the content to its gzip, and the bytes up to which any ratio is accepted."""
 
 CATEGORIES = (
     "parameter",
@@ -75,11 +77,15 @@ class TorchMemory(TableImporter):
         """
         losses = Losses(self.name)
         with open_bytes(Path(source)) as file:
+            compressed_bytes = Path(source).stat().st_size
+            most = min(MAX_FILE_BYTES, max(FREE_BYTES, MAX_RATIO * compressed_bytes))
             try:
-                content = file.read(MAX_FILE_BYTES + 1)
+                content = file.read(most + 1)
             except (EOFError, OSError, zlib.error) as error:
                 raise read_error(source, error) from error
-        if len(content) > MAX_FILE_BYTES:
+        if len(content) > most and most < MAX_FILE_BYTES:
+            raise TraceError(f"{source}: its gzip becomes more than {MAX_RATIO} times as large, which no snapshot does")
+        if len(content) > most:
             raise TraceError(f"{source}: is larger than 1 GiB; record fewer allocations (max_entries)")
         try:
             rows = _snapshot(source, content, losses) if _is_pickle(content) else _timeline(source, content, losses)
@@ -87,7 +93,8 @@ class TorchMemory(TableImporter):
                 (index, start_ns, kind, size, json.dumps(attributes))
                 for index, (start_ns, kind, size, attributes) in enumerate(rows)
             ]
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError, RecursionError, MemoryError,
+                SystemError) as error:  # fmt: skip
             raise TraceError(f"{source}: is not in PyTorch's form ({type(error).__name__}: {error})") from error
         with check_values(source):
             table.create(con, "raw_spans", RAW_COLUMNS)
@@ -122,40 +129,59 @@ def _is_pickle(head: bytes) -> bool:
     return head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and len(head) > 2
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Creates plain values and rejects everything that a pickle could run."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it names {module[:80]}.{name[:80]}, which no memory snapshot does")
-
-    def persistent_load(self, pid: Any) -> NoReturn:
-        raise pickle.UnpicklingError("it refers to objects outside of the file")
-
-
 def _snapshot(source: str, content: bytes, losses: Losses) -> Rows:
     try:
-        snapshot = _PlainUnpickler(io.BytesIO(content)).load()
-    except (pickle.UnpicklingError, EOFError, MemoryError, RecursionError, ValueError, TypeError, LookupError,
-            AttributeError, OverflowError) as error:  # fmt: skip
+        plain = Plain(content)
+    except (PickleError, MemoryError, OverflowError) as error:
         raise TraceError(f"{source}: not read, and nothing in it was run: {error or type(error).__name__}") from error
+    snapshot = plain.value
     if not isinstance(snapshot, dict) or not isinstance(snapshot.get("device_traces"), list):
         raise TraceError(f"{source}: is a pickle, but not a memory snapshot (torch.cuda.memory._dump_snapshot)")
-    return _changes(snapshot, losses)
+    return _Changes(source, snapshot, plain.instructions, losses).rows()
 
 
-def _changes(snapshot: dict[str, Any], losses: Losses) -> Rows:
-    """Yield the changes of each device; totals are computed backwards from the final state, which the segments give."""
-    for device, trace in enumerate(snapshot["device_traces"]):
-        allocated = reserved = 0
-        for segment in snapshot.get("segments", []):
-            if segment.get("device", 0) == device:
-                reserved += segment["total_size"]
-                allocated += sum(block["size"] for block in segment["blocks"] if block["state"] == "active_allocated")
-                allocated += sum(
-                    block["size"] for block in segment["blocks"] if block["state"] == "active_pending_free"
-                )
+class _Changes:
+    """The changes of memory in a snapshot.
+
+    A pickle of kilobytes can refer to the same lists again and again, so that a walk through it does not end. Each
+    segment, block and event of a snapshot is an object of its own, so there are at most as many as instructions.
+    """
+
+    def __init__(self, source: str, snapshot: dict[str, Any], most_visits: int, losses: Losses) -> None:
+        self._source, self._snapshot, self._losses = source, snapshot, losses
+        self._visits_left = most_visits
+        self._frames: dict[int, str | None] = {}
+        """The origins of allocations, by id of their list of frames, which many share."""
+
+    def _visit(self, values: Any) -> list[Any]:
+        """Return the values of a list, and count them.
+
+        Raises:
+            TraceError: with those before, these are more than the file states.
+        """
+        if len(values) > self._visits_left:
+            raise TraceError(f"{self._source}: refers to the same events again and again, which no snapshot does")
+        self._visits_left -= len(values)
+        return list(values)
+
+    def rows(self) -> Rows:
+        """Yield the changes of each device; totals are computed backwards from the final state, as segments give it."""
+        final: dict[int, tuple[int, int]] = {}
+        for segment in self._visit(self._snapshot.get("segments", [])):
+            device = segment.get("device", 0)
+            if not isinstance(device, int):
+                raise TypeError("a device is no number")
+            allocated, reserved = final.get(device, (0, 0))
+            blocks = self._visit(segment["blocks"])
+            allocated += sum(block["size"] for block in blocks if block["state"] in _IN_USE)
+            final[device] = allocated, reserved + segment["total_size"]
+        for device, trace in enumerate(self._visit(self._snapshot["device_traces"])):
+            yield from self._of_device(device, self._visit(trace), *final.get(device, (0, 0)))
+
+    def _of_device(self, device: int, trace: list[Any], allocated: int, reserved: int) -> Rows:
+        losses = self._losses
         signs = [
-            (event, _ALLOCATED_SIGNS.get(event["action"], 0), _RESERVED_SIGNS.get(event["action"], 0))
+            (event, _ALLOCATED_SIGNS.get(_text(event["action"]), 0), _RESERVED_SIGNS.get(_text(event["action"]), 0))
             for event in trace
         ]
         allocated -= sum(sign * event["size"] for event, sign, _ in signs)
@@ -172,7 +198,7 @@ def _changes(snapshot: dict[str, Any], losses: Losses) -> Rows:
                 continue
             attributes = {"device_type": "1", "device": str(device), "address": _number(event["addr"]),
                           "total_allocated_bytes": allocated, "total_reserved_bytes": reserved,
-                          "frame": _frame(event)}  # fmt: skip
+                          "frame": self._frame(event.get("frames"))}  # fmt: skip
             start_ns = int(event.get("time_us", index)) * 1000
             yield (
                 start_ns,
@@ -181,17 +207,27 @@ def _changes(snapshot: dict[str, Any], losses: Losses) -> Rows:
                 {key: value for key, value in attributes.items() if value is not None},
             )
 
+    def _frame(self, frames: Any) -> str | None:
+        if not frames:
+            return None
+        if id(frames) not in self._frames:  # the snapshot keeps them alive, so an id is that of one list
+            self._frames[id(frames)] = _origin(frames)
+        return self._frames[id(frames)]
+
+
+_IN_USE = ("active_allocated", "active_pending_free")
+"""States of blocks that are allocated."""
 
 _ALLOCATED_SIGNS = {"alloc": 1, "free_completed": -1}
 _RESERVED_SIGNS = {"segment_alloc": 1, "segment_free": -1, "segment_map": 1, "segment_unmap": -1}
 """Events that change the allocated bytes, and the bytes that the allocator reserves; with their signs."""
 
 
-def _frame(event: dict[str, Any]) -> str | None:
+def _origin(all_frames: list[dict[str, Any]]) -> str | None:
     """Return the origin of an allocation: the innermost Python frame outside torch, without directories."""
-    frames = [frame for frame in event.get("frames") or [] if _text(frame.get("filename")).endswith(".py")]
-    user_frames = [frame for frame in frames if "torch" not in PurePath(frame["filename"]).parts]
-    innermost = next(iter(user_frames or frames), None)
+    frames = [frame for frame in all_frames if _text(frame.get("filename")).endswith(".py")]
+    user_frames = (frame for frame in frames if "torch" not in PurePath(frame["filename"]).parts)
+    innermost = next(user_frames, next(iter(frames), None))
     if innermost is None:
         return None
     return f"{_text(innermost.get('name'))} ({PurePath(innermost['filename']).name}:{_number(innermost.get('line'))})"

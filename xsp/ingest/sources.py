@@ -18,13 +18,16 @@ from xsp.ingest.write import with_notes, write
 from xsp.run import Run
 
 
-def import_into(out: Path, sources: Sequence[str], keep_names: bool = False) -> dict[Path, Run]:
+def import_into(
+    out: Path, sources: Sequence[str], keep_names: bool = False, name: str | None = None
+) -> dict[Path, Run]:
     """Import files and URLs into run directories.
 
     Args:
         out: an empty directory. A single job is written into it; several jobs into one subdirectory each.
         sources: files and URLs that importers recognise; for a folder, the files in it are imported.
         keep_names: keep names of people, machines and paths.
+        name: name of a job of several files; default: that of the directory.
 
     Returns:
         The runs, by run directory.
@@ -36,7 +39,7 @@ def import_into(out: Path, sources: Sequence[str], keep_names: bool = False) -> 
     """
     rows, tables = _find_importers(sources)
     if tables:
-        job_name = Path(sources[0]).name if len(sources) == 1 else out.name
+        job_name = Path(sources[0]).name if len(sources) == 1 else name or out.name
         return import_tables(out, tables, job_name, keep_names)
     return _import_rows(out, list(rows), [importer.read(source) for source, importer in rows.items()])
 
@@ -142,7 +145,7 @@ def import_atomically(
     staging = atomic.temporary_path(out)
     try:
         staging.mkdir(parents=True)
-        staged_runs = import_into(staging, sources, keep_names)
+        staged_runs = import_into(staging, sources, keep_names, out.name)
         with rundir.runs_directory(out, overwrite):
             atomic.move_into_place(staging, out, flush=False)
     except OSError as error:

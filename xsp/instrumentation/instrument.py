@@ -27,7 +27,7 @@ from xsp.collector import Collector, Signal
 from xsp.errors import PluginError, UsageError
 from xsp.instrumentation.calls import Calls
 from xsp.instrumentation.counts import Counts, sum_counts
-from xsp.instrumentation.sampling import Model, Models, Settings, bound_of, choose_call
+from xsp.instrumentation.sampling import MOST_OUTSIDE, Model, Models, Settings, bound_of, choose_call
 from xsp.levels import parse_levels
 from xsp.otlp.endpoint import endpoint
 from xsp.record.collecting import Collecting
@@ -141,10 +141,11 @@ class Instrumented:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on what collectors could not see in this process, and on collectors that cannot work here."""
+        """Sentences on what collectors could not see here or why they cannot work, and on models without requests."""
         collecting = self._process.collecting
         lines = [f"{note['source']}: {note['text']}" for note in collecting.notes]
-        return lines + [f"{name}: {reason}" for name, reason in sorted(collecting.absent.items())]
+        lines += [f"{name}: {reason}" for name, reason in sorted(collecting.absent.items())]
+        return lines + [hint for model in self._models if (hint := model.hint()) is not None]
 
     @contextlib.contextmanager
     def batch(self, requests: Iterable[Any]) -> Iterator[None]:
@@ -185,6 +186,9 @@ class Instrumented:
             self._tracing.flush(max(0.0, deadline - time.monotonic()))
         if is_last:
             self._process.calls.close()
+        for hint in [model.hint() for model in self._models if model.calls_outside < MOST_OUTSIDE]:
+            if hint is not None:
+                _logger.warning("%s", hint)
         counts = self.counts
         if counts.lost:
             _logger.warning("of %d sampled calls, these lack spans: %s", counts.sampled, counts.lost)
@@ -257,6 +261,10 @@ class _Process:
                 requests = serving()
                 if requests is None:
                     context = get_current_span().get_span_context()
+                    if not context.trace_id:
+                        model.calls_outside += 1
+                        if model.calls_outside == MOST_OUTSIDE and (hint := model.hint()) is not None:
+                            _logger.warning("%s", hint)
                     if not context.trace_flags & 1 or context.trace_id & low_bits >= model.bound:
                         return
                 self._begin(model, subject, requests)

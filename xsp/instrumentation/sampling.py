@@ -42,6 +42,10 @@ class Settings(NamedTuple):
     """Target to send spans to; None to give them to the service's own processors."""
 
 
+MOST_OUTSIDE = 20
+"""Calls of a model on threads without an open span, and none with one, after which a hint is logged."""
+
+
 class Model:
     """An instrumented model: its settings, and the outcomes of its calls in this process."""
 
@@ -64,6 +68,17 @@ class Model:
         """Restart the counts, in a forked process."""
         self.tally = Tally()
         self.call_counter, self._counter_reads, self._read_lock = count(), 0, threading.Lock()
+        self.calls_outside = 0
+        """Calls outside any span; where threads call at the same time, some may be missing."""
+
+    def hint(self) -> str | None:
+        """Return why nothing of the model's calls is recorded, and what to type, if none was made in any span."""
+        if not self.calls_outside or self.calls_outside < self.counts.calls:
+            return None
+        return (
+            f"{self.name}: its {self.calls_outside} calls ran outside any span, so none was recorded. If a thread "
+            "calls it for requests of other threads, declare them: `with traced.batch(requests): model(…)`"
+        )
 
     @property
     def counts(self) -> Counts:

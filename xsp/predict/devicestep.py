@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xsp.analyses.answers import Answers
-from xsp.analyses.collectives import COLLECTIVES, reason_without_collectives
-from xsp.analyses.devicework import SKEW_NS, prepare
 from xsp.device.kernelnames import COMMUNICATION
 from xsp.errors import AnalysisError
 from xsp.predict.buckets import Buckets
 from xsp.predict.hoststep import Call, Lane, layers_in_order
 from xsp.predict.training import Layer
 from xsp.schema import Kind, Level
+from xsp.store.collectives import COLLECTIVES, reason_without_collectives
+from xsp.store.devicework import SKEW_NS, prepare
 from xsp.store.trace import Trace
 from xsp.store.views import FULL_NAME
 

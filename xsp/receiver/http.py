@@ -15,6 +15,7 @@ from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from xsp import hosts
+from xsp.connections import State
 from xsp.errors import OutputError, TraceError
 from xsp.importers import otlp_json, otlp_proto
 from xsp.importers.otlp import Part
@@ -59,7 +60,7 @@ class OtlpHttpServer(LimitedHTTPServer):
         """
         self.writer, self.budget, self.limits = writer, budget, limits
         self.on_loopback = hosts.is_loopback(address[0])
-        super().__init__(address, _Request, limits.connections)
+        super().__init__(address, _Request, limits.clients)
 
 
 class _Request(DeadlineHandler):
@@ -68,14 +69,11 @@ class _Request(DeadlineHandler):
     server: OtlpHttpServer
     protocol_version = "HTTP/1.1"
 
-    @property
-    def seconds(self) -> float:
-        return self.server.limits.seconds
-
     def do_POST(self) -> None:
         try:
             with self.server.budget.share() as share:
                 kind, body = self._body(share)
+                self.client.enter(State.WORK)
                 self._acknowledge(kind, self._store(kind, body))
         except RequestError as refused:
             self._refuse(refused)
@@ -186,7 +184,6 @@ class _Request(DeadlineHandler):
             self._send(refused.status, JSON, json.dumps({"code": code, "message": text}).encode())
 
     def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
-        self.connection.settimeout(self.server.limits.seconds)
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))

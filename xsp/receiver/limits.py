@@ -6,9 +6,10 @@ import contextlib
 import threading
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from xsp.connections import ConnectionLimits
 from xsp.errors import XspError
 
 CHUNK = 1 << 16
@@ -42,11 +43,8 @@ class Limits:
     max_body: int = 64 << 20
     """Bytes of a request, decompressed."""
 
-    connections: int = 64
-    """Concurrent connections over HTTP; over gRPC, concurrent requests."""
-
-    seconds: float = 30.0
-    """Seconds for one request to arrive completely."""
+    clients: ConnectionLimits = field(default_factory=ConnectionLimits)
+    """Limits of connections over HTTP; over gRPC, of concurrent requests."""
 
 
 class MemoryBudget:

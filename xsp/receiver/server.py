@@ -93,12 +93,11 @@ class Server:
             Whether no thread is still at work, see `RunWriter.close`.
         """
         self._stop.set()
-        grpc_end = self._grpc_server.stop(grace=GRACE_S) if self._grpc_server is not None else None
         if self._http_server is not None:
             self._http_server.shutdown()
             self._http_server.server_close()
-        if grpc_end is not None:
-            grpc_end.wait(GRACE_S)
+        if self._grpc_server is not None:
+            self._grpc_server.stop(GRACE_S)
         has_ended = self.writer.close()
         totals = self.writer
         self._report(f"{totals.spans} spans received, {totals.rejected} rejected, {totals.finished} runs written")
@@ -123,10 +122,10 @@ class Server:
 
     def _open_grpc(self, endpoint: Address, budget: MemoryBudget, limits: Limits) -> Any:
         try:
-            server, port = _module("grpc").server(str(endpoint), self.writer, budget, limits)
+            server = _module("grpc").OtlpGrpcServer(str(endpoint), self.writer, budget, limits)
         except OSError as error:
             raise UsageError(f"--grpc {endpoint}: cannot listen there ({error})") from error
-        self._report(f"listening for OTLP on grpc://{endpoint._replace(port=port)}")
+        self._report(f"listening for OTLP on grpc://{endpoint._replace(port=server.port)}")
         self._warn(endpoint, "--grpc")
         return server
 

@@ -2,9 +2,10 @@
 
 A training step begins with the first outermost call of a module after the last step, or with the optimizer's step if
 it makes the calls itself (a closure), and ends with the optimizer's step. If optimizers step inside a backward pass, in
-hooks that run when gradients are ready, it ends with that pass. An inference step is one outermost call. A
-call counts as training if its module is in training mode and gradients are on. If training calls no module that has
-parameters, the start of its forward pass cannot be seen: a step then begins where the last one ended.
+hooks that run when gradients are ready, it ends with that pass. An inference step is one outermost call, or one pass
+through modules that are called in turn (`xsp.record.sequences`). A call counts as training if its module is in training
+mode and gradients are on. If training calls no module that has parameters, the start of its forward pass cannot be
+seen: a step then begins where the last one ended.
 
 Repeated patterns are learned: optimizers that step directly one after the other end one step, not two; a call without
 gradients that is always followed by training calls (of a teacher or an encoder) begins a training step.
@@ -16,13 +17,15 @@ import enum
 import sys
 import threading
 import weakref
-from collections.abc import Hashable
 from typing import Any
 
 from xsp.collector import Signal
+from xsp.record.evidence import MOST_BACKWARDS, TrainingEvidence
+from xsp.record.order import Order
+from xsp.record.sequences import NO_STEP, Sequence
 from xsp.record.session import profile
-from xsp.record.steps import Step
-from xsp.subjects import Subjects, is_empty_module
+from xsp.record.step import Step
+from xsp.subjects import is_empty_module
 
 
 class StepRule(enum.Enum):
@@ -32,15 +35,6 @@ class StepRule(enum.Enum):
     CALL = "call"  # a call of the outermost module
     OPTIMIZER = "optimizer"  # from one optimizer step to the next
 
-
-MOST_CALLS = 256
-"""Calls without any backward pass after which a program is assumed not to train."""
-
-MOST_BACKWARDS = 64
-"""Backward passes without an optimizer step after which a program is assumed to use no optimizer of torch."""
-
-LONGEST_PREFIX = 8
-"""Most calls without gradients that may begin a training step."""
 
 _NO_OPTIMIZER = (
     "the program trains without a torch optimizer: a step ends with the backward pass, and the parameter update lies "
@@ -54,6 +48,7 @@ _NEVER_ENDED = (
     "only one step was seen: gradients were computed, and no torch optimizer stepped; give --step the name of a "
     f"function that is called once per step, or run more than {MOST_BACKWARDS} steps"
 )
+_BROKEN_PASS = "passes through modules that are called in turn were left out where their order changed"
 _NEVER_TRAINED = (
     "a model in training mode was called repeatedly without a backward pass: its calls are the steps; "
     "call model.eval() for inference, or use --step optimizer"
@@ -61,13 +56,101 @@ _NEVER_TRAINED = (
 
 
 class AutoStep:
-    """A listener that opens and closes the steps of a session at signals."""
+    """A listener that opens and closes the steps of a session at signals, for each thread of the program."""
+
+    MOST_THREADS = 64
+    """Threads whose patterns are remembered while they have no step open."""
 
     def __init__(self, session: profile, rule: StepRule = StepRule.AUTO) -> None:
         self._session = session
+        self._quiet = session.quiet
+        self._newest = Finder(session, rule)
+        self._finders: dict[int, Finder] = {}
+        self._last_thread: int | None = None
+        """The thread that began the last step."""
+
+        self._running: set[int] = set()
+        """The threads in an outermost call."""
+
+        self._inside: set[int] = set()
+        """The threads in a call that is part of another thread's call."""
+
+        self._called: dict[int, weakref.ref[Any]] = {}
+        """The outermost module that each thread called last."""
+
+        self._modules_of: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
+
+    def __call__(self, signal: Signal, subject: object) -> None:
+        """Handle a boundary of the program."""
+        if self._session.has_explicit_steps:
+            return
+        thread = threading.get_ident()
+        finder = self._finders.get(thread)
+        if finder is None:
+            finder = self._add_finder(thread)
+        if self._quiet.remaining and thread == self._last_thread:
+            self._quiet.on_signal(signal)
+            finder.open_next()
+            return
+        if signal is Signal.CALL_BEGIN:
+            if self._is_inside(subject, thread):
+                self._inside.add(thread)
+                return
+            self._note_call(subject, thread)
+        elif signal is Signal.CALL_END:
+            if thread in self._inside:
+                self._inside.discard(thread)
+                return
+            self._running.discard(thread)
+        finder.handle(signal, subject)
+        if finder.has_begun:
+            self._last_thread = thread
+
+    def _add_finder(self, thread: int) -> Finder:
+        """Return a new finder for a thread; the first thread gets that of the rule."""
+        if len(self._finders) >= self.MOST_THREADS:
+            self._finders = {thread: finder for thread, finder in list(self._finders.items()) if finder.has_begun}
+        finder = self._newest if not self._finders and not self._newest.has_begun else self._newest.for_another_thread()
+        self._newest = self._finders[thread] = finder
+        return finder
+
+    def _note_call(self, module: Any, thread: int) -> None:
+        self._running.add(thread)
+        called = self._called.get(thread)
+        if called is None or called() is not module:
+            if len(self._called) >= self.MOST_THREADS:
+                self._called.clear()
+            self._called[thread] = weakref.ref(module)
+
+    def _is_inside(self, module: Any, thread: int) -> bool:
+        """Return whether a call is part of another thread's, as of a replica or a layer that runs in parallel."""
+        if getattr(module, "_is_replica", False):
+            return True
+        running = self._running - {thread}
+        if self._quiet.remaining and self._last_thread is not None:  # its calls are not signalled
+            running.add(self._last_thread)
+        outer_modules = [called() for other in running if (called := self._called.get(other)) is not None]
+        return any(
+            outer is not None and outer is not module and self._contains(outer, module) for outer in outer_modules
+        )
+
+    def _contains(self, outer: Any, module: object) -> bool:
+        try:
+            numbers = self._modules_of.get(outer)
+            if numbers is None:
+                numbers = self._modules_of[outer] = set(map(id, outer.modules()))
+            return id(module) in numbers
+        except Exception:  # the program's own classes may raise anything
+            return False
+
+
+class Finder:
+    """Finds the steps of one thread."""
+
+    def __init__(self, session: profile, rule: StepRule) -> None:
+        self._session = session
         self._rule = rule
         self._step: Step | None = None
-        self._owner: int | None = None
         self._trains = False  # the open step is a training step
         self._running_optimizers = 0  # optimizers' steps that are running
         self._called_module = 0
@@ -82,18 +165,27 @@ class AutoStep:
         self._evidence = TrainingEvidence()
         self._subjects = session.subjects
         self._order = Order(self._subjects)
+        self._sequence: Sequence | None = Sequence(self._subjects) if rule is StepRule.AUTO else None
+        """The modules that are called in turn; None if the program is told what a step is."""
 
-    def __call__(self, signal: Signal, subject: object) -> None:
-        """Handle a boundary of the program; boundaries on other threads than the step's own are ignored."""
-        if self._session.has_explicit_steps:
-            return
-        if self._step is not None and threading.get_ident() != self._owner:
-            return
-        if self._quiet.remaining:
-            if threading.get_ident() == self._owner:
-                self._quiet.on_signal(signal)
-                self._open_next()
-            return
+        self._is_pass = False
+        """Whether the open step is a pass through the sequence."""
+
+    def for_another_thread(self) -> Finder:
+        """Return a finder for another thread, which begins with what is known of the program."""
+        finder = Finder(self._session, self._rule)
+        if self._sequence is not None:
+            finder._sequence = Sequence(self._subjects)
+        finder._has_given_up = self._has_given_up
+        return finder
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a step is open."""
+        return self._step is not None
+
+    def handle(self, signal: Signal, subject: object) -> None:
+        """Handle a boundary of the thread."""
         if signal is Signal.CALL_BEGIN:
             self._call_begins(subject)
         elif signal is Signal.CALL_END:
@@ -120,14 +212,44 @@ class AutoStep:
         has_weights = not is_empty_module(module)
         if has_weights and self._step is not None and self._step.awaits_work:
             self._abandon()
+        if self._step is not None and self._is_pass and (trains or not self._continues_pass(module)):
+            self._abandon()
         if self._step is None:
             self._trains = trains or (self._rule is StepRule.AUTO and self._order.begins_prefix(module))
+            self._is_pass = self._begins_pass(module)
             self._open(by_call=True)
         self._has_weights |= has_weights
         self._has_called_weights |= has_weights
         self._mark_work()
         self._order.on_call(module, trains)
         self._called_module = self._subjects.of(module)
+
+    def _begins_pass(self, module: object) -> bool:
+        """Return whether a call that begins a step begins a pass through modules that are called in turn."""
+        sequence = self._sequence
+        if sequence is None:
+            return False
+        if self._trains:
+            sequence.reset()
+            return False
+        if sequence.begins(module):
+            if sequence.is_new:  # the calls that it consists of were steps of their own so far
+                sequence.is_new = False
+                self._session.withdraw(NO_STEP)
+                self._session.schedule.forget_kinds()
+            return True
+        sequence.on_call(module)
+        if sequence.is_due and not self._has_backward:
+            (self._session.note if sequence.are_in_turn else self._session.withdraw)(NO_STEP)
+        return False
+
+    def _continues_pass(self, module: object) -> bool:
+        if self._sequence is None or self._sequence.continues(module):
+            return True
+        if not self._sequence.begins(module):  # else the pass was left, for instance by an error
+            self._sequence.break_off()
+        self._session.note(_BROKEN_PASS)
+        return False
 
     def _must_abandon(self, module: object, trains: bool) -> bool:
         """Return whether the open step turns out not to be a training step, or its end was missed."""
@@ -145,7 +267,7 @@ class AutoStep:
             return
         if self._trains:
             self._evidence.on_call(self._called_module, result)
-        else:
+        elif not self._is_pass or self._sequence is None or self._sequence.is_complete:
             self._end(Signal.CALL_END)
 
     def _backward_ends(self, optimizer: object | None) -> None:
@@ -172,7 +294,7 @@ class AutoStep:
                 self._has_weights = False
                 self._learn_start()
                 self._has_called_weights = False
-                self._open_next()
+                self.open_next()
 
     def _optimizer_begins(self) -> None:
         self._running_optimizers += 1
@@ -207,7 +329,7 @@ class AutoStep:
         if self._step is not None:
             self._step.awaits_work = False
 
-    def _open_next(self) -> None:
+    def open_next(self) -> None:
         """Begin a training step where the last one ended, if no call would signal its start."""
         if self._quiet.is_gapless and self._step is None and not self._quiet.remaining:
             self._trains = True
@@ -217,189 +339,23 @@ class AutoStep:
 
     def _open(self, by_call: bool) -> None:
         self._has_weights = False
-        self._owner = threading.get_ident()
         self._step = self._session.detected_step(by_call)
         self._step.__enter__()
 
     def _end(self, by_signal: Signal) -> None:
-        step, self._step = self._step, None
+        step, self._step, self._is_pass = self._step, None, False
         self._quiet.by_signal = by_signal
         if self._trains:
             self._learn_start()
             self._has_backward = self._has_called_weights = False
         if step is not None:
             step.__exit__(None, None, None)
-        self._open_next()
+        self.open_next()
 
     def _abandon(self) -> None:
-        step, self._step = self._step, None
+        step, self._step, self._is_pass = self._step, None, False
         if step is not None and step.is_open:
             step.abandon()
-
-
-class TrainingEvidence:
-    """Evidence whether a program that calls a model in training mode trains it, and with an optimizer of torch.
-
-    A backward pass proves training. Until the first one, the autograd graphs of the calls are observed: in training a
-    graph lives until the backward pass. A module that is called repeatedly is not trained if all its graphs but the
-    last are dead and no graph of another module lives. (Several calls may precede one backward pass: siamese networks,
-    contrastive learning, summed losses. And a result may be detached, such as a generator's for its discriminator.)
-    """
-
-    def __init__(self) -> None:
-        self.has_no_optimizer = False
-        """Whether the program trains without an optimizer of torch: a step then ends with the backward pass."""
-
-        self._backwards = self._calls = 0
-        self._has_stepped = False
-        self._graphs: dict[int, list[weakref.ref[Any]]] = {}
-
-    def on_call(self, module: int, result: object) -> None:
-        """Watch the graph of the result of a call of a module; `module` is its number."""
-        if self._backwards:
-            return
-        self._calls += 1
-        try:
-            node = _graph(result)
-        except Exception:  # a result of the program's own class may raise anything
-            return
-        if node is not None:
-            mark = _Mark()
-            node.metadata["xsp"] = mark
-            self._graphs.setdefault(module, []).append(weakref.ref(mark))
-
-    def on_backward(self) -> bool:
-        """Count a backward pass, and return whether it is the one that shows that there is no optimizer."""
-        self._backwards += 1
-        self._graphs.clear()
-        is_proven = not self._has_stepped and self._backwards == MOST_BACKWARDS
-        self.has_no_optimizer |= is_proven
-        return is_proven
-
-    def on_optimizer(self) -> None:
-        """Note that an optimizer stepped."""
-        self._has_stepped, self.has_no_optimizer = True, False
-
-    def is_disproved(self) -> bool:
-        """Return whether the calls so far turned out not to be training."""
-        if self._backwards or self._has_stepped:
-            return False
-        alive = [module for module, graphs in self._graphs.items() if any(graph() is not None for graph in graphs)]
-        return self._calls >= MOST_CALLS or any(
-            len(graphs) > 1 and all(graph() is None for graph in graphs[:-1]) and set(alive) <= {module}
-            for module, graphs in self._graphs.items()
-        )
-
-
-class _Mark:
-    """A mark on a graph, which lives as long as the graph."""
-
-
-def _graph(value: Any, nesting: int = 3) -> Any:
-    """Return the autograd node of the first tensor in a result that has one."""
-    node = getattr(value, "grad_fn", None)
-    if node is not None and hasattr(node, "metadata"):
-        return node
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    nodes = (_graph(part, nesting - 1) for part in parts if nesting)
-    return next((node for node in nodes if node is not None), None)
-
-
-class Order:
-    """The order of calls and optimizer steps (identified by number) and of backward passes, as far as steps need it."""
-
-    def __init__(self, subjects: Subjects) -> None:
-        self._number = subjects.of
-        self._awaited_optimizer: Hashable = None
-        self._follower: dict[Hashable, Hashable] = {}
-        self._last_optimizer: Hashable = None
-        self._passes = 0
-        self._calls_before: list[int] = []
-        self._previous_calls: list[int] = []
-        self._prefix: list[int] = []
-        self._evaluated: set[int] = set()
-        self._has_trained = False
-
-    def on_call(self, module: object, trains: bool) -> None:
-        """Note a call.
-
-        A model that is called in evaluation mode and trained afterwards, for instance in epochs of one batch, is being
-        evaluated: that call begins no training step.
-        """
-        self._last_optimizer, self._passes = None, 0
-        if self._has_trained:
-            return
-        number = self._number(module)
-        if not trains:
-            if len(self._calls_before) <= LONGEST_PREFIX:  # a longer sequence is not a prefix
-                self._calls_before.append(number)
-            if not getattr(module, "training", True):
-                self._evaluated.add(number)
-            return
-        self._has_trained = True
-        if number in self._evaluated:
-            self._prefix = []
-        elif self._calls_before == self._previous_calls and len(self._calls_before) <= LONGEST_PREFIX:
-            self._prefix = self._calls_before
-        self._previous_calls, self._calls_before = self._calls_before, []
-
-    def begins_prefix(self, module: object) -> bool:
-        """Return whether a call without gradients begins the sequence that preceded the last training calls."""
-        return not self._calls_before and self._prefix[:1] == [self._number(module)]
-
-    def contradicts_prefix(self, module: object) -> bool:
-        """Return whether a call without gradients shows that an earlier one began no training step."""
-        calls = [*self._calls_before, self._number(module)]
-        if self._has_trained or self._prefix[: len(calls)] == calls:
-            return False
-        self._prefix, self._previous_calls = [], []
-        return True
-
-    def on_backward(self) -> None:
-        """Note a backward pass."""
-        self._last_optimizer = None
-
-    def has_missed_optimizer(self) -> bool:
-        """Return whether an optimizer that used to follow another one did not step; it is not awaited again."""
-        if self._awaited_optimizer is None:
-            return False
-        self._follower = {
-            previous: None if follower == self._awaited_optimizer else follower
-            for previous, follower in self._follower.items()
-        }
-        self._awaited_optimizer = None
-        return True
-
-    def on_optimizer_step(self, optimizer: object) -> bool:
-        """Note an optimizer's step, and return whether it ends the training step."""
-        return self._ends_step(self._number(optimizer))
-
-    def on_optimizer_in_backward(self, optimizer: object) -> bool:
-        """Note a backward pass in which optimizers stepped, and return whether it ends the training step.
-
-        Several such passes after one forward pass (a retained graph, two losses) are parts of one step.
-
-        Args:
-            optimizer: the last one that stepped.
-        """
-        self._passes += 1
-        return self._ends_step((self._number(optimizer), self._passes))
-
-    @property
-    def is_first_pass(self) -> bool:
-        """Whether a module was called before the last pass with optimizers, after the previous such pass."""
-        return self._passes <= 1
-
-    def _ends_step(self, key: Hashable) -> bool:
-        """Return whether a training step ends with this optimizer step: none is known to follow directly."""
-        previous = self._last_optimizer
-        if previous is not None and previous != key:
-            self._follower.setdefault(previous, key)
-        self._last_optimizer = key
-        self._calls_before, self._has_trained = [], False
-        self._evaluated.clear()
-        self._awaited_optimizer = self._follower.get(key)
-        return self._awaited_optimizer is None
 
 
 def _trains(module: Any) -> bool:

@@ -81,6 +81,10 @@ RESERVE = 0.1
 RESERVED_BLOCKS = 4
 """Most blocks of rungs for which earned time is saved for kinds that were recorded less often."""
 
+STORING_PATIENCE_S = 0.1
+"""Longest time in seconds that the program waits until a step is stored; a step of many spans is stored while
+unrecorded steps run."""
+
 CLOSEST = 3
 """Minimum distance of recorded steps: two bare steps between them, one on cold caches and one for comparison."""
 
@@ -130,6 +134,7 @@ class Budgeted(Schedule):
         """
         every = max(every or CLOSEST, CLOSEST)
         super().__init__(rungs, warmup or 0, seed, only, every=every, spread=spread, stretch=int(has_rests))
+        self.storing_patience_s = STORING_PATIENCE_S
         self._untried_rungs = list(self.rungs)
         self.share = share
         self._account = account

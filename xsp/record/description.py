@@ -12,6 +12,7 @@ from xsp.device import machine as device
 from xsp.identity import Identity
 from xsp.levels import rung_name
 from xsp.record import budget
+from xsp.record.sequences import NO_STEP
 from xsp.record.steps import Steps
 from xsp.run import Run, StepKind
 from xsp.version import __version__
@@ -75,7 +76,13 @@ def of_steps(
         "budget": budget.content(schedule, steps.account),
         "between": steps.between.content(),
         "clock": {"durations": "perf_counter_ns", "epoch_error_ns": anchor.error_ns},
-        "steps": {"seen": steps.step_count, "stored": steps.stored, "lost": steps.lost, "skipped": steps.skipped},
+        "steps": {
+            "seen": steps.step_count,
+            "stored": steps.stored,
+            "lost": steps.lost,
+            "skipped": steps.skipped,
+            "found": all(note["text"] != NO_STEP for note in collecting.notes),
+        },
         "collectors": collecting.names,
         "absent": collecting.absent,
         "kernels": collecting.device_work.content(),
@@ -108,7 +115,7 @@ def of_parts(parts: Sequence[Run]) -> dict[str, Any]:
     common = {name: parts[-1][name] for name in _COMMON if name in parts[-1]}
     if "kinds" in common:
         common["kinds"] = [{**kind, "steps": _steps_of(kind, parts)} for kind in parts[-1].kinds]
-    return {**common, "steps": totals, "notes": notes}
+    return {**common, "steps": {**totals, "found": all(counts.found for counts in steps)}, "notes": notes}
 
 
 def _steps_of(kind: StepKind, parts: Sequence[Run]) -> int | None:

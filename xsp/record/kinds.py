@@ -135,12 +135,15 @@ class Kinds:
             return expected
         return max(candidates, key=lambda kind: kind.step_count).number if candidates else None
 
-    def count_step(self, outline: Sequence[tuple[Any, ...]], stated_samples: int | None = None) -> Classification:
+    def count_step(
+        self, outline: Sequence[tuple[Any, ...]], stated_samples: int | None = None, is_next: bool = True
+    ) -> Classification:
         """Count a step, and return its kind and batch.
 
         Args:
             outline: outline of the step.
             stated_samples: samples in the step according to the program; None if it does not state them.
+            is_next: whether it follows the last counted step; False for one that ran beside others.
         """
         words = tuple(outline)
         entry = self._by_outline.get(words)
@@ -148,9 +151,10 @@ class Kinds:
             entry = self._classify(words)
         kind = entry.kind
         kind.step_count += 1
-        if self._last_kind is not None:
-            self._last_kind.count_successor(kind.number)
-        self._last_kind = kind
+        if is_next:
+            if self._last_kind is not None:
+                self._last_kind.count_successor(kind.number)
+            self._last_kind = kind
         if stated_samples is not None:
             kind.batch = Batch(stated_samples, "stated")
             return Classification(kind, kind.batch)

@@ -2,8 +2,8 @@
 
 Users judge a run by its loop: wall time per step, samples per second, waits between steps. These come from the steps
 that are not recorded. A row is a few integers in one flat array, so that each step costs one `extend`, and a million
-rows are 120 MB. After `UNFOLDED_ROWS` rows, consecutive bare steps of one kind are folded into rows that represent
-several steps and at least `FOLDED_NS`; their times are means.
+rows are 136 MB. After `UNFOLDED_ROWS` rows, consecutive bare steps of one kind on one thread are folded into rows that
+represent several steps and at least `FOLDED_NS`; their times are means.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ WIDTH = len(LOOP_COLUMNS)
 UNFOLDED_ROWS = 50_000
 FOLDED_NS = 50_000_000
 BARE = int(Level.APPLICATION)
+MOST_FOLDED = 64
+"""Most threads whose rows are folded at a time."""
+
 BUFFERED_ROWS = 32_768
 """Rows that are buffered until they are handed over; about 4 MB."""
 
@@ -54,12 +57,14 @@ class Row(NamedTuple):
     status: int
     faults: int = -1
     system_ns: int = -1
+    thread: int = -1
+    beside_ns: int = 0
 
 
 UNKNOWN = -1
 """Placeholder for unknown values: the time before the first step, samples without an input."""
 
-_MEANS = ("dur_ns", "before_ns", "data_ns", "own_ns", "faults", "system_ns")
+_MEANS = ("dur_ns", "before_ns", "data_ns", "own_ns", "faults", "system_ns", "beside_ns")
 """Fields that are means in a row that represents several steps."""
 
 
@@ -99,7 +104,8 @@ class Loop:
     def __init__(self) -> None:
         self._rows = array.array("q")
         self._unfolded_rows = 0
-        self._folded_row: Row | None = None
+        self._folded_rows: dict[int, Row] = {}
+        """The row of each thread that is not complete."""
 
     def add(self, row: tuple[int, ...]) -> None:
         """Add a step, given as the fields of `Row` in their order. Hot."""
@@ -111,24 +117,30 @@ class Loop:
 
     def _fold(self, row: Row) -> None:
         if row.rung != BARE:  # recorded: its spans are found by its number
-            self._end_fold()
+            self._end_fold(row.thread)
             self._rows.extend(row)
             return
         if row.steps > 1:  # a stretch, whose times are means
             row = row._replace(**{name: getattr(row, name) * row.steps for name in _MEANS})
-        folded = self._folded_row
+        folded = self._folded_rows.get(row.thread)
         if folded is not None and (
             _fold_key(folded) != _fold_key(row) or folded.dur_ns + folded.before_ns >= FOLDED_NS
         ):
-            self._end_fold()
+            self._end_fold(row.thread)
             folded = None
         if folded is not None:
             sums = {name: getattr(folded, name) + getattr(row, name) for name in _MEANS}
             row = folded._replace(steps=folded.steps + row.steps, **sums)
-        self._folded_row = row
+        elif len(self._folded_rows) >= MOST_FOLDED:
+            self._end_folds()
+        self._folded_rows[row.thread] = row
 
-    def _end_fold(self) -> None:
-        row, self._folded_row = self._folded_row, None
+    def _end_folds(self) -> None:
+        for thread in list(self._folded_rows):
+            self._end_fold(thread)
+
+    def _end_fold(self, thread: int) -> None:
+        row = self._folded_rows.pop(thread, None)
         if row is not None:
             means = {name: getattr(row, name) // row.steps for name in _MEANS}
             self._rows.extend(row._replace(**means))
@@ -140,7 +152,7 @@ class Loop:
 
     def take(self) -> bytes:
         """Return the rows as little-endian 64-bit numbers, and forget them."""
-        self._end_fold()
+        self._end_folds()
         rows, self._rows = self._rows, array.array("q")
         if sys.byteorder == "big":
             rows.byteswap()

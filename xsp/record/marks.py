@@ -6,7 +6,8 @@ on each call ends a step and begins the next one.
 
 from __future__ import annotations
 
-from xsp.record.steps import Step, Steps
+from xsp.record.step import Step
+from xsp.record.steps import Steps
 
 NOTE = "prof.step() was called without `with`: each call ends a step and begins the next, including waits for data"
 

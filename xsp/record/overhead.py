@@ -29,6 +29,9 @@ UNUSUAL = 10
 """If the time around a bare step (usually the same few microseconds) exceeds the usual time by this factor, the usual
 time is counted instead: the system gave the processor to another program, so the excess is not work of xsp."""
 
+MIN_WAIT_SHARE = 0.05
+"""Least wait for the device after a burst of unrecorded steps, as a share of one of them, that shows its pace."""
+
 RECENT_COSTS = 9
 """Number of latest steps that predict the cost of the next one of a rung."""
 
@@ -158,6 +161,7 @@ class Account:
         self._bare = BareSteps()
         self._bare_by_kind: defaultdict[int, BareSteps] = defaultdict(BareSteps)
         self._follows_recorded = False
+        self._paces: deque[float] = deque(maxlen=NEARBY_STEPS)  # iterations of the latest bursts, at a device's pace
 
     @property
     def spent_ns(self) -> float:
@@ -248,8 +252,24 @@ class Account:
         (self._after_recording if self._follows_recorded else self._while_storing).add(dur_ns - usual_ns)
         self._sum_up()
 
+    def add_burst(self, steps: int, total_ns: int, wait_ns: int) -> None:
+        """Note unrecorded steps between two recorded ones, for which the host then waited until the device was idle.
+
+        If the wait shows that the device set their pace, a recorded step, which contains the work of the device, is
+        compared with that pace and not with the launches of unrecorded steps.
+
+        Args:
+            steps: their number.
+            total_ns: time since the device was idle at the end of the recorded step before them.
+            wait_ns: the part of it that the host waited at the end.
+        """
+        if steps and wait_ns * steps > MIN_WAIT_SHARE * total_ns:
+            self._paces.append(total_ns / steps)
+
     def _add_recorded(self, turn: Turn, dur_ns: int, between_ns: int, bare: BareSteps) -> None:
         usual_ns = bare.ns
+        if usual_ns is not None and self._paces:
+            usual_ns = min(float(dur_ns), max(usual_ns, summary.percentile(self._paces, 0.5)))
         if usual_ns is None:
             bare.pending.append((turn, dur_ns))
         else:

@@ -1,14 +1,18 @@
-"""Stretches of short steps in which xsp does nothing around a step, so that their time is the program's own.
+"""Stretches of steps of one kind in which xsp does next to nothing around a step, so that their time is the program's.
 
 The work of xsp around a bare step takes some six microseconds, and changes the state of caches so that a step of ten
-microseconds takes twice as long. So if steps are shorter than `SHORT_NS` and of one kind, stretches of them are timed
-as a whole: their steps are only counted. A stretch is one row of the loop; in such programs, only these rows are
-steady. The calls in it are compared with those of its kind. A call of another model or with another shape ends the
+microseconds takes twice as long. After a step of milliseconds its own code is no longer in the caches, and it takes 0.2
+to 0.3 ms. So if steps are shorter than `SHORT_NS`, stretches of them are timed as a whole: their steps are only
+counted. A stretch is one row of the loop; in such programs, only these rows are steady. Of longer steps, the end of
+each is noted, and each has its row.
+
+The calls in a stretch are compared with those of its kind. A call of another model or with another shape ends the
 stretch, for instance a training step after the calls of a rollout, and its step is counted as a step of its own kind.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from types import TracebackType
@@ -22,6 +26,7 @@ from xsp.record.kinds import Kinds
 from xsp.record.loop import UNKNOWN, Loop, Status, Usage
 from xsp.record.overhead import Account
 from xsp.record.schedule import SETTLE, Schedule
+from xsp.record.threads import Threads
 from xsp.summary import percentile
 
 SHORT_NS = 3_000_000
@@ -31,6 +36,13 @@ FEWEST_STEPS = 5
 
 SAME_KIND_STEPS = 50
 """Consecutive steps of one kind before a stretch: the next ones are then assumed to be of the same kind."""
+
+
+LONG_STEPS, LONG_STRETCH_NS = 16, 400_000_000
+"""Most steps of at least `SHORT_NS` in a stretch, and their time: then it is decided whether one is recorded."""
+
+LONG_SAME_KIND_STEPS = 12
+"""As `SAME_KIND_STEPS`, for steps of at least `SHORT_NS`."""
 
 
 class _StretchStep:
@@ -69,6 +81,7 @@ class Steps(Protocol):
     continued_ns: int
     after_ns: int
     waited_ns: int
+    threads: Threads
     usage: Usage
 
     @property
@@ -100,10 +113,17 @@ class Quiet:
         """The signal that ends a step and by which steps are counted, if steps are found at signals."""
 
         self.stretch_step = _StretchStep(self, steps.outline)
+        self._thread = threading.get_ident()
         self._count = 0
         self._began_ns = self._last_ns = 0
         self._waited_ns = 0
         """Time that the program had waited for data when the last step of the stretch ended."""
+
+        self._is_long = False
+        """Whether each step of the stretch has its row."""
+
+        self._ends: list[tuple[int, int, int]] = []
+        """Of long steps: the end of each, and the waits for data and the time between steps until then."""
 
         self._other_start_ns: int | None = None
         """Start of the open step, if the program delimits it and its kind differs from its stretch's; else None."""
@@ -120,10 +140,25 @@ class Quiet:
         """Whether a stretch has begun that was not counted yet."""
         return self._count > 0
 
+    def is_of_another_thread(self) -> bool:
+        """Return whether a stretch of another thread than the current one has begun."""
+        return self.remaining > 0 and threading.get_ident() != self._thread
+
+    def hold(self) -> None:
+        """Make the contexts of steps on this thread those of a stretch, until `remaining` is set to 0."""
+        self._thread, self.remaining = threading.get_ident(), sys.maxsize
+
     @property
     def is_short(self) -> bool:
         """Whether the program's steps are now timed in stretches."""
+        if not self._steps.threads.is_one:
+            return False
         return self._usual_ns < SHORT_NS and self._same_kind_steps >= SAME_KIND_STEPS and self._is_counted()
+
+    def _may_be_long(self) -> bool:
+        """Return whether the next steps may be a stretch of steps that are not short."""
+        is_alike = self._same_kind_steps >= LONG_SAME_KIND_STEPS and self._steps.threads.is_one
+        return is_alike and SHORT_NS <= self._usual_ns < float("inf") and self._is_counted()
 
     def _is_counted(self) -> bool:
         if self.by_context or self.by_mark:
@@ -142,13 +177,18 @@ class Quiet:
 
     def begin(self) -> None:
         """Begin a stretch if it is time for one; called after a bare step."""
-        if self._steps.schedule.is_steady and self.is_short:
+        if self._steps.schedule.is_steady and (self.is_short or self._may_be_long()):
             count, due = max(FEWEST_STEPS, round(STRETCH_NS / self._usual_ns)), self._steps.schedule.steps_until_due()
+            self._is_long = not self.is_short
+            if self._is_long:
+                count = min(LONG_STEPS, int(LONG_STRETCH_NS / self._usual_ns))
+                self._ends.clear()
             count = min(count, self._same_kind_steps, count if due is None else due)
             if count < FEWEST_STEPS:
                 return
             self.remaining = self._count = count
             self._steps.outline.thread = threading.get_native_id()
+            self._thread = threading.get_ident()
             self._steps.outline.clear()
             self._steps.outline.usual = self._steps.kinds.all[self._kind].words
             self._steps.collecting.mute(True, None if self.by_context or self.by_mark else self.by_signal)
@@ -184,6 +224,8 @@ class Quiet:
             self._count_other(self._other_start_ns, now_ns)
 
     def _pass_step(self, now_ns: int) -> None:
+        if self._is_long:
+            self._ends.append((now_ns, self._steps.waited_ns, self._steps.outline.between_ns))
         self._last_ns = self._steps.outline.ended_ns = now_ns
         self._waited_ns = self._steps.waited_ns
 
@@ -213,7 +255,7 @@ class Quiet:
         self.count_step(False, dur_ns, before_ns, kind.number, samples)
         steps.loop.add((
             steps.rank, steps.step_count, 1, kind.number, SETTLE.rung, 0, since_ns, dur_ns, before_ns,
-            steps.waited_ns, 0, samples, Status.OK, UNKNOWN, UNKNOWN,
+            steps.waited_ns, 0, samples, Status.OK, UNKNOWN, UNKNOWN, threading.get_native_id(), 0,
         ))  # fmt: skip
         steps.usage.forget()
         steps.waited_ns = 0
@@ -225,9 +267,10 @@ class Quiet:
         steps.outline.thread = None
 
     def end(self) -> None:
-        """Count a stretch that ended or was broken off as one row of the loop, up to the end of its last step."""
+        """Count a stretch that ended or was broken off, up to the end of its last step: a row, or one for each step."""
         count, self._count, self.remaining = self._count - self.remaining, 0, 0
         steps = self._steps
+        thread = steps.outline.thread or UNKNOWN
         steps.collecting.mute(False)
         before_ns = self._before_ns(count)
         steps.outline.usual = steps.outline.thread = steps.outline.ended_ns = None
@@ -236,12 +279,18 @@ class Quiet:
         steps.outline.clear()
         if not count:
             return
-        self.has_passed = True
-        step_ns = round((self._last_ns - self._began_ns) / count)
-        steps.loop.add((
-            steps.rank, steps.step_count, count, self._kind, SETTLE.rung, 1, self._began_ns, step_ns - before_ns,
-            before_ns, self._waited_ns // count, 0, self._samples, Status.OK, *steps.usage.read(count),
-        ))  # fmt: skip
+        self.has_passed |= not self._is_long
+        step_ns, usage = round((self._last_ns - self._began_ns) / count), steps.usage.read(count)
+        times = [(count, self._began_ns, step_ns - before_ns, before_ns, self._waited_ns // count)]
+        if self._is_long:
+            times = self._times_of_each(count, before_ns / step_ns if step_ns else 0.0)
+        number = steps.step_count
+        for row_steps, start_ns, dur_ns, row_before_ns, data_ns in times:
+            steps.loop.add((
+                steps.rank, number, row_steps, self._kind, SETTLE.rung, 1, start_ns, dur_ns, row_before_ns, data_ns, 0,
+                self._samples, Status.OK, *usage, thread, 0,
+            ))  # fmt: skip
+            number += row_steps
         steps.waited_ns -= self._waited_ns
         self._same_kind_steps += count
         steps.step_count += count
@@ -249,6 +298,25 @@ class Quiet:
         steps.account.add_bare_stretch(count, (step_ns - before_ns) * count, before_ns * count)
         steps.schedule.count_bare(self._kind, count, step_ns * count)
         steps.continued_ns, steps.after_ns = self._last_ns, 0
+        steps.threads.go_on(thread, self._last_ns)
+
+    def _times_of_each(self, count: int, share: float) -> list[tuple[int, int, int, int, int]]:
+        """Return for each step of the stretch 1, its start, its duration, the time before it, and its waits for data.
+
+        Args:
+            count: number of the steps.
+            share: share of an iteration before its step, where it is not known when each step began.
+        """
+        times = []
+        are_begins_known = not self.by_mark and not self.is_gapless and self._steps.outline.begun >= count
+        last_ns, last_waited_ns, last_between_ns = self._began_ns, 0, 0
+        for end_ns, waited_ns, between_ns in self._ends[:count]:
+            iteration_ns = end_ns - last_ns
+            before_ns = between_ns - last_between_ns if are_begins_known else round(share * iteration_ns)
+            before_ns = min(max(0, before_ns), iteration_ns)
+            times.append((1, last_ns + before_ns, iteration_ns - before_ns, before_ns, waited_ns - last_waited_ns))
+            last_ns, last_waited_ns, last_between_ns = end_ns, waited_ns, between_ns
+        return times
 
     def _before_ns(self, count: int) -> int:
         """Return the time before each step of the stretch, including waits for data; 0 between marks.

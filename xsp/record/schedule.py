@@ -152,6 +152,9 @@ class Schedule:
         self._steps_since_storing = self._ns_since_storing = 0  # bare steps since anything was stored, and their time
         self._plans: dict[int | None, Plan] = {}
         self._planned: Plan | None = None
+        self.storing_patience_s: float | None = None
+        """Longest time in seconds that the program waits, where it waits, until a step is stored; None for no limit."""
+
         self.is_storing = False
         """Whether a step is being stored while others run."""
 
@@ -262,6 +265,11 @@ class Schedule:
             self._planned.return_turn(turn)
             if turn.timed:
                 self.repeats[turn.rung] -= 1
+
+    def forget_kinds(self) -> None:
+        """Forget what was recorded of each kind: other calls make up the steps from now on."""
+        self._plans.clear()
+        self._planned = None
 
     def restart_settling(self) -> None:
         """Note that something was stored, so that the next steps run on cold caches."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from types import TracebackType
@@ -23,7 +22,8 @@ from xsp.record.overhead import Account
 from xsp.record.quiet import Quiet
 from xsp.record.schedule import DescribeOnce, Schedule
 from xsp.record.settings import Settings, name_and_path, sample_count
-from xsp.record.steps import UNCLOSED, Step, Steps
+from xsp.record.step import UNCLOSED, Step
+from xsp.record.steps import Steps
 from xsp.record.terminal import say
 from xsp.schema import Level
 from xsp.subjects import Subjects
@@ -169,7 +169,7 @@ class profile:
 
     @property
     def steps_skipped(self) -> int:
-        """Number of steps that began while another one was open, and were not recorded."""
+        """Number of steps that began inside another one, and were not recorded."""
         return self._steps.skipped
 
     def describe_once(self) -> None:
@@ -303,7 +303,7 @@ class profile:
         if not (quiet.has_passed and (quiet.by_context or quiet.by_mark)):
             return {}
         quiet.by_mark = False  # a mark does what a context does
-        quiet.remaining = sys.maxsize
+        quiet.hold()
         try:
             return {"session": context_cost(self.step)}
         except Exception:  # a failure costs a figure, not the program
@@ -329,7 +329,7 @@ class profile:
                 say(f"nothing is recorded: {self.name!r} was not entered; write `with xsp.profile(…) as prof:`")
             return _NO_STEP
         quiet = self._steps.quiet
-        if quiet.remaining:
+        if quiet.remaining and not quiet.is_of_another_thread():
             if not quiet.by_mark:
                 quiet.remaining -= 1
                 return quiet.stretch_step

@@ -1,34 +1,35 @@
-"""The steps of a block, one at a time: their turns, their spans, and whether they were stored.
+"""The steps of a block: their turns, the loop, and whether they were stored.
 
-Nothing is done here between the two clock readings of a step. Before and after, collectors are switched, and raw rows
-are handed to a second process (`xsp.record.writer`). The program continues while they are stored, unless another step
-may soon be recorded: see `xsp.record.schedule`.
+One step at a time has a turn, and may be recorded; steps of other threads meanwhile run beside it. Raw rows are handed
+to a second process (`xsp.record.writer`) between steps. The program continues while they are stored, unless another
+step may soon be recorded: see `xsp.record.schedule`.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from types import TracebackType
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from xsp import clock, identity, processes
-from xsp.collector import Collector, Outline, Signal
-from xsp.record import blocks
+from xsp import clock, identity
+from xsp.collector import Outline, Signal
+from xsp.record import beside, blocks
 from xsp.record import budget as budgets
+from xsp.record.beside import EndedStep
 from xsp.record.between import Between
 from xsp.record.collecting import Collecting, Listener
 from xsp.record.kinds import Kinds
-from xsp.record.loop import UNKNOWN, Loop, Status, Usage
+from xsp.record.loop import UNKNOWN, Loop, Usage
 from xsp.record.overhead import Account
 from xsp.record.progress import ProgressDisplay
 from xsp.record.quiet import Quiet
 from xsp.record.schedule import NEW, Schedule, Turn
 from xsp.record.storing import Storing
-from xsp.schema import Kind, Level, Span
+from xsp.record.threads import Threads
 
 if TYPE_CHECKING:
+    from xsp.record.step import Step
     from xsp.record.writer import Writer
 
 
@@ -50,6 +51,10 @@ class Steps:
         self.usage = Usage()
         self.between = Between()
         self.open: Step | None = None
+        self.threads = Threads()
+        self.beside: deque[EndedStep] = deque()
+        """Steps that ended beside others, until the thread that has the turn adds them to the loop."""
+
         self.thread: int | None = None
         """Native id of the thread of the last step."""
 
@@ -64,6 +69,9 @@ class Steps:
 
         self.after_ns = self.waited_ns = 0
         """Nanoseconds that xsp took after the last step, and that the program has waited for data since."""
+
+        self.last_recorded = (0, 0)
+        """Number of the last recorded step, and when the program continued after it; zeros before the first."""
 
         self._identity: identity.Identity
         self._writer: Writer
@@ -82,8 +90,11 @@ class Steps:
 
         def listen(signal: Signal, subject: Any) -> None:
             if signal is data:
-                if self.thread in (None, threading.get_native_id()):  # other threads prefetch, while the steps continue
+                thread = threading.get_native_id()
+                if self.thread in (None, thread):
                     self.waited_ns += subject
+                else:  # it runs steps beside others, or prefetches while the steps continue
+                    self.threads.wait(thread, subject)
                 self.between.exclude(subject)
             elif signal is unusual:
                 self.quiet.break_off()
@@ -110,9 +121,15 @@ class Steps:
     # --- the lifecycle of a step ----------------------------------------------------------------------
 
     def skip(self) -> None:
-        """Count a step that began while another one was open."""
+        """Count a step that began inside another one, on the same thread."""
         self.skipped += 1
-        self.collecting.note("xsp", "steps that began while another one was being recorded were not recorded")
+        self.collecting.note("xsp", "steps that began inside another step were not recorded")
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether a step is being recorded now."""
+        step = self.open
+        return step is not None and not step.turn.is_bare
 
     def reject(self) -> None:
         """Drop a step that was admitted and did not begin."""
@@ -123,13 +140,9 @@ class Steps:
         """Return the turn of a step that begins.
 
         Args:
-            by_call: whether it begins with the call that the outline ends with.
+            by_call: whether it begins with the call that this thread began last.
         """
-        outline = self.outline
-        first_word = outline[-1] if by_call and outline else None
-        outline.clear()
-        if first_word is not None:
-            outline.append(first_word)
+        first_word = self.outline.begin(threading.get_native_id(), by_call)
         kind = self.kinds.expected_kind(first_word)
         if kind is None and first_word is not None and self.kinds.all:
             kind = NEW
@@ -154,10 +167,12 @@ class Steps:
         usage = self.usage.read() if turn.is_bare else (UNKNOWN, UNKNOWN)
         self.loop.add((
             self._identity.rank, step.number, 1, kind.number, turn.rung, steady, step.start_ns, dur_ns,
-            step.waited_ns, self.waited_ns, step.own_ns, samples, step.status_number, *usage,
+            step.waited_ns, self.waited_ns, step.own_ns, samples, step.status_number, *usage, step.thread,
+            step.beside_ns,
         ))  # fmt: skip
         self.waited_ns = 0
         self.schedule.count_step(turn, kind.number, dur_ns)
+        beside.add_to_loop(self)
         return batch.size
 
     def hand_over_loop(self) -> None:
@@ -179,6 +194,7 @@ class Steps:
 
     def store_rest(self) -> None:
         """Store the rest of the loop, and named blocks that belong to no single step, for instance around several."""
+        beside.add_to_loop(self)
         self.hand_over_loop()
         block_spans = self.blocks.take()
         if block_spans and self.stored:
@@ -215,7 +231,10 @@ class Steps:
                 if not step.turn.is_bare:
                     self.between.begin()
                 self.continued_ns = clock.monotonic_ns()
+                if not step.turn.is_bare:
+                    self.last_recorded = step.number, self.continued_ns
                 self.after_ns = self.continued_ns - step.end_ns
+                self.threads.go_on(step.thread, self.continued_ns)
                 if step.turn.is_bare:
                     self.quiet.begin()
             finally:
@@ -225,6 +244,7 @@ class Steps:
         """Stop recording in a forked child, which leaves it to the parent."""
         if self.open is not None:
             self.open._recording = False
+        self.threads = Threads()  # another thread may have held its lock
         self.between.forget()
         self.progress.forget()
         self.collecting.disable()
@@ -239,204 +259,3 @@ class Steps:
             "time_ns": time.time_ns(),
             "budget": costs,
         }
-
-
-class Step:
-    """One step; only here the measured program's clock is read."""
-
-    anchor: clock.Anchor
-    number: int
-    span_id: str
-    trace_id: str
-    turn: Turn
-    is_steady: bool
-    """Whether it is unaffected by recording, if it runs bare."""
-
-    is_disturbed = False
-    """Whether another step is being stored when it begins."""
-
-    awaits_work = False
-    """Whether it began where the last one ended, and nothing yet shows that the program runs another step."""
-
-    kind = 0
-    """Number of its kind, known from its end on."""
-
-    before_ns = 0
-    """Nanoseconds that xsp took before its start."""
-
-    waited_ns = UNKNOWN
-    """Nanoseconds of the program between the previous step and this one; for a step that is recorded on a device
-    including the wait until the device is idle."""
-
-    own_ns = 0
-    """Nanoseconds of xsp between the steps."""
-
-    since_ns = 0
-    """The end of the previous step."""
-
-    start_ns = end_ns = 0
-    """Readings of the monotonic clock."""
-
-    def __init__(self, steps: Steps, batch_size: int | None, by_call: bool = False) -> None:
-        self.batch_size = batch_size
-        self.was_entered = False
-        self._by_call = by_call
-        self._steps = steps
-        self._recording = False
-
-    def __enter__(self) -> Step:
-        entered_ns, steps = clock.monotonic_ns(), self._steps
-        self.was_entered = True
-        if not steps.lock.acquire(blocking=False):
-            steps.skip()
-            return self
-        try:
-            steps.between.end()
-            if steps.quiet.has_begun:
-                steps.quiet.end()
-            self.number = steps.outline.subjects.step = steps.step_count
-            steps.step_count += 1
-            if steps.continued_ns >= 0:
-                self.since_ns = steps.continued_ns - steps.after_ns
-                self.waited_ns, self.own_ns = entered_ns - steps.continued_ns, steps.after_ns
-            wait_ns = steps.storing.poll()
-            entered_ns, self.own_ns = entered_ns + wait_ns, self.own_ns + wait_ns
-            self.is_disturbed = steps.storing.is_underway
-            self.is_steady = steps.schedule.is_steady
-            # before the outline is cleared: from here on no other thread writes to it
-            self._thread = steps.thread = steps.outline.thread = threading.get_native_id()
-            self.turn = steps.next_turn(self._by_call)
-            self._active = []
-            if not self.turn.is_bare:
-                entered_ns += steps.storing.wait(counts_cost=True) + self._drain()
-                self._active = self._switch_on()
-        except BaseException:  # an interrupt meant for the program: this step does not begin
-            steps.outline.thread = None
-            if hasattr(self, "span_id"):
-                blocks.leave(self.span_id)
-            steps.reject()
-            raise
-        self._recording, steps.open = True, self
-        self.before_ns = clock.monotonic_ns() - entered_ns
-        self.own_ns += self.before_ns
-        self.start_ns = self.end_ns = clock.monotonic_ns()
-        return self
-
-    def _drain(self) -> int:
-        """Wait for device work of the previous steps, and return how long that took; it counts for the program."""
-        began_ns = clock.monotonic_ns()
-        self._steps.collecting.settle(self._steps.collecting.collectors)
-        wait_ns = clock.monotonic_ns() - began_ns
-        if self.waited_ns != UNKNOWN:
-            self.waited_ns += wait_ns
-        return wait_ns
-
-    def _switch_on(self) -> list[Collector]:
-        """Open the step's span, and switch on the collectors of its turn."""
-        caller = self._steps.caller()
-        self.trace_id = caller.trace_id if caller else os.urandom(16).hex()
-        self._parent_id = caller.span_id if caller else None
-        self.span_id = os.urandom(8).hex()
-        blocks.enter(self.span_id)
-        collectors = self._steps.collecting.start(self.turn.rung, self.turn.describe)
-        self.anchor = self._steps.clock.anchor()
-        return collectors
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._recording:
-            self.close("ok" if kind is None else f"error:{kind.__name__}")
-
-    def close(self, status: str) -> None:
-        """Read the clock, switch everything off, store the step."""
-        self.end_ns = clock.monotonic_ns()
-        steps, handled_before = self._steps, self._steps.storing.handled
-        try:
-            if self._active:
-                steps.collecting.settle(self._active)
-                self.end_ns = clock.monotonic_ns()
-            self._recording, self._status, steps.open = False, status, None
-            self._finish()
-        except BaseException as error:
-            steps.storing.lost += self.turn.is_kept and steps.storing.handled == handled_before
-            if not isinstance(error, Exception) or processes.is_from_signal_handler(error):  # meant for the program
-                self._drop()
-                steps.blocks.drop(self.since_ns)
-                steps.waited_ns = 0
-                steps.collecting.note("xsp", f"{type(error).__name__} came while a step was stored: counted as lost")
-                raise
-            steps.collecting.note("xsp", f"a step could not be stored: {type(error).__name__}: {error}")
-        finally:
-            self._recording, steps.open, steps.outline.thread = False, None, None
-            steps.release(self, status != UNCLOSED)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it has begun and not ended."""
-        return self._recording
-
-    def abandon(self) -> None:
-        """Discard the step: nothing of it is kept, and it is not counted."""
-        steps = self._steps
-        self._recording, steps.open, steps.outline.thread = False, None, None
-        try:
-            self._drop()
-            steps.schedule.take_back(self.turn)
-            steps.step_count -= 1
-        except Exception as error:
-            if processes.is_from_signal_handler(error):
-                raise
-            steps.collecting.note("xsp", f"a step could not be left out: {type(error).__name__}: {error}")
-        finally:
-            steps.lock.release()
-
-    def _drop(self) -> None:
-        """Switch off the active collectors, and discard their spans, so that they do not get into another step."""
-        if not self.turn.is_bare:
-            self._switch_off()
-            self._steps.collecting.rows(self.anchor)
-
-    def _switch_off(self) -> None:
-        self._steps.collecting.stop(self._active)
-        self._active = []
-        blocks.leave(self.span_id)
-
-    @property
-    def status_number(self) -> Status:
-        """Its outcome as a number."""
-        return Status.OK if self._status == "ok" else Status.UNCLOSED if self._status == UNCLOSED else Status.ERROR
-
-    def _finish(self) -> None:
-        steps = self._steps
-        if not self.turn.is_bare:
-            self._switch_off()
-        samples = steps.add_to_loop(self)
-        if self.turn.is_bare:
-            steps.blocks.drop(self.since_ns)
-            steps.collecting.forget()
-        else:
-            steps.store(self, samples)
-
-    def span(self, name: str, batch_size: int | None) -> Span:
-        """Return the step's own span, the root of its trace."""
-        return clock.on_epoch(
-            Span(
-                span_id=self.span_id,
-                parent_id=self._parent_id,
-                level=Level.MODEL,
-                kind=Kind.STEP.value,
-                name=name,
-                start_ns=self.start_ns,
-                dur_ns=self.end_ns - self.start_ns,
-                thread=self._thread,
-                status=self._status,
-                batch_size=batch_size,
-                collector="session",
-            ),
-            self.anchor,
-        )
-
-
-UNCLOSED = "unclosed"
-"""Status of a step that the program did not close: its end is arbitrary."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from xsp import clock
@@ -42,6 +43,7 @@ class Storing:
         self._steps = steps
         self._sent: SentStep | None = None
         self.stored = self.lost = 0
+        self._patience_s: float | None = None
         self.writer: Writer
 
     @property
@@ -59,8 +61,19 @@ class Storing:
         number = self.writer.send_step(step, rows, common, loop_rows, offset_ns)
         self._sent = SentStep(number, step, rows, common, loop_rows, offset_ns)
         self._steps.schedule.is_storing = True
-        if number is None or self._steps.schedule.waits_for_storing:
+        self._patience_s = self._steps.schedule.storing_patience_s
+        if number is None or (self._steps.schedule.waits_for_storing and self._is_answered(number)):
             self.wait()
+
+    def _is_answered(self, number: int) -> bool:
+        """Wait as long as the schedule still allows for this step, and return whether the answer is there."""
+        if self._patience_s is None:
+            return True
+        began_s = time.monotonic()
+        try:
+            return self.writer.is_answered(number, self._patience_s)
+        finally:
+            self._patience_s = max(0.0, self._patience_s - (time.monotonic() - began_s))
 
     def poll(self) -> int:
         """Check, before another step begins, whether the step is on the disk; wait if the schedule requires it.
@@ -70,11 +83,17 @@ class Storing:
         """
         if self._sent is None:
             return 0
-        schedule, number = self._steps.schedule, self._sent.number
+        schedule, number, began_ns = self._steps.schedule, self._sent.number, clock.monotonic_ns()
         schedule.restart_settling()
-        if number is not None and not schedule.waits_for_storing and not self.writer.is_answered(number):
-            return 0
-        return self.wait(counts_cost=True)
+        is_answered = (
+            number is None
+            or (self._is_answered(number) if schedule.waits_for_storing else self.writer.is_answered(number))
+        )  # fmt: skip
+        if is_answered:
+            self.wait()
+        wait_ns = clock.monotonic_ns() - began_ns
+        self._steps.account.spend(wait_ns)
+        return wait_ns
 
     def wait(self, counts_cost: bool = False) -> int:
         """Wait until the step is stored or lost, and count it; return the nanoseconds that it took.

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xsp.advise.verdict import Verdict
+from xsp import account
+from xsp.account import entries as names
+from xsp.account.sentences import ms_text
 from xsp.analyses.answers import Answers
 from xsp.analyses.loop import STEP_SOURCES as FIGURE_SOURCES
 from xsp.levels import depth
@@ -23,14 +25,11 @@ CHEAPER = 2
 """Budget in percent that is suggested if profiling cost the program more than five times as much."""
 
 
-def headline(
-    answers: Answers, conclusion: Verdict | None, attributed: Sequence[tuple[str, int, float]]
-) -> list[Figure]:
+def headline(answers: Answers, attributed: Sequence[tuple[str, int, float]]) -> list[Figure]:
     """Return the figures at the top of the page.
 
     Args:
         answers: answers of the trace.
-        said: the verdict on the trace, if it has device work.
         attributed: grade, spans and milliseconds of device work, see `xsp.report.words`.
     """
     run, latency, ledger = answers.trace.run, answers.latency(), answers["ledger"].dicts()
@@ -38,7 +37,7 @@ def headline(
     return [
         *_loop([row for row in answers["loop"].dicts() if row["kind"] == answers.trace.kind], models),
         *_latency(models),
-        *_device(conclusion, attributed, len(used_devices(answers.trace))),
+        *_device(answers, attributed),
         *_profiling(run, models, ledger),
     ]
 
@@ -98,18 +97,21 @@ def _latency(models: Sequence[Row]) -> list[Figure]:
     return figures
 
 
-def _device(conclusion: Verdict | None, attributed: Sequence[tuple[str, int, float]], devices: int) -> list[Figure]:
-    """Return how busy the devices are, the largest loss, and the share of their time with a known layer."""
-    if conclusion is None:
+def _device(answers: Answers, attributed: Sequence[tuple[str, int, float]]) -> list[Figure]:
+    """Return how busy the device is in an iteration, and the share of device time with a known layer."""
+    accounted = account.of(answers.trace)
+    main = accounted.job
+    if main is None or main.device is None or not main.time.ms or accounted.forbids("busy"):
         return []
-    mean = f"; the mean of {devices} GPUs" if devices > 1 else ""
+    busy_ms = main.device.ms(names.BUSY)
+    suffix = f"; the busiest of {len(used_devices(answers.trace))} GPUs" if len(used_devices(answers.trace)) > 1 else ""
     figures = [
-        ("device busy", f"{conclusion.busy_percent:.1f} %", f"of the wall time from its first work to its last{mean}")
+        (
+            "device busy",
+            f"{100 * busy_ms / main.time.ms:.1f} %",
+            f"{ms_text(busy_ms)} of an iteration of {ms_text(main.time.ms)}{suffix}",
+        )
     ]
-    if conclusion.losses and conclusion.losses[0].ms:
-        worst = conclusion.losses[0]
-        suffix = f" on {devices} GPUs together" if devices > 1 else ""
-        figures.append(("largest loss", worst.name, f"{worst.percent:.1f} % of that time, {worst.ms:.4g} ms{suffix}"))
     total_ms = sum(ms for _, _, ms in attributed)
     if total_ms:
         known_ms = sum(ms for grade, _, ms in attributed if grade != Grade.UNKNOWN)

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from xsp import rundir, sections, table
-from xsp.advise.verdict import verdict
 from xsp.analyses import ANALYSES
 from xsp.analyses.answers import Answer, Answers
 from xsp.analyses.loop import kinds_of
 from xsp.levels import depth
 from xsp.report import timeline, words
 from xsp.report.charts import charts
+from xsp.report.firstscreen import first_screen
 from xsp.report.headline import headline, phases
 from xsp.report.loop import kinds_data, loop
 from xsp.report.words import describe_rungs, devices_text
@@ -177,11 +177,11 @@ def _data(trace: Trace, most_spans: int) -> dict[str, Any]:
         drawing = executor.submit(timeline.timeline, trace, most_spans, table.cursor(trace.con))
         answers = Answers(trace)
         results = {name: answers[name] for name in ANALYSES if name != "health"}  # the page has a section of it
-        conclusion, reliability = verdict(answers), words.reliability(trace)
+        screen, reliability = first_screen(trace), words.reliability(trace)
         ledger = results["ledger"].dicts()
         return {
-            "verdict": [conclusion.verdict, *conclusion.next_steps] if conclusion else [],
-            "headline": headline(answers, conclusion, reliability["attributed"]),
+            "verdict": [screen.sentence, *screen.advice_texts],
+            "headline": headline(answers, reliability["attributed"]),
             "phases": phases(results["phases"].dicts() if "phases" in results else []),
             "health": reliability,
             "charts": charts(answers),

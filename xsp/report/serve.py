@@ -11,6 +11,7 @@ from http import HTTPStatus
 from urllib.parse import quote, unquote
 
 from xsp import hosts
+from xsp.connections import ConnectionLimits
 from xsp.errors import UsageError
 from xsp.receiver.loopback import DeadlineHandler, LimitedHTTPServer
 from xsp.report.html import render
@@ -19,8 +20,8 @@ from xsp.store.trace import Trace
 PORT = 8600
 """The port in the links of `deploy/ui.json`."""
 
-CONNECTIONS = 32
-"""Maximum number of concurrent connections; a browser opens six."""
+LIMITS = ConnectionLimits(connections=32)
+"""Limits of its connections, of which a browser opens six."""
 
 _LOOPBACK = "127.0.0.1"
 
@@ -55,7 +56,7 @@ def server(rendered: Mapping[str, bytes], port: int = PORT) -> LimitedHTTPServer
         UsageError: the port is in use or invalid.
     """
     try:
-        return LimitedHTTPServer((_LOOPBACK, port), _handler_class(rendered), CONNECTIONS)
+        return LimitedHTTPServer((_LOOPBACK, port), _handler_class(rendered), LIMITS)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"--port {port}: cannot listen on {_LOOPBACK} ({reason}); name another port") from error
@@ -71,7 +72,6 @@ def _handler_class(rendered: Mapping[str, bytes]) -> type[DeadlineHandler]:
 
     class Handler(DeadlineHandler):
         def do_GET(self) -> None:
-            self.connection.settimeout(self.seconds)
             status, kind, body = _response(rendered, self.path, self.headers.get("Host", ""))
             self.send_response(status)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")

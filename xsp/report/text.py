@@ -15,29 +15,19 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from xsp import analyses
-from xsp.advise.data import BETWEEN_PERCENT
-from xsp.advise.verdict import Verdict, verdict
-from xsp.analyses import A1, Analysis, optimal_batch
-from xsp.analyses.answers import Answer, Answers, rows_of
-from xsp.errors import AnalysisError
-from xsp.health import grade, health
+from xsp.analyses import A1, optimal_batch
+from xsp.analyses.answers import rows_of
+from xsp.health import health
 from xsp.health.finding import Finding, Severity
 from xsp.report.fitting import FittingColumn, FittingTable
-from xsp.report.words import attributed, devices_text, number, used_devices
+from xsp.report.words import number
 from xsp.scrub import plain
-from xsp.store.iterations import iterations
 from xsp.store.trace import Trace
 
 MISSING = "–"
 _PROSE_COLUMN = "finding"
 """The column that holds sentences, in any table."""
 
-_PHASES = ("phase", "calls", "ms", "percent_of_iteration")
-_LOOP = ("name", "steps", "iteration_ms", "step_ms", "data_ms", "between_ms", "samples_per_s", "percent_of_loop")
-_BETWEEN = ("line", "calls", "ms", "percent")
-_A1 = ("batch_size", "latency_ms", "low_ms", "high_ms", "p90_ms", "samples_per_s", "loop_ms", "loop_samples_per_s",
-       "samples_from")  # fmt: skip
 MAIN_COLUMNS = {
     "loop": ("step_ms", "data_ms", "samples_per_s"),
     "A1": ("samples_per_s", "loop_ms", "loop_samples_per_s", "samples_from"),
@@ -51,8 +41,6 @@ KERNEL_COLUMNS = {
 }
 """Columns that hold names of kernels, by analysis."""
 
-_LAYERS = ("name", "type", "calls", "shape", "host_self_ms", "percent_of_host_time", "alloc_mib")
-_LEDGER = ("deepest", "steps", "step_ms", "added_ms", "low_ms", "high_ms", "added_percent", "ns_per_span")
 _COLOURS = {Severity.WARNING: "yellow", Severity.NOTE: "dim", Severity.GOOD: "green"}
 
 
@@ -133,137 +121,6 @@ def _findings(findings: Sequence[Finding]) -> RenderableType:
         style = _COLOURS[finding.severity]
         grid.add_row(Text(str(finding.severity), style=style), Text(plain(finding.subject)), Text(plain(finding.text)))
     return grid
-
-
-def overview(trace: Trace) -> RenderableType:
-    """Return the overview: verdict, reasons and next steps for a trace with device work, else latency and layers."""
-    answers = Answers(trace)
-    conclusion = verdict(answers)
-    return _device_overview(answers, conclusion) if conclusion is not None else _host_overview(trace)
-
-
-def _host_overview(trace: Trace) -> RenderableType:
-    """Return phases, latency, the most expensive layers, time by type, ledger, health."""
-    ranks = _ranks_of_loop(trace)
-    loop = _LOOP if ranks == 1 else ("scope", *_LOOP)  # the scope of a row is a rank or the job
-    parts = [
-        _analysis_table(analyses.phases, trace, columns=_PHASES),
-        *([_analysis_table(analyses.program_loop, trace, columns=loop)] if ranks else []),
-        *(
-            [_analysis_table(analyses.lines_between_steps, trace, 5, columns=_BETWEEN)]
-            if _has_much_between(trace)
-            else []
-        ),
-        _analysis_table(analyses.A1, trace, columns=_A1),
-        _analysis_table(analyses.layers, trace, 10, columns=_LAYERS),
-        _analysis_table(analyses.A6, trace, 8),
-        _analysis_table(analyses.ledger, trace, columns=_LEDGER),
-        health_table(trace),
-    ]
-    return Group(*(part for pair in parts for part in (pair, Text())))
-
-
-def _has_much_between(trace: Trace) -> bool:
-    """Return whether the lines that ran between steps are known, and take a large part of the loop."""
-    if analyses.lines_between_steps.refusal(trace) is not None:
-        return False
-    durations = [(row.between_ns or 0.0, row.mean_ns or 0.0) for row in iterations(trace.con)]
-    return any(between > BETWEEN_PERCENT / 100 * mean for between, mean in durations if mean)
-
-
-def _ranks_of_loop(trace: Trace) -> int:
-    ((ranks,),) = trace.con.execute("SELECT count(DISTINCT rank) FROM loop").fetchall()
-    return int(ranks)
-
-
-def _device_overview(answers: Answers, conclusion: Verdict) -> RenderableType:
-    """Return one screen: verdict, reasons, next steps, the longest layers and kernels, and the grade."""
-    grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    grid.add_row("verdict", Text(conclusion.verdict, style="bold"))
-    for word, sentences in (
-        ("why", conclusion.why),
-        ("next", conclusion.next_steps),
-        ("layers known", _attribution_text(answers.trace)),
-    ):
-        for index, sentence in enumerate(sentences):
-            grid.add_row("" if index else word, Text(plain(sentence.replace("`", ""))))
-    findings = health(answers.trace)
-    grid.add_row("grade", f"{grade(findings).letter} (from A to F: how reliable these figures are)")
-    parts: list[RenderableType] = [Text(plain(_trace_title(answers)), style="bold"), grid, Text()]
-    count = len(used_devices(answers.trace))
-    suffix = f", on {count} GPUs together" if count > 1 else ""
-    for identity, title, columns in _TOP_TABLES:
-        if answers[identity].rows:
-            kernels = KERNEL_COLUMNS.get(identity, ())
-            parts += [_top_rows(answers[identity], f"{title}{suffix} ({identity})", columns, kernels)]
-    warnings = [finding for finding in findings if finding.severity is Severity.WARNING]
-    if warnings:
-        parts += [_findings(warnings)]
-    return Group(*parts)
-
-
-_TOP = 5
-_TOP_TABLES = (
-    ("ops", "Operators by GPU time", ("name", "shapes", "device_ms", "percent_of_device_time", "roof_percent")),
-    (
-        "modules",
-        "Modules by GPU time of their own",
-        ("path", "modules", "calls", "self_device_ms", "self_percent_of_device_time"),
-    ),
-    ("A10", "Kernels that take most", ("name", "calls", "latency_ms", "percent_of_kernel_time")),
-)
-
-
-def _trace_title(answers: Answers) -> str:
-    """Return the trace's name, its devices, and the latency of a step."""
-    parts = [answers.trace.name, *filter(None, [devices_text(answers.trace)])]
-    if (row := answers.latency()) is not None:
-        parts.append(f"{row['steps']} step{'s' * (row['steps'] > 1)} of {number(row['latency_ms'])} ms")
-    return ", ".join(parts)
-
-
-def _attribution_text(trace: Trace) -> list[str]:
-    """Return the shares of device time by grade of attribution, in a sentence."""
-    shares = attributed(trace)
-    total = sum(ms for _, _, ms in shares)
-    labels = [f"{100 * ms / total:.0f} % {grade}" for grade, _, ms in shares] if total else []
-    return [f"{', '.join(labels)} (of device time)"] if labels else []
-
-
-def _top_rows(answer: Answer, title: str, columns: Sequence[str], kernels: Sequence[str]) -> RenderableType:
-    """Return the rows that take most time, over all devices, with those of the columns that hold a value."""
-    measure = next(column for column in columns if column.endswith("_ms"))
-    rows = sorted((row for row in answer.dicts() if row.get("device") is None), key=lambda row: -(row[measure] or 0))[
-        :_TOP
-    ]
-    values_by_name = {column: [row[column] for row in rows] for column in columns}
-    columns_by_name = {
-        name: _column(name, values, len(rows), kernels)
-        for name, values in values_by_name.items()
-        if any(value is not None for value in values)
-    }
-    for name, column in columns_by_name.items():
-        column.is_main = name in (columns[0], measure)
-    return FittingTable(title, list(columns_by_name.values()))
-
-
-def _analysis_table(
-    analysis: Analysis,
-    trace: Trace,
-    limit: int | None = None,
-    columns: Sequence[str] | None = None,
-) -> RenderableType:
-    """Return an analysis as a table, or the reason why this trace lacks the data for it."""
-    try:
-        relation = analysis(trace)
-    except AnalysisError as error:
-        return Text(plain(str(error)), style="dim")
-    title = f"{analysis.title} ({analysis.id})"
-    return table(
-        relation, title, limit, columns, MAIN_COLUMNS.get(analysis.id, ()), KERNEL_COLUMNS.get(analysis.id, ())
-    )
 
 
 # --- optimum -----------------------------------------------------------------------------------------------------

@@ -132,8 +132,14 @@ def ask(
         ShareError: the store refuses, has ended, has another version, or does not answer in time.
     """
     try:
-        wire.send(connection, request, file)
-        text, descriptors = wire.receive(connection)
+        try:
+            wire.send(connection, request, file)
+            text, descriptors = wire.receive(connection)
+        except (
+            BrokenPipeError,
+            ConnectionResetError,
+        ):  # a store without a place answers before it is asked, and closes
+            text, descriptors = wire.receive(connection)
     except TimeoutError:
         raise ShareError(f"the store did not answer within {connection.gettimeout():.0f} s") from None
     except OSError as error:

@@ -24,13 +24,21 @@ from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from xsp.connections import ConnectionLimits, Connections, State
 from xsp.errors import ShareError
 from xsp.scrub import plain
 from xsp.share.shelf import Client, Object, Shelf, Span
-from xsp.share.wire import PROTOCOL, SOCKET, in_memory, receive, send, socket_of
+from xsp.share.wire import MOST_MESSAGE, PROTOCOL, SOCKET, in_memory, receive, send, socket_of
 
 Kind = TypeVar("Kind", bound=Object)
 Result = TypeVar("Result")
+
+SWEEP_S = 1.0
+"""Seconds after which connections are looked at even if nothing happens on any."""
+
+MOST_DESCRIPTORS = 1 << 16
+RESERVED_DESCRIPTORS = 24
+"""Descriptors of the process itself, and of answers that are on their way."""
 
 Callback = Callable[[list[Client]], object]
 """Callback in the event loop when the thread has finished, with the clients that wait for the result."""
@@ -66,6 +74,9 @@ class Serving(Generic[Kind]):
         self.shelf = shelf
         self.generation = os.urandom(8).hex()
         self._clients: dict[socket.socket, Client] = {}
+        most = most_clients()
+        self._connections = Connections(ConnectionLimits(most, header_bytes=MOST_MESSAGE))
+        shelf.most_objects = most
         self._waiting: dict[Hashable, list[Client]] = {}
         self._jobs: queue.SimpleQueue[tuple[Hashable, Callable[[], Any], Callable[..., object]] | None]
         self._jobs = queue.SimpleQueue()
@@ -93,7 +104,6 @@ class Serving(Generic[Kind]):
             raise
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._path = path
-        _raise_descriptor_limit()
 
     def end(self) -> None:
         """Make `serve` return; may be called from a signal handler or another thread."""
@@ -144,8 +154,9 @@ class Serving(Generic[Kind]):
                 self._close()
 
     def _handle_events(self) -> None:
-        for ready, _ in self._selector.select():
+        for ready, _ in self._selector.select(SWEEP_S):
             ready.data()
+        self._connections.sweep()
 
     def _prepare_loop(self) -> None:
         """Prepare before the loop begins; for subclasses."""
@@ -184,8 +195,21 @@ class Serving(Generic[Kind]):
             connection.close()
             return
         connection.setblocking(False)
-        client = self._clients[connection] = Client(connection, pid)
+        client = Client(connection, pid)
+        client.place = self._connections.admit(str(pid), functools.partial(self._disconnect, client))
+        if client.place is None:
+            with contextlib.suppress(OSError):
+                send(connection, {"error": f"the {self.LABEL} has {len(self._clients)} clients, and no place for more"})
+            connection.close()
+            return
+        self._clients[connection] = client
         self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._receive, client))
+
+    def _follow(self, client: Client) -> None:
+        """Enter the state of a client: one that is attached, or waits for a copy, keeps its place."""
+        if client.place is not None:
+            in_use = client.object is not None or client.awaited_key is not None
+            client.place.enter(State.WORK if in_use else State.IDLE)
 
     def _disconnect(self, client: Client) -> None:
         """Close a connection, which ends its attachment."""
@@ -197,6 +221,8 @@ class Serving(Generic[Kind]):
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(client.connection)
         client.connection.close()
+        if client.place is not None:
+            self._connections.leave(client.place)
         self._on_disconnect(client)
 
     def _on_disconnect(self, client: Client) -> None:
@@ -226,9 +252,12 @@ class Serving(Generic[Kind]):
                 self._send(client, {"error": f"the {self.LABEL} does not understand the message"})
             except ShareError as error:
                 self._send(client, {"error": str(error)})
+            except OSError as error:  # no descriptor or no memory is left: that is no reason to end
+                self._send(client, {"error": f"the {self.LABEL} cannot answer now ({error.strerror}); try again"})
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+            self._follow(client)
 
     def _answer(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
         """Answer a message; a handler that keeps a descriptor removes it from `descriptors`."""
@@ -381,10 +410,12 @@ class Serving(Generic[Kind]):
             self.shelf.release(result.reserved)
             for client in waiting:
                 self._send(client, {"error": result.error})
+                self._follow(client)
             return None
         stored = self.shelf.put(result.object, waiting)
         for client in waiting:
             self._hand_over(client, stored, False, result.spans)
+            self._follow(client)
         return stored
 
 
@@ -418,9 +449,15 @@ def error_text(error: Exception, source: str) -> str:
     return str(error) if isinstance(error, ShareError) else f"{source}: {type(error).__name__}: {error}"
 
 
-def _raise_descriptor_limit() -> None:
-    """Raise the descriptor limit of this process to the maximum: each attachment takes a descriptor."""
+def most_clients() -> int:
+    """Raise the descriptor limit of this process to the maximum, and return how many clients and objects it allows.
+
+    A client takes a descriptor, its process or the file that it sends another one, and an object a third one.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    available = MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, MOST_DESCRIPTORS)
+    return max(1, (available - RESERVED_DESCRIPTORS) // 3)

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
+from xsp.connections import Connection
 from xsp.errors import ShareError
 
 
@@ -73,6 +74,9 @@ class Client:
     awaited_key: Hashable | None = None
     """Key of the work that the client waits for, such as the version of a file that is being copied."""
 
+    place: Connection | None = None
+    """Its place among the connections of the store."""
+
     process: int = -1
     """Descriptor of its process, if memory may be freed only after the process has ended."""
 
@@ -96,6 +100,9 @@ class Shelf(Generic[Kind]):
         self.objects: dict[str, Kind] = {}
         self.withdrawn_objects: list[Kind] = []
         """Attached objects that are no longer handed out; they are freed after the last client has detached."""
+
+        self.most_objects = 1 << 16
+        """Maximum number of objects, each of which takes a descriptor."""
 
         self.reserved_bytes = 0
         """Bytes reserved for objects that are being copied."""
@@ -132,14 +139,17 @@ class Shelf(Generic[Kind]):
                     f"{size_text(used_bytes)} are attached{self._attached_text()} or being copied, which is never "
                     f"evicted; increase it with {self._option} SIZE"
                 )
+            surplus = len(self.objects) + len(self.withdrawn_objects) + 1 - self.most_objects
+            if surplus > len(unattached):
+                raise ShareError(f"{label}: the store has {self.most_objects} attached objects, and no place for more")
             evicted: list[Kind] = []
             for stored in unattached:
-                if nbytes <= free_bytes:
+                if nbytes <= free_bytes and len(evicted) >= surplus:
                     break
                 evicted.append(stored)
                 free_bytes += stored.nbytes
             for stored in reversed(evicted[:-1]):
-                if nbytes <= free_bytes - stored.nbytes:
+                if nbytes <= free_bytes - stored.nbytes and len(evicted) > surplus:
                     evicted.remove(stored)
                     free_bytes -= stored.nbytes
             for stored in evicted:

@@ -104,8 +104,13 @@ class Store(Serving[Object]):
         reserved, memory = 0, -1
         start = clock.monotonic_ns()
         try:
+            header_memory = weights.header_memory(file)
+            self.shelf.reserve(header_memory, source)
+            reserved = header_memory
             tensors = weights.read_header(file, source)
             layout = weights.memory_layout(tensors)
+            self.shelf.release(reserved)
+            reserved = 0
             evict_start = clock.monotonic_ns()
             evicted = self.shelf.reserve(layout.size, source)
             reserved = layout.size

@@ -25,8 +25,14 @@ from xsp.scrub import plain
 ALIGNMENT = 512
 PAGE = 4096
 CHUNK = 4 << 20
-MOST_HEADER = 100_000_000
-"""Limit of the header in bytes, the same as in the format's own reader."""
+MOST_HEADER = 16 << 20
+"""Limit of the header in bytes: some 100,000 tensors. The format's own reader has a limit of 100 MB."""
+
+HEADER_MEMORY = 16
+"""Bytes of memory for a byte of a header while it is read."""
+
+LARGE_HEADER = 1 << 20
+"""Bytes above which the memory for a header is considered."""
 
 WEIGHTS_NAME, INDEX_NAME = "model.safetensors", "model.safetensors.index.json"
 """File names in a folder, as transformers writes them: one file, or the index of its shards."""
@@ -52,6 +58,12 @@ class Tensor(NamedTuple):
     nbytes: int
 
 
+def header_memory(file: int) -> int:
+    """Return the bytes of memory that reading the header of a file takes; 0 if that is little, or refused anyway."""
+    length = int.from_bytes(os.pread(file, 8, 0), "little")
+    return length * HEADER_MEMORY if LARGE_HEADER < length <= MOST_HEADER else 0
+
+
 def read_header(file: int, label: str) -> list[Tensor]:
     """Return the tensors of a safetensors file, in the order of their data.
 
@@ -69,7 +81,10 @@ def read_header(file: int, label: str) -> list[Tensor]:
         _refuse_pickle(start, label)
         raise ShareError(f"{label}: is not a safetensors file; write one with safetensors.torch.save_file")
     if not 2 <= length <= min(size - 8, MOST_HEADER):
-        raise ShareError(f"{label}: its header states {length} bytes in a file of {size}: it is truncated or damaged")
+        raise ShareError(
+            f"{label}: its header states {length} bytes in a file of {size}: it is truncated or damaged, or "
+            f"larger than {MOST_HEADER} bytes"
+        )
     try:
         header = json.loads(_read(file, 8, length, label), object_pairs_hook=_unique_names)
     except (ValueError, RecursionError) as error:

@@ -10,6 +10,7 @@ from xsp import summary
 from xsp.levels import depth
 from xsp.schema import Kind, Level, Span
 from xsp.store import iterations
+from xsp.store.coldness import MAX_COLD_SHARE, Coldness
 from xsp.store.trace import Rung
 
 UNMEASURED = "not measured at its own rung"
@@ -102,15 +103,15 @@ def figures_of(
     )
 
 
-def on_cold_caches(figures: Figures, cold: iterations.Coldness) -> Figures:
+def on_cold_caches(figures: Figures, cold: Coldness) -> Figures:
     """Return the figures of a span corrected for steps that ran on cold caches.
 
     The lower end of the interval assumes that the span is slowed as much as its step. If a step is slowed by more than
-    `iterations.MAX_COLD_SHARE`, the true time of the span is unknown.
+    `MAX_COLD_SHARE`, the true time of the span is unknown.
     """
     if figures.true_ns is None or cold.ratio <= 1:
         return figures
-    if cold.ratio > 1 + iterations.MAX_COLD_SHARE:
+    if cold.ratio > 1 + MAX_COLD_SHARE:
         reason = f"recorded on cold caches, where a step takes {cold.ratio:.2f} times as long"
         return figures._replace(true_ns=None, true_lo_ns=None, true_hi_ns=None, cause=reason)
     low = figures.true_lo_ns if figures.true_lo_ns is not None else figures.true_ns

@@ -16,8 +16,9 @@ import duckdb
 from xsp import summary
 from xsp.run import Cost, Run
 from xsp.schema import Level
-from xsp.store import devicetime
+from xsp.store import devicetime, overlap
 from xsp.store.loop import BARE
+from xsp.store.overlap import Overlap
 
 MIN_ROWS = 5
 """Minimum number of rows of steady steps for a figure."""
@@ -39,9 +40,6 @@ DISTURBANCE_FACTOR = 2.0
 
 MAX_DOUBTFUL_SHARE = 0.25
 """If short, disturbed steps take at least this share of an iteration, the time of the iteration counts as unknown."""
-
-MAX_COLD_SHARE = 0.25
-"""If steps near recorded ones are slowed by more than this share, the true times of spans count as unknown."""
 
 
 class BareStep(NamedTuple):
@@ -280,43 +278,6 @@ def nearby_medians(bare: Sequence[BareStep], recorded: Sequence[tuple[int, float
     return medians
 
 
-class Coldness(NamedTuple):
-    """How much slower a bare step runs near recorded steps than far from them."""
-
-    ratio: float
-    steps: int
-
-
-def coldness(con: duckdb.DuckDBPyConnection) -> Coldness | None:
-    """Return how cold caches and clocks were when steps were recorded, from the bare steps just before them.
-
-    Args:
-        con: as in `steady_steps`.
-
-    Returns:
-        The ratio; None if there are too few such steps, or if recorded steps wait for a device longer than a step
-        takes: then the steps of the host are launches, and the device decides how long a step takes.
-    """
-    ((count, cold_ns, steady_ns, weights, waited_ns),) = con.execute(
-        f"""
-        WITH followed AS (
-            SELECT *, lead(rung) OVER (PARTITION BY rank ORDER BY step) AS next_rung FROM loop
-        ), bare AS (
-            SELECT * FROM followed WHERE rung = {BARE} AND status = 'ok' AND {IS_ALIKE}
-        )
-        SELECT count(*) FILTER (next_rung <> {BARE}), median(dur_ns) FILTER (next_rung <> {BARE}),
-               list(dur_ns ORDER BY step) FILTER (steady), list(steps ORDER BY step) FILTER (steady),
-               (SELECT median(before_ns) FROM loop WHERE rung <> {BARE} AND {IS_ALIKE}
-                AND EXISTS (SELECT 1 FROM spans WHERE device IS NOT NULL))
-        FROM bare
-        """
-    ).fetchall()
-    usual_ns = summary.percentile(steady_ns, 0.5, weights) if steady_ns else 0.0
-    if waited_ns is not None and waited_ns > usual_ns:
-        return None
-    return Coldness(cold_ns / usual_ns, count) if count >= MIN_ROWS and usual_ns else None
-
-
 NEARNESS = f"""
     nearness AS (
         WITH followed AS (
@@ -379,6 +340,12 @@ class Iteration(NamedTuple):
     system_ns: float | None = None
     """Time that the process's threads spent in the operating system, in an iteration; None if it was not measured."""
 
+    beside_ns: float = 0.0
+    """Time between two steps of a thread in which other threads ran steps; it is not part of `mean_ns`."""
+
+    overlap: Overlap | None = None
+    """How iterations of several threads overlap; None if no steps of the rank overlapped."""
+
     @property
     def is_known(self) -> bool:
         """False if no step ran bare, or if mostly short steps soon after recorded ones make up the iteration."""
@@ -389,8 +356,10 @@ class Iteration(NamedTuple):
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples per second of the loop."""
-        return self.samples / self.mean_ns * 1e9 if self.samples and self.mean_ns else None
+        """Samples per second of the loop, over all threads."""
+        if not self.samples or not self.mean_ns:
+            return None
+        return self.samples / (self.overlap.wall_ns if self.overlap is not None else self.mean_ns) * 1e9
 
 
 def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> list[Iteration]:
@@ -410,6 +379,7 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
                    sum(steps * dur_ns) AS step_ns, sum(steps * data_ns) AS data_ns,
                    sum(steps * least(data_ns, coalesce(before_ns, 0))) AS data_before_ns,
                    sum(steps * coalesce(before_ns, 0)) AS before_ns,
+                   sum(steps * coalesce(beside_ns, 0)) AS beside_ns,
                    sum(steps * samples) / sum(steps) FILTER (samples IS NOT NULL) AS samples, max(most) AS disturbed,
                    sum(steps * faults) / sum(steps) FILTER (faults IS NOT NULL) AS faults,
                    sum(steps * system_ns) / sum(steps) FILTER (system_ns IS NOT NULL) AS system_ns
@@ -421,7 +391,7 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
         )
         SELECT rank, kind, c.steps, recorded, c.ns / sum(c.ns) OVER (PARTITION BY rank) AS share, m.ns, times, weights,
                numbers, measured, step_ns, data_ns, before_ns, before_ns - data_before_ns AS between_ns, samples,
-               coalesce(disturbed, 2) AS disturbed, faults, system_ns
+               coalesce(disturbed, 2) AS disturbed, faults, system_ns, beside_ns
         FROM totals c LEFT JOIN measured m USING (rank, kind) ORDER BY rank, c.ns DESC, kind
         """
     )
@@ -430,8 +400,11 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
     paces = devicetime.paces(con) if on_device and samples is None else {}
     busy = devicetime.busy_ns(con) if on_device else {}
     entries = [dict(zip(names, row, strict=True)) for row in rows]
+    overlaps = overlap.overlaps(con)
     return [
-        _iteration(entry, paces.get((entry["rank"], entry["kind"])), busy.get((entry["rank"], entry["kind"]), 0.0))
+        _iteration(
+            entry, paces.get((entry["rank"], entry["kind"])), busy.get((entry["rank"], entry["kind"]), 0.0)
+        )._replace(overlap=overlaps.get((entry["rank"], entry["kind"])))
         for entry in entries
     ]
 
@@ -461,4 +434,5 @@ def _iteration(row: Mapping[str, Any], pace: devicetime.DevicePace | None, busy_
         row["disturbed"],
         row["faults"],
         row["system_ns"],
+        row["beside_ns"] / measured_steps,
     )

@@ -36,10 +36,10 @@ MAX_ROW_BYTES = 2 << 30
 _NAMES = [column.name for column in LOOP_COLUMNS]
 _START = _NAMES.index("start_ns")
 _STATUS = ("ok", "error", "unclosed")
-_NULLABLE = ("before_ns", "samples", "steady", "faults", "system_ns")
+_NULLABLE = ("before_ns", "samples", "steady", "faults", "system_ns", "thread")
 """Columns in which -1 means null."""
 
-_ADDED_COLUMNS = ("faults", "system_ns")
+_ADDED_COLUMNS = ("faults", "system_ns", "thread", "beside_ns")
 """Columns that are missing in loops of earlier versions."""
 
 

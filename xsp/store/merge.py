@@ -39,7 +39,7 @@ from xsp import summary, table
 from xsp.device import occupancy
 from xsp.run import Run
 from xsp.schema import COLUMNS, DESCRIPTION_KEYS, LOOP_COLUMNS, MAX_NESTING, MERGED_COLUMNS, Kind, Level, Rule, Span
-from xsp.store import iterations
+from xsp.store import coldness, iterations
 from xsp.store.figures import NO_RUNG_OUTSIDE, UNMEASURED, DurationStats, figures_of, on_cold_caches, own_rung
 from xsp.store.loop import BARE
 from xsp.store.trace import Rung, Trace
@@ -118,7 +118,7 @@ def _merge_leveled(con: duckdb.DuckDBPyConnection, template_step: tuple[Any, ...
     rungs = rungs_of(con, run)
     _count_inside(template, rungs)
     stats = _duration_stats(con, template, rungs, run)
-    coldness = iterations.coldness(con) if rungs and rungs[0].level == BARE else None
+    cold = coldness.coldness(con) if rungs and rungs[0].level == BARE else None
     description = _describe(con, template)
     rows = []
     min_ns: dict[str | None, float] = defaultdict(float)  # time of the spans inside: no span is shorter
@@ -126,8 +126,8 @@ def _merge_leveled(con: duckdb.DuckDBPyConnection, template_step: tuple[Any, ...
         if description is not None and span.key in description.columns_by_key:
             span = _with_description(span, description.columns_by_key[span.key], description.has_other_inputs)
         figures = figures_of(span, inner_counts, stats[span.key or ""], rungs, min_ns[span.span_id])
-        if span.kind != Kind.STEP and coldness is not None:
-            figures = on_cold_caches(figures, coldness)
+        if span.kind != Kind.STEP and cold is not None:
+            figures = on_cold_caches(figures, cold)
         if span.parent_rule == Rule.CONTAINMENT and figures.true_ns is not None and span.thread is not None:
             min_ns[span.parent_id] += figures.true_ns
         rows.append((*span, *figures))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import duckdb
 
 from xsp import summary, table
 from xsp.run import Run
 from xsp.schema import LOOP_COLUMNS, SAMPLE_COLUMNS, Level
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Rung:
         """Nanoseconds that one span of this rung adds according to the steps alone; 0 if they show no added time."""
         return max(0.0, self.added_ns) / self.spans if self.added_ns and self.spans else 0.0
 
-    @property
+    @cached_property
     def cost_ns(self) -> float:
         """Nanoseconds that one span of this rung adds to its step; 0 if no added time was measured.
 
@@ -47,7 +49,7 @@ class Rung:
         weighted = self._weighted()
         return weighted[0] if weighted is not None else self.per_span_ns
 
-    @property
+    @cached_property
     def cost_interval(self) -> summary.Interval:
         """The 95 % interval of `cost_ns`."""
         weighted = self._weighted()
@@ -112,6 +114,7 @@ class Trace:
         """
         self.con = con
         self._temp_tables: set[str] = set()
+        self._cached: dict[str, Any] = {}
         self.run = Run.of(run)
         self.rungs = list(rungs)
         self.path = path
@@ -194,6 +197,13 @@ class Trace:
     def has_temp_table(self, name: str) -> bool:
         """Return whether `create_temp_table` has made the table."""
         return name in self._temp_tables
+
+    def cached(self, name: str, compute: Callable[[], T]) -> T:
+        """Return what `compute` returns, computed once for this trace."""
+        if name not in self._cached:
+            self._cached[name] = compute()
+        result: T = self._cached[name]
+        return result
 
     def has(self, level: Level) -> bool:
         """Return whether the merged step holds spans of a level."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from xsp.connections import Connection, ConnectionLimits, Connections, State
 from xsp.errors import ManifestError, XspError
 from xsp.evaluate import transports
 from xsp.evaluate.agents import Agent
@@ -21,6 +22,7 @@ try:
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse
     from starlette.exceptions import HTTPException
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
     from xsp.evaluate.web import routes
     from xsp.evaluate.web.answers import without_paths
@@ -29,7 +31,7 @@ except ImportError as error:
     raise ManifestError("the pages of evaluations need FastAPI and uvicorn: pip install 'xsp[evaluate]'") from error
 
 PORT = 8610
-CONNECTIONS = 64
+LIMITS = ConnectionLimits(idle_s=5.0)
 
 
 def application(store: Path, agents: Sequence[Agent] | None = None, queue: Queue | None = None) -> FastAPI:
@@ -77,7 +79,83 @@ def application(store: Path, agents: Sequence[Agent] | None = None, queue: Queue
     return app
 
 
-def server(store: Path, address: str, port: int, agents: Sequence[Agent] | None = None) -> uvicorn.Server:
+class Server(uvicorn.Server):
+    """Serves until a signal, within the limits of `xsp.connections`."""
+
+    def __init__(self, application: Guard, address: str, port: int, limits: ConnectionLimits) -> None:
+        """Prepare to serve an application; `run` serves it."""
+        self.connections = Connections(limits)
+
+        class Protocol(_BoundedProtocol):
+            places = self.connections
+
+        super().__init__(uvicorn.Config(
+            application, host=address, port=port, log_level="warning", access_log=False, server_header=False,
+            http=Protocol, h11_max_incomplete_event_size=limits.header_bytes, timeout_keep_alive=int(limits.idle_s),
+            timeout_graceful_shutdown=1, ws="none", lifespan="on",
+        ))  # fmt: skip
+
+    async def on_tick(self, counter: int) -> bool:
+        """End the connections whose time is over, ten times a second."""
+        self.connections.sweep()
+        return await super().on_tick(counter)
+
+
+class _BoundedProtocol(H11Protocol):
+    """A connection that is in the table of its server."""
+
+    places: Connections
+    _connection: Connection | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        peer = self.client[0] if self.client else ""
+        self._connection = self.places.admit(peer, transport.abort)
+        if self._connection is None:
+            transport.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._connection is not None:
+            self.places.leave(self._connection)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._connection is not None:
+            super().data_received(data)
+            self._follow(State.HEADER)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._follow(State.IDLE)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._enter(State.ANSWER)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._follow(State.IDLE)
+
+    def _follow(self, between: State) -> None:
+        """Enter the state of the current request; `between` if there is none."""
+        if self.cycle is None or self.cycle.response_complete:
+            self._enter(between)
+        else:
+            self._enter(State.BODY if self.cycle.more_body else State.WORK)
+
+    def _enter(self, state: State) -> None:
+        if self._connection is not None and self._connection.state is not state:  # the time counts from its beginning
+            self._connection.enter(state)
+
+
+def server(
+    store: Path,
+    address: str,
+    port: int,
+    agents: Sequence[Agent] | None = None,
+    limits: ConnectionLimits = LIMITS,
+) -> Server:
     """Return a server of a folder's evaluations, behind its guard; `run` serves until a signal.
 
     Args:
@@ -85,9 +163,6 @@ def server(store: Path, address: str, port: int, agents: Sequence[Agent] | None 
         address: IP address or host name to listen on.
         port: port to listen on.
         agents: agents, as for `application`.
+        limits: limits of connections.
     """
-    guarded = Guard(application(store, agents), address)
-    return uvicorn.Server(uvicorn.Config(
-        guarded, host=address, port=port, log_level="warning", access_log=False, server_header=False,
-        limit_concurrency=CONNECTIONS, timeout_keep_alive=5, timeout_graceful_shutdown=1, ws="none", lifespan="on",
-    ))  # fmt: skip
+    return Server(Guard(application(store, agents), address, body_s=limits.body_s), address, port, limits)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from xsp import hosts
+from xsp.connections import ConnectionLimits
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -16,9 +17,6 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MOST_BODY = 512 << 10
 """Maximum bytes of a body: a manifest of 256 KiB, escaped as JSON."""
-
-BODY_TIMEOUT_S = 30.0
-"""Seconds for a body to arrive."""
 
 READ_METHODS = ("GET", "HEAD")
 
@@ -57,15 +55,23 @@ def is_this_server(host: str | None, address: str) -> bool:
 class Guard:
     """Wraps the application, and answers rejected requests."""
 
-    def __init__(self, application: Application, address: str = "127.0.0.1", most_bytes: int = MOST_BODY) -> None:
+    def __init__(
+        self,
+        application: Application,
+        address: str = "127.0.0.1",
+        most_bytes: int = MOST_BODY,
+        body_s: float = ConnectionLimits.body_s,
+    ) -> None:
         """Wrap an application.
 
         Args:
             application: an ASGI application.
             address: address on which it is served.
             most_bytes: maximum bytes of a body.
+            body_s: seconds for a body to arrive; a second before the connection would end, there is an answer.
         """
         self._application, self._address, self._most_bytes = application, address, most_bytes
+        self._body_s = body_s - min(1.0, body_s / 2)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or reject it."""
@@ -77,7 +83,7 @@ class Guard:
             await _answer(send, *rejection)
         else:
             try:
-                body = await asyncio.wait_for(self._body(receive), BODY_TIMEOUT_S)
+                body = await asyncio.wait_for(self._body(receive), self._body_s)
             except asyncio.TimeoutError:
                 await _answer(send, 408, "The request did not arrive in time.")
                 return

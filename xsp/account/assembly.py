@@ -1,0 +1,404 @@
+"""The account of a trace: iterations of each rank and kind, with both sides, what limits, and what is doubtful."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from xsp import summary
+from xsp.account import entries as names
+from xsp.account import ondevice, onhost, places, plausibility, ranks
+from xsp.account.check import violations
+from xsp.account.entries import Account, Entry, Iterations, Limit, Side
+from xsp.account.onhost import HostTimes
+from xsp.account.windows import Window, windows
+from xsp.schema import Kind, Level
+from xsp.store.iterations import Iteration, iterations
+from xsp.store.loop import BARE as UNRECORDED
+from xsp.store.trace import Trace
+
+NEARLY_ALL = 0.85
+"""Share of an iteration from which the side that takes it is the only one that limits."""
+
+BARE, RECORDED = "iterations that were not recorded", "recorded iterations"
+
+MIN_SEEN_SHARE = 0.5
+"""Least share of the time between steps that recorded iterations must contain to tell what it consists of."""
+
+
+def of(trace: Trace) -> Account:
+    """Return the account of a trace; computed once, in time proportional to the recorded spans.
+
+    The time of an iteration comes from iterations that were not recorded, its parts from recorded ones. Where both
+    differ, host times are scaled to the iteration, and busy times of devices are not: recording slows only the host.
+    """
+    return trace.cached("account", lambda: _account(trace))
+
+
+def _account(trace: Trace) -> Account:
+    loop = iterations(trace.con)
+    by_rank: dict[int, list[Window]] = {}
+    for window in windows(trace):
+        by_rank.setdefault(window.rank, []).append(window)
+    doubts = tuple(plausibility.doubts(trace))
+    believes_devices = not any("busy" in doubt.forbids for doubt in doubts)
+    found: list[Iterations] = []
+    for rank, recorded in sorted(by_rank.items()):
+        kind = trace.kind if rank == trace.rank else _main_kind(loop, rank)
+        measured = next((each for each in loop if (each.rank, each.kind) == (rank, kind)), None)
+        found.append(_of_rank(trace, rank, kind, recorded, measured, believes_devices))
+    known = {(each.rank, each.kind) for each in found}
+    found += [_unrecorded(trace, each) for each in loop if (each.rank, each.kind) not in known]
+    found.sort(key=lambda each: (each.rank != trace.rank, each.kind != trace.kind, each.rank, -each.share))
+    wall_ms, outside_ms = _wall(trace, found)
+    account = Account(
+        tuple(found), wall_ms, outside_ms, doubts, ranks.late_rank(trace, found) if believes_devices else None
+    )
+    return replace(account, violations=tuple(violations(account)))
+
+
+def _main_kind(loop: Sequence[Iteration], rank: int) -> int | None:
+    return next((each.kind for each in loop if each.rank == rank), None)
+
+
+def _kind_name(trace: Trace, rank: int, kind: int | None) -> str:
+    run = next((each for each in trace.run.rank_runs if (each.rank or 0) == rank), trace.run)
+    return next((each.name or "" for each in run.kinds if each.kind == kind), "")
+
+
+def _unrecorded(trace: Trace, measured: Iteration) -> Iterations:
+    """Return the account of a kind of which the trace's figures describe no step: what the loop tells."""
+    time = _time(measured, ())
+    host = Side("host", tuple(_of_loop(measured, measured.step_ns, 0.0)) if time.ms is not None else ())
+    return Iterations(
+        measured.rank, measured.kind, _kind_name(trace, measured.rank, measured.kind), names.ITERATION, measured.steps,
+        measured.recorded, 0, time, host, share=measured.share, samples=measured.samples,
+    )  # fmt: skip
+
+
+def _time(measured: Iteration | None, recorded_ns: Sequence[float]) -> Entry:
+    """Return the time of an iteration: as measured without recording, else of recorded iterations."""
+    if measured is not None and measured.is_known and measured.mean_ns is not None:
+        bounds = measured.interval
+        ends = (bounds.lo / 1e6, bounds.hi / 1e6) if bounds is not None else (None, None)
+        return Entry(names.ITERATION, measured.mean_ns / 1e6, BARE, *ends)
+    if not recorded_ns:
+        return Entry(names.ITERATION, None, "no iteration of this kind was recorded, or ran undisturbed")
+    bounds = summary.mean_interval([ns / 1e6 for ns in recorded_ns])
+    ends = (max(0.0, bounds.lo), bounds.hi) if bounds is not None else (None, None)
+    return Entry(names.ITERATION, sum(recorded_ns) / len(recorded_ns) / 1e6, RECORDED, *ends)
+
+
+def _at_least(time: Entry, busy_ns: Sequence[float]) -> Entry:
+    """Return the time of an iteration, which is no shorter than a device works on it.
+
+    Steps that were not recorded end on the host before the device has done their work.
+    """
+    busy_ms = max(busy_ns, default=0.0) / 1e6
+    if time.ms is None or busy_ms <= time.ms:
+        return time
+    return replace(
+        time,
+        ms=busy_ms,
+        source="device work of recorded iterations",
+        low_ms=min(time.ms, time.low_ms if time.low_ms is not None else time.ms),
+        high_ms=max(busy_ms, time.high_ms or 0.0),
+    )
+
+
+def _of_loop(measured: Iteration, step_ns: float | None, data_in_step_ns: float) -> list[Entry]:
+    """Return the parts of an iteration that the loop tells without any recording."""
+    entries = []
+    if measured.data_ns:
+        entries.append(Entry(names.DATA, measured.data_ns / 1e6, BARE))
+    if measured.between_ns:
+        entries.append(Entry(names.BETWEEN, measured.between_ns / 1e6, BARE))
+    if step_ns:
+        entries.append(Entry("step", max(0.0, step_ns - data_in_step_ns) / 1e6, BARE))
+    return entries
+
+
+def _of_rank(
+    trace: Trace,
+    rank: int,
+    kind: int | None,
+    recorded: Sequence[Window],
+    measured: Iteration | None,
+    believes_devices: bool,
+) -> Iterations:
+    deepest = max(window.rung for window in recorded)
+    # without a loop the levels did not take turns: a step that holds less did less
+    deep = [window for window in recorded if window.rung == deepest or measured is None]
+    shallow_rung = min((window.rung for window in recorded if window.rung >= Level.MODEL), default=deepest)
+    shallow = deep if measured is None else [window for window in recorded if window.rung == shallow_rung]
+    has_device = believes_devices and bool(
+        trace.con.execute(
+            f"SELECT 1 FROM spans WHERE level = {int(Level.KERNEL)} AND rank = ? AND timed IS NOT false "
+            f"AND kind IN ('{Kind.KERNEL}', '{Kind.COPY}') LIMIT 1",
+            [rank],
+        ).fetchall()
+    )
+    is_measured = measured is not None and measured.is_known
+    device_times, bounds, ends = [], {}, [0] * len(deep)
+    if has_device:
+        work = ondevice.work_of(trace, rank, deep)
+        bounds = ondevice.block_ends(work, deep)
+        device_times = ondevice.device_times(work, ondevice.host_waits(trace, rank), deep, bounds)
+        if measured is not None:
+            ends = [int(max(work.end[work.owner == index], default=0)) for index in range(len(deep))]
+    detailed = onhost.host_times(trace, rank, deep, ends)
+    outer = detailed
+    if shallow is not deep and shallow_rung != deepest:
+        outer = onhost.host_times(trace, rank, shallow, [0] * len(shallow))
+    wall_ns = sum(stop - start for start, stop in bounds.values()) if bounds else _host_ns(deep)
+    if is_measured:
+        assert measured is not None
+        time = _at_least(_time(measured, ()), [sum(each.per_iteration_busy_ns) / len(deep) for each in device_times])
+        host = _host_of_loop(trace, measured, time, outer, detailed, shallow)
+        devices = [_device_of_loop(each, len(deep), time, host, wall_ns) for each in device_times]
+    else:
+        each_ns = [float(window.end_ns - window.start_ns) for window in deep]
+        # the host, ahead of a device, also waits for work that was launched before: that is no iteration's time
+        tail_ns = wall_ns - sum(each_ns)
+        before_ns = min(
+            max(0, int(tail_ns)),
+            max((each.earlier_ns for each in device_times), default=0),
+            *(each.wall_ns - each.busy_ns for each in device_times),
+        )
+        tail_ns = (tail_ns - before_ns) / len(deep)
+        time = _time(None, [ns + tail_ns for ns in each_ns])
+        host = _host_as_recorded(detailed, len(deep), tail_ns)
+        devices = [_closed(ondevice.side(each, len(deep), RECORDED, before_ns), time) for each in device_times]
+    unit = names.ITERATION if any(window.step is not None for window in deep) else "window"
+    account = Iterations(
+        rank,
+        kind,
+        _kind_name(trace, rank, kind),
+        unit,
+        measured.steps if measured is not None else len(recorded),
+        measured.recorded if measured is not None else len(recorded),
+        len(deep),
+        time,
+        host,
+        tuple(devices),
+        share=measured.share if measured is not None else 1.0,
+        samples=measured.samples if measured is not None else None,
+    )
+    account = replace(account, limit=_limit(account, believes_devices, _has_calls(trace, rank)))
+    earlier = next((side[names.EARLIER] for side in devices if side[names.EARLIER] is not None), None)
+    account = replace(account, earlier=earlier)
+    gaps = [(each.device, each.gaps) for each in device_times]
+    return places.with_places(trace, account, deep, detailed.phases, gaps)
+
+
+def _host_ns(recorded: Sequence[Window]) -> int:
+    return sum(window.end_ns - window.start_ns for window in recorded)
+
+
+def _children(detailed: HostTimes, phase: str, ms: float, source: str) -> tuple[Entry, ...]:
+    """Return the states of a phase, in the shares of the most detailed recordings."""
+    whole = float(detailed.phase_ns[phase].sum()) if phase in detailed.phase_ns else 0.0
+    if not whole or phase == names.DATA:
+        return ()
+    shares = {
+        state: min(1.0, float(detailed.state_ns[phase, state].sum()) / whole)
+        for state in onhost.STATES
+        if (phase, state) in detailed.state_ns
+    }
+    if not any(shares.values()):
+        return ()
+    shares = {names.RUNNING: max(0.0, 1.0 - sum(shares.values())), **shares}
+    return tuple(Entry(state, ms * share, source) for state, share in shares.items() if share)
+
+
+def _phase_entry(name: str, values_ns: Sequence[float], scale: float, detailed: HostTimes, source: str) -> Entry:
+    ms = float(np.mean(values_ns)) * scale / 1e6
+    bounds = summary.mean_interval([float(value) * scale / 1e6 for value in values_ns])
+    low, high = (max(0.0, bounds.lo), bounds.hi) if bounds is not None else (None, None)
+    return Entry(name, ms, source, low, high, _children(detailed, name, ms, RECORDED))
+
+
+def _host_as_recorded(detailed: HostTimes, count: int, tail_ns: float) -> Side:
+    entries = [
+        _phase_entry(name, values.tolist(), 1.0, detailed, RECORDED)
+        for name, values in detailed.phase_ns.items()
+        if values.any()
+    ]
+    if tail_ns > 0:
+        entries.append(Entry(names.DRAINING, tail_ns / 1e6, RECORDED))
+    return Side("host", _ordered(entries))
+
+
+def _ordered(entries: Sequence[Entry]) -> tuple[Entry, ...]:
+    return tuple(sorted(entries, key=lambda entry: -(entry.ms or 0.0)))
+
+
+def _host_of_loop(
+    trace: Trace, measured: Iteration, time: Entry, outer: HostTimes, detailed: HostTimes, recorded: Sequence[Window]
+) -> Side:
+    """Return the host side of an iteration that was timed without recording; recordings give the shares in the step."""
+    step_ns, data_ns, between_ns = measured.step_ns or 0.0, measured.data_ns or 0.0, measured.between_ns or 0.0
+    weights = _weights(trace, measured, recorded)
+    in_step = {
+        name: float(np.average(values, weights=weights))
+        for name, values in outer.phase_ns.items()
+        if name not in (names.BETWEEN, names.DATA)
+    }
+    # waits for data in the step are in both figures of the loop
+    before_ns = sum(_before_step(outer, recorded)) / max(1, len(recorded))
+    data_in_step_ns = 0.0
+    if names.DATA in outer.phase_ns and data_ns:
+        seen = float(np.average(outer.phase_ns[names.DATA], weights=weights))
+        data_in_step_ns = min(data_ns, step_ns, max(0.0, seen - before_ns))
+    whole_ns = sum(in_step.values())
+    scale = (step_ns - data_in_step_ns) / whole_ns if whole_ns else 0.0
+    entries = []
+    for name, ns in in_step.items():
+        if not ns:
+            continue
+        entry = _phase_entry(name, outer.phase_ns[name].tolist(), scale, detailed, BARE)
+        ms = ns * scale / 1e6
+        entries.append(replace(entry, ms=ms, children=_children(detailed, name, ms, RECORDED)))
+    if not whole_ns and step_ns:
+        entries.append(Entry(names.OUTSIDE, (step_ns - data_in_step_ns) / 1e6, BARE))
+    if data_ns:
+        entries.append(Entry(names.DATA, data_ns / 1e6, BARE))
+    if between_ns:
+        seen_ns = float(detailed.phase_ns[names.BETWEEN].mean()) if names.BETWEEN in detailed.phase_ns else 0.0
+        is_seen = seen_ns >= MIN_SEEN_SHARE * between_ns
+        ms = between_ns / 1e6
+        entries.append(
+            Entry(names.BETWEEN, ms, BARE, children=_children(detailed, names.BETWEEN, ms, RECORDED) if is_seen else ())
+        )
+    rest_ms = (time.ms or 0.0) - sum(entry.ms or 0.0 for entry in entries)
+    if rest_ms < 0 and time.ms:  # the time comes from other iterations than the parts: the parts share it
+        entries = list(names.scaled(entries, time.ms / (time.ms - rest_ms)))
+    if rest_ms > 1e-6:  # the device's backlog, which the host waits for when it is full
+        entries.append(Entry(names.DRAINING, rest_ms, BARE))
+    return _closed(Side("host", _ordered(entries)), time)
+
+
+def _before_step(outer: HostTimes, recorded: Sequence[Window]) -> list[float]:
+    """Return the time before each recorded step that its recording contains and that is waiting for data."""
+    between = outer.phase_ns.get(names.BETWEEN)
+    return [
+        max(0.0, window.step_ns - window.start_ns - (float(between[index]) if between is not None else 0.0))
+        for index, window in enumerate(recorded)
+    ]
+
+
+SLOW_FACTOR = 1.5
+"""Iterations that take more than this multiple of the median are a stratum of their own."""
+
+
+def _weights(trace: Trace, measured: Iteration, recorded: Sequence[Window]) -> list[float] | None:
+    """Return weights of recorded iterations so that slow ones count as often as they occur; None for equal ones.
+
+    Iterations are told apart by the time of their steps, which is known of all of them (post-stratification).
+    """
+    times = np.array([window.end_ns - window.step_ns for window in recorded], float)
+    slow = times > SLOW_FACTOR * np.median(times)
+    if len(recorded) < 2 or not slow.any() or slow.all():
+        return None
+    ((share,),) = trace.con.execute(
+        f"""
+        WITH bare AS (
+            SELECT dur_ns, steps FROM loop WHERE rank = ? AND kind IS NOT DISTINCT FROM ? AND rung = {UNRECORDED}
+              AND status = 'ok'
+        )
+        SELECT (sum(steps) FILTER (dur_ns > {SLOW_FACTOR} * (SELECT median(dur_ns) FROM bare))
+                / sum(steps))::DOUBLE FROM bare
+        """,
+        [measured.rank, measured.kind],
+    ).fetchall()
+    if share is None:
+        share = 0.0
+    count = int(slow.sum())
+    return [float(weight) for weight in np.where(slow, share / count, (1 - share) / (len(times) - count))]
+
+
+def _device_of_loop(times: ondevice.DeviceTimes, count: int, time: Entry, host: Side, wall_ns: int) -> Side:
+    """Return a device's side of an iteration that was timed without recording.
+
+    Busy times are as recorded. What remains of the iteration is idle; recordings give the shares of its causes, and
+    the time between steps that they do not contain counts as not recorded.
+    """
+    side = ondevice.side(times, count, RECORDED)
+    iteration_ms, busy_ms = time.ms or 0.0, side.ms(names.BUSY)
+    idle_ms = iteration_ms - busy_ms - side.ms(names.EARLIER)
+    recorded_idle = side[names.IDLE]
+    between = host[names.BETWEEN]
+    unseen_ms = 0.0
+    if between is not None and not between.children:
+        unseen_ms = (between.ms or 0.0) + host.ms(names.DATA) * (wall_ns / count / 1e6 < iteration_ms)
+    unseen_ms = min(max(0.0, idle_ms), unseen_ms, max(0.0, iteration_ms - wall_ns / count / 1e6))
+    rest_ms = max(0.0, idle_ms) - unseen_ms
+    causes: list[Entry] = []
+    if recorded_idle is not None and recorded_idle.ms:
+        factor = rest_ms / recorded_idle.ms
+        causes = list(names.scaled(recorded_idle.children, factor))
+    elif rest_ms:
+        causes = [Entry(names.NO_LAUNCH, rest_ms, RECORDED)]
+    if unseen_ms:
+        causes.append(Entry(names.NOT_RECORDED, unseen_ms, BARE))
+    entries = [entry for entry in side.entries if entry.name != names.IDLE]
+    if idle_ms > 0:
+        entries.insert(1, Entry(names.IDLE, idle_ms, BARE, children=_ordered(causes)))
+    return _closed(replace(side, entries=tuple(entries)), time)
+
+
+def _closed(side: Side, time: Entry) -> Side:
+    """Return a side with what is missing from the iteration, or exceeds it, as an entry of its own."""
+    rest_ms = (time.ms or 0.0) - side.total_ms
+    if time.ms is None or abs(rest_ms) < 1e-6 * max(1.0, time.ms):
+        return side
+    return replace(side, entries=(*side.entries, Entry(names.UNEXPLAINED, rest_ms, "difference")))
+
+
+def _limit(account: Iterations, believes_devices: bool, knows_waits: bool) -> Limit | None:
+    if account.time.ms is None or not believes_devices:
+        return None
+    device = account.device
+    waiting_ms = sum(
+        entry.ms or 0.0
+        for top in account.host.entries
+        for entry in top.walk()
+        if entry.name in (names.WAITING, names.DRAINING)
+    )
+    host_ms = max(0.0, account.time.ms - waiting_ms)
+    if device is None:
+        return Limit("host", host_ms, 0.0)
+    device_ms = device.ms(names.BUSY)
+    if not knows_waits:
+        return Limit("device" if device_ms >= NEARLY_ALL * account.time.ms else "unknown", 0.0, device_ms)
+    return Limit("device" if device_ms >= host_ms else "host", host_ms, device_ms)
+
+
+def _has_calls(trace: Trace, rank: int) -> bool:
+    """Return whether the trace holds calls of the runtime of a rank, which show when its host waited for a device."""
+    query = f"SELECT 1 FROM spans WHERE level = {int(Level.RUNTIME)} AND rank = ? AND kind <> '{Kind.OVERHEAD}' LIMIT 1"
+    return bool(trace.con.execute(query, [rank]).fetchall())
+
+
+def _wall(trace: Trace, found: Sequence[Iterations]) -> tuple[float | None, float | None]:
+    """Return the wall time of the loop of the figures' rank in milliseconds, and the part in no iteration."""
+    rows = trace.con.execute(
+        """
+        SELECT min(start_ns - coalesce(before_ns, 0)),
+               max(start_ns + dur_ns * steps + coalesce(before_ns, 0) * (steps - 1)),
+               sum(steps * (dur_ns + coalesce(before_ns, 0) + coalesce(own_ns, 0))) FROM loop WHERE rank = ?
+        """,
+        [trace.rank],
+    ).fetchall()
+    start, end, inside = rows[0]
+    if start is None:
+        return None, None
+    wall_ns = float(end - start)
+    return wall_ns / 1e6, max(0.0, wall_ns - float(inside)) / 1e6
+
+
+def by_rank(account: Account) -> Mapping[int, Iterations]:
+    """Return the account of the main kind of each rank."""
+    return {each.rank: each for each in account.ranks}

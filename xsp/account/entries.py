@@ -1,0 +1,261 @@
+"""The plain data of an account: entries that add up, the two sides of an iteration, and what limits it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+ITERATION = "iteration"
+DATA, FORWARD, BACKWARD, OPTIMIZER = "waiting for data", "forward", "backward", "optimizer"
+OUTSIDE, BETWEEN, DRAINING = "outside the phases", "between steps", "waiting for the device after the step"
+RUNNING, ISSUING, WAITING = "running", "issuing device work", "waiting for the device"
+OTHER_RANKS, TRANSFER = "waiting for other ranks", "transfer"
+BUSY, COMPUTATION, COMMUNICATION, COPIES = "busy", "computation", "exposed communication", "exposed copies"
+IDLE, HOST_LATE, HOST_DATA, DRAINED, COPYING, QUEUED, BEFORE_FIRST, AFTER_LAST, NO_LAUNCH, NOT_RECORDED = (
+    "idle",
+    "the host issues too late",
+    "the host waits for data",
+    "the host had waited for the device",
+    "a copy is prepared",
+    "launched work waits",
+    "before the first launch of a step",
+    "after the last work of a step",
+    "the trace does not show why",
+    "between steps, not recorded",
+)
+EARLIER, UNEXPLAINED = "launched before the recording", "unexplained"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A part of the time of an iteration: its milliseconds, where they were measured, and its own parts."""
+
+    name: str
+    ms: float | None
+    """Milliseconds per iteration; None if nothing measured it."""
+
+    source: str = ""
+    """The measurement: steps that were not recorded, or recorded ones."""
+
+    low_ms: float | None = None
+    high_ms: float | None = None
+    """Ends of the 95 % interval; None if there were too few iterations for one."""
+
+    children: tuple[Entry, ...] = ()
+    place: str | None = None
+    """The module, operator, class of kernels or line that takes most of it."""
+
+    place_ms: float | None = None
+    """Milliseconds per iteration of `place`."""
+
+    spans: tuple[str, ...] = ()
+    """Ids of the spans of `place`, the first ones."""
+
+    calls: float | None = None
+    """Number of calls of `place` in an iteration; of the entry itself if it has no place."""
+
+    def walk(self) -> Iterator[Entry]:
+        """Yield this entry and all entries inside it."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    def part(self, name: str) -> float:
+        """Return the milliseconds of the entries of this name inside; 0 if there are none."""
+        return sum(entry.ms or 0.0 for entry in self.walk() if entry.name == name and entry is not self)
+
+
+@dataclass(frozen=True)
+class Side:
+    """An iteration as the host spent it, or as one device did: entries that add up to the iteration."""
+
+    name: str
+    entries: tuple[Entry, ...]
+    device: int | None = None
+    hidden_communication_ms: float = 0.0
+    """Communication that ran while the device also computed; part of computation, not of the sum."""
+
+    def __getitem__(self, name: str) -> Entry | None:
+        """Return the first entry of this name at any depth; None if there is none."""
+        return next((entry for top in self.entries for entry in top.walk() if entry.name == name), None)
+
+    def ms(self, name: str) -> float:
+        """Return the milliseconds of the first entry of this name; 0 if there is none or they are unknown."""
+        entry = self[name]
+        return (entry.ms or 0.0) if entry is not None else 0.0
+
+    @property
+    def total_ms(self) -> float:
+        """The sum of the entries."""
+        return sum(entry.ms or 0.0 for entry in self.entries)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The side that limits an iteration. Without waits for each other it takes the longer one of both times."""
+
+    side: str
+    """`host`, `device`, or `unknown`."""
+
+    host_ms: float
+    """Time of the host without its waits for the device; 0 where the trace does not show these waits."""
+
+    device_ms: float
+    """Time in which the busiest device works."""
+
+    @property
+    def lead_ms(self) -> float:
+        """By how much the limiting side takes longer than the other one."""
+        return abs(self.host_ms - self.device_ms)
+
+
+@dataclass(frozen=True)
+class Iterations:
+    """The account of the iterations of one kind on one rank."""
+
+    rank: int
+    kind: int | None
+    name: str
+    unit: str
+    """`iteration`; `window` in a trace without steps."""
+
+    count: int
+    recorded: int
+    detailed: int
+    """Recorded iterations with the most detail, from which the parts come."""
+
+    time: Entry
+    host: Side
+    devices: tuple[Side, ...] = ()
+    limit: Limit | None = None
+    share: float = 1.0
+    """Share of the loop's time in iterations of this kind."""
+
+    samples: float | None = None
+    """Samples in an iteration."""
+
+    earlier: Entry | None = None
+    """Device work that was launched before the recording, and belongs to no iteration; per iteration."""
+
+    @property
+    def device(self) -> Side | None:
+        """The busiest device."""
+        return max(self.devices, key=lambda side: side.ms(BUSY), default=None)
+
+    def bound_ms(self, side: str, gain_ms: float) -> float:
+        """Return the most that an iteration can become shorter if one side takes less time.
+
+        Args:
+            side: `host` or `device`.
+            gain_ms: time that the side takes less.
+
+        Returns:
+            At most what the other side leaves: the iteration less the longer of both sides after the change.
+        """
+        if self.limit is None or self.time.ms is None:
+            return gain_ms
+        host_ms, device_ms = self.limit.host_ms, self.limit.device_ms
+        if side == "host":
+            host_ms = max(0.0, host_ms - gain_ms)
+        else:
+            device_ms = max(0.0, device_ms - gain_ms)
+        return max(0.0, min(gain_ms, self.time.ms - max(host_ms, device_ms)))
+
+
+@dataclass(frozen=True)
+class LateRank:
+    """A rank that others wait for in collectives."""
+
+    rank: int
+    late_ms: float
+    """Its longest delay at a collective, per iteration in which it occurs."""
+
+    collective: str
+    """The collective of that delay."""
+
+    is_first: bool
+    """Whether it is the first collective of its name in a step."""
+
+    waited_ms: float
+    """Time that the other ranks waited for it, all together, per iteration."""
+
+    exposed_ms: float
+    """Exposed communication of all ranks together, per iteration."""
+
+    ranks: int
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Something impossible or missing in a trace, and what cannot be said because of it."""
+
+    subject: str
+    text: str
+    best_grade: str
+    forbids: frozenset[str] = frozenset()
+    """`busy`: how busy devices are; `cause`: why they are idle."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """Where the time of a program went: of each kind of iteration, on the host and on each device."""
+
+    iterations: tuple[Iterations, ...]
+    """Of each rank and kind, the kind with most time first; the first one is what the trace's figures describe."""
+
+    wall_ms: float | None = None
+    """Wall time of the loop, from the start of the first step to the end of the last."""
+
+    outside_ms: float | None = None
+    """Part of it that belongs to no iteration of any kind."""
+
+    doubts: tuple[Doubt, ...] = ()
+    late_rank: LateRank | None = None
+    violations: tuple[str, ...] = field(default=())
+    """What does not add up, see `xsp.account.check`."""
+
+    @property
+    def main(self) -> Iterations | None:
+        """The account of the kind and rank that the trace's figures describe; None without a step or a window."""
+        return self.iterations[0] if self.iterations else None
+
+    @property
+    def job(self) -> Iterations | None:
+        """The account that stands for the program: of several ranks, which wait for each other, the slowest one."""
+        known = [each for each in self.ranks if each.time.ms is not None]
+        return max(known, key=lambda each: each.time.ms or 0.0) if len(known) > 1 else self.main
+
+    @property
+    def ranks(self) -> tuple[Iterations, ...]:
+        """The account of the same kind on each rank, by rank."""
+        main = self.main
+        if main is None:
+            return ()
+        same = [each for each in self.iterations if (each.rank == main.rank and each is main) or each.rank != main.rank]
+        by_rank: dict[int, Iterations] = {}
+        for each in same:
+            by_rank.setdefault(each.rank, each)
+        return tuple(by_rank[rank] for rank in sorted(by_rank))
+
+    def forbids(self, what: str) -> bool:
+        """Return whether a doubt forbids statements on `busy` or `cause`."""
+        return any(what in doubt.forbids for doubt in self.doubts)
+
+
+def scaled(entries: Sequence[Entry], factor: float) -> tuple[Entry, ...]:
+    """Return entries with all their times multiplied by a factor."""
+
+    def of(ms: float | None) -> float | None:
+        return None if ms is None else ms * factor
+
+    return tuple(
+        replace(
+            entry,
+            ms=of(entry.ms),
+            low_ms=of(entry.low_ms),
+            high_ms=of(entry.high_ms),
+            place_ms=of(entry.place_ms),
+            children=scaled(entry.children, factor),
+        )
+        for entry in entries
+    )

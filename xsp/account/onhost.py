@@ -1,0 +1,271 @@
+"""The host side of iterations: the phases of the program, and in each of them what the host did.
+
+Each moment counts once, for the innermost phase: forward and backward calls, the optimizer, waits for data, named
+blocks. Phases of a trace without them are its outermost modules or operators. In each phase the host waits for the
+device (calls that synchronise, copies that block), issues device work (other calls of the runtime), or runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xsp.account import entries as names
+from xsp.account.sweep import Times, Union, covered, innermost, intersection, length, union, without
+from xsp.account.windows import Window
+from xsp.schema import Kind, Level
+from xsp.store.devicework import prepare
+from xsp.store.trace import Trace
+
+BRIDGED_NS = 1_000_000
+"""Nanoseconds between two operators of one phase up to which the time between them counts as of the phase, where only
+operators show phases."""
+
+_PHASE_OF_KIND = {
+    Kind.FORWARD.value: names.FORWARD,
+    Kind.BACKWARD.value: names.BACKWARD,
+    Kind.OPTIMIZER.value: names.OPTIMIZER,
+    Kind.DATA.value: names.DATA,
+}
+
+
+class PhaseTimes:
+    """When each phase ran, and when no phase did: in the steps (`OUTSIDE`), and between them (`BETWEEN`)."""
+
+    def __init__(self, unions: dict[str, Union]) -> None:
+        """Take unions by name of the phase."""
+        self.unions = unions
+
+    def ms(self, phase: str, count: int) -> float:
+        """Return the milliseconds of a phase per iteration of `count`; 0 if it did not run."""
+        return length(self.unions[phase]) / count / 1e6 if phase in self.unions else 0.0
+
+
+STATES = (names.WAITING, names.ISSUING)
+
+
+@dataclass
+class HostTimes:
+    """Nanoseconds of each recorded iteration by phase, and of each phase in each state."""
+
+    phase_ns: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    """Phase → nanoseconds of each iteration; with the time in no phase, in the step and before it."""
+
+    state_ns: dict[tuple[str, str], NDArray[np.int64]] = field(default_factory=dict)
+    """Phase and state → nanoseconds of each iteration."""
+
+    phases: PhaseTimes = field(default_factory=lambda: PhaseTimes({}))
+
+
+def host_times(trace: Trace, rank: int, iterations: Sequence[Window], ends: Sequence[int]) -> HostTimes:
+    """Return what the host did in iterations of a rank.
+
+    Args:
+        trace: the trace.
+        rank: the rank.
+        iterations: its recorded iterations.
+        ends: end of the device work of each iteration that runs after everything else in it on the host; a step of
+            xsp lasts until then, and the host waits. 0 where there is none.
+    """
+    prepare(trace)
+    threads = _threads(trace, rank, iterations)
+    phases = _phases(trace, rank, threads)
+    starts = np.array([window.start_ns for window in iterations], np.int64)
+    steps = np.array([window.step_ns for window in iterations], np.int64)
+    stops = np.array([window.end_ns for window in iterations], np.int64)
+    states = _states(trace, rank, threads, iterations, ends)
+    times = HostTimes()
+    taken: Union = union(*_joined(list(phases.values())))
+    parts = dict(phases)
+    for name, part in phases.items():
+        ns = covered(part, starts, stops)
+        if not ns.any():
+            continue
+        times.phase_ns[name] = ns
+        if name == names.DATA:
+            continue
+        for state, in_state in states.items():
+            times.state_ns[name, state] = covered(intersection(part, in_state), starts, stops)
+    for name, begins, finishes in ((names.BETWEEN, starts, steps), (names.OUTSIDE, steps, stops)):
+        times.phase_ns[name] = np.maximum(0, finishes - begins) - covered(taken, begins, finishes)
+        parts[name] = without(union(begins, finishes), taken)
+        for state, in_state in states.items():
+            both = covered(in_state, begins, finishes) - covered(intersection(in_state, taken), begins, finishes)
+            times.state_ns[name, state] = np.minimum(both, times.phase_ns[name])
+    inside = union(starts, stops)
+    times.phases = PhaseTimes({name: intersection(part, inside) for name, part in parts.items()})
+    return times
+
+
+def _joined(unions: Sequence[Union]) -> tuple[Times, Times]:
+    empty = np.zeros(0, np.int64)
+    return (
+        np.concatenate([empty, *(starts for starts, _ in unions)]),
+        np.concatenate([empty, *(ends for _, ends in unions)]),
+    )
+
+
+def _threads(trace: Trace, rank: int, iterations: Sequence[Window]) -> list[tuple[int, int]]:
+    """Return process and thread of the steps and of the backward pass, which works while the step's thread waits."""
+    main = {(window.process or -1, window.thread or -1) for window in iterations if window.thread is not None}
+    rows = trace.con.execute(
+        f"SELECT DISTINCT coalesce(process, -1), coalesce(thread, -1) FROM spans "
+        f"WHERE rank = ? AND phase = '{names.BACKWARD}' AND level = {int(Level.OP)}",
+        [rank],
+    ).fetchall()
+    processes = {process for process, _ in main}
+    return sorted(main | {(process, thread) for process, thread in rows if process in processes or not processes})
+
+
+def _on(threads: Sequence[tuple[int, int]], process: str, thread: str) -> str:
+    """Return the SQL condition that a span is on one of the threads."""
+    if not threads:
+        return "true"
+    pairs = ", ".join(f"({first}, {second})" for first, second in threads)
+    return f"(coalesce({process}, -1), coalesce({thread}, -1)) IN ({pairs})"
+
+
+def _phases(trace: Trace, rank: int, threads: Sequence[tuple[int, int]]) -> dict[str, Union]:
+    """Return the disjoint times of each phase."""
+    kinds = ", ".join(f"'{kind}'" for kind in _PHASE_OF_KIND)
+    on_threads = _on(threads, "process", "thread")
+    where = f"rank = {rank} AND device IS NULL AND timed IS NOT false AND {on_threads}"
+    rows = trace.con.execute(
+        f"SELECT kind, start_ns, start_ns + dur_ns FROM spans WHERE {where} AND kind IN ({kinds})"
+    ).fetchall()
+    spans = [(_PHASE_OF_KIND[kind], start, end) for kind, start, end in rows]
+    seen = {phase for phase, *_ in spans}
+    loading = union(*(np.array([span[place] for span in spans if span[0] == names.DATA], np.int64) for place in (1, 2)))
+    if names.FORWARD not in seen:
+        spans += _outermost_blocks(trace, where, names.BACKWARD not in seen)
+        spans = _with_operators(trace, where, spans, seen)
+    elif names.BACKWARD not in seen:
+        spans += [span for span in _operators(trace, where) if span[0] == names.BACKWARD]
+    if not spans:
+        return {}
+    # operators and blocks inside a call of the data loader make a batch
+    in_loader = covered(loading, [span[1] for span in spans], [span[2] for span in spans])
+    spans = [
+        span
+        for span, ns in zip(spans, in_loader.tolist(), strict=True)
+        if span[0] in seen or 2 * ns <= span[2] - span[1]
+    ]
+    labels = sorted({phase for phase, *_ in spans})
+    begins, stops = (np.array([span[place] for span in spans], np.int64) for place in (1, 2))
+    owner = np.array([labels.index(span[0]) for span in spans], np.int64)
+    starts, ends, index = innermost(begins, stops)
+    return {
+        label: union(starts[owner[index] == place], ends[owner[index] == place]) for place, label in enumerate(labels)
+    }
+
+
+Spans = list[tuple[str, int, int]]
+
+
+def _outermost_blocks(trace: Trace, where: str, with_backward: bool) -> Spans:
+    """Return the outermost modules as the phases that they belong to, and the outermost named blocks by their names."""
+    rows = trace.con.execute(
+        f"""
+        SELECT kind, name, coalesce(phase, '{names.FORWARD}'), start_ns, start_ns + dur_ns FROM spans
+        WHERE {where} AND (level = {int(Level.LAYER)} AND coalesce(depth, 0) = 0
+                           OR kind = '{Kind.USER}' AND level <= {int(Level.LAYER)})
+        """
+    ).fetchall()
+    spans = []
+    for kind, name, phase, start, end in rows:
+        label = _block_name(name) if kind == Kind.USER else phase
+        if label == names.BACKWARD and not with_backward:
+            continue
+        spans.append((label, start, end))
+    blocks = {label for label, *_ in spans}
+    # hundreds of names are no phases
+    return spans if len(blocks) <= MOST_BLOCKS else [(names.FORWARD, start, end) for _, start, end in spans]
+
+
+MOST_BLOCKS = 40
+
+
+def _block_name(name: str) -> str:
+    """Return the name of a named block without decoration, one of the phases' own where it is one."""
+    text = name.strip("# ").strip()
+    return {
+        "forward": names.FORWARD, "backward": names.BACKWARD, "optimizer": names.OPTIMIZER, "data": names.DATA,
+    }.get(text.lower(), text) or name  # fmt: skip
+
+
+def _with_operators(trace: Trace, where: str, spans: Spans, seen: set[str]) -> Spans:
+    """Return phases with those that only operators show."""
+    has_forward = any(label not in seen for label, *_ in spans)
+    operators = [
+        span
+        for span in _operators(trace, where)
+        if (span[0] == names.FORWARD and not has_forward) or (span[0] == names.BACKWARD and names.BACKWARD not in seen)
+    ]
+    return spans + operators
+
+
+def _operators(trace: Trace, where: str) -> Spans:
+    """Return the times of outermost operators by phase; short times between them count as theirs."""
+    rows = trace.con.execute(
+        f"""
+        SELECT coalesce(phase, '{names.FORWARD}') AS label, start_ns, start_ns + dur_ns AS end_ns, thread
+        FROM spans WHERE {where} AND level = {int(Level.OP)} AND kind = '{Kind.OP}'
+        QUALIFY end_ns > coalesce(max(end_ns) OVER (PARTITION BY process, thread ORDER BY start_ns, end_ns DESC
+                                  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)
+        ORDER BY start_ns
+        """
+    ).fetchall()
+    joined: Spans = []
+    for label, start, end, _ in rows:
+        last = joined[-1] if joined else None
+        if last is not None and last[0] == label and start - last[2] <= BRIDGED_NS:
+            joined[-1] = (label, last[1], max(last[2], end))
+        else:
+            joined.append((label, start, end))
+    return joined
+
+
+def _states(
+    trace: Trace, rank: int, threads: Sequence[tuple[int, int]], iterations: Sequence[Window], ends: Sequence[int]
+) -> dict[str, Union]:
+    """Return when the threads waited for a device, and when they issued work to one."""
+    calls = trace.con.execute(
+        f"SELECT start_ns, end_ns, coalesce(waits, false) AS waits FROM runtime_calls "
+        f"WHERE rank = ? AND timed IS NOT false AND {_on(threads, 'on_process', 'on_thread')}",
+        [rank],
+    ).fetchnumpy()
+    starts, stops = (np.asarray(calls[name], np.int64) for name in ("start_ns", "end_ns"))
+    waits: Any = np.asarray(calls["waits"]).astype(bool)
+    draining = _draining(trace, rank, iterations, ends)
+    waiting = union(np.r_[starts[waits], draining[0]], np.r_[stops[waits], draining[1]])
+    issuing = union(starts[~waits], stops[~waits])
+    issuing = without(issuing, waiting)  # a call that waits inside one that does not, or beside it
+    return {names.WAITING: waiting, names.ISSUING: issuing}
+
+
+def _draining(trace: Trace, rank: int, iterations: Sequence[Window], ends: Sequence[int]) -> Union:
+    """Return the time from the last span of the host in a recorded step of xsp until its device work ended."""
+    empty = np.zeros(0, np.int64)
+    if not any(ends):
+        return empty, empty
+    rows = trace.con.execute(
+        f"""
+        SELECT step, max(start_ns + dur_ns) FROM spans
+        WHERE rank = ? AND device IS NULL AND step IS NOT NULL AND timed IS NOT false
+          AND kind NOT IN ('{Kind.STEP}', '{Kind.RUN}', '{Kind.ALLOC}', '{Kind.OVERHEAD}') GROUP BY step
+        """,
+        [rank],
+    ).fetchall()
+    last_spans = dict(rows)
+    pairs = [
+        (last_spans[window.step], min(end, window.end_ns))
+        for window, end in zip(iterations, ends, strict=True)
+        if window.step in last_spans and last_spans[window.step] < min(end, window.end_ns)
+    ]
+    if not pairs:
+        return empty, empty
+    return union(*(np.array([pair[place] for pair in pairs], np.int64) for place in (0, 1)))

@@ -1,0 +1,305 @@
+"""The place of each entry that takes most of it: modules, operators, calls of Python, classes of modules on devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from xsp.account import entries as names
+from xsp.account.entries import Entry, Iterations
+from xsp.account.ondevice import Gap
+from xsp.account.onhost import PhaseTimes
+from xsp.account.sweep import covered
+from xsp.account.windows import Window
+from xsp.schema import Kind, Level
+from xsp.store.trace import Trace
+
+MIN_PLACE_SHARE = 0.25
+"""Least share of an entry that a place must take to be named."""
+
+MOST_SPANS = 20
+"""Maximum number of spans of a place."""
+
+READS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal")
+"""Operators with which Python reads a value."""
+
+MIN_FRAME_SHARE = 0.5
+"""Least share of a gap that a call must cover to be its place, and largest multiple of the gap that it may take."""
+
+MAX_FRAME_RATIO = 2.0
+
+NEARLY = 0.95
+"""Share of the largest cover of a gap from which a call further inside is preferred."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    name: str
+    ms: float
+    calls: float
+    spans: tuple[str, ...] = ()
+
+
+def with_places(
+    trace: Trace,
+    account: Iterations,
+    recorded: Sequence[Window],
+    phases: PhaseTimes,
+    gaps: Sequence[tuple[int, Sequence[Gap]]],
+) -> Iterations:
+    """Return an account whose entries name what takes most of them.
+
+    Args:
+        trace: the trace.
+        account: the account of a rank.
+        recorded: the recorded iterations with most detail.
+        phases: the times of the phases in them.
+        gaps: the idle gaps of each device in them.
+    """
+    host = replace(account.host, entries=_on_host(trace, account, recorded, phases))
+    devices = []
+    for side in account.devices:
+        device_gaps = next((each for device, each in gaps if device == side.device), ())
+        work = _module_on_device(trace, account.rank, side.device or 0, len(recorded))
+        idle = {cause: _gap_place(trace, account.rank, recorded, device_gaps, cause) for cause in _HOST_CAUSES}
+        devices.append(
+            replace(side, entries=tuple(_named(entry, {names.BUSY: work, **idle}) for entry in side.entries))
+        )
+    return replace(account, host=host, devices=tuple(devices))
+
+
+_HOST_CAUSES = (names.HOST_LATE, names.BEFORE_FIRST, names.HOST_DATA, names.DRAINED)
+
+
+def _named(entry: Entry, places: dict[str, _Place | None]) -> Entry:
+    """Return an entry, and the entries inside it, with the places of their names."""
+    entry = replace(entry, children=tuple(_named(child, places) for child in entry.children))
+    place = places.get(entry.name)
+    if place is None:
+        return entry
+    return replace(entry, place=place.name, place_ms=place.ms, calls=place.calls, spans=place.spans)
+
+
+# --- host ---------------------------------------------------------------------------------------------------------
+
+
+def _on_host(trace: Trace, account: Iterations, recorded: Sequence[Window], phases: PhaseTimes) -> tuple[Entry, ...]:
+    outermost = _outermost_calls(trace, account.rank, recorded)
+    entries = []
+    for entry in account.host.entries:
+        if entry.name == names.DRAINING:
+            entries.append(entry)
+            continue
+        whole_ms = phases.ms(entry.name, len(recorded))
+        candidates = [_operators(outermost, phases, entry.name, len(recorded))]
+        if entry.name in (names.FORWARD, names.BACKWARD):
+            candidates.insert(0, _module_on_host(trace, account, entry))
+        if entry.name in (names.OUTSIDE, names.BETWEEN):
+            candidates.insert(0, _frame(trace, account.rank, recorded, phases, entry.name))
+        if entry.name == names.BETWEEN:
+            candidates.append(_line(trace, account.rank))
+        place = next((each for each in candidates if each is not None and _is_large(each, entry, whole_ms)), None)
+        place = place or _many(outermost, phases, entry.name, len(recorded))
+        if place is None:
+            entries.append(entry)
+            continue
+        # places are as recorded, the entry is as long as without recording
+        factor = min(1.0, (entry.ms or 0.0) / whole_ms) if whole_ms else 1.0
+        ms = min(place.ms * factor, entry.ms or 0.0)
+        entries.append(replace(entry, place=place.name, place_ms=ms, calls=place.calls, spans=place.spans))
+    return tuple(entries)
+
+
+def _is_large(place: _Place, entry: Entry, whole_ms: float) -> bool:
+    return place.ms >= MIN_PLACE_SHARE * (whole_ms or entry.ms or 0.0) and place.ms > 0
+
+
+def _outermost_calls(trace: Trace, rank: int, recorded: Sequence[Window]) -> dict[str, Any]:
+    """Return the outermost operators of the steps' threads: name, start, end, and their span."""
+    steps = [window.step for window in recorded if window.step is not None]
+    rung = recorded[0].rung
+    condition = f"AND step IN ({', '.join(map(str, steps))}) AND coalesce(rung, {rung}) = {rung}" if steps else ""
+    table = trace.con.execute(
+        f"""
+        SELECT CASE WHEN name IN {READS} THEN '{READING}' ELSE replace(name, '{_NODE}', '') END AS name,
+               start_ns, start_ns + dur_ns AS end_ns, span_id
+        FROM spans WHERE rank = ? AND level = {int(Level.OP)} AND kind IN ('{Kind.OP}', '{Kind.USER}')
+          AND timed IS NOT false {condition}
+        QUALIFY end_ns > coalesce(max(end_ns) OVER (PARTITION BY process, thread ORDER BY start_ns, end_ns DESC
+                                  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)
+        """,
+        [rank],
+    ).fetchnumpy()
+    return {name: np.asarray(column) for name, column in table.items()}
+
+
+_NODE = "autograd::engine::evaluate_function: "
+READING = "values read one by one (item)"
+"""Name of the place of operators with which Python reads values."""
+
+
+def _operators(calls: dict[str, Any], phases: PhaseTimes, phase: str, count: int) -> _Place | None:
+    """Return the operator with most time in a phase."""
+    if phase not in phases.unions or not len(calls["name"]):
+        return None
+    inside = covered(phases.unions[phase], calls["start_ns"], calls["end_ns"])
+    chosen = inside > 0
+    if not chosen.any():
+        return None
+    kinds, inverse = np.unique(calls["name"][chosen].astype(str), return_inverse=True)
+    ns, numbers = np.bincount(inverse, inside[chosen]), np.bincount(inverse)
+    place = int(np.argmax(ns))
+    spans = tuple(map(str, calls["span_id"][chosen][inverse == place][:MOST_SPANS]))
+    return _Place(str(kinds[place]), float(ns[place]) / count / 1e6, float(numbers[place]) / count, spans)
+
+
+LEAST_OPERATORS = 20
+"""Least number of operators in an iteration to be the place of an entry of which no single one takes much."""
+
+
+def _many(calls: dict[str, Any], phases: PhaseTimes, phase: str, count: int) -> _Place | None:
+    """Return all operators of a phase together, if they are many and take most of it."""
+    if phase not in phases.unions or phase == names.DATA or not len(calls["name"]):
+        return None
+    inside = covered(phases.unions[phase], calls["start_ns"], calls["end_ns"])
+    number, ms = float((inside > 0).sum()) / count, float(inside.sum()) / count / 1e6
+    if number < LEAST_OPERATORS or ms < phases.ms(phase, count) / 2:
+        return None
+    return _Place(f"{number:,.0f} operators", ms, 1.0)
+
+
+def _module_on_host(trace: Trace, account: Iterations, entry: Entry) -> _Place | None:
+    """Return the module, or the class of modules, with most time of its own on the host in a phase."""
+    if account.rank != trace.rank:
+        return None
+    rows = trace.con.execute(
+        f"""
+        WITH calls AS (
+            SELECT span_id, parent_id, name, coalesce(type, name) AS type,
+                   coalesce(true_ns, raw_ns, dur_ns)::DOUBLE AS ns, start_ns
+            FROM merged WHERE level = {int(Level.LAYER)} AND kind = '{Kind.MODULE}'
+              AND coalesce(phase, '{names.FORWARD}') = ?
+        ), inner_calls AS (SELECT parent_id AS outer_id, sum(ns) AS ns FROM calls GROUP BY 1),
+        own AS (
+            SELECT calls.*, greatest(0, calls.ns - coalesce(inner_calls.ns, 0)) AS own_ns
+            FROM calls LEFT JOIN inner_calls ON outer_id = span_id
+        )
+        SELECT type, sum(own_ns) / 1e6, count(*), count(DISTINCT name), any_value(name),
+               list(span_id ORDER BY own_ns DESC)[:{MOST_SPANS}], (SELECT sum(own_ns) / 1e6 FROM own),
+               max(own_ns) / 1e6, arg_max(name, own_ns), arg_max(span_id, own_ns)
+        FROM own GROUP BY type ORDER BY 2 DESC LIMIT 1
+        """,
+        [entry.name],
+    ).fetchall()
+    if not rows:
+        return None
+    type_name, ms, calls, modules, name, spans, whole_ms, longest_ms, longest, span = rows[0]
+    factor = min(1.0, (entry.ms or 0.0) / whole_ms) if whole_ms else 1.0
+    if modules > 1 and longest_ms > ms / 2:
+        return _Place(f"{longest} ({type_name})", longest_ms * factor, 1.0, (span,))
+    label = f"{name} ({type_name})" if modules == 1 and name != type_name else type_name
+    return _Place(label, ms * factor, float(calls), tuple(spans))
+
+
+def _frame(trace: Trace, rank: int, recorded: Sequence[Window], phases: PhaseTimes, phase: str) -> _Place | None:
+    """Return the call of Python that covers most of the time in no phase, in traces that have long calls."""
+    frames = _frames_of(trace, rank, recorded)
+    if not frames or phase not in phases.unions:
+        return None
+    starts, ends = (np.array([frame[place] for frame in frames], np.int64) for place in (1, 2))
+    inside = covered(phases.unions[phase], starts, ends)
+    whole = max(1.0, float((phases.unions[phase][1] - phases.unions[phase][0]).sum()))
+    candidates = [index for index in range(len(frames)) if inside[index] >= MIN_FRAME_SHARE * whole]
+    if not candidates:
+        return None
+    best = min(candidates, key=lambda index: int(ends[index] - starts[index]))
+    return _Place(frames[best][0], float(inside[best]) / len(recorded) / 1e6, 1.0)
+
+
+def _frames_of(trace: Trace, rank: int, recorded: Sequence[Window]) -> list[tuple[str, int, int]]:
+    """Return the long calls of Python on the threads of the steps: name, start and end."""
+    run = next((each for each in trace.run.rank_runs if (each.rank or 0) == rank), trace.run)
+    threads = {window.thread for window in recorded} | {(window.thread or 0) & 0xFFFFFFFF for window in recorded}
+    return [
+        (frame.name, frame.start_ns, frame.start_ns + frame.dur_ns)
+        for frame in run.frames
+        if frame.thread in threads or None in threads
+    ]
+
+
+def _line(trace: Trace, rank: int) -> _Place | None:
+    """Return the line of the program that takes most of the time between steps, if it takes most of it."""
+    run = next((each for each in trace.run.rank_runs if (each.rank or 0) == rank), trace.run)
+    between = run.between
+    if between is None or not between.gaps or not between.lines:
+        return None
+    line = max(between.lines, key=lambda each: each.ns)
+    calls = f", {line.calls}" if line.calls else ""
+    return _Place(f"{line.file}:{line.line}{calls}", line.ns / between.gaps / 1e6, 1.0)
+
+
+# --- devices ------------------------------------------------------------------------------------------------------
+
+
+def _module_on_device(trace: Trace, rank: int, device: int, count: int) -> _Place | None:
+    """Return the class of modules, or the module, whose own kernels take most of a device's time."""
+    rows = trace.con.execute(
+        f"""
+        WITH work AS (
+            SELECT coalesce(layer.type, layer.name) AS type, layer.name, w.dur_ns, w.span_id
+            FROM device_work w JOIN spans layer ON layer.rank = w.rank AND layer.trace_id = w.trace_id
+                 AND layer.span_id = w.layer_id AND layer.level = {int(Level.LAYER)}
+            WHERE w.rank = ? AND coalesce(w.device, 0) = ?
+        )
+        SELECT type, sum(dur_ns)::DOUBLE / 1e6, count(*)::DOUBLE, count(DISTINCT name), any_value(name),
+               list(span_id ORDER BY dur_ns DESC)[:{MOST_SPANS}] FROM work GROUP BY type ORDER BY 2 DESC LIMIT 1
+        """,
+        [rank, device],
+    ).fetchall()
+    if not rows:
+        return None
+    type_name, ms, calls, modules, name, spans = rows[0]
+    label = f"{name} ({type_name})" if modules == 1 and name != type_name else type_name
+    return _Place(label, ms / count, calls / count, tuple(spans))
+
+
+def _gap_place(trace: Trace, rank: int, recorded: Sequence[Window], gaps: Sequence[Gap], cause: str) -> _Place | None:
+    """Return what the host was in during the longest gap of a cause, if that gap is a large part of the cause."""
+    chosen = [gap for gap in gaps if gap.cause == cause]
+    if not chosen:
+        return None
+    longest = max(chosen, key=lambda gap: gap.end_ns - gap.start_ns)
+    length = longest.end_ns - longest.start_ns
+    total = sum(gap.end_ns - gap.start_ns for gap in chosen)
+    if length * len(recorded) < MIN_PLACE_SHARE * total:
+        return None
+    middle = (longest.start_ns + longest.end_ns) // 2
+    rows = trace.con.execute(
+        f"""
+        SELECT name, start_ns, start_ns + dur_ns, span_id FROM spans
+        WHERE rank = ? AND device IS NULL AND coalesce(thread, -1) = ? AND start_ns <= ? AND start_ns + dur_ns > ?
+          AND kind NOT IN ('{Kind.RUN}', '{Kind.STEP}', '{Kind.OVERHEAD}', '{Kind.ALLOC}')
+        """,
+        [rank, longest.thread, middle, middle],
+    ).fetchall()
+    rows += [(*frame, None) for frame in _frames_of(trace, rank, recorded) if frame[1] <= middle < frame[2]]
+    fitting = [
+        row
+        for row in rows
+        if min(row[2], longest.end_ns) - max(row[1], longest.start_ns) >= MIN_FRAME_SHARE * length
+        and row[2] - row[1] <= MAX_FRAME_RATIO * length
+    ]
+    if not fitting:
+        return None
+
+    def covers(row: tuple[str, int, int, str | None]) -> int:
+        return min(row[2], longest.end_ns) - max(row[1], longest.start_ns)
+
+    # the innermost call among those that cover about as much as the one that covers most
+    most = max(map(covers, fitting))
+    best = min((row for row in fitting if covers(row) >= NEARLY * most), key=lambda row: (row[2] - row[1], row[1]))
+    ns = min(best[2], longest.end_ns) - max(best[1], longest.start_ns)
+    return _Place(str(best[0]), ns / 1e6, 1.0, (best[3],) if best[3] else ())

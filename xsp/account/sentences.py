@@ -1,0 +1,199 @@
+"""An account in words: what limits, and the lines of both sides that add up to the iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from xsp.account import entries as names
+from xsp.account.entries import Account, Entry, Iterations, Side
+
+MOST_LINES = 8
+"""Most lines of a side."""
+
+MIN_LINE_PERCENT = 0.5
+"""Least percentage of the iteration for a part to have a line of its own."""
+
+NEARLY_ALL = 0.85
+"""Share of an iteration from which the side that takes it is the only one that limits."""
+
+MIN_DATA_SHARE = 0.2
+"""Least share of an iteration that is waiting for data for this to be what limits."""
+
+
+CLOSE = 0.2
+"""Share of an iteration up to which the difference of both sides leaves open which one limits."""
+
+
+class Line(NamedTuple):
+    """A part of an iteration in one line."""
+
+    name: str
+    ms: float
+    percent: float
+
+
+def lines(account: Iterations, side: Side, most: int = MOST_LINES) -> list[Line]:
+    """Return the parts of a side, the largest first; they add up to the iteration.
+
+    Waits for the device are one part of the host's side, wherever the program waits. Parts of the device are its
+    purposes and the causes of idle time.
+    """
+    total_ms = account.time.ms or 0.0
+    parts: dict[str, float] = {}
+    for entry in side.entries:
+        waited_ms = entry.part(names.WAITING) if side.device is None else 0.0
+        if entry.name == names.DRAINING:
+            parts[names.WAITING] = parts.get(names.WAITING, 0.0) + (entry.ms or 0.0)
+        elif entry.name in (names.BUSY, names.IDLE) and entry.children:
+            prefix = "idle: " if entry.name == names.IDLE else ""
+            for child in entry.children:
+                parts[prefix + child.name] = child.ms or 0.0
+        else:
+            parts[entry.name] = parts.get(entry.name, 0.0) + (entry.ms or 0.0) - waited_ms
+            if waited_ms:
+                parts[names.WAITING] = parts.get(names.WAITING, 0.0) + waited_ms
+    ordered = sorted(parts.items(), key=lambda part: -abs(part[1]))
+    large = [part for part in ordered if total_ms and 100 * abs(part[1]) >= MIN_LINE_PERCENT * total_ms]
+    shown = large[: most - 1] if len(large) > most else large
+    rest = sum(ms for _, ms in ordered) - sum(ms for _, ms in shown)
+    if total_ms and abs(rest) >= 1e-3 * total_ms:
+        shown.append(("other", rest))
+    return [Line(name, ms, 100 * ms / total_ms if total_ms else 0.0) for name, ms in shown]
+
+
+def ms_text(ms: float) -> str:
+    """Return milliseconds with a unit that fits and three digits."""
+    for unit, factor in (("s", 1e-3), ("ms", 1.0), ("µs", 1e3)):
+        if abs(ms) * factor >= 0.9995 or unit == "µs":
+            value = ms * factor
+            digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+            return f"{value:.{digits}f} {unit}"
+    raise AssertionError("unreachable")
+
+
+def _of(part_ms: float, whole_ms: float) -> str:
+    """Return two times and their share: `12.1 of 20.0 ms (60 %)`."""
+    part, whole = ms_text(part_ms), ms_text(whole_ms)
+    if part.split()[1] == whole.split()[1]:
+        part = part.split()[0]
+    share = 100 * part_ms / whole_ms if whole_ms else 0.0
+    return f"{part} of {whole} ({share:.2g} %)" if share < 1 else f"{part} of {whole} ({share:.0f} %)"
+
+
+def limit(account: Account, attention_ms: float = 0.0) -> str:
+    """Return one sentence: what limits, with its share of an iteration, and the place that takes most of it.
+
+    Args:
+        account: the account.
+        attention_ms: time of attention that is written out, of an iteration; it is no class of kernels.
+    """
+    main = account.job
+    if main is None or main.time.ms is None:
+        return "The time of an iteration is unknown: no step ran undisturbed; run more steps."
+    blocking = next((doubt for doubt in account.doubts if "busy" in doubt.forbids), None)
+    if blocking is not None:
+        return f"What limits is unknown: {blocking.text}."
+    if account.late_rank is not None:
+        late = account.late_rank
+        first = "first " if late.is_first else ""
+        return (
+            f"Rank {late.rank} is late by {ms_text(late.late_ms)} at the {first}{late.collective}: "
+            f"{_of(late.waited_ms, late.exposed_ms)} of exposed communication on {late.ranks} ranks wait for it."
+        )
+    if main.device is None:
+        return _on_host_alone(main)
+    return _with_device(account, main, main.device, attention_ms)
+
+
+def _on_host_alone(main: Iterations) -> str:
+    total_ms = main.time.ms or 0.0
+    data_ms = main.host.ms(names.DATA)
+    largest = max(main.host.entries, key=lambda entry: entry.ms or 0.0, default=None)
+    if largest is None:
+        return f"{_subject(main)} takes {ms_text(total_ms)}; nothing in it was recorded."
+    if data_ms >= MIN_DATA_SHARE * total_ms and data_ms >= (largest.ms or 0.0):
+        return f"The loop waits for data: {_of(data_ms, total_ms)}."
+    return f"{_largest(largest, total_ms)}."
+
+
+def _subject(main: Iterations) -> str:
+    return "The recording" if main.unit == "window" else "An iteration"
+
+
+def _largest(entry: Entry, total_ms: float) -> str:
+    """Return a clause on the largest part of an iteration and its place."""
+    verbs = {
+        names.BETWEEN: "Most of an iteration passes between steps",
+        names.OUTSIDE: "Most of an iteration passes outside the model and its phases",
+        names.DATA: "The loop waits for data",
+    }
+    share = (entry.ms or 0.0) / total_ms if total_ms else 0.0
+    subject = verbs.get(entry.name) if share >= 0.5 or entry.name == names.DATA else None
+    if subject is None:
+        subject = f"The largest part of an iteration is {_THE.get(entry.name, entry.name)}"
+    return f"{subject}, {_of(entry.ms or 0.0, total_ms)}{_place(entry)}".replace("steps, ", "steps: ").replace(
+        "phases, ", "phases: "
+    )
+
+
+_THE = {names.OPTIMIZER: "the optimizer", names.BETWEEN: "between its steps", names.OUTSIDE: "outside its phases"}
+
+
+def _place(entry: Entry) -> str:
+    """Return the place that takes most of an entry, in words."""
+    if entry.place is None or not entry.place_ms:
+        return ""
+    calls = f", {entry.calls:.0f} calls" if entry.calls and entry.calls >= 1.5 else ""
+    return f", {ms_text(entry.place_ms)} of it in {entry.place}{calls}"
+
+
+def _with_device(account: Account, main: Iterations, device: Side, attention_ms: float) -> str:
+    total_ms, busy_ms = main.time.ms or 0.0, device.ms(names.BUSY)
+    subject = "device" if len(account.ranks) <= 1 and len(main.devices) <= 1 else f"busiest device of rank {main.rank}"
+    works = f"the {subject} works {_of(busy_ms, total_ms)}"
+    knows_causes = not account.forbids("cause")
+    is_device = main.limit is not None and main.limit.side == "device"
+    if busy_ms >= NEARLY_ALL * total_ms or (is_device and knows_causes):
+        return f"The device limits: {works}{_work(device, total_ms, attention_ms)}."
+    if not knows_causes:
+        reason = next(doubt.text for doubt in account.doubts if "cause" in doubt.forbids)
+        return f"{works[:1].upper()}{works[1:]}; why it is idle the rest is unknown: {reason}."
+    data_ms = main.host.ms(names.DATA)
+    if data_ms >= MIN_DATA_SHARE * total_ms and device.ms(names.HOST_DATA) >= device.ms(names.IDLE) / 2:
+        return f"The loop waits for data, {_of(data_ms, total_ms)}; {works}."
+    first = device[names.BEFORE_FIRST]
+    if first is not None and (first.ms or 0.0) >= total_ms / 4:
+        where = f", the host in {first.place}" if first.place else ""
+        of = "the recording" if main.unit == "window" else "a step"
+        return f"The host limits: {works} and is idle the first {ms_text(first.ms or 0.0)} of {of}{where}."
+    if main.limit is not None and main.limit.lead_ms < CLOSE * total_ms:
+        largest = _largest(_own_largest(main), total_ms)
+        host = ms_text(main.limit.host_ms)
+        return f"Host and device take nearly the same time: the host takes {host}, {works}. {largest}."
+    return f"The host limits: {works}. {_largest(_own_largest(main), total_ms)}."
+
+
+def _own_largest(main: Iterations) -> Entry:
+    """Return the entry of the host with most time that is not waiting for the device."""
+    return max(main.host.entries, key=lambda entry: (entry.ms or 0.0) - entry.part(names.WAITING)
+               - (entry.ms or 0.0) * (entry.name == names.DRAINING))  # fmt: skip
+
+
+def _work(device: Side, total_ms: float, attention_ms: float) -> str:
+    """Return what the device mainly works on."""
+    communication = device.ms(names.COMMUNICATION)
+    busy = device[names.BUSY]
+    if communication >= (busy.ms or 0.0) / 3 if busy is not None else False:
+        return f", {_of(communication, total_ms)} of it communication that no computation hides"
+    computation = device[names.COMPUTATION]
+    classes: Sequence[Entry] = computation.children if computation is not None else ()
+    if not classes:
+        return ""
+    largest = classes[0]
+    if attention_ms > (largest.ms or 0.0):
+        return f", most on attention that is written out, {_of(attention_ms, total_ms)}"
+    text = f", most on {largest.name}, {ms_text(largest.ms or 0.0)} ({100 * (largest.ms or 0.0) / total_ms:.0f} %)"
+    if busy is not None and busy.place:
+        text += f"; modules {busy.place} take {ms_text(busy.place_ms or 0.0)}"
+    return text

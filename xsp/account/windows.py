@@ -1,0 +1,94 @@
+"""The recorded iterations of each rank: from when to when each of them lasted on the host.
+
+An iteration lasts from the end of one step to the end of the next one. In a trace of another profiler the steps follow
+each other. In a run of xsp recorded steps are apart (other steps ran between them, or a service waited for requests),
+and a recorded iteration begins where its collectors were on. A trace without steps is one window.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from xsp.schema import Kind, Level
+from xsp.store.trace import Trace
+
+
+class Window(NamedTuple):
+    """A recorded iteration on the host of a rank; times in nanoseconds."""
+
+    rank: int
+    step: int | None
+    start_ns: int
+    """End of the step before, where it was recorded too; else where the recording of this iteration begins."""
+
+    step_ns: int
+    """Start of the step itself."""
+
+    end_ns: int
+    rung: int
+    process: int | None
+    thread: int | None
+    block: int
+    """Number of the recording that the iteration belongs to: iterations that follow each other have the same one."""
+
+
+def windows(trace: Trace) -> list[Window]:
+    """Return the timed recorded iterations of the trace's kind on each rank, in order; one window each without steps.
+
+    Steps of threads other than the one with most steps are left out.
+    """
+    # without a loop, kinds of steps are unknown, and other ranks number kinds on their own: all their steps count
+    has_loop = bool(trace.con.execute("SELECT 1 FROM loop LIMIT 1").fetchall())
+    of_kind = "(trace_id, step, rung) IN (SELECT (trace_id, step, rung) FROM alike)" if has_loop else "true"
+    rows = trace.con.execute(
+        f"""
+        WITH steps AS (
+            SELECT rank, step, trace_id, process, thread, start_ns, start_ns + dur_ns AS end_ns, coalesce(rung, 0) AS
+                   rung, count(*) OVER (PARTITION BY rank, process, thread) AS on_thread
+            FROM spans WHERE kind = '{Kind.STEP}' AND timed IS NOT false AND status = 'ok' AND dur_ns > 0
+              AND (rank <> (SELECT any_value(rank) FROM alike) OR {of_kind})
+        ), most AS (
+            SELECT * FROM steps QUALIFY dense_rank() OVER (
+                PARTITION BY rank ORDER BY on_thread DESC, process, thread) = 1
+        ), recorded AS (
+            SELECT rank, trace_id, step, min(start_ns) AS first_ns FROM spans
+            WHERE timed IS NOT false AND device IS NULL AND step IS NOT NULL AND level > {int(Level.APPLICATION)}
+            GROUP BY ALL
+        )
+        SELECT rank, step, start_ns, end_ns, rung, process, thread, least(start_ns, first_ns)
+        FROM most LEFT JOIN recorded USING (rank, trace_id, step) ORDER BY rank, start_ns
+        """
+    ).fetchall()
+    is_apart = trace.run.imported is None
+    found: list[Window] = []
+    for rank, step, start_ns, end_ns, rung, process, thread, first_ns in rows:
+        last = found[-1] if found and found[-1].rank == rank else None
+        follows = last is not None and not is_apart and (step is None or last.step is None or step == last.step + 1)
+        if last is not None and start_ns < last.end_ns:
+            continue  # a step inside another one
+        begin_ns = start_ns if first_ns is None else first_ns
+        if last is not None:
+            begin_ns = last.end_ns if follows else max(begin_ns, last.end_ns)
+        block = (last.block + (not follows)) if last is not None else 0
+        found.append(Window(rank, step, begin_ns, start_ns, end_ns, rung, process, thread, block))
+    return found or _whole(trace)
+
+
+def _whole(trace: Trace) -> list[Window]:
+    rows = trace.con.execute(
+        f"""
+        WITH busiest AS (
+            SELECT rank, process, thread FROM spans WHERE device IS NULL AND thread IS NOT NULL
+            GROUP BY ALL QUALIFY row_number() OVER (PARTITION BY rank ORDER BY count(*) DESC, process, thread) = 1
+        )
+        SELECT spans.rank, min(start_ns), max(start_ns + dur_ns), any_value(busiest.process), any_value(busiest.thread)
+        FROM spans LEFT JOIN busiest USING (rank)
+        WHERE timed IS NOT false AND kind NOT IN ('{Kind.RUN}', '{Kind.ALLOC}', '{Kind.OVERHEAD}')
+        GROUP BY spans.rank ORDER BY spans.rank
+        """
+    ).fetchall()
+    return [
+        Window(rank, None, start_ns, start_ns, end_ns, int(Level.KERNEL), process, thread, 0)
+        for rank, start_ns, end_ns, process, thread in rows
+        if end_ns > start_ns
+    ]

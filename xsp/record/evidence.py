@@ -1,0 +1,80 @@
+"""Evidence whether a program that calls a model in training mode trains it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+MOST_CALLS = 256
+"""Calls without any backward pass after which a program is assumed not to train."""
+
+MOST_BACKWARDS = 64
+"""Backward passes without an optimizer step after which a program is assumed to use no optimizer of torch."""
+
+
+class TrainingEvidence:
+    """Evidence whether a program that calls a model in training mode trains it, and with an optimizer of torch.
+
+    A backward pass proves training. Until the first one, the autograd graphs of the calls are observed: in training a
+    graph lives until the backward pass. A module that is called repeatedly is not trained if all its graphs but the
+    last are dead and no graph of another module lives. (Several calls may precede one backward pass: siamese networks,
+    contrastive learning, summed losses. And a result may be detached, such as a generator's for its discriminator.)
+    """
+
+    def __init__(self) -> None:
+        self.has_no_optimizer = False
+        """Whether the program trains without an optimizer of torch: a step then ends with the backward pass."""
+
+        self._backwards = self._calls = 0
+        self._has_stepped = False
+        self._graphs: dict[int, list[weakref.ref[Any]]] = {}
+
+    def on_call(self, module: int, result: object) -> None:
+        """Watch the graph of the result of a call of a module; `module` is its number."""
+        if self._backwards:
+            return
+        self._calls += 1
+        try:
+            node = _graph(result)
+        except Exception:  # a result of the program's own class may raise anything
+            return
+        if node is not None:
+            mark = _Mark()
+            node.metadata["xsp"] = mark
+            self._graphs.setdefault(module, []).append(weakref.ref(mark))
+
+    def on_backward(self) -> bool:
+        """Count a backward pass, and return whether it is the one that shows that there is no optimizer."""
+        self._backwards += 1
+        self._graphs.clear()
+        is_proven = not self._has_stepped and self._backwards == MOST_BACKWARDS
+        self.has_no_optimizer |= is_proven
+        return is_proven
+
+    def on_optimizer(self) -> None:
+        """Note that an optimizer stepped."""
+        self._has_stepped, self.has_no_optimizer = True, False
+
+    def is_disproved(self) -> bool:
+        """Return whether the calls so far turned out not to be training."""
+        if self._backwards or self._has_stepped:
+            return False
+        alive = [module for module, graphs in self._graphs.items() if any(graph() is not None for graph in graphs)]
+        return self._calls >= MOST_CALLS or any(
+            len(graphs) > 1 and all(graph() is None for graph in graphs[:-1]) and set(alive) <= {module}
+            for module, graphs in self._graphs.items()
+        )
+
+
+class _Mark:
+    """A mark on a graph, which lives as long as the graph."""
+
+
+def _graph(value: Any, nesting: int = 3) -> Any:
+    """Return the autograd node of the first tensor in a result that has one."""
+    node = getattr(value, "grad_fn", None)
+    if node is not None and hasattr(node, "metadata"):
+        return node
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    nodes = (_graph(part, nesting - 1) for part in parts if nesting)
+    return next((node for node in nodes if node is not None), None)
