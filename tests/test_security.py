@@ -24,6 +24,7 @@ from xsp.analyses import ANALYSES
 from xsp.errors import AnalysisError, TraceError, XspError
 from xsp.ingest import jobs
 from xsp.otlp import delivery, export
+from xsp.receiver.journal import RunWriter
 from xsp.report import html, watch
 from xsp.run import Run
 from xsp.schema import COLUMNS
@@ -436,3 +437,16 @@ def test_a_checksum_of_holes_is_not_computed(tmp_path: Path) -> None:
         file.truncate(1 << 42)
     with pytest.raises(TraceError, match="damaged"):
         xsp.load(run)
+
+
+@pytest.mark.parametrize("name", ["arrived/000000001.parquet", "steps/000002.parquet"])
+@pytest.mark.parametrize("kind", ["pipe", "link out"])
+def test_a_receiver_leaves_a_directory_with_such_an_entry_as_it_is(tmp_path: Path, name: str, kind: str) -> None:
+    (tmp_path / "other").mkdir()
+    run = run_of_others(tmp_path / "out" / "run", {"received": {"requests": 1}, "id": "a" * 16})
+    (run / "arrived").mkdir()
+    NO_FILES[kind](run / name)
+    said: list[str] = []
+    receiving = RunWriter(tmp_path / "out", said.append)
+    receiving.close()
+    assert [name.rpartition("/")[2] in line for line in said] == [True]
