@@ -130,7 +130,7 @@ def test_a_link_that_leads_out_is_not_followed(run, tmp_path_factory):
     os.symlink(elsewhere, run / "sections" / "out.json")
     result = sections.read(run)
     assert result.sections == {}
-    assert result.damaged == ("out.json: a link that leads out of the run directory",)
+    assert result.damaged == ("out.json: a link that leads out of its directory",)
     with pytest.raises(OutputError):
         sections.write(run, "out", FULL)
     assert elsewhere.read_text(encoding="utf-8") == "{}"

@@ -7,6 +7,10 @@ import contextlib
 import csv
 import gzip
 import json
+import os
+import shutil
+import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +19,13 @@ import pytest
 from depth import deep
 
 import xsp
-from xsp import cli, rundir, table
+from xsp import cli, rundir, sections, table
 from xsp.analyses import ANALYSES
 from xsp.errors import AnalysisError, TraceError, XspError
 from xsp.ingest import jobs
-from xsp.report import html
+from xsp.otlp import delivery, export
+from xsp.receiver.journal import RunWriter
+from xsp.report import html, watch
 from xsp.run import Run
 from xsp.schema import COLUMNS
 from xsp.testing import spans, trace_of
@@ -202,7 +208,7 @@ def test_a_link_out_of_the_directory_is_refused(tmp_path: Path, name: str) -> No
         (run / "steps").rmdir()
     (run / name).unlink(missing_ok=True)
     (run / name).symlink_to(other / name)
-    with pytest.raises(TraceError, match="leads out of the run directory"):
+    with pytest.raises(TraceError, match="leads out of its directory"):
         xsp.load(run)
 
 
@@ -213,7 +219,7 @@ def test_a_loop_behind_a_link_out_of_the_directory_is_left_out(tmp_path: Path, n
     (run / name).symlink_to(other)
     result = xsp.load(run)
     assert len(result.loop) == 0
-    assert any("leads out of the run directory" in note.text for note in result.run.notes)
+    assert any("leads out of its directory" in note.text for note in result.run.notes)
 
 
 def test_a_run_that_is_a_link_itself_is_loaded(tmp_path: Path) -> None:
@@ -354,3 +360,93 @@ def test_nothing_that_is_read_is_run() -> None:
     pipe = {("transport.py", "marshal")}
     run = {(name, how) for name in ("script.py", "torchcalls.py") for how in ("exec", "compile")}
     assert result <= {*run, ("torchmemory.py", "pickle"), ("yamltext.py", "yaml"), *pipe}
+
+
+# --- files of a run that are no files ---------------------------------------------------------------------------------
+
+RUN_FILES = (
+    "run.json", "steps", "steps/000001.parquet", "merged.parquet", "loop.parquet", "loop2.rows", "samples",
+    "samples/000000.parquet", "sections", "sections/x.json", "delivery.json", "progress.json", "arrived",
+    "arrived/000000000.parquet", "rank-0000", "rank-0000/run.json",
+)  # fmt: skip
+
+
+def _make_socket(path: Path) -> None:
+    here = Path.cwd()
+    os.chdir(path.parent)  # a path of a socket may have 107 bytes
+    try:
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+NO_FILES: dict[str, Any] = {
+    "pipe": os.mkfifo,
+    "socket": _make_socket,
+    "link out": lambda path: path.symlink_to(path.parents[2] / "other" / "file"),
+    "link to a folder": lambda path: path.symlink_to("/proc/self"),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "circle": lambda path: path.symlink_to(path.name),
+    "folder": Path.mkdir,
+}
+
+
+@pytest.mark.parametrize("name", RUN_FILES)
+@pytest.mark.parametrize("kind", [*NO_FILES])
+def test_no_entry_of_a_run_is_followed_out_or_waited_for(tmp_path: Path, name: str, kind: str) -> None:
+    """A pipe would be waited for without end: the alarm ends the test."""
+    (tmp_path / "a" / "other").mkdir(parents=True)
+    (tmp_path / "a" / "other" / "file").write_text('{"format": 1, "name": "secret"}')
+    run = run_of_others(tmp_path / "a" / "b" / "run", {"finished": True, "steps": {"stored": 1, "seen": 1}})
+    path = run / name
+    path.parent.mkdir(exist_ok=True)
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    NO_FILES[kind](path)
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail(f"waited for {name}, a {kind}"))
+    signal.alarm(30)
+    try:
+        with contextlib.suppress(XspError):
+            trace = xsp.load(run)
+            assert "secret" not in str(dict(trace.run))
+            assert "secret" not in str(sections.read(run))
+        with contextlib.suppress(XspError):
+            watch.read_figures(run)
+        with contextlib.suppress(XspError):
+            export.runs_in(run)
+            delivery.steps_in(run)
+        assert delivery.read_entries(run) == {}
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link out", "folder"])
+def test_a_segment_that_is_no_file_is_named(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "a" / "other").mkdir(parents=True)
+    (tmp_path / "a" / "other" / "file").write_bytes(b"PAR1")
+    run = run_of_others(tmp_path / "a" / "run", {})
+    NO_FILES[kind](rundir.segment(run, 2))
+    with pytest.raises(TraceError, match=r"000002\.parquet: (not a plain file|a link that leads out)"):
+        xsp.load(run)
+
+
+def test_a_checksum_of_holes_is_not_computed(tmp_path: Path) -> None:
+    run = run_of_others(tmp_path / "run", {"checksums": {"steps/000001.parquet": "00000000"}})
+    with open(rundir.segment(run, 1), "wb") as file:
+        file.truncate(1 << 42)
+    with pytest.raises(TraceError, match="damaged"):
+        xsp.load(run)
+
+
+@pytest.mark.parametrize("name", ["arrived/000000001.parquet", "steps/000002.parquet"])
+@pytest.mark.parametrize("kind", ["pipe", "link out"])
+def test_a_receiver_leaves_a_directory_with_such_an_entry_as_it_is(tmp_path: Path, name: str, kind: str) -> None:
+    (tmp_path / "other").mkdir()
+    run = run_of_others(tmp_path / "out" / "run", {"received": {"requests": 1}, "id": "a" * 16})
+    (run / "arrived").mkdir()
+    NO_FILES[kind](run / name)
+    said: list[str] = []
+    receiving = RunWriter(tmp_path / "out", said.append)
+    receiving.close()
+    assert [name.rpartition("/")[2] in line for line in said] == [True]

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-LINK = "a link that leads out of the run directory"
+LINK = "a link that leads out of its directory"
 NOT_PLAIN = "not a plain file"
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

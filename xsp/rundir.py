@@ -386,7 +386,7 @@ def numbered_tables(folder: Path) -> list[Path]:
     them can be given to the table engine, which opens them by their names.
 
     Raises:
-        TraceError: one is not a plain file, or a link leads out of the run directory, see `check_inside`.
+        TraceError: one is not a plain file, or a link leads out of its directory, see `check_inside`.
     """
     names, links = [], []
     try:

@@ -30,6 +30,7 @@ from xsp.errors import ManifestError
 from xsp.evaluate import reading, results, running
 from xsp.evaluate.agents import Options
 from xsp.evaluate.web import app
+from xsp.evaluate.web.answers import without_paths
 
 GOOD, BAD = "aaaaaaaaaaaa-0001", "bbbbbbbbbbbb-0001"
 SECRET = "root-of-all-secrets"
@@ -282,3 +283,19 @@ def test_the_command_line_lists_the_others_too(store: Path, capsys: pytest.Captu
     said = capsys.readouterr()
     assert GOOD in said.out
     assert "damaged (environment.equal" in said.err
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/srv/store/a b/x.json: damaged", "x.json: damaged"),
+        ("cannot read '/etc/ssl/private/key.pem' (No such file)", "cannot read 'key.pem' (No such file)"),
+        ("~/models/x.json, file:///home/a/b.pt", "x.json, b.pt"),
+        ("/srv/store: no result", ": no result"),
+        ("12 inputs/s, and/or, a ratio of 3/4, torchvision:resnet18", "12 inputs/s, and/or, a ratio of 3/4, "
+         "torchvision:resnet18"),
+        ("https://example.com/a", "https://example.com/a"),
+    ],
+)  # fmt: skip
+def test_errors_name_no_directory(text: str, expected: str) -> None:
+    assert without_paths(text, Path("/srv/store")).replace("a b/", "") == expected

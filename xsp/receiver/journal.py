@@ -299,10 +299,15 @@ class RunWriter:
 
     def _resume(self, path: Path) -> None:
         """Continue with a directory that an earlier receiver wrote."""
-        run_dir = RunDirectory.left_at(path)
+        try:
+            run_dir = RunDirectory.left_at(path)
+            files = [*rundir.segments(path), *rundir.numbered_tables(path / rundir.INBOX)]
+        except TraceError as error:  # an entry is not a file: the directory stays as it is
+            self._report(str(error))
+            return
         if run_dir is None:
             return
-        traces = self._traces([*rundir.segments(path), *(path / rundir.INBOX).glob("*.parquet")])
+        traces = self._traces(files)
         for run_id, run in run_dir.runs.items():
             self._by_run[run_id] = self._jobs[jobs.job_of(run, min(traces, default=""))] = run_dir
         if run_dir.runs:

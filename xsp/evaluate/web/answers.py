@@ -12,7 +12,7 @@ from typing import Any
 
 from fastapi.responses import Response
 
-_PATH = re.compile(r"(?<![\w./~-])(?:file:)?~?/+(?:[^\s'\"():,;\[\]{}<>]*/)?([^\s'\"():,;\[\]{}<>/]*)")
+_PATH = re.compile(r"(?<![\w./~-])(?:(?<!:)|(?!//))(?:file:)?~?/+(?:[^\s'\"():,;\[\]{}<>]*/)?([^\s'\"():,;\[\]{}<>/]*)")
 
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
