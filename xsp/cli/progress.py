@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from xsp import clock
 from xsp.run import MISSING
 from xsp.scrub import plain, plain_lines
 
@@ -87,6 +88,7 @@ def show_result(out: Path, remarks: bool = True) -> None:
         out: the run, or the sweep.
         remarks: whether to give advice; a sweep has none.
     """
+    began_ns = clock.monotonic_ns()
     replace_unencodable()
     from rich.console import Console
 
@@ -103,7 +105,7 @@ def show_result(out: Path, remarks: bool = True) -> None:
         return
     trace = load.load(out)
     screen = firstscreen.first_screen(trace, shown_path(runs[0]), None if remarks else ())
-    echo(firstscreen.text(screen, console.width, stored=shown_path(out)))
+    echo(firstscreen.text(screen, console.width, stored=shown_path(out), screen_ns=clock.monotonic_ns() - began_ns))
     if remarks:
         sys.stdout.flush()
         for line in plugins.remarks(trace):

@@ -22,6 +22,7 @@ from xsp.errors import XspError
 from xsp.health import grade, health
 from xsp.health.finding import Finding, Severity
 from xsp.report.words import devices_text, number
+from xsp.run import Budget
 from xsp.scrub import plain
 from xsp.store.trace import Trace
 
@@ -55,6 +56,9 @@ class FirstScreen:
     next: str
     """What to type next."""
 
+    cost: Budget | None = None
+    """What profiling cost the program, if it was profiled by xsp."""
+
     @property
     def advice_texts(self) -> tuple[str, ...]:
         """The pieces of advice, each in a sentence with its gain and what to do."""
@@ -84,6 +88,7 @@ def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advic
         tuple(_doubts(findings)),
         grade(findings).letter,
         _next(shown_source),
+        trace.run.budget,
     )
 
 
@@ -171,7 +176,19 @@ def _doubts(findings: Sequence[Finding]) -> list[str]:
 # --- text ---------------------------------------------------------------------------------------------------------
 
 
-def text(screen: FirstScreen, width: int, commands: bool = True, stored: str | None = None) -> str:
+def _cost(budget: Budget | None, screen_ns: int) -> str:
+    """Return how much longer the whole program took, with the time of the screen itself; empty if unknown."""
+    if budget is None or budget.program_percent is None or not budget.wall_ns:
+        return ""
+    own_ns = budget.spent_ns + budget.start_ns + budget.end_ns
+    added_ns = max(0.0, budget.program_percent / 100 * max(0.0, budget.wall_ns - own_ns)) + screen_ns
+    bare_ns = max(1.0, budget.wall_ns - own_ns)
+    return f"; xsp added {added_ns / 1e9:.2g} s ({100 * added_ns / bare_ns:.0f} %)"
+
+
+def text(
+    screen: FirstScreen, width: int, commands: bool = True, stored: str | None = None, screen_ns: int = 0
+) -> str:  # fmt: skip
     """Return the screen as text of at most `MOST_LINES` lines.
 
     Args:
@@ -179,10 +196,13 @@ def text(screen: FirstScreen, width: int, commands: bool = True, stored: str | N
         width: width of the terminal.
         commands: whether to end with what to type next.
         stored: where the run was stored, if it was just recorded.
+        screen_ns: time that the screen took, if the program that was profiled waits for it.
     """
     width = max(MIN_WIDTH, min(MAX_WIDTH, width))
     top = [*_wrapped(screen.heading, width, 2), "", *_wrapped(screen.sentence, width, 3)]
-    doubts = [f"grade {screen.grade} (A to F: how reliable these figures are)"]
+    doubts = [
+        _short(f"grade {screen.grade} (A to F: how reliable these figures are){_cost(screen.cost, screen_ns)}", width)
+    ]
     doubts += [_short(f"doubtful, {doubt}", width) for doubt in screen.doubts]
     place = f"stored in {stored}; " if stored is not None else ""
     ends = _wrapped(f"{place}next: {screen.next}", width, 2 + bool(stored)) if commands else []
