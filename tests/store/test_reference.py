@@ -9,6 +9,7 @@ import pytest
 from xsp.health import health
 from xsp.schema import Level
 from xsp.store import reference
+from xsp.store.iterations import iterations
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of, with_loop
 
@@ -52,3 +53,24 @@ def test_equal_steps_faster_ones_and_single_slow_ones_are_no_change(after: list[
 
 def test_too_few_steps_before_the_first_recording_are_no_reference() -> None:
     assert reference.change(traced([90, 7, 6, 5, 5], [7.7] * 30).con) is None
+
+
+def test_iterations_that_differ_many_times_over_are_represented_by_all_that_were_not_recorded() -> None:
+    """One iteration in ten takes 100 ms, the others 5 ms; only five are undisturbed, all of them fast."""
+    rows = [
+        {"step": step, "dur_ns": (100 if step % 10 == 5 else 5) * MS, "steady": step in (20, 21, 22, 23, 24)}
+        for step in range(200)
+    ]
+    rows[40] |= {"rung": int(Level.OP), "steady": False}
+    for place in (20, 21, 22, 23, 24):
+        rows[place]["dur_ns"] = (4 + place % 3) * MS
+    (row,) = iterations(with_loop(trace_of(spans("step s 0-9000\nforward Net 0-8000", step=40)), rows).con)
+    assert row.mean_ns == pytest.approx(14.5 * MS, rel=0.1)
+    assert row.share == 1
+
+
+def test_iterations_that_are_alike_are_represented_by_the_undisturbed_ones() -> None:
+    rows = [{"step": step, "dur_ns": (5 if step % 20 > 8 else 6) * MS, "steady": step % 20 > 8} for step in range(200)]
+    rows[40] |= {"rung": int(Level.OP), "steady": False}
+    (row,) = iterations(with_loop(trace_of(spans("step s 0-9000\nforward Net 0-8000", step=40)), rows).con)
+    assert row.mean_ns == pytest.approx(5 * MS, rel=0.001)

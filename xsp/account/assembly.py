@@ -15,7 +15,7 @@ from xsp.account.entries import Account, Entry, Iterations, Limit, Side
 from xsp.account.onhost import HostTimes
 from xsp.account.windows import Window, windows
 from xsp.schema import Kind, Level
-from xsp.store.iterations import Iteration, iterations
+from xsp.store.iterations import DISTURBANCE_FACTOR, Iteration, iterations
 from xsp.store.loop import BARE as UNRECORDED
 from xsp.store.trace import Trace
 
@@ -74,15 +74,18 @@ def _unrecorded(trace: Trace, measured: Iteration) -> Iterations:
     host = Side("host", tuple(_of_loop(measured, measured.step_ns, 0.0)) if time.ms is not None else ())
     return Iterations(
         measured.rank, measured.kind, _kind_name(trace, measured.rank, measured.kind), names.ITERATION, measured.steps,
-        measured.recorded, 0, time, host, share=measured.share, samples=measured.samples,
+        measured.recorded, 0, time, host, share=measured.share, samples_per_s=measured.samples_per_s,
     )  # fmt: skip
 
 
 def _time(measured: Iteration | None, recorded_ns: Sequence[float]) -> Entry:
     """Return the time of an iteration: as measured without recording, else of recorded iterations."""
-    if measured is not None and measured.is_known and measured.mean_ns is not None:
+    if measured is not None and measured.mean_ns is not None:
         bounds = measured.interval
         ends = (bounds.lo / 1e6, bounds.hi / 1e6) if bounds is not None else (None, None)
+        if not measured.is_known and bounds is not None:  # short steps soon after recorded ones may take twice as long
+            own_ns = max(0.0, (measured.step_ns or 0.0) - (measured.data_ns or 0.0))
+            ends = (max(0.0, bounds.lo - own_ns * (1 - 1 / DISTURBANCE_FACTOR)) / 1e6, bounds.hi / 1e6)
         return Entry(names.ITERATION, measured.mean_ns / 1e6, BARE, *ends)
     if not recorded_ns:
         return Entry(names.ITERATION, None, "no iteration of this kind was recorded, or ran undisturbed")
@@ -140,7 +143,7 @@ def _of_rank(
             [rank],
         ).fetchall()
     )
-    is_measured = measured is not None and measured.is_known
+    is_measured = measured is not None and measured.mean_ns is not None
     device_times, bounds, ends = [], {}, [0] * len(deep)
     if has_device:
         work = ondevice.work_of(trace, rank, deep)
@@ -184,7 +187,7 @@ def _of_rank(
         host,
         tuple(devices),
         share=measured.share if measured is not None else 1.0,
-        samples=measured.samples if measured is not None else None,
+        samples_per_s=measured.samples_per_s if measured is not None else None,
     )
     account = replace(account, limit=_limit(account, believes_devices, _has_calls(trace, rank)))
     earlier = next((side[names.EARLIER] for side in devices if side[names.EARLIER] is not None), None)

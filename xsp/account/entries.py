@@ -131,8 +131,8 @@ class Iterations:
     share: float = 1.0
     """Share of the loop's time in iterations of this kind."""
 
-    samples: float | None = None
-    """Samples in an iteration."""
+    samples_per_s: float | None = None
+    """Samples per second of the loop, on all threads together."""
 
     earlier: Entry | None = None
     """Device work that was launched before the recording, and belongs to no iteration; per iteration."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from xsp import summary
+from xsp import account, summary
+from xsp.account.entries import FORWARD
 from xsp.advise import calls, faults
 from xsp.advise.advice import Advice, AdviceContext, Interval, Place
 from xsp.advise.calls import Call
@@ -45,8 +46,9 @@ def stall(context: AdviceContext) -> Iterator[Advice]:
         freed_ms = freeing_ms * sum(_gap_ms(call) for call in group) / total_gap
         usual_ms = sum(_usual_gap_ms(call) for call in group) + freed_ms
         gap_interval, repeats = _gap_over_steps(context, group)
+        entry = FORWARD if group[0].kind != Kind.STEP else None
         gain = Interval(gap_interval.low - usual_ms, gap_interval.value - usual_ms, gap_interval.high - usual_ms).limit(
-            step_ms
+            min(step_ms, _entry_ms(context, entry))
         )
         if 100 * gain.low / step_ms < LEAST_PERCENT or gain.value < calls.LEAST_MS:
             continue
@@ -79,7 +81,15 @@ def stall(context: AdviceContext) -> Iterator[Advice]:
             ),
             "look for sleeping, locks, files, printing, NumPy or Python loops there; `xsp report` shows the gap on the "
             "timeline",
+            entry=entry,
         )
+
+
+def _entry_ms(context: AdviceContext, name: str | None) -> float:
+    """Return the milliseconds of an entry of the host's account; infinite if there is no such entry, or no time."""
+    job = account.of(context.trace).job if context.trace is not None and name is not None else None
+    entry = job.host[name] if job is not None and name is not None else None
+    return entry.ms if entry is not None and entry.ms is not None else float("inf")
 
 
 def _freeing_ms(context: AdviceContext) -> float:

@@ -120,8 +120,8 @@ def _heading(trace: Trace, accounted: Account) -> str:
     if time.low_ms is not None and time.high_ms is not None:
         text += f" [{ms_text(time.low_ms)} … {ms_text(time.high_ms)}]"
     text += f", {main.count:,} iteration{'s' * (main.count != 1)}"
-    if main.samples:
-        text += f", {number(main.samples / time.ms * 1e3)} samples/s"
+    if main.samples_per_s:
+        text += f", {number(main.samples_per_s)} samples/s"
     return text
 
 

@@ -42,6 +42,13 @@ MAX_DOUBTFUL_SHARE = 0.25
 """If short, disturbed steps take at least this share of an iteration, the time of the iteration counts as unknown."""
 
 
+WARM_UP_STEPS = 3
+"""First steps of a program, which load code and allocate memory."""
+
+MAX_UNCERTAINTY = 0.1
+"""Half width of the interval of undisturbed iterations, as a share of their mean, above which all iterations count."""
+
+
 class BareStep(NamedTuple):
     """A step in which no collector was on, or the mean of several such steps: a row of the loop."""
 
@@ -372,8 +379,13 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
     of_size = "true" if samples is None else f"samples = {int(samples)}"
     cursor = con.execute(
         f"""
-        WITH {UNDISTURBED}, measured AS (
-            SELECT rank, kind, list(iteration_ns ORDER BY step) AS times, list(steps ORDER BY step) AS weights,
+        WITH {UNDISTURBED}, {NEARNESS}, candidates AS (
+            SELECT *, false AS are_all FROM undisturbed
+            UNION ALL
+            SELECT *, 2 AS most, dur_ns + coalesce(before_ns, 0) AS iteration_ns, true FROM nearness
+            WHERE step >= {WARM_UP_STEPS}
+        ), measured AS (
+            SELECT rank, kind, are_all, list(iteration_ns ORDER BY step) AS times, list(steps ORDER BY step) AS weights,
                    list(step ORDER BY step) AS numbers,
                    sum(steps * iteration_ns) AS ns, sum(steps) AS measured,
                    sum(steps * dur_ns) AS step_ns, sum(steps * data_ns) AS data_ns,
@@ -383,23 +395,26 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
                    sum(steps * samples) / sum(steps) FILTER (samples IS NOT NULL) AS samples, max(most) AS disturbed,
                    sum(steps * faults) / sum(steps) FILTER (faults IS NOT NULL) AS faults,
                    sum(steps * system_ns) / sum(steps) FILTER (system_ns IS NOT NULL) AS system_ns
-            FROM undisturbed WHERE {of_size} GROUP BY rank, kind
+            FROM candidates WHERE {of_size} GROUP BY rank, kind, are_all
         ), totals AS (
             SELECT rank, kind, sum(steps) AS steps, count(*) FILTER (rung <> {BARE}) AS recorded,
-                   sum(steps * (dur_ns + coalesce(before_ns, 0))) AS ns
+                   sum(steps * (dur_ns + coalesce(before_ns, 0))) AS ns,
+                   sum(steps * (dur_ns + coalesce(before_ns, 0))) / sum(
+                       sum(steps * (dur_ns + coalesce(before_ns, 0)))
+                   ) OVER (PARTITION BY rank) AS share
             FROM loop WHERE {of_size} GROUP BY rank, kind
         )
-        SELECT rank, kind, c.steps, recorded, c.ns / sum(c.ns) OVER (PARTITION BY rank) AS share, m.ns, times, weights,
-               numbers, measured, step_ns, data_ns, before_ns, before_ns - data_before_ns AS between_ns, samples,
+        SELECT rank, kind, c.steps, recorded, share, m.ns, times, weights, are_all, numbers, measured, step_ns, data_ns,
+               before_ns, before_ns - data_before_ns AS between_ns, samples,
                coalesce(disturbed, 2) AS disturbed, faults, system_ns, beside_ns
-        FROM totals c LEFT JOIN measured m USING (rank, kind) ORDER BY rank, c.ns DESC, kind
+        FROM totals c LEFT JOIN measured m USING (rank, kind) ORDER BY rank, c.ns DESC, kind, are_all
         """
     )
     names, rows = [column[0] for column in cursor.description], cursor.fetchall()
     on_device = bool(con.execute("SELECT 1 FROM spans WHERE device IS NOT NULL LIMIT 1").fetchall())
     paces = devicetime.paces(con) if on_device and samples is None else {}
     busy = devicetime.busy_ns(con) if on_device else {}
-    entries = [dict(zip(names, row, strict=True)) for row in rows]
+    entries = _representative([dict(zip(names, row, strict=True)) for row in rows])
     overlaps = overlap.overlaps(con)
     return [
         _iteration(
@@ -407,6 +422,28 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
         )._replace(overlap=overlaps.get((entry["rank"], entry["kind"])))
         for entry in entries
     ]
+
+
+def _representative(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one entry for each rank and kind: of its undisturbed iterations, or of all that were not recorded.
+
+    Iterations of one kind may differ many times over: a forward pass that is slow one time in twelve, a checkpoint each
+    hundred steps. Then a few undisturbed ones do not represent them, and profiling disturbs the others by less than
+    they differ: so all count, if the undisturbed ones are that uncertain, and not so short that recording slows them.
+    """
+    chosen: dict[tuple[int, int], dict[str, Any]] = {}
+    for entry in entries:
+        key = entry["rank"], entry["kind"]
+        if entry["are_all"] and key in chosen:
+            undisturbed = chosen[key]
+            mean_ns = undisturbed["ns"] / undisturbed["measured"]
+            bounds = summary.mean_interval(undisturbed["times"], undisturbed["weights"])
+            is_uncertain = bounds is None or bounds.hi - bounds.lo > 2 * MAX_UNCERTAINTY * mean_ns
+            if mean_ns >= SHORT_NS and is_uncertain and entry["measured"] > undisturbed["measured"]:
+                chosen[key] = {**entry, "disturbed": undisturbed["disturbed"]}
+        else:
+            chosen[key] = entry
+    return list(chosen.values())
 
 
 def _iteration(row: Mapping[str, Any], pace: devicetime.DevicePace | None, busy_ns: float) -> Iteration:

@@ -14,10 +14,7 @@ import duckdb
 from xsp import summary
 from xsp.schema import Level
 from xsp.store import devicetime
-from xsp.store.iterations import IS_ALIKE, MIN_ROWS, UNDISTURBED
-
-WARM_UP_STEPS = 3
-"""First steps of a program, which are no reference."""
+from xsp.store.iterations import IS_ALIKE, MIN_ROWS, UNDISTURBED, WARM_UP_STEPS
 
 LATER_ROWS = 40
 """Number of rows after the first recording that are compared with the reference: few, so that a drift counts little."""
@@ -39,9 +36,11 @@ def change(con: duckdb.DuckDBPyConnection) -> Change | None:
         con: holds `loop`, `alike` and `spans`.
 
     Returns:
-        None if there are fewer than `MIN_ROWS` rows before or after it, or if the device sets the pace: then the host's
-        steps are launches.
+        None if there are fewer than `MIN_ROWS` rows before or after it, if several threads ran steps at once, or if the
+        device sets the pace: then the host's steps are launches.
     """
+    if con.execute("SELECT 1 FROM loop WHERE beside_ns > 0 LIMIT 1").fetchall():
+        return None
     if con.execute("SELECT 1 FROM spans WHERE device IS NOT NULL LIMIT 1").fetchall() and devicetime.paces(con):
         return None
     rows = con.execute(
