@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 pytest.importorskip("httpx")
 
+from depth import deep
 from evaluations import FACTS, PROGRAM, show_nothing
 from fastapi.testclient import TestClient
 
@@ -103,7 +105,7 @@ NAMES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("way", [link, pipe, holes, folder], ids=lambda way: way.__name__)
+@pytest.mark.parametrize("way", [link, pipe, deep(holes), deep(folder)], ids=lambda way: way.__name__)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_file_of_a_result_leads_out_or_makes_a_page_wait(
     client: TestClient, store: Path, made: Path, name: str, way: Callable[[Path, Path], None]
@@ -299,3 +301,22 @@ def test_the_command_line_lists_the_others_too(store: Path, capsys: pytest.Captu
 )  # fmt: skip
 def test_errors_name_no_directory(text: str, expected: str) -> None:
     assert without_paths(text, Path("/srv/store")).replace("a b/", "") == expected
+
+
+WRITES = """
+import sys
+from pathlib import Path
+from xsp.evaluate import results
+for number in range(10):
+    with results.new_result(Path(sys.argv[1]), "ab" * 32) as (folder, paths):
+        (folder / "result.json").write_text(f"{sys.argv[2]} {number}")
+"""
+
+
+@pytest.mark.slow
+def test_several_writers_of_one_result_lose_and_mix_nothing(tmp_path: Path) -> None:
+    writers = [subprocess.Popen([sys.executable, "-c", WRITES, str(tmp_path), str(number)]) for number in range(4)]
+    assert [writer.wait() for writer in writers] == [0] * 4
+    written = {path.read_text() for path in tmp_path.glob("*/result.json")}
+    assert written == {f"{writer} {number}" for writer in range(4) for number in range(10)}
+    assert len(list(tmp_path.iterdir())) == 40

@@ -60,7 +60,7 @@ def test_a_crop_of_another_number_of_sides_is_refused(size: list[int]) -> None:
     [
         (
             f"model: {{name: m, source: 'transformers:bert?vocab_size={'9' * 5000}'}}\n",
-            "model.source: a number in it is above",
+            "model.source: the option 'vocab_size' is not a number",
         ),
         (
             "model: {name: m, source: 'torchvision:resnet18'}\ndataset: {samples: 10000, height: 4000, width: 4000}\n",
