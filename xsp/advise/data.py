@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from xsp import summary
+from xsp import account, summary
 from xsp.account.entries import BETWEEN, DATA
 from xsp.advise import calls
 from xsp.advise.advice import Advice, AdviceContext, Interval, Place
@@ -34,6 +34,7 @@ def data(context: AdviceContext) -> Iterator[Advice]:
     mean_ns, iteration_ns = iterations.mean(iterations.data_ns), _iteration_ns(context, iterations)
     if interval is None or not mean_ns:
         return
+    mean_ns, interval = _as_accounted(context, DATA, mean_ns, interval)
     has_workers = bool(
         trace.con.execute(
             f"SELECT 1 FROM spans WHERE kind = '{Kind.DATA}' AND contains(name, 'MultiProcessing') LIMIT 1"
@@ -78,6 +79,7 @@ def between(context: AdviceContext) -> Iterator[Advice]:
     if interval is None:
         return
     mean_ns, iteration_ns = iterations.mean(iterations.between_ns), _iteration_ns(context, iterations)
+    mean_ns, interval = _as_accounted(context, BETWEEN, mean_ns, interval)
     if mean_ns < calls.LEAST_MS * 1e6 or 100 * mean_ns < BETWEEN_PERCENT * iteration_ns:
         return
     text = (
@@ -148,6 +150,21 @@ class _Iterations(NamedTuple):
 def _iteration_ns(context: AdviceContext, iterations: _Iterations) -> float:
     """Return the time of an iteration in the account, in nanoseconds."""
     return 1e6 * context.step.ms.value if context.step is not None else iterations.mean(iterations.iteration_ns)
+
+
+def _as_accounted(
+    context: AdviceContext, name: str, mean_ns: float, interval: summary.Interval
+) -> tuple[float, summary.Interval]:
+    """Return the time of an entry of the host's account in nanoseconds, and an interval in proportion to it.
+
+    The account may rest on more iterations than the undisturbed ones; without the entry, the arguments are returned.
+    """
+    job = account.of(context.required_trace).job
+    entry = job.host[name] if job is not None else None
+    if entry is None or not entry.ms or not mean_ns:
+        return mean_ns, interval
+    factor = 1e6 * entry.ms / mean_ns
+    return factor * mean_ns, summary.Interval(factor * interval.lo, factor * interval.hi)
 
 
 def _iterations(context: AdviceContext) -> _Iterations:
