@@ -63,7 +63,7 @@ def move_into_place(temporary: Path, path: Path, flush: bool = True) -> None:
     """Rename a file that was written beside a path into its place.
 
     Args:
-        beside: a file; without `flush`, possibly a folder.
+        temporary: a file; without `flush`, possibly a folder.
         path: the destination; an existing file is replaced.
         flush: flush the file to disk first, so that a crash of the machine leaves either the old or the new content.
 

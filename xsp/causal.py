@@ -119,7 +119,7 @@ def cache_maker(spec: str, model: Any, prefix: Any) -> Callable[[], dict[str, An
     Args:
         spec: name of the model, for messages.
         model: the model, on the device of the tokens.
-        before: the tokens.
+        prefix: the tokens.
 
     Raises:
         ModelError: the model keeps no cache, or does not take the tokens.

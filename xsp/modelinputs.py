@@ -132,7 +132,7 @@ def candidate_arguments(
         model: a model of transformers, on the device where it will be called.
         batch: number of samples.
         sequence: tokens of a sample.
-        cut: whether to use fewer tokens if the model has fewer positions.
+        may_shorten: whether to use fewer tokens if the model has fewer positions.
     """
     required, optional = argument_names(model)
     sizes = Sizes(model.config)

@@ -200,7 +200,7 @@ class WorkerProcess:
         """Return the next line; empty if the process has ended, or the deadline has passed.
 
         Args:
-            until: the deadline, a time of `time.monotonic`.
+            deadline: the deadline, a time of `time.monotonic`.
         """
         while (end := self._buffer.find(b"\n", self._searched)) < 0:
             self._searched = len(self._buffer)

@@ -269,7 +269,7 @@ def parse_run(text: str, label: str) -> Run:
 
     Args:
         text: JSON.
-        place: path of the file, for messages.
+        label: path of the file, for messages.
 
     Raises:
         TraceError: a newer xsp wrote it, or a field that lists the content of the directory is damaged.

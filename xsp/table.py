@@ -263,7 +263,7 @@ def check_parquet(
         con: an engine.
         path: path of the file.
         columns: the columns that it may hold.
-        whole: whether it is known to be intact, so that its pages need not be read.
+        is_intact: whether it is known to be intact, so that its pages need not be read.
 
     Raises:
         TraceError: it is damaged, is not a span table, or has a column of ours with another type.
@@ -294,7 +294,7 @@ def are_intact_and_uniform(con: duckdb.DuckDBPyConnection, files: Sequence[Path]
     Args:
         con: an engine.
         files: the files whose columns are compared.
-        unread: the files among them that are not known to be unchanged, so that their pages are read.
+        unchecked: the files among them that are not known to be unchanged, so that their pages are read.
     """
     fields = "(name, type, converted_type, logical_type)"
     try:
@@ -318,8 +318,8 @@ def parquet(path: Path | Sequence[Path], same_columns: bool = False) -> str:
 
     Args:
         path: one file, or several.
-        alike: whether they have the same columns. Else the engine opens each file before it reads the first one, and
-            keeps its metadata, which for thousands of files takes most of the time and of the memory.
+        same_columns: whether they have the same columns. Else the engine opens each file before it reads the first one,
+            and keeps its metadata, which for thousands of files takes most of the time and of the memory.
     """
     by_name = "" if same_columns else "union_by_name = true, "
     return f"read_parquet({_names([path] if isinstance(path, Path) else path)}, {by_name}hive_partitioning = false)"
@@ -335,7 +335,7 @@ def select_list(columns: Sequence[Column], file_columns: Collection[str]) -> str
 
     Args:
         columns: the columns, in their order.
-        held: names of the columns in the file.
+        file_columns: names of the columns in the file.
     """
     return ", ".join(
         c.name if c.name in file_columns else f"CAST({_default(c)} AS {c.type}) AS {c.name}" for c in columns

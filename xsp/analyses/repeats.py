@@ -66,7 +66,7 @@ def repeated_sequences(lines: Lines, lengths: range, max_sequences: int) -> list
     Args:
         lines: the kernels.
         lengths: successive numbers of kernels in a sequence, from 2 on.
-        most: number of sequences of each length that are compared, those of the longest time.
+        max_sequences: number of sequences of each length that are compared, those of the longest time.
     """
     candidates: list[RepeatedSequence] = []
     starts = np.arange(len(lines.name))  # where the sequences of the previous length begin
@@ -84,7 +84,7 @@ def _extended(lines: Lines, starts: _Ints, number: _Ints, length: int) -> tuple[
 
     Args:
         lines: the kernels.
-        first: where the sequences of one kernel less begin, sorted by sequence and place.
+        starts: where the sequences of one kernel less begin, sorted by sequence and place.
         number: the number of the sequence at each of these places.
         length: number of kernels in a sequence.
     """

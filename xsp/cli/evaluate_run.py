@@ -184,7 +184,7 @@ def find_cluster_agents(address: str, names: Sequence[str] | None = None) -> lis
 
     Args:
         address: address of the cluster.
-        named: names of the agents; None for all.
+        names: names of the agents; None for all.
 
     Raises:
         ManifestError: there is no cluster, or no agent of one of the names.

@@ -107,8 +107,8 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--budget",
         metavar="SHARE",
-        help="upper limit of the overhead of recording, in percent of the time, 1%% for example (default: 10%%, and one "
-        "second for start, end and first steps; off: record every third step)",
+        help="upper limit of the overhead of recording, in percent of the time, 1%% for example (default: 10%%, and "
+        "one second for start, end and first steps; off: record every third step)",
     )
 
 

@@ -112,9 +112,9 @@ class Repeats:
         """Return the verdict by the rule.
 
         Args:
-            found: evidence of the row.
-            adjusted: its p-value after the adjustment.
-            repeats: number of repeats of the side with fewer.
+            result: evidence of the row.
+            p: its p-value after the adjustment.
+            count: number of repeats of the side with fewer.
         """
         if p is None or result.low is None or result.high is None:
             return NO_REPEATS if count <= 1 else FEW_REPEATS
@@ -156,7 +156,7 @@ def in_turns(max_turns: int, level: float) -> Repeats:
     """Return how runs that took turns, and were tested after each turn, are judged.
 
     Args:
-        most: maximum number of turns.
+        max_turns: maximum number of turns.
         level: significance level of one look, see `LOOK_LEVELS`.
     """
     rule = (
@@ -346,7 +346,7 @@ def compare_turn(repeats: Repeats, a: list[float], b: list[float], threshold: fl
     """Test the figures of the steps after a turn.
 
     Args:
-        how: the result of `turn_repeats`.
+        repeats: the result of `turn_repeats`.
         a: one figure per run, two or more.
         b: likewise.
         threshold: the share from which a slowdown of B matters, or None.

@@ -207,7 +207,7 @@ def _section(
         b: likewise, of side B.
         pairing: function that pairs the rows of two runs.
         repeats: how changes are judged.
-        judged: whether the rows get a verdict: False if the steps do different work.
+        is_comparable: whether the rows get a verdict: False if the steps do different work.
     """
     if repeats.unit == "step":
         return _rows(section, pairing(a[0], b[0]), repeats, is_comparable)

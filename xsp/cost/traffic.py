@@ -125,7 +125,7 @@ def _reduction(dims: int, size: int | None = None, results: int = 1) -> Formula:
     Args:
         dims: position of the input with the dimensions to reduce; without it, all are reduced.
         size: bytes of an element of the result; default: as in the input.
-        keep: number of results (a maximum is returned with its index).
+        results: number of results (a maximum is returned with its index).
     """
 
     def formula(inputs: Inputs) -> Traffic:

@@ -88,8 +88,8 @@ def requested(available: Collection[str] | None = None) -> list[str]:
     """Return the names of the metrics to request from ncu.
 
     Args:
-        known: names, up to the first dot, of the metrics of the devices here; None if they are unknown, and then all
-            are requested.
+        available: names, up to the first dot, of the metrics of the devices here; None if they are unknown, and then
+            all are requested.
     """
     groups = [
         [_TENSOR.format(name) for name in way]

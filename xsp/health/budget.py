@@ -26,8 +26,8 @@ def _compliance(budget: Budget, asked_percent: float) -> Finding:
     if budget.given_ns:
         text = (
             f"recording added {spent:.2f} % to the loop's own time [{low:.2f}, {high:.2f}]: the budget of "
-            f"{asked_percent:g} %, and {budget.given_ns / 1e9:.2g} s for the first steps, from the second that profiling "
-            f"may take beyond it; --budget {asked_percent:g}% omits them"
+            f"{asked_percent:g} %, and {budget.given_ns / 1e9:.2g} s for the first steps, from the second that "
+            f"profiling may take beyond it; --budget {asked_percent:g}% omits them"
         )
         return Finding(Severity.NOTE, "budget", text)
     text = f"profiling added {spent:.2f} % to the loop's own time [{low:.2f}, {high:.2f}], "

@@ -211,7 +211,7 @@ class _Process:
 
         Args:
             models: the models of one handle.
-            found: the collectors that the handle needs.
+            collecting: the collectors that the handle needs.
         """
         if collecting is not self.collecting:
             self.calls.widen(collecting, self._listener())
@@ -224,7 +224,7 @@ class _Process:
 
         Args:
             models: the models of the handle.
-            end: deadline for the calls, of `time.monotonic`.
+            deadline: deadline for the calls, of `time.monotonic`.
         """
         global _active
         self._models.remove(models)

@@ -139,7 +139,7 @@ def forest(table: Configurations, factors: Sequence[Factor]) -> Predictor:
     """Return a random forest of the logarithms of times; the same table always gives the same forest.
 
     Raises:
-        Unfit: scikit-learn is missing.
+        BaselineError: scikit-learn is missing.
     """
     try:
         from sklearn.ensemble import RandomForestRegressor
@@ -162,7 +162,7 @@ def ernest(table: Configurations, factors: Sequence[Factor]) -> Predictor:
     own fit; one with few rows uses the fit of its categories, or of all rows. The fifth term is for sizes per machine.
 
     Raises:
-        Unfit: no column has the number of machines, or SciPy is missing.
+        BaselineError: no column has the number of machines, or SciPy is missing.
     """
     numbers = [factor.name for factor in factors if factor.is_numeric]
     machines = next((name for name in MACHINES if name in numbers), None)
@@ -210,7 +210,7 @@ def scaled_simulation(table: Configurations, factors: Sequence[Factor]) -> Predi
     """Return the simulated step times one factor, the median of measured over simulated time.
 
     Raises:
-        Unfit: the table has no column of simulated times.
+        BaselineError: the table has no column of simulated times.
     """
     column = next(
         (

@@ -82,7 +82,7 @@ class Share:
         """Take more bytes.
 
         Raises:
-            Full: other requests take the rest.
+            MemoryFull: other requests take the rest.
         """
         if not self._budget._change(-size):
             raise MemoryFull("too many spans at once; send again")
@@ -94,8 +94,8 @@ def gunzip(content: bytes, limit: int, share: Share) -> bytes:
 
     Raises:
         TooLarge: the content is larger than `limit` bytes.
-        Broken: it is not gzip, or ends in the middle.
-        Full: there is no room for it now.
+        DamagedBody: it is not gzip, or ends in the middle.
+        MemoryFull: there is no room for it now.
     """
     output = bytearray()
     remaining = content

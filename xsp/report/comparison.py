@@ -43,7 +43,7 @@ def tables(comparison: Comparison, limit: int | None = None) -> RenderableType:
     """Return the conclusion on the step, the differences, a table for each section, and the rule of the verdicts.
 
     Args:
-        found: the comparison.
+        comparison: the comparison.
         limit: rows of a section; if not all fit, the changed ones are preferred.
     """
     parts: list[RenderableType] = [

@@ -53,7 +53,7 @@ def write(trace: Trace, path: str | Path, other_kinds: Sequence[Trace] = ()) -> 
     Args:
         trace: any trace.
         path: path of the page.
-        others: traces of the same run with other kinds of steps; the page has a choice between them.
+        other_kinds: traces of the same run with other kinds of steps; the page has a choice between them.
 
     Returns:
         The page's path.
@@ -93,7 +93,7 @@ def write_sections(path: str | Path, title: str, page_sections: Sequence[section
     Args:
         path: path of the page.
         title: title of the page.
-        shown: its sections, in their order.
+        page_sections: its sections, in their order.
 
     Returns:
         The page's path.

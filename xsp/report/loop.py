@@ -188,7 +188,7 @@ def kinds_data(trace: Trace, page_traces: Sequence[Trace]) -> dict[str, Any]:
 
     Args:
         trace: a trace of the run.
-        shown: traces of the kinds on the page, in the order of their data.
+        page_traces: traces of the kinds on the page, in the order of their data.
 
     Returns:
         `shown`: name, steps and share of the loop's time of each; `others`: the same, with the command that writes a

@@ -29,7 +29,7 @@ def pack(positions: Array, values: Array) -> dict[str, Any]:
     """Return a column as JSON.
 
     Args:
-        places: the positions at which the value differs from the one before, including the first position.
+        positions: the positions at which the value differs from the one before, including the first position.
         values: the value from each position on; missing values are masked, or None.
 
     Returns:

@@ -40,7 +40,7 @@ def timeline(
 
     Args:
         trace: any trace.
-        most: maximum number of spans (default: `MOST_SPANS`).
+        max_spans: maximum number of spans (default: `MOST_SPANS`).
         con: a separate connection to the trace's engine, if other threads use the trace's own connection meanwhile.
     """
     max_spans = MOST_SPANS if max_spans is None else max_spans

@@ -143,7 +143,7 @@ def shares(*keys: str) -> str:
     one after another on one axis, which is swept once: the engine is slow at many small sweeps.
 
     Args:
-        place: columns of `device_work` that distinguish windows, for example the device.
+        keys: columns of `device_work` that distinguish windows, for example the device.
     """
     columns = ", ".join(keys)
     join_condition = " AND ".join(f"windows.{name} IS NOT DISTINCT FROM work.{name}" for name in keys)

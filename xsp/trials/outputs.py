@@ -76,8 +76,8 @@ def error(baseline: Path, changed: Path) -> tuple[float | None, bool, str]:
     """Compare the results of two processes.
 
     Args:
-        one: report of the process without the trial.
-        other: report of the process with it.
+        baseline: report of the process without the trial.
+        changed: report of the process with it.
 
     Returns:
         The largest difference of a result as a share of its largest value, None if nothing can be compared; whether

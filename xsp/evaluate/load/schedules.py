@@ -166,7 +166,7 @@ def times_from_run(path: str | os.PathLike[str]) -> list[float]:
     intervals.
 
     Raises:
-        As `xsp.load`; UsageError: the run has no steps, or more than `MOST_REQUESTS`.
+        UsageError: the run has no steps, or more than `MOST_REQUESTS`; and the errors of `xsp.load`.
     """
     trace = runs.load(path)
     has_loop = trace.con.execute("SELECT 1 FROM duckdb_columns() WHERE table_name = 'loop' LIMIT 1").fetchall()
