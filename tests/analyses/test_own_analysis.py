@@ -56,7 +56,7 @@ def test_it_is_found_by_its_entry_point_and_shown_as_ours_are(example: str, tmp_
         command = [sys.executable, *words]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
-    listed = ran("-m", "xsp.cli", "analyze", str(out))
+    listed = ran("-m", "xsp.cli", "analyze", str(out), "--list")
     assert "slowest-layers" in listed.stdout, listed.stderr
     refused = ran("-m", "xsp.cli", "analyze", str(out), "slowest-layers")
     assert "slowest-layers (The slowest layers) needs the layer level" in refused.stderr

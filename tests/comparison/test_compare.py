@@ -237,7 +237,8 @@ def with_loop(trace: Trace, dur_us: float, before_us: float = 20, steady: bool =
         f"CREATE OR REPLACE TABLE loop AS SELECT 0 AS rank, k::BIGINT AS step, 1::BIGINT AS steps, 0 AS kind, "
         f"10::SMALLINT AS rung, {steady} AS steady, k::BIGINT AS start_ns, 1e3 * ({dur_us} + k % 3) AS dur_ns, "
         f"CASE WHEN k > 0 THEN 1e3 * {before_us} END AS before_ns, 0.0 AS data_ns, 0.0 AS own_ns, "
-        "NULL::BIGINT AS samples, 'ok' AS status, NULL::DOUBLE AS faults, NULL::DOUBLE AS system_ns "
+        "NULL::BIGINT AS samples, 'ok' AS status, NULL::DOUBLE AS faults, NULL::DOUBLE AS system_ns, "
+        "NULL::BIGINT AS thread, 0.0 AS beside_ns "
         "FROM range(12) t(k)"
     )
     return trace

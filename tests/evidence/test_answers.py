@@ -60,7 +60,9 @@ def test_every_question_is_answered_for_a_recorded_run(small: Tools) -> None:
     assert [entry["run"] for entry in ask(small, "runs")["runs"]] == ["runs/after", "runs/before"]
     run_arguments = {"run": "runs/before"}
     summary = ask(small, "summary", **run_arguments)
-    assert summary["statements"][0]["figures"]["latency_ms"] > 0
+    assert (
+        next(entry["figures"]["latency_ms"] for entry in summary["statements"] if "latency_ms" in entry["figures"]) > 0
+    )
     assert ask(small, "health", **run_arguments)["grade"]["letter"] in "ABCDEF"
     time = ask(small, "time", **run_arguments)
     assert {"phases", "layers", "ops"} <= {entry["name"] for entry in time["tables"]}

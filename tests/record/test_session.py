@@ -82,7 +82,7 @@ def test_every_rung_is_measured_as_often_as_the_schedule_says(tmp_path):
     model, x = nn.Linear(4, 4), torch.randn(2, 4)
     trace = record(tmp_path / "run", lambda: model(x), repeats=3)
     assert [(rung.level, rung.steps) for rung in trace.rungs] == [(20, 3), (30, 3), (40, 3), (70, 3)]
-    assert trace.run["steps"] == {"seen": 30, "stored": 13, "lost": 0, "skipped": 0}
+    assert trace.run["steps"] == {"seen": 30, "stored": 13, "lost": 0, "skipped": 0, "found": True}
     assert trace.run["finished"] is True
 
 

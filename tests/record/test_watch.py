@@ -207,6 +207,6 @@ def test_xsp_run_takes_every_and_budget(tmp_path: Path, capsys: pytest.CaptureFi
     subprocess.run([sys.executable, "-m", "xsp.cli", *run, str(script)], check=True)
     steps = xsp.load(tmp_path / "run").run["steps"]
     assert 4 <= steps.pop("stored") <= 11, "one in ten on average, each 5 to 14 bare ones after the last"
-    assert steps == {"seen": 60, "lost": 0, "skipped": 0}
+    assert steps == {"seen": 60, "lost": 0, "skipped": 0, "found": True}
     assert cli.main([*run, "--budget", "1%", "torchrun", str(script)]) == 2
     assert "use --every N" in capsys.readouterr().err

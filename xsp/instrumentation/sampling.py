@@ -73,7 +73,7 @@ class Model:
 
     def hint(self) -> str | None:
         """Return why nothing of the model's calls is recorded, and what to type, if none was made in any span."""
-        if not self.calls_outside or self.calls_outside < self.counts.calls:
+        if self.calls_outside < max(MOST_OUTSIDE, self.counts.calls):
             return None
         return (
             f"{self.name}: its {self.calls_outside} calls ran outside any span, so none was recorded. If a thread "

@@ -231,6 +231,10 @@ def _known_gradients(trace: Trace) -> UsageError:
     return UsageError(f"{trace.name} has the sizes of its gradients: omit --gradients")
 
 
+MAX_BACKLOG = 1.1
+"""Device work by steps, as a multiple of an iteration, above which it contains work of before the recording."""
+
+
 def measured_step(
     answers: Answers, loop: Iteration | None, sources: list[str], device: float | None = None
 ) -> tuple[float, tuple[float, float] | None]:
@@ -248,6 +252,10 @@ def measured_step(
             loop.interval.hi / 1e9,
         ) if loop.interval is not None else None
     estimate = steptime.of(answers)
+    if estimate is not None and device is not None and device > MAX_BACKLOG * estimate.ms.value / 1e3:
+        # the parts of the step are those of the device's window: without its backlog they would not add up to the step
+        sources.append("step: device work of the recording by steps, with work that was launched before it")
+        return device, None
     if estimate is not None and estimate.unit != "window":
         sources.append("step: recorded steps, without the cost of profiling")
         low, value, high = (figure / 1e3 for figure in (estimate.ms.low, estimate.ms.value, estimate.ms.high))

@@ -8,6 +8,7 @@ It stays for further models; if it exceeds a limit, the model is refused, and th
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import resource
@@ -172,7 +173,7 @@ def work(parent: int, answers: int) -> None:
     processes.end_with_parent(parent)
     for library in ("torch", "torchvision", "timm", "transformers"):
         with contextlib.suppress(ImportError):
-            __import__(library)
+            importlib.import_module(library)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
     with os.fdopen(answers, "wb", buffering=0) as stream:
