@@ -82,7 +82,7 @@ def _time(measured: Iteration | None, recorded_ns: Sequence[float]) -> Entry:
     """Return the time of an iteration: as measured without recording, else of recorded iterations."""
     if measured is not None and measured.mean_ns is not None:
         bounds = measured.interval
-        ends = (bounds.lo / 1e6, bounds.hi / 1e6) if bounds is not None else (None, None)
+        ends = (max(0.0, bounds.lo) / 1e6, bounds.hi / 1e6) if bounds is not None else (None, None)
         if not measured.is_known and bounds is not None:  # short steps soon after recorded ones may take twice as long
             own_ns = max(0.0, (measured.step_ns or 0.0) - (measured.data_ns or 0.0))
             ends = (max(0.0, bounds.lo - own_ns * (1 - 1 / DISTURBANCE_FACTOR)) / 1e6, bounds.hi / 1e6)
