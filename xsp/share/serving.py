@@ -75,7 +75,9 @@ class Serving(Generic[Kind]):
         self.generation = os.urandom(8).hex()
         self._clients: dict[socket.socket, Client] = {}
         most = most_clients()
-        self._connections = Connections(ConnectionLimits(most, header_bytes=MOST_MESSAGE))
+        # The store of a device keeps its connection to the host's, also while it holds nothing, and ends with it: so an
+        # idle connection has no deadline; if the store is full, the oldest gives way.
+        self._connections = Connections(ConnectionLimits(most, header_bytes=MOST_MESSAGE, idle_s=float("inf")))
         shelf.most_objects = most
         self._waiting: dict[Hashable, list[Client]] = {}
         self._jobs: queue.SimpleQueue[tuple[Hashable, Callable[[], Any], Callable[..., object]] | None]
