@@ -36,6 +36,7 @@ class Kind(str, enum.Enum):
     LOOP = "loop"  # rows of the table `loop` on their way over OTLP; it is in no table of spans
     USER = "user"  # a block that the user named
     STEP = "step"  # one prediction or one training step
+    BEFORE = "before"  # the time between the step before and a recorded one; only in the table `before`
     FORWARD = "forward"  # the outermost call of a module
     BACKWARD = "backward"  # a run of the autograd engine
     OPTIMIZER = "optimizer"  # an optimizer's step

@@ -23,6 +23,12 @@ IDLE, HOST_LATE, HOST_DATA, DRAINED, COPYING, QUEUED, BEFORE_FIRST, AFTER_LAST, 
     "the trace does not show why",
     "between steps, not recorded",
 )
+BARE, RECORDED = "iterations that were not recorded", "recorded iterations"
+"""Sources of entries."""
+
+TO_DEVICE, FROM_DEVICE, READING = "copies to the device", "copies from the device", "values read one by one (item)"
+UNLIKE = "in slow steps that were not recorded"
+OUTSIDE_OPERATORS, OTHER_OPERATORS = "outside operators", "other operators"
 EARLIER, UNEXPLAINED = "launched before the recording", "unexplained"
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from xsp.account import entries as names
 from xsp.account.entries import Account, Entry, Iterations, Side
+from xsp.account.onhost import STATES
 
 MOST_LINES = 8
 """Most lines of a side."""
@@ -41,7 +43,7 @@ def lines(account: Iterations, side: Side, most: int = MOST_LINES) -> list[Line]
     """
     total_ms = account.time.ms or 0.0
     parts: dict[str, float] = {}
-    for entry in side.entries:
+    for entry in _with_parts_between(side):
         waited_ms = entry.part(names.WAITING) if side.device is None else 0.0
         if entry.name == names.DRAINING:
             parts[names.WAITING] = parts.get(names.WAITING, 0.0) + (entry.ms or 0.0)
@@ -60,6 +62,21 @@ def lines(account: Iterations, side: Side, most: int = MOST_LINES) -> list[Line]
     if total_ms and abs(rest) >= 1e-3 * total_ms:
         shown.append(("other", rest))
     return [Line(name, ms, 100 * ms / total_ms if total_ms else 0.0) for name, ms in shown]
+
+
+def _with_parts_between(side: Side) -> Iterator[Entry]:
+    """Yield the entries of a side, with the parts of the time between steps as entries of their own.
+
+    Copies to and from a device are not split further: the host that waits for one is busy with it.
+    """
+    for entry in side.entries:
+        if entry.name != names.BETWEEN or {child.name for child in entry.children} <= {names.RUNNING, *STATES}:
+            yield entry
+            continue
+        for child in entry.children:
+            is_copy = child.name in (names.TO_DEVICE, names.FROM_DEVICE)
+            name = child.name if child.name == names.WAITING else f"{names.BETWEEN}: {child.name}"
+            yield replace(child, name=name, children=() if is_copy else child.children)
 
 
 def ms_text(ms: float) -> str:
@@ -186,6 +203,9 @@ def _work(device: Side, total_ms: float, attention_ms: float) -> str:
     busy = device[names.BUSY]
     if communication >= (busy.ms or 0.0) / 3 if busy is not None else False:
         return f", {_of(communication, total_ms)} of it communication that no computation hides"
+    copies = device.ms(names.COPIES)
+    if copies >= (busy.ms or 0.0) / 3 if busy is not None else False:
+        return f", {_of(copies, total_ms)} of it copies that no computation hides"
     computation = device[names.COMPUTATION]
     classes: Sequence[Entry] = computation.children if computation is not None else ()
     if not classes:

@@ -7,7 +7,18 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from xsp import account, summary
-from xsp.account.entries import BETWEEN, DATA
+from xsp.account.entries import (
+    BETWEEN,
+    DATA,
+    FROM_DEVICE,
+    NOT_RECORDED,
+    OTHER_OPERATORS,
+    OUTSIDE_OPERATORS,
+    READING,
+    RUNNING,
+    TO_DEVICE,
+    Entry,
+)
 from xsp.advise import calls
 from xsp.advise.advice import Advice, AdviceContext, Interval, Place
 from xsp.advise.registry import question
@@ -86,11 +97,16 @@ def between(context: AdviceContext) -> Iterator[Advice]:
         f"{mean_ns / 1e6:.3g} ms of an iteration of {iteration_ns / 1e6:.3g} ms pass between steps, "
         "not counting waits for data"
     )
+    part = _largest_part(context)
+    if part is not None:
+        text += f"; {part.ms:.3g} of them are {part.name}"
     do = (
         "do less often, or in another thread: checkpoints, statistics, copies of the state, printing, "
         "what a framework does at the end of each batch"
     )
-    if context.required_trace.has(Level.KERNEL):
+    if part is not None and part.name in _REMEDIES:
+        do = _REMEDIES[part.name]
+    elif part is None and context.required_trace.has(Level.KERNEL):
         do = (
             "see what it is: copies to and from the device wait for the host unless memory is pinned "
             "(pin_memory=True, non_blocking=True), and so do metrics that are read; " + do
@@ -112,6 +128,25 @@ def between(context: AdviceContext) -> Iterator[Advice]:
         do,
         entry=BETWEEN,
     )
+
+
+_REMEDIES = {
+    TO_DEVICE: "pin_memory=True in the DataLoader and .to(device, non_blocking=True): the host does not wait for it",
+    FROM_DEVICE: "copy results less often or fewer of them, reduce them on the device first, or copy to pinned memory "
+    "with non_blocking=True",
+    READING: "read values less often, and together: each read waits for the device",
+}
+
+
+def _largest_part(context: AdviceContext) -> Entry | None:
+    """Return the part of the time between steps that takes most of it, if recordings show it."""
+    job = account.of(context.required_trace).job
+    entry = job.host[BETWEEN] if job is not None else None
+    if entry is None or not entry.ms:
+        return None
+    part = max(entry.children, key=lambda each: each.ms or 0.0, default=None)
+    is_known = part is not None and part.name not in (OUTSIDE_OPERATORS, OTHER_OPERATORS, NOT_RECORDED, RUNNING)
+    return part if is_known and part is not None and (part.ms or 0.0) >= MIN_LINE_SHARE * entry.ms else None
 
 
 MIN_LINE_SHARE = 0.5

@@ -11,7 +11,7 @@ import enum
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import duckdb
@@ -201,6 +201,22 @@ def weights(found: Iterable[Stratum], chosen: Steps | None = None) -> dict[tuple
         for count, own in groups:
             result |= dict.fromkeys(own, count / iterations / (len(own) / steps))
     return result
+
+
+def mean_interval(found: Sequence[Stratum], values: Mapping[int, float]) -> summary.Interval | None:
+    """Return the 95 % interval of the mean over all iterations of what was recorded in some of them.
+
+    Args:
+        found: the strata of one rank and kind; those of which no step has a value are left out.
+        values: the value of each recorded step, by its number.
+
+    Returns:
+        None for fewer than three values.
+    """
+    groups = [
+        (float(stratum.iterations), [values[step] for step in stratum.recorded if step in values]) for stratum in found
+    ]
+    return summary.stratified_interval(groups)
 
 
 def uncovered(found: Iterable[Stratum], chosen: Steps | None = None) -> dict[tuple[int, int], float]:
