@@ -18,7 +18,7 @@ from xsp.account.onhost import HostTimes
 from xsp.account.windows import Window, windows
 from xsp.schema import Kind, Level
 from xsp.store import strata
-from xsp.store.iterations import DISTURBANCE_FACTOR, Iteration, iterations
+from xsp.store.iterations import DISTURBANCE_FACTOR, SHORT_NS, WARM_UP_STEPS, Iteration, iterations
 from xsp.store.trace import Trace
 
 NEARLY_ALL = 0.85
@@ -26,6 +26,9 @@ NEARLY_ALL = 0.85
 
 MIN_UNSEEN_SHARE = 0.05
 """Least share of the steps' time in slow steps that were not recorded to be an entry."""
+
+FEWEST_UNSEEN = 2
+"""Fewest iterations of a stratum, none of which was recorded, that are no accident."""
 
 MIN_SEEN_SHARE = 0.5
 """Least share of the time between steps that recorded iterations must contain to tell what it consists of."""
@@ -162,7 +165,7 @@ def _of_rank(
     if is_measured:
         assert measured is not None
         time = _at_least(_time(measured, ()), [sum(each.per_iteration_busy_ns) / len(deep) for each in device_times])
-        host = _host_of_loop(trace, measured, time, outer, detailed, shallow, deep)
+        host = _host_of_loop(trace, measured, time, outer, detailed, shallow, deep, bool(device_times))
         represented = Representation(trace, measured, strata.Part.ITERATION, deep)
         are_whole = all(window.has_before for window in deep)
         devices = [
@@ -260,7 +263,7 @@ def _ordered(entries: Sequence[Entry]) -> tuple[Entry, ...]:
 
 def _host_of_loop(
     trace: Trace, measured: Iteration, time: Entry, outer: HostTimes, detailed: HostTimes, recorded: Sequence[Window],
-    deep: Sequence[Window],
+    deep: Sequence[Window], has_device: bool,
 ) -> Side:  # fmt: skip
     """Return the host side of an iteration that was timed without recording; recordings give the shares of its parts.
 
@@ -272,6 +275,7 @@ def _host_of_loop(
         detailed: what it did in those with most detail.
         recorded: the iterations of `outer`.
         deep: the iterations of `detailed`.
+        has_device: whether the program used a device.
     """
     step_ns, data_ns, between_ns = measured.step_ns or 0.0, measured.data_ns or 0.0, measured.between_ns or 0.0
     represented = Representation(trace, measured, strata.Part.STEP, recorded)
@@ -293,7 +297,9 @@ def _host_of_loop(
     if drained_ns:
         in_step[names.OUTSIDE] -= drained_ns
     whole_ns = sum(in_step.values())
-    unseen_ns = represented.unseen * step_ns if represented.unseen >= MIN_UNSEEN_SHARE else 0.0
+    # a host ahead of its device waits in some steps for a full queue; short steps are slow after recorded ones
+    knows_slow = not has_device and step_ns >= SHORT_NS and represented.unseen >= MIN_UNSEEN_SHARE
+    unseen_ns = represented.unseen * step_ns if knows_slow else 0.0
     scale = max(0.0, step_ns - data_in_step_ns - unseen_ns) / whole_ns if whole_ns else 0.0
     entries = []
     for name, ns in in_step.items():
@@ -359,18 +365,19 @@ class Representation:
 
     def __init__(self, trace: Trace, measured: Iteration, part: strata.Part, recorded: Sequence[Window]) -> None:
         """Take the strata of a kind on a rank, and weigh its recorded iterations."""
-        found = trace.cached(f"strata by {part.name}", lambda: strata.strata(trace.con, part))
+        found = trace.cached(f"strata by {part.name}", lambda: strata.strata(trace.con, part, WARM_UP_STEPS))
         self._strata = [each for each in found if (each.rank, each.kind) == (measured.rank, measured.kind)]
         self._steps = [window.step for window in recorded]
         chosen = {(measured.rank, step) for step in self._steps if step is not None}
         by_step = strata.weights(self._strata, chosen)
         self.weights = {step: by_step.get((measured.rank, step), 1.0) for step in self._steps if step is not None}
         covered = [each for each in self._strata if any((each.rank, step) in chosen for step in each.recorded)]
+        others = [each for each in self._strata if each not in covered and each.iterations >= FEWEST_UNSEEN]
         self.unseen = 0.0
         """Share of the time that is in iterations slower than any recorded one, beyond what these take."""
 
-        if covered and len(covered) < len(self._strata):
-            mean_ns, seen_ns = _mean_ns(self._strata), _mean_ns(covered)
+        if covered and others:
+            mean_ns, seen_ns = _mean_ns([*covered, *others]), _mean_ns(covered)
             self.unseen = max(0.0, 1 - seen_ns / mean_ns) if mean_ns else 0.0
 
     def mean(self, values: Sequence[float] | NDArray[Any]) -> float:

@@ -79,7 +79,7 @@ class _Row(NamedTuple):
         return self.step_ns + self.before_ns
 
 
-def strata(con: duckdb.DuckDBPyConnection, part: Part = Part.ITERATION) -> list[Stratum]:
+def strata(con: duckdb.DuckDBPyConnection, part: Part = Part.ITERATION, first: int = 0) -> list[Stratum]:
     """Return the strata of each rank and kind, the shortest times first; all together contain every iteration.
 
     Recording slows a step, so the time of a recorded one is divided by the usual slowdown of its rung before it is
@@ -89,13 +89,14 @@ def strata(con: duckdb.DuckDBPyConnection, part: Part = Part.ITERATION) -> list[
     Args:
         con: holds `loop`.
         part: what is recorded in this part is to be weighted.
+        first: number of the first unrecorded step that counts; before it the program warms up.
     """
     step = "0::DOUBLE" if part is Part.BEFORE else "dur_ns"
     before = "0::DOUBLE" if part is Part.STEP else "coalesce(before_ns, 0) + coalesce(beside_ns, 0)"
     rows = con.execute(
         f"""
         SELECT rank, kind, step, steps, rung, {step}, {before}
-        FROM loop WHERE status = 'ok' ORDER BY rank, kind, step
+        FROM loop WHERE status = 'ok' AND (step >= {int(first)} OR rung <> {BARE}) ORDER BY rank, kind, step
         """
     ).fetchall()
     by_kind: dict[tuple[int, int], list[_Row]] = defaultdict(list)
