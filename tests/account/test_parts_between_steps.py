@@ -10,7 +10,7 @@ import pytest
 
 from xsp import account, analyses
 from xsp.account import entries as names
-from xsp.account.entries import Entry, Iterations
+from xsp.account.entries import Iterations
 from xsp.account.sentences import limit, lines
 from xsp.advise import advisor
 from xsp.advise.advice import Needs
@@ -194,10 +194,6 @@ def test_parts_are_not_more_than_a_gap_that_was_mostly_not_recorded() -> None:
     assert parts(main) == pytest.approx({"aten::to": 0.8, names.OUTSIDE_OPERATORS: 0.2, names.NOT_RECORDED: 49.0})
 
 
-def first(entries: tuple[Entry, ...], name: str) -> Entry:
-    return next(entry for entry in entries if entry.name == name)
-
-
 def test_slow_steps_that_were_never_recorded_are_an_entry_and_no_phase_is_blown_up() -> None:
     """Seven of eight steps take 3 ms, one 100 ms: none of the latter was recorded."""
     text = "step train 0-3000 step=4\nforward Net 0-2000 step=4"
@@ -207,5 +203,22 @@ def test_slow_steps_that_were_never_recorded_are_an_entry_and_no_phase_is_blown_
     assert main.time.ms == pytest.approx((7 * 3 + 100) / 8)
     assert main.host.ms(names.FORWARD) == pytest.approx(2.0, rel=0.05)
     assert main.host.ms(names.UNLIKE) == pytest.approx(97 / 8, rel=0.05)
-    forward = first(main.host.entries, names.FORWARD)
+    forward = main.host[names.FORWARD]
+    assert forward is not None
+    assert main.host[names.UNLIKE].place == "10 steps of about 100 ms, one in 8 steps"  # type: ignore[union-attr]
     assert forward.high_ms is None or forward.high_ms > 10
+
+
+def test_slow_steps_that_were_recorded_at_another_depth_count_as_often_as_they_occur() -> None:
+    """The shallow recordings, which phases come from, hold no slow step; a deeper one does."""
+    text = """
+        step train  0-5000 step=4 rung=20
+        forward Net 0-3000 step=4 rung=20
+        step train  10000-110000 step=6 rung=40
+        forward Net 10000-108000 step=6 rung=40
+    """
+    loop = [{"step": 100 + number, "dur_ns": 1e8 if number % 8 == 5 else 5e6} for number in range(80)]
+    recorded = [{"step": 4, "rung": 20, "steady": False, "dur_ns": 5e6}, {"step": 6, "rung": 40, "dur_ns": 1e8}]
+    main = main_of(with_loop(trace_of(spans(text)), [*recorded, *loop]))
+    assert main.host[names.UNLIKE] is None
+    assert main.host.ms(names.FORWARD) == pytest.approx((7 * 3 + 98) / 8, rel=0.05)

@@ -142,6 +142,8 @@ def _of_rank(
     deep = [window for window in recorded if window.rung == deepest or measured is None]
     shallow_rung = min((window.rung for window in recorded if window.rung >= Level.MODEL), default=deepest)
     shallow = deep if measured is None else [window for window in recorded if window.rung == shallow_rung]
+    if measured is not None:
+        shallow = _with_other_strata(trace, measured, shallow, recorded)
     has_device = believes_devices and bool(
         trace.con.execute(
             f"SELECT 1 FROM spans WHERE level = {int(Level.KERNEL)} AND rank = ? AND timed IS NOT false "
@@ -159,7 +161,7 @@ def _of_rank(
             ends = [int(max(work.end[work.owner == index], default=0)) for index in range(len(deep))]
     detailed = onhost.host_times(trace, rank, deep, ends)
     outer = detailed
-    if shallow is not deep and shallow_rung != deepest:
+    if {window.step for window in shallow} != {window.step for window in deep}:
         outer = onhost.host_times(trace, rank, shallow, [0] * len(shallow))
     wall_ns = sum(stop - start for start, stop in bounds.values()) if bounds else _host_ns(deep)
     if is_measured:
@@ -296,6 +298,8 @@ def _host_of_loop(
     drained_ns -= min(drained_ns, max(0.0, step_ns - data_in_step_ns - own_ns))
     if drained_ns:
         in_step[names.OUTSIDE] -= drained_ns
+    if not has_device and measured.mean_ns is not None:  # the loop subtracts waits in the step from the time before it
+        between_ns = max(0.0, measured.mean_ns - step_ns - (data_ns - data_in_step_ns))
     whole_ns = sum(in_step.values())
     # a host ahead of its device waits in some steps for a full queue; short steps are slow after recorded ones
     knows_slow = not has_device and step_ns >= SHORT_NS and represented.unseen >= MIN_UNSEEN_SHARE
@@ -312,7 +316,8 @@ def _host_of_loop(
         low, high = (max(0.0, bounds.lo), bounds.hi + unseen_ns / 1e6) if bounds is not None else (None, None)
         entries.append(Entry(name, ms, BARE, low, high, _children(detailed, name, ms, RECORDED, less_ns)))
     if whole_ns and unseen_ns:
-        entries.append(Entry(names.UNLIKE, (step_ns - data_in_step_ns) / 1e6 - whole_ns * scale / 1e6, BARE))
+        unseen_ms = (step_ns - data_in_step_ns) / 1e6 - whole_ns * scale / 1e6
+        entries.append(Entry(names.UNLIKE, unseen_ms, BARE, place=represented.slow_steps, place_ms=unseen_ms))
     if not whole_ns and step_ns:
         entries.append(Entry(names.OUTSIDE, (step_ns - data_in_step_ns) / 1e6, BARE))
     if data_ns:
@@ -334,8 +339,8 @@ def _between(
     found = between.parts(trace, measured.rank, deep, detailed.phases.unions.get(names.BETWEEN))
     if found:
         whole = [window for window in deep if window.has_before]
-        weights = Representation(trace, measured, strata.Part.BEFORE, whole).weights
-        return between.entry(between_ns, found, detailed, deep, weights, drained_ns)
+        represented = Representation(trace, measured, strata.Part.BEFORE, whole)
+        return between.entry(between_ns, found, detailed, deep, represented.weights, drained_ns, represented.slow_steps)
     seen_ns = float(detailed.phase_ns[names.BETWEEN].mean()) if names.BETWEEN in detailed.phase_ns else 0.0
     ms, is_seen = between_ns / 1e6, seen_ns >= MIN_SEEN_SHARE * between_ns
     children = _children(detailed, names.BETWEEN, ms, RECORDED) if is_seen else ()
@@ -365,14 +370,18 @@ class Representation:
 
     def __init__(self, trace: Trace, measured: Iteration, part: strata.Part, recorded: Sequence[Window]) -> None:
         """Take the strata of a kind on a rank, and weigh its recorded iterations."""
-        found = trace.cached(f"strata by {part.name}", lambda: strata.strata(trace.con, part, WARM_UP_STEPS))
-        self._strata = [each for each in found if (each.rank, each.kind) == (measured.rank, measured.kind)]
+        self._strata = _strata_of(trace, measured, part)
         self._steps = [window.step for window in recorded]
         chosen = {(measured.rank, step) for step in self._steps if step is not None}
         by_step = strata.weights(self._strata, chosen)
         self.weights = {step: by_step.get((measured.rank, step), 1.0) for step in self._steps if step is not None}
         covered = [each for each in self._strata if any((each.rank, step) in chosen for step in each.recorded)]
         others = [each for each in self._strata if each not in covered and each.iterations >= FEWEST_UNSEEN]
+        self.slow_steps = (
+            _in_words(max(others, key=lambda each: each.iterations * each.mean_ns), part) if others else None
+        )
+        """The slow iterations that were not recorded, in words; None without any."""
+
         self.unseen = 0.0
         """Share of the time that is in iterations slower than any recorded one, beyond what these take."""
 
@@ -391,6 +400,29 @@ class Representation:
             return summary.mean_interval(values)
         by_step = {step: value for step, value in zip(self._steps, values, strict=True) if step is not None}
         return strata.mean_interval(self._strata, by_step)
+
+
+def _with_other_strata(
+    trace: Trace, measured: Iteration, chosen: Sequence[Window], recorded: Sequence[Window]
+) -> list[Window]:
+    """Return the chosen iterations, and the recorded ones of strata of which none was chosen."""
+    steps, others = {window.step for window in chosen}, set()
+    for each in _strata_of(trace, measured, strata.Part.STEP):
+        if not steps & set(each.recorded):
+            others |= set(each.recorded)
+    return [window for window in recorded if window.step in steps | others]
+
+
+def _strata_of(trace: Trace, measured: Iteration, part: strata.Part) -> list[strata.Stratum]:
+    found = trace.cached(f"strata by {part.name}", lambda: strata.strata(trace.con, part, WARM_UP_STEPS))
+    return [each for each in found if (each.rank, each.kind) == (measured.rank, measured.kind)]
+
+
+def _in_words(stratum: strata.Stratum, part: strata.Part) -> str:
+    """Return how long iterations of a stratum take in a part, and how often they occur."""
+    what = "gaps" if part is strata.Part.BEFORE else "steps"
+    times = f"{stratum.iterations} {what} of about {stratum.mean_ns / 1e6:.3g} ms"
+    return f"{times}, one in {stratum.period} steps" if stratum.period is not None else times
 
 
 def _mean_ns(found: Sequence[strata.Stratum]) -> float:

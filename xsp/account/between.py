@@ -151,6 +151,7 @@ def entry(
     recorded: Sequence[Window],
     weights: Mapping[int, float],
     drained_ns: float,
+    slow_gaps: str | None = None,
 ) -> Entry:
     """Return the time between steps as an entry, with its parts.
 
@@ -162,6 +163,7 @@ def entry(
         weights: how many iterations each of them stands for, by the number of its step.
         drained_ns: time that recorded steps waited at their ends for the device. Others do not: their program waits
             later, if it reads a result.
+        slow_gaps: long times between steps that were not recorded, in words.
     """
     ms = between_ns / 1e6
     seen = _seen(found, times, recorded, weights)
@@ -174,7 +176,10 @@ def entry(
     if seen_ms >= NEARLY * rest_ms:
         children = list(names.scaled(seen, rest_ms / seen_ms))
     else:
-        children.append(Entry(names.NOT_RECORDED, rest_ms - seen_ms, BARE))
+        missing_ms = rest_ms - seen_ms
+        children.append(
+            Entry(names.NOT_RECORDED, missing_ms, BARE, place=slow_gaps, place_ms=missing_ms if slow_gaps else None)
+        )
     if waiting_ms:
         children.append(Entry(names.WAITING, waiting_ms, RECORDED))
     return Entry(names.BETWEEN, ms, BARE, children=tuple(sorted(children, key=lambda child: -(child.ms or 0.0))))

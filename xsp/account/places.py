@@ -88,7 +88,7 @@ def _on_host(trace: Trace, account: Iterations, recorded: Sequence[Window], phas
     outermost = _outermost_calls(trace, account.rank, recorded)
     entries = []
     for entry in account.host.entries:
-        if entry.name == names.DRAINING:
+        if entry.name in (names.DRAINING, names.UNLIKE):
             entries.append(entry)
             continue
         whole_ms = phases.ms(entry.name, len(recorded))
@@ -99,9 +99,16 @@ def _on_host(trace: Trace, account: Iterations, recorded: Sequence[Window], phas
             candidates.insert(0, _frame(trace, account.rank, recorded, phases, entry.name))
         if entry.name == names.BETWEEN:
             candidates = [*candidates[:1], _largest_part(entry, whole_ms), _line(trace, account.rank)]
+            if (
+                entry.part(names.NOT_RECORDED) > (entry.ms or 0.0) / 2
+            ):  # then recordings do not tell where most of it is
+                missing = entry.children[0]
+                whole_ms = entry.ms or 0.0
+                candidates = [_Place(missing.place, missing.ms or 0.0, 1.0) if missing.place else None]
             entry = replace(entry, children=tuple(_with_line(part, trace, account.rank) for part in entry.children))
         place = next((each for each in candidates if each is not None and _is_large(each, entry, whole_ms)), None)
-        place = place or _many(outermost, phases, entry.name, len(recorded))
+        if place is None and entry.part(names.NOT_RECORDED) <= (entry.ms or 0.0) / 2:
+            place = _many(outermost, phases, entry.name, len(recorded))
         if place is None:
             entries.append(entry)
             continue

@@ -75,7 +75,8 @@ def _with_parts_between(side: Side) -> Iterator[Entry]:
             continue
         for child in entry.children:
             is_copy = child.name in (names.TO_DEVICE, names.FROM_DEVICE)
-            name = child.name if child.name == names.WAITING else f"{names.BETWEEN}: {child.name}"
+            has_name = child.name in (names.WAITING, names.NOT_RECORDED)
+            name = child.name if has_name else f"{names.BETWEEN}: {child.name}"
             yield replace(child, name=name, children=() if is_copy else child.children)
 
 
