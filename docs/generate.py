@@ -67,11 +67,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def pages() -> dict[Path, str]:
     """Return the expected content of each page with a generated part."""
     table, analysing = DOCS / "understand" / "table.md", DOCS / "understand" / "analyses.md"
+    design = DOCS / "design.md"
     with_columns = with_part(table.read_text(encoding="utf-8"), "table", table_part())
     return {
         DOCS / "use" / "cli.md": cli_page(),
         table: with_part(with_columns, "names", names_part()),
-        DOCS / "adr" / "README.md": decisions_page(),
+        DOCS / "adr" / "archive" / "README.md": archive_page(),
+        design: with_part(design.read_text(encoding="utf-8"), "decisions", decisions_part()),
         analysing: with_part(analysing.read_text(encoding="utf-8"), "analyses", analyses_part()),
     }
 
@@ -89,31 +91,36 @@ def with_part(page: str, name: str, part: str, notice: str = NOTICE) -> str:
 # --- the decisions ------------------------------------------------------------------------------------
 
 
-def decisions_page() -> str:
-    """Return the index of the decisions: number, title and the first sentence of each."""
+def decisions_part() -> str:
+    """Return the table of the decisions that hold and shape the code."""
+    body = [(f"[{number}](adr/{name})", title, status) for number, name, title, status in decisions("adr")]
+    return "\n".join(rows(("number", "decision", "status"), body))
+
+
+def archive_page() -> str:
+    """Return the index of the archive: number, title and status of each decision in it."""
     lines = [
         NOTICE,
         "",
-        "# Decisions",
+        "# Archive of decisions",
         "",
-        "Why xsp is built the way it is, one decision per file. A decision is not edited; a later decision says",
-        "which one it replaces.",
+        "Decisions on one part of the code, and decisions that later ones replaced. Those that shape the whole are in",
+        "[Design](../../design.md#decisions). Their texts are of the day on which they were made.",
         "",
     ]
-    body = []
-    for path in sorted(DOCS.glob("adr/[0-9]*.md")):
+    body = [(f"[{number}]({name})", title, status) for number, name, title, status in decisions("adr/archive")]
+    return "\n".join([*lines, *rows(("number", "title", "status"), body), ""])
+
+
+def decisions(folder: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yield number, file, title and status of the decisions in a folder, in the order of numbers."""
+    for path in sorted((DOCS / folder).glob("[0-9]*.md")):
         text = path.read_text(encoding="utf-8")
         title = text.partition("\n")[0].removeprefix(f"# {path.name[:3]} ")
-        body.append((f"[{path.name[:3]}]({path.name})", title, first_sentence(text.partition("**Decision.**")[2])))
-    return "\n".join([*lines, *rows(("number", "title", "decision"), body), ""])
-
-
-def first_sentence(text: str, min_length: int = 50) -> str:
-    """Return the first sentence of a paragraph or list; the next one too while it is shorter than `min_length`."""
-    paragraph = " ".join(text.partition("**Consequences")[0].split()).removeprefix("- ")
-    sentence_ends = (end.end() for end in re.finditer(r"[.:](?= |$)", paragraph))
-    end = next((end for end in sentence_ends if end >= min_length), len(paragraph))
-    return re.sub(r"[:.]$", ".", paragraph[:end])
+        status = " ".join(text.partition("**Status.** ")[2].partition("\n\n")[0].split()) or "in force"
+        if folder == "adr":  # the page that shows it is one folder above the file
+            status = re.sub(r"\]\((?!http)", "](adr/", status)
+        yield path.name[:3], path.name, title, status
 
 
 # --- the table ----------------------------------------------------------------------------------------
