@@ -102,9 +102,12 @@ def results() -> dict[str, dict[str, Any]]:
 
 def page_text(saved: dict[str, dict[str, Any]]) -> str:
     """Return the page with the table of the saved results between its markers, ratios against peers first."""
+    ratios: dict[tuple[str, str, str], list[Ratio]] = {}
+    for ratio in against_peers(saved):
+        ratios.setdefault((ratio.script, ratio.peer, ratio.date), []).append(ratio)
     body = [
-        [f"`{ratio.script}`", f"{ratio.question} ({ratio.peer})", ratio.value, "", ratio.date]
-        for ratio in against_peers(saved)
+        [f"`{script}`", f"against {peer}", "; ".join(f"{ratio.question}: {ratio.value}" for ratio in found), "", date]
+        for (script, peer, date), found in ratios.items()
     ]
     body += [row for row in (_row(name, result) for name, result in saved.items()) if row[2]]
     table = _table(["benchmark", "question", "result", "goals", "measured on"], body)
@@ -125,10 +128,12 @@ def _row(name: str, result: dict[str, Any]) -> list[str]:
 
 
 def _question(result: str) -> str:
-    """Return the question in the docstring of a result's script: `estimators_training` is of `estimators`."""
+    """Return the question in the docstring of a result's script; `estimators_training` is of `estimators`."""
     script = next(
         path for path in sorted((ROOT / "benchmarks").glob("*.py"), reverse=True) if result.startswith(path.stem)
     )
+    if script.stem != result:
+        return f"`{script.stem}` with other options"
     text = script.read_text(encoding="utf-8")
     return re.split(r"(?<=[?.])\s", (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0])[0]
 
@@ -158,24 +163,23 @@ def against_peers(saved: dict[str, dict[str, Any]]) -> Iterator[Ratio]:
         middle = statistics.median(float(row[column].split()[0]) for row in result["table"])
         peer = f"torch.profiler of torch {_version(result, 'torch')}"
         models = len(result["table"])
-        question = f"a step with model, layer and op levels on: xsp's time / its time (median of {models} models)"
+        question = f"a step with model, layer and op levels on, xsp's time / its (median of {models} models)"
         yield Ratio(question, peer, f"{middle:.3f} ×", "op_overhead", result["date"])
     if result := saved.get("otlp_encode"):
         peer = f"opentelemetry-sdk {_version(result, 'opentelemetry-sdk')}"
         for row in result["table"]:
             if value := row["times the SDK from the same [95 %]"]:
-                encoding_question = f"spans encoded a second, {row['spans → OTLP requests']}: xsp's / its"
+                encoding_question = f"spans a second, xsp's / its, {row['spans → OTLP requests'].removeprefix('xsp, ')}"
                 yield Ratio(encoding_question, peer, f"{value} ×", "otlp_encode", result["date"])
     if result := saved.get("kineto_peers"):
         for row in result["table"]:
             trace, peer = row["trace · peer"].split(" · ")
             versions = dict.fromkeys(turn["version"] for turn in result["data"][row["trace · peer"]]["turns"])
             peer = " ".join([peer.split()[0], *versions])
-            size_text = f"{trace}, {row['events']} events"
-            yield Ratio(f"load {size_text}: its time / xsp's", peer, row["peer: load"], "kineto_peers", result["date"])
-            analysis_question = f"analyse {size_text}: its time / xsp's"
-            yield Ratio(analysis_question, peer, row["peer: its analyses"], "kineto_peers", result["date"])
-            yield Ratio(f"memory for {size_text}: its peak / xsp's", peer, _memory(row), "kineto_peers", result["date"])
+            size_text = f"{trace}, {row['events']} events, its time / xsp's: load"
+            yield Ratio(size_text, peer, row["peer: load"], "kineto_peers", result["date"])
+            yield Ratio("analyse", peer, row["peer: its analyses"], "kineto_peers", result["date"])
+            yield Ratio("memory", peer, _memory(row), "kineto_peers", result["date"])
 
 
 def _memory(row: dict[str, str]) -> str:
