@@ -11,6 +11,8 @@ import pytest
 from xsp import account
 from xsp.account import entries as names
 from xsp.account.sentences import remarks
+from xsp.advise import advisor
+from xsp.advise.advice import Needs
 from xsp.report import firstscreen
 from xsp.schema import Level
 from xsp.store.loop import BARE
@@ -89,6 +91,8 @@ def test_a_save_each_fifteenth_iteration_is_named_with_its_period_and_its_line()
     usual, slow = main.time.children
     assert (usual.ms or 0) + (slow.ms or 0) == pytest.approx(main.time.ms)
     assert firstscreen.first_screen(trace, "a", ()).sentences[0] == text
+    pieces = advisor.of(trace, max_needs=Needs.TRACE).advice
+    assert [piece.question for piece in pieces if "15th" in piece.what] == ["between"]
 
 
 FAST, LONG = (
@@ -110,6 +114,9 @@ def test_a_slow_module_is_named_if_a_slow_iteration_was_recorded() -> None:
     (text,) = texts(trace)
     assert text.startswith("Each 12th iteration takes 106 ms instead of 6.")
     assert "in forward, in enc (Enc): " in text
+    (piece,) = [piece for piece in advisor.of(trace, max_needs=Needs.TRACE).advice if piece.question == "uneven"]
+    assert piece.what.startswith("each 12th iteration takes 106 ms instead of 6.")
+    assert piece.gain.value <= 8.5
 
 
 def test_slow_samples_at_random_are_waits_for_data() -> None:
