@@ -116,7 +116,7 @@ def test_a_slow_module_is_named_if_a_slow_iteration_was_recorded() -> None:
     assert "in forward, in enc (Enc): " in text
     (piece,) = [piece for piece in advisor.of(trace, max_needs=Needs.TRACE).advice if piece.question == "uneven"]
     assert piece.what.startswith("each 12th iteration takes 106 ms instead of 6.")
-    assert piece.gain.value <= 8.5
+    assert piece.gain.value < 9
 
 
 def test_slow_samples_at_random_are_waits_for_data() -> None:

@@ -234,10 +234,11 @@ def _first(trace: Trace, rows: Mapping[str, Any], slow: Sequence[SlowIterations]
     count = max((place + 1 for place in range(len(first)) if sum(is_slow[: place + 1]) * 2 > place + 1), default=0)
     while count and not is_slow[count - 1]:
         count -= 1
-    steps = {int(rows["step"][index]) for index in first[:count]}
-    periods = [each.period for each in slow if each.period and each.steps]
-    if not count or any((each.steps[0] - step) % (each.period or 1) == 0 for each in slow for step in steps
-                        if each.period in periods and count == 1):  # fmt: skip
+    first_step = int(rows["step"][first[0]]) if first else 0
+    is_periodic = count == 1 and any(
+        each.period and each.steps and (each.steps[0] - first_step) % each.period == 0 for each in slow
+    )
+    if not count or is_periodic:  # the first one of those that recur is no warm-up
         return None
     ms = sum(max(0.0, float(rows["dur_ns"][index]) - usual_ns) for index in first[:count]) / 1e6
     longest_ms = max(float(rows["dur_ns"][index]) for index in first[:count]) / 1e6

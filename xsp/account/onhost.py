@@ -208,7 +208,7 @@ def _phases(trace: Trace, rank: int, threads: Sequence[tuple[int, int]]) -> dict
     }
 
 
-MIN_MODEL_SHARE = 0.15
+MIN_MODEL_SHARE = 0.05
 """Least share of a phase that a model must take to have a time of its own."""
 
 

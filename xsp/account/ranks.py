@@ -42,7 +42,7 @@ def collectives(trace: Trace) -> dict[int, Collectives]:
         try:
             matched = trace.con.execute(
                 f"""
-                WITH {aligned_sql(trace, "account")}
+                WITH {_aligned(trace)}
                 SELECT a.rank, a.start_ns, a.end_ns, CASE WHEN skew_ns > shared.uncertainty_ns
                        THEN least(greatest(last_ns - arrival_ns, 0), a.end_ns - a.start_ns) ELSE 0 END
                 FROM arrived a JOIN shared USING (key)
@@ -80,7 +80,7 @@ def late_rank(trace: Trace, found: Sequence[Iterations]) -> LateRank | None:
     try:
         rows = trace.con.execute(
             f"""
-            WITH {aligned_sql(trace, "account")},
+            WITH {_aligned(trace)},
             steps AS (
                 SELECT shared.*, row_number() OVER (PARTITION BY step, collective ORDER BY (
                     SELECT min(arrival_ns) FROM arrived WHERE arrived.key = shared.key)) AS position FROM shared
@@ -112,6 +112,11 @@ def late_rank(trace: Trace, found: Sequence[Iterations]) -> LateRank | None:
         int(rank), late_ns / 1e6, str(collective), position == 1, min(waited_ms, exposed_ms), exposed_ms, len(by_rank),
         part, part_ms,
     )  # fmt: skip
+
+
+def _aligned(trace: Trace) -> str:
+    """Return the SQL of collectives on one clock; the clocks are computed once."""
+    return trace.cached("aligned collectives", lambda: aligned_sql(trace, "account"))
 
 
 def _exposed_ms(each: Iterations, on_devices: bool) -> float:
