@@ -17,7 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from xsp.bound.coefficients import (
+from xsp.bound.latencies import Latency
+from xsp.micromodels import VARIED_MEASURES
+from xsp.stats import (
     Figure,
     exponent,
     figure,
@@ -27,8 +29,6 @@ from xsp.bound.coefficients import (
     spearman_of,
     spearman_rows,
 )
-from xsp.bound.latencies import Latency
-from xsp.micromodels import VARIED_MEASURES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
