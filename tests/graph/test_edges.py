@@ -123,9 +123,11 @@ class Plain:
 
     @staticmethod
     def elements(tensor: Any) -> set[tuple[int, int]]:
-        count = tensor.untyped_storage().nbytes() // tensor.element_size()
-        places = torch.arange(count).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-        return {(tensor.untyped_storage()._cdata, place) for place in places.flatten().tolist()}
+        # without torch, whose calls would be recorded
+        steps = [step * np.arange(length) for length, step in zip(tensor.shape, tensor.stride(), strict=True)]
+        places = tensor.storage_offset() + sum(map(np.asarray, np.meshgrid(*steps))) if steps else [0]
+        offset = 0 if steps else tensor.storage_offset()
+        return {(tensor.untyped_storage()._cdata, offset + int(place)) for place in np.ravel(places)}
 
     def call(self, reads: list[Any], writes: list[Any], weight: int = 1) -> None:
         """Add a call that reads and writes all elements of tensors."""
