@@ -93,7 +93,7 @@ def test_inner_calls_whose_times_are_not_needed_run_torchs_own_method():
 
     outer = nn.Sequential(Inner(), Inner())
     outer(torch.ones(2, 2))
-    with pytest.raises(ValueError, match="^$"):
+    with pytest.raises(ValueError, match=r"^$"):
         outer(torch.ones(2))
     outer(torch.ones(2, 2))
     assert {code.co_name for code in inside} == {"_plain_call"}
