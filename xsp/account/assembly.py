@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from xsp import summary
+from xsp import stats
 from xsp.account import entries as names
 from xsp.account import ondevice, onhost, places, plausibility, ranks
 from xsp.account.check import violations
@@ -129,15 +129,15 @@ def _time(measured: Iteration | None, recorded_ns: Sequence[float]) -> Entry:
     """Return the time of an iteration: as measured without recording, else of recorded iterations."""
     if measured is not None and measured.mean_ns is not None:
         bounds = measured.interval
-        ends = (max(0.0, bounds.lo) / 1e6, bounds.hi / 1e6) if bounds is not None else (None, None)
+        ends = (max(0.0, bounds.low) / 1e6, bounds.high / 1e6) if bounds is not None else (None, None)
         if not measured.is_known and bounds is not None:  # short steps soon after recorded ones may take twice as long
             own_ns = max(0.0, (measured.step_ns or 0.0) - (measured.data_ns or 0.0))
-            ends = (max(0.0, bounds.lo - own_ns * (1 - 1 / DISTURBANCE_FACTOR)) / 1e6, bounds.hi / 1e6)
+            ends = (max(0.0, bounds.low - own_ns * (1 - 1 / DISTURBANCE_FACTOR)) / 1e6, bounds.high / 1e6)
         return Entry(names.ITERATION, measured.mean_ns / 1e6, BARE, *ends)
     if not recorded_ns:
         return Entry(names.ITERATION, None, "no iteration of this kind was recorded, or ran undisturbed")
-    bounds = summary.mean_interval([ns / 1e6 for ns in recorded_ns])
-    ends = (max(0.0, bounds.lo), bounds.hi) if bounds is not None else (None, None)
+    bounds = stats.mean_interval([ns / 1e6 for ns in recorded_ns])
+    ends = (max(0.0, bounds.low), bounds.high) if bounds is not None else (None, None)
     return Entry(names.ITERATION, sum(recorded_ns) / len(recorded_ns) / 1e6, RECORDED, *ends)
 
 
@@ -279,8 +279,8 @@ def _children(detailed: HostTimes, phase: str, ms: float, source: str) -> tuple[
 
 def _phase_entry(name: str, values_ns: Sequence[float], scale: float, detailed: HostTimes, source: str) -> Entry:
     ms = float(np.mean(values_ns)) * scale / 1e6
-    bounds = summary.mean_interval([float(value) * scale / 1e6 for value in values_ns])
-    low, high = (max(0.0, bounds.lo), bounds.hi) if bounds is not None else (None, None)
+    bounds = stats.mean_interval([float(value) * scale / 1e6 for value in values_ns])
+    low, high = (max(0.0, bounds.low), bounds.high) if bounds is not None else (None, None)
     return Entry(name, ms, source, low, high, _children(detailed, name, ms, RECORDED))
 
 

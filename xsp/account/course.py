@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from xsp import summary
+from xsp import stats
 from xsp.account import entries as names
 from xsp.account.entries import Course, Entry, FirstIterations, Growth, SlowIterations
 from xsp.schema import Kind, Level
@@ -228,7 +228,7 @@ def _first(trace: Trace, rows: Mapping[str, Any], slow: Sequence[SlowIterations]
     later = bare & (rows["step"] >= rows["step"][0] + WARM_UP_STEPS)
     if not later.any():
         return None
-    usual_ns = summary.percentile(rows["dur_ns"][later].tolist(), 0.5, rows["steps"][later].astype(int).tolist())
+    usual_ns = stats.percentile(rows["dur_ns"][later].tolist(), 0.5, rows["steps"][later].astype(int).tolist())
     first = [index for index in range(min(MAX_FIRST_STEPS, len(bare))) if bare[index] and rows["steps"][index] == 1]
     is_slow = [rows["dur_ns"][index] >= FIRST_FACTOR * usual_ns for index in first]
     count = max((place + 1 for place in range(len(first)) if sum(is_slow[: place + 1]) * 2 > place + 1), default=0)

@@ -14,11 +14,12 @@ from xsp.account import Account, Entry, Iterations, Side
 from xsp.account import entries as names
 from xsp.account.course import is_compiled
 from xsp.account.sentences import ms_text
-from xsp.advise.advice import MOST_SPANS, Advice, Interval, Place, Step
+from xsp.advise.advice import MOST_SPANS, Advice, Place, Step
 from xsp.analyses.answers import Answers
 from xsp.analyses.idle import MAX_GAPS
 from xsp.device.kernelnames import COMMUNICATION as OF_COMMUNICATION
 from xsp.schema import Kind, Level
+from xsp.stats import Interval
 from xsp.store.trace import Trace
 
 LEAST_PERCENT = 5.0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import textwrap
 
-from xsp.advise.advice import Advice, Interval, Place, Step
+from xsp.advise.advice import Advice, Place, Step
 from xsp.advise.advisor import AdviceReport
 from xsp.device.kernelnames import is_cpp, readable
 from xsp.scrub import plain
+from xsp.stats import Interval
 
 WIDTH = 79
 MOST_PIECES = 10
