@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from xsp.account import pagefaults
 from xsp.advise import calls
-from xsp.advise.advice import Advice, AdviceContext, CoveredElsewhere, Interval
+from xsp.advise.advice import Advice, AdviceContext, CoveredElsewhere
 from xsp.advise.registry import question
 from xsp.analyses.loop import scope_names
 from xsp.errors import AnalysisError
 from xsp.schema import Level
+from xsp.stats import Interval
 from xsp.store.trace import Trace
 
 LEAST_FAULTS = 200

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xsp import stats
 from xsp.errors import UsageError
 from xsp.predict import baselines, generic, identifiability, robust
 from xsp.predict.baselines import Predictor, Values
@@ -355,7 +356,7 @@ def predict(evaluation: Evaluation, requested: Sequence[Mapping[str, float | str
     logs = np.log(np.maximum(spread(evaluation, values), 1e-300))
     rng = np.random.default_rng(evaluation.seed)
     noise = rng.choice(evaluation.residuals, logs.shape)
-    low, high = np.exp(np.percentile(logs + noise, [2.5, 97.5], axis=0))
+    low, high = np.exp(stats.resampled_ends(logs + noise))
     return [
         Point(dict(configuration), float(seconds[index]), min(float(low[index]), float(seconds[index])),
               max(float(high[index]), float(seconds[index])), extrapolation_notes(evaluation, configuration))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from xsp import stats
 from xsp.predict import generic
 from xsp.predict.configurations import Configurations
 from xsp.predict.generic import Fit
@@ -40,9 +41,7 @@ def parameters(fit: Fit, rows: int) -> list[Parameter]:
         return [Parameter(name, float(value), None, None, None) for name, value in zip(names, values, strict=True)]
     samples = np.array([np.concatenate(sample) for sample in fit.bootstrap])
     widening = np.sqrt(rows / max(1, rows - fit.form.parameter_count))
-    low, high = (
-        values + (np.percentile(samples, percentile, axis=0) - values) * widening for percentile in (2.5, 97.5)
-    )
+    low, high = values + (stats.resampled_ends(samples) - values) * widening
     result = []
     for index, name in enumerate(names):
         is_shape = index < len(fit.shapes)
