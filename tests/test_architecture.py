@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = [
-    {"atomic", "errors", "hosts", "identity", "inside", "processes", "schema", "scrub", "subjects", "summary"}
+    {"atomic", "errors", "hosts", "identity", "inside", "processes", "schema", "scrub", "stats", "subjects"}
     | {"version"},
     {"fields"},
     {"cached", "clock", "collector", "connections", "cost", "levels", "run", "transport"},

@@ -424,7 +424,7 @@ def test_the_interval_of_an_iteration_counts_a_row_as_often_as_it_has_steps() ->
     [own] = iterations(trace([*bare(60), *bare(20, dur_ms=3, first=2000, steps=500)]).con)
     assert own.mean_ns == pytest.approx(3 * MS, rel=0.01)
     assert own.interval is not None
-    assert 2.9 * MS < own.interval.lo <= own.mean_ns <= own.interval.hi
+    assert 2.9 * MS < own.interval.low <= own.mean_ns <= own.interval.high
 
 
 # --- over OTLP ------------------------------------------------------------------------------------------------

@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from xsp.advise.advice import Interval
 from xsp.advise.experiment import TRIED, TrialResult
 from xsp.advise.records import History
 from xsp.advise.text import WIDTH, duration
 from xsp.scrub import plain
+from xsp.stats import Interval
 
 MOST_ROWS = 20
 

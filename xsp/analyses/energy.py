@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from xsp import summary
+from xsp import stats
 from xsp.analyses.contract import Table, analysis, values
 from xsp.analyses.loop import STEP_SOURCES, kinds_of, reason_without_loop, scope_names
 from xsp.samples.nvml import INSTALL, REASONS_SQL
@@ -102,7 +102,7 @@ class Power(NamedTuple):
     """The mean power of a device while steps of a kind ran."""
 
     watts: float
-    interval: summary.Interval | None
+    interval: stats.Interval | None
     windows: Sequence[tuple[int, int]]
     """Times of the first and the last change of the counter, for each stretch."""
 
@@ -226,8 +226,8 @@ def _device_sum(iteration: Iteration, devices: Sequence[tuple[DevicePower, Power
     intervals = [power.interval for _, power in devices if power.interval is not None]
     watts_interval = None
     if len(intervals) == len(devices):
-        watts_interval = summary.Interval(
-            sum(interval.lo for interval in intervals), sum(interval.hi for interval in intervals)
+        watts_interval = stats.Interval(
+            sum(interval.low for interval in intervals), watts, sum(interval.high for interval in intervals)
         )
     joules, joules_interval = _joules(iteration, watts, watts_interval)
     stretches, updates = (
@@ -242,25 +242,19 @@ def _device_sum(iteration: Iteration, devices: Sequence[tuple[DevicePower, Power
 
 
 def _joules(
-    iteration: Iteration, watts: float | None, watts_interval: summary.Interval | None
-) -> tuple[float | None, summary.Interval | None]:
+    iteration: Iteration, watts: float | None, watts_interval: stats.Interval | None
+) -> tuple[float | None, stats.Interval | None]:
     """Return the energy of an iteration and its interval, in joules."""
     if watts is None or iteration.mean_ns is None:
         return None, None
     joules = watts * iteration.mean_ns / 1e9
     if watts_interval is None or iteration.interval is None:
         return joules, None
-    return joules, summary.product_interval(
-        (watts, watts_interval), (iteration.mean_ns / 1e9, _in_seconds(iteration.interval))
-    )
+    return joules, stats.product_interval(watts_interval, iteration.interval.scale(1e-9))
 
 
-def _in_seconds(bounds: summary.Interval) -> summary.Interval:
-    return summary.Interval(bounds.lo / 1e9, bounds.hi / 1e9)
-
-
-def _ends(bounds: summary.Interval | None) -> tuple[float | None, float | None]:
-    return (None, None) if bounds is None else (bounds.lo, bounds.hi)
+def _ends(bounds: stats.Interval | None) -> tuple[float | None, float | None]:
+    return (None, None) if bounds is None else bounds.ends
 
 
 def _samples_per_joule(samples: float | None, joules: float | None) -> float | None:
@@ -391,12 +385,10 @@ def _power(counter: Counter, stretches: Sequence[Stretch]) -> tuple[int, Power |
     if len(windows) < MIN_STRETCHES:
         return len(windows), None
     watts = sum(joules) / sum(seconds)
-    watts_interval = summary.mean_interval(
-        [energy / time for energy, time in zip(joules, seconds, strict=True)], weights
-    )
+    watts_interval = stats.mean_interval([energy / time for energy, time in zip(joules, seconds, strict=True)], weights)
     if watts_interval is not None and counter.relative_error is not None:
-        period_interval = summary.Interval(1 - counter.relative_error, 1 + counter.relative_error)
-        watts_interval = summary.product_interval((watts, watts_interval), (1.0, period_interval))
+        period_interval = stats.Interval(1 - counter.relative_error, 1.0, 1 + counter.relative_error)
+        watts_interval = stats.product_interval(watts_interval.at(watts), period_interval)
     return len(windows), Power(watts, watts_interval, windows, updates)
 
 

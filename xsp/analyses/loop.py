@@ -136,8 +136,9 @@ def _row(trace: Trace, iteration: Iteration, scope: str) -> tuple[Any, ...]:
     return (
         scope, iteration.kind, name, iteration.steps, iteration.recorded, milliseconds(iteration.mean_ns),
         milliseconds(iteration.step_ns), milliseconds(iteration.data_ns), milliseconds(iteration.between_ns),
-        iteration.samples_per_s, 100 * iteration.share, milliseconds(bounds.lo if bounds else None),
-        milliseconds(bounds.hi if bounds else None), iteration.samples, batch_source, STEP_SOURCES[iteration.disturbed],
+        iteration.samples_per_s, 100 * iteration.share, milliseconds(bounds.low if bounds else None),
+        milliseconds(bounds.high if bounds else None), iteration.samples, batch_source,
+        STEP_SOURCES[iteration.disturbed],
         iteration.faults, milliseconds(iteration.system_ns), milliseconds(iteration.beside_ns),
         iteration.overlap.at_once if iteration.overlap else 1.0,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from xsp import summary
+from xsp import stats
 from xsp.analyses.contract import Table, analysis, milliseconds, values
 from xsp.schema import Kind, Level
 from xsp.store import selftimes
@@ -31,7 +31,7 @@ PARTS = 10
 """Parts into which `phases-over-time` divides a run."""
 
 
-class Interval(NamedTuple):
+class PhaseCall(NamedTuple):
     """A call that is a phase of its step."""
 
     phase: str
@@ -42,7 +42,7 @@ class Interval(NamedTuple):
     """Its true duration if known, else the recorded one."""
 
 
-def exclusive_times(intervals: Iterable[Interval]) -> dict[str, float]:
+def exclusive_times(intervals: Iterable[PhaseCall]) -> dict[str, float]:
     """Return the time of each phase in nanoseconds; each instant counts for the innermost call only.
 
     Calls on one thread nest, so the true durations of inner calls are subtracted from that of the outer call. Among
@@ -74,7 +74,7 @@ def exclusive_times(intervals: Iterable[Interval]) -> dict[str, float]:
     return dict(totals)
 
 
-def _innermost_ns(ordered: Sequence[Interval]) -> dict[int, int]:
+def _innermost_ns(ordered: Sequence[PhaseCall]) -> dict[int, int]:
     """Return, by place, the nanoseconds in which an interval is the running one that began last."""
     marks = sorted(
         [(interval.start_ns, 1, index) for index, interval in enumerate(ordered)]
@@ -172,7 +172,7 @@ def _step(trace: Trace) -> tuple[int, int, float]:
     return start_ns, end_ns, ns
 
 
-def _merged_phases(trace: Trace) -> tuple[list[Interval], dict[str, str]]:
+def _merged_phases(trace: Trace) -> tuple[list[PhaseCall], dict[str, str]]:
     """Return the phases of the merged step, and the source of each phase."""
     kinds = ", ".join(f"'{kind}'" for kind in (FORWARD, BACKWARD, OPTIMIZER, DATA))
     intervals = _intervals(trace, f"SELECT kind, thread, {_TIMES} FROM merged WHERE kind IN ({kinds})")
@@ -202,7 +202,7 @@ def _merged_phases(trace: Trace) -> tuple[list[Interval], dict[str, str]]:
 _TIMES = f"start_ns, start_ns + dur_ns, {NS}::DOUBLE"
 
 
-def _outermost_spans(trace: Trace, sources: dict[str, str], entry: tuple[str, str], query: str) -> list[Interval]:
+def _outermost_spans(trace: Trace, sources: dict[str, str], entry: tuple[str, str], query: str) -> list[PhaseCall]:
     """Return the intervals of a query, and note their source in `sources` if there are any.
 
     Intervals in a call of the data loader (operators that make a batch without workers) are `data`, and left out here.
@@ -219,8 +219,8 @@ def _outermost_spans(trace: Trace, sources: dict[str, str], entry: tuple[str, st
     return intervals
 
 
-def _intervals(trace: Trace, query: str) -> list[Interval]:
-    return [Interval._make(row) for row in trace.sql(query).fetchall()]
+def _intervals(trace: Trace, query: str) -> list[PhaseCall]:
+    return [PhaseCall._make(row) for row in trace.sql(query).fetchall()]
 
 
 def _busy_ns(trace: Trace, sources: dict[str, str]) -> dict[str, float]:
@@ -347,7 +347,7 @@ def _parts_of_steps(steps: Sequence[_RecordedStep]) -> list[_Part]:
 def _mean(nanoseconds: Iterable[float]) -> float | None:
     """Return the trimmed mean in milliseconds; None without values."""
     durations = list(nanoseconds)
-    return summary.trimmed_mean(durations) / 1e6 if durations else None
+    return stats.trimmed_mean(durations) / 1e6 if durations else None
 
 
 class _RecordedStep(NamedTuple):
@@ -372,7 +372,7 @@ def _recorded_steps(trace: Trace) -> list[_RecordedStep]:
     ).fetchall()
     recorded = []
     for (_, number), group in itertools.groupby(rows, key=lambda row: row[:2]):
-        spans = [Interval._make(row[2:]) for row in group]
+        spans = [PhaseCall._make(row[2:]) for row in group]
         step = next((span for span in spans if span.phase == Kind.STEP), None)
         if step is None:
             continue

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from xsp.bench.shapes import Estimate, Shape
+from xsp.bench.shapes import Shape
 from xsp.bench.spec import Timing, slowdown_text
 from xsp.bench.timings import Timings
 from xsp.bench.transfers import COLLECTIVES, STORAGE, Curve, Ratio, ratios, slowdowns
 from xsp.scrub import plain
 from xsp.sections import Chart, Section, Series, Table, Text
+from xsp.stats import Interval
 
 WIDTH = 79
 NAME = 30
@@ -187,7 +189,7 @@ def size(value: float) -> str:
     return f"{value:.3g} B"
 
 
-def _latency(alpha: Estimate) -> str:
+def _latency(alpha: Interval) -> str:
     return _time(alpha.value) if alpha.value else f"<{_time(alpha.high)}" if alpha.high else "–"
 
 
@@ -245,12 +247,12 @@ def _point(bytes_: int, timing: Timing) -> dict[str, Any]:
 def shape_as_json(shape: Shape) -> dict[str, Any]:
     """Return a shape as plain values."""
     return {
-        "alpha_s": shape.alpha._asdict(),
-        "beta_s_per_byte": shape.beta._asdict(),
-        "knees_bytes": [knee._asdict() for knee in shape.knees],
+        "alpha_s": asdict(shape.alpha),
+        "beta_s_per_byte": asdict(shape.beta),
+        "knees_bytes": [asdict(knee) for knee in shape.knees],
         "pieces": [
-            {"since_bytes": piece.since, "until_bytes": piece.until, "alpha_s": piece.start._asdict(),
-             "beta_s_per_byte": piece.per_byte._asdict()} for piece in shape.pieces
+            {"since_bytes": piece.since, "until_bytes": piece.until, "alpha_s": asdict(piece.start),
+             "beta_s_per_byte": asdict(piece.per_byte)} for piece in shape.pieces
         ],
         "residual_median_percent": 100 * shape.residual,
         "residual_worst_percent": 100 * shape.worst,
@@ -283,7 +285,7 @@ def section(target: str, timings: Timings, curves: Sequence[Curve]) -> Section:
     for curve in shaped:
         shape = curve.shape
         assert shape is not None
-        alpha = [1e6 * value for value in shape.alpha]
+        alpha = [1e6 * value for value in (shape.alpha.value, *shape.alpha.ends)]
         rows.append(
             (plain(curve.name), *alpha, _rate(shape.beta), ", ".join(size(knee.value) for knee in shape.knees),
              None if shape.held_out is None else 100 * shape.held_out, size(shape.reach))
@@ -299,5 +301,5 @@ def section(target: str, timings: Timings, curves: Sequence[Curve]) -> Section:
     return Section(target.capitalize(), tuple(parts))
 
 
-def _rate(beta: Estimate) -> float | None:
+def _rate(beta: Interval) -> float | None:
     return 1e-9 / beta.value if beta.value else None

@@ -6,10 +6,10 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from xsp.bound.coefficients import Figure
 from xsp.bound.correlate import MEASURES, PATH, WORK, Correlation, Difference, Group, Regression, Slope
 from xsp.scrub import plain
 from xsp.sections import Chart, Section, Series, Table, Text
+from xsp.stats import Figure
 
 WIDTH = 80
 MOST_HOLES = 10

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from xsp import summary
+from xsp import stats
 from xsp.schema import Kind, Level
 from xsp.store.devicework import prepare
 from xsp.store.figures import own_rung
@@ -41,7 +41,7 @@ class Series(NamedTuple):
 
 def figure(series: Series) -> float:
     """Return the figure of a run for a row, in nanoseconds: the trimmed mean of its steps."""
-    return summary.trimmed_mean(series.values)
+    return stats.trimmed_mean(series.values)
 
 
 MIN_STEPS = 3
@@ -88,7 +88,7 @@ def steps(trace: Trace) -> Steps:
 def _bare(name: str, rows: Sequence[tuple[float, float | None, int, bool]]) -> Bare | None:
     """Return bare steps as rows of a comparison; None if there are too few.
 
-    Rows of the loop that represent several steps weigh as much as these, see `summary.of_equal_weight`.
+    Rows of the loop that represent several steps weigh as much as these, see `stats.of_equal_weight`.
     """
     step_times = [(dur_ns, steps) for dur_ns, _, steps, _ in rows]
     iteration_times = [(ns, steps) for _, ns, steps, _ in rows if ns is not None]
@@ -99,7 +99,7 @@ def _bare(name: str, rows: Sequence[tuple[float, float | None, int, bool]]) -> B
 
 def _weighted_series(key: str, name: str, rows: Sequence[tuple[float, int]]) -> Series:
     steps = [count for _, count in rows]
-    values = summary.of_equal_weight([ns for ns, _ in rows], steps)
+    values = stats.of_equal_weight([ns for ns, _ in rows], steps)
     return Series(key, name, None, values, 1, covered=sum(steps))
 
 

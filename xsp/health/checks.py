@@ -142,7 +142,7 @@ def _rungs(trace: Trace) -> list[Finding]:
         if not rung.spans:
             text = "steps with them recorded contain no additional spans"
             findings.append(Finding(Severity.NOTE, recording(rung.level), text))
-        elif rung.added_interval is not None and rung.added_interval.lo < 0 < rung.added_interval.hi:
+        elif rung.added_interval is not None and rung.added_interval.low < 0 < rung.added_interval.high:
             text = "their overhead cannot be distinguished from the noise between steps"
             findings.append(Finding(Severity.NOTE, recording(rung.level), text))
     return findings

@@ -27,7 +27,7 @@ from xsp.record.loop import UNKNOWN, Loop, Status, Usage
 from xsp.record.overhead import Account
 from xsp.record.schedule import SETTLE, Schedule
 from xsp.record.threads import Threads
-from xsp.summary import percentile
+from xsp.stats import percentile
 
 SHORT_NS = 3_000_000
 STRETCH_NS = 8_000_000

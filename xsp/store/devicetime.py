@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import duckdb
 
-from xsp import summary, table
+from xsp import stats, table
 from xsp.schema import Kind, Level
 
 BARE = int(Level.APPLICATION)
@@ -176,7 +176,7 @@ def _usual_before(rows: Sequence[LoopRow]) -> dict[int, float]:
     for row in rows:
         if row.rung == BARE and row.before_ns is not None:
             by_kind[row.kind].append(row.before_ns)
-    return {kind: summary.percentile(times, 0.5) for kind, times in by_kind.items()}
+    return {kind: stats.percentile(times, 0.5) for kind, times in by_kind.items()}
 
 
 def _alone(rows: Sequence[LoopRow], usual_ns: Mapping[int, float]) -> dict[int, float]:
@@ -190,7 +190,7 @@ def _alone(rows: Sequence[LoopRow], usual_ns: Mapping[int, float]) -> dict[int, 
         if row.rung != BARE:
             shallowest[row.kind] = min(row.rung, shallowest.get(row.kind, row.rung))
     return {
-        kind: summary.trimmed_mean(
+        kind: stats.trimmed_mean(
             [
                 row.dur_ns + (usual_ns.get(kind, 0.0) if row.window_ns is None else row.window_ns)
                 for row in rows

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import duckdb
 
-from xsp import summary
+from xsp import stats
 from xsp.schema import Level
 from xsp.store import devicetime
 from xsp.store.iterations import IS_ALIKE, MIN_ROWS, UNDISTURBED, WARM_UP_STEPS
@@ -25,7 +25,7 @@ class Change(NamedTuple):
 
     before_ns: float
     after_ns: float
-    ratio: summary.Interval
+    ratio: stats.Interval
     """95 % interval of `after_ns` / `before_ns`."""
 
 
@@ -66,5 +66,5 @@ def change(con: duckdb.DuckDBPyConnection) -> Change | None:
 
 
 def _change(before: Sequence[float], after: Sequence[float]) -> Change:
-    before_ns, after_ns = summary.percentile(before, 0.5), summary.percentile(after, 0.5)
-    return Change(before_ns, after_ns, summary.median_ratio_interval(after, before))
+    before_ns, after_ns = stats.percentile(before, 0.5), stats.percentile(after, 0.5)
+    return Change(before_ns, after_ns, stats.median_ratio_interval(after, before))

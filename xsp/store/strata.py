@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import duckdb
 
-from xsp import summary
+from xsp import stats
 from xsp.store.loop import BARE
 
 GAP = 1.3
@@ -130,12 +130,12 @@ def _divided(bare: Sequence[_Row]) -> list[Sequence[_Row]]:
 
 def _slowdowns(bare: Sequence[_Row], recorded: Sequence[_Row]) -> dict[int, float]:
     """Return by how much recording at each rung slows a step, from the faster ones of both: most are alike."""
-    usual_ns = summary.percentile([row.step_ns for row in bare], 0.25, [row.steps for row in bare])
+    usual_ns = stats.percentile([row.step_ns for row in bare], 0.25, [row.steps for row in bare])
     times: dict[int, list[float]] = defaultdict(list)
     for row in recorded:
         times[row.rung].append(row.step_ns)
     return {
-        rung: max(1.0, summary.percentile(own, 0.25) / usual_ns)
+        rung: max(1.0, stats.percentile(own, 0.25) / usual_ns)
         for rung, own in times.items()
         if len(own) >= FEWEST_RECORDED and usual_ns
     }
@@ -161,13 +161,13 @@ def _stratum(rank: int, kind: int, bare: Sequence[_Row], recorded: Sequence[_Row
         sum(row.steps * row.ns for row in bare) / count,
         count + len(recorded),
         tuple(row.step for row in recorded),
-        _period([*bare, *recorded]),
+        period_of(row.step for row in (*bare, *recorded) if row.steps == 1),
     )
 
 
-def _period(rows: Iterable[_Row]) -> int | None:
+def period_of(steps: Iterable[int]) -> int | None:
     """Return the usual distance of rare iterations, in steps; None for frequent ones, and if it varies."""
-    single = sorted(row.step for row in rows if row.steps == 1)
+    single = sorted(steps)
     distances = Counter(later - earlier for earlier, later in itertools.pairwise(single))
     if not distances:
         return None
@@ -204,7 +204,7 @@ def weights(found: Iterable[Stratum], chosen: Steps | None = None) -> dict[tuple
     return result
 
 
-def mean_interval(found: Sequence[Stratum], values: Mapping[int, float]) -> summary.Interval | None:
+def mean_interval(found: Sequence[Stratum], values: Mapping[int, float]) -> stats.Interval | None:
     """Return the 95 % interval of the mean over all iterations of what was recorded in some of them.
 
     Args:
@@ -217,7 +217,7 @@ def mean_interval(found: Sequence[Stratum], values: Mapping[int, float]) -> summ
     groups = [
         (float(stratum.iterations), [values[step] for step in stratum.recorded if step in values]) for stratum in found
     ]
-    return summary.stratified_interval(groups)
+    return stats.stratified_interval(groups)
 
 
 def uncovered(found: Iterable[Stratum], chosen: Steps | None = None) -> dict[tuple[int, int], float]:
