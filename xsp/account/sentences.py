@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from xsp.account import entries as names
 from xsp.account.entries import Account, Entry, Iterations, Side
+from xsp.texts import ms_text
 
 MOST_LINES = 8
 """Most lines of a side."""
@@ -60,16 +61,6 @@ def lines(account: Iterations, side: Side, most: int = MOST_LINES) -> list[Line]
     if total_ms and abs(rest) >= 1e-3 * total_ms:
         shown.append(("other", rest))
     return [Line(name, ms, 100 * ms / total_ms if total_ms else 0.0) for name, ms in shown]
-
-
-def ms_text(ms: float) -> str:
-    """Return milliseconds with a unit that fits and three digits."""
-    for unit, factor in (("s", 1e-3), ("ms", 1.0), ("µs", 1e3)):
-        if abs(ms) * factor >= 0.9995 or unit == "µs":
-            value = ms * factor
-            digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
-            return f"{value:.{digits}f} {unit}"
-    raise AssertionError("unreachable")
 
 
 def _of(part_ms: float, whole_ms: float) -> str:

@@ -40,7 +40,7 @@ MIN_PERIOD_RATIO = 1.5
 the period of the counter. A faster counter changes with every reading."""
 
 
-class Change(NamedTuple):
+class CounterChange(NamedTuple):
     """A change of a counter."""
 
     after_ns: int
@@ -55,14 +55,14 @@ class Change(NamedTuple):
 class Counter(NamedTuple):
     """The changes of the energy counter of a device, and how often it is updated."""
 
-    changes: Sequence[Change]
+    changes: Sequence[CounterChange]
     period_ns: float
     """Time between two updates; if the counter is faster than the readings, the median time between two readings."""
 
     relative_error: float | None
     """Error of the period as a share of it; None if the counter is faster than the readings."""
 
-    def in_stretch(self, stretch: Stretch) -> list[Change]:
+    def in_stretch(self, stretch: Stretch) -> list[CounterChange]:
         """Return the changes that are certainly in a stretch, and at least a period after its start.
 
         The first period is left out because the device starts late in it and its power rises. None is left out at the
@@ -73,7 +73,7 @@ class Counter(NamedTuple):
             self.changes[start_index : bisect_right(self.changes, stretch.end_ns, key=lambda change: change.at_ns)]
         )
 
-    def between_ns(self, first: Change, last: Change) -> tuple[float, int]:
+    def between_ns(self, first: CounterChange, last: CounterChange) -> tuple[float, int]:
         """Return the time between two changes in nanoseconds, and the weight of a power that is measured over it.
 
         A reading shows a change late by up to the time between two readings, which is long compared with a stretch. The
@@ -297,7 +297,7 @@ def _counters(trace: Trace) -> Mapping[tuple[int, int], Counter]:
 
 def _counter(readings: Sequence[tuple[int, float]]) -> Counter | None:
     changes = [
-        Change(before_ns, at_ns, value)
+        CounterChange(before_ns, at_ns, value)
         for (before_ns, before), (at_ns, value) in itertools.pairwise(readings)
         if value != before
     ]
@@ -319,7 +319,7 @@ def _counter(readings: Sequence[tuple[int, float]]) -> Counter | None:
     return Counter(changes, length_ns / periods, error_ns / length_ns)
 
 
-def _rising_parts(changes: Sequence[Change]) -> Iterator[Sequence[Change]]:
+def _rising_parts(changes: Sequence[CounterChange]) -> Iterator[Sequence[CounterChange]]:
     """Yield the parts with several changes in which a counter rises, without the changes at which it goes down.
 
     It goes down when the driver is loaded anew, which happens at any time, not only at an update.
@@ -332,7 +332,7 @@ def _rising_parts(changes: Sequence[Change]) -> Iterator[Sequence[Change]]:
             yield changes[start + 1 : end]
 
 
-def _middle(change: Change, period_ns: float) -> float:
+def _middle(change: CounterChange, period_ns: float) -> float:
     """Return the middle of the time in which a change happened: between two readings, and in the last period."""
     return change.at_ns - min(change.at_ns - change.after_ns, period_ns) / 2
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from xsp.analyses.contract import Table, analysis, milliseconds, values
+from xsp.analyses.contract import Table, analysis, values
 from xsp.health import health
 from xsp.levels import depth, rung_name
 from xsp.schema import Level
 from xsp.store.trace import Rung, Trace
 from xsp.store.views import LAYERS
+from xsp.texts import milliseconds
 
 _COLUMNS = {
     "deepest": "VARCHAR",

@@ -6,10 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from xsp.analyses.contract import Table, analysis, milliseconds, values
+from xsp.analyses.contract import Table, analysis, values
 from xsp.run import StepKind
 from xsp.store.iterations import Iteration, iterations
 from xsp.store.trace import Trace
+from xsp.texts import milliseconds
 
 STEP_SOURCES = ("steady", "bare", "after recorded ones")
 """The steps that the figures of a row come from, in order of how much profiling may have disturbed them."""

@@ -11,8 +11,9 @@ from xsp import sections
 from xsp.graph import work
 from xsp.graph.measures import critical, measures
 from xsp.graph.node import Graph, KnownBy
-from xsp.graph.text import amount, shapes
+from xsp.graph.text import shapes
 from xsp.sections import Branch, Cell, Section, Table, Text, Tree
+from xsp.texts import amount
 
 NAME = "graph"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from xsp import account
 from xsp.account import Account, Iterations, Side
-from xsp.account.sentences import Line, limit, lines, ms_text
+from xsp.account.sentences import Line, limit, lines
 from xsp.advise import advisor, device
 from xsp.advise.advice import Advice, Needs
 from xsp.analyses.answers import Answers
@@ -21,10 +21,11 @@ from xsp.analyses.fusing import EAGER
 from xsp.errors import XspError
 from xsp.health import grade, health
 from xsp.health.finding import Finding, Severity
-from xsp.report.words import devices_text, number
+from xsp.report.words import devices_text
 from xsp.run import Budget
 from xsp.scrub import plain
 from xsp.store.trace import Trace
+from xsp.texts import cut, ms_text, number
 
 MOST_LINES = 25
 MOST_PIECES = 3
@@ -201,9 +202,9 @@ def text(
     width = max(MIN_WIDTH, min(MAX_WIDTH, width))
     top = [*_wrapped(screen.heading, width, 2), "", *_wrapped(screen.sentence, width, 3)]
     doubts = [
-        _short(f"grade {screen.grade} (A to F: how reliable these figures are){_cost(screen.cost, screen_ns)}", width)
+        cut(f"grade {screen.grade} (A to F: how reliable these figures are){_cost(screen.cost, screen_ns)}", width)
     ]
-    doubts += [_short(f"doubtful, {doubt}", width) for doubt in screen.doubts]
+    doubts += [cut(f"doubtful, {doubt}", width) for doubt in screen.doubts]
     place = f"stored in {stored}; " if stored is not None else ""
     ends = _wrapped(f"{place}next: {screen.next}", width, 2 + bool(stored)) if commands else []
     for piece_lines, doubt_lines in ((3, 1 + MOST_DOUBTS), (3, 2), (2, 2), (2, 1)):
@@ -251,7 +252,7 @@ def names_of_rest(rest: Sequence[Line]) -> str:
 
 def _cell(line: Line, width: int) -> str:
     figures = f"{ms_text(line.ms):>9} {line.percent:4.0f} %"
-    name = _short(line.name, width - len(figures) - 3)
+    name = cut(line.name, width - len(figures) - 3)
     return f"  {name:{width - len(figures) - 3}} {figures}"
 
 
@@ -278,7 +279,3 @@ def _wrapped(content: str, width: int, most: int, indent: str = "") -> list[str]
     return textwrap.wrap(
         content, width, max_lines=most, placeholder=" …", subsequent_indent=indent, break_on_hyphens=False
     )
-
-
-def _short(content: str, width: int) -> str:
-    return content if len(content) <= width else f"{content[: max(1, width - 1)]}…"
