@@ -11,6 +11,7 @@ from xsp.account.entries import BETWEEN, DATA
 from xsp.advise import calls
 from xsp.advise.advice import Advice, AdviceContext, Place
 from xsp.advise.registry import question
+from xsp.advise.uneven import exception
 from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level
 from xsp.stats import Interval
@@ -49,7 +50,8 @@ def data(context: AdviceContext) -> Iterator[Advice]:
     ]
     yield Advice(
         "data",
-        f"the loop waits for data: {mean_ns / 1e6:.3g} ms of an iteration of {iteration_ns / 1e6:.3g} ms",
+        f"the loop waits for data: {mean_ns / 1e6:.3g} ms of an iteration of {iteration_ns / 1e6:.3g} ms"
+        + exception(context, DATA),
         (Place(None, spans[0][0] if spans else None, tuple(span for _, span in spans[:20]), len(spans) or None),),
         interval.scale(1e-6),
         True,
@@ -86,7 +88,7 @@ def between(context: AdviceContext) -> Iterator[Advice]:
     text = (
         f"{mean_ns / 1e6:.3g} ms of an iteration of {iteration_ns / 1e6:.3g} ms pass between steps, "
         "not counting waits for data"
-    )
+    ) + exception(context, BETWEEN)
     do = (
         "do less often, or in another thread: checkpoints, statistics, copies of the state, printing, "
         "what a framework does at the end of each batch"

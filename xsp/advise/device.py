@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from xsp.account import Account, Entry, Iterations, Side
 from xsp.account import entries as names
+from xsp.account.course import is_compiled
 from xsp.advise.advice import MOST_SPANS, Advice, Place, Step
 from xsp.analyses.answers import Answers
 from xsp.analyses.idle import MAX_GAPS
@@ -98,17 +99,14 @@ class Piece(NamedTuple):
 
 def features_in_use(trace: Trace) -> Features:
     """Return whether a trace shows graphs, compiled code and workers of the data loader."""
-    ((graphs, compiled, workers),) = trace.con.execute(
+    ((graphs, workers),) = trace.con.execute(
         f"""
         SELECT bool_or(level = {int(Level.RUNTIME)} AND contains(name, 'GraphLaunch')),
-               bool_or(level = {int(Level.KERNEL)} AND starts_with(name, 'triton_')
-                       OR level <= {int(Level.OP)} AND (contains(name, 'CompiledFxGraph')
-                                                        OR contains(name, 'Torch-Compiled Region'))),
                bool_or(kind = '{Kind.DATA}' AND contains(name, 'MultiProcessing'))
         FROM spans
         """
     ).fetchall()
-    return Features(bool(graphs), bool(compiled), bool(workers))
+    return Features(bool(graphs), is_compiled(trace), bool(workers))
 
 
 def pieces(answers: Answers, account: Account) -> list[Piece]:

@@ -18,13 +18,14 @@ MOST_PIECES = 10
 MOST_PLACES = 3
 
 
-def page(report: AdviceReport, limit: int | None = None, history: str | None = None) -> str:
-    """Return the advice, best first, what was left out, and the questions that could not be answered.
+def page(report: AdviceReport, limit: int | None = None, history: str | None = None, unanswered: bool = False) -> str:
+    """Return the advice, best first, and what was left out.
 
     Args:
         report: the advice.
         limit: maximum number of pieces that are shown.
         history: a line on how good advice has been on this machine.
+        unanswered: whether to end with the questions that could not be answered; they are listed without advice too.
     """
     pieces = report.advice[: limit or MOST_PIECES]
     lines = _wrap(plain(report.name) + _step_text(report), "")
@@ -40,7 +41,7 @@ def page(report: AdviceReport, limit: int | None = None, history: str | None = N
     notes = [f"{remaining} more: --limit {len(report.advice)}"] if remaining else []
     notes += [f"left out, because they {omission}: {count}" for omission, count in report.left_out.items()]
     lines += ["", *notes] if notes else []
-    if report.unanswered:
+    if report.unanswered and (unanswered or not report.answered):
         lines += ["", "could not be answered:"]
         for reason, names in _by_reason(report).items():
             lines += _wrap(f"{', '.join(names)}: {plain(reason)}", "  ")

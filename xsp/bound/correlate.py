@@ -193,7 +193,9 @@ def omissions(
 def _group(
     device: str, batch: int, threads: int, ns: Mapping[str, float], measures: Mapping[str, Mapping[str, Any]]
 ) -> Group:
-    entries = [(name, ns[name], {measure: measures[name].get(measure) for measure in MEASURES}) for name in sorted(ns)]
+    entries = [
+        (name, ns[name], {measure: _complete(measures[name], measure) for measure in MEASURES}) for name in sorted(ns)
+    ]
     points = tuple(point for point in entries if not point[0].startswith(MICRO))
     slopes = _slopes([point for point in entries if point[0].startswith(MICRO)])
     return replace(_group_of_points(device, batch or None, threads or None, points), slopes=slopes)
@@ -215,6 +217,11 @@ def _group_of_points(device: str, batch: int | None, threads: int | None, points
 # --- one measure ----------------------------------------------------------------------------------------------
 
 Points = Sequence[tuple[str, float, Mapping[str, Any]]]
+
+
+def _complete(row: Mapping[str, Any], measure: str) -> Any:
+    """Return a measure of a model; None if parts of it are unknown, so that it is only a lower bound."""
+    return None if row.get(f"{measure}_unknown") else row.get(measure)
 
 
 def _points_with(points: Points, *measures: str) -> Points:

@@ -271,7 +271,8 @@ def _point(point: Point, curve: Curve) -> dict[str, Any]:
         "at_least": None if point.ns is None else not point.coverage.is_complete,
         "fitted_ns": None if total is None else total.at(point.tokens),
         "ceiling_ns": point.ceiling_ns,
-        "flops": point.flops,
+        "flops": point.flops.known,
+        "flops_unknown": point.flops.unknown,
         "weight_bytes": point.active.dense + sum(stack.bytes for stack in point.active.stacks),
         "state_bytes": point.active.state,
         "coverage": {

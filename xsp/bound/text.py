@@ -58,7 +58,7 @@ def _title(bound: Bound) -> list[str]:
     roof = settings.get("ceilings")
     if roof is not None:
         lines.append(plain(f"ceilings of {roof['name']}"))
-    return lines
+    return [*lines, f"{bound.scope}; fused calls can take less"]
 
 
 def _ladder(bound: Bound) -> list[str]:
@@ -146,7 +146,11 @@ def _coverage(bound: Bound) -> list[str]:
         planned, unplanned = len(join.unmatched_nodes), len(join.unmatched_calls)
         lines.append(f"trace     {rules}; only in the graph {planned}, only in the trace {unplanned}")
     if bound.ratio is not None:
-        faster = f"at most {1 / bound.ratio:.2f} times as fast" if bound.ratio < 1 else "the step is below its bound"
+        faster = (
+            f"at most {1 / bound.ratio:.2f} times as fast with these calls"
+            if bound.ratio < 1
+            else "the step is faster than its calls alone"
+        )
         lines.append(f"best / measured {bound.ratio:.3f}: {faster}")
     if bound.below_ceiling:
         lines.append(
@@ -253,6 +257,7 @@ def as_json(bound: Bound) -> dict[str, Any]:
         "computing": sum(bound.is_computing),
         "coverage": _coverage_json(bound.coverage),
         "ratio": bound.ratio,
+        "scope": bound.scope,
         "rungs": {rung.value: _total_json(bound.rungs[rung.value], bound.absent.get(rung.value)) for rung in Rung},
         "differences": [
             {

@@ -29,8 +29,9 @@ from xsp.graph.draft import Draft, PreparedTensor
 from xsp.graph.measures import measures
 from xsp.graph.node import Graph, Origin
 from xsp.graph.rules import Finding
+from xsp.graph.text import at_least
+from xsp.graph.work import Total
 from xsp.scrub import plain
-from xsp.texts import amount
 
 RULES: Mapping[str, Callable[[Draft], Iterator[Finding]]] = {
     "dead": rules.dead,
@@ -149,7 +150,7 @@ def page(rewritten: RewrittenGraph) -> str:
     lines = [plain(rewritten.original.name), ""]
     before, after = measures(rewritten.original), measures(rewritten.graph)
     lines += [f"{'measure':28} {'before':>16} {'after':>16}"]
-    lines += [f"{name:28} {amount(before[name]):>16} {amount(after[name]):>16}" for name in PAGE_MEASURES]
+    lines += [f"{name:28} {_cell(before, name):>16} {_cell(after, name):>16}" for name in PAGE_MEASURES]
     groups: dict[tuple[str, str, str | None], list[RuleChange]] = defaultdict(list)
     for change in rewritten.changes:
         groups[change.rule, change.description, change.changes_numbers].append(change)
@@ -167,6 +168,10 @@ def page(rewritten: RewrittenGraph) -> str:
     if len(groups) > MOST_LINES:
         lines += ["", f"{len(groups) - MOST_LINES} more; --format json has all"]
     return "\n".join(lines)
+
+
+def _cell(figures: Mapping[str, Any], name: str) -> str:
+    return at_least(Total(figures[name], figures.get(f"{name}_unknown", 0)))
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

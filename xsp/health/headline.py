@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from xsp import stats
+from xsp import account, stats
 from xsp.health.finding import Finding, Severity
 from xsp.levels import depth
 from xsp.run import Run
@@ -190,7 +190,13 @@ def _slower_since_recording(trace: Trace) -> Iterator[Finding]:
 
 
 def _drifts(trace: Trace) -> Iterator[Finding]:
-    """Yield a finding if steps take longer, or less long, at the end of the run than at its beginning."""
+    """Yield a finding if steps take longer, or less long, at the end of the run than at its beginning.
+
+    Where a device limits, the host's steps end before its work does, and their times say when the host waits.
+    """
+    main = account.of(trace).main
+    if main is not None and main.devices and (main.limit is None or main.limit.side != "host"):
+        return
     alike_steps = f"WITH {UNDISTURBED}, alike_bare AS (SELECT * FROM undisturbed WHERE {IS_ALIKE})"
     ((count,),) = trace.con.execute(f"{alike_steps} SELECT count(*) FROM alike_bare").fetchall()
     if count < MIN_DRIFT_ROWS:

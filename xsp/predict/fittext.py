@@ -20,7 +20,10 @@ from xsp.texts import seconds_text, share_text
 FACTORS_PER_TABLE = 3
 """Number of factors side by side, so that a line fits a terminal."""
 
-FORM = "t = (Σ a·(I/r)^p) · (Π (E/r)^q) + C; squared relative errors are minimised"
+MOST_OUTLIERS = 8
+"""Number of outliers that are listed in text."""
+
+FORM = "t = (Σ a·(I/r)^p) · (Π (E/r)^q) + C; squared relative errors are minimised, with less weight for outliers"
 
 
 def page(evaluation: Evaluation) -> str:
@@ -36,6 +39,8 @@ def page(evaluation: Evaluation) -> str:
         lines += ["", "beyond: mean error for the largest values (rows), learned from smaller ones"]
         lines += _extrapolation_tables(evaluation.extrapolations)
     lines += ["", *wrap_lines(verdict(evaluation), "  ")]
+    lines += labelled_lines("largest errors", _kind_texts(evaluation))
+    lines += labelled_lines("outliers, left out", _outlier_texts(evaluation))
     for value, fit in evaluation.fits.items():
         lines += ["", *wrap_lines(_fit_heading(evaluation, value, fit), "  ")]
         rows = map(_parameter_cells, identifiability.parameters(fit, len(_fit_rows(evaluation, value))))
@@ -52,6 +57,27 @@ def _missing_texts(evaluation: Evaluation) -> list[str]:
     return [f"no baseline {name}: {reason}" for name, reason in evaluation.missing_baselines.items()]
 
 
+def _kind_texts(evaluation: Evaluation) -> list[str]:
+    return [
+        f"{_text({entry.factor: entry.value})}: {share_text(entry.mean, 1)} on {entry.rows:,} rows"
+        for entry in evaluation.kind_errors
+    ]
+
+
+def _outlier_texts(evaluation: Evaluation) -> list[str]:
+    """Return texts on the outliers, the number of all of them first."""
+    outliers = evaluation.outliers
+    if not outliers:
+        return []
+    rows = len(outliers) + len(evaluation.table)
+    return [
+        f"{len(outliers):,} of {rows:,} rows, whose times differ from what two models of the other rows predict",
+        *(f"row {entry.row} ({_text(entry.configuration)}): {seconds_text(entry.seconds)}, expected "
+          f"{seconds_text(entry.expected)}" for entry in outliers[:MOST_OUTLIERS]),
+        *([f"{len(outliers) - MOST_OUTLIERS:,} more, in --format json"] if len(outliers) > MOST_OUTLIERS else []),
+    ]  # fmt: skip
+
+
 def verdict(evaluation: Evaluation) -> str:
     """Return a text on which model is offered, and why."""
     generic = next((error for error in evaluation.errors if error.model == GENERIC), None)
@@ -66,10 +92,19 @@ def verdict(evaluation: Evaluation) -> str:
             "The generic model is offered: its mean error on held-out configurations is "
             f"{share_text(generic.mean, 1)}, that of the best baseline ({best.model}) {share_text(best.mean, 1)}."
         )
+    if evaluation.errors[0].model == GENERIC:
+        return (
+            f"The generic model is not offered: {evaluation.bound_reasons[0]}. xsp predict at uses "
+            f"{evaluation.offered_model}, with {share_text(best.mean, 1)} on held-out configurations."
+        )
     return (
         f"The generic model is not offered: on held-out configurations {best.model} is better, "
         f"{share_text(best.mean, 1)} against {share_text(generic.mean, 1)}. xsp predict at uses {best.model}."
     )
+
+
+def _offered_error(evaluation: Evaluation) -> Error:
+    return next(error for error in evaluation.errors if error.model == evaluation.offered_model)
 
 
 def _error_cells(error: Error) -> list[str]:
@@ -123,6 +158,8 @@ def _formula(fit: Fit) -> str:
 
 def _parameter_cells(parameter: Parameter) -> list[str]:
     values = (parameter.value, parameter.low, parameter.high)
+    if parameter.why_not is not None and parameter.low is None:
+        return [plain(parameter.name), "not identified", "–", "–"]
     if parameter.name.startswith("exponent"):
         texts = [_exponent(value) for value in values]
     elif _is_seconds(parameter.name):
@@ -180,6 +217,8 @@ def as_json(evaluation: Evaluation) -> dict[str, Any]:
         "offered": evaluation.offered_model,
         "verdict": verdict(evaluation),
         "heldout": [error._asdict() for error in evaluation.errors],
+        "outliers": [{**entry._asdict(), "configuration": dict(entry.configuration)} for entry in evaluation.outliers],
+        "largest_errors": [entry._asdict() for entry in evaluation.kind_errors],
         "beyond": [
             {**result._asdict(), "errors": [error._asdict() for error in result.errors]}
             for result in evaluation.extrapolations
@@ -214,7 +253,7 @@ def points_text(evaluation: Evaluation, predictions: Sequence[Point]) -> str:
          "!" * bool(point.extrapolation_notes), _text(point.configuration)] for point in predictions
     ]  # fmt: skip
     lines = _rows(("step", "from", "to", "", "configuration"), rows)
-    error = share_text(evaluation.errors[0].mean, 1)
+    error = share_text(_offered_error(evaluation).mean, 1)
     summary = f"model: {evaluation.offered_model}, mean error {error} on held-out configurations"
     lines += ["", *wrap_lines(summary, "  ")]
     if evaluation.offered_model != GENERIC:
@@ -256,7 +295,7 @@ def points_json(evaluation: Evaluation, predictions: Sequence[Point]) -> dict[st
     return {
         "xsp_predict_at": 1,
         "model": evaluation.offered_model,
-        "heldout_mean_error": evaluation.errors[0].mean,
+        "heldout_mean_error": _offered_error(evaluation).mean,
         "points": [
             {"configuration": dict(point.configuration), "step_s": point.seconds, "low_s": point.low,
              "high_s": point.high, "extrapolated": list(point.extrapolation_notes)} for point in predictions

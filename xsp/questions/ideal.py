@@ -44,11 +44,11 @@ def lines(bound: Bound) -> Iterator[str]:
         return
     coverage = "" if bound.coverage.is_complete else f" (of {bound.coverage.nodes} of {bound.coverage.of_nodes} calls)"
     ceiling = rungs[Rung.CEILING]
-    roof = "" if ceiling is None else f"; nothing is faster than {ns_text(ceiling)} here"
-    if ceiling is not None and ceiling > step_ns:
+    roof = "" if ceiling is None else f"; at the peak rates of this machine, {ns_text(ceiling)}"
+    if "not valid" in bound.absent.get(Rung.CEILING.value, ""):
         roof = "; the step is below the ceilings that were measured here, so measure them again: xsp doctor --measure"
     share = share_text(best / step_ns)
-    yield f"ideal: {ns_text(best)} with the best kernel of each call{coverage}, {share} of the step{roof}"
+    yield f"ideal {bound.scope}: {ns_text(best)}{coverage}, {share} of the step{roof}"
     differences = [
         difference
         for difference in bound.differences

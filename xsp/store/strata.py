@@ -160,13 +160,13 @@ def _stratum(rank: int, kind: int, bare: Sequence[_IterationRow], recorded: Sequ
         sum(row.steps * row.ns for row in bare) / count,
         count + len(recorded),
         tuple(row.step for row in recorded),
-        _period([*bare, *recorded]),
+        period_of(row.step for row in (*bare, *recorded) if row.steps == 1),
     )
 
 
-def _period(rows: Iterable[_IterationRow]) -> int | None:
+def period_of(steps: Iterable[int]) -> int | None:
     """Return the usual distance of rare iterations, in steps; None for frequent ones, and if it varies."""
-    single = sorted(row.step for row in rows if row.steps == 1)
+    single = sorted(steps)
     distances = Counter(later - earlier for earlier, later in itertools.pairwise(single))
     if not distances:
         return None

@@ -2,7 +2,7 @@
 
 Percentiles are nearest ranks: of n ordered values the one at place ⌈share · n⌉, so each is the latency of a request.
 Their intervals are order statistics. Neighbours in a queue wait for similar times, so the number of requests below the
-percentile varies more than for independent requests; the means of batches show how much more (`xsp.summary`).
+percentile varies more than for independent requests; the means of batches show how much more (`xsp.stats`).
 """
 
 from __future__ import annotations
