@@ -126,7 +126,11 @@ def limit(account: Account, attention_ms: float = 0.0) -> str:
         return (
             f"Rank {late.rank} is late by {ms_text(late.late_ms)} at the {first}{late.collective}: "
             f"{_of(late.waited_ms, late.exposed_ms)} of exposed communication on {late.ranks} ranks wait for it"
-            + (f"; its {late.part} takes {ms_text(late.part_ms)} longer than theirs." if late.part else ".")
+            + (
+                f"; its {_TIME_OF.get(late.part, late.part)} takes {ms_text(late.part_ms)} longer than theirs."
+                if late.part
+                else "."
+            )
         )
     if main.device is None:
         return _on_host_alone(main)
@@ -224,6 +228,9 @@ def _on_host_alone(main: Iterations) -> str:
 
 def _subject(main: Iterations) -> str:
     return "The recording" if main.unit == "window" else "An iteration"
+
+
+_TIME_OF = {names.BETWEEN: "time between steps", names.OUTSIDE: "time outside the phases"}
 
 
 def _largest(entry: Entry, total_ms: float) -> str:
