@@ -54,7 +54,7 @@ def test_a_teacher_and_a_student_in_one_step_have_lines_of_their_own() -> None:
 
 
 def test_a_model_and_a_small_loss_are_one_forward() -> None:
-    trace = trace_of(spans("step s 0-1000\nforward Net 0-700\nforward Loss 700-760"), IMPORTED)
+    trace = trace_of(spans("step s 0-1000\nforward Net 0-700\nforward Loss 700-730"), IMPORTED)
     main = closes(trace).main
     assert main is not None
     assert [line.name for line in lines(main, main.host)] == ["forward", "outside the phases"]

@@ -249,10 +249,10 @@ class LateRank:
 
     rank: int
     late_ms: float
-    """Its longest delay at a collective, per iteration in which it occurs."""
+    """Its delay at the collective at which others wait longest for it, the median over the iterations."""
 
     collective: str
-    """The collective of that delay."""
+    """That collective."""
 
     is_first: bool
     """Whether it is the first collective of its name in a step."""

@@ -85,11 +85,14 @@ def late_rank(trace: Trace, found: Sequence[Iterations]) -> LateRank | None:
                 SELECT shared.*, row_number() OVER (PARTITION BY step, collective ORDER BY (
                     SELECT min(arrival_ns) FROM arrived WHERE arrived.key = shared.key)) AS position FROM shared
                 WHERE skew_ns > uncertainty_ns
+            ), at_places AS (
+                SELECT last_rank, collective, position, sum(waited_ns)::DOUBLE AS waited_ns,
+                       median(skew_ns)::DOUBLE AS skew_ns FROM steps GROUP BY last_rank, collective, position
             )
-            SELECT last_rank, sum(waited_ns)::DOUBLE, max(skew_ns)::DOUBLE, arg_max(collective, skew_ns),
-                   arg_max(position, skew_ns), (SELECT sum(waited_ns)::DOUBLE FROM steps),
-                   (SELECT count(DISTINCT step) FROM steps)
-            FROM steps GROUP BY last_rank ORDER BY 2 DESC LIMIT 1
+            SELECT last_rank, sum(waited_ns), arg_max(skew_ns, waited_ns), arg_max(collective, waited_ns),
+                   arg_max(position, waited_ns), (SELECT sum(waited_ns)::DOUBLE FROM steps),
+                   (SELECT count(DISTINCT step) FROM shared)
+            FROM at_places GROUP BY last_rank ORDER BY 2 DESC LIMIT 1
             """
         ).fetchall()
     except AnalysisError:
